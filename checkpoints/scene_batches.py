@@ -7,13 +7,41 @@ import torch
 from torch import Tensor
 
 from checkpoints.tiny_llava import PATCH, VISUAL_TOKENS, build_processor
-from subtoken_train.datasets.scenes import CELL, COLORS, GRID, IMAGE_SIZE, SHORT_KINDS, Scene, ask, draw_scene
+from subtoken_train.datasets.scenes import (
+    CELL,
+    COLOR_NAMES,
+    COLORS,
+    GRID,
+    IMAGE_SIZE,
+    SHORT_KINDS,
+    Objects,
+    Scene,
+    ask,
+    asked_color,
+    draw_scene,
+)
 
 IGNORE = -100
 SECOND_PHASE, THIRD_MIX = 7000, 9500
 LATE_KINDS = {"exists_color": 4, "count": 4, "choice": 3}
 LAST_KINDS = {"exists_color": 4, "exists_color_easy": 4, "count": 2, "choice": 5}
 Sample = tuple[Scene, list[int], list[int], list[str | None]]
+
+
+def ask_in_training(rng: np.random.Generator, objects: Objects, kind: str) -> tuple[str, str]:
+    """Ask as in the data set, or of two kinds of this training alone.
+
+    ``list_color`` teaches addressing by colour. ``exists_color_easy`` is ``exists_color``, but if the answer is no, no
+    digit of the scene has the colour (if one is left).
+    """
+    if kind not in ("list_color", "exists_color_easy"):
+        return ask(rng, objects, kind)
+    some = objects[int(rng.integers(len(objects)))]
+    if kind == "list_color":
+        places = {name: [item.place for item in objects if item.color_name == name] for name in COLOR_NAMES}
+        return "list color .", " ".join(" ".join([name, str(len(found)), *found]) for name, found in places.items())
+    unused = sorted(set(range(len(COLORS))) - {item.color for item in objects})
+    return asked_color(rng, some, unused or list(set(range(len(COLORS))) - {some.color}))
 
 
 class SceneBatches:
@@ -30,7 +58,7 @@ class SceneBatches:
         ids = [self.ids["<s>"], self.ids["USER:"]] + [self.ids["<image>"]] * VISUAL_TOKENS
         labels, token_kinds = [IGNORE] * len(ids), [None] * len(ids)
         for turn, kind in enumerate(kinds):
-            question, answer = ask(rng, scene.objects, kind)
+            question, answer = ask_in_training(rng, scene.objects, kind)
             prompt = ["USER:"] * (turn > 0) + question.split() + ["ASSISTANT:"]
             target = [self.ids[word] for word in answer.split()] + [self.ids["</s>"]]
             ids += [self.ids[word] for word in prompt] + target

@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from subtoken_train.datasets.scenes import IMAGE_SIZE, vocabulary
+from subtoken_train.datasets.scenes import COLOR_NAMES, IMAGE_SIZE, OPTION_LETTERS, PLACES
 
 PATCH = 12
 VISUAL_TOKENS = (IMAGE_SIZE // PATCH) ** 2
@@ -37,7 +37,30 @@ CHAT_TEMPLATE = (
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Word-level tokenizer over the scenes' closed vocabulary; unknown words become ``<unk>``."""
-    words = {word: index for index, word in enumerate((*SPECIAL_TOKENS, *vocabulary()))}
+    said = [
+        "USER:",
+        "ASSISTANT:",
+        "?",
+        ".",
+        "what",
+        "where",
+        "which",
+        "is",
+        "at",
+        "there",
+        "a",
+        "the",
+        "how",
+        "many",
+        "describe",
+        "list",
+        "none",
+        "yes",
+        "no",
+        "color",
+    ]
+    known = (*SPECIAL_TOKENS, *said, *OPTION_LETTERS, *map(str, range(10)), *COLOR_NAMES, *PLACES)
+    words = {word: index for index, word in enumerate(known)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=False)

@@ -249,7 +249,6 @@ _INTO = {
     "cli/generate.py": "into whole_file",
     "cli/init.py": "into whole_folder",
     "datasets/english.py": "into whole_folder",
-    "datasets/record_index.py": "into whole_file",
     "datasets/scene_files.py": "into whole_folder",
     "families/family.py": "into the folder of write_merged",
     "inference/model.py": "words about cache.save",

@@ -1,17 +1,19 @@
-"""The page of record fields: whose format writes which, and what becomes of it."""
+"""The page of record fields: which are read, which are refused, and what becomes of any other."""
 
 from __future__ import annotations
 
-from subtoken_train.datasets.record_fields import FIELDS, Fields
+from collections.abc import Sequence
+
+from subtoken_train.datasets.record_fields import READ, REFUSED
 
 _HEAD = r"""# Fields of records
 
 <!-- made by `python docs/generate.py` from the declaration in `subtoken_train/datasets/record_fields.py`; edit that -->
 
 Records are written for many trainers, and a field that one of them reads can change what another one learns. Each
-field is read, obeyed, refused or left out, and nothing is dropped in silence: a refused field stops the file with the
-record's id and the field's name, whoever reads it (`check`, `fit`, `preview`, `evaluate --data`, `init`, `documents:
-conversations`).
+field is read, obeyed, refused, or passed over and listed, so nothing is dropped in silence: a refused field stops the
+file with the record's id and the field's name, whoever reads it (`check`, `fit`, `preview`, `evaluate --data`, `init`,
+`documents: conversations`).
 
 - **Obeyed.** A message with `loss: false` (or `trainable`, `train`, `training`, `weight`, `loss_weight`, `loss_mask`,
   `loss_scale`; `false` or `0`) is read and not learnt: its tokens are context and have the label -100. `preview`
@@ -23,10 +25,11 @@ conversations`).
 - **Refused.** What no turn can say: switches of single tokens, weights between 0 and 1, pairs of answers, tools,
   sound, boxes, pictures under other names. A value that is empty (`null`, `""`, `[]`, `{}`) says nothing and is
   passed over.
-- **Left out.** Notes about a record.
 - **Numbers** (`index`, `idx`, `turn`, `order`, `position`) of messages and parts: out of their order they are refused.
 - **Any other name** is refused where its name or its value looks like a medium (`thumbnail: "a.jpg"`, a `data:` URL)
-  or a mask (`token_loss: [0, 1]`); otherwise nothing reads it, and `check` lists it: `fields that are not read`.
+  or a switch (`token_loss: [0, 1]`, `ignore: true`), or where it is nearly a name that is read (`sytem`: did you mean
+  `system`?). Ids, sources, URLs, sizes, hashes and notes (`image_id`, `source`, `url`, `num_turns`, `comment`) are
+  passed over; everything else is passed over, too, and `check` lists it: `fields that are not read`.
 
 An answer or a question that holds nothing to be seen (empty, white space, a BOM, zero-width characters) or a NUL is
 refused in every form, and in tables, texts and files of prompts; `<image>` alone is a question.
@@ -50,18 +53,18 @@ _TITLES = {
     "message": "## In a message",
     "part": "## In a part of a message's content",
 }
-_TABLE = "| field | who writes it | here | |\n|---|---|---|---|\n"
+_TABLE = "| field | here | |\n|---|---|---|\n"
 
 
 def fields_page() -> str:
     """Return the text of ``data_fields.md``."""
     parts = [_HEAD]
     for place, title in _TITLES.items():
-        rows = "".join(_row(fields) for fields in FIELDS if fields.place == place)
-        parts.append(f"{title}\n\n{_TABLE}{rows}\n")
+        rows = [(names, "read", words) for names, words in READ[place].items()]
+        rows += [(patterns.split(), "refused", words) for places, patterns, words in REFUSED if place in places]
+        parts.append(f"{title}\n\n{_TABLE}{''.join(_row(*row) for row in rows)}\n")
     return "".join(parts).rstrip() + "\n"
 
 
-def _row(fields: Fields) -> str:
-    names = ", ".join(f"`{name}`" for name in fields.names)
-    return f"| {names} | {fields.whose} | {fields.fate} | {fields.words} |\n"
+def _row(names: Sequence[str], fate: str, words: str) -> str:
+    return f"| {', '.join(f'`{name}`' for name in names)} | {fate} | {words} |\n"

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         write_english(out, overwrite=args.overwrite)
         print(f"written to {out}")
     elif args.name == "samples":
-        from subtoken_train.datasets.sample_files import write_samples
+        from subtoken_train.datasets.known_files import write_samples
 
         out = args.out or "data/samples"
         write_samples(out, overwrite=args.overwrite)

@@ -119,8 +119,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _pictures(args: argparse.Namespace, prompt: str) -> list[Picture]:
     """Images and videos as the prompt places them, images first where it does not."""
-    from subtoken_train.datasets.image_sources import open_image
-    from subtoken_train.datasets.video_sources import VideoSource, open_video
+    from subtoken_train.datasets.image_sources import VideoSource, open_image, open_video
 
     images = [open_image(Path(path)) for path in args.image]
     if not args.video:

@@ -8,7 +8,7 @@ import re
 import warnings
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from subtoken_train.cli.arm_flags import add_compression_options, add_settings, arm_options
 from subtoken_train.cli.command_line import check_counts
@@ -33,6 +33,27 @@ message that carries "cache_control": {"type": "ephemeral"} ends a context, whic
 next question. Only this machine can reach the server, unless --host says otherwise. Each request is a line on stderr.
 It needs Starlette and uvicorn (pip install 'subtoken_train[serve]').
 Ctrl-C ends it."""
+_DEVICES = "where it runs; several, as cuda:0,cuda:1: a process on each (default: auto)"
+_OPTIONS: tuple[tuple[str, Any, str | None, str], ...] = (
+    ("--name", None, "NAME", "what requests call the model (default: its folder's name)"),
+    ("--port", 8000, "N", "default: 8000"),
+    ("--host", "127.0.0.1", "ADDRESS", "default: 127.0.0.1, this machine only"),
+    ("--api-key-file", None, "FILE", "file of keys, one a line, of which requests bring one (default: none)"),
+    ("--contexts-per-key", False, None, "a request finds contexts that came with its own key alone"),
+    ("--allow-origin", [], "ORIGIN", "of pages in a browser; repeatable, or *"),
+    ("--allow-eviction", None, "NAMES", "evictions that a request may choose, as knorm,none (default: none of them)"),
+    ("--allow-keep", None, "LOW,HIGH", "shares that it may keep then (default: 0,1)"),
+    ("--contexts", None, "FOLDER", "saved contexts that a request may name: FOLDER/NAME.safetensors"),
+    ("--context-memory", "1GB", "BYTES", "contexts held between requests (default: 1GB)"),
+    ("--queue", 16, "N", "requests held at a time (default: 16)"),
+    ("--batch", 8, "N", "requests answered in one pass (default: 8)"),
+    ("--timeout", 120.0, "SECONDS", "for one request (default: 120)"),
+    ("--max-new-tokens", 512, None, "cap on an answer in tokens (default: 512)"),
+    ("--max-body", "20MB", "BYTES", "size of a request (default: 20MB)"),
+    ("--max-images", 4, "N", "images of a request (default: 4)"),
+    ("--max-image-pixels", 25_000_000, "N", "of each image (default: 25000000)"),
+)
+"""Flags with their defaults, the words for a value, and help; a number's default says its type."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,45 +61,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--adapter", metavar="DIR|ID", help="adapter: folder or Hub id")
     add_settings(parser, "backbone")
     add_compression_options(parser)
-    parser.add_argument(
-        "--device",
-        default="auto",
-        metavar="auto|cpu|cuda:0",
-        help="where it runs; several, as cuda:0,cuda:1: a process on each (default: auto)",
-    )
-    parser.add_argument("--name", metavar="NAME", help="what requests call the model (default: its folder's name)")
-    parser.add_argument("--port", type=int, default=8000, metavar="N", help="default: 8000")
-    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1, this machine only")
-    parser.add_argument(
-        "--api-key-file", metavar="FILE", help="file of keys, one a line, of which requests bring one (default: none)"
-    )
-    parser.add_argument(
-        "--contexts-per-key", action="store_true", help="a request finds contexts that came with its own key alone"
-    )
-    parser.add_argument(
-        "--allow-origin", action="append", default=[], metavar="ORIGIN", help="of pages in a browser; repeatable, or *"
-    )
-    parser.add_argument(
-        "--allow-eviction",
-        metavar="NAMES",
-        help="evictions that a request may choose, as knorm,none (default: none of them)",
-    )
-    parser.add_argument("--allow-keep", metavar="LOW,HIGH", help="shares that it may keep then (default: 0,1)")
-    parser.add_argument(
-        "--contexts", metavar="FOLDER", help="saved contexts that a request may name: FOLDER/NAME.safetensors"
-    )
-    parser.add_argument(
-        "--context-memory", default="1GB", metavar="BYTES", help="contexts held between requests (default: 1GB)"
-    )
-    parser.add_argument("--queue", type=int, default=16, metavar="N", help="requests held at a time (default: 16)")
-    parser.add_argument("--batch", type=int, default=8, metavar="N", help="requests answered in one pass (default: 8)")
-    parser.add_argument("--timeout", type=float, default=120, metavar="SECONDS", help="for one request (default: 120)")
-    parser.add_argument("--max-new-tokens", type=int, default=512, help="cap on an answer in tokens (default: 512)")
-    parser.add_argument("--max-body", default="20MB", metavar="BYTES", help="size of a request (default: 20MB)")
-    parser.add_argument("--max-images", type=int, default=4, metavar="N", help="images of a request (default: 4)")
-    parser.add_argument(
-        "--max-image-pixels", type=int, default=25_000_000, metavar="N", help="of each image (default: 25000000)"
-    )
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:0", help=_DEVICES)
+    for flag, default, metavar, words in _OPTIONS:
+        if default is False:
+            parser.add_argument(flag, action="store_true", help=words)
+        elif default == []:
+            parser.add_argument(flag, action="append", default=[], metavar=metavar, help=words)
+        else:
+            kind = type(default) if isinstance(default, int | float) else str
+            parser.add_argument(flag, type=kind, default=default, metavar=metavar, help=words)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -98,9 +89,8 @@ def run(args: argparse.Namespace) -> int:
     settings = _settings(args)
     _limits(args)
     if not settings.keys and settings.hosts == ("*",):
-        warnings.warn(
-            f"--host {args.host} without --api-key-file: whoever reaches it is answered", SubTokenWarning, stacklevel=2
-        )
+        words = f"--host {args.host} without --api-key-file: whoever reaches it is answered"
+        warnings.warn(words, SubTokenWarning, stacklevel=2)
     devices, say = args.device.split(","), partial(_say, settings.name)
     if len(devices) > 1:
         serve_on(devices, partial(_server, args), args.host, args.port, say)
@@ -119,8 +109,7 @@ def _server(args: argparse.Namespace, device: str) -> ChatServer:
 
     quiet_libraries()
     from subtoken_train.kernels import native
-    from subtoken_train.serving.answerer import Answerer
-    from subtoken_train.serving.context_store import ContextStore
+    from subtoken_train.serving.answerer import Answerer, ContextStore
     from subtoken_train.serving.http_app import ChatServer
 
     log = logging.getLogger("subtoken_train.serving")
@@ -177,11 +166,15 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
             raise ValueError(f"--allow-origin {origin} must be an origin, as https://example.org, or *")
     spec = _spec(args)
-    name = args.name or Path(str(spec.adapter or spec.backbone)).name
-    hosts = LOCAL if args.host in LOCAL else ("*",)
-    max_body, origins = _bytes("--max-body", args.max_body), tuple(args.allow_origin)
     return ServerSettings(
-        name, tuple(keys), args.queue, args.timeout, max_body, hosts, origins, apart=args.contexts_per_key
+        args.name or Path(str(spec.adapter or spec.backbone)).name,
+        tuple(keys),
+        args.queue,
+        args.timeout,
+        _bytes("--max-body", args.max_body),
+        LOCAL if args.host in LOCAL else ("*",),
+        tuple(args.allow_origin),
+        apart=args.contexts_per_key,
     )
 
 

@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from subtoken_train.datasets.collate import all_masked, starts_within
 from subtoken_train.datasets.conversations import chat_messages
-from subtoken_train.datasets.corpus import CorpusSource, cached, fingerprint
+from subtoken_train.datasets.corpus import TOKENS, CorpusSource, fingerprint
 from subtoken_train.datasets.record_format import answer_is_learnt, used_turns
+from subtoken_train.datasets.row_files import kept_rows
 from subtoken_train.datasets.text_batches import TextSample, chat_split, context_tokens
 from subtoken_train.families.chat_template import (
     Message,
@@ -113,17 +114,17 @@ def chat_sample(row: dict[str, Any], family: Family, limits: ChatLimits) -> Text
 
 
 def _places(messages: Sequence[Message]) -> list[int]:
-    """Return the numbers of the assistant's messages."""
     return [place for place, each in enumerate(messages) if each["role"] == "assistant"]
 
 
 def cached_chats(rows: Dataset, source: CorpusSource, family: Family, limits: ChatLimits) -> Dataset:
-    """Return the chats of a corpus, ``cached``, by the fields of ``TextSample``."""
+    """Return the chats of a corpus, kept, by the fields of ``TextSample``."""
     tokenizer = family.tokenizer
     specials = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}  # which a template may write
     name = fingerprint(rows, source, tokenizer, tokenizer.get_chat_template(), specials, *astuple(limits))
     lengths = dict.fromkeys(("context_length", "query_length", "system_length"), "int32")
-    return cached(lambda: map(vars, iterate_chats(rows, family, limits)), {**lengths, "record_id": "string"}, name)
+    columns = {**TOKENS, **lengths, "record_id": "string"}
+    return kept_rows(lambda: map(vars, iterate_chats(rows, family, limits)), columns, name)
 
 
 def asked_words(tokenizer: Any, limits: ChatLimits) -> str | None:

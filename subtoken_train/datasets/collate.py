@@ -15,18 +15,17 @@ from typing import Literal
 
 import torch
 
-from subtoken_train.datasets.image_sources import MAX_PIXELS
+from subtoken_train.datasets.image_sources import MAX_FRAMES, MAX_PIXELS, open_picture
 from subtoken_train.datasets.records import Record
 from subtoken_train.datasets.text_batches import padding_id
-from subtoken_train.datasets.video_sources import MAX_FRAMES, open_picture
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import Picture, count_images
 from subtoken_train.families.literal_marks import hidden_turn, tokenise
 from subtoken_train.functional.objective import IGNORE_INDEX
-from subtoken_train.types import Batch, Region, RenderedPrompt, Turn
+from subtoken_train.types import Batch, Region, RenderedPrompt
 
 
-def check_image_tokens(found: int, texts: list[str], whole: str, placeholders: tuple[str, ...]) -> None:
+def _check_image_tokens(found: int, texts: list[str], whole: str, placeholders: tuple[str, ...]) -> None:
     """Check that each placeholder stays one token of its own, and that none stands outside of the pictures."""
     written = sum(whole.count(placeholder) for placeholder in placeholders)
     if found != written:
@@ -42,7 +41,7 @@ def check_image_tokens(found: int, texts: list[str], whole: str, placeholders: t
         )
 
 
-def check_cut(length: int, max_length: int, rank_position: int, generation: bool) -> None:
+def _check_cut(length: int, max_length: int, rank_position: int, generation: bool) -> None:
     """Check that the cut leaves the images and the question about them whole; a generation prompt is never cut."""
     needed = length if generation else rank_position + 1
     if length > max_length and needed > max_length:
@@ -55,12 +54,11 @@ def check_cut(length: int, max_length: int, rank_position: int, generation: bool
 
 def all_masked(length: int, max_length: int) -> ValueError:
     """Return the error for a sample with nothing to learn."""
+    cause = "no token starts inside an answer; the chat format and the tokenizer disagree"
     if length > max_length:
         cause = (
             f"its {length} tokens were cut to max_length {max_length} before the first answer that is learnt; raise it"
         )
-    else:
-        cause = "no token starts inside an answer; the chat format and the tokenizer disagree"
     return ValueError(f"all labels masked, {cause}")
 
 
@@ -69,12 +67,11 @@ class EncodedSample:
     """One record as the model sees it, unpadded.
 
     Attributes:
-        input_ids: token ids; one image token per visual token.
+        input_ids: one image token per visual token.
         labels: the same ids at tokens of answers that are learnt, -100 elsewhere.
         regions: ``Region`` codes.
         rank_position: last prompt token of the turn that holds the last image; -1 without an image.
         num_images: images and videos of the record.
-        record_id: the record's own id.
     """
 
     input_ids: list[int]
@@ -94,24 +91,20 @@ class EncodedSample:
 def encode(
     record: Record, family: Family, max_length: int, images: Sequence[Picture], generation: bool = False
 ) -> EncodedSample:
-    """Tokenise one conversation and mark what each token is.
+    """Tokenise one conversation and mark what each token is; what is past ``max_length`` is cut at the right.
 
-    Args:
-        record: the conversation.
-        family: the backbone's chat format, tokenizer and count of visual tokens.
-        max_length: tokens kept (visual ones included); the rest is cut at the right.
-        images: the record's images and videos, in order.
-        generation: leave the last answer out and label nothing that must be there.
+    ``images`` are the record's images and videos, in order. With ``generation`` the last answer is left out, and
+    nothing needs a label.
     """
     turns = [*record.turns[:-1], replace(record.turns[-1], answer=None)] if generation else record.turns
     with _named(record):
-        rendered = family.render(_as_read(turns, family))
+        rendered = family.render([hidden_turn(family, turn) for turn in turns])  # only pictures have marks
         together = count_images(images)
         texts = [family.picture_text(image, rendered.image_marker, together) for image in images]
         rendered = _expand_images(rendered, texts)
         ids, starts = tokenise(family.tokenizer, rendered.text)
         visual = family.is_visual(torch.tensor(ids)).tolist() if images else [False] * len(ids)
-        check_image_tokens(sum(visual), texts, rendered.text, family.placeholders)
+        _check_image_tokens(sum(visual), texts, rendered.text, family.placeholders)
         said = [turn.learnt for turn in turns if turn.answer is not None]
         learnt_spans = [span for span, learnt in zip(rendered.answer_spans, said, strict=False) if learnt]
         answer, learnt = (
@@ -120,7 +113,7 @@ def encode(
         if any(is_image and is_answer for is_image, is_answer in zip(visual, answer, strict=True)):
             raise ValueError(f"an answer holds {rendered.image_marker!r}; images belong in prompts")
         rank_position = _rank_position(answer, visual)
-        check_cut(len(ids), max_length, rank_position, generation)
+        _check_cut(len(ids), max_length, rank_position, generation)
         if not generation and not any(learnt[:max_length]):
             raise all_masked(len(ids), max_length)
     ids, visual, answer = ids[:max_length], visual[:max_length], answer[:max_length]
@@ -141,14 +134,9 @@ def answer_tokens(record: Record, family: Family) -> list[int]:
     """
     if not record.turns[-1].answer:
         return []
-    rendered = family.render(_as_read(record.turns, family))
+    rendered = family.render([hidden_turn(family, turn) for turn in record.turns])
     ids, starts = tokenise(family.tokenizer, rendered.text)
     return list(compress(ids, starts_within(starts, rendered.answer_spans[-1:], rendered.text)))
-
-
-def _as_read(turns: Sequence[Turn], family: Family) -> list[Turn]:
-    """Return turns in which only pictures have marks; a language model knows neither marks nor escapes."""
-    return [hidden_turn(family, turn) for turn in turns]
 
 
 def starts_within(starts: Sequence[int], spans: Sequence[tuple[int, int]], text: str) -> list[bool]:
@@ -213,7 +201,6 @@ class Collator:
     """Turns records into a ``Batch``; opens the images, so that DataLoader workers do the decoding.
 
     Args:
-        family: the backbone's chat format, tokenizer and image processing.
         max_length: tokens kept per sample, visual ones included.
         padding_side: ``right`` for training, ``left`` for generation.
         generation: leave the last answer out of the prompt (it is what the model is asked for).
@@ -234,7 +221,7 @@ class Collator:
         self.generation, self.max_pixels, self.max_frames = generation, max_pixels, max_frames
 
     def __call__(self, records: Sequence[Record]) -> Batch:
-        """Encode and pad; see ``encode`` and ``open_picture`` for the errors."""
+        """Encode and pad."""
         images = [
             [open_picture(source, record.id, self.max_pixels, self.max_frames) for source in record.images]
             for record in records

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 from subtoken_train.datasets.record_fields import LABELS, SWITCHES, check_fields, read_switch, switched
-from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, said_turns, used_turns
+from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, record_problem, said_turns, used_turns
 from subtoken_train.documents import text_problem
 from subtoken_train.errors import unknown_name
 from subtoken_train.typed import shown
@@ -32,6 +32,24 @@ _SPEAKERS = {
 _TOOLS = ("tool", "function", "function_call", "observation", "ipython", "tool_call", "tool_response", "environment")
 CONVERSATION_LISTS = ("conversations", "messages")
 """Under which a record keeps its messages."""
+_REPLACED = ("messages", "images", "system", "system_prompt", *LABELS, *SWITCHES)
+"""Fields of a record that LLaVA's form says otherwise, or that have said all."""
+_ORDER = frozenset(("index", "idx", "turn", "order", "position"))
+_PICTURE_KEYS = ("image_url", "image", "path", "url")
+_TEXT_KINDS, _PICTURE_KINDS = ("text", "input_text", "output_text", None), ("image", "image_url", "input_image", None)
+_ROLES = {"human": "user", "gpt": "assistant", "system": "system"}
+
+
+def checked_record(row: Any, place: str, unread: set[str], as_document: bool = False) -> dict[str, Any]:
+    """Return a record of any form in LLaVA's, checked; ``place`` is for messages, else see ``llava_form``."""
+    try:
+        made = llava_form(row, unread, as_document)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
+    if problem := record_problem(made, as_document):
+        raise ValueError(f"{place}: {problem}")
+    checked: dict[str, Any] = made
+    return checked
 
 
 def llava_form(row: Any, unread: set[str] | None = None, as_document: bool = False) -> Any:
@@ -42,9 +60,8 @@ def llava_form(row: Any, unread: set[str] | None = None, as_document: bool = Fal
         unread: gets the fields that nobody reads (``check_fields``); None: they were looked at before.
         as_document: whether it is for a language model: its system text is then a turn of its own, the first.
     """
-    if not isinstance(row, dict):
-        return row
-    there = [name for name in CONVERSATION_LISTS if isinstance(row.get(name), list) and row[name]]
+    there = [name for name in CONVERSATION_LISTS if isinstance(row, dict) and isinstance(row.get(name), list)]
+    there = [name for name in there if row[name]]
     if not there:
         return row
     if len(there) > 1:
@@ -56,43 +73,37 @@ def llava_form(row: Any, unread: set[str] | None = None, as_document: bool = Fal
             if isinstance(message, dict):
                 check_fields("message", message, unread, f"message {number}")
         _check_order(messages, "its messages are")
-    beside = _switches_beside(row, len(messages))
-    asked = False
-    own_names: list[str] = []
-    turns: list[dict[str, Any]] = []
-    for number, message in enumerate(messages, 1):
-        if not isinstance(message, dict):
-            return row
-        said = f"message {number} has"
-        role, content = (_either(message, said, *keys) for keys in (("from", "role"), ("value", "content")))
+    if not all(isinstance(message, dict) for message in messages):
+        return row
+    asked, own_names, turns = False, list[str](), list[dict[str, Any]]()
+    for number, (message, beside) in enumerate(zip(messages, _switches_beside(row, len(messages)), strict=True), 1):
+        role, content = (
+            _either(message, f"message {number} has", *keys) for keys in (("from", "role"), ("value", "content"))
+        )
         text, names = _content(content, number, unread)
         own_names += names
         turn = {"from": _speaker(role, number, message), "value": text}
         _check_text(turn, number, asked)
         asked = asked or turn["from"] == "human"
-        turns.append(_with_switch(turn, message, beside[number - 1], number))
+        turns.append(_with_switch(turn, message, beside, number))
     made = {key: value for key, value in row.items() if key not in _REPLACED}
-    if names := _images(row, own_names):
-        made["image"] = names
+    named = [row[key] for key in ("image", "images") if row.get(key)] + ([own_names] if own_names else [])
+    if len(named) > 1:
+        raise ValueError("images are named in several places; name them in image, in images, or in the messages")
+    if named:
+        made["image"] = named[0]
     turns = _system_first(turns, _either(row, "it has", "system", "system_prompt"))
     return {**made, "conversations": turns if as_document else _system_asked(turns)}
-
-
-_SAID_BESIDE = frozenset((*LABELS, *SWITCHES))
-_REPLACED = ("messages", "images", "system", "system_prompt", *LABELS, *SWITCHES)
-"""Fields of a record that LLaVA's form says otherwise, or that have said all."""
 
 
 def conversation_document(row: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
     """Return a conversation as one document, and the spans (start, end) of what is said in it and not learnt."""
     text, spans = "", []
     for number, turn in enumerate(used_turns({"conversations": _system_asked(row["conversations"])})):
-        if number:
-            text += " " if number % 2 else "\n"
-        text += "ASSISTANT:" if number % 2 else "USER:"
+        text += ("USER:", " ASSISTANT:", "\nUSER:")[number % 2 or 2 * bool(number)]
         start = len(text)
         text += f" {turn['value'].strip()}"
-        if "loss" in turn and turn["loss"] is None:
+        if turn.get("loss", True) is None:
             raise ValueError(
                 "its system text and its first question, which are one text without a chat template, are not learnt "
                 "alike; give both messages the same loss"
@@ -100,9 +111,6 @@ def conversation_document(row: dict[str, Any]) -> tuple[str, list[tuple[int, int
         if not turn.get("loss", True):
             spans.append((start, len(text)))
     return text, spans
-
-
-_ROLES = {"human": "user", "gpt": "assistant", "system": "system"}
 
 
 def chat_messages(row: dict[str, Any]) -> list[dict[str, str]]:
@@ -122,8 +130,6 @@ def _check_text(turn: dict[str, Any], number: int, asked: bool) -> None:
 
 def _switches_beside(row: dict[str, Any], messages: int) -> list[bool | None]:
     """Return the switches that a record has for its messages, beside them."""
-    if _SAID_BESIDE.isdisjoint(row):
-        return [None] * messages
     for name in LABELS:
         if row.get(name) is not None and row[name] is not True:
             why = "it is a bad answer" if row[name] is False else "it is not an answer to learn"
@@ -168,14 +174,11 @@ def _either(found: dict[str, Any], said: str, *keys: str) -> Any:
     return found[there[0]] if there else None
 
 
-_ORDER = frozenset(("index", "idx", "turn", "order", "position"))
-
-
 def _check_order(items: list[Any], said: str) -> None:
     """Raise a ``ValueError`` where messages or parts are numbered and stand in another order."""
-    for name in {name for item in items if isinstance(item, dict) for name in item} & _ORDER:
-        numbers = [item.get(name) for item in items if isinstance(item, dict)]
-        counted = [number for number in numbers if isinstance(number, int | float)]
+    groups = [item for item in items if isinstance(item, dict)]
+    for name in _ORDER.intersection(*[{name for item in groups for name in item}]):
+        counted = [item[name] for item in groups if isinstance(item.get(name), int | float)]
         if counted != sorted(counted):
             raise ValueError(f"{said} not in the order of their {name}; sort them, or drop {name}")
 
@@ -208,10 +211,6 @@ def _content(content: Any, number: int, unread: set[str] | None) -> tuple[Any, l
     return "\n".join(lines), names
 
 
-_PICTURE_KEYS = ("image_url", "image", "path", "url")
-_TEXT_KINDS, _PICTURE_KINDS = ("text", "input_text", "output_text", None), ("image", "image_url", "input_image", None)
-
-
 def is_picture(part: dict[str, Any]) -> bool:
     """Return whether a part of a content is, or names, a picture."""
     kind = part.get("type")
@@ -242,14 +241,6 @@ def _part_name(part: dict[str, Any], number: int) -> list[str]:
     if not isinstance(given, str) or given.startswith(("data:", "http://", "https://")):
         raise ValueError(f"message {number} names the image {shown(given)}; save it as a file, and name that")
     return [given.removeprefix("file://")]
-
-
-def _images(row: dict[str, Any], own: list[str]) -> Any:
-    """Return the images of a record, from the one place that names them."""
-    beside = [row[key] for key in ("image", "images") if row.get(key)]
-    if len(beside) + bool(own) > 1:
-        raise ValueError("images are named in several places; name them in image, in images, or in the messages")
-    return own or (beside[0] if beside else None)
 
 
 def _system_first(turns: list[dict[str, Any]], beside: Any) -> list[dict[str, Any]]:

@@ -4,9 +4,9 @@ Documents are tokenised without special tokens, each is followed by one EOS, and
 ``block_length`` tokens; what is left at its end is dropped. A document may begin and end anywhere in a block, and a
 block may hold parts of several: attention, positions and loss run across the borders (there is no cross-document
 masking, as is usual for WikiText), and the EOS is predicted like any other token. What a conversation says without loss
-(``record_fields.SWITCHES``) is read and not predicted. Where the tokenizer has a BOS (Llama;
-Qwen2 has none), each *block* starts with one, and documents inside a block do not: the BOS is the first of the
-``block_length`` tokens and belongs to the context, whose length is then the same for every tokenizer.
+(``record_fields.SWITCHES``) is read and not predicted. Where the tokenizer has a BOS (Llama; Qwen2 has none), each
+*block* starts with one, and documents inside a block do not: the BOS is the first of the ``block_length`` tokens and
+belongs to the context, whose length is then the same for every tokenizer.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from subtoken_train.datasets.conversations import CONVERSATION_LISTS, conversation_document
+from subtoken_train.datasets.conversations import CONVERSATION_LISTS, checked_record, conversation_document
 from subtoken_train.datasets.known_files import absent
 from subtoken_train.datasets.record_fields import SWITCHES, read_switch
-from subtoken_train.datasets.record_format import record_id, row_kind
-from subtoken_train.datasets.record_index import checked_record
-from subtoken_train.datasets.row_files import COLUMNAR, file_kind, files_of_set, kept_rows, read_rows
+from subtoken_train.datasets.record_format import row_kind
+from subtoken_train.datasets.row_files import COLUMNAR, Kind, file_kind, files_of_set, kept_rows, placed_rows
 from subtoken_train.datasets.text_media import files_named, refuse_files
 from subtoken_train.documents import text_problem
 from subtoken_train.errors import SubTokenWarning, clipped
@@ -39,37 +38,29 @@ if TYPE_CHECKING:
 _BUILDERS = {
     **dict.fromkeys((".txt", ".text"), "text"),
     **dict.fromkeys((".json", ".jsonl"), "json"),
-    ".parquet": "parquet",
-    ".arrow": "arrow",
+    **{".parquet": "parquet", ".arrow": "arrow"},
 }
 _TOKENISED_TOGETHER = 256  # documents, for speed alone
 _TITLE = re.compile(r"= [^=].* =")  # sections have more signs
 _LAYOUT = "2"  # raise it when the same corpus is packed into other blocks, so that no old cache is read
 
 
-@dataclass(frozen=True)
-class Document:
-    """Holds one text.
-
-    Attributes:
-        text: what is read.
-        without_loss: spans (start, end) of its characters that are not predicted.
-    """
+class Document(NamedTuple):
+    """A text, and spans (start, end) of its characters that are read and not predicted."""
 
     text: str
     without_loss: Sequence[tuple[int, int]] = ()
 
 
 class PackedBlock(NamedTuple):
-    """Holds the tokens of one block.
-
-    Attributes:
-        input_ids: token ids.
-        without_loss: places in it that are not predicted, ascending.
-    """
+    """The token ids of one block, and places in it that are not predicted, ascending."""
 
     input_ids: list[int]
     without_loss: list[int]
+
+
+TOKENS: dict[str, Kind] = dict.fromkeys(PackedBlock._fields, ("int32",))
+"""Columns of kept blocks, and of kept chats among others."""
 
 
 @dataclass(frozen=True)
@@ -96,29 +87,25 @@ class CorpusSource:
 
 def load_rows(source: CorpusSource, streaming: bool = False) -> Any:
     """Open the raw rows: a ``datasets.Dataset``, or an ``IterableDataset`` with ``streaming``; nothing is tokenised."""
+    path = Path(source.name)
+    if source.documents == "conversations":
+        return _conversation_rows(source, path)
     from datasets import load_dataset
     from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
-    if source.documents == "conversations":
-        return _conversation_rows(source)
-    arguments: dict[str, Any] = {"split": source.split, "streaming": streaming}
-    path = Path(source.name)
-    builder = _builder(path)
-    if builder is None:
-        arguments |= {"path": source.name, "name": source.config}
-    else:
+    arguments: dict[str, Any] = {"path": source.name, "name": source.config}
+    if (builder := _builder(path)) is not None:
         if not path.exists():
             raise absent("text file", source.name)
-        if source.config is not None or source.split != "train":
-            raise ValueError(f"{source.name} is a file: it has no config, and its only split is train; leave both out")
-        arguments |= {"path": builder, "data_files": list(map(str, files_of_set(path)))}
+        _check_whole(source)
+        arguments = {"path": builder, "data_files": list(map(str, files_of_set(path)))}
     if builder == "text":
         lines = source.documents == "wikitext"
         arguments |= {"sample_by": "line" if lines else "document", "keep_linebreaks": True}
     from_hub = builder is None and not path.exists()
     try:
         with hub_asked() if from_hub else nullcontext():
-            rows = load_dataset(**arguments)
+            rows = load_dataset(**arguments, split=source.split, streaming=streaming)
     except (DatasetNotFoundError, ConnectionError) as error:
         kinds, reason = ", ".join(_BUILDERS), (silence() if from_hub else None) or error
         raise ValueError(
@@ -128,12 +115,11 @@ def load_rows(source: CorpusSource, streaming: bool = False) -> Any:
         raise ValueError(f"{source.name} cannot be read as {builder} ({error.__cause__ or error})") from None
     columns = rows.column_names if rows.column_names is not None else list(next(iter(rows), {}))
     if columns and source.column not in columns:
-        kind = row_kind(columns)
-        hint = f"; {kind}" if kind else ""
+        hint = row_kind(columns)
         if {*columns} & {*CONVERSATION_LISTS}:
-            hint = "; conversations are read with documents: conversations"
-        listed = clipped(", ".join(columns), 100)
-        raise ValueError(f"{source.name} has no column {source.column!r}; its columns are {listed}{hint}")
+            hint = "conversations are read with documents: conversations"
+        listed = clipped(", ".join(columns), 100) + (f"; {hint}" if hint else "")
+        raise ValueError(f"{source.name} has no column {source.column!r}; its columns are {listed}")
     return rows
 
 
@@ -148,36 +134,35 @@ def _builder(path: Path) -> str | None:
     return builder
 
 
-def _conversation_rows(source: CorpusSource) -> Dataset:
+def _check_whole(source: CorpusSource) -> None:
+    if source.config is not None or source.split != "train":
+        raise ValueError(f"{source.name} is a file: it has no config, and its only split is train; leave both out")
+
+
+def _conversation_rows(source: CorpusSource, path: Path) -> Dataset:
     """Return a row per conversation of a local file, for messages its name, and itself as JSON in LLaVA's form."""
     from datasets import Dataset
 
-    path = Path(source.name)
     if not path.is_dir() and (file_kind(path) not in (".json", ".jsonl", *COLUMNAR) or not path.is_file()):
         raise ValueError(
             f"documents: conversations reads a .json or .jsonl file of records, Parquet or Arrow; {source.name} is none"
         )
-    if source.config is not None or source.split != "train":
-        raise ValueError(f"{source.name} is a file: it has no config, and its only split is train; leave both out")
+    _check_whole(source)
     unread: set[str] = set()
-    names: list[str] = []
-    conversations = []
-    for place, read in enumerate(read_rows(path)):
-        names.append(f"{path}, record {record_id(read, place)!r}")
-        row = checked_record(read, names[-1], unread, as_document=True)
-        refuse_files(((name, names[-1]) for name in files_named(row, False)), path.parent)
-        conversations.append(json.dumps({"conversations": row["conversations"]}))
-    if not names:
-        raise ValueError(f"{path} holds no record; at least one is needed")
+    made: dict[str, list[str]] = {"name": [], "conversation": []}
+    for place, read in placed_rows(path):
+        row = checked_record(read, place, unread, as_document=True)
+        refuse_files(((name, place) for name in files_named(row, False)), path.parent)
+        made["name"].append(place)
+        made["conversation"].append(json.dumps({"conversations": row["conversations"]}))
     if unread:
         listed = clipped(", ".join(map(repr, sorted(unread))), 200)
         warnings.warn(f"{path} has fields that are not read: {listed}", SubTokenWarning, stacklevel=2)
-    return Dataset.from_dict({"name": names, "conversation": conversations})
+    return Dataset.from_dict(made)
 
 
 def iterate_documents(rows: Iterable[dict[str, Any]], source: CorpusSource) -> Iterator[Document]:
     """Yield the documents of ``rows`` in order; those of white space alone are left out."""
-    documents: Iterable[Document]
     if source.documents == "wikitext":
         documents = map(Document, _articles(row[source.column] or "" for row in rows))
     elif source.documents == "conversations":
@@ -201,11 +186,23 @@ def _row_document(row: dict[str, Any], source: CorpusSource, number: int) -> Doc
 
 
 def _conversation_document(row: dict[str, Any]) -> Document:
-    """Return a conversation as a document."""
     try:
         return Document(*conversation_document(json.loads(row["conversation"])))
     except ValueError as error:
         raise ValueError(f"{row['name']}: {error}") from None
+
+
+def _articles(lines: Iterable[str]) -> Iterator[str]:
+    """Join WikiText's lines into articles: each begins at a title, which stands after an empty line."""
+    article: list[str] = []
+    after_empty = True
+    for line in lines:
+        if after_empty and _TITLE.fullmatch(line.strip()):
+            yield "".join(article)
+            article = []
+        article.append(line)
+        after_empty = not line.strip()
+    yield "".join(article)
 
 
 def iterate_blocks(documents: Iterable[Document], tokenizer: Any, block_length: int) -> Iterator[PackedBlock]:
@@ -249,42 +246,9 @@ def read_blocks(rows: Any, source: CorpusSource, tokenizer: Any, block_length: i
 
 
 def packed_blocks(rows: Dataset, source: CorpusSource, tokenizer: Any, block_length: int) -> Dataset:
-    """Return all blocks of a corpus, Arrow-cached under the fingerprint of everything they depend on.
-
-    Its columns are those of ``PackedBlock``.
-    """
-
-    def generate() -> Iterator[dict[str, Any]]:
-        return map(PackedBlock._asdict, read_blocks(rows, source, tokenizer, block_length))
-
-    return cached(generate, {}, fingerprint(rows, source, tokenizer, block_length))
-
-
-def cached(generate: Callable[[], Iterator[dict[str, Any]]], columns: dict[str, str], name: str) -> Dataset:
-    """Return what ``generate`` yields, ``kept_rows``: a second call reads the cache, in another process, too.
-
-    Args:
-        generate: yields rows, with ``input_ids`` and ``without_loss``.
-        columns: the others of a row, and their types.
-        name: the ``fingerprint`` of all that the rows depend on.
-    """
-    from datasets import List, Value
-
-    tokens = {name: List(Value("int32")) for name in PackedBlock._fields}
-    return kept_rows(generate, {**tokens, **{name: Value(kind) for name, kind in columns.items()}}, name)
-
-
-def _articles(lines: Iterable[str]) -> Iterator[str]:
-    """Join WikiText's lines into articles: each begins at a title, which stands after an empty line."""
-    article: list[str] = []
-    after_empty = True
-    for line in lines:
-        if after_empty and _TITLE.fullmatch(line.strip()):
-            yield "".join(article)
-            article = []
-        article.append(line)
-        after_empty = not line.strip()
-    yield "".join(article)
+    """Return all blocks of a corpus, kept, by the fields of ``PackedBlock``."""
+    generate = lambda: map(PackedBlock._asdict, read_blocks(rows, source, tokenizer, block_length))  # noqa: E731
+    return kept_rows(generate, TOKENS, fingerprint(rows, source, tokenizer, block_length))
 
 
 def fingerprint(rows: Dataset, source: CorpusSource, tokenizer: Any, *settings: Any) -> str:
@@ -292,14 +256,7 @@ def fingerprint(rows: Dataset, source: CorpusSource, tokenizer: Any, *settings: 
     rules = json.loads(tokenizer.backend_tokenizer.to_str())
     for setting in ("truncation", "padding"):  # left by the last call, and overruled by the next
         del rules[setting]
-    parts = (
-        _LAYOUT,
-        rows._fingerprint,  # of the raw rows: the files and their dates
-        source.column,
-        source.documents,
-        rules,
-        tokenizer.bos_token_id,
-        tokenizer.eos_token_id,
-        *settings,
-    )
+    ends = tokenizer.bos_token_id, tokenizer.eos_token_id
+    # the raw rows' own says which files they are of, and their dates
+    parts = (_LAYOUT, rows._fingerprint, source.column, source.documents, rules, *ends, *settings)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

@@ -29,11 +29,11 @@ from subtoken_train.datasets.corpus import (
     packed_blocks,
     read_blocks,
 )
-from subtoken_train.datasets.ordered import AccumulationWindows, OrderedDataModule, SizedRecords, check_positive
+from subtoken_train.datasets.ordered import AccumulationWindows, OrderedDataModule, SizedRecords
 from subtoken_train.datasets.record_format import said_turns
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
 from subtoken_train.datasets.unknown_tokens import SomeTexts, first_texts
-from subtoken_train.errors import SubTokenWarning
+from subtoken_train.errors import MAX_TOKENS, SubTokenWarning, check_range
 from subtoken_train.families.family import Family
 from subtoken_train.types import Batch
 
@@ -93,8 +93,10 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(batch_size, val_batch_size, num_workers, seed)
-        check_positive(block_length=block_length, context_length=context_length)
-        _check_lengths(block_length, context_length, prefix_tokens)
+        check_range("block_length", block_length, 2, MAX_TOKENS)
+        region = block_length - context_length
+        check_range(f"context_length, of block_length {block_length},", context_length, 1, block_length - 1)
+        check_range(f"prefix_tokens, of the {region} behind the context,", prefix_tokens, 0, region - 1)
         if streaming and num_workers:
             raise ValueError(f"num_workers is {num_workers}; a stream is read in the training process, set it to 0")
         self.train_source, self.val_source, self.streaming = train, val, streaming
@@ -111,7 +113,6 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
             self._raw_val = load_rows(self.val_source)
 
     def rehearse(self, family: Family, trainer: L.Trainer) -> None:
-        """Rehearse as every data module; a stream has no end of its own, see ``check_end``."""
         super().rehearse(family, trainer)
         self.check_end(trainer.max_steps, trainer.limit_train_batches)
 
@@ -130,8 +131,7 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
             )
 
     def records_to_show(self) -> Iterator[TextSample]:
-        """Yield the first samples of the corpus in its own order, so that nothing else has to be tokenised."""
-        self.read()
+        self.read()  # in its own order, so that nothing else has to be tokenised
         self._check_form()
         return (self._sample(row, place) for place, row in enumerate(self._pass()))
 
@@ -142,7 +142,6 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         self.setup(self.trainer.state.fn.value)
 
     def setup(self, stage: str) -> None:
-        """Read and tokenise what ``stage`` (``fit`` | ``validate``) needs."""
         super().setup(stage)
         self._check_form()
         if stage == "fit" and not self.streaming and self._train is None:
@@ -152,7 +151,6 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
             self._val = self._tokenised(self._raw_val, self.val_source)
 
     def train_dataloader(self) -> AccumulationWindows:
-        """Return the shuffled, resumable loader, or the stream from where training stands."""
         if not self.streaming:
             return super().train_dataloader()
         assert self.trainer is not None
@@ -163,7 +161,6 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         return AccumulationWindows(loader, self.trainer.accumulate_grad_batches)
 
     def some_texts(self, tokenizer: Any) -> SomeTexts:
-        """Return the corpus's first documents, or what is said in its first chats."""
         self.read()
         rows = self._raw_train
         if reads_chats(self.train_source, tokenizer):
@@ -179,12 +176,10 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         return ChatLimits(*sizes, self.as_asked, self.chat_template_kwargs)
 
     def collator(self) -> Callable[[list[TextSample]], Batch]:
-        """Return the collator that gives samples their regions and labels."""
         pad_id = padding_id(self.family.tokenizer)
         return lambda samples: collate_text(samples, pad_id)
 
     def sizes(self, records: SizedRecords[TextSample]) -> NDArray[np.int64] | None:
-        """Return (0, size) of every chat, [R, 2], so that those of like length make a batch; None of blocks."""
         assert isinstance(records, TokenisedRows)
         return records.sizes() if self.group_by_length else None
 
@@ -245,15 +240,8 @@ class SampleStream(IterableDataset[TextSample]):
     """One process's share of endless passes over a corpus, from the batch where training stands.
 
     Global batch ``b`` is the ``b``-th run of ``batch_size * world_size`` rows of the passes one after another; process
-    ``rank`` takes its own contiguous part of it. Every ``iter()`` reads from the first row again.
-
-    Args:
-        read_pass: starts one pass.
-        sample: makes a sample of a row and its place in the stream.
-        batch_size: samples per process and batch.
-        rank: this process.
-        world_size: processes that share each global batch.
-        consumed: returns the batches that training has consumed so far.
+    ``rank`` takes its own contiguous part of it. Every ``iter()`` reads from the first row again. ``sample`` makes a
+    sample of a row and its place in the stream.
     """
 
     def __init__(
@@ -274,18 +262,3 @@ class SampleStream(IterableDataset[TextSample]):
         for place, row in islice(enumerate(endless), first, None):
             if place // self.batch_size % self.world_size == self.rank:
                 yield self.sample(row, place)
-
-
-def _check_lengths(block_length: int, context_length: int, prefix_tokens: int) -> None:
-    """Check that there is at least one token to read and one to predict."""
-    if context_length >= block_length:
-        raise ValueError(
-            f"context_length {context_length} leaves a query region of zero tokens in blocks of {block_length}; "
-            "lower it"
-        )
-    region = block_length - context_length
-    if not 0 <= prefix_tokens < region:
-        raise ValueError(
-            f"prefix_tokens is {prefix_tokens}; 0 to {region - 1} are possible in a query region of {region} tokens "
-            "(block_length - context_length)"
-        )

@@ -12,11 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from subtoken_train.datasets.collate import Collator
-from subtoken_train.datasets.image_sources import MAX_PIXELS, MOST_PIXELS, FolderImages, missing_images
+from subtoken_train.datasets.image_sources import (
+    MAX_FRAMES,
+    MAX_PIXELS,
+    MOST_FRAMES,
+    MOST_PIXELS,
+    FolderImages,
+    missing_images,
+)
 from subtoken_train.datasets.ordered import OrderedDataModule, SizedRecords, check_positive
 from subtoken_train.datasets.records import InstructionRecords, Record
 from subtoken_train.datasets.unknown_tokens import SomeTexts
-from subtoken_train.datasets.video_sources import MAX_FRAMES, MOST_FRAMES
 from subtoken_train.errors import check_range
 from subtoken_train.families.family import Family, only_videos
 from subtoken_train.reducers.base import Reducer
@@ -75,11 +81,7 @@ class InstructionDataModule(OrderedDataModule[Record]):
             self._val = InstructionRecords(self.val_file, self.image_folder, self.images_outside_folder)
 
     def check_images(self, family: type[Family], reducer: Reducer) -> list[FolderImages]:
-        """Compare the images that the files name with the listings of their folders; no image is opened.
-
-        Returns:
-            The folders of the training file's images.
-        """
+        """Compare the images that the files name with their folders' listings; return those of the training file."""
         found: list[FolderImages] = []
         for records in (self._val, self._train):
             if isinstance(records, InstructionRecords):
@@ -94,21 +96,17 @@ class InstructionDataModule(OrderedDataModule[Record]):
 
     @property
     def training_records(self) -> InstructionRecords:
-        """Return what ``read`` found."""
+        """What ``read`` found."""
         assert isinstance(self._train, InstructionRecords)
         return self._train
 
     def some_texts(self, tokenizer: Any) -> SomeTexts:
-        """Return what is said in some training records, spread over the file."""
         return self.training_records.some_texts()
 
     def sizes(self, records: SizedRecords[Record]) -> NDArray[np.int64]:
-        """Return (images, characters of text) of every record, [R, 2], from its file's index."""
         assert isinstance(records, InstructionRecords)
         return records.sizes()
 
     def collator(self) -> Collator:
-        """Return a collator with the family's chat format and image processing, cut at ``max_length``."""
-        return Collator(
-            self.family, self.max_length, max_pixels=self.max_image_pixels, max_frames=self.max_video_frames
-        )
+        sizes = {"max_pixels": self.max_image_pixels, "max_frames": self.max_video_frames}
+        return Collator(self.family, self.max_length, **sizes)

@@ -1,4 +1,8 @@
-"""The images that a data file names: found one by one or all compared with their folders' listings, and decoded."""
+"""The images and videos that a data file names: found, compared with their folders' listings, and decoded.
+
+A video is a folder or a list of frames; no file of a video is decoded. ``ffmpeg -i VIDEO.mp4 -vf fps=1 DIR/%06d.jpg``
+makes a folder of frames.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +23,20 @@ from PIL import Image, UnidentifiedImageError
 from subtoken_train.datasets.known_files import absent
 from subtoken_train.documents import check_regular
 from subtoken_train.errors import SubTokenWarning, UncutError, shell_words
-from subtoken_train.families.images import PixelError, rgb_pixels
+from subtoken_train.families.images import Picture, PixelError, Video, rgb_pixels
 
 SUFFIXES = (".jpg", ".png", ".gif", ".jpeg")
 """Under which an image may lie: OCR-VQA's are named ``.jpg`` in LLaVA's records, but its own download program saves
 some as ``.gif`` or ``.png``."""
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".avif", ".jp2")
 """By which a name is taken for an image's."""
+VIDEO_SUFFIXES = (".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv")
 MAX_PIXELS = 89_478_485
 """Width times height of the largest image that is opened unless a setting says more (Pillow's own first limit)."""
 MOST_PIXELS = 2 * MAX_PIXELS
 """Pillow opens no larger one."""
+MAX_FRAMES, MOST_FRAMES = 32, 4096
+"""Frames of a video that are opened unless a setting says more, and the most that it may say."""
 MAX_SCANS = 64
 """Scans of a JPEG: encoders write a dozen; each costs a pass over the whole picture, and an empty one a few bytes."""
 MAX_EXIF = 1000
@@ -54,7 +61,24 @@ class EncodedImage:
     place: str
 
 
+@dataclass(frozen=True)
+class VideoSource:
+    """Frames of a video as files.
+
+    Attributes:
+        frames: a folder, all of whose images are frames in the order of their names, or files in order.
+        fps: frames a second, as they were taken from the video.
+        outside: whether links in the folder may lead out of it.
+    """
+
+    frames: Path | tuple[Path, ...]
+    fps: float = 1.0
+    outside: bool = False
+
+
 ImageSource = Path | EncodedImage
+PictureSource = ImageSource | VideoSource
+"""Media that ``<image>`` of a record stands for."""
 
 
 @dataclass(frozen=True)
@@ -125,16 +149,14 @@ def _compare_folder(folder: str, names: list[str], image_folder: Path) -> Folder
             present = {entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)}
     except (FileNotFoundError, NotADirectoryError):
         present = set()
-    is_video = "" in names
-    images = [name for name in names if name]
-    absent = [name for name in images if name not in present]
-    parts = map(os.path.splitext, present) if absent else ()
+    not_there = [name for name in names if name and name not in present]
+    parts = map(os.path.splitext, present) if not_there else ()
     stems = {stem for stem, suffix in parts if suffix in SUFFIXES}
-    missing = [name for name in absent if os.path.splitext(name)[0] not in stems]
-    paths = [f"{folder}/{name}" if folder else name for name in missing]
+    missing = [name for name in not_there if os.path.splitext(name)[0] not in stems]
+    paths, is_video = [f"{folder}/{name}" if folder else name for name in missing], "" in names
     if is_video and not any(name.lower().endswith(SUFFIXES) for name in present):
         paths.append(f"{folder}/")
-    return FolderImages(folder, len(names), paths, len(absent) - len(missing), is_video)
+    return FolderImages(folder, len(names), paths, len(not_there) - len(missing), is_video)
 
 
 def count_named(folders: Sequence[FolderImages]) -> str:
@@ -158,41 +180,52 @@ def missing_images(folders: Sequence[FolderImages], data_file: Path, image_folde
     found = " and ".join(words for words, count in counts if count)
     command = f"subtoken-train data images {shell_words('--file', data_file, '--root', image_folder)}"
     return UncutError(
-        f"{found} that {data_file} names are missing below {image_folder} (first: "
-        f"{missing[0][:100]}); list them: {command}"
+        f"{found} that {data_file} names are missing below {image_folder} (first: {missing[0][:100]}); list them: "
+        f"{command}"
     )
 
 
+def open_picture(
+    source: PictureSource, record_id: str | None = None, max_pixels: int = MAX_PIXELS, max_frames: int = MAX_FRAMES
+) -> Picture:
+    """Open an image or a video, see ``open_image`` and ``open_video``."""
+    if isinstance(source, VideoSource):
+        return open_video(source, record_id, max_pixels, max_frames)
+    return open_image(source, record_id, max_pixels)
+
+
 def open_image(source: ImageSource, record_id: str | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Read one image, of a record or alone, by ``rgb_pixels``; of a missing file, what ``find_image`` takes for it.
+    """Read one image by ``rgb_pixels``; of a missing file, what ``find_image`` takes for it.
 
     Args:
         source: a file or encoded bytes.
         record_id: of the record that names it, for messages.
         max_pixels: width times height that is decoded at most.
     """
-    of_record = "" if record_id is None else f"record {record_id[:80]!r}: "
-    place = source.place if isinstance(source, EncodedImage) else source
-    whole = "send another" if isinstance(source, EncodedImage) else "replace the file"
-    hint = "replace the file or drop the record" if of_record else whole
+    of_record = _of_record(record_id)
+    encoded = isinstance(source, EncodedImage)
+    name = f"{of_record}image {source.place if isinstance(source, EncodedImage) else source}"
+    hint = "replace the file or drop the record" if of_record else "send another" if encoded else "replace the file"
     try:
         if isinstance(source, EncodedImage):
-            content: io.BytesIO | Path = io.BytesIO(source.read())
-        else:
-            content = find_image(source)
-            check_regular(content)
-        return _decoded(content, max_pixels, f"{of_record}image {place}")
+            return _decoded(io.BytesIO(source.read()), max_pixels, name)
+        path = find_image(source)
+        check_regular(path)
+        return _decoded(path, max_pixels, name)
     except FileNotFoundError:
         if not of_record:
-            raise absent("image", place) from None
-        hint = "check image_folder, or fetch the images the data set lists"
-        raise ValueError(f"{of_record}image {place} does not exist; {hint}") from None
+            raise absent("image", str(source)) from None
+        raise ValueError(f"{name} does not exist; check image_folder, or fetch the images the data set lists") from None
     except Exception as error:  # Pillow's readers raise many kinds for broken files
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        if isinstance(error, UnidentifiedImageError) and isinstance(source, EncodedImage):
+        if isinstance(error, UnidentifiedImageError) and encoded:
             text = "no image of a kind that is read here"  # Pillow's words name the object in memory
         words = " ".join(text.split())[:160] or type(error).__name__
-        raise ValueError(f"{of_record}image {place} cannot be read ({words}); {hint}") from None
+        raise ValueError(f"{name} cannot be read ({words}); {hint}") from None
+
+
+def _of_record(record_id: str | None) -> str:
+    return "" if record_id is None else f"record {record_id[:80]!r}: "
 
 
 def _decoded(content: io.BytesIO | Path, max_pixels: int, name: str) -> Image.Image:
@@ -256,3 +289,72 @@ def _scans(content: bytes) -> int:
 def _readers() -> list[str]:
     Image.init()
     return [name for name in _FORMATS if name in Image.OPEN]
+
+
+def open_video(
+    source: VideoSource, record_id: str | None = None, max_pixels: int = MAX_PIXELS, max_frames: int = MAX_FRAMES
+) -> Video:
+    """Read the frames of a video, evenly spaced where there are more than ``max_frames``; ``fps`` becomes less then.
+
+    ``max_pixels`` bounds width times height of all frames together; ``record_id`` is for messages.
+    """
+    of_record = _of_record(record_id)
+    try:
+        names = frames_in(source.frames) if isinstance(source.frames, Path) else list(source.frames)
+        taken = spaced(names, max_frames)
+        if isinstance(source.frames, Path):
+            taken = [inside(source.frames, path.name, source.outside) for path in taken]
+    except ValueError as error:
+        raise ValueError(f"{of_record}{error}") from None
+    frames = [open_image(taken[0], record_id, max_pixels)]
+    width, height = frames[0].size
+    if len(taken) * width * height > max_pixels:
+        raise ValueError(
+            f"{of_record}{len(taken)} frames of {width:,} x {height:,} pixels, at most {max_pixels:,} are read of all "
+            "together; use fewer frames, or make them smaller"
+        )
+    frames += [open_image(path, record_id, max_pixels) for path in taken[1:]]
+    try:
+        return Video(frames, source.fps * len(taken) / len(names))
+    except ValueError as error:
+        raise ValueError(f"{of_record}{error}") from None
+
+
+def frames_in(folder: Path) -> list[Path]:
+    """Return the images of a folder by name."""
+    if not folder.is_dir() and (problem := refuse_video_file(str(folder))):
+        raise ValueError(problem)
+    names = sorted(path for path in folder.glob("*") if path.suffix.lower() in SUFFIXES)
+    if not names:
+        raise ValueError(f"{folder} has no frames; extract some: ffmpeg -i VIDEO -vf fps=1 {folder}/%06d.jpg")
+    return names
+
+
+def spaced(items: Sequence[Any], count: int) -> list[Any]:
+    """Pick ``count`` items at the middles of as many equal parts of the list; all where there are fewer."""
+    taken = min(count, len(items))
+    return [items[(2 * part + 1) * len(items) // (2 * taken)] for part in range(taken)]
+
+
+def evenly_spaced(folder: Path, count: int) -> list[Path]:
+    """Pick ``count`` images of a folder, see ``spaced``."""
+    return spaced(frames_in(folder), count)
+
+
+def refuse_video_file(name: str) -> str | None:
+    """Return what to say to the name of a video's file; None for another name."""
+    path = Path(name)
+    if path.suffix.lower() not in VIDEO_SUFFIXES:
+        return None
+    folder = path.with_suffix("")
+    return (
+        f"video {name[:120]!r} is a video file, which is not decoded here; make a folder of frames: mkdir {folder} && "
+        f"ffmpeg -i {name[:120]} -vf fps=1 {folder}/%06d.jpg"
+    )
+
+
+def first_frame(source: PictureSource) -> ImageSource:
+    """Return an image itself, or a video's first frame."""
+    if not isinstance(source, VideoSource):
+        return source
+    return frames_in(source.frames)[0] if isinstance(source.frames, Path) else source.frames[0]

@@ -1,7 +1,9 @@
-"""Commands that make or fetch the data files that shipped recipes and pages name, and what a download of them holds."""
+"""Commands that make or fetch the data files of shipped recipes and pages, and the samples inside the package."""
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 
 from subtoken_train.errors import shell_words
@@ -10,6 +12,7 @@ MIX665K = "llava_v1_5_mix665k.json"
 """Records of LLaVA-v1.5's instruction tuning."""
 DOWNLOAD_BYTES = {("Salesforce/wikitext", "wikitext-103-raw-v1"): 315_000_000}
 """By data set of the Hub and configuration: its Parquet files, all splits."""
+_MADE = {"data/scenes": "scenes", "data/english_text": "english", "data/samples": "samples"}
 
 
 def fetch_command(path: str | Path) -> str | None:
@@ -17,11 +20,24 @@ def fetch_command(path: str | Path) -> str | None:
     path = Path(path)
     if path.name == MIX665K:
         return f"subtoken-train data llava665k --root {shell_words(path.parent)}"
-    made = {"data/scenes": "scenes", "data/english_text": "english", "data/samples": "samples"}
-    return next((f"subtoken-train data {name}" for place, name in made.items() if place in path.as_posix()), None)
+    return next((f"subtoken-train data {name}" for place, name in _MADE.items() if place in path.as_posix()), None)
 
 
 def absent(what: str, path: str | Path) -> ValueError:
     """Return the error of a data file that is not there, with the command that fetches it, where there is one."""
     command = fetch_command(path)
     return ValueError(f"{what} {path} does not exist; {f'get it: {command}' if command else 'check the path'}")
+
+
+def write_samples(folder: str | Path, overwrite: bool = False) -> None:
+    """Copy the shipped ``data/samples``: two pictures, three texts, and folders as a user of ``init`` may have them."""
+    from subtoken_train.artifact.whole_folder import DATA_MARKER, Layout, mark_data, whole_folder
+    from subtoken_train.resources import resource
+
+    source = resource("data/samples")
+    names = [path.relative_to(source).as_posix() for path in source.rglob("*")]
+    ours = re.compile("|".join(map(re.escape, (*names, DATA_MARKER))))
+    layout = Layout(ours, ours, last=DATA_MARKER, kind="a folder of samples", made_by="subtoken-train data samples")
+    with whole_folder(Path(folder), overwrite, layout) as partial:
+        shutil.copytree(source, partial, dirs_exist_ok=True)
+        mark_data(partial, layout)

@@ -1,7 +1,4 @@
-"""Loaders that every data module shares: their order resumes anywhere, and their batches know their window.
-
-There are two orders, shared out to processes: one for training that can be resumed anywhere, one for validation.
-Workers outlive a stop signal.
+"""Loaders that every data module shares: the training order resumes anywhere, batches know their window.
 
 Legend: R records.
 """
@@ -33,29 +30,20 @@ _GROUPED_BATCHES = 50  # batches that are filled together when records are group
 
 
 class AccumulationWindows:
-    """Yields each micro-batch with the labelled tokens and the number of micro-batches of its window.
+    """Yields (micro-batch, labelled tokens of its window, micro-batches of its window).
 
     Averaging micro-batch means would weigh a short answer's tokens more than a long one's. The sum over the window is
-    known only by looking ahead: ``size`` batches are held at a time.
-
-    Args:
-        loader: yields ``Batch``.
-        size: micro-batches per optimiser step (``trainer.accumulate_grad_batches``).
-        first: the micro-batch of the epoch that the loader starts with; Lightning's windows count from the epoch's
-            first.
+    known only by looking ahead: ``size`` batches (``trainer.accumulate_grad_batches``) are held at a time. ``first``
+    is the micro-batch of the epoch that the loader starts with; Lightning's windows count from the epoch's first.
     """
 
     def __init__(self, loader: DataLoader[Any], size: int, first: Callable[[], int] = lambda: 0) -> None:
-        self.loader = loader
-        self.size = size
-        self.first = first
+        self.loader, self.size, self.first = loader, size, first
 
     def __len__(self) -> int:
-        """Count the micro-batches."""
         return len(self.loader)
 
     def __iter__(self) -> Iterator[tuple[Batch, int, int]]:
-        """Yield (micro-batch, labelled tokens of its window, micro-batches of its window)."""
         if self.first() % self.size:
             raise ValueError(
                 f"training would start with micro-batch {self.first()} of the epoch, inside an accumulation window of "
@@ -75,9 +63,6 @@ def outlive_stop_signals(worker: int) -> None:
 
     Ctrl-C and SLURM signal every process of a run. The training process then finishes its step, for which it needs its
     workers, and ends them itself. A second SIGTERM does end a worker: multiprocessing's last resort at exit.
-
-    Args:
-        worker: its number, not used.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -106,11 +91,7 @@ class ResumableSampler(DistributedSampler[int]):
     nor drowned by its tokens in the loss. Grouped batches are shuffled.
 
     Args:
-        num_records: records to shuffle.
         batch_size: records per process and batch.
-        seed: of the shuffling, not negative.
-        rank: this process.
-        world_size: processes that share each global batch.
         limit: the trainer's ``limit_train_batches``: batches (int) or share of a pass (float) that make an epoch.
         consumed: returns the batches that training has consumed so far.
         sizes: (images, characters of text) of every record, [R, 2]; None: all records are of one kind.
@@ -146,8 +127,7 @@ class ResumableSampler(DistributedSampler[int]):
                 f"{num_records} training records do not fill one batch of batch_size {batch_size} on {world_size} "
                 f"process(es); lower batch_size or add records"
             )
-        if seed < 0:
-            raise ValueError(f"seed is {seed}; it must be 0 or more")
+        check_range("seed", seed, 0)
 
     @property
     def identity(self) -> dict[str, int]:
@@ -225,7 +205,7 @@ def validation_order(sizes: NDArray[np.int64] | None, num_records: int, rank: in
     """Return one process's share of validation records, in file order (those with images first if not all have some).
 
     Processes take equal steps, and at every step all of them have images or none has: up to ``world_size - 1`` records
-    of each kind are repeated. Arguments as ``ResumableSampler``'s.
+    of each kind are repeated.
     """
     images = np.zeros(num_records, bool) if sizes is None else sizes[:, 0] > 0
     share: list[int] = []
@@ -255,14 +235,9 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
 
     Records are shared out to the processes here, so recipes set ``trainer.use_distributed_sampler: false``. The place
     in the order is Lightning's own count of batches, which is in every checkpoint and is read whenever a loader starts.
-    A subclass reads the records in ``read`` (and ``setup``) and turns them into batches in ``collator``. Where some
-    records have images and some have none, ``sizes`` says so, and no step mixes them (see ``ResumableSampler``).
+    Where some records have images and some have none, ``sizes`` says so, and no step mixes them.
 
-    Args:
-        batch_size: training records per process and step of the data loader.
-        val_batch_size: validation records per process and step; default: ``batch_size``.
-        num_workers: processes that make batches beside training; 0: in the training process.
-        seed: of the shuffling.
+    Batch sizes are per process and step; ``num_workers`` 0: batches are made in the training process.
     """
 
     def __init__(
@@ -276,8 +251,7 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         self.val_batch_size = batch_size if val_batch_size is None else val_batch_size
         self._train: SizedRecords[T] | None = None
         self._val: SizedRecords[T] | None = None
-        self._order: dict[str, int] = {}
-        self._resumed_order: dict[str, int] = {}
+        self._order, self._resumed_order = dict[str, int](), dict[str, int]()
         self._rehearsed_family: Family | None = None
         self.group_by_length = False
 
@@ -304,19 +278,11 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
     def training_order(
         self, rank: int = 0, world_size: int = 1, limit: int | float = 1.0, consumed: Callable[[], int] = lambda: 0
     ) -> ResumableSampler:
-        """Return the order of the training records of ``setup``; arguments and errors as ``ResumableSampler``'s."""
+        """Return the order of the training records of ``setup``."""
         assert self._train is not None
-        return ResumableSampler(
-            len(self._train),
-            self.batch_size,
-            self.seed,
-            rank=rank,
-            world_size=world_size,
-            limit=limit,
-            consumed=consumed,
-            sizes=self.sizes(self._train),
-            by_length=self.group_by_length,
-        )
+        place: dict[str, Any] = {"rank": rank, "world_size": world_size, "limit": limit, "consumed": consumed}
+        sizes, by_length = self.sizes(self._train), self.group_by_length
+        return ResumableSampler(len(self._train), self.batch_size, self.seed, **place, sizes=sizes, by_length=by_length)
 
     def samples(self, family: Family, count: int, size: int = 1) -> Iterator[Batch]:
         """Yield the first ``count`` full batches of ``size`` samples of a run on one device, as the loss sees them."""
@@ -331,16 +297,13 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         """Yield the training records as a run on one device takes them."""
         self.setup("fit")
         assert self._train is not None
-        records = self._train
-        return (records[index] for index in self.training_order())
+        return map(self._train.__getitem__, self.training_order())
 
     @property
     def family(self) -> Family:
         """The backbone family of the module that is being trained."""
-        if self.trainer is None:
-            assert self._rehearsed_family is not None
-            return self._rehearsed_family
-        return cast("Family", self.trainer.lightning_module.family)
+        family = self._rehearsed_family if self.trainer is None else self.trainer.lightning_module.family
+        return cast("Family", family)
 
     def rehearse(self, family: Family, trainer: L.Trainer) -> None:
         """Set up training before it starts: what a user can get wrong comes out now."""
@@ -355,7 +318,7 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         self.read(training=stage == "fit")
 
     def train_dataloader(self) -> AccumulationWindows:
-        """Load shuffled, full batches only, from where training stands, annotated with their accumulation window."""
+        """Load shuffled, full batches only, from where training stands."""
         assert self.trainer is not None
         assert self._train is not None
         sampler = self.training_order(
@@ -376,11 +339,10 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         return self._loader(self._val, self.val_batch_size, order, drop_last=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the order of the data depends on; the place in it is in the state of Lightning's loops."""
+        # what the order depends on; the place in it is in the state of Lightning's loops
         return {"order": self._order} if self._order else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Remember the order that the checkpoint counts in; ``train_dataloader`` compares it with this run's."""
         self._resumed_order = state_dict["order"]
         # Lightning only looks for a state in the loader itself, and would call the data not resumable.
         warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended before the epoch ended")

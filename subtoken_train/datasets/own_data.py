@@ -10,15 +10,15 @@ import hashlib
 import os
 import re
 import shlex
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES, inside, open_image
 from subtoken_train.datasets.known_files import fetch_command
-from subtoken_train.datasets.question_table import OwnRecord, OwnTable, read_own_table, unread_words
+from subtoken_train.datasets.question_table import OwnRecord, OwnTable, read_own_table
 from subtoken_train.datasets.record_format import has_media, image_names, said_turns, used_turns, video_names
 from subtoken_train.datasets.row_files import COLUMNAR, ZIPPED, file_kind, first_of_set
 from subtoken_train.datasets.text_media import files_named, refuse_files
@@ -28,328 +28,21 @@ from subtoken_train.documents import check_regular, read_text, text_problem
 TABLES = (".csv", ".tsv", ".json", ".jsonl", *COLUMNAR)
 TEXTS = (".txt", ".md")
 MAX_FILES = 2_000_000
-_ABOUT_IT = ("readme", "license", "licence", "notice", "copying", "changelog", "dataset_info", "dataset_infos")
-"""Files about a data set, which are none of it: texts and tables beside it, not in the folders below."""
-_OF_ARROW = ("state.json", "dataset_info.json", "dataset_dict.json")
-"""Files that ``save_to_disk`` writes beside its Arrow files."""
-
-
-@dataclass(frozen=True)
-class OwnFolder:
-    """The files of a folder and of those below it, as paths relative to it, sorted.
-
-    Attributes:
-        path: the folder.
-        images: by their suffix; none is opened.
-        tables: CSV, TSV, JSON, JSON lines, Parquet and Arrow, all but texts also in gzip's form; of a set its first.
-        texts: plain text.
-        left_out: texts and tables that tell about the data.
-        unread: files of other kinds, in words; empty where there is none.
-    """
-
-    path: Path
-    images: tuple[str, ...]
-    tables: tuple[str, ...]
-    texts: tuple[str, ...]
-    left_out: tuple[str, ...]
-    unread: str = ""
-
-
-def look_into(folder: Path) -> OwnFolder:
-    """List a folder; hidden files, and texts and tables that tell about the data (README, LICENSE), are left out."""
-    if not folder.exists():
-        command = fetch_command(folder)
-        hint = f"get it: {command}" if command else "name the folder of your data"
-        raise ValueError(f"{folder} does not exist; {hint}")
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder; name the folder that holds it, and the file with --table")
-    found: dict[str, list[str]] = {}
-    for number, name in enumerate(_names(folder)):
-        if number >= MAX_FILES:
-            raise ValueError(f"{folder} holds more than {MAX_FILES:,} files; name a folder that holds the data alone")
-        found.setdefault(_group(name), []).append(name)
-    about = found.pop(_ABOUT, []) + (found.pop(_ARROW, []) if ".arrow" in found else [])
-    found.setdefault(".json", []).extend(found.pop(_ARROW, []))
-    images, tables, texts = (
-        tuple(sorted(name for suffix in kinds for name in found.pop(suffix, ())))
-        for kinds in (PICTURE_SUFFIXES, TABLES, TEXTS)
-    )
-    unread = _counted({suffix: len(names) for suffix, names in found.items()})
-    if not (images or tables or texts):
-        kinds = ", ".join((*TABLES, *TEXTS))
-        beside = f" (but {', '.join(sorted(about))}, about the data)" if about else f"; {unread}" if unread else ""
-        raise ValueError(
-            f"{folder} holds no data: no images, and no file that ends with one of {kinds}{beside}; save texts as "
-            f".txt, or add pictures and a table of questions, then: {_init(folder)}"
-        )
-    tables = tuple(dict.fromkeys(map(first_of_set, tables)))
-    return OwnFolder(folder, images, tables, texts, tuple(sorted(about)), unread)
-
-
-_ABOUT, _ARROW = "about the data", "about Arrow files"
-
-
-def _group(name: str) -> str:
-    """Return a file's kind, or that it is about the data."""
-    stem, suffix = map(str.lower, os.path.splitext(name))
-    if suffix in (*TABLES, *TEXTS) and stem in _ABOUT_IT:  # a path from below the folder is no such name
-        return _ABOUT
-    if os.path.basename(name) in _OF_ARROW:
-        return _ARROW
-    return kind if suffix == ZIPPED and (kind := file_kind(name)) in TABLES else suffix
-
-
-def _counted(kinds: dict[str, int]) -> str:
-    """Return how many files of which kinds are not read, in words."""
-    if not (total := sum(kinds.values())):
-        return ""
-    most = sorted(kinds, key=lambda kind: -kinds[kind])
-    listed = ", ".join(f"{kinds[kind]:,} {kind or 'without a suffix'}" for kind in most[:_LISTED])
-    others = f" and {len(most) - _LISTED:,} kinds more" if len(most) > _LISTED else ""
-    return f"{total:,} file{'s' if total > 1 else ''} of kinds that are not read: {listed}{others}"
-
-
-def _init(folder: Path, *options: str) -> str:
-    """Return the command to type once a folder is in order."""
-    return shlex.join(["subtoken-train", "init", str(folder), *options])
-
-
-def _names(folder: Path) -> Iterator[str]:
-    for place, folders, names in os.walk(folder, onerror=_refuse):
-        folders[:] = [name for name in folders if not name.startswith((".", "__"))]
-        below = os.path.relpath(place, folder)
-        for name in names:
-            if not name.startswith("."):
-                yield Path(below, name).as_posix()
-
-
-def _refuse(error: OSError) -> None:
-    raise error
-
-
 MAX_TOTAL = 2**30
 """Bytes of all texts together; more is a corpus, which recipes read as it lies."""
 ENOUGH = 30
 """Documents; fewer are cut."""
-_BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
-
-
-def read_texts(own: OwnFolder) -> list[str]:
-    """Read the text files of a folder."""
-    texts, total = [], 0
-    for name in own.texts:
-        text = read_text(own.path / name).removeprefix("\ufeff")
-        total += len(text)
-        if total > MAX_TOTAL:
-            raise ValueError(
-                f"the texts of {own.path} have more than {MAX_TOTAL:,} characters; make them Parquet or JSON lines, "
-                "which a recipe reads itself (data.train)"
-            )
-        if "\0" in text:
-            raise ValueError(f"{own.path / name} holds NUL characters, so it is not text; remove it")
-        if text.strip() and (problem := text_problem(text)):
-            raise ValueError(f"{own.path / name} {problem}; fix it, or move it away")
-        texts.append(text)
-    if not any(text.strip() for text in texts):
-        raise ValueError(f"the texts of {own.path} are empty")
-    return texts
-
-
-def documents_of(texts: Sequence[str]) -> list[str]:
-    """Make documents: the texts themselves where they are many, else runs of paragraphs of about equal length."""
-    whole = [text.replace("\r\n", "\n").strip() for text in texts if text.strip()]
-    if len(whole) >= ENOUGH:
-        return whole
-    length = max(1, sum(map(len, whole)) // ENOUGH)
-    return [piece for text in whole for piece in _pieces(text, length)]
-
-
-def _pieces(text: str, length: int) -> Iterator[str]:
-    """Cut whole paragraphs, each piece of ``length`` characters or more but the last; lines of a single paragraph."""
-    parts = _BLANK_LINES.split(text)
-    parts, joint = (parts, "\n\n") if len(parts) > 1 else (text.split("\n"), "\n")
-    piece: list[str] = []
-    gathered = 0
-    for part in parts:
-        piece.append(part)
-        gathered += len(part)
-        if gathered >= length:
-            yield joint.join(piece)
-            piece, gathered = [], 0
-    if piece:
-        yield joint.join(piece)
-
-
-_BLOCK = 2**20
-
-
-class PictureNames:
-    """Finds the images of a folder by what a table calls them.
-
-    A name is a path from the folder or from the table, or the one image that has this file name, with its suffix or
-    without, in folders that do not contradict those of the name.
-
-    Args:
-        own: the folder.
-        table: the table's path below it.
-    """
-
-    def __init__(self, own: OwnFolder, table: str) -> None:
-        self._own, self._beside = own, PurePosixPath(table).parent
-        self._there = set(own.images)
-        self._by_name: dict[str, list[str]] = defaultdict(list)
-        for name in own.images:
-            path = PurePosixPath(name)
-            for called in {path.name, path.stem}:
-                self._by_name[called].append(name)
-
-    def placed(self, record: OwnRecord) -> OwnRecord:
-        """Return the record with the paths of its images from the folder; an image that is not found keeps its name."""
-        names = image_names(record.row)
-        if not names:
-            return record
-        found = [self._path(name, record.place) for name in names]
-        return OwnRecord({**record.row, "image": found[0] if len(found) == 1 else found}, record.place)
-
-    def missing(self, records: Iterable[OwnRecord]) -> list[tuple[str, str]]:
-        """Return (name, place) of the images of placed records that are not there."""
-        return [(name, each.place) for each in records for name in image_names(each.row) if name not in self._there]
-
-    def _path(self, name: str, place: str) -> str:
-        folder, beside = self._own.path, self._beside
-        if os.path.isabs(name):
-            name = os.path.relpath(name, os.path.abspath(folder))
-        for start in (PurePosixPath(), beside):
-            path = os.path.normpath(start / name)
-            if path in self._there:
-                return _within(folder, path, place)
-        _within(folder, os.path.normpath(beside / name), place)
-        called = [path for path in self._by_name.get(PurePosixPath(name).name, []) if _may_be(name, path)]
-        if len(called) > 1:
-            raise ValueError(f"{place}: image {name[:80]!r} could be {called[0]} or {called[1]}; write its path")
-        return _within(folder, called[0], place) if called else name
-
-
-def _may_be(name: str, path: str) -> bool:
-    """Tell whether a name's folders are the last ones of a path, or the reverse: ``train/`` is not ``val/``."""
-    given, there = (PurePosixPath(os.path.normpath(each)).parts[-2::-1] for each in (name, path))
-    return all(one == other for one, other in zip(given, there, strict=False))
-
-
-def _within(folder: Path, name: str, place: str) -> str:
-    try:
-        inside(folder, name)
-    except ValueError:
-        raise ValueError(
-            f"{place}: image {name[:80]!r} lies outside of {folder} (a path or a link); copy it in"
-        ) from None
-    return name
-
-
-def check_pictures(folder: Path, names: list[str], show: Callable[[int, int], None]) -> int:
-    """Open images, evenly spread where there are many; returns how many."""
-    some = spread(len(names))
-    for done, place in enumerate(some, 1):
-        open_image(folder / names[place])
-        show(done, len(some))
-    return len(some)
-
-
-def same_pictures(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """Map each image to the first that has the very same bytes; only files of equal sizes are read."""
-    by_size: dict[int, list[str]] = defaultdict(list)
-    for name in sorted(set(names)):
-        by_size[(folder / name).stat().st_size].append(name)
-    first = {}
-    for alike in by_size.values():
-        seen: dict[bytes, str] = {}
-        for name in alike:
-            first[name] = name if len(alike) == 1 else seen.setdefault(_digest(folder / name), name)
-    return first
-
-
-def _digest(path: Path) -> bytes:
-    digest = hashlib.sha256()
-    check_regular(path)
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.digest()
-
-
-SHARE = 0.1
-"""Share of the pictures (or questions, or texts) that dev and test each get; one at least, ``MOST_HELD`` at most."""
-MOST_HELD = 1000
+SHARE, MOST_HELD = 0.1, 1000
+"""Share of the pictures (or questions, or texts) that dev and test each get, one at least, and the most of them."""
 SPLITS = ("train", "dev", "test")
-T = TypeVar("T")
-
-
-def split_by(groups: Mapping[str, Sequence[T]], seed: int, what: str) -> dict[str, list[T]]:
-    """Share whole groups out to splits, in their own order; a group's split depends on its name and the seed alone.
-
-    Args:
-        groups: what belongs together, by a name.
-        seed: another one deals anew.
-        what: a group in words, for the message.
-    """
-    if len(groups) < len(SPLITS):
-        raise ValueError(f"too few different {what} ({len(groups)}): train, dev and test need one each, three at least")
-    held = min(max(1, round(SHARE * len(groups))), MOST_HELD)
-    drawn = sorted(groups, key=lambda name: hashlib.sha256(f"{seed}\0{name}".encode()).digest())
-    parts = {"dev": {*drawn[:held]}, "test": {*drawn[held : 2 * held]}, "train": {*drawn[2 * held :]}}
-    return {split: [each for name in groups if name in parts[split] for each in groups[name]] for split in SPLITS}
-
-
-def group_records(records: Sequence[OwnRecord], same: Mapping[str, str]) -> dict[str, list[OwnRecord]]:
-    """Group records that share a picture, directly or through others; those without one by what they ask.
-
-    Args:
-        records: with paths of images.
-        same: see ``same_pictures``.
-    """
-    roots: dict[str, str] = {}
-
-    def root(name: str) -> str:
-        while roots.setdefault(name, name) != name:
-            roots[name] = name = roots[roots[name]]
-        return name
-
-    keys = []
-    for record in records:
-        names = [f"image {same[name]}" for name in image_names(record.row)] or [f"asks {_asked(record)}"]
-        for name in names[1:]:
-            roots[root(name)] = root(names[0])
-        keys.append(names[0])
-    groups: dict[str, list[OwnRecord]] = defaultdict(list)
-    for record, key in zip(records, keys, strict=True):
-        groups[root(key)].append(record)
-    return dict(groups)
-
-
-def check_answers(records: Sequence[OwnRecord], same: Mapping[str, str]) -> None:
-    """Raise a ``ValueError`` where one question about the same images has two answers."""
-    said: dict[tuple[str, ...], tuple[str, str]] = {}
-    for record in records:
-        turns = used_turns(record.row)
-        if len(turns) != 2:
-            continue  # conversations differ in what was said before
-        question = (*(same[name] for name in image_names(record.row)), _asked(record))
-        answer, place = said.setdefault(question, (turns[1]["value"].strip(), record.place))
-        if answer != turns[1]["value"].strip():
-            about = "about the same image " if image_names(record.row) else ""
-            raise ValueError(
-                f"{record.place} answers a question {about}otherwise than {place.rpartition(', ')[2]} does "
-                f"({turns[1]['value'].strip()[:40]!r}, {answer[:40]!r}); keep one of them"
-            )
-
-
-def _asked(record: OwnRecord) -> str:
-    said = said_turns(record.row)
-    first = next((place for place, turn in enumerate(said) if turn["from"] == "human"), -1)
-    return " ".join(word for turn in said[: first + 1] for word in turn["value"].split())
-
-
+_ABOUT_IT = ("readme", "license", "licence", "notice", "copying", "changelog", "dataset_info", "dataset_infos")
+"""Files about a data set, which are none of it: texts and tables beside it, not in the folders below."""
+_OF_ARROW = ("state.json", "dataset_info.json", "dataset_dict.json")
+"""Files that ``save_to_disk`` writes beside its Arrow files."""
+_ABOUT, _ARROW = "about the data", "about Arrow files"
+_BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
 _LISTED = 3  # names in a message
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -386,44 +79,122 @@ def read_own(
         show: told (done, total) while images are opened.
     """
     own = look_into(folder)
-    data = _read(own, _table(own, table), columns, seed, show)
-    names = own.left_out
-    left_out = f"{len(names):,} file{'s' if len(names) > 1 else ''} about the data left out ({', '.join(names)})"
-    return replace(data, found=tuple(filter(None, (*data.found, left_out if names else "", own.unread))))
+    name = _table(own, table)
+    if name is not None:
+        data = _table_data(own, name, read_own_table(folder / name, columns, folder), seed, show)
+    elif named := [kind for kind, column in columns.items() if column is not None]:
+        raise ValueError(f"--{named[0]}-column names a column, but {folder} holds no table")
+    else:
+        data = _text_data(read_texts(own), seed, f"{len(own.texts):,} text files")
+    left_out = (
+        f"{_files(len(own.left_out))} about the data left out ({', '.join(own.left_out)})" if own.left_out else ""
+    )
+    return replace(data, found=tuple(filter(None, (*data.found, left_out, own.unread))))
 
 
-def _read(
-    own: OwnFolder, name: str | None, columns: dict[str, str | None], seed: int, show: Callable[[int, int], None]
-) -> OwnData:
-    """Read what the table holds, or the texts where it is None."""
-    if name is None:
-        if named := [kind for kind, column in columns.items() if column is not None]:
-            raise ValueError(f"--{named[0]}-column names a column, but {own.path} holds no table")
-        return _text_data(own, read_texts(own), seed, f"{len(own.texts):,} text files")
-    read = read_own_table(own.path / name, columns, own.path)
-    if read.texts and own.images:
+@dataclass(frozen=True)
+class OwnFolder:
+    """The files of a folder and of those below it, as paths relative to it, sorted.
+
+    Attributes:
+        path: the folder.
+        images: by their suffix; none is opened.
+        tables: CSV, TSV, JSON, JSON lines, Parquet and Arrow, all but texts also in gzip's form; of a set its first.
+        texts: plain text.
+        left_out: texts and tables that tell about the data.
+        unread: files of other kinds, in words; empty where there is none.
+    """
+
+    path: Path
+    images: tuple[str, ...]
+    tables: tuple[str, ...]
+    texts: tuple[str, ...]
+    left_out: tuple[str, ...]
+    unread: str = ""
+
+
+def look_into(folder: Path) -> OwnFolder:
+    """List a folder; hidden files, and texts and tables that tell about the data (README, LICENSE), are left out."""
+    if not folder.exists():
+        command = fetch_command(folder)
+        hint = f"get it: {command}" if command else "name the folder of your data"
+        raise ValueError(f"{folder} does not exist; {hint}")
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder; name the folder that holds it, and the file with --table")
+    found: dict[str, list[str]] = defaultdict(list)
+    for number, name in enumerate(_names(folder)):
+        if number >= MAX_FILES:
+            raise ValueError(f"{folder} holds more than {MAX_FILES:,} files; name a folder that holds the data alone")
+        found[_group(name)].append(name)
+    arrow = found.pop(_ARROW, [])
+    found[_ABOUT if ".arrow" in found else ".json"] += arrow
+    about = sorted(found.pop(_ABOUT, []))
+    images, tables, texts = (
+        tuple(sorted(name for suffix in kinds for name in found.pop(suffix, ())))
+        for kinds in (PICTURE_SUFFIXES, TABLES, TEXTS)
+    )
+    unread = _counted(Counter({suffix: len(names) for suffix, names in found.items() if names}))
+    if not (images or tables or texts):
+        kinds = ", ".join((*TABLES, *TEXTS))
+        beside = f" (but {', '.join(about)}, about the data)" if about else f"; {unread}" if unread else ""
         raise ValueError(
-            f"{own.path} holds {len(own.images):,} images, and {name} texts alone; name its columns with "
-            "--image-column, --question-column and --answer-column, or move the images away"
+            f"{folder} holds no data: no images, and no file that ends with one of {kinds}{beside}; save texts as "
+            f".txt, or add pictures and a table of questions, then: {_init(folder)}"
         )
-    if read.texts:
-        return _text_data(own, read.texts, seed, f"{name}: {len(read.texts):,} texts", unread_words(read))
-    return _record_data(own, name, read, seed, show)
+    return OwnFolder(folder, images, tuple(dict.fromkeys(map(first_of_set, tables))), texts, tuple(about), unread)
+
+
+def _names(folder: Path) -> Iterator[str]:
+    for place, folders, names in os.walk(folder, onerror=_refuse):
+        folders[:] = [name for name in folders if not name.startswith((".", "__"))]
+        below = os.path.relpath(place, folder)
+        yield from (Path(below, name).as_posix() for name in names if not name.startswith("."))
+
+
+def _refuse(error: OSError) -> None:
+    raise error
+
+
+def _group(name: str) -> str:
+    """Return a file's kind, or that it is about the data."""
+    stem, suffix = map(str.lower, os.path.splitext(name))
+    if suffix in (*TABLES, *TEXTS) and stem in _ABOUT_IT:  # a path from below the folder is no such name
+        return _ABOUT
+    if os.path.basename(name) in _OF_ARROW:
+        return _ARROW
+    return kind if suffix == ZIPPED and (kind := file_kind(name)) in TABLES else suffix
+
+
+def _counted(kinds: Counter[str]) -> str:
+    """Return how many files of which kinds are not read, in words."""
+    listed = ", ".join(f"{count:,} {kind or 'without a suffix'}" for kind, count in kinds.most_common(_LISTED))
+    others = f" and {len(kinds) - _LISTED:,} kinds more" if len(kinds) > _LISTED else ""
+    return f"{_files(kinds.total())} of kinds that are not read: {listed}{others}" if kinds else ""
+
+
+def _files(count: int) -> str:
+    return f"{count:,} file{'s' if count > 1 else ''}"
+
+
+def _init(folder: Path, *options: str) -> str:
+    """Return the command to type once a folder is in order."""
+    return shlex.join(["subtoken-train", "init", str(folder), *options])
 
 
 def _table(own: OwnFolder, chosen: str | None) -> str | None:
     """Return the table that is meant; None where the folder is one of texts."""
+    listed = ", ".join(own.tables[:_LISTED])
     if chosen is not None:
         if chosen not in own.tables and not (own.path / chosen).is_file():
-            there = f"its tables are {', '.join(own.tables[:_LISTED])}" if own.tables else "it holds no table"
+            there = f"its tables are {listed}" if own.tables else "it holds no table"
             raise ValueError(f"{own.path} has no table {chosen!r}; {there}")
         return chosen
     if len(own.tables) > 1:
         more = f" and {len(own.tables) - _LISTED:,} more" if len(own.tables) > _LISTED else ""
-        listed = ", ".join(own.tables[:_LISTED])
+        best = next((name for name in own.tables if "train" in name), own.tables[0])
         raise ValueError(
             f"{own.path} holds several tables ({listed}{more}); say which one with --table: "
-            f"{_init(own.path, '--table', next((name for name in own.tables if 'train' in name), own.tables[0]))}"
+            f"{_init(own.path, '--table', best)}"
         )
     if own.tables and own.texts:
         raise ValueError(
@@ -439,59 +210,225 @@ def _table(own: OwnFolder, chosen: str | None) -> str | None:
     return own.tables[0] if own.tables else None
 
 
-def _text_data(own: OwnFolder, texts: list[str], seed: int, what: str, unread: str = "") -> OwnData:
-    documents = documents_of(texts)
-    groups: dict[str, list[dict[str, Any]]] = {}
+def read_texts(own: OwnFolder) -> list[str]:
+    """Read the text files of a folder."""
+    texts, total = [], 0
+    for name in own.texts:
+        text = read_text(own.path / name).removeprefix("\ufeff")
+        total += len(text)
+        if total > MAX_TOTAL:
+            raise ValueError(
+                f"the texts of {own.path} have more than {MAX_TOTAL:,} characters; make them Parquet or JSON lines, "
+                "which a recipe reads itself (data.train)"
+            )
+        if text.strip() and (problem := text_problem(text)):
+            raise ValueError(f"{own.path / name} {problem}; fix it, or move it away")
+        texts.append(text)
+    if not any(text.strip() for text in texts):
+        raise ValueError(f"the texts of {own.path} are empty")
+    return texts
+
+
+def _text_data(texts: list[str], seed: int, what: str, unread: str = "") -> OwnData:
+    """Make documents: the texts themselves where they are many, else runs of paragraphs of about equal length."""
+    documents = [text.replace("\r\n", "\n").strip() for text in texts if text.strip()]
+    if len(documents) < ENOUGH:
+        length = max(1, sum(map(len, documents)) // ENOUGH)
+        documents = [piece for text in documents for piece in _pieces(text, length)]
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for document in documents:
-        groups.setdefault(document, []).append({"text": document})
+        groups[document].append({"text": document})
     cut = "" if len(documents) == len(texts) else f", {len(documents):,} documents"
     found = (f"{what} ({sum(map(len, texts)):,} characters){cut}", unread)
-    return OwnData("texts", split_by(groups, seed, "documents"), tuple(filter(None, found)))
+    return OwnData("texts", _split(groups, seed, "documents"), tuple(filter(None, found)))
 
 
-def _record_data(own: OwnFolder, name: str, read: OwnTable, seed: int, show: Callable[[int, int], None]) -> OwnData:
-    records = _placed(own, name, read)
-    names = list(dict.fromkeys(each for record in records for each in image_names(record.row)))
-    found = [f"{name}: {len(records):,} records ({read.columns or 'conversations'})"]
-    if unread := unread_words(read):
-        found.append(unread)
-    same: dict[str, str] = {}
-    if names:
-        opened = check_pictures(own.path, names, show)
-        same = same_pictures(own.path, names)
-        copies = len(names) - len(set(same.values()))
-        unused = len(own.images) - len(names)
-        found.append(
-            f"{len(names):,} images, {'all' if opened == len(names) else f'{opened:,} of them'} opened"
-            + (f"; {copies:,} are copies of others" if copies else "")
-            + (f"; {unused:,} more are in the folder and in no record" if unused else "")
+def _pieces(text: str, length: int) -> Iterator[str]:
+    """Cut whole paragraphs, each piece of ``length`` characters or more but the last; lines of a single paragraph."""
+    parts = _BLANK_LINES.split(text)
+    parts, joint = (parts, "\n\n") if len(parts) > 1 else (text.split("\n"), "\n")
+    piece, gathered = list[str](), 0
+    for part in parts:
+        piece.append(part)
+        gathered += len(part)
+        if gathered >= length:
+            yield joint.join(piece)
+            piece, gathered = [], 0
+    if piece:
+        yield joint.join(piece)
+
+
+def _table_data(own: OwnFolder, name: str, read: OwnTable, seed: int, show: Callable[[int, int], None]) -> OwnData:
+    """Return the records or texts of a table."""
+    if read.texts and own.images:
+        raise ValueError(
+            f"{own.path} holds {len(own.images):,} images, and {name} texts alone; name its columns with "
+            "--image-column, --question-column and --answer-column, or move the images away"
         )
-    elif own.images:
+    if read.texts:
+        return _text_data(read.texts, seed, f"{name}: {len(read.texts):,} texts", read.unread_words)
+    records = _placed(own, name, read.records)
+    names = list(dict.fromkeys(each for record in records for each in image_names(record.row)))
+    if own.images and not names:
         raise ValueError(
             f"{own.path} holds {len(own.images):,} images, and {name} names none of them; say which column does with "
             "--image-column, or move the images away"
         )
+    found = [f"{name}: {len(records):,} records ({read.columns or 'conversations'})", read.unread_words]
+    same = _same_pictures(own.path, names)
+    if names:
+        opened = spread(len(names))
+        for done, place in enumerate(opened, 1):
+            open_image(own.path / names[place])
+            show(done, len(opened))
+        copies, unused = len(names) - len(set(same.values())), len(own.images) - len(names)
+        found.append(
+            f"{len(names):,} images, {'all' if len(opened) == len(names) else f'{len(opened):,} of them'} opened"
+            + (f"; {copies:,} are copies of others" if copies else "")
+            + (f"; {unused:,} more are in the folder and in no record" if unused else "")
+        )
     # chats without an image may well begin alike and go on otherwise
-    check_answers([record for record in records if read.columns or image_names(record.row)], same)
-    split = split_by(group_records(records, same), seed, "pictures" if names else "questions")
+    _check_answers([record for record in records if read.columns or image_names(record.row)], same)
+    split = _split(_groups(records, same), seed, "pictures" if names else "questions")
     rows = {part: [record.row for record in chosen] for part, chosen in split.items()}
-    return OwnData("images" if names else "conversations", rows, tuple(found), read.no_document)
+    return OwnData("images" if names else "conversations", rows, tuple(filter(None, found)), read.no_document)
 
 
-def _placed(own: OwnFolder, table: str, read: OwnTable) -> list[OwnRecord]:
-    """Return the records with images that are there."""
-    finder = PictureNames(own, table)
-    for record in read.records:
+def _placed(own: OwnFolder, table: str, records: Sequence[OwnRecord]) -> list[OwnRecord]:
+    """Return the records with paths of images that are there."""
+    paths, there = _PicturePaths(own, table), set(own.images)
+    made, missing = [], list[tuple[str, str]]()
+    for record in records:
         if video_names(record.row):
             raise ValueError(f"{record.place} has a video; name the file in a recipe itself (data.train_file)")
-        for name in files_named(record.row, has_media(record.row)):
-            refuse_files([(name, record.place)], own.path)
-    records = [finder.placed(record) for record in read.records]
-    if missing := finder.missing(records):
+        refuse_files([(name, record.place) for name in files_named(record.row, has_media(record.row))], own.path)
+        found = [paths.path(name, record.place) for name in image_names(record.row)]
+        missing += [(name, record.place) for name in found if name not in there]
+        row = {**record.row, "image": found[0] if len(found) == 1 else found} if found else record.row
+        made.append(OwnRecord(row, record.place))
+    if missing:
         name, place = missing[0]
-        total = sum(len(image_names(record.row)) for record in records)
+        total = sum(len(image_names(record.row)) for record in made)
         raise ValueError(
             f"{len(missing):,} of {total:,} images are not in {own.path} (first: {name[:80]!r}, {place}); add them, or "
             f"drop their lines, then: {_init(own.path)}"
         )
-    return records
+    return made
+
+
+class _PicturePaths:
+    """Finds the images of a folder by what a table of it calls them.
+
+    A name is a path from the folder or from the table, or the one image that has this file name, with its suffix or
+    without, in folders that do not contradict those of the name.
+    """
+
+    def __init__(self, own: OwnFolder, table: str) -> None:
+        self._folder, self._beside = own.path, PurePosixPath(table).parent
+        self._there = set(own.images)
+        self._by_name: dict[str, list[str]] = defaultdict(list)
+        for path in map(PurePosixPath, own.images):
+            for called in {path.name, path.stem}:
+                self._by_name[called].append(path.as_posix())
+
+    def path(self, name: str, place: str) -> str:
+        """Return an image's path from the folder; one that is not found keeps its name."""
+        if os.path.isabs(name):
+            name = os.path.relpath(name, os.path.abspath(self._folder))
+        for start in (PurePosixPath(), self._beside):
+            path = os.path.normpath(start / name)
+            if path in self._there:
+                return self._within(path, place)
+        self._within(os.path.normpath(self._beside / name), place)
+        called = [path for path in self._by_name.get(PurePosixPath(name).name, []) if _may_be(name, path)]
+        if len(called) > 1:
+            raise ValueError(f"{place}: image {name[:80]!r} could be {called[0]} or {called[1]}; write its path")
+        return self._within(called[0], place) if called else name
+
+    def _within(self, name: str, place: str) -> str:
+        try:
+            inside(self._folder, name)
+        except ValueError:
+            where = f"lies outside of {self._folder} (a path or a link)"
+            raise ValueError(f"{place}: image {name[:80]!r} {where}; copy it in") from None
+        return name
+
+
+def _may_be(name: str, path: str) -> bool:
+    """Tell whether a name's folders are the last ones of a path, or the reverse: ``train/`` is not ``val/``."""
+    given, there = (PurePosixPath(os.path.normpath(each)).parts[-2::-1] for each in (name, path))
+    return all(one == other for one, other in zip(given, there, strict=False))
+
+
+def _same_pictures(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """Map each image to the first that has the very same bytes; only files of equal sizes are read."""
+    by_size: dict[int, list[str]] = defaultdict(list)
+    for name in sorted(names):
+        by_size[(folder / name).stat().st_size].append(name)
+    first = {}
+    for alike in by_size.values():
+        seen: dict[bytes, str] = {}
+        for name in alike:
+            first[name] = name if len(alike) == 1 else seen.setdefault(_digest(folder / name), name)
+    return first
+
+
+def _digest(path: Path) -> bytes:
+    check_regular(path)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def _split(groups: Mapping[str, Sequence[T]], seed: int, what: str) -> dict[str, list[T]]:
+    """Share whole groups out to splits, in their own order; a group's split depends on its name and the seed alone."""
+    if len(groups) < len(SPLITS):
+        raise ValueError(f"too few different {what} ({len(groups)}): train, dev and test need one each, three at least")
+    held = min(max(1, round(SHARE * len(groups))), MOST_HELD)
+    drawn = sorted(groups, key=lambda name: hashlib.sha256(f"{seed}\0{name}".encode()).digest())
+    parts = {"dev": {*drawn[:held]}, "test": {*drawn[held : 2 * held]}, "train": {*drawn[2 * held :]}}
+    return {split: [each for name in groups if name in parts[split] for each in groups[name]] for split in SPLITS}
+
+
+def _groups(records: Sequence[OwnRecord], same: Mapping[str, str]) -> dict[str, list[OwnRecord]]:
+    """Group records that share a picture, directly or through others; those without one by what they ask."""
+    roots: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        while roots.setdefault(name, name) != name:
+            roots[name] = name = roots[roots[name]]
+        return name
+
+    keys = []
+    for record in records:
+        names = [f"image {same[name]}" for name in image_names(record.row)] or [f"asks {_asked(record)}"]
+        for name in names[1:]:
+            roots[root(name)] = root(names[0])
+        keys.append(names[0])
+    groups: dict[str, list[OwnRecord]] = defaultdict(list)
+    for record, key in zip(records, keys, strict=True):
+        groups[root(key)].append(record)
+    return dict(groups)
+
+
+def _check_answers(records: Sequence[OwnRecord], same: Mapping[str, str]) -> None:
+    """Raise a ``ValueError`` where one question about the same images has two answers."""
+    said: dict[tuple[str, ...], tuple[str, str]] = {}
+    for record in records:
+        turns = used_turns(record.row)
+        if len(turns) != 2:
+            continue  # conversations differ in what was said before
+        own = turns[1]["value"].strip()
+        question = (*(same[name] for name in image_names(record.row)), _asked(record))
+        answer, place = said.setdefault(question, (own, record.place))
+        if answer != own:
+            about = "about the same image " if image_names(record.row) else ""
+            raise ValueError(
+                f"{record.place} answers a question {about}otherwise than {place.rpartition(', ')[2]} does "
+                f"({own[:40]!r}, {answer[:40]!r}); keep one of them"
+            )
+
+
+def _asked(record: OwnRecord) -> str:
+    said = said_turns(record.row)
+    first = next((place for place, turn in enumerate(said) if turn["from"] == "human"), -1)
+    return " ".join(word for turn in said[: first + 1] for word in turn["value"].split())

@@ -9,23 +9,27 @@ import csv
 import io
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from subtoken_train.datasets.conversations import CONVERSATION_LISTS, conversation_document, is_picture
-from subtoken_train.datasets.record_fields import is_off, refused_column
-from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, record_id, row_kind
-from subtoken_train.datasets.record_index import checked_record
-from subtoken_train.datasets.row_files import file_kind, files_of_set, opened, read_rows
+from subtoken_train.datasets.conversations import (
+    CONVERSATION_LISTS,
+    checked_record,
+    conversation_document,
+    is_picture,
+)
+from subtoken_train.datasets.record_fields import column_problem
+from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, row_kind
+from subtoken_train.datasets.row_files import file_kind, files_of_set, opened, placed_rows
 from subtoken_train.documents import check_regular, decoded, text_problem
 from subtoken_train.errors import clipped
 from subtoken_train.families.literal_marks import picture_marks
 from subtoken_train.typed import shown
 
 MAX_BYTES = 2**28
-NAMES = {
+_NAMES = {
     "image": (
         "image", "image_path", "image_file", "image_name", "img", "filename", "file_name", "file", "path", "picture",
     ),
@@ -35,18 +39,16 @@ NAMES = {
 """Usual names of the columns, those before which go first."""
 _FURTHER = ("input", "context")
 """Columns that stand below a question as a part of it (Alpaca's records, Dolly's)."""
+_BESIDE = ("id", "kind", "system")
 _PICTURES = ("image", "images", "video", "videos")
 _LISTED = 160  # characters of columns in a message
+Placed = tuple[str, dict[str, Any]]
+"""Where a row stands, for messages, and the row."""
 
 
 @dataclass(frozen=True)
 class OwnRecord:
-    """One record and where it stands.
-
-    Attributes:
-        row: in LLaVA's form.
-        place: file and line or record, for messages.
-    """
+    """One record, in LLaVA's form, and where it stands (file and line or record), for messages."""
 
     row: dict[str, Any]
     place: str
@@ -71,8 +73,14 @@ class OwnTable:
     unread: tuple[str, ...] = ()
     no_document: str = ""
 
+    @property
+    def unread_words(self) -> str:
+        """What was not read, in words; empty where there is nothing of the kind."""
+        what = "columns" if self.columns or self.texts else "fields"
+        return f"{what} not read: {clipped(', '.join(self.unread), _LISTED)}" if self.unread else ""
 
-def read_own_table(path: Path, chosen: dict[str, str | None], folder: Path | None = None) -> OwnTable:
+
+def read_own_table(path: Path, chosen: Mapping[str, str | None], folder: Path | None = None) -> OwnTable:
     """Read a table whole.
 
     Args:
@@ -85,37 +93,34 @@ def read_own_table(path: Path, chosen: dict[str, str | None], folder: Path | Non
             f"{path} has more than {MAX_BYTES:,} bytes; a recipe reads conversations of any size itself "
             "(data.train_file), and texts (data.train)"
         )
-    everything = list(_delimited(path) if file_kind(path) in (".csv", ".tsv") else _objects(path))
-    if not everything:
+    rows = list(_delimited(path) if file_kind(path) in (".csv", ".tsv") else _objects(path))
+    if not rows:
         raise ValueError(f"{path} holds no record; at least one is needed")
-    if any(isinstance(row.get(name), list) for _, row in everything for name in CONVERSATION_LISTS):
+    if any(isinstance(row.get(name), list) for _, row in rows for name in CONVERSATION_LISTS):
         if named := [kind for kind, name in chosen.items() if name is not None]:
             raise ValueError(f"{path} holds conversations, which have no columns; leave --{named[0]}-column out")
-        return _conversations(everything)
-    names = list(dict.fromkeys(name for _, row in everything for name in row))
-    text = _found(("text",), names)
-    if text and all(name is None for name in chosen.values()) and _found(NAMES["question"], names) is None:
-        return _text_table(path, everything, names, text)
-    if _found(NAMES["answer"], names) is None and chosen["answer"] is None and (kind := row_kind(names)):
+        return _conversations(rows)
+    names = list(dict.fromkeys(name for _, row in rows for name in row))
+    text, question, answer = (_found(usual, names) for usual in (("text",), _NAMES["question"], _NAMES["answer"]))
+    if text and question is None and all(name is None for name in chosen.values()):
+        return _text_table(path, rows, names, text)
+    if answer is None and chosen["answer"] is None and (kind := row_kind(names)):
         raise ValueError(f"{path}: {kind}")
-    columns = {kind: _column(path, kind, chosen[kind], names) for kind in NAMES}
-    _check_filled(path, [row for _, row in everything], columns, folder or path.parent)
+    columns = {kind: _column(path, kind, chosen[kind], names) for kind in _NAMES}
+    _check_filled(path, [row for _, row in rows], columns, folder or path.parent)
     further = [name for usual in _FURTHER if (name := _found((usual,), names)) and name not in columns.values()]
-    beside = {key: _found((key,), names) for key in ("id", "kind", "system")}
-    others = [name for name in names if name not in (*columns.values(), *further, *beside.values())]
-    for place, row in everything:
-        _check_unread(row, others, place)
+    columns |= {key: _found((key,), names) for key in _BESIDE}
+    unread = _unread(rows, names, {*columns.values(), *further})
     records = [
-        OwnRecord(_record(row, columns, further, beside, place, number), place)
-        for number, (place, row) in enumerate(everything)
+        OwnRecord(_record(row, columns, further, place, number), place) for number, (place, row) in enumerate(rows)
     ]
-    read = [(kind, name) for kind, name in columns.items() if name] + [("with each question", name) for name in further]
-    read += [("before each question", beside["system"])] if beside["system"] else []
-    words = ", ".join(f"{kind} in {name!r}" for kind, name in read)
-    return OwnTable(records, columns=words, unread=tuple(others))
+    read = [f"{kind} in {columns[kind]!r}" for kind in _NAMES if columns[kind]]
+    read += [f"with each question in {name!r}" for name in further]
+    read += [f"before each question in {columns['system']!r}"] if columns["system"] else []
+    return OwnTable(records, columns=", ".join(read), unread=unread)
 
 
-def _check_filled(path: Path, rows: list[dict[str, Any]], columns: dict[str, str | None], folder: Path) -> None:
+def _check_filled(path: Path, rows: list[dict[str, Any]], columns: Mapping[str, str | None], folder: Path) -> None:
     """Raise a worded ``ValueError`` where a column of a table of some lines is empty in all of them."""
     for kind, name in columns.items():
         if name is None or len(rows) < 2 or any(str(row.get(name) or "").strip() for row in rows):
@@ -123,20 +128,18 @@ def _check_filled(path: Path, rows: list[dict[str, Any]], columns: dict[str, str
         filled = [other for other in rows[0] if other not in columns.values() and rows[0][other]]
         other = ["--table", path.relative_to(folder).as_posix(), f"--{kind}-column", *(filled or ["COLUMN"])[:1]]
         raise ValueError(
-            f"{path}: column {clipped(repr(name), 60)} ({kind}) is empty in all {len(rows):,} lines; fill it, or name "
-            f"another: {shlex.join(['subtoken-train', 'init', str(folder), *other])}"
+            f"{path}: column {_named(name)} ({kind}) is empty in all {len(rows):,} lines; fill it, or name another: "
+            f"{shlex.join(['subtoken-train', 'init', str(folder), *other])}"
         )
 
 
-def unread_words(table: OwnTable) -> str:
-    """Return what was not read, in words; empty where there is nothing of the kind."""
-    what = "columns" if table.columns or table.texts else "fields"
-    return f"{what} not read: {clipped(', '.join(table.unread), _LISTED)}" if table.unread else ""
+def _named(column: str) -> str:
+    return clipped(repr(column), 60)
 
 
-def _conversations(rows: list[tuple[str, dict[str, Any]]]) -> OwnTable:
+def _conversations(rows: list[Placed]) -> OwnTable:
     """Read records; where none of them has a picture, they are for a language model, to which placeholders are text."""
-    pictured = any(row.get(name) for _, row in rows for name in _PICTURES) or any(map(_has_image_part, rows))
+    pictured = any(any(map(row.get, _PICTURES)) or _has_image_part(row) for _, row in rows)
     unread: set[str] = set()
     records = [OwnRecord(checked_record(row, place, unread, as_document=not pictured), place) for place, row in rows]
     problem = "" if pictured else next(filter(None, map(_no_document, records)), "")
@@ -151,8 +154,8 @@ def _no_document(record: OwnRecord) -> str:
     return ""
 
 
-def _has_image_part(placed: tuple[str, dict[str, Any]]) -> bool:
-    messages = [each for name in CONVERSATION_LISTS for each in _listed(placed[1].get(name)) if isinstance(each, dict)]
+def _has_image_part(row: dict[str, Any]) -> bool:
+    messages = [each for name in CONVERSATION_LISTS for each in _listed(row.get(name)) if isinstance(each, dict)]
     parts = [part for each in messages for key in ("content", "value") for part in _listed(each.get(key))]
     return any(isinstance(part, dict) and is_picture(part) for part in parts)
 
@@ -161,40 +164,33 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _check_unread(row: dict[str, Any], others: Sequence[str], place: str) -> None:
-    """Raise a worded ``ValueError`` where a column that is not read would change what is learnt."""
-    there = [name for name in others if row.get(name) not in (None, "", [], {}, "[]")]
-    if (found := refused_column(there)) is not None:
-        name, words = found
-        raise ValueError(f"{place} has {clipped(repr(name), 60)}, {shown(row[name])}: {words}")
-    for name in there:
-        if is_off(name, row[name]):
-            raise ValueError(
-                f"{place} has {clipped(repr(name), 60)}, {shown(row[name])}: a bad answer, or one that is weighed or "
-                "not learnt, is not trained from a table; drop the line, or the column"
-            )
+def _unread(rows: list[Placed], names: Sequence[str], read: set[str | None]) -> tuple[str, ...]:
+    """Return the columns that are not read; one that would change what is learnt is refused."""
+    others = tuple(name for name in names if name not in read)
+    for place, row in rows:
+        for name in others:
+            if row.get(name) not in (None, "", [], {}, "[]") and (problem := column_problem(name, row[name])):
+                raise ValueError(f"{place} has {_named(name)}, {shown(row[name])}: {problem}")
+    return others
 
 
-def _text_table(path: Path, rows: list[tuple[str, dict[str, Any]]], names: list[str], text: str) -> OwnTable:
+def _text_table(path: Path, rows: list[Placed], names: list[str], text: str) -> OwnTable:
     """Return a table of plain texts, which has no column that could belong to a question."""
     for kind in ("image", "answer"):
-        if (other := _found(NAMES[kind], names)) is not None:
+        if (other := _found(_NAMES[kind], names)) is not None:
             raise ValueError(
-                f"{path} has a column {text!r} and, as for questions, {clipped(repr(other), 60)} ({kind}): say which "
-                f"is which with --question-column and --answer-column, or remove {clipped(repr(other), 60)}"
+                f"{path} has a column {text!r} and, as for questions, {_named(other)} ({kind}): say which is which "
+                f"with --question-column and --answer-column, or remove {_named(other)}"
             )
-    unread = tuple(name for name in names if name != text)
-    for place, row in rows:
-        _check_unread(row, unread, place)
+    unread = _unread(rows, names, {text})
     return OwnTable(texts=[_cell(row, text, place) for place, row in rows], columns=text, unread=unread)
 
 
-def _delimited(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _delimited(path: Path) -> Iterator[Placed]:
     """Yield the lines of a CSV file; commas, semicolons or tabs, whichever its first line has most of."""
     with opened(path) as file:
         text = decoded(file.read(), str(path)).removeprefix("\ufeff")
-    first = text.partition("\n")[0]
-    delimiter = "\t" if file_kind(path) == ".tsv" else max(",;\t", key=first.count)
+    delimiter = "\t" if file_kind(path) == ".tsv" else max(",;\t", key=text.partition("\n")[0].count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header: list[str] = []
     try:
@@ -205,7 +201,7 @@ def _delimited(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             if not header:
                 header = [cell.strip() for cell in cells]
                 if twice := [name for name in header if header.count(name) > 1]:
-                    raise ValueError(f"{path}: column {clipped(repr(twice[0]), 60)} appears twice; rename one")
+                    raise ValueError(f"{path}: column {_named(twice[0])} appears twice; rename one")
                 continue
             if len(cells) != len(header):
                 raise ValueError(f"{place} has {len(cells)} cells, and the first line {len(header)}; quote texts")
@@ -214,9 +210,8 @@ def _delimited(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise ValueError(f"{path}, line {reader.line_num}: invalid CSV ({error})") from None
 
 
-def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, row in enumerate(read_rows(path)):
-        place = f"{path}, record {record_id(row, number)!r}"
+def _objects(path: Path) -> Iterator[Placed]:
+    for place, row in placed_rows(path):
         if not isinstance(row, dict):
             raise ValueError(f"{place} is {shown(row)}; an object with names is needed")
         yield place, row
@@ -229,47 +224,40 @@ def _found(usual: Sequence[str], names: Sequence[str]) -> str | None:
 
 
 def _column(path: Path, kind: str, chosen: str | None, names: list[str]) -> str | None:
-    found = _found(NAMES[kind], names) if chosen is None else chosen
+    found = _found(_NAMES[kind], names) if chosen is None else chosen
     if found in names or (found is None and kind == "image"):
         return found
     listed = clipped(", ".join(names), _LISTED)
     if chosen is not None:
-        raise ValueError(f"{path} has no column {clipped(repr(chosen), 60)}; its columns are {listed}")
+        raise ValueError(f"{path} has no column {_named(chosen)}; its columns are {listed}")
     raise ValueError(
-        f"{path} has no column for the {kind} ({', '.join(NAMES[kind])}); its columns are {listed}: say which with "
+        f"{path} has no column for the {kind} ({', '.join(_NAMES[kind])}); its columns are {listed}: say which with "
         f"--{kind}-column"
     )
 
 
 def _record(
-    row: dict[str, Any],
-    columns: dict[str, str | None],
-    further: list[str],
-    beside: dict[str, str | None],
-    place: str,
-    number: int,
+    row: dict[str, Any], columns: Mapping[str, str | None], further: list[str], place: str, number: int
 ) -> dict[str, Any]:
-    question_column, answer_column, image_column = (columns[kind] for kind in ("question", "answer", "image"))
-    assert question_column is not None
-    assert answer_column is not None
-    asked = [_cell(row, question_column, place), *(_cell(row, name, place, empty=True) for name in further)]
-    question, answer = "\n".join(filter(None, asked)), _cell(row, answer_column, place)
-    if image_column is not None and IMAGE_PLACEHOLDER in picture_marks(question + answer):
-        raise ValueError(
-            f"{place}: a text holds {IMAGE_PLACEHOLDER}; the column of images says where they are (where it is text, "
-            f"write \\{IMAGE_PLACEHOLDER})"
-        )
-    own_id, kind = (None if name is None else row.get(name) for name in (beside["id"], beside["kind"]))
+    """Return a line as a record."""
+    cell = {kind: "" if (name := columns[kind]) is None else _cell(row, name, place) for kind in _NAMES}
+    question = "\n".join(filter(None, [cell["question"], *(_cell(row, name, place, empty=True) for name in further)]))
+    own_id, kind = (None if (name := columns[key]) is None else row.get(name) for key in ("id", "kind"))
     made: dict[str, Any] = {"id": str(number if own_id is None else own_id)}
-    if image_column is not None:
-        made["image"] = _cell(row, image_column, place)
+    if columns["image"] is not None:
+        if IMAGE_PLACEHOLDER in picture_marks(question + cell["answer"]):
+            raise ValueError(
+                f"{place}: a text holds {IMAGE_PLACEHOLDER}; the column of images says where they are (where it is "
+                f"text, write \\{IMAGE_PLACEHOLDER})"
+            )
+        made["image"] = cell["image"]
         question = f"{IMAGE_PLACEHOLDER}\n{question}"
     if isinstance(kind, str) and kind.strip():
         made["kind"] = kind.strip()
-    if beside["system"] is not None:
-        made["system"] = _cell(row, beside["system"], place, empty=True)
-    turns = [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
-    return checked_record({**made, "conversations": turns}, place, set(), as_document=image_column is None)
+    if (system := columns["system"]) is not None:
+        made["system"] = _cell(row, system, place, empty=True)
+    turns = [{"from": "human", "value": question}, {"from": "gpt", "value": cell["answer"]}]
+    return checked_record({**made, "conversations": turns}, place, set(), as_document=columns["image"] is None)
 
 
 def _cell(row: dict[str, Any], column: str, place: str, empty: bool = False) -> str:
@@ -281,10 +269,9 @@ def _cell(row: dict[str, Any], column: str, place: str, empty: bool = False) -> 
         value = shown(value)
     value = "" if value is None else value
     if not isinstance(value, str):
-        raise ValueError(
-            f"{place}: column {clipped(repr(column), 60)} is {shown(value)}, which is not text; "
-            "fill it or drop the line"
-        )
-    if (problem := text_problem(value)) and not (empty and not value.strip()):
-        raise ValueError(f"{place}: column {clipped(repr(column), 60)} {problem}; fill it, or drop the line")
-    return value.strip()
+        problem = f"is {shown(value)}, which is not text; fill it or drop the line"
+    elif (found := text_problem(value)) and not (empty and not value.strip()):
+        problem = f"{found}; fill it, or drop the line"
+    else:
+        return value.strip()
+    raise ValueError(f"{place}: column {_named(column)} {problem}")

@@ -56,26 +56,14 @@ def check_num_facts(num_facts: int, num_questions: int) -> None:
 
 @dataclass(frozen=True)
 class RecallSample:
-    """One sample.
-
-    Attributes:
-        text: its tokens: context, question, answer (EOS included).
-        codes: the asked names and their codes, in the order asked.
-    """
+    """One sample: its tokens (context, question, answer, EOS included), and the asked names and codes, in order."""
 
     text: TextSample
     codes: dict[str, str]
 
 
 class RecallTask:
-    """Draws samples for one tokenizer.
-
-    Args:
-        tokenizer: a Hugging Face tokenizer with an EOS.
-        context_length: tokens of the context, BOS included.
-        num_facts: facts in it.
-        num_questions: facts asked, at most ``num_facts``.
-    """
+    """Draws samples for one tokenizer with an EOS; ``context_length`` counts tokens, BOS included."""
 
     def __init__(self, tokenizer: Any, context_length: int = 512, num_facts: int = 24, num_questions: int = 8) -> None:
         check_num_facts(num_facts, num_questions)

@@ -54,10 +54,9 @@ class RecallDataModule(OrderedDataModule[RecallSample]):
         self.train_samples, self.val_samples = train_samples, val_samples
 
     def read(self, training: bool = True) -> None:
-        """Read nothing: samples are drawn once the tokenizer is there."""
+        """Do nothing: samples are drawn once the tokenizer is there."""
 
     def setup(self, stage: str) -> None:
-        """Make the records that ``stage`` (``fit`` | ``validate``) needs; ``RecallTask`` checks the counts."""
         super().setup(stage)
         task = RecallTask(self.family.tokenizer, self.context_length, self.num_facts, self.num_questions)
         if stage == "fit":
@@ -66,11 +65,9 @@ class RecallDataModule(OrderedDataModule[RecallSample]):
             self._val = RecallRecords(task, "dev", self.val_samples, self.seed)
 
     def some_texts(self, tokenizer: Any) -> SomeTexts:
-        """Return the English that contexts are filled with."""
         english = documents("train")
         return first_texts(english, len(english))
 
     def collator(self) -> Callable[[list[RecallSample]], Batch]:
-        """Return the collator that gives samples their regions and labels."""
         pad_id = padding_id(self.family.tokenizer)
         return lambda samples: collate_text([sample.text for sample in samples], pad_id)

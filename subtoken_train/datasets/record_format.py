@@ -13,52 +13,40 @@ a record without images; in a record without videos, ``<video>`` is text. ``\<im
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
+from subtoken_train.datasets.image_sources import refuse_video_file
 from subtoken_train.datasets.text_media import media_problem
-from subtoken_train.datasets.video_sources import refuse_video_file
-from subtoken_train.families.literal_marks import (
-    IMAGE_MARK,
-    VIDEO_MARK,
-    has_marks,
-    picture_marks,
-    unescaped,
-    with_marks,
-)
+from subtoken_train.families.literal_marks import IMAGE_MARK as IMAGE_PLACEHOLDER
+from subtoken_train.families.literal_marks import VIDEO_MARK as VIDEO_PLACEHOLDER
+from subtoken_train.families.literal_marks import has_marks, picture_marks, unescaped, with_marks
 from subtoken_train.typed import shown
 
-_INIT = "`subtoken-train init FOLDER` makes records of such a file"
 _TURNS = 'write {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}]}'
-_KINDS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("chosen", "rejected"), f"it is a preference pair, and preferences are not trained; {_TURNS} with the chosen one"),
-    (("rejected",), f"it is a preference pair, and preferences are not trained; {_TURNS} with the better answer"),
-    (
-        ("preferred_output", "non_preferred_output"),
-        f"it is OpenAI's preference pair, and preferences are not trained; {_TURNS} with the preferred output",
-    ),
-    (("instruction", "output"), f"it is an Alpaca row (instruction, input, output); {_INIT}, or {_TURNS}"),
-    (("prompt", "completion"), f"it is a prompt/completion row; {_INIT}, or {_TURNS}"),
-    (("query", "response"), f"it is a query/response row; {_INIT}, or {_TURNS}"),
-    (("question", "answer"), f"it is a question/answer row; {_INIT}, or {_TURNS}"),
-    (("prompt", "response"), f"it is a prompt/response row; {_INIT}, or {_TURNS}"),
-    (("conversation",), f"it has a conversation, as ms-swift and XTuner write it; {_TURNS}"),
-    (("input_ids",), f"it is tokenised already; give the texts: {_TURNS}"),
-    (("reward_model",), f"it is a prompt for reinforcement learning, without an answer; {_TURNS}"),
-    (
-        ("text",),
-        "it is a plain text, which a language model reads: data.train: {name: FILE}; for turns, " + _TURNS,
-    ),
-    (("prompt",), f"it is a prompt without an answer; {_TURNS}"),
-)
+_ROW = f"row; `subtoken-train init FOLDER` makes records of such a file, or {_TURNS}"
+_PAIR = "preference pair, and preferences are not trained"
+_KINDS = {
+    ("chosen", "rejected"): f"it is a {_PAIR}; {_TURNS} with the chosen one",
+    ("rejected",): f"it is a {_PAIR}; {_TURNS} with the better answer",
+    ("preferred_output", "non_preferred_output"): f"it is OpenAI's {_PAIR}; {_TURNS} with the preferred output",
+    ("instruction", "output"): f"it is an Alpaca row (instruction, input, output){_ROW.removeprefix('row')}",
+    **{(asked, said): f"it is a {asked}/{said} {_ROW}" for asked, said in (
+        ("prompt", "completion"), ("query", "response"), ("question", "answer"), ("prompt", "response"),
+    )},
+    ("conversation",): f"it has a conversation, as ms-swift and XTuner write it; {_TURNS}",
+    ("input_ids",): f"it is tokenised already; give the texts: {_TURNS}",
+    ("reward_model",): f"it is a prompt for reinforcement learning, without an answer; {_TURNS}",
+    ("text",): "it is a plain text, which a language model reads: data.train: {name: FILE}; for turns, " + _TURNS,
+    ("prompt",): f"it is a prompt without an answer; {_TURNS}",
+}  # fmt: skip
+"""Rows of other kinds, by names that they have."""
+_ESCAPE = f" (where it is text, write \\{IMAGE_PLACEHOLDER})"
 
 
 def row_kind(names: Collection[str]) -> str | None:
     """Return what a row with these names is and what to do about it; None where nobody is known to write such rows."""
-    return next((words for needed, words in _KINDS if all(name in names for name in needed)), None)
-
-
-IMAGE_PLACEHOLDER, VIDEO_PLACEHOLDER = IMAGE_MARK, VIDEO_MARK
+    return next((words for needed, words in _KINDS.items() if all(name in names for name in needed)), None)
 
 
 def record_id(row: Any, index: int) -> str:
@@ -124,96 +112,81 @@ def text_length(row: dict[str, Any]) -> int:
 
 
 def record_problem(row: Any, as_document: bool = False) -> str | None:
-    """Return what is wrong with a record and what to do about it; None when nothing is.
+    """Return what is wrong with a record in LLaVA's form and what to do about it; None when nothing is.
 
-    Args:
-        row: in LLaVA's form.
-        as_document: whether it is for a language model, which reads placeholders as text.
+    ``as_document``: whether it is for a language model, which reads placeholders as text.
     """
     if not isinstance(row, dict) or not isinstance(row.get("conversations"), list) or not row["conversations"]:
         kind = row_kind(row) if isinstance(row, dict) else None
         turns = 'a record is {"id", "image", "conversations": [{"from", "value"}, ...]}'
         return f"it has no turns; {kind or turns}"
-    if not isinstance(row.get("id"), str | int | float | None) or isinstance(row.get("id"), bool):
-        return f"id is {shown(row['id'])}; a text or a number is needed"
-    names = image_names(row)
-    if not isinstance(names, list) or not all(isinstance(name, str) and "\0" not in name for name in names):
-        return f"image is {shown(row['image'])}; a path or a list of paths is needed"
+    return next(_problems(row, as_document), None)
+
+
+def _problems(row: dict[str, Any], as_document: bool) -> Iterator[str]:
+    """Yield what is wrong; what follows a problem may rest on what it speaks of."""
+    yield from _field_problems(row)
     messages = row["conversations"]
     if not all(isinstance(m, dict) and isinstance(m.get("value"), str) for m in messages):
-        return 'a turn is not {"from": ..., "value": text}'
-    if (row.get("video") or row.get("videos")) and (problem := _video_problem(row)):
-        return problem
-    return _turns_problem(row, messages, as_document)
-
-
-def _turns_problem(row: dict[str, Any], messages: list[dict[str, str]], as_document: bool) -> str | None:
-    """Name what is wrong with its turns and the placeholders in them."""
-    used = used_turns(row)
+        yield 'a turn is not {"from": ..., "value": text}'
+    used, pictures = used_turns(row), has_media(row)
     if not used or [message.get("from") for message in used] != ["human", "gpt"] * (len(used) // 2):
         roles = ", ".join(str(message.get("from")) for message in messages)
-        return f"turns come from {roles}; they must alternate human, gpt and end with gpt"
-    if not isinstance(row.get("kind"), str | None):
-        return f"kind is {shown(row['kind'])}; a text is needed"
+        yield f"turns come from {roles}; they must alternate human, gpt and end with gpt"
     if not any(map(answer_is_learnt, used[1::2])):
-        return "no answer of it is learnt (loss, trainable, train, weight); drop the record"
-    pictures = has_media(row)
+        yield "none of its answers is trained on (loss, trainable, train or weight is off); drop the record"
     if as_document and pictures:
-        return "it has images, which a language model does not read; name it in data.train_file"
-    problem = media_problem(said_turns(row), pictures, as_document)
-    if problem or as_document:
-        return problem
-    return _videos_marked_problem(row) if video_names(row) else _placeholder_problem(used, len(image_names(row)))
+        yield "it has images, which a language model does not read; name it in data.train_file"
+    if problem := media_problem(said_turns(row), pictures, as_document):
+        yield problem
+    if not as_document:
+        yield from _mark_problems(row)
 
 
-def _video_problem(row: dict[str, Any]) -> str | None:
-    """Return what is wrong with ``video``, ``videos`` and ``fps``, which name frames; None if nothing is."""
+def _field_problems(row: dict[str, Any]) -> Iterator[str]:
+    if not isinstance(row.get("id"), str | int | float | None) or isinstance(row.get("id"), bool):
+        yield f"id is {shown(row['id'])}; a text or a number is needed"
+    if not isinstance(row.get("kind"), str | None):
+        yield f"kind is {shown(row['kind'])}; a text is needed"
+    names = image_names(row)
+    if not isinstance(names, list) or not all(isinstance(name, str) and "\0" not in name for name in names):
+        yield f"image is {shown(row['image'])}; a path or a list of paths is needed"
+    if not row.get("video") and not row.get("videos"):
+        return
     if row.get("video") and row.get("videos"):
-        return "videos are named in video and in videos; name them in one of them"
+        yield "videos are named in video and in videos; name them in one of them"
     key = "videos" if row.get("videos") else "video"
     for video in video_names(row) if isinstance(row[key], str | list) else [5]:
-        names = [video] if isinstance(video, str) else video
-        if not isinstance(names, list) or not names or not all(map(_is_name, names)):
-            return f"{key} is {shown(row[key])}; a folder of frames, or a list of their files, is needed"
-        if problem := next(filter(None, map(refuse_video_file, names)), None):
-            return problem
+        frames = [video] if isinstance(video, str) else video
+        if not isinstance(frames, list) or not frames or not all(map(_is_name, frames)):
+            yield f"{key} is {shown(row[key])}; a folder of frames, or a list of their files, is needed"
+        else:
+            yield from filter(None, map(refuse_video_file, frames))
     fps = row.get("fps", 1.0)
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
-        return f"fps is {shown(fps)}; a number of frames a second above 0 is needed"
-    return None
+        yield f"fps is {shown(fps)}; a number of frames a second above 0 is needed"
 
 
 def _is_name(name: Any) -> bool:
     return isinstance(name, str) and bool(name) and "\0" not in name
 
 
-def _videos_marked_problem(row: dict[str, Any]) -> str | None:
-    """Name what is wrong with the placeholders of a record with videos."""
-    if any(picture_marks(turn["value"]) for turn in used_turns(row)[1::2]):
-        return f"a gpt turn holds {IMAGE_PLACEHOLDER} or {VIDEO_PLACEHOLDER}; pictures belong in human turns{_ESCAPE}"
-    marked, wanted = pictures_marked(row), (len(image_names(row)), len(video_names(row)))
-    images, videos = marked.count(False), marked.count(True)
-    if (images, videos) == wanted:
-        return None
-    return (
-        f"{images} placeholder(s) of images and {videos} of videos for {wanted[0]} image(s) and {wanted[1]} video(s); "
-        f"write exactly one {VIDEO_PLACEHOLDER} per video and one {IMAGE_PLACEHOLDER} per image in the human turns"
-    )
-
-
-def _placeholder_problem(messages: list[dict[str, str]], num_images: int) -> str | None:
-    counts = [picture_marks(message["value"]).count(IMAGE_PLACEHOLDER) for message in messages]
-    if any(counts[1::2]):
-        return f"a gpt turn holds {IMAGE_PLACEHOLDER}; images belong in human turns{_ESCAPE}"
-    if sum(counts) == num_images:
-        return None
-    if num_images == 0:
-        return (
-            f"{sum(counts)} {IMAGE_PLACEHOLDER} but no image; add the image's path or remove the placeholder{_ESCAPE}"
+def _mark_problems(row: dict[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with the placeholders of its turns."""
+    answers = [mark for turn in used_turns(row)[1::2] for mark in picture_marks(turn["value"])]
+    marked, images, videos = pictures_marked(row), len(image_names(row)), len(video_names(row))
+    if videos and answers:
+        yield f"a gpt turn holds {IMAGE_PLACEHOLDER} or {VIDEO_PLACEHOLDER}; pictures belong in human turns{_ESCAPE}"
+    if IMAGE_PLACEHOLDER in answers:
+        yield f"a gpt turn holds {IMAGE_PLACEHOLDER}; images belong in human turns{_ESCAPE}"
+    if (marked.count(False) if videos else len(marked), marked.count(True) if videos else 0) == (images, videos):
+        return
+    if videos:
+        yield (
+            f"{marked.count(False)} placeholder(s) of images and {marked.count(True)} of videos for {images} image(s) "
+            f"and {videos} video(s); write exactly one {VIDEO_PLACEHOLDER} per video and one {IMAGE_PLACEHOLDER} per "
+            "image in the human turns"
         )
-    return (
-        f"{sum(counts)} {IMAGE_PLACEHOLDER} for {num_images} image(s); write exactly one per image in the human turns"
-    )
-
-
-_ESCAPE = f" (where it is text, write \\{IMAGE_PLACEHOLDER})"
+    what = f"{images} image(s); write exactly one per image in the human turns"
+    nothing = f"image; add the image's path or remove the placeholder{_ESCAPE}"
+    yield f"{len(marked)} {IMAGE_PLACEHOLDER} " + (f"for {what}" if images else f"but no {nothing}")

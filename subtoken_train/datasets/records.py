@@ -1,43 +1,59 @@
-"""Instruction data: a JSON list (or JSON lines) of conversations beside a folder of images.
+"""Instruction data: a file of conversations beside a folder of images, as one Arrow table of checked records.
 
-A conversation is in LLaVA's form, or in another one that ``conversations`` turns into it.
-The structure of every record (``record_index``) is checked once; a record is read from a memory-mapped table when it
-is asked for, and images are opened one by one, when a batch needs them. So neither the training process nor a worker
-holds a large data set.
+The table of a large file is made once (every record is parsed and checked, in LLaVA's form), kept in the cache of the
+datasets library and memory-mapped from then on: opening it reads nothing, and all processes of a machine share its
+pages. It is made anew when the file's size or date changes; that of a small file is made in memory each time. Images
+are opened one by one, when a batch needs them.
 
 Legend: R records.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from subtoken_train.datasets.image_sources import FolderImages, compare_images, inside
+from subtoken_train.datasets.conversations import checked_record
+from subtoken_train.datasets.image_sources import FolderImages, PictureSource, VideoSource, compare_images, inside
+from subtoken_train.datasets.known_files import absent
 from subtoken_train.datasets.record_format import (
     IMAGE_PLACEHOLDER,
     VIDEO_PLACEHOLDER,
     answer_is_learnt,
+    has_media,
     image_names,
     pictures_marked,
     record_id,
+    text_length,
     used_turns,
     video_names,
     without_placeholders,
 )
-from subtoken_train.datasets.record_index import file_state, open_records
-from subtoken_train.datasets.text_media import refuse_files
+from subtoken_train.datasets.row_files import Kind, file_kind, files_of_set, kept_rows, placed_rows
+from subtoken_train.datasets.text_media import files_named, refuse_files
 from subtoken_train.datasets.unknown_tokens import SomeTexts, spread
-from subtoken_train.datasets.video_sources import PictureSource, VideoSource
+from subtoken_train.documents import real_path
 from subtoken_train.families.literal_marks import with_marks
 from subtoken_train.types import Turn
+
+SMALL_FILE = 2**24  # bytes; below, making the table takes a fraction of a second
+_LAYOUT = "8"  # raise it when the columns, or the checks of a record, change
+_COLUMNS: dict[str, Kind] = {
+    "row": "large_string",
+    **dict.fromkeys(("characters", "pictures", "videos"), "int64"),
+    **dict.fromkeys(("images", "unread", "in_texts"), ("string",)),
+}
 
 
 @dataclass(frozen=True)
@@ -60,15 +76,13 @@ class Record:
 def turns_of(row: dict[str, Any]) -> list[Turn]:
     """Return the exchanges of a record in LLaVA's form, with ``<image>`` for each video, too."""
     video = IMAGE_PLACEHOLDER if video_names(row) else VIDEO_PLACEHOLDER
-    messages = [{**turn, "value": with_marks(turn["value"], IMAGE_PLACEHOLDER, video)} for turn in used_turns(row)]
-    pairs = zip(messages[::2], messages[1::2], strict=True)
-    return [Turn(asked["value"], said["value"], answer_is_learnt(said)) for asked, said in pairs]
+    texts = [with_marks(turn["value"], IMAGE_PLACEHOLDER, video) for turn in used_turns(row)]
+    learnt = map(answer_is_learnt, used_turns(row)[1::2])
+    return [Turn(*each) for each in zip(texts[::2], texts[1::2], learnt, strict=True)]
 
 
 class InstructionRecords(Dataset[Record]):
-    """The records of one file, in pages that processes share (``open_records``).
-
-    It may be sent to workers that are forked or spawned.
+    """The records of one file; it may be sent to workers that are forked or spawned.
 
     Args:
         path: ``.jsonl`` (one record a line), another name (one JSON list), or a kind of ``row_files``.
@@ -81,8 +95,8 @@ class InstructionRecords(Dataset[Record]):
     ) -> None:
         self.path, self.images_outside_folder = Path(path), images_outside_folder
         self.image_folder = self.path.parent if image_folder is None else Path(image_folder)
-        self._table = open_records(self.path)
-        self._state = file_state(self.path)
+        self._table = _open_table(self.path)
+        self._state = _file_state(self.path)
         named = ((name, f"{self.path}, record {record!r}") for name, record in self.in_texts)
         refuse_files(named, self.image_folder)
 
@@ -95,9 +109,7 @@ class InstructionRecords(Dataset[Record]):
         return len(self._table)
 
     def __getitem__(self, index: int) -> Record:
-        """Read one record."""
         row = self._row(index)
-        turns = turns_of(row)
         name = record_id(row, index)
         try:
             images = map(self._inside, image_names(row))
@@ -105,7 +117,7 @@ class InstructionRecords(Dataset[Record]):
             pictures: list[PictureSource] = [next(videos) if video else next(images) for video in pictures_marked(row)]
         except ValueError as error:
             raise ValueError(f"record {name!r}: {error}") from None
-        return Record(name, pictures, turns, row.get("kind"))
+        return Record(name, pictures, turns_of(row), row.get("kind"))
 
     @property
     def unread(self) -> list[str]:
@@ -120,6 +132,29 @@ class InstructionRecords(Dataset[Record]):
         for name, place in zip(column.flatten().to_pylist(), pc.list_parent_indices(column).to_pylist(), strict=True):
             first.setdefault(name, place)
         return [(name, record_id(self._row(place), place)) for name, place in first.items()]
+
+    def first_video(self) -> str | None:
+        """Return the id of the first record with a video; None where none has one."""
+        return self._first(self._counts("videos"))
+
+    def first_image(self) -> str | None:
+        """Return the id of the first record with an image; None where none has one."""
+        return self._first(self._counts("pictures") - self._counts("videos"))
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Return (images and videos, characters without placeholders) of every record, [R, 2]; no image is opened."""
+        return np.stack([self._counts("pictures"), self._counts("characters")], axis=1)
+
+    def some_texts(self, limit: int | None = None) -> SomeTexts:
+        """Return what is said in some of the first ``limit`` records (None: all), evenly spread; no image is opened."""
+        total = len(self) if limit is None else min(limit, len(self))
+        rows = map(self._row, spread(total))
+        texts = ["\n".join(without_placeholders(row, turn["value"]) for turn in used_turns(row)) for row in rows]
+        return SomeTexts(texts, total)
+
+    def compare_images(self) -> list[FolderImages]:
+        """Find which of the images that records name are in ``image_folder``, by the listings of its folders."""
+        return compare_images(self._distinct("images"), self.image_folder, self.images_outside_folder)
 
     def _inside(self, name: str) -> Path:
         return inside(self.image_folder, name, self.images_outside_folder)
@@ -140,36 +175,51 @@ class InstructionRecords(Dataset[Record]):
         counts: NDArray[np.int64] = self._table[column].to_numpy()
         return counts
 
-    def first_video(self) -> str | None:
-        """Return the id of the first record with a video; None where none has one."""
-        return self._first(self._counts("videos"))
-
-    def first_image(self) -> str | None:
-        """Return the id of the first record with an image; None where none has one."""
-        return self._first(self._counts("pictures") - self._counts("videos"))
-
     def _first(self, count_R: NDArray[np.int64]) -> str | None:
         found = np.flatnonzero(count_R)
         return self[int(found[0])].id if len(found) else None
 
-    def sizes(self) -> NDArray[np.int64]:
-        """Return (images and videos, characters without placeholders) of every record, [R, 2]; no image is opened."""
-        return np.stack([self._counts("pictures"), self._counts("characters")], axis=1)
-
-    def some_texts(self, limit: int | None = None) -> SomeTexts:
-        """Return what is said in some of the first ``limit`` records (None: all), evenly spread; no image is opened."""
-        total = len(self) if limit is None else min(limit, len(self))
-        rows = map(self._row, spread(total))
-        texts = ["\n".join(without_placeholders(row, turn["value"]) for turn in used_turns(row)) for row in rows]
-        return SomeTexts(texts, total)
-
-    def compare_images(self) -> list[FolderImages]:
-        """Find which of the images that records name are in ``image_folder``, by the listings of its folders."""
-        return compare_images(self._distinct("images"), self.image_folder, self.images_outside_folder)
-
 
 def _opened_anew(arguments: tuple[Any, ...], state: str) -> InstructionRecords:
     """Return the records of a file that must be what it was."""
-    if file_state(arguments[0]) != state:
+    if _file_state(arguments[0]) != state:
         raise ValueError(f"{arguments[0]} was changed while it was in use; start again")
     return InstructionRecords(*arguments)
+
+
+def _open_table(path: Path) -> pa.Table:
+    """Return a row for each record of a data file, see ``_described``."""
+    if not path.exists():
+        raise absent("data file", path)
+    if file_kind(path) in (".csv", ".tsv"):
+        raise ValueError(f"{path} is a table; this makes records of it: subtoken-train init {path.parent}")
+    if sum(file.stat().st_size for file in files_of_set(path)) < SMALL_FILE:
+        kinds = {name: pa.type_for_alias(kind if isinstance(kind, str) else kind[0]) for name, kind in _COLUMNS.items()}
+        listed = [(name, kind if isinstance(_COLUMNS[name], str) else pa.list_(kind)) for name, kind in kinds.items()]
+        return pa.Table.from_pylist(list(_described(path)), pa.schema(listed))
+    return kept_rows(partial(_described, path), _COLUMNS, _file_state(path)).data.table
+
+
+def _file_state(path: Path) -> str:
+    """Return what a table stands for: layout, path, sizes and dates (ns) of its files."""
+    stats = [(str(real_path(file)), file.stat().st_size, file.stat().st_mtime_ns) for file in files_of_set(path)]
+    return hashlib.sha256(repr((_LAYOUT, stats)).encode()).hexdigest()[:32]
+
+
+def _described(path: Path) -> Iterator[dict[str, Any]]:
+    """Parse and check every record; yield it as JSON and what is asked of it: counts, its files, what nobody reads."""
+    for place, found in placed_rows(path):
+        unread: set[str] = set()
+        row = checked_record(found, place, unread)
+        videos = video_names(row)
+        folders = [video.rstrip("/") + "/" for video in videos if isinstance(video, str)]
+        frames = [frame for video in videos if not isinstance(video, str) for frame in video]
+        yield {
+            "row": json.dumps(row, ensure_ascii=False),
+            "characters": text_length(row),
+            "pictures": len(image_names(row)) + len(videos),
+            "videos": len(videos),
+            "images": [*image_names(row), *folders, *frames],
+            "unread": sorted(unread),
+            "in_texts": files_named(row, has_media(row)),
+        }

@@ -12,13 +12,15 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from subtoken_train.datasets.record_format import record_id
 from subtoken_train.documents import LENIENT_JSON, check_characters, check_regular, parse_json
 from subtoken_train.outputs import NO_LOCKS
 from subtoken_train.typed import shown
@@ -36,6 +38,10 @@ _BOM = codecs.BOM_UTF8  # some editors begin a file with it
 _TAIL = 16  # characters; an error in a block's last ones may mean that it was cut: "-Infinity", "\ud83d\u"
 _SPACE = re.compile(r"[ \t\n\r]*")
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})(?=\.)")
+
+
+Kind = str | tuple[str]
+"""Type of a column, as Arrow names it; that of a list's entries in a tuple."""
 
 
 def file_kind(name: str | Path) -> str:
@@ -68,139 +74,130 @@ def files_of_set(path: Path) -> list[Path]:
 def read_rows(path: Path) -> Iterator[Any]:
     """Yield what the rows of a file, or set of files, hold."""
     for file in files_of_set(path):
-        yield from columnar_rows(file) if file_kind(file) in COLUMNAR else scan_records(file)
+        yield from _columnar_rows(file) if file_kind(file) in COLUMNAR else scan_records(file)
+
+
+def placed_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield how messages call each row of a file or set, and the row; there must be one."""
+    number = -1
+    for number, row in enumerate(read_rows(path)):
+        yield f"{path}, record {record_id(row, number)!r}", row
+    if number < 0:
+        raise ValueError(f"{path} holds no record; at least one is needed")
 
 
 def scan_records(path: Path) -> Iterator[Any]:
-    """Yield all records of a file: ``.jsonl`` is one record a line, any other name one JSON list; a BOM is passed over.
+    """Yield all records of a JSON file: ``.jsonl`` is one record a line, any other name one list; a BOM is passed over.
 
     What gzip packed is read as what is inside.
     """
-    check_regular(path)
-    return _scan_lines(path) if file_kind(path) == ".jsonl" else _ListScanner(path).scan()
-
-
-def _scan_lines(path: Path) -> Iterator[Any]:
-    start = 0
     with opened(path) as file:
-        for number, line in enumerate(file, start=1):
-            begin = len(_BOM) if number == 1 and line.startswith(_BOM) else 0
+        yield from _lines(path, file) if file_kind(path) == ".jsonl" else _ListWindow(path, file).values()
+
+
+def _lines(path: Path, file: BinaryIO) -> Iterator[Any]:
+    start = 0
+    for number, line in enumerate(file, start=1):
+        begin = len(_BOM) if number == 1 and line.startswith(_BOM) else 0
+        try:
+            text = line[begin:].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise _not_utf8(path, start + begin + error.start) from None
+        if number == 1 and text.lstrip().startswith("["):
+            raise ValueError(f"{path} is one JSON list, and .jsonl is one record a line; name the file .json")
+        if text.strip():
             try:
-                text = line[begin:].decode("utf-8")
-                if number == 1 and text.lstrip().startswith("["):
-                    raise ValueError(f"{path} is one JSON list, and .jsonl is one record a line; name the file .json")
-                if text.strip():
-                    yield _parsed(text, f"{path}, line {number}")
-            except UnicodeDecodeError as error:
-                raise _not_utf8(path, start + begin + error.start) from None
-            start += len(line)
+                yield parse_json(text, f"{path}, line {number}", constants=True)
+            except ValueError as error:
+                raise ValueError(f"{error}; each line of a .jsonl file is one whole record") from None
+        start += len(line)
 
 
-def _parsed(text: str, place: str) -> Any:
-    try:
-        return parse_json(text, place, constants=True)
-    except ValueError as error:
-        raise ValueError(f"{error}; each line of a .jsonl file is one whole record") from None
+class _ListWindow:
+    """A window of text that moves over one JSON list: ``text[place]`` is the next character.
 
-
-class _ListScanner:
-    """A window of text that moves over the file: ``text[place]`` is the next character.
-
-    A set of a million records is often one list on a single line; it is read a block at a time, in bounded memory.
+    A set of a million records is often a single line; it is read a block at a time, in bounded memory.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.text, self.place, self.line = "", 0, 1
-        self._bytes_read = 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._path, self._file, self._decoder = path, file, codecs.getincrementaldecoder("utf-8")()
+        self._text, self._place, self._line = "", 0, 1
+        self._bytes_read = len(_BOM) if file.read(len(_BOM)) == _BOM else file.seek(0)
 
-    def scan(self) -> Iterator[Any]:
-        with opened(self.path) as self._file:
-            if self._file.read(len(_BOM)) == _BOM:
-                self._bytes_read = len(_BOM)
-            else:
-                self._file.seek(0)
-            if self._peek() != "[":
-                raise self._no_list()
-            self.place += 1
-            if self._peek() != "]":
-                yield self._value()
-                while self._peek() == ",":
-                    self.place += 1
-                    self._peek()
-                    yield self._value()
-            if self._peek() != "]":
-                raise self._invalid("Expecting ',' delimiter", self.place)
-            self.place += 1
-            if self._peek():
-                raise self._invalid("Extra data", self.place)
+    def values(self) -> Iterator[Any]:
+        if self._peek() != "[":
+            raise self._no_list()
+        self._place += 1
+        more = self._peek() != "]"
+        while more:
+            yield self._value()
+            if more := self._peek() == ",":
+                self._place += 1
+                self._peek()
+        if self._peek() != "]":
+            raise self._invalid("Expecting ',' delimiter", self._place)
+        self._place += 1
+        if self._peek():
+            raise self._invalid("Extra data", self._place)
 
     def _peek(self) -> str:
         """Return the next character that is no white space; empty at the end of the file."""
         while True:
-            space = _SPACE.match(self.text, self.place)
-            assert space is not None
-            self.place = space.end()
-            if self.place < len(self.text):
-                return self.text[self.place]
-            if not self._read_more():
-                return ""
+            space = _SPACE.match(self._text, self._place)
+            self._place = space.end() if space else 0
+            if self._place < len(self._text) or not self._read_more():
+                return self._text[self._place : self._place + 1]
 
     def _value(self) -> Any:
         """Return the JSON value that starts here."""
         while True:
             try:
-                row, end = LENIENT_JSON.raw_decode(self.text, self.place)
+                row, end = LENIENT_JSON.raw_decode(self._text, self._place)
             except json.JSONDecodeError as error:
-                cut = error.pos > len(self.text) - _TAIL or error.msg.startswith("Unterminated string")
+                cut = error.pos > len(self._text) - _TAIL or error.msg.startswith("Unterminated string")
                 if cut and self._read_more():
                     continue
                 raise self._invalid(error.msg, error.pos) from None
-            except RecursionError:
-                raise self._invalid("nested too deep", self.place) from None
-            except ValueError as error:  # a key twice, a number that Python does not read
-                raise self._invalid(str(error), self.place) from None
-            if isinstance(row, int | float) and end >= len(self.text) - 2 and self._read_more():
+            except (RecursionError, ValueError) as error:  # or a key twice, a number that Python does not read
+                words = "nested too deep" if isinstance(error, RecursionError) else str(error)
+                raise self._invalid(words, self._place) from None
+            if isinstance(row, int | float) and end >= len(self._text) - 2 and self._read_more():
                 continue  # "1.5e+" is a number and the beginning of a longer one
-            if max(self.text.find(half, self.place, end) for half in ("\\ud", "\\uD")) >= 0:
-                check_characters(row, f"{self.path}, line {self.line + self.text.count(chr(10), 0, self.place)}")
-            self.place = end
+            if max(self._text.find(half, self._place, end) for half in ("\\ud", "\\uD")) >= 0:
+                check_characters(row, f"{self._path}, line {self._line_of(self._place)}")
+            self._place = end
             return row
 
     def _read_more(self) -> bool:
-        """Append a block, of twice what is left, so that a long record costs linear time.
-
-        False at the end of the file, where nothing is changed.
-        """
-        left = self.text[self.place :]
+        """Append a block, of twice what is left, so that a long record costs linear time; False at the file's end."""
+        left = self._text[self._place :]
         block = self._file.read(max(_BLOCK, 2 * len(left)))
         try:
             more = self._decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
             held = len(error.object) - len(block)  # bytes of a character that the last block began
-            raise _not_utf8(self.path, self._bytes_read - held + error.start) from None
-        if not block:
-            return False
-        self._bytes_read += len(block)
-        self.line += self.text.count("\n", 0, self.place)
-        self.text, self.place = left + more, 0
-        return True
+            raise _not_utf8(self._path, self._bytes_read - held + error.start) from None
+        if block:
+            self._bytes_read += len(block)
+            self._line = self._line_of(self._place)
+            self._text, self._place = left + more, 0
+        return bool(block)
+
+    def _line_of(self, place: int) -> int:
+        return self._line + self._text.count("\n", 0, place)
 
     def _invalid(self, problem: str, place: int) -> ValueError:
-        line = self.line + self.text.count("\n", 0, place)
         hint = "use the suffix .jsonl for one record a line"
-        return ValueError(f"{self.path}, line {line}: invalid JSON ({problem}); {hint}")
+        return ValueError(f"{self._path}, line {self._line_of(place)}: invalid JSON ({problem}); {hint}")
 
     def _no_list(self) -> ValueError:
         row = self._value()
-        if self._peek() == "{" and isinstance(row, dict):
-            problem = self._invalid("Extra data", self.place)
-            return ValueError(f"{problem}, which this is")
-        if self._peek():
-            return self._invalid("Extra data", self.place)
+        if following := self._peek():
+            problem = self._invalid("Extra data", self._place)
+            is_lines = following == "{" and isinstance(row, dict)
+            return ValueError(f"{problem}, which this is") if is_lines else problem
         one = "; put it in brackets, or name the file .jsonl" if isinstance(row, dict) else ""
-        return ValueError(f"{self.path} holds {shown(row)}; a list of records is needed{one}")
+        return ValueError(f"{self._path} holds {shown(row)}; a list of records is needed{one}")
 
 
 def _not_utf8(path: Path, byte: int) -> ValueError:
@@ -224,40 +221,34 @@ def opened(path: Path) -> BinaryIO:
     return io.BytesIO(content)
 
 
-def columnar_rows(path: Path) -> Iterator[dict[str, Any]]:
+def _columnar_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a Parquet or Arrow file as JSON's values, some at a time."""
     from datasets import ClassLabel, Features
 
     check_regular(path)
     try:
-        schema, batches = _parquet(path) if file_kind(path) == ".parquet" else _arrow(path)
-        labels = {
-            name: feature
-            for name, feature in Features.from_arrow_schema(schema).items()
-            if isinstance(feature, ClassLabel)
-        }
-        for batch in batches:
-            for row in batch.to_pylist():
-                made = {name: _plain_value(value, path, name) for name, value in row.items()}
-                for name, label in labels.items():
-                    made[name] = None if made[name] in (None, -1) else label.int2str(made[name])
-                yield made
+        schema, batches = _batches(path)
+        features = Features.from_arrow_schema(schema).items()
+        labels = {name: feature for name, feature in features if isinstance(feature, ClassLabel)}
+        for row in chain.from_iterable(batch.to_pylist() for batch in batches):
+            made = {name: _plain_value(value, path, name) for name, value in row.items()}
+            for name, label in labels.items():
+                made[name] = None if made[name] in (None, -1) else label.int2str(made[name])
+            yield made
     except (pa.ArrowException, OSError, TypeError, KeyError) as error:
         raise ValueError(f"{path} cannot be read ({' '.join(str(error).split())[:160]}); fetch it again") from None
 
 
-def _parquet(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    file = pq.ParquetFile(path, memory_map=True)
-    return file.schema_arrow, file.iter_batches(batch_size=_TOGETHER)
-
-
-def _arrow(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+def _batches(path: Path) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
+    if file_kind(path) == ".parquet":
+        table = pq.ParquetFile(path, memory_map=True)
+        return table.schema_arrow, table.iter_batches(batch_size=_TOGETHER)
     try:
-        reader = pa.ipc.open_stream(pa.memory_map(str(path)))
+        stream = pa.ipc.open_stream(pa.memory_map(str(path)))
     except pa.ArrowInvalid:  # the layout of files, which ``datasets`` does not write
         file = pa.ipc.open_file(pa.memory_map(str(path)))
         return file.schema, map(file.get_batch, range(file.num_record_batches))
-    return reader.schema, iter(reader)
+    return stream.schema, stream
 
 
 def _plain_value(value: Any, path: Path, column: str) -> Any:
@@ -273,19 +264,18 @@ def _plain_value(value: Any, path: Path, column: str) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def kept_rows(generate: Callable[[], Iterator[dict[str, Any]]], features: dict[str, Any], name: str) -> Dataset:
+def kept_rows(generate: Callable[[], Iterator[dict[str, Any]]], columns: Mapping[str, Kind], name: str) -> Dataset:
     """Return what ``generate`` yields, kept in the cache of the datasets library and mapped from there.
 
-    Args:
-        generate: yields rows; not called where they are kept.
-        features: the columns of a row, as ``datasets`` describes them.
-        name: of all that the rows depend on.
+    It is not called where rows of that ``name``, which stands for all that they depend on, are kept; another process
+    finds them, too.
     """
-    from datasets import Dataset, Features, config
+    from datasets import Dataset, Features, List, Value, config
     from datasets.exceptions import DatasetGenerationError
 
     try:
-        return Dataset.from_generator(generate, features=Features(features), fingerprint=name)
+        kinds = {key: Value(kind) if isinstance(kind, str) else List(Value(*kind)) for key, kind in columns.items()}
+        return Dataset.from_generator(generate, features=Features(kinds), fingerprint=name)
     except DatasetGenerationError as error:
         raise error.__cause__ or error from None
     except OSError as error:

@@ -27,15 +27,9 @@ _SCENES = Layout(
 def write_scenes(
     folder: str | Path, *, train: int = 12800, dev: int = 800, test: int = 4800, seed: int = 0, overwrite: bool = False
 ) -> None:
-    """Write the three splits; the folder appears only when all of it is there.
+    """Write so many records of the three splits; the folder appears only when all of it is there.
 
-    Args:
-        folder: the data set's folder; its parents are made.
-        train: training records.
-        dev: validation records.
-        test: test records.
-        seed: of every record; the files are a pure function of it.
-        overwrite: replace an existing scenes folder.
+    The files are a pure function of the seed. ``overwrite`` replaces an existing scenes folder.
     """
     with whole_folder(Path(folder), overwrite, _SCENES) as partial:
         for split, count in zip(SPLITS, (train, dev, test), strict=True):
@@ -48,13 +42,8 @@ def write_scene_split(folder: Path, split: str, count: int, seed: int) -> None:
     """Write ``<folder>/<split>.json`` and ``<folder>/<split>/000000.jpg`` and on: one image and question per record.
 
     Training kinds are drawn (15 % describe, 15 % list, the rest even over the short kinds); in dev and test every tenth
-    record is a description (describe and list in turn) and the rest cycle through the short kinds.
-
-    Args:
-        folder: the data set's folder; made where it is missing.
-        split: ``train`` | ``dev`` | ``test``; its digits come from its own originals.
-        count: records.
-        seed: record ``i`` is a pure function of (seed, split, i).
+    record is a description (describe and list in turn) and the rest cycle through the short kinds. Record ``i`` is a
+    pure function of (seed, split, i).
     """
     (folder / split).mkdir(parents=True, exist_ok=True)
     records = []

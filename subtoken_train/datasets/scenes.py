@@ -117,8 +117,6 @@ OPTION_LETTERS = ("A", "B", "C")
 SHORT_KINDS = ("exists", "exists_color", "color", "read", "where", "count", "choice")
 DESCRIPTION_KINDS = ("describe", "list")
 KINDS = SHORT_KINDS + DESCRIPTION_KINDS
-PRETRAINING_KINDS = ("list_color", "exists_color_easy")
-"""Asked only while the embedded model is pre-trained."""
 
 
 def describe_scene(objects: Objects) -> str:
@@ -135,20 +133,13 @@ def list_digits(objects: Objects) -> str:
     )
 
 
-def list_colors(objects: Objects) -> str:
-    """Return every colour with its count and its places, ``red 2 B3 C1 green 0 ...``; teaches addressing by colour."""
-    places = {name: [item.place for item in objects if item.color_name == name] for name in COLOR_NAMES}
-    return " ".join(" ".join([name, str(len(found)), *found]) for name, found in places.items())
-
-
 def ask(rng: np.random.Generator, objects: Objects, kind: str) -> tuple[str, str]:
-    """Draw one (question, answer) of ``kind`` (one of KINDS, or PRETRAINING_KINDS) about a scene's objects."""
-    some = objects[int(rng.integers(len(objects)))]
-    if kind in _LISTINGS:
-        question, answer = _LISTINGS[kind]
-        return question, answer(objects)
-    if kind not in _QUESTIONS:
+    """Draw one (question, answer) of ``kind`` (one of KINDS) about a scene's objects."""
+    if kind not in KINDS:
         raise unknown_name("question kind", kind, KINDS)
+    some = objects[int(rng.integers(len(objects)))]
+    if kind in DESCRIPTION_KINDS:
+        return f"{kind} .", describe_scene(objects) if kind == "describe" else list_digits(objects)
     return _QUESTIONS[kind](rng, objects, some)
 
 
@@ -163,16 +154,11 @@ def _exists(rng: np.random.Generator, objects: Objects, some: SceneObject) -> tu
 
 
 def _exists_color(rng: np.random.Generator, objects: Objects, some: SceneObject) -> tuple[str, str]:
-    return _of_color(rng, some, [color for color in range(len(COLORS)) if color != some.color])
+    return asked_color(rng, some, [color for color in range(len(COLORS)) if color != some.color])
 
 
-def _exists_color_easy(rng: np.random.Generator, objects: Objects, some: SceneObject) -> tuple[str, str]:
-    """Ask ``exists_color``, but if the answer is no, no digit of the scene has the colour (if one is left)."""
-    unused = sorted(set(range(len(COLORS))) - {item.color for item in objects})
-    return _of_color(rng, some, unused or list(set(range(len(COLORS))) - {some.color}))
-
-
-def _of_color(rng: np.random.Generator, some: SceneObject, others: list[int]) -> tuple[str, str]:
+def asked_color(rng: np.random.Generator, some: SceneObject, others: list[int]) -> tuple[str, str]:
+    """Ask whether a digit has its own colour, or one of others."""
     color = some.color if rng.random() < 0.5 else int(rng.choice(others))
     return f"is there a {COLOR_NAMES[color]} {some.digit} ?", "yes" if color == some.color else "no"
 
@@ -203,24 +189,12 @@ def _choice(rng: np.random.Generator, objects: Objects, some: SceneObject) -> tu
     return f"which is there ? {listed}", OPTION_LETTERS[options.index(some.digit)]
 
 
-_LISTINGS = {
-    "describe": ("describe .", describe_scene),
-    "list": ("list .", list_digits),
-    "list_color": ("list color .", list_colors),
-}
 _QUESTIONS = {
     "exists": _exists,
     "exists_color": _exists_color,
-    "exists_color_easy": _exists_color_easy,
     "color": _color,
     "read": _read,
     "where": _where,
     "count": _count,
     "choice": _choice,
 }
-
-
-def vocabulary() -> tuple[str, ...]:
-    """Return every word that questions, answers and the chat template use, in a fixed order (no special tokens)."""
-    words = "USER: ASSISTANT: ? . what where which is at there a the how many describe list none yes no color"
-    return (*words.split(), *OPTION_LETTERS, *map(str, range(10)), *COLOR_NAMES, *PLACES)

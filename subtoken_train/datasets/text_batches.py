@@ -30,9 +30,7 @@ class TextSample:
 
     Attributes:
         input_ids: token ids; a BOS, where there is one, is the first of the system's or the context.
-        context_length: tokens of the CONTEXT region.
         query_length: tokens of the QUERY region, right after the context.
-        record_id: a name for messages and logs.
         without_loss: places in it that are read and never labelled: QUERY, where they stand behind the prompt.
         system_length: tokens of the SYSTEM region, before the context.
     """
@@ -110,14 +108,8 @@ def chat_split(
 
     The template's beginning and the system prompt stay. The last question asks, and so does the template's end: all of
     it where it has at most ``asking`` tokens, then what was said before may be compressed; otherwise its last part, see
-    ``context_tokens``.
-
-    Args:
-        family: a language model.
-        ids: the prompt's, what follows it or not.
-        starts: the characters that tokens begin with.
-        prompt: with what is ``asked``.
-        asking: see above.
+    ``context_tokens``. ``ids`` are the prompt's, what follows it or not, and ``starts`` the characters that they begin
+    with.
     """
     if not starts:
         raise ValueError("the tokenizer gives no character offsets; install its fast (tokenizer.json) version")

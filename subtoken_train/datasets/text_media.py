@@ -17,8 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES, inside
-from subtoken_train.datasets.video_sources import VIDEO_SUFFIXES
+from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES, VIDEO_SUFFIXES, inside
 from subtoken_train.families.literal_marks import IMAGE_MARK, VIDEO_MARK
 from subtoken_train.typed import shown
 
@@ -49,12 +48,9 @@ _INSTEAD = f"name it in image, images, video or videos, and write {IMAGE_MARK} o
 
 
 def media_problem(turns: Iterable[dict[str, Any]], has_media: bool, as_document: bool) -> str | None:
-    """Return what to say where a text holds a spelling that only media have; None where none does.
+    """Return what to say where a text of turns holds a spelling that only media have; None where none does.
 
-    Args:
-        turns: what is said, in LLaVA's form.
-        has_media: whether the record names any.
-        as_document: whether it is for a language model, which reads placeholders as text.
+    ``as_document``: whether they are for a language model, which reads placeholders as text.
     """
     for turn in turns:
         text = turn["value"]
@@ -76,12 +72,7 @@ def files_named(row: dict[str, Any], has_media: bool) -> list[str]:
 
 
 def refuse_files(names: Iterable[tuple[str, str]], folder: Path) -> None:
-    """Refuse texts that name a file which lies in a folder.
-
-    Args:
-        names: what ``files_named`` found, each with the place of the text, for messages.
-        folder: where images lie.
-    """
+    """Refuse texts that name a file which lies in a folder; ``names`` are of ``files_named``, each with its place."""
     for name, place in names:
         if _lies_in(folder, name):
             raise ValueError(

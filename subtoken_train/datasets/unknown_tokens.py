@@ -30,14 +30,7 @@ class SomeTexts(NamedTuple):
 
 @dataclass(frozen=True)
 class UnknownTokens:
-    """Counts of what a tokenizer made of some texts.
-
-    Attributes:
-        unknown: tokens that are its unknown token.
-        tokens: all tokens.
-        examples: the first words that it does not know.
-        some: the texts.
-    """
+    """Counts of what a tokenizer made of some texts: unknown tokens, all tokens, the first words it does not know."""
 
     unknown: int
     tokens: int
@@ -79,10 +72,7 @@ def unknown_tokens(tokenizer: Any, some: SomeTexts) -> UnknownTokens | None:
 def say_unknown(tokenizer: Any, some: SomeTexts, what: str) -> str | None:
     """Return one line for people, None without an unknown token; give a ``SubTokenWarning`` past 1 %.
 
-    Args:
-        tokenizer: of the backbone.
-        some: what it will read and say.
-        what: where the texts are from, for the message.
+    ``what`` says where the texts are from.
     """
     found = unknown_tokens(tokenizer, some)
     if found is None:

@@ -10,6 +10,7 @@ import json
 import logging
 import re
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,7 @@ from torch.nn import functional as F
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.datasets.text_batches import padding_id
-from subtoken_train.documents import real_path
+from subtoken_train.documents import check_file_name, real_path
 from subtoken_train.families.positions import position_bound
 from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.answer_stream import AnswerStream
@@ -34,11 +35,8 @@ from subtoken_train.inference.compression import Compression, settings_record
 from subtoken_train.inference.generation import ASKED, serving, steered_from_outside
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.serving.chat_request import ChatRequest, ContextQuestion, Limits, RefusedError
-from subtoken_train.serving.context_store import ContextStore
-from subtoken_train.serving.line import Answer, Job, Line
-from subtoken_train.serving.notes import noted
-from subtoken_train.serving.prepared import Prepared, after_question, read_for_pass
-from subtoken_train.serving.shared_pass import Row, SharedPass
+from subtoken_train.serving.line import Answer, Job, Line, Row, SharedPass
+from subtoken_train.serving.prepared import Prepared, after_question, noted, read_for_pass
 from subtoken_train.types import Region
 
 _log = logging.getLogger(__name__)
@@ -46,6 +44,54 @@ _PADDING = 2000  # characters that are no matter
 BROKEN = "the server failed at this request; its log says why"
 _FOLDERS = re.compile(r"(?<![\w:/.])/(?:[\w.@+-]+/)+")
 """Folders of paths from the root on."""
+
+
+class ContextStore:
+    """Holds contexts, and lets the least recently used ones go when they take more than a budget.
+
+    One thread takes; others may read the counts.
+
+    Args:
+        budget: bytes of all that are held, as their reports count them. One that is larger is used once and not held.
+        folder: of saved contexts, ``NAME.safetensors``; None: there are none.
+
+    Attributes:
+        taken: how many were compressed or loaded.
+        found: how often one was there.
+        nbytes: of those that are held.
+    """
+
+    def __init__(self, budget: int, folder: Path | None = None) -> None:
+        self.budget, self.folder = budget, folder
+        self.taken = self.found = self.nbytes = 0
+        self._held: OrderedDict[Hashable, CompressedContext] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def take(self, key: Hashable, make: Callable[[], CompressedContext]) -> tuple[CompressedContext, bool]:
+        """Return the context of a key, and whether it was there; else ``make`` makes it."""
+        if key in self._held:
+            self._held.move_to_end(key)
+            self.found += 1
+            return self._held[key], True
+        context = make()
+        self.taken += 1
+        if (size := context.report.total_bytes) <= self.budget:
+            while self.nbytes + size > self.budget:
+                _, gone = self._held.popitem(last=False)
+                self.nbytes -= gone.report.total_bytes
+            self._held[key] = context
+            self.nbytes += size
+        return context, False
+
+    def saved(self, name: str) -> Path:
+        """Return the file of a saved context, once it is there."""
+        check_file_name(name, "context")
+        path = None if self.folder is None else self.folder / f"{name}.safetensors"
+        if path is None or not path.is_file():
+            raise RefusedError(404, f"there is no saved context {name!r}", "context_not_found")
+        return path
 
 
 class Answerer:
@@ -59,14 +105,13 @@ class Answerer:
     """
 
     def __init__(self, model: SubTokenModel, spec: ArmSpec, limits: Limits, contexts: ContextStore) -> None:
-        self.limits, self.contexts = limits, contexts
-        self.replaced = 0
-        self._model, self._spec = model, spec
+        self.limits, self.contexts, self.replaced = limits, contexts, 0
+        self._model, self._spec, self._family = model, spec, model.backbone.family
         own = model.generation_config
         self._stops = [own.stop_strings] if isinstance(own.stop_strings, str) else own.stop_strings or []
-        model.backbone.family.model.generation_config = steered_from_outside(own)
+        self._family.model.generation_config = steered_from_outside(own)
         model.tokenizer("a")  # sets itself once, which no two threads may do
-        self._bound = position_bound(model.backbone.family.decoder.config)
+        self._bound = position_bound(self._family.decoder.config)
         self._most_characters = self._bound and self._bound * max(map(len, model.tokenizer.get_vocab()))
         models = [Path(str(named)).parent for named in (spec.adapter, spec.backbone) if named]
         saved = [] if contexts.folder is None else [contexts.folder, real_path(contexts.folder)]
@@ -76,8 +121,8 @@ class Answerer:
 
     @property
     def sees_images(self) -> bool:
-        """Return whether pictures may be shown to the model."""
-        return self._model.backbone.family.sees_images
+        """Whether pictures may be shown to the model."""
+        return self._family.sees_images
 
     def submit(self, job: Job) -> None:
         """Put a job that is ready into the line; how long that may be is for the caller to see to."""
@@ -98,25 +143,15 @@ class Answerer:
         self._thread.join()
 
     def prepare(self, request: ChatRequest) -> Prepared:
-        """Read what a request holds; called by any thread, before the request has its place in the line.
-
-        Raises:
-            RefusedError: it cannot be read, does not fit, or is too much.
-        """
+        """Read what a request holds; called by any thread, before it has its place in the line. Raises ``refusal``."""
         try:
             characters = sum(len(str(message["content"])) for message in request.messages)
             if self._most_characters is not None and characters > self._most_characters:
-                raise RefusedError(
-                    400,
-                    f"the prompt has {characters:,} characters, more than the {self._bound:,} positions of the model "
-                    "can hold; send less",
-                    "context_length_exceeded",
-                )
+                words = f"{characters:,} characters, more than the {self._bound:,} positions of the model can hold"
+                raise _too_long(words)
             if (asked := request.asked) is not None and asked.name is not None:
-                self._saved(asked.name)
-            ready = read_for_pass(
-                SubTokenModel.around(self._model.backbone, self.compression(request)), request, self.limits
-            )
+                self.contexts.saved(asked.name)
+            ready = read_for_pass(self._for(request), request, self.limits)
             self._room(request, ready.tokens)
         except BaseException as error:
             raise self.refusal(error) from None
@@ -135,8 +170,28 @@ class Answerer:
         if name != self._spec.eviction:
             chosen |= {"eviction_options": {}}
         compression = replace(self._spec, **chosen).compression(self._model.compression.round_up)
-        compression.check(self._model.backbone.family)
+        compression.check(self._family)
         return compression
+
+    def refusal(self, error: BaseException) -> RefusedError:
+        """Return what a request is told of what went wrong."""
+        if isinstance(error, ValueError):  # anew, without frames and what they hold
+            status, code = (error.status, error.code) if isinstance(error, RefusedError) else (400, None)
+            return RefusedError(status, self._said(str(error)), code)
+        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+            torch.cuda.empty_cache()
+            return RefusedError(503, "there is not enough memory for this prompt; send a shorter one")
+        _log.error("a request failed", exc_info=error)
+        return RefusedError(500, BROKEN)
+
+    def _said(self, words: str) -> str:
+        """Return words without the places of files on this machine."""
+        for place in self._places:
+            words = words.replace(place, "")
+        return _FOLDERS.sub("", words)
+
+    def _for(self, request: ChatRequest) -> SubTokenModel:
+        return SubTokenModel.around(self._model.backbone, self.compression(request))
 
     def _begin(self) -> None:
         self._thread = threading.Thread(target=self._run, name="answers", daemon=True)
@@ -195,10 +250,9 @@ class Answerer:
         are evicted while they are decoded, bytes are counted of all rows together; and a rotary embedding may turn by
         the longest row.
         """
-        family = self._model.backbone.family
-        shown = request.asked is None and family.sees_images
+        shown = request.asked is None and self.sees_images
         online = self.compression(request).every is not None
-        return request.seed is not None or shown or online or family.length_dependent
+        return request.seed is not None or shown or online or self._family.length_dependent
 
     def _answer(self, jobs: Sequence[Job]) -> None:
         """Answer jobs in one pass; where it fails, those that were told nothing yet go on alone."""
@@ -221,44 +275,24 @@ class Answerer:
             return self.refusal(error)
         return None
 
-    def refusal(self, error: BaseException) -> RefusedError:
-        """Return what a request is told of what went wrong."""
-        if isinstance(error, RefusedError):
-            return RefusedError(error.status, self._said(str(error)), error.code)  # without frames and what they hold
-        if isinstance(error, ValueError):
-            return RefusedError(400, self._said(str(error)))
-        if isinstance(error, torch.OutOfMemoryError | MemoryError):
-            torch.cuda.empty_cache()
-            return RefusedError(503, "there is not enough memory for this prompt; send a shorter one")
-        _log.error("a request failed", exc_info=error)
-        return RefusedError(500, BROKEN)
-
-    def _said(self, words: str) -> str:
-        """Return words without the places of files on this machine."""
-        for place in self._places:
-            words = words.replace(place, "")
-        return _FOLDERS.sub("", words)
-
     def _pass(self, jobs: Sequence[Job]) -> None:
         """Answer jobs of equal settings."""
-        request = jobs[0].request
-        model = SubTokenModel.around(self._model.backbone, self.compression(request))
-        device = self._model.backbone.family.device
+        request, device = jobs[0].request, self._family.device
         drawn_apart = torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=request.seed is not None)
         with noted() as notes, drawn_apart:
             if request.seed is not None:
                 torch.manual_seed(request.seed)
             asking = self._ask_whole if request.asked is None else self._ask_context
-            asking(model, jobs, partial(self._tell_end, notes))
+            asking(self._for(request), jobs, partial(self._tell_end, notes))
 
     def _tell_end(self, notes: list[str], row: Row, cache_bytes: int, dense_bytes: int) -> None:
         """Tell a job that its answer ended, or that it was ended."""
-        new = len(row.stream.token_ids)
-        if not row.finish:
-            row.job.tell(time_over(f"{new} tokens were made"))
-            return
-        said = [self._said(note) for note in (*row.job.ready.notes, *notes)]
-        row.job.tell(Answer(row.finish, row.prompt_tokens, row.cached_tokens, new, cache_bytes, dense_bytes, said))
+        if row.finish:
+            said = [self._said(note) for note in (*row.job.ready.notes, *notes)]
+            counts = row.prompt_tokens, row.cached_tokens, row.new_tokens, cache_bytes, dense_bytes
+            row.job.tell(Answer(row.finish, *counts, said))
+        else:
+            row.job.tell(time_over(f"{row.new_tokens} tokens were made"))
 
     def _row(self, job: Job, tokens: int, cached: int, goes_on: bool = False) -> Row:
         """Return the row of a job whose prompt has so many tokens; its context may be a text to go on with."""
@@ -268,23 +302,18 @@ class Answerer:
 
     def _shared(self, rows: Sequence[Row], end: Callable[[Row, int], None]) -> tuple[SharedPass, dict[str, Any]]:
         """Return a pass, and the settings of ``generate`` for it."""
-        family, most, bound = self._model.backbone.family, max(row.most for row in rows), self._bound
-        if bound is not None and len(rows) > 1 and max(row.prompt_tokens for row in rows) + most > bound:
+        most, longest = max(row.most for row in rows), max(row.prompt_tokens for row in rows)
+        if self._bound is not None and len(rows) > 1 and longest + most > self._bound:
             raise ValueError("a row that ended would go on past the positions of the model")  # so each goes alone
-        together = SharedPass(rows, end_ids(family), end, 0 if family.device.type == "cpu" else ASKED)
-        settings = {
-            **rows[0].job.request.settings,
-            "max_new_tokens": most,
-            "streamer": together,
-            "stopping_criteria": [together],
-        }
-        return together, settings
+        together = SharedPass(rows, end_ids(self._family), end, 0 if self._family.device.type == "cpu" else ASKED)
+        own = {"max_new_tokens": most, "streamer": together, "stopping_criteria": [together]}
+        return together, {**rows[0].job.request.settings, **own}
 
     def _ask_whole(self, model: SubTokenModel, jobs: Sequence[Job], end: Callable[[Row, int, int], None]) -> None:
         """Compress whole prompts and answer them."""
         prompts = [on_device(job.ready.inputs, model.device) for job in jobs]
         rows = [self._row(job, inputs["input_ids"].shape[1], 0) for job, inputs in zip(jobs, prompts, strict=True)]
-        token_bytes = model.backbone.family.shape.token_bytes
+        token_bytes = self._family.shape.token_bytes
 
         def ended(row: Row, place: int) -> None:
             if len(rows) == 1:
@@ -292,7 +321,7 @@ class Answerer:
                 end(row, took.total_bytes - took.slack_bytes, took.dense_bytes)
             else:
                 assert model.last is not None
-                new = len(row.stream.token_ids) - 1
+                new = row.new_tokens - 1
                 stored = bytes_by_sample(model.last.cache)[place]
                 end(row, stored + new * token_bytes, (row.prompt_tokens + new) * token_bytes)
 
@@ -302,14 +331,12 @@ class Answerer:
 
     def _ask_context(self, model: SubTokenModel, jobs: Sequence[Job], end: Callable[[Row, int, int], None]) -> None:
         """Likewise, with questions about one context, which is kept; its copies of a pass fit into the budget."""
-        asked = jobs[0].request.asked
-        assert asked is not None
-        context, found = self._context(model, jobs[0], asked)
+        context, found = self._context(model, jobs[0])
         held, most = context.packed.prompt_length, max(1, self.contexts.budget // context.report.total_bytes)
 
         def ended(cache: PackedCache, row: Row, place: int) -> None:
-            appended = row.prompt_tokens - held + len(row.stream.token_ids) - 1
             alone = cache.origin_B is not None and len(cache.origin_B) == 1
+            appended = row.prompt_tokens - held + row.new_tokens - 1
             took = context.report_of(cache) if alone else context.report_with(appended)
             end(row, took.total_bytes - took.slack_bytes, took.dense_bytes)
 
@@ -323,44 +350,43 @@ class Answerer:
             context.generate(ids, cache, **settings)
             together.close()
 
-    def _context(self, model: SubTokenModel, job: Job, asked: ContextQuestion) -> tuple[CompressedContext, bool]:
+    def _context(self, model: SubTokenModel, job: Job) -> tuple[CompressedContext, bool]:
         """Return the context that a request asks about, and whether it was there."""
-        backbone, compression, ready = model.backbone, model.compression, job.ready
+        backbone, compression, asked = model.backbone, model.compression, _asked(job.request)
         how = (json.dumps(settings_record(compression)), job.request.owner)
         if asked.name is not None:
-            path = self._saved(asked.name)
+            path = self.contexts.saved(asked.name)
             seen = path.stat()
-            key: Hashable = (asked.name, seen.st_mtime_ns, seen.st_size, how)
-            return self.contexts.take(key, partial(_loaded, path, model))
-        batch = on_device(ready.batch, model.device)
+            return self.contexts.take((asked.name, seen.st_mtime_ns, seen.st_size, how), partial(_loaded, path, model))
+        batch = on_device(job.ready.batch, model.device)
         assert batch is not None
 
         def compress() -> CompressedContext:
             with serving(backbone.family):
-                return CompressedContext.of(backbone, compression, batch, ready.frames)
+                return CompressedContext.of(backbone, compression, batch, job.ready.frames)
 
         return self.contexts.take((*batch.record_ids, asked.by_system, asked.system, how), compress)
-
-    def _saved(self, name: str) -> Path:
-        """Return the file of a saved context, once it is there."""
-        if (path := self.contexts.saved(name)) is None:
-            raise RefusedError(404, f"there is no saved context {name!r}", "context_not_found")
-        return path
 
     def _room(self, request: ChatRequest, tokens: int) -> int:
         """Return the most new tokens after a prompt of so many."""
         most = request.max_new_tokens or self.limits.max_new_tokens
-        if self._bound is not None and tokens >= self._bound:
-            raise RefusedError(
-                400,
-                f"the prompt has {tokens:,} tokens, and the model was made for {self._bound:,} together with the "
-                "answer; send less",
-                "context_length_exceeded",
-            )
-        return most if self._bound is None else min(most, self._bound - tokens)
+        if self._bound is None:
+            return most
+        if tokens >= self._bound:
+            raise _too_long(f"{tokens:,} tokens, and the model was made for {self._bound:,} together with the answer")
+        return min(most, self._bound - tokens)
 
 
-def _loaded(path: Any, model: SubTokenModel) -> CompressedContext:
+def _too_long(words: str) -> RefusedError:
+    return RefusedError(400, f"the prompt has {words}; send less", "context_length_exceeded")
+
+
+def _asked(request: ChatRequest) -> ContextQuestion:
+    assert request.asked is not None
+    return request.asked
+
+
+def _loaded(path: Path, model: SubTokenModel) -> CompressedContext:
     context = CompressedContext.load(path, model.backbone, model.compression)
     if len(context.frames) != 1:
         raise ValueError(f"the saved context {path.stem!r} holds {len(context.frames)} contexts; a request asks one")
@@ -368,8 +394,7 @@ def _loaded(path: Any, model: SubTokenModel) -> CompressedContext:
 
 
 def _question_ids(context: CompressedContext, request: ChatRequest) -> list[int]:
-    assert request.asked is not None
-    return context.question_ids(request.asked.question, after_question(context.backbone.family, request))
+    return context.question_ids(_asked(request).question, after_question(context.backbone.family, request))
 
 
 def _joined(model: SubTokenModel, prompts: Sequence[dict[str, Tensor]]) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""A body of ``POST /v1/chat/completions`` or ``/v1/completions``, read; of its fields see ``fields``.
+"""A body of ``POST /v1/chat/completions`` or ``/v1/completions``, read.
+
+Of the fields that OpenAI's clients, and those of vLLM and SGLang, send: null is as if left out; what changes nothing is
+ignored; what is obeyed is read; the rest is refused by name. The page of the server is made from these tables.
 
 A part of a content may carry ``"cache_control": {"type": "ephemeral"}``, as clients of Anthropic, LiteLLM and
 OpenRouter write it: what stands up to there is the request's *context*, compressed once and kept for further questions.
@@ -15,18 +18,40 @@ from urllib.parse import unquote_to_bytes
 
 from subtoken_train.datasets.image_sources import EncodedImage, open_image
 from subtoken_train.documents import check_file_name, parse_json
-from subtoken_train.errors import MAX_SEED, check_range, unknown_name
+from subtoken_train.errors import COLD, MAX_SEED, check_range, unknown_name
 from subtoken_train.families.chat_template import Message
 from subtoken_train.families.images import Picture
 from subtoken_train.families.literal_marks import IMAGE_MARK, VIDEO_MARK
 from subtoken_train.inference.messages import read_messages
-from subtoken_train.serving.fields import OF_MESSAGES, OF_STREAMS, check_harmless, obeyed
 from subtoken_train.typed import shown, typed
 
 MAX_STOPS, MAX_STOP = 4, 200
 DEFAULT_TEXT = 16
 """Tokens of a text's continuation, unless it says more: as OpenAI's."""
 _MARK = {"type": "ephemeral"}
+IGNORED = (
+    "user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "store", "service_tier",
+    "reasoning_effort", "verbosity", "prediction", "parallel_tool_calls", "priority", "request_id",
+    "include_reasoning", "separate_reasoning",
+)  # fmt: skip
+"""Names that ask for no other answer here, whatever they say."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("n", "best_of", "repetition_penalty", "length_penalty", "typical_p"), (1,)),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty", "min_p", "min_tokens", "top_logprobs"), (0,)),
+    **dict.fromkeys(("logprobs", "ignore_eos", "use_beam_search", "include_stop_str_in_output"), (False,)),
+    **dict.fromkeys(("echo", "return_token_ids"), (False,)),
+    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
+    **dict.fromkeys(("stop_token_ids", "bad_words", "tools", "functions"), ([],)),
+    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+    **dict.fromkeys(("suffix", "cache_salt"), ("",)),
+    **{"top_k": (-1, 0), "logit_bias": ({},), "response_format": ({"type": "text"},), "modalities": (["text"],)},
+}
+"""Fields that nothing here obeys: values without effect."""
+OF_DRAWS = ("temperature", "top_k", "min_p", "typical_p")
+"""Without effect on a greedy answer, whatever they say."""
+OF_MESSAGES: dict[str, tuple[Any, ...]] = {"tool_calls": ([],), "function_call": (), "cache_control": ()}
+"""Fields of a message that would change an answer; all others but role and content are ignored."""
+OF_STREAMS: dict[str, tuple[Any, ...]] = {"continuous_usage_stats": (False,)}
 
 
 class RefusedError(ValueError):
@@ -39,15 +64,12 @@ class RefusedError(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one request, and of how many share a pass.
+    """Bounds of one request, and of how many share a pass (``batch``).
 
     Attributes:
-        max_new_tokens: of an answer.
-        max_images: of a request.
-        max_pixels: width times height of each.
+        max_pixels: width times height of each image.
         evictions: that a request may name, ``none`` among them; where it names none, it has the server's.
         keep: least and most that a request's eviction may keep, as shares.
-        batch: requests that are answered in one pass, at most.
     """
 
     max_new_tokens: int = 512
@@ -89,14 +111,12 @@ class _Text(_Body):
 
 @dataclass(frozen=True)
 class ContextQuestion:
-    """A question about a context, and what was said after it.
+    """The first question about a context, and later turns, the last one the user's.
 
     Attributes:
         context: a text or pictures; None: the saved one of that ``name``.
         by_system: whether the text is what the system says.
         system: what the system says before it.
-        question: the first one.
-        followed: later turns, the last one the user's.
     """
 
     question: str
@@ -150,22 +170,18 @@ class ChatRequest:
 
 
 def read_request(body: bytes, limits: Limits, raw: bool = False, marks: bool = False) -> ChatRequest:
-    """Read a request.
+    """Read a request, ``raw`` where it is one of ``/v1/completions``.
 
-    Args:
-        body: as it came.
-        limits: of one request.
-        raw: whether it is one of ``/v1/completions``.
-        marks: whether the model takes ``<image>`` in a text for a picture; here it is text.
+    ``marks``: whether the model takes ``<image>`` in a text for a picture; here it is text.
     """
     content = parse_json(body, "the body")
-    read = typed(_Text if raw else _Chat, obeyed(content) if isinstance(content, dict) else content, "the body")
+    read = typed(_Text if raw else _Chat, _obeyed(content) if isinstance(content, dict) else content, "the body")
     if not 0 <= read.temperature <= 2 or not 0 < read.top_p <= 1:
         raise ValueError("temperature must be 0 (greedy, as if left out) to 2, and top_p more than 0 and at most 1")
     check_range("seed", read.seed, 0, MAX_SEED)
     if more := read.stream_options.keys() - {"include_usage", "include_obfuscation", *OF_STREAMS}:
         raise ValueError(f"stream_options has {shown(min(more))}, which is not read; leave it out")
-    check_harmless(read.stream_options, OF_STREAMS, "stream_options: ")
+    _check_harmless(read.stream_options, OF_STREAMS, "stream_options: ")
     most = read.max_tokens if read.max_completion_tokens is None else read.max_completion_tokens
     most = DEFAULT_TEXT if raw and most is None else most
     check_range("max_tokens", most, 1)
@@ -180,10 +196,18 @@ def read_request(body: bytes, limits: Limits, raw: bool = False, marks: bool = F
         asked, template = _asked(plain, messages, mark, images, read.context), read.chat_template_kwargs
         if template and read.context is not None:
             raise ValueError("a saved context has its own chat_template_kwargs; leave them out")
-        _check_end(read, messages[-1]["role"] == "assistant")
+        goes_on = messages[-1]["role"] == "assistant"
+        if read.continue_final_message not in (None, goes_on) or (read.add_generation_prompt is False and not goes_on):
+            raise ValueError(
+                "the assistant's last message is gone on with, and nobody else's; leave continue_final_message and "
+                "add_generation_prompt out"
+            )
     else:
         assert isinstance(read, _Text)
-        messages, asked, template = _text(read.prompt), None, {}
+        texts = [read.prompt] if isinstance(read.prompt, str) else read.prompt
+        if len(texts) != 1:
+            raise ValueError(f"prompt has {len(texts)} texts; send one, and a request for each other")
+        (messages, _), asked, template = read_messages(texts[0]), None, {}
     samples = {"do_sample": True, "temperature": read.temperature, "top_p": read.top_p, "top_k": 0}
     return ChatRequest(
         read.model,
@@ -201,23 +225,6 @@ def read_request(body: bytes, limits: Limits, raw: bool = False, marks: bool = F
         template,
         raw,
     )
-
-
-def _check_end(read: _Chat, goes_on: bool) -> None:
-    """Raise ``ValueError`` where a request asks for another end of its prompt than its last message has."""
-    if read.continue_final_message not in (None, goes_on) or (read.add_generation_prompt is False and not goes_on):
-        raise ValueError(
-            "the assistant's last message is gone on with, and nobody else's; leave continue_final_message and "
-            "add_generation_prompt out"
-        )
-
-
-def _text(prompt: str | list[str]) -> list[Message]:
-    """Return the text to go on with as a message."""
-    texts = [prompt] if isinstance(prompt, str) else prompt
-    if len(texts) != 1:
-        raise ValueError(f"prompt has {len(texts)} texts; send one, and a request for each other")
-    return read_messages(texts[0])[0]
 
 
 def _check_eviction(read: _Body, limits: Limits) -> None:
@@ -241,7 +248,7 @@ def _plain_messages(
     for number, message in enumerate(given):
         if not isinstance(message, Mapping):
             raise ValueError(f"message {number + 1} is {shown(message)}; it must be a group of keys")
-        check_harmless(message, OF_MESSAGES, f"message {number + 1}: ")
+        _check_harmless(message, OF_MESSAGES, f"message {number + 1}: ")
         content = message.get("content")
         if isinstance(content, list):
             marked = [place for place, part in enumerate(content) if _is_marked(part)]
@@ -337,3 +344,25 @@ def _asked(
     context = list(images) if seen else "\n".join(part["text"] for part in before)
     question = "\n".join(part["text"] for part in rest)
     return ContextQuestion(question, list(messages[first + 1 :]), context, system=system)
+
+
+def _check_harmless(content: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]], place: str = "") -> None:
+    """Raise ``ValueError`` for the first field that would change the answer, and that nothing obeys."""
+    for name, value in content.items():
+        if name in neutral and value is not None and not any(_same(value, each) for each in neutral[name]):
+            raise ValueError(f"{place}{name} {shown(value)} is not served here; leave it out")
+
+
+def _obeyed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request that are left to read; another one that would change the answer is refused."""
+    asked = {name: value for name, value in content.items() if value is not None and name not in IGNORED}
+    heat = asked.get("temperature", 0)
+    if type(heat) in (int, float) and 0 <= heat <= COLD:
+        asked = {name: value for name, value in asked.items() if name not in OF_DRAWS}
+    _check_harmless(asked, NEUTRAL)
+    return {name: value for name, value in asked.items() if name not in NEUTRAL}
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Return whether two values are one, of which neither is true or false unless both are."""
+    return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)

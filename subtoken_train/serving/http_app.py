@@ -46,6 +46,7 @@ _READING = 60  # seconds that headers may take, and a body
 GOODBYE = 10  # seconds that answers on their way have once the server is told to end
 CONNECTIONS = 1000
 _ANSWER = "subtoken_train.answer"  # where a request's scope holds its end
+_PATHS = "there are POST /v1/chat/completions and /v1/completions, GET /v1/models and /health"
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,7 @@ class ServerSettings:
         queue: requests that are held at a time, the one that is answered among them.
         timeout: seconds from a request's arrival to the end of its answer.
         max_body: bytes of a request.
-        hosts: names under which the server is asked; ``*`` for any.
-        origins: of pages in a browser that may ask; ``*`` for any.
+        hosts, origins: names under which the server is asked, and pages in a browser that may ask; ``*`` for any.
         apart: whether a context is found by requests of the key alone that brought it.
     """
 
@@ -74,7 +74,7 @@ class ServerSettings:
 
 
 class ChatServer:
-    """Lets requests in, and says what became of them."""
+    """Lets requests in, and says what became of them; ``held`` counts those that are read or answered."""
 
     def __init__(self, answerer: Answerer, settings: ServerSettings) -> None:
         self.answerer, self.settings = answerer, settings
@@ -91,12 +91,8 @@ class ChatServer:
             Route("/health", self.health),
         ]
         layers = [Middleware(TrustedHostMiddleware, allowed_hosts=list(self.settings.hosts))]
-        if self.settings.origins:
-            layers.append(
-                Middleware(
-                    CORSMiddleware, allow_origins=self.settings.origins, allow_methods=["*"], allow_headers=["*"]
-                )
-            )
+        if origins := self.settings.origins:
+            layers.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
         handlers: Any = {HTTPException: _http_error, Exception: _broken}
         return _Logged(Starlette(routes=routes, middleware=layers, exception_handlers=handlers))
 
@@ -363,9 +359,9 @@ def _error(error: ValueError) -> JSONResponse:
 async def _http_error(request: Request, error: Exception) -> Response:
     """Word Starlette's own refusals, of paths and methods."""
     assert isinstance(error, HTTPException)
-    there = "POST /v1/chat/completions and /v1/completions, GET /v1/models and /health"
-    words = f"{request.method} {request.url.path[:80]}: {error.detail}; there are {there}"
-    return _error(RefusedError(error.status_code, words))
+    return _error(
+        RefusedError(error.status_code, f"{request.method} {request.url.path[:80]}: {error.detail}; {_PATHS}")
+    )
 
 
 async def _broken(request: Request, error: Exception) -> Response:

@@ -1,6 +1,8 @@
-"""Requests in the order in which they came, and what each of them is told.
+"""Requests in the order in which they came, and what each is told while a pass answers several of them.
 
 Only the thread that answers takes from the line; any thread may put a job into it.
+
+Legend: B rows, N positions.
 """
 
 from __future__ import annotations
@@ -8,9 +10,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from subtoken_train.inference.answer_stream import AnswerStream
 from subtoken_train.serving.chat_request import ChatRequest, RefusedError
 from subtoken_train.serving.prepared import Prepared
 
@@ -102,3 +109,89 @@ class Line:
         with self._came:
             for job in jobs:
                 self._jobs.remove(job)
+
+
+@dataclass(eq=False)
+class Row:
+    """One answer of a pass.
+
+    Attributes:
+        job: whose it is.
+        prompt_tokens, cached_tokens: see ``Answer``.
+        most: tokens of the answer, at most.
+        stream: of its text.
+        finish: ``stop``, ``length``, or "" where it was ended from outside; None: it goes on.
+        since: the step at which it ended.
+    """
+
+    job: Job
+    prompt_tokens: int
+    cached_tokens: int
+    most: int
+    stream: AnswerStream
+    finish: str | None = None
+    since: int = 0
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.stream.token_ids)
+
+    def put(self, token: int, ends: Container[int], step: int) -> None:
+        """Take the next token of one that goes on."""
+        self.stream.put(torch.tensor([token]))
+        if self.stream.ended or token in ends:
+            self.finish = "stop"
+        elif self.new_tokens >= self.most:
+            self.finish = "length"
+        elif self.job.is_over():
+            self.finish = ""
+        else:
+            return
+        self.stream.end()
+        self.since = step
+
+
+class SharedPass:
+    """A streamer and a stopping criterion of ``generate`` for all rows of a pass; rows that ended say padding.
+
+    Args:
+        rows: in the order of the pass.
+        ends: tokens that end an answer.
+        end: called with a row that ended and its place, once; tells its job.
+        patience: steps for which an end is held back, in which a GPU is asked whether its logits were numbers.
+    """
+
+    def __init__(
+        self, rows: Sequence[Row], ends: Container[int], end: Callable[[Row, int], None], patience: int
+    ) -> None:
+        self.rows, self._ends, self._end, self._patience = rows, ends, end, patience
+        self._steps = -1  # the prompts' ids come first
+
+    def put(self, ids: Tensor) -> None:
+        """Take the ids of all rows, [B]; at first those of the prompts."""
+        self._steps += 1
+        if self._steps == 0:
+            for row in self.rows:
+                row.stream.put(torch.empty(0))
+            return
+        for row, token in zip(self.rows, ids.tolist(), strict=True):
+            if row.finish is None:
+                row.put(token, self._ends, self._steps)
+        self._tell(self._steps - self._patience)
+
+    def end(self) -> None:
+        """Do nothing: rows end by themselves."""
+
+    def __call__(self, ids_BN: Tensor, scores: Any, **further: Any) -> Tensor:
+        """Return which rows end here, bool [B]."""
+        return torch.tensor([row.finish is not None for row in self.rows], device=ids_BN.device)
+
+    def close(self) -> None:
+        """Tell the ends that were held back, once ``generate`` has returned."""
+        self._tell(self._steps)
+
+    def _tell(self, until: int) -> None:
+        for place, row in enumerate(self.rows):
+            if row.finish is not None and row.since <= until and not row.job.answered:
+                self._end(row, place)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import panics_in_words
+from subtoken_train.errors import SubTokenWarning, panics_in_words
 from subtoken_train.families.family import Family
 from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.compressed_context import context_batches
@@ -15,8 +20,11 @@ from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prefill import reader_of_question
 from subtoken_train.inference.text_prompts import QuestionFrame, further_turns
 from subtoken_train.serving.chat_request import ChatRequest, Limits
-from subtoken_train.serving.notes import noted
 from subtoken_train.types import Batch
+
+_own = threading.local()
+_before: list[Callable[..., Any]] = [warnings.showwarning]
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,38 +54,49 @@ class Prepared:
 
 @panics_in_words()
 def read_for_pass(model: SubTokenModel, request: ChatRequest, limits: Limits) -> Prepared:
-    """Read a request for a model of its own compression.
-
-    Raises:
-        ValueError: what it holds cannot be read, or does not fit the model.
-    """
-    family, asked = model.backbone.family, request.asked
+    """Read a request for a model of its own compression; ``ValueError`` where it cannot be read, or does not fit."""
+    backbone, asked = model.backbone, request.asked
     with noted() as notes:
         if asked is None:
             prompt = request.messages[0]["content"] if request.raw else request.messages
             pictures, variables = request.pictures(limits), request.template or None
             inputs = model.inputs(prompt, pictures, raw=request.raw, chat_template_kwargs=variables)
-            return Prepared(on_device(inputs, torch.device("cpu")), notes=notes)
+            return Prepared(on_device(inputs, _CPU), notes=notes)
         if asked.name is not None:
             return Prepared(notes=notes)
-        if (reads := reader_of_question(model.backbone, model.compression)) is not None:
+        if (reads := reader_of_question(backbone, model.compression)) is not None:
             raise ValueError(f"cache_control compresses before the question is seen, but {reads}; leave it out")
         context = request.pictures(limits) if isinstance(asked.context, list) else asked.context
         assert context is not None
-        batch, frames = context_batches(
-            model.backbone,
-            model.compression,
-            [context],
-            system=asked.system,
-            by_system=asked.by_system,
-            chat_template_kwargs=request.template,
-        )
-        (frame,), after = frames, after_question(family, request)
-        ids = (frame if after is None else replace(frame, after=after)).ids(family, asked.question)
-        return Prepared(batch=on_device(batch, torch.device("cpu")), frames=frames, question=ids, notes=notes)
+        told = {"system": asked.system, "by_system": asked.by_system, "chat_template_kwargs": request.template}
+        batch, frames = context_batches(backbone, model.compression, [context], **told)
+        (frame,), after = frames, after_question(backbone.family, request)
+        ids = (frame if after is None else replace(frame, after=after)).ids(backbone.family, asked.question)
+        return Prepared(batch=on_device(batch, _CPU), frames=frames, question=ids, notes=notes)
 
 
 def after_question(family: Family, request: ChatRequest) -> str | None:
     """Return what stands between the first question about a context and the answer; None: the end of a turn."""
     followed = request.asked.followed if request.asked is not None else ()
     return further_turns(family, followed, **request.template) if followed else None
+
+
+@contextmanager
+def noted() -> Iterator[list[str]]:
+    """Collect what the library warns of in this thread; the answers have one, and each request that is read another."""
+    warnings.simplefilter("always", SubTokenWarning)
+    if warnings.showwarning is not _note:
+        _before[0], warnings.showwarning = warnings.showwarning, _note
+    _own.notes = []
+    try:
+        yield _own.notes
+    finally:
+        _own.notes = None
+
+
+def _note(message: Warning | str, category: type[Warning], *place: Any, **further: Any) -> None:
+    notes = getattr(_own, "notes", None)
+    if notes is not None and issubclass(category, SubTokenWarning):
+        notes.append(str(message))
+    else:
+        _before[0](message, category, *place, **further)

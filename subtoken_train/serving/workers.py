@@ -21,12 +21,8 @@ def serve_on(
 ) -> None:
     """Serve until Ctrl-C or SIGTERM, a process for each device; where one of them ends, all do.
 
-    Args:
-        devices: one may be named several times.
-        make: loads a server on a device; called in its process, so it must be picklable.
-        host: where to listen.
-        port: likewise.
-        say: called with the address once all have loaded.
+    ``make`` loads a server on a device, in its process, so it must be picklable; ``say`` is called with the address
+    once all have loaded.
     """
     context = get_context("spawn")  # a forked process has no CUDA
     with bound_socket(host, port) as heard, sigterm_as_ctrl_c():
@@ -35,9 +31,8 @@ def serve_on(
         try:
             for device in devices:
                 ear, mouth = context.Pipe(duplex=False)
-                worker = context.Process(
-                    target=_work, args=(make, device, heard, mouth), name=f"the server on {device}"
-                )
+                given, name = (make, device, heard, mouth), f"the server on {device}"
+                worker = context.Process(target=_work, args=given, name=name)
                 worker.start()
                 mouth.close()
                 ears.append(ear)

@@ -90,7 +90,7 @@ def test_of_a_corpus_and_of_text_files(tmp_path, cache, text):
     (tmp_path / "a.txt").write_text("a text")
     (tmp_path / "b.txt").write_text(text)
     if text != "\ufeff":  # a byte-order mark alone is an empty file
-        with pytest.raises(ValueError, match=r"b.txt (holds no|holds NUL)"):
+        with pytest.raises(ValueError, match=r"b.txt holds (no|a NUL)"):
             read_texts(look_into(tmp_path))
 
 

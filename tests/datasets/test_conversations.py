@@ -1,7 +1,6 @@
 """Every form of a conversation becomes LLaVA's, and what cannot be trained on is said in words."""
 
 import json
-import re
 
 import pytest
 
@@ -77,62 +76,6 @@ def test_an_llava_record_stays_as_it_is():
 )
 def test_a_system_text_goes_before_the_first_question(row):
     assert [turn["value"] for turn in llava_form(row)["conversations"]] == ["Be short.\n\nhi", "yes"]
-
-
-REFUSED = {
-    "message 2: unknown role 'asistant'. Did you mean 'assistant'?": said(("user", "hi"), ("asistant", "yes")),
-    "message 1: unknown role 'null'": [{"content": "hi"}],
-    "message 2 calls a tool or is a tool's answer": said(("user", "hi"), ("tool", "yes")),
-    "message 2 has weight 0.5; true or 1": [
-        {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": "a", "weight": 0.5},
-    ],
-    "message 2, an answer, is empty": said(("user", "hi"), ("assistant", " ")),
-    "turns come from human, gpt, gpt": said(("user", "hi"), ("assistant", "a"), ("assistant", "b")),
-    "turns come from human, human, gpt": said(("user", "hi"), ("user", "you"), ("assistant", "b")),
-    "a system message is not text, or is not the first": said(("user", "hi"), ("system", "x"), ("assistant", "a")),
-    "message 2 is an empty list; write a text": said(("user", "hi"), ("assistant", [])),
-    "message 1 has a part {'type': 'input_audio'}": said(("user", [{"type": "input_audio"}]), ("assistant", "a")),
-    "message 1 names the image 'https://x/a.jpg'; save it": said(
-        ("user", [{"type": "image_url", "image_url": {"url": "https://x/a.jpg"}}]), ("assistant", "a")
-    ),
-    "message 1 names the image 'data:image/png;": said(
-        ("user", [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]), ("assistant", "a")
-    ),
-    "message 1 has a part {'type': 'text', 'text': 'a', 'image': 'b.png'}; a part is either": said(
-        ("user", [{"type": "text", "text": "a", "image": "b.png"}]), ("assistant", "a")
-    ),
-    "a part of message 1 has image and path, which differ": said(
-        ("user", [{"type": "image", "image": "a.png", "path": "b.png"}]), ("assistant", "a")
-    ),
-    "a turn is not": said(("user", {}), ("assistant", "a")),
-}
-
-
-@pytest.mark.parametrize("words", REFUSED)
-@pytest.mark.parametrize("key", ["messages", "conversations"])
-def test_what_cannot_be_trained_on_is_named(tmp_path, words, key):
-    path = tmp_path / "data.jsonl"
-    good = {"messages": said(("user", "hi"), ("assistant", "yes"))}
-    path.write_text(json.dumps(good) + "\n" + json.dumps({"id": "b7", key: REFUSED[words]}))
-    with pytest.raises(ValueError, match=re.escape(f"{path}, record 'b7': ") + ".*" + re.escape(words)):
-        InstructionRecords(path)
-
-
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ({"tools": [{"name": "f"}], "messages": ASKED}, r"it has 'tools', \[{'name': 'f'}\]: tools are not trained"),
-        ({"image": "a.jpg", "images": ["a.jpg"], "messages": ASKED}, "images are named in several places"),
-        ({"image": "a.jpg", "messages": said(("user", PARTS), ("assistant", "a"))}, "named in several places"),
-        ({"messages": ASKED}, "1 <image> but no image"),
-        ({**LLAVA, "messages": ASKED}, "it has conversations and messages, and one of them is read; leave the other"),
-    ],
-)
-def test_what_is_wrong_beside_the_messages(tmp_path, row, words):
-    (tmp_path / "data.json").write_text(json.dumps([row]))
-    with pytest.raises(ValueError, match="record '0': .*" + words):
-        InstructionRecords(tmp_path / "data.json")
 
 
 def test_a_language_model_reads_conversations_as_documents(tmp_path, cache):

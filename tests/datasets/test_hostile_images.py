@@ -17,7 +17,6 @@ from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.image_sources import MAX_EXIF, MAX_SCANS, MOST_PIXELS, EncodedImage, inside, open_image
 from subtoken_train.datasets.records import InstructionRecords
-from subtoken_train.datasets.row_files import scan_records
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.families.llava import LlavaFamily
@@ -145,32 +144,6 @@ def test_cut_and_flipped_files_are_worded(kind):
         for damaged in (content[:place], flipped):
             with contextlib.suppress(ValueError):  # anything else fails the test
                 open_image(EncodedImage(lambda damaged=damaged: damaged, "row 1"), "one")
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        ("data.json", "[" + "[" * 100_000, "nested too deep"),
-        ("data.jsonl", "[" + "[" * 100_000, "is one JSON list, and .jsonl is one record a line"),
-        ("data.jsonl", '{"id": ' + "[" * 100_000, "nested (too deep|deeper)"),
-        ("data.json", '[{"id": 1, "id": 2}]', "stands twice"),
-        ("data.jsonl", '{"id": 1, "id": 2}', "stands twice"),
-        ("data.json", '[{"id": ' + "9" * 5000 + "}]", "invalid JSON"),
-        ("data.jsonl", '{"id": ' + "9" * 5000 + "}", "invalid JSON"),
-        ("data.json", r'[{"id": "\ud800"}]', "half of a surrogate pair"),
-        ("data.jsonl", r'{"id": "\ud800"}', "half of a surrogate pair"),
-    ],
-)
-def test_records_that_are_no_json(tmp_path, name, text, words):
-    (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=words):
-        list(scan_records(tmp_path / name))
-
-
-def test_a_pipe_is_no_data_file(tmp_path):
-    os.mkfifo(tmp_path / "data.jsonl")
-    with pytest.raises(ValueError, match="is not a regular file"):
-        list(scan_records(tmp_path / "data.jsonl"))
 
 
 def repeated(scans, form="JPEG", **settings):

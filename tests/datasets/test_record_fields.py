@@ -1,7 +1,6 @@
 """Fields of other trainers: what is obeyed has the right labels, what cannot be is refused by record and field."""
 
 import json
-import re
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from PIL import Image
 
 from subtoken_train.datasets.collate import Collator, encode
 from subtoken_train.datasets.corpus import CorpusSource, iterate_blocks, iterate_documents, load_rows
-from subtoken_train.datasets.record_fields import FIELDS, check_fields, fields_of
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.text_batches import TextSample, collate_text
 from subtoken_train.evaluation.tasks.embedded_tasks import instruction_samples
@@ -129,76 +127,6 @@ def test_a_system_text_shares_the_questions_switch_where_a_document_is_one_text(
     assert [document.text[slice(*span)] for span in document.without_loss] == [" Be short.\n\nwhat ?"]
 
 
-REFUSED = {
-    "message 2 has loss 0.5; true or 1 (learnt) and false or 0": {"messages": with_message(1, loss=0.5)},
-    "message 2 has loss 'false'; true or 1": {"messages": with_message(1, loss="false")},
-    "message 2 has weight [1, 0]; true or 1": {"messages": with_message(1, weight=[1, 0])},
-    "message 2 has loss and weight, which contradict": {"messages": with_message(1, loss=False, weight=1)},
-    "message 1, which is not an answer, is marked to be learnt": {"messages": with_message(0, train=True)},
-    "no answer of it is learnt": {"messages": [{**message, "loss": False} for message in TALK]},
-    "it has loss False, so that nothing of it is learnt": {"messages": TALK, "loss": False},
-    "it has weight 0.5; true or 1": {"messages": TALK, "weight": 0.5},
-    "it has 7 entries of loss_mask for 4 messages": {"messages": TALK, "loss_mask": [0, 0, 0, 1, 1, 1, 1]},
-    "message 2 has a switch of its own and another": {
-        "messages": with_message(1, loss=False), "loss_mask": [0, 1, 0, 1],
-    },
-    "it has label False: it is a bad answer": {"messages": TALK, "label": False},
-    "it has kto_tag False: it is a bad answer": {"messages": TALK, "kto_tag": False},
-    "it has label 2: it is not an answer to learn": {"messages": TALK, "label": 2},
-    "message 2 has 'train_detail', [{'begin_offset': 0,": {
-        "messages": with_message(1, train_detail=[{"begin_offset": 0, "end_offset": 3, "train": False}])
-    },
-    "message 2 has 'reasoning_content', 'because'": {"messages": with_message(1, reasoning_content="because")},
-    "message 1 has 'images', ['a.png']: name pictures beside": {"messages": with_message(0, images=["a.png"])},
-    "it has 'rejected_response', 'no': preferences are not trained": {"messages": TALK, "rejected_response": "no"},
-    "it has 'objects', {'ref': ['a'], 'bbox': [[1, 2, 3, 4]]}: places": {
-        "messages": TALK, "objects": {"ref": ["a"], "bbox": [[1, 2, 3, 4]]},
-    },
-    "it has 'audios', ['a.wav']: sound is not read": {"messages": TALK, "audios": ["a.wav"]},
-    "it has 'image_path', 'a.png': it is not read; name pictures": {"messages": TALK, "image_path": "a.png"},
-    "it has 'Videos', ['a']: write it 'videos'": {"messages": TALK, "Videos": ["a"]},
-    "it has 'lossMask', [0, 1, 0, 1]: write it 'loss_mask'": {"messages": TALK, "lossMask": [0, 1, 0, 1]},
-    "it has 'audioFiles', ['x']: it is not read": {"messages": TALK, "audioFiles": ["x"]},
-    "it has 'thumbs', [{'file': 'x/y.JPG'}]: it is not read": {"messages": TALK, "thumbs": [{"file": "x/y.JPG"}]},
-    "it has 'extra', 'data:image/png;base64,AA': it is not read": {
-        "messages": TALK, "extra": "data:image/png;base64,AA",
-    },
-    "it has 'voice_track', 'x': it is not read": {"messages": TALK, "voice_track": "x"},
-    "it has 'token_loss', [0, 1]: it may say what is learnt": {"messages": TALK, "token_loss": [0, 1]},
-    "message 2 has 'ignore_in_loss', True: it may say": {"messages": with_message(1, ignore_in_loss=True)},
-    "message 2 has 'ignore', True: it may say": {"messages": with_message(1, ignore=True)},
-    "message 2 has 'skip', 1: it may say": {"messages": with_message(1, skip=1)},
-    "message 2 has 'is_correct', False: it may say": {"messages": with_message(1, is_correct=False)},
-    "it has is_correct False: it is a bad answer": {"messages": TALK, "is_correct": False},
-    "it has 'skip', True: it may say": {"messages": TALK, "skip": True},
-    "its messages are not in the order of their turn": {
-        "messages": [{**message, "turn": 4 - place} for place, message in enumerate(TALK)]
-    },
-    "the parts of message 1 are not in the order of their index": {
-        "messages": [
-            {"role": "user", "content": [{"type": "text", "text": "hi", "index": 1}, {"text": "so", "index": 0}]},
-            *TALK[1:],
-        ]
-    },
-    "message 1 has from and role, which differ": {"messages": with_message(0, **{"from": "gpt"})},
-    "a part of message 1 has 'max_pixels', 99": {
-        "messages": [
-            {"role": "user", "content": [{"type": "text", "text": "hi", "max_pixels": 99}]}, *TALK[1:]
-        ]
-    },
-    "videos are named in video and in videos": {"messages": TALK, "video": "a", "videos": ["b"]},
-    "videos is [5]; a folder of frames": {"messages": TALK, "videos": [5]},
-    "video 'a.mp4' is a video file": {"messages": TALK, "videos": ["a.mp4"]},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_what_would_be_lost_is_refused_by_record_and_field(tmp_path, words):
-    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'train.jsonl'}, record 'b7': {words}")) as caught:
-        records(tmp_path, {"messages": TALK}, {"id": "b7", **REFUSED[words]})
-    assert len(str(caught.value)) - len(str(tmp_path)) <= 400
-
-
 def test_notes_and_empty_fields_are_left_alone_and_unknown_names_reported(tmp_path):
     empty = {"tools": "[]", "videos": None, "objects": {"ref": [], "bbox": []}, "label": None, "audios": []}
     notes = {
@@ -211,24 +139,9 @@ def test_notes_and_empty_fields_are_left_alone_and_unknown_names_reported(tmp_pa
     }
     odd = {"difficulty_of_it": 4, "num_frames": 8, "task_label": "colour", "framework": "x", "constraints": ["a"]}
     seen = records(tmp_path, {**empty, **notes, **odd, "messages": with_message(1, loss=None, mood="calm", name="Ada")})
-    assert seen.unread == ["constraints", "difficulty_of_it", "framework", "message.mood", "num_frames", "task_label"]
+    unread = ["channel", "constraints", "difficulty_of_it", "framework", "message.mood", "message.name", "task_label"]
+    assert seen.unread == unread
     assert seen[0].turns == [Turn("what ?", "none"), Turn("what ?", "a 7")]
-
-
-def test_every_refused_name_is_refused_and_no_name_has_two_fates():
-    for fields in FIELDS:
-        for name in fields.names:
-            unread: set[str] = set()
-            if fields.fate == "refused":
-                with pytest.raises(ValueError, match=re.escape(f"it has {name!r}, 'x'")):
-                    check_fields(fields.place, {name: "x"}, unread)
-            else:
-                check_fields(fields.place, {name: "x"}, unread)
-            assert not unread
-    for place in ("record", "message", "part"):
-        names = [name for fields in FIELDS if fields.place == place for name in fields.names]
-        assert len(names) == len(set(names))
-    assert "loss" in fields_of("message", "obeyed")
 
 
 def test_videos_are_a_list_of_folders_or_frames_and_missing_ones_are_counted(tmp_path):

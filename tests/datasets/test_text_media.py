@@ -6,8 +6,8 @@ import re
 import pytest
 from PIL import Image
 
+from subtoken_train.datasets.conversations import checked_record
 from subtoken_train.datasets.corpus import CorpusSource, load_rows
-from subtoken_train.datasets.record_index import checked_record
 from subtoken_train.datasets.records import InstructionRecords
 
 

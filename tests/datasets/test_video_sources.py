@@ -1,15 +1,14 @@
 """Videos of records: folders and lists of frames, how many are read, and what is refused."""
 
 import json
-import re
 
 import pytest
 from PIL import Image
 
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.datamodule import InstructionDataModule
+from subtoken_train.datasets.image_sources import VideoSource, first_frame, open_picture, open_video
 from subtoken_train.datasets.records import InstructionRecords
-from subtoken_train.datasets.video_sources import VideoSource, first_frame, open_picture, open_video
 from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Turn
@@ -66,30 +65,6 @@ def test_records_name_videos_in_the_order_of_their_marks(tmp_path):
 
 
 ONE = talk("<video> hi", "yes")
-BROKEN = {
-    "video is 5; a folder of frames": {"video": 5, "conversations": ONE},
-    "video is [5]; a folder": {"video": [5], "conversations": ONE},
-    "video is [[]]; a folder": {"video": [[]], "conversations": ONE},
-    "fps is 0; a number": {"video": "v", "fps": 0, "conversations": ONE},
-    "fps is '2'; a number": {"video": "v", "fps": "2", "conversations": ONE},
-    "-i d/a.MP4 -vf fps=1 d/a/%06d.jpg": {"video": "d/a.MP4", "conversations": ONE},
-    "0 placeholder(s) of images and 1 of videos for 0 image(s) and 2 video(s)": {
-        "video": [LIST, LIST],
-        "conversations": ONE,
-    },
-    "1 placeholder(s) of images and 0 of videos for 1 image(s) and 1 video(s)": {
-        "image": "a.png",
-        "video": "v",
-        "conversations": talk("<image> hi", "yes"),
-    },
-    "a gpt turn holds <image> or <video>": {"video": "v", "conversations": talk("<video> hi", "<video>")},
-}
-
-
-@pytest.mark.parametrize("words", BROKEN)
-def test_a_broken_record_with_a_video_is_named(tmp_path, words):
-    with pytest.raises(ValueError, match=re.escape("record 'x': ") + ".*" + re.escape(words)):
-        InstructionRecords(write(tmp_path, {"id": "x", **BROKEN[words]}))
 
 
 def test_frames_are_thinned_evenly_and_the_rate_with_them(tmp_path):

@@ -23,14 +23,23 @@ from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.serving.chat_request import Limits
 from subtoken_train.types import Turn
 from tests.inference.test_messages import chatting
-from tests.support.chat_servers import MARK, data_url, image_part, serving_model, text_part
+from tests.support.chat_servers import (
+    KNORM,
+    LLAMA,
+    LLAVA,
+    MARK,
+    TEXT,
+    about,
+    data_url,
+    image_part,
+    said,
+    serving_model,
+    text_part,
+)
 from tests.support.chats import CHATML
 from tests.support.places import ROOT
 
-LLAMA, LLAVA = str(ROOT / "checkpoints/tiny-llama"), str(ROOT / "checkpoints/tiny-llava")
 PICTURE = ROOT / "data/samples/a.png"
-TEXT = (ROOT / "data/samples/reference.txt").read_text()[:900]
-KNORM = {"eviction": "knorm", "eviction_keep": 0.5}
 LIMITS = Limits(
     max_new_tokens=400, max_images=2, max_pixels=10**6, evictions=("knorm", "keydiff", "none"), keep=(0.1, 0.8)
 )
@@ -47,14 +56,6 @@ def llama(tmp_path_factory):
 def llava():
     with serving_model(ArmSpec(backbone=LLAVA, **KNORM), LIMITS) as served:
         yield served
-
-
-def about(text, question, **more):
-    return [{"role": "user", "content": [text_part(text, **MARK), text_part(question)]}, *more.get("followed", [])]
-
-
-def said(reply):
-    return reply.choices[0].message.content
 
 
 def refusal(served, status, messages="Hi", **settings):

@@ -18,8 +18,8 @@ from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.serving.chat_request import Limits
 from tests.inference.test_messages import chatting
-from tests.serving.test_chat_server import KNORM, LLAMA, TEXT, about, long_request, refusal, said
-from tests.support.chat_servers import serving_model
+from tests.serving.test_chat_server import long_request, refusal
+from tests.support.chat_servers import KNORM, LLAMA, TEXT, about, said, serving_model
 
 PANICS = r"(?:x+x+)+y"
 """At forty x in a row it goes back more often than the Rust that cuts texts bears."""

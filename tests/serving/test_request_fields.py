@@ -10,8 +10,7 @@ from urllib.parse import quote_from_bytes
 import pytest
 from PIL import Image
 
-from subtoken_train.serving.chat_request import Limits, read_request
-from subtoken_train.serving.fields import IGNORED, NEUTRAL, OF_MESSAGES
+from subtoken_train.serving.chat_request import IGNORED, NEUTRAL, OF_MESSAGES, Limits, read_request
 from tests.support.chat_servers import MARK, image_part, text_part
 
 LIMITS = Limits(max_new_tokens=64)

@@ -12,16 +12,12 @@ from dataclasses import replace
 import pytest
 
 from subtoken_train.inference.arm_spec import ArmSpec
-from subtoken_train.serving.answerer import Answerer
+from subtoken_train.serving.answerer import Answerer, ContextStore
 from subtoken_train.serving.chat_request import Limits, RefusedError, read_request
-from subtoken_train.serving.context_store import ContextStore
 from subtoken_train.serving.line import Answer, Job
-from tests.support.chat_servers import MARK, data_url, image_part, text_part
+from tests.support.chat_servers import KNORM, LLAMA, LLAVA, MARK, TEXT, about, data_url, image_part, text_part
 from tests.support.places import ROOT
 
-LLAMA, LLAVA = str(ROOT / "checkpoints/tiny-llama"), str(ROOT / "checkpoints/tiny-llava")
-TEXT = (ROOT / "data/samples/reference.txt").read_text()[:900]
-KNORM = {"eviction": "knorm", "eviction_keep": 0.5}
 STREAMING = {"eviction": "streaming_llm", "eviction_keep": 0.5}
 LIMITS = Limits(max_new_tokens=200, evictions=("knorm", "keydiff", "none"), batch=4)
 
@@ -104,10 +100,6 @@ def same(told, wanted):
 
 def _without_bytes(told):
     return told[0], replace(told[1], cache_bytes=0)
-
-
-def about(text, question):
-    return [{"role": "user", "content": [text_part(text, **MARK), text_part(question)]}]
 
 
 @pytest.mark.parametrize(

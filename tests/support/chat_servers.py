@@ -18,12 +18,15 @@ from PIL import Image
 from subtoken_train.demo.local_server import bound_socket
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.serving.answerer import Answerer
+from subtoken_train.serving.answerer import Answerer, ContextStore
 from subtoken_train.serving.chat_request import Limits
-from subtoken_train.serving.context_store import ContextStore
 from subtoken_train.serving.http_app import ChatServer, ServerSettings, http_server
+from tests.support.places import ROOT
 
 MARK = {"cache_control": {"type": "ephemeral"}}
+LLAMA, LLAVA = str(ROOT / "checkpoints/tiny-llama"), str(ROOT / "checkpoints/tiny-llava")
+TEXT = (ROOT / "data/samples/reference.txt").read_text()[:900]
+KNORM = {"eviction": "knorm", "eviction_keep": 0.5}
 
 
 @dataclass
@@ -108,3 +111,12 @@ def image_part(url: str, **more: Any) -> dict[str, Any]:
 
 def text_part(text: str, **more: Any) -> dict[str, Any]:
     return {"type": "text", "text": text, **more}
+
+
+def about(text: str, question: str) -> list[dict[str, Any]]:
+    """A question about a text that is kept."""
+    return [{"role": "user", "content": [text_part(text, **MARK), text_part(question)]}]
+
+
+def said(reply: Any) -> Any:
+    return reply.choices[0].message.content

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from subtoken_train.datasets.video_sources import PictureSource
+from subtoken_train.datasets.image_sources import PictureSource
 from subtoken_train.errors import check_range, unknown_name
 from subtoken_train.evaluation.metrics.metric import TaskMetric
 from subtoken_train.families.chat_template import Message

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from subtoken_train.datasets.video_sources import evenly_spaced
+from subtoken_train.datasets.image_sources import evenly_spaced
 from subtoken_train.errors import MAX_COUNT
 from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.results import SampleRecord, read_samples

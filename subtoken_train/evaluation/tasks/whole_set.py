@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from subtoken_train.datasets.image_sources import compare_images, open_image
-from subtoken_train.datasets.video_sources import PictureSource, VideoSource, first_frame
+from subtoken_train.datasets.image_sources import PictureSource, VideoSource, compare_images, first_frame, open_image
 from subtoken_train.evaluation.tasks.file_rows import unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 

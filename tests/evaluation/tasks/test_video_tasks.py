@@ -6,7 +6,7 @@ import pytest
 from datasets import Dataset
 from PIL import Image
 
-from subtoken_train.datasets.video_sources import evenly_spaced
+from subtoken_train.datasets.image_sources import evenly_spaced
 from subtoken_train.evaluation.results import SampleRecord, SampleWriter
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.video import write_judge_file
