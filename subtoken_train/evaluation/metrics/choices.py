@@ -160,7 +160,6 @@ class MMBenchScores(TaskMetric):
         ]
 
     def compute(self) -> dict[str, float]:
-        """Return scores by name."""
         rows = [(reference["index"], self.right(prediction, reference)) for prediction, reference in self.rows]
         questions: dict[int, list[list[bool]]] = defaultdict(list)
         for index, right in rows:
@@ -180,7 +179,6 @@ class MMBenchScores(TaskMetric):
 
     @staticmethod
     def score(prediction: Any, reference: Mapping[str, Any]) -> float:
-        """Return the row's term of ``accuracy``."""
         return float(plain_letter(prediction, reference["options"]) == reference["answer"])
 
 
@@ -201,7 +199,6 @@ class ScienceQAScores(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """Return the readings of one answer."""
         answer = reference["answer"]
         right = float(llava_choice(prediction, reference["choices"]) == answer)
         of_image = {"llava_image_accuracy": right} if reference["image"] else {}

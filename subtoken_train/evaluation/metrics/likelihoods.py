@@ -25,7 +25,6 @@ class Perplexity(TaskMetric):
     points = frozenset({"word_perplexity", "byte_perplexity", "bits_per_byte"})
 
     def compute(self) -> dict[str, float]:
-        """Return the three figures."""
         nats, words, octets = (
             sum(column)
             for column in zip(*((_only(said), of["words"], of["bytes"]) for said, of in self.rows), strict=True)
@@ -38,7 +37,6 @@ class Perplexity(TaskMetric):
 
     @staticmethod
     def score(prediction: Any, reference: Mapping[str, Any]) -> float:
-        """Return exp(log-likelihood / bytes)."""
         return math.exp(_only(prediction) / reference["bytes"])
 
 
@@ -62,5 +60,4 @@ class MultipleChoice(MeanScores):
 
     @staticmethod
     def figures(prediction: list[float], reference: Mapping[str, Any]) -> dict[str, float]:
-        """Return 1 where the likeliest choice is right."""
         return {"accuracy": float(prediction.index(max(prediction)) == reference["answer"])}

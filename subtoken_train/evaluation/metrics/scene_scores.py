@@ -91,7 +91,6 @@ class SceneScore(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """Return the answer's exact match or F1, and a description's F1 by attribute."""
         kind, answer = reference["kind"], reference["answer"]
         figures = {"score": scene_score(kind, prediction, answer)}
         if is_description(kind, answer):

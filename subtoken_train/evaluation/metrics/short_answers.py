@@ -37,7 +37,6 @@ class ANLS(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """Return the two similarities of one answer."""
         answers = reference["answers"]
         return {
             "lmms_anls": max(lmms_similarity(prediction, answer) for answer in answers),
@@ -91,7 +90,6 @@ class ExactMatch(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """Return both readings of one answer."""
         answer = reference["answer"]
         return {
             "accuracy": float(gqa_answer(prediction) == answer),
@@ -121,7 +119,6 @@ class RelaxedAccuracy(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """Return 1 or 0, over all and for the question's kind."""
         right = float(relaxed_match(prediction, reference["answer"]))
         return {"relaxed_accuracy": right, reference["kind"]: right}
 
@@ -160,8 +157,6 @@ class ContainsAnswer(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """Return 1 or 0."""
-
         def read(text: str) -> str:
             text = text.strip().replace("\n", " ")
             return text.replace(" ", "") if reference["formula"] else text.translate(_FULL_WIDTH).lower()
@@ -177,5 +172,4 @@ class Answered(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """Return 1 where there is an answer."""
         return {"answered": float(bool(prediction.strip()))}

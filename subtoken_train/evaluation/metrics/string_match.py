@@ -43,13 +43,11 @@ class RulerMatch(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """Return the answer's score in its task, in both readings."""
         task, answers = reference["task"], reference["answers"]
         kvpress = ruler_score(prediction, task, answers, control="")
         return {task: ruler_score(prediction, task, answers), f"kvpress_{task}": kvpress}
 
     def compute(self) -> dict[str, float]:
-        """Return both means over the tasks that were asked, and each task's."""
         means = super().compute()
         ruler = {task: means[task] for task in RULER_TASKS if task in means}
         kvpress = [means[f"kvpress_{task}"] for task in ruler]
@@ -57,7 +55,6 @@ class RulerMatch(MeanScores):
 
     @classmethod
     def score(cls, prediction: Any, reference: Mapping[str, Any]) -> float:
-        """Return RULER's score of the answer."""
         return cls.figures(prediction, reference)[reference["task"]]
 
 
@@ -71,5 +68,4 @@ class RecallScore(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """Return the context's share."""
         return {"score": recall_accuracy(prediction, reference["codes"])}

@@ -106,7 +106,6 @@ class SoftAccuracy(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """Return the accuracy of one answer."""
         people = [evalai_answer(answer) for answer in reference["answers"]]
         return {"accuracy": leave_one_out(evalai_answer(prediction), people)}
 
@@ -128,7 +127,6 @@ class VQAv2Accuracy(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """Return the three accuracies of one answer."""
         people = [without_breaks(answer) for answer in reference["answers"]]
         lmms = [plain_words(without_marks(answer)) for answer in people]
         return {

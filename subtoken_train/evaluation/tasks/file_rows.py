@@ -17,25 +17,20 @@ CUT_OFF = "the file may be cut off: fetch it again"
 
 
 class FileRow(NamedTuple):
-    """One row of a file.
-
-    Attributes:
-        values: by column; images are ``EncodedImage`` or None.
-        place: file and line or row, counted from 1.
-    """
+    """Values by column, images ``EncodedImage`` or None, and the place: file and line or row, counted from 1."""
 
     values: Mapping[str, Any]
     place: str
 
     def text(self, column: str) -> str:
-        """Return the text of a cell; a ``ValueError`` where it holds none."""
+        """Return the text of a cell."""
         value = self.values[column]
         if not isinstance(value, str):
             raise ValueError(f"{self.place}: {column} is {value!r}, but must be a text; fetch the file again")
         return value
 
     def texts(self, column: str) -> list[str]:
-        """Return the texts of a cell, which mappings may have as ``answer``; another cell is a ``ValueError``."""
+        """Return the texts of a cell, which mappings may have as ``answer``."""
         found = self.values[column]
         if isinstance(found, list):
             given = [one.get("answer") if isinstance(one, Mapping) else one for one in found]
@@ -45,7 +40,7 @@ class FileRow(NamedTuple):
         raise ValueError(f"{self.place}: {column} is {found!r}, but must be a list of texts; fetch the file again")
 
     def image(self, column: str = "image") -> tuple[ImageSource]:
-        """Return the row's image; a ``ValueError`` where it has none."""
+        """Return the row's image."""
         if self.values[column] is None:
             raise ValueError(f"{self.place}: the row has no image; fetch the file again")
         return (self.values[column],)

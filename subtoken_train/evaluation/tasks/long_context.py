@@ -19,10 +19,7 @@ from subtoken_train.families.backbone_config import is_hub_id, resolve
 
 @lru_cache(maxsize=2)
 def read_tokenizer(name: str) -> Any:
-    """Load a tokenizer from a folder (that of a shipped model, too) or the Hub; no code that it brings is run.
-
-    One that is missing or cannot be read raises a ``ValueError``.
-    """
+    """Load a tokenizer from a folder (that of a shipped model, too) or the Hub; no code that it brings is run."""
     from transformers import AutoTokenizer
 
     check_fetched(name)
@@ -42,6 +39,24 @@ def not_at_hand(name: str | None) -> ValueError | None:
     except ValueError as error:
         return error
     return None
+
+
+class MadeTexts(Task):
+    """A task that makes its samples itself, measured by ``tokenizer``, which has to be at hand."""
+
+    needs_files = False
+    tokenizer: str | None
+
+    def check_requirements(self) -> None:
+        if (error := not_at_hand(self.tokenizer)) is not None:
+            raise error
+
+    def check_options(self) -> None:
+        if not_at_hand(self.tokenizer) is None:  # else ``check_requirements`` says it: it may be there when it runs
+            self.check_lengths()
+
+    def check_lengths(self) -> None:
+        """Raise a ``ValueError`` where a sample does not fit into the length that is asked for."""
 
 
 @dataclass

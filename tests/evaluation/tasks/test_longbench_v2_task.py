@@ -5,7 +5,7 @@ import json
 import pytest
 
 from subtoken_train.evaluation.tasks import build_task
-from subtoken_train.evaluation.tasks.longbench_v2 import LongBenchV2Accuracy, said_letter
+from subtoken_train.evaluation.tasks.longbench import LongBenchV2Accuracy, said_letter
 from tests.support.vqa_cases import refused
 
 ROW = {

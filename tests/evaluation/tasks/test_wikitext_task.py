@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.evaluation.tasks import build_task
-from subtoken_train.evaluation.tasks.wikitext import windows
+from subtoken_train.evaluation.tasks.likelihoods import windows
 from tests.support.vqa_cases import refused
 
 SIZES = {"context_words": 3, "prefix_words": 1, "query_words": 2}
