@@ -51,7 +51,7 @@ class FileRow(NamedTuple):
 
 
 def task_source(task: Task) -> Path | str:
-    """Return where a task's files are, a folder or a Hub id; a ``ValueError`` says how to get them."""
+    """Return where a task's files are, a folder or a Hub id."""
     source = task.source if task.source is not None else task.hub_id
     if source is None:
         raise ValueError(f"task {task.name} is on no hub: give source, the folder with its files. {task.where}")
@@ -63,7 +63,7 @@ def task_source(task: Task) -> Path | str:
 
 
 def task_folder(task: Task) -> Path:
-    """Return the folder of a task that is read from a folder alone; a ``ValueError`` for a Hub id."""
+    """Return the folder of a task that is read from a folder alone."""
     source = task_source(task)
     if not isinstance(source, Path):
         raise ValueError(f"task {task.name} reads a folder, and {source} is none. {task.where}")
@@ -71,7 +71,7 @@ def task_folder(task: Task) -> Path:
 
 
 def find_file(task: Task, folder: Path, *names: str) -> Path:
-    """Find the first of ``names`` in ``folder``; raise a ``ValueError`` that says how to get the files if none is."""
+    """Find the first of ``names`` in ``folder``."""
     for name in names:
         if (folder / name).is_file():
             return folder / name
@@ -93,8 +93,7 @@ def check_columns(place: str, wanted: Iterable[str], present: Collection[str]) -
         raise ValueError(f"{place}: no column {', '.join(missing)}; it has {', '.join(present)}")
 
 
-MAX_TEXT = 2**32
-"""Bytes of a benchmark's file at most."""
+MAX_TEXT = 2**32  # bytes of a benchmark's file at most
 
 
 def benchmark_text(path: Path) -> str:
@@ -115,15 +114,12 @@ def benchmark_text(path: Path) -> str:
 
 
 def benchmark_json(path: Path) -> Any:
-    """Read a JSON file; a ``ValueError`` where it is missing, not UTF-8, or not JSON."""
+    """Read a JSON file."""
     return _parsed(benchmark_text(path), str(path))
 
 
 def read_entries(path: Path, key: str | None, columns: Sequence[str] = ()) -> list[FileRow]:
-    """Read the objects of the list that a JSON file is, or holds under a key; each must have the columns.
-
-    A file that is missing or holds something else raises a ``ValueError`` with its place, here and below.
-    """
+    """Read the objects of the list that a JSON file is, or holds under a key; each must have the columns."""
     content = benchmark_json(path)
     entries = content if key is None else content.get(key) if isinstance(content, dict) else None
     if not isinstance(entries, list):

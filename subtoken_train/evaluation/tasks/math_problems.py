@@ -100,18 +100,18 @@ class MathProblems(Task):
 
     def _sample(self, row: FileRow, number: int) -> Sample:
         prompt = f"{self.begins} {row.text('problem')}\nAnswer:"
-        named = {"id": str(number), "kind": "problem"}
-        solution = rf"\boxed{{{row.values['answer']}}}"
+        name, kind, solution = str(number), "problem", rf"\boxed{{{row.values['answer']}}}"
         if "solution" in self.columns:
-            named, solution = {"id": row.text("unique_id"), "kind": row.text("subject")}, row.text("solution")
+            name, kind, solution = (row.text(column) for column in ("unique_id", "subject", "solution"))
         if r"\boxed" not in solution:
             raise ValueError(rf"{row.place}: the solution has no answer in \boxed; fetch the file again")
         return Sample(
-            **named,
-            prompt=prompt,
-            reference={"answer": str(row.values["answer"]), "solution": solution, "harness": self.harness},
+            name,
+            prompt,
+            {"answer": str(row.values["answer"]), "solution": solution, "harness": self.harness},
             max_new_tokens=self.max_new_tokens,
             stop=(self.begins,),
+            kind=kind,
             chat=self.chat,
             messages=({"role": "user", "content": prompt},) if self.chat else (),
         )

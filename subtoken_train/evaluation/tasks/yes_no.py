@@ -151,13 +151,13 @@ class POPE(ImageQuestions, row="pope"):
         return [row for row in rows if row.values["category"] in self.categories]
 
 
-MME_SUBTASKS = {
+_MME_TOTALS = {
     "perception": (
         "existence", "count", "position", "color", "posters", "celebrity", "scene", "landmark", "artwork", "OCR",
     ),
     "cognition": ("commonsense_reasoning", "numerical_calculation", "text_translation", "code_reasoning"),
 }  # fmt: skip
-_ALL_SUBTASKS = [name for names in MME_SUBTASKS.values() for name in names]
+MME_SUBTASKS = tuple(name for names in _MME_TOTALS.values() for name in names)
 
 
 class MMEScores(TaskMetric):
@@ -179,19 +179,19 @@ class MMEScores(TaskMetric):
 
     readings: ClassVar = ("official", "lmms")
     points = frozenset(
-        [f"official_{name}" for name in _ALL_SUBTASKS]
-        + [f"{reading}_{total}" for total in MME_SUBTASKS for reading in ("official", "lmms")]
+        [f"official_{name}" for name in MME_SUBTASKS]
+        + [f"{reading}_{total}" for total in _MME_TOTALS for reading in ("official", "lmms")]
     )
 
     def compute(self) -> dict[str, float]:
-        pairs: dict[str, dict[str, list[tuple[bool, bool]]]] = {name: defaultdict(list) for name in _ALL_SUBTASKS}
+        pairs: dict[str, dict[str, list[tuple[bool, bool]]]] = {name: defaultdict(list) for name in MME_SUBTASKS}
         for text, reference in self.rows:
             right = tuple(read(text) == reference["answer"] for read in (official_answer, begun_answer))
             pairs[reference["category"]][reference["pair"]].append(right)
         official, lmms = zip(*(right for own in pairs.values() for two in own.values() for right in two), strict=True)
         scores = {"accuracy": mean(lmms), "official_accuracy": mean(official)}
         found = {name: points for name, own in pairs.items() if (points := _points([*own.values()])) is not None}
-        for total, names in MME_SUBTASKS.items():
+        for total, names in _MME_TOTALS.items():
             if own := [found[name] for name in names if name in found]:
                 columns = zip(self.readings, zip(*own, strict=True), strict=True)
                 scores |= {f"{reading}_{total}": sum(column) for reading, column in columns}
@@ -239,10 +239,10 @@ class MME(ImageQuestions, row="mme"):
     def sample(self, row: FileRow, number: int) -> Sample:
         category, pair, question = str(row.values["category"]), str(row.values["question_id"]), row.text("question")
         answer = self.answer(row).lower().strip().replace(".", "")
-        if category not in _ALL_SUBTASKS or answer not in ("yes", "no"):
+        if category not in MME_SUBTASKS or answer not in ("yes", "no"):
             raise ValueError(
                 f"{row.place}: category {category!r} with answer {answer!r}; the categories are "
-                f"{', '.join(_ALL_SUBTASKS)}, and answers are yes and no"
+                f"{', '.join(MME_SUBTASKS)}, and answers are yes and no"
             )
         question = question.replace(" Please answer yes or no.", "").strip()
         reference = {"answer": answer, "category": category, "pair": pair}
@@ -250,10 +250,10 @@ class MME(ImageQuestions, row="mme"):
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
         """Read ``SUBTASK/NAME.txt`` (question, tab, answer) and the image beside it, or in a folder of images."""
-        if not any((folder / name).is_dir() for name in _ALL_SUBTASKS):
+        if not any((folder / name).is_dir() for name in MME_SUBTASKS):
             return None
         rows = []
-        for category in _ALL_SUBTASKS:
+        for category in MME_SUBTASKS:
             texts = images = folder / category
             if (texts / "questions_answers_YN").is_dir():
                 texts, images = texts / "questions_answers_YN", images / "images"

@@ -5,7 +5,13 @@ import random
 import pytest
 
 from subtoken_train.evaluation.tasks.yes_no import (
-    MMEScores, POPEScores, bare_answer, begun_answer, first_sentence_answer, official_answer, _ALL_SUBTASKS as MME_SUBTASKS,
+    MME_SUBTASKS,
+    MMEScores,
+    POPEScores,
+    bare_answer,
+    begun_answer,
+    first_sentence_answer,
+    official_answer,
 )
 from tests.support.vqa_cases import expected_scores, real_answers, reference_cases
 
