@@ -25,10 +25,8 @@ class Perplexity(TaskMetric):
     points = frozenset({"word_perplexity", "byte_perplexity", "bits_per_byte"})
 
     def compute(self) -> dict[str, float]:
-        nats, words, octets = (
-            sum(column)
-            for column in zip(*((_only(said), of["words"], of["bytes"]) for said, of in self.rows), strict=True)
-        )
+        parts = [(_only(said), of["words"], of["bytes"]) for said, of in self.rows]
+        nats, words, octets = map(sum, zip(*parts, strict=True))
         return {
             "word_perplexity": math.exp(-nats / words),
             "byte_perplexity": math.exp(-nats / octets),
@@ -47,13 +45,9 @@ def _only(prediction: Prediction) -> float:
 
 
 class MultipleChoice(MeanScores):
-    """Share of questions whose likeliest choice is the right one; among equals the first counts as chosen.
+    """``accuracy``: the share of questions whose likeliest choice is right; among equals the first counts as chosen.
 
-    A reference holds ``answer``, the index of the right choice. Likelihoods are taken as they are, not divided by
-    length.
-
-    Scores:
-        ``accuracy``: over all samples, so subjects weigh by their size.
+    Likelihoods are taken as they are, not divided by length. A reference holds ``answer``, the right choice's index.
     """
 
     names = ("accuracy",)

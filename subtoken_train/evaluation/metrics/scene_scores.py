@@ -16,8 +16,7 @@ def scene_objects(text: str) -> frozenset[frozenset[str]]:
     """Return the (place, colour, digit) triples that a scene description names, in either order of the two styles."""
     triples, current = set(), set[str]()
     for word in text.split():
-        kind = 0 if word in PLACES else 1 if word in COLOR_NAMES else 2 if word.isdigit() else 3
-        if kind == 3:
+        if word not in PLACES and word not in COLOR_NAMES and not word.isdigit():
             current = set()
             continue
         current = {word} if len(current) == 3 or not current else current | {word}

@@ -111,7 +111,7 @@ class SoftAccuracy(MeanScores):
 
 
 class VQAv2Accuracy(MeanScores):
-    """Accuracy of answers that ten people answered too.
+    """Accuracy of answers that ten people answered too: the reference's ``answers``.
 
     Scores:
         ``llava_accuracy``: the official scorer on the prediction as LLaVA submits it, through ``evalai_answer``. Taken
@@ -119,8 +119,6 @@ class VQAv2Accuracy(MeanScores):
         ``official_accuracy``: the official scorer on the bare prediction. It normalises, and so ignores case and
             punctuation, *only where the ten answers are not all the same*: "Yes" among ten "yes" is wrong.
         ``lmms_accuracy``: normalised always, without ``word_tokens``.
-
-    A reference holds ``answers``, a list of texts.
     """
 
     names = ("llava_accuracy", "official_accuracy", "lmms_accuracy")
