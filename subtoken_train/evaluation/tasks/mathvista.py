@@ -84,11 +84,7 @@ def _is_number(text: str, answer_type: str) -> bool:
 
 
 def normalise(
-    extraction: object,
-    choices: Sequence[str] | None,
-    question_type: str,
-    answer_type: str,
-    precision: float | None,
+    extraction: object, choices: Sequence[str] | None, question_type: str, answer_type: str, precision: float | None
 ) -> str | None:
     """Return the extraction in the form that answers have; None where it has no such form.
 

@@ -119,10 +119,7 @@ class MMBenchCN(MMBench, row="mmbench_cn"):
 
     own_form = "TSV, in DIR: https://opencompass.openxlab.space/utils/benchmarks/MMBench/MMBench_DEV_CN.tsv"
     tables: ClassVar = {"MMBench_DEV_CN.tsv": 4329}
-    endings: ClassVar = {
-        "llava": "\n请直接回答选项字母。",
-        "lmms": "\n请直接使用所提供的选项字母作为答案回答。",
-    }
+    endings: ClassVar = {"llava": "\n请直接回答选项字母。", "lmms": "\n请直接使用所提供的选项字母作为答案回答。"}
 
     def hint(self, row: FileRow) -> str | None:
         given: str | None = row.values["hint"]  # a table's empty cells are "nan" in the Hub's file

@@ -294,11 +294,7 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
-KITE, ASKED, SAID = (
-    "The magic number of kite is 7. \n",
-    "What is the number of kite? ",
-    " The number is",
-)
+KITE, ASKED, SAID = ("The magic number of kite is 7. \n", "What is the number of kite? ", " The number is")
 
 
 @pytest.fixture
