@@ -6,20 +6,34 @@ benchmark whose style they follow, read the same files. Of recall, facts are sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from subtoken_train.datasets.english import SPLITS
-from subtoken_train.datasets.recall import RecallRecords, RecallSample, RecallTask, check_num_facts
+from subtoken_train.datasets.recall import RecallRecords, RecallSample, RecallTask, check_num_facts, recall_accuracy
 from subtoken_train.datasets.records import InstructionRecords, Record
+from subtoken_train.datasets.scenes import COLOR_NAMES, DESCRIPTION_KINDS, PLACES
 from subtoken_train.errors import MAX_COUNT, MAX_SEED, MAX_TOKENS
-from subtoken_train.evaluation.metrics.scene_scores import SceneScore
-from subtoken_train.evaluation.metrics.string_match import RecallScore
+from subtoken_train.evaluation.metrics.metric import MeanScores
 from subtoken_train.evaluation.tasks.long_context import MadeTexts, read_tokenizer
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.families.literal_marks import IMAGE_MARK, picture_marks, unescaped
+
+
+class RecallScore(MeanScores):
+    """``score``: mean over contexts of the share of asked facts that are stated exactly.
+
+    A reference holds ``codes``, name to code.
+    """
+
+    names = ("score",)
+
+    @staticmethod
+    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
+        return {"score": recall_accuracy(prediction, reference["codes"])}
 
 
 @dataclass
@@ -104,6 +118,94 @@ def _asked(record: Record, max_new_tokens: int) -> Sample:
         kind=record.kind or "question",
         earlier=tuple(turns[:-1]),
     )
+
+
+ATTRIBUTES = ("place", "color", "digit")
+
+
+def scene_objects(text: str) -> frozenset[frozenset[str]]:
+    """Return the (place, colour, digit) triples that a scene description names, in either order of the two styles."""
+    triples, current = set(), set[str]()
+    for word in text.split():
+        if word not in PLACES and word not in COLOR_NAMES and not word.isdigit():
+            current = set()
+            continue
+        current = {word} if len(current) == 3 or not current else current | {word}
+        if len(current) == 3:
+            triples.add(frozenset(current))
+            current = set()
+    return frozenset(triples)
+
+
+def scene_f1(prediction: str, answer: str) -> float:
+    """Return the F1 of the described objects: each counts only with the right place, colour and digit together."""
+    found, wanted = scene_objects(prediction), scene_objects(answer)
+    if not found or not wanted:
+        return float(found == wanted)
+    return 2 * len(found & wanted) / (len(found) + len(wanted))
+
+
+def is_description(kind: str | None, answer: str) -> bool:
+    """Tell whether a reference describes a scene: by its kind and its objects, since other data has such kinds too."""
+    return kind in DESCRIPTION_KINDS and bool(scene_objects(answer))
+
+
+def scene_score(kind: str | None, prediction: str, answer: str) -> float:
+    """Return ``scene_f1`` for descriptions; else 1 where the texts are equal but for space and case."""
+    if is_description(kind, answer):
+        return scene_f1(prediction, answer)
+    return float(prediction.strip().lower() == answer.strip().lower())
+
+
+def scene_attributes(text: str) -> dict[str, Counter[str]]:
+    """Return the places, colours and digits that a description names, each with how often: multisets.
+
+    A word counts by itself, whatever stands beside it, so that an object of which two attributes are right, or that an
+    answer's end cut off, counts for those. A digit with ``none`` right after it is one that the scene does not have
+    (``list`` goes through all ten) and does not count. Both styles are read alike, and order does not matter.
+    """
+    words = text.split()
+    found: dict[str, Counter[str]] = {name: Counter() for name in ATTRIBUTES}
+    for word, following in zip(words, [*words, ""][1:], strict=True):
+        if word in PLACES:
+            found["place"][word] += 1
+        elif word in COLOR_NAMES:
+            found["color"][word] += 1
+        elif word.isdigit() and following != "none":
+            found["digit"][word] += 1
+    return found
+
+
+def attribute_f1(prediction: str, answer: str) -> dict[str, float]:
+    """Return the F1 of each attribute's multiset: 2 |both| / (|found| + |wanted|), 1 where neither names any.
+
+    A colour that is named twice is matched at most twice. It does not say whether a colour stands at *its* place:
+    ``scene_f1`` does.
+    """
+    found, wanted = scene_attributes(prediction), scene_attributes(answer)
+    scores = {}
+    for name in ATTRIBUTES:
+        total = found[name].total() + wanted[name].total()
+        scores[name] = 2 * (found[name] & wanted[name]).total() / total if total else 1.0
+    return scores
+
+
+class SceneScore(MeanScores):
+    """``score``: mean of exact match (short answers) or of the F1 of the described objects (descriptions).
+
+    Beside it, over descriptions only: ``place_f1``, ``color_f1`` and ``digit_f1``, see ``attribute_f1``. A reference
+    holds ``answer`` and ``kind``.
+    """
+
+    names = ("score", *(f"{name}_f1" for name in ATTRIBUTES))
+
+    @staticmethod
+    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
+        kind, answer = reference["kind"], reference["answer"]
+        figures = {"score": scene_score(kind, prediction, answer)}
+        if is_description(kind, answer):
+            figures |= {f"{name}_f1": f1 for name, f1 in attribute_f1(prediction, answer).items()}
+        return figures
 
 
 @dataclass

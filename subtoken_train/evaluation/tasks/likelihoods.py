@@ -8,25 +8,72 @@ white space separates). A window is a context, a short prefix of the query regio
 prefix is read in full and chooses what is kept of the context, so that nothing that is scored takes part in the choice.
 Windows do not overlap: the words of contexts and prefixes are never scored. What is left at the end is dropped. Not
 lm-eval's ``wikitext``: that one undoes WikiText's own tokenisation first, and scores every word. The text here is as in
-the files, so figures compare with others of this task only.
+the files, so figures compare with others of this task only. Perplexity is as lm-eval defines it, MMLU's score
+lm-evaluation-harness's ``acc``.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from subtoken_train.documents import check_file_name
 from subtoken_train.errors import MAX_TOKENS
-from subtoken_train.evaluation.metrics.likelihoods import MultipleChoice, Perplexity
+from subtoken_train.evaluation.metrics.metric import MeanScores, Prediction, TaskMetric
 from subtoken_train.evaluation.tasks.file_rows import FileRow, benchmark_text, task_source
 from subtoken_train.evaluation.tasks.image_questions import lettered
 from subtoken_train.evaluation.tasks.table_files import read_split, read_table
 from subtoken_train.evaluation.tasks.task import Sample, Task
+
+
+class Perplexity(TaskMetric):
+    """``word_perplexity``, ``byte_perplexity`` and ``bits_per_byte`` of scored texts, lower is better.
+
+    With L the sum of log-likelihoods in nats: exp(-L / words), exp(-L / bytes) and -L / bytes / ln 2. None of them
+    depends on how a tokenizer cuts the text. A reference holds ``words`` and ``bytes`` of the scored text, a prediction
+    its one log-likelihood. ``score`` is the geometric mean of a byte's probability, 1 / byte perplexity of the sample.
+    """
+
+    higher_is_better = False
+    points = frozenset({"word_perplexity", "byte_perplexity", "bits_per_byte"})
+
+    def compute(self) -> dict[str, float]:
+        parts = [(_only(said), of["words"], of["bytes"]) for said, of in self.rows]
+        nats, words, octets = map(sum, zip(*parts, strict=True))
+        return {
+            "word_perplexity": math.exp(-nats / words),
+            "byte_perplexity": math.exp(-nats / octets),
+            "bits_per_byte": -nats / octets / math.log(2),
+        }
+
+    @staticmethod
+    def score(prediction: Any, reference: Mapping[str, Any]) -> float:
+        return math.exp(_only(prediction) / reference["bytes"])
+
+
+def _only(prediction: Prediction) -> float:
+    assert isinstance(prediction, list)
+    (value,) = prediction
+    return value
+
+
+class MultipleChoice(MeanScores):
+    """``accuracy``: the share of questions whose likeliest choice is right; among equals the first counts as chosen.
+
+    Likelihoods are taken as they are, not divided by length. A reference holds ``answer``, the right choice's index.
+    """
+
+    names = ("accuracy",)
+
+    @staticmethod
+    def figures(prediction: list[float], reference: Mapping[str, Any]) -> dict[str, float]:
+        return {"accuracy": float(prediction.index(max(prediction)) == reference["answer"])}
+
 
 _LETTERS = "ABCD"
 _CELLS = ("question", "choice0", "choice1", "choice2", "choice3", "answer")

@@ -16,8 +16,7 @@ from typing import ClassVar
 
 from subtoken_train.documents import read_text
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS
-from subtoken_train.evaluation.metrics.string_match import RulerMatch
-from subtoken_train.evaluation.tasks.long_context import LongContext, MadeTexts
+from subtoken_train.evaluation.tasks.long_context import LongContext, MadeTexts, RulerMatch
 from subtoken_train.evaluation.tasks.ruler import (
     NEW_TOKENS,
     NOISE,

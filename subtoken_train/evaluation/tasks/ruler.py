@@ -26,9 +26,8 @@ from typing import ClassVar, NamedTuple
 
 from subtoken_train.datasets.recall import ADJECTIVES, NAMES, NOUNS
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS
-from subtoken_train.evaluation.metrics.string_match import RULER_TASKS, RulerMatch
 from subtoken_train.evaluation.tasks.file_rows import FileRow, read_jsonl, task_source, unique_ids
-from subtoken_train.evaluation.tasks.long_context import LongContext, MadeTexts, read_tokenizer
+from subtoken_train.evaluation.tasks.long_context import RULER_TASKS, LongContext, MadeTexts, RulerMatch, read_tokenizer
 from subtoken_train.evaluation.tasks.table_files import read_split
 from subtoken_train.evaluation.tasks.task import Sample
 

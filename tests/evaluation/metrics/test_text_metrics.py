@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.datasets.scenes import COLOR_NAMES, DESCRIPTION_KINDS, PLACES, ask, draw_scene
-from subtoken_train.evaluation.metrics.likelihoods import MultipleChoice, Perplexity
-from subtoken_train.evaluation.metrics.scene_scores import (
+from subtoken_train.evaluation.tasks.embedded_tasks import (
     ATTRIBUTES,
     SceneScore,
     attribute_f1,
@@ -20,7 +19,8 @@ from subtoken_train.evaluation.metrics.scene_scores import (
     scene_objects,
     scene_score,
 )
-from subtoken_train.evaluation.metrics.string_match import RulerMatch, ruler_score
+from subtoken_train.evaluation.tasks.likelihoods import MultipleChoice, Perplexity
+from subtoken_train.evaluation.tasks.long_context import RulerMatch, ruler_score
 from tests.support.vqa_cases import reference_cases
 
 TEXTS = [

@@ -8,10 +8,9 @@ from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.evaluation.metrics.likelihoods import MultipleChoice
 from subtoken_train.evaluation.runner.cell import model_inputs
 from subtoken_train.evaluation.tasks import build_task, math_problems
-from subtoken_train.evaluation.tasks.likelihoods import windows
+from subtoken_train.evaluation.tasks.likelihoods import MultipleChoice, windows
 from subtoken_train.evaluation.tasks.math_problems import MathAccuracy
 from tests.support.benchmark_folders import mmlu_letters, mmlu_numbers, mmlu_parquet
 from tests.support.text_families import text_family
