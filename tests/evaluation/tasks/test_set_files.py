@@ -14,7 +14,11 @@ from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import table_files
 from subtoken_train.evaluation.tasks.file_rows import (
     benchmark_json,
+    check_complete,
+    check_samples,
     find_file,
+    missing_shards,
+    open_some,
     read_entries,
     read_jsonl,
     read_lines,
@@ -23,7 +27,6 @@ from subtoken_train.evaluation.tasks.file_rows import (
 )
 from subtoken_train.evaluation.tasks.table_files import read_split, read_table
 from subtoken_train.evaluation.tasks.task import Sample
-from subtoken_train.evaluation.tasks.whole_set import check_complete, check_samples, missing_shards, open_some
 from tests.support.vqa_cases import Birds, picture
 
 
