@@ -108,7 +108,7 @@ class Task(ABC):
     """The Parquet set's split whose answers are public."""
     columns: ClassVar[tuple[str, ...]]
     """Columns that make a sample, beside images."""
-    tokens: ClassVar[int]
+    tokens: ClassVar[int] = 16
     """Cap on an answer."""
     own_form: ClassVar[str] = ""
     """Where files of the benchmark's own form are."""
