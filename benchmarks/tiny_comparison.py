@@ -24,8 +24,8 @@ from benchmarks.run_records import add_run, has_run
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evaluation.metrics.string_match import RecallScore
 from subtoken_train.evaluation.runner.data_file import Answers, answer_records, answer_samples, run_of, written_run
+from subtoken_train.evaluation.tasks.embedded_tasks import RecallScore
 from subtoken_train.inference.batched import in_batches
 
 ROOT = Path(__file__).resolve().parents[1]

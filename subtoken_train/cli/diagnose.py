@@ -95,7 +95,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _routers(backbone: CompressedBackbone, prompts: Iterator[Batch], folder: Path) -> tuple[Table, str]:
-    """Write the files on the routers; return a table and a note."""
     from subtoken_train.evaluation.diagnostics import diagnose, draw_figures, layer_rows, write_tables
 
     diagnosis = diagnose(backbone, prompts)
@@ -117,23 +116,16 @@ def _eviction(
     prompts: Iterator[Batch],
     folder: Path,
 ) -> tuple[Table, str]:
-    """Write the files on an eviction; return a table and a note."""
-    from subtoken_train.evaluation.eviction_diagnosis import (
-        diagnose_eviction,
-        draw_eviction,
-        eviction_layers,
-        phase_correlation,
-        write_eviction_tables,
-    )
+    from subtoken_train.evaluation import eviction_diagnosis as watched
 
-    rows = diagnose_eviction(backbone.eval(), prompts, compression, protocol, new_tokens)
+    rows = watched.diagnose_eviction(backbone.eval(), prompts, compression, protocol, new_tokens)
     with new_folder(folder) as partial:
-        write_eviction_tables(rows, partial)
-        draw_eviction(rows, compression.label, partial)
-    means = eviction_layers(rows)[PRINTED]
+        watched.write_eviction_tables(rows, partial)
+        watched.draw_eviction(rows, compression.label, partial)
+    means, phases = watched.eviction_layers(rows)[PRINTED], watched.phase_correlation(rows)
     note = (
         f"{compression.label}: what it would keep, beside what up to {new_tokens} tokens read of the whole cache.\n"
-        f"Sparsity of prompt and generated tokens correlates over layers: {phase_correlation(rows):.3f} (Pearson).\n"
+        f"Sparsity of prompt and generated tokens correlates over layers: {phases:.3f} (Pearson).\n"
     )
     return _table(list(means.columns), means.itertuples(index=False)), note
 
@@ -159,7 +151,6 @@ def _prompts(family: Family, data: str | None, limit: int) -> Iterator[Batch]:
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[float]]) -> Table:
-    """A row per layer."""
     from rich.table import Table
 
     table = Table()

@@ -73,10 +73,9 @@ def build_page(models: SideBySide) -> gr.Blocks:
 
 
 def _picture() -> gr.Image:
-    """A place for the visitor's picture."""
     picture = gr.Image(label="picture", type="filepath", sources=["upload", "clipboard"], height=300, elem_id="picture")
-    # Gradio's own decodes the picture, and has no words for one that it cannot read
-    picture.preprocess = _uploaded
+    # Gradio's own decodes the picture, and has no words for one that it cannot read; the file lies in its own folder
+    picture.preprocess = lambda file: None if file is None else str(file.path)
     return picture
 
 
@@ -98,11 +97,6 @@ def _settings() -> list[gr.components.Component]:
 def looks() -> gr.themes.Base:
     """A theme without fonts of others."""
     return gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
-
-
-def _uploaded(file: Any) -> str | None:
-    """The path of an uploaded file, which lies in Gradio's own folder (it has checked that)."""
-    return None if file is None else str(file.path)
 
 
 def _drawing(name: str, visible: bool = True) -> gr.Image:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
+from typing import NamedTuple
 
 import torch
 from PIL import Image
@@ -20,7 +20,7 @@ from subtoken_train.evaluation.charts import axes_in_a_row, draw_cells, image_of
 from subtoken_train.evaluation.picture import kept_picture, kept_tokens
 from subtoken_train.ledger.kv_budget import share_words
 from subtoken_train.resources import resource
-from subtoken_train.types import LayerPlan, Plan, Turn, in_compressed_region
+from subtoken_train.types import LayerPlan, Plan, in_compressed_region
 
 TEXT_QUESTION = "What is the code of the moose?"
 """Asked of the shipped text, which says it once."""
@@ -32,25 +32,13 @@ def presets(pictures: bool = True) -> list[tuple[str, str]]:
         return [((resource("data/samples") / "long.txt").read_text(encoding="utf-8"), TEXT_QUESTION)]
     records = InstructionRecords(resource("data/samples") / "questions.json")
     found = [records[i] for i in range(len(records))]
-    return [(str(record.images[0]), _question(record.turns[-1])) for record in found]
-
-
-def _question(turn: Turn) -> str:
-    return turn.prompt.removeprefix("<image>").strip()
+    return [(str(each.images[0]), each.turns[-1].prompt.removeprefix("<image>").strip()) for each in found]
 
 
 COLUMNS = (
-    "model",
-    "compressed by",
-    "cache bytes",
-    "of full",
-    "nominal",
-    "realised",
-    "index bytes",
-    "prefill s",
-    "decode s",
+    "model", "compressed by", "cache bytes", "of full", "nominal", "realised", "index bytes", "prefill s", "decode s",
     "tokens",
-)
+)  # fmt: skip
 LEGEND = (
     "Nominal: the share of the keys and values of picture or text that reducer and routers promise, before an "
     "eviction (-: they keep all). Realised: what is stored of them. Cache bytes are measured: the whole prompt, answer "
@@ -84,8 +72,7 @@ def _row(answer: SideAnswer) -> tuple[str, ...]:
 _matplotlib = threading.Lock()  # its settings are the process's
 
 
-@dataclass(frozen=True)
-class KeptGroups:
+class KeptGroups(NamedTuple):
     """The value groups that a plan keeps of the tokens of picture or text, behind keys where heads keep their own.
 
     Attributes:
@@ -97,11 +84,6 @@ class KeptGroups:
     keys: int
     shares_LS: Tensor
     marks_nS: list[Tensor]
-
-    @property
-    def words(self) -> str:
-        """Name the columns."""
-        return f"key of {self.keys} heads, then group" if self.keys else "group"
 
 
 def kept_groups(plan: Plan, regions_N: Tensor) -> KeptGroups | None:
@@ -166,14 +148,15 @@ def group_picture(answer: SideAnswer, layer: int) -> Image.Image | None:
     kept = kept_groups(answer.plan, answer.batch.regions_BN[0])
     if kept is None:
         return None
-    marks_nS = kept.marks_nS[layer]
+    marks_nS, columns, what, kinds = kept.marks_nS[layer], "group", "a group", "groups"
+    if kept.keys:
+        columns, what, kinds = f"key of {kept.keys} heads, then group", "a key or group", "keys and groups"
     with _matplotlib:
         figure, (left, right) = axes_in_a_row(2)
-        what = "a key or group" if kept.keys else "a group"
-        draw_cells(left, kept.shares_LS.tolist(), f"share of the kept tokens that keep {what}", kept.words, "layer")
-        title = f"layer {layer}: {'keys and groups' if kept.keys else 'groups'} of its {len(marks_nS)} kept tokens"
+        draw_cells(left, kept.shares_LS.tolist(), f"share of the kept tokens that keep {what}", columns, "layer")
+        title = f"layer {layer}: {kinds} of its {len(marks_nS)} kept tokens"
         if len(marks_nS):
-            draw_cells(right, marks_nS.float().tolist(), title, kept.words, "kept token, in the prompt's order")
+            draw_cells(right, marks_nS.float().tolist(), title, columns, "kept token, in the prompt's order")
         else:
             right.set(title=title)
         return image_of(figure)

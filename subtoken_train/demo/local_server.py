@@ -59,7 +59,6 @@ def served(models: SideBySide, host: str, port: int) -> Iterator[str]:
 
 
 def _launched(models: SideBySide, host: str, port: int) -> tuple[gr.Blocks, str]:
-    """The page, which listens, and its address."""
     from subtoken_train.demo.blocks import NARROW, build_page, looks
 
     page = build_page(models)

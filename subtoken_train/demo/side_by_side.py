@@ -12,13 +12,11 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image
 
-from subtoken_train.artifact.config import AdapterConfig
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evaluation.picture import check_places, visual_grid
@@ -40,15 +38,14 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Batch, Plan
 
 
-@dataclass(frozen=True)
-class SideAnswer:
+class SideAnswer(NamedTuple):
     """One model's finished answer, and what is left of its cache to look at.
 
     Attributes:
         method: reducer, groups and eviction, as tables name them; ``-`` where nothing is compressed.
+        image: what was asked about; None where it was a text.
         batch: the prompt, without pixels.
         decode_seconds: of everything after the prompt's pass.
-        image: what was asked about; None where it was a text.
         undrawn: why kept tokens cannot be drawn on the picture; None where they can.
         notes: warnings that came with the answer.
     """
@@ -67,8 +64,7 @@ class SideAnswer:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Spoken:
+class Spoken(NamedTuple):
     """An answer of the side at a place, as far as it has come; the whole of it once it is finished."""
 
     place: int
@@ -95,8 +91,7 @@ def why_undrawn(backbone: CompressedBackbone, batch: Batch) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class ShownModel:
+class ShownModel(NamedTuple):
     """One of the models that are asked, and whether the page's eviction acts on it.
 
     ``load`` takes its turn on the loaded backbone; what was handed out before runs no more.
@@ -135,8 +130,7 @@ class SideBySide:
         """Every side's answer, piece by piece; an iterator that is closed stops after the next token.
 
         Eviction (None: none), what it keeps and the cache's numbers are as they are written, and of all sides but the
-        backbone. The question about a picture has no placeholder, or one ``<image>``. Settings, or a prompt, that a
-        side refuses raise a ``ValueError``, and so does a text that is longer than the model was made for.
+        backbone. The question about a picture has no placeholder, or one ``<image>``.
         """
         if eviction is not None and threshold_file(keep) is not None:  # which whoever sees the page would choose
             raise ValueError("eviction_keep of this page reads no file; write threshold:-4, or a share")
@@ -153,7 +147,6 @@ class SideBySide:
             stopped.set()
 
     def _check_text(self, text: str, question: str) -> None:
-        """Refuse what no side should read: nothing, or more than the model was made for."""
         if not text.strip() or not question.strip():
             raise ValueError("text or question is empty; write both, or use the example")
         bound = position_bound(self._family.model.config)
@@ -167,7 +160,7 @@ class SideBySide:
     def _answer(
         self, place: int, side: ShownModel, asked: Callable[[Callable[[str], None]], SideAnswer]
     ) -> Iterator[Spoken]:
-        """One side's answer, made in a thread of its own."""
+        # made in a thread of its own
         pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         future: Future[SideAnswer] = Future()
 
@@ -210,21 +203,10 @@ class SideBySide:
                 made = _blind(model, about, question, stream)
             else:
                 made = _whole(model, about, question, stream)
-            batch, plan, report, prefill_seconds, decode_seconds = made
-            return SideAnswer(
-                side.title,
-                compressed_by(backbone, compression),
-                len(stream.token_ids),
-                None if isinstance(about, str) else about,
-                backbone.family,
-                batch,
-                plan,
-                report,
-                prefill_seconds,
-                decode_seconds,
-                why_undrawn(backbone, batch),
-                tuple(str(note.message) for note in said if issubclass(note.category, SubTokenWarning)),
-            )
+            image = None if isinstance(about, str) else about
+            notes = tuple(str(note.message) for note in said if issubclass(note.category, SubTokenWarning))
+            own = side.title, compressed_by(backbone, compression), len(stream.token_ids), image, backbone.family
+            return SideAnswer(*own, *made, why_undrawn(backbone, made[0]), notes)
 
 
 Generated = tuple[Batch, Plan, CacheReport, float, float]
@@ -259,7 +241,6 @@ def _blind(model: SubTokenModel, text: str, question: str, stream: AnswerStream)
 
 
 def _of_backbone(pool: ModelPool, anchor: str | None, backbone: str | None) -> list[ShownModel]:
-    """Sides of a backbone alone."""
     if backbone is None:
         raise ValueError("name an adapter (--adapter DIR), or a backbone to compress (--backbone PATH)")
     if anchor is not None:
@@ -273,7 +254,6 @@ def _of_backbone(pool: ModelPool, anchor: str | None, backbone: str | None) -> l
 
 
 def _of_adapter(pool: ModelPool, adapter: str, anchor: str | None, backbone: str | None) -> list[ShownModel]:
-    """Sides of an adapter."""
     config = pool.adapter(adapter)
     if anchor is not None:
         _check_backbones(pool, adapter, anchor, backbone)
@@ -290,13 +270,10 @@ def _of_adapter(pool: ModelPool, adapter: str, anchor: str | None, backbone: str
 
 def _check_backbones(pool: ModelPool, adapter: str, anchor: str, backbone: str | None) -> None:
     """Raise a worded ``ValueError`` unless two adapters share one loaded backbone."""
-
-    def source(name: str) -> dict[str, Any]:
-        config: AdapterConfig = pool.adapter(name)
-        found = in_one_place(adapter_backbone(pool.folder(name), config, backbone))
-        return {field.name: getattr(found, field.name) for field in fields(found)}
-
-    own, other = source(adapter), source(anchor)
+    own, other = (
+        vars(in_one_place(adapter_backbone(pool.folder(name), pool.adapter(name), backbone)))
+        for name in (adapter, anchor)
+    )
     differ = [f"{name} {own[name]} and {other[name]}" for name in own if own[name] != other[name]]
     if differ:
         raise ValueError(

@@ -4,20 +4,16 @@ Figure 1 shows how many groups K_j a token keeps under a *global* budget. A rout
 it would allot a global one of the same size, since its own K_j are given beforehand; all else is under its own budget.
 Reducer and routers as at inference; nothing that is decided reads an answer. Values are zeroed, nothing is packed.
 
-Files:
-
-    figure1a.csv  K_j under a global budget: tokens by kept groups, all layers and each
-    figure1b.csv  mean K_j by relevance rank within the prompt, most relevant first, all layers together
-    groups.csv    per layer, the share of the kept (token, group) pairs that falls on each group
-    layers.csv    per layer: budget, spread of the usage, agreement with value norm
-    figure1.png, layers.png
+Files: ``figure1a.csv`` has K_j under a global budget (tokens by kept groups, all layers and each), ``figure1b.csv`` the
+mean K_j by relevance rank within the prompt, all layers together, ``groups.csv`` each layer's share of the kept (token,
+group) pairs by group, ``layers.csv`` each layer's budget, spread of the usage and agreement with value norm.
 
 Legend: B batch, N positions after the reducer, S value groups, L routed layers, R ranks (tokens of one prompt).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -50,13 +46,10 @@ from subtoken_train.types import Batch, in_compressed_region
 
 @dataclass
 class Observation:
-    """One pass over a batch of prompts, per routed layer.
+    """One pass over a batch of prompts, per routed layer: routed tokens and kept groups are bool [B, N] and [B, N, S].
 
-    Attributes:
-        routed: the routed tokens, bool [B, N]; under a context reducer other ones in every layer.
-        masks: kept groups, bool [B, N, S].
-        norms: ||v_g|| of the whole value vectors, less what dropped groups read as, fp32 [B, N, S].
-        relevance: alpha_j, attention of the query region on every token, fp32 [B, N]; empty unless asked for.
+    ``norms`` are ||v_g|| of the whole value vectors, less what dropped groups read as, fp32 [B, N, S]; ``relevance`` is
+    alpha_j, attention of the query region on every token, fp32 [B, N], empty unless asked for.
     """
 
     routed: dict[int, Tensor]
@@ -67,26 +60,16 @@ class Observation:
 
 @dataclass
 class Diagnosis:
-    """Counts over all prompts; rows of L are ``layers``.
-
-    Attributes:
-        counts_LS: routed tokens that keep each group.
-        kept_LK: routed tokens by the number of groups that they keep, 0 to S.
-        norm_pairs_L: kept (token, group) pairs that value norm would keep at the same budget.
-        figure_LK: as ``kept_LK``, under a global budget.
-        rank_tokens_R: (token, layer) pairs of each relevance rank, most relevant first.
-        rank_relevance_R: their summed relevance.
-        rank_kept_R: their summed K_j under a global budget.
-    """
+    """Counts over all prompts; rows of L are ``layers``."""
 
     layers: list[int]
-    counts_LS: Tensor
-    kept_LK: Tensor
-    norm_pairs_L: Tensor
-    figure_LK: Tensor
-    rank_tokens_R: Tensor
-    rank_relevance_R: Tensor
-    rank_kept_R: Tensor
+    counts_LS: Tensor  # routed tokens that keep each group
+    kept_LK: Tensor  # routed tokens by the number of groups that they keep, 0 to S
+    norm_pairs_L: Tensor  # kept (token, group) pairs that value norm would keep at the same budget
+    figure_LK: Tensor  # as kept_LK, under a global budget
+    rank_tokens_R: Tensor  # (token, layer) pairs of each relevance rank, most relevant first
+    rank_relevance_R: Tensor  # their summed relevance
+    rank_kept_R: Tensor  # their summed K_j under a global budget
 
 
 def diagnose(backbone: CompressedBackbone, batches: Iterable[Batch]) -> Diagnosis:
@@ -101,7 +84,10 @@ def diagnose(backbone: CompressedBackbone, batches: Iterable[Batch]) -> Diagnosi
     found = [_count(backbone, backbone.bank, batch) for batch in batches]
     if not any(int(each.rank_tokens_R.sum()) for each in found):
         raise ValueError("none of the prompts has a token to route (no image?); choose other --data")
-    return _together(found)
+    names = [field.name for field in fields(Diagnosis) if field.name != "layers"]
+    counts = {name: [getattr(each, name) for each in found] for name in names}
+    # ranks that only some have count as zeros for the others
+    return Diagnosis(found[0].layers, **{name: pad_sequence(each, True).sum(0) for name, each in counts.items()})
 
 
 @torch.no_grad()
@@ -177,7 +163,6 @@ def value_norm_mask(observation: Observation, layer: int, bank: RouterBank) -> T
 
 
 def _count(backbone: CompressedBackbone, bank: RouterBank, batch: Batch) -> Diagnosis:
-    """Return one batch's diagnosis."""
     own_is_global = bank.config.budget == "global"
     own = observe(backbone, batch, with_relevance=own_is_global)
     shared = own
@@ -204,32 +189,16 @@ def over_layers(layers: Iterable[Tensor]) -> Tensor:
     return pad_sequence([ranks_BR.sum(0) for ranks_BR in layers], True).sum(0).cpu()
 
 
-def _together(found: Sequence[Diagnosis]) -> Diagnosis:
-    """Add up all counts; ranks that only some have count as zeros for the others."""
-    names = [field.name for field in fields(Diagnosis) if field.name != "layers"]
-    counts = {name: [getattr(each, name) for each in found] for name in names}
-    return Diagnosis(found[0].layers, **{name: pad_sequence(each, True).sum(0) for name, each in counts.items()})
-
-
 class LayerRow(NamedTuple):
-    """One routed layer's row of ``layers.csv``.
-
-    Attributes:
-        kept_groups: mean number of groups that a routed token keeps.
-        value_fraction: the same over S.
-        entropy: of the groups' usage, over log S; 1 where all are used alike.
-        largest_share: of the kept pairs, that of the most used group.
-        value_norm_agreement: share of the kept (token, group) pairs that value norm would keep at the same budget.
-        chance: what that share would be for a random choice.
-    """
+    """One routed layer's row of ``layers.csv``."""
 
     layer: int
-    kept_groups: float
-    value_fraction: float
-    entropy: float
-    largest_share: float
-    value_norm_agreement: float
-    chance: float
+    kept_groups: float  # of a routed token, mean
+    value_fraction: float  # the same over S
+    entropy: float  # of the groups' usage, over log S; 1 where all are used alike
+    largest_share: float  # of the kept pairs, that of the most used group
+    value_norm_agreement: float  # share of the kept (token, group) pairs that value norm keeps at the same budget
+    chance: float  # what that share would be for a random choice
 
 
 def layer_rows(diagnosis: Diagnosis, config: RoutingConfig) -> list[LayerRow]:
@@ -310,6 +279,5 @@ def rank_means(diagnosis: Diagnosis) -> tuple[list[float], list[float]]:
 
 
 def _usage(diagnosis: Diagnosis) -> list[list[float]]:
-    """Return per layer, the share of the kept pairs that falls on each group."""
     shares: list[list[float]] = (diagnosis.counts_LS / diagnosis.counts_LS.sum(-1, keepdim=True)).tolist()
     return shares

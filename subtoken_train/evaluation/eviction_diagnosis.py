@@ -13,12 +13,6 @@ prompt left (after reducer and routers), and the attention that these tokens pay
 over the query heads of a key-value head, or of all where heads share a set. Statistics of one layer exist at a time but
 for its keys, which are held a second time.
 
-Files:
-
-    eviction_layers.csv   per layer, means over the prompts
-    eviction_prompts.csv  per prompt and layer: how many entries compete and stay
-    eviction.png          budget per layer, sparsity, and how well the choice foresees what is read
-
 Legend: B batch, N rows of a layer's cache, T tokens since the prompt, H query heads, h key-value heads (1 where all
 heads share a set), d head width, L layers.
 """
@@ -54,31 +48,19 @@ THRESHOLD = 0.01  # attention below this share of its row's largest counts as ze
 
 @dataclass
 class WatchedEntries:
-    """Worth of one layer's entries to the method and to the tokens that were generated.
-
-    Attributes:
-        entries_BN: rows that are entries, bool.
-        body_BN: those of them that are VISUAL or CONTEXT, bool.
-        asking_density_BH: 1 - sparsity of the rows that ask about the body (``task_rows``).
-        prompt_density_BH: the same of all rows.
-        mass_BHN: attention that the generated tokens paid, summed, fp32.
-        passed_BH: attention weights of generated tokens that do not count as zero.
-        seen_B: attention weights of generated tokens in a head.
-        competes_BN: entries that the method chose among, bool.
-        kept_BhN: those that it would have kept, bool.
-    """
+    """Worth of one layer's entries to the method and to the tokens that were generated."""
 
     key_BhNd: Tensor
-    entries_BN: Tensor
-    body_BN: Tensor
-    asking_density_BH: Tensor
-    prompt_density_BH: Tensor
-    mass_BHN: Tensor
-    passed_BH: Tensor
-    seen_B: Tensor
+    entries_BN: Tensor  # rows that are entries, bool
+    body_BN: Tensor  # those of them that are VISUAL or CONTEXT, bool
+    asking_density_BH: Tensor  # 1 - sparsity of the rows that ask about the body (task_rows)
+    prompt_density_BH: Tensor  # the same of all rows
+    mass_BHN: Tensor  # attention that the generated tokens paid, summed, fp32
+    passed_BH: Tensor  # attention weights of generated tokens that do not count as zero
+    seen_B: Tensor  # attention weights of generated tokens in a head
     scores_BhN: Tensor
-    competes_BN: Tensor
-    kept_BhN: Tensor
+    competes_BN: Tensor  # entries that the method chose among, bool
+    kept_BhN: Tensor  # those that it would have kept, bool
 
     def read(self, query_BH1d: Tensor, tail_BhTd: Tensor, tail_BT: Tensor, scale: float, active_B: Tensor) -> None:
         """Add what one generated token of every active sample reads; the tail's last key is its own."""
@@ -185,40 +167,27 @@ def watch_generation(
 
 
 class PromptLayer(NamedTuple):
-    """One layer of one prompt.
+    """One layer of one prompt; sparsities are means over heads, and those of the heads that have least and most.
 
-    Attributes:
-        kept: of them, those that stay, mean over heads.
-        sparsity: share of the prompt's attention weights below 1 % of their row's largest, in the rows that ask.
-        prompt_sparsity: the same in all rows, each up to its own entry; mean over heads.
-        prompt_sparsity_least: of the head that has least.
-        prompt_sparsity_most: of the head that has most.
-        generated_sparsity: the same of generated tokens; NaN where none was read.
-        generated_sparsity_least: of the head that has least.
-        generated_sparsity_most: of the head that has most.
-        body_attention: of the attention that generated tokens pay to the prompt's entries, that to image or context.
-        body_coverage: of as many entries as stay, those read most while generating: share that is image or context.
-        hit_rate: of as many entries as stay, those read most while generating: share that stays; NaN where none does.
-        attention_kept: of the attention that generated tokens pay to what competes, that to what stays.
-        rank_agreement: Spearman's, between scores and attention, mean over heads; NaN where either is constant.
+    Shares of "those read most" are of as many entries as stay; NaN where nothing was read, or none stays.
     """
 
     record: str
     layer: int
     entries: int
-    kept: float
-    sparsity: float
-    prompt_sparsity: float
+    kept: float  # of them, those that stay, mean over heads
+    sparsity: float  # share of attention weights below 1 % of their row's largest, in the prompt's rows that ask
+    prompt_sparsity: float  # the same in all rows, each up to its own entry
     prompt_sparsity_least: float
     prompt_sparsity_most: float
-    generated_sparsity: float
+    generated_sparsity: float  # the same of generated tokens
     generated_sparsity_least: float
     generated_sparsity_most: float
-    body_attention: float
-    body_coverage: float
-    hit_rate: float
-    attention_kept: float
-    rank_agreement: float
+    body_attention: float  # of what generated tokens pay to the prompt's entries, that to image or context
+    body_coverage: float  # of those read most while generating, share that is image or context
+    hit_rate: float  # of those read most while generating, share that stays
+    attention_kept: float  # of the attention that generated tokens pay to what competes, that to what stays
+    rank_agreement: float  # Spearman's, between scores and attention; NaN where either is constant
 
 
 def diagnose_eviction(
@@ -255,20 +224,15 @@ def layer_measures(watched: WatchedEntries) -> tuple[Tensor, ...]:
         (read_BhN * kept_BhN).sum((1, 2)) / (read_BhN * competes_B1N).sum((1, 2)),
         rank_agreement(scores_BhN, over_groups(watched.mass_BHN, scores_BhN.shape[1]), watched.competes_BN),
     )
+    sparsities = 1 - watched.prompt_density_BH, 1 - watched.passed_BH / watched.seen_B[:, None]
     return (
         watched.competes_BN.sum(-1),
         count_Bh.double().mean(1),
         1 - watched.asking_density_BH.mean(1),
-        *_range(1 - watched.prompt_density_BH),
-        *_range(1 - watched.passed_BH / watched.seen_B[:, None]),
+        *(part for shares_BH in sparsities for part in (shares_BH.mean(1), shares_BH.amin(1), shares_BH.amax(1))),
         body_B / read_B,
         *(measure.masked_fill(~counted_B, torch.nan) for measure in measures),
     )
-
-
-def _range(shares_BH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean, least and most over heads."""
-    return shares_BH.mean(1), shares_BH.amin(1), shares_BH.amax(1)
 
 
 def phase_correlation(rows: list[PromptLayer]) -> float:
@@ -327,17 +291,14 @@ def draw_eviction(rows: list[PromptLayer], label: str, folder: Path) -> None:
     for line, name in zip(middle.get_lines(), sparsity.values(), strict=False):
         ends = means[f"{name}_least"], means[f"{name}_most"]
         middle.fill_between(range(len(means)), *ends, color=line.get_color(), alpha=0.15, linewidth=0)
-    on_body = {
-        "of what generated tokens read": means["body_attention"].tolist(),
-        "of the entries they read most": means["body_coverage"].tolist(),
-    }
-    draw_lines(body, on_body, "image or context", "layer", "share")
-    foreseen = {
-        "hit rate": means["hit_rate"].tolist(),
-        "attention kept": means["attention_kept"].tolist(),
-        "rank agreement": means["rank_agreement"].tolist(),
-        "hit rate by chance": means["kept_share"].tolist(),
-    }
-    draw_lines(right, foreseen, "what stays, against what is read", "layer", "share, correlation")
+
+    def columns(names: dict[str, str]) -> dict[str, list[float]]:
+        return {words: means[name].tolist() for words, name in names.items()}
+
+    on_body = {"of what generated tokens read": "body_attention", "of the entries they read most": "body_coverage"}
+    draw_lines(body, columns(on_body), "image or context", "layer", "share")
+    foreseen = {name.replace("_", " "): name for name in ("hit_rate", "attention_kept", "rank_agreement")}
+    lines = columns({**foreseen, "hit rate by chance": "kept_share"})
+    draw_lines(right, lines, "what stays, against what is read", "layer", "share, correlation")
     right.set_ylim(min(0.0, float(means["rank_agreement"].min())), None)  # a correlation may be negative
     image_of(figure).save(folder / "eviction.png")

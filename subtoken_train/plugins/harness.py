@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Annotated, Any, Generic, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 from lightning.fabric.utilities import move_data_to_device
 
@@ -30,26 +30,17 @@ from subtoken_train.ledger.measure import emptied_words
 from subtoken_train.settings import Setting, settings_of
 from subtoken_train.types import Batch, Protocol
 
-LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""Names that harnesses give the cap on an answer; the first one given counts, as in lm-evaluation-harness."""
-OF_SAMPLERS = ("top_p", "top_k", "temperature", "do_sample")
-"""Without effect where nothing is sampled."""
-
 
 @dataclass(frozen=True)
 class ModelArguments(ArmSpec):
     """Model of a harness's command line: an arm's settings, and some of its own.
 
     ``eviction_options`` are written ``key=value``, separated by ``;``. A reducer is for a backbone alone.
-
     ``context="auto"`` compresses a language model's prompt up to its last blank line, else all but its last 64 tokens.
     """
 
     revision: Annotated[str | None, Setting("branch, tag or commit of a Hub id")] = None
-    context: Annotated[
-        str,
-        Setting("auto, or how many tokens at the end of a prompt are not compressed"),
-    ] = "auto"
+    context: Annotated[str, Setting("auto, or how many tokens at the end of a prompt are not compressed")] = "auto"
     batch_size: Annotated[str, Setting("number of prompts run together (automatic sizes are not supported)")] = "1"
     device: Annotated[str, Setting("auto (the first GPU, if any), cpu, cuda:0")] = "auto"
 
@@ -81,14 +72,14 @@ class ModelArguments(ArmSpec):
         return given
 
     def model(self) -> SubTokenModel:
-        """Load the model in evaluation mode on ``device``; see ``load`` for the errors."""
+        """Load the model in evaluation mode on ``device``."""
         config = None
-        if self.dtype is not None and not self.adapter:
-            config = BackboneConfig(dtype=self.dtype)
-        elif self.dtype is not None:
-            own = read_config(adapter_folder(str(self.adapter), self.revision)).backbone
-            moved = own if self.backbone is None else replace(own, path=self.backbone, revision=None)
-            config = replace(moved, dtype=self.dtype)
+        if self.dtype is not None:
+            own = BackboneConfig()
+            if self.adapter:
+                own = read_config(adapter_folder(self.adapter, self.revision)).backbone
+                own = own if self.backbone is None else replace(own, path=self.backbone, revision=None)
+            config = replace(own, dtype=self.dtype)
         return self.load(self.device, self.revision, config)
 
 
@@ -116,8 +107,7 @@ MODEL_SETTINGS = settings_of(ModelArguments)
 
 
 def _read(name: str, text: str) -> object:
-    """Return an argument's text as what its setting is; a method's own settings stay a text."""
-    kind = MODEL_SETTINGS[name].kind
+    kind = MODEL_SETTINGS[name].kind  # a method's own settings stay a text
     if kind is int:
         return _whole(name, text)
     if kind is bool:
@@ -135,8 +125,13 @@ def _whole(name: str, text: str) -> int:
     return int(text)
 
 
-@dataclass(frozen=True)
-class GreedySettings:
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""Names that harnesses give the cap on an answer; the first one given counts, as in lm-evaluation-harness."""
+OF_SAMPLERS = ("top_p", "top_k", "temperature", "do_sample")
+"""Without effect where nothing is sampled."""
+
+
+class GreedySettings(NamedTuple):
     """Cap on an answer, in tokens, and the texts that end it (they are cut off)."""
 
     max_new_tokens: int
@@ -144,10 +139,7 @@ class GreedySettings:
 
 
 def greedy_settings(given: Mapping[str, Any], default_length: int, ignored: Collection[str] = ()) -> GreedySettings:
-    """Read the settings of one request; ``ignored`` ones mean nothing here.
-
-    ``default_length`` counts the tokens of an answer where they name none.
-    """
+    """Read the settings of one request; ``default_length`` tokens where they name none, ``ignored`` mean nothing."""
     temperature = float(given.get("temperature") or 0)
     samples = given.get("do_sample")
     if samples or (samples is None and temperature > 0):
@@ -177,12 +169,13 @@ class Counted:
 
     def __init__(self, backbone: CompressedBackbone, compression: Compression, protocol: Protocol) -> None:
         self.backbone, self.compression, self.protocol = backbone, compression, protocol
+        self.routing = None if backbone.active_routing is None else backbone.active_routing.words
         self.prompts = 0
         self.emptied: list[dict[str, int]] = []
         self.sums = dict.fromkeys(SUMMED, 0)
 
     def add(self, outcomes: Iterable[Outcome]) -> None:
-        """Count the outcomes of prompts."""
+        """Count prompts."""
         for outcome in outcomes:
             self.prompts += 1
             self.emptied.append(outcome.emptied)
@@ -205,12 +198,6 @@ class Counted:
             "region_fraction_measured": _share(self.sums["region_bytes"], self.sums["region_dense_bytes"]),
         }
 
-    @property
-    def routing(self) -> str | None:
-        """``S16K4 linear``, or ``S16 bytes 0.2 linear``; None where no router is at work."""
-        routing = self.backbone.active_routing
-        return None if routing is None else routing.words
-
     def warning(self) -> str | None:
         """Warn where the settings cannot change what a harness scores."""
         if self.compression.eviction is None or self.protocol == "context_first":
@@ -222,7 +209,6 @@ class Counted:
         )
 
     def __str__(self) -> str:
-        """The report, in lines."""
         sums = self.sums
         acting = [self.backbone.reducer.name, self.routing, self.compression.label]
         lines = [f"subtoken: {self.prompts:,} prompts; {', '.join(filter(None, acting))}; protocol {self.protocol}"]
@@ -230,10 +216,9 @@ class Counted:
             return f"{lines[0]}\nno prompt was run (all answers came from a cache, or there were no requests)"
         lines.append(_line("KV of the prompts", sums["kv_bytes"], sums["dense_kv_bytes"], "bytes"))
         if sums["region_dense_bytes"]:
+            entries = sums["entries_after"], sums["entries_before"], "(token, layer) pairs"
             lines.append(_line("compressed region", sums["region_bytes"], sums["region_dense_bytes"], "bytes"))
-            lines.append(
-                _line("its entries, in any head", sums["entries_after"], sums["entries_before"], "(token, layer) pairs")
-            )
+            lines.append(_line("its entries, in any head", *entries))
         else:
             lines.append("no prompt had anything that may be compressed (an image, or a context before its question)")
         dropping = who_drops(self.backbone.active_routing, self.compression.label)
@@ -259,8 +244,7 @@ Scored = tuple[float, bool]
 class Runner(Generic[PromptT]):
     """A loaded model, and what compression did to the prompts that it was asked so far.
 
-    ``length`` orders prompts, so that a batch holds like ones. A method that the protocol leaves nothing to read raises
-    a ``ValueError``.
+    ``length`` orders prompts, so that a batch holds like ones.
     """
 
     def __init__(
@@ -282,7 +266,7 @@ class Runner(Generic[PromptT]):
     ) -> list[Scored]:
         """Log-likelihoods of the token ids that continue prompts; those of equal prompts share one pass over it.
 
-        ``done`` is called with a request's index and outcome, as soon as it is known. Raises as ``score_batch``.
+        ``done`` is called with a request's index and outcome, as soon as it is known.
         """
         outcomes: list[Scored] = [(0.0, False)] * len(requests)
         by_prompt: dict[PromptT, list[int]] = defaultdict(list)
@@ -303,10 +287,7 @@ class Runner(Generic[PromptT]):
     def generate(
         self, requests: Sequence[tuple[PromptT, GreedySettings]], done: Callable[[int, str], None]
     ) -> list[str]:
-        """Greedy answers to prompts, without the texts that end them.
-
-        ``done`` is called with a request's index and answer, as soon as it is known. Raises as ``generate_batch``.
-        """
+        """Greedy answers to prompts, without the texts that end them; ``done`` is called as in ``score``."""
         texts = [""] * len(requests)
         by_settings: dict[GreedySettings, list[int]] = defaultdict(list)
         for i, (_, settings) in enumerate(requests):
@@ -315,7 +296,7 @@ class Runner(Generic[PromptT]):
             members.sort(key=lambda i: -self.length(requests[i][0]))
             for chunk in in_batches(members, self.arguments.prompts_together):
                 prompts = self._batch([requests[i][0] for i in chunk])
-                results = generate_batch(self.model.backbone, prompts, **asdict(settings), **self._how)
+                results = generate_batch(self.model.backbone, prompts, **settings._asdict(), **self._how)
                 self.counted.add(results)
                 for i, result in zip(chunk, results, strict=True):
                     texts[i] = result.text

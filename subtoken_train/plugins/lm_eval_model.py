@@ -172,10 +172,7 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
         return totals
 
     def _loglikelihood_tokens(
-        self,
-        requests: list[tuple[tuple[str, str], list[int], list[int]]],
-        disable_tqdm: bool = False,
-        **_: Any,
+        self, requests: list[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False, **_: Any
     ) -> list[Scored]:
         """Scores of (context and continuation as text, their token ids), in this order."""
         outcomes: list[Scored] = [(0.0, False)] * len(requests)

@@ -1,1 +1,1 @@
-"""Metrics of the benchmarks, one file each, equal to the reference scorers."""
+"""Metrics that several benchmarks share, equal to the reference scorers; others stand beside their task."""

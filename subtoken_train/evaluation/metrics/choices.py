@@ -91,14 +91,12 @@ def _contained(text: str, options: Mapping[str, str]) -> str | None:
 def _lmms_option(text: str) -> str | None:
     """Find a letter that is the only one among the words, else one in the first frame in which only one letter is."""
     words = text.split()
-    alone = _among(words, "", "")
-    if len(alone) == 1 and not ("A" in words and len(words) > 3):  # in a longer answer "A" may be an article
-        return alone[0]
-    return next((found[0] for frame in _LMMS_FRAMES if len(found := _among(words, *frame)) == 1), None)
-
-
-def _among(words: list[str], before: str, after: str) -> list[str]:
-    return [letter for letter in LETTERS if before + letter + after in words]
+    for before, after in (("", ""), *_LMMS_FRAMES):
+        found = [letter for letter in LETTERS if before + letter + after in words]
+        article = not before + after and "A" in words and len(words) > 3  # in a longer answer "A" may be one
+        if len(found) == 1 and not article:
+            return found[0]
+    return None
 
 
 def best_placed_letter(text: str, letters: Iterable[str]) -> str | None:
@@ -160,7 +158,6 @@ class MMBenchScores(TaskMetric):
         ]
 
     def compute(self) -> dict[str, float]:
-        """Return scores by name."""
         rows = [(reference["index"], self.right(prediction, reference)) for prediction, reference in self.rows]
         questions: dict[int, list[list[bool]]] = defaultdict(list)
         for index, right in rows:
@@ -180,28 +177,20 @@ class MMBenchScores(TaskMetric):
 
     @staticmethod
     def score(prediction: Any, reference: Mapping[str, Any]) -> float:
-        """Return the row's term of ``accuracy``."""
         return float(plain_letter(prediction, reference["options"]) == reference["answer"])
 
 
 class ScienceQAScores(MeanScores):
-    """Chosen letters.
+    """Chosen letters: ``accuracy`` by LLaVA's reading (``llava_image_accuracy`` of samples with an image), lmms-eval's.
 
-    A reference holds ``answer`` (index of the right choice), ``choices`` (their number) and ``image`` (true, false).
-
-    Scores:
-        ``accuracy``: LLaVA's reading, over all samples.
-        ``llava_image_accuracy``: over the samples with an image, LLaVA's "IMG-Accuracy".
-        ``lmms_accuracy``: lmms-eval's reading.
-
-    A sample that was never answered is no sample here, while LLaVA's program counts it as wrong and without an image.
+    A reference holds ``answer`` (index of the right choice), ``choices`` (their number) and ``image`` (true, false). A
+    sample that was never answered is no sample here, while LLaVA's program counts it as wrong and without an image.
     """
 
     names = ("accuracy", "llava_image_accuracy", "lmms_accuracy")
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """Return the readings of one answer."""
         answer = reference["answer"]
         right = float(llava_choice(prediction, reference["choices"]) == answer)
         of_image = {"llava_image_accuracy": right} if reference["image"] else {}

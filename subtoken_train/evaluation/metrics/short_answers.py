@@ -21,23 +21,18 @@ TOLERANCE = 0.05
 
 
 class ANLS(MeanScores):
-    """The best similarity to any of the references, 0 where it is below one half.
+    """The best similarity to any of the reference's ``answers``, 0 where it is below one half.
 
-    Scores:
-        ``lmms_anls``: inner white space collapses to single spaces for the distance, which is divided by the longer of
-            the two *raw* texts. So white space around a text raises its score. What tables print: it is also the rule
-            of Qwen-VL and VLMEvalKit.
-        ``llava_anls``: only the outer white space goes, for distance and length. Its original divides by zero where
-            both texts are empty; here they are equal texts, 1, as in ``lmms_anls``.
-
-    A reference holds ``answers``, a list of texts with at least one.
+    ``lmms_anls``: inner white space collapses to single spaces for the distance, which is divided by the longer of the
+    two *raw* texts, so that white space around a text raises its score. It is also the rule of Qwen-VL and VLMEvalKit.
+    ``llava_anls``: only the outer white space goes, for distance and length. Its original divides by zero where both
+    texts are empty; here they are equal texts, 1, as in ``lmms_anls``.
     """
 
     names = ("lmms_anls", "llava_anls")
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """Return the two similarities of one answer."""
         answers = reference["answers"]
         return {
             "lmms_anls": max(lmms_similarity(prediction, answer) for answer in answers),
@@ -78,20 +73,16 @@ def _similarity(first: str, second: str, length: int) -> float:
 
 
 class ExactMatch(MeanScores):
-    """Answers equal to the one reference.
+    """Answers equal to the reference's ``answer``.
 
-    A reference holds ``answer``.
-
-    Scores:
-        ``accuracy``: LLaVA's: full stops at the end and case do not count; what is stored is already in lower case.
-        ``lmms_exact_match``: neither case nor punctuation (ASCII) counts, in the answer and in the reference.
+    ``accuracy`` is LLaVA's: full stops at the end and case do not count; what is stored is already in lower case. For
+    ``lmms_exact_match`` neither case nor punctuation (ASCII) counts, in both.
     """
 
     names = ("accuracy", "lmms_exact_match")
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """Return both readings of one answer."""
         answer = reference["answer"]
         return {
             "accuracy": float(gqa_answer(prediction) == answer),
@@ -110,18 +101,12 @@ def without_punctuation(text: str) -> str:
 
 
 class RelaxedAccuracy(MeanScores):
-    """Share of answers that are right by ``relaxed_match``.
-
-    Scores: ``relaxed_accuracy`` over all, ``human`` and ``augmented`` over the questions of that kind.
-
-    A reference holds ``answer``, a text, and ``kind``, ``human`` or ``augmented``.
-    """
+    """Share of answers that are right by ``relaxed_match``: of all, and of each ``kind`` (human, augmented)."""
 
     names = ("relaxed_accuracy", "human", "augmented")
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """Return 1 or 0, over all and for the question's kind."""
         right = float(relaxed_match(prediction, reference["answer"]))
         return {"relaxed_accuracy": right, reference["kind"]: right}
 
@@ -160,8 +145,6 @@ class ContainsAnswer(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """Return 1 or 0."""
-
         def read(text: str) -> str:
             text = text.strip().replace("\n", " ")
             return text.replace(" ", "") if reference["formula"] else text.translate(_FULL_WIDTH).lower()
@@ -177,5 +160,4 @@ class Answered(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """Return 1 where there is an answer."""
         return {"answered": float(bool(prediction.strip()))}

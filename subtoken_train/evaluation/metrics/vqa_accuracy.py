@@ -106,13 +106,12 @@ class SoftAccuracy(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """Return the accuracy of one answer."""
         people = [evalai_answer(answer) for answer in reference["answers"]]
         return {"accuracy": leave_one_out(evalai_answer(prediction), people)}
 
 
 class VQAv2Accuracy(MeanScores):
-    """Accuracy of answers that ten people answered too.
+    """Accuracy of answers that ten people answered too: the reference's ``answers``.
 
     Scores:
         ``llava_accuracy``: the official scorer on the prediction as LLaVA submits it, through ``evalai_answer``. Taken
@@ -120,15 +119,12 @@ class VQAv2Accuracy(MeanScores):
         ``official_accuracy``: the official scorer on the bare prediction. It normalises, and so ignores case and
             punctuation, *only where the ten answers are not all the same*: "Yes" among ten "yes" is wrong.
         ``lmms_accuracy``: normalised always, without ``word_tokens``.
-
-    A reference holds ``answers``, a list of texts.
     """
 
     names = ("llava_accuracy", "official_accuracy", "lmms_accuracy")
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """Return the three accuracies of one answer."""
         people = [without_breaks(answer) for answer in reference["answers"]]
         lmms = [plain_words(without_marks(answer)) for answer in people]
         return {

@@ -24,11 +24,10 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning, unknown_name
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.metrics.metric import MeanScores
-from subtoken_train.evaluation.metrics.scene_scores import SceneScore
 from subtoken_train.evaluation.results import SampleRecord
 from subtoken_train.evaluation.runner.arms import groups_words
 from subtoken_train.evaluation.runner.cell import answer_batch, model_inputs, record_of
-from subtoken_train.evaluation.tasks.embedded_tasks import instruction_samples
+from subtoken_train.evaluation.tasks.embedded_tasks import SceneScore, instruction_samples
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.families.literal_marks import escaped
 from subtoken_train.inference.batched import in_batches

@@ -12,8 +12,8 @@ from subtoken_train.evaluation.runner.cell import Cell, write_manifest
 from subtoken_train.evaluation.runner.processes import ONE, Processes, alone
 from subtoken_train.evaluation.runner.spec import Grid
 from subtoken_train.evaluation.tasks import build_task
+from subtoken_train.evaluation.tasks.file_rows import check_complete, check_samples
 from subtoken_train.evaluation.tasks.task import Sample, Task
-from subtoken_train.evaluation.tasks.whole_set import check_complete, check_samples
 from subtoken_train.inference.pool import ModelPool
 from subtoken_train.inference.prefill import who_drops
 from subtoken_train.ledger.measure import emptied_words

@@ -21,7 +21,6 @@ from subtoken_train.errors import check_package
 from subtoken_train.evaluation.metrics.metric import TaskMetric
 from subtoken_train.evaluation.tasks.file_rows import FileRow
 from subtoken_train.evaluation.tasks.image_questions import ImageQuestions
-from subtoken_train.evaluation.tasks.task import Sample
 
 
 def check_tokenizer() -> None:
@@ -38,10 +37,7 @@ def check_tokenizer() -> None:
 
 
 def ptb_tokens(captions: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Split each image's captions into PTB tokens, lower case, no punctuation, joined by spaces: one Java process.
-
-    Raises as ``check_tokenizer``, and where the Java program did not answer for each caption.
-    """
+    """Split each image's captions into PTB tokens, lower case, no punctuation, joined by spaces: one Java process."""
     check_tokenizer()
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
@@ -79,58 +75,38 @@ class CaptionCider(TaskMetric):
     points = frozenset({"cider"})
 
     def compute(self) -> dict[str, float]:
-        """Return the CIDEr of all captions, by ``ptb_tokens``."""
         tokens = ptb_tokens([[said, *reference["captions"]] for said, reference in self.rows])
         return {"cider": cider([some[0] for some in tokens], [some[1:] for some in tokens])[0]}
 
     @staticmethod
     def score(prediction: Any, reference: Mapping[str, Any]) -> float:
-        """Return the best word overlap with a reference."""
         return max(word_overlap(prediction, caption) for caption in reference["captions"])
 
 
-CAPTION_PROMPT = "Provide a one-sentence caption for the provided image."
-_COCO = {2014: ("lmms-lab/COCO-Caption", 40_504), 2017: ("lmms-lab/COCO-Caption2017", 5_000)}
-
-
-@dataclass
 class CaptionTask(ImageQuestions):
-    """One caption per image, as lmms-eval asks it, scored by CIDEr over the set: a part of it has another scale."""
+    """One caption per image, as lmms-eval asks it; the last of its columns has the reference captions."""
 
-    primary = "cider"
     scored_by = CaptionCider
-    answered = "val"
-    columns: ClassVar[tuple[str, str]]
-    """The image's name and its reference captions."""
 
-    def sample(self, row: FileRow, number: int) -> Sample:
-        """Return the sample of a row."""
-        name, captions = self.columns
-        if not row.values[captions]:
-            raise self.without_answer(row)
-        reference = {"captions": row.texts(captions)}
-        return self.ask(row, row.values[name], CAPTION_PROMPT, reference, max_new_tokens=64, kind="caption")
+    def question(self, row: FileRow) -> str:
+        return "Provide a one-sentence caption for the provided image."
+
+    def reference(self, row: FileRow) -> dict[str, Any]:
+        return {"captions": self.answers(row, self.columns[-1])}
+
+    def kind(self, row: FileRow) -> str:
+        return "caption"
 
     def check_requirements(self) -> None:
         check_tokenizer()
 
 
-@dataclass
-class TextCaps(CaptionTask):
-    """TextCaps (Sidorov et al., ECCV 2020): captions that read the text in an image; no OCR tokens are in the prompt.
-
-    The validation images.
-    """
-
-    name = "textcaps"
-    hub_id = "lmms-lab/TextCaps"
-    rows = 3_166
-    columns = ("image_id", "caption_str")
-    where = "hf download lmms-lab/TextCaps --repo-type dataset --local-dir DIR --include 'data/val-*'"
+class TextCaps(CaptionTask, row="textcaps"):
+    """TextCaps, validation (Sidorov et al., ECCV 2020): captions that read the text in an image; no OCR."""
 
 
 @dataclass
-class CocoCaption(CaptionTask):
+class CocoCaption(CaptionTask, row="coco_caption"):
     """COCO Captions (Chen et al., arXiv:1504.00325) of the validation images; ids are their file names.
 
     Each year of images is a set of its own on the Hub. Not here: the Karpathy split, whose Parquet files hold addresses
@@ -139,21 +115,15 @@ class CocoCaption(CaptionTask):
 
     year: int = 2014
 
-    name = "coco_caption"
-    hub_id = _COCO[2014][0]
-    rows = _COCO[2014][1]
-    columns = ("question_id", "answer")
-    allowed: ClassVar = {"year": tuple(_COCO)}
-    where = (
-        "hf download lmms-lab/COCO-Caption --repo-type dataset --local-dir DIR --include 'data/val-*' (with year 2017: "
-        "lmms-lab/COCO-Caption2017)"
-    )
+    sets: ClassVar = {2014: ("lmms-lab/COCO-Caption", 40_504), 2017: ("lmms-lab/COCO-Caption2017", 5_000)}
+    allowed: ClassVar = {"year": tuple(sets)}
+    own_form = "With year 2017: lmms-lab/COCO-Caption2017"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.source is None and self.year != 2014:
-            self.source = _COCO[self.year][0]
+            self.source = self.sets[self.year][0]
 
     @property
     def expected_rows(self) -> int:
-        return _COCO[self.year][1]
+        return int(self.sets[self.year][1])

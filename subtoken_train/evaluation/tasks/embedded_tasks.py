@@ -6,29 +6,38 @@ benchmark whose style they follow, read the same files. Of recall, facts are sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from subtoken_train.datasets.english import SPLITS
-from subtoken_train.datasets.recall import RecallRecords, RecallSample, RecallTask, check_num_facts
+from subtoken_train.datasets.recall import RecallRecords, RecallSample, RecallTask, check_num_facts, recall_accuracy
 from subtoken_train.datasets.records import InstructionRecords, Record
-from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
+from subtoken_train.datasets.scenes import COLOR_NAMES, DESCRIPTION_KINDS, PLACES
 from subtoken_train.errors import MAX_COUNT, MAX_SEED, MAX_TOKENS
-from subtoken_train.evaluation.metrics.scene_scores import SceneScore
-from subtoken_train.evaluation.metrics.string_match import RecallScore
-from subtoken_train.evaluation.tasks.long_context import not_at_hand, read_tokenizer
+from subtoken_train.evaluation.metrics.metric import MeanScores
+from subtoken_train.evaluation.tasks.long_context import MadeTexts, read_tokenizer
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.families.literal_marks import IMAGE_MARK, picture_marks, unescaped
 
-_WHERE = """Made on this machine, from 1,797 embedded handwritten digits; data/scenes is read unless a folder is named:
-  subtoken-train data scenes
-  subtoken-train data scenes --seed 1 --out FOLDER --train 1 --dev 1 --test 4800     (as the tables ask)"""
+
+class RecallScore(MeanScores):
+    """``score``: mean over contexts of the share of asked facts that are stated exactly.
+
+    A reference holds ``codes``, name to code.
+    """
+
+    names = ("score",)
+
+    @staticmethod
+    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
+        return {"score": recall_accuracy(prediction, reference["codes"])}
 
 
 @dataclass
-class Recall(Task):
+class Recall(MadeTexts, row="recall"):
     """Contexts of a split's English with facts drawn for them.
 
     A context is a text here: where two of its parts make other tokens together, it is a token or two longer or shorter
@@ -38,16 +47,6 @@ class Recall(Task):
         context_length: tokens of each, by ``tokenizer``.
     """
 
-    name = "recall"
-    modality = "text"
-    needs_files = False
-    primary = "score"
-    scored_by = RecallScore
-    allowed: ClassVar = {"split": SPLITS}
-    ranges: ClassVar = {"contexts": (1, MAX_COUNT), "context_length": (1, MAX_TOKENS), "seed": (0, MAX_SEED)}
-    length_option = "context_length"
-    where = "Drawn on this machine from the English that ships with the package; there is nothing to fetch."
-
     contexts: int = 200
     context_length: int = 512
     num_facts: int = 24
@@ -56,16 +55,18 @@ class Recall(Task):
     split: str = "test"
     seed: int = 0
 
-    def check_options(self) -> None:
-        """Refuse facts that do not fit into the contexts: they are drawn."""
-        check_num_facts(self.num_facts, self.num_questions)
-        if not_at_hand(self.tokenizer) is None:  # or ``check_requirements`` says it
-            self._drawn()
+    scored_by = RecallScore
+    allowed: ClassVar = {"split": SPLITS}
+    ranges: ClassVar = {"contexts": (1, MAX_COUNT), "context_length": (1, MAX_TOKENS), "seed": (0, MAX_SEED)}
+    length_option = "context_length"
+    where = "Drawn on this machine from the English that ships with the package; there is nothing to fetch."
 
-    def check_requirements(self) -> None:
-        """Require a tokenizer that is on the Hub to be at hand."""
-        if (error := not_at_hand(self.tokenizer)) is not None:
-            raise error
+    def check_options(self) -> None:
+        check_num_facts(self.num_facts, self.num_questions)
+        super().check_options()
+
+    def check_lengths(self) -> None:
+        self._drawn()
 
     def _drawn(self) -> list[RecallSample]:
         task = RecallTask(read_tokenizer(self.tokenizer), self.context_length, self.num_facts, self.num_questions)
@@ -73,14 +74,13 @@ class Recall(Task):
         return [records[i] for i in range(self.contexts)]
 
     def samples(self) -> Sequence[Sample]:
-        """Return the contexts; a pure function of the options."""
         tokenizer, drawn = read_tokenizer(self.tokenizer), self._drawn()
         longest = max(len(sample.text.input_ids) - sample.text.prompt_length for sample in drawn)
         made = []
         for sample in drawn:
             ids, start = [int(token) for token in sample.text.input_ids], sample.text.context_length
-            context = tokenizer.decode(ids[:start], skip_special_tokens=True)
-            question = tokenizer.decode(ids[start : sample.text.prompt_length], skip_special_tokens=True)
+            parts = ids[:start], ids[start : sample.text.prompt_length]
+            context, question = (tokenizer.decode(part, skip_special_tokens=True) for part in parts)
             made.append(
                 Sample(
                     id=sample.text.record_id,
@@ -120,63 +120,130 @@ def _asked(record: Record, max_new_tokens: int) -> Sample:
     )
 
 
-@dataclass
-class _Scenes(Task):
-    """Scenes of one split: ``test``, ``dev`` or ``train``."""
+ATTRIBUTES = ("place", "color", "digit")
 
-    modality = "image"
-    primary = "score"
-    scored_by = SceneScore
-    where = _WHERE
-    made_in = "data/scenes"
-    allowed: ClassVar = {"split": SPLITS}
-    kinds: ClassVar[tuple[str, ...]]
+
+def scene_objects(text: str) -> frozenset[frozenset[str]]:
+    """Return the (place, colour, digit) triples that a scene description names, in either order of the two styles."""
+    triples, current = set(), set[str]()
+    for word in text.split():
+        if word not in PLACES and word not in COLOR_NAMES and not word.isdigit():
+            current = set()
+            continue
+        current = {word} if len(current) == 3 or not current else current | {word}
+        if len(current) == 3:
+            triples.add(frozenset(current))
+            current = set()
+    return frozenset(triples)
+
+
+def scene_f1(prediction: str, answer: str) -> float:
+    """Return the F1 of the described objects: each counts only with the right place, colour and digit together."""
+    found, wanted = scene_objects(prediction), scene_objects(answer)
+    if not found or not wanted:
+        return float(found == wanted)
+    return 2 * len(found & wanted) / (len(found) + len(wanted))
+
+
+def is_description(kind: str | None, answer: str) -> bool:
+    """Tell whether a reference describes a scene: by its kind and its objects, since other data has such kinds too."""
+    return kind in DESCRIPTION_KINDS and bool(scene_objects(answer))
+
+
+def scene_score(kind: str | None, prediction: str, answer: str) -> float:
+    """Return ``scene_f1`` for descriptions; else 1 where the texts are equal but for space and case."""
+    if is_description(kind, answer):
+        return scene_f1(prediction, answer)
+    return float(prediction.strip().lower() == answer.strip().lower())
+
+
+def scene_attributes(text: str) -> dict[str, Counter[str]]:
+    """Return the places, colours and digits that a description names, each with how often: multisets.
+
+    A word counts by itself, whatever stands beside it, so that an object of which two attributes are right, or that an
+    answer's end cut off, counts for those. A digit with ``none`` right after it is one that the scene does not have
+    (``list`` goes through all ten) and does not count. Both styles are read alike, and order does not matter.
+    """
+    words = text.split()
+    found: dict[str, Counter[str]] = {name: Counter() for name in ATTRIBUTES}
+    for word, following in zip(words, [*words, ""][1:], strict=True):
+        if word in PLACES:
+            found["place"][word] += 1
+        elif word in COLOR_NAMES:
+            found["color"][word] += 1
+        elif word.isdigit() and following != "none":
+            found["digit"][word] += 1
+    return found
+
+
+def attribute_f1(prediction: str, answer: str) -> dict[str, float]:
+    """Return the F1 of each attribute's multiset: 2 |both| / (|found| + |wanted|), 1 where neither names any.
+
+    A colour that is named twice is matched at most twice. It does not say whether a colour stands at *its* place:
+    ``scene_f1`` does.
+    """
+    found, wanted = scene_attributes(prediction), scene_attributes(answer)
+    scores = {}
+    for name in ATTRIBUTES:
+        total = found[name].total() + wanted[name].total()
+        scores[name] = 2 * (found[name] & wanted[name]).total() / total if total else 1.0
+    return scores
+
+
+class SceneScore(MeanScores):
+    """``score``: mean of exact match (short answers) or of the F1 of the described objects (descriptions).
+
+    Beside it, over descriptions only: ``place_f1``, ``color_f1`` and ``digit_f1``, see ``attribute_f1``. A reference
+    holds ``answer`` and ``kind``.
+    """
+
+    names = ("score", *(f"{name}_f1" for name in ATTRIBUTES))
+
+    @staticmethod
+    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
+        kind, answer = reference["kind"], reference["answer"]
+        figures = {"score": scene_score(kind, prediction, answer)}
+        if is_description(kind, answer):
+            figures |= {f"{name}_f1": f1 for name, f1 in attribute_f1(prediction, answer).items()}
+        return figures
+
+
+@dataclass
+class Scenes(Task):
+    """Scenes of one split, ``test``, ``dev`` or ``train``, of the kinds that the table gives the task."""
 
     split: str = "test"
 
+    scored_by = SceneScore
+    made_in = "data/scenes"
+    allowed: ClassVar = {"split": SPLITS}
+    kinds: ClassVar[str]
+    where = """Made on this machine, from 1,797 embedded digits; data/scenes is read unless a folder is named:
+  subtoken-train data scenes
+  subtoken-train data scenes --seed 1 --out FOLDER --train 1 --dev 1 --test 4800     (as the tables ask)"""
+
     def samples(self) -> Sequence[Sample]:
-        """Return the split's records of the task's kinds; see ``InstructionRecords`` for the errors."""
         if self.source is None:
             raise ValueError(f"task {self.name} needs a folder of scenes (source, or below data_root). {self.where}")
         samples = instruction_samples(InstructionRecords(Path(self.source) / f"{self.split}.json"))
-        return [sample for sample in samples if sample.kind in self.kinds]
+        return [sample for sample in samples if sample.kind in self.kinds.split()]
 
 
-@dataclass
-class ScenesPope(_Scenes):
+class ScenesPope(Scenes, row="scenes_pope"):
     """Existence of a digit or a colour, in POPE's style."""
 
-    name = "scenes_pope"
-    kinds = ("exists", "exists_color")
 
-
-@dataclass
-class ScenesTextVQA(_Scenes):
+class ScenesTextVQA(Scenes, row="scenes_textvqa"):
     """Reading the digit at a place, in TextVQA's style."""
 
-    name = "scenes_textvqa"
-    kinds = ("read",)
 
-
-@dataclass
-class ScenesGQA(_Scenes):
+class ScenesGQA(Scenes, row="scenes_gqa"):
     """Colour, place and count: GQA's and MME's style."""
 
-    name = "scenes_gqa"
-    kinds = ("color", "where", "count")
 
-
-@dataclass
-class ScenesMMBench(_Scenes):
+class ScenesMMBench(Scenes, row="scenes_mmbench"):
     """Multiple choice: MMBench's style."""
 
-    name = "scenes_mmbench"
-    kinds = ("choice",)
 
-
-@dataclass
-class ScenesCaption(_Scenes):
+class ScenesCaption(Scenes, row="scenes_caption"):
     """The whole scene in words: captioning."""
-
-    name = "scenes_caption"
-    kinds = DESCRIPTION_KINDS

@@ -1,4 +1,7 @@
-"""Rows of a task's files, values by column; its text, JSON and JSON-lines files. Errors name file and line."""
+"""Rows of a task's files, values by column; its text, JSON and JSON-lines files; whether a set is whole.
+
+Errors name file and line.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from subtoken_train.datasets.image_sources import ImageSource
+from subtoken_train.datasets.image_sources import ImageSource, compare_images, open_image
+from subtoken_train.datasets.video_sources import PictureSource, VideoSource, first_frame
 from subtoken_train.documents import check_regular, parse_json
-from subtoken_train.evaluation.tasks.task import Task
+from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.typed import shown
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -17,25 +21,20 @@ CUT_OFF = "the file may be cut off: fetch it again"
 
 
 class FileRow(NamedTuple):
-    """One row of a file.
-
-    Attributes:
-        values: by column; images are ``EncodedImage`` or None.
-        place: file and line or row, counted from 1.
-    """
+    """Values by column, images ``EncodedImage`` or None, and the place: file and line or row, counted from 1."""
 
     values: Mapping[str, Any]
     place: str
 
     def text(self, column: str) -> str:
-        """Return the text of a cell; a ``ValueError`` where it holds none."""
+        """Return the text of a cell."""
         value = self.values[column]
         if not isinstance(value, str):
             raise ValueError(f"{self.place}: {column} is {value!r}, but must be a text; fetch the file again")
         return value
 
     def texts(self, column: str) -> list[str]:
-        """Return the texts of a cell, which mappings may have as ``answer``; another cell is a ``ValueError``."""
+        """Return the texts of a cell, which mappings may have as ``answer``."""
         found = self.values[column]
         if isinstance(found, list):
             given = [one.get("answer") if isinstance(one, Mapping) else one for one in found]
@@ -45,7 +44,7 @@ class FileRow(NamedTuple):
         raise ValueError(f"{self.place}: {column} is {found!r}, but must be a list of texts; fetch the file again")
 
     def image(self, column: str = "image") -> tuple[ImageSource]:
-        """Return the row's image; a ``ValueError`` where it has none."""
+        """Return the row's image."""
         if self.values[column] is None:
             raise ValueError(f"{self.place}: the row has no image; fetch the file again")
         return (self.values[column],)
@@ -56,7 +55,7 @@ class FileRow(NamedTuple):
 
 
 def task_source(task: Task) -> Path | str:
-    """Return where a task's files are, a folder or a Hub id; a ``ValueError`` says how to get them."""
+    """Return where a task's files are, a folder or a Hub id."""
     source = task.source if task.source is not None else task.hub_id
     if source is None:
         raise ValueError(f"task {task.name} is on no hub: give source, the folder with its files. {task.where}")
@@ -68,7 +67,7 @@ def task_source(task: Task) -> Path | str:
 
 
 def task_folder(task: Task) -> Path:
-    """Return the folder of a task that is read from a folder alone; a ``ValueError`` for a Hub id."""
+    """Return the folder of a task that is read from a folder alone."""
     source = task_source(task)
     if not isinstance(source, Path):
         raise ValueError(f"task {task.name} reads a folder, and {source} is none. {task.where}")
@@ -76,7 +75,7 @@ def task_folder(task: Task) -> Path:
 
 
 def find_file(task: Task, folder: Path, *names: str) -> Path:
-    """Find the first of ``names`` in ``folder``; raise a ``ValueError`` that says how to get the files if none is."""
+    """Find the first of ``names`` in ``folder``."""
     for name in names:
         if (folder / name).is_file():
             return folder / name
@@ -98,8 +97,7 @@ def check_columns(place: str, wanted: Iterable[str], present: Collection[str]) -
         raise ValueError(f"{place}: no column {', '.join(missing)}; it has {', '.join(present)}")
 
 
-MAX_TEXT = 2**32
-"""Bytes of a benchmark's file at most."""
+MAX_TEXT = 2**32  # bytes of a benchmark's file at most
 
 
 def benchmark_text(path: Path) -> str:
@@ -120,15 +118,12 @@ def benchmark_text(path: Path) -> str:
 
 
 def benchmark_json(path: Path) -> Any:
-    """Read a JSON file; a ``ValueError`` where it is missing, not UTF-8, or not JSON."""
+    """Read a JSON file."""
     return _parsed(benchmark_text(path), str(path))
 
 
 def read_entries(path: Path, key: str | None, columns: Sequence[str] = ()) -> list[FileRow]:
-    """Read the objects of the list that a JSON file is, or holds under a key; each must have the columns.
-
-    A file that is missing or holds something else raises a ``ValueError`` with its place, here and below.
-    """
+    """Read the objects of the list that a JSON file is, or holds under a key; each must have the columns."""
     content = benchmark_json(path)
     entries = content if key is None else content.get(key) if isinstance(content, dict) else None
     if not isinstance(entries, list):
@@ -175,11 +170,79 @@ def _object(values: Any, place: str, columns: Sequence[str]) -> FileRow:
     if not isinstance(values, dict):
         raise ValueError(f"{place}: expected a JSON object, got {shown(values)}")
     check_columns(place, columns, list(values))
-    for name, kinds in _NAMES.items():
-        if not isinstance(values.get(name), kinds) or isinstance(values.get(name), bool):
+    for name in ("id", "question_id", "image_id", "imageId"):  # of a row or an image, in all benchmarks alike
+        if not isinstance(values.get(name), str | int | None) or isinstance(values.get(name), bool):
             raise ValueError(f"{place}: {name} is {shown(values[name])}; it must be a text or a number; {CUT_OFF}")
     return FileRow(values, place)
 
 
-_NAMES = dict.fromkeys(("id", "question_id", "image_id", "imageId"), str | int | None)
-"""Columns that name a row or an image, in all benchmarks alike."""
+_PLACEHOLDER = "<image>"
+_OPENED = 5
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})(?:-[0-9a-f]+)?\.parquet")
+
+
+def check_complete(task: Task, samples: Sequence[Sample], limit: int | None) -> None:
+    """Refuse a part of a set as if it were the set, unless a run asks for no more samples than its files hold."""
+    if not samples:
+        raise ValueError(f"task {task.name}: {task.source or task.hub_id} holds no sample. {task.where}")
+    found, expected = len(samples), task.expected_rows
+    if expected is None or found == expected or (limit is not None and found >= limit):
+        return
+    missing = missing_shards(Path(task.source)) if task.source is not None else []
+    hint = f" Missing: {', '.join(missing)}." if missing else ""
+    raise ValueError(
+        f"task {task.name} has {found:,} of {expected:,} samples in {task.source or task.hub_id}.{hint} "
+        f"Get the rest, or limit the run. {task.where}"
+    )
+
+
+def missing_shards(folder: Path) -> list[str]:
+    """Find Parquet shards below ``folder`` that others' names promise (``-00000-of-00003``) but that are not there."""
+    present: dict[tuple[Path, str, int], set[int]] = {}
+    for path in folder.rglob("*.parquet"):
+        if match := _SHARD.fullmatch(path.name):
+            key = (path.parent.relative_to(folder), match["stem"], int(match["total"]))
+            present.setdefault(key, set()).add(int(match["number"]))
+    return [
+        (parent / f"{stem}-{number:05}-of-{total:05}.parquet").as_posix()
+        for (parent, stem, total), numbers in sorted(present.items())
+        for number in sorted(set(range(total)) - numbers)
+    ]
+
+
+def check_samples(task: Task, samples: Sequence[Sample]) -> None:
+    """Check every sample, of a task of one's own too."""
+    unique_ids((sample.id, f"task {task.name}, sample {n:,}") for n, sample in enumerate(samples, 1))
+    for sample in samples:
+        written = sample.prompt.count(_PLACEHOLDER) if task.modality == "image" else len(sample.images)
+        if written != len(sample.images):
+            raise ValueError(
+                f"task {task.name}, sample {sample.id!r}: {written} {_PLACEHOLDER} in the prompt for "
+                f"{len(sample.images)} images; write one for each"
+            )
+        if sample.context_characters is not None and not 0 <= sample.context_characters <= len(sample.prompt):
+            raise ValueError(
+                f"task {task.name}, sample {sample.id!r}: context_characters {sample.context_characters} lies outside "
+                f"its prompt of {len(sample.prompt)}"
+            )
+    named = dict.fromkeys(str(path) for sample in samples for image in sample.images for path in _files(image))
+    missing = [name for folder in compare_images(named, Path(), outside=True) for name in folder.missing]
+    if missing:
+        raise ValueError(
+            f"task {task.name}: {len(missing):,} of {len(named):,} images are missing (first: {missing[0]}). "
+            f"{task.where}"
+        )
+
+
+def _files(image: PictureSource) -> tuple[Path, ...]:
+    """Return what must be there: a file, the files of a video or their folder."""
+    if isinstance(image, VideoSource):
+        return (image.frames,) if isinstance(image.frames, Path) else image.frames
+    return (image,) if isinstance(image, Path) else ()
+
+
+def open_some(samples: Sequence[Sample]) -> list[tuple[int, int]]:
+    """Open a few images, spread over the samples; their widths and heights in pixels."""
+    seen = [sample for sample in samples if sample.images]
+    step = max(1, len(seen) // _OPENED)
+    return [open_image(first_frame(sample.images[0])).size for sample in seen[::step][:_OPENED]]

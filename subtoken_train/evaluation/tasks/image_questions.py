@@ -1,14 +1,23 @@
-"""Tasks of one image and one question per row: their base, and those that are read in the Hub's Parquet form alone."""
+"""Tasks of one image and one question a row: their base, and those that have the Hub's Parquet form alone.
+
+A task is a row of class attributes, and methods where it differs. Multiple choice (AI2D, MMStar, RealWorldQA,
+SEED-Bench) is asked and scored as in lmms-eval: ``tasks/{ai2d,mmstar,realworldqa,seedbench}`` and
+``_task_utils/mcq_extract.py`` at 75571cfe, with the words of its default models.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, ClassVar
 
-from subtoken_train.evaluation.metrics.short_answers import ANLS, ContainsAnswer, RelaxedAccuracy
+from subtoken_train.evaluation.metrics.choices import best_placed_letter
+from subtoken_train.evaluation.metrics.metric import MeanScores, TaskMetric, mean
+from subtoken_train.evaluation.metrics.short_answers import ANLS, ContainsAnswer, RelaxedAccuracy, without_punctuation
 from subtoken_train.evaluation.metrics.vqa_accuracy import SoftAccuracy
 from subtoken_train.evaluation.tasks.file_rows import FileRow, task_source, unique_ids
 from subtoken_train.evaluation.tasks.table_files import read_split
@@ -25,45 +34,14 @@ class ImageQuestions(Task):
     """A benchmark of one question and its image a row: class attributes say it, and methods where it differs."""
 
     modality = "image"
-    primary = "accuracy"
-    answered: ClassVar[str]
-    """The split whose answers are public."""
-    columns: ClassVar[tuple[str, ...]]
-    """Columns that make a sample, beside ``image``."""
     config: ClassVar[str | None] = None
     """The set's configuration; None: its default one."""
-    named: ClassVar[str | None] = "question_id"
+    named: ClassVar[str | None] = None
     """Column of ids; None: a sample's id is its place in the files, from 0."""
     kinds: ClassVar[str | None] = None
     """Column of what scores are also shown by, or of a list of it; None, or an empty cell: ``question``."""
     ending: ClassVar[str] = SHORT_ANSWER
     """Words after the question."""
-    tokens: ClassVar[int] = 16
-    """Cap on an answer."""
-
-    def sample(self, row: FileRow, number: int) -> Sample:
-        """Return the sample of one row, whose number in the whole split counts from 0.
-
-        A value that the benchmark does not have raises a ``ValueError`` that names file and row.
-        """
-        name = number if self.named is None else row.values[self.named]
-        text, reference, kind = self.question(row), self.reference(row), self.kind(row)
-        return self.ask(row, name, text, reference, max_new_tokens=self.tokens, kind=kind)
-
-    def question(self, row: FileRow) -> str:
-        """Return what is asked, options and all."""
-        return row.text("question") + self.ending
-
-    def reference(self, row: FileRow) -> dict[str, Any]:
-        """Return what the metric reads."""
-        return self.people(row)
-
-    def kind(self, row: FileRow) -> str:
-        """Return what scores are also shown by."""
-        given = None if self.kinds is None else row.values[self.kinds]
-        if not given:
-            return "question"
-        return str(given[0]) if isinstance(given, list) else row.text(str(self.kinds))
 
     def samples(self) -> Sequence[Sample]:
         """Return all samples, of the files of the benchmark's own form or of the Parquet set; see ``Task``."""
@@ -75,10 +53,6 @@ class ImageQuestions(Task):
         self.check(samples, rows)
         return samples
 
-    def check(self, samples: Sequence[Sample], rows: Sequence[FileRow]) -> None:
-        """Refuse rows that cannot stand side by side, as of one id, by a ``ValueError`` with their places."""
-        unique_ids((sample.id, row.place) for sample, row in zip(samples, rows, strict=True))
-
     def own_rows(self, folder: Path) -> list[FileRow] | None:
         """Return the rows of a folder with files of the benchmark's own form; None where it has none of those."""
         return None
@@ -87,9 +61,37 @@ class ImageQuestions(Task):
         """Return the rows of the Parquet set."""
         return read_split(self, self.answered, self.columns, ["image"], self.config)
 
+    def sample(self, row: FileRow, number: int) -> Sample:
+        """Return the sample of one row, whose number in the whole split counts from 0.
+
+        A value that the benchmark does not have raises a ``ValueError`` that names file and row.
+        """
+        name = number if self.named is None else row.values[self.named]
+        text, reference, kind = self.question(row), self.reference(row), self.kind(row)
+        return self.ask(row, name, text, reference, max_new_tokens=self.tokens, kind=kind)
+
     def ask(self, row: FileRow, name: object, text: str, reference: Mapping[str, Any], **others: Any) -> Sample:
         """Make a sample: the row's image, then ``text``; ``name`` is its id, and ``others`` are more of its fields."""
         return Sample(str(name), about_image(text), reference, row.image(), **others)
+
+    def question(self, row: FileRow) -> str:
+        """Return what is asked, options and all."""
+        return row.text("question") + self.ending
+
+    def reference(self, row: FileRow) -> dict[str, Any]:
+        """Return what the metric reads: several accepted ``answers``; none is a ``ValueError``."""
+        return {"answers": self.answers(row, "answers")}
+
+    def kind(self, row: FileRow) -> str:
+        """Return what scores are also shown by."""
+        given = None if self.kinds is None else row.values[self.kinds]
+        if not given:
+            return "question"
+        return str(given[0]) if isinstance(given, list) else row.text(str(self.kinds))
+
+    def check(self, samples: Sequence[Sample], rows: Sequence[FileRow]) -> None:
+        """Refuse rows that cannot stand side by side, as of one id, by a ``ValueError`` with their places."""
+        unique_ids((sample.id, row.place) for sample, row in zip(samples, rows, strict=True))
 
     def answer(self, row: FileRow) -> str:
         """Return a row's one answer, of its column ``answer``; a ``ValueError`` where there is none."""
@@ -97,11 +99,11 @@ class ImageQuestions(Task):
             raise self.without_answer(row)
         return row.text("answer")
 
-    def people(self, row: FileRow) -> dict[str, list[str]]:
-        """Return what metrics over several accepted answers read, ``answers``; none is a ``ValueError``."""
-        if not row.values.get("answers"):
+    def answers(self, row: FileRow, column: str) -> list[str]:
+        """Return the texts of a column, at least one."""
+        if not row.values.get(column):
             raise self.without_answer(row)
-        return {"answers": row.texts("answers")}
+        return row.texts(column)
 
     def without_answer(self, row: FileRow) -> ValueError:
         """Return the error for a row that cannot be scored."""
@@ -119,120 +121,196 @@ def lettered(options: Mapping[str, str] | Iterable[str]) -> str:
     return "\n".join(f"{letter}. {option}" for letter, option in pairs)
 
 
-SINGLE_WORD = "\nAnswer the question with a single word."
-CHART_KINDS = {"human_test": "human", "augmented_test": "augmented"}
-UNANSWERABLE = "\nWhen the provided information is insufficient, respond with 'Unanswerable'."
+class ChartQA(ImageQuestions, row="chartqa"):
+    """ChartQA (Masry et al., arXiv:2203.10244): questions about charts, written by people or made from captions."""
 
-
-@dataclass
-class ChartQA(ImageQuestions):
-    """ChartQA (Masry et al., arXiv:2203.10244): questions about charts, written by people or made from captions.
-
-    The test set, whose answers are public.
-    """
-
-    name = "chartqa"
-    hub_id = "lmms-lab/ChartQA"
-    rows = 2500
-    primary = "relaxed_accuracy"
     scored_by = RelaxedAccuracy
-    answered = "test"
-    named = None
-    columns = ("type", "question", "answer")
-    ending = SINGLE_WORD
-    where = "hf download lmms-lab/ChartQA --repo-type dataset --local-dir DIR"
+    ending = "\nAnswer the question with a single word."
+    writers: ClassVar = {"human_test": "human", "augmented_test": "augmented"}
 
     def reference(self, row: FileRow) -> dict[str, Any]:
-        """Return answer and kind."""
         return {"answer": self.answer(row), "kind": self.kind(row)}
 
     def kind(self, row: FileRow) -> str:
-        """Return who wrote the question."""
-        if (label := row.values["type"]) not in CHART_KINDS:
-            raise ValueError(f"{row.place}: type {label!r}; allowed: {', '.join(CHART_KINDS)}")
-        return CHART_KINDS[label]
+        if (label := row.values["type"]) not in self.writers:
+            raise ValueError(f"{row.place}: type {label!r}; allowed: {', '.join(self.writers)}")
+        return str(self.writers[label])
 
 
-@dataclass
-class DocVQA(ImageQuestions):
+class DocVQA(ImageQuestions, row="docvqa"):
     """DocVQA (Mathew et al., arXiv:2007.00398): scanned pages of industry documents.
 
     The validation set; the test set is scored by the challenge's server alone.
     """
 
-    name = "docvqa"
-    hub_id = "lmms-lab/DocVQA"
-    rows = 5349
-    primary = "lmms_anls"
     scored_by = ANLS
-    answered = "validation"
-    config = "DocVQA"
-    named = "questionId"
-    kinds = "question_types"
-    tokens = 32
-    columns = ("questionId", "question", "answers", "question_types")
-    where = "hf download lmms-lab/DocVQA --repo-type dataset --local-dir DIR --include 'DocVQA/validation-*'"
 
 
-@dataclass
-class InfographicVQA(DocVQA):
+class InfographicVQA(DocVQA, row="infographicvqa"):
     """InfographicVQA (arXiv:2104.12756); the words that a text detector found are not given to the model."""
 
-    name = "infographicvqa"
-    rows = 2801
-    config = "InfographicVQA"
-    kinds = "answer_type"
-    columns = ("questionId", "question", "answers", "answer_type")
-    where = "hf download lmms-lab/DocVQA --repo-type dataset --local-dir DIR --include 'InfographicVQA/validation-*'"
 
-
-@dataclass
-class VizWiz(ImageQuestions):
+class VizWiz(ImageQuestions, row="vizwiz"):
     """VizWiz-VQA (Gurari et al., arXiv:1802.08218): photographs and spoken questions of blind people.
 
     The validation set; the test set, which LLaVA's table shows, is scored by the challenge's server alone. Some
     questions are unanswerable. Prompts are lmms-eval's: the question capitalised, the rest of it in lower case.
     """
 
-    name = "vizwiz"
-    hub_id = "lmms-lab/VizWiz-VQA"
-    rows = 4319
     scored_by = SoftAccuracy
-    answered = "val"
-    kinds = "category"
-    tokens = 128
-    columns = ("question_id", "question", "answers", "category")
-    where = "hf download lmms-lab/VizWiz-VQA --repo-type dataset --local-dir DIR --include 'data/val-*'"
+    ending = f"\nWhen the provided information is insufficient, respond with 'Unanswerable'.{SHORT_ANSWER}"
 
     def question(self, row: FileRow) -> str:
-        """Return what is asked."""
-        return row.text("question").capitalize() + UNANSWERABLE + SHORT_ANSWER
+        return row.text("question").capitalize() + self.ending
 
 
-@dataclass
-class OCRBench(ImageQuestions):
+class OCRBench(ImageQuestions, row="ocrbench"):
     """OCRBench (Liu et al., arXiv:2305.07895): reading text, questions about it, forms, and formulas by hand.
 
     ``accuracy`` times 1,000 is the benchmark's score.
     """
 
-    name = "ocrbench"
-    hub_id = "echo840/OCRBench"
-    rows = 1000
     scored_by = ContainsAnswer
-    answered = "test"
-    named = None
-    kinds = "question_type"
-    tokens = 128
-    columns = ("dataset", "question", "question_type", "answer")
-    where = "hf download echo840/OCRBench --repo-type dataset --local-dir DIR"
 
     def question(self, row: FileRow) -> str:
-        """Return the question alone."""
         return row.text("question").strip()
 
     def reference(self, row: FileRow) -> dict[str, Any]:
-        """Return the accepted texts, and whether they are formulas."""
-        if not row.values["answer"]:
-            raise self.without_answer(row)
-        return {"answers": row.texts("answer"), "formula": row.values["dataset"] == "HME100k"}
+        return {"answers": self.answers(row, "answer"), "formula": row.values["dataset"] == "HME100k"}
+
+
+_LETTERS = tuple("ABCD")
+_BEGINS = re.compile(r"\s*([A-Z])\.")
+
+
+def begins_or_is(text: str, answer: str) -> bool:
+    """Apply AI2D's rule: a letter with a full stop begins the text, or is the text but for case and punctuation."""
+    begins = _BEGINS.match(text)
+    return without_punctuation(begins[1] if begins else text) == without_punctuation(answer)
+
+
+def placed(text: str, answer: str) -> bool:
+    """Apply MMStar's rule: the letter in the most telling place."""
+    return best_placed_letter(text, _LETTERS) == answer.strip().upper()
+
+
+def placed_or_equal(text: str, answer: str) -> bool:
+    """Apply RealWorldQA's rule: ``placed`` for a letter; another answer is the text but for case and full stops."""
+    answer = answer.strip()
+    return placed(text, answer) if answer.upper() in _LETTERS else text.lower().strip().rstrip(".") == answer.lower()
+
+
+def first_character(text: str, answer: str) -> bool:
+    """Apply SEED-Bench's rule: the text's first character is the letter, in either case."""
+    return text.strip()[:1].lower() == answer.strip().lower()
+
+
+class LetterAccuracy(MeanScores):
+    """``accuracy``: the share of right answers, by the rule of the reference's ``task``; it also holds ``answer``."""
+
+    names = ("accuracy",)
+    rules: ClassVar[Mapping[str, Callable[[str, str], bool]]] = {
+        "ai2d": begins_or_is,
+        "realworldqa": placed_or_equal,
+        "seedbench": first_character,
+    }
+
+    @classmethod
+    def figures(cls, prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
+        return {"accuracy": float(cls.rules[reference["task"]](prediction, reference["answer"]))}
+
+
+class MMStarScores(TaskMetric):
+    """Right answers to MMStar: ``accuracy`` over all questions, as the paper, whose six categories are of one size.
+
+    ``lmms_average`` is lmms-eval's ``average``, the mean over the 18 axes (``l2_category``) of their accuracies.
+    """
+
+    def compute(self) -> dict[str, float]:
+        axes: dict[str, list[float]] = defaultdict(list)
+        for prediction, reference in self.rows:
+            axes[reference["l2_category"]].append(self.score(prediction, reference))
+        right = [score for scores in axes.values() for score in scores]
+        return {"accuracy": mean(right), "lmms_average": mean([mean(scores) for scores in axes.values()])}
+
+    @staticmethod
+    def score(prediction: Any, reference: Mapping[str, Any]) -> float:
+        return float(placed(prediction, reference["answer"]))
+
+
+class ImageChoices(ImageQuestions):
+    """A set whose answers are read by a rule of ``LetterAccuracy``."""
+
+    scored_by: ClassVar[type[TaskMetric]] = LetterAccuracy
+
+    def reference(self, row: FileRow) -> dict[str, Any]:
+        return {"task": self.name, "answer": self.answer(row)}
+
+
+class AI2D(ImageChoices, row="ai2d"):
+    """AI2 Diagrams (Kembhavi et al., arXiv:1603.07396): diagrams of school books, their labels as they are."""
+
+    def question(self, row: FileRow) -> str:
+        return f"{row.text('question')}\n{lettered(row.texts('options'))}{LETTER_ANSWER}"
+
+    def answer(self, row: FileRow) -> str:
+        given, letters = str(row.values["answer"]), ascii_uppercase[: len(row.texts("options"))]
+        if not given.isdecimal() or int(given) >= len(letters):
+            raise ValueError(f"{row.place}: the answer is {given!r}, which is none of the {len(letters)} options")
+        return letters[int(given)]
+
+
+class MMStar(ImageChoices, row="mmstar"):
+    """MMStar (Chen et al., arXiv:2403.20330): questions that cannot be answered without the image, options in them.
+
+    lmms-eval's words end without a full stop here. The Hub's one file is not named by the split.
+    """
+
+    scored_by = MMStarScores
+    where = "hf download Lin-Chen/MMStar mmstar.parquet --repo-type dataset --local-dir DIR"
+
+    def question(self, row: FileRow) -> str:
+        return row.text("question").strip().replace(" Please answer yes or no.", "") + LETTER_ANSWER.rstrip(".")
+
+    def reference(self, row: FileRow) -> dict[str, Any]:
+        return {"answer": self.answer(row), "l2_category": row.text("l2_category")}
+
+    def parquet_rows(self) -> list[FileRow]:
+        source = task_source(self)
+        alone = isinstance(source, Path) and (source / "mmstar.parquet").is_file()
+        return read_split(self, "mmstar" if alone else self.answered, self.columns, ["image"])
+
+
+class RealWorldQA(ImageChoices, row="realworldqa"):
+    """RealWorldQA (xAI, 2024): photographs, many from cars; options and the form of the answer are in the question."""
+
+    def question(self, row: FileRow) -> str:
+        return row.text("question").strip()
+
+    def kind(self, row: FileRow) -> str:
+        return "choice" if self.answer(row).strip().upper() in _LETTERS else "open"
+
+
+class SEEDBench(ImageChoices, row="seedbench"):
+    """SEED-Bench (Li et al., arXiv:2307.16125): the questions about images, in nine dimensions; those about videos go.
+
+    So ``accuracy`` is lmms-eval's ``seed_image``.
+    """
+
+    options_in: ClassVar = tuple(f"choice_{letter}" for letter in "abcd")
+    dimensions: ClassVar = (
+        "Scene Understanding", "Instance Identity", "Instance Attributes", "Instance Location", "Instances Counting",
+        "Spatial Relation", "Instance Interaction", "Visual Reasoning", "Text Understanding",
+    )  # fmt: skip
+
+    def question(self, row: FileRow) -> str:
+        return f"{row.text('question')}\n{lettered(map(row.text, self.options_in))}{LETTER_ANSWER}"
+
+    def kind(self, row: FileRow) -> str:
+        given, count = str(row.values["question_type_id"]), len(self.dimensions)
+        if not given.isdecimal() or not 0 < int(given) <= count:
+            raise ValueError(f"{row.place}: question_type_id {given!r}; allowed for images: 1 to {count}")
+        return str(self.dimensions[int(given) - 1])
+
+    def parquet_rows(self) -> list[FileRow]:
+        return [row for row in super().parquet_rows() if row.values["data_type"] == "image"]

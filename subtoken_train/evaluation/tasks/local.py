@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from subtoken_train.datasets.image_sources import inside
 from subtoken_train.documents import text_problem
-from subtoken_train.errors import MAX_TOKENS, unknown_name
+from subtoken_train.errors import MAX_TOKENS, check_word, unknown_name
 from subtoken_train.evaluation.metrics.metric import MeanScores
 from subtoken_train.evaluation.metrics.short_answers import lmms_similarity, relaxed_match
 from subtoken_train.evaluation.metrics.vqa_accuracy import evalai_answer, leave_one_out
@@ -52,13 +52,8 @@ class LocalScores(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """Return the score by the sample's own rule."""
         value = RULES[reference["metric"]](prediction, reference["answers"])
         return {"score": value, reference["metric"]: value}
-
-
-_KEYS = ("id", "image", "question", "answers", "metric", "kind")
-_FEWEST_PEOPLE = 4  # three others must agree for a full score
 
 
 @dataclass
@@ -68,17 +63,22 @@ class LocalQuestions(Task):
     max_new_tokens: int = 32
     images_outside_folder: bool = False
 
-    primary = "score"
     scored_by = LocalScores
     ranges: ClassVar = {"max_new_tokens": (1, MAX_TOKENS)}
+    keys: ClassVar = ("id", "image", "question", "answers", "metric", "kind")
+    people: ClassVar = 4
+    """Whose answers ``vqa`` needs: three others must agree for a full score."""
     where = (
         'write a .jsonl file with one question a line, {"image": "cat.png", "question": "What is this?", "answers": '
         f'["cat"], "metric": "exact_match"}} (metrics: {", ".join(RULES)}; image: task local only); the file, or '
         "its folder, is the source"
     )
 
+    @property
+    def options(self) -> dict[str, Any]:
+        return {name: value for name, value in super().options.items() if name != "images_outside_folder"}
+
     def samples(self) -> list[Sample]:
-        """Return the lines of the file; images are not looked for."""
         path = self._file()
         rows = read_jsonl(path, ("question", "answers", "metric"))
         samples = [self._sample(row, number, path.parent) for number, row in enumerate(rows, 1)]
@@ -86,10 +86,6 @@ class LocalQuestions(Task):
         if self.modality == "image" and not any(sample.images for sample in samples):
             raise ValueError(f"{self.source}: no line has an image; use the task local_text")
         return samples
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {name: value for name, value in super().options.items() if name != "images_outside_folder"}
 
     def _file(self) -> Path:
         if self.source is None:
@@ -101,66 +97,56 @@ class LocalQuestions(Task):
         return found[0]
 
     def _sample(self, row: FileRow, number: int, folder: Path) -> Sample:
-        values, place = row.values, row.place
-        _check(values, place)
-        names = _listed(values.get("image") or [])
-        if names and self.modality == "text":
-            raise ValueError(f"{place}: there is an image; use the task local")
-        answers = _listed(values["answers"])
-        if values["metric"] == "vqa" and len(answers) < _FEWEST_PEOPLE:
-            raise ValueError(f"{place}: metric vqa needs {_FEWEST_PEOPLE} people's answers or more, got {len(answers)}")
+        values = row.values
+        try:
+            self._check(values)
+        except ValueError as error:
+            raise ValueError(f"{row.place}: {error}") from None
+        names, answers = _listed(values.get("image") or []), _listed(values["answers"])
+        question: str = values["question"]
+        placed = IMAGE_MARK in picture_marks(question)
         return Sample(
             id=str(values.get("id", number)),
-            prompt=_prompt(values["question"], len(names), place),
+            prompt=question if placed else f"{IMAGE_MARK}\n" * len(names) + question,
             reference={"answers": answers, "metric": values["metric"]},
             images=tuple(inside(folder, name, self.images_outside_folder) for name in names),
             max_new_tokens=self.max_new_tokens,
             kind=values.get("kind", values["metric"]),
         )
 
-
-@dataclass
-class Local(LocalQuestions):
-    """Questions about images; some lines may have none."""
-
-    name = "local"
-    modality = "image"
-
-
-@dataclass
-class LocalText(LocalQuestions):
-    """Questions without images; what may be compressed is the default split of the text."""
-
-    name = "local_text"
-    modality = "text"
+    def _check(self, values: Mapping[str, Any]) -> None:
+        if unknown := [key for key in values if key not in self.keys]:
+            raise unknown_name("key", unknown[0], self.keys)
+        for key in ("question", "metric", "kind"):
+            if key in values and not (isinstance(values[key], str) and text_problem(values[key]) is None):
+                raise ValueError(f"{key} must be a text that is not empty, got {values[key]!r}")
+        if type(values.get("id", "")) not in (str, int):
+            raise ValueError(f"id must be a text or a number, got {values['id']!r}")
+        check_word("metric", values["metric"], RULES)
+        for key in ("answers", "image"):
+            value = values.get(key, "")
+            texts = isinstance(value, str) or (isinstance(value, list) and all(isinstance(one, str) for one in value))
+            if not texts or (key == "answers" and (not value or any(map(text_problem, _listed(value))))):
+                raise ValueError(f"{key} must be a text or a list of texts, got {value!r}")
+        images, answers = len(_listed(values.get("image") or [])), len(_listed(values["answers"]))
+        if images and self.modality == "text":
+            raise ValueError("there is an image; use the task local")
+        if values["metric"] == "vqa" and answers < self.people:
+            raise ValueError(f"metric vqa needs {self.people} people's answers or more, got {answers}")
+        if (written := picture_marks(values["question"]).count(IMAGE_MARK)) not in (0, images):
+            raise ValueError(
+                f"{written} {IMAGE_MARK} in the question, {images} images; write one for each, and "
+                f"\\{IMAGE_MARK} where it is text"
+            )
 
 
 def _listed(value: str | list[str]) -> list[str]:
     return [value] if isinstance(value, str) else value
 
 
-def _check(values: Mapping[str, Any], place: str) -> None:
-    if unknown := [key for key in values if key not in _KEYS]:
-        raise ValueError(f"{place}: {unknown_name('key', unknown[0], _KEYS)}")
-    for key in ("question", "metric", "kind"):
-        if key in values and not (isinstance(values[key], str) and text_problem(values[key]) is None):
-            raise ValueError(f"{place}: {key} must be a text that is not empty, got {values[key]!r}")
-    if isinstance(values.get("id", ""), bool) or not isinstance(values.get("id", ""), str | int):
-        raise ValueError(f"{place}: id must be a text or a number, got {values['id']!r}")
-    if values["metric"] not in RULES:
-        raise ValueError(f"{place}: {unknown_name('metric', values['metric'], RULES)}")
-    for key in ("answers", "image"):
-        value = values.get(key, "")
-        texts = isinstance(value, str) or (isinstance(value, list) and all(isinstance(one, str) for one in value))
-        if not texts or (key == "answers" and (not value or any(map(text_problem, _listed(value))))):
-            raise ValueError(f"{place}: {key} must be a text or a list of texts, got {value!r}")
+class Local(LocalQuestions, row="local"):
+    """Questions about images; some lines may have none."""
 
 
-def _prompt(question: str, images: int, place: str) -> str:
-    written = picture_marks(question).count(IMAGE_MARK)
-    if written not in (0, images):
-        raise ValueError(
-            f"{place}: {written} {IMAGE_MARK} in the question, {images} images; write one for each, and "
-            f"\\{IMAGE_MARK} where it is text"
-        )
-    return question if written else f"{IMAGE_MARK}\n" * images + question
+class LocalText(LocalQuestions, row="local_text"):
+    """Questions without images; what may be compressed is the default split of the text."""

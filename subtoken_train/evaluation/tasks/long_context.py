@@ -3,26 +3,30 @@
 kvpress asks RULER and LongBench in the model's chat template: the context, compressed, then question and answer prefix;
 in its query-aware setting the question stands behind the context and is compressed with it. RULER's and LongBench's own
 programs compress nothing, and RULER's writes no chat format for a plain model.
+
+Two programs score RULER, and differ in what they do with control characters inside an answer (line breaks, tabs): RULER
+itself makes each a line break, kvpress takes it away, so that texts on both sides may join. Both ignore case, and both
+round each task's mean to two decimals of a percentage, which is not done here.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
 from subtoken_train.artifact.published import check_fetched
 from subtoken_train.errors import clipped
+from subtoken_train.evaluation.metrics.metric import MeanScores, mean
 from subtoken_train.evaluation.tasks.task import Task
 from subtoken_train.families.backbone_config import is_hub_id, resolve
 
 
 @lru_cache(maxsize=2)
 def read_tokenizer(name: str) -> Any:
-    """Load a tokenizer from a folder (that of a shipped model, too) or the Hub; no code that it brings is run.
-
-    One that is missing or cannot be read raises a ``ValueError``.
-    """
+    """Load a tokenizer from a folder (that of a shipped model, too) or the Hub; no code that it brings is run."""
     from transformers import AutoTokenizer
 
     check_fetched(name)
@@ -42,6 +46,24 @@ def not_at_hand(name: str | None) -> ValueError | None:
     except ValueError as error:
         return error
     return None
+
+
+class MadeTexts(Task):
+    """A task that makes its samples itself, measured by ``tokenizer``, which has to be at hand."""
+
+    needs_files = False
+    tokenizer: str | None
+
+    def check_requirements(self) -> None:
+        if (error := not_at_hand(self.tokenizer)) is not None:
+            raise error
+
+    def check_options(self) -> None:
+        if not_at_hand(self.tokenizer) is None:  # else ``check_requirements`` says it: it may be there when it runs
+            self.check_lengths()
+
+    def check_lengths(self) -> None:
+        """Raise a ``ValueError`` where a sample does not fit into the length that is asked for."""
 
 
 @dataclass
@@ -64,3 +86,47 @@ class LongContext(Task):
     @property
     def compresses_question(self) -> bool:
         return self.question == "compressed"
+
+
+RULER_TASKS = (
+    "niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3",
+    "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe", "qa_1", "qa_2",
+)  # fmt: skip
+_CONTROL = re.compile(r"[\x00-\x1f]")
+
+
+def ruler_score(prediction: str, task: str, expected: Sequence[str], control: str = "\n") -> float:
+    """Return an answer's score: any expected text counts in full for ``qa`` tasks, each one alike for the others.
+
+    ``control`` takes the place of control characters: a line break for RULER, nothing for kvpress.
+    """
+    text = _CONTROL.sub(control, prediction.strip()).strip().lower()
+    found = [one.lower() in text for one in expected]
+    return float(any(found)) if task.startswith("qa") else sum(found) / len(expected)
+
+
+class RulerMatch(MeanScores):
+    """``string_match``, of references ``{"task": name, "answers": [text, ...]}``: the mean over the tasks' means.
+
+    ``kvpress_string_match`` is kvpress's reading. Each task's own mean has the task's name. ``score`` is a sample's
+    term of its task's mean; where tasks differ in size the mean of scores is not the mean over tasks.
+    """
+
+    names = (*RULER_TASKS, *(f"kvpress_{task}" for task in RULER_TASKS))
+    subtasks = RULER_TASKS
+
+    @staticmethod
+    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
+        task, answers = reference["task"], reference["answers"]
+        kvpress = ruler_score(prediction, task, answers, control="")
+        return {task: ruler_score(prediction, task, answers), f"kvpress_{task}": kvpress}
+
+    def compute(self) -> dict[str, float]:
+        means = super().compute()
+        ruler = {task: means[task] for task in RULER_TASKS if task in means}
+        kvpress = [means[f"kvpress_{task}"] for task in ruler]
+        return {"string_match": mean([*ruler.values()]), "kvpress_string_match": mean(kvpress), **ruler}
+
+    @classmethod
+    def score(cls, prediction: Any, reference: Mapping[str, Any]) -> float:
+        return cls.figures(prediction, reference)[reference["task"]]

@@ -1,4 +1,4 @@
-"""LongBench (Bai et al., ACL 2024): 21 sets of long texts in English, Chinese and code, asked and scored as its own.
+"""LongBench (Bai et al., ACL 2024): 21 sets of long texts in English, Chinese and code; and LongBench v2.
 
 Read from the files of its ``data.zip``, ``SET.jsonl`` each. Prompts, lengths of answers, the sets without a chat format
 and the cut in the middle of a prompt that is too long are the original's (THUDM/LongBench, ``config`` and ``pred.py``).
@@ -12,9 +12,15 @@ looked at; its fallback for an answer that names no class is never reached; all 
 Not kept: ``rouge`` recurses, so that its original gives 0 to pairs of long sentences. Chinese is cut into words by
 ``jieba``, an optional dependency.
 
-Not here: LongBench-E; the wrappings of single models (a tokenizer's own chat template takes their
-place); that ``samsum`` must say one token before a line break may end its answer; kvpress's form, whose instruction
-after the context is compressed and whose answer prefix stands after the template's end.
+Not here: LongBench-E; the wrappings of single models (a tokenizer's own chat template takes their place); that
+``samsum`` must say one token before a line break may end its answer; kvpress's form, whose instruction after the
+context is compressed and whose answer prefix stands after the template's end.
+
+v2 (arXiv:2412.15204) has 503 questions of four choices about texts of 8,000 to two million words, in its ``data.json``.
+Prompt, cut and reading of answers are the original's without reasoning (THUDM/LongBench at 2e00731f, ``pred.py`` and
+``prompts/0shot.txt``); what may be compressed is as in the first. Not here: its other prompts (with reasoning, which
+asks twice; without the text; with retrieved pieces), its sampling at temperature 0.1, and lm-evaluation-harness's form,
+which compares the letters' likelihoods.
 """
 
 from __future__ import annotations
@@ -31,9 +37,16 @@ from importlib.resources import files as files_of_package
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
-from subtoken_train.errors import check_package
+from subtoken_train.errors import check_package, unknown_name
 from subtoken_train.evaluation.metrics.metric import MeanScores, mean
-from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, read_jsonl, task_folder
+from subtoken_train.evaluation.tasks.file_rows import (
+    FileRow,
+    find_file,
+    read_entries,
+    read_jsonl,
+    task_folder,
+    unique_ids,
+)
 from subtoken_train.evaluation.tasks.long_context import LongContext
 from subtoken_train.evaluation.tasks.task import Sample
 
@@ -147,21 +160,16 @@ SETS = (
 def longbench_score(prediction: str, reference: Mapping[str, Any]) -> float:
     """Return an answer's score in its set: the best over the accepted answers.
 
-    The prediction has the space around it, which is indentation in code. A missing ``jieba`` that the set needs raises
-    a ``ValueError``.
+    The prediction has the space around it, which is indentation in code.
     """
-    name = reference["set"]
+    name, answers = reference["set"], reference["answers"]
     if name in FIRST_LINE:
         prediction = prediction.lstrip("\n").split("\n")[0]
-    return max(_one(prediction, answer, name, reference) for answer in reference["answers"])
-
-
-def _one(prediction: str, answer: str, name: str, reference: Mapping[str, Any]) -> float:
     if name in CLASSIFIED:
-        return class_score(prediction, answer, reference["classes"])
+        return max(class_score(prediction, answer, reference["classes"]) for answer in answers)
     if name in PARAGRAPH:
-        answer = PARAGRAPH[name].findall(answer)[0]
-    return _RULE[name](prediction, answer)
+        answers = [PARAGRAPH[name].findall(answer)[0] for answer in answers]
+    return max(_RULE[name](prediction, answer) for answer in answers)
 
 
 class LongBenchScores(MeanScores):
@@ -176,17 +184,14 @@ class LongBenchScores(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """Return the answer's score in its set."""
         return {reference["set"]: longbench_score(prediction, reference)}
 
     def compute(self) -> dict[str, float]:
-        """Return the mean over the sets that were asked, and each set's."""
         means = super().compute()
         return {"score": mean([*means.values()]), **means} if means else {}
 
     @classmethod
     def score(cls, prediction: Any, reference: Mapping[str, Any]) -> float:
-        """Return the answer's score in its set."""
         return longbench_score(prediction, reference)
 
 
@@ -227,8 +232,6 @@ def _subsequence(first: Sequence[str], second: Sequence[str]) -> list[str]:
     return found
 
 
-PROMPTS_FILE = "longbench_prompts.json"
-"""The original's ``config/dataset2prompt.json``, beside this file."""
 NEW_TOKENS = {
     **dict.fromkeys(SETS, 32),
     **dict.fromkeys(("multifieldqa_en", "multifieldqa_zh", "trec", "lsht", "lcc", "repobench-p"), 64),
@@ -238,23 +241,17 @@ NEW_TOKENS = {
 """The original's ``config/dataset2maxlen.json``."""
 ROWS = {**dict.fromkeys(SETS, 200), "multifieldqa_en": 150, "lcc": 500, "repobench-p": 500}
 WITHOUT_CHAT = ("trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p")
-_COLUMNS = ("input", "context", "answers", "all_classes")
-_LINE_BREAK_ENDS = ("samsum",)
 
 
 @dataclass
-class LongBench(LongContext):
-    """Some or all of the 21 sets; see ``LongContext`` for ``question``.
+class LongBench(LongContext, row="longbench"):
+    """Some or all of the 21 sets; ids are a set's name and the sample's number.
 
     ``chat`` leaves out examples and code (``WITHOUT_CHAT``).
     """
 
     sets: tuple[str, ...] = SETS
 
-    name = "longbench"
-    modality = "text"
-    rows = sum(ROWS.values())
-    primary = "score"
     scored_by = LongBenchScores
     allowed: ClassVar = {"sets": SETS}
     where = (
@@ -267,17 +264,16 @@ class LongBench(LongContext):
         return sum(ROWS[name] for name in self.sets)
 
     def check_requirements(self) -> None:
-        """Require jieba for some of the Chinese sets."""
         check_jieba(self.sets)
 
     def samples(self) -> list[Sample]:
-        """Set by set; ids are a set's name and the sample's number."""
         source = task_folder(self)
         files = [find_file(self, source, f"{name}.jsonl", f"data/{name}.jsonl") for name in self.sets]
-        prompts = json.loads(files_of_package(__package__).joinpath(PROMPTS_FILE).read_text(encoding="utf-8"))
+        # the original's config/dataset2prompt.json
+        prompts = json.loads(files_of_package(__package__).joinpath("longbench_prompts.json").read_text("utf-8"))
         made = []
         for name, path in zip(self.sets, files, strict=True):
-            rows = read_jsonl(path, _COLUMNS)
+            rows = read_jsonl(path, self.columns)
             made += [self._sample(name, number, row, prompts[name]) for number, row in enumerate(rows)]
         return made
 
@@ -302,9 +298,71 @@ class LongBench(LongContext):
             reference=reference,
             context_characters=compressed,
             max_new_tokens=NEW_TOKENS[name],
-            stop=("\n",) if name in _LINE_BREAK_ENDS else (),
+            stop=("\n",) if name == "samsum" else (),
             kind=name,
             cut_middle=True,
             chat=self.chat and name not in WITHOUT_CHAT,
             keep_space=True,
+        )
+
+
+_SAID = (re.compile(r"The correct answer is \(([A-D])\)"), re.compile(r"The correct answer is ([A-D])"))
+_GROUPS = {"difficulty": ("easy", "hard"), "length": ("short", "medium", "long")}
+
+
+def said_letter(text: str) -> str | None:
+    """Return the letter of the first "The correct answer is (A)", else of the first one without brackets, or None."""
+    text = text.replace("*", "")
+    found = next((match for form in _SAID if (match := form.search(text))), None)
+    return found[1] if found else None
+
+
+class LongBenchV2Accuracy(MeanScores):
+    """Shares of right letters: ``accuracy``, and those of the questions of each difficulty and length.
+
+    An answer that names no letter is wrong. A reference holds ``answer``, ``difficulty`` and ``length``.
+    """
+
+    names = ("accuracy", *(name for names in _GROUPS.values() for name in names))
+
+    @staticmethod
+    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
+        right = float(said_letter(prediction) == reference["answer"])
+        return dict.fromkeys(("accuracy", *(reference[group] for group in _GROUPS)), right)
+
+
+class LongBenchV2(LongContext, row="longbench_v2"):
+    """All questions of v2; the original asks in a chat."""
+
+    scored_by = LongBenchV2Accuracy
+    where = "hf download THUDM/LongBench-v2 data.json --repo-type dataset --local-dir DIR"
+    before: ClassVar = "Please read the following text and answer the question below.\n\n<text>\n"
+    after: ClassVar = (
+        "\n</text>\n\nWhat is the correct answer to this question: $Q$\nChoices:\n(A) $C_A$\n(B) $C_B$\n(C) $C_C$"
+        '\n(D) $C_D$\n\nFormat your response as follows: "The correct answer is (insert answer here)".'
+    )
+
+    def samples(self) -> list[Sample]:
+        rows = read_entries(find_file(self, task_folder(self), "data.json"), None, self.columns)
+        unique_ids((str(row.values["_id"]), row.place) for row in rows)
+        return [self._sample(row) for row in rows]
+
+    def _sample(self, row: FileRow) -> Sample:
+        for column, allowed in {"answer": tuple("ABCD"), **_GROUPS}.items():
+            if row.values[column] not in allowed:
+                raise ValueError(f"{row.place}: {unknown_name(column, row.values[column], allowed)}")
+        context, asked = self.before + row.text("context").strip(), self.after
+        marks = {"$Q$": "question", **{f"$C_{letter}$": f"choice_{letter}" for letter in "ABCD"}}
+        for mark, column in marks.items():  # one after the other, as the original, in the text too
+            context, asked = (part.replace(mark, row.text(column).strip()) for part in (context, asked))
+        whole = context + asked
+        return Sample(
+            str(row.values["_id"]),
+            whole,
+            {name: row.values[name] for name in ("answer", *_GROUPS)},
+            context_characters=whole.rfind("\n") + 1 if self.compresses_question else len(context),
+            max_new_tokens=self.tokens,
+            kind=row.text("domain"),
+            cut_middle=True,
+            chat=self.chat,
         )

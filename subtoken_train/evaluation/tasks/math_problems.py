@@ -23,8 +23,6 @@ from subtoken_train.evaluation.tasks.file_rows import FileRow, read_jsonl, task_
 from subtoken_train.evaluation.tasks.table_files import read_split
 from subtoken_train.evaluation.tasks.task import Sample, Task
 
-FILE = "test.jsonl"
-_MOST_TOKENS = 2**20
 SECONDS = 60
 """Seconds that an answer may take to be read, and to be compared; the library's own five depend on the machine."""
 
@@ -37,7 +35,6 @@ def check_scorers() -> None:
 
 @cache
 def _scorer(name: str) -> Any:
-    """Return a module of the scorers'."""
     check_scorers()
     return import_module(name)
 
@@ -58,7 +55,6 @@ class MathAccuracy(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """Return 1 or 0, by both scorers."""
         verify = _scorer("math_verify")
         gold, target = (verify.parse(text, parsing_timeout=SECONDS) for text in (reference["solution"], prediction))
         right = verify.verify(gold=gold, target=target, timeout_seconds=SECONDS)
@@ -78,12 +74,8 @@ class MathProblems(Task):
     chat: bool = field(default=False, kw_only=True)
     max_new_tokens: int = field(default=32_768, kw_only=True)
 
-    modality = "text"
-    primary = "accuracy"
     scored_by = MathAccuracy
-    ranges: ClassVar = {"max_new_tokens": (1, _MOST_TOKENS)}
-    columns: ClassVar[tuple[str, ...]]
-    """Columns that make a sample."""
+    ranges: ClassVar = {"max_new_tokens": (1, 2**20)}
     begins: ClassVar[str]
     """Word before the problem; an answer that writes it again ends there."""
     harness: ClassVar[str]
@@ -94,88 +86,54 @@ class MathProblems(Task):
         return f"{'in the chat template' if self.chat else 'raw text, no chat template'}; the problem's end kept"
 
     def check_requirements(self) -> None:
-        """Require both scorers."""
         check_scorers()
 
     def samples(self) -> list[Sample]:
-        """Return the problems in the file's order."""
         source = task_source(self)
-        if isinstance(source, Path) and (source / FILE).is_file():
-            rows = read_jsonl(source / FILE, self.columns)
+        if isinstance(source, Path) and (source / "test.jsonl").is_file():
+            rows = read_jsonl(source / "test.jsonl", self.columns)
         else:
-            rows = read_split(self, "test", self.columns)
-        samples = [self.sample(row, number) for number, row in enumerate(rows)]
+            rows = read_split(self, self.answered, self.columns)
+        samples = [self._sample(row, number) for number, row in enumerate(rows)]
         unique_ids((sample.id, row.place) for sample, row in zip(samples, rows, strict=True))
         return samples
 
-    def sample(self, row: FileRow, number: int) -> Sample:
-        """Return the sample of a row."""
+    def _sample(self, row: FileRow, number: int) -> Sample:
         prompt = f"{self.begins} {row.text('problem')}\nAnswer:"
+        name, kind, solution = str(number), "problem", rf"\boxed{{{row.values['answer']}}}"
+        if "solution" in self.columns:
+            name, kind, solution = (row.text(column) for column in ("unique_id", "subject", "solution"))
+        if r"\boxed" not in solution:
+            raise ValueError(rf"{row.place}: the solution has no answer in \boxed; fetch the file again")
         return Sample(
-            self.name_of(row, number),
+            name,
             prompt,
-            {"answer": str(row.values["answer"]), "solution": self.solution(row), "harness": self.harness},
+            {"answer": str(row.values["answer"]), "solution": solution, "harness": self.harness},
             max_new_tokens=self.max_new_tokens,
             stop=(self.begins,),
-            kind=self.kind(row),
+            kind=kind,
             chat=self.chat,
             messages=({"role": "user", "content": prompt},) if self.chat else (),
         )
 
-    def name_of(self, row: FileRow, number: int) -> str:
-        """Return a row's id: its place in the file, from 0."""
-        return str(number)
 
-    def solution(self, row: FileRow) -> str:
-        r"""Return a text that ends in the answer, in ``\boxed{}``."""
-        return rf"\boxed{{{row.values['answer']}}}"
-
-    def kind(self, row: FileRow) -> str:
-        """Return what scores are also shown by."""
-        return "problem"
-
-
-@dataclass
-class AIME25(MathProblems):
+class AIME25(MathProblems, row="aime25"):
     """The 30 problems of the American Invitational Mathematics Examination of 2025, whose answers are whole numbers."""
 
-    name = "aime25"
-    hub_id = "math-ai/aime25"
-    rows = 30
-    columns = ("problem", "answer")
     begins = "Question:"
     harness = "aime"
     where = "hf download math-ai/aime25 test.jsonl --repo-type dataset --local-dir DIR"
 
 
 @dataclass
-class Math500(MathProblems):
+class Math500(MathProblems, row="math500"):
     """MATH-500: 500 problems of MATH's test set (arXiv:2103.03874), drawn by Lightman et al. (arXiv:2305.20050).
 
-    The harness's own cap on an answer is 256 tokens, which cuts reasoning off.
+    Ids are their paths in MATH. The harness's own cap on an answer is 256 tokens, which cuts reasoning off.
     """
 
     max_new_tokens: int = field(default=4096, kw_only=True)
 
-    name = "math500"
-    hub_id = "HuggingFaceH4/MATH-500"
-    rows = 500
-    columns = ("problem", "solution", "answer", "subject", "unique_id")
     begins = "Problem:"
     harness = "hendrycks_math"
     where = "hf download HuggingFaceH4/MATH-500 test.jsonl --repo-type dataset --local-dir DIR"
-
-    def name_of(self, row: FileRow, number: int) -> str:
-        """Return the problem's path in MATH."""
-        return row.text("unique_id")
-
-    def solution(self, row: FileRow) -> str:
-        """Return the solution that MATH gives; one without a boxed answer is refused."""
-        solution = row.text("solution")
-        if r"\boxed" not in solution:
-            raise ValueError(rf"{row.place}: the solution has no answer in \boxed; fetch the file again")
-        return solution
-
-    def kind(self, row: FileRow) -> str:
-        """Return the subject."""
-        return row.text("subject")

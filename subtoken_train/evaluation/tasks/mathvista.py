@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +84,7 @@ def _is_number(text: str, answer_type: str) -> bool:
 
 
 def normalise(
-    extraction: object,
-    choices: Sequence[str] | None,
-    question_type: str,
-    answer_type: str,
-    precision: float | None,
+    extraction: object, choices: Sequence[str] | None, question_type: str, answer_type: str, precision: float | None
 ) -> str | None:
     """Return the extraction in the form that answers have; None where it has no such form.
 
@@ -140,22 +135,12 @@ class MathVistaAccuracy(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        """Return 1 or 0, in both readings."""
         decimals = reference["precision"]
         whole, stored = (None, None) if decimals is None else (int(decimals), float(decimals))
         return {
             "accuracy": float(correct(prediction, reference, whole)),
             "lmms_accuracy": float(correct(prediction, reference, stored)),
         }
-
-
-_REFERENCE = ("choices", "question_type", "answer_type", "precision", "answer")
-_DECIMALS = {1: "one decimal place", 2: "two decimal places"}
-_NUMBERS = {
-    "integer": "Answer the question using a single integer number.",
-    "list": "Answer the question using a Python list.",
-}
-FILE = "testmini.json"
 
 
 def mathvista_prompt(problem: Mapping[str, Any]) -> str:
@@ -170,50 +155,44 @@ def mathvista_prompt(problem: Mapping[str, Any]) -> str:
 
 def _form(problem: Mapping[str, Any]) -> str:
     kind, decimals = problem["answer_type"], problem["precision"]
+    forms = {
+        ("integer", None): "integer number",
+        ("float", 1): "floating-point number with one decimal place",
+        ("float", 2): "floating-point number with two decimal places",
+    }
     if problem["question_type"] == "multi_choice":
         return LETTER_ANSWER.strip()
-    if kind in _NUMBERS:
-        return _NUMBERS[kind]
-    if kind == "float" and decimals in _DECIMALS:
-        return f"Answer the question using a single floating-point number with {_DECIMALS[decimals]}."
-    raise ValueError(
-        f"problem {problem['pid']}: no prompt for an answer of type {kind!r} with precision {decimals}; allowed: "
-        "integer, list, float with 1 or 2"
-    )
+    if kind == "list":
+        return "Answer the question using a Python list."
+    if (form := forms.get((kind, decimals if kind == "float" else None))) is None:
+        raise ValueError(
+            f"problem {problem['pid']}: no prompt for an answer of type {kind!r} with precision {decimals}; allowed: "
+            "integer, list, float with 1 or 2"
+        )
+    return f"Answer the question using a single {form}."
 
 
-@dataclass
-class MathVista(ImageQuestions):
+class MathVista(ImageQuestions, row="mathvista"):
     """Questions with choices or a number, scored by rules where the original asks a language model."""
 
-    name = "mathvista"
-    hub_id = "AI4Math/MathVista"
-    rows = 1_000
     scored_by = MathVistaAccuracy
-    answered = "testmini"
-    columns = ("pid", "question", "choices", "unit", "precision", "answer", "question_type", "answer_type")
-    where = (
-        "hf download AI4Math/MathVista --repo-type dataset --include 'data/testmini-*' --local-dir DIR; or "
-        "testmini.json and the images folder of https://github.com/lupantech/MathVista"
-    )
+    own_form = "Or testmini.json and the images folder of https://github.com/lupantech/MathVista"
 
     def sample(self, row: FileRow, number: int) -> Sample:
-        """Return the sample of a problem; ids are their ``pid``."""
         values = row.values
         if values["answer"] in (None, ""):
             raise self.without_answer(row)
-        reference = {name: values[name] for name in _REFERENCE}
-        kind = str(values["question_type"])
-        return self.ask(row, values["pid"], mathvista_prompt(values), reference, max_new_tokens=1024, kind=kind)
+        names = ("choices", "question_type", "answer_type", "precision", "answer")
+        kind, reference = str(values["question_type"]), {name: values[name] for name in names}
+        return self.ask(row, values["pid"], mathvista_prompt(values), reference, max_new_tokens=self.tokens, kind=kind)
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
-        """Return the problems of the project's own file."""
-        if not (folder / FILE).is_file():
+        path = folder / "testmini.json"
+        if not path.is_file():
             return None
-        rows = read_named(folder / FILE, (*self.columns, "image"))
+        rows = read_named(path, (*self.columns, "image"))
         return [row.with_values(image=folder / row.text("image")) for row in rows.values()]
 
     def parquet_rows(self) -> list[FileRow]:
-        """Return the rows of the Hub's set, whose column ``image`` holds a name only."""
         rows = read_split(self, self.answered, self.columns, images=("decoded_image",))
-        return [row.with_values(image=row.values["decoded_image"]) for row in rows]
+        return [row.with_values(image=row.values["decoded_image"]) for row in rows]  # ``image`` holds a name only

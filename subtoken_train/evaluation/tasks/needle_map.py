@@ -15,9 +15,8 @@ from random import Random
 from typing import ClassVar
 
 from subtoken_train.documents import read_text
-from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, check_range
-from subtoken_train.evaluation.metrics.string_match import RulerMatch
-from subtoken_train.evaluation.tasks.long_context import LongContext, not_at_hand
+from subtoken_train.errors import MAX_COUNT, MAX_TOKENS
+from subtoken_train.evaluation.tasks.long_context import LongContext, MadeTexts, RulerMatch
 from subtoken_train.evaluation.tasks.ruler import (
     NEW_TOKENS,
     NOISE,
@@ -27,10 +26,8 @@ from subtoken_train.evaluation.tasks.ruler import (
     parts_of,
     ruler_sample,
     token_counter,
-    whole_length,
 )
 from subtoken_train.evaluation.tasks.task import Sample
-from subtoken_train.typed import shown
 
 _CELL = re.compile(r"([\d,]+) long, depth ([\d.]+) %")
 
@@ -47,10 +44,8 @@ def cell_of(kind: str) -> tuple[str, str] | None:
 
 
 @dataclass
-class NeedleMap(LongContext):
-    """A number at every depth of texts of every length.
-
-    See ``LongContext`` for ``chat`` and ``question``. The same numbers are hidden in every cell.
+class NeedleMap(MadeTexts, LongContext, row="needle_map"):
+    """A number at every depth of texts of every length; the same numbers are hidden in every cell.
 
     Attributes:
         lengths: of a prompt and room for its answer together, at most; in tokens of ``tokenizer``, or in words (what
@@ -69,24 +64,10 @@ class NeedleMap(LongContext):
     haystack: str | None = None
     seed: int = 0
 
-    name = "needle_map"
-    modality = "text"
-    primary = "string_match"
     scored_by = RulerMatch
-    needs_files = False
-    ranges: ClassVar = {"samples_per_cell": (1, MAX_COUNT)}
+    ranges: ClassVar = {"samples_per_cell": (1, MAX_COUNT), "lengths": (1, MAX_TOKENS), "depths": (0, 1)}
     length_option = "longest"
     where = "It needs no files: its texts are made when it is asked; haystack names a text of yours to hide needles in"
-
-    def __post_init__(self) -> None:
-        """Refuse lengths and depths that are out of range, missing or repeated."""
-        super().__post_init__()
-        for option, least, most in (("lengths", 1, MAX_TOKENS), ("depths", 0, 1)):
-            given = getattr(self, option)
-            if not given or len(set(given)) != len(given):
-                raise ValueError(f"{option} of {self.name} is {shown(list(given))}; name one or more, each once")
-            for one in given:
-                check_range(f"{option} of {self.name}", one, least, most)
 
     @property
     def longest(self) -> int:
@@ -97,32 +78,26 @@ class NeedleMap(LongContext):
     def expected_rows(self) -> int:
         return self.samples_per_cell * len(self.lengths) * len(self.depths)
 
-    def check_options(self) -> None:
-        """Refuse a haystack that is no text, and lengths in which no sentence stands beside a needle."""
-        if not_at_hand(self.tokenizer) is None:  # else ``check_requirements`` says it
-            sentences, count = self._sentences(), token_counter(self.tokenizer)
-            for length, number in product(self.lengths, range(self.samples_per_cell)):
-                least = whole_length(self._text(sentences, number, 1, 0.0), count)
-                if least > length - NEW_TOKENS["niah"]:
-                    raise ValueError(
-                        f"length {length} of needle_map leaves {length - NEW_TOKENS['niah']} tokens or words for a "
-                        f"prompt, and the shortest has {least}; raise it to {least + NEW_TOKENS['niah']} or more"
-                    )
-
-    def check_requirements(self) -> None:
-        """Require a tokenizer that is on the Hub to be at hand."""
-        if (error := not_at_hand(self.tokenizer)) is not None:
-            raise error
+    def check_lengths(self) -> None:
+        sentences, count = self._sentences(), token_counter(self.tokenizer)
+        for length, number in product(self.lengths, range(self.samples_per_cell)):
+            room, least = length - NEW_TOKENS["niah"], count(self._text(sentences, number, 1, 0.0).whole)
+            if least > room:
+                raise ValueError(
+                    f"length {length} of needle_map leaves {room} tokens or words for a prompt, and the shortest has "
+                    f"{least}; raise it to {least + NEW_TOKENS['niah']} or more"
+                )
 
     def samples(self) -> list[Sample]:
         """Make samples length by length, then depth by depth; ids are both and the needle's number."""
         self.check_options()
         sentences, count = self._sentences(), token_counter(self.tokenizer)
-        sizes: dict[tuple[int, int], int] = {}
+        sizes = {
+            (length, number): self._size(sentences, number, length, count)
+            for length, number in product(self.lengths, range(self.samples_per_cell))
+        }
         made = []
         for length, depth, number in product(self.lengths, self.depths, range(self.samples_per_cell)):
-            if (length, number) not in sizes:
-                sizes[length, number] = self._size(sentences, number, length, count)
             text = self._text(sentences, number, sizes[length, number], depth)
             parts = text.context, *parts_of(self, text.rest, "niah")
             name = f"{length}-{depth:g}-{number}"
@@ -131,14 +106,12 @@ class NeedleMap(LongContext):
 
     def _size(self, sentences: list[str], number: int, length: int, count: Callable[[str], int]) -> int:
         """Return how many sentences fit; the needle's depth changes a token or two, for which there is room."""
-        budget, near = length - NEW_TOKENS["niah"], length // 30
+        budget = length - NEW_TOKENS["niah"]
 
         def fits(size: int) -> bool:
-            return all(
-                whole_length(self._text(sentences, number, size, depth), count) <= budget for depth in self.depths
-            )
+            return all(count(self._text(sentences, number, size, depth).whole) <= budget for depth in self.depths)
 
-        return largest_fitting(fits, near, 1)
+        return largest_fitting(fits, length // 30, 1)
 
     def _sentences(self) -> list[str]:
         if self.haystack is None:

@@ -22,17 +22,15 @@ from dataclasses import dataclass
 from itertools import count, pairwise, product
 from pathlib import Path
 from random import Random
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from subtoken_train.datasets.recall import ADJECTIVES, NAMES, NOUNS
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS
-from subtoken_train.evaluation.metrics.string_match import RULER_TASKS, RulerMatch
 from subtoken_train.evaluation.tasks.file_rows import FileRow, read_jsonl, task_source, unique_ids
-from subtoken_train.evaluation.tasks.long_context import LongContext, not_at_hand, read_tokenizer
+from subtoken_train.evaluation.tasks.long_context import RULER_TASKS, LongContext, MadeTexts, RulerMatch, read_tokenizer
 from subtoken_train.evaluation.tasks.table_files import read_split
 from subtoken_train.evaluation.tasks.task import Sample
 
-FILE = "validation.jsonl"
 NEW_TOKENS = {"niah": 128, "vt": 30, "cwe": 120, "fwe": 50, "qa": 32}
 """Tokens generated, by the first part of a task's name."""
 _QUESTIONS = {
@@ -44,7 +42,6 @@ _QUESTIONS = {
 }
 _ANSWERS = {"niah": "The special magic", **dict.fromkeys(("vt", "cwe", "fwe", "qa"), "Answer:")}
 """Words that begin the answer prefix, after the question."""
-_PARQUET = ("context", "question", "answer_prefix", "answer", "task", "max_new_tokens")
 
 
 def context_end(text: str, task: str) -> int:
@@ -72,8 +69,8 @@ def family(task: str) -> str:
 
 
 @dataclass
-class Ruler(LongContext):
-    """RULER at one length; see ``LongContext`` for ``chat`` and ``question``.
+class Ruler(LongContext, row="ruler"):
+    """RULER at one length; ids are a task's name and the sample's number.
 
     Attributes:
         length: of the Hub's configuration, in tokens of the tokenizer that it was made with; files in a folder have
@@ -85,11 +82,6 @@ class Ruler(LongContext):
     tasks: tuple[str, ...] = RULER_TASKS
     rows_per_task: int = 500
 
-    name = "ruler"
-    modality = "text"
-    hub_id = "simonjegou/ruler"
-    rows = 500 * len(RULER_TASKS)
-    primary = "string_match"
     scored_by = RulerMatch
     allowed: ClassVar = {"tasks": RULER_TASKS}
     ranges: ClassVar = {"length": (1, MAX_TOKENS), "rows_per_task": (1, MAX_COUNT)}
@@ -105,12 +97,11 @@ class Ruler(LongContext):
         return self.rows_per_task * len(self.tasks)
 
     def samples(self) -> list[Sample]:
-        """Return samples task by task; ids are a task's name and the sample's number."""
         source = task_source(self)
-        files = [Path(source) / task / FILE for task in self.tasks] if isinstance(source, Path) else []
+        files = [Path(source) / task / "validation.jsonl" for task in self.tasks] if isinstance(source, Path) else []
         if any(path.is_file() for path in files):
             return [sample for path in files for sample in self._read_task(path)]
-        rows = read_split(self, "test", _PARQUET, config=str(self.length))
+        rows = read_split(self, "test", self.columns, config=str(self.length))
         numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
         named = [(row, row.values["task"], next(numbers[row.values["task"]])) for row in rows]
         return [self._parquet_sample(row, f"{task}-{number}") for row, task, number in named if task in self.tasks]
@@ -217,6 +208,11 @@ class Text:
     rest: str
     answers: list[str]
 
+    @property
+    def whole(self) -> str:
+        """Both parts."""
+        return self.context + self.rest
+
 
 def needle_in_noise(random: Random, size: int) -> Text:
     """Make ``niah_single_1``: one number among ``size`` times the same five sentences."""
@@ -226,13 +222,13 @@ def needle_in_noise(random: Random, size: int) -> Text:
 def needle_in_needles(random: Random, size: int) -> Text:
     """Make ``niah_multikey_2``: one number among ``size`` others of other keys."""
     key = _word_key(random)
-    others = [_needle("number", _other(random, key, _word_key), _number(random)) for _ in range(size)]
+    others = [_NEEDLE.format(kind="number", key=_other(random, key), value=_number(random)) for _ in range(size)]
     return _niah(random, others, "number", lambda _: key)
 
 
 def uuid_in_uuids(random: Random, size: int) -> Text:
     """Make ``niah_multikey_3``: the same, where keys and values are UUIDs."""
-    others = [_needle("uuid", _uuid(random), _uuid(random)) for _ in range(size)]
+    others = [_NEEDLE.format(kind="uuid", key=_uuid(random), value=_uuid(random)) for _ in range(size)]
     return _niah(random, others, "uuid", _uuid)
 
 
@@ -264,15 +260,8 @@ def frequent_words(random: Random, size: int) -> Text:
     return Text(f"{_CODED}{' '.join(words)}\n", _ASK_CODED, vocabulary[1:4])
 
 
-@dataclass(frozen=True)
-class Maker:
-    """Recipe of a task's texts.
-
-    Attributes:
-        make: of a generator and a size.
-        smallest: size below which the task has no single right answer.
-        largest: size at which the words run out; None: they do not.
-    """
+class Maker(NamedTuple):
+    """How a task's texts are made: below size ``smallest`` it has no single answer, at ``largest`` words run out."""
 
     make: Callable[[Random, int], Text]
     smallest: int
@@ -300,13 +289,9 @@ def _niah(random: Random, haystack: list[str], kind: str, draw_key: Callable[[Ra
 
 
 def _hidden(haystack: Sequence[str], place: int, kind: str, key: str, value: str) -> Text:
-    sentences = [*haystack[:place], _needle(kind, key, value), *haystack[place:]]
+    sentences = [*haystack[:place], _NEEDLE.format(kind=kind, key=key, value=value), *haystack[place:]]
     context = _HIDDEN.format(kind=kind) + "\n".join(sentences) + "\n"
     return Text(context, _ASK.format(kind=kind, key=key), [value])
-
-
-def _needle(kind: str, key: str, value: str) -> str:
-    return _NEEDLE.format(kind=kind, key=key, value=value)
 
 
 def _chain(random: Random, size: int, letters: int) -> Text:
@@ -339,8 +324,8 @@ def _distinct(random: Random, count: int, letters: str, length: int) -> list[str
     return list(found)
 
 
-def _other(random: Random, key: str, draw: Callable[[Random], str]) -> str:
-    while (found := draw(random)) == key:
+def _other(random: Random, key: str) -> str:
+    while (found := _word_key(random)) == key:
         pass
     return found
 
@@ -357,14 +342,9 @@ def _uuid(random: Random) -> str:
     return str(uuid.UUID(int=random.getrandbits(128), version=4))
 
 
-_SHORT = 4096  # RULER lists words less often below it
-
-
 @dataclass
-class RulerSynthetic(LongContext):
+class RulerSynthetic(MadeTexts, LongContext, row="ruler_synthetic"):
     """Six of RULER's tasks at a given length. Not the published texts: their words are others.
-
-    See ``LongContext`` for ``chat`` and ``question``.
 
     Attributes:
         length: prompt and room for the answer (``NEW_TOKENS``) together, at most; in tokens of ``tokenizer``, or in
@@ -378,11 +358,7 @@ class RulerSynthetic(LongContext):
     samples_per_task: int = 100
     seed: int = 0
 
-    name = "ruler_synthetic"
-    modality = "text"
-    primary = "string_match"
     scored_by = RulerMatch
-    needs_files = False
     allowed: ClassVar = {"tasks": tuple(MAKERS)}
     ranges: ClassVar = {"length": (1, MAX_TOKENS), "samples_per_task": (1, MAX_COUNT)}
     length_option = "length"
@@ -392,50 +368,44 @@ class RulerSynthetic(LongContext):
     def expected_rows(self) -> int:
         return self.samples_per_task * len(self.tasks)
 
-    def check_options(self) -> None:
-        """Refuse a ``length`` that is too short for one of the samples; only the smallest texts are made."""
-        if not_at_hand(self.tokenizer) is not None:
-            return  # ``check_requirements`` says it: it may be there when the task runs
+    def check_lengths(self) -> None:
         count = token_counter(self.tokenizer)
         for task in self.tasks:
             for number in range(self.samples_per_task):
-                _check_room(task, self._maker(task, number), self._budget(task), count)
-
-    def check_requirements(self) -> None:
-        """Require a tokenizer that is on the Hub to be at hand."""
-        if (error := not_at_hand(self.tokenizer)) is not None:
-            raise error
-
-    def _budget(self, task: str) -> int:
-        """Return what is left of ``length`` for a prompt."""
-        return self.length - NEW_TOKENS[family(task)]
+                self._check_room(task, self._maker(task, number), count)
 
     def samples(self) -> list[Sample]:
-        """Make samples task by task; refuse a ``length`` that is too short for one."""
         count = token_counter(self.tokenizer)
         return [sample for task in self.tasks for sample in self._task_samples(task, count)]
 
     def _task_samples(self, task: str, count: Callable[[str], int]) -> list[Sample]:
-        samples, size = [], 0
+        samples, size, maker = [], 0, MAKERS[task]
+        budget = self.length - NEW_TOKENS[family(task)]
         for number in range(self.samples_per_task):
             make = self._maker(task, number)
-            size = _largest_size(task, make, size, self._budget(task), count)
+            self._check_room(task, make, count)
+
+            def fits(size: int, make: Callable[[int], Text] = make) -> bool:
+                return count(make(size).whole) <= budget
+
+            size = largest_fitting(fits, size, maker.smallest, maker.largest)
             text = make(size)
             parts = text.context, *parts_of(self, text.rest, task)
             samples.append(ruler_sample(self, task, f"{task}-{number}", parts, text.answers))
         return samples
 
     def _maker(self, task: str, number: int) -> Callable[[int], Text]:
-        """Return the sample's text by its size; the same one for the same size."""
-        often = {"often": (6, 1)} if task == "cwe" and self.length < _SHORT else {}
+        """Return the sample's text by its size; the same one for the same size. RULER lists fewer words below 4,096."""
+        often = {"often": (6, 1)} if task == "cwe" and self.length < 4096 else {}
         return lambda size: MAKERS[task].make(Random(f"{self.seed}-{task}-{number}"), size, **often)
 
-
-def _largest_size(task: str, make: Callable[[int], Text], near: int, budget: int, count: Callable[[str], int]) -> int:
-    """Find the largest size whose text is no longer than ``budget``."""
-    _check_room(task, make, budget, count)
-    maker = MAKERS[task]
-    return largest_fitting(lambda size: whole_length(make(size), count) <= budget, near, maker.smallest, maker.largest)
+    def _check_room(self, task: str, make: Callable[[int], Text], count: Callable[[str], int]) -> None:
+        room, answer = self.length - NEW_TOKENS[family(task)], NEW_TOKENS[family(task)]
+        if (least := count(make(MAKERS[task].smallest).whole)) > room:
+            raise ValueError(
+                f"length leaves {room} tokens or words for a prompt of {task}, and its shortest text has {least}; "
+                f"raise length to {least + answer} or more, or leave {task} out of tasks"
+            )
 
 
 def largest_fitting(fits: Callable[[int], bool], near: int, low: int, most: int | None = None) -> int:
@@ -449,20 +419,6 @@ def largest_fitting(fits: Callable[[int], bool], near: int, low: int, most: int 
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-def _check_room(task: str, make: Callable[[int], Text], budget: int, count: Callable[[str], int]) -> None:
-    """Raise a worded ``ValueError`` where a sample's smallest text is longer than ``budget``."""
-    if (least := whole_length(make(MAKERS[task].smallest), count)) > budget:
-        raise ValueError(
-            f"length leaves {budget} tokens or words for a prompt of {task}, and its shortest text has {least}; "
-            f"raise length to {least + NEW_TOKENS[family(task)]} or more, or leave {task} out of tasks"
-        )
-
-
-def whole_length(text: Text, count: Callable[[str], int]) -> int:
-    """Return the length of a whole text."""
-    return count(text.context + text.rest)
 
 
 def token_counter(tokenizer: str | None) -> Callable[[str], int]:

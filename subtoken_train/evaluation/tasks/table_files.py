@@ -1,7 +1,4 @@
-"""CSV, TSV and Parquet files of a task; Parquet in a folder as ``hf download --local-dir`` leaves it, or on the Hub.
-
-Errors name file and line; images stay encoded in their place.
-"""
+"""CSV, TSV and Parquet files of a task, in a folder or on the Hub. Errors name file and line; images stay encoded."""
 
 from __future__ import annotations
 
@@ -27,16 +24,11 @@ from subtoken_train.families.online import hub_asked, silence
 if TYPE_CHECKING:
     from _csv import Reader
 
-SHORT = 64
-"""Characters; a cell with so few is no base64 image (VLMEvalKit's rule)."""
+SHORT = 64  # characters; a cell with so few is no base64 image (VLMEvalKit's rule)
 
 
 def read_table(
-    path: Path,
-    columns: Sequence[str],
-    delimiter: str = ",",
-    image: str | None = None,
-    header: bool = True,
+    path: Path, columns: Sequence[str], delimiter: str = ",", image: str | None = None, header: bool = True
 ) -> list[FileRow]:
     """Read the rows of a CSV or TSV file in UTF-8; all values are text.
 
@@ -62,7 +54,6 @@ def read_table(
 
 
 def _cells(path: Path, reader: Reader) -> Iterator[tuple[str, list[str]]]:
-    """Yield place and cells of each row; skip empty lines."""
     while True:
         place = f"{path}, line {reader.line_num + 1}"
         try:
@@ -111,10 +102,8 @@ def read_split(
 ) -> list[FileRow]:
     """Read all rows of one split of the task's Parquet set: the columns at once, images when they are asked for.
 
-    An image may be the one entry of a list.
-
-    ``datasets`` converts the files once, into its own cache. Shards that are missing are no error here:
-    ``check_complete`` names them.
+    ``datasets`` converts the files once, into its own cache. An image may be the one entry of a list. Shards that are
+    missing are no error here: ``check_complete`` names them.
     """
     source = task_source(task)
     label = split if config is None else f"{config}, {split}"

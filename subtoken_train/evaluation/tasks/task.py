@@ -15,11 +15,26 @@ from typing import Any, ClassVar, Literal
 from subtoken_train.datasets.image_sources import PictureSource
 from subtoken_train.errors import check_range, unknown_name
 from subtoken_train.evaluation.metrics.metric import TaskMetric
+from subtoken_train.evaluation.tasks import TASK_ROWS
 from subtoken_train.families.chat_template import Message
 from subtoken_train.typed import shown
 from subtoken_train.types import Turn
 
 Modality = Literal["image", "text"]
+_READ: dict[str, Any] = {"rows": int, "tokens": int, "columns": lambda text: tuple(text.split())}
+_COLUMNS = (
+    "name",
+    "modality",
+    "primary",
+    "rows",
+    "hub_id",
+    "config",
+    "answered",
+    "named",
+    "kinds",
+    "tokens",
+    "columns",
+)
 
 
 @dataclass(frozen=True)
@@ -70,9 +85,10 @@ class Sample:
 
 @dataclass
 class Task(ABC):
-    """A benchmark: one file and one line in ``TASKS`` each. Subclasses are dataclasses; their fields are options.
+    """A benchmark. Subclasses with options of their own are dataclasses, whose fields they are.
 
-    ``source`` is a folder with its files, or a Hub data-set id; None: ``hub_id``.
+    ``source`` is a folder with its files, or a Hub data-set id; None: ``hub_id``. A built-in one takes its attributes
+    from its row of ``tasks.csv``, which it names (``class POPE(Task, row="pope")``); another states them.
     """
 
     name: ClassVar[str]
@@ -88,31 +104,52 @@ class Task(ABC):
     """Hub name by which ``datasets`` finds it; None for what is on no hub."""
     rows: ClassVar[int | None] = None
     """Samples of the complete set that the paper uses; None where there is no such number."""
+    answered: ClassVar[str]
+    """The Parquet set's split whose answers are public."""
+    columns: ClassVar[tuple[str, ...]]
+    """Columns that make a sample, beside images."""
+    tokens: ClassVar[int] = 16
+    """Cap on an answer."""
+    own_form: ClassVar[str] = ""
+    """Where files of the benchmark's own form are."""
     made_in: ClassVar[str | None] = None
     """Folder that ``subtoken-train data`` writes, and that is read unless another is named."""
     needs_files: ClassVar[bool] = True
     """False for a task that makes its samples itself, by its options."""
     allowed: ClassVar[Mapping[str, Sequence[object]]] = {}
     """The values that an option, or each member of it, may have, for options that are names or small counts."""
-    ranges: ClassVar[Mapping[str, tuple[int, int]]] = {}
-    """Least and greatest value of options that are numbers."""
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    """Least and greatest value of options that are numbers, or of each member."""
     length_option: ClassVar[str | None] = None
     """Name of the option that says how long its prompts are; None: no option does."""
 
     source: str | Path | None = field(default=None, kw_only=True)
 
+    def __init_subclass__(cls, row: str | None = None) -> None:
+        """Take the attributes of a row of the table; from them follows where Parquet files are."""
+        super().__init_subclass__()
+        if row is None:
+            return
+        given = {name: text for name in _COLUMNS if (text := TASK_ROWS[row][name])}
+        for name, text in given.items():
+            setattr(cls, name, _READ.get(name, str)(text))
+        if "answered" in given and "where" not in vars(cls):
+            files = f"--local-dir DIR --include '{given.get('config', 'data')}/{cls.answered}-*'"
+            hub = f"hf download {cls.hub_id} --repo-type dataset {files}"
+            cls.where = f"Parquet: {hub}. {cls.own_form}" if cls.own_form else hub
+
     def __post_init__(self) -> None:
         """Refuse an option's value that is not ``allowed`` or out of its range, by a ``ValueError``."""
-        for option, values in self.allowed.items():
-            given = getattr(self, option)
+        for option in {**self.allowed, **self.ranges}:
+            given, what = getattr(self, option), f"{option} of {self.name}"
             several = given if isinstance(given, tuple) else (given,)
             for one in several:
-                if one not in values:
-                    raise unknown_name(f"{option} of {self.name}", one, map(str, values))
+                if option in self.ranges:
+                    check_range(what, one, *self.ranges[option])
+                elif one not in self.allowed[option]:
+                    raise unknown_name(what, one, map(str, self.allowed[option]))
             if len(set(several)) != len(several) or not several:
-                raise ValueError(f"{option} of {self.name} is {shown(list(several))}; name one or more, each once")
-        for option, (least, most) in self.ranges.items():
-            check_range(f"{option} of {self.name}", getattr(self, option), least, most)
+                raise ValueError(f"{what} is {shown(list(several))}; name one or more, each once")
 
     @abstractmethod
     def samples(self) -> Sequence[Sample]:

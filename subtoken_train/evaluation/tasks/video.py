@@ -1,12 +1,14 @@
 """Video tasks: questions about frames from folders of extracted images, answered for a judge; no score without one.
 
-No video is decoded here. ``ffmpeg -i VIDEO.mp4 -vf fps=1 DIR/frames/VIDEO/%06d.jpg`` makes such a folder.
+No video is decoded here. ``ffmpeg -i VIDEO.mp4 -vf fps=1 DIR/frames/VIDEO/%06d.jpg`` makes such a folder. Words are
+VLMEvalKit's.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,57 +18,49 @@ from subtoken_train.datasets.image_sources import evenly_spaced
 from subtoken_train.errors import MAX_COUNT
 from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.results import SampleRecord, read_samples
-from subtoken_train.evaluation.tasks.file_rows import find_file, task_folder, unique_ids
+from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, task_folder, unique_ids
 from subtoken_train.evaluation.tasks.table_files import read_split, read_table
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.outputs import write_whole
 
-FRAMES = "frames"
-JUDGE_FILE = "judge.tsv"
-TABLE = "MMBench-Video.tsv"
-_MMB_COLUMNS = ("index", "video", "question", "answer", "dimensions")
-_MMB_BEFORE = (
-    "You will be provided with {} separate frames uniformly sampled from a video, the frames are provided in "
-    "chronological order of the video.\n"
-    "Please analyze these images and provide the answer to the question about the video content.\n"
-    "Please directly reply with your response to the only question.\n"
-)
-_TT_COLUMNS = ("video_id", "duration", "question", "question_prompt", "capability", "answer")
-_TT_BEFORE = (
-    "These are the frames of a video. Select the best answer to the following multiple-choice question based on the "
-    "video. Respond with only the letter (A, B, C, or D) of the correct option.\n"
-)
-
 
 @dataclass
 class VideoTask(Task):
-    """Questions about frames, whose answers only a judge can score: a run leaves JUDGE_FILE beside its records.
+    """Questions about frames, whose answers only a judge can score: a run leaves ``judge.tsv`` beside its records.
 
     ``frames`` counts the images of each video, evenly spaced over its folder's. LLaVA-1.5's 4,096 tokens hold six.
     """
 
     frames: int = 8
 
-    modality = "image"
-    primary = "answered"
     scored_by = Answered
     ranges: ClassVar = {"frames": (1, MAX_COUNT)}
+    before: ClassVar[str]
+    """Words before a question."""
 
     def write_for_others(self, folder: Path) -> None:
-        """Write the judge's file."""
-        write_judge_file(read_samples(folder).values(), folder / JUDGE_FILE)
+        write_judge_file(read_samples(folder).values(), folder / "judge.tsv")
 
-    def frames_of(self, videos: Iterable[str]) -> dict[str, tuple[Path, ...]]:
-        """Return the images of each video, in order (``evenly_spaced``); each folder is listed once."""
-        folder = task_folder(self) / FRAMES
-        return {video: tuple(evenly_spaced(folder / video, self.frames)) for video in dict.fromkeys(videos)}
+    def samples(self) -> list[Sample]:
+        rows = self.video_rows()
+        folder = task_folder(self) / "frames"  # each video's is listed once
+        videos = dict.fromkeys(str(row.values["video"]) for row in rows)
+        chosen = {video: tuple(evenly_spaced(folder / video, self.frames)) for video in videos}
+        return [self.sample(row, chosen[str(row.values["video"])]) for row in rows]
+
+    @abstractmethod
+    def video_rows(self) -> list[FileRow]:
+        """Return rows with the columns that the judge reads, ``index`` and ``video`` among them."""
+
+    @abstractmethod
+    def sample(self, row: FileRow, images: tuple[Path, ...]) -> Sample:
+        """Return a row's sample; its reference is the row."""
 
 
 def write_judge_file(records: Iterable[SampleRecord], path: Path) -> None:
     """Write the answers in the form that VLMEvalKit's judges read: the set's columns and ``prediction``, as TSV.
 
-    Rows come by their ``index``; the references hold the columns. Versions of VLMEvalKit that want ``.xlsx`` need it
-    converted.
+    Rows come by their ``index``. Versions of VLMEvalKit that want ``.xlsx`` need it converted.
     """
     rows = []
     for record in records:
@@ -85,63 +79,67 @@ def write_judge_file(records: Iterable[SampleRecord], path: Path) -> None:
     write_whole(path, file.getvalue())
 
 
-@dataclass
-class MMBenchVideo(VideoTask):
-    """MMBench-Video (Fang et al., NeurIPS 2024): open questions; the answers are for a judge, in ``judge.tsv``.
+class MMBenchVideo(VideoTask, row="mmbench_video"):
+    """MMBench-Video (Fang et al., NeurIPS 2024): open questions, asked one by one.
 
-    Asked one by one, in VLMEvalKit's words (its first release put a line about an assistant before them). Its other
-    way, all questions of a video at once, is not here.
+    VLMEvalKit's first release put a line about an assistant before them. Its other way, all questions of a video at
+    once, is not here.
     """
 
-    name = "mmbench_video"
+    table: ClassVar = "MMBench-Video.tsv"
+    before = (
+        "You will be provided with {} separate frames uniformly sampled from a video, the frames are provided in "
+        "chronological order of the video.\n"
+        "Please analyze these images and provide the answer to the question about the video content.\n"
+        "Please directly reply with your response to the only question.\n"
+    )
     where = (
         "hf download opencompass/MMBench-Video --repo-type dataset --local-dir DIR (its videos are pickled archives, "
         "which VLMEvalKit unpacks), then extract frames of each into DIR/frames/VIDEO (ffmpeg -i VIDEO.mp4 -vf fps=1 "
-        f"DIR/frames/VIDEO/%06d.jpg); DIR holds {TABLE}"
+        f"DIR/frames/VIDEO/%06d.jpg); DIR holds {table}"
     )
 
-    def samples(self) -> list[Sample]:
-        """Return the rows of the table; ids are their ``index``. Only the listings of the frames' folders are read."""
-        rows = read_table(find_file(self, task_folder(self), TABLE), _MMB_COLUMNS, delimiter="\t")
+    def video_rows(self) -> list[FileRow]:
+        rows = read_table(find_file(self, task_folder(self), self.table), self.columns, delimiter="\t")
         unique_ids((row.values["index"], row.place) for row in rows)
         for row in rows:
             if not row.values["index"].isdecimal():
                 raise ValueError(f"{row.place}: index {row.values['index']!r} is not a number")
-        chosen = self.frames_of(row.values["video"] for row in rows)
-        samples = []
-        for row in rows:
-            images = chosen[row.values["video"]]
-            asked = "<image>\n" * len(images) + f"Question: {row.values['question']}\nAnswer: "
-            prompt = _MMB_BEFORE.format(len(images)) + asked
-            samples.append(Sample(row.values["index"], prompt, dict(row.values), images, max_new_tokens=512))
-        return samples
+        return rows
+
+    def sample(self, row: FileRow, images: tuple[Path, ...]) -> Sample:
+        asked = "<image>\n" * len(images) + f"Question: {row.values['question']}\nAnswer: "
+        prompt = self.before.format(len(images)) + asked
+        return Sample(row.values["index"], prompt, dict(row.values), images, max_new_tokens=self.tokens)
 
 
-@dataclass
-class VideoTT(VideoTask):
-    """Video-TT (Zhang et al., 2025): questions with options; the answers are for VLMEvalKit's judge, in ``judge.tsv``.
+class VideoTT(VideoTask, row="video_tt"):
+    """Video-TT (Zhang et al., 2025): questions with options; the set's open questions are not here.
 
-    VLMEvalKit's words. The set's open questions are not here.
+    Ids are the rows' numbers from 0, which VLMEvalKit calls ``index``.
     """
 
-    name = "video_tt"
+    before = (
+        "These are the frames of a video. Select the best answer to the following multiple-choice question based on "
+        "the video. Respond with only the letter (A, B, C, or D) of the correct option.\n"
+    )
     where = (
         "hf download lmms-lab/video-tt --repo-type dataset --local-dir DIR, unpack its videos and extract frames of "
         "each into DIR/frames/VIDEO_ID (ffmpeg -i VIDEO_ID.mp4 -vf fps=1 DIR/frames/VIDEO_ID/%06d.jpg); DIR holds "
         "data/test-*.parquet"
     )
 
-    def samples(self) -> list[Sample]:
-        """Return the rows of split ``test``; ids are their numbers from 0, which VLMEvalKit calls ``index``."""
-        rows = read_split(self, "test", _TT_COLUMNS)
-        chosen = self.frames_of(str(row.values["video_id"]) for row in rows)
-        samples = []
-        for index, row in enumerate(rows):
-            values = {name: row.values[name] for name in _TT_COLUMNS[1:]}
-            video = str(row.values["video_id"])
-            images = chosen[video]
-            asked = f"Question: {values['question']}\n{values['question_prompt']}\nAnswer: "
-            reference = {"index": index, "video": video, "video_path": f"./video/{video}.mp4", **values}
-            prompt = "<image>\n" * len(images) + _TT_BEFORE + asked
-            samples.append(Sample(str(index), prompt, reference, images, kind=str(values["capability"])))
-        return samples
+    def video_rows(self) -> list[FileRow]:
+        found = []
+        for index, row in enumerate(read_split(self, self.answered, self.columns)):
+            video, *others = (row.values[name] for name in self.columns)
+            more = dict(zip(self.columns[1:], others, strict=True))
+            values = {"index": index, "video": str(video), "video_path": f"./video/{video}.mp4", **more}
+            found.append(FileRow(values, row.place))
+        return found
+
+    def sample(self, row: FileRow, images: tuple[Path, ...]) -> Sample:
+        values = row.values
+        asked = f"Question: {values['question']}\n{values['question_prompt']}\nAnswer: "
+        prompt = "<image>\n" * len(images) + self.before + asked
+        return Sample(str(values["index"]), prompt, dict(values), images, kind=str(values["capability"]))

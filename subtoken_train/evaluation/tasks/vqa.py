@@ -9,7 +9,6 @@ rest of it); GQA's questions and images are two configurations of it.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,55 +28,34 @@ from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQ
 from subtoken_train.evaluation.tasks.table_files import read_split
 from subtoken_train.typed import shown
 
-GQA_QUESTIONS = "testdev_balanced_questions.json"
-GQA_IMAGES = "images"
-TEXTVQA_QUESTIONS = "llava_textvqa_val_v051_ocr.jsonl"
-TEXTVQA_ANSWERS = "TextVQA_0.5.1_val.json"
-TEXTVQA_IMAGES = "train_images"
-OCR_LINE = "Reference OCR token: "
-VQAV2_QUESTIONS = "v2_OpenEnded_mscoco_val2014_questions.json"
-VQAV2_ANSWERS = "v2_mscoco_val2014_annotations.json"
-VQAV2_IMAGES = "val2014"
 
-
-@dataclass
-class GQA(ImageQuestions):
+class GQA(ImageQuestions, row="gqa"):
     """GQA (Hudson & Manning, arXiv:1902.09506): the balanced questions of testdev.
 
     The kind is ``binary`` (the answer is yes or no) or ``open``.
     """
 
-    name = "gqa"
-    hub_id = "lmms-lab/GQA"
-    rows = 12_578
     scored_by = ExactMatch
-    answered = "testdev"
-    named = "id"
-    columns = ("id", "imageId", "question", "answer")
-    where = (
-        "Parquet: hf download lmms-lab/GQA --repo-type dataset --local-dir DIR --include 'testdev_balanced_*/*'. "
-        f"GQA's own form, unpacked in DIR: {GQA_QUESTIONS} of https://downloads.cs.stanford.edu/nlp/data/gqa/"
-        f"questions1.2.zip, and {GQA_IMAGES}/ of https://downloads.cs.stanford.edu/nlp/data/gqa/images.zip"
+    questions = "testdev_balanced_questions.json"
+    own_form = (
+        f"GQA's own form, unpacked in DIR: {questions} of https://downloads.cs.stanford.edu/nlp/data/gqa/"
+        "questions1.2.zip, and images/ of https://downloads.cs.stanford.edu/nlp/data/gqa/images.zip"
     )
 
     def reference(self, row: FileRow) -> dict[str, Any]:
-        """Return the answer."""
         return {"answer": self.answer(row)}
 
     def kind(self, row: FileRow) -> str:
-        """Return ``binary`` or ``open``."""
         return "binary" if self.answer(row) in ("yes", "no") else "open"
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
-        """Return GQA's own file, and where its images are."""
-        if not (folder / GQA_QUESTIONS).is_file():
+        if not (folder / self.questions).is_file():
             return None
-        entries = read_named(folder / GQA_QUESTIONS, ("imageId", "question", "answer"))
-        paths = {name: folder / GQA_IMAGES / f"{row.values['imageId']}.jpg" for name, row in entries.items()}
+        entries = read_named(folder / self.questions, self.columns[1:])
+        paths = {name: folder / "images" / f"{row.values['imageId']}.jpg" for name, row in entries.items()}
         return [row.with_values(id=name, image=paths[name]) for name, row in entries.items()]
 
     def parquet_rows(self) -> list[FileRow]:
-        """Return the questions, joined with the other configuration's images."""
         questions = read_split(self, self.answered, self.columns, config="testdev_balanced_instructions")
         pictures = read_split(self, self.answered, ["id"], ["image"], config="testdev_balanced_images")
         unique_ids((str(row.values["id"]), row.place) for row in pictures)
@@ -89,7 +67,7 @@ class GQA(ImageQuestions):
 
 
 @dataclass
-class TextVQA(ImageQuestions):
+class TextVQA(ImageQuestions, row="textvqa"):
     """TextVQA (Singh et al., arXiv:1904.08920), validation: questions about text in photographs.
 
     Attributes:
@@ -97,36 +75,30 @@ class TextVQA(ImageQuestions):
             very probably the paper's); without them the score is lower by a lot, so say which.
     """
 
-    name = "textvqa"
-    hub_id = "lmms-lab/textvqa"
-    rows = 5000
+    ocr: bool = True
+
     scored_by = SoftAccuracy
-    answered = "validation"
-    tokens = 128
-    columns = ("question_id", "question", "answers", "ocr_tokens")
-    where = (
-        "Parquet: hf download lmms-lab/textvqa --repo-type dataset --local-dir DIR --include 'data/validation-*'. "
-        f"LLaVA's form, all in DIR: {TEXTVQA_QUESTIONS} (folder textvqa of eval.zip, "
+    questions: ClassVar = "llava_textvqa_val_v051_ocr.jsonl"
+    official: ClassVar = "TextVQA_0.5.1_val.json"
+    ocr_line: ClassVar = "Reference OCR token: "
+    own_form = (
+        f"LLaVA's form, all in DIR: {questions} (folder textvqa of eval.zip, "
         "https://drive.google.com/file/d/1atZSBBrAX54yYpxtVVW33zFvcnaHeFPy), "
-        f"https://dl.fbaipublicfiles.com/textvqa/data/{TEXTVQA_ANSWERS}, and {TEXTVQA_IMAGES}/ of "
+        f"https://dl.fbaipublicfiles.com/textvqa/data/{official}, and train_images/ of "
         "https://dl.fbaipublicfiles.com/textvqa/images/train_val_images.zip"
     )
 
-    ocr: bool = True
-
     def question(self, row: FileRow) -> str:
-        """Return what is asked; a row of LLaVA's files holds it as ``text``."""
-        if "text" in row.values:
+        if "text" in row.values:  # LLaVA's files hold it
             return row.text("text")
-        tokens = f"\n{OCR_LINE}{', '.join(row.values['ocr_tokens'] or ())}" if self.ocr else ""
+        tokens = f"\n{self.ocr_line}{', '.join(row.values['ocr_tokens'] or ())}" if self.ocr else ""
         return row.text("question").capitalize() + tokens + SHORT_ANSWER
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
-        """Join LLaVA's two files."""
-        if not any((folder / name).is_file() for name in (TEXTVQA_QUESTIONS, TEXTVQA_ANSWERS)):
+        if not any((folder / name).is_file() for name in (self.questions, self.official)):
             return None
-        questions = read_jsonl(find_file(self, folder, TEXTVQA_QUESTIONS), ("question_id", "image", "text"))
-        path = find_file(self, folder, TEXTVQA_ANSWERS)
+        questions = read_jsonl(find_file(self, folder, self.questions), ("question_id", "image", "text"))
+        path = find_file(self, folder, self.official)
         known = _annotations(path)
         rows = []
         for row in questions:
@@ -138,23 +110,23 @@ class TextVQA(ImageQuestions):
                     f"{row.place}: {path} has no (further) answers for question {question!r} of image {image!r}; "
                     "the two files must be of the same split"
                 )
-            source = inside(folder / TEXTVQA_IMAGES, str(row.values["image"]))
+            source = inside(folder / "train_images", str(row.values["image"]))
             rows.append(waiting.popleft().with_values(text=text, image=source))
         return rows
 
     def _llava_prompt(self, row: FileRow) -> tuple[str, str]:
         """Return the question alone, and what is asked."""
         question, *rest = row.text("text").split("\n")
-        tokens = len(rest) == 2 and rest[0].startswith(OCR_LINE.rstrip())
+        tokens = len(rest) == 2 and rest[0].startswith(self.ocr_line.rstrip())
         if not tokens and (self.ocr or len(rest) != 1):
             raise ValueError(
-                f"{row.place}: a text must have a line each for the question, '{OCR_LINE}...' and how to answer "
+                f"{row.place}: a text must have a line each for the question, '{self.ocr_line}...' and how to answer "
                 f"(the second may be absent with ocr=False); got {row.values['text']!r}"
             )
         return question, "\n".join([question, *rest] if self.ocr else [question, rest[-1]])
 
 
-def _annotations(path: Path) -> Mapping[tuple[str, str], deque[FileRow]]:
+def _annotations(path: Path) -> dict[tuple[str, str], deque[FileRow]]:
     """Group annotations by image and question; one that was put twice has two, in order (LLaVA: both get the last)."""
     found: dict[tuple[str, str], deque[FileRow]] = defaultdict(deque)
     rows = read_entries(path, "data", ("image_id", "question", "question_id"))
@@ -165,33 +137,24 @@ def _annotations(path: Path) -> Mapping[tuple[str, str], deque[FileRow]]:
 
 
 @dataclass
-class VQAv2(ImageQuestions):
+class VQAv2(ImageQuestions, row="vqav2"):
     """VQAv2 (Goyal et al., arXiv:1612.00837): questions about COCO photographs, ten answers each.
 
     The validation set, a reading: the sub-token paper names no split, and its figures fit test-dev as well. The other
     values of ``split`` have no public answers (LLaVA's table shows test-dev) and are refused.
     """
 
-    name = "vqav2"
-    hub_id = "lmms-lab/VQAv2"
-    rows = 214_354
-    primary = "llava_accuracy"
+    split: str = "validation"
+
     scored_by = VQAv2Accuracy
-    answered = "validation"
-    kinds = "answer_type"
-    columns = ("question_id", "question", "answers", "answer_type")
-    where = (
-        "Parquet: hf download lmms-lab/VQAv2 --repo-type dataset --local-dir DIR --include 'data/validation-*'. "
+    allowed: ClassVar = {"split": ("validation", "testdev", "test")}
+    files: ClassVar = ("v2_OpenEnded_mscoco_val2014_questions.json", "v2_mscoco_val2014_annotations.json")
+    own_form = (
         "The challenge's own form, unpacked in DIR: https://s3.amazonaws.com/cvmlp/vqa/mscoco/vqa/"
         "v2_Questions_Val_mscoco.zip, .../v2_Annotations_Val_mscoco.zip, http://images.cocodataset.org/zips/val2014.zip"
     )
 
-    allowed: ClassVar = {"split": ("validation", "testdev", "test")}
-
-    split: str = "validation"
-
     def __post_init__(self) -> None:
-        """Refuse a split without public answers by a ``ValueError``."""
         super().__post_init__()
         if self.split != self.answered:
             raise ValueError(
@@ -199,10 +162,9 @@ class VQAv2(ImageQuestions):
             )
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
-        """Join the challenge's two files."""
-        if not any((folder / name).is_file() for name in (VQAV2_QUESTIONS, VQAV2_ANSWERS)):
+        if not any((folder / name).is_file() for name in self.files):
             return None
-        paths = find_file(self, folder, VQAV2_QUESTIONS), find_file(self, folder, VQAV2_ANSWERS)
+        paths = [find_file(self, folder, name) for name in self.files]
         questions = _by_id(read_entries(paths[0], "questions", ("question_id", "image_id", "question")))
         annotations = _by_id(read_entries(paths[1], "annotations", ("question_id", "answers", "answer_type")))
         for asked, path, others in ((questions, paths[1], annotations), (annotations, paths[0], questions)):
@@ -213,7 +175,7 @@ class VQAv2(ImageQuestions):
                 )
         rows = []
         for name, row in questions.items():
-            image = folder / VQAV2_IMAGES / f"COCO_{VQAV2_IMAGES}_{_number(row, 'image_id'):012}.jpg"
+            image = folder / "val2014" / f"COCO_val2014_{_number(row, 'image_id'):012}.jpg"
             rows.append(annotations[name].with_values(question=row.values["question"], image=image))
         return rows
 

@@ -34,10 +34,7 @@ LIST = FLOAT | {"answer_type": "list", "precision": None, "answer": "[1, 2]"}
     [
         (CHOICE, "Find ∠BOC.\nA. 135°\nB. 140°\nAnswer with the option's letter from the given choices directly."),
         (NUMBER, "Find ∠BOC. (Unit: g)\nAnswer the question using a single integer number."),
-        (
-            FLOAT,
-            "Find ∠BOC.\nAnswer the question using a single floating-point number with one decimal place.",
-        ),
+        (FLOAT, "Find ∠BOC.\nAnswer the question using a single floating-point number with one decimal place."),
         (
             FLOAT | {"precision": 2},
             "Find ∠BOC.\nAnswer the question using a single floating-point number with two decimal places.",

@@ -1,4 +1,4 @@
-"""LongBench: its sets as its own programs ask them, and what its ``metrics.py`` gave (rouge 1.0.1, fuzzywuzzy 0.18)."""
+"""LongBench and v2: asked as their own programs ask, scored as ``metrics.py`` did (rouge 1.0.1, fuzzywuzzy 0.18)."""
 
 import json
 from itertools import combinations
@@ -12,10 +12,12 @@ from subtoken_train.evaluation.tasks.longbench import (
     SETS,
     WITHOUT_CHAT,
     LongBenchScores,
+    LongBenchV2Accuracy,
     check_jieba,
     class_score,
     longbench_score,
     rouge_l,
+    said_letter,
 )
 from tests.support.vqa_cases import refused
 
@@ -40,27 +42,21 @@ def test_a_set_is_asked_in_its_own_words(tmp_path):
     assert first.prompt[: first.context_characters] == context
     assert first.reference == {"set": "multifieldqa_en", "answers": ["cat"]}
     assert (first.id, second.id, first.kind) == ("multifieldqa_en-0", "multifieldqa_en-1", "multifieldqa_en")
-    assert (first.max_new_tokens, first.stop, first.cut_middle, first.chat, first.keep_space) == (
-        64,
-        (),
-        True,
-        False,
-        True,
-    )
+    assert (first.max_new_tokens, first.stop) == (64, ())
+    assert (first.cut_middle, first.chat, first.keep_space) == (True, False, True)
 
 
 def test_all_sets(tmp_path):
+    answers = {"passage_retrieval_en": "Paragraph 3", "passage_retrieval_zh": "\u6bb5\u843d3"}
     for name in SETS:
-        answers = {"passage_retrieval_en": "Paragraph 3", "passage_retrieval_zh": "\u6bb5\u843d3"}
-        row = {"answers": [answers.get(name, "cat")], "all_classes": ["cat", "dog"]}
-        write(tmp_path, name, row)
+        write(tmp_path, name, {"answers": [answers.get(name, "cat")], "all_classes": ["cat", "dog"]})
     samples = build_task("longbench", tmp_path, chat=True).samples()
     assert [sample.kind for sample in samples] == list(SETS)
     for sample in samples:
         assert sample.prompt[: sample.context_characters].endswith("A {input} cat\nran.")
-        asked = sample.prompt[sample.context_characters :]
         silent = ("gov_report", "multi_news", "vcsum", "passage_count", "lcc")
-        assert asked.count("Who {context} ran?") == (sample.kind not in silent)
+        asked = sample.prompt[sample.context_characters :].count("Who {context} ran?")
+        assert asked == (sample.kind not in silent)
         assert sample.chat == (sample.kind not in WITHOUT_CHAT)
         assert (sample.stop == ("\n",)) == (sample.kind == "samsum")
         assert ("classes" in sample.reference) == (sample.kind in ("trec", "lsht"))
@@ -83,24 +79,21 @@ def test_all_sets(tmp_path):
     ],
 )
 def test_rows_that_cannot_be_scored(tmp_path, name, row, message):
-    good = {"answers": ["Paragraph 1"], "all_classes": ["x"]}
-    write(tmp_path, name, good, row)
+    write(tmp_path, name, {"answers": ["Paragraph 1"], "all_classes": ["x"]}, row)
     refused(message, "longbench", tmp_path, sets=[name])
 
 
 def test_files_that_are_none(tmp_path):
-    refused(
-        r"has no lcc\.jsonl or data/lcc\.jsonl\. hf download THUDM/LongBench data\.zip",
-        "longbench",
-        tmp_path,
-        sets=["lcc"],
-    )
+    words = r"has no lcc\.jsonl or data/lcc\.jsonl\. hf download THUDM/LongBench data\.zip"
+    refused(words, "longbench", tmp_path, sets=["lcc"])
     refused(r"longbench reads a folder, and THUDM/LongBench is none\. hf download", "longbench", "THUDM/LongBench")
     path = write(tmp_path, "lcc", {})
-    path.write_text(path.read_text()[:-9])
-    refused(r"lcc\.jsonl, line 1", "longbench", tmp_path, sets=["lcc"])
-    path.write_text("[" * 100_000)
-    refused(r"lcc\.jsonl is one JSON list, not one JSON object per line", "longbench", tmp_path, sets=["lcc"])
+    for text, words in (
+        (path.read_text()[:-9], "lcc.jsonl, line 1"),
+        ("[" * 100_000, "is one JSON list, not one JSON"),
+    ):
+        path.write_text(text)
+        refused(words, "longbench", tmp_path, sets=["lcc"])
 
 
 CLASSES = ["human", "other", "Number", "number of", "Number of dogs"]
@@ -187,8 +180,7 @@ def test_the_mean_is_over_sets():
     rows = [("qasper", "cat", ["cat"]), ("qasper", "dog", ["cat"]), ("qasper", "cat", ["cat"]), ("lcc", "x", ["x"])]
     for name, text, answers in rows:
         metric.update([text], [{"set": name, "answers": answers}])
-    found = metric.compute()
-    assert found == pytest.approx({"score": (2 / 3 + 1) / 2, "qasper": 2 / 3, "lcc": 1.0})
+    assert metric.compute() == pytest.approx({"score": (2 / 3 + 1) / 2, "qasper": 2 / 3, "lcc": 1.0})
     assert len(SETS) == len(set(SETS)) == 21
 
 
@@ -207,3 +199,74 @@ def test_chinese_words():
     today, weather, good = "\u4eca\u5929", "\u5929\u6c14", "\u5f88\u597d"
     assert score("multifieldqa_zh", today + weather + "\u3002", today + weather) == 1
     assert score("dureader", today + weather + good, today + good) == pytest.approx(0.6666666616666668, abs=1e-9)
+
+
+V2_ROW = {
+    "_id": "66f3", "domain": "Code Repository Understanding", "sub_domain": "x", "difficulty": "hard", "length": "long",
+    "question": " Which?\n", "choice_A": "one ", "choice_B": "two", "choice_C": "three", "choice_D": "four",
+    "answer": "C", "context": "\nA text with $Q$ in it.\n",
+}  # fmt: skip
+V2_PROMPT = (
+    "Please read the following text and answer the question below.\n\n<text>\nA text with Which? in it.\n</text>\n\n"
+    "What is the correct answer to this question: Which?\nChoices:\n(A) one\n(B) two\n(C) three\n(D) four\n\n"
+    'Format your response as follows: "The correct answer is (insert answer here)".'
+)
+
+
+def write_v2(folder, *rows):
+    (folder / "data.json").write_text(json.dumps([{**V2_ROW, **row} for row in rows]), encoding="utf-8")
+    return folder
+
+
+def test_how_v2_is_asked(tmp_path):
+    write_v2(tmp_path, {}, {"_id": "7", "difficulty": "easy"})
+    first, second = build_task("longbench_v2", tmp_path).samples()
+    assert first.prompt == V2_PROMPT
+    assert first.prompt[: first.context_characters].endswith("A text with Which? in it.")
+    assert (first.id, first.kind, first.cut_middle, first.chat) == ("66f3", V2_ROW["domain"], True, False)
+    assert second.reference == {"answer": "C", "difficulty": "easy", "length": "long"}
+    (whole, _) = build_task("longbench_v2", tmp_path, question="compressed", chat=True).samples()
+    assert (whole.chat, whole.prompt[whole.context_characters :]) == (True, V2_PROMPT.rpartition("\n")[2])
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("The correct answer is (B).", "B"),
+        ("**The correct answer is (C)**", "C"),
+        ("The correct answer is D", "D"),
+        ("The correct answer is A, no: The correct answer is (B)", "B"),
+        ("the correct answer is (B)", None),
+        ("The correct answer is (E)", None),
+        ("B", None),
+    ],
+)
+def test_the_letter_that_an_answer_says(text, letter):
+    assert said_letter(text) == letter
+
+
+def test_scores_by_difficulty_and_length():
+    metric = LongBenchV2Accuracy()
+    kinds = [("easy", "short"), ("hard", "short"), ("hard", "long")]
+    references = [{"answer": "A", "difficulty": first, "length": second} for first, second in kinds]
+    metric.update(["The correct answer is (A)", "?", "The correct answer is A"], references)
+    expected = {"accuracy": pytest.approx(2 / 3), "easy": 1, "hard": 0.5, "short": 0.5, "long": 1}
+    assert metric.compute() == expected
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"answer": "E"}, r"data\.json, entry\[1\]: unknown answer 'E'\. Allowed: A, B, C, D"),
+        ({"length": "huge"}, r"unknown length 'huge'"),
+        ({"difficulty": None}, r"unknown difficulty None"),
+        ({"context": 3}, r"entry\[1\]: context is 3, but must be a text"),
+        ({"_id": "66f3"}, r"entry\[1\]: id '66f3' appears twice, first in .*entry\[0\]"),
+    ],
+)
+def test_rows_of_v2_that_cannot_be_scored(tmp_path, row, message):
+    refused(r"has no data\.json\. hf download THUDM/LongBench-v2", "longbench_v2", tmp_path)
+    refused("longbench_v2 reads a folder, and THUDM/LongBench-v2 is none", "longbench_v2", "THUDM/LongBench-v2")
+    refused(message, "longbench_v2", write_v2(tmp_path, {}, {"_id": "7", **row}))
+    (tmp_path / "data.json").write_text("{}")
+    refused(r"data\.json is no list; is it another file\?", "longbench_v2", tmp_path)

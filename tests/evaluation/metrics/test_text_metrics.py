@@ -1,6 +1,8 @@
-"""Answers about scenes: whole objects, and attributes alone beside a plain count."""
+"""Log-likelihoods, matches of texts, and scenes."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.datasets.scenes import COLOR_NAMES, DESCRIPTION_KINDS, PLACES, ask, draw_scene
-from subtoken_train.evaluation.metrics.scene_scores import (
+from subtoken_train.evaluation.tasks.embedded_tasks import (
     ATTRIBUTES,
     SceneScore,
     attribute_f1,
@@ -17,6 +19,110 @@ from subtoken_train.evaluation.metrics.scene_scores import (
     scene_objects,
     scene_score,
 )
+from subtoken_train.evaluation.tasks.likelihoods import MultipleChoice, Perplexity
+from subtoken_train.evaluation.tasks.long_context import RulerMatch, ruler_score
+from tests.support.vqa_cases import reference_cases
+
+TEXTS = [
+    ([-12.5], {"words": 5, "bytes": 31}),
+    ([-3.25], {"words": 2, "bytes": 9}),
+    ([-40.0], {"words": 11, "bytes": 60}),
+]
+
+
+def scores(metric):
+    return metric.compute()
+
+
+def test_against_lm_eval():
+    metrics = pytest.importorskip("lm_eval.api.metrics", reason="lm-eval is absent")
+    metric = Perplexity()
+    for prediction, reference in TEXTS:
+        metric.update([prediction], [reference])
+    words = [(likelihood, reference["words"]) for (likelihood,), reference in TEXTS]
+    octets = [(likelihood, reference["bytes"]) for (likelihood,), reference in TEXTS]
+    expected = {
+        "word_perplexity": metrics.weighted_perplexity(words),
+        "byte_perplexity": metrics.weighted_perplexity(octets),
+        "bits_per_byte": metrics.bits_per_byte(octets),
+    }
+    assert scores(metric) == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_fair_coin_per_byte_is_one_bit():
+    metric = Perplexity()
+    metric.update([[-8 * math.log(2)]], [{"words": 2, "bytes": 8}])
+    assert scores(metric) == pytest.approx({"word_perplexity": 16, "byte_perplexity": 2, "bits_per_byte": 1})
+    assert Perplexity.score([-8 * math.log(2)], {"words": 2, "bytes": 8}) == pytest.approx(0.5)
+    assert not Perplexity.higher_is_better
+    assert Perplexity.points == set(scores(metric))
+
+
+def test_the_first_of_the_likeliest_is_chosen():
+    assert MultipleChoice.score([-2.0, -1.0, -1.0, -3.0], {"answer": 1}) == 1
+    assert MultipleChoice.score([-2.0, -1.0, -1.0, -3.0], {"answer": 2}) == 0
+    metric = MultipleChoice()
+    metric.update([[-1.0, -2.0], [-1.0, -2.0], [-3.0, -2.0]], [{"answer": 0}, {"answer": 1}, {"answer": 1}])
+    assert metric.compute()["accuracy"] == 2 / 3
+
+
+def test_reference_items(shared):
+    cases = reference_cases(shared, "mmlu")
+    for case in cases:
+        score = MultipleChoice.score(case["loglikelihoods"], {"answer": case["doc"]["answer"]})
+        assert score == case["lm_eval_result"]["acc"]
+
+
+@pytest.fixture
+def golden(shared):
+    """Sets of items, each with its aggregate."""
+    sets = [[]]
+    for case in reference_cases(shared, "ruler"):
+        sets[-1].append(case)
+        if case["kind"] == "aggregate":
+            sets.append([])
+    assert not sets.pop()
+    return sets
+
+
+def test_items_of_the_golden(golden):
+    items = [row for *rows, _ in golden for row in rows]
+    assert items
+    for row in items:
+        given = row["predicted_answer"], row["task"], row["answer"]
+        assert round(100 * ruler_score(*given), 2) == pytest.approx(row["ruler_score"], abs=1e-6)
+        assert round(100 * ruler_score(*given, control=""), 2) == pytest.approx(row["kvpress_score"], abs=1e-6)
+
+
+def test_aggregate_of_the_golden(golden):
+    for *items, aggregate in golden:
+        metric = RulerMatch()
+        metric.update(
+            [row["predicted_answer"] for row in items],
+            [{"task": row["task"], "answers": row["answer"]} for row in items],
+        )
+        scores = metric.compute()
+        tasks = aggregate["ruler"]
+        assert {name: round(100 * scores[name], 2) for name in tasks} == tasks
+        assert scores.keys() == {"string_match", "kvpress_string_match", *tasks}
+        kvpress = [own["string_match"] for own in aggregate["kvpress"].values()]
+        assert 100 * scores["kvpress_string_match"] == pytest.approx(sum(kvpress) / len(kvpress), abs=0.005)
+        mean = sum(scores[name] for name in tasks) / len(tasks)
+        assert scores["string_match"] == pytest.approx(mean, abs=1e-12)
+
+
+def test_parts_and_control_characters():
+    assert ruler_score("ALPHA only", "vt", ["alpha", "beta"]) == 0.5
+    assert ruler_score("ALPHA only", "qa_2", ["alpha", "beta"]) == 1
+    assert ruler_score("ab\ncd", "qa_1", ["abcd"]) == 0
+    assert ruler_score("ab\ncd", "qa_1", ["abcd"], control="") == 1
+
+
+def test_tasks_weigh_alike_whatever_their_size():
+    metric = RulerMatch()
+    metric.update(["1", "2", "x"], [{"task": "vt", "answers": ["1"]}] * 2 + [{"task": "qa_1", "answers": ["x"]}])
+    assert metric.compute()["string_match"] == 0.75
+
 
 DIGITS = tuple("0123456789")
 WORDS = st.lists(st.sampled_from((*PLACES, *COLOR_NAMES, *DIGITS, "none", "and")), max_size=30)

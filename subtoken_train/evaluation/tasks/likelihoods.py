@@ -1,0 +1,237 @@
+"""Text tasks that are scored by log-likelihoods: MMLU's letters, and WikiText's perplexity after a context.
+
+MMLU (Hendrycks et al., arXiv:2009.03300) is read from the Parquet form on the Hub, or from CSV files
+``dev/SUBJECT_dev.csv`` and ``test/SUBJECT_test.csv``: the authors' (no header, letters), or with a header and indices.
+
+WikiText (Merity et al., 2016): the articles of the test split make one stream of text, cut into windows of words (what
+white space separates). A window is a context, a short prefix of the query region and the words that are scored; the
+prefix is read in full and chooses what is kept of the context, so that nothing that is scored takes part in the choice.
+Windows do not overlap: the words of contexts and prefixes are never scored. What is left at the end is dropped. Not
+lm-eval's ``wikitext``: that one undoes WikiText's own tokenisation first, and scores every word. The text here is as in
+the files, so figures compare with others of this task only. Perplexity is as lm-eval defines it, MMLU's score
+lm-evaluation-harness's ``acc``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from subtoken_train.documents import check_file_name
+from subtoken_train.errors import MAX_TOKENS
+from subtoken_train.evaluation.metrics.metric import MeanScores, Prediction, TaskMetric
+from subtoken_train.evaluation.tasks.file_rows import FileRow, benchmark_text, task_source
+from subtoken_train.evaluation.tasks.image_questions import lettered
+from subtoken_train.evaluation.tasks.table_files import read_split, read_table
+from subtoken_train.evaluation.tasks.task import Sample, Task
+
+
+class Perplexity(TaskMetric):
+    """``word_perplexity``, ``byte_perplexity`` and ``bits_per_byte`` of scored texts, lower is better.
+
+    With L the sum of log-likelihoods in nats: exp(-L / words), exp(-L / bytes) and -L / bytes / ln 2. None of them
+    depends on how a tokenizer cuts the text. A reference holds ``words`` and ``bytes`` of the scored text, a prediction
+    its one log-likelihood. ``score`` is the geometric mean of a byte's probability, 1 / byte perplexity of the sample.
+    """
+
+    higher_is_better = False
+    points = frozenset({"word_perplexity", "byte_perplexity", "bits_per_byte"})
+
+    def compute(self) -> dict[str, float]:
+        parts = [(_only(said), of["words"], of["bytes"]) for said, of in self.rows]
+        nats, words, octets = map(sum, zip(*parts, strict=True))
+        return {
+            "word_perplexity": math.exp(-nats / words),
+            "byte_perplexity": math.exp(-nats / octets),
+            "bits_per_byte": -nats / octets / math.log(2),
+        }
+
+    @staticmethod
+    def score(prediction: Any, reference: Mapping[str, Any]) -> float:
+        return math.exp(_only(prediction) / reference["bytes"])
+
+
+def _only(prediction: Prediction) -> float:
+    assert isinstance(prediction, list)
+    (value,) = prediction
+    return value
+
+
+class MultipleChoice(MeanScores):
+    """``accuracy``: the share of questions whose likeliest choice is right; among equals the first counts as chosen.
+
+    Likelihoods are taken as they are, not divided by length. A reference holds ``answer``, the right choice's index.
+    """
+
+    names = ("accuracy",)
+
+    @staticmethod
+    def figures(prediction: list[float], reference: Mapping[str, Any]) -> dict[str, float]:
+        return {"accuracy": float(prediction.index(max(prediction)) == reference["answer"])}
+
+
+_LETTERS = "ABCD"
+_CELLS = ("question", "choice0", "choice1", "choice2", "choice3", "answer")
+
+
+@dataclass
+class MMLU(Task, row="mmlu"):
+    """The 14,042 test questions; a subject's first examples of ``dev`` come before each.
+
+    The few-shot prefix is what may be compressed: the question and the letters' likelihoods come after it.
+
+    Attributes:
+        style: ``lm_eval`` (lm-evaluation-harness) or ``hendrycks`` (the authors' program), which has two spaces after
+            "about" and keeps the space around a question.
+    """
+
+    num_fewshot: int = 5
+    style: str = "lm_eval"
+
+    scored_by = MultipleChoice
+    allowed: ClassVar = {"style": ("lm_eval", "hendrycks"), "num_fewshot": range(6)}
+    where = (
+        "Parquet: hf download cais/mmlu --repo-type dataset --local-dir DIR --include 'all/*'. CSV: unpack "
+        "https://people.eecs.berkeley.edu/~hendrycks/data.tar, and give its folder data (with dev/ and test/)"
+    )
+
+    def samples(self) -> Sequence[Sample]:
+        examples = self._by_subject("dev") if self.num_fewshot else {}
+        samples = []
+        for subject, rows in self._by_subject("test").items():
+            shown = examples.get(subject, [])[: self.num_fewshot]
+            if len(shown) < self.num_fewshot:
+                raise ValueError(
+                    f"task mmlu: subject {subject} has {len(shown)} of {self.num_fewshot} examples in dev. {self.where}"
+                )
+            prefix = self.prefix(subject, shown)
+            samples += [
+                Sample(
+                    f"{subject}/{number}",
+                    prefix + self.question(row),
+                    {"answer": _answer(row)},
+                    choices=tuple(f" {letter}" for letter in _LETTERS),
+                    context_characters=len(prefix),
+                    kind=subject,
+                )
+                for number, row in enumerate(rows)
+            ]
+        return samples
+
+    def prefix(self, subject: str, examples: Sequence[FileRow]) -> str:
+        """Return what comes before a question: the description and solved examples."""
+        gap = "  " if self.style == "hendrycks" else " "
+        about = gap + subject.replace("_", " ")
+        solved = (f"{self.question(row)} {_LETTERS[_answer(row)]}\n\n" for row in examples)
+        return f"The following are multiple choice questions (with answers) about{about}.\n\n{''.join(solved)}"
+
+    def question(self, row: FileRow) -> str:
+        """Return a question up to where its answer's letter belongs."""
+        asked = row.values["question"] if self.style == "hendrycks" else row.values["question"].strip()
+        return f"{asked}\n{lettered(row.values['choices'])}\nAnswer:"
+
+    def _by_subject(self, split: str) -> dict[str, list[FileRow]]:
+        source = task_source(self)
+        subjects: dict[str, list[FileRow]] = defaultdict(list)
+        folder = source / split if isinstance(source, Path) else None
+        if folder is not None and folder.is_dir():
+            for path in sorted(folder.glob(f"*_{split}.csv")):
+                subjects[path.stem.removesuffix(f"_{split}")] = _csv_rows(path)
+        else:
+            for row in read_split(self, split, self.columns, config="all"):
+                subjects[row.values["subject"]].append(row)
+        if not subjects:
+            raise ValueError(f"task mmlu: {folder} has no *_{split}.csv. {self.where}")
+        return subjects
+
+
+def _csv_rows(path: Path) -> list[FileRow]:
+    """Return rows as the Parquet form has them; an answer that is no letter or number is -1."""
+    found = []
+    for row in read_table(path, _CELLS, header=False):
+        answer = row.text("answer").strip()
+        number = _LETTERS.find(answer) if answer in tuple(_LETTERS) else int(answer) if answer.isdecimal() else -1
+        found.append(row.with_values(choices=[row.values[name] for name in _CELLS[1:5]], answer=number))
+    header = found and tuple(found[0].values[name] for name in _CELLS[:5]) == _CELLS[:5]
+    return found[1:] if header else found
+
+
+def _answer(row: FileRow) -> int:
+    answer, choices = row.values["answer"], row.values["choices"]
+    if len(choices) != len(_LETTERS) or answer not in range(len(_LETTERS)):
+        raise ValueError(
+            f"{row.place}: {len(choices)} choices with answer {answer}; it needs 4 choices, and A to D or 0 to 3"
+        )
+    return int(answer)
+
+
+@dataclass
+class WikiText(Task, row="wikitext"):
+    """Windows of the test split: words that may be compressed, words read in full but not scored, words scored.
+
+    ``config`` is the Hub's, and its folder's name.
+    """
+
+    config: str = "wikitext-103-raw-v1"
+    context_words: int = 768
+    prefix_words: int = 48
+    query_words: int = 720
+
+    scored_by = Perplexity
+    ranges: ClassVar = dict.fromkeys(("context_words", "prefix_words", "query_words"), (1, MAX_TOKENS))
+    text_files: ClassVar = ("test.txt", "wiki.test.raw", "wiki.test.tokens")
+    where = (
+        "hf download Salesforce/wikitext --include 'wikitext-103-raw-v1/*' --repo-type dataset --local-dir DIR; "
+        f"a folder with a plain text file ({', '.join(text_files)}) does, too"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_file_name(self.config, "config of wikitext")
+
+    @property
+    def asks(self) -> str:
+        return "raw text, no chat template; no question: what follows the context is scored"
+
+    def samples(self) -> Sequence[Sample]:
+        sizes = (self.context_words, self.prefix_words, self.query_words)
+        samples = list(windows(self._text(), sizes))
+        if not samples:
+            raise ValueError(f"{self.source or self.hub_id} has fewer words than one window of {sum(sizes)}; ask fewer")
+        return samples
+
+    def _text(self) -> str:
+        source = task_source(self)
+        if isinstance(source, Path):
+            for path in (source / name for name in self.text_files):
+                if path.is_file():
+                    return benchmark_text(path)
+        return "".join(row.values["text"] for row in read_split(self, "test", self.columns, config=self.config))
+
+
+def windows(text: str, sizes: Sequence[int]) -> Iterable[Sample]:
+    """Cut samples of consecutive words; white space before a word belongs to it.
+
+    ``sizes`` are the words of context, prefix and scored text.
+    """
+    ends = [match.end() for match in re.finditer(r"\s*\S+", text)]
+    context, prefix, query = sizes
+    window = context + prefix + query
+    for number in range(len(ends) // window):
+        first = number * window
+        start = ends[first - 1] if first else 0
+        context_end, prefix_end, end = (ends[first + words - 1] for words in (context, context + prefix, window))
+        scored = text[prefix_end:end]
+        yield Sample(
+            id=str(number),
+            prompt=text[start:prefix_end],
+            reference={"words": query, "bytes": len(scored.encode())},
+            choices=(scored,),
+            context_characters=context_end - start,
+            kind="window",
+        )

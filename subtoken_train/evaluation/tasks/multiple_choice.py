@@ -1,0 +1,339 @@
+"""MMBench, ScienceQA and MMMU: multiple choice (and MMMU's open questions) about images, in forms of their own.
+
+MMBench, development set (Liu et al., arXiv:2307.06281): lmms-eval's Parquet form (4,329 rows, what the paper scores),
+or the benchmark's own TSV with base64 images, whose English release of July 2023 has 4,377. The rotations of a question
+are rows of their own in all of them, with the same index modulo one million, so vanilla and circular accuracy come from
+the same answers.
+
+ScienceQA (Lu et al., arXiv:2209.09513): 2,017 test questions with an image; the Parquet form, or the benchmark's own
+``problems.json`` and ``pid_splits.json`` with its images in ``images/test/ID/image.png``.
+
+MMMU, validation (Yue et al., arXiv:2311.16502): 900 questions of college exams in 30 subjects, up to 7 images each, as
+lmms-eval's ``mmmu_val`` asks its default models: the images stand first, and the text names them ("<image 1>"). What
+lmms-eval does beside it, each image in its place in the text, is not here. Answers are read by the rules of the
+benchmark's ``eval/eval_utils.py``, as lmms-eval at 75571cfe has them, except that where these draw a letter at random
+the answer here names no option.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any, ClassVar
+
+from subtoken_train.datasets.image_sources import EncodedImage, inside
+from subtoken_train.evaluation.metrics.choices import LETTERS, MMBenchScores, ScienceQAScores
+from subtoken_train.evaluation.metrics.metric import MeanScores
+from subtoken_train.evaluation.tasks.file_rows import (
+    FileRow,
+    benchmark_json,
+    find_file,
+    read_named,
+    task_source,
+    unique_ids,
+)
+from subtoken_train.evaluation.tasks.image_questions import (
+    LETTER_ANSWER,
+    SHORT_ANSWER,
+    ImageQuestions,
+    about_image,
+    lettered,
+)
+from subtoken_train.evaluation.tasks.table_files import read_split, read_table
+from subtoken_train.evaluation.tasks.task import Sample
+from subtoken_train.typed import shown
+
+
+@dataclass
+class MMBench(ImageQuestions, row="mmbench"):
+    """All English rows of the development set, in the words of ``prompt``: ``llava``, ``lmms`` or ``vlmevalkit``."""
+
+    prompt: str = "llava"
+
+    scored_by = MMBenchScores
+    own_form = (
+        "TSV, in DIR: https://opencompass.openxlab.space/utils/benchmarks/MMBench/MMBench_DEV_EN.tsv, or LLaVA's "
+        "https://download.openmmlab.com/mmclassification/datasets/mmbench/mmbench_dev_20230712.tsv"
+    )
+    prompts: ClassVar = {
+        "llava": ("{}\n", "{question}\n{options}{ending}"),
+        "lmms": ("{} ", "{question} There are several options:\n{options}\n{ending}"),
+        "vlmevalkit": (
+            "Hint: {}\n",
+            "Question: {question}\nOptions:\n{options}\nPlease select the correct answer from the options above. \n",
+        ),
+    }
+    """Words of LLaVA-1.5, lmms-eval and VLMEvalKit, whose own are English for Chinese questions too: for a hint, and
+    for the question. Odd spaces and lines are theirs."""
+    allowed: ClassVar = {"prompt": tuple(prompts)}
+    tables: ClassVar[Mapping[str, int]] = {"mmbench_dev_20230712.tsv": 4377, "MMBench_DEV_EN.tsv": 4329}
+    """Rows by name; the first that is in the source folder is read."""
+    endings: ClassVar[Mapping[str, str]] = {"llava": LETTER_ANSWER, "lmms": LETTER_ANSWER}
+    """Words that ask for the letter, by ``prompt``."""
+
+    @property
+    def expected_rows(self) -> int | None:
+        source = task_source(self)
+        table = self._table(source) if isinstance(source, Path) else None
+        return self.rows if table is None else self.tables[table.name]
+
+    def sample(self, row: FileRow, number: int) -> Sample:
+        index, answer = _index(row), _present(row.values["answer"])
+        if answer is None:
+            raise self.without_answer(row)
+        found = {letter: option for letter in "ABCD" if (option := _present(row.values[letter]))}
+        if answer not in found:
+            raise ValueError(f"{row.place}: the answer is {answer!r}, and the options are {', '.join(found)}")
+        before, words = self.prompts[self.prompt]
+        ending = self.endings.get(self.prompt, "")
+        asked = words.format(question=row.text("question"), options=lettered(found), ending=ending)
+        reference = {"index": index, "answer": answer, "options": found}
+        if nan := "".join(letter for letter in "ABCD" if letter not in found and row.values[letter] is not None):
+            reference["nan_options"] = nan
+        if hint := self.hint(row):
+            asked = before.format(hint) + asked
+        return self.ask(row, index, asked, reference, max_new_tokens=self.tokens, kind=row.values["category"])
+
+    def hint(self, row: FileRow) -> str | None:
+        """Return what stands before the question; None where a row has none."""
+        return _present(row.values["hint"])
+
+    def own_rows(self, folder: Path) -> list[FileRow] | None:
+        table = self._table(folder)
+        return None if table is None else _with_images(read_table(table, self.columns, "\t", image="image"))
+
+    def _table(self, folder: Path) -> Path | None:
+        return next((folder / name for name in self.tables if (folder / name).is_file()), None)
+
+
+class MMBenchCN(MMBench, row="mmbench_cn"):
+    """The same questions in Chinese.
+
+    As lmms-eval asks (``prompt: lmms``), the text "nan" in the place of a hint is one. Its score is a judge's
+    (``gpt_eval_score``), so none here is its own; ``lmms_static_circular`` is that of its English task without one.
+    """
+
+    own_form = "TSV, in DIR: https://opencompass.openxlab.space/utils/benchmarks/MMBench/MMBench_DEV_CN.tsv"
+    tables: ClassVar = {"MMBench_DEV_CN.tsv": 4329}
+    endings: ClassVar = {"llava": "\n请直接回答选项字母。", "lmms": "\n请直接使用所提供的选项字母作为答案回答。"}
+
+    def hint(self, row: FileRow) -> str | None:
+        given: str | None = row.values["hint"]  # a table's empty cells are "nan" in the Hub's file
+        return super().hint(row) if self.prompt != "lmms" else "nan" if given == "" else given
+
+
+def _with_images(rows: Sequence[FileRow]) -> list[FileRow]:
+    """Give rows whose image cell is the index of another row, to save space, that row's image."""
+    images = {row.values["index"]: row.values["image"] for row in rows if isinstance(row.values["image"], EncodedImage)}
+    found = []
+    for row in rows:
+        image = row.values["image"]
+        if not isinstance(image, EncodedImage) and image not in images:
+            raise ValueError(f"{row.place}: image is {image!r}, neither base64 nor the index of a row with an image")
+        found.append(row.with_values(image=images.get(image, image)))
+    return found
+
+
+def _present(value: Any) -> str | None:
+    """Return the text of a cell; None where it is empty: the table's empty cells are "nan" in the Hub's file."""
+    return None if value is None or str(value).lower() in ("", "nan") else str(value)
+
+
+def _index(row: FileRow) -> int:
+    try:
+        return int(row.values["index"])
+    except ValueError:
+        raise ValueError(f"{row.place}: index {row.values['index']!r} is not a number") from None
+
+
+@dataclass
+class ScienceQA(ImageQuestions, row="scienceqa"):
+    """The test questions: with an image (``img``), or all (``full``), of which those without one are asked as text."""
+
+    subset: str = "img"
+
+    scored_by = ScienceQAScores
+    problems: ClassVar = "problems.json"
+    splits: ClassVar = "pid_splits.json"
+    where = (
+        "Parquet: hf download lmms-lab/ScienceQA --repo-type dataset --local-dir DIR. The benchmark's own form, in "
+        f"DIR: {problems} and {splits} of data/scienceqa in https://github.com/lupantech/ScienceQA, and "
+        "https://scienceqa.s3.us-west-1.amazonaws.com/images/test.zip unpacked in DIR/images"
+    )
+    subsets: ClassVar = {"img": 2017, "full": 4241}
+    allowed: ClassVar = {"subset": tuple(subsets)}
+
+    @property
+    def expected_rows(self) -> int:
+        return int(self.subsets[self.subset])
+
+    def sample(self, row: FileRow, number: int) -> Sample:
+        values = row.values
+        answer, choices, image = values["answer"], row.texts("choices"), values["image"]
+        if type(answer) is not int or not 0 <= answer < len(choices) <= len(LETTERS):
+            raise ValueError(f"{row.place}: the answer is {answer!r}, which is none of the {len(choices)} choices")
+        hint = f"Context: {values['hint']}\n" if values["hint"] else ""
+        text = f"{hint}{row.text('question')}\n{lettered(choices)}{LETTER_ANSWER}"
+        return Sample(
+            str(values.get("id", f"{self.answered}-{number}")),
+            text if image is None else about_image(text),
+            {"answer": answer, "choices": len(choices), "image": image is not None},
+            () if image is None else (image,),
+            kind=values["subject"],
+        )
+
+    def parquet_rows(self) -> list[FileRow]:
+        return read_split(self, self.answered, self.columns, ["image"], f"ScienceQA-{self.subset.upper()}")
+
+    def own_rows(self, folder: Path) -> list[FileRow] | None:
+        if not any((folder / name).is_file() for name in (self.problems, self.splits)):
+            return None
+        path = find_file(self, folder, self.problems)
+        problems = read_named(path, (*self.columns, "image"))
+        listed = find_file(self, folder, self.splits)
+        splits = benchmark_json(listed)
+        ids = splits.get(self.answered) if isinstance(splits, dict) else None
+        if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):
+            raise ValueError(f"{listed} has no list {self.answered!r} of ids; is it another file?")
+        if unknown := [name for name in ids if name not in problems]:
+            raise ValueError(
+                f"{listed}: {len(unknown):,} ids of {self.answered!r} are not in {path}, first {unknown[0]!r}; the "
+                "file may be cut off, or the two are not of one release"
+            )
+        unique_ids((name, f"{listed}, {self.answered}[{number}]") for number, name in enumerate(ids))
+        rows = []
+        for name in ids:
+            image = problems[name].values["image"]
+            if image or self.subset == "full":
+                found = inside(folder / "images" / self.answered, f"{name}/{image}") if image else None
+                rows.append(problems[name].with_values(id=name, image=found))
+        return rows
+
+
+_FRAMES = (("({})", "({})"), ("{} ", " {} "), ("{}.", " {} "))
+"""Forms in which a letter may stand, each with the form whose last place then counts."""
+_KEYS = ("could be ", "so ", "is ", "thus ", "therefore ", "final ", "answer ", "result ")
+_NUMBERS = (
+    re.compile(r"-?\b\d{1,3}(?:,\d{3})+\b"),
+    re.compile(r"-?\d+(?:\.\d+)?[eE][+-]?\d+"),
+    re.compile(r"-?(?:\d+\.\d+|\.\d+|\d+\b)(?![eE][+-]?\d+)(?![,\d])"),
+)
+
+
+def chosen_letter(text: str, options: Sequence[str]) -> str | None:
+    """Return the letter that an answer names: in brackets, before a space or a full stop, or by its option's words.
+
+    Of several the one that stands last; None where the answer names none.
+    """
+    for mark in ",.!?;:'":
+        text = text.strip(mark)
+    text = f" {text} "
+    letters = ascii_uppercase[: len(options)]
+    for frame, place in _FRAMES:
+        if found := [letter for letter in letters if frame.format(letter) in text]:
+            return max(found, key=lambda letter: text.rfind(place.format(letter)))
+    text = text.lower()
+    places = {letter: text.rfind(option.lower()) for letter, option in zip(letters, options, strict=True)}
+    said = [letter for letter in places if places[letter] >= 0] if len(text.split()) > 5 else []
+    return max(said, key=places.__getitem__) if said else None
+
+
+def normalised(text: str) -> list[str | float]:
+    """Return a number rounded to two decimals, else the text in lower case; a single letter with a space beside it."""
+    text = text.strip()
+    try:
+        return [round(float(text.replace(",", "")), 2)]
+    except ValueError:
+        text = text.lower()
+        return [f" {text}", f"{text} "] if len(text) == 1 else [text]
+
+
+def open_answers(text: str) -> list[str | float]:
+    """Return what an open answer may be read as: the end of each line that says "is", "so" or the like, and numbers."""
+    text = text.strip().strip(".").lower()
+    lines, ends = text.split("\n"), []
+    for number, line in enumerate(lines, start=1):
+        end = ""
+        for key in (*_KEYS, "=") if number == len(lines) else _KEYS:
+            if key in line and (not end or len(line.split(key)[-1].strip()) < len(end)):
+                end = line.split(key)[-1].strip()
+        if end and end not in tuple(":,.!?;'"):
+            ends.append(end)
+    ends = ends or [text]
+    numbers = [number for end in ends for form in _NUMBERS for number in form.findall(end)]
+    return [answer for said in (*ends, *numbers) for answer in normalised(said)]
+
+
+def open_right(text: str, answers: Sequence[str]) -> bool:
+    """Tell whether a reading of the text holds one of the answers, or is its number."""
+    wanted = [each for answer in answers for each in normalised(answer)]
+    texts = [each for each in wanted if isinstance(each, str)]
+    return any(
+        any(each in said for each in texts) if isinstance(said, str) else said in wanted for said in open_answers(text)
+    )
+
+
+class MMMUAccuracy(MeanScores):
+    """Shares of right answers, of references with ``answers``, and ``options``, none for an open question.
+
+    Scores: ``accuracy``, by the benchmark's rules; ``lmms_accuracy``, which counts open answers (about one in twenty)
+    as wrong: lmms-eval compares them character by character, so that none can be right.
+    """
+
+    names = ("accuracy", "lmms_accuracy")
+
+    @staticmethod
+    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
+        options, answers = reference["options"], reference["answers"]
+        if not options:
+            return {"accuracy": float(open_right(prediction, answers)), "lmms_accuracy": 0.0}
+        right = float(chosen_letter(prediction, options) in answers)
+        return {"accuracy": right, "lmms_accuracy": right}
+
+
+class MMMU(ImageQuestions, row="mmmu"):
+    """The validation set; the test set has no public answers."""
+
+    scored_by = MMMUAccuracy
+    images: ClassVar = tuple(f"image_{number}" for number in range(1, 8))
+
+    def sample(self, row: FileRow, number: int) -> Sample:
+        name, options = row.text("id"), _python_list(row, "options")
+        subject = re.fullmatch(r"[^_]+_(.+)_\d+", name)
+        if subject is None:
+            raise ValueError(f"{row.place}: id {name!r} names no subject, as in 'validation_Accounting_1'")
+        choice = row.values["question_type"] == "multiple-choice"
+        answers = [self.answer(row)] if choice or not self.answer(row).startswith("[") else _python_list(row, "answer")
+        if choice and answers[0] not in tuple(ascii_uppercase[: len(options)]):
+            raise ValueError(f"{row.place}: the answer is {answers[0]!r}, which is none of the {len(options)} options")
+        asked = f"{row.text('question')}\n{lettered(options)}" if choice else row.text("question")
+        images = sorted({f"image_{found}" for found in re.findall(r"<image (\d+)>", asked)})
+        if unknown := [image for image in images if image not in self.images]:
+            raise ValueError(f"{row.place}: the question names {unknown[0]}; a row has image_1 to image_7")
+        return Sample(
+            name,
+            "<image>\n" * len(images) + asked + "\n" + (LETTER_ANSWER if choice else SHORT_ANSWER),
+            {"options": options if choice else [], "answers": answers},
+            tuple(image for column in images for image in row.image(column)),
+            max_new_tokens=self.tokens,
+            kind=subject[1],
+        )
+
+    def parquet_rows(self) -> list[FileRow]:
+        return read_split(self, self.answered, self.columns, self.images)
+
+
+def _python_list(row: FileRow, column: str) -> list[str]:
+    """Return the texts of a cell that holds a list as Python writes it."""
+    text = row.text(column)
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        found = None
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise ValueError(f"{row.place}: {column} is {shown(text)}, but must be a list of texts; fetch the file again")
+    return found

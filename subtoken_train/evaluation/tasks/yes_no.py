@@ -1,0 +1,277 @@
+"""POPE and MME: yes or no about a photograph, in the Hub's form and in the benchmarks' own.
+
+POPE (Li et al., arXiv:2305.10355): 3,000 questions in each of three categories. LLaVA-1.5's paper used a random file of
+2,910; the paper of this package, the 9,000. Answers are read as LLaVA (``llava/eval/eval_pope.py``) and lmms-eval
+(``tasks/pope/utils.py``) read them. MME (Fu et al., arXiv:2306.13394): 14 subtasks, two questions to an image, read as
+its own program (``eval_tool/calculation.py``) and lmms-eval (``tasks/mme/utils.py``) read them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from subtoken_train.evaluation.metrics.metric import TaskMetric, mean
+from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, read_jsonl, read_lines, task_source
+from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
+from subtoken_train.evaluation.tasks.table_files import parquet_files, read_split
+from subtoken_train.evaluation.tasks.task import Sample
+
+POPE_CATEGORIES = ("adversarial", "popular", "random")
+
+
+class POPEScores(TaskMetric):
+    """Scores over the counts of predictions and labels; a reference holds ``label`` (yes, no) and ``category``.
+
+    Scores:
+        ``accuracy``, ``precision``, ``recall``, ``f1``, ``yes_rate``: all samples together, answers as LLaVA reads
+            them (``first_sentence_answer``); the positive class is yes, and ``yes_rate`` is how often the *model* says
+            yes.
+        ``accuracy_CATEGORY``, ``f1_CATEGORY``: the same of one category that has samples.
+        ``llava_f1``: mean of the categories' F1, as LLaVA-1.5's table.
+        ``lmms_accuracy``, ``lmms_precision``, ``lmms_recall``, ``lmms_f1``: lmms-eval's, which wants exactly "yes" or
+            "no" (``bare_answer``): "Yes." is wrong, and a missed yes counts for recall only where the answer is "no".
+        ``lmms_yes_ratio``: as lmms-eval's code has it, the share of yes among the *labels*.
+
+    Where no answer or no label is yes, LLaVA's program stops with a ZeroDivisionError; here, as in lmms-eval, a
+    fraction of nothing is 0.
+    """
+
+    def compute(self) -> dict[str, float]:
+        llava = [(first_sentence_answer(text), reference["label"]) for text, reference in self.rows]
+        lmms = [(bare_answer(text), reference["label"]) for text, reference in self.rows]
+        scores = {**_fractions(llava), "yes_rate": _share([said == "yes" for said, _ in llava])}
+        f1 = []
+        for name in POPE_CATEGORIES:
+            own = [pair for pair, (_, of) in zip(llava, self.rows, strict=True) if of["category"] == name]
+            if own:
+                found = _fractions(own)
+                scores |= {f"accuracy_{name}": found["accuracy"], f"f1_{name}": found["f1"]}
+                f1.append(found["f1"])
+        scores["llava_f1"] = _share(f1)
+        scores |= {f"lmms_{name}": value for name, value in _fractions(lmms).items()}
+        return {**scores, "lmms_yes_ratio": _share([label == "yes" for _, label in lmms])}
+
+    @staticmethod
+    def score(prediction: Any, reference: Mapping[str, Any]) -> float:
+        return float(first_sentence_answer(prediction) == reference["label"])
+
+
+def first_sentence_answer(text: str) -> str:
+    """Return ``no`` if a word of the first sentence is No, no or not; else ``yes``, for nothing and "NO" too.
+
+    The sentence ends at the first full stop, commas are removed, and words are separated by single spaces (a line break
+    separates nothing).
+    """
+    words = text.partition(".")[0].replace(",", "").split(" ")
+    return "no" if {"No", "not", "no"} & set(words) else "yes"
+
+
+def bare_answer(text: str) -> str:
+    """Return the text in lower case without surrounding space; it is right only if it is the label."""
+    return text.lower().strip()
+
+
+def _fractions(pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
+    """Return the scores of answers with their labels; only "yes" and "no" count as answers."""
+    precision = _share([label == "yes" for said, label in pairs if said == "yes"])
+    recall = _share([said == "yes" for said, label in pairs if label == "yes" and said in ("yes", "no")])
+    return {
+        "accuracy": _share([said == label for said, label in pairs]),
+        "precision": precision,
+        "recall": recall,
+        "f1": 2 * precision * recall / (precision + recall) if precision + recall else 0.0,
+    }
+
+
+def _share(marks: Sequence[float]) -> float:
+    return mean(marks) if marks else 0.0
+
+
+@dataclass
+class POPE(ImageQuestions, row="pope"):
+    """Questions of one category (``adversarial``, ``popular`` or ``random``) or of ``all``.
+
+    Question ids are unique within a category only.
+    """
+
+    category: str = "all"
+
+    scored_by = POPEScores
+    allowed: ClassVar = {"category": ("all", *POPE_CATEGORIES)}
+    own_form = (
+        "The benchmark's own form, all in DIR: output/coco/coco_pope_{random,popular,adversarial}.json of "
+        "https://github.com/AoiDragon/POPE, and val2014/ of http://images.cocodataset.org/zips/val2014.zip"
+    )
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """The categories that are asked."""
+        return POPE_CATEGORIES if self.category == "all" else (self.category,)
+
+    @property
+    def expected_rows(self) -> int:
+        return 3000 * len(self.categories)
+
+    def sample(self, row: FileRow, number: int) -> Sample:
+        category, label = row.values["category"], self.answer(row).lower().strip()
+        if label not in ("yes", "no"):
+            raise ValueError(f"{row.place}: the answer is {label!r}; POPE's are yes and no")
+        name, text = f"{category}/{row.values['question_id']}", row.text("question").strip() + SHORT_ANSWER
+        return self.ask(row, name, text, {"label": label, "category": category}, kind=category)
+
+    def own_rows(self, folder: Path) -> list[FileRow] | None:
+        if parquet_files(folder, self.answered) or any((folder / "Full").glob("*.parquet")):
+            return None
+        return [row for name in self.categories for row in self._own_rows(folder, name)]
+
+    def _own_rows(self, folder: Path, category: str) -> list[FileRow]:
+        name = f"coco_pope_{category}.json"
+        rows = read_jsonl(find_file(self, folder, name, f"coco/{name}"), ("question_id", "image", "text", "label"))
+        return [
+            row.with_values(
+                question=row.values["text"],
+                answer=row.values["label"],
+                category=category,
+                image=folder / "val2014" / row.text("image"),
+            )
+            for row in rows
+        ]
+
+    def parquet_rows(self) -> list[FileRow]:
+        """Return the categories' rows: of one split, or of a folder ``Full`` with a split for each."""
+        source = task_source(self)
+        if not isinstance(source, Path) or parquet_files(source, self.answered):
+            rows = super().parquet_rows()
+        else:
+            rows = [row for name in self.categories for row in read_split(self, name, self.columns, ["image"], "Full")]
+        return [row for row in rows if row.values["category"] in self.categories]
+
+
+_MME_TOTALS = {
+    "perception": (
+        "existence", "count", "position", "color", "posters", "celebrity", "scene", "landmark", "artwork", "OCR",
+    ),
+    "cognition": ("commonsense_reasoning", "numerical_calculation", "text_translation", "code_reasoning"),
+}  # fmt: skip
+MME_SUBTASKS = tuple(name for names in _MME_TOTALS.values() for name in names)
+
+
+class MMEScores(TaskMetric):
+    """Accuracy, and the benchmark's points.
+
+    A reference holds ``answer`` (yes, no), ``category`` (a subtask) and ``pair``, the image's name; the two questions
+    of a pair are found by category and name, not by order.
+
+    Scores:
+        ``accuracy``: right answers over all questions, as lmms-eval reads them. That the sub-token paper prints this is
+            a reading: its figures are whole numbers of 2,374 questions, and it names no score.
+        ``official_accuracy``: the same, as MME's own program reads them.
+        ``official_perception``, ``official_cognition``, ``lmms_perception``, ``lmms_cognition``: points, the sum over
+            subtasks of 100 (accuracy + share of pairs with both answers right): up to 2000 and 800.
+        ``official_SUBTASK``: points of one subtask, up to 200.
+
+    A question without its partner, as a limited run leaves, counts for the accuracies but not for points.
+    """
+
+    readings: ClassVar = ("official", "lmms")
+    points = frozenset(
+        [f"official_{name}" for name in MME_SUBTASKS]
+        + [f"{reading}_{total}" for total in _MME_TOTALS for reading in ("official", "lmms")]
+    )
+
+    def compute(self) -> dict[str, float]:
+        pairs: dict[str, dict[str, list[tuple[bool, bool]]]] = {name: defaultdict(list) for name in MME_SUBTASKS}
+        for text, reference in self.rows:
+            right = tuple(read(text) == reference["answer"] for read in (official_answer, begun_answer))
+            pairs[reference["category"]][reference["pair"]].append(right)
+        official, lmms = zip(*(right for own in pairs.values() for two in own.values() for right in two), strict=True)
+        scores = {"accuracy": mean(lmms), "official_accuracy": mean(official)}
+        found = {name: points for name, own in pairs.items() if (points := _points([*own.values()])) is not None}
+        for total, names in _MME_TOTALS.items():
+            if own := [found[name] for name in names if name in found]:
+                columns = zip(self.readings, zip(*own, strict=True), strict=True)
+                scores |= {f"{reading}_{total}": sum(column) for reading, column in columns}
+        return scores | {f"official_{name}": points[0] for name, points in found.items()}
+
+    @staticmethod
+    def score(prediction: Any, reference: Mapping[str, Any]) -> float:
+        return float(begun_answer(prediction) == reference["answer"])
+
+
+def official_answer(text: str) -> str:
+    """Return ``yes`` or ``no``, whichever is in the first four characters in lower case (yes first); else ``other``."""
+    return next((answer for answer in ("yes", "no") if answer in text.lower()[:4]), "other")
+
+
+def begun_answer(text: str) -> str:
+    """Read an answer as ``official_answer`` does, without outer space and full stops; "y" and "n" alone count, too."""
+    text = text.lower().strip().replace(".", "")
+    return {"y": "yes", "n": "no"}.get(text) or official_answer(text)
+
+
+def _points(pairs: Sequence[Sequence[tuple[bool, bool]]]) -> tuple[float, ...] | None:
+    """Return the points of one subtask in both readings; None where it has no whole pair."""
+    whole = [pair for pair in pairs if len(pair) == 2]
+    if not whole:
+        return None
+    readings = zip(*(zip(*pair, strict=True) for pair in whole), strict=True)  # a reading -> its marks, two a pair
+    return tuple(100 * (mean([*map(mean, marks)]) + mean([*map(all, marks)])) for marks in readings)
+
+
+class MME(ImageQuestions, row="mme"):
+    """All subtasks. Accuracy over the questions, the first score, is a reading of the sub-token paper's column.
+
+    An id is image and question, because the question ids are the images'. LLaVA and lmms-eval put their words for short
+    answers in the place of every question's own ending. Where two spaces are before it, as in seven questions,
+    lmms-eval leaves one, and LLaVA, which is followed here, none.
+    """
+
+    scored_by = MMEScores
+    own_form = (
+        "The benchmark's own folders, MME_Benchmark_release_version, are given on request: "
+        "https://github.com/BradyFU/Awesome-Multimodal-Large-Language-Models/tree/Evaluation"
+    )
+
+    def sample(self, row: FileRow, number: int) -> Sample:
+        category, pair, question = str(row.values["category"]), str(row.values["question_id"]), row.text("question")
+        answer = self.answer(row).lower().strip().replace(".", "")
+        if category not in MME_SUBTASKS or answer not in ("yes", "no"):
+            raise ValueError(
+                f"{row.place}: category {category!r} with answer {answer!r}; the categories are "
+                f"{', '.join(MME_SUBTASKS)}, and answers are yes and no"
+            )
+        question = question.replace(" Please answer yes or no.", "").strip()
+        reference = {"answer": answer, "category": category, "pair": pair}
+        return self.ask(row, f"{pair}: {question}", question + SHORT_ANSWER, reference, kind=category)
+
+    def own_rows(self, folder: Path) -> list[FileRow] | None:
+        """Read ``SUBTASK/NAME.txt`` (question, tab, answer) and the image beside it, or in a folder of images."""
+        if not any((folder / name).is_dir() for name in MME_SUBTASKS):
+            return None
+        rows = []
+        for category in MME_SUBTASKS:
+            texts = images = folder / category
+            if (texts / "questions_answers_YN").is_dir():
+                texts, images = texts / "questions_answers_YN", images / "images"
+            for path in sorted(texts.glob("*.txt")):
+                image = images / f"{path.stem}.jpg"  # or .png: found when opened
+                for line in read_lines(path):
+                    question, tab, answer = line.values["text"].partition("\t")
+                    if not tab:
+                        raise ValueError(f"{line.place}: expected a question, a tab and an answer")
+                    values = {"category": category, "question_id": f"{category}/{image.name}", "image": image}
+                    rows.append(FileRow({**values, "question": question, "answer": answer}, line.place))
+        return rows
+
+    def check(self, samples: Sequence[Sample], rows: Sequence[FileRow]) -> None:
+        pairs: dict[tuple[str, str], list[FileRow]] = defaultdict(list)
+        for row in rows:
+            pairs[row.values["category"], row.values["question_id"]].append(row)
+        for (_, pair), two in pairs.items():
+            if len({row.values["question"] for row in two}) != 2 or len(two) != 2:
+                places = "; ".join(row.place for row in two)
+                raise ValueError(f"{places}: image {pair} has {len(two)} questions, but needs two different ones")

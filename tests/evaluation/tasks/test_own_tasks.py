@@ -1,0 +1,260 @@
+"""One's own questions, the embedded models' tasks, and every task's options."""
+
+from __future__ import annotations
+
+import json
+import re
+import typing
+
+import pytest
+from transformers import AutoTokenizer
+
+from subtoken_train.datasets.scene_files import write_scene_split
+from subtoken_train.evaluation.tasks import TASKS, build_task
+from subtoken_train.evaluation.tasks.local import RULES, LocalScores
+from subtoken_train.resources import resource
+from subtoken_train.typed import checked
+from tests.support.vqa_cases import refused
+
+LINE = {"image": "cat.png", "question": "What is this?", "answers": ["cat", "a cat"], "metric": "exact_match"}
+
+
+def write(folder, *lines):
+    path = folder / "questions.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def without(*keys, **changes):
+    return {key: value for key, value in (LINE | changes).items() if key not in keys}
+
+
+def test_samples(tmp_path):
+    two = without(image=["a.png", "b/c.png"], question="Same as <image> or <image>?", id=7, kind="pairs", answers="no")
+    path = write(tmp_path, LINE, two, without("image", metric="contains"))
+    task = build_task("local", path)
+    first, second, third = task.samples()
+    assert (first.id, first.prompt, first.kind) == ("1", "<image>\nWhat is this?", "exact_match")
+    assert first.images == (tmp_path / "cat.png",)
+    assert (second.id, second.prompt, second.kind) == ("7", "Same as <image> or <image>?", "pairs")
+    assert second.images == (tmp_path / "a.png", tmp_path / "b" / "c.png")
+    assert second.reference == {"answers": ["no"], "metric": "exact_match"}
+    assert (third.prompt, third.images) == ("What is this?", ())
+    assert build_task("local", tmp_path).samples() == [first, second, third]
+    metric = task.metric()
+    metric.update(["a cat.", "yes", "some cat"], [sample.reference for sample in (first, second, third)])
+    assert metric.compute()["score"] == pytest.approx(2 / 3)
+
+
+def test_modality_is_the_tasks(tmp_path):
+    path = write(tmp_path, without("image"))
+    assert build_task("local_text", path).samples()[0].prompt == "What is this?"
+    refused("no line has an image; use the task local_text", "local", path)
+    refused(r"line 1: there is an image; use the task local$", "local_text", write(tmp_path, LINE))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (without("answers"), "no column answers"),
+        (without(answers=[]), r"answers must be a text or a list of texts, got \[\]"),
+        (without(answers=[1]), r"answers must be a text or a list of texts, got \[1\]"),
+        (without(question=""), "question must be a text that is not empty"),
+        (without(metric="cider"), "unknown metric 'cider'. Allowed: anls, contains, exact_match, relaxed, vqa"),
+        (without(metric="vqa"), "metric vqa needs 4 people's answers or more, got 2"),
+        (without(id=None), "id must be a text or a number, got None"),
+        (without(image=3), "image must be a text or a list of texts, got 3"),
+        (without(images="a.png"), "unknown key 'images'. Did you mean 'image'?"),
+        (without(question="<image> <image>"), "2 <image> in the question, 1 images; write one for each"),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path, line, message):
+    path = write(tmp_path, LINE, line)
+    refused(rf"questions.jsonl, line 2: {message}", "local", path)
+
+
+def test_files(tmp_path):
+    refused(r"task local needs a source. write a .jsonl file", "local")
+    refused(r"has 0 .jsonl files; name the file that is meant", "local", tmp_path)
+    refused("line 2: id '1' appears twice, first in", "local", write(tmp_path, LINE, LINE | {"id": "1"}))
+
+
+@pytest.mark.parametrize(
+    ("rule", "prediction", "answers", "expected"),
+    [
+        ("exact_match", " A Cat. ", ["dog", "a cat"], 1),
+        ("exact_match", "a cat!", ["a cat"], 0),
+        ("contains", "It is a CAT", ["dog", "cat"], 1),
+        ("contains", "it is", ["cat"], 0),
+        ("relaxed", "10.4", ["7", "10"], 1),
+        ("relaxed", "10.6", ["10"], 0),
+        ("anls", "helo", ["hello"], 0.8),
+        ("anls", "xyz", ["hello"], 0),
+        ("vqa", "two", ["2"] * 3 + ["three"] * 7, (7 * 1 + 3 * 2 / 3) / 10),
+    ],
+)
+def test_rules(rule, prediction, answers, expected):
+    reference = {"answers": answers, "metric": rule}
+    assert LocalScores.score(prediction, reference) == pytest.approx(expected, abs=1e-9)
+
+
+def test_means_by_rule():
+    metric = LocalScores()
+    metric.update(
+        ["a", "b", "c"],
+        [
+            {"answers": ["a"], "metric": "exact_match"},
+            {"answers": ["x"], "metric": "exact_match"},
+            {"answers": ["c"], "metric": "contains"},
+        ],
+    )
+    found = metric.compute()
+    assert found == {"score": pytest.approx(2 / 3), "exact_match": 0.5, "contains": 1}
+    assert set(LocalScores.names) == {"score", *RULES}
+
+
+STYLES = ("pope", "textvqa", "gqa", "mmbench", "caption")
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scenes")
+    write_scene_split(folder, "test", 100, seed=1)
+    return folder
+
+
+def test_every_record_is_in_one_task(scenes):
+    samples = [sample for style in STYLES for sample in build_task(f"scenes_{style}", scenes).samples()]
+    assert sorted(sample.id for sample in samples) == [f"test-{i:06d}" for i in range(100)]
+    assert {sample.kind for sample in samples} == {
+        "exists", "exists_color", "read", "color", "where", "count", "choice", "describe", "list",
+    }  # fmt: skip
+
+
+def test_a_sample(scenes):
+    sample = build_task("scenes_pope", scenes).samples()[0]
+    assert sample.prompt.startswith("<image>\nis there a ")
+    assert sample.reference["answer"] in ("yes", "no")
+    assert sample.images == (scenes / "test" / f"{sample.id.removeprefix('test-')}.jpg",)
+
+
+def test_captions_are_scored_by_their_objects(scenes):
+    metric = build_task("scenes_caption", scenes).metric()
+    reference = {"answer": "A1 yellow 6 A4 green 2", "kind": "describe"}
+    assert metric.score("A4 green 2 A1 yellow 6", reference) == 1
+    assert metric.score("A1 yellow 6", reference) == pytest.approx(2 / 3)
+
+
+def test_without_a_folder_it_says_how_to_make_one():
+    refused("subtoken-train data scenes", "scenes_gqa")
+
+
+def test_recall_is_text_with_its_context_marked():
+    task = build_task("recall", contexts=12, context_length=256, num_facts=10, num_questions=3)
+    samples = task.samples()
+    assert [sample.id for sample in samples] == [f"test-{i:06d}" for i in range(12)]
+    tokenizer = AutoTokenizer.from_pretrained(resource("checkpoints/tiny-llama"))
+    for sample in samples:
+        context, question = sample.prompt[: sample.context_characters], sample.prompt[sample.context_characters :]
+        assert question.startswith("\nCodes of ")
+        assert len(sample.reference["codes"]) == 3
+        assert all(f" Code {name} {code}." in context for name, code in sample.reference["codes"].items())
+        assert abs(len(tokenizer(context)["input_ids"]) - 256) <= 3
+    assert len({sample.max_new_tokens for sample in samples}) == 1
+    assert [sample.prompt for sample in task.samples()] == [sample.prompt for sample in samples]
+
+
+def test_recall_takes_a_split_and_a_seed():
+    first, second = (
+        build_task(
+            "recall", contexts=2, context_length=256, num_facts=10, num_questions=3, split="dev", seed=seed
+        ).samples()
+        for seed in (0, 1)
+    )
+    assert [sample.id for sample in first] == [sample.id for sample in second] == ["dev-000000", "dev-000001"]
+    assert {sample.prompt for sample in first}.isdisjoint(sample.prompt for sample in second)
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "message"),
+    [
+        ("recall", {"num_facts": "x"}, "option num_facts of task recall is 'x'; it must be a whole number"),
+        ("recall", {"num_facts": True}, "is True; it must be a whole number"),
+        ("textvqa", {"ocr": 1}, "is 1; it must be true or false"),
+        ("pope", {"category": None}, "is null; it must be a text"),
+        ("coco_caption", {"year": "2014"}, "is '2014'; it must be a whole number"),
+        ("ruler", {"tasks": "vt"}, "is 'vt'; it must be a list"),
+        ("ruler", {"tasks": ["vt", 3]}, r"tasks of task ruler\[1\] is 3; it must be a text"),
+        *((name, {"chat": "yes"}, "chat of task") for name in ("ruler", "ruler_synthetic", "longbench")),
+        ("ruler_synthetic", {"tokenizer": 3}, "tokenizer of task ruler_synthetic is 3; it must be a text"),
+    ],
+)
+def test_wrong_types_are_worded(task, options, message):
+    with pytest.raises(ValueError, match=message):
+        build_task(task, **options)
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "message"),
+    [
+        ("ruler_synthetic", {"samples_per_task": 0}, "samples_per_task of ruler_synthetic is 0; it must be 1 to"),
+        ("ruler_synthetic", {"tasks": []}, r"tasks of ruler_synthetic is \[\]; name one or more, each once"),
+        ("ruler", {"tasks": ["vt", "vt"]}, "tasks of ruler is .*; name one or more, each once"),
+        ("longbench", {"sets": []}, "sets of longbench"),
+        ("local_text", {"max_new_tokens": 0}, "max_new_tokens of local_text is 0"),
+        ("video_tt", {"frames": -1}, "frames of video_tt is -1; it must be 1 to"),
+        ("recall", {"seed": -1}, "seed of recall is -1; it must be 0 to"),
+        ("wikitext", {"config": "../x"}, "config of wikitext is '../x'"),
+        ("wikitext", {"query_words": 0}, "query_words of wikitext is 0"),
+        ("wikitext", {"prefix_words": 0}, "prefix_words of wikitext is 0; it must be 1 to 16,777,216"),
+    ],
+)
+def test_values_out_of_range_are_refused_when_a_task_is_made(task, options, message):
+    with pytest.raises(ValueError, match=message):
+        build_task(task, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [(name, option) for name, task in TASKS.items() for option in task.allowed]
+)
+def test_a_value_that_an_option_does_not_have(name, option):
+    given = {str: "asked", int: -1, tuple: ["asked"]}[type(getattr(TASKS[name](), option))]
+    shown = re.escape(repr(given[0] if isinstance(given, list) else given))
+    with pytest.raises(ValueError, match=rf"unknown {option} of {name} {shown}\..* Allowed: "):
+        build_task(name, **{option: given})
+
+
+NOT_SERVED = [
+    ("ruler_synthetic", {"length": 1000, "tasks": ["cwe"]}, None),
+    ("ruler_synthetic", {"length": 100, "tasks": ["niah_single_1"]}, "length leaves -28 tokens or words"),
+    ("ruler_synthetic", {"tokenizer": "checkpoints"}, "tokenizer 'checkpoints' cannot be loaded"),
+    ("recall", {"context_length": 20}, "24 facts take .* lower num_facts or raise context_length"),
+    ("recall", {"context_length": 10_000_000}, "longer than the test split's English"),
+    ("recall", {"num_questions": 99}, "num_questions 99 and num_facts 24"),
+    ("recall", {"tokenizer": "checkpoints"}, "tokenizer 'checkpoints' cannot be loaded"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "message"), NOT_SERVED)
+def test_what_samples_refuse_is_refused_by_the_check(name, options, message):
+    """The words of both are the same; what passes the check has samples."""
+    task = build_task(name, **options)
+    if message is None:
+        task.check_options()
+        assert len(task.samples()) == task.expected_rows
+        return
+    for ask in (task.check_options, task.samples):
+        with pytest.raises(ValueError, match=message):
+            ask()
+
+
+@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if not task.needs_files])
+def test_what_makes_its_own_samples_is_served_by_default(name):
+    TASKS[name]().check_options()
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_default_has_its_fields_type(name):
+    hints = typing.get_type_hints(TASKS[name])
+    for option, value in TASKS[name]().options.items():
+        checked(hints[option], list(value) if isinstance(value, tuple) else value, option)

@@ -1,0 +1,205 @@
+"""GQA, TextVQA and VQAv2 in the Parquet form and in their own: prompts, answers, files that do not belong together."""
+
+import json
+
+import pytest
+
+from subtoken_train.datasets.image_sources import open_image
+from subtoken_train.evaluation.tasks import build_task
+from tests.support import benchmark_folders as folders
+from tests.support.benchmark_folders import people
+from tests.support.vqa_cases import picture, prompts_of, refused
+
+HOW = "\nAnswer the question using a single word or phrase."
+
+
+def shade(sample):
+    return open_image(sample.images[0]).getpixel((0, 0))[0]
+
+
+def test_gqas_questions_and_images_are_joined(tmp_path):
+    documents = [{"question": "Is it overcast?"}, {"question": "Who?", "answer": "man", "imageId": "n1"}]
+    first, second = build_task("gqa", folders.gqa_parquet(tmp_path, documents)).samples()
+    asked = f"<image>\nIs it overcast?{HOW}"
+    assert (first.id, first.prompt, first.reference, first.kind) == ("0", asked, {"answer": "no"}, "binary")
+    assert second.kind == "open"
+    assert [shade(sample) for sample in (first, second)] == [1, 0]
+
+
+def test_gqas_own_form(tmp_path):
+    question = {"question": "Is it overcast?", "answer": "no", "imageId": "n161313"}
+    task = build_task("gqa", folders.gqa_own(tmp_path, {"201307251": question}, {"n161313": picture(3)}))
+    (sample,) = task.samples()
+    assert (sample.id, sample.prompt, shade(sample)) == ("201307251", f"<image>\nIs it overcast?{HOW}", 3)
+    assert task.expected_rows == 12_578
+
+
+def test_gqas_mistakes(tmp_path):
+    for documents, words in (
+        ([{"question": "Why?", "imageId": "n7"}], r"parquet, row 1: image n7 is not in testdev_balanced_images"),
+        (
+            [{"question": "Why?", "id": "1"}, {"question": "Who?", "id": "1"}],
+            r"row 2: id '1' appears twice, first in .*row 1",
+        ),
+        (
+            [{"question": "Why?"}, {"question": "Who?", "answer": None}],
+            r"row 2: no answers, so this is another split's file; use that of 'testdev'",
+        ),
+    ):
+        refused(words, "gqa", folders.gqa_parquet(tmp_path, documents))
+    (tmp_path / "testdev_balanced_questions.json").write_text('{"1": {"question": "Why?", "answer": "no"}}')
+    refused(r"testdev_balanced_questions\.json, '1': no column imageId", "gqa", tmp_path)
+
+
+def line(image, *lines):
+    return {"question_id": image, "image": f"{image}.jpg", "text": "\n".join(lines) + HOW, "category": "default"}
+
+
+CAMERA = "003a8ae2ef43b901"
+SPELL = "b9dc400eb20bad64"
+TOKENS = "Reference OCR token: DAKOTA, DIGITAL, Single-Use, Camera, Pire, digitat"
+LINES = [
+    line(CAMERA, "What is the brand of this camera?", TOKENS),
+    line(SPELL, "What does the small white text spell?", "Reference OCR token: "),
+    line(CAMERA, "Is it digital?", "Reference OCR token: DAKOTA"),
+]
+GIVEN = [["copenhagen"] * 10, ["dakota"] * 7 + ["dakota digital"] * 3, ["yes"] * 10]
+NOTED = [
+    {"question_id": name, "image_id": image, "question": question, "answers": answers, "set_name": "val"}
+    for name, image, question, answers in (
+        (34603, SPELL, "what does the small white text spell?", GIVEN[0]),
+        (34602, CAMERA, "what is the brand of this camera?", GIVEN[1]),
+        (34604, CAMERA, "is it digital?", GIVEN[2]),
+    )
+]
+
+
+def llava_folder(folder, lines=LINES, data=NOTED):
+    return folders.textvqa_llava(folder, lines, data, {CAMERA: picture(7)})
+
+
+def test_textvqas_llava_form(tmp_path):
+    task = build_task("textvqa", llava_folder(tmp_path))
+    samples = task.samples()
+    assert [sample.id for sample in samples] == ["34602", "34603", "34604"]
+    assert samples[0].prompt == f"<image>\nWhat is the brand of this camera?\n{TOKENS}{HOW}"
+    assert samples[1].prompt.split("\n")[2] == "Reference OCR token: "
+    assert samples[0].reference == {"answers": GIVEN[1]}
+    assert shade(samples[0]) == 7
+    assert task.metric().score("Dakota", samples[0].reference) == 1
+    assert task.metric().score("dakota digital", samples[0].reference) == pytest.approx(0.9)
+    assert {sample.max_new_tokens for sample in samples} == {128}
+    assert (task.options, task.expected_rows) == ({"ocr": True}, 5000)
+
+
+def test_without_ocr_tokens_only_their_line_is_gone(tmp_path):
+    task = build_task("textvqa", llava_folder(tmp_path), ocr=False)
+    assert prompts_of(task)[0] == f"<image>\nWhat is the brand of this camera?{HOW}"
+    short = [{**line, "text": f"{line['text'].splitlines()[0]}{HOW}"} for line in LINES]
+    (tmp_path / folders.TEXTVQA_QUESTIONS).write_text("".join(json.dumps(line) + "\n" for line in short))
+    assert len(prompts_of(task)) == 3
+    refused(r"ocr\.jsonl, line 1: a text must have a line each", "textvqa", tmp_path)
+
+
+@pytest.mark.parametrize("ocr", [True, False])
+def test_textvqas_parquet_form(tmp_path, ocr):
+    given = [("what is the brand of this Camera?", ["DAKOTA", "digital"]), ("is it?", [])]
+    folder = folders.textvqa_parquet(tmp_path, [{"question": one, "ocr_tokens": tokens} for one, tokens in given])
+    lines = ["\nReference OCR token: DAKOTA, digital", "\nReference OCR token: "] if ocr else ["", ""]
+    asked = ["What is the brand of this camera?", "Is it?"]
+    expected = [f"<image>\n{question}{line}{HOW}" for question, line in zip(asked, lines, strict=True)]
+    assert prompts_of(build_task("textvqa", folder, ocr=ocr)) == expected
+
+
+def test_a_question_put_twice_takes_its_answers_in_order(tmp_path):
+    twice = {**NOTED[1], "question_id": 9, "answers": ["kodak"] * 10}
+    samples = build_task("textvqa", llava_folder(tmp_path, [*LINES, LINES[0]], [*NOTED, twice])).samples()
+    assert [sample.id for sample in samples] == ["34602", "34603", "34604", "9"]
+    assert samples[3].reference == {"answers": ["kodak"] * 10}
+
+
+UNANSWERED = {name: NOTED[0][name] for name in ("question_id", "image_id", "question")}
+
+
+@pytest.mark.parametrize(
+    ("lines", "data", "message"),
+    [
+        ([*LINES, LINES[0]], NOTED, r"ocr\.jsonl, line 4: .*no \(further\) answers for question 'What is the brand"),
+        (LINES, NOTED[1:], r"line 2: .*val\.json has no .* of image 'b9dc400eb20bad64'; .* of the same split"),
+        (LINES, [*NOTED, NOTED[0]], r"data\[3\]: id '34603' appears twice, first in .*data\[0\]"),
+        (LINES, [*NOTED[1:], UNANSWERED], r"data\[2\]: no answers, so this is another split's file; use .*'validatio"),
+        ([{**LINES[0], "text": "What?"}], NOTED, r"line 1: a text must have a line each for the question"),
+        ([{"question_id": "x", "text": "What?"}], NOTED, r"line 1: no column image"),
+        (LINES, [{"image_id": "x"}], r"data\[0\]: no column question, question_id"),
+    ],
+)
+def test_textvqas_files_that_do_not_belong_together(tmp_path, lines, data, message):
+    refused(message, "textvqa", llava_folder(tmp_path, lines, data))
+
+
+ASKED = [
+    {"question_id": 262148000, "image_id": 262148, "question": "Where is he looking?"},
+    {"question_id": 393225000, "image_id": 393225, "question": "What website copyrighted the picture?"},
+]
+DOWN = {"question_id": 262148000, "image_id": 262148, "answers": people(*["down"] * 10), "answer_type": "other"}
+SITE = {"question_id": 393225000, "image_id": 393225, "answers": people(*["bake"] * 10), "answer_type": "other"}
+
+
+def official_folder(folder, asked=ASKED, noted=(SITE, DOWN)):
+    return folders.vqav2_own(folder, asked, list(noted), {262148: picture(5)})
+
+
+def test_vqav2s_official_form(tmp_path):
+    task = build_task("vqav2", official_folder(tmp_path))
+    first, second = task.samples()
+    assert first.prompt == f"<image>\nWhere is he looking?{HOW}"
+    assert second.prompt == f"<image>\nWhat website copyrighted the picture?{HOW}"
+    assert (first.id, first.kind, first.reference) == ("262148000", "other", {"answers": ["down"] * 10})
+    assert shade(first) == 5
+    assert second.images[0] == tmp_path / "val2014" / "COCO_val2014_000000393225.jpg"
+    assert task.metric().score("Down", first.reference) == 1
+    assert task.expected_rows == 214_354
+
+
+def test_vqav2s_parquet_form(tmp_path):
+    task = build_task("vqav2", folders.vqav2_parquet(tmp_path, [{"question": "Is it raining?"}]))
+    (sample,) = task.samples()
+    assert (sample.id, sample.kind, sample.prompt) == ("0", "yes/no", f"<image>\nIs it raining?{HOW}")
+    assert sample.reference == {"answers": ["yes"] * 9 + ["no"]}
+    assert task.options == {"split": "validation"}
+    with pytest.raises(ValueError, match="split 'test' has no answers and cannot be scored; use split 'validation'"):
+        build_task("vqav2", split="test")
+
+
+@pytest.mark.parametrize(
+    ("asked", "noted", "message"),
+    [
+        (ASKED, [SITE], r"questions\[0\]: question 262148000 is not in .*annotations\.json; .* of the same split"),
+        (ASKED[:1], [SITE, DOWN], r"annotations\[0\]: question 393225000 is not in .*questions\.json; .*same split"),
+        ([*ASKED, ASKED[0]], [SITE, DOWN], r"questions\[2\]: id '262148000' appears twice, first in .*questions\[0\]"),
+        (ASKED, [SITE, DOWN, SITE], r"annotations\[2\]: id '393225000' appears twice"),
+        (ASKED, [SITE, {**DOWN, "answers": []}], r"annotations\[1\]: no answers, so this is another split's"),
+        (ASKED, [{"question_id": 1}], r"annotations\[0\]: no column answers, answer_type"),
+    ],
+)
+def test_vqav2s_files_that_do_not_belong_together(tmp_path, asked, noted, message):
+    refused(message, "vqav2", official_folder(tmp_path, asked, noted))
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "file", "other"),
+    [
+        ("textvqa", llava_folder, folders.TEXTVQA_ANSWERS, "[]"),
+        ("textvqa", llava_folder, folders.TEXTVQA_QUESTIONS, None),
+        ("vqav2", official_folder, folders.VQAV2_QUESTIONS, None),
+    ],
+)
+def test_missing_and_truncated_files(tmp_path, name, write, file, other):
+    path = write(tmp_path) / file
+    path.write_text(path.read_text()[:-40])
+    refused(r"json.*: invalid JSON .*cut off", name, tmp_path)
+    if other is not None:
+        path.write_text(other)
+        refused(r"has no list 'data'", name, tmp_path)
+    path.unlink()
+    refused(rf"task {name}: .* has no {file}\. Parquet: hf download", name, tmp_path)
