@@ -42,7 +42,7 @@ def check_held(cli: Any) -> None:
     folder: Path = cli.output_dir
     if not cli.replaces:
         return
-    for key, text in _texts({"data": cli.config.data.as_dict(), "model": cli.config.model.as_dict()}, ""):
+    for key, text in _texts({"data": cli.config.data, "model": cli.config.model}, ""):
         if _lies_in(Path(text), folder):
             raise ValueError(
                 f"{key} ({text}) lies in {folder}, which --overwrite would rename; choose another --output_dir"

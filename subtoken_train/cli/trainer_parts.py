@@ -8,14 +8,11 @@ leads to other code (``docs/recipe_safety.md``).
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
-from subtoken_train.documents import InvalidYAML, parse_yaml
+from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import check_word, unknown_name
 from subtoken_train.registry import Registry
 from subtoken_train.typed import shown
@@ -134,8 +131,6 @@ ZERO_SETTINGS = (
 
 ``zero_settings`` refuses those of the last two lines, and says where the recipe says them.
 """
-_CLASS_KEYS = {"class_path", "init_args", "dict_kwargs"}
-_MAX_TEXT = 4096
 
 
 def named_parts(key: str, value: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -144,7 +139,8 @@ def named_parts(key: str, value: Any) -> list[tuple[str, dict[str, Any]]]:
     A name or a setting that is not listed, a class path, or a value that is not plain is a worded ``ValueError``.
     """
     kind = KINDS[key]
-    value = loaded(value, f"trainer.{key}")
+    if isinstance(value, str) and value[:1] in ("[", "{"):
+        value = parse_yaml(value, f"trainer.{key}")
     if any(value is word for word in kind.words):
         return []
     parts = [_part(key, each) for each in (value if isinstance(value, list) and kind.many else [value])]
@@ -207,41 +203,3 @@ def build_parts(key: str, value: Any, **defaults: Mapping[str, Any]) -> list[Any
         except (TypeError, AttributeError) as error:  # a value of another type than the class takes
             raise ValueError(f"trainer.{key} {name} cannot be built: {error}") from None
     return built
-
-
-def class_keys(value: Any, place: str = "") -> Iterator[str]:
-    """Yield where a recipe holds a key by which the parser would import a class, also in a text that holds keys."""
-    value = loaded(value, place)
-    if isinstance(value, dict):
-        for key, each in value.items():
-            inner = f"{place}.{key}".strip(".")
-            if str(key).startswith("__") or not _CLASS_KEYS.isdisjoint(re.split(r"\W+", str(key))):
-                yield inner
-            yield from class_keys(each, inner)
-    elif isinstance(value, list | tuple | set):
-        for each in value:
-            yield from class_keys(each, place)
-
-
-def loaded(value: Any, place: str) -> Any:
-    """Return a text as the parser reads it: a list or mapping written in a text becomes one."""
-    if not isinstance(value, str):
-        return value
-    if len(value) > _MAX_TEXT:
-        raise ValueError(f"{place} is a text of {len(value):,} characters; the limit is {_MAX_TEXT:,}")
-    if not any(sign in value for sign in "[{:-&*!?|>"):
-        return value
-    try:
-        parse_yaml(value, place)  # depth, aliases, repeated keys
-        known = True
-    except InvalidYAML:
-        known = False
-    try:  # the parser's own loader: the two do not accept the very same texts
-        content = yaml.load(value, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return value
-    if not isinstance(content, dict | list):
-        return value
-    if not known:
-        raise ValueError(f"{place} is {shown(value)}: neither clearly a text nor clearly a group of values")
-    return content

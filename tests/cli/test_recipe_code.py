@@ -186,7 +186,7 @@ PARSING = {
     "overwrite": ["fit", "--config", "recipe.yaml", "--overwrite"],
     "export": ["export", ".", "OUT"],
 }
-ATTACKS = ("a process as a setting", "callbacks", "our ZeRO's config", "console settings")
+ATTACKS = ("a process as a setting", "callbacks", "console settings")
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
