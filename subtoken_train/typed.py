@@ -84,7 +84,7 @@ class Plan:
 
 
 @cache
-def plan_of(kind: type) -> Plan:
+def plan_of(kind: Any) -> Plan:
     """Return the settings of a class, in order."""
     if not dataclasses.is_dataclass(kind):
         every, given = get_type_hints(kind.__init__), inspect.signature(kind).parameters.items()

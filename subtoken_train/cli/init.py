@@ -69,6 +69,9 @@ def run(args: argparse.Namespace) -> int:
         made_by="subtoken-train init",
     )
     check_target(out, args.overwrite, layout)
+    from subtoken_train.datasets.own_data import look_into
+
+    look_into(args.folder)  # before anything heavy is imported
     from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()

@@ -126,7 +126,7 @@ class RecipeCLI:
         L.seed_everything(self.config.seed_everything, workers=True)
         plans, config = self._plan.hints, self.config
         self.model: SubTokenModule = built(plans["model"], config.model)
-        self.datamodule: OrderedDataModule[Any] = built(plans["data"], config.data)
+        self.datamodule: Any = built(plans["data"], config.data)
         self._checkpoints: RunCheckpoints = built(plans["checkpoint"], config.checkpoint)
         self.evaluation = None if config.evaluation is None else EvaluationConfig(**config.evaluation)
         self.early_stopping = None if config.early_stopping is None else EarlyStoppingConfig(**config.early_stopping)
@@ -243,7 +243,8 @@ class RecipeCLI:
     def resolved(self) -> dict[str, Any]:
         """Return the recipe with every default and override, as plain values, without what was for this call alone."""
         content = {key: value for key, value in self.config.items() if key not in (*FLAGS, "push_to_hub")}
-        return _plain(content)
+        whole: dict[str, Any] = _plain(content)
+        return whole
 
     def recipe_text(self) -> str:
         """Return the resolved recipe as YAML."""
