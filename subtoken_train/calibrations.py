@@ -101,8 +101,6 @@ class Calibration(Generic[N]):
 
 @dataclass(frozen=True)
 class _Header:
-    """Contents of every file, whatever its method."""
-
     schema_version: int
     method: str
     backbone: Identity

@@ -164,8 +164,6 @@ def parse_yaml(text: str, place: str) -> Any:
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Loader that checks tags and nesting before it makes a node."""
-
     def __init__(self, text: str, place: str) -> None:
         super().__init__(text)
         self.place, self.depth = place, 0
@@ -249,7 +247,6 @@ LENIENT_JSON = json.JSONDecoder(object_pairs_hook=_unique)
 
 
 def _check_depth(value: Any, place: str) -> None:
-    """Refuse a value that is nested too deep, level by level, without recursion."""
     level: list[Any] = [[value]]
     for _ in range(MAX_DEPTH + 1):
         level = [

@@ -51,7 +51,6 @@ class Registry(MutableMapping[str, type[T]]):
 
     @cached_property
     def _installed(self) -> dict[str, list[EntryPoint]]:
-        """Entry points of other packages by name, read once per process."""
         found: dict[str, list[EntryPoint]] = {}
         if not _may_be_installed(self.group):
             return found
@@ -108,7 +107,6 @@ class Registry(MutableMapping[str, type[T]]):
         return getattr(import_module(f"{self._package}.{module}".lstrip(".")), name)
 
     def _checked(self, name: str, entries: list[EntryPoint]) -> type[T]:
-        """Load the class of another package and check that it extends our base."""
         where = f"{self.kind} {name!r} of {' and '.join(map(_origin, entries))}"
         if len(entries) > 1:
             raise ValueError(f"{where}: the name is taken twice; uninstall one of the packages")
@@ -142,6 +140,5 @@ def _may_be_installed(group: str) -> bool:
 
 
 def _origin(entry: EntryPoint) -> str:
-    """Name a package and its entry point, as its metadata does."""
     package = "an unknown package" if entry.dist is None else f"package {entry.dist.name}"
     return f"{package} ({entry.value})"

@@ -198,7 +198,6 @@ def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _scalars(hint: Any) -> list[type]:
-    """List the plain types of a hint, which ``type(value)`` alone tells apart."""
     if get_origin(hint) in (Union, types.UnionType):
         return [kind for each in get_args(hint) for kind in _scalars(each)]
     return [hint] if hint in WORDS else []
@@ -245,7 +244,6 @@ def _check_there(missing: list[str], place: str) -> None:
 
 
 def _members(origin: Any, inner: tuple[Any, ...], value: Any, place: str) -> Any:
-    """Check all members of a list, tuple or dict."""
     if inner[-1] is Any and (origin is not dict or all(type(key) is inner[0] for key in value)):
         return tuple(value) if origin is tuple else value
     if origin is list and all(type(each) is inner[0] and _in_range(each) for each in value):

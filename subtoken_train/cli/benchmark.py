@@ -140,13 +140,11 @@ def _keep(args: argparse.Namespace, record: dict[str, Any], rows: Iterable[dict[
 
 
 def _say_departures(protocol: str, departures: list[str]) -> None:
-    """Say that the paper's protocol is followed, and in what it is not."""
     said = "; ".join(departures)
     print(f"{protocol}{f', scaled: {said}' if said else ', as it is described'}", flush=True)
 
 
 def _peak_memory(args: argparse.Namespace, source: BenchmarkSource, device: torch.device) -> int:
-    """Appendix C.1's arms: laid out, measured once each, printed and written."""
     from subtoken_train.benchmarking.comparison import Subject
     from subtoken_train.benchmarking.paper_protocols import (
         PEAK_GB,
@@ -174,7 +172,6 @@ def _peak_memory(args: argparse.Namespace, source: BenchmarkSource, device: torc
 def _rows(
     args: argparse.Namespace, source: BenchmarkSource, subject: Subject, prompts: list[PromptParts]
 ) -> Iterator[dict[str, Any]]:
-    """Measured rows, each printed as it is there."""
     from subtoken_train.benchmarking.comparison import row_lines, run_row
     from subtoken_train.benchmarking.paper_protocols import overhead_line, protocol_subjects
     from subtoken_train.cli.terminal import counter
@@ -209,7 +206,6 @@ def _lacks_memory(error: Exception) -> bool:
 
 
 def _head(args: argparse.Namespace, source: BenchmarkSource, subject: Subject) -> dict[str, Any]:
-    """Return the facts of the run that a record holds."""
     from subtoken_train.benchmarking.rounds import PEAK_ELSEWHERE, PEAK_ON_GPU, hardware
     from subtoken_train.cli.env import environment
 
@@ -235,7 +231,6 @@ def _head(args: argparse.Namespace, source: BenchmarkSource, subject: Subject) -
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Mistakes that need no model to be seen."""
     if args.backbone and not args.adapter:
         raise ValueError("--backbone says where an adapter's backbone is; write --model for a backbone alone")
     given = [f"--{name}" for name in ("adapter", "config", "model") if getattr(args, name)]
@@ -257,7 +252,6 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _check_protocol_options(args: argparse.Namespace) -> None:
-    """The protocol says what it keeps, in which precision, and how long its prompt is."""
     sizes, kept = (
         ("lengths", "batch_sizes", "reducer", "keep_ratio", "selector", "groups"),
         ("eviction", "key_channels", "key_axes", "merge", "rerotate"),
@@ -273,7 +267,6 @@ def _check_protocol_options(args: argparse.Namespace) -> None:
 
 
 def _defaults(args: argparse.Namespace, on_gpu: bool) -> None:
-    """Fill in the defaults of options that were left out."""
     from subtoken_train.benchmarking import paper_protocols as protocol
 
     args.batch_sizes = args.batch_sizes or [1]
@@ -285,7 +278,6 @@ def _defaults(args: argparse.Namespace, on_gpu: bool) -> None:
 
 
 def _shrink(args: argparse.Namespace, on_gpu: bool) -> Shrink:
-    """Layers as asked for; of the protocol without a GPU fewer and narrower ones."""
     from subtoken_train.benchmarking import paper_protocols as protocol
     from subtoken_train.benchmarking.random_backbones import Shrink
 

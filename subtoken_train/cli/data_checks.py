@@ -157,7 +157,6 @@ def check_task(name: str, root: Path | None, options: Sequence[str], limit: int 
 
 
 def _lines(task: Task, samples: Sequence[Sample]) -> list[str]:
-    """Describe the files in words."""
     if not samples:
         return []
     images = sum(len(sample.images) for sample in samples)

@@ -110,7 +110,6 @@ def publish(folder: Path, destination: Destination, retry: list[str]) -> None:
 
 
 def _retry(args: argparse.Namespace) -> list[str]:
-    """The same command again, over what it wrote."""
     words = ["subtoken-train", "export", args.source, args.out, "--overwrite", "--push-to-hub", args.push_to_hub]
     for option in ("backbone", "metrics", "revision", "message"):
         if value := getattr(args, option):
@@ -170,7 +169,6 @@ def _checkpoint_of(path: Path) -> Path:
 
 
 def _recipe_of(folder: Path) -> Path | None:
-    """The recipe in a folder or beside it."""
     return next((place / RECIPE_FILE for place in (folder, folder.parent) if (place / RECIPE_FILE).is_file()), None)
 
 

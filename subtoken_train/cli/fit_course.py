@@ -53,7 +53,6 @@ def check_held(cli: Any) -> None:
 
 
 def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Every text in nested settings, with its dotted key; any of them may name a file."""
     if isinstance(value, str | Path):
         yield key, str(value)
     elif isinstance(value, dict):
@@ -188,7 +187,6 @@ def scores_beside_anchor(folder: Path, courses: Courses) -> dict[str, Mapping[in
 
 
 def _usage(courses: Courses) -> dict[int, Mapping[int, float]]:
-    """Layer -> step -> how evenly its value groups are kept; empty without routing."""
     found = {name: _USAGE.fullmatch(name) for name in courses}
     return {int(match[1]): courses[name] for name, match in found.items() if match}
 

@@ -120,7 +120,6 @@ def _check_apart(folder: Path, out: Path) -> None:
 
 
 def _records(data: OwnData, tokenizer: Any) -> dict[str, str]:
-    """The files of the splits; ``tokenizer`` is one with a chat template, or None."""
     if data.kind == "images":
         return {f"{split}.json": json.dumps(rows, indent=1, ensure_ascii=False) for split, rows in data.splits.items()}
     files = {f"{split}.jsonl": rows for split, rows in data.splits.items()}
@@ -148,7 +147,6 @@ def _question(row: dict[str, Any], number: int, tokenizer: Any) -> dict[str, Any
 
 
 def _said(folder: Path, out: Path, data: OwnData, chosen: Chosen) -> list[str]:
-    """Return lines on what was found, written and chosen."""
     from subtoken_train.cli.init_recipe import backbone_names
 
     counts = ", ".join(f"{len(rows):,} {split}" for split, rows in data.splits.items())

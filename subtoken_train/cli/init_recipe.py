@@ -76,7 +76,6 @@ def choose_backbone(given: str | None, sees: bool, texts: Sequence[str]) -> Chos
 
 
 def _templates() -> dict[str, tuple[Path, bool]]:
-    """By folder: a shipped recipe, and whether its backbone sees images."""
     found = {}
     for name, path in recipe_files().items():
         folder, _, stem = name.rpartition("/")
@@ -87,7 +86,6 @@ def _templates() -> dict[str, tuple[Path, bool]]:
 
 
 def _default(sees: bool, texts: Sequence[str]) -> Chosen:
-    """The embedded one, unless its tokenizer does not know the words."""
     embedded = _taken(EMBEDDED[sees], "the embedded one, which knows your words; small, for trying things out")
     found = unknown_tokens(_tokenizer_at_hand(embedded.path), SomeTexts(list(texts), None))
     if found is None or found.share <= TOLERATED:
@@ -120,12 +118,10 @@ def _named(given: str, sees: bool) -> Chosen:
 
 
 def _same(path: str) -> str:
-    """One name for a backbone, however its folder is written."""
     return os.path.realpath(found) if Path(found := resolve(path)).exists() else path
 
 
 def _of_its_family(given: str) -> str:
-    """The shipped recipe of a backbone of the same family; its configuration is read."""
     if not Path(resolve(given)).exists() and not is_hub_id(given):
         raise unknown_name("backbone", given, _templates())
     from subtoken_train.families.load import family_class
@@ -246,7 +242,6 @@ def _raise_length(band: dict[str, Any], longest: int, positions: int) -> list[st
 
 
 def _text_band(data: OwnData, chosen: Chosen, out: Path) -> tuple[dict[str, Any], int]:
-    """The data, and how many blocks the training text fills, or chats it is."""
     as_records = {"documents": "conversations"} if data.kind == "conversations" else {}
     sources = {key: {"name": str(out / f"{split}.jsonl"), **as_records} for key, split in _SOURCES.items()}
     batch = 8 if chosen.is_embedded else chosen.recipe["data"]["batch_size"]

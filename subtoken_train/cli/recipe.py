@@ -132,7 +132,6 @@ class RecipeCLI:
         self.early_stopping = None if config.early_stopping is None else EarlyStoppingConfig(**config.early_stopping)
 
     def _read(self) -> Settings:
-        """Check every key and type."""
         keys = dict(keys_of(self._plan))
         groups = {key for key, is_group in keys.items() if is_group}
         values = {key for key, is_group in keys.items() if not is_group}
@@ -146,7 +145,6 @@ class RecipeCLI:
         return filled(self._plan, whole)
 
     def _settle(self) -> None:
-        """Fill in the settings that follow from others."""
         config = self.config
         check_strategy(config.model.backbone.quantization, self.strategy)
         if requeued_with_work(self.output_dir, config.overwrite):
@@ -228,7 +226,6 @@ class RecipeCLI:
         return self.early_stopping.checked_mode(scores)
 
     def _watchers(self, stop_mode: str | None) -> list[Callback]:
-        """Return panels, the evaluation in the middle of training, and early stopping."""
         task, stopping, throughput = self.evaluation, self.early_stopping, Throughput()
         callbacks: list[Callback] = [throughput, RoutingPanel(), TrainedPanel(), FirstGradients(), SilentTensors()]
         midway = None
@@ -258,7 +255,6 @@ class RecipeCLI:
 def _check_known(
     content: Mapping[str, Any], groups: set[str], values: set[str], words: Callable[[str], str], prefix: str = ""
 ) -> None:
-    """Refuse the first key that a recipe does not have."""
     for name, value in content.items():
         key = f"{prefix}{name}"
         if key in groups and isinstance(value, dict):
@@ -268,7 +264,6 @@ def _check_known(
 
 
 def _plain(value: Any) -> Any:
-    """Return settings as YAML holds them; what is not set is left out."""
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items() if each is not None}
     if isinstance(value, list | tuple):

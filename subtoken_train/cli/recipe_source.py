@@ -86,7 +86,6 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
 
 
 def _reducer(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the reducer's group of a recipe, empty if there is none."""
     band = content.get("model")
     group = band.get("reducer") if isinstance(band, dict) else None
     return group if isinstance(group, dict) else {}
@@ -120,7 +119,6 @@ def _read_file(path: str) -> dict[str, Any]:
 
 
 def _piece(key: str, text: str | None) -> dict[str, Any]:
-    """Return an option as the recipe that would say the same."""
     names = key.removesuffix("+").split(".")
     if key in _COMMANDS:
         return {}
@@ -206,7 +204,6 @@ def unknown_key(kind: str, key: str, keys: Iterable[str], prefix: str = "") -> s
 
 
 def _below(group: str, keys: list[str]) -> list[str]:
-    """Return the names of keys and groups in a group."""
     within = f"{group}."
     return [*dict.fromkeys(name.removeprefix(within).partition(".")[0] for name in keys if name.startswith(within))]
 

@@ -88,10 +88,10 @@ def say_needs(path: Path) -> None:
     from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
-    from subtoken_train.cli.needs import needs_lines, recipe_needs
+    from subtoken_train.cli.run_plan import plan_of_recipe
 
     try:
-        lines = list(needs_lines(recipe_needs(path)))
+        lines = list(plan_of_recipe(path).lines())
     except ValueError as error:
         lines = [f"not known: {error}"]
     print("\nwhat it needs (a prediction)", *(f"  {line}" for line in lines), sep="\n", file=sys.stderr)

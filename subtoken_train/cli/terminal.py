@@ -134,7 +134,6 @@ def show(drawn: RenderableType, width: int) -> None:
 
 
 def _word_warnings() -> None:
-    """Show our own warnings without file, line and source."""
     show = warnings.showwarning
 
     def worded(message: Warning | str, category: type[Warning], *place: Any, **further: Any) -> None:

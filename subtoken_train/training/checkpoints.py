@@ -135,7 +135,6 @@ def keep_newest(folder: Path, count: int) -> None:
 
 
 def _steps(folder: Path) -> list[Path]:
-    """Return the folders named after a step, ``.partial`` ones included."""
     if not folder.is_dir():
         return []
     names = [(item, item.name.removesuffix(PARTIAL)) for item in folder.iterdir() if item.is_dir()]

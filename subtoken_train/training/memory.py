@@ -143,7 +143,6 @@ class ActivationBytes:
         return lora + inner + (FP32_BYTES * self.hidden if learned else 0)
 
     def _routing(self) -> int:
-        """Return values, mask and scores of a routed layer, per row."""
         if self.bank is None:
             return 0
         kept, config = 2 if self.bank.learned else 1, self.bank.config
@@ -254,7 +253,6 @@ def check_strategy(quantization: str, strategy: Any) -> None:
 
 
 def _held(parts: CompressedBackbone, step: Step) -> Iterator[tuple[str, int]]:
-    """Yield weights, gradients and the optimiser's state on one of the processes."""
     divided = _DIVIDED.get(step.strategy, 0)
     share = [step.processes if level < divided else 1 for level in range(3)]
     host = step.strategy == "zero3_offload"
@@ -286,7 +284,6 @@ def _frozen_bytes(parts: CompressedBackbone, quantization: Quantization) -> tupl
 
 
 def _state_bytes(elements: int, optimizer: OptimizerName) -> int:
-    """Return the bytes of AdamW's two moments of a tensor."""
     if optimizer == "adamw" or elements < MIN_8BIT_ELEMENTS:
         return 2 * FP32_BYTES * elements
     return 2 * (elements + FP32_BYTES * ceil(elements / _STATE_BLOCK))

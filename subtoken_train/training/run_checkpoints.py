@@ -154,7 +154,6 @@ def weights_are_finite(module: nn.Module) -> bool:
 
 
 def _local(parameter: Any) -> Tensor:
-    """Return the part of a parameter that this process holds (whole, ZeRO-3, FSDP2)."""
     part = getattr(parameter, "ds_tensor", parameter)
     tensor: Tensor = part.to_local() if hasattr(part, "to_local") else part
     return tensor.detach()
@@ -245,7 +244,6 @@ def write_checkpoint(trainer: L.Trainer, folder: Path, keep_last: int, on_whole:
 
 
 def _on_first(trainer: L.Trainer, folder: Path, action: Callable[[], object]) -> None:
-    """Let process 0 touch the disk; all of them raise if it fails."""
     failure: OSError | None = None
     if trainer.is_global_zero:
         try:
@@ -371,7 +369,6 @@ class RunCheckpoints(Checkpoint):
             self._saved_step = trainer.global_step
 
     def _leave(self, trainer: L.Trainer, number: int) -> None:
-        """Stop here in all processes if they agreed on a signal."""
         if number:
             requeued = self._signals.requeue(number) if trainer.is_global_zero else ""
             raise TrainingInterrupted(number, f"after step {trainer.global_step}{requeued}")
@@ -389,7 +386,6 @@ class RunCheckpoints(Checkpoint):
 
 
 def _greatest(trainer: L.Trainer, *numbers: int) -> list[int]:
-    """Return each number's greatest value among the processes."""
     if trainer.world_size == 1:
         return list(numbers)
     mine = torch.tensor(numbers, device=trainer.strategy.root_device)
@@ -398,7 +394,6 @@ def _greatest(trainer: L.Trainer, *numbers: int) -> list[int]:
 
 
 def _is_last(trainer: L.Trainer) -> bool:
-    """Return whether training ends with this step."""
     last_epoch = trainer.current_epoch + 1 == trainer.max_epochs
     stops = trainer.should_stop and trainer.fit_loop._can_stop_early  # not before min_steps
     return stops or trainer.global_step == trainer.max_steps or (last_epoch and trainer.is_last_batch)

@@ -43,6 +43,5 @@ class SampleLog(Callback):
             file.write(json.dumps(line) + "\n")
 
     def _consumed(self, trainer: L.Trainer) -> int:
-        """Count the micro-batches that this process has finished since the very first step."""
         untyped: Any = trainer  # Lightning does not declare its data module
         return int(untyped.datamodule.batches_consumed())

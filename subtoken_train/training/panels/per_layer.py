@@ -124,13 +124,11 @@ class SilentTensors(Callback):
 
 
 def _some(names: list[str], of: int) -> str:
-    """Return the number of tensors, and the first few names."""
     more = ", ..." if len(names) > _NAMED else ""
     return f"{len(names)} of {of} trained tensors: {', '.join(names[:_NAMED])}{more}"
 
 
 def _layers_of(names: list[str]) -> str:
-    """Return names as words: ``router of layers 0, 3 and lora_B of layers 1``."""
     layers: dict[str, set[int]] = {}
     for kind, layer in map(kind_and_layer, names):
         layers.setdefault(kind, set()).add(layer)
@@ -163,7 +161,6 @@ class TrainedPanel(Callback):
 
 
 def _by_layer(tag: str, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-    """Return norms by ``tag/kind/layer_N``."""
     return {
         f"{tag}/{kind}/layer_{layer}": torch.linalg.vector_norm(torch.stack(group))
         for (kind, layer), group in by_kind_and_layer(norms(tensors)).items()

@@ -153,7 +153,6 @@ class ZeroStrategy(DeepSpeedStrategy):
     def _setup_model_and_optimizer(
         self, model: nn.Module, optimizer: Optimizer | None, lr_scheduler: Any = None
     ) -> tuple[Any, Optimizer]:
-        """Set up as Lightning does, with the local rank if a device has no index, as a CPU."""
         import deepspeed
 
         index = self.root_device.index
@@ -204,7 +203,6 @@ class ZeroStrategy(DeepSpeedStrategy):
         self.config["gradient_clipping"] = trainer.gradient_clip_val or 0.0
 
     def _format_config(self) -> None:
-        """Set the precision as in the class's text."""
         assert isinstance(self.config, dict)
         self.config["bf16"] = {"enabled": False}
         if self.precision_plugin.precision == "bf16-mixed":
@@ -215,6 +213,5 @@ class ZeroStrategy(DeepSpeedStrategy):
 
 
 def _module(strategy: ZeroStrategy) -> Any:
-    """Return the ``SubTokenModule`` that is trained."""
     assert strategy.lightning_module is not None
     return strategy.lightning_module
