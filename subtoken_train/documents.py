@@ -74,13 +74,7 @@ def read_json(path: str | Path, max_bytes: int = MAX_BYTES) -> Any:
 
 
 def parse_json(text: str | bytes, place: str, *, constants: bool = False) -> Any:
-    """Parse a JSON text.
-
-    Args:
-        text: one document; bytes are UTF-8.
-        place: file, and line where there are many, for messages.
-        constants: whether NaN and Infinity, which are no JSON, are numbers.
-    """
+    """Parse a JSON text; ``constants``: whether NaN and Infinity, which are no JSON, are numbers."""
     text = text if isinstance(text, str) else decoded(text, place)
     try:
         value = (LENIENT_JSON if constants else STRICT_JSON).decode(text)

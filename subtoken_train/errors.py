@@ -45,13 +45,9 @@ def check_word(kind: str, got: object, allowed: Collection[str]) -> None:
 
 
 def check_package(package: str, extra: str, need: str, instead: str = "") -> None:
-    """Raise ``ValueError`` unless a package is installed: what needs it, the pip command that adds it, what else helps.
+    """Raise ``ValueError`` unless a package is installed.
 
-    Args:
-        package: as it is imported; nothing is imported here.
-        extra: of ours (``pyproject.toml``) that has it.
-        need: what needs it, the subject of the message.
-        instead: what to do without it, an imperative.
+    What needs it, the pip command that adds it, what else helps.
     """
     if find_spec(package) is None:
         other = f", or {instead}" if instead else ""

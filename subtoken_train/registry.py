@@ -33,11 +33,9 @@ class Registry(MutableMapping[str, type[T]]):
     """Classes of one kind by name; a class can also be put in for this process alone, as into a dict.
 
     Args:
-        kind: what an entry is, for messages.
         group: of the entry points by which other packages add to it. A built-in goes before an entry of its name.
-        package: where the built-in classes are; empty: their modules are written in full.
-        base: what every class extends, as ``module:Class`` in the package.
-        builtin: the built-in classes by name, as ``module:Class`` in the package.
+        package: where the built-in classes (``module:Class``) are; empty: their modules are written in full.
+        base: what every class extends.
         named: whether a class has a ``name`` too, which must be the one that it is registered by.
     """
 

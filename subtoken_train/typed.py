@@ -26,11 +26,8 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 def typed(kind: type[T], content: object, place: str) -> T:
     """Build a dataclass from a mapping.
 
-    Args:
-        kind: the dataclass. Fields may be int, float, bool, str, None, Any, Literal, list, tuple[X, ...], dict[str, X],
-            unions of them, and dataclasses.
-        content: what a file holds.
-        place: file and key, for messages.
+    Fields may be int, float, bool, str, None, Any, Literal, list, tuple[X, ...], dict[str, X], unions of them, and
+    dataclasses. ``place``: file and key, for messages.
     """
     assert dataclasses.is_dataclass(kind)
     if not isinstance(content, dict):
@@ -47,13 +44,9 @@ def typed(kind: type[T], content: object, place: str) -> T:
 
 
 def own_settings(kind: type | None, options: Mapping[str, Any], place: str, owner: str) -> Any:
-    """Build the settings that a method of ours or of another package declares for itself.
+    """Build the settings that a method declares for itself, by what a file says of them.
 
-    Args:
-        kind: their dataclass; None: it declares none, and None is returned.
-        options: what a file says of them.
-        place: key of the options, for messages.
-        owner: the method, for messages.
+    None where it declares none.
     """
     if options and (kind is None or not dataclasses.fields(kind)):
         names = first_names([str(name) for name in options])

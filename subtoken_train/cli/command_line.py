@@ -68,10 +68,7 @@ def check_counts(args: argparse.Namespace, *names: str) -> None:
 class Words:
     """Words that follow ``fit``, ``check`` or ``preview``.
 
-    Attributes:
-        configs: recipe files in order.
-        options: (key, text) in order; None where no text follows.
-        stray: words that are none of these.
+    Recipes, options with their texts (None: none), and others.
     """
 
     configs: tuple[str, ...]

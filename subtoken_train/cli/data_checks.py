@@ -121,12 +121,7 @@ _KINDS = 8  # shown
 def check_task(name: str, root: Path | None, options: Sequence[str], limit: int | None = None) -> str:
     """Print where a benchmark comes from and, with its folder, what is there; returns the last line.
 
-    Args:
-        name: of ``TASKS``.
-        root: folder (for one's own questions: or file) with its files; None: nothing is read, unless the task makes
-            its texts itself.
-        options: ``key=value`` each, values in YAML.
-        limit: samples that a run will ask for; with one the set need not be whole, and only they are checked.
+    With a ``limit`` of samples the set need not be whole, and only they are checked.
     """
     import datasets
 

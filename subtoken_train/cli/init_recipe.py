@@ -37,14 +37,7 @@ _PUBLISHED = "llava7b"
 
 @dataclass(frozen=True)
 class Chosen:
-    """A backbone.
-
-    Attributes:
-        name: folder of the shipped recipe.
-        path: folder or Hub id of the backbone.
-        recipe: the shipped recipe's content.
-        why: how it was chosen, in words.
-    """
+    """A backbone: folder and content of its shipped recipe, where it is, and why it was chosen, in words."""
 
     name: str
     path: str

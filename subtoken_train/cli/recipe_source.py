@@ -35,14 +35,7 @@ _EXAMPLE = "tiny_fastv25_s16k4"
 
 @dataclass(frozen=True)
 class RecipeSource:
-    """Recipes and options that passed.
-
-    Attributes:
-        words: the command line.
-        contents: of each recipe file, without flags.
-        pieces: each option with a value, as the recipe that would say the same.
-        reducer: name of the token reducer that they speak of.
-    """
+    """Recipes and options that passed: contents without flags, each option as the recipe that would say the same."""
 
     words: Words
     contents: tuple[dict[str, Any], ...]

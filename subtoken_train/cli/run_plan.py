@@ -59,14 +59,7 @@ RECORD_BYTES = 800
 
 @dataclass
 class Reading:
-    """Collects what is found in the data.
-
-    Attributes:
-        stops: what would stop fit, in words.
-        tokens: lengths of the records that were encoded.
-        plan: the run's steps.
-        seconds: of the run, as a measurement here says.
-    """
+    """Collects what is found in the data: what would stop fit, lengths of records, steps, and measured seconds."""
 
     stops: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -148,14 +141,7 @@ def size_words(num_bytes: int) -> str:
 def plan_of_fit(
     cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPrompt, reading: Reading | None = None
 ) -> RunPlan:
-    """Return the plan of a training run.
-
-    Args:
-        cli: the recipe.
-        parts: its model, laid out.
-        prompt: see ``nominal_prompt``; without lengths that were read, the shortest record.
-        reading: what ``data_lines`` found in the data; None: nothing was read.
-    """
+    """Return the plan of a training run; without a ``reading`` of the data, lengths are a range."""
     step, steps = training_step(cli, parts, prompt), reading.plan if reading and reading.plan else steps_of(cli)
     adapter, checkpoint = checkpoint_bytes(parts, cli.model.optimizer_config.name)
     adapter += FP32_BYTES * sum(group.parameters for group in lora_groups(parts, trained=False))  # stage 1's, frozen

@@ -9,14 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One combination of a sweep, or one fit of a grid.
-
-    Attributes:
-        name: the overrides in short, ``kept_groups=2,learning_rate=1e-4``; the folder's name too.
-        folder: the run's own.
-        configs: recipe files.
-        overrides: (key, value) as written.
-    """
+    """One combination of a sweep, or one fit of a grid; ``name`` is its overrides in short, and its folder's name."""
 
     name: str
     folder: Path

@@ -28,11 +28,9 @@ def _registry(kind: str, base: str, **builtin: str) -> Registry[Any]:
 
 @dataclass(frozen=True)
 class Nameable:
-    """Names that a key of the trainer may hold.
+    """Names that a key of the trainer may hold, and their settings; a name of another package takes any settings.
 
     Attributes:
-        names: name -> class.
-        settings: name -> settings that a recipe may give it; a name of another package takes any, others none.
         many: whether the key takes a list.
         words: words that name no class, which Lightning or ``run_loggers`` reads.
     """
@@ -134,10 +132,7 @@ ZERO_SETTINGS = (
 
 
 def named_parts(key: str, value: Any) -> list[tuple[str, dict[str, Any]]]:
-    """Return the names that ``trainer.<key>`` holds, each with its settings; nothing is imported.
-
-    A name or a setting that is not listed, a class path, or a value that is not plain is a worded ``ValueError``.
-    """
+    """Return the names that ``trainer.<key>`` holds, each with its settings; nothing is imported."""
     kind = KINDS[key]
     if isinstance(value, str) and value[:1] in ("[", "{"):
         value = parse_yaml(value, f"trainer.{key}")
@@ -189,13 +184,7 @@ def _check_settings(key: str, value: str, settings: dict[str, Any]) -> None:
 
 
 def build_parts(key: str, value: Any, **defaults: Mapping[str, Any]) -> list[Any]:
-    """Build what ``trainer.<key>`` names.
-
-    Args:
-        key: of ``KINDS``.
-        value: what the recipe holds there.
-        defaults: name -> settings that stand where the recipe gives none.
-    """
+    """Build what ``trainer.<key>`` names; ``defaults``: name -> settings that stand where the recipe gives none."""
     built = []
     for name, settings in named_parts(key, value):
         try:

@@ -24,14 +24,13 @@ from subtoken_train.typed import own_settings
 
 @dataclass(frozen=True)
 class LossInput:
-    """Hold what a loss is given of one micro-batch.
+    """What a loss is given of one micro-batch.
 
     Attributes:
         logits_LV: of the rows that predict a label, with gradient, in the dtype of the pass.
         targets_L: the tokens that these rows should predict, int64; L is 0 in a batch without a label.
         rows_BM: which rows of the reduced sequence they are, bool; ``rows_BM.nonzero()[:, 0]`` is each one's sample.
         routing: what the routers did, per layer: ``choices`` holds their logits, with gradient; None without routing.
-        uncompressed_LV: what ``full_logits`` returns.
     """
 
     logits_LV: Tensor

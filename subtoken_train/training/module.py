@@ -44,7 +44,6 @@ class StepRecord:
         regions_BN: ``Region`` codes of the unreduced batch.
         rows: the rows of the last layer.
         spans: (first layer, last layer + 1, rows) of each stretch of layers that ran on the same rows.
-        state: what the routers did; None without routing.
         kept: under a context reducer, per layer the rows that later rows see, bool [B, M].
     """
 

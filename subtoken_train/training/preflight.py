@@ -71,13 +71,10 @@ def check_cpus(devices: int | str | list[int], accelerator: str) -> None:
 
 @dataclass(frozen=True)
 class NominalPrompt:
-    """Prompt that a pre-flight assumes.
+    """Prompt that a pre-flight assumes: its words, and the tokens of each region before reduction.
 
     Attributes:
-        title: the prompt in words.
-        note: how its text is made up.
         region: the region that reducer and routers compress, ``visual`` or ``context``.
-        regions: tokens of each region before reduction.
     """
 
     title: str
@@ -183,13 +180,7 @@ class ParameterGroup:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Number of optimiser steps of a run, and the data that they read.
-
-    Attributes:
-        steps: optimiser steps; None where only the data could tell and it was not read.
-        samples_per_step: records of one optimiser step: batch x accumulation x devices.
-        epochs: passes over the data; None without data.
-    """
+    """Optimiser steps of a run (None where only the data could tell and it was not read), and passes over the data."""
 
     steps: int | None
     samples_per_step: int
@@ -197,7 +188,7 @@ class StepPlan:
 
 
 def lay_out(module: SubTokenModule, offline: bool = False) -> CompressedBackbone:
-    """Lay out everything a module builds, without weights; wrong settings are the usual worded ``ValueError``.
+    """Lay out everything a module builds, without weights.
 
     What stage 2, or a router, starts from is read and checked; with ``offline`` it is not, and the recipe's LoRA
     settings are taken for stage 1's.
@@ -276,13 +267,7 @@ def first_sample(
 
 @dataclass(frozen=True)
 class SampleLengths:
-    """Lengths of some records.
-
-    Attributes:
-        tokens: of each.
-        needed: those that no cut may reach, see ``EncodedSample.needed``.
-        broken: what is wrong with the others, an image that cannot be read for instance.
-    """
+    """Lengths of some records, of them those that no cut may reach, and what is wrong with the others."""
 
     tokens: list[int]
     needed: list[int]
@@ -316,10 +301,6 @@ def seconds_per_batch(module: SubTokenModule, batches: Iterator[Batch]) -> float
     """Measure the mean seconds from reading a batch to its gradients, without the first; None without batches.
 
     The weights are loaded on the CPU. Optimiser, logging, validation and checkpoints are not in it.
-
-    Args:
-        module: what is trained; left with gradients, which nobody reads.
-        batches: two or more; the first one warms up. The only one counts where there is no other.
     """
     parts, seconds = module.parts, list[float]()
     parts.train()

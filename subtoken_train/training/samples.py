@@ -25,7 +25,7 @@ class SampleLog(Callback):
     def __init__(self) -> None:
         self._path = Path()
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Keep the lines up to the checkpoint's place."""
         logs = Path(trainer.strategy.broadcast(trainer.default_root_dir)) / "logs"  # process 0 says where
         logs.mkdir(parents=True, exist_ok=True)
@@ -34,9 +34,7 @@ class SampleLog(Callback):
         kept = lines[: self._consumed(trainer)]
         write_whole(self._path, "".join(kept))
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Add a line: number of the micro-batch, optimiser steps before it, ids."""
         line = {"batch": self._consumed(trainer), "step": trainer.global_step, "ids": batch[0].record_ids}
         with room_for(self._path), self._path.open("a", encoding="utf-8") as file:

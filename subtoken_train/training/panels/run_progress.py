@@ -41,13 +41,11 @@ class LineProgress(ProgressBar):
         """Do not print."""
         self._enabled = False
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Start the clock."""
         self._last_step, self._clock = trainer.global_step, time.perf_counter()
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Print if a step was completed and it is its turn."""
         step = trainer.global_step
         if not self._enabled or step == self._last_step or (step % self.every and step != trainer.max_steps):
@@ -68,7 +66,7 @@ class LogRecipe(Callback):
     def __init__(self, recipe: dict[str, Any]) -> None:
         self.recipe = recipe
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Log it."""
         for logger in trainer.loggers:
             logger.log_hyperparams(self.recipe)
