@@ -85,7 +85,7 @@ KINDS = {
         _registry(
             "callbacks",
             f"{_LIGHTNING}.callbacks:Callback",
-            samples="subtoken_train.training.samples:SampleLog",
+            samples="subtoken_train.training.panels.run_progress:SampleLog",
             device_stats=f"{_LIGHTNING}.callbacks:DeviceStatsMonitor",
             learning_rate=f"{_LIGHTNING}.callbacks:LearningRateMonitor",
             model_summary=f"{_LIGHTNING}.callbacks:ModelSummary",

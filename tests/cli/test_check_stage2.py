@@ -64,20 +64,6 @@ def test_a_stage_1_folder_is_read_and_gives_the_lora(capsys, data):
 
 
 @sampled(
-    ("folder", "reading"),
-    [
-        (ANCHOR, "the matched token-only anchor"),
-        (ANCHOR.with_name("tiny_lora_only"), "LoRA alone, without a token reducer"),
-    ],
-    every=2,
-)
-def test_the_readings_of_stage_1_are_named(capsys, data, folder, reading):
-    """Shipped adapters of the other two readings, under the recipe's own reducer."""
-    lines = checked(capsys, [*TINY, "--model.lora=null", f"--model.stage2.adapter={folder}", *data])
-    assert f"stage 2 on {folder} ({reading}; its LoRA, as above, is frozen)" in lines
-
-
-@sampled(
     ("extra", "words"),
     [
         (
@@ -98,26 +84,3 @@ def test_the_readings_of_stage_1_are_named(capsys, data, folder, reading):
 )
 def test_wrong_pairs(capsys, extra, words):
     assert words in refused(capsys, [*TINY, *extra])
-
-
-@sampled(
-    ("extra", "message"),
-    [
-        ("--model.stage2.output_lora.rank=4", "model.stage2.adapter is not set"),
-        ("--model.stage2.adaptr=x", "unknown key 'model.stage2.adaptr'. Did you mean 'model.stage2.adapter'?"),
-        (
-            "--model.stage2={adapter: x, output_lora: {rnk: 4}}",
-            "unknown key 'model.stage2.output_lora.rnk'. Did you mean 'model.stage2.output_lora.rank'?",
-        ),
-        (
-            "--model.stage2={adapter: x, output_lora: {rank: a}}",
-            "model.stage2.output_lora.rank is 'a'; it must be a whole number",
-        ),
-        ("--model.stage2=x", "model.stage2 is 'x'; it must be a group of keys or null"),
-        ("--model.lora=false", "model.lora is 'False'; it must be a group of keys or null"),
-        ("--model.lora.rnk=4", "unknown key 'model.lora.rnk'. Did you mean 'model.lora.rank'?"),
-    ],
-    every=4,
-)
-def test_mistakes_in_the_keys(capsys, extra, message):
-    assert refused(capsys, [*TINY, "--offline", extra]) == message

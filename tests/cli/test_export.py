@@ -13,7 +13,6 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from subtoken_train import SubTokenModel
-from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.artifact.whole_folder import ADAPTER
 from subtoken_train.cli.fit_course import export
 from subtoken_train.cli.main import main
@@ -285,17 +284,6 @@ def test_what_is_there_stays(run, tmp_path, capsys):
     assert main(["export", str(out), str(out), "--overwrite"]) == 0
     assert same_tensors(adapter_tensors(out), before)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "out"]
-
-
-def test_a_quantised_backbone_is_not_merged_into(run, tmp_path):
-    from subtoken_train.artifact.folder import write_merged
-
-    config, parts, peft_model = read_adapter(run / "adapter")
-    layer = parts.family.decoder.layers[1].self_attn.v_proj.base_layer
-    layer.weight = torch.nn.Parameter(layer.weight.to(torch.int8), requires_grad=False)
-    with pytest.raises(ValueError, match=r"cannot merge into a quantised backbone \(.*layers.1.*v_proj holds int8\)"):
-        write_merged(tmp_path / "out", config, parts, peft_model)
-    assert not (tmp_path / "out").exists()
 
 
 @sampled("merged", [[], ["--merge-lora"]], every=2)

@@ -6,7 +6,6 @@ import re
 import pytest
 from lightning.pytorch.callbacks import ModelSummary
 
-from subtoken_train.cli.command_line import split_words
 from subtoken_train.cli.recipe import RecipeCLI
 from tests.support import commands
 from tests.support.places import recipe
@@ -121,21 +120,6 @@ def test_mistakes_in_options(capsys, tmp_path, argv, message):
 
 
 @pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        (["--trainer.precision", "bf17"], "unknown trainer.precision 'bf17'. Did you mean 'bf16'?"),
-        (["--trainer.accelerator", "cpuu"], "cpuu"),
-        (["--trainer.strategy", "dddp"], "dddp"),
-        (["--trainer.devices", "x"], "devices"),
-        (["--trainer.max_steps", "-5"], "-5"),
-    ],
-)
-def test_mistakes_that_the_trainer_finds(capsys, tmp_path, option, words):
-    start = ["--config", str(RECIPE), "--output_dir", str(tmp_path / "run")]
-    assert words in refused(capsys, [*start, *option], tmp_path)
-
-
-@pytest.mark.parametrize(
     ("content", "message"),
     [
         ("model: [1, 2\ndata: 3\n", "line 2, column 5: invalid YAML (expected ',' or ']', but got ':')"),
@@ -168,20 +152,6 @@ def test_a_recipe_that_does_not_exist(capsys, tmp_path, path, hint):
 
 def test_no_recipe_at_all(capsys, tmp_path):
     assert "no recipe is given; pass one with --config" in refused(capsys, ["--trainer.max_steps", "3"], tmp_path)
-
-
-def test_option_before_the_recipe(capsys, tmp_path):
-    argv = ["--trainer.max_steps", "3", "--config", str(RECIPE)]
-    assert "--trainer.max_steps stands before --config" in refused(capsys, argv, tmp_path)
-
-
-def test_a_folder_that_is_no_run_is_kept(capsys, tmp_path):
-    kept = tmp_path / "old" / "notes.txt"
-    kept.parent.mkdir()
-    kept.write_text("mine")
-    line = refused(capsys, ["--config", str(RECIPE), "--output_dir", str(kept.parent)], tmp_path)
-    assert "holds files but is not a run; choose another --output_dir" in line
-    assert kept.read_text() == "mine"
 
 
 def test_missing_images_are_counted_before_anything_is_loaded(capsys, tmp_path, monkeypatch):
@@ -235,14 +205,3 @@ def test_lightnings_table_of_parameters_is_printed_where_it_is_asked_for(tmp_pat
 
     asked = "--trainer.callbacks=model_summary"
     assert [tables(), tables("--trainer.enable_model_summary=true"), tables(asked)] == [0, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("argv", "paths"),
-    [
-        (["--config", "a", "-c", "b", "--config=c"], ["a", "b", "c"]),
-        (["--trainer.max_steps", "3"], []),
-    ],
-)
-def test_recipe_paths(argv, paths):
-    assert list(split_words(argv).configs) == paths

@@ -1,6 +1,5 @@
 """The command line as a whole: exit codes, one-line errors, nearest names, nothing heavy in the light paths."""
 
-import json
 import subprocess
 import sys
 import warnings
@@ -141,31 +140,6 @@ def test_module_runs_as_a_program():
     )
     assert done.returncode == 2
     assert done.stderr.startswith("subtoken-train: error: unknown command 'nothing'")
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["--help"],
-        ["--version"],
-        BUDGET,
-        [*BUDGET, "--model", "qwen2.5-7b", "--tokens", "64"],
-        ["recipes", "ls"],
-        ["recommend", "--budget", "0.2"],
-        ["env"],
-    ],
-    ids=" ".join,
-)
-def test_light_paths_import_nothing_heavy(argv):
-    program = (
-        "import json, sys\n"
-        "from subtoken_train.cli.main import main\n"
-        f"code = main({argv!r})\n"
-        f"found = [name for name in {HEAVY!r} if name in sys.modules]\n"
-        "print(json.dumps({'code': code, 'found': found}))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout.splitlines()[-1]) == {"code": 0, "found": []}
 
 
 def test_our_warnings_are_one_line_and_others_stay_as_they_are(capsys):

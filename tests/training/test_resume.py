@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.training.checkpoints import Marker, begin, seal
 from subtoken_train.training.run_checkpoints import trained_shapes
-from subtoken_train.training.run_folder import new_marker, requeued_with_work, write_run_marker
+from subtoken_train.training.run_folder import new_marker, write_run_marker
 from subtoken_train.training.trained_tensors import check_resumable
 from tests.support.toy_fit import Toy
 
@@ -53,22 +54,12 @@ def test_shapes_under_zero_3():
     assert trained_shapes(module) == {"layer.weight": [7, 9], "layer.bias": [4]}
 
 
-def test_a_requeued_job(tmp_path, monkeypatch):
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
-    assert not requeued_with_work(tmp_path, overwrite=True)
-    written(tmp_path / "checkpoints")
-    assert requeued_with_work(tmp_path, overwrite=True)
-    monkeypatch.delenv("SLURM_RESTART_COUNT")
-    assert not requeued_with_work(tmp_path, overwrite=False)
-
-
-def test_a_requeued_job_does_not_take_the_run_that_it_replaces_for_its_own(tmp_path, monkeypatch):
-    written(tmp_path / "checkpoints")
-    monkeypatch.setenv("SLURM_JOB_ID", "6")
-    write_run_marker(tmp_path, new_marker())
+def test_a_requeued_job_resumes_also_where_its_command_says_overwrite(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
+    argv = ["--config", "tiny_fastv25_s16k4", "--output_dir", str(tmp_path), "--overwrite"]
+    written(tmp_path / "checkpoints")
+    assert RecipeCLI(argv).replaces
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert not requeued_with_work(tmp_path, overwrite=True)
-    assert requeued_with_work(tmp_path, overwrite=False)
-    monkeypatch.setenv("SLURM_JOB_ID", "6")
-    assert requeued_with_work(tmp_path, overwrite=True)
+    write_run_marker(tmp_path, new_marker())
+    cli = RecipeCLI(argv)
+    assert (cli.config.resume, cli.config.overwrite, cli.replaces) == (True, False, False)
