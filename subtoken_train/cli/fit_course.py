@@ -245,11 +245,7 @@ def open_run(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> None:
     if resume:
         here = {f"compressed.{name}": shape for name, shape in trained_shapes(parts).items()}
         check_resumable(resume, cli.trainer, here)
-        print(f"resuming from {resume}", file=sys.stderr)
-        if ignored := incomplete(cli.checkpoints):
-            print(f"ignored, not complete: {', '.join(each.name for each in ignored)}", file=sys.stderr)
-        if note:
-            print(f"differs from the first part, as does the learning rate's schedule: {note}", file=sys.stderr)
+        _say_what_is_resumed(cli, resume, note)
     prompt = nominal_prompt(family, cli.datamodule)
     parts.reducer.layer_tokens(prompt.tokens, parts.family.shape.num_layers)
     check_bytes(parts, prompt)
@@ -266,6 +262,14 @@ def open_run(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> None:
     for callback in trainer.callbacks:
         if isinstance(callback, RunCheckpoints):
             callback.on_whole = lambda: stand_again(cli, folder)
+
+
+def _say_what_is_resumed(cli: RecipeCLI, checkpoint: Path, note: str) -> None:
+    print(f"resuming from {checkpoint}", file=sys.stderr)
+    if ignored := incomplete(cli.checkpoints):
+        print(f"ignored, not complete: {', '.join(folder.name for folder in ignored)}", file=sys.stderr)
+    if note:
+        print(f"differs from the first part, as does the learning rate's schedule: {note}", file=sys.stderr)
 
 
 def stand_again(cli: RecipeCLI, folder: RunFolder) -> None:
