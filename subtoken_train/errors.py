@@ -118,15 +118,15 @@ def plain(text: str) -> str:
 
 def shell_words(*words: object) -> str:
     r"""Return words as a command for bash, or a part of one, on one line: quoted, controls as bytes (``$'\x0a'``)."""
-    return " ".join(map(_shell_word, map(str, words)))
-
-
-def _shell_word(word: str) -> str:
-    if not _UNTYPED.search(word):
-        return shlex.quote(word)
-    quoted = re.sub(r"[\\']", r"\\\g<0>", word)
-    quoted = _UNTYPED.sub(lambda found: "".join(map("\\x{:02x}".format, os.fsencode(found[0]))), quoted)
-    return f"$'{quoted}'"
+    quoted = []
+    for word in map(str, words):
+        if _UNTYPED.search(word):
+            plain_word = re.sub(r"[\\']", r"\\\g<0>", word)
+            escaped = _UNTYPED.sub(lambda at: "".join(map("\\x{:02x}".format, os.fsencode(at[0]))), plain_word)
+            quoted.append(f"$'{escaped}'")
+        else:
+            quoted.append(shlex.quote(word))
+    return " ".join(quoted)
 
 
 _LISTED, _GOT = 220, 80

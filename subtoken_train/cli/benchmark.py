@@ -95,8 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
     device = device_of(args.device)
     choose_kernel(device.type)  # a forced path that cannot run
-    _defaults(args, device.type == "cuda")
-    source = source_of(args, _shrink(args, device.type == "cuda"))
+    source = source_of(args, _settle(args, device.type == "cuda"))
     if args.table8:
         check_protocol(source.layout.family)
     if args.peak_memory:
@@ -118,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
             source.backbone.dtype,
             source.backbone.quantization,
         )
-        _say_departures("Table 8 of the paper", record["departures"])
+        print(_protocol_line("Table 8 of the paper", record["departures"]), flush=True)
     _keep(args, record, _rows(args, source, subject, prompts))
     return 0
 
@@ -139,9 +138,8 @@ def _keep(args: argparse.Namespace, record: dict[str, Any], rows: Iterable[dict[
             print(f"written to {out}", flush=True)
 
 
-def _say_departures(protocol: str, departures: list[str]) -> None:
-    said = "; ".join(departures)
-    print(f"{protocol}{f', scaled: {said}' if said else ', as it is described'}", flush=True)
+def _protocol_line(protocol: str, departures: list[str]) -> str:
+    return f"{protocol}, scaled: {'; '.join(departures)}" if departures else f"{protocol}, as it is described"
 
 
 def _peak_memory(args: argparse.Namespace, source: BenchmarkSource, device: torch.device) -> int:
@@ -162,7 +160,7 @@ def _peak_memory(args: argparse.Namespace, source: BenchmarkSource, device: torc
     record = _head(args, source, subject)
     print(record["title"], flush=True)
     record["departures"] = other_machine(subject.family, backbone.path, PEAK_GB, backbone.dtype, backbone.quantization)
-    _say_departures("peak memory of the paper's appendix C.1", record["departures"])
+    print(_protocol_line("peak memory of the paper's appendix C.1", record["departures"]), flush=True)
     row = measure_memory(subject, counter("arms", timed=True))
     print("", *peak_lines(row, backbone.path), sep="\n")
     _keep(args, record, [row])
@@ -182,8 +180,9 @@ def _rows(
         show = counter("runs" if len(cells) == 1 else f"runs of row {number} of {len(cells)}", timed=True)
         try:
             row = run_row(arm, parts, batch_size, args.new_tokens, args.pairs, args.share_of_copy, show)
-        except (RuntimeError, MemoryError) as error:
-            if not _lacks_memory(error):
+        except (RuntimeError, MemoryError) as error:  # on a CPU torch has no error type for it
+            words = ("can't allocate memory", "Storage size calculation overflowed", "out of memory")
+            if not isinstance(error, MemoryError) and not any(each in str(error) for each in words):
                 raise
             raise ValueError(
                 f"batch size {batch_size} of {parts.length} tokens does not fit into the memory here; give "
@@ -195,14 +194,6 @@ def _rows(
             lines.append(overhead_line(label, row, source.backbone.path))
         print("", *lines, sep="\n", flush=True)
         yield row
-
-
-def _lacks_memory(error: Exception) -> bool:
-    """Return True if an error says that a tensor had no room; on a CPU torch has no error type for that."""
-    from torch import OutOfMemoryError
-
-    words = ("can't allocate memory", "Storage size calculation overflowed")
-    return isinstance(error, OutOfMemoryError | MemoryError) or any(each in str(error) for each in words)
 
 
 def _head(args: argparse.Namespace, source: BenchmarkSource, subject: Subject) -> dict[str, Any]:
@@ -266,21 +257,18 @@ def _check_protocol_options(args: argparse.Namespace) -> None:
         raise ValueError(f"--{given[0].replace('_', '-')} is set by {protocol}; leave one of them out")
 
 
-def _defaults(args: argparse.Namespace, on_gpu: bool) -> None:
-    from subtoken_train.benchmarking import paper_protocols as protocol
-
-    args.batch_sizes = args.batch_sizes or [1]
-    if args.table8:
-        args.new_tokens = args.new_tokens or (protocol.NEW_TOKENS if on_gpu else protocol.SCALED_TOKENS)
-    if args.table8 or args.peak_memory:
-        args.dtype = args.dtype or (protocol.DTYPE if on_gpu else protocol.SCALED_DTYPE)
-    args.new_tokens = args.new_tokens or NEW_TOKENS
-
-
-def _shrink(args: argparse.Namespace, on_gpu: bool) -> Shrink:
+def _settle(args: argparse.Namespace, on_gpu: bool) -> Shrink:
+    """Fill in defaults, and say what is taken off a model of a protocol that runs without a GPU."""
     from subtoken_train.benchmarking import paper_protocols as protocol
     from subtoken_train.benchmarking.random_backbones import Shrink
 
-    if (args.table8 or args.peak_memory) and args.random and not on_gpu:
+    follows = args.table8 or args.peak_memory
+    args.batch_sizes = args.batch_sizes or [1]
+    if args.table8:
+        args.new_tokens = args.new_tokens or (protocol.NEW_TOKENS if on_gpu else protocol.SCALED_TOKENS)
+    if follows:
+        args.dtype = args.dtype or (protocol.DTYPE if on_gpu else protocol.SCALED_DTYPE)
+    args.new_tokens = args.new_tokens or NEW_TOKENS
+    if follows and args.random and not on_gpu:
         return Shrink(args.layers or protocol.SCALED_LAYERS, protocol.SCALED_NARROWER)
     return Shrink(args.layers)

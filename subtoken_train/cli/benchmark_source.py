@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from subtoken_train.artifact.config import AdapterConfig, read_config
+from subtoken_train.artifact.config import read_config
 from subtoken_train.artifact.folder import put_adapter
 from subtoken_train.artifact.hub import adapter_folder, find_adapter
 from subtoken_train.benchmarking.random_backbones import Shrink, random_family
@@ -71,13 +71,8 @@ def _adapter(args: Namespace) -> BenchmarkSource:
             return put(random_family(backbone, Shrink(), device)).to(device).eval()
         return spec.load(str(device)).backbone
 
-    return BenchmarkSource(
-        _adapter_words(args, config), backbone, put(layout_family(backbone)), spec.compression(), load
-    )
-
-
-def _adapter_words(args: Namespace, config: AdapterConfig) -> str:
-    return f"adapter {config.training.get('name', args.adapter)} on {args.backbone or config.backbone.path}"
+    words = f"adapter {config.training.get('name', args.adapter)} on {args.backbone or config.backbone.path}"
+    return BenchmarkSource(words, backbone, put(layout_family(backbone)), spec.compression(), load)
 
 
 def _backbone(args: Namespace, shrink: Shrink) -> BenchmarkSource:

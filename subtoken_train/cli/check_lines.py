@@ -13,7 +13,6 @@ from statistics import median_low
 from typing import Any
 
 import torch
-from lightning.pytorch.strategies import Strategy
 
 from subtoken_train.artifact.hub import check_name, check_published
 from subtoken_train.cli.recipe import RecipeCLI
@@ -70,7 +69,11 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPro
         f"backbone   {backbone.path}, {backbone.dtype}{quantised}, {backbone.attention}, "
         f"{parts.family.shape.num_layers} layers, {seen}"
     )
-    yield f"reducer    {_reducer_words(parts, prompt)}"
+    reducer = parts.reducer
+    most = "" if reducer.fixed_count else "at most "
+    kept = f"{most}{reducer.kept_words(prompt.tokens, parts.family.shape.num_layers)} of {prompt.tokens}"
+    named = f"{reducer.name}, keeps {reducer.keep_ratio:g} ({kept})"
+    yield f"reducer    {', '.join(filter(None, [named, reducer.words]))}"
     yield f"routing    {_routing_words(module.routing_config)}"
     yield f"LoRA       {_lora_words(module.lora_settings)}"
     if module.stage2_config is not None:
@@ -95,13 +98,6 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPro
     checkpointing = "with" if module.gradient_checkpointing else "without"
     yield f"trainer    precision {cli.config.trainer.precision or '32-true'}, {checkpointing} gradient checkpointing"
     yield f"output     {cli.output_dir}"
-
-
-def _reducer_words(parts: CompressedBackbone, prompt: NominalPrompt) -> str:
-    reducer = parts.reducer
-    most = "" if reducer.fixed_count else "at most "
-    kept = f"{most}{reducer.kept_words(prompt.tokens, parts.family.shape.num_layers)} of {prompt.tokens}"
-    return ", ".join(filter(None, [f"{reducer.name}, keeps {reducer.keep_ratio:g} ({kept})", reducer.words]))
 
 
 def _routing_words(config: RoutingConfig | None) -> str:
@@ -131,7 +127,7 @@ def _lora_words(lora: LoraSettings) -> str:
 
 def check_ready(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> None:
     """Check all that ``fit`` asks of a recipe and of its model laid out, on any machine; offline, no data are read."""
-    kind, trainer, data = _strategy(cli), cli.config.trainer, cli.datamodule
+    kind, trainer, data = KINDS["strategy"].names[cli.strategy], cli.config.trainer, cli.datamodule
     check_kind(kind, str(trainer.precision or "32-true"), cli.model)
     check_parts(kind, parts)
     if issubclass(kind, ZeroStrategy):
@@ -165,7 +161,7 @@ def machine_lines(cli: RecipeCLI) -> Iterator[str]:
             check_devices(trainer.devices, accelerator)
         except ValueError as error:
             yield str(error)
-    if issubclass(_strategy(cli), ZeroStrategy):
+    if issubclass(KINDS["strategy"].names[cli.strategy], ZeroStrategy):
         if accelerator == "auto" and not torch.cuda.is_available():
             yield "trainer.strategy: ZeRO runs on CUDA GPUs, and this machine has none"
         if find_spec("deepspeed") is None:
@@ -184,11 +180,6 @@ def folder_lines(cli: RecipeCLI) -> Iterator[str]:
             RunFolder(cli.output_dir).check(resume=False)
         except ValueError as error:
             yield str(error)
-
-
-def _strategy(cli: RecipeCLI) -> type[Strategy]:
-    kind: type[Strategy] = KINDS["strategy"].names[cli.strategy]
-    return kind
 
 
 def length_lines(family: Family, data: InstructionDataModule, reading: Reading) -> Iterator[str]:

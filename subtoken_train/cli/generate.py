@@ -55,7 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat-template-kwargs", metavar="JSON", help="""for its chat template, as '{"enable_thinking": false}'"""
     )
-    _add_file_options(parser)
+    parser.add_argument("--prompts", metavar="FILE", help="JSON lines of prompts to answer; --output takes the answers")
+    parser.add_argument("--output", metavar="FILE", help="where the answers to --prompts go, as JSON lines")
+    parser.add_argument(
+        "--batch-size", type=int, metavar="N", help="prompts of --prompts to answer together (default: 1)"
+    )
+    parser.add_argument(
+        "--images-outside-folder", action="store_true", help="allow image paths outside the folder of --prompts"
+    )
     parser.add_argument(
         "--context-length",
         type=int,
@@ -73,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, load, answer, report."""
-    if _names_a_file(args):
+    if any(getattr(args, name) not in (None, False, "") for name in _OF_FILES):
         return _answer_file(args)
     _check_prompt(args)
     from subtoken_train.cli.terminal import quiet_libraries
@@ -214,21 +221,6 @@ def _summary(model: SubTokenModel, tokens: int) -> str:
 _OF_FILES = ("prompts", "output", "batch_size", "images_outside_folder")
 _OF_ONE_PROMPT = ("prompt", "image", "video", "context_length", "temperature", "show", "show_layers")
 _DEFAULTS = {"num_beams": 1, "frames": 8, "fps": 1.0}
-
-
-def _add_file_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompts", metavar="FILE", help="JSON lines of prompts to answer; --output takes the answers")
-    parser.add_argument("--output", metavar="FILE", help="where the answers to --prompts go, as JSON lines")
-    parser.add_argument(
-        "--batch-size", type=int, metavar="N", help="prompts of --prompts to answer together (default: 1)"
-    )
-    parser.add_argument(
-        "--images-outside-folder", action="store_true", help="allow image paths outside the folder of --prompts"
-    )
-
-
-def _names_a_file(args: argparse.Namespace) -> bool:
-    return any(getattr(args, name) for name in _OF_FILES if name != "batch_size") or args.batch_size is not None
 
 
 def _answer_file(args: argparse.Namespace) -> int:

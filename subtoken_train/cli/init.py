@@ -57,9 +57,12 @@ def run(args: argparse.Namespace) -> int:
     from subtoken_train.artifact.whole_folder import DATA_MARKER, Layout, check_target, mark_data, whole_folder
 
     check_range("--seed", args.seed, 0, MAX_SEED)
-    name = _name(args.folder)
+    name = re.sub(r"[^\w.-]+", "_", real_path(args.folder).name).strip("._-") or "mydata"
+    check_file_name(name, "the folder's name")
     out = Path(f"{name}_subtoken") if args.out is None else args.out
-    _check_apart(args.folder, out)
+    inner, outer = real_path(out), real_path(args.folder)
+    if inner == outer or outer in inner.parents or inner in outer.parents:
+        raise ValueError(f"--out {out} and the data {args.folder} are inside each other; name a folder beside it")
     files = rf"(train|dev|test)\.jsonl?|{_ASKED}|{re.escape(name)}(_anchor)?\.yaml|{re.escape(DATA_MARKER)}"
     layout = Layout(
         re.compile(files),
@@ -105,18 +108,6 @@ def run(args: argparse.Namespace) -> int:
     following = _next(data, args.folder, recipe, name, ["--overwrite"] if trained else [], tokenizer)
     print("\nwhat follows:", *(f"  {shell_words(*line)}" for line in following), sep="\n")
     return 0
-
-
-def _name(folder: Path) -> str:
-    """Return the name of run and recipe: the folder's, in characters that every shell takes."""
-    name = re.sub(r"[^\w.-]+", "_", real_path(folder).name).strip("._-") or "mydata"
-    return check_file_name(name, "the folder's name")
-
-
-def _check_apart(folder: Path, out: Path) -> None:
-    inner, outer = real_path(out), real_path(folder)
-    if inner == outer or outer in inner.parents or inner in outer.parents:
-        raise ValueError(f"--out {out} and the data {folder} are inside each other; name a folder beside it")
 
 
 def _records(data: OwnData, tokenizer: Any) -> dict[str, str]:

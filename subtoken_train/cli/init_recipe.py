@@ -140,14 +140,6 @@ def _tokenizer_at_hand(path: str) -> Any:
         return None
 
 
-def count_tokens(path: str, texts: Sequence[str]) -> int:
-    """Tokens of texts; where the tokenizer is not on this machine, four characters are one."""
-    tokenizer = _tokenizer_at_hand(path)
-    if tokenizer is None:
-        return sum(map(len, texts)) // 4
-    return sum(map(len, tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]))
-
-
 def chat_tokenizer(path: str) -> Any:
     """The tokenizer of a folder that has a chat template; None for every other backbone."""
     tokenizer = _tokenizer_at_hand(path)
@@ -187,7 +179,8 @@ def own_recipe(data: OwnData, chosen: Chosen, folder: Path, out: Path, name: str
     content["model"]["backbone"]["path"] = chosen.path
     lengths = []
     if data.kind == "images":
-        band, samples = _image_band(data, content["data"], folder, out), len(data.splits["train"])
+        files = {"train_file": str(out / "train.json"), "val_file": str(out / "dev.json"), "image_folder": str(folder)}
+        band, samples = {**content["data"], **files}, len(data.splits["train"])
         if chosen.is_embedded:
             lengths = _raise_length(band, *longest_record(data, chosen))
     else:
@@ -220,11 +213,6 @@ def own_recipe_text(content: dict[str, Any], chosen: Chosen, path: Path, data: P
     return header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
 
 
-def _image_band(data: OwnData, shipped: dict[str, Any], folder: Path, out: Path) -> dict[str, Any]:
-    files = {"train_file": str(out / "train.json"), "val_file": str(out / "dev.json"), "image_folder": str(folder)}
-    return {**files, **{key: value for key, value in shipped.items() if key not in files}}
-
-
 def _raise_length(band: dict[str, Any], longest: int, positions: int) -> list[str]:
     """Set ``max_length`` so that no record is cut where the backbone has positions for it; says so in a line."""
     before, band["max_length"] = band["max_length"], max(band["max_length"], min(longest, positions))
@@ -238,11 +226,15 @@ def _text_band(data: OwnData, chosen: Chosen, out: Path) -> tuple[dict[str, Any]
     as_records = {"documents": "conversations"} if data.kind == "conversations" else {}
     sources = {key: {"name": str(out / f"{split}.jsonl"), **as_records} for key, split in _SOURCES.items()}
     batch = 8 if chosen.is_embedded else chosen.recipe["data"]["batch_size"]
-    if as_records and (_tokenizer_at_hand(chosen.path) is None or chat_tokenizer(chosen.path) is not None):
+    tokenizer = _tokenizer_at_hand(chosen.path)
+    if as_records and (tokenizer is None or tokenizer.chat_template):
         return {**sources, **_chat_sizes(data, chosen), "batch_size": batch, "seed": 0}, len(data.splits["train"])
     if data.no_document:
         raise ValueError(f"{data.no_document}, or name a --backbone with a chat template")
-    tokens = {key: count_tokens(chosen.path, said(data, split)) for key, split in _SOURCES.items()}
+    texts, tokens = {key: said(data, split) for key, split in _SOURCES.items()}, dict[str, int]()
+    for key, each in texts.items():  # where the tokenizer is not on this machine, four characters are one
+        ids = tokenizer and tokenizer(each, add_special_tokens=False, verbose=False)["input_ids"]
+        tokens[key] = sum(map(len, ids)) if ids is not None else sum(map(len, each)) // 4
     sizes = dict(_EMBEDDED_BLOCK if chosen.name == EMBEDDED[False] else _BLOCK)
     for _ in range(_HALVINGS):
         if tokens["train"] >= 2 * sizes["block_length"] and tokens["val"] >= sizes["block_length"]:

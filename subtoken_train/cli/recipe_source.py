@@ -16,8 +16,7 @@ from typing import Any
 import yaml
 
 from subtoken_train.cli.command_line import FLAGS, Words, split_words
-from subtoken_train.cli.trainer_parts import KINDS, named_parts
-from subtoken_train.cli.trainer_ranges import SETTINGS, check_setting
+from subtoken_train.cli.trainer_parts import KINDS, SETTINGS, check_setting, named_parts
 from subtoken_train.documents import InvalidYAML, parse_yaml
 from subtoken_train.errors import first_names
 from subtoken_train.reducers import DEFAULT_REDUCER, split_settings

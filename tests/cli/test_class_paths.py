@@ -13,8 +13,7 @@ from lightning.pytorch import Trainer
 from subtoken_train.cli.command_line import FLAGS
 from subtoken_train.cli.recipe import RecipeCLI, recipe_plan
 from subtoken_train.cli.recipe_source import BANDS, KEYS, read_source
-from subtoken_train.cli.trainer_parts import KINDS, ZERO_SETTINGS, named_parts
-from subtoken_train.cli.trainer_ranges import SETTINGS
+from subtoken_train.cli.trainer_parts import KINDS, SETTINGS, ZERO_SETTINGS, named_parts
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
