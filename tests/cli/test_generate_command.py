@@ -158,16 +158,6 @@ def test_mistakes_that_need_no_model(capsys, dummy_evictions, vlm_adapter, argv,
     assert words in refused(capsys, "generate", "--adapter", vlm_adapter, "--prompt", "hi", *argv)
 
 
-def test_unknown_settings_and_scopes(capsys, dummy_evictions, vlm_adapter):
-    common = ["--adapter", vlm_adapter, "--prompt", "hi", "--eviction", "first", "--eviction-keep", "0.5"]
-    message = refused(capsys, "generate", *common, "--eviction-option", "windwo=3")
-    assert "unknown setting of first 'windwo'. Did you mean 'window'?" in message
-    assert "first window='x' must be a whole number" in refused(
-        capsys, "generate", *common, "--eviction-option", "window=x"
-    )
-    assert "unknown scope 'al'. Did you mean 'all'?" in refused(capsys, "generate", *common, "--scope", "al")
-
-
 def test_there_must_be_a_model(capsys, tmp_path, vlm_adapter):
     assert "give --adapter DIR, or --backbone PATH" in refused(capsys, "generate", "--prompt", "hi")
     assert "not an adapter folder" in refused(capsys, "generate", "--adapter", tmp_path, "--prompt", "hi")

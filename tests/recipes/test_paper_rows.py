@@ -1,4 +1,4 @@
-"""The rows of the paper's tables (``recipes/paper_rows.csv``): as published, each with its percentage and its recipe."""
+"""The rows of the paper's tables (``recipes/paper_rows.csv``): as published, each with its percentage and recipe."""
 
 from __future__ import annotations
 
