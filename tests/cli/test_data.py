@@ -197,11 +197,7 @@ def test_its_folder_is_a_corpus(wikitext, tmp_path, monkeypatch, streaming):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "train-00001-of-00002",
-            None,
-            "has 1 of 2 files of the split train; fetch it: hf download Salesforce/wikitext",
-        ),
+        ("train-00001-of-00002", None, "has 1 of 2 files of the split train; fetch it: hf download"),
         ("test-00000-of-00001", None, "has 0 of 1 files of the split test"),
         ("test-00000-of-00001", b"no parquet", "cannot be read as Parquet"),
     ],

@@ -216,16 +216,8 @@ def test_metrics_that_are_none(run, tmp_path, capsys, content, words):
     [
         ("nowhere", [], "nowhere is not a folder; name a run (runs/NAME), one of its checkpoints, or an adapter"),
         ("backbone", [], "backbone is neither a run, a checkpoint of one, nor an adapter folder (no subtoken_config"),
-        (
-            "joint",
-            ["--private"],
-            "--private only applies when publishing; add --push-to-hub user/name, or leave it out",
-        ),
-        (
-            "joint",
-            ["--push-to-hub", "a/b"],
-            "is not a Hub id, so nobody else could load the adapter; train with its Hub",
-        ),
+        ("joint", ["--private"], "--private only applies when publishing; add --push-to-hub user/name, or leave it"),
+        ("joint", ["--push-to-hub", "a/b"], "is not a Hub id, so nobody else could load the adapter; train with its"),
         ("joint", ["--push-to-hub", "a b", "--backbone", "x/y"], "'a b' is not a valid Hub name; write user/name"),
         ("joint", ["--backbone", "first"], "backbone 'first' is neither a folder with a config.json nor a model"),
     ],
