@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median_low
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,15 +20,17 @@ from subtoken_train.cli.run_plan import Reading, percent, steps_of
 from subtoken_train.cli.terminal import about
 from subtoken_train.cli.trainer_parts import KINDS, named_parts
 from subtoken_train.datasets.chats import asked_words, chat_sample, reads_chats, wholly_read
+from subtoken_train.datasets.collate import EncodedSample, encode
 from subtoken_train.datasets.corpus import load_rows
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.image_sources import count_named
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
-from subtoken_train.datasets.records import InstructionRecords
+from subtoken_train.datasets.records import InstructionRecords, Record
 from subtoken_train.datasets.text_batches import TextSample
 from subtoken_train.datasets.unknown_tokens import say_unknown, spread
+from subtoken_train.datasets.video_sources import open_picture
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import MAX_TOKENS, clipped
 from subtoken_train.families.backbone_config import resolve
@@ -43,8 +45,6 @@ from subtoken_train.training.preflight import (
     check_cpus,
     check_devices,
     count_devices,
-    first_sample,
-    sample_lengths,
     seconds_per_batch,
 )
 from subtoken_train.training.run_folder import RunFolder
@@ -52,6 +52,7 @@ from subtoken_train.training.strategies import PRESETS, check_kind, check_parts
 from subtoken_train.training.strategies.zero import ZeroStrategy, zero_settings
 from subtoken_train.types import Region
 
+T = TypeVar("T")
 MOST = 200
 """Records that are encoded, with their images."""
 _OPTIMIZERS = {"adamw": "AdamW", "paged_adamw_8bit": "paged 8-bit AdamW"}
@@ -182,57 +183,69 @@ def folder_lines(cli: RecipeCLI) -> Iterator[str]:
             yield str(error)
 
 
-def length_lines(family: Family, data: InstructionDataModule, reading: Reading) -> Iterator[str]:
-    """Shortest, median and longest record, how many ``max_length`` cuts, and what cannot be encoded at all.
+def _encoded(family: Family, record: Record, data: InstructionDataModule, length: int) -> EncodedSample:
+    images = [open_picture(each, record.id, data.max_image_pixels, data.max_video_frames) for each in record.images]
+    return encode(record, family, length, images)
 
-    ``reading`` gets the lengths, and what would stop fit, in words, here and in all that follows.
-    """
-    total, most = len(data.training_records), data.max_length
-    found = sample_lengths(family, data.training_records, MOST, data.max_image_pixels, data.max_video_frames)
-    reading.tokens += found.tokens
-    if found.tokens:
-        line = f"{_of(len(found.tokens), total, 'records')}: {_spread_words(found.tokens)}; max_length {most:,}"
-        longer = [needed for length, needed in zip(found.tokens, found.needed, strict=True) if length > most]
-        share = f"{len(longer):,} ({100 * len(longer) / len(found.tokens):.3g} %)" if longer else "none"
+
+def _each(places: Sequence[int], make: Callable[[int], T]) -> tuple[list[T], list[str]]:
+    """Return what is made of each place, and what is wrong with the others."""
+    made, broken = list[T](), list[str]()
+    for place in places:
+        try:
+            made.append(make(place))
+        except ValueError as error:
+            broken.append(str(error))
+    return made, broken
+
+
+def _tokens_of(tokens: Sequence[int], total: int | None, what: str) -> str:
+    those = f"all {total:,} {what}" if len(tokens) == total else f"{len(tokens):,} {what}"
+    those += "" if total in (None, len(tokens)) else f" of {total:,}"
+    return f"tokens of {those}: {min(tokens):,} shortest, {median_low(tokens):,} median, {max(tokens):,} longest"
+
+
+def length_lines(family: Family, data: InstructionDataModule, reading: Reading) -> Iterator[str]:
+    """Shortest, median and longest record, how many ``max_length`` cuts, and what cannot be encoded at all."""
+    records, most = data.training_records, data.max_length
+    places = spread(len(records), MOST)
+    samples, broken = _each(places, lambda place: _encoded(family, records[place], data, MAX_TOKENS))
+    tokens = [len(sample.input_ids) for sample in samples]
+    reading.tokens += tokens
+    if tokens:
+        longer = [sample.needed for sample, length in zip(samples, tokens, strict=True) if length > most]
+        share = f"{len(longer):,} ({100 * len(longer) / len(tokens):.3g} %)" if longer else "none"
+        line = f"{_tokens_of(tokens, len(records), 'records')}; max_length {most:,} cuts {share}"
         inside = [needed for needed in longer if needed > most]
-        yield f"{line} cuts {share}" + (f", {len(inside):,} of them in a question, where fit stops" if inside else "")
+        yield line + (f", {len(inside):,} of them in a question, where fit stops" if inside else "")
         if inside:
             reading.stops.append(
-                f"data.max_length {most:,} cuts the questions of {len(inside):,} of {len(found.tokens):,} records; "
+                f"data.max_length {most:,} cuts the questions of {len(inside):,} of {len(tokens):,} records; "
                 f"raise it to {max(inside):,}, or drop them"
             )
-    if found.broken:
-        yield f"{len(found.broken):,} of {len(found.broken) + len(found.tokens):,} cannot be used: {found.broken[0]}"
-        reading.stops.append(found.broken[0])
+    if broken:
+        yield f"{len(broken):,} of {len(places):,} cannot be used: {broken[0]}"
+        reading.stops.append(broken[0])
 
 
 def chat_lines(family: Family, data: CorpusDataModule, reading: Reading) -> Iterator[str]:
-    """Shortest, median and longest chat, how many ``block_length`` cuts and have no context, and what cannot be used.
-
-    Args:
-        family: with its tokenizer.
-        data: its training corpus is one of chats.
-        reading: gets the lengths, and what would stop fit, in words.
-    """
+    """Shortest, median and longest chat, how many ``block_length`` cuts and have no context, and what is broken."""
     rows, limits = data.conversations(), data.chat_limits
     if words := asked_words(family.tokenizer, limits):
         yield words
-    chats, broken = list[TextSample](), list[str]()
-    for place in (places := spread(len(rows), MOST)):
-        try:
-            chat = chat_sample(rows[place], family, replace(limits, length=MAX_TOKENS))
-            if len(chat.input_ids) > limits.length:
-                chat_sample(rows[place], family, limits)
-        except ValueError as error:
-            broken.append(str(error))
-        else:
-            chats.append(chat)
-    if chats:
-        tokens = [len(chat.input_ids) for chat in chats]
-        reading.tokens += tokens
+
+    def chat_of(place: int) -> TextSample:
+        chat = chat_sample(rows[place], family, replace(limits, length=MAX_TOKENS))
+        if len(chat.input_ids) > limits.length:
+            chat_sample(rows[place], family, limits)
+        return chat
+
+    chats, broken = _each(places := spread(len(rows), MOST), chat_of)
+    tokens = [len(chat.input_ids) for chat in chats]
+    reading.tokens += tokens
+    if tokens:
         cut = sum(length > limits.length for length in tokens)
-        line = f"{_of(len(chats), len(rows), 'chats')}: {_spread_words(tokens)}"
-        yield f"{line}; block_length {limits.length:,} cuts {f'{cut:,}' if cut else 'none'}"
+        yield f"{_tokens_of(tokens, len(rows), 'chats')}; block_length {limits.length:,} cuts {cut or 'none'}"
         if words := wholly_read([chat.context_length for chat in chats], limits):
             yield words
     if broken:
@@ -247,7 +260,7 @@ def document_line(family: Family, data: CorpusDataModule) -> str:
     if not texts:
         raise ValueError(f"{data.train_source.name} holds no text")
     tokens = [len(ids) for ids in family.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]]
-    line = f"{_of(len(tokens), total, 'documents')}: {_spread_words(tokens)}"
+    line = _tokens_of(tokens, total, "documents")
     if total != len(tokens):
         return line
     blocks = (sum(tokens) + len(tokens)) // data.block_length
@@ -257,16 +270,6 @@ def document_line(family: Family, data: CorpusDataModule) -> str:
             f"{data.block_length:,}; lower block_length or add text"
         )
     return f"{line}; {sum(tokens):,} together, about {blocks:,} blocks"
-
-
-def _of(looked_at: int, total: int | None, what: str) -> str:
-    if looked_at == total:
-        return f"tokens of all {total:,} {what}"
-    return f"tokens of {looked_at:,} {what}" + ("" if total is None else f" of {total:,}")
-
-
-def _spread_words(tokens: Sequence[int]) -> str:
-    return f"{min(tokens):,} shortest, {median_low(tokens):,} median, {max(tokens):,} longest"
 
 
 MOST_BYTES = 2**26
@@ -389,7 +392,7 @@ def _record_lines(cli: RecipeCLI, parts: CompressedBackbone, reading: Reading) -
     if ready is None:
         yield f"first record not encoded: the processor of {cli.model.backbone_config.path} is not on this machine"
         return
-    sample = first_sample(ready, records, data.max_length, data.max_image_pixels, data.max_video_frames)
+    sample = _encoded(ready, records[0], data, data.max_length)
     counts = ", ".join(f"{sample.regions.count(r)} {r.label}" for r in Region if r in sample.regions)
     yield f"first record {sample.record_id!r}: {len(sample.input_ids)} tokens ({counts})"
     yield from length_lines(ready, data, reading)

@@ -16,16 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from subtoken_train.datasets.collate import EncodedSample, encode
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
-from subtoken_train.datasets.records import InstructionRecords
-from subtoken_train.datasets.unknown_tokens import spread
-from subtoken_train.datasets.video_sources import open_picture
 from subtoken_train.engine.build import start_warm
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import MAX_TOKENS
 from subtoken_train.families.backbone_config import BackboneConfig, is_hub_id
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import layout_family, with_processor
@@ -254,42 +249,6 @@ def at_hand(family: Family, backbone: BackboneConfig) -> Family | None:
         if is_hub_id(backbone.path):
             return None
         raise
-
-
-def first_sample(
-    family: Family, records: InstructionRecords, max_length: int, max_pixels: int, max_frames: int
-) -> EncodedSample:
-    """Encode the first record as the loss sees it, with the family's processor; images by ``open_picture``."""
-    record = records[0]
-    images = [open_picture(source, record.id, max_pixels, max_frames) for source in record.images]
-    return encode(record, family, max_length, images)
-
-
-@dataclass(frozen=True)
-class SampleLengths:
-    """Lengths of some records, of them those that no cut may reach, and what is wrong with the others."""
-
-    tokens: list[int]
-    needed: list[int]
-    broken: list[str]
-
-
-def sample_lengths(
-    family: Family, records: InstructionRecords, most: int, max_pixels: int, max_frames: int
-) -> SampleLengths:
-    """Encode ``most`` records, spread over the file, whole; their images are opened, see ``open_picture``."""
-    found = SampleLengths([], [], [])
-    for place in spread(len(records), most):
-        try:
-            record = records[place]
-            images = [open_picture(source, record.id, max_pixels, max_frames) for source in record.images]
-            sample = encode(record, family, MAX_TOKENS, images)
-        except ValueError as error:
-            found.broken.append(str(error))
-            continue
-        found.tokens.append(len(sample.input_ids))
-        found.needed.append(sample.needed)
-    return found
 
 
 def _count(name: str, parameters: Iterable[nn.Parameter]) -> ParameterGroup:
