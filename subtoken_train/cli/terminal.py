@@ -215,7 +215,6 @@ def quiet_libraries() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     for message in (
-        "LightningCLI's args parameter is intended",  # we parse our own argument list
         ".*is_gradient_checkpointing. is deprecated",  # peft's call into transformers
         ".*gradient_checkpointing_enable. is deprecated",
         ".*treespec, LeafSpec",  # lightning's call into torch
