@@ -55,12 +55,12 @@ def own_settings(kind: type | None, options: Mapping[str, Any], place: str, owne
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class SettingsPlan:
     """Settings that a class takes: fields of a dataclass, else parameters of its constructor.
 
     Attributes:
         kind: what is built of them.
-        hints: type of each; a ``Plan`` in the place of a type is a group of settings.
+        hints: type of each; a ``SettingsPlan`` in the place of a type is a group of settings.
         defaults: of those that have one.
         exact: plain types of each, which need no second look.
     """
@@ -77,12 +77,12 @@ class Plan:
 
 
 @cache
-def plan_of(kind: Any) -> Plan:
+def plan_of(kind: Any) -> SettingsPlan:
     """Return the settings of a class, in order."""
     if not dataclasses.is_dataclass(kind):
         every, given = get_type_hints(kind.__init__), inspect.signature(kind).parameters.items()
         hints = {name: every[name] for name, _ in given}
-        return Plan(kind, hints, {name: each.default for name, each in given if each.default is not each.empty})
+        return SettingsPlan(kind, hints, {name: each.default for name, each in given if each.default is not each.empty})
     fields, every = [field for field in dataclasses.fields(kind) if field.init], get_type_hints(kind)
     hints, defaults = {field.name: every[field.name] for field in fields}, {}
     for field in fields:
@@ -90,18 +90,18 @@ def plan_of(kind: Any) -> Plan:
             defaults[field.name] = field.default
         elif field.default_factory is not dataclasses.MISSING:
             defaults[field.name] = field.default_factory()
-    return Plan(kind, hints, defaults, {name: frozenset(_scalars(hint)) for name, hint in hints.items()})
+    return SettingsPlan(kind, hints, defaults, {name: frozenset(_scalars(hint)) for name, hint in hints.items()})
 
 
-def group_of(hint: Any) -> Plan | None:
+def group_of(hint: Any) -> SettingsPlan | None:
     """Return the settings behind a type: a dataclass, alone or in a union; None: it is one value."""
-    if isinstance(hint, Plan):
+    if isinstance(hint, SettingsPlan):
         return hint
     kind = next((part for part in (hint, *get_args(hint)) if dataclasses.is_dataclass(part)), None)
     return None if kind is None else plan_of(kind)  # type: ignore[arg-type]
 
 
-def keys_of(plan: Plan, prefix: str = "") -> Iterator[tuple[str, bool]]:
+def keys_of(plan: SettingsPlan, prefix: str = "") -> Iterator[tuple[str, bool]]:
     """Yield every dotted key of nested settings, and whether it is a group."""
     for name, hint in plan.hints.items():
         group = group_of(hint)
@@ -149,7 +149,7 @@ class Settings(dict[str, Any]):
         self[name] = value
 
 
-def filled(plan: Plan, content: Mapping[str, Any], prefix: str = "") -> Settings:
+def filled(plan: SettingsPlan, content: Mapping[str, Any], prefix: str = "") -> Settings:
     """Return nested settings with their defaults, every type checked; names that are not theirs are ignored."""
     values = Settings()
     for name, hint in plan.hints.items():
@@ -175,7 +175,7 @@ def filled(plan: Plan, content: Mapping[str, Any], prefix: str = "") -> Settings
     return values
 
 
-def built(plan: Plan, values: Mapping[str, Any]) -> Any:
+def built(plan: SettingsPlan, values: Mapping[str, Any]) -> Any:
     """Build what settings describe, inner groups first."""
     made = dict(values)
     for name, hint in plan.hints.items():

@@ -13,9 +13,9 @@ from typing import Any
 
 from subtoken_train.artifact.hub import adapter_in
 from subtoken_train.cli.anchor import SUFFIX, anchor_words
+from subtoken_train.cli.command_line import SweepRun
 from subtoken_train.cli.recipe_source import read_recipe, read_source
 from subtoken_train.cli.run_plan import RunPlan, added, gpu_time, plan_of_recipe
-from subtoken_train.cli.sweep import SweepRun
 from subtoken_train.errors import shell_words
 from subtoken_train.evaluation.runner.dry_run import recipe_of
 from subtoken_train.evaluation.runner.spec import read_grid

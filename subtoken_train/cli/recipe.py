@@ -46,7 +46,7 @@ from subtoken_train.training.run_checkpoints import RandomState, RunCheckpoints
 from subtoken_train.training.run_folder import has_work, requeued_with_work
 from subtoken_train.training.strategies import PRESETS
 from subtoken_train.training.trained_tensors import AtomicCheckpointIO
-from subtoken_train.typed import Plan, Settings, built, filled, keys_of, plan_of
+from subtoken_train.typed import Settings, SettingsPlan, built, filled, keys_of, plan_of
 
 _NO_RECIPE = "no recipe is given; pass one with --config ('subtoken-train recipes ls' lists the shipped ones)"
 
@@ -58,7 +58,7 @@ def data_module_of(keys: set[str]) -> type[OrderedDataModule[Any]]:
     return RecallDataModule if "num_facts" in keys else InstructionDataModule
 
 
-def recipe_plan(reducer: str, data: type[OrderedDataModule[Any]]) -> Plan:
+def recipe_plan(reducer: str, data: type[OrderedDataModule[Any]]) -> SettingsPlan:
     """Return all keys of a recipe, with their types and defaults."""
     trainer, module = plan_of(L.Trainer), plan_of(SubTokenModule)
     ours = dict.fromkeys((*KINDS, "plugins"), Any) | {  # as they stand: ``named_parts`` has checked the names
@@ -69,8 +69,8 @@ def recipe_plan(reducer: str, data: type[OrderedDataModule[Any]]) -> Plan:
     hints = {name: hint for name, hint in trainer.hints.items() if name not in ours} | ours
     bands: dict[str, Any] = {
         "seed_everything": int,
-        "trainer": Plan(dict, hints, {**trainer.defaults, "accelerator": "auto", "strategy": "auto"}),
-        "model": Plan(
+        "trainer": SettingsPlan(dict, hints, {**trainer.defaults, "accelerator": "auto", "strategy": "auto"}),
+        "model": SettingsPlan(
             SubTokenModule,
             {name: hint for name, hint in module.hints.items() if name != "reducer"}
             | {"reducer": plan_of(REDUCERS.find(reducer))},
@@ -85,16 +85,18 @@ def recipe_plan(reducer: str, data: type[OrderedDataModule[Any]]) -> Plan:
         "checkpoint": plan_of(RunCheckpoints),
     }
     defaults = {"seed_everything": 0, "output_dir": "runs/unnamed", **dict.fromkeys(FLAGS, False)}
-    return Plan(dict, bands, defaults | dict.fromkeys(("push_to_hub", "evaluation", "early_stopping")))
+    return SettingsPlan(dict, bands, defaults | dict.fromkeys(("push_to_hub", "evaluation", "early_stopping")))
 
 
-def merged(groups: set[str], into: dict[str, Any], content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def laid_over(groups: set[str], into: dict[str, Any], content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return settings with others on top, key by key below groups and mappings; what the trainer names is one value."""
     result = dict(into)
     for name, value in content.items():
         key, before = f"{prefix}{name}", result.get(name)
         deeper = isinstance(value, dict) and (key in groups or not prefix.startswith("trainer."))
-        result[name] = merged(groups, before if isinstance(before, dict) else {}, value, f"{key}.") if deeper else value
+        result[name] = (
+            laid_over(groups, before if isinstance(before, dict) else {}, value, f"{key}.") if deeper else value
+        )
     return result
 
 
@@ -138,10 +140,10 @@ class RecipeCLI:
         whole: dict[str, Any] = {}
         for content in self.source.contents:
             _check_known(content, groups, values, lambda key: unknown_key("key", key, sorted(keys)))
-            whole = merged(groups, whole, content)
+            whole = laid_over(groups, whole, content)
         for piece in self.source.pieces:
             _check_known(piece, groups, values, lambda key: unknown_key("option", key, sorted(keys), prefix="--"))
-            whole = merged(groups, whole, piece)
+            whole = laid_over(groups, whole, piece)
         return filled(self._plan, whole)
 
     def _settle(self) -> None:

@@ -1,4 +1,4 @@
-"""What a run or a grid trains, keeps and needs before it starts: one ``RunPlan`` for all commands, and its lines.
+"""Plans of runs and grids before they start: one ``RunPlan`` for all commands, and the lines that they print.
 
 Operations are those of ``ledger/flops.py``, here with the recomputation of gradient checkpointing and distillation's
 teacher; GPU time is these over a named GPU's peak at ``UTILISATION`` of it. Money is not guessed.
@@ -77,7 +77,7 @@ def steps_of(cli: RecipeCLI, batches: int | None = None) -> StepPlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run, or several, trains and needs; what is None or empty is not known, or not a part of it.
+    """Needs of a run, or of several; None or empty where something is not known, or no part of it.
 
     Attributes:
         work: what is computed, in words.

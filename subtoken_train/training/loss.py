@@ -24,7 +24,7 @@ from subtoken_train.typed import own_settings
 
 @dataclass(frozen=True)
 class LossInput:
-    """What a loss is given of one micro-batch.
+    """Hold what a loss is given of one micro-batch.
 
     Attributes:
         logits_LV: of the rows that predict a label, with gradient, in the dtype of the pass.

@@ -182,7 +182,6 @@ class RandomState(Callback):
         self._resumed = states[trainer.global_rank % len(states)]
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Restore the generators before the first batch after a resume."""
         if self._resumed:
             restore_state(self._resumed)
             self._resumed = {}
@@ -293,14 +292,12 @@ class RunCheckpoints(Checkpoint):
         self._signals.install(trainer)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Let signals wait for the end of their step from here on."""
         self._signals.install(trainer)
         self._signals.saving = True
         self._saved_step = trainer.global_step  # resumed from there, or nothing to save yet
         self._inside_window = self._stop_held = False
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Note the step, to see whether this micro-batch completes one."""
         self._step_before = trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -335,7 +332,6 @@ class RunCheckpoints(Checkpoint):
             self._hold_stop(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Save what a stop after validation left unsaved."""
         if self._between_steps():
             self.save(trainer)
 

@@ -19,7 +19,7 @@ from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.training.strategies import PRESETS
 from subtoken_train.training.strategies.zero import _RECIPE_SAYS
-from subtoken_train.typed import Plan
+from subtoken_train.typed import SettingsPlan
 from tests.support.places import RECIPES, recipe, run_recipes
 from tests.support.sampling import sampled
 
@@ -60,7 +60,7 @@ def test_every_key_has_a_plain_type(data):
     bands = [recipe_plan("fastv", data)]
     for plan in bands:
         for name, hint in plan.hints.items():
-            if isinstance(hint, Plan):
+            if isinstance(hint, SettingsPlan):
                 bands.append(hint)
             else:
                 assert (hint is Any) == (name in (*KINDS, "plugins")), name

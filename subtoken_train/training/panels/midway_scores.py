@@ -144,11 +144,9 @@ class StopEarly(EarlyStopping):
             super().on_validation_end(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Check the score of an evaluation."""
         if self._midway is not None and self._midway.due(trainer, batch_idx):
             self._run_early_stopping_check(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Say so where it stopped."""
         if self.stopping_reason_message is not None and trainer.should_stop:
             rank_zero_info(f"stopped early at step {trainer.global_step}: {self.stopping_reason_message}")

@@ -85,7 +85,6 @@ class SilentTensors(Callback):
         self._initial = {name: tensor.clone() for name, tensor in self._watched(pl_module).items()}
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
-        """Add the gradients' norms up, on the device."""
         if not self._initial or not (logs_next(trainer) or trainer.global_step + 1 == self._last):
             return
         gradients = gradients_of(trainer, pl_module)
@@ -93,7 +92,6 @@ class SilentTensors(Callback):
             self._gradient[name] = self._gradient.get(name, 0) + norm
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Compare when the steps are over."""
         if not self._initial or trainer.global_step < self._last:
             return
         now = self._watched(pl_module)
@@ -139,12 +137,10 @@ class TrainedPanel(Callback):
     """
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Say what is left out."""
         if isinstance(trainer.strategy, DeepSpeedStrategy):
             rank_zero_info("gradient_norm is not logged: DeepSpeed's engine keeps gradients to itself")
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
-        """Log, in one read from the device."""
         if not logs_next(trainer):
             return
         found = _by_layer("gradient_norm", gradients_of(trainer, pl_module))
@@ -181,7 +177,6 @@ class RoutingPanel(Callback):
             ]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log, in one read from the device."""
         for hook in self._hooks:
             hook.remove()
         if logs_now(trainer, batch_idx):

@@ -48,11 +48,9 @@ class LineProgress(ProgressBar):
         self._enabled = False
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Start the clock."""
         self._last_step, self._clock = trainer.global_step, time.perf_counter()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Print if a step was completed and it is its turn."""
         step = trainer.global_step
         if not self._enabled or step == self._last_step or (step % self.every and step != trainer.max_steps):
             return
@@ -93,7 +91,6 @@ class SampleLog(Callback):
         self._path = Path()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Keep the lines up to the checkpoint's place."""
         logs = Path(trainer.strategy.broadcast(trainer.default_root_dir)) / "logs"  # process 0 says where
         logs.mkdir(parents=True, exist_ok=True)
         self._path = logs / f"samples-rank{trainer.global_rank}.jsonl"

@@ -71,7 +71,6 @@ class Throughput(Callback):
         self._pause: Any = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Look the device up, start the clock."""
         half = _HALF_TYPES.get(str(trainer.precision).split("-")[0])
         self._peak = peak_flops(pl_module.device, half or pl_module.family.model.dtype)
         if self._peak is not None:
@@ -99,7 +98,6 @@ class Throughput(Callback):
         self._pause.__enter__()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Start the clock again."""
         self._pause.__exit__(None, None, None)
 
     def _restart(self) -> None:
