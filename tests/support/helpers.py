@@ -173,15 +173,14 @@ def interrupted_fit(argv: list[str], after_step: int) -> int:
     original = recipe.RecipeCLI.build_trainer
 
     def with_interrupt(self):
-        self.config.trainer.callbacks = "interrupt"
-        return original(self)
+        trainer = original(self)
+        trainer.callbacks.insert(0, Interrupt())
+        return trainer
 
     recipe.RecipeCLI.build_trainer = with_interrupt
-    recipe.KINDS["callbacks"].names["interrupt"] = Interrupt
     try:
         return main(argv)
     finally:
-        del recipe.KINDS["callbacks"].names["interrupt"]
         recipe.RecipeCLI.build_trainer = original
 
 
