@@ -5,8 +5,8 @@ python benchmarks/recipe_memory.py        # the table of docs/memory.md
 
 from __future__ import annotations
 
-from subtoken_train.cli.check_lines import training_step
 from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.cli.run_plan import training_step
 from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.training.memory import MemoryEstimate, estimate_memory
 from subtoken_train.training.preflight import lay_out, nominal_prompt

@@ -53,14 +53,7 @@ N = TypeVar("N", bound=CalibratedNumbers)
 
 @dataclass(frozen=True)
 class CalibrationData:
-    """Data that a calibration was made of.
-
-    Attributes:
-        name: a data set's, or a file's.
-        samples: prompts that were read.
-        tokens: of all prompts.
-        sha256: digest of a file's content; None for what is drawn by its settings.
-    """
+    """Data that a calibration was made of; ``sha256`` of a file's content, None for what is drawn by its settings."""
 
     name: str
     samples: int
@@ -70,16 +63,7 @@ class CalibrationData:
 
 @dataclass(frozen=True)
 class Calibration(Generic[N]):
-    """One calibration.
-
-    Attributes:
-        method: name of the method that reads it.
-        backbone: what it was made on; another one's is refused.
-        settings: how it was made, for the reader; a method reads of them what it must share.
-        numbers: what the method reads.
-        data: what it was made of.
-        digest: SHA-256 of the file, in hexadecimal.
-    """
+    """One calibration: numbers of a method, the backbone that they are for, and how they were made."""
 
     method: str
     backbone: Identity
@@ -101,8 +85,6 @@ class Calibration(Generic[N]):
 
 @dataclass(frozen=True)
 class _Header:
-    """Contents of every file, whatever its method."""
-
     schema_version: int
     method: str
     backbone: Identity
@@ -121,13 +103,7 @@ def write_calibration(path: Path, calibration: Calibration[Any], overwrite: bool
 
 
 def read_calibration(path: object, method: str, kind: type[N]) -> Calibration[N]:
-    """Read a calibration of a method.
-
-    Args:
-        path: the file, from the current folder on, as an adapter's; a setting may hold anything, so texts alone pass.
-        method: whose it must be.
-        kind: its numbers.
-    """
+    """Read a calibration of a method; ``path`` is a setting, which may hold anything, so texts alone pass."""
     if not isinstance(path, str) or not path or "\0" in path:
         raise ValueError(f"{method} calibration is {shown(path)}; it must name a file")
     if not Path(path).is_file():

@@ -74,13 +74,7 @@ def read_json(path: str | Path, max_bytes: int = MAX_BYTES) -> Any:
 
 
 def parse_json(text: str | bytes, place: str, *, constants: bool = False) -> Any:
-    """Parse a JSON text.
-
-    Args:
-        text: one document; bytes are UTF-8.
-        place: file, and line where there are many, for messages.
-        constants: whether NaN and Infinity, which are no JSON, are numbers.
-    """
+    """Parse a JSON text; ``constants``: whether NaN and Infinity, which are no JSON, are numbers."""
     text = text if isinstance(text, str) else decoded(text, place)
     try:
         value = (LENIENT_JSON if constants else STRICT_JSON).decode(text)
@@ -164,8 +158,6 @@ def parse_yaml(text: str, place: str) -> Any:
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Loader that checks tags and nesting before it makes a node."""
-
     def __init__(self, text: str, place: str) -> None:
         super().__init__(text)
         self.place, self.depth = place, 0
@@ -249,7 +241,6 @@ LENIENT_JSON = json.JSONDecoder(object_pairs_hook=_unique)
 
 
 def _check_depth(value: Any, place: str) -> None:
-    """Refuse a value that is nested too deep, level by level, without recursion."""
     level: list[Any] = [[value]]
     for _ in range(MAX_DEPTH + 1):
         level = [

@@ -63,13 +63,9 @@ def check_together(*pairs: tuple[object, object, str]) -> None:
 
 
 def check_package(package: str, extra: str, need: str, instead: str = "") -> None:
-    """Raise ``ValueError`` unless a package is installed: what needs it, the pip command that adds it, what else helps.
+    """Raise ``ValueError`` unless a package is installed.
 
-    Args:
-        package: as it is imported; nothing is imported here.
-        extra: of ours (``pyproject.toml``) that has it.
-        need: what needs it, the subject of the message.
-        instead: what to do without it, an imperative.
+    What needs it, the pip command that adds it, what else helps.
     """
     if find_spec(package) is None:
         other = f", or {instead}" if instead else ""
@@ -140,15 +136,15 @@ def plain(text: str) -> str:
 
 def shell_words(*words: object) -> str:
     r"""Return words as a command for bash, or a part of one, on one line: quoted, controls as bytes (``$'\x0a'``)."""
-    return " ".join(map(_shell_word, map(str, words)))
-
-
-def _shell_word(word: str) -> str:
-    if not _UNTYPED.search(word):
-        return shlex.quote(word)
-    quoted = re.sub(r"[\\']", r"\\\g<0>", word)
-    quoted = _UNTYPED.sub(lambda found: "".join(map("\\x{:02x}".format, os.fsencode(found[0]))), quoted)
-    return f"$'{quoted}'"
+    quoted = []
+    for word in map(str, words):
+        if _UNTYPED.search(word):
+            plain_word = re.sub(r"[\\']", r"\\\g<0>", word)
+            escaped = _UNTYPED.sub(lambda at: "".join(map("\\x{:02x}".format, os.fsencode(at[0]))), plain_word)
+            quoted.append(f"$'{escaped}'")
+        else:
+            quoted.append(shlex.quote(word))
+    return " ".join(quoted)
 
 
 _LISTED, _GOT = 220, 80

@@ -123,7 +123,6 @@ def whole_file(path: Path, overwrite: bool = True) -> Iterator[Path]:
 
 
 def _claim(written: Path, path: Path) -> None:
-    """Give a file its name unless that is taken."""
     try:
         try:
             os.link(written, path)
@@ -241,7 +240,6 @@ def _locked_stage(target: Path) -> tuple[Path, int]:
 
 
 def _lock(marker: Path) -> int | None:
-    """Open a marker and lock it; None where there is none, or somebody holds it."""
     try:
         descriptor = os.open(marker, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:

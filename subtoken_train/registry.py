@@ -33,11 +33,9 @@ class Registry(MutableMapping[str, type[T]]):
     """Classes of one kind by name; a class can also be put in for this process alone, as into a dict.
 
     Args:
-        kind: what an entry is, for messages.
         group: of the entry points by which other packages add to it. A built-in goes before an entry of its name.
-        package: where the built-in classes are; empty: their modules are written in full.
-        base: what every class extends, as ``module:Class`` in the package.
-        builtin: the built-in classes by name, as ``module:Class`` in the package.
+        package: where the built-in classes (``module:Class``) are; empty: their modules are written in full.
+        base: what every class extends.
         named: whether a class has a ``name`` too, which must be the one that it is registered by.
     """
 
@@ -51,7 +49,6 @@ class Registry(MutableMapping[str, type[T]]):
 
     @cached_property
     def _installed(self) -> dict[str, list[EntryPoint]]:
-        """Entry points of other packages by name, read once per process."""
         found: dict[str, list[EntryPoint]] = {}
         if not _may_be_installed(self.group):
             return found
@@ -108,7 +105,6 @@ class Registry(MutableMapping[str, type[T]]):
         return getattr(import_module(f"{self._package}.{module}".lstrip(".")), name)
 
     def _checked(self, name: str, entries: list[EntryPoint]) -> type[T]:
-        """Load the class of another package and check that it extends our base."""
         where = f"{self.kind} {name!r} of {' and '.join(map(_origin, entries))}"
         if len(entries) > 1:
             raise ValueError(f"{where}: the name is taken twice; uninstall one of the packages")
@@ -142,6 +138,5 @@ def _may_be_installed(group: str) -> bool:
 
 
 def _origin(entry: EntryPoint) -> str:
-    """Name a package and its entry point, as its metadata does."""
     package = "an unknown package" if entry.dist is None else f"package {entry.dist.name}"
     return f"{package} ({entry.value})"

@@ -117,11 +117,7 @@ def shipped_recipe(given: str | Path) -> Path | None:
 class NamedRecipe:
     """One line of the table.
 
-    Attributes:
-        name: of the recipe, without suffix.
-        base: name of the recipe that it is made from.
-        settings: what differs, ``KEY=VALUE`` or ``KEY-``, with blanks between them.
-        summary: its first line.
+    ``settings``: what differs from the base, ``KEY=VALUE`` or ``KEY-``, with blanks between.
     """
 
     name: str

@@ -26,7 +26,6 @@ class Setting:
         words: what it is, as a phrase. ``{reducers}``, ``{evictions}`` and ``{wrappers}`` stand for the methods' names,
             other settings stand in backticks.
         metavar: what stands for a value in ``--help``.
-        unit: what a number of it counts.
         flagged: whether it is an option of the commands that run an arm.
         harness: whether a harness's ``model_args`` may hold it.
         kind: type of its values, one of ``KINDS``; read off the annotation.

@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import clipped, first_names, unknown_name
 
 T = TypeVar("T")
@@ -23,16 +26,13 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 def typed(kind: type[T], content: object, place: str) -> T:
     """Build a dataclass from a mapping.
 
-    Args:
-        kind: the dataclass. Fields may be int, float, bool, str, None, Any, Literal, list, tuple[X, ...], dict[str, X],
-            unions of them, and dataclasses.
-        content: what a file holds.
-        place: file and key, for messages.
+    Fields may be int, float, bool, str, None, Any, Literal, list, tuple[X, ...], dict[str, X], unions of them, and
+    dataclasses. ``place``: file and key, for messages.
     """
     assert dataclasses.is_dataclass(kind)
     if not isinstance(content, dict):
         raise ValueError(f"{place} is {shown(content)}; it must be a group of keys")
-    plan = _plan(kind)
+    plan = plan_of(kind)
     if unknown := content.keys() - plan.hints.keys():
         raise ValueError(f"{place}: {unknown_name('key', next(n for n in content if n in unknown), plan.hints)}")
     _check_there([name for name in plan.required if name not in content], place)
@@ -44,13 +44,9 @@ def typed(kind: type[T], content: object, place: str) -> T:
 
 
 def own_settings(kind: type | None, options: Mapping[str, Any], place: str, owner: str) -> Any:
-    """Build the settings that a method of ours or of another package declares for itself.
+    """Build the settings that a method declares for itself, by what a file says of them.
 
-    Args:
-        kind: their dataclass; None: it declares none, and None is returned.
-        options: what a file says of them.
-        place: key of the options, for messages.
-        owner: the method, for messages.
+    None where it declares none.
     """
     if options and (kind is None or not dataclasses.fields(kind)):
         names = first_names([str(name) for name in options])
@@ -59,25 +55,134 @@ def own_settings(kind: type | None, options: Mapping[str, Any], place: str, owne
 
 
 @dataclasses.dataclass(frozen=True)
-class _Plan:
-    """Fields of a dataclass: their types, those without a default, and the types that need no second look."""
+class SettingsPlan:
+    """Settings that a class takes: fields of a dataclass, else parameters of its constructor.
 
+    Attributes:
+        kind: what is built of them.
+        hints: type of each; a ``SettingsPlan`` in the place of a type is a group of settings.
+        defaults: of those that have one.
+        exact: plain types of each, which need no second look.
+    """
+
+    kind: Any
     hints: dict[str, Any]
-    required: tuple[str, ...]
-    exact: dict[str, frozenset[type]]
+    defaults: dict[str, Any]
+    exact: dict[str, frozenset[type]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def required(self) -> list[str]:
+        """Names without a default."""
+        return [name for name in self.hints if name not in self.defaults]
 
 
 @cache
-def _plan(kind: type) -> _Plan:
-    fields = [field for field in dataclasses.fields(kind) if field.init]
-    every = get_type_hints(kind)
-    hints = {field.name: every[field.name] for field in fields}
-    required = [
-        field.name
-        for field in fields
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    ]
-    return _Plan(hints, tuple(required), {name: frozenset(_scalars(hint)) for name, hint in hints.items()})
+def plan_of(kind: Any) -> SettingsPlan:
+    """Return the settings of a class, in order."""
+    if not dataclasses.is_dataclass(kind):
+        every, given = get_type_hints(kind.__init__), inspect.signature(kind).parameters.items()
+        hints = {name: every[name] for name, _ in given}
+        return SettingsPlan(kind, hints, {name: each.default for name, each in given if each.default is not each.empty})
+    fields, every = [field for field in dataclasses.fields(kind) if field.init], get_type_hints(kind)
+    hints, defaults = {field.name: every[field.name] for field in fields}, {}
+    for field in fields:
+        if field.default is not dataclasses.MISSING:
+            defaults[field.name] = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            defaults[field.name] = field.default_factory()
+    return SettingsPlan(kind, hints, defaults, {name: frozenset(_scalars(hint)) for name, hint in hints.items()})
+
+
+def group_of(hint: Any) -> SettingsPlan | None:
+    """Return the settings behind a type: a dataclass, alone or in a union; None: it is one value."""
+    if isinstance(hint, SettingsPlan):
+        return hint
+    kind = next((part for part in (hint, *get_args(hint)) if dataclasses.is_dataclass(part)), None)
+    return None if kind is None else plan_of(kind)  # type: ignore[arg-type]
+
+
+def keys_of(plan: SettingsPlan, prefix: str = "") -> Iterator[tuple[str, bool]]:
+    """Yield every dotted key of nested settings, and whether it is a group."""
+    for name, hint in plan.hints.items():
+        group = group_of(hint)
+        yield f"{prefix}{name}", group is not None
+        if group is not None:
+            yield from keys_of(group, f"{prefix}{name}.")
+
+
+class Written(str):
+    """A text from a command line, of which only the wanted type says what value it writes."""
+
+
+def written_as(hint: Any, value: Any, place: str) -> Any:
+    """Return a value as a type; a text may write one of another type (``1e-4``, ``true``, ``[a, b]``), null among them.
+
+    A text in a file stays one where the type takes texts; one of a command line does where it writes nothing else.
+    """
+    tries = [value]
+    if isinstance(value, str):
+        tries = [str(value), *_numbers(value)]
+        with suppress(ValueError):
+            tries = [parse_yaml(value, place), *tries[1:], tries[0]] if isinstance(value, Written) else tries
+    for each in tries:
+        with suppress(ValueError):
+            return checked(hint, each, place)
+    return checked(hint, tries[0], place)
+
+
+def _numbers(text: str) -> Iterator[float]:
+    for kind in (int, float):
+        with suppress(ValueError):
+            yield kind(text)
+
+
+class Settings(dict[str, Any]):
+    """Nested settings, whose values are attributes, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+def filled(plan: SettingsPlan, content: Mapping[str, Any], prefix: str = "") -> Settings:
+    """Return nested settings with their defaults, every type checked; names that are not theirs are ignored."""
+    values = Settings()
+    for name, hint in plan.hints.items():
+        key, group = f"{prefix}{name}", group_of(hint)
+        if name not in content:
+            if name not in plan.defaults and group is None:
+                raise ValueError(f"{key} is not set, and has no default")
+            default = plan.defaults.get(name, {})
+            values[name] = filled(group, {}, f"{key}.") if group and name not in plan.defaults else default
+            continue
+        value = content[name]
+        optional = type(None) in (hint, *get_args(hint)) or hint is Any
+        if isinstance(value, Written) and (group or optional) and value in ("null", "~"):
+            value = None
+        if value is None and not optional:
+            raise ValueError(f"{key} is null; give it a value, or leave the key out")
+        if group is not None and value is not None:
+            if not isinstance(value, dict):
+                raise ValueError(f"{key} is {shown(value)}; it must be a group of keys{' or null' if optional else ''}")
+            values[name] = filled(group, value, f"{key}.")
+        else:
+            values[name] = None if value is None else written_as(hint, value, key)
+    return values
+
+
+def built(plan: SettingsPlan, values: Mapping[str, Any]) -> Any:
+    """Build what settings describe, inner groups first."""
+    made = dict(values)
+    for name, hint in plan.hints.items():
+        group = group_of(hint)
+        if group is not None and isinstance(made[name], dict):
+            made[name] = built(group, made[name])
+    return plan.kind(**made)
 
 
 @cache
@@ -86,7 +191,6 @@ def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _scalars(hint: Any) -> list[type]:
-    """List the plain types of a hint, which ``type(value)`` alone tells apart."""
     if get_origin(hint) in (Union, types.UnionType):
         return [kind for each in get_args(hint) for kind in _scalars(each)]
     return [hint] if hint in WORDS else []
@@ -133,7 +237,6 @@ def _check_there(missing: list[str], place: str) -> None:
 
 
 def _members(origin: Any, inner: tuple[Any, ...], value: Any, place: str) -> Any:
-    """Check all members of a list, tuple or dict."""
     if inner[-1] is Any and (origin is not dict or all(type(key) is inner[0] for key in value)):
         return tuple(value) if origin is tuple else value
     if origin is list and all(type(each) is inner[0] and _in_range(each) for each in value):
@@ -147,7 +250,9 @@ def _members(origin: Any, inner: tuple[Any, ...], value: Any, place: str) -> Any
 def _named(names: tuple[Any, ...], value: Any, place: str) -> Any:
     if any(value == name and type(value) is type(name) for name in names):
         return value
-    raise ValueError(f"{place}: {unknown_name('value', value if isinstance(value, str) else shown(value), names)}")
+    head, mark, key = place.rpartition(": ")
+    got = value if isinstance(value, str) else shown(value)
+    raise ValueError(f"{head}{mark}{unknown_name(key, got, dict.fromkeys(map(str, names)))}")
 
 
 def _finite(value: float, place: str) -> float:
@@ -176,6 +281,8 @@ def _one_of(kinds: tuple[Any, ...], value: Any, place: str) -> Any:
         except ValueError as error:
             last = error if kind is not type(None) else last
     others = [kind for kind in kinds if kind is not type(None)]
+    if named := [name for kind in others if _parts(kind)[0] is Literal for name in get_args(kind)]:
+        return _named(tuple(named), value, place)
     if len(others) == 1 and last is not None:
         raise last
     raise ValueError(f"{place} is {shown(value)}; it must be {' or '.join(map(_words, kinds))}")
@@ -184,5 +291,5 @@ def _one_of(kinds: tuple[Any, ...], value: Any, place: str) -> Any:
 def _words(hint: Any) -> str:
     origin = get_origin(hint) or hint
     if origin in (list, tuple):
-        return "a list"
+        return "a list in brackets, such as [one, two]"
     return "a group of keys" if origin is dict or dataclasses.is_dataclass(origin) else WORDS.get(origin, str(origin))

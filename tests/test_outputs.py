@@ -260,7 +260,7 @@ _INTO = {
     "plugins/lmms_eval.py": "bytes in memory",
     "training/checkpoints.py": "into the folder of a checkpoint, which is renamed at the end",
     "training/run_checkpoints.py": "the same",
-    "training/samples.py": "a log, in room_for",
+    "training/panels/run_progress.py": "a log, in room_for",
     "training/trained_tensors.py": "bytes in memory",
 }
 

@@ -94,8 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
     device = device_of(args.device)
     choose_kernel(device.type)  # a forced path that cannot run
-    _defaults(args, device.type == "cuda")
-    source = source_of(args, _shrink(args, device.type == "cuda"))
+    source = source_of(args, _settle(args, device.type == "cuda"))
     if args.table8:
         check_protocol(source.layout.family)
     if args.peak_memory:
@@ -117,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
             source.backbone.dtype,
             source.backbone.quantization,
         )
-        _say_departures("Table 8 of the paper", record["departures"])
+        print(_protocol_line("Table 8 of the paper", record["departures"]), flush=True)
     _keep(args, record, _rows(args, source, subject, prompts))
     return 0
 
@@ -138,14 +137,11 @@ def _keep(args: argparse.Namespace, record: dict[str, Any], rows: Iterable[dict[
             print(f"written to {out}", flush=True)
 
 
-def _say_departures(protocol: str, departures: list[str]) -> None:
-    """Say that the paper's protocol is followed, and in what it is not."""
-    said = "; ".join(departures)
-    print(f"{protocol}{f', scaled: {said}' if said else ', as it is described'}", flush=True)
+def _protocol_line(protocol: str, departures: list[str]) -> str:
+    return f"{protocol}, scaled: {'; '.join(departures)}" if departures else f"{protocol}, as it is described"
 
 
 def _peak_memory(args: argparse.Namespace, source: BenchmarkSource, device: torch.device) -> int:
-    """Appendix C.1's arms: laid out, measured once each, printed and written."""
     from subtoken_train.benchmarking.comparison import Subject
     from subtoken_train.benchmarking.paper_protocols import (
         PEAK_GB,
@@ -163,7 +159,7 @@ def _peak_memory(args: argparse.Namespace, source: BenchmarkSource, device: torc
     record = _head(args, source, subject)
     print(record["title"], flush=True)
     record["departures"] = other_machine(subject.family, backbone.path, PEAK_GB, backbone.dtype, backbone.quantization)
-    _say_departures("peak memory of the paper's appendix C.1", record["departures"])
+    print(_protocol_line("peak memory of the paper's appendix C.1", record["departures"]), flush=True)
     row = measure_memory(subject, counter("arms", timed=True))
     print("", *peak_lines(row, backbone.path), sep="\n")
     _keep(args, record, [row])
@@ -173,7 +169,6 @@ def _peak_memory(args: argparse.Namespace, source: BenchmarkSource, device: torc
 def _rows(
     args: argparse.Namespace, source: BenchmarkSource, subject: Subject, prompts: list[PromptParts]
 ) -> Iterator[dict[str, Any]]:
-    """Measured rows, each printed as it is there."""
     from subtoken_train.benchmarking.comparison import row_lines, run_row
     from subtoken_train.benchmarking.paper_protocols import overhead_line, protocol_subjects
     from subtoken_train.cli.terminal import counter
@@ -184,8 +179,9 @@ def _rows(
         show = counter("runs" if len(cells) == 1 else f"runs of row {number} of {len(cells)}", timed=True)
         try:
             row = run_row(arm, parts, batch_size, args.new_tokens, args.pairs, args.share_of_copy, show)
-        except (RuntimeError, MemoryError) as error:
-            if not _lacks_memory(error):
+        except (RuntimeError, MemoryError) as error:  # on a CPU torch has no error type for it
+            words = ("can't allocate memory", "Storage size calculation overflowed", "out of memory")
+            if not isinstance(error, MemoryError) and not any(each in str(error) for each in words):
                 raise
             raise ValueError(
                 f"batch size {batch_size} of {parts.length} tokens does not fit into the memory here; give "
@@ -199,16 +195,7 @@ def _rows(
         yield row
 
 
-def _lacks_memory(error: Exception) -> bool:
-    """Return True if an error says that a tensor had no room; on a CPU torch has no error type for that."""
-    from torch import OutOfMemoryError
-
-    words = ("can't allocate memory", "Storage size calculation overflowed")
-    return isinstance(error, OutOfMemoryError | MemoryError) or any(each in str(error) for each in words)
-
-
 def _head(args: argparse.Namespace, source: BenchmarkSource, subject: Subject) -> dict[str, Any]:
-    """Return the facts of the run that a record holds."""
     from subtoken_train.benchmarking.rounds import PEAK_ELSEWHERE, PEAK_ON_GPU, hardware
     from subtoken_train.cli.env import environment
 
@@ -234,7 +221,6 @@ def _head(args: argparse.Namespace, source: BenchmarkSource, subject: Subject) -
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Mistakes that need no model to be seen."""
     if args.backbone and not args.adapter:
         raise ValueError("--backbone says where an adapter's backbone is; write --model for a backbone alone")
     given = [f"--{name}" for name in ("adapter", "config", "model") if getattr(args, name)]
@@ -256,7 +242,6 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _check_protocol_options(args: argparse.Namespace) -> None:
-    """The protocol says what it keeps, in which precision, and how long its prompt is."""
     sizes, kept = (
         ("lengths", "batch_sizes", "reducer", "keep_ratio", "selector", "groups"),
         ("eviction", "key_channels", "key_axes", "merge", "rerotate"),
@@ -271,23 +256,18 @@ def _check_protocol_options(args: argparse.Namespace) -> None:
         raise ValueError(f"--{given[0].replace('_', '-')} is set by {protocol}; leave one of them out")
 
 
-def _defaults(args: argparse.Namespace, on_gpu: bool) -> None:
-    """Fill in the defaults of options that were left out."""
-    from subtoken_train.benchmarking import paper_protocols as protocol
-
-    args.batch_sizes = args.batch_sizes or [1]
-    if args.table8:
-        args.new_tokens = args.new_tokens or (protocol.NEW_TOKENS if on_gpu else protocol.SCALED_TOKENS)
-    if args.table8 or args.peak_memory:
-        args.dtype = args.dtype or (protocol.DTYPE if on_gpu else protocol.SCALED_DTYPE)
-    args.new_tokens = args.new_tokens or NEW_TOKENS
-
-
-def _shrink(args: argparse.Namespace, on_gpu: bool) -> Shrink:
-    """Layers as asked for; of the protocol without a GPU fewer and narrower ones."""
+def _settle(args: argparse.Namespace, on_gpu: bool) -> Shrink:
+    """Fill in defaults, and say what is taken off a model of a protocol that runs without a GPU."""
     from subtoken_train.benchmarking import paper_protocols as protocol
     from subtoken_train.benchmarking.synthetic_prompts import Shrink
 
-    if (args.table8 or args.peak_memory) and args.random and not on_gpu:
+    follows = args.table8 or args.peak_memory
+    args.batch_sizes = args.batch_sizes or [1]
+    if args.table8:
+        args.new_tokens = args.new_tokens or (protocol.NEW_TOKENS if on_gpu else protocol.SCALED_TOKENS)
+    if follows:
+        args.dtype = args.dtype or (protocol.DTYPE if on_gpu else protocol.SCALED_DTYPE)
+    args.new_tokens = args.new_tokens or NEW_TOKENS
+    if follows and args.random and not on_gpu:
         return Shrink(args.layers or protocol.SCALED_LAYERS, protocol.SCALED_NARROWER)
     return Shrink(args.layers)

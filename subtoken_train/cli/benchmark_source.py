@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from subtoken_train.artifact.config import AdapterConfig, read_config
+from subtoken_train.artifact.config import read_config
 from subtoken_train.artifact.folder import put_adapter
 from subtoken_train.artifact.hub import adapter_folder, find_adapter
 from subtoken_train.benchmarking.synthetic_prompts import Shrink, random_family
@@ -27,14 +27,9 @@ from subtoken_train.routing.bank import RouterBank
 
 @dataclass(frozen=True)
 class BenchmarkSource:
-    """A model that can be looked at without its weights.
+    """A model that can be looked at without its weights: laid out, its identity and shapes checked.
 
-    Attributes:
-        words: what it is.
-        backbone: where its backbone is from, and how it is loaded.
-        layout: everything on the meta device; identity and shapes are checked.
-        compression: eviction and precision.
-        load: the model in evaluation mode on a device.
+    ``load`` loads it.
     """
 
     words: str
@@ -45,12 +40,7 @@ class BenchmarkSource:
 
 
 def source_of(args: Namespace, shrink: Shrink) -> BenchmarkSource:
-    """Return the subject that the options name, with its compression; no weights of a backbone are read.
-
-    Args:
-        args: one of ``adapter``, ``config`` and ``model``, and the options of ``arm_flags``.
-        shrink: what is taken off a backbone that is drawn at random.
-    """
+    """Return the subject that the options name, with its compression; no weights of a backbone are read."""
     source = _recipe(args, shrink) if args.config else _adapter(args) if args.adapter else _backbone(args, shrink)
     source.compression.check(source.layout.family)
     return source
@@ -81,13 +71,8 @@ def _adapter(args: Namespace) -> BenchmarkSource:
             return put(random_family(backbone, Shrink(), device)).to(device).eval()
         return spec.load(str(device)).backbone
 
-    return BenchmarkSource(
-        _adapter_words(args, config), backbone, put(layout_family(backbone)), spec.compression(), load
-    )
-
-
-def _adapter_words(args: Namespace, config: AdapterConfig) -> str:
-    return f"adapter {config.training.get('name', args.adapter)} on {args.backbone or config.backbone.path}"
+    words = f"adapter {config.training.get('name', args.adapter)} on {args.backbone or config.backbone.path}"
+    return BenchmarkSource(words, backbone, put(layout_family(backbone)), spec.compression(), load)
 
 
 def _backbone(args: Namespace, shrink: Shrink) -> BenchmarkSource:

@@ -91,7 +91,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _load(args: argparse.Namespace) -> tuple[CompressedBackbone, Identity]:
-    """The adapter or the backbone on its device, and which backbone it is."""
     from subtoken_train.artifact.config import read_config
     from subtoken_train.artifact.hub import adapter_folder
     from subtoken_train.artifact.identity import identify
@@ -106,6 +105,5 @@ def _load(args: argparse.Namespace) -> tuple[CompressedBackbone, Identity]:
 
 
 def _summary(calibration: Calibration[CalibratedNumbers]) -> str:
-    """The numbers per layer, as the method words them."""
     read = calibration.data
     return f"{calibration.numbers.words()}\n{read.samples} prompts of {read.name}, {read.tokens:,} tokens"

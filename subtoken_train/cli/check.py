@@ -37,20 +37,13 @@ def run_raw(argv: list[str]) -> int:
 
     quiet_libraries()
     from subtoken_train.artifact.published import check_fetched
-    from subtoken_train.cli.check_data import Reading, data_lines
-    from subtoken_train.cli.check_lines import (
-        budget_lines,
-        check_ready,
-        folder_lines,
-        machine_lines,
-        memory_lines,
-        settings_lines,
-        training_lines,
-    )
-    from subtoken_train.cli.needs import fit_needs, needs_lines
+    from subtoken_train.cli import run_plan
+    from subtoken_train.cli.check_lines import check_ready, data_lines, folder_lines, machine_lines, settings_lines
     from subtoken_train.cli.recipe import RecipeCLI
+    from subtoken_train.datasets.recall_datamodule import RecallDataModule
     from subtoken_train.families.backbone_config import check_named, is_hub_id
     from subtoken_train.families.load import check_weights, family_class
+    from subtoken_train.training.memory import estimate_memory
     from subtoken_train.training.preflight import check_bytes, lay_out, nominal_prompt
 
     cli = RecipeCLI(source)
@@ -62,22 +55,21 @@ def run_raw(argv: list[str]) -> int:
     prompt = nominal_prompt(parts.family, cli.datamodule)
     check_bytes(parts, prompt)
     check_ready(cli, parts, offline)
-    reading = Reading()
+    step, reading = run_plan.training_step(cli, parts, prompt), run_plan.Reading()
+    memory = [*run_plan.memory_lines(estimate_memory(parts, step), step)]
+    if isinstance(cli.datamodule, RecallDataModule):
+        memory.insert(0, "a sample is taken to be twice as long as its context")
     steps = (
         ("recipe", settings_lines(cli, parts, prompt, offline)),
-        ("what trains", training_lines(parts)),
-        (prompt.title, budget_lines(parts, prompt)),
-        ("peak memory of one device (a prediction)", memory_lines(cli, parts, prompt)),
+        ("what trains", run_plan.training_lines(parts)),
+        (prompt.title, run_plan.budget_lines(parts, prompt)),
+        ("peak memory of one device (a prediction)", memory),
         ("data and steps", data_lines(cli, parts, offline, reading)),
     )
     for number, (title, lines) in enumerate(steps, start=1):
         print(f"{number}/{len(steps)} {title}", *(f"  {line}" for line in lines), "", sep="\n")
-    print(
-        "what it needs (a prediction)",
-        *(f"  {line}" for line in needs_lines(fit_needs(cli, parts, prompt, reading))),
-        "",
-        sep="\n",
-    )
+    needs = run_plan.plan_of_fit(cli, parts, prompt, reading).lines()
+    print("what it needs (a prediction)", *(f"  {line}" for line in needs), "", sep="\n")
     if reading.stops:
         raise ValueError(f"fit would stop: {reading.stops[0]}")
     command = shell_words("subtoken-train", "fit", *recipe)

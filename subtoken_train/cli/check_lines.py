@@ -1,162 +1,60 @@
-"""The lines of ``subtoken-train check`` on settings, parameters, KV bytes and memory, and the obstacles to a run.
+"""The lines of ``subtoken-train check`` on settings and data, what ``fit`` would refuse, and the obstacles to a run.
 
-``check_ready`` refuses what ``fit`` would refuse, without loading weights; ``machine_lines`` names what this machine
-cannot do.
+``check_ready`` loads no weights; ``machine_lines`` names what this machine cannot do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from importlib.util import find_spec
+from pathlib import Path
+from statistics import median_low
+from typing import Any, TypeVar
 
 import torch
-from lightning.pytorch.strategies import Strategy
 
 from subtoken_train.artifact.hub import check_name, check_published
 from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.cli.run_plan import Reading, percent, steps_of
+from subtoken_train.cli.terminal import about
 from subtoken_train.cli.trainer_parts import KINDS, named_parts
+from subtoken_train.datasets.chats import asked_words, chat_sample, reads_chats, wholly_read
+from subtoken_train.datasets.collate import EncodedSample, encode
+from subtoken_train.datasets.corpus import load_rows
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule
+from subtoken_train.datasets.image_sources import count_named
+from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
+from subtoken_train.datasets.records import InstructionRecords, Record
+from subtoken_train.datasets.text_batches import TextSample
+from subtoken_train.datasets.unknown_tokens import say_unknown, spread
+from subtoken_train.datasets.video_sources import open_picture
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.errors import MAX_TOKENS, clipped
+from subtoken_train.families.backbone_config import resolve
+from subtoken_train.families.family import Family
 from subtoken_train.families.lora import LoraSettings
-from subtoken_train.ledger.kv_budget import entry_bytes
-from subtoken_train.ledger.ledger import Anchor, Ledger
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.base import POOLS
 from subtoken_train.training.loss import CrossEntropy
-from subtoken_train.training.memory import Step, estimate_memory
 from subtoken_train.training.preflight import (
-    LayerBand,
     NominalPrompt,
-    ParameterGroup,
     at_hand,
-    budget_of,
     check_cpus,
     check_devices,
     count_devices,
-    equal_bytes_anchor,
-    frozen_group,
-    layer_bands,
-    lora_groups,
-    nominal_anchor,
-    prompt_ledger,
-    trained_groups,
+    seconds_per_batch,
 )
 from subtoken_train.training.run_folder import RunFolder
 from subtoken_train.training.strategies import PRESETS, check_kind, check_parts
 from subtoken_train.training.strategies.zero import ZeroStrategy, zero_settings
+from subtoken_train.types import Region
 
-
-def budget_lines(parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[str]:
-    """The ledger by layer and region, its totals, and the token-only arm of equal bytes."""
-    ledger = prompt_ledger(parts, prompt)
-    dtype = str(parts.family.model.dtype).removeprefix("torch.")
-    yield f"{prompt.note}; bytes of one layer, {dtype}"
-    yield f"{'':<16}{'region':<9}{'tokens':>7}{'kept':>6}{'keys B':>12}{'values B':>12}{'index B':>9}{'KV':>12}"
-    for band in layer_bands(ledger):
-        yield from _band_lines(band, entry_bytes(ledger.shape))
-    yield _total_line(f"{prompt.region} region", ledger, prompt.region)
-    yield _total_line("whole prompt", ledger, None)
-    if parts.bank is None:
-        yield "matched anchor: none, this arm routes nothing"
-        return
-    if not parts.reducer.fixed_count:
-        yield "matched anchor: none, images keep different numbers of tokens; these bytes are the maximum"
-        return
-    yield f"matched anchor: {_words_of(prompt, partial(equal_bytes_anchor, parts, prompt))}"
-    if parts.cut_layer:  # every token stays below the cut: what that makes of the paper's nominal fraction
-        words = _words_of(prompt, partial(nominal_anchor, parts, prompt))
-        yield f"at the nominal {_percent(budget_of(parts).total_kv_fraction)} of all layers: {words}"
-
-
-def _band_lines(band: LayerBand, dense_token_bytes: int) -> Iterator[str]:
-    """The rows of one layer of a band; only the first names the layers."""
-    label = f"layers {band.first}-{band.last}" if band.last > band.first else f"layer {band.first}"
-    for row in band.rows:
-        share = _percent(row.payload_bytes / (dense_token_bytes * row.tokens_before))
-        yield (
-            f"{label:<16}{row.region:<9}{row.tokens_before:>7,}{row.tokens:>6,}{row.key_bytes:>12,}"
-            f"{row.value_bytes:>12,}{row.index_bytes:>9,}{share:>12}"
-        )
-        label = ""
-
-
-def _total_line(name: str, ledger: Ledger, region: str | None) -> str:
-    payload, dense = ledger.bytes_of(region, with_index=False), ledger.dense_bytes(region)
-    index = ledger.bytes_of(region) - payload
-    note = f" (and {size_words(index)} of group indices)" if index else ""
-    return f"{name}: {size_words(payload)} of {size_words(dense)}, {_percent(payload / dense)}{note}"
-
-
-def _words_of(prompt: NominalPrompt, solve: Callable[[], Anchor]) -> str:
-    """An anchor in words, or why there is none."""
-    try:
-        anchor = solve()
-    except ValueError as error:
-        return str(error)
-    return (
-        f"{anchor.words} of {anchor.tokens} {prompt.region} tokens, every group "
-        f"(keep_ratio {anchor.keep_ratio:g}), {_percent(anchor.fraction)}"
-    )
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.6g} %"
-
-
-def size_words(num_bytes: int) -> str:
-    """Return a number of bytes in the largest unit that it fills."""
-    unit, name = next((u for u in ((2**30, "GiB"), (2**20, "MiB")) if num_bytes >= u[0]), (2**10, "KiB"))
-    return f"{num_bytes / unit:,.2f} {name}"
-
-
-def memory_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[str]:
-    """The prediction by purpose; training/memory.py has the formulas."""
-    if isinstance(cli.datamodule, RecallDataModule):
-        yield "a sample is taken to be twice as long as its context"
-    step = training_step(cli, parts, prompt)
-    estimate = estimate_memory(parts, step)
-    before, after = estimate.rows
-    held = "this device" if step.processes == 1 else f"each of {step.processes} devices"
-    yield f"{step.batch_size} records of {before:,} tokens ({after:,} after the reducer), on {held}"
-    for name, size in (*estimate.parts, ("peak", estimate.total)):
-        yield f"{name:<18}{size_words(size):>12}"
-    yield "live tensors; a GPU's context, libraries and allocator take about 1 GB more"
-
-
-def training_step(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPrompt) -> Step:
-    """A recipe's step as far as its memory depends on it, with the longest records, every text token labelled."""
-    data, trainer, module = cli.datamodule, cli.config.trainer, cli.model
-    unlabelled, pixels = prompt.tokens, 0
-    if isinstance(data, InstructionDataModule):
-        length, pixels = data.max_length, parts.family.image_bytes()
-    elif isinstance(data, CorpusDataModule):
-        length, unlabelled = data.block_length, data.context_length + data.prefix_tokens
-        if data.train_source.documents == "conversations":  # a chat may have no context, and a short question
-            unlabelled = 0
-    else:
-        length = 2 * prompt.tokens
-    return Step(
-        batch_size=data.batch_size,
-        length=length,
-        compressed=prompt.tokens,
-        labelled=length - unlabelled,
-        pixel_bytes=pixels,
-        checkpointing=module.gradient_checkpointing,
-        autocast=str(trainer.precision).endswith("-mixed"),
-        dropout=module.lora_settings.dropout > 0,
-        on_cpu=trainer.accelerator == "cpu",
-        quantization=module.backbone_config.quantization,
-        optimizer=module.optimizer_config.name,
-        strategy=cli.strategy,
-        distilled=module.has_teacher,
-        processes=count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes),
-    )
-
-
+T = TypeVar("T")
+MOST = 200
+"""Records that are encoded, with their images."""
 _OPTIMIZERS = {"adamw": "AdamW", "paged_adamw_8bit": "paged 8-bit AdamW"}
 
 
@@ -172,7 +70,11 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPro
         f"backbone   {backbone.path}, {backbone.dtype}{quantised}, {backbone.attention}, "
         f"{parts.family.shape.num_layers} layers, {seen}"
     )
-    yield f"reducer    {_reducer_words(parts, prompt)}"
+    reducer = parts.reducer
+    most = "" if reducer.fixed_count else "at most "
+    kept = f"{most}{reducer.kept_words(prompt.tokens, parts.family.shape.num_layers)} of {prompt.tokens}"
+    named = f"{reducer.name}, keeps {reducer.keep_ratio:g} ({kept})"
+    yield f"reducer    {', '.join(filter(None, [named, reducer.words]))}"
     yield f"routing    {_routing_words(module.routing_config)}"
     yield f"LoRA       {_lora_words(module.lora_settings)}"
     if module.stage2_config is not None:
@@ -199,13 +101,6 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPro
     yield f"output     {cli.output_dir}"
 
 
-def _reducer_words(parts: CompressedBackbone, prompt: NominalPrompt) -> str:
-    reducer = parts.reducer
-    most = "" if reducer.fixed_count else "at most "
-    kept = f"{most}{reducer.kept_words(prompt.tokens, parts.family.shape.num_layers)} of {prompt.tokens}"
-    return ", ".join(filter(None, [f"{reducer.name}, keeps {reducer.keep_ratio:g} ({kept})", reducer.words]))
-
-
 def _routing_words(config: RoutingConfig | None) -> str:
     if config is None:
         return "none, a token-only arm"
@@ -219,7 +114,7 @@ def _routing_words(config: RoutingConfig | None) -> str:
     budget = f"{config.budget} budget"
     if config.budget == "bytes":
         budget = (
-            f"keys and groups in {_percent(config.byte_share)} of the bytes of {POOLS[config.byte_pool]}, "
+            f"keys and groups in {percent(config.byte_share)} of the bytes of {POOLS[config.byte_pool]}, "
             f"sinks {config.sinks}, window {config.window}"
         )
     return (
@@ -231,34 +126,9 @@ def _lora_words(lora: LoraSettings) -> str:
     return f"rank {lora.rank}, alpha {lora.alpha}, dropout {lora.dropout:g}"
 
 
-def training_lines(parts: CompressedBackbone) -> Iterator[str]:
-    """The table of trained tensors, and how much stays frozen."""
-    lora, frozen, first_stage = lora_groups(parts), frozen_group(parts), lora_groups(parts, trained=False)
-    groups = trained_groups(parts)
-    trained = _sum_of("trained", groups)
-    together = [_sum_of("LoRA together", lora)] if len(lora) > 1 else []
-    of_frozen = [_sum_of("of it stage 1's LoRA", first_stage)] if first_stage else []
-    yield f"{'':<22}{'tensors':>8}{'parameters':>16}"
-    for group in (*lora, *together, *groups[len(lora) :], trained, frozen, *of_frozen):
-        yield f"{group.name:<22}{group.tensors:>8,}{group.parameters:>16,}"
-    yield f"trained share {100 * trained.parameters / (trained.parameters + frozen.parameters):.6g} %"
-
-
-def _sum_of(name: str, groups: list[ParameterGroup]) -> ParameterGroup:
-    return ParameterGroup(name, sum(g.tensors for g in groups), sum(g.parameters for g in groups))
-
-
-_THERE: dict[str, Callable[[], bool]] = {
-    "gpu": torch.cuda.is_available,
-    "cuda": torch.cuda.is_available,
-    "mps": torch.backends.mps.is_available,
-    "tpu": lambda: find_spec("torch_xla") is not None,
-}
-
-
 def check_ready(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> None:
     """Check all that ``fit`` asks of a recipe and of its model laid out, on any machine; offline, no data are read."""
-    kind, trainer, data = _strategy(cli), cli.config.trainer, cli.datamodule
+    kind, trainer, data = KINDS["strategy"].names[cli.strategy], cli.config.trainer, cli.datamodule
     check_kind(kind, str(trainer.precision or "32-true"), cli.model)
     check_parts(kind, parts)
     if issubclass(kind, ZeroStrategy):
@@ -283,14 +153,16 @@ def machine_lines(cli: RecipeCLI) -> Iterator[str]:
     """Why this machine cannot run a recipe that is valid; nothing where it can."""
     trainer, model = cli.config.trainer, cli.model
     accelerator = trainer.accelerator
-    if not _THERE.get(accelerator, lambda: True)():
+    there = {"mps": torch.backends.mps.is_available, "tpu": lambda: find_spec("torch_xla") is not None}
+    there |= dict.fromkeys(("gpu", "cuda"), torch.cuda.is_available)
+    if not there.get(accelerator, lambda: True)():
         yield f"trainer.accelerator {accelerator}: this machine has none"
     else:
         try:
             check_devices(trainer.devices, accelerator)
         except ValueError as error:
             yield str(error)
-    if issubclass(_strategy(cli), ZeroStrategy):
+    if issubclass(KINDS["strategy"].names[cli.strategy], ZeroStrategy):
         if accelerator == "auto" and not torch.cuda.is_available():
             yield "trainer.strategy: ZeRO runs on CUDA GPUs, and this machine has none"
         if find_spec("deepspeed") is None:
@@ -311,7 +183,222 @@ def folder_lines(cli: RecipeCLI) -> Iterator[str]:
             yield str(error)
 
 
-def _strategy(cli: RecipeCLI) -> type[Strategy]:
-    """Return the class of the recipe's strategy; nothing is built."""
-    kind: type[Strategy] = KINDS["strategy"].names[cli.strategy]
-    return kind
+def _encoded(family: Family, record: Record, data: InstructionDataModule, length: int) -> EncodedSample:
+    images = [open_picture(each, record.id, data.max_image_pixels, data.max_video_frames) for each in record.images]
+    return encode(record, family, length, images)
+
+
+def _each(places: Sequence[int], make: Callable[[int], T]) -> tuple[list[T], list[str]]:
+    """Return what is made of each place, and what is wrong with the others."""
+    made, broken = list[T](), list[str]()
+    for place in places:
+        try:
+            made.append(make(place))
+        except ValueError as error:
+            broken.append(str(error))
+    return made, broken
+
+
+def _tokens_of(tokens: Sequence[int], total: int | None, what: str) -> str:
+    those = f"all {total:,} {what}" if len(tokens) == total else f"{len(tokens):,} {what}"
+    those += "" if total in (None, len(tokens)) else f" of {total:,}"
+    return f"tokens of {those}: {min(tokens):,} shortest, {median_low(tokens):,} median, {max(tokens):,} longest"
+
+
+def length_lines(family: Family, data: InstructionDataModule, reading: Reading) -> Iterator[str]:
+    """Shortest, median and longest record, how many ``max_length`` cuts, and what cannot be encoded at all."""
+    records, most = data.training_records, data.max_length
+    places = spread(len(records), MOST)
+    samples, broken = _each(places, lambda place: _encoded(family, records[place], data, MAX_TOKENS))
+    tokens = [len(sample.input_ids) for sample in samples]
+    reading.tokens += tokens
+    if tokens:
+        longer = [sample.needed for sample, length in zip(samples, tokens, strict=True) if length > most]
+        share = f"{len(longer):,} ({100 * len(longer) / len(tokens):.3g} %)" if longer else "none"
+        line = f"{_tokens_of(tokens, len(records), 'records')}; max_length {most:,} cuts {share}"
+        inside = [needed for needed in longer if needed > most]
+        yield line + (f", {len(inside):,} of them in a question, where fit stops" if inside else "")
+        if inside:
+            reading.stops.append(
+                f"data.max_length {most:,} cuts the questions of {len(inside):,} of {len(tokens):,} records; "
+                f"raise it to {max(inside):,}, or drop them"
+            )
+    if broken:
+        yield f"{len(broken):,} of {len(places):,} cannot be used: {broken[0]}"
+        reading.stops.append(broken[0])
+
+
+def chat_lines(family: Family, data: CorpusDataModule, reading: Reading) -> Iterator[str]:
+    """Shortest, median and longest chat, how many ``block_length`` cuts and have no context, and what is broken."""
+    rows, limits = data.conversations(), data.chat_limits
+    if words := asked_words(family.tokenizer, limits):
+        yield words
+
+    def chat_of(place: int) -> TextSample:
+        chat = chat_sample(rows[place], family, replace(limits, length=MAX_TOKENS))
+        if len(chat.input_ids) > limits.length:
+            chat_sample(rows[place], family, limits)
+        return chat
+
+    chats, broken = _each(places := spread(len(rows), MOST), chat_of)
+    tokens = [len(chat.input_ids) for chat in chats]
+    reading.tokens += tokens
+    if tokens:
+        cut = sum(length > limits.length for length in tokens)
+        yield f"{_tokens_of(tokens, len(rows), 'chats')}; block_length {limits.length:,} cuts {cut or 'none'}"
+        if words := wholly_read([chat.context_length for chat in chats], limits):
+            yield words
+    if broken:
+        yield f"{len(broken):,} of {len(places):,} cannot be used: {broken[0]}"
+        reading.stops.append(broken[0])
+
+
+def document_line(family: Family, data: CorpusDataModule) -> str:
+    """Shortest, median and longest document of those that come first, and what a block takes."""
+    texts, total = data.some_texts(family.tokenizer)
+    texts = texts[:MOST]
+    if not texts:
+        raise ValueError(f"{data.train_source.name} holds no text")
+    tokens = [len(ids) for ids in family.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]]
+    line = _tokens_of(tokens, total, "documents")
+    if total != len(tokens):
+        return line
+    blocks = (sum(tokens) + len(tokens)) // data.block_length
+    if blocks == 0:
+        raise ValueError(
+            f"{data.train_source.name} has {sum(tokens):,} tokens, fewer than one block of block_length "
+            f"{data.block_length:,}; lower block_length or add text"
+        )
+    return f"{line}; {sum(tokens):,} together, about {blocks:,} blocks"
+
+
+MOST_BYTES = 2**26
+"""Largest weights that are loaded for a measurement."""
+_BATCHES = 4
+
+
+def time_line(cli: RecipeCLI, batches: int, reading: Reading) -> str:
+    """The expected time of ``batches`` training batches, or why it cannot be told before a run."""
+    if why := _why_not(cli):
+        return f"expected time: not measured ({why}); fit shows its pace from the first steps on"
+    data, most = cli.datamodule, min(_BATCHES, batches)
+    try:
+        seconds = seconds_per_batch(cli.model, data.samples(cli.model.family, most, data.batch_size))
+    except ValueError as error:  # of a record that cannot be used, which the line of lengths may not have looked at
+        reading.stops.append(str(error))
+        return f"expected time: not measured ({error})"
+    if seconds is None:
+        if not getattr(data, "streaming", False):  # a stream goes on with another pass
+            reading.stops.append(
+                f"the data do not fill one batch of {data.batch_size:,}; lower data.batch_size or add data"
+            )
+        return "expected time: not measured (there are too few data for one batch)"
+    reading.seconds = seconds * batches
+    return (
+        f"expected time: {about(reading.seconds)} ({seconds:.2g} s a batch, measured now on this machine; "
+        "start, logs, validation and checkpoints are not in it)"
+    )
+
+
+def _why_not(cli: RecipeCLI) -> str | None:
+    trainer, module = cli.config.trainer, cli.model
+    if trainer.accelerator != "cpu" and (trainer.accelerator != "auto" or torch.cuda.is_available()):
+        return "training is to run on an accelerator"
+    folder = Path(resolve(module.backbone_config.path))
+    if not folder.is_dir():
+        return "the backbone is a GGUF file" if folder.exists() else "the backbone is not on this machine"
+    if sum(path.stat().st_size for path in folder.glob("*.safetensors")) > MOST_BYTES:
+        return f"the backbone has more than {MOST_BYTES // 2**20} MiB"
+    if str(trainer.precision or "32-true") != "32-true" or module.backbone_config.quantization != "none":
+        return "in this precision"
+    if module.has_teacher or module.stage2_config is not None:
+        return "with a teacher or in stage 2"
+    return None
+
+
+def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool, reading: Reading) -> Iterator[str]:
+    """The files (unless offline), the first record as the loss sees it, optimiser steps, records and epochs."""
+    data, trainer = cli.datamodule, cli.config.trainer
+    devices = count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
+    accumulate = trainer.accumulate_grad_batches
+    batches = None
+    if isinstance(data, CorpusDataModule):
+        family = None if offline else at_hand(parts.family, cli.model.backbone_config)
+        chats = family is not None and reads_chats(data.train_source, family.tokenizer)
+        yield from _corpus_lines(data, offline, chats)
+        if family is not None:
+            yield from chat_lines(family, data, reading) if chats else [document_line(family, data)]
+            yield from _unknown_lines(data, family)
+    elif isinstance(data, RecallDataModule):
+        yield f"{data.train_samples:,} samples of {data.num_facts} facts, {data.num_questions} asked, drawn as needed"
+    elif offline:
+        yield f"{data.train_file} (not read: --offline)"
+    else:
+        yield from _record_lines(cli, parts, reading)
+        limit = 1.0 if trainer.limit_train_batches is None else trainer.limit_train_batches
+        batches = data.training_order(world_size=devices, limit=limit).batches_per_epoch
+    plan = reading.plan = steps_of(cli, batches)
+    yield (
+        f"{plan.samples_per_step:,} records per optimiser step: batch {data.batch_size} x accumulation {accumulate} x "
+        f"{devices} device{'s' if devices > 1 else ''}"
+    )
+    if plan.steps is None:
+        yield "optimiser steps: trainer.max_steps is not set; trainer.max_epochs and the data decide"
+        return
+    passes = "" if plan.epochs is None else f", {plan.epochs:.2f} epochs"
+    yield f"{plan.steps:,} optimiser steps, {plan.steps * plan.samples_per_step:,} records{passes}"
+    if not offline:
+        yield time_line(cli, plan.steps * accumulate, reading)
+
+
+def _corpus_lines(data: CorpusDataModule, offline: bool, chats: bool) -> Iterator[str]:
+    """Yield the source of the text and the layout of a block or chat; it is tokenised when training starts."""
+    source, prefix = data.train_source, data.prefix_tokens
+    name = source.name if source.config is None else f"{source.name}, {source.config}"
+    rows: Any = None if offline else load_rows(source, data.streaming)
+    number = "not read: --offline" if offline else f"{len(rows):,} rows" if hasattr(rows, "__len__") else "streamed"
+    yield f"{name}, split {source.split} ({number})"
+    if chats:
+        yield (
+            f"chats of {data.block_length:,} tokens at most in the tokenizer's template, answers alone predicted; of a "
+            f"question of more than {prefix} tokens all but its end is context, {data.context_length:,} tokens at most"
+        )
+        return
+    reads = f"{prefix} read without loss, {data.block_length - data.context_length - prefix} predicted"
+    region = reads if prefix else "all of it predicted: what chooses by the question looks ahead (the region reading)"
+    yield f"blocks of {data.block_length:,} tokens: {data.context_length:,} of context, then {region}"
+
+
+def _record_lines(cli: RecipeCLI, parts: CompressedBackbone, reading: Reading) -> Iterator[str]:
+    data = cli.datamodule
+    data.read()
+    records = data.training_records
+    texts = int((records.sizes()[:, 0] == 0).sum())
+    mixed = f", {texts:,} of them without an image (in batches of their own)" if 0 < texts < len(records) else ""
+    yield f"{data.train_file}: {len(records):,} records{mixed}"
+    if data.val_file is not None:
+        yield f"{data.val_file}: {len(InstructionRecords(data.val_file, data.image_folder)):,} records for validation"
+    if folders := data.check_images(type(parts.family), parts.reducer):
+        yield f"below {data.image_folder}: all {count_named(folders)} are there"
+    if records.unread:
+        names = clipped(", ".join(map(repr, records.unread)), 200)
+        yield f"fields that are not read, and train nothing (docs/data_fields.md): {names}"
+    if named := records.in_texts:
+        yield (
+            f"texts name {len(named):,} files of media that no field names, as text alone (first: "
+            f"{clipped(repr(named[0][0]), 60)}, record {clipped(repr(named[0][1]), 60)})"
+        )
+    ready = at_hand(parts.family, cli.model.backbone_config)
+    if ready is None:
+        yield f"first record not encoded: the processor of {cli.model.backbone_config.path} is not on this machine"
+        return
+    sample = _encoded(ready, records[0], data, data.max_length)
+    counts = ", ".join(f"{sample.regions.count(r)} {r.label}" for r in Region if r in sample.regions)
+    yield f"first record {sample.record_id!r}: {len(sample.input_ids)} tokens ({counts})"
+    yield from length_lines(ready, data, reading)
+    yield from _unknown_lines(data, ready)
+
+
+def _unknown_lines(data: OrderedDataModule[Any], family: Family) -> Iterator[str]:
+    if line := say_unknown(family.tokenizer, data.some_texts(family.tokenizer), "training data"):
+        yield line

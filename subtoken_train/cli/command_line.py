@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 from typing import Any, NoReturn
 
 from subtoken_train.errors import unknown_name
@@ -68,10 +69,7 @@ def check_counts(args: argparse.Namespace, *names: str) -> None:
 class Words:
     """Words that follow ``fit``, ``check`` or ``preview``.
 
-    Attributes:
-        configs: recipe files in order.
-        options: (key, text) in order; None where no text follows.
-        stray: words that are none of these.
+    Recipes, options with their texts (None: none), and others.
     """
 
     configs: tuple[str, ...]
@@ -113,3 +111,40 @@ def _add(name: str, value: str | None, configs: list[str], options: list[tuple[s
     if options and not configs:
         raise ValueError(f"--{options[0][0]} stands before --config and would be overridden by it; put --config first")
     configs.append(value)
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """One combination of a sweep, or one fit of a grid; ``name`` is its overrides in short, and its folder's name."""
+
+    name: str
+    folder: Path
+    configs: tuple[str, ...]
+    overrides: tuple[tuple[str, str], ...]
+
+    def fit_arguments(self) -> list[str]:
+        """``fit --config ... --KEY=VALUE ... --output_dir=...``."""
+        configs = [word for path in self.configs for word in ("--config", path)]
+        overrides = [f"--{key}={value}" for key, value in self.overrides]
+        return ["fit", *configs, *overrides, f"--output_dir={self.folder}"]
+
+    @property
+    def finished(self) -> bool:
+        """True if the run has left its adapter, which is written last."""
+        return (self.folder / "adapter" / "subtoken_config.json").is_file()
+
+    @property
+    def resumable(self) -> bool:
+        """True if the run stopped after a checkpoint."""
+        from subtoken_train.training.checkpoints import newest_complete
+
+        return newest_complete(self.folder / "checkpoints") is not None
+
+    def last_metrics(self, names: Sequence[str]) -> dict[str, float]:
+        """The last value of each metric in the run's CSV logs, and the last ``step``; without what was never logged."""
+        from subtoken_train.cli.loggers import logged
+
+        courses = logged(self.folder)
+        steps = {step for course in courses.values() for step in course}
+        last = {name: courses[name][max(courses[name])] for name in names if name in courses}
+        return {**last, "step": float(max(steps))} if steps else last

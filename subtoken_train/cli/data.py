@@ -32,7 +32,7 @@ checked below --root (nothing is downloaded; exit code 2 where something is miss
 
 data/README.md and docs/tasks.md explain all of it."""
 
-_MADE = ("scenes", "english", "samples")
+_MADE = {"scenes": "data/scenes", "english": "data/english_text", "samples": "data/samples"}
 
 _MODELS = ("smollm2", "qwen05", "qwen15", "gemma3-270m")
 
@@ -65,24 +65,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the files, or check them."""
     _check_options(args)
-    if args.name == "english":
-        from subtoken_train.datasets.english import write_english
+    if args.name in _MADE:
+        out = args.out or _MADE[args.name]
+        if args.name == "english":
+            from subtoken_train.datasets.english import write_english
 
-        out = args.out or "data/english_text"
-        write_english(out, overwrite=args.overwrite)
-        print(f"written to {out}")
-    elif args.name == "samples":
-        from subtoken_train.datasets.known_files import write_samples
+            write_english(out, overwrite=args.overwrite)
+        elif args.name == "samples":
+            from subtoken_train.datasets.known_files import write_samples
 
-        out = args.out or "data/samples"
-        write_samples(out, overwrite=args.overwrite)
-        print(f"written to {out}")
-    elif args.name == "scenes":
-        check_range("--seed", args.seed, 0, MAX_SEED)
-        from subtoken_train.datasets.scene_files import write_scenes
+            write_samples(out, overwrite=args.overwrite)
+        else:
+            check_range("--seed", args.seed, 0, MAX_SEED)
+            from subtoken_train.datasets.scene_files import write_scenes
 
-        out = args.out or "data/scenes"
-        write_scenes(out, train=args.train, dev=args.dev, test=args.test, seed=args.seed, overwrite=args.overwrite)
+            write_scenes(out, train=args.train, dev=args.dev, test=args.test, seed=args.seed, overwrite=args.overwrite)
         print(f"written to {out}")
     elif args.name in _MODELS:
         from subtoken_train.cli.terminal import quiet_libraries
@@ -107,7 +104,7 @@ def _check(args: argparse.Namespace) -> str:
     if args.name == "llava665k":
         return data_checks.check_llava665k(args.root, args.missing_list)
     if args.name == "images":
-        return data_checks.check_images(args.file, args.root, args.missing_list)
+        return data_checks.check_images(data_checks.index(args.file, args.root), args.missing_list)
     return data_checks.check_wikitext103(args.root)
 
 

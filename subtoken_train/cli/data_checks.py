@@ -45,18 +45,13 @@ def check_llava665k(root: Path, missing_list: Path | None) -> str:
     for part, source in MIX665K_SOURCES.items():
         print(f"  {part:<{width}}  {source.replace('ROOT', str(root))}")
     print()
-    records = _index(root / MIX665K, root / "images")
+    records = index(root / MIX665K, root / "images")
     if len(records) != MIX665K_RECORDS:
         raise ValueError(
             f"{records.path} holds {len(records):,} records, not the {MIX665K_RECORDS:,} of LLaVA-v1.5's mix665k; "
             "fetch it again"
         )
-    return _check_images(records, missing_list)
-
-
-def check_images(file: Path, root: Path, missing_list: Path | None) -> str:
-    """The same for the images of any data file."""
-    return _check_images(_index(file, root), missing_list)
+    return check_images(records, missing_list)
 
 
 def check_wikitext103(root: Path) -> str:
@@ -69,21 +64,18 @@ def check_wikitext103(root: Path) -> str:
         shards = int(files[0].stem.rpartition("-")[2]) if files else 1
         if len(files) != shards:
             raise ValueError(f"{folder} has {len(files)} of {shards} files of the split {split}; fetch it: {command}")
-        rows = sum(map(_rows_of, files))
+        try:
+            rows = sum(pq.read_metadata(path).num_rows for path in files)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{folder}, split {split}: cannot be read as Parquet ({error}); fetch it again") from None
         if rows != expected:
             raise ValueError(f"{folder}, split {split}: {rows:,} rows, not {expected:,}; fetch it again: {command}")
         print(f"  {split:<10}  {rows:>9,} rows in {len(files)} file{'s' if len(files) > 1 else ''}")
     return f"complete; in a recipe: train: {{name: {folder}, documents: wikitext}}"
 
 
-def _rows_of(path: Path) -> int:
-    try:
-        return int(pq.read_metadata(path).num_rows)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as Parquet ({error}); fetch it again") from None
-
-
-def _index(file: Path, image_folder: Path) -> InstructionRecords:
+def index(file: Path, image_folder: Path) -> InstructionRecords:
+    """Index a data file and print what is in it."""
     clock = time.perf_counter()
     records = InstructionRecords(file, image_folder)
     texts = int((records.sizes()[:, 0] == 0).sum())
@@ -91,7 +83,8 @@ def _index(file: Path, image_folder: Path) -> InstructionRecords:
     return records
 
 
-def _check_images(records: InstructionRecords, missing_list: Path | None) -> str:
+def check_images(records: InstructionRecords, missing_list: Path | None) -> str:
+    """Print which of the images that records name are there; returns the last line."""
     folders = records.compare_images()
     print(*map(plain, _image_lines(folders, records.image_folder)), sep="\n")
     names = [name for folder in folders for name in folder.missing]
@@ -121,12 +114,7 @@ _KINDS = 8  # shown
 def check_task(name: str, root: Path | None, options: Sequence[str], limit: int | None = None) -> str:
     """Print where a benchmark comes from and, with its folder, what is there; returns the last line.
 
-    Args:
-        name: of ``TASKS``.
-        root: folder (for one's own questions: or file) with its files; None: nothing is read, unless the task makes
-            its texts itself.
-        options: ``key=value`` each, values in YAML.
-        limit: samples that a run will ask for; with one the set need not be whole, and only they are checked.
+    With a ``limit`` of samples the set need not be whole, and only they are checked.
     """
     import datasets
 
@@ -157,7 +145,6 @@ def check_task(name: str, root: Path | None, options: Sequence[str], limit: int 
 
 
 def _lines(task: Task, samples: Sequence[Sample]) -> list[str]:
-    """Describe the files in words."""
     if not samples:
         return []
     images = sum(len(sample.images) for sample in samples)

@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 from argparse import ArgumentParser, Namespace
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 from subtoken_train.kernels.choice import choose_kernel
@@ -25,23 +26,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
 
 
-def installed_version(package: str) -> str:
-    """The version of an installed distribution, from its metadata."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
 def environment() -> dict[str, str | int | None]:
     """Return the facts that a bug report needs, by name; ``nvidia_smi`` is the driver tool's path, None without one.
 
     ``kernel`` is the path that decoding takes here (``kernels/choice.py``), taking a driver for a device.
     """
+    found = dict.fromkeys(PACKAGES, "not installed")
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
     return {
         "subtoken_train": __version__,
         "python": platform.python_version(),
-        **{package: installed_version(package) for package in PACKAGES},
+        **found,
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
         "nvidia_smi": (driver := shutil.which("nvidia-smi")),

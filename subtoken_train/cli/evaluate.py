@@ -252,7 +252,7 @@ def run_grids(args: argparse.Namespace) -> int:
 
 def _print_check(grid: Grid, config: str | None) -> int:
     """Print what a grid would run; 0 where it would, whatever has still to be fetched or trained."""
-    from subtoken_train.cli.needs import grid_needs, needs_lines
+    from subtoken_train.cli.run_plan import plan_of_grid
     from subtoken_train.evaluation.runner.dry_run import check_lines, dry_run, planned_adapter
 
     checked = dry_run(grid, planned_adapter)
@@ -261,7 +261,7 @@ def _print_check(grid: Grid, config: str | None) -> int:
         lines.append(
             f"  all of these adapters: subtoken-train sweep --grid {shell_words(config)} (--dry-run: the hours)"
         )
-    lines += ["", "what it needs (a prediction)", *(f"  {line}" for line in needs_lines(grid_needs(checked)))]
+    lines += ["", "what it needs (a prediction)", *(f"  {line}" for line in plan_of_grid(checked).lines())]
     print(*lines, sep="\n")
     return 0
 

@@ -63,17 +63,19 @@ def run(args: argparse.Namespace) -> int:
     from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
+    from subtoken_train.artifact.config import read_config
     from subtoken_train.artifact.folder import write_adapter, write_merged
     from subtoken_train.artifact.hub import Destination, check_destination, check_published
     from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.cli.run_scores import card_sections
 
-    cli = None if source.recipe is None else RecipeCLI(recipe)
+    cli: Any = None if source.recipe is None else RecipeCLI(recipe)
     destination = None
     if args.push_to_hub is not None:
         destination = Destination(args.push_to_hub, args.private, args.revision, args.message)
         if not args.merge_lora:  # a merged folder holds its own
-            check_published(args.backbone or backbone_of(source, cli))
+            named = read_config(source.folder).backbone if source.is_adapter else cli.model.backbone_config
+            check_published(args.backbone or str(named.path))
         check_destination(destination)
     config, parts, peft_model = read_parts(source, cli, args.backbone)
     name = str(config.training.get("name", source.folder.name))
@@ -110,7 +112,6 @@ def publish(folder: Path, destination: Destination, retry: list[str]) -> None:
 
 
 def _retry(args: argparse.Namespace) -> list[str]:
-    """The same command again, over what it wrote."""
     words = ["subtoken-train", "export", args.source, args.out, "--overwrite", "--push-to-hub", args.push_to_hub]
     for option in ("backbone", "metrics", "revision", "message"):
         if value := getattr(args, option):
@@ -170,15 +171,7 @@ def _checkpoint_of(path: Path) -> Path:
 
 
 def _recipe_of(folder: Path) -> Path | None:
-    """The recipe in a folder or beside it."""
     return next((place / RECIPE_FILE for place in (folder, folder.parent) if (place / RECIPE_FILE).is_file()), None)
-
-
-def backbone_of(source: Source, cli: Any) -> str:
-    """The name of the backbone that a source was trained on."""
-    from subtoken_train.artifact.config import read_config
-
-    return read_config(source.folder).backbone.path if source.is_adapter else str(cli.model.backbone_config.path)
 
 
 def read_parts(source: Source, cli: Any, backbone: str | None) -> tuple[AdapterConfig, CompressedBackbone, PeftModel]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from subtoken_train.cli.terminal import USER_ERRORS
-from subtoken_train.errors import shell_words
-
 ANCHOR = "--anchor"
 HELP = """usage: subtoken-train fit --config RECIPE.yaml [--KEY VALUE ...] [--overwrite | --resume] [--anchor]
 
@@ -26,45 +23,8 @@ def run_raw(argv: list[str]) -> int:
     from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
-    from subtoken_train.artifact.hub import check_destination, check_published
     from subtoken_train.cli.anchor import anchor_words
-    from subtoken_train.cli.export import publish
-    from subtoken_train.cli.fit_course import (
-        check_held,
-        checkpoint_to_resume,
-        leave_adapter,
-        open_run,
-        train,
-        trained,
-    )
+    from subtoken_train.cli.fit_course import run_fit
     from subtoken_train.cli.recipe import RecipeCLI
-    from subtoken_train.training.run_folder import RunFolder
 
-    if wants_anchor:
-        source = read_source(anchor_words(argv))
-    cli = RecipeCLI(source)
-    resume = checkpoint_to_resume(cli.checkpoints) if cli.config.resume else None
-    folder, destination, trainer = RunFolder(cli.output_dir, cli.replaces), cli.destination, cli.trainer
-    try:
-        if trainer.is_global_zero:  # the others of a run wait for it where they start to talk to each other
-            check_held(cli)
-            folder.check(resume is not None)
-            if destination is not None:
-                check_published(cli.model.backbone_config.path)
-                check_destination(destination)
-            open_run(cli, resume, folder)
-        code = train(cli, resume, folder)
-        if code or not trainer.is_global_zero:
-            return code
-        adapter = leave_adapter(cli, folder, None if destination is None else destination.repo_id)
-    except USER_ERRORS:
-        folder.close(keep=False)
-        raise
-    finally:
-        folder.close(keep=trained(cli))
-    print(f"adapter folder: {adapter}\nnext: subtoken-train evaluate --adapter {shell_words(adapter)} --data FILE")
-    if destination is not None:
-        retry = ["subtoken-train", "export", str(adapter), str(cli.output_dir / "published")]
-        retry += ["--push-to-hub", destination.repo_id, *(["--private"] if destination.private else [])]
-        publish(adapter, destination, retry)
-    return 0
+    return run_fit(RecipeCLI(read_source(anchor_words(argv)) if wants_anchor else source))

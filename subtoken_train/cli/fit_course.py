@@ -16,8 +16,10 @@ from typing import Any
 import yaml
 
 from subtoken_train.artifact.folder import write_adapter
+from subtoken_train.artifact.hub import check_destination, check_published
 from subtoken_train.artifact.whole_folder import RECIPE_FILE, check_target
 from subtoken_train.cli.anchor import SUFFIX
+from subtoken_train.cli.export import publish
 from subtoken_train.cli.loggers import logged
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.recipe_source import read_recipe
@@ -37,23 +39,50 @@ from subtoken_train.training.strategies import check_fit, check_parts, shares_we
 from subtoken_train.training.trained_tensors import check_resumable, finished_parts
 
 
+def run_fit(cli: RecipeCLI) -> int:
+    """Train, leave the adapter, and publish it where that was asked for; returns the exit code."""
+    resume = checkpoint_to_resume(cli.checkpoints) if cli.config.resume else None
+    folder, destination, trainer = RunFolder(cli.output_dir, cli.replaces), cli.destination, cli.trainer
+    try:
+        if trainer.is_global_zero:  # the others of a run wait for it where they start to talk to each other
+            check_held(cli)
+            folder.check(resume is not None)
+            if destination is not None:
+                check_published(cli.model.backbone_config.path)
+                check_destination(destination)
+            open_run(cli, resume, folder)
+        code = train(cli, resume, folder)
+        if code or not trainer.is_global_zero:
+            return code
+        adapter = leave_adapter(cli, folder, None if destination is None else destination.repo_id)
+    except USER_ERRORS:
+        folder.close(keep=False)
+        raise
+    finally:
+        folder.close(keep=trained(cli))
+    print(f"adapter folder: {adapter}\nnext: subtoken-train evaluate --adapter {shell_words(adapter)} --data FILE")
+    if destination is not None:
+        retry = ["subtoken-train", "export", str(adapter), str(cli.output_dir / "published")]
+        retry += ["--push-to-hub", destination.repo_id, *(["--private"] if destination.private else [])]
+        publish(adapter, destination, retry)
+    return 0
+
+
 def check_held(cli: Any) -> None:
     """Refuse to rename a folder (with ``--overwrite`` alone) that holds what the run reads."""
     folder: Path = cli.output_dir
     if not cli.replaces:
         return
-    for key, text in _texts({"data": cli.config.data.as_dict(), "model": cli.config.model.as_dict()}, ""):
+    held = "{} lies in {}, which --overwrite would rename; {}"
+    for key, text in _texts({"data": cli.config.data, "model": cli.config.model}, ""):
         if _lies_in(Path(text), folder):
-            raise ValueError(
-                f"{key} ({text}) lies in {folder}, which --overwrite would rename; choose another --output_dir"
-            )
+            raise ValueError(held.format(f"{key} ({text})", folder, "choose another --output_dir"))
     for path in filter(None, map(find_recipe, cli.source.words.configs)):
         if _lies_in(path, folder) and real_path(path) != real_path(folder / RECIPE_FILE):
-            raise ValueError(f"the recipe {path} lies in {folder}, which --overwrite would rename; move it elsewhere")
+            raise ValueError(held.format(f"the recipe {path}", folder, "move it elsewhere"))
 
 
 def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Every text in nested settings, with its dotted key; any of them may name a file."""
     if isinstance(value, str | Path):
         yield key, str(value)
     elif isinstance(value, dict):
@@ -134,9 +163,9 @@ Courses = Mapping[str, Mapping[int, float]]
 
 
 def picture_of_run(folder: Path) -> bytes | None:
-    """A PNG of a run's course; None where nothing was logged, or it cannot be drawn, which is said on stderr.
+    """Return a PNG of a run's course; None where no loss was logged, or it cannot be drawn, which is said on stderr.
 
-    An adapter that took days is not lost for its picture, whatever is wrong with that.
+    A plotting error must not cost a trained adapter.
     """
     try:
         return draw_run(folder)
@@ -146,7 +175,7 @@ def picture_of_run(folder: Path) -> bytes | None:
 
 
 def draw_run(folder: Path) -> bytes | None:
-    """A PNG of a run's course, None where no loss was logged."""
+    """Return a PNG of a run's course, None where no loss was logged."""
     courses = logged(folder)
     losses = {words: courses[name] for name, words in _LOSSES.items() if name in courses}
     if not losses:
@@ -154,7 +183,9 @@ def draw_run(folder: Path) -> bytes | None:
     check_package("matplotlib", "report", "drawing it")
     from subtoken_train.evaluation.charts import axes_in_a_row, draw_cells, draw_courses, image_of
 
-    usage, scores = _usage(courses), scores_beside_anchor(folder, courses)
+    found = {name: _USAGE.fullmatch(name) for name in courses}
+    usage = {int(match[1]): courses[name] for name, match in found.items() if match}
+    scores = scores_beside_anchor(folder, courses)
     figure, axes = axes_in_a_row(1 + bool(usage) + bool(scores), _INCHES)
     left = iter(axes)
     draw_courses(next(left), losses, "loss", "step", "per answer token")
@@ -187,12 +218,6 @@ def scores_beside_anchor(folder: Path, courses: Courses) -> dict[str, Mapping[in
     return own if scores is None else {**own, "routed run" if is_anchor else "anchor": scores}
 
 
-def _usage(courses: Courses) -> dict[int, Mapping[int, float]]:
-    """Layer -> step -> how evenly its value groups are kept; empty without routing."""
-    found = {name: _USAGE.fullmatch(name) for name in courses}
-    return {int(match[1]): courses[name] for name, match in found.items() if match}
-
-
 def checkpoint_to_resume(checkpoints: Path) -> Path:
     """The run's newest complete checkpoint; a worded ``ValueError`` where there is none."""
     if newest := newest_complete(checkpoints):
@@ -220,7 +245,7 @@ def open_run(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> None:
     if resume:
         here = {f"compressed.{name}": shape for name, shape in trained_shapes(parts).items()}
         check_resumable(resume, cli.trainer, here)
-        say_what_is_resumed(cli, resume, note)
+        _say_what_is_resumed(cli, resume, note)
     prompt = nominal_prompt(family, cli.datamodule)
     parts.reducer.layer_tokens(prompt.tokens, parts.family.shape.num_layers)
     check_bytes(parts, prompt)
@@ -239,8 +264,7 @@ def open_run(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> None:
             callback.on_whole = lambda: stand_again(cli, folder)
 
 
-def say_what_is_resumed(cli: RecipeCLI, checkpoint: Path, note: str) -> None:
-    """Name the checkpoint, what is ignored, and what differs from the first part of the run."""
+def _say_what_is_resumed(cli: RecipeCLI, checkpoint: Path, note: str) -> None:
     print(f"resuming from {checkpoint}", file=sys.stderr)
     if ignored := incomplete(cli.checkpoints):
         print(f"ignored, not complete: {', '.join(folder.name for folder in ignored)}", file=sys.stderr)

@@ -55,7 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat-template-kwargs", metavar="JSON", help="""for its chat template, as '{"enable_thinking": false}'"""
     )
-    _add_file_options(parser)
+    parser.add_argument("--prompts", metavar="FILE", help="JSON lines of prompts to answer; --output takes the answers")
+    parser.add_argument("--output", metavar="FILE", help="where the answers to --prompts go, as JSON lines")
+    parser.add_argument(
+        "--batch-size", type=int, metavar="N", help="prompts of --prompts to answer together (default: 1)"
+    )
+    parser.add_argument(
+        "--images-outside-folder", action="store_true", help="allow image paths outside the folder of --prompts"
+    )
     parser.add_argument(
         "--context-length",
         type=int,
@@ -73,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, load, answer, report."""
-    if _names_a_file(args):
+    if any(getattr(args, name) not in (None, False, "") for name in _OF_FILES):
         return _answer_file(args)
     _check_prompt(args)
     from subtoken_train.cli.terminal import quiet_libraries
@@ -118,7 +125,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _pictures(args: argparse.Namespace, prompt: str) -> list[Picture]:
-    """Images and videos as the prompt places them, images first where it does not."""
     from subtoken_train.datasets.image_sources import VideoSource, open_image, open_video
 
     images = [open_image(Path(path)) for path in args.image]
@@ -146,7 +152,6 @@ def _pictures(args: argparse.Namespace, prompt: str) -> list[Picture]:
 
 
 def _load(args: argparse.Namespace) -> SubTokenModel:
-    """The adapter or the backbone on its device; ``--show`` needs one that sees images."""
     from subtoken_train.cli.arm_flags import flagged_model
     from subtoken_train.evaluation.picture import check_drawable, check_places
 
@@ -162,7 +167,6 @@ def _load(args: argparse.Namespace) -> SubTokenModel:
 
 
 def _check_prompt(args: argparse.Namespace) -> None:
-    """Mistakes that need no model to be seen."""
     if args.prompt is None:
         raise ValueError("give --prompt TEXT, or --prompts FILE.jsonl with --output FILE.jsonl")
     check_counts(args, "max_new_tokens", "num_beams", "frames")
@@ -185,7 +189,6 @@ def _check_prompt(args: argparse.Namespace) -> None:
 
 
 def _variables(args: argparse.Namespace) -> dict[str, Any]:
-    """The variables of the chat template, by name."""
     if args.chat_template_kwargs is None:
         return {}
     read = parse_json(args.chat_template_kwargs.encode(), "--chat-template-kwargs")
@@ -195,7 +198,6 @@ def _variables(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _layers(text: str | None, model: SubTokenModel) -> list[int]:
-    """The layers to draw, in the order in which they are named."""
     depth = model.backbone.family.shape.num_layers
     if text is None:
         return sorted({0, depth // 2, depth - 1})
@@ -206,7 +208,6 @@ def _layers(text: str | None, model: SubTokenModel) -> list[int]:
 
 
 def _summary(model: SubTokenModel, tokens: int) -> str:
-    """Tokens, bytes, shares and seconds, on one line."""
     assert model.last is not None
     prompt = int(model.last.batch.input_ids_BN.shape[1])
     compression = "" if model.compression.label == "-" else f" | {model.compression.label}"
@@ -221,25 +222,7 @@ _OF_ONE_PROMPT = ("prompt", "image", "video", "context_length", "temperature", "
 _DEFAULTS = {"num_beams": 1, "frames": 8, "fps": 1.0}
 
 
-def _add_file_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that only a file of prompts takes."""
-    parser.add_argument("--prompts", metavar="FILE", help="JSON lines of prompts to answer; --output takes the answers")
-    parser.add_argument("--output", metavar="FILE", help="where the answers to --prompts go, as JSON lines")
-    parser.add_argument(
-        "--batch-size", type=int, metavar="N", help="prompts of --prompts to answer together (default: 1)"
-    )
-    parser.add_argument(
-        "--images-outside-folder", action="store_true", help="allow image paths outside the folder of --prompts"
-    )
-
-
-def _names_a_file(args: argparse.Namespace) -> bool:
-    """Return True if any option belongs to a file of prompts."""
-    return any(getattr(args, name) for name in _OF_FILES if name != "batch_size") or args.batch_size is not None
-
-
 def _answer_file(args: argparse.Namespace) -> int:
-    """Answer a file of prompts and print the path of the answers."""
     _check_file(args)
     from subtoken_train.cli.terminal import counter, quiet_libraries
 
@@ -273,7 +256,6 @@ def _answer_file(args: argparse.Namespace) -> int:
 
 
 def _check_file(args: argparse.Namespace) -> None:
-    """Mistakes that need no model to be seen."""
     for name, other in (("prompts", "output"), ("output", "prompts")):
         if not getattr(args, name):
             given = next(option for option in _OF_FILES if getattr(args, option))

@@ -13,9 +13,9 @@ from typing import Any
 
 from subtoken_train.artifact.hub import adapter_in
 from subtoken_train.cli.anchor import SUFFIX, anchor_words
-from subtoken_train.cli.needs import Needs, added, gpu_time, needs_lines, recipe_needs
+from subtoken_train.cli.command_line import SweepRun
 from subtoken_train.cli.recipe_source import read_recipe, read_source
-from subtoken_train.cli.sweep_run import SweepRun
+from subtoken_train.cli.run_plan import RunPlan, added, gpu_time, plan_of_recipe
 from subtoken_train.errors import shell_words
 from subtoken_train.evaluation.runner.dry_run import recipe_of
 from subtoken_train.evaluation.runner.spec import read_grid
@@ -98,21 +98,21 @@ def _add(fits: GridFits, adapter: str, asker: str) -> SweepRun | None:
     return run
 
 
-def fits_needs(fits: GridFits) -> list[Needs]:
+def fits_needs(fits: GridFits) -> list[RunPlan]:
     """Return what each run needs, its model laid out, so that one that can never train is refused before the first."""
     each = []
     for run in fits.runs:
         try:
-            each.append(recipe_needs(read_source(run.fit_arguments()[1:])))
+            each.append(plan_of_recipe(read_source(run.fit_arguments()[1:])))
         except ValueError as error:
             raise ValueError(f"{run.name}: {error}") from None
     return each
 
 
-def plan_lines(fits: GridFits, each: list[Needs]) -> list[str]:
+def plan_lines(fits: GridFits, each: list[RunPlan]) -> list[str]:
     """Return a command and its time for each run, and what all of them need."""
     lines = [fits.head()]
     for run, needs in zip(fits.runs, each, strict=True):
         time = "" if needs.on_cpu or needs.flops is None else f"  # {gpu_time(needs.flops, 'H100')}"
         lines.append(f"{shell_words('subtoken-train', *run.fit_arguments())}{time}")
-    return [*lines, "", "what they need (a prediction)", *(f"  {line}" for line in needs_lines(added(each)))]
+    return [*lines, "", "what they need (a prediction)", *(f"  {line}" for line in added(each).lines())]

@@ -57,9 +57,12 @@ def run(args: argparse.Namespace) -> int:
     from subtoken_train.artifact.whole_folder import DATA_MARKER, Layout, check_target, mark_data, whole_folder
 
     check_range("--seed", args.seed, 0, MAX_SEED)
-    name = _name(args.folder)
+    name = re.sub(r"[^\w.-]+", "_", real_path(args.folder).name).strip("._-") or "mydata"
+    check_file_name(name, "the folder's name")
     out = Path(f"{name}_subtoken") if args.out is None else args.out
-    _check_apart(args.folder, out)
+    inner, outer = real_path(out), real_path(args.folder)
+    if inner == outer or outer in inner.parents or inner in outer.parents:
+        raise ValueError(f"--out {out} and the data {args.folder} are inside each other; name a folder beside it")
     files = rf"(train|dev|test)\.jsonl?|{_ASKED}|{re.escape(name)}(_anchor)?\.yaml|{re.escape(DATA_MARKER)}"
     layout = Layout(
         re.compile(files),
@@ -69,6 +72,9 @@ def run(args: argparse.Namespace) -> int:
         made_by="subtoken-train init",
     )
     check_target(out, args.overwrite, layout)
+    from subtoken_train.datasets.own_data import look_into
+
+    look_into(args.folder)  # before anything heavy is imported
     from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
@@ -104,20 +110,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _name(folder: Path) -> str:
-    """Return the name of run and recipe: the folder's, in characters that every shell takes."""
-    name = re.sub(r"[^\w.-]+", "_", real_path(folder).name).strip("._-") or "mydata"
-    return check_file_name(name, "the folder's name")
-
-
-def _check_apart(folder: Path, out: Path) -> None:
-    inner, outer = real_path(out), real_path(folder)
-    if inner == outer or outer in inner.parents or inner in outer.parents:
-        raise ValueError(f"--out {out} and the data {folder} are inside each other; name a folder beside it")
-
-
 def _records(data: OwnData, tokenizer: Any) -> dict[str, str]:
-    """The files of the splits; ``tokenizer`` is one with a chat template, or None."""
     if data.kind == "images":
         return {f"{split}.json": json.dumps(rows, indent=1, ensure_ascii=False) for split, rows in data.splits.items()}
     files = {f"{split}.jsonl": rows for split, rows in data.splits.items()}
@@ -145,7 +138,6 @@ def _question(row: dict[str, Any], number: int, tokenizer: Any) -> dict[str, Any
 
 
 def _said(folder: Path, out: Path, data: OwnData, chosen: Chosen) -> list[str]:
-    """Return lines on what was found, written and chosen."""
     from subtoken_train.cli.init_recipe import backbone_names
 
     counts = ", ".join(f"{len(rows):,} {split}" for split, rows in data.splits.items())

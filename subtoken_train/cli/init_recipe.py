@@ -37,14 +37,7 @@ _PUBLISHED = "llava7b"
 
 @dataclass(frozen=True)
 class Chosen:
-    """A backbone.
-
-    Attributes:
-        name: folder of the shipped recipe.
-        path: folder or Hub id of the backbone.
-        recipe: the shipped recipe's content.
-        why: how it was chosen, in words.
-    """
+    """A backbone: folder and content of its shipped recipe, where it is, and why it was chosen, in words."""
 
     name: str
     path: str
@@ -76,7 +69,6 @@ def choose_backbone(given: str | None, sees: bool, texts: Sequence[str]) -> Chos
 
 
 def _templates() -> dict[str, tuple[Path, bool]]:
-    """By folder: a shipped recipe, and whether its backbone sees images."""
     found = {}
     for name, path in recipe_files().items():
         folder, _, stem = name.rpartition("/")
@@ -87,7 +79,6 @@ def _templates() -> dict[str, tuple[Path, bool]]:
 
 
 def _default(sees: bool, texts: Sequence[str]) -> Chosen:
-    """The embedded one, unless its tokenizer does not know the words."""
     embedded = _taken(EMBEDDED[sees], "the embedded one, which knows your words; small, for trying things out")
     found = unknown_tokens(_tokenizer_at_hand(embedded.path), SomeTexts(list(texts), None))
     if found is None or found.share <= TOLERATED:
@@ -120,12 +111,10 @@ def _named(given: str, sees: bool) -> Chosen:
 
 
 def _same(path: str) -> str:
-    """One name for a backbone, however its folder is written."""
     return os.path.realpath(found) if Path(found := resolve(path)).exists() else path
 
 
 def _of_its_family(given: str) -> str:
-    """The shipped recipe of a backbone of the same family; its configuration is read."""
     if not Path(resolve(given)).exists() and not is_hub_id(given):
         raise unknown_name("backbone", given, _templates())
     from subtoken_train.families.load import family_class
@@ -149,14 +138,6 @@ def _tokenizer_at_hand(path: str) -> Any:
         return AutoTokenizer.from_pretrained(resolve(path), trust_remote_code=False)
     except Exception:  # whatever the readers of broken files raise: check and fit say it in words
         return None
-
-
-def count_tokens(path: str, texts: Sequence[str]) -> int:
-    """Tokens of texts; where the tokenizer is not on this machine, four characters are one."""
-    tokenizer = _tokenizer_at_hand(path)
-    if tokenizer is None:
-        return sum(map(len, texts)) // 4
-    return sum(map(len, tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]))
 
 
 def chat_tokenizer(path: str) -> Any:
@@ -198,7 +179,8 @@ def own_recipe(data: OwnData, chosen: Chosen, folder: Path, out: Path, name: str
     content["model"]["backbone"]["path"] = chosen.path
     lengths = []
     if data.kind == "images":
-        band, samples = _image_band(data, content["data"], folder, out), len(data.splits["train"])
+        files = {"train_file": str(out / "train.json"), "val_file": str(out / "dev.json"), "image_folder": str(folder)}
+        band, samples = {**content["data"], **files}, len(data.splits["train"])
         if chosen.is_embedded:
             lengths = _raise_length(band, *longest_record(data, chosen))
     else:
@@ -231,11 +213,6 @@ def own_recipe_text(content: dict[str, Any], chosen: Chosen, path: Path, data: P
     return header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
 
 
-def _image_band(data: OwnData, shipped: dict[str, Any], folder: Path, out: Path) -> dict[str, Any]:
-    files = {"train_file": str(out / "train.json"), "val_file": str(out / "dev.json"), "image_folder": str(folder)}
-    return {**files, **{key: value for key, value in shipped.items() if key not in files}}
-
-
 def _raise_length(band: dict[str, Any], longest: int, positions: int) -> list[str]:
     """Set ``max_length`` so that no record is cut where the backbone has positions for it; says so in a line."""
     before, band["max_length"] = band["max_length"], max(band["max_length"], min(longest, positions))
@@ -246,15 +223,18 @@ def _raise_length(band: dict[str, Any], longest: int, positions: int) -> list[st
 
 
 def _text_band(data: OwnData, chosen: Chosen, out: Path) -> tuple[dict[str, Any], int]:
-    """The data, and how many blocks the training text fills, or chats it is."""
     as_records = {"documents": "conversations"} if data.kind == "conversations" else {}
     sources = {key: {"name": str(out / f"{split}.jsonl"), **as_records} for key, split in _SOURCES.items()}
     batch = 8 if chosen.is_embedded else chosen.recipe["data"]["batch_size"]
-    if as_records and (_tokenizer_at_hand(chosen.path) is None or chat_tokenizer(chosen.path) is not None):
+    tokenizer = _tokenizer_at_hand(chosen.path)
+    if as_records and (tokenizer is None or tokenizer.chat_template):
         return {**sources, **_chat_sizes(data, chosen), "batch_size": batch, "seed": 0}, len(data.splits["train"])
     if data.no_document:
         raise ValueError(f"{data.no_document}, or name a --backbone with a chat template")
-    tokens = {key: count_tokens(chosen.path, said(data, split)) for key, split in _SOURCES.items()}
+    texts, tokens = {key: said(data, split) for key, split in _SOURCES.items()}, dict[str, int]()
+    for key, each in texts.items():  # where the tokenizer is not on this machine, four characters are one
+        ids = tokenizer and tokenizer(each, add_special_tokens=False, verbose=False)["input_ids"]
+        tokens[key] = sum(map(len, ids)) if ids is not None else sum(map(len, each)) // 4
     sizes = dict(_EMBEDDED_BLOCK if chosen.name == EMBEDDED[False] else _BLOCK)
     for _ in range(_HALVINGS):
         if tokens["train"] >= 2 * sizes["block_length"] and tokens["val"] >= sizes["block_length"]:

@@ -43,13 +43,10 @@ class SortedTensorBoard(TensorBoardLogger):
 
 
 def run_loggers(given: Any, folder: Path, anew: bool) -> list[Logger]:
-    """Loggers that write below ``folder``/logs, and the given ones.
+    """Loggers that write below ``folder``/logs, and the given ones (``trainer.logger``; False for none at all).
 
-    Args:
-        given: ``trainer.logger``: names of loggers, None or True for ours alone, False for none at all.
-        folder: the run's folder. A later part of a run must not delete the CSV log of its first: it gets ``csv-2``,
-            ``csv-3``...
-        anew: whether what lies there is another run, which will have been renamed.
+    A later part of a run must not delete the CSV log of its first: it gets ``csv-2``, ``csv-3``... unless the run
+    begins ``anew``, and what lies there will have been renamed.
     """
     if given is False:
         return []

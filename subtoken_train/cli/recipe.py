@@ -1,39 +1,34 @@
-"""Parse recipes into typed settings, for ``fit`` and ``check`` alike.
+"""A recipe as typed settings, for ``fit``, ``check`` and all that reads recipes: its model, data, and trainer.
 
-LightningCLI without its subcommands: a recipe's ``model``, ``data`` and ``trainer`` bands are the arguments of
-SubTokenModule, a data module (``data_module_of``) and Trainer; the keys beside them are added here.
+The bands ``model``, ``data``, ``trainer`` and ``checkpoint`` are the arguments of SubTokenModule, a data module
+(``data_module_of``), Lightning's Trainer and RunCheckpoints; types and defaults are read off these classes.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 import lightning as L
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, ModelSummary
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from subtoken_train.artifact.hub import Destination
 from subtoken_train.cli.command_line import FLAGS
 from subtoken_train.cli.loggers import check_remote, run_loggers
-from subtoken_train.cli.recipe_source import RecipeSource, read_source
+from subtoken_train.cli.recipe_source import RecipeSource, read_source, unknown_key
 from subtoken_train.cli.run_scores import check_attention, midway_evaluator
 from subtoken_train.cli.trainer_parts import ACCELERATORS, KINDS, build_parts, named_parts
-from subtoken_train.cli.wording import own_words, reworded, unknown_key
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
+from subtoken_train.errors import MAX_SEED, check_range
 from subtoken_train.outputs import write_whole
 from subtoken_train.reducers import REDUCERS
-from subtoken_train.reducers.base import Reducer
 from subtoken_train.training.memory import check_strategy
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels.midway_scores import (
@@ -51,68 +46,9 @@ from subtoken_train.training.run_checkpoints import RandomState, RunCheckpoints
 from subtoken_train.training.run_folder import has_work, requeued_with_work
 from subtoken_train.training.strategies import PRESETS
 from subtoken_train.training.trained_tensors import AtomicCheckpointIO
-from subtoken_train.typed import shown
+from subtoken_train.typed import Settings, SettingsPlan, built, filled, keys_of, plan_of
 
-
-class RecipeParser(LightningArgumentParser):
-    """Parser that raises a ``ValueError``, which ``RecipeCLI`` words, instead of printing its usage and exiting.
-
-    No value is taken for the name of a further file. A reducer's settings are those of its class.
-
-    Attributes:
-        reducer: the recipe's token reducer.
-    """
-
-    reducer: type[Reducer]
-
-    def add_class_arguments(self, theclass: type[Any], *args: Any, **kwargs: Any) -> Any:
-        """Add a class's settings, without configuration files in the place of values."""
-        settings = {**kwargs, "sub_configs": False}
-        if theclass is SubTokenModule:
-            settings["skip"] = {"reducer"}
-        if theclass is L.Trainer:
-            settings["skip"] = {*KINDS, "accelerator", "plugins", "max_time", "val_check_interval"}
-        added = super().add_class_arguments(theclass, *args, **settings)
-        if theclass is SubTokenModule:
-            super().add_class_arguments(self.reducer, "model.reducer", sub_configs=False)
-        if theclass is L.Trainer:  # as they stand: nothing that the parser could import
-            for key in (*KINDS, "plugins"):
-                self.add_argument(f"--trainer.{key}", type=_as_it_stands, default="auto" if key == "strategy" else None)
-            self.add_argument("--trainer.accelerator", type=Literal[ACCELERATORS], default="auto")
-            self.add_argument("--trainer.max_time", type=str | None, default=None)
-            self.add_argument("--trainer.val_check_interval", type=_count_share_or_time, default=None)
-        self._try_whole_numbers_first()
-        return added
-
-    def _try_whole_numbers_first(self) -> None:
-        """Let a whole number stay one where ``int | float`` is asked for, whose parts are tried in order.
-
-        That order is not the one that was written: typing's cache takes ``int | float`` and ``float | int`` for equal,
-        and gives back the one that any library asked for first.
-        """
-        union: Any = Union
-        for settings in map(vars, self._actions):
-            hint = settings.get("_typehint")
-            parts = get_args(hint)
-            if get_origin(hint) in (Union, UnionType) and int in parts and float in parts:
-                settings["_typehint"] = union[tuple(sorted(parts, key=lambda part: part is float))]
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise ``message``."""
-        raise ValueError(message)
-
-
-def _as_it_stands(value: Any) -> Any:
-    """Take what ``recipe_source`` has checked already."""
-    return value
-
-
-def _count_share_or_time(value: Any) -> Any:
-    """Return a text as the whole number or the share that it writes; a time stays a text."""
-    for kind in (int, float) if isinstance(value, str) else ():
-        with suppress(ValueError):
-            return kind(value)
-    return value
+_NO_RECIPE = "no recipe is given; pass one with --config ('subtoken-train recipes ls' lists the shipped ones)"
 
 
 def data_module_of(keys: set[str]) -> type[OrderedDataModule[Any]]:
@@ -122,75 +58,50 @@ def data_module_of(keys: set[str]) -> type[OrderedDataModule[Any]]:
     return RecallDataModule if "num_facts" in keys else InstructionDataModule
 
 
-def recipe_keys(parser: LightningArgumentParser) -> list[str]:
-    """List every key that a recipe may hold, also those in optional groups (``model.routing``); no group itself."""
-    keys = {key for key, _ in _typed_keys(parser)}
-    return sorted(keys - _groups(keys))
+def recipe_plan(reducer: str, data: type[OrderedDataModule[Any]]) -> SettingsPlan:
+    """Return all keys of a recipe, with their types and defaults."""
+    trainer, module = plan_of(L.Trainer), plan_of(SubTokenModule)
+    ours = dict.fromkeys((*KINDS, "plugins"), Any) | {  # as they stand: ``named_parts`` has checked the names
+        "accelerator": Literal[ACCELERATORS],
+        "max_time": str | None,
+        "val_check_interval": int | float | str | None,
+    }
+    hints = {name: hint for name, hint in trainer.hints.items() if name not in ours} | ours
+    bands: dict[str, Any] = {
+        "seed_everything": int,
+        "trainer": SettingsPlan(dict, hints, {**trainer.defaults, "accelerator": "auto", "strategy": "auto"}),
+        "model": SettingsPlan(
+            SubTokenModule,
+            {name: hint for name, hint in module.hints.items() if name != "reducer"}
+            | {"reducer": plan_of(REDUCERS.find(reducer))},
+            module.defaults,
+        ),
+        "data": plan_of(data),
+        "output_dir": str,
+        **dict.fromkeys(FLAGS, bool),
+        "push_to_hub": str | None,
+        "evaluation": EvaluationConfig | None,
+        "early_stopping": EarlyStoppingConfig | None,
+        "checkpoint": plan_of(RunCheckpoints),
+    }
+    defaults = {"seed_everything": 0, "output_dir": "runs/unnamed", **dict.fromkeys(FLAGS, False)}
+    return SettingsPlan(dict, bands, defaults | dict.fromkeys(("push_to_hub", "evaluation", "early_stopping")))
 
 
-def never_null(parser: LightningArgumentParser) -> set[str]:
-    """Return the keys and groups whose types hold no None; the parser itself takes null for any of them."""
-    typed = dict(_typed_keys(parser))
-    hints = {action.dest: getattr(action, "_typehint", None) for action in parser._actions}
-    optional = {key for key, hint in hints.items() if hint is not None and _holds_none(hint)}
-    groups = {group for group in _groups(typed) if not any(group.startswith(f"{each}.") for each in optional)}
-    return {key for key, hint in typed.items() if not _holds_none(hint)} | groups - optional
-
-
-def _typed_keys(parser: LightningArgumentParser) -> Iterator[tuple[str, Any]]:
-    """Yield every key that a recipe may hold, and its type; None: not known."""
-    for action in parser._actions:
-        if action.dest.rpartition(".")[2] != "help":
-            yield from _keys_below(action.dest, getattr(action, "_typehint", None))
-
-
-def _groups(keys: Iterable[str]) -> set[str]:
-    return {key.rsplit(".", depth)[0] for key in keys for depth in range(1, key.count(".") + 1)}
-
-
-def _holds_none(hint: Any) -> bool:
-    """Return whether None is a value of a type; True where the parser does not know the type."""
-    if get_origin(hint) in (Union, UnionType):
-        return any(map(_holds_none, get_args(hint)))
-    return hint in (None, Any, type(None))
-
-
-def check_known(content: dict[str, Any], keys: Iterable[str], prefix: str = "") -> None:
-    """Refuse what the parser lets pass: an unknown key that holds nothing, and an empty list in place of a group."""
-    keys = set(keys)
-    groups = _groups(keys)
+def laid_over(groups: set[str], into: dict[str, Any], content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return settings with others on top, key by key below groups and mappings; what the trainer names is one value."""
+    result = dict(into)
     for name, value in content.items():
-        key = f"{prefix}{name}"
-        if key in groups and isinstance(value, dict):
-            check_known(value, keys, f"{key}.")
-        elif key in groups and value is not None:
-            raise ValueError(f"{key} is {shown(value)}; it must be a group of keys")
-        elif key.removesuffix("+") not in keys | groups and value in ({}, []):
-            raise ValueError(unknown_key("key", key, keys))
+        key, before = f"{prefix}{name}", result.get(name)
+        deeper = isinstance(value, dict) and (key in groups or not prefix.startswith("trainer."))
+        result[name] = (
+            laid_over(groups, before if isinstance(before, dict) else {}, value, f"{key}.") if deeper else value
+        )
+    return result
 
 
-def check_nulls(content: dict[str, Any], whole: set[str], prefix: str = "") -> None:
-    """Raise a worded ``ValueError`` for a null where it is no value; ``whole``: see ``never_null``."""
-    for name, value in content.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, dict):
-            check_nulls(value, whole, f"{key}.")
-        elif value is None and key in whole:
-            raise ValueError(f"{key} is null; give it a value, or leave the key out")
-
-
-def _keys_below(name: str, hint: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the keys of the optional groups in a type hint, nested ones too, or ``name`` itself; each with its type."""
-    groups = [part for part in get_args(hint) if dataclasses.is_dataclass(part)]
-    if not groups:
-        yield name, hint
-    for group in groups:
-        for key, inner in get_type_hints(group).items():
-            yield from _keys_below(f"{name}.{key}", inner)
-
-
-class RecipeCLI(LightningCLI):
-    """Parser of a recipe that builds model and data (neither loads anything yet).
+class RecipeCLI:
+    """A recipe with what the command line says, read into model and data (neither loads anything yet).
 
     What a recipe names is built with the trainer, at the first use of ``trainer``, and not before.
 
@@ -198,73 +109,53 @@ class RecipeCLI(LightningCLI):
         source: ``--config RECIPE`` and overrides, or what ``read_source`` made of them.
 
     Attributes:
+        config: every setting, defaults included.
         replaces: whether ``--overwrite`` renames a run that is there.
     """
 
     def __init__(self, source: list[str] | RecipeSource) -> None:
         self.source = read_source(source) if isinstance(source, list) else source
+        if not self.source.contents:
+            raise ValueError(_NO_RECIPE)
         self._trainer: L.Trainer | None = None
-        self.replaces = False
-        super().__init__(
-            SubTokenModule,
-            data_module_of(self.source.data_keys()),
-            args=self.source.arguments(),
-            run=False,
-            save_config_callback=None,
-            seed_everything_default=0,
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-            parser_kwargs={"default_env": False, "prog": "subtoken-train", "allow_abbrev": False},
-        )
+        self._plan = recipe_plan(self.source.reducer, data_module_of(self.source.data_keys()))
+        self.config = self._read()
+        check_range("seed_everything", self.config.seed_everything, 0, MAX_SEED)
+        self._settle()
+        if any(key == "print_config" for key, _ in self.source.words.options):
+            print(self.recipe_text(), end="")
+            raise SystemExit(0)
+        L.seed_everything(self.config.seed_everything, workers=True)
+        plans, config = self._plan.hints, self.config
+        self.model: SubTokenModule = built(plans["model"], config.model)
+        self.datamodule: Any = built(plans["data"], config.data)
+        self._checkpoints: RunCheckpoints = built(plans["checkpoint"], config.checkpoint)
+        self.evaluation = None if config.evaluation is None else EvaluationConfig(**config.evaluation)
+        self.early_stopping = None if config.early_stopping is None else EarlyStoppingConfig(**config.early_stopping)
 
-    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """Return the parser with short errors."""
-        parser = RecipeParser(**kwargs)
-        parser.reducer = REDUCERS.find(self.source.reducer)
-        parser.add_argument("-c", "--config", action="config", help="recipe (YAML); later files and flags override")
-        return parser
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the keys that are neither model, data nor trainer."""
-        parser.add_argument("--output_dir", type=str, default="runs/unnamed", help="folder of this run")
-        parser.add_argument("--overwrite", type=bool, default=False, help="replace an existing run")
-        parser.add_argument("--resume", type=bool, default=False, help="continue from the run's last checkpoint")
-        parser.add_argument("--push_to_hub", type=str | None, default=None, help="user/name to publish the adapter as")
-        parser.add_argument("--private", type=bool, default=False, help="publish it in a private repository")
-        parser.add_argument("--evaluation", type=EvaluationConfig | None, default=None)
-        parser.add_argument("--early_stopping", type=EarlyStoppingConfig | None, default=None)
-        parser.add_lightning_class_args(RunCheckpoints, "checkpoint")
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse; a mistake in a recipe becomes one line."""
-        keys, whole = recipe_keys(parser), never_null(parser)
+    def _read(self) -> Settings:
+        keys = dict(keys_of(self._plan))
+        groups = {key for key, is_group in keys.items() if is_group}
+        values = {key for key, is_group in keys.items() if not is_group}
+        whole: dict[str, Any] = {}
         for content in self.source.contents:
-            check_known(content, keys)
-        for content in (*self.source.contents, *self.source.pieces):
-            check_nulls(content, whole)
-        try:
-            super().parse_arguments(parser, args)
-        except ValueError as error:
-            raise ValueError(reworded(str(error), keys)) from None
+            _check_known(content, groups, values, lambda key: unknown_key("key", key, sorted(keys)))
+            whole = laid_over(groups, whole, content)
+        for piece in self.source.pieces:
+            _check_known(piece, groups, values, lambda key: unknown_key("option", key, sorted(keys), prefix="--"))
+            whole = laid_over(groups, whole, piece)
+        return filled(self._plan, whole)
 
-    def before_instantiate_classes(self) -> None:
-        """Fill in the settings that follow from others."""
-        check_strategy(self.config.model.backbone.quantization, self.strategy)
-        if requeued_with_work(self.output_dir, self.config.overwrite):
-            self.config.resume, self.config.overwrite = True, False
-        self.replaces = self.config.overwrite and not self.config.resume and has_work(self.output_dir)
-        self.config.checkpoint.folder = str(self.output_dir / "checkpoints")
-        self.config.trainer.default_root_dir = str(self.output_dir)
-        self.config.trainer.use_distributed_sampler = False  # the data module shares records out itself
-        check_remote(self.config.trainer.logger)
-
-    def instantiate_classes(self) -> None:
-        """Build model and data, and nothing that the recipe names in its trainer."""
-        try:
-            self.config_init = self.parser.instantiate_classes(self.config)
-        except ValueError as error:
-            raise ValueError(own_words(str(error))) from None
-        self.model, self.datamodule = self.config_init.model, self.config_init.data
+    def _settle(self) -> None:
+        config = self.config
+        check_strategy(config.model.backbone.quantization, self.strategy)
+        if requeued_with_work(self.output_dir, config.overwrite):
+            config.resume, config.overwrite = True, False
+        self.replaces = config.overwrite and not config.resume and has_work(self.output_dir)
+        config.checkpoint.folder = str(self.checkpoints)
+        config.trainer.default_root_dir = str(self.output_dir)
+        config.trainer.use_distributed_sampler = False  # the data module shares records out itself
+        check_remote(config.trainer.logger)
 
     @property
     def strategy(self) -> str:
@@ -276,18 +167,18 @@ class RecipeCLI(LightningCLI):
     def trainer(self) -> L.Trainer:
         """The recipe's trainer with all that the recipe names; built at the first use."""
         if self._trainer is None:
-            self._trainer = self.instantiate_trainer()
+            self._trainer = self.build_trainer()
         return self._trainer
-
-    @trainer.setter
-    def trainer(self, trainer: L.Trainer) -> None:
-        """Replace the trainer."""
-        self._trainer = trainer
 
     @property
     def output_dir(self) -> Path:
         """The run's folder."""
         return Path(self.config.output_dir)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the run's checkpoints."""
+        return self.output_dir / "checkpoints"
 
     @property
     def destination(self) -> Destination | None:
@@ -297,22 +188,16 @@ class RecipeCLI(LightningCLI):
             raise ValueError("--private only applies when publishing; add --push_to_hub user/name, or leave it out")
         return None if repo_id is None else Destination(repo_id, private)
 
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the run's checkpoints."""
-        return self.output_dir / "checkpoints"
-
-    def instantiate_trainer(self, **kwargs: Any) -> Any:
+    def build_trainer(self) -> L.Trainer:
         """Build the recipe's trainer with its loggers, progress, atomic checkpoints and our callbacks."""
-        stop_mode = self._early_stopping_mode()
-        settings = self.config_init.trainer
+        stop_mode, settings = self._early_stopping_mode(), Settings(self.config.trainer)
         ours = [LogRecipe(self.resolved()), RandomState(), *self._watchers(stop_mode)]
         if settings.enable_progress_bar is not False:
             ours.append(BarProgress() if sys.stdout.isatty() else LineProgress(settings.log_every_n_steps or 50))
         given = build_parts("callbacks", settings.callbacks)
         if settings.enable_model_summary is None and not any(isinstance(each, ModelSummary) for each in given):
             settings.enable_model_summary = False  # one row and no FLOPs; 'check' counts what trains
-        settings.callbacks = [*given, *ours]
+        settings.callbacks = [*given, *ours, self._checkpoints]
         settings.logger = run_loggers(settings.logger, self.output_dir, self.replaces)
         plain = settings.strategy in (None, "auto", "ddp")
         settings.strategy = self.strategy if plain else build_parts("strategy", settings.strategy, **PRESETS)[0]
@@ -321,55 +206,68 @@ class RecipeCLI(LightningCLI):
         check_devices(settings.devices, settings.accelerator)
         settings.plugins = [AtomicCheckpointIO()]
         try:
-            return super().instantiate_trainer(**kwargs)
-        except (MisconfigurationException, TypeError) as error:  # e.g. accelerator: cuda on a machine without one
+            return L.Trainer(**settings)
+        except (MisconfigurationException, TypeError, ImportError) as error:  # e.g. cuda on a machine without it
             raise ValueError(f"trainer: {error}") from None
 
     def check_watchers(self, read: bool) -> None:
         """Raise a worded ``ValueError`` where early stopping or the evaluation (its data, if read) could not run."""
         self._early_stopping_mode()
-        task, attention = self.config_init.evaluation, self.config.model.backbone.attention
-        if task is not None and read:
-            midway_evaluator(task, attention)
-        elif task is not None:
-            check_attention(attention)
+        if self.evaluation is not None and read:
+            midway_evaluator(self.evaluation, self.config.model.backbone.attention)
+        elif self.evaluation is not None:
+            check_attention(self.config.model.backbone.attention)
 
     def _early_stopping_mode(self) -> str | None:
         """Return ``min`` or ``max`` for early stopping, checked against the scores that the run will have."""
-        stopping, data = self.config_init.early_stopping, self.config.data
-        if stopping is None:
+        if self.early_stopping is None:
             return None
-        scores = ["eval/accuracy"] if self.config_init.evaluation else []
-        if any(data.get(key) for key in ("val_file", "val", "val_samples")):
+        scores = ["eval/accuracy"] if self.evaluation else []
+        if any(self.config.data.get(key) for key in ("val_file", "val", "val_samples")):
             scores += VALIDATION_SCORES
-        return str(stopping.checked_mode(scores))
+        return self.early_stopping.checked_mode(scores)
 
     def _watchers(self, stop_mode: str | None) -> list[Callback]:
-        """Return panels, the evaluation in the middle of training, and early stopping."""
-        task, stopping, throughput = self.config_init.evaluation, self.config_init.early_stopping, Throughput()
+        task, stopping, throughput = self.evaluation, self.early_stopping, Throughput()
         callbacks: list[Callback] = [throughput, RoutingPanel(), TrainedPanel(), FirstGradients(), SilentTensors()]
         midway = None
         if task is not None:
             evaluate = midway_evaluator(task, self.config.model.backbone.attention)
             midway = MidwayEvaluation(evaluate, task.every_n_steps, throughput.watch)
             callbacks.append(midway)
-        if stop_mode is not None:
+        if stopping is not None and stop_mode is not None:
             callbacks.append(StopEarly(stopping, stop_mode, midway if stopping.monitor == "eval/accuracy" else None))
         return callbacks
 
     def resolved(self) -> dict[str, Any]:
-        """Return the recipe with every default and override, as plain values."""
-        content: dict[str, Any] = yaml.safe_load(self.recipe_text())
-        return content
+        """Return the recipe with every default and override, as plain values, without what was for this call alone."""
+        content = {key: value for key, value in self.config.items() if key not in (*FLAGS, "push_to_hub")}
+        whole: dict[str, Any] = _plain(content)
+        return whole
+
+    def recipe_text(self) -> str:
+        """Return the resolved recipe as YAML."""
+        return yaml.safe_dump(self.resolved(), sort_keys=False, allow_unicode=True)
 
     def save_recipe(self, path: Path) -> None:
         """Write the resolved recipe, so that ``--config PATH --resume`` goes on with it."""
         write_whole(path, self.recipe_text())
 
-    def recipe_text(self) -> str:
-        """Return the resolved recipe as YAML, without what was for this call alone."""
-        config = self.config.clone()
-        for flag in FLAGS:
-            del config[flag]
-        config.push_to_hub = None
-        return str(self.parser.dump(config, skip_validation=True))
+
+def _check_known(
+    content: Mapping[str, Any], groups: set[str], values: set[str], words: Callable[[str], str], prefix: str = ""
+) -> None:
+    for name, value in content.items():
+        key = f"{prefix}{name}"
+        if key in groups and isinstance(value, dict):
+            _check_known(value, groups, values, words, f"{key}.")
+        elif key not in groups and key not in values:
+            raise ValueError(words(key))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items() if each is not None}
+    if isinstance(value, list | tuple):
+        return list(map(_plain, value))
+    return str(value) if isinstance(value, str | Path) else value

@@ -6,7 +6,9 @@ All of it works without torch, transformers and lightning. Types, and keys below
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,47 +16,30 @@ from typing import Any
 import yaml
 
 from subtoken_train.cli.command_line import FLAGS, Words, split_words
-from subtoken_train.cli.trainer_parts import KINDS, class_keys, loaded, named_parts
-from subtoken_train.cli.trainer_ranges import SETTINGS, check_setting
-from subtoken_train.cli.wording import unexpected_argument, unknown_key
-from subtoken_train.documents import parse_yaml
-from subtoken_train.errors import MAX_SEED, check_range
+from subtoken_train.cli.trainer_parts import KINDS, SETTINGS, check_setting, named_parts
+from subtoken_train.documents import InvalidYAML, parse_yaml
+from subtoken_train.errors import first_names
 from subtoken_train.reducers import DEFAULT_REDUCER, split_settings
 from subtoken_train.resources import named_recipe, recipe_text, resource
-from subtoken_train.typed import shown
+from subtoken_train.typed import Written, shown
 
 BANDS = ("model", "data", "trainer", "checkpoint", "evaluation", "early_stopping")
 KEYS = (*BANDS, "seed_everything", "output_dir", "push_to_hub")
 """All that a recipe holds at its top; the flags stand in recipes that version 0.1 saved, as false."""
 _OPTIONAL = ("evaluation", "early_stopping")
-_MAX_NUMBER = 2**63
+_MAX_TEXT = 4096
 _COMMANDS = ("help", "h", "print_config")
-_NO_PATH = "#" * 300 + "\n"  # longer than any file's name: the parser takes it for a text, not for a path
 _EXAMPLE = "tiny_fastv25_s16k4"
 
 
 @dataclass(frozen=True)
 class RecipeSource:
-    """Recipes and options that passed.
-
-    Attributes:
-        words: the command line.
-        contents: of each recipe file, without flags.
-        pieces: each option with a value, as the recipe that would say the same.
-        reducer: name of the token reducer that they speak of.
-    """
+    """Recipes and options that passed: contents without flags, each option as the recipe that would say the same."""
 
     words: Words
     contents: tuple[dict[str, Any], ...]
     pieces: tuple[dict[str, Any], ...]
     reducer: str
-
-    def arguments(self) -> list[str]:
-        """Return the parser's arguments: the contents as texts, and the options."""
-        texts = [_NO_PATH + yaml.safe_dump(content, allow_unicode=True, sort_keys=False) for content in self.contents]
-        return [f"--config={text}" for text in texts] + [
-            f"--{key}" if value is None else f"--{key}={value}" for key, value in self.words.options
-        ]
 
     def data_keys(self) -> set[str]:
         """Return the keys of the recipes' ``data`` bands."""
@@ -66,7 +51,9 @@ def read_source(argv: list[str]) -> RecipeSource:
     """Read and check the recipes (``--config``) and options of a command line; a mistake is a worded ``ValueError``."""
     words = split_words(argv)
     if words.stray:
-        raise ValueError(unexpected_argument(words.stray[0]))
+        is_recipe = words.stray[0].endswith((".yaml", ".yml"))
+        hint = f"a recipe is passed as --config {words.stray[0]}" if is_recipe else "options start with --"
+        raise ValueError(f"unexpected argument {words.stray[0]!r}; {hint}")
     contents = [_read_file(path) for path in words.configs]
     for content in contents:
         _check_content(content, "key")
@@ -75,9 +62,7 @@ def read_source(argv: list[str]) -> RecipeSource:
         _check_content(piece, "option")
     named = [name for content in (*contents, *pieces) if isinstance(name := _reducer(content).get("name"), str)]
     reducer = named[-1] if named else DEFAULT_REDUCER
-    whole = tuple(_with_own(content, reducer) for content in contents)
-    given = tuple(piece for piece, (_, text) in zip(pieces, words.options, strict=True) if text is not None)
-    return RecipeSource(words, whole, given, reducer)
+    return RecipeSource(words, tuple(_with_own(content, reducer) for content in contents), tuple(pieces), reducer)
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
@@ -93,7 +78,6 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
 
 
 def _reducer(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the reducer's group of a recipe, empty if there is none."""
     band = content.get("model")
     group = band.get("reducer") if isinstance(band, dict) else None
     return group if isinstance(group, dict) else {}
@@ -127,9 +111,8 @@ def _read_file(path: str) -> dict[str, Any]:
 
 
 def _piece(key: str, text: str | None) -> dict[str, Any]:
-    """Return an option as the recipe that would say the same."""
     names = key.removesuffix("+").split(".")
-    if key in _COMMANDS or names[0] in FLAGS:
+    if key in _COMMANDS:
         return {}
     if names[-1] == "help":
         raise ValueError(f"--{key} is not available; 'subtoken-train recipes show {_EXAMPLE}' prints a complete recipe")
@@ -137,67 +120,101 @@ def _piece(key: str, text: str | None) -> dict[str, Any]:
         raise ValueError(f"--{key} is gone: a recipe names no classes; see docs/recipe_safety.md for your own ones")
     if names[0] == "trainer" and names[1:2] and names[1] in KINDS and (len(names) > 2 or key.endswith("+")):
         raise ValueError(f"--{key} is not read; write the whole: --trainer.{names[1]}='{{NAME: {{SETTING: VALUE}}}}'")
-    if names[0] not in KEYS:
+    if names[0] not in (*KEYS, *FLAGS) or key.endswith("+"):
         raise ValueError(unknown_key("option", key, known_keys(), prefix="--"))
-    value: Any = None if text is None else loaded(text, f"--{key}")
-    if isinstance(value, str):
-        value = _scalar(value)
+    if text is None:
+        raise ValueError(f"--{key} needs a value")
+    value: Any = Written(text)
+    with suppress(InvalidYAML):
+        content = parse_yaml(text, f"--{key}")
+        value = content if isinstance(content, dict | list) else value
     for name in reversed(names):
         value = {name: value}
     return dict(value)
 
 
-def _scalar(text: str) -> Any:
-    """Return a plain text's value, so that ``null`` and numbers are what they would be in a file."""
-    try:
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):
-        return text
-    return value if value is None or isinstance(value, bool | int | float) else text
+def _scalar(value: Any) -> Any:
+    """Return a text of the command line as the number, or null, that it would be in a file."""
+    if not isinstance(value, Written):
+        return value
+    with suppress(ValueError):
+        content = parse_yaml(value, "")
+        return content if content is None or isinstance(content, bool | int | float) else str(value)
+    return str(value)
 
 
 def _check_content(content: dict[str, Any], kind: str) -> None:
-    """Check the seed, the ``trainer`` band, and that nothing leads to a class; other bands check themselves."""
-    _check_sizes(content)
-    seed = content.get("seed_everything")
-    if isinstance(seed, bool):
-        raise ValueError(f"seed_everything is {seed}; a run needs a seed: give a whole number")
-    if isinstance(seed, int):
-        check_range("seed_everything", seed, 0, MAX_SEED)
+    """Check the ``trainer`` band and the length of texts; other bands are checked with the classes behind them."""
+    _check_texts(content, "")
     band = content.get("trainer")
-    for key, value in band.items() if isinstance(band, dict) else ():
-        name = key.removesuffix("+")
+    for name, value in band.items() if isinstance(band, dict) else ():
         if name not in SETTINGS:
             raise ValueError(
                 unknown_key(kind, f"trainer.{name}", known_keys(), prefix="--" if kind == "option" else "")
             )
-        check_setting(name, value)
+        check_setting(name, _scalar(value))
         if name in KINDS:
-            named_parts(name, value)
-    if (place := next(class_keys(content), None)) is not None:
-        raise ValueError(
-            f"{place} is not a key: a recipe names no class; what it may name is listed in docs/recipe_safety.md"
-        )
+            named_parts(name, _scalar(value))
 
 
-def _check_sizes(content: Any, key: str = "a value") -> None:
-    """Refuse numbers too large for the parser to turn into floats; the reader has bounded the depth."""
-    if isinstance(content, int) and abs(content) > _MAX_NUMBER:
-        raise ValueError(f"{key} is {shown(content)}; a number in a recipe has at most 19 digits")
+def _check_texts(content: Any, key: str) -> None:
+    if isinstance(content, str) and len(content) > _MAX_TEXT:
+        raise ValueError(f"{key} is a text of {len(content):,} characters; the limit is {_MAX_TEXT:,}")
     items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
     for name, value in items:
-        _check_sizes(value, str(name) if key == "a value" else f"{key}.{name}")
+        _check_texts(value, f"{key}.{name}".strip("."))
 
 
 def known_keys() -> list[str]:
     """List the keys that a misspelt one is compared with: ours, the trainer's, those of a complete recipe."""
     recipe = yaml.safe_load(resource(f"recipes/{_EXAMPLE}.yaml").read_text(encoding="utf-8"))
-    return sorted({*KEYS, *FLAGS, *(f"trainer.{key}" for key in SETTINGS), *_below(recipe)} - {*BANDS})
+    return sorted({*KEYS, *FLAGS, *(f"trainer.{key}" for key in SETTINGS), *_leaves(recipe)} - {*BANDS})
 
 
-def _below(content: dict[str, Any], prefix: str = "") -> Iterable[str]:
+def _leaves(content: dict[str, Any], prefix: str = "") -> Iterable[str]:
     for key, value in content.items():
         if isinstance(value, dict):
-            yield from _below(value, f"{prefix}{key}.")
+            yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield prefix + key
+
+
+def unknown_key(kind: str, key: str, keys: Iterable[str], prefix: str = "") -> str:
+    """Return the message for a key that no recipe has, with the nearest one, or those beside it."""
+    keys = list(keys)
+    head = f"unknown {kind} {prefix + key!r}."
+    if key.endswith("class_path"):
+        return f"{head} A recipe names no class; docs/recipe_safety.md lists what it may name"
+    if near := _nearest(key, keys):
+        return f"{head} Did you mean {prefix + near!r}?"
+    group = key.rpartition(".")[0]
+    if beside := _below(group, keys):
+        return f"{head} Allowed in {group}: {first_names(beside)}"
+    if "." in group:  # no group either
+        return unknown_key(kind, group, keys, prefix)
+    return f"{head} 'subtoken-train recipes show tiny_fastv25_s16k4' prints a complete recipe"
+
+
+def _below(group: str, keys: list[str]) -> list[str]:
+    within = f"{group}."
+    return [*dict.fromkeys(name.removeprefix(within).partition(".")[0] for name in keys if name.startswith(within))]
+
+
+def _nearest(key: str, keys: list[str]) -> str | None:
+    """Find the key most likely meant: a similar name in the group, a similar group, or a similar name below the group.
+
+    Of a group that there is not, a similar name anywhere.
+    """
+    group, _, leaf = key.rpartition(".")
+    beside = [name for name in keys if name.rpartition(".")[0] == group]
+    names = {name.rpartition(".")[2]: name for name in beside}
+    if near := difflib.get_close_matches(leaf, names, n=1, cutoff=0.6):
+        return names[near[0]]
+    if group and (near := difflib.get_close_matches(leaf, _below(group, keys), n=1, cutoff=0.8)):
+        return f"{group}.{near[0]}"
+    if not beside and (near := difflib.get_close_matches(key, keys, n=1, cutoff=0.8)):
+        return near[0]
+    within = f"{group}." if group and beside else ""
+    below = {name.rpartition(".")[2]: name for name in keys if name.startswith(within)}
+    near = difflib.get_close_matches(leaf.replace("-", "_"), below, n=1, cutoff=0.8)
+    return below[near[0]] if near else None

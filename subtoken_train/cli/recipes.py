@@ -45,18 +45,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     anchor.add_argument("--overwrite", action="store_true", help="replace an existing file")
 
 
-def first_comment(path: Path) -> str:
-    """Return a recipe's first comment line without its marker, empty if there is none."""
-    lines = recipe_text(path).splitlines()
-    return next((line.lstrip("# ").rstrip() for line in lines if line.startswith("#")), "")
-
-
 def list_recipes(words: Sequence[str] = ()) -> None:
     """Print name and first comment line of each recipe that has all ``words``, whatever their case, by folder."""
-    lines = {name: first_comment(path) for name, path in recipe_files().items()}
-    chosen = {
-        name: line for name, line in lines.items() if all(word.lower() in f"{name} {line}".lower() for word in words)
-    }
+    chosen = {}
+    for name, path in recipe_files().items():
+        comments = (line.lstrip("# ").rstrip() for line in recipe_text(path).splitlines() if line.startswith("#"))
+        line = next(comments, "")
+        if all(word.lower() in f"{name} {line}".lower() for word in words):
+            chosen[name] = line
     if not chosen:
         raise ValueError(f"no recipe has {' and '.join(words)} in its name or first line; 'recipes ls' lists all")
     width = max(len(name.rpartition("/")[2]) for name in chosen)
@@ -88,10 +84,10 @@ def say_needs(path: Path) -> None:
     from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
-    from subtoken_train.cli.needs import needs_lines, recipe_needs
+    from subtoken_train.cli.run_plan import plan_of_recipe
 
     try:
-        lines = list(needs_lines(recipe_needs(path)))
+        lines = list(plan_of_recipe(path).lines())
     except ValueError as error:
         lines = [f"not known: {error}"]
     print("\nwhat it needs (a prediction)", *(f"  {line}" for line in lines), sep="\n", file=sys.stderr)

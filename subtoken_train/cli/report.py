@@ -57,10 +57,12 @@ def run(args: argparse.Namespace) -> int:
             raise unknown_name("format", name, FILES)
     if "html" in formats:
         check_package("matplotlib", "report", FILES["html"], "write the others: --format markdown,csv,latex")
+    folders = [Path(name) for name in args.results]
+    if empty := [folder for folder in folders if not any(folder.glob("*/*/manifest.json"))]:  # before heavy imports
+        raise ValueError(f"{empty[0]} holds no results (ARM/TASK/manifest.json; 'subtoken-train evaluate' writes them)")
     from subtoken_train.cli.terminal import counter
     from subtoken_train.evaluation.reporting.report import make_report
 
-    folders = [Path(name) for name in args.results]
     out = Path(args.out) if args.out else folders[0] / "report"
     files = [out / FILES[name] for name in formats]  # an earlier report in its usual place is written anew
     check_new([path for path in files if args.out or not untouched(path)], args.overwrite)

@@ -11,8 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from subtoken_train.cli.command_line import FLAGS
-from subtoken_train.cli.sweep_run import SweepRun
+from subtoken_train.cli.command_line import FLAGS, SweepRun
 from subtoken_train.cli.terminal import show
 from subtoken_train.errors import plain, shell_words
 from subtoken_train.resources import named_recipe
@@ -51,24 +50,42 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Check all runs, then train or print them."""
-    if args.grid is not None:
-        return _run_grid(args)
+    runs, later, lines, name = _of_grid(args) if args.grid is not None else _of_settings(args)
+    if not runs:
+        print(*lines, sep="\n")
+        return 0
+    if args.slurm:
+        now = [one for one in runs if one.name not in later]
+        print(slurm_script(now, now[0].folder.parent, name), end="")
+        print("".join(f"# {line}\n" for line in set(later.values())), end="")
+        return 0
+    if lines:
+        print(*lines, sep="\n", flush=True)
+    return 0 if args.dry_run else train_all(runs)
+
+
+def _of_settings(args: Namespace) -> tuple[list[SweepRun], dict[str, str], list[str], str | None]:
+    """Return the combinations of a recipe's overrides, each parsed before the first one starts."""
     if not args.config or not args.set:
         raise ValueError("a sweep needs --config RECIPE and --set KEY=A,B, or --grid GRID")
-    folder = Path(args.output_dir or "runs/sweep")
-    runs = sweep_runs(args.config, args.set, folder)
-    check_all(runs)
-    if args.slurm:
-        print(slurm_script(runs, folder), end="")
-        return 0
-    if args.dry_run:
-        print(*(shell_words("subtoken-train", *one.fit_arguments()) for one in runs), sep="\n")
-        return 0
-    return train_all(runs)
+    from subtoken_train.cli.recipe_source import read_recipe, read_source
+
+    runs = sweep_runs(args.config, args.set, Path(args.output_dir or "runs/sweep"))
+    sources = [read_source(one.fit_arguments()[1:]) for one in runs]
+    from subtoken_train.cli.terminal import quiet_libraries
+
+    quiet_libraries()
+    from subtoken_train.cli.recipe import RecipeCLI
+
+    for one, source in zip(runs, sources, strict=True):
+        recipe = RecipeCLI(source).resolved()
+        if one.finished and read_recipe(one.folder / "recipe.yaml") != recipe:
+            raise ValueError(f"{one.folder} holds a finished run of another recipe; choose another --output_dir")
+    commands = [shell_words("subtoken-train", *one.fit_arguments()) for one in runs] if args.dry_run else []
+    return runs, {}, commands, None
 
 
-def _run_grid(args: Namespace) -> int:
-    """Train or print the fits that a grid's adapters need."""
+def _of_grid(args: Namespace) -> tuple[list[SweepRun], dict[str, str], list[str], str | None]:
     for name in ("config", "set", "output_dir"):
         if getattr(args, name) is not None:
             raise ValueError(f"--{name} does not apply to --grid, whose arms name their runs; leave it out")
@@ -80,16 +97,8 @@ def _run_grid(args: Namespace) -> int:
 
     fits = grid_fits(args.grid)
     each = fits_needs(fits)
-    if not fits.runs:
-        print(f"{fits.head()}: nothing to do")
-        return 0
-    if args.slurm:
-        now = [one for one in fits.runs if one.name not in fits.later]
-        print(slurm_script(now, now[0].folder.parent, fits.grid), end="")
-        print("".join(f"# {line}\n" for line in fits.later_lines()), end="")
-        return 0
-    print(*plan_lines(fits, each), sep="\n", flush=True)
-    return 0 if args.dry_run else train_all(fits.runs)
+    lines = plan_lines(fits, each) if fits.runs else [f"{fits.head()}: nothing to do"]
+    return fits.runs, dict.fromkeys(fits.later, *fits.later_lines()) if fits.later else {}, lines, fits.grid
 
 
 def train_all(runs: list[SweepRun]) -> int:
@@ -104,22 +113,6 @@ def train_all(runs: list[SweepRun]) -> int:
     if "interrupted" in outcomes:
         return INTERRUPTED
     return int(any(words.startswith("failed") for words in outcomes))
-
-
-def check_all(runs: list[SweepRun]) -> None:
-    """Parse every run before the first one starts."""
-    from subtoken_train.cli.recipe_source import read_recipe, read_source
-
-    sources = [read_source(one.fit_arguments()[1:]) for one in runs]
-    from subtoken_train.cli.terminal import quiet_libraries
-
-    quiet_libraries()
-    from subtoken_train.cli.recipe import RecipeCLI
-
-    for one, source in zip(runs, sources, strict=True):
-        recipe = RecipeCLI(source).resolved()
-        if one.finished and read_recipe(one.folder / "recipe.yaml") != recipe:
-            raise ValueError(f"{one.folder} holds a finished run of another recipe; choose another --output_dir")
 
 
 def run_one(one: SweepRun) -> str:
@@ -229,6 +222,5 @@ esac
 
 
 def _short_names(keys: list[str]) -> dict[str, str]:
-    """The last word of each key, or all of it where two keys end alike."""
     leaves = [key.rpartition(".")[2] for key in keys]
     return {key: leaf if leaves.count(leaf) == 1 else key for key, leaf in zip(keys, leaves, strict=True)}

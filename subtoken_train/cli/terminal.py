@@ -134,7 +134,6 @@ def show(drawn: RenderableType, width: int) -> None:
 
 
 def _word_warnings() -> None:
-    """Show our own warnings without file, line and source."""
     show = warnings.showwarning
 
     def worded(message: Warning | str, category: type[Warning], *place: Any, **further: Any) -> None:
@@ -216,7 +215,6 @@ def quiet_libraries() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     for message in (
-        "LightningCLI's args parameter is intended",  # we parse our own argument list
         ".*is_gradient_checkpointing. is deprecated",  # peft's call into transformers
         ".*gradient_checkpointing_enable. is deprecated",
         ".*treespec, LeafSpec",  # lightning's call into torch

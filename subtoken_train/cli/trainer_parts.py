@@ -1,21 +1,22 @@
-"""Strategies, loggers, callbacks and profilers that a recipe names: closed lists, and no path of a class.
+"""The trainer of a recipe: closed lists of what it may name, no path of a class, and the ranges of its settings.
 
 A recipe writes a name, or a name with its settings (``strategy: {zero2: {offload: true}}``); ``logger`` and
 ``callbacks`` also take a list of these. A name leads to a class of this package or of Lightning, or to the entry point
 of a package that the user has installed. Settings are plain values and go to that class alone, so nothing in a recipe
-leads to other code (``docs/recipe_safety.md``).
+leads to other code (``docs/recipe_safety.md``). Types are checked with the trainer's signature; ``check_setting``
+refuses numbers (and the few texts) that Lightning would take and fail on later, train nothing with, or never come back
+from.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
-from subtoken_train.documents import InvalidYAML, parse_yaml
+from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import check_word, unknown_name
 from subtoken_train.registry import Registry
 from subtoken_train.typed import shown
@@ -31,11 +32,9 @@ def _registry(kind: str, base: str, **builtin: str) -> Registry[Any]:
 
 @dataclass(frozen=True)
 class Nameable:
-    """Names that a key of the trainer may hold.
+    """Names that a key of the trainer may hold, and their settings; a name of another package takes any settings.
 
     Attributes:
-        names: name -> class.
-        settings: name -> settings that a recipe may give it; a name of another package takes any, others none.
         many: whether the key takes a list.
         words: words that name no class, which Lightning or ``run_loggers`` reads.
     """
@@ -90,7 +89,7 @@ KINDS = {
         _registry(
             "callbacks",
             f"{_LIGHTNING}.callbacks:Callback",
-            samples="subtoken_train.training.samples:SampleLog",
+            samples="subtoken_train.training.panels.run_progress:SampleLog",
             device_stats=f"{_LIGHTNING}.callbacks:DeviceStatsMonitor",
             learning_rate=f"{_LIGHTNING}.callbacks:LearningRateMonitor",
             model_summary=f"{_LIGHTNING}.callbacks:ModelSummary",
@@ -134,17 +133,13 @@ ZERO_SETTINGS = (
 
 ``zero_settings`` refuses those of the last two lines, and says where the recipe says them.
 """
-_CLASS_KEYS = {"class_path", "init_args", "dict_kwargs"}
-_MAX_TEXT = 4096
 
 
 def named_parts(key: str, value: Any) -> list[tuple[str, dict[str, Any]]]:
-    """Return the names that ``trainer.<key>`` holds, each with its settings; nothing is imported.
-
-    A name or a setting that is not listed, a class path, or a value that is not plain is a worded ``ValueError``.
-    """
+    """Return the names that ``trainer.<key>`` holds, each with its settings; nothing is imported."""
     kind = KINDS[key]
-    value = loaded(value, f"trainer.{key}")
+    if isinstance(value, str) and value[:1] in ("[", "{"):
+        value = parse_yaml(value, f"trainer.{key}")
     if any(value is word for word in kind.words):
         return []
     parts = [_part(key, each) for each in (value if isinstance(value, list) and kind.many else [value])]
@@ -193,13 +188,7 @@ def _check_settings(key: str, value: str, settings: dict[str, Any]) -> None:
 
 
 def build_parts(key: str, value: Any, **defaults: Mapping[str, Any]) -> list[Any]:
-    """Build what ``trainer.<key>`` names.
-
-    Args:
-        key: of ``KINDS``.
-        value: what the recipe holds there.
-        defaults: name -> settings that stand where the recipe gives none.
-    """
+    """Build what ``trainer.<key>`` names; ``defaults``: name -> settings that stand where the recipe gives none."""
     built = []
     for name, settings in named_parts(key, value):
         try:
@@ -209,39 +198,113 @@ def build_parts(key: str, value: Any, **defaults: Mapping[str, Any]) -> list[Any
     return built
 
 
-def class_keys(value: Any, place: str = "") -> Iterator[str]:
-    """Yield where a recipe holds a key by which the parser would import a class, also in a text that holds keys."""
-    value = loaded(value, place)
-    if isinstance(value, dict):
-        for key, each in value.items():
-            inner = f"{place}.{key}".strip(".")
-            if str(key).startswith("__") or not _CLASS_KEYS.isdisjoint(re.split(r"\W+", str(key))):
-                yield inner
-            yield from class_keys(each, inner)
-    elif isinstance(value, list | tuple | set):
-        for each in value:
-            yield from class_keys(each, place)
+Check = Callable[[Any], str | None]
+"""Says what is wrong with a value ("it must be ..."); None: nothing, or nothing that a range could say."""
+_MANY = 10**9
+_DEVICES = re.compile(r"auto|-1|\d+(,\d+)*,?")
+_CLOCK = re.compile(r"\d{1,4}:[0-2]?\d:[0-5]?\d:[0-5]?\d")
 
 
-def loaded(value: Any, place: str) -> Any:
-    """Return a text as the parser reads it: a list or mapping written in a text becomes one."""
-    if not isinstance(value, str):
-        return value
-    if len(value) > _MAX_TEXT:
-        raise ValueError(f"{place} is a text of {len(value):,} characters; the limit is {_MAX_TEXT:,}")
-    if not any(sign in value for sign in "[{:-&*!?|>"):
-        return value
-    try:
-        parse_yaml(value, place)  # depth, aliases, repeated keys
-        known = True
-    except InvalidYAML:
-        known = False
-    try:  # the parser's own loader: the two do not accept the very same texts
-        content = yaml.load(value, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return value
-    if not isinstance(content, dict | list):
-        return value
-    if not known:
-        raise ValueError(f"{place} is {shown(value)}: neither clearly a text nor clearly a group of values")
-    return content
+def number(value: Any) -> float | int | None:
+    """Return a number, also from its text (YAML 1.1 leaves ``1e-4`` one); None for anything else, booleans included."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _whole(low: int, high: int = _MANY, also: int | None = None) -> Check:
+    start = "" if also is None else f"{also} or "
+    words = f"it must be {start}a whole number from {low} to {high:,}"
+    return lambda value: None if (got := number(value)) is None or low <= got <= high or got == also else words
+
+
+def _batches(least: int) -> Check:
+    """Allow a whole number of batches, ``least`` or more, or a share of all, 0 to 1, as a float."""
+
+    def check(value: Any) -> str | None:
+        got = number(value)
+        if got is None:
+            return _clock(value)
+        whole = isinstance(value, int)
+        if (whole and least <= got <= _MANY) or (not whole and math.isfinite(got) and least * 1e-9 <= got <= 1):
+            return None
+        return f"it must be a whole number of batches, {least} or more, or a share of all of them, up to 1.0"
+
+    return check
+
+
+def _clock(value: Any) -> str | None:
+    good = not isinstance(value, str) or _CLOCK.fullmatch(value)
+    return None if good else "it must be DD:HH:MM:SS (days, hours, minutes, seconds)"
+
+
+def _devices(value: Any) -> str | None:
+    if isinstance(value, str) and not _DEVICES.fullmatch(value):
+        return "it must be auto, -1 (all), a count, or a list of device numbers"
+    if isinstance(value, str) and "," in value:
+        value = [int(each) for each in value.split(",") if each]
+    if isinstance(value, list):
+        ids = [each for each in value if isinstance(each, int) and not isinstance(each, bool) and 0 <= each < 1024]
+        good = 0 < len(ids) == len(value) == len(set(ids))
+        return None if good else "a list names devices, each once: [0, 1]"
+    return None if value == "auto" else _whole(1, 1024, also=-1)(value)
+
+
+def _accelerator(value: Any) -> str | None:
+    if isinstance(value, str):
+        check_word("trainer.accelerator", value, ACCELERATORS)
+    return None
+
+
+def _refused(wrong: Callable[[Any], bool], words: str) -> Check:
+    return lambda value: words if wrong(value) else None
+
+
+_FREE = (
+    *("enable_progress_bar", "enable_model_summary", "enable_autolog_hparams", "default_root_dir", "model_registry"),
+    *("deterministic", "benchmark", "inference_mode", "detect_anomaly", "sync_batchnorm", "use_distributed_sampler"),
+)
+SETTINGS: dict[str, Check] = {
+    **dict.fromkeys((*KINDS, *_FREE), lambda value: None),  # true or false, or what the parser or the trainer knows
+    **dict.fromkeys(
+        ("fast_dev_run", "min_epochs", "min_steps", "reload_dataloaders_every_n_epochs"),
+        _whole(0),
+    ),
+    **dict.fromkeys(("limit_val_batches", "limit_test_batches", "limit_predict_batches"), _batches(0)),
+    "overfit_batches": _batches(0),
+    **dict.fromkeys(("limit_train_batches", "val_check_interval"), _batches(1)),
+    **dict.fromkeys(("max_epochs", "max_steps"), _whole(1, also=-1)),
+    **dict.fromkeys(("check_val_every_n_epoch", "log_every_n_steps"), _whole(1)),
+    "num_sanity_val_steps": _whole(0, also=-1),
+    "accelerator": _accelerator,
+    "devices": _devices,
+    "num_nodes": _whole(1, 4096),
+    "accumulate_grad_batches": _whole(1, 10**6),
+    "max_time": _clock,
+    "gradient_clip_val": _refused(
+        lambda value: (got := number(value)) is not None and not 0 <= got < math.inf,
+        "it must be a finite number, 0 or more",
+    ),
+    "gradient_clip_algorithm": _refused(
+        lambda value: isinstance(value, str) and value not in ("norm", "value"), "it must be norm or value"
+    ),
+    "precision": _refused(
+        lambda value: isinstance(value, str) and value.startswith("transformer-engine"),
+        "LoRA does not know its layers; use bf16-mixed",
+    ),
+    "plugins": _refused(
+        lambda value: True, "leave it out: Lightning finds the launcher's environment (SLURM, torchrun) itself"
+    ),
+    "enable_checkpointing": _refused(lambda value: value is False, "leave it out: every run keeps checkpoints"),
+    "barebones": _refused(lambda value: value is True, "leave it out: every run logs and keeps checkpoints"),
+}
+"""Every key of the trainer."""
+
+
+def check_setting(key: str, value: Any) -> None:
+    """Raise a worded ``ValueError`` where a value of ``trainer.<key>`` is out of range."""
+    if value is not None and (words := SETTINGS[key](value)):
+        raise ValueError(f"trainer.{key} is {shown(value)}; {words}")

@@ -21,14 +21,15 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from PIL import ExifTags, Image, ImageOps
-from torch import Tensor
 
 from subtoken_train.errors import SubTokenWarning
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LOST = ("Corrupt EXIF data", "Truncated File Read")
 """Beginnings of Pillow's warnings after which it reads no further tag."""
@@ -149,7 +150,7 @@ class Video:
     def __init__(self, frames: Sequence[Image.Image] | Tensor, fps: float = 1.0) -> None:
         if not isinstance(fps, int | float) or isinstance(fps, bool) or not 0 < fps < math.inf:
             raise ValueError(f"fps={fps!r} of a video must be a number of frames a second above 0")
-        given = _tensor_frames(frames) if isinstance(frames, Tensor) else frames
+        given = _tensor_frames(frames) if hasattr(frames, "dim") else frames
         shown = tuple(to_rgb(frame, f"frame {i + 1} of a video") for i, frame in enumerate(given))
         if not shown:
             raise ValueError("a video has no frames; give at least one")
@@ -214,7 +215,7 @@ def mean_colour(image_processor: Any) -> tuple[int, int, int]:
 
 
 def _tensor_frames(frames_F3HW: Tensor) -> list[Image.Image]:
-    if frames_F3HW.dim() != 4 or frames_F3HW.shape[1] != 3 or frames_F3HW.dtype != torch.uint8:
+    if frames_F3HW.dim() != 4 or frames_F3HW.shape[1] != 3 or str(frames_F3HW.dtype) != "torch.uint8":
         shape = list(frames_F3HW.shape)
         raise ValueError(f"frames of {frames_F3HW.dtype} {shape}; a uint8 tensor [frames, 3, height, width] is needed")
     if 0 in frames_F3HW.shape:

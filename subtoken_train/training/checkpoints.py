@@ -27,15 +27,7 @@ MARKER, STATE, PARTIAL = "COMPLETE", "state.ckpt", ".partial"
 
 @dataclass(frozen=True)
 class Marker:
-    """Contents of ``COMPLETE``.
-
-    Attributes:
-        step: optimiser steps taken.
-        world_size: processes that trained.
-        strategy: class name of Lightning's strategy.
-        trained: shape of every trained tensor by its name in the module's ``state_dict``.
-        schema_version: of this layout.
-    """
+    """Contents of ``COMPLETE``; ``trained``: shape of every trained tensor by its name in the ``state_dict``."""
 
     step: int
     world_size: int
@@ -135,7 +127,6 @@ def keep_newest(folder: Path, count: int) -> None:
 
 
 def _steps(folder: Path) -> list[Path]:
-    """Return the folders named after a step, ``.partial`` ones included."""
     if not folder.is_dir():
         return []
     names = [(item, item.name.removesuffix(PARTIAL)) for item in folder.iterdir() if item.is_dir()]

@@ -31,7 +31,6 @@ class LossInput:
         targets_L: the tokens that these rows should predict, int64; L is 0 in a batch without a label.
         rows_BM: which rows of the reduced sequence they are, bool; ``rows_BM.nonzero()[:, 0]`` is each one's sample.
         routing: what the routers did, per layer: ``choices`` holds their logits, with gradient; None without routing.
-        uncompressed_LV: what ``full_logits`` returns.
     """
 
     logits_LV: Tensor

@@ -1,39 +1,13 @@
 """Peak memory of a training step on one device, predicted from a recipe before anything is loaded.
 
-Counted are live tensors, as docs/memory.md compares them with measured ones. The formulas follow what autograd keeps,
-op by op; no factor is fitted.
-
-*Held all the time*: frozen weights (``functional/quantized.py`` for 4 and 8 bits), trained tensors and their gradients
-in fp32, two moments per trained element (4 bytes each, or 1 and an fp32 scale per 256 in 8 bits), the batch.
+Counted are live tensors, op by op as autograd keeps them; no factor is fitted. docs/memory.md compares the prediction
+with measured steps and says what is left out. Weights, trained tensors, their gradients and moments, and the batch are
+held all the time; on top comes what the forward pass keeps (``ActivationBytes``) and, whichever is larger, the loss or
+the backward pass of one MLP. The vision tower and a teacher's pass come before that, without gradient, and count where
+one needs more than all that follows. What ZeRO-3 and FSDP2 share out is divided evenly, with one decoder layer
+gathered.
 
 Legend: e bytes per element of the backbone's dtype; D hidden, F MLP, v the value projection's width; M rows of a layer.
-
-*Kept from the forward pass for the backward pass*, per layer and row, all linear weights being frozen (the product of
-two activations keeps both, a frozen linear layer keeps no input):
-
-* two norms: 4 D each (their input in fp32);
-* LoRA's and the router's input: see ``ActivationBytes._adapters``;
-* attention: rotated query, key, value and output, e each, a log-sum per head, and a layer's own e-byte copy of the
-  [M, M] mask where records are padded (batch > 1) or the context is split; grouped keys and values are repeated to the
-  query's width where there is a mask, and under a split in fp32 too, whose rows are two calls with keys of their own;
-* routing: the value before the mask and the mask, e v each; scores, a bilinear router's products and features in fp32;
-* MLP: gate, its SiLU, up: 3 e F.
-
-With checkpointing: e D per layer and row, and one layer in full, being recomputed.
-
-*On top of that, whichever is larger*: the loss, or the backward pass of one MLP (three gradients of e F, or one and a
-dequantised weight). The head runs on rows that predict a label; per row and vocabulary entry three fp32 numbers meet
-where cross-entropy turns back: log-probabilities, their gradient, and that of the logits.
-
-The first layer's input has no gradient: its norm and the dropout before its LoRA keep nothing.
-
-*Before all of that*, without gradient: the vision tower (``Family.tower_bytes``, one image a record), and with
-distillation the teacher's pass over all rows. They count where one needs more than everything that follows. The
-teacher's logits stay until the loss.
-
-Left out: allocator slack, CUDA context and library workspaces (about 1 GB on a GPU), DDP's copy of the gradients, and
-the scout, which holds less than a layer in full. Stage 2 of two-stage training keeps less (no q/v LoRA trains) and is
-counted alike. What ZeRO-3 and FSDP2 share out is divided evenly, with one decoder layer gathered; not measured.
 """
 
 from __future__ import annotations
@@ -62,14 +36,9 @@ class Step:
         compressed: of them, tokens of the image or the context.
         labelled: positions of a record with a loss.
         pixel_bytes: of a record's image.
-        checkpointing: decoder layers are recomputed in the backward pass.
         autocast: the trainer's precision is ``bf16-mixed`` or ``16-mixed``.
-        dropout: LoRA has dropout.
         on_cpu: on a CPU a dropout mask is fp32; on a GPU a byte per element.
         quantization: of the decoder's linear layers.
-        optimizer: its name.
-        strategy: its name in the recipe.
-        processes: of the run.
         distilled: the uncompressed backbone's logits of the labels are learned, too.
     """
 
@@ -90,7 +59,7 @@ class Step:
 
 
 class ActivationBytes:
-    """Bytes of one record's activations, by its rows in a layer."""
+    """Bytes of one record's activations, by its rows in a layer; all linear weights are frozen and keep no input."""
 
     def __init__(self, parts: CompressedBackbone, step: Step) -> None:
         shape, config = parts.family.shape, parts.family.decoder.config
@@ -110,7 +79,12 @@ class ActivationBytes:
         return rows * (self.element * self.hidden + (0 if self.bank is None else self.bank.config.num_groups))
 
     def layer(self, rows: int) -> int:
-        """Return what the backward pass of a layer needs."""
+        """Return what the backward pass of a layer needs.
+
+        Per row: two norms (4 D each, their input in fp32); rotated query, key, value and output, e each, and a log-sum
+        per head; gate, its SiLU and up of the MLP, 3 e F. Where records are padded or the context is split, a layer has
+        its own [M, M] mask, and grouped keys and values are repeated to the query's width, under a split in fp32 too.
+        """
         e, padded = self.element, self.splits or self.step.batch_size > 1
         key_value = 2 * (self.query if padded and not self.splits else self.value)
         if self.splits and self.query != self.value:
@@ -130,9 +104,8 @@ class ActivationBytes:
     def _adapters(self) -> int:
         """Return the inputs of LoRA on q and v and of the router, per row.
 
-        Each LoRA keeps its own copy, in bf16 under autocast and in fp32 without, and its dropout a mask.
-        Only without dropout and with an fp32 backbone is it the norm's output itself, kept once for all. The router
-        reads fp32.
+        Each LoRA keeps its own copy, in bf16 under autocast and in fp32 without, and its dropout a mask; only without
+        dropout and with an fp32 backbone is it the norm's output itself, kept once for all. The router reads fp32.
         """
         own = self.element if self.step.autocast else FP32_BYTES
         learned = self.bank is not None and self.bank.learned
@@ -143,7 +116,6 @@ class ActivationBytes:
         return lora + inner + (FP32_BYTES * self.hidden if learned else 0)
 
     def _routing(self) -> int:
-        """Return values, mask and scores of a routed layer, per row."""
         if self.bank is None:
             return 0
         kept, config = 2 if self.bank.learned else 1, self.bank.config
@@ -154,8 +126,9 @@ class ActivationBytes:
     def loss(self) -> int:
         """Return the final norm's input, and the largest moment of logits, cross-entropy and their gradients.
 
-        With distillation that is where the divergence is made: the logits themselves, the log-probabilities of
-        cross-entropy, student and teacher, and three more on the way to their product.
+        Three fp32 numbers meet per row and entry: log-probabilities, their gradient, and that of the logits. With
+        distillation that is where the divergence is made: logits, three log-probabilities, and three more on the way to
+        their product.
         """
         entry = 6 * FP32_BYTES + self.element if self.step.distilled else 3 * FP32_BYTES
         return self.step.labelled * (FP32_BYTES * self.hidden + entry * self.vocabulary)
@@ -183,12 +156,7 @@ _DIVIDED = {"zero1": 1, "zero2": 2, "zero3": 3, "zero3_offload": 3, "fsdp2": 3}
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes by purpose.
-
-    Attributes:
-        rows: positions of one record before and after the reducer.
-        parts: (what it is, bytes), in the order of a report.
-    """
+    """Bytes by purpose, in the order of a report; ``rows`` of one record before and after the reducer."""
 
     rows: tuple[int, int]
     parts: tuple[tuple[str, int], ...]
@@ -254,7 +222,6 @@ def check_strategy(quantization: str, strategy: Any) -> None:
 
 
 def _held(parts: CompressedBackbone, step: Step) -> Iterator[tuple[str, int]]:
-    """Yield weights, gradients and the optimiser's state on one of the processes."""
     divided = _DIVIDED.get(step.strategy, 0)
     share = [step.processes if level < divided else 1 for level in range(3)]
     host = step.strategy == "zero3_offload"
@@ -286,7 +253,6 @@ def _frozen_bytes(parts: CompressedBackbone, quantization: Quantization) -> tupl
 
 
 def _state_bytes(elements: int, optimizer: OptimizerName) -> int:
-    """Return the bytes of AdamW's two moments of a tensor."""
     if optimizer == "adamw" or elements < MIN_8BIT_ELEMENTS:
         return 2 * FP32_BYTES * elements
     return 2 * (elements + FP32_BYTES * ceil(elements / _STATE_BLOCK))

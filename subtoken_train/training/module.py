@@ -44,7 +44,6 @@ class StepRecord:
         regions_BN: ``Region`` codes of the unreduced batch.
         rows: the rows of the last layer.
         spans: (first layer, last layer + 1, rows) of each stretch of layers that ran on the same rows.
-        state: what the routers did; None without routing.
         kept: under a context reducer, per layer the rows that later rows see, bool [B, M].
     """
 
@@ -188,9 +187,12 @@ class SubTokenModule(L.LightningModule):
     def training_step(self, batch: tuple[Batch, int, int], batch_idx: int) -> Tensor:
         """Return one micro-batch's share of the window's token-normalised losses, plus the weighted balance loss."""
         micro, window_tokens, window_size = batch
-        self._keep_in_step(micro)
+        if self.in_step:
+            see_blank_image(self.parts, micro)
         # before the student, so that what its pass holds is let go when the student's begins
-        teacher = self._teacher_logits(micro) if self.has_teacher else None
+        if self.has_teacher and self._teacher is None:
+            self._teacher = Teacher(self.family)
+        teacher = self._teacher.logits(micro) if self._teacher is not None else None
         result = self.parts.run(micro)
         rows, targets = predicting_rows(result.labels(micro.labels_BN))
         logits = self.parts.logits(result, rows)
@@ -214,7 +216,8 @@ class SubTokenModule(L.LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Log token-normalised answer loss and token accuracy (teacher-forced) on held-out records."""
-        self._keep_in_step(batch)
+        if self.in_step:
+            see_blank_image(self.parts, batch)
         result = self.parts.run(batch)
         rows, targets = predicting_rows(result.labels(batch.labels_BN))
         logits, tokens = self.parts.logits(result, rows), len(targets)
@@ -261,17 +264,6 @@ class SubTokenModule(L.LightningModule):
                 "model.stage2.adapter is not the one that the checkpoint was trained on; put that one back, or start "
                 "over with --overwrite"
             )
-
-    def _teacher_logits(self, batch: Batch) -> Tensor:
-        """Return the uncompressed backbone's logits of a batch's labels, see ``Teacher``; made on first use."""
-        if self._teacher is None:
-            self._teacher = Teacher(self.family)
-        return self._teacher.logits(batch)
-
-    def _keep_in_step(self, batch: Batch) -> None:
-        """Make a text-only batch call what one with images calls, if processes would wait for each other."""
-        if self.in_step:
-            see_blank_image(self.parts, batch)
 
     def _global_tokens(self, window_tokens: int) -> float:
         """Count the window's labelled tokens, averaged over processes (their gradients are averaged too)."""

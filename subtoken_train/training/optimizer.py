@@ -24,14 +24,11 @@ class OptimizerConfig:
     """Optimiser settings.
 
     Attributes:
-        name: ``adamw``, or ``paged_adamw_8bit``: bitsandbytes' AdamW whose two moments are held in 8 bits (in blocks
-            of 256) and may move to the host's memory where the device's runs out. Its results differ slightly.
+        name: ``adamw``, or ``paged_adamw_8bit``: bitsandbytes' AdamW, whose moments are held in 8 bits (in blocks of
+            256) and may move to the host's memory where the device's runs out. Its results differ slightly.
         learning_rate: peak rate of LoRA, and of the routers unless they have their own.
-        router_learning_rate: peak rate of the routers; None: the same.
-        weight_decay: AdamW's decay.
         warmup_steps: optimiser steps of linear warm-up.
-        schedule: after warm-up: ``cosine`` down to ``final_fraction`` at the last step, or ``constant``.
-        final_fraction: share of the peak rate left at the end of ``cosine``.
+        schedule: after warm-up: ``cosine`` down to ``final_fraction`` of the peak at the last step, or ``constant``.
     """
 
     name: OptimizerName = "adamw"

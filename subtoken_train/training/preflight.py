@@ -16,16 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from subtoken_train.datasets.collate import EncodedSample, encode
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.image_sources import open_picture
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
-from subtoken_train.datasets.records import InstructionRecords
-from subtoken_train.datasets.unknown_tokens import spread
 from subtoken_train.engine.build import start_warm
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import MAX_TOKENS
 from subtoken_train.families.backbone_config import BackboneConfig, is_hub_id
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import layout_family, with_processor
@@ -71,13 +66,10 @@ def check_cpus(devices: int | str | list[int], accelerator: str) -> None:
 
 @dataclass(frozen=True)
 class NominalPrompt:
-    """Prompt that a pre-flight assumes.
+    """Prompt that a pre-flight assumes: its words, and the tokens of each region before reduction.
 
     Attributes:
-        title: the prompt in words.
-        note: how its text is made up.
         region: the region that reducer and routers compress, ``visual`` or ``context``.
-        regions: tokens of each region before reduction.
     """
 
     title: str
@@ -183,13 +175,7 @@ class ParameterGroup:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Number of optimiser steps of a run, and the data that they read.
-
-    Attributes:
-        steps: optimiser steps; None where only the data could tell and it was not read.
-        samples_per_step: records of one optimiser step: batch x accumulation x devices.
-        epochs: passes over the data; None without data.
-    """
+    """Optimiser steps of a run (None where only the data could tell and it was not read), and passes over the data."""
 
     steps: int | None
     samples_per_step: int
@@ -197,7 +183,7 @@ class StepPlan:
 
 
 def lay_out(module: SubTokenModule, offline: bool = False) -> CompressedBackbone:
-    """Lay out everything a module builds, without weights; wrong settings are the usual worded ``ValueError``.
+    """Lay out everything a module builds, without weights.
 
     What stage 2, or a router, starts from is read and checked; with ``offline`` it is not, and the recipe's LoRA
     settings are taken for stage 1's.
@@ -265,48 +251,6 @@ def at_hand(family: Family, backbone: BackboneConfig) -> Family | None:
         raise
 
 
-def first_sample(
-    family: Family, records: InstructionRecords, max_length: int, max_pixels: int, max_frames: int
-) -> EncodedSample:
-    """Encode the first record as the loss sees it, with the family's processor; images by ``open_picture``."""
-    record = records[0]
-    images = [open_picture(source, record.id, max_pixels, max_frames) for source in record.images]
-    return encode(record, family, max_length, images)
-
-
-@dataclass(frozen=True)
-class SampleLengths:
-    """Lengths of some records.
-
-    Attributes:
-        tokens: of each.
-        needed: those that no cut may reach, see ``EncodedSample.needed``.
-        broken: what is wrong with the others, an image that cannot be read for instance.
-    """
-
-    tokens: list[int]
-    needed: list[int]
-    broken: list[str]
-
-
-def sample_lengths(
-    family: Family, records: InstructionRecords, most: int, max_pixels: int, max_frames: int
-) -> SampleLengths:
-    """Encode ``most`` records, spread over the file, whole; their images are opened, see ``open_picture``."""
-    found = SampleLengths([], [], [])
-    for place in spread(len(records), most):
-        try:
-            record = records[place]
-            images = [open_picture(source, record.id, max_pixels, max_frames) for source in record.images]
-            sample = encode(record, family, MAX_TOKENS, images)
-        except ValueError as error:
-            found.broken.append(str(error))
-            continue
-        found.tokens.append(len(sample.input_ids))
-        found.needed.append(sample.needed)
-    return found
-
-
 def _count(name: str, parameters: Iterable[nn.Parameter]) -> ParameterGroup:
     sizes: Sequence[int] = [parameter.numel() for parameter in parameters]
     return ParameterGroup(name, len(sizes), sum(sizes))
@@ -316,10 +260,6 @@ def seconds_per_batch(module: SubTokenModule, batches: Iterator[Batch]) -> float
     """Measure the mean seconds from reading a batch to its gradients, without the first; None without batches.
 
     The weights are loaded on the CPU. Optimiser, logging, validation and checkpoints are not in it.
-
-    Args:
-        module: what is trained; left with gradients, which nobody reads.
-        batches: two or more; the first one warms up. The only one counts where there is no other.
     """
     parts, seconds = module.parts, list[float]()
     parts.train()

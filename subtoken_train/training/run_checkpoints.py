@@ -34,8 +34,6 @@ class RunStopped(BaseException):
     """A run ended before its last step. Like ``KeyboardInterrupt`` no ``Exception``: a library must not swallow it.
 
     Args:
-        reason: what happened, for the user.
-        exit_code: of the command line.
         alone: only this process stops; the others are left to whatever started them.
     """
 
@@ -154,7 +152,6 @@ def weights_are_finite(module: nn.Module) -> bool:
 
 
 def _local(parameter: Any) -> Tensor:
-    """Return the part of a parameter that this process holds (whole, ZeRO-3, FSDP2)."""
     part = getattr(parameter, "ds_tensor", parameter)
     tensor: Tensor = part.to_local() if hasattr(part, "to_local") else part
     return tensor.detach()
@@ -166,7 +163,7 @@ class RandomState(Callback):
     def __init__(self) -> None:
         self._resumed: dict[str, Any] = {}
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Put the states of all processes into ``checkpoint``; all of them take part."""
         states = [current_state()]
         if trainer.world_size > 1:
@@ -174,7 +171,7 @@ class RandomState(Callback):
             torch.distributed.all_gather_object(states, states[0])
         checkpoint["random_state"] = states
 
-    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Keep this process's state until the first batch: loading data and sanity checks draw numbers too."""
         states = checkpoint["random_state"]
         if len(states) != trainer.world_size:
@@ -184,10 +181,7 @@ class RandomState(Callback):
             )
         self._resumed = states[trainer.global_rank % len(states)]
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Restore the generators before the first batch after a resume."""
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self._resumed:
             restore_state(self._resumed)
             self._resumed = {}
@@ -245,7 +239,6 @@ def write_checkpoint(trainer: L.Trainer, folder: Path, keep_last: int, on_whole:
 
 
 def _on_first(trainer: L.Trainer, folder: Path, action: Callable[[], object]) -> None:
-    """Let process 0 touch the disk; all of them raise if it fails."""
     failure: OSError | None = None
     if trainer.is_global_zero:
         try:
@@ -272,7 +265,6 @@ class RunCheckpoints(Checkpoint):
     stopping) waits for its end. All processes decide alike: a signal may have reached only one of them.
 
     Args:
-        folder: where the checkpoints go.
         every_n_train_steps: optimiser steps between two checkpoints.
         keep_last: whole checkpoints that stay; an older one goes once a newer one is whole.
 
@@ -289,32 +281,26 @@ class RunCheckpoints(Checkpoint):
         self._step_before = self._saved_step = 0
         self._inside_window = self._stop_held = False
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Take over the signals: until training starts, they end the run at once."""
         if stage == "fit":
             self._signals, self._losses = StopSignals(), LossWatch()
             self._signals.install(trainer)
 
-    def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
         """Take the signals over: Lightning has just registered its own handlers."""
         self._signals.install(trainer)
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Let signals wait for the end of their step from here on."""
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._signals.install(trainer)
         self._signals.saving = True
         self._saved_step = trainer.global_step  # resumed from there, or nothing to save yet
         self._inside_window = self._stop_held = False
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Note the step, to see whether this micro-batch completes one."""
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._step_before = trainer.global_step
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Refuse a broken state after an optimiser step, save if due, leave if asked to."""
         self._losses.note(outputs["loss"])
         self._inside_window = trainer.global_step == self._step_before
@@ -328,35 +314,28 @@ class RunCheckpoints(Checkpoint):
             self.save(trainer)
         self._leave(trainer, number)
 
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Save before it, so that a signal need not wait for the end of a long validation."""
         if self._between_steps():
             self.save(trainer)
 
     def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Leave if asked to."""
         if self._between_steps():
             self._leave(trainer, _greatest(trainer, self._signals.number)[0])
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Obey early stopping, which may have asked for a stop inside an accumulation window."""
         if self._signals.saving:
             self._hold_stop(trainer)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save what a stop after validation left unsaved."""
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if self._between_steps():
             self.save(trainer)
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Give the signals back; Lightning skips ``teardown`` then."""
         self._signals.restore()
 
@@ -371,7 +350,6 @@ class RunCheckpoints(Checkpoint):
             self._saved_step = trainer.global_step
 
     def _leave(self, trainer: L.Trainer, number: int) -> None:
-        """Stop here in all processes if they agreed on a signal."""
         if number:
             requeued = self._signals.requeue(number) if trainer.is_global_zero else ""
             raise TrainingInterrupted(number, f"after step {trainer.global_step}{requeued}")
@@ -389,7 +367,6 @@ class RunCheckpoints(Checkpoint):
 
 
 def _greatest(trainer: L.Trainer, *numbers: int) -> list[int]:
-    """Return each number's greatest value among the processes."""
     if trainer.world_size == 1:
         return list(numbers)
     mine = torch.tensor(numbers, device=trainer.strategy.root_device)
@@ -398,7 +375,6 @@ def _greatest(trainer: L.Trainer, *numbers: int) -> list[int]:
 
 
 def _is_last(trainer: L.Trainer) -> bool:
-    """Return whether training ends with this step."""
     last_epoch = trainer.current_epoch + 1 == trainer.max_epochs
     stops = trainer.should_stop and trainer.fit_loop._can_stop_early  # not before min_steps
     return stops or trainer.global_step == trainer.max_steps or (last_epoch and trainer.is_last_batch)

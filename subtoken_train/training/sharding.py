@@ -23,11 +23,8 @@ def shard_layers(parts: CompressedBackbone, mesh: DeviceMesh) -> None:
     """Shard a built model in place: one group per decoder layer, and one for all else.
 
     The other group (embeddings, vision tower, head, routers) is gathered once per step, whether the batch holds images
-    or not: no process waits for one that has none. Frozen and trained tensors share groups; gradients are averaged.
-
-    Args:
-        parts: the model; what is trained takes the first process's values.
-        mesh: one-dimensional, the data-parallel processes.
+    or not. What is trained takes the first process's values; gradients are averaged over ``mesh``, the data-parallel
+    processes.
     """
     for parameter in parts.parameters():
         if parameter.requires_grad:  # as under DDP and ZeRO; FSDP2 trusts its caller
@@ -64,8 +61,7 @@ def see_blank_image(parts: CompressedBackbone, batch: Batch) -> None:
     """Run the vision tower on a black image and drop the result, if a batch has no image of its own.
 
     Called before ``parts.run``, it makes a text-only batch call the modules that one with images calls, in the same
-    order: the tower (as the token reducer reads it) and the projector come before the embeddings, and the layers after
-    them are the same either way. Nothing for a family without images.
+    order.
     """
     family, reducer = parts.family, parts.reducer
     if batch.pixel_values is not None or family.image_token_id is None:

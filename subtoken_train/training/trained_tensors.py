@@ -170,7 +170,6 @@ def _adapter_names(parts: CompressedBackbone) -> dict[str, Tensor]:
 
 
 def _of_deepspeed(folder: Path) -> dict[str, Tensor]:
-    """Put DeepSpeed's partitions of a folder together."""
     check_package("deepspeed", "deepspeed", f"reading {folder}")
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 

@@ -86,7 +86,7 @@ def test_another_methods_settings_are_left_out_of_old_schemas_alone(folder):
         ("routing.num_groups", 10**30, "must fit 64 bits"),
         ("routing.num_groups", 10**9, "10"),
         ("routing.value_gate", 0, "value_gate is 0; it must be true or false"),
-        ("routing.budget", "none", "unknown value 'none'"),
+        ("routing.budget", "none", "unknown budget 'none'"),
         ("routing.fill", "median", r"unknown fill 'median'\. Did you mean 'mean'\? Allowed: mean, zero"),
         ("routing.selector", "nope", "unknown"),
         (
@@ -101,7 +101,7 @@ def test_another_methods_settings_are_left_out_of_old_schemas_alone(folder):
             "selector 'low_rank' comes from package more-methods, .* pip install more-methods==1.0$",
         ),
         ("packages", [{**ELSEWHERE, "requirement": "x; reboot"}], "'x; reboot' is no requirement package==version"),
-        ("packages", [{**ELSEWHERE, "kind": "task"}], "unknown value 'task'"),
+        ("packages", [{**ELSEWHERE, "kind": "task"}], "unknown kind 'task'"),
         ("packages", [{**ELSEWHERE, "name": "linear"}], None),
         ("packages", {}, "packages is {}; it must be a list"),
         ("reducer.keep_ratio", float("nan"), "NaN is no JSON number"),
@@ -116,7 +116,7 @@ def test_another_methods_settings_are_left_out_of_old_schemas_alone(folder):
         ("reducer.seed", [], "reducer: seed is"),  # of another method
         ("reducer.window", -1, "window"),
         ("reducer.page_size", "8", "reducer: page_size is '8'; it must be a whole number"),
-        ("reducer.stage", "tower", "unknown value 'tower'"),
+        ("reducer.stage", "tower", "unknown stage 'tower'"),
         ("lora.rank", 1_000_000, "lora rank is 1,000,000"),
         ("lora.rank", 4096, "r is 8, and subtoken_config.json says 4096"),
         ("lora.rank", 0, "rank is 0"),

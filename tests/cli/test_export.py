@@ -13,7 +13,6 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from subtoken_train import SubTokenModel
-from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.artifact.whole_folder import ADAPTER
 from subtoken_train.cli.fit_course import export
 from subtoken_train.cli.main import main
@@ -217,16 +216,8 @@ def test_metrics_that_are_none(run, tmp_path, capsys, content, words):
     [
         ("nowhere", [], "nowhere is not a folder; name a run (runs/NAME), one of its checkpoints, or an adapter"),
         ("backbone", [], "backbone is neither a run, a checkpoint of one, nor an adapter folder (no subtoken_config"),
-        (
-            "joint",
-            ["--private"],
-            "--private only applies when publishing; add --push-to-hub user/name, or leave it out",
-        ),
-        (
-            "joint",
-            ["--push-to-hub", "a/b"],
-            "is not a Hub id, so nobody else could load the adapter; train with its Hub",
-        ),
+        ("joint", ["--private"], "--private only applies when publishing; add --push-to-hub user/name, or leave it"),
+        ("joint", ["--push-to-hub", "a/b"], "is not a Hub id, so nobody else could load the adapter; train with its"),
         ("joint", ["--push-to-hub", "a b", "--backbone", "x/y"], "'a b' is not a valid Hub name; write user/name"),
         ("joint", ["--backbone", "first"], "backbone 'first' is neither a folder with a config.json nor a model"),
     ],
@@ -285,17 +276,6 @@ def test_what_is_there_stays(run, tmp_path, capsys):
     assert main(["export", str(out), str(out), "--overwrite"]) == 0
     assert same_tensors(adapter_tensors(out), before)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "out"]
-
-
-def test_a_quantised_backbone_is_not_merged_into(run, tmp_path):
-    from subtoken_train.artifact.folder import write_merged
-
-    config, parts, peft_model = read_adapter(run / "adapter")
-    layer = parts.family.decoder.layers[1].self_attn.v_proj.base_layer
-    layer.weight = torch.nn.Parameter(layer.weight.to(torch.int8), requires_grad=False)
-    with pytest.raises(ValueError, match=r"cannot merge into a quantised backbone \(.*layers.1.*v_proj holds int8\)"):
-        write_merged(tmp_path / "out", config, parts, peft_model)
-    assert not (tmp_path / "out").exists()
 
 
 @sampled("merged", [[], ["--merge-lora"]], every=2)

@@ -2,7 +2,6 @@
 
 import json
 import re
-from itertools import chain
 
 import pytest
 import yaml
@@ -59,15 +58,6 @@ def test_images_and_a_table(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_the_split_follows_the_seed_alone(tmp_path, capsys):
-    own_images(tmp_path / "mine", 10)
-    for out, seed in (("a", 0), ("b", 0), ("c", 5)):
-        inits(capsys, "mine", "--out", out, "--seed", seed)
-    a, b, c = (rows_of(tmp_path / name) for name in "abc")
-    assert a == b != c
-
-
-@pytest.mark.slow
 def test_the_same_picture_under_two_names_stays_in_one_split(tmp_path, capsys):
     folder = tmp_path / "mine"
     names = pictures(folder, 8)
@@ -99,16 +89,6 @@ def test_a_second_init_loses_nothing(tmp_path, capsys):
         capsys, "init", "mine", "--overwrite"
     )
     assert (out / "variant.yaml").read_text() == "mine"
-
-
-def test_images_by_the_end_of_their_path(tmp_path, capsys):
-    folder = tmp_path / "mine"
-    names = pictures(folder, 4, "data/images")
-    called = [f"images/{names[0][-6:]}", f"mine/{names[1]}", names[2][-6:], "images/03"]
-    table(folder, [(name, "list .", "none") for name in called])
-    inits(capsys, "mine")
-    rows = rows_of(tmp_path / "mine_subtoken")
-    assert {row["image"] for split in SPLITS for row in rows[split]} == {*names}
 
 
 @sampled(
@@ -157,16 +137,6 @@ def test_objects_with_numbers_and_what_goes_with_a_question(tmp_path, capsys, ro
     assert all(question == at(int(answer) - 1, asked) for question, answer in pairs if answer != "1")
 
 
-def test_what_is_called_like_a_licence_but_is_none(tmp_path, capsys):
-    folder = tmp_path / "mine"
-    pictures(folder)
-    (folder / "images/00.png").rename(folder / "license.png")
-    names = ["license.png", *(f"images/{number:02d}.png" for number in range(1, 6))]
-    (folder / "a").mkdir()
-    table(folder, [(name, "list .", "none") for name in names], "a/readme.csv")
-    assert "6 images, all opened" in inits(capsys, "mine")[1]
-
-
 def test_words_that_the_embedded_model_does_not_know_ask_for_another(tmp_path, capsys):
     folder = tmp_path / "mine"
     table(folder, [(name, "What does the zebra eat?", "Grass") for name in pictures(folder)])
@@ -209,15 +179,6 @@ def test_records_longer_than_the_shipped_recipe_takes(tmp_path, capsys, asked, a
     assert (160 < length <= 512, line.endswith("and more than 512 are cut")) == (True, beyond)
 
 
-@pytest.mark.slow
-def test_fewer_passes_than_three_are_said(tmp_path, capsys):
-    folder = tmp_path / "mine"
-    names = pictures(folder)
-    table(folder, [(name, f"list . {'2 ' * number}", "none") for name in names for number in range(60)] * 80)
-    lines = inits(capsys, "mine")
-    assert "600 steps of 32 records, the most that the shipped recipe takes; 3 passes are 1,800" in lines
-
-
 def test_turns_that_training_leaves_out_are_not_asked(tmp_path, capsys):
     rows = []
     for number in range(400):
@@ -230,14 +191,6 @@ def test_turns_that_training_leaves_out_are_not_asked(tmp_path, capsys):
     asked = json.loads((tmp_path / "mine_subtoken/local_text/test.jsonl").read_text().splitlines()[0])
     number = int(asked["answers"][0])
     assert asked["question"] == f"USER: what comes after {number - 1} ? ASSISTANT:"
-
-
-def test_a_picture_is_asked_what_training_asks(tmp_path, capsys):
-    said = [("gpt", "hello"), ("human", "<image>\nlist ."), ("gpt", "none")]
-    turns = [{"from": role, "value": value} for role, value in said]
-    rows = [{"image": name, "conversations": turns} for name in pictures(tmp_path / "mine")]
-    (tmp_path / "mine/chat.json").write_text(json.dumps(rows))
-    assert inits(capsys, "mine")[-1].endswith("--prompt 'list .'")
 
 
 @sampled("there", [["mine"], ["mine_anchor"], ["mine", "mine_anchor"]], every=3)
@@ -320,21 +273,6 @@ def test_a_system_text_that_is_not_learnt_is_judged_by_how_the_backbone_learns(t
     recipe = ["--config", "mine_subtoken/mine.yaml", "--trainer.accelerator=cpu", "--model.backbone.dtype=float32"]
     assert "tokens of all 48 chats" in printed(capsys, "check", *recipe)
     assert said in refused(capsys, "check", *recipe, "--model.backbone.path=checkpoints/tiny-llama", reports=True)
-
-
-def test_what_a_record_says_of_itself_stays_in_what_is_written(tmp_path, capsys):
-    folder = tmp_path / "mine"
-    names = pictures(folder)
-    said = [("user", "<image>\nlist ."), ("assistant", "none"), ("user", "list ."), ("assistant", "a 7")]
-    talk = [{"role": role, "content": text, "train": text == "a 7"} for role, text in said]
-    rows = [{"images": [name], "messages": talk, "source": "x", "mood": "calm"} for name in names]
-    (folder / "t.json").write_text(json.dumps(rows))
-    lines = inits(capsys, "mine")
-    assert "mine: fields not read: mood" in lines
-    for row in chain(*rows_of(tmp_path / "mine_subtoken").values()):
-        assert (row["source"], row["mood"]) == ("x", "calm")
-        assert [turn.get("loss") for turn in row["conversations"]] == [False, False, False, None]
-    assert [turn.learnt for turn in InstructionRecords(tmp_path / "mine_subtoken/train.json")[0].turns] == [False, True]
 
 
 @pytest.mark.slow

@@ -1,16 +1,17 @@
 """The command line as a whole: exit codes, one-line errors, nearest names, nothing heavy in the light paths."""
 
 import json
+import os
+import platform
 import subprocess
 import sys
 import warnings
 from importlib.metadata import version
-from types import SimpleNamespace
 
 import pytest
 
 import subtoken_train
-from subtoken_train.cli import main as entry
+from subtoken_train.cli import env
 from subtoken_train.cli.command_line import Parser, check_options
 from subtoken_train.cli.main import COMMANDS, main
 from subtoken_train.cli.terminal import guarded
@@ -77,18 +78,6 @@ def test_options_after_the_separator_and_values_with_blanks_are_left_alone():
     check_options(parser, ["--help", "--what is this"])
 
 
-def test_raw_command_gets_its_arguments_unparsed(monkeypatch):
-    seen = []
-
-    def run_raw(argv):
-        seen.extend(argv)
-        return 0
-
-    monkeypatch.setattr(entry.importlib, "import_module", lambda name: SimpleNamespace(run_raw=run_raw))
-    assert main(["fit", "--config", "a.yaml", "--trainer.max_steps=3"]) == 0
-    assert seen == ["--config", "a.yaml", "--trainer.max_steps=3"]
-
-
 def fail_with(error):
     def action():
         raise error
@@ -143,31 +132,6 @@ def test_module_runs_as_a_program():
     assert done.stderr.startswith("subtoken-train: error: unknown command 'nothing'")
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["--help"],
-        ["--version"],
-        BUDGET,
-        [*BUDGET, "--model", "qwen2.5-7b", "--tokens", "64"],
-        ["recipes", "ls"],
-        ["recommend", "--budget", "0.2"],
-        ["env"],
-    ],
-    ids=" ".join,
-)
-def test_light_paths_import_nothing_heavy(argv):
-    program = (
-        "import json, sys\n"
-        "from subtoken_train.cli.main import main\n"
-        f"code = main({argv!r})\n"
-        f"found = [name for name in {HEAVY!r} if name in sys.modules]\n"
-        "print(json.dumps({'code': code, 'found': found}))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout.splitlines()[-1]) == {"code": 0, "found": []}
-
-
 def test_our_warnings_are_one_line_and_others_stay_as_they_are(capsys):
     def action():
         warnings.warn("layer 0 keeps\n nothing", SubTokenWarning, stacklevel=1)
@@ -212,3 +176,21 @@ def test_paths_that_lead_nowhere_are_one_line(tmp_path, monkeypatch, capsys, arg
     assert len(last) < 450
     assert last.isprintable()
     assert [each.name for each in tmp_path.iterdir()] == ["loop"]
+
+
+def test_json_holds_versions_and_hardware(capsys):
+    assert main(["env", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["python"] == platform.python_version()
+    assert facts["torch"] == version("torch")
+    assert facts["cpu_count"] == os.cpu_count()
+    assert {"subtoken_train", "platform", "nvidia_smi", *env.PACKAGES} <= set(facts)
+
+
+def test_absent_package_and_absent_gpu(capsys, monkeypatch):
+    monkeypatch.setattr(env, "PACKAGES", ("no-such-package-at-all",))
+    monkeypatch.setattr(env.shutil, "which", lambda name: None)
+    assert main(["env"]) == 0
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert rows["no-such-package-at-all"] == "not installed"
+    assert rows["nvidia_smi"] == "none found"

@@ -59,18 +59,9 @@ def test_copy_onto_itself_keeps_the_recipe(library):
     assert source.read_text() == TINY
 
 
-def test_copy_into_a_missing_folder_says_so(library, tmp_path, capsys):
-    assert "No such file or directory" in refused(capsys, "recipes", "copy", "tiny_a", str(tmp_path / "no" / "a.yaml"))
-
-
 @pytest.mark.parametrize("action", ["show", "copy"])
 def test_unknown_recipe_gets_the_nearest(library, capsys, action):
     assert "unknown recipe 'tiny_b'. Did you mean 'tiny_a'?" in refused(capsys, "recipes", action, "tiny_b")
-
-
-def test_missing_recipes_are_an_incomplete_installation(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(resources, "resource_root", lambda: tmp_path)
-    assert "missing from this installation" in refused(capsys, "recipes", "ls")
 
 
 def test_every_shipped_recipe_is_listed_with_a_comment(capsys):

@@ -15,7 +15,7 @@ PROGRAM = """
 import resource, sys
 from subtoken_train.cli.main import main
 code = main(sys.argv[1:])
-heavy = [name for name in ("torch", "transformers", "lightning", "datasets") if name in sys.modules]
+heavy = [name for name in ("torch", "transformers", "lightning", "datasets", "pandas") if name in sys.modules]
 used = resource.getrusage(resource.RUSAGE_SELF)
 print(code, heavy, used.ru_utime + used.ru_stime < 1)
 """
@@ -35,6 +35,10 @@ COMMANDS = {
     "a line": ["serve", "--backbone", "nope", "--queue", "0"],
     "a port": ["demo", "--adapter", "nope", "--port", "0"],
     "a recipe's name": ["recipes", "show", "nope"],
+    "no such folder": ["init", "nope"],
+    "no data in it": ["init", "."],
+    "no results": ["report", "nope"],
+    "no results in it": ["report", "."],
 }
 
 

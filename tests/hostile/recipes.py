@@ -232,7 +232,7 @@ CALLS: dict[str, dict[str, Any] | None] = {
     "subtoken_train.artifact.whole_folder.whole_folder": {"folder": "../beside", "overwrite": True},
 }  # fmt: skip
 OUTER = (
-    "subtoken_train.training.samples.SampleLog", "lightning.pytorch.loggers.CSVLogger",
+    "subtoken_train.training.panels.run_progress.SampleLog", "lightning.pytorch.loggers.CSVLogger",
     "lightning.pytorch.callbacks.LearningRateMonitor", "lightning.pytorch.strategies.DDPStrategy",
 )  # fmt: skip
 SLOTS = (

@@ -17,7 +17,7 @@ from subtoken_train.families.family import check_served
 from subtoken_train.inference.compression import parse_keep
 from subtoken_train.reducers import REDUCERS, build_reducer
 from subtoken_train.resources import recipe_text
-from tests.recipes.paper_arms import BACKBONES
+from tests.recipes.backbones import BACKBONES
 from tests.support.places import RECIPES, ROOT, recipe
 from tests.support.sampling import sampled
 

@@ -72,11 +72,6 @@ def test_settings_replace_add_and_remove_lines(name, settings, lines):
     assert ("reducer" in parsed["model"]) == ("reducer-" not in settings)
 
 
-def test_an_anchor_names_its_own_arm():
-    text = recipe_text(recipe("llava7b_visionzip12p5_s16k4_anchor"))
-    assert "never has fewer bytes than llava7b_visionzip12p5_s16k4\n" in text
-
-
 def test_copy_writes_the_whole_recipe(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["recipes", "copy", "llava7b_fastv25_s8k2"]) == 0

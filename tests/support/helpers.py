@@ -170,19 +170,18 @@ def interrupted_fit(argv: list[str], after_step: int) -> int:
             if trainer.global_step == after_step:
                 os.kill(os.getpid(), signal.SIGINT)
 
-    original = recipe.RecipeCLI.instantiate_trainer
+    original = recipe.RecipeCLI.build_trainer
 
-    def with_interrupt(self, **kwargs):
-        self.config_init.trainer.callbacks = "interrupt"
-        return original(self, **kwargs)
+    def with_interrupt(self):
+        trainer = original(self)
+        trainer.callbacks.insert(0, Interrupt())
+        return trainer
 
-    recipe.RecipeCLI.instantiate_trainer = with_interrupt
-    recipe.KINDS["callbacks"].names["interrupt"] = Interrupt
+    recipe.RecipeCLI.build_trainer = with_interrupt
     try:
         return main(argv)
     finally:
-        del recipe.KINDS["callbacks"].names["interrupt"]
-        recipe.RecipeCLI.instantiate_trainer = original
+        recipe.RecipeCLI.build_trainer = original
 
 
 def last_state(run: Path) -> dict:

@@ -99,31 +99,6 @@ def test_ctrl_c_saves_and_says_where(tiny_run, tmp_path):
     assert last_state(tmp_path / "run")["global_step"] > 0
 
 
-def test_existing_run_is_refused(tiny_run, tmp_path, capsys):
-    short = "--trainer.max_steps=1"
-    assert main(tiny_run(short)) == 0
-    adapter = (tmp_path / "run" / "adapter" / "adapter_model.safetensors").read_bytes()
-    assert "--overwrite" in refused(capsys, *tiny_run(short))
-    assert (tmp_path / "run" / "adapter" / "adapter_model.safetensors").read_bytes() == adapter
-    assert main(tiny_run(short, "--overwrite")) == 0
-    assert "nothing to resume" in refused(capsys, *tiny_run(short, "--resume", output="empty"))
-
-
-@sampled(
-    "mistake",
-    ["--data.train_file=nowhere.json", "--model.routing.num_groups=7", "--model.backbone.path=nowhere"],
-    every=3,
-)
-def test_a_mistake_with_overwrite_loses_nothing(tiny_run, tmp_path, capsys, mistake):
-    short = "--trainer.max_steps=1"
-    assert main(tiny_run(short)) == 0
-    before = content(tmp_path / "run")
-    refused(capsys, *tiny_run(short, "--overwrite", mistake))
-    assert before == content(tmp_path / "run")
-    assert main(tiny_run(short, mistake, output="fresh")) == 2
-    assert main(tiny_run(short, output="fresh")) == 0
-
-
 @pytest.mark.slow
 def test_output_folder_that_cannot_be_made(tiny_run, tmp_path, capsys):
     (tmp_path / "file").write_text("")
@@ -172,14 +147,6 @@ def test_a_longer_run_says_what_differs(tiny_run, finished, capsys):
     assert f"resuming from {finished / 'checkpoints' / 'step-1'}" in said
     assert "schedule: trainer.max_steps: 1, here 2" in said
     assert last_state(finished)["global_step"] == 2
-
-
-def test_a_requeued_job_resumes_by_itself(tiny_run, finished, monkeypatch, capsys):
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert main(tiny_run("--overwrite", "--trainer.max_steps=2")) == 0
-    assert "resuming from" in capsys.readouterr().err
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
-    assert main(tiny_run("--trainer.max_steps=2")) == 2
 
 
 @pytest.mark.slow

@@ -117,13 +117,6 @@ def test_resume_on_another_stage_1_is_refused(tiny_run, second, capsys):
     assert "model.stage2.adapter is not the one that the checkpoint was trained on" in capsys.readouterr().err
 
 
-def test_stage_1_inside_the_run_is_refused_before_it_is_lost(second, tmp_path, capsys):
-    assert "which this run would replace; choose another --output_dir" in refused(
-        capsys, *second("--overwrite", output="first")
-    )
-    assert (tmp_path / "first" / "adapter" / "adapter_model.safetensors").is_file()
-
-
 @sampled(
     ("mistake", "words"),
     [

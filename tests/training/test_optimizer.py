@@ -20,11 +20,6 @@ def test_routers_have_their_own_rate_where_one_is_set(router_rate, expected):
     assert {group["name"]: group["lr"] for group in optimizer.param_groups} == {"lora": 0.2, "router": expected}
 
 
-def test_an_arm_without_routers_has_one_group():
-    optimizer, _ = build_optimizer(weight(), [], OptimizerConfig(), total_steps=10)
-    assert [group["name"] for group in optimizer.param_groups] == ["lora"]
-
-
 def test_cosine_after_warm_up():
     scale = rate_scale(OptimizerConfig(warmup_steps=4, final_fraction=0.1), total_steps=14)
     assert [scale(step) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]

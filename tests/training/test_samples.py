@@ -3,7 +3,7 @@
 import json
 from types import SimpleNamespace
 
-from subtoken_train.training.samples import SampleLog
+from subtoken_train.training.panels.run_progress import SampleLog
 
 
 def trainer(tmp_path, consumed):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from subtoken_train.datasets.image_sources import ImageSource, compare_images, open_image
-from subtoken_train.datasets.video_sources import PictureSource, VideoSource, first_frame
+from subtoken_train.datasets.image_sources import PictureSource, VideoSource, first_frame
 from subtoken_train.documents import check_regular, parse_json
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.typed import shown

@@ -18,7 +18,6 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.modes import evaluation_mode
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, check_range, unknown_name
-from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels.readings import stepped, write
 from subtoken_train.training.panels.throughput import Stopwatch
 
@@ -28,17 +27,14 @@ Evaluate = Callable[[CompressedBackbone], dict[str, float]]
 
 @dataclass
 class EvaluationConfig:
-    """A small task to answer while training.
+    """A small task to answer while training: questions with answers, of which the last turn of each is asked.
 
     Attributes:
-        data: questions with reference answers, in LLaVA's instruction format; the last turn of each is asked.
-        every_n_steps: optimiser steps between two evaluations.
+        data: in LLaVA's instruction format.
         limit: only the first questions; None: all.
         image_folder: where image paths start; None: the data file's own folder.
         images_outside_folder: whether image paths may lead out of it.
-        batch_size: prompts decoded together.
         max_length: prompt tokens, visual ones included.
-        max_new_tokens: cap on an answer.
     """
 
     data: str
@@ -72,11 +68,8 @@ class MidwayEvaluation(Callback):
         """Return whether the micro-batch that just ended is followed by an evaluation."""
         return stepped(trainer, batch_idx) and trainer.global_step % self.every_n_steps == 0
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Evaluate and log where it is time."""
-        assert isinstance(pl_module, SubTokenModule)
         if not self.due(trainer, batch_idx):
             return
         parts = pl_module.parts
@@ -99,10 +92,9 @@ class EarlyStoppingConfig:
     """When to stop early.
 
     Attributes:
-        monitor: ``eval/accuracy`` (with an ``evaluation`` band), or ``val/loss`` or ``val/token_accuracy`` (with
-            validation data).
+        monitor: ``eval/accuracy`` (with an ``evaluation`` band), or ``val/loss`` or ``val/token_accuracy`` (with data).
         patience: checks without improvement after which training stops.
-        mode: whether a larger (``max``) or a smaller (``min``) value is better; null: as the monitor's name says.
+        mode: whether a larger (``max``) or a smaller (``min``) value is better; None: as the monitor's name says.
         min_delta: what counts as an improvement must be larger than this.
     """
 
@@ -146,19 +138,15 @@ class StopEarly(EarlyStopping):
         )
         self._midway = midway
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Check a validation score."""
         if self._midway is None:
             super().on_validation_end(trainer, pl_module)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Check the score of an evaluation."""
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self._midway is not None and self._midway.due(trainer, batch_idx):
             self._run_early_stopping_check(trainer)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Say so where it stopped."""
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if self.stopping_reason_message is not None and trainer.should_stop:
             rank_zero_info(f"stopped early at step {trainer.global_step}: {self.stopping_reason_message}")

@@ -47,9 +47,8 @@ class FirstGradients(Callback):
     def __init__(self) -> None:
         self._checked = False
 
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
         """Check once."""
-        assert isinstance(pl_module, SubTokenModule)
         if self._checked:
             return
         self._checked = True
@@ -80,24 +79,19 @@ class SilentTensors(Callback):
         self._initial: dict[str, Tensor] = {}
         self._gradient: dict[str, Tensor] = {}
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Remember where everything starts."""
         self._last = trainer.global_step + self.after
         self._initial = {name: tensor.clone() for name, tensor in self._watched(pl_module).items()}
 
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
-        """Add the gradients' norms up, on the device."""
-        assert isinstance(pl_module, SubTokenModule)
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
         if not self._initial or not (logs_next(trainer) or trainer.global_step + 1 == self._last):
             return
         gradients = gradients_of(trainer, pl_module)
         for name, norm in norms({name: gradients[name] for name in self._initial if name in gradients}).items():
             self._gradient[name] = self._gradient.get(name, 0) + norm
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: object, batch: object, batch_idx: int
-    ) -> None:
-        """Compare when the steps are over."""
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if not self._initial or trainer.global_step < self._last:
             return
         now = self._watched(pl_module)
@@ -124,13 +118,11 @@ class SilentTensors(Callback):
 
 
 def _some(names: list[str], of: int) -> str:
-    """Return the number of tensors, and the first few names."""
     more = ", ..." if len(names) > _NAMED else ""
     return f"{len(names)} of {of} trained tensors: {', '.join(names[:_NAMED])}{more}"
 
 
 def _layers_of(names: list[str]) -> str:
-    """Return names as words: ``router of layers 0, 3 and lora_B of layers 1``."""
     layers: dict[str, set[int]] = {}
     for kind, layer in map(kind_and_layer, names):
         layers.setdefault(kind, set()).add(layer)
@@ -144,14 +136,11 @@ class TrainedPanel(Callback):
     DeepSpeed gradients and, in stage 3, weights are inside its engine: those norms are left out.
     """
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Say what is left out."""
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if isinstance(trainer.strategy, DeepSpeedStrategy):
             rank_zero_info("gradient_norm is not logged: DeepSpeed's engine keeps gradients to itself")
 
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
-        """Log, in one read from the device."""
-        assert isinstance(pl_module, SubTokenModule)
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
         if not logs_next(trainer):
             return
         found = _by_layer("gradient_norm", gradients_of(trainer, pl_module))
@@ -163,7 +152,6 @@ class TrainedPanel(Callback):
 
 
 def _by_layer(tag: str, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-    """Return norms by ``tag/kind/layer_N``."""
     return {
         f"{tag}/{kind}/layer_{layer}": torch.linalg.vector_norm(torch.stack(group))
         for (kind, layer), group in by_kind_and_layer(norms(tensors)).items()
@@ -180,22 +168,15 @@ class RoutingPanel(Callback):
         self._logits: dict[int, Tensor] = {}
         self._hooks: list[RemovableHandle] = []
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Listen to the routers if the step is to be logged."""
-        assert isinstance(pl_module, SubTokenModule)
         bank = pl_module.parts.bank
         if bank is not None and bank.learned and logs_next(trainer):
             self._hooks = [
                 router.register_forward_hook(partial(self._note, layer)) for layer, router in enumerate(bank.selectors)
             ]
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Log, in one read from the device."""
-        assert isinstance(pl_module, SubTokenModule)
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         for hook in self._hooks:
             hook.remove()
         if logs_now(trainer, batch_idx):

@@ -1,8 +1,11 @@
-"""Show how far a run is, on terminals and in logs, and what it is, in every logger."""
+"""Show how far a run is, on terminals and in logs, what it is, in every logger, and which records it consumed."""
 
 from __future__ import annotations
 
+import json
+import sys
 import time
+from pathlib import Path
 from textwrap import indent
 from typing import Any
 
@@ -10,6 +13,9 @@ import lightning as L
 import yaml
 from lightning.pytorch.callbacks import Callback, ProgressBar, RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
+
+from subtoken_train.documents import read_text
+from subtoken_train.outputs import room_for, write_whole
 
 
 class BarProgress(RichProgressBar):
@@ -41,14 +47,10 @@ class LineProgress(ProgressBar):
         """Do not print."""
         self._enabled = False
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock."""
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._last_step, self._clock = trainer.global_step, time.perf_counter()
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Print if a step was completed and it is its turn."""
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         step = trainer.global_step
         if not self._enabled or step == self._last_step or (step % self.every and step != trainer.max_steps):
             return
@@ -68,10 +70,40 @@ class LogRecipe(Callback):
     def __init__(self, recipe: dict[str, Any]) -> None:
         self.recipe = recipe
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Log it."""
         for logger in trainer.loggers:
             logger.log_hyperparams(self.recipe)
             if isinstance(logger, TensorBoardLogger):
                 indented = indent(yaml.safe_dump(self.recipe, sort_keys=False), "    ")
                 logger.experiment.add_text("recipe", indented, trainer.global_step)
+
+
+class SampleLog(Callback):
+    """Writes the ids of every micro-batch to ``logs/samples-rank<rank>.jsonl``, one line each.
+
+    A resumed run first drops the lines that its checkpoint does not contain, since it will see those records again: the
+    file always lists what made the present weights, in order. Off unless a recipe asks for it:
+    ``trainer.callbacks: samples``.
+    """
+
+    def __init__(self) -> None:
+        self._path = Path()
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        logs = Path(trainer.strategy.broadcast(trainer.default_root_dir)) / "logs"  # process 0 says where
+        logs.mkdir(parents=True, exist_ok=True)
+        self._path = logs / f"samples-rank{trainer.global_rank}.jsonl"
+        lines = read_text(self._path, sys.maxsize).splitlines(keepends=True) if self._path.exists() else []
+        kept = lines[: self._consumed(trainer)]
+        write_whole(self._path, "".join(kept))
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Add a line: number of the micro-batch, optimiser steps before it, ids."""
+        line = {"batch": self._consumed(trainer), "step": trainer.global_step, "ids": batch[0].record_ids}
+        with room_for(self._path), self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def _consumed(self, trainer: L.Trainer) -> int:
+        untyped: Any = trainer  # Lightning does not declare its data module
+        return int(untyped.datamodule.batches_consumed())

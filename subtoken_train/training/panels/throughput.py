@@ -70,9 +70,7 @@ class Throughput(Callback):
         self._work: Tensor | None = None
         self._pause: Any = None
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Look the device up, start the clock."""
-        assert isinstance(pl_module, SubTokenModule)
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         half = _HALF_TYPES.get(str(trainer.precision).split("-")[0])
         self._peak = peak_flops(pl_module.device, half or pl_module.family.model.dtype)
         if self._peak is not None:
@@ -81,11 +79,8 @@ class Throughput(Callback):
             rank_zero_info(f"mfu is not logged: the peak FLOP/s of this device ({pl_module.device}) is unknown")
         self._restart()
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Count on the device; read and log at the end of a logging step."""
-        assert isinstance(pl_module, SubTokenModule)
         record = pl_module.last_step
         assert record is not None
         counts = torch.stack([record.lengths_before().sum(), record.rows.visible_BM.sum(), *record.visual()])
@@ -97,13 +92,12 @@ class Throughput(Callback):
             self._log(trainer, pl_module)
             self._restart()
 
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Stop the clock: validation is no training time."""
         self._pause = self.watch.pause()
         self._pause.__enter__()
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock again."""
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         self._pause.__exit__(None, None, None)
 
     def _restart(self) -> None:

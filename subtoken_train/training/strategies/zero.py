@@ -43,7 +43,14 @@ _RECIPE_SAYS = {
 
 def zero_settings(stage: int, offload: bool, config: dict[str, Any] | str | None) -> dict[str, Any]:
     """Return DeepSpeed's JSON for stage 1, 2 or 3; ``config``, settings or a JSON file with them, goes on top."""
-    extra = _read_settings(config) if isinstance(config, str) else config or {}
+    extra = config or {}
+    if isinstance(config, str):
+        try:
+            extra = read_json(config)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"trainer.strategy: the DeepSpeed settings {config} cannot be read: {error}") from None
+    if not isinstance(extra, dict):
+        raise ValueError(f"trainer.strategy: the DeepSpeed settings {config} are not a JSON object")
     for key, ours in _RECIPE_SAYS.items():
         if key in extra:
             raise ValueError(f"the DeepSpeed settings hold {key!r}, which the recipe sets in {ours}; remove it there")
@@ -66,16 +73,6 @@ def zero_settings(stage: int, offload: bool, config: dict[str, Any] | str | None
         **extra,
         "zero_optimization": {**zero, **extra.get("zero_optimization", {})},
     }
-
-
-def _read_settings(path: str) -> dict[str, Any]:
-    try:
-        settings = read_json(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"trainer.strategy: the DeepSpeed settings {path} cannot be read: {error}") from None
-    if not isinstance(settings, dict):
-        raise ValueError(f"trainer.strategy: the DeepSpeed settings {path} are not a JSON object")
-    return settings
 
 
 PRECISIONS = ("32-true", "bf16-mixed")
@@ -153,7 +150,6 @@ class ZeroStrategy(DeepSpeedStrategy):
     def _setup_model_and_optimizer(
         self, model: nn.Module, optimizer: Optimizer | None, lr_scheduler: Any = None
     ) -> tuple[Any, Optimizer]:
-        """Set up as Lightning does, with the local rank if a device has no index, as a CPU."""
         import deepspeed
 
         index = self.root_device.index
@@ -204,7 +200,6 @@ class ZeroStrategy(DeepSpeedStrategy):
         self.config["gradient_clipping"] = trainer.gradient_clip_val or 0.0
 
     def _format_config(self) -> None:
-        """Set the precision as in the class's text."""
         assert isinstance(self.config, dict)
         self.config["bf16"] = {"enabled": False}
         if self.precision_plugin.precision == "bf16-mixed":
@@ -215,6 +210,5 @@ class ZeroStrategy(DeepSpeedStrategy):
 
 
 def _module(strategy: ZeroStrategy) -> Any:
-    """Return the ``SubTokenModule`` that is trained."""
     assert strategy.lightning_module is not None
     return strategy.lightning_module

@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from subtoken_train.artifact.published import check_fetched
-from subtoken_train.cli.check_data import Reading
-from subtoken_train.cli.check_lines import training_step
 from subtoken_train.cli.main import main
-from subtoken_train.cli.needs import Needs, added, fit_needs, needs_lines, recipe_needs
 from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.cli.run_plan import Reading, RunPlan, added, plan_of_fit, plan_of_recipe, training_step
 from subtoken_train.datasets.known_files import absent
 from subtoken_train.families.load import published_config
 from subtoken_train.ledger.flops import PEAKS, UTILISATION, DecoderSize, TrainingFlops
@@ -57,7 +55,7 @@ def test_one_sample_costs_what_a_batch_of_one_does():
 def test_a_recipe_is_counted_by_hand():
     """LLaVA-1.5-7B: reduced rows, recomputation, 10,000 steps of 64 records, and the files of its checkpoints."""
     cli, parts, prompt = laid_out("llava7b_fastv25_s16k4")
-    needs = fit_needs(cli, parts, prompt)
+    needs = plan_of_fit(cli, parts, prompt)
     trained = [10_486_272 // 32] * 32
     size = DecoderSize(4096, 11008, 32, 32, 128, 32064)
     forward, both = TrainingFlops(size, [0] * 32), TrainingFlops(size, trained)
@@ -67,28 +65,28 @@ def test_a_recipe_is_counted_by_hand():
 
     assert needs.flops == pytest.approx((run(19 + 144), run(2048 - 576 + 144)), rel=1e-4)
     assert needs.disk == (("3 checkpoints", 3 * 12 * 10_486_272), ("the adapter", 4 * 10_486_272))
-    (weights, size_there, _), (data, unknown, command) = needs.downloads
+    (weights, size_there, _), (data, unknown, command) = needs.missing
     assert (weights, size_there) == ("weights of llava-hf/llava-1.5-7b-hf", 2 * 7_063_427_072)
     assert (data, unknown) == ("data/llava/llava_v1_5_mix665k.json", None)
     assert command == "subtoken-train data llava665k --root data/llava"
     hours = [each / H100 / UTILISATION / 3600 for each in needs.flops]
-    said = "\n".join(needs_lines(needs))
+    said = "\n".join(needs.lines())
     assert f"about {hours[0]:.0f} to {hours[1]:.0f} hours of one H100" in said
 
 
 def test_lengths_that_were_read_are_one_figure_and_settings_count():
     cli, parts, prompt = laid_out("tiny_fastv25_s16k4")
-    low, high = fit_needs(cli, parts, prompt).flops
-    read = fit_needs(cli, parts, prompt, Reading(tokens=[100, 500]))  # max_length cuts the second
+    low, high = plan_of_fit(cli, parts, prompt).flops
+    read = plan_of_fit(cli, parts, prompt, Reading(tokens=[100, 500]))  # max_length cuts the second
     assert read.flops[0] == read.flops[1]
     assert low < read.flops[0] < high
     assert "600 steps of 32 records of 130 tokens" in read.work
     cli, parts, prompt = laid_out("tiny_fastv25_s16k4", "--model.distillation.weight=1")
-    assert fit_needs(cli, parts, prompt).flops[0] > low
+    assert plan_of_fit(cli, parts, prompt).flops[0] > low
     cli, parts, prompt = laid_out("tiny_fastv25_s16k4", "--trainer.max_steps=-1", "--trainer.max_epochs=2")
-    unknown = fit_needs(cli, parts, prompt)
+    unknown = plan_of_fit(cli, parts, prompt)
     assert unknown.flops is None
-    assert "compute    not known: trainer.max_steps is not set" in next(needs_lines(unknown))
+    assert "compute    not known: trainer.max_steps is not set" in next(unknown.lines())
 
 
 def test_rows_are_those_that_a_layer_computes():
@@ -112,7 +110,7 @@ def test_a_fit_leaves_files_of_that_size(tmp_path, tiny_family, capsys):
     argv = tiny_fit(tmp_path, tiny_family)()
     cli = RecipeCLI(argv[1:])
     parts = lay_out(cli.model, offline=True)
-    (_, three), (_, adapter) = fit_needs(cli, parts, nominal_prompt(parts.family, cli.datamodule)).disk
+    (_, three), (_, adapter) = plan_of_fit(cli, parts, nominal_prompt(parts.family, cli.datamodule)).disk
     assert main(argv) == 0
     (state,) = (tmp_path / "run" / "checkpoints").glob("*/state.ckpt")
     written = sum(path.stat().st_size for path in (tmp_path / "run" / "adapter").glob("*.safetensors"))
@@ -121,11 +119,11 @@ def test_a_fit_leaves_files_of_that_size(tmp_path, tiny_family, capsys):
 
 
 def test_runs_add_up():
-    one = Needs("a", (1.0, 2.0), memory=5, disk=(("x", 3),), downloads=(("w", 1, "get"),))
-    both = added([one, Needs("b", (10.0, 10.0), memory=7, disk=(("y", 4),), downloads=(("w", 1, "get"),))])
+    one = RunPlan("a", (1.0, 2.0), memory=5, disk=(("x", 3),), missing=(("w", 1, "get"),))
+    both = added([one, RunPlan("b", (10.0, 10.0), memory=7, disk=(("y", 4),), missing=(("w", 1, "get"),))])
     assert (both.work, both.flops, both.memory) == ("2 runs", (11.0, 12.0), 7)
-    assert (sum(size for _, size in both.disk), both.downloads) == (7, (("w", 1, "get"),))
-    assert added([one, Needs("?", None)]).work == "1 of 2 runs, others not known"
+    assert (sum(size for _, size in both.disk), both.missing) == (7, (("w", 1, "get"),))
+    assert added([one, RunPlan("?", None)]).work == "1 of 2 runs, others not known"
 
 
 def test_check_ends_with_what_a_run_needs(capsys):
@@ -179,6 +177,6 @@ def test_a_missing_model_names_its_command(capsys, tmp_path, monkeypatch):
     name = "recipes/real/smollm2_kvzip25_s16k12.yaml"
     assert refused(capsys, "check", "--config", name, "--model.backbone.path", "my/models/smollm2") == words
     with pytest.raises(ValueError, match="get it"):
-        recipe_needs(RecipeCLI(["--config", name, "--model.backbone.path", "my/models/smollm2"]).source)
+        plan_of_recipe(RecipeCLI(["--config", name, "--model.backbone.path", "my/models/smollm2"]).source)
     assert refused(capsys, "generate", "--backbone", "my/models/smollm2", "--prompt", "hi") == words
     check_fetched("mine/smollm2")  # an id of the Hub

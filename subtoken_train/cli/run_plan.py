@@ -1,0 +1,360 @@
+"""Plans of runs and grids before they start: one ``RunPlan`` for all commands, and the lines that they print.
+
+Operations are those of ``ledger/flops.py``, here with the recomputation of gradient checkpointing and distillation's
+teacher; GPU time is these over a named GPU's peak at ``UTILISATION`` of it. Money is not guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from huggingface_hub import constants, try_to_load_from_cache
+
+from subtoken_train.artifact.published import check_fetched
+from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.cli.recipe_source import RecipeSource
+from subtoken_train.cli.terminal import about
+from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
+from subtoken_train.datasets.datamodule import InstructionDataModule
+from subtoken_train.datasets.known_files import DOWNLOAD_BYTES, fetch_command
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.families.backbone_config import is_hub_id
+from subtoken_train.families.images import FP32_BYTES
+from subtoken_train.ledger.flops import PEAKS, UTILISATION, TrainingFlops
+from subtoken_train.ledger.kv_budget import entry_bytes
+from subtoken_train.ledger.ledger import Anchor, Ledger
+from subtoken_train.training.memory import MemoryEstimate, Step, checkpoint_bytes, estimate_memory, record_rows
+from subtoken_train.training.panels.throughput import flops_of
+from subtoken_train.training.preflight import (
+    NominalPrompt,
+    ParameterGroup,
+    StepPlan,
+    budget_of,
+    count_devices,
+    equal_bytes_anchor,
+    frozen_group,
+    lay_out,
+    layer_bands,
+    lora_groups,
+    nominal_anchor,
+    nominal_prompt,
+    plan_steps,
+    prompt_ledger,
+    trained_groups,
+)
+
+if TYPE_CHECKING:
+    from subtoken_train.evaluation.runner.dry_run import DryRun
+
+PUBLISHED_BYTES = 2
+"""Bytes of a parameter in the files of published models, which are in bf16 or fp16."""
+RECORD_BYTES = 800
+"""Bytes of an answer in a grid's records, as measured on ``recall``; long answers take more."""
+
+
+@dataclass
+class Reading:
+    """Collects what is found in the data: what would stop fit, lengths of records, steps, and measured seconds."""
+
+    stops: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    plan: StepPlan | None = None
+    seconds: float | None = None
+
+
+def steps_of(cli: RecipeCLI, batches: int | None = None) -> StepPlan:
+    """Plan the steps of a run; ``batches`` per device and epoch, None where the data were not read."""
+    trainer, accumulate = cli.config.trainer, cli.config.trainer.accumulate_grad_batches
+    together = cli.datamodule.batch_size * accumulate
+    together *= count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
+    return plan_steps(together, trainer.max_steps, trainer.max_epochs, batches, accumulate)
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Needs of a run, or of several; None or empty where something is not known, or no part of it.
+
+    Attributes:
+        work: what is computed, in words.
+        flops: fewest and most operations; None where they cannot be told, as ``work`` explains.
+        on_cpu: it is to run on a CPU.
+        seconds: at the pace that was measured on this machine.
+        memory: peak bytes of one device.
+        disk: (what is written, bytes at most).
+        missing: (what is not on this machine, its bytes or None, how to get it).
+    """
+
+    work: str
+    flops: tuple[float, float] | None
+    on_cpu: bool = False
+    seconds: float | None = None
+    memory: int | None = None
+    disk: tuple[tuple[str, int], ...] = ()
+    missing: tuple[tuple[str, int | None, str], ...] = ()
+
+    def lines(self) -> Iterator[str]:
+        """Yield operations and GPU time, memory, disk, and what is missing."""
+        if self.flops is None:
+            yield f"compute    not known: {self.work}"
+        else:
+            yield f"compute    {_span([f'{each:.1e}' for each in self.flops])} FLOPs: {self.work}"
+            yield f"time       {self._time_words(self.flops)}"
+        if self.memory is not None:
+            yield f"memory     {size_words(self.memory)} on each device at the peak"
+        if self.disk:
+            parts = ", ".join(f"{what} {size_words(size)}" for what, size in self.disk)
+            yield f"disk       {size_words(sum(size for _, size in self.disk))} at most: {parts}"
+        for what, size, how in self.missing:
+            yield f"missing    {what} ({'size not known here' if size is None else size_words(size)}): {how}"
+
+    def _time_words(self, flops: tuple[float, float]) -> str:
+        if self.seconds is not None:
+            return f"{about(self.seconds)} on this machine, at the pace that was measured now"
+        if self.on_cpu:
+            return "on a CPU; 'subtoken-train check' measures the pace of small models"
+        times = [gpu_time(flops, name) for name in PEAKS]
+        return f"{' or '.join(times)}, at {UTILISATION:.0%} of the bf16 peak (docs/launch.md)"
+
+
+def gpu_time(flops: tuple[float, float], gpu: str) -> str:
+    """Return the time of so many operations on one GPU of a name, as is assumed."""
+    return f"{_span([about(each / (PEAKS[gpu] * UTILISATION)) for each in flops])} of one {gpu}"
+
+
+def _span(ends: list[str]) -> str:
+    first, last = ends
+    unit = f" {last.rpartition(' ')[2]}" if " " in last else ""
+    return first if first == last else f"{first.removesuffix(unit)} to {last.removeprefix('about ')}"
+
+
+def size_words(num_bytes: int) -> str:
+    """Return a number of bytes in the largest unit that it fills."""
+    unit, name = next((u for u in ((2**30, "GiB"), (2**20, "MiB")) if num_bytes >= u[0]), (2**10, "KiB"))
+    return f"{num_bytes / unit:,.2f} {name}"
+
+
+def plan_of_fit(
+    cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPrompt, reading: Reading | None = None
+) -> RunPlan:
+    """Return the plan of a training run; without a ``reading`` of the data, lengths are a range."""
+    step, steps = training_step(cli, parts, prompt), reading.plan if reading and reading.plan else steps_of(cli)
+    adapter, checkpoint = checkpoint_bytes(parts, cli.model.optimizer_config.name)
+    adapter += FP32_BYTES * sum(group.parameters for group in lora_groups(parts, trained=False))  # stage 1's, frozen
+    copies = cli.config.checkpoint.keep_last + 1  # an old one goes when a new one stands
+    plan = RunPlan(
+        "trainer.max_steps is not set, and the data were not read",
+        None,
+        step.on_cpu,
+        None if reading is None else reading.seconds,
+        estimate_memory(parts, step).total,
+        ((f"{copies} checkpoints", copies * checkpoint), ("the adapter", adapter)),
+        tuple(_missing(cli, sum(p.numel() for p in parts.parameters() if not p.requires_grad))),
+    )
+    if steps.steps is None:
+        return plan
+    lengths = [min(sum(prompt.regions.values()), step.length), step.length]
+    if reading is not None and reading.tokens:
+        lengths = [round(sum(min(n, step.length) for n in reading.tokens) / len(reading.tokens))] * 2
+    records = steps.steps * steps.samples_per_step
+    fewest, most = (records * record_flops(cli, parts, step, length) for length in lengths)
+    words = _span([f"{length:,}" for length in lengths])
+    work = f"{steps.steps:,} steps of {steps.samples_per_step:,} records of {words} tokens"
+    return replace(plan, work=work, flops=(fewest, most))
+
+
+def record_flops(cli: RecipeCLI, parts: CompressedBackbone, step: Step, length: int) -> float:
+    """Return the operations of training on one record of ``length`` tokens before the reducer."""
+    trained = {f"compressed.{name}": p for name, p in parts.named_parameters() if p.requires_grad}
+    flops = flops_of(parts.family, trained)
+    forward = TrainingFlops(flops.size, [0] * len(flops.trained))
+    rows = record_rows(parts, length, min(step.compressed, length))
+    total = flops.sample(rows) + float(flops.head(torch.tensor([rows[-1]])))
+    if step.checkpointing:
+        total += forward.sample(rows)
+    if step.distilled:
+        total += forward.sample([length] * len(rows))
+    return total
+
+
+def plan_of_recipe(recipe: RecipeSource | Path) -> RunPlan:
+    """Return a recipe's plan, without reading data or asking a server."""
+    cli = RecipeCLI(["--config", str(recipe)] if isinstance(recipe, Path) else recipe)
+    check_fetched(str(cli.model.backbone_config.path))
+    parts = lay_out(cli.model, offline=True)
+    return plan_of_fit(cli, parts, nominal_prompt(parts.family, cli.datamodule))
+
+
+def added(each: Iterable[RunPlan]) -> RunPlan:
+    """Return the plan of several runs one after another: time and disk add up, memory is the largest."""
+    runs = list(each)
+    counted = [plan.flops for plan in runs if plan.flops is not None]
+    return RunPlan(
+        f"{len(runs)} runs" if len(counted) == len(runs) else f"{len(counted)} of {len(runs)} runs, others not known",
+        (sum(low for low, _ in counted), sum(high for _, high in counted)) if counted else None,
+        on_cpu=all(plan.on_cpu for plan in runs),
+        memory=max(plan.memory or 0 for plan in runs),
+        disk=(("checkpoints and adapters", sum(size for plan in runs for _, size in plan.disk)),),
+        missing=tuple(dict.fromkeys(missing for plan in runs for missing in plan.missing)),
+    )
+
+
+def plan_of_grid(checked: DryRun) -> RunPlan:
+    """Return the plan of a grid's evaluation: prompts' passes and records, without answers' tokens and adapters."""
+    counts = [task.samples for task in checked.tasks if task.samples is not None]
+    backbones = {arm.arm.facts.backbone: arm.laid_out.parameters for arm in checked.arms}
+    missing = tuple(
+        (f"weights of {path}", PUBLISHED_BYTES * size, _hub_command(path))
+        for path, size in backbones.items()
+        if is_hub_id(path) and not _is_cached(path)
+    )
+    if len(counts) < len(checked.tasks):
+        return RunPlan("the number of samples of a task", None, missing=missing)
+    prompts = sum(counts) * len(checked.arms)
+    flops = sum(count * each for arm in checked.arms for count, each in zip(counts, arm.flops, strict=True))
+    work = f"compressed regions of {prompts:,} nominal prompts; answers come on top"
+    return RunPlan(work, (flops, flops), disk=(("records", RECORD_BYTES * prompts),), missing=missing)
+
+
+def _missing(cli: RecipeCLI, parameters: int) -> Iterator[tuple[str, int | None, str]]:
+    path, data = cli.model.backbone_config.path, cli.datamodule
+    if is_hub_id(path) and not _is_cached(path):
+        yield f"weights of {path}", PUBLISHED_BYTES * parameters, _hub_command(path)
+    files: list[Any] = []
+    if isinstance(data, InstructionDataModule):
+        files = [data.train_file, data.val_file]
+    elif isinstance(data, CorpusDataModule):
+        source = data.train_source
+        if Path(source.name).suffix or Path(source.name).exists():
+            files = [source.name]
+        elif not _is_cached(source.name):
+            size = DOWNLOAD_BYTES.get((source.name, str(source.config)))
+            yield f"data set {source.name}", size, "fetched by the first run"
+    for file in files:
+        if file is not None and not Path(file).exists():
+            yield f"{file}", None, fetch_command(file) or "a file of your own; check the path"
+
+
+def _hub_command(path: str) -> str:
+    return f"hf download {path}, or fetched by the first run"
+
+
+def _is_cached(name: str) -> bool:
+    """Return whether the Hub's cache holds weights of a model, or anything of a data set, of this name."""
+    files = ("model.safetensors", "model.safetensors.index.json")
+    if any(isinstance(try_to_load_from_cache(name, file), str) for file in files):
+        return True
+    return (Path(constants.HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}").is_dir()
+
+
+def training_step(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPrompt) -> Step:
+    """Return a recipe's step as far as its memory depends on it: the longest records, every text token labelled."""
+    data, trainer, module = cli.datamodule, cli.config.trainer, cli.model
+    unlabelled, pixels = prompt.tokens, 0
+    if isinstance(data, InstructionDataModule):
+        length, pixels = data.max_length, parts.family.image_bytes()
+    elif isinstance(data, CorpusDataModule):
+        length, unlabelled = data.block_length, data.context_length + data.prefix_tokens
+        if data.train_source.documents == "conversations":  # a chat may have no context, and a short question
+            unlabelled = 0
+    else:
+        length = 2 * prompt.tokens
+    return Step(
+        batch_size=data.batch_size,
+        length=length,
+        compressed=prompt.tokens,
+        labelled=length - unlabelled,
+        pixel_bytes=pixels,
+        checkpointing=module.gradient_checkpointing,
+        autocast=str(trainer.precision).endswith("-mixed"),
+        dropout=module.lora_settings.dropout > 0,
+        on_cpu=trainer.accelerator == "cpu",
+        quantization=module.backbone_config.quantization,
+        optimizer=module.optimizer_config.name,
+        strategy=cli.strategy,
+        distilled=module.has_teacher,
+        processes=count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes),
+    )
+
+
+def memory_lines(estimate: MemoryEstimate, step: Step) -> Iterator[str]:
+    """Yield the peak memory by purpose; ``training/memory.py`` has the formulas."""
+    before, after = estimate.rows
+    held = "this device" if step.processes == 1 else f"each of {step.processes} devices"
+    yield f"{step.batch_size} records of {before:,} tokens ({after:,} after the reducer), on {held}"
+    for name, size in (*estimate.parts, ("peak", estimate.total)):
+        yield f"{name:<18}{size_words(size):>12}"
+    yield "live tensors; a GPU's context, libraries and allocator take about 1 GB more"
+
+
+def training_lines(parts: CompressedBackbone) -> Iterator[str]:
+    """Yield the table of trained tensors, and how much stays frozen."""
+    lora, frozen, first_stage = lora_groups(parts), frozen_group(parts), lora_groups(parts, trained=False)
+    groups = trained_groups(parts)
+    trained = _sum_of("trained", groups)
+    together = [_sum_of("LoRA together", lora)] if len(lora) > 1 else []
+    of_frozen = [_sum_of("of it stage 1's LoRA", first_stage)] if first_stage else []
+    yield f"{'':<22}{'tensors':>8}{'parameters':>16}"
+    for group in (*lora, *together, *groups[len(lora) :], trained, frozen, *of_frozen):
+        yield f"{group.name:<22}{group.tensors:>8,}{group.parameters:>16,}"
+    yield f"trained share {100 * trained.parameters / (trained.parameters + frozen.parameters):.6g} %"
+
+
+def _sum_of(name: str, groups: list[ParameterGroup]) -> ParameterGroup:
+    return ParameterGroup(name, sum(g.tensors for g in groups), sum(g.parameters for g in groups))
+
+
+def budget_lines(parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[str]:
+    """Yield the ledger by layer and region, its totals, and the token-only arm of equal bytes."""
+    ledger = prompt_ledger(parts, prompt)
+    dense = entry_bytes(ledger.shape)
+    yield f"{prompt.note}; bytes of one layer, {str(parts.family.model.dtype).removeprefix('torch.')}"
+    yield f"{'':<16}{'region':<9}{'tokens':>7}{'kept':>6}{'keys B':>12}{'values B':>12}{'index B':>9}{'KV':>12}"
+    for band in layer_bands(ledger):
+        label = f"layers {band.first}-{band.last}" if band.last > band.first else f"layer {band.first}"
+        for row in band.rows:
+            yield (
+                f"{label:<16}{row.region:<9}{row.tokens_before:>7,}{row.tokens:>6,}{row.key_bytes:>12,}"
+                f"{row.value_bytes:>12,}{row.index_bytes:>9,}"
+                f"{percent(row.payload_bytes / (dense * row.tokens_before)):>12}"
+            )
+            label = ""
+    yield _total_line(f"{prompt.region} region", ledger, prompt.region)
+    yield _total_line("whole prompt", ledger, None)
+    if parts.bank is None:
+        yield "matched anchor: none, this arm routes nothing"
+        return
+    if not parts.reducer.fixed_count:
+        yield "matched anchor: none, images keep different numbers of tokens; these bytes are the maximum"
+        return
+    yield f"matched anchor: {_anchor_words(prompt, partial(equal_bytes_anchor, parts, prompt))}"
+    if parts.cut_layer:  # every token stays below the cut: what that makes of the paper's nominal fraction
+        words = _anchor_words(prompt, partial(nominal_anchor, parts, prompt))
+        yield f"at the nominal {percent(budget_of(parts).total_kv_fraction)} of all layers: {words}"
+
+
+def _total_line(name: str, ledger: Ledger, region: str | None) -> str:
+    payload, dense = ledger.bytes_of(region, with_index=False), ledger.dense_bytes(region)
+    index = ledger.bytes_of(region) - payload
+    note = f" (and {size_words(index)} of group indices)" if index else ""
+    return f"{name}: {size_words(payload)} of {size_words(dense)}, {percent(payload / dense)}{note}"
+
+
+def _anchor_words(prompt: NominalPrompt, solve: Callable[[], Anchor]) -> str:
+    try:
+        anchor = solve()
+    except ValueError as error:
+        return str(error)
+    return (
+        f"{anchor.words} of {anchor.tokens} {prompt.region} tokens, every group "
+        f"(keep_ratio {anchor.keep_ratio:g}), {percent(anchor.fraction)}"
+    )
+
+
+def percent(fraction: float) -> str:
+    """Return a share with six digits."""
+    return f"{100 * fraction:.6g} %"

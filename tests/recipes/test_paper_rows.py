@@ -1,0 +1,145 @@
+"""The rows of the paper's tables (``recipes/paper_rows.csv``): as published, each with its percentage and recipe."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from fractions import Fraction
+
+import pytest
+import torch
+import yaml
+
+from subtoken_train.cli.main import main
+from subtoken_train.ledger.kv_budget import KVBudget, geometry
+from subtoken_train.ledger.ledger import nominal_ledger
+from subtoken_train.reducers import build_reducer
+from subtoken_train.resources import recipe_text
+from tests.recipes.backbones import BACKBONES
+from tests.support.places import RECIPES, recipe, run_recipes
+from tests.support.sampling import sampled
+
+DIGEST = "3f2f11d1a5e085777e99898f818f4f6e22636cb05249eab064b37b94d8b92a05"
+"""sha256 of recipes/paper_rows.csv: the rows of Tables 1 to 4 as published."""
+PRINTED = {
+    "LoRA rank 3232, scaling 1616, dropout 0.050.05",
+    "Quest chunk/window size 16/6416/64",
+    "Sequence length 20482048",
+    "Context/query length 1024/10241024/1024",
+    "Weight decay 0.010.01",
+    "Warmup 40004000 steps",
+    "LoRA rank 1616, scaling 3232, dropout 0.050.05",
+    "Maximum sequence length 20482048",
+    "Weight decay 0.00.0",
+    "Warmup 10001000 steps",
+    "Maximum steps 10,00010,000",
+}
+"""Lines of the paper's text, which has every number twice."""
+TABLES = {
+    "llama7b_quest25_s16k12": {
+        "model.lora": {"rank": 32, "alpha": 16, "dropout": 0.05},
+        "model.optimizer": {
+            "learning_rate": 3e-5, "weight_decay": 0.01, "warmup_steps": 4000, "schedule": "cosine"
+        },
+        "model.reducer": {"page_size": 16, "window": 64},
+        "model.routing": {"balance_weight": 0.01, "query_conditioned": True, "budget": "global"},
+        "data": {"block_length": 2048, "context_length": 1024},
+        "trainer": {"max_steps": 25_000},
+    },
+    "llava7b_fastv25_s16k4": {
+        "model.lora": {"rank": 16, "alpha": 32, "dropout": 0.05},
+        "model.optimizer": {"learning_rate": 2e-4, "weight_decay": 0.0, "warmup_steps": 1000},
+        "model.routing": {"balance_weight": 0.01},
+        "data": {"max_length": 2048, "train_file": "data/llava/llava_v1_5_mix665k.json"},
+        "trainer": {"max_steps": 10_000},
+    },
+}  # fmt: skip
+"""Settings of the paper's Tables 5 and 7."""
+
+
+def rows():
+    """The rows of Tables 1 to 4."""
+    with (RECIPES / "paper_rows.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_rows_have_the_committed_digest():
+    assert hashlib.sha256((RECIPES / "paper_rows.csv").read_bytes()).hexdigest() == DIGEST
+
+
+def test_rows_are_the_papers(shared):
+    tables = json.loads((shared / "paper_tables.json").read_text())
+    published = [*tables["vlm_rows"], *tables["llm_rows"]]
+    assert len(rows()) == len(published) == 119
+    for row, source in zip(rows(), published, strict=True):
+        for key in ("table", "model", "method", "variant"):
+            assert row[key] == source[key]
+        for key, name in (("num_groups", "S"), ("kept_groups", "K"), ("reducer", "token_method")):
+            assert row[key] == ("" if source[name] is None else str(source[name]))
+        for key in ("token_keep", "total_kv"):
+            assert float(row[key]) == source[key]
+
+
+def test_the_tables_print_these_settings(shared):
+    lines = {line.strip() for line in (shared / "papers" / "subtoken_routing.txt").read_text().splitlines()}
+    assert lines >= PRINTED
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_recipe_has_the_settings_of_its_table(name):
+    """All others are made of these two, and pinned by their digests."""
+    content = yaml.safe_load(recipe_text(recipe(name)))
+    for key, wanted in TABLES[name].items():
+        band = content
+        for group in key.split("."):
+            band = band[group]
+        assert {each: band.get(each) for each in wanted} == wanted, key
+
+
+def test_every_row_has_its_recipe_and_its_percentage_from_the_ledger():
+    """r (1 + K/S) / 2, printed to three decimals; the anchor's tokens hold those bytes and less than a token more."""
+    names = {backbone.words: name for name, backbone in BACKBONES.items()}
+    for row in rows():
+        if row["variant"] in ("lora_only", "full", "token_only"):
+            continue
+        groups, keep = (int(row["num_groups"]), int(row["kept_groups"])), float(row["token_keep"]) / 100
+        budget, reducer = KVBudget(keep, *groups), row["reducer"].lower()
+        assert abs(100 * budget.exact_total - Fraction(row["total_kv"])) <= Fraction(1, 2000), row
+        backbone = BACKBONES[names[row["model"]]]
+        kept = build_reducer(reducer, keep).kept_tokens(backbone.tokens)
+        ledger = nominal_ledger(geometry(backbone.shape), {"visual": backbone.tokens}, budget, kept_tokens=kept)
+        assert ledger.fraction() == pytest.approx(float(budget.exact_total), abs=1e-12)
+        name = f"{names[row['model']]}_{reducer}{row['token_keep'].replace('.', 'p')}_s{groups[0]}k{groups[1]}"
+        assert any(path.stem.startswith(name) for path in run_recipes()), name
+
+
+@sampled("path", run_recipes(), every=30, ids=lambda path: path.stem)
+def test_every_recipe_passes_its_pre_flight(path, capsys):
+    assert main(["check", "--config", str(path), "--offline"]) == 0
+    here = "ready" if path.stem.startswith("tiny") or torch.cuda.is_available() else "valid"
+    assert f"\n{here}: subtoken-train fit" in capsys.readouterr().out
+
+
+@sampled(
+    ("name", "lora", "routers"),
+    [
+        ("llava13b_visionzip12p5_s8k2", 13_107_200, 1_638_720),
+        ("qwenvl7b_visionzip25_s16k4", 5_046_272, 1_606_080),
+        ("llama7b_quest25_s8k7", 33_554_432 // 2, 2_097_408),
+        ("qwen3vl4b_fastv12p5_s16k4", 5_898_240, 1_475_136),
+        ("llavanextmistral7b_fastv12p5_s16k4", 6_815_744, 2_097_664),
+        ("internvl8b_fastv25_s16k4", 5_046_272, 1_606_080),
+        ("llavaov7b_fastv25_s16k4", 5_046_272, 1_606_080),
+        ("mistralsmall24b_fastv25_s16k4", 9_830_400, 3_277_440),
+        ("glm41v9b_fastv25_s16k4", 8_028_160, 2_622_080),
+        ("smolvlm500m_fastv25_s16k4", 1_638_400, 492_032),
+        ("qwen314b_quest12p5_s16k12", 20_971_520, 6_554_240),
+    ],
+    every=3,
+)
+def test_trainable_counts(name, lora, routers, capsys):
+    assert main(["check", "--config", str(recipe(name)), "--offline"]) == 0
+    out = capsys.readouterr().out
+    assert f"{lora:,}" in next(line for line in out.splitlines() if "LoRA together" in line)
+    assert f"{routers:,}" in next(line for line in out.splitlines() if "routers (" in line)
