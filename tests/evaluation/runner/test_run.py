@@ -187,23 +187,16 @@ def test_an_unreadable_image_stops_the_run_and_finished_samples_stay(tmp_path):
     assert len(read_samples(folder)) == Manifest.read(folder).rows
 
 
-def test_only_one_run_writes_into_a_folder(scenes, tmp_path):
+def test_what_cannot_run_is_said_before_files_are_read(scenes, tmp_path):
     from filelock import FileLock
 
-    with FileLock(tmp_path / ".lock"), pytest.raises(ValueError, match="another evaluation is writing to"):
-        run_grid(scenes_grid(scenes, tmp_path, ROUTED))
-
-
-def test_text_tasks_are_for_language_models(tmp_path):
-    grid = scenes_grid(tmp_path, tmp_path / "out", ROUTED)
+    grid = scenes_grid(tmp_path / "nowhere", tmp_path / "out", ROUTED)
     with pytest.raises(ValueError, match=r"asks about texts, and the model of .* reads images; run them apart"):
         run_grid(replace(grid, tasks=(TaskSpec("recall", options={"contexts": 1}),)))
-
-
-def test_names_of_all_tasks_are_checked_before_files_are_read(scenes, tmp_path):
-    grid = scenes_grid(tmp_path / "nowhere", tmp_path / "out", ROUTED)
     with pytest.raises(ValueError, match="unknown task 'recal'"):
         run_grid(replace(grid, tasks=(*grid.tasks, TaskSpec("recal"))))
+    with FileLock(tmp_path / ".lock"), pytest.raises(ValueError, match="another evaluation is writing to"):
+        run_grid(scenes_grid(scenes, tmp_path, ROUTED))
 
 
 def test_it_is_said_where_an_eviction_comes_too_late(tmp_path):
@@ -222,12 +215,13 @@ def test_it_is_said_where_an_eviction_comes_too_late(tmp_path):
     assert said == []
 
 
-def test_it_is_not_said_of_continuations_of_several_words():
+@pytest.mark.parametrize(
+    ("choices", "noted"),
+    [([" A", " B"], True), ([" Paris", " New York"], False), (["Every word of it is scored ."], False), ([], False)],
+)
+def test_it_is_not_said_of_continuations_of_several_words(choices, noted):
     """Only their first tokens come from the prompt's pass."""
-    arm = SimpleNamespace(
-        facts=SimpleNamespace(name="late"), spec=ArmSpec(backbone="x", eviction="snapkv", eviction_keep=0.5)
-    )
-    letters, names, text = [" A", " B"], [" Paris", " New York"], ["Every word of it is scored ."]
-    for choices, noted in ((letters, True), (names, False), (text, False), ([], False)):
-        samples = [Sample("1", "Which?", {}, choices=(" C",)), Sample("2", "Which?", {}, choices=tuple(choices))]
-        assert bool(too_late([arm], [(SimpleNamespace(name="asked"), samples)])) == noted
+    spec = ArmSpec(backbone="x", eviction="snapkv", eviction_keep=0.5)
+    arm, task = SimpleNamespace(facts=SimpleNamespace(name="late"), spec=spec), SimpleNamespace(name="asked")
+    samples = [Sample("1", "Which?", {}, choices=(" C",)), Sample("2", "Which?", {}, choices=tuple(choices))]
+    assert bool(too_late([arm], [(task, samples)])) == noted
