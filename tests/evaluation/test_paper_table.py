@@ -110,8 +110,8 @@ def test_the_three_arms_stand_at_the_papers_budget(rows):
 
 def test_columns_and_means_are_those_of_the_records(run, rows):
     for arm in IMAGE_ARMS:
-        for task, mark in ((task, f"partial: {LIMIT} of {build_task(task).expected_rows:,}") for task in COLUMNS):
-            row = primary(rows, arm, task)
+        for task in COLUMNS:
+            row, mark = primary(rows, arm, task), f"partial: {LIMIT} of {build_task(task).expected_rows:,}"
             assert float(row["value"]) == pytest.approx(run.score(arm, task), abs=2e-6)
             assert (row["n"], row["unit"]) == (str(LIMIT), "fraction")
             assert mark in row["marks"]
@@ -127,18 +127,14 @@ def test_columns_and_means_are_those_of_the_records(run, rows):
 
 @sampled(("arm", "anchor", "tasks"), [(ROUTED, ANCHOR, tuple(COLUMNS)), (TEXT_ROUTED, TEXT_ANCHOR, ("mmlu",))], every=2)
 def test_differences_to_the_anchor_are_paired(run, rows, arm, anchor, tasks):
-    for task in tasks:
-        row = primary(rows, arm, task)
+    means = MEANS if arm == ROUTED else {}
+    for name, its in {**{task: (task,) for task in tasks}, **means}.items():
+        row, apart = primary(rows, arm, name), fmean(run.difference(arm, anchor, task) for task in its)
         assert row["anchor"] == anchor
-        assert float(row["difference"]) == pytest.approx(run.difference(arm, anchor, task), abs=2e-6)
-        assert row["difference_n"] == str(LIMIT)
-        assert float(row["difference_low"]) <= float(row["difference"]) <= float(row["difference_high"])
-        assert not primary(rows, anchor, task)["difference"]
-    for mean, its in MEANS.items() if arm == ROUTED else ():
-        apart = fmean(run.difference(arm, anchor, task) for task in its)
-        row = primary(rows, arm, mean)
         assert float(row["difference"]) == pytest.approx(apart, abs=2e-6)
         assert row["difference_n"] == str(LIMIT * len(its))
+        assert float(row["difference_low"]) <= float(row["difference"]) <= float(row["difference_high"])
+        assert not primary(rows, anchor, name)["difference"]
 
 
 def test_all_formats_name_all_arms_and_columns(report):

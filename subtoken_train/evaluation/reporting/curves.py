@@ -52,8 +52,7 @@ class Curve:
         scored: what eq. 10 is a mean over: ``pope``, ``ruler/vt``.
         zero: of these, those whose uncompressed score is 0, which leaves eq. 10 without a value.
         area: mean score over the range of r; None for a single point.
-        edges: tolerance -> largest r within it, and r where the curve first leaves it, which is another where it comes
-            back; empty without a reference.
+        edges: tolerance -> what ``within`` finds; empty without a reference.
     """
 
     backbone: str
@@ -89,8 +88,7 @@ def area(ratios_p: Sequence[float], scores_p: Sequence[float]) -> float:
 def within(ratios_p: Sequence[float], losses_p: Sequence[float], tolerance: float) -> tuple[float, float] | None:
     """Find the largest r with a loss within ``tolerance`` on the piecewise linear curve, and where it first leaves it.
 
-    The two are equal on a curve that crosses the tolerance once, and the last r on one that never does. None where all
-    of the curve is above.
+    None where all of the curve is above; both are the last r where none of it is.
     """
     crossings = [
         r + (tolerance - loss) / (next_loss - loss) * (next_r - r)

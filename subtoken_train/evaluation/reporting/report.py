@@ -33,33 +33,11 @@ from subtoken_train.evaluation.reporting.score_tables import (
 from subtoken_train.evaluation.results import ArmFacts, Manifest
 from subtoken_train.ledger.kv_budget import share_words
 
-METHODS = {
-    "fastv": "FastV",
-    "visionzip": "VisionZip",
-    "fastervlm": "FasterVLM",
-    "prumerge": "PruMerge",
-    "sparsevlm": "SparseVLM",
-    "divprune": "DivPrune",
-    "cdpruner": "CDPruner",
-    "dart": "DART",
-    "vispruner": "VisPruner",
-    "evs": "EVS",
-    "vidcom2": "VidCom2",
-    "quest": "Quest",
-    "aircache": "AirCache",
-    "h2o": "H2O",
-    "kvcompose": "KVCompose",
-    "pyramidkv": "PyramidKV",
-    "snapkv": "SnapKV",
-    "streaming_llm": "StreamingLLM",
-    "tgv_kv": "TGV-KV",
-    "vl_cache": "VL-Cache",
-    "expected_attention": "ExpectedAttention",
-    "compactor": "Compactor",
-    "keydiff": "KeyDiff",
-    "tova": "TOVA",
-    "lagkv": "LagKV",
-}
+_NAMES = """FastV VisionZip FasterVLM PruMerge SparseVLM DivPrune CDPruner DART VisPruner EVS VidCom2 Quest AirCache H2O
+KVCompose PyramidKV SnapKV Compactor KeyDiff TOVA LagKV"""
+METHODS = {name.lower(): name for name in _NAMES.split()}
+METHODS |= {"streaming_llm": "StreamingLLM", "tgv_kv": "TGV-KV", "vl_cache": "VL-Cache"}
+METHODS |= {"expected_attention": "ExpectedAttention"}
 SELECTORS = {"linear": "router", "mlp": "MLP router", "value_norm": "by value norm", "random": "at random"}
 """Spellings of methods and selectors in tables; others go by their own name."""
 Cell = Estimate | str | None

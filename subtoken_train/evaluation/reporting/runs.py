@@ -47,8 +47,8 @@ class Cost:
     def shares(self) -> dict[str, float | None]:
         """Return what stayed as a share of all that there was; None where there was nothing.
 
-        ``measured`` is the compressed region without its index, as a nominal budget promises; ``with_index`` all of
-        that region; ``prompt`` everything, the text included; ``entries`` the (token, layer) entries.
+        ``measured`` is the compressed region as a nominal budget promises it, ``with_index`` with what finds its value
+        groups, ``prompt`` everything; ``entries`` are (token, layer) entries.
         """
         sums = self.total
         parts = {

@@ -47,11 +47,7 @@ MEASURES = {
     "color_f1": "colour F1",
     "digit_f1": "digit F1",
 }
-"""Name in records -> words of tables, in their order. Of all, more is better.
-
-The first two score the reference's tokens under teacher forcing (``answer_samples``; the second in nats per token), the
-others the attributes of scene descriptions (``attribute_f1``). A metric's further figures go by their own names.
-"""
+"""Name in records -> words of tables, in their order; more is better. Other figures of a metric go by their names."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +95,8 @@ def answer_records(
     progress: Progress | None = None,
     compression: Compression | None = None,
 ) -> Answers:
-    """Answer the last turn of every record, earlier turns given, and score it as ``SceneScore`` does.
+    """Answer the last turn of every record, earlier turns given, and score it and its reference answer's tokens.
 
-    Where a record has a reference answer, its tokens (end of turn included) are scored too, see ``answer_samples``.
     ``max_length`` counts prompt tokens, visual ones included; ``limit`` takes only the first records; ``progress`` is
     called with (done, total) after every batch. Without a compression there is no eviction, and the model's dtype.
     """
@@ -130,18 +125,13 @@ def answer_samples(
     protocol: Protocol = "query_aware",
     reference: Callable[[Sample], Sequence[int]] | None = None,
 ) -> Answers:
-    """Answer samples without choices greedily; the other arguments are those of ``answer_records``.
+    """Answer samples without choices greedily, those together whose places are a batch; each is in one batch.
 
-    Beside the score, ``measures`` holds the metric's other figures and, of samples with reference tokens, under teacher
-    forcing: ``token_accuracy``, the share of the reference's tokens that are the greedy choice after those before it,
-    and ``log_likelihood``, their mean log-probability in nats. Both are read from the very cache that the answer is
-    decoded from, so that every reducer, router, eviction and precision shows in them; at the cost of one pass over the
-    references for each batch (of one per token, where a step chooses its pages). An eviction that acts after the whole
-    prompt cannot change a reference's first token. With ``eviction_every`` there is no such cache to go back to, and
-    both are left out.
-
-    ``batches`` are places of ``samples`` that are answered together; all of them, each once. ``reference`` gives the
-    token ids of a sample's reference answer, none where it has none.
+    Beside the score, ``measures`` holds the metric's other figures and, where ``reference`` gives the token ids of a
+    reference answer, under teacher forcing: ``token_accuracy``, the share of these tokens that are the greedy choice
+    after those before them, and ``log_likelihood``, their mean log-probability in nats. Both are read from the cache
+    that the answer is decoded from, so that every reducer, router, eviction and precision shows in them, but for the
+    first token after an eviction of the whole prompt. With ``eviction_every`` there is no such cache to go back to.
     """
     compression, clock = compression or Compression(), time.perf_counter()
     found: dict[int, SampleRecord] = {}
@@ -187,12 +177,10 @@ def paired(first: Sequence[float | None], second: Sequence[float | None]) -> lis
 
 
 def verdict_words(intervals: Mapping[str, tuple[float, float]]) -> str:
-    """Say what all measures of one difference say together; of all, more is better.
+    """Say what all measures of one difference say together, ``ahead (score; level: log-likelihood)``; more is better.
 
     ``ahead``: no interval lies below zero and at least one above it; ``behind``: the reverse; ``mixed``: some lie above
-    and some below; ``level``: all hold zero. Where not all measures agree the words name them, in the order given:
-    ``ahead (score, token accuracy; level: log-likelihood)``. Each interval is taken as it is: of many independent
-    measures some would lie off zero by chance, and none is corrected for that.
+    and some below; ``level``: all hold zero. No interval is corrected for there being several.
     """
     found: dict[str, list[str]] = {"ahead": [], "behind": [], "level": []}
     for name, (low, high) in intervals.items():

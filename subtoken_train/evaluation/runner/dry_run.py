@@ -160,11 +160,7 @@ class PlannedArm:
 
 @dataclass(frozen=True)
 class DryRun:
-    """Plan of a grid: what it would run.
-
-    Beside the grid's arms stand the anchors that would be added; ``wanted`` is (what is not there, how to get it);
-    ``notes`` are as a run would print them first.
-    """
+    """What a grid would run, anchors that would be added among its arms, and (what is not there, how to get it)."""
 
     arms: list[PlannedArm]
     tasks: list[PlannedTask]
@@ -261,11 +257,10 @@ def _planned_arm(arm: Arm, pool: LayoutPool, tasks: Sequence[Task]) -> PlannedAr
 
 
 def stored_bytes(arm: Arm, tokens: int) -> int | None:
-    """Return what an arm stores of a text or picture of ``tokens``, rounded numbers and their scales; without an index.
+    """Return what an arm stores of a prompt of ``tokens`` in its format, scales included, without an index.
 
-    It is counted by the format (``kernels/formats.py``) as if the prompt were nothing else. None where a prompt
-    decides: budgets in tokens or bytes, thresholds, ``scope: all``, cut keys, fills, a byte budget of keys and groups;
-    and, where entries of a head share scales, an eviction, or tokens that keep unequal groups.
+    None where a prompt decides: budgets in tokens or bytes, thresholds, ``scope: all``, cut keys, fills, a byte budget
+    of keys and groups; and, where entries of a head share scales, an eviction, or tokens that keep unequal groups.
     """
     compression, routing, shape = arm.compression(), arm.routing, arm.shape
     form, method, share = FORMATS[compression.kv_dtype], compression.eviction, compression.share
