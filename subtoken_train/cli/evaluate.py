@@ -134,12 +134,16 @@ def _table(runs: list[Run]) -> Table:
     measures = measure_names([run["measures"] for run in runs])
     scored = [{x.kind: x.cell for x in arm.scores if x.metric not in measures} for arm in arms]
     measured = [{x.metric: x.cell for x in arm.scores if x.metric in measures} for arm in arms]
-    facts = dict.fromkeys(name for arm in arms for name in arm.facts)
     table = Table(title="held-out questions, greedy answers: score in %, 95 % interval", caption=NOTE)
     table.add_column("")
     for arm in arms:
         table.add_column(Text(plain(arm.name)), justify="right")
-    parts = (facts, SHORT, [arm.facts for arm in arms]), (scored[0], {}, scored), (measures, MEASURES, measured)
+    facts = list(dict.fromkeys(name for arm in arms for name in arm.facts))
+    parts: list[tuple[list[str], dict[str, str], list[dict[str, str]]]] = [
+        (facts, SHORT, [arm.facts for arm in arms]),
+        (list(scored[0]), {}, scored),
+        (measures, MEASURES, measured),
+    ]
     for names, words, found in parts:
         for name in names:
             cells = [Text(plain(each.get(name, "-"))) for each in found]

@@ -89,7 +89,7 @@ def _scores_of(row: ArmRow, column: str, kinds: tuple[KindScores, ...]) -> Itera
     runs = [] if column in MEANS else list(row.arm.answered(column).values())
     primary = runs[0].manifest.primary if runs else "mean"
     yield _cells(column, primary, printed, row.differences.get(column))
-    for name in runs[0].scores if runs else ():
+    for name in list(runs[0].scores) if runs else []:
         everywhere = name != primary and all(name in run.scores for run in runs)  # limited runs lack some of MME's
         part = score_part(row.arm, column, name) if everywhere else None
         if part is not None:

@@ -196,7 +196,8 @@ def _without_files(spec: ArmSpec) -> tuple[ArmSpec, list[tuple[str, str]]]:
     Its method then reads every prompt, or its threshold keeps all.
     """
     whose = shell_words(*(("--adapter", spec.adapter) if spec.backbone is None else ("--backbone", spec.backbone)))
-    options, keep, wanted = dict(spec.eviction_options), spec.eviction_keep, []
+    options, keep = dict(spec.eviction_options), spec.eviction_keep
+    wanted: list[tuple[str, str, str]] = []
     for option, value in spec.eviction_options.items():
         method, _, name = option.rpartition(".")
         if name == CALIBRATION and isinstance(value, str) and not Path(value).is_file():
