@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from itertools import groupby
@@ -181,46 +181,48 @@ class Cell:
         mine = [batch for n, batch in enumerate(plan_batches(self.samples, self.batch_size)) if processes.mine(n)]
         left = [[self.samples[i] for i in batch if self.samples[i].id not in done] for batch in mine]
         total, count = sum(map(len, left)), 0
-        metric, compression = self.task.metric(), self.arm.compression()
-        for batch in filter(None, left):
-            inputs = model_inputs(batch, backbone.family, self.task.modality, self.max_length)
-            outcomes = answer_batch(backbone, batch, *inputs, compression, self.arm.spec.protocol)
-            writer.append(record_of(*pair, metric) for pair in zip(batch, outcomes, strict=True))
-            count += len(batch)
+
+        def inputs(batch: Sequence[Sample]) -> tuple[Batch, Continuations]:
+            return model_inputs(batch, backbone.family, self.task.modality, self.max_length)
+
+        asked = filter(None, left)
+        compression, protocol = self.arm.compression(), self.arm.spec.protocol
+        for found in answered(backbone, asked, inputs, self.task.metric(), compression, protocol):
+            writer.append(record for record, _ in found)
+            count += len(found)
             if progress is not None:
                 progress(count, total)
         processes.meet()
 
 
-def answer_batch(
+def answered(
     backbone: CompressedBackbone,
-    samples: Sequence[Sample],
-    prompts: Batch,
-    continuations: Continuations,
+    batches: Iterable[Sequence[Sample]],
+    inputs: Callable[[Sequence[Sample]], tuple[Batch, Continuations]],
+    metric: TaskMetric,
     compression: Compression,
     protocol: Protocol = "query_aware",
-    references: Sequence[Sequence[int]] | None = None,
-) -> list[Outcome]:
-    """Ask samples that ask for the same (``plan_batches``); ``prompts`` and ``continuations`` are theirs.
+    reference: Callable[[Sample], Sequence[int]] | None = None,
+) -> Iterator[list[tuple[SampleRecord, Outcome]]]:
+    """Ask batch after batch; the samples of one ask for the same (``plan_batches``).
 
-    ``references`` are token ids of samples without choices, see ``generate_batch``.
+    ``inputs`` makes a batch's prompts and continuations, ``reference`` the token ids of a sample's reference answer,
+    see ``generate_batch``.
     """
-    prompts, first = move_data_to_device(prompts, backbone.family.device), samples[0]
-    if first.choices:
-        return score_batch(backbone, prompts, continuations, compression=compression, protocol=protocol)
-    return generate_batch(
-        backbone,
-        prompts,
-        max_new_tokens=first.max_new_tokens,
-        stop=first.stop,
-        compression=compression,
-        protocol=protocol,
-        references=references,
-    )
+    for batch in batches:
+        prompts, continuations = inputs(batch)
+        prompts, first = move_data_to_device(prompts, backbone.family.device), batch[0]
+        how: dict[str, Any] = {"compression": compression, "protocol": protocol}
+        if first.choices:
+            outcomes = score_batch(backbone, prompts, continuations, **how)
+        else:
+            how |= {"max_new_tokens": first.max_new_tokens, "stop": first.stop}
+            how["references"] = None if reference is None else list(map(reference, batch))
+            outcomes = generate_batch(backbone, prompts, **how)
+        yield [(_record(*pair, metric), pair[1]) for pair in zip(batch, outcomes, strict=True)]
 
 
-def record_of(sample: Sample, outcome: Outcome, metric: TaskMetric) -> SampleRecord:
-    """Make the record of one answer."""
+def _record(sample: Sample, outcome: Outcome, metric: TaskMetric) -> SampleRecord:
     text = outcome.text if sample.keep_space else outcome.text.strip()
     prediction: Prediction = list(outcome.logprobs) if sample.choices else text
     reference = dict(sample.reference)

@@ -27,7 +27,7 @@ from subtoken_train.evaluation.metrics.metric import MeanScores
 from subtoken_train.evaluation.metrics.scene_scores import SceneScore
 from subtoken_train.evaluation.results import SampleRecord
 from subtoken_train.evaluation.runner.arms import groups_words
-from subtoken_train.evaluation.runner.cell import Progress, answer_batch, model_inputs, record_of
+from subtoken_train.evaluation.runner.cell import Progress, answered, model_inputs
 from subtoken_train.evaluation.tasks.embedded_tasks import instruction_samples
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.families.literal_marks import escaped
@@ -137,22 +137,21 @@ def answer_samples(
     found: dict[int, SampleRecord] = {}
     figures: list[dict[str, float]] = [{} for _ in samples]
     kept = before = 0.0
-    for places in batches:
-        batch = [samples[place] for place in places]
-        forced = reference is not None and compression.every is None
-        tokens = [reference(sample) for sample in batch] if reference is not None and forced else None
-        outcomes = answer_batch(backbone, batch, collate(batch), [], compression, protocol, tokens)
-        for place, sample, outcome in zip(places, batch, outcomes, strict=True):
+    asked = ([samples[place] for place in places] for places in batches)
+    forced = None if compression.every is not None else reference
+    made = answered(backbone, asked, lambda batch: (collate(batch), []), metric, compression, protocol, forced)
+    for places, pairs in zip(batches, made, strict=True):
+        for place, (record, outcome) in zip(places, pairs, strict=True):
             kept += (outcome.keys_after + outcome.values_after) / 2
             before += outcome.entries_before
-            found[place] = record_of(sample, outcome, metric)
+            found[place] = record
             if (score := outcome.reference) is not None:
                 share, mean = score.right / score.count, score.logprob / score.count
                 if not math.isfinite(mean):
                     words = "the model gave NaN or infinity; choose a wider dtype, or another adapter"
-                    raise ValueError(f"sample {sample.id!r}: {words}")
+                    raise ValueError(f"sample {record.id!r}: {words}")
                 figures[place] = {"token_accuracy": share, "log_likelihood": mean}
-            figures[place] |= metric.figures(found[place].prediction, sample.reference)
+            figures[place] |= metric.figures(record.prediction, record.reference)
         if progress is not None:
             progress(len(found), len(samples))
     records = [found[place] for place in range(len(samples))]
