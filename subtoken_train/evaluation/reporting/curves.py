@@ -181,13 +181,13 @@ def _joined(scored: Scored) -> tuple[str, ...]:
 def _value(arm: ArmResults, task: str, name: str | None) -> float:
     part = score_part(arm, task, name)
     assert part is not None  # _usable
-    return part.plain.value
+    return part.value
 
 
 def _usable(arm: ArmResults, task: str) -> bool:
     """Tell whether the score is an accuracy; the share of answers for a judge is not."""
     part = score_part(arm, task)
-    if part is None or part.plain.form != "fraction":
+    if part is None or part.form != "fraction":
         return False
     return all(run.manifest.primary != Answered.names[0] for run in arm.runs[task].values())
 

@@ -9,8 +9,8 @@ Legend: s seeds, n samples.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, get_args
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,7 @@ class Estimate:
         low: lower end of the bootstrap 95 % interval; None where the score is no mean over samples.
         n: samples (of one seed).
         moot: whether compression could not change the answers, of a mean those of a task; see ``ArmResults.is_moot``.
+        table_sn: scores of the samples if it is their mean, from which ``estimate_of`` draws its interval.
     """
 
     value: float
@@ -63,6 +64,7 @@ class Estimate:
     signed: bool = False
     moot: bool = False
     falling: bool = False
+    table_sn: Scores | None = field(default=None, compare=False, repr=False)
 
     @property
     def verdict(self) -> Verdict | None:
@@ -94,33 +96,24 @@ class Estimate:
         return f"{100 * value if self.form == 'fraction' else value:{'+' if self.signed else ''}.2f}"
 
 
-class Part(NamedTuple):
-    """Ingredients of an estimate: its value without an interval, and the samples if it is their mean, [s, n]."""
-
-    plain: Estimate
-    table_sn: Scores | None
-
-
-def score_part(arm: ArmResults, task: str, name: str | None = None) -> Part | None:
-    """Return the score of an arm on a task: the mean over its seeds; None where no sample is answered.
+def score_part(arm: ArmResults, task: str, name: str | None = None) -> Estimate | None:
+    """Return the score of an arm on a task, without its interval: the mean over its seeds; None without a sample.
 
     Without a ``name`` it is the task's primary score; others are taken for no means over samples.
     """
     runs = list(arm.answered(task).values())
     if not runs:
         return None
-    manifest, falling = runs[0].manifest, not runs[0].higher_is_better
+    manifest, table_sn, falling = runs[0].manifest, _array(_sample_table(runs)), not runs[0].higher_is_better
     chosen = manifest.primary if name is None else name
-    value = float(np.mean([run.scores[chosen] for run in runs]))
-    table_sn = _array(_sample_table(runs))
-    means = chosen == manifest.primary and all(run.is_mean for run in runs)
+    value, samples = float(np.mean([run.scores[chosen] for run in runs])), table_sn.shape[1]
     form: Form = "points" if chosen in manifest.points else "fraction"
-    samples = table_sn.shape[1]
-    plain = Estimate(value, None, None, None, samples, form, _marks(runs), moot=arm.is_moot(task), falling=falling)
-    return Part(plain, table_sn if means else None)
+    means = table_sn if chosen == manifest.primary and all(run.is_mean for run in runs) else None
+    part = Estimate(value, None, None, None, samples, form, _marks(runs), moot=arm.is_moot(task), falling=falling)
+    return replace(part, table_sn=means)
 
 
-def _difference_part(arm: ArmResults, anchor: ArmResults, task: str) -> Part | str | None:
+def _difference_part(arm: ArmResults, anchor: ArmResults, task: str) -> Estimate | str | None:
     """Subtract anchor from arm on a task, paired by sample; words where they cannot be paired.
 
     Seeds that both have are paired with each other; where they share none, each of the arm's meets the anchor's mean.
@@ -140,30 +133,30 @@ def _difference_part(arm: ArmResults, anchor: ArmResults, task: str) -> Part | s
     first_sn, second_sn = table_sn[: len(first)], table_sn[len(first) :]
     apart_sn = first_sn - (second_sn if shared else second_sn.mean(0))
     means = mine.table_sn is not None and its.table_sn is not None
-    plain = replace(
-        mine.plain,
-        value=float(apart_sn.mean()) if means else mine.plain.value - its.plain.value,
+    return replace(
+        mine,
+        value=float(apart_sn.mean()) if means else mine.value - its.value,
         n=apart_sn.shape[1],
-        marks=_once([*mine.plain.marks, *its.plain.marks, *([] if shared else ["anchor of other seeds"])]),
+        marks=_once([*mine.marks, *its.marks, *([] if shared else ["anchor of other seeds"])]),
         signed=True,
-        moot=mine.plain.moot or its.plain.moot,
+        moot=mine.moot or its.moot,
+        table_sn=apart_sn if means else None,
     )
-    return Part(plain, apart_sn if means else None)
 
 
 def _once(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))
 
 
-def estimate_of(parts: Sequence[Part]) -> Estimate:
+def estimate_of(parts: Sequence[Estimate]) -> Estimate:
     """Return the mean of the parts, samples resampled within each."""
-    plains = [part.plain for part in parts]
     whole = replace(
-        plains[0],
-        value=float(np.mean([plain.value for plain in plains])),
-        n=sum(plain.n for plain in plains),
-        marks=_once([mark for plain in plains for mark in plain.marks]),
-        moot=any(plain.moot for plain in plains),
+        parts[0],
+        value=float(np.mean([part.value for part in parts])),
+        n=sum(part.n for part in parts),
+        marks=_once([mark for part in parts for mark in part.marks]),
+        moot=any(part.moot for part in parts),
+        table_sn=None,
     )
     tables = [part.table_sn for part in parts if part.table_sn is not None and part.table_sn.size]
     if len(tables) < len(parts):
@@ -185,10 +178,10 @@ def difference_of(arm: ArmResults, anchor: ArmResults, tasks: Sequence[str]) -> 
     return _estimated([_difference_part(arm, anchor, task) for task in tasks])
 
 
-def _estimated(parts: Sequence[Part | str | None]) -> Estimate | str | None:
-    if len(parts) == 1 and not isinstance(parts[0], Part):
+def _estimated(parts: Sequence[Estimate | str | None]) -> Estimate | str | None:
+    if len(parts) == 1 and not isinstance(parts[0], Estimate):
         return parts[0]
-    found = [each for each in parts if isinstance(each, Part) and (len(parts) == 1 or each.plain.form == "fraction")]
+    found = [each for each in parts if isinstance(each, Estimate) and (len(parts) == 1 or each.form == "fraction")]
     return estimate_of(found) if len(found) == len(parts) else None
 
 
@@ -254,8 +247,9 @@ def _of_arm(runs: Sequence[Run], moot: bool) -> dict[str, Estimate]:
     estimates, table = {}, _sample_table(runs)
     for kind, part in table.groupby(runs[0].samples.kind.loc[table.index], sort=False):
         part_sn = _array(part)
-        plain = Estimate(float(part_sn.mean()), None, None, None, part_sn.shape[1], marks=_marks(runs), moot=moot)
-        estimates[kind] = estimate_of([Part(plain, part_sn)])
+        mean, count = float(part_sn.mean()), part_sn.shape[1]
+        plain = Estimate(mean, None, None, None, count, marks=_marks(runs), moot=moot, table_sn=part_sn)
+        estimates[kind] = estimate_of([plain])
     return estimates
 
 
