@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from subtoken_train.reducers.base import Reducer
 
 SUFFIX = "_anchor"
-_PUSH = "--push_to_hub"
 
 
 def anchor_settings(cli: RecipeCLI) -> dict[str, Any]:
@@ -45,8 +44,8 @@ def anchor_settings(cli: RecipeCLI) -> dict[str, Any]:
             "reducer with --model.reducer.name"
         )
     reducer.check_anchor()
-    settings: dict[str, Any] = {"output_dir": f"{cli.output_dir}{SUFFIX}"}
     anchor = _matched(cli)
+    settings: dict[str, Any] = {"output_dir": f"{cli.output_dir}{SUFFIX}"}
     settings |= {f"model.reducer.{key}": getattr(anchor, key) for key in ("keep_ratio", "round_up", "matches")}
     if routing.value_gate:
         settings |= {"model.routing.kept_groups": routing.num_groups, "model.routing.balance_weight": 0.0}
@@ -55,8 +54,7 @@ def anchor_settings(cli: RecipeCLI) -> dict[str, Any]:
     else:
         settings["model.routing"] = None
     if module.read_first_stage() is not None:
-        lora = module.lora_settings
-        settings |= {f"model.lora.{name}": getattr(lora, name) for name in ("rank", "alpha", "dropout")}
+        settings |= {f"model.lora.{name}": getattr(module.lora_settings, name) for name in ("rank", "alpha", "dropout")}
         settings["model.stage2"] = None
     return settings
 
@@ -66,8 +64,8 @@ def anchor_words(argv: list[str]) -> list[str]:
     from subtoken_train.cli.recipe import RecipeCLI
 
     settings = anchor_settings(RecipeCLI(read_source(argv)))
-    if not any(word.startswith(_PUSH) for word in argv):  # where the recipe publishes its own adapter
-        settings[_PUSH.removeprefix("--")] = None
+    if not any(word.startswith("--push_to_hub") for word in argv):  # where the recipe publishes its own adapter
+        settings["push_to_hub"] = None
     return argv + [f"--{key}={yaml.safe_dump(value).splitlines()[0]}" for key, value in settings.items()]
 
 
@@ -80,7 +78,7 @@ def write_anchor(source: Path, destination: Path, overwrite: bool) -> Path:
 
 
 def anchor_text(source: Path, target: Path) -> str:
-    """The recipe of the anchor of ``source``, as a file that will lie at ``target``; errors as ``write_anchor``'s."""
+    """The recipe of the anchor of ``source``, as a file that will lie at ``target``."""
     content = read_recipe(source)
     from subtoken_train.cli.terminal import quiet_libraries
 
@@ -89,7 +87,11 @@ def anchor_text(source: Path, target: Path) -> str:
 
     settings = anchor_settings(RecipeCLI(["--config", str(source)]))
     for key, value in settings.items():
-        _put(content, key.split("."), value)
+        *groups, last = key.split(".")
+        group = content
+        for name in groups:
+            group = group.setdefault(name, {})
+        group[last] = value
     content.pop("push_to_hub", None)
     share = settings["model.reducer.keep_ratio"]
     header = (
@@ -106,17 +108,8 @@ def _matched(cli: RecipeCLI) -> Reducer:
 
     routing, reducer = cli.model.routing_config, cli.model.reducer_config
     assert routing is not None
-    budget = routing.token_budget
-    if reducer.stage != "decoder" and not budget.stores_fill:
-        return matched_reducer(reducer, budget, 1, 1)
-    parts = lay_out(cli.model)
-    prompt = nominal_prompt(parts.family, cli.datamodule)
-    return matched_reducer(reducer, budget, parts.family.shape.num_layers, prompt.tokens)
-
-
-def _put(content: dict[str, Any], names: list[str], value: Any) -> None:
-    """Set a nested key; groups on the way are made."""
-    *groups, last = names
-    for name in groups:
-        content = content.setdefault(name, {})
-    content[last] = value
+    budget, layers, tokens = routing.token_budget, 1, 1
+    if reducer.stage == "decoder" or budget.stores_fill:
+        parts = lay_out(cli.model)
+        layers, tokens = parts.family.shape.num_layers, nominal_prompt(parts.family, cli.datamodule).tokens
+    return matched_reducer(reducer, budget, layers, tokens)

@@ -39,11 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, load, find, fold, write."""
-    out = Path(args.out)
+    out, samples = Path(args.out), args.samples
     if os.path.lexists(out):
         raise ValueError(f"{out} exists; name another folder, or remove it")
     check_place(out)
-    check_range("--samples", args.samples, 1, MAX_COUNT)
+    check_range("--samples", samples, 1, MAX_COUNT)
     from subtoken_train.cli.terminal import counter, quiet_libraries
 
     quiet_libraries()
@@ -55,15 +55,13 @@ def run(args: argparse.Namespace) -> int:
     if find_adapter(args.backbone) is not None:
         raise ValueError(f"{args.backbone} is an adapter; name its backbone, and train on what is written")
     backbone = load_backbone(args.backbone, device=args.device, loading={"dtype": args.dtype})
-    check_foldable(backbone.family)
-    show = counter("prompts")
-    source = calibration_prompts(
-        backbone.family, args.data, args.samples, 1, CONTEXT_LENGTH, 0, answers=False, any_text=True
-    )
-    turned = turn_values(backbone, source.batches, lambda done: show(done, args.samples))
+    family, show = backbone.family, counter("prompts")
+    check_foldable(family)
+    source = calibration_prompts(family, args.data, samples, 1, CONTEXT_LENGTH, 0, answers=False, any_text=True)
+    turned = turn_values(backbone, source.batches, lambda done: show(done, samples))
     with new_folder(out) as temporary:
         backbone.model.save_pretrained(temporary)
-        backbone.family.processor.save_pretrained(temporary)
+        family.processor.save_pretrained(temporary)
     print(
         f"{out} answers as {args.backbone} does (its last states moved by {turned.apart:.2g} of their length). Half of "
         f"the value channels hold {turned.after:.0%} of what values add to the output, mean over layers on prompts of "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from subtoken_train.cli.arm_flags import add_compression_options, add_settings, arm_options, flag_name
 from subtoken_train.cli.command_line import check_counts
 from subtoken_train.documents import parse_yaml
-from subtoken_train.errors import plain, shell_words, unknown_name
+from subtoken_train.errors import check_word, plain, shell_words
 from subtoken_train.outputs import check_place
 from subtoken_train.resources import named_recipe, recipe_text
 from subtoken_train.settings import FLAGGED
@@ -64,9 +64,7 @@ def run(args: argparse.Namespace) -> int:
     """Load, answer, print."""
     check_counts(args, "batch_size", "max_new_tokens", "max_length", "limit")
     check_modes(args)
-    if args.data is None:
-        return run_grids(args)
-    return _run_file(args)
+    return run_grids(args) if args.data is None else _run_file(args)
 
 
 def _run_file(args: argparse.Namespace) -> int:
@@ -85,8 +83,8 @@ def _run_file(args: argparse.Namespace) -> int:
     adapters = args.adapter or [None]
     runs = [_answer(adapter, records, asked, args) for adapter in adapters]
     show(_table(runs), 40 + 40 * len(runs))
-    for line in _differences(runs):
-        print(line)
+    for other in runs[1:]:
+        print(_difference(runs[0], other))
     for adapter, run in zip(adapters, runs, strict=True):
         print(f"{run['arm']}: {adapter or args.backbone}")
     if args.out:
@@ -106,7 +104,7 @@ def _answer(adapter: str | None, records: InstructionRecords, asked: bytes, args
     model = flagged_model(args, adapter)
     name = Path(args.backbone).name if adapter is None else adapter_name(adapter)
     if line := say_unknown(model.tokenizer, records.some_texts(args.limit), f"{name}: {args.data}"):
-        print(line, file=sys.stderr)
+        _say(line)
     answers = answer_records(
         model.backbone,
         records,
@@ -134,45 +132,42 @@ def _table(runs: list[Run]) -> Table:
 
     arms = [column_of(run) for run in runs]
     measures = measure_names([run["measures"] for run in runs])
+    scored = [{x.kind: x.cell for x in arm.scores if x.metric not in measures} for arm in arms]
+    measured = [{x.metric: x.cell for x in arm.scores if x.metric in measures} for arm in arms]
     table = Table(title="held-out questions, greedy answers: score in %, 95 % interval", caption=NOTE)
     table.add_column("")
     for arm in arms:
         table.add_column(Text(plain(arm.name)), justify="right")
-    for name in dict.fromkeys(name for arm in arms for name in arm.facts):
-        table.add_row(SHORT.get(name, name), *[Text(plain(arm.facts.get(name, "-"))) for arm in arms])
-    table.add_section()
-    scored = [{x.kind: x.cell for x in arm.scores if x.metric not in measures} for arm in arms]
-    for kind in scored[0]:
-        table.add_row(Text(plain(kind)), *[cells[kind] for cells in scored])
-    table.add_section()
-    measured = [{x.metric: x.cell for x in arm.scores if x.metric in measures} for arm in arms]
-    for name in measures:
-        table.add_row(MEASURES.get(name, name), *[cells.get(name, "-") for cells in measured])
-    table.add_section()
+    facts = list(dict.fromkeys(name for arm in arms for name in arm.facts))
+    parts: list[tuple[list[str], dict[str, str], list[dict[str, str]]]] = [
+        (facts, SHORT, [arm.facts for arm in arms]),
+        (list(scored[0]), {}, scored),
+        (measures, MEASURES, measured),
+    ]
+    for names, words, found in parts:
+        for name in names:
+            cells = [Text(plain(each.get(name, "-"))) for each in found]
+            table.add_row(Text(plain(words.get(name, name))), *cells)
+        table.add_section()
     table.add_row("seconds", *[f"{run['seconds']:.0f}" for run in runs])
     return table
 
 
-def _differences(runs: list[Run]) -> list[str]:
-    """The first arm less each other one, in words: both answered the same questions, so that these pair."""
+def _difference(first: Run, other: Run) -> str:
+    """The first arm less another one, in words: both answered the same questions, so that these pair."""
     from subtoken_train.artifact.card import printed
     from subtoken_train.evaluation.intervals import bootstrap_interval
     from subtoken_train.evaluation.runner.data_file import MEASURES, measure_names, paired, verdict_words
 
-    first, *others = runs
-    lines = []
-    for other in others:
-        both = [name for name in measure_names([first["measures"]]) if name in other["measures"]]
-        found = {"score": paired(first["scores"], other["scores"])}
-        found |= {MEASURES.get(name, name): paired(first["measures"][name], other["measures"][name]) for name in both}
-        intervals = {name: bootstrap_interval(pairs) for name, pairs in found.items()}
-        mean, low, high = (
-            printed("score", value, "+") for value in (sum(found["score"]) / len(found["score"]), *intervals["score"])
-        )
-        where = f"points on the same {len(first['scores']):,} questions (95 % interval)"
-        verdict = f"by all measures: {verdict_words(intervals)}"
-        lines.append(f"{first['arm']} less {other['arm']}: {mean} [{low}, {high}] {where}; {verdict}")
-    return lines
+    both = [name for name in measure_names([first["measures"]]) if name in other["measures"]]
+    found = {"score": paired(first["scores"], other["scores"])}
+    found |= {MEASURES.get(name, name): paired(first["measures"][name], other["measures"][name]) for name in both}
+    intervals = {name: bootstrap_interval(pairs) for name, pairs in found.items()}
+    ends = (sum(found["score"]) / len(found["score"]), *intervals["score"])
+    mean, low, high = (printed("score", value, "+") for value in ends)
+    where = f"points on the same {len(first['scores']):,} questions (95 % interval)"
+    verdict = f"by all measures: {verdict_words(intervals)}"
+    return f"{first['arm']} less {other['arm']}: {mean} [{low}, {high}] {where}; {verdict}"
 
 
 ARM_OPTIONS = tuple(flag_name(name) for name in FLAGGED if name != "kv_dtype")
@@ -193,21 +188,20 @@ def add_grid_options(parser: argparse.ArgumentParser) -> None:
         help="show what the grid would run and what is missing; reads no weights and no files",
     )
     parser.add_argument(
-        "--device",
-        help="cuda:0, cpu, ...; auto: several GPUs if needed (default: the first GPU, if any)",
+        "--device", help="cuda:0, cpu, ...; auto: several GPUs if needed (default: the first GPU, if any)"
     )
 
 
 def check_modes(args: argparse.Namespace) -> None:
     """Raise a worded ``ValueError`` for options that mean nothing to what is evaluated."""
     mode = next(name for name in ("data", "tasks", "config", "suite") if getattr(args, name) is not None)
+    grid = mode in ("config", "suite")
     strangers: tuple[str, ...] = GRID_ONLY if mode == "data" else FILE_ONLY
-    if mode in ("config", "suite"):
-        strangers = (*FILE_ONLY, *ARM_OPTIONS, *(("check",) if mode == "suite" else ()))
+    strangers += (*(ARM_OPTIONS if grid else ()), *(("check",) if mode == "suite" else ()))
     for name in strangers:
         if getattr(args, name):
             raise ValueError(f"--{name.replace('_', '-')} does not apply to --{mode}; leave it out")
-    if mode in ("config", "suite") and args.kv_dtype != "model":
+    if grid and args.kv_dtype != "model":
         raise ValueError(f"--kv-dtype does not apply to --{mode}; write kv_dtype into its arms")
 
 
@@ -216,8 +210,7 @@ def run_grids(args: argparse.Namespace) -> int:
     if args.config is not None:  # what is no grid at all is said before anything heavy is imported
         content = parse_yaml(recipe_text(path := named_recipe(args.config, "grid")), str(path))
         for key in content if isinstance(content, dict) else ():
-            if key not in GRID_KEYS:
-                raise unknown_name(f"key of {path}", key, GRID_KEYS)
+            check_word(f"key of {path}", key, GRID_KEYS)
     from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()

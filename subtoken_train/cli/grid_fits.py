@@ -28,7 +28,6 @@ class GridFits:
     """Runs of a grid.
 
     Attributes:
-        grid: its name.
         runs: those that are to be trained, each after what it starts from.
         later: of them, those that start from another run of the list: name -> that run's name.
         standing: adapters that are there.
@@ -48,20 +47,15 @@ class GridFits:
 
     def later_lines(self) -> list[str]:
         """Return what one array job cannot train yet, in words; nothing where all can start at once."""
-        if not self.later:
-            return []
-        waits = ", ".join(
-            f"{shell_words(name)} (starts from {shell_words(start)})" for name, start in self.later.items()
-        )
-        return [f"not in this array, call it again when the others stand: {waits}"]
+        waits = [f"{shell_words(name)} (starts from {shell_words(start)})" for name, start in self.later.items()]
+        return [f"not in this array, call it again when the others stand: {', '.join(waits)}"] if waits else []
 
 
 def grid_fits(given: str) -> GridFits:
     """Return the fits of a grid's arms, read from its file alone."""
     path = named_recipe(given, "grid")
     fits = GridFits(path.stem)
-    adapters = dict.fromkeys(str(arm.adapter) for arm in read_grid(path).arms if arm.adapter is not None)
-    for adapter in adapters:
+    for adapter in dict.fromkeys(str(arm.adapter) for arm in read_grid(path).arms if arm.adapter is not None):
         _add(fits, adapter, f"grid {path.stem}")
     return fits
 
@@ -80,10 +74,10 @@ def _add(fits: GridFits, adapter: str, asker: str) -> SweepRun | None:
         recipe, words = base, anchor_words(["--config", str(base)])[2:]
         pairs = [word.removeprefix("--").split("=", 1) for word in words]
         overrides = [(key, value) for key, value in pairs if key != "output_dir"]
+    if recipe is None and is_hub_id(adapter) and not Path(adapter).parent.is_dir():
+        fits.published.append(adapter)
+        return None
     if recipe is None:
-        if is_hub_id(adapter) and not Path(adapter).parent.is_dir():
-            fits.published.append(adapter)
-            return None
         raise ValueError(
             f"{asker} needs the adapter {adapter}, which is not here and which no recipe makes: there is no "
             f"{folder.name}.yaml here or in recipes/, and none ships; write that recipe, or take the arm out"

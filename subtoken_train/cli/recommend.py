@@ -61,11 +61,17 @@ class MeasuredArm:
         """Return the largest share of bytes that the arm takes on one of the models."""
         return max(float(self.on[model]["bytes"]) for model in models)
 
+    def cell(self, model: str, kind: str) -> str:
+        """Write what was lost on a model, see ``interval_cell``."""
+        _, scale, digits = COLUMNS[kind]
+        return interval_cell([scale * each for each in self.on[model][kind]], digits)
 
-def read_measured(of: str) -> tuple[dict[str, str], list[MeasuredArm]]:
+
+def read_measured(of: str, model: str | None = None) -> tuple[dict[str, str], list[MeasuredArm]]:
     """Read what was measured of ``text`` or of ``tasks``: on which models, in words by name, and the arms."""
     read = json.loads(FILE.read_text(encoding="utf-8"))[of]
-    return read["models"], [MeasuredArm(**each) for each in read["arms"]]
+    names = {name: words for name, words in read["models"].items() if model in (None, name, name.partition("-")[0])}
+    return names, [MeasuredArm(**each) for each in read["arms"]]
 
 
 def measured_on(arms: Sequence[MeasuredArm], models: Collection[str]) -> list[MeasuredArm]:
@@ -76,11 +82,8 @@ def measured_on(arms: Sequence[MeasuredArm], models: Collection[str]) -> list[Me
 def least(arms: Sequence[MeasuredArm], models: Collection[str], budget: float, goal: str) -> MeasuredArm | None:
     """Return the arm in a budget that loses least, on several models: where it loses most; of equals the smallest.
 
-    Args:
-        arms: to choose from; those without a record on one of the models are left out.
-        models: by folder.
-        budget: share of the full cache's bytes that an arm may take on each model.
-        goal: of ``GOALS``.
+    ``budget`` is the share of the full cache's bytes that an arm may take on each model, ``goal`` one of ``GOALS``;
+    arms without a record on one of the models are left out.
     """
     fit = [each for each in measured_on(arms, models) if each.bytes_on(models) <= budget]
     lost = {each.arm: max(float(each.on[model][goal][0]) for model in models) for each in fit}
@@ -93,9 +96,9 @@ def spellings(settings: dict[str, Any], model: str) -> Iterator[tuple[str, str]]
     yield "Python", f"SubTokenModel.from_pretrained({json.dumps(model)}, {given}).ask(text, questions)"
     flags = ""
     for key, value in settings.items():
-        options = value.items() if isinstance(value, dict) else [("", value)]
         flag = f" --{key.replace('options', 'option').replace('_', '-')} "
-        flags += "".join(flag + (f"{name}={own}" if name else f"{own}") for name, own in options)
+        several = [f"{name}={own}" for name, own in value.items()] if isinstance(value, dict) else [str(value)]
+        flags += "".join(flag + each for each in several)
     yield "command", f"subtoken-train generate --backbone {shell_words(model)} --prompt -{flags} < FILE"
     yield "grid", re.sub(r'"(\w+)":', r"\1:", json.dumps({"arms": [{"backbone": model, **settings}]}))[1:-1]
 
@@ -104,16 +107,13 @@ def lines(arm: MeasuredArm, models: dict[str, str], path: str, budget: float) ->
     """Return what was measured of an arm on the models, and how it is written for the model at ``path``."""
     kinds = [kind for kind in COLUMNS if all(kind in arm.on[model] for model in models)]
     rows = [["measured on", "bytes", *(COLUMNS[kind][0] for kind in kinds)]]
-    rows += [
-        [name, f"{arm.on[model]['bytes']:.1%}", *(_cell(arm.on[model], kind) for kind in kinds)]
-        for model, name in models.items()
-    ]
+    for model, name in models.items():
+        rows.append([name, f"{arm.on[model]['bytes']:.1%}", *(arm.cell(model, kind) for kind in kinds)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     made = ["  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
     if arm.settings.get("eviction") == "kvzap":
-        made.append(
-            f"  first    subtoken-train calibrate kvzap --backbone {shell_words(path)} --out nets.json --data TEXT"
-        )
+        nets = f"subtoken-train calibrate kvzap --backbone {shell_words(path)} --out nets.json --data TEXT"
+        made.append(f"  first    {nets}")
     if arm.turned:
         made.append(f"  first    subtoken-train axes {shell_words(path, f'{path}-axes')} --data TEXT")
         path = f"{path}-axes"
@@ -123,29 +123,6 @@ def lines(arm: MeasuredArm, models: dict[str, str], path: str, budget: float) ->
         if keep < filled < 1:
             made.append(f"  The budget holds eviction_keep={filled:g}, which was not measured.")
     return [each.rstrip() for each in made]
-
-
-def read_on_tasks(model: str | None) -> tuple[dict[str, str], list[MeasuredArm]]:
-    """Read what was measured of RULER's tasks, on one model or on all."""
-    names, arms = read_measured("tasks")
-    return {place: name for place, name in names.items() if model is None or place.startswith(f"{model}-")}, arms
-
-
-def on_tasks(arm: MeasuredArm, model: str | None) -> list[str]:
-    """Return what RULER's tasks lose in an arm that was chosen by text; nothing where they were not asked in it."""
-    names, asked = read_on_tasks(model)
-    same = [each for each in asked if (each.settings, each.turned) == (arm.settings, arm.turned)]
-    return [
-        f"  RULER's tasks, {name}: {_cell(each.on[place], 'tasks')} points lost"
-        for each in same
-        for place, name in names.items()
-        if place in each.on
-    ]
-
-
-def _cell(own: dict[str, Any], kind: str) -> str:
-    _, scale, digits = COLUMNS[kind]
-    return interval_cell([scale * each for each in own[kind]], digits)
 
 
 def interval_cell(found: Sequence[float], digits: int) -> str:
@@ -168,10 +145,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Print for every goal what lost least in the budget."""
-    names, arms = read_measured("text")
     if args.model is not None:
-        check_word("model", args.model, names)
-        names = {args.model: names[args.model]}
+        check_word("model", args.model, read_measured("text")[0])
+    names, arms = read_measured("text", args.model)
+    places, asked = read_measured("tasks", args.model)
     smallest = min(each.bytes_on(names) for each in measured_on(arms, names))
     if not smallest <= args.budget <= 1:
         raise ValueError(
@@ -179,25 +156,24 @@ def run(args: Namespace) -> int:
             f"{ceil(1000 * smallest) / 1000:g} to 1, a share of the full bfloat16 cache's bytes"
         )
     path = f"checkpoints/{args.model or 'NAME'}"
-    chosen = {goal: least(arms, names, args.budget, goal) for goal in ("facts", "text")}
-    same = chosen["facts"] is chosen["text"]
-    for goal, arm in chosen.items():
-        assert arm is not None  # the budget holds the smallest
-        if goal == "facts" or not same:
-            title = "For facts and for text" if same else GOALS[goal]
-            own = [*lines(arm, names, path, args.budget), *on_tasks(arm, args.model)]
-            print("\n".join([f"{title}: {arm.arm}", *own, ""]))
-    chosen["tasks"] = _say_tasks(args.budget, args.model, path)
-    if any(arm.settings.get("eviction") == "kvzip" for arm in chosen.values() if arm):
+    facts, text = (least(arms, names, args.budget, goal) for goal in ("facts", "text"))
+    tasks = least(asked, places, args.budget, "tasks") if places else None
+    assert facts is not None  # the budget holds the smallest
+    assert text is not None
+    titled = {"For facts and for text": facts} if facts is text else {GOALS["facts"]: facts, GOALS["text"]: text}
+    for title, arm in titled.items():
+        said = [f"{title}: {arm.arm}", *lines(arm, names, path, args.budget)]
+        same = [each for each in asked if (each.settings, each.turned) == (arm.settings, arm.turned)]
+        said += [
+            f"  RULER's tasks, {name}: {each.cell(place, 'tasks')} points lost"
+            for each in same
+            for place, name in places.items()
+            if place in each.on
+        ]
+        print("\n".join([*said, ""]))
+    said = [f"{GOALS['tasks']}: {'nothing was measured here' if tasks is None else tasks.arm}"]
+    print("\n".join([*said, *([] if tasks is None else lines(tasks, places, path, args.budget)), ""]))
+    if any(arm is not None and arm.settings.get("eviction") == "kvzip" for arm in (facts, text, tasks)):
         print("KVzip reads a context twice, in three times the time; KVzap, once its nets are learnt, reads it once.")
     print("Differences are to the full cache. Further methods: docs/real_text.md")
     return 0
-
-
-def _say_tasks(budget: float, model: str | None, path: str) -> MeasuredArm | None:
-    """Print what loses least of RULER's tasks at the length where it loses most, or that none were asked."""
-    names, arms = read_on_tasks(model)
-    arm = least(arms, names, budget, "tasks") if names else None
-    said = [f"{GOALS['tasks']}: {arm.arm if arm else 'nothing was measured here'}"]
-    print("\n".join([*said, *(lines(arm, names, path, budget) if arm else []), ""]))
-    return arm

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from subtoken_train.errors import check_package, plain, unknown_name
+from subtoken_train.errors import check_package, check_word, plain
 from subtoken_train.outputs import check_new, write_whole
 
 if TYPE_CHECKING:
@@ -34,11 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", nargs="+", metavar="RESULTS", help="results folders (ARM/TASK/manifest.json)")
     parser.add_argument("--out", metavar="DIR", help="folder for the files (default: report in the first RESULTS)")
     parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
+    all_files = ",".join(FILES)
     parser.add_argument(
-        "--format",
-        default=",".join(FILES),
-        metavar="A,B",
-        help=f"which files to write (default: {','.join(FILES)})",
+        "--format", default=all_files, metavar="A,B", help=f"which files to write (default: {all_files})"
     )
     parser.add_argument(
         "--compare-paper",
@@ -53,8 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """Read, work out, write and print."""
     formats = [name.strip() for name in args.format.split(",")]
     for name in formats:
-        if name not in FILES:
-            raise unknown_name("format", name, FILES)
+        check_word("format", name, FILES)
     if "html" in formats:
         check_package("matplotlib", "report", FILES["html"], "write the others: --format markdown,csv,latex")
     folders = [Path(name) for name in args.results]
@@ -65,10 +62,10 @@ def run(args: argparse.Namespace) -> int:
 
     out = Path(args.out) if args.out else folders[0] / "report"
     files = [out / FILES[name] for name in formats]  # an earlier report in its usual place is written anew
-    check_new([path for path in files if args.out or not untouched(path)], args.overwrite)
+    check_new([path for path in files if args.out or not _untouched(path)], args.overwrite)
     paper = None if args.compare_paper is None else Path(args.compare_paper)
     report = make_report(folders, paper, counter("runs scored"))
-    write_recorded(out, {FILES[name]: _writer(name)(report) for name in formats})
+    _write_recorded(out, {FILES[name]: _writer(name)(report) for name in formats})
     print_summary(report)
     if paper is not None and report.comparisons.empty:
         print(f"no arm has the backbone, reducer and groups of a row of {paper}")
@@ -92,8 +89,9 @@ def print_summary(report: Report) -> None:
 
     for table in report.tables:
         show(_summary(table), 120)
-    flags = {f"{row.arm.name}: {flag}": None for table in report.tables for row in table.rows for flag in row.flags}
-    for flag in flags:
+    for flag in dict.fromkeys(
+        f"{row.arm.name}: {flag}" for table in report.tables for row in table.rows for flag in row.flags
+    ):
         print(flag)
 
 
@@ -103,42 +101,42 @@ def _summary(scores: ScoreTable) -> Table:
     from rich.table import Table
     from rich.text import Text
 
+    from subtoken_train.evaluation.reporting.report import NOTHING, measured_text, nominal_text
     from subtoken_train.evaluation.reporting.score_tables import MEANS, Estimate
-    from subtoken_train.evaluation.reporting.sections import NOTHING, measured_text, nominal_text
 
     shown = [key for key in scores.columns if any(row.scores[key] for row in scores.rows)]
     means = [key for key in shown if key in MEANS]
     if means and all(any(row.scores[key] for key in means) for row in scores.rows):
         shown = means
     words = "fractions in %; second lines: KV measured, difference to the anchor. Intervals and n are in the files"
+    if any(figure is not None and figure.marks for row in scores.rows for figure in row.scores.values()):
+        words += ". *: incomplete or partial"
     summary = Table(title=scores.title, caption=words, box=SIMPLE_HEAD)
     summary.add_column("arm", overflow="fold", min_width=24)
     for heading in ("KV nominal", *(scores.columns[key] for key in shown)):
         summary.add_column(heading, justify="right")
     for row in scores.rows:
-        cells = []
+        cells = [f"{nominal_text(row.arm.facts)}\n{measured_text(row)}"]
         for key in shown:
             figure, apart = row.scores[key], row.differences.get(key)
             value = NOTHING if figure is None else figure.value_text + ("*" if figure.marks else "")
             cells.append(f"{value}\n{apart.value_text}" if isinstance(apart, Estimate) else value)
-        budget = f"{nominal_text(row.arm.facts)}\n{measured_text(row)}"
-        summary.add_row(Text(plain(row.arm.name)), budget, *cells)
-    if any(figure.marks for row in scores.rows for figure in row.scores.values() if figure is not None):
-        summary.caption = f"{summary.caption}. *: incomplete or partial"
+        summary.add_row(Text(plain(row.arm.name)), *cells)
     return summary
 
 
-def write_recorded(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write files into a folder and note what they hold, so that ``untouched`` knows them again."""
+def _write_recorded(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write files into a folder and note what they hold, so that ``_untouched`` knows them again."""
     for name, text in texts.items():
         write_whole(folder / name, text)
-    digests = {name: _digest(text.encode()) for name, text in texts.items()}
+    digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
     write_whole(folder / _RECORD, json.dumps({**_recorded(folder), **digests}, indent=1) + "\n")
 
 
-def untouched(path: Path) -> bool:
-    """Return True if a file is as ``write_recorded`` wrote it, so that nobody's work is lost with it."""
-    return path.is_file() and _recorded(path.parent).get(path.name) == _digest(path.read_bytes())
+def _untouched(path: Path) -> bool:
+    """Return True if a file is as ``_write_recorded`` wrote it, so that nobody's work is lost with it."""
+    written = _recorded(path.parent).get(path.name) if path.is_file() else None
+    return written is not None and written == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _recorded(folder: Path) -> dict[str, str]:
@@ -147,7 +145,3 @@ def _recorded(folder: Path) -> dict[str, str]:
     path = folder / _RECORD
     content = read_json(path) if path.is_file() else {}
     return content if isinstance(content, dict) else {}
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

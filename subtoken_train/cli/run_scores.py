@@ -36,8 +36,8 @@ def midway_evaluator(config: EvaluationConfig, attention: str) -> Evaluate:
             limit=config.limit,
         )
         kinds = answers.by_kind()
-        of_kinds = {kind: sum(found) / len(found) for kind, found in kinds.items()} if len(kinds) > 1 else {}
-        return {"accuracy": sum(answers.scores) / len(answers.scores), **of_kinds}
+        named = {"accuracy": answers.scores, **(kinds if len(kinds) > 1 else {})}
+        return {name: sum(found) / len(found) for name, found in named.items()}
 
     return evaluate
 
@@ -64,8 +64,7 @@ def card_sections(
 
 def budget_table(parts: CompressedBackbone, prompt: NominalPrompt) -> str:
     """The ledger by layers and region as Markdown, in the bytes of the backbone's dtype."""
-    ledger = prompt_ledger(parts, prompt)
-    dtype = str(parts.family.model.dtype).removeprefix("torch.")
+    ledger, dtype = prompt_ledger(parts, prompt), str(parts.family.model.dtype).removeprefix("torch.")
     lines = [
         f"One prompt of {prompt.note}; bytes of one layer, {dtype}. Keys stay whole; the index names the kept groups.",
         "",
@@ -75,10 +74,9 @@ def budget_table(parts: CompressedBackbone, prompt: NominalPrompt) -> str:
     for band in layer_bands(ledger):
         for row in band.rows:
             share = row.payload_bytes / (entry_bytes(ledger.shape) * row.tokens_before)
-            lines.append(
-                f"| {band.first}-{band.last} | {row.region} | {row.tokens_before:,} | {row.tokens:,} | "
-                f"{row.key_bytes:,} | {row.value_bytes:,} | {row.index_bytes:,} | {share:.4%} |"
-            )
+            counts = (row.tokens_before, row.tokens, row.key_bytes, row.value_bytes, row.index_bytes)
+            cells = " | ".join(f"{count:,}" for count in counts)
+            lines.append(f"| {band.first}-{band.last} | {row.region} | {cells} | {share:.4%} |")
     whole, region = ledger.bytes_of(with_index=False), ledger.bytes_of(prompt.region, with_index=False)
     lines += [
         "",

@@ -53,12 +53,16 @@ def axes_in_a_row(count: int, inches: tuple[float, float] = (7.2, 4.8)) -> tuple
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 
+def _over_steps(axes: Axes, title: str, x_label: str, y_label: str) -> None:
+    axes.set(title=title, xlabel=x_label, ylabel=y_label)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
 @styled
 def draw_bars(axes: Axes, heights: Sequence[float], title: str, x_label: str, y_label: str) -> None:
     """Draw a bar for each of 0, 1, 2, ..."""
     axes.bar(range(len(heights)), heights, color=COLORS[0])
-    axes.set(title=title, xlabel=x_label, ylabel=y_label)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _over_steps(axes, title, x_label, y_label)
     axes.grid(visible=False, axis="x")
 
 
@@ -70,8 +74,8 @@ def draw_lines(
     for place, (name, values) in enumerate(lines.items()):
         color, marker = COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)] if len(values) < 40 else ""
         axes.plot(range(first, first + len(values)), values, color=color, marker=marker, label=name)
-    axes.set(title=title, xlabel=x_label, ylabel=y_label, ylim=(0, None))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _over_steps(axes, title, x_label, y_label)
+    axes.set_ylim(0, None)
     axes.legend()
 
 
@@ -82,8 +86,8 @@ def draw_courses(
     """Draw named values by step; not all have the same steps. The scale begins at 0."""
     for (name, course), color in zip(courses.items(), COLORS, strict=False):
         axes.plot(list(course), list(course.values()), color=color, label=name, marker="" if len(course) > 1 else "o")
-    axes.set(title=title, xlabel=x_label, ylabel=y_label, ylim=(0, None))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _over_steps(axes, title, x_label, y_label)
+    axes.set_ylim(0, None)
     axes.legend()
 
 
@@ -104,10 +108,9 @@ def draw_cells(
     left, right = ends or (-0.5, len(rows[0]) - 0.5)
     extent = (left, right, first + len(rows) - 0.5, first - 0.5)
     picture = axes.imshow(rows, cmap="Blues", vmin=0, aspect="auto", extent=extent, interpolation="nearest")
-    axes.set(title=title, xlabel=x_label, ylabel=y_label)
+    _over_steps(axes, title, x_label, y_label)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(visible=False)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True))
     axes.figure.colorbar(picture, ax=axes)
 
 

@@ -14,21 +14,18 @@ import numpy.typing as npt
 RESAMPLES = 2000
 CHUNKS = 20  # parts in which resamples are drawn, so that a task of many different scores fits into memory
 KEPT_QUESTIONS = 8192  # up to here draws are kept: 32 MiB a shape at most
+Floats = npt.NDArray[np.float64]
+Table = Sequence[float] | Floats
 
 
-def bootstrap_interval(
-    scores: Sequence[float] | npt.NDArray[np.float64], level: float = 0.95, seed: int = 0
-) -> tuple[float, float]:
+def bootstrap_interval(scores: Table, level: float = 0.95, seed: int = 0) -> tuple[float, float]:
     """Return the percentile interval of the mean of ``scores``, resampled with replacement.
 
     Scores are one per question, [n], or per training seed and question, [s, n]. Of several seeds, seeds *and* questions
     are resampled, so the interval holds the spread between trainings too; with few seeds it is a rough one. For a
-    paired comparison pass differences: both arms then meet the same seeds and questions. No scores raise a
-    ``ValueError``.
+    paired comparison pass differences: both arms then meet the same seeds and questions.
     """
-    values_sn = np.atleast_2d(np.asarray(scores, dtype=np.float64))
-    if not values_sn.size:
-        raise ValueError("no scores to resample")
+    values_sn = _filled(scores)
     num_seeds, num_questions = values_sn.shape
     if num_questions <= KEPT_QUESTIONS:
         counts_ps, counts_pn = _kept_draws(num_seeds, num_questions, seed)
@@ -37,6 +34,13 @@ def bootstrap_interval(
         draws = _draws(num_seeds, num_questions, seed)
         totals_p = np.array([counts_s @ values_sn @ counts_n for counts_s, counts_n in draws])
     return quantile_interval(totals_p / values_sn.size, level)
+
+
+def _filled(scores: Table) -> Floats:
+    values_sn = np.atleast_2d(np.asarray(scores, dtype=np.float64))
+    if not values_sn.size:
+        raise ValueError("no scores to resample")
+    return values_sn
 
 
 def _draws(
@@ -58,24 +62,18 @@ def _kept_draws(num_seeds: int, num_questions: int, seed: int) -> tuple[npt.NDAr
     return counts_ps, counts_pn
 
 
-def resampled_means(
-    tables: Sequence[Sequence[float] | npt.NDArray[np.float64]], seed: int = 0
-) -> npt.NDArray[np.float64]:
+def resampled_means(tables: Sequence[Table], seed: int = 0) -> Floats:
     """Draw bootstrap samples of the mean over tasks of the tasks' mean scores, [``RESAMPLES``].
 
-    Tables hold scores as ``bootstrap_interval`` takes them; paired: differences. Questions are resampled within their
-    task, so that a large task weighs no more than a small one. Seeds are resampled too; tables with equally many seeds
-    share the draw, because one training answers all tasks. A resample is drawn as the counts of equal columns (a
-    multinomial), which has the distribution of drawing questions one by one. A task without scores raises a
-    ``ValueError``.
+    Questions are resampled within their task, so that a large task weighs no more than a small one. Seeds are resampled
+    too; tables with equally many seeds share the draw, because one training answers all tasks. A resample is drawn as
+    the counts of equal columns (a multinomial), which has the distribution of drawing questions one by one.
     """
     rng = np.random.default_rng(seed)
-    weights: dict[int, npt.NDArray[np.float64]] = {}
+    weights: dict[int, Floats] = {}
     means = np.zeros(RESAMPLES)
     for table in tables:
-        values_sn = np.atleast_2d(np.asarray(table, dtype=np.float64))
-        if not values_sn.size:
-            raise ValueError("no scores to resample")
+        values_sn = _filled(table)
         num_seeds, num_questions = values_sn.shape
         if num_seeds not in weights:
             weights[num_seeds] = rng.multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), RESAMPLES) / num_seeds
@@ -86,7 +84,7 @@ def resampled_means(
     return means / len(tables)
 
 
-def quantile_interval(draws: npt.NDArray[np.float64], level: float = 0.95) -> tuple[float, float]:
+def quantile_interval(draws: Floats, level: float = 0.95) -> tuple[float, float]:
     """Return the percentile interval of bootstrap draws.
 
     Draws are rounded to 12 places: a sum's last digit depends on the processor, and a mean such as 0.8225 would then be

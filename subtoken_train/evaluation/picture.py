@@ -44,16 +44,14 @@ class KeptTokens:
 
 def kept_tokens(layer: LayerPlan, shown_N: Tensor) -> KeptTokens:
     """Read the first sample of a layer's plan: of the tokens of the unreduced prompt that are marked, bool."""
-    valid = layer.entries_BN[0] >= 0
-    entries, shown_N = layer.entries_BN[0][valid].cpu(), shown_N.cpu()
-    share_N = torch.zeros(len(shown_N))
-    heads = layer.heads_BNh
+    valid, shown_N = layer.entries_BN[0] >= 0, shown_N.cpu()
+    entries, heads, groups = layer.entries_BN[0][valid].cpu(), layer.heads_BNh, layer.group_mask_BNS
+    share_N, groups_N = torch.zeros(len(shown_N)), torch.zeros(len(shown_N), dtype=torch.long)
     share_N[entries] = torch.ones(len(entries)) if heads is None else heads[0][valid].float().mean(-1).cpu()
-    if layer.group_mask_BNS is None:
+    if groups is None:
         return KeptTokens(share_N[shown_N], None, 0)
-    groups_N = torch.zeros(len(shown_N), dtype=torch.long)
-    groups_N[entries] = layer.group_mask_BNS[0][valid].sum(-1).cpu()
-    return KeptTokens(share_N[shown_N], groups_N[shown_N], layer.group_mask_BNS.shape[-1])
+    groups_N[entries] = groups[0][valid].sum(-1).cpu()
+    return KeptTokens(share_N[shown_N], groups_N[shown_N], groups.shape[-1])
 
 
 def check_drawable(family: Family) -> None:
@@ -90,14 +88,13 @@ def kept_picture(image: Image.Image, family: Family, batch: Batch, plan: Plan, l
     """Draw a panel per layer: kept tokens as they are, dropped ones dimmed, and the number of groups that each kept.
 
     The prompt is one sample with one image (RGB). Where heads keep sets of their own, a token is dimmed by the share of
-    heads that dropped it. Raises what ``visual_grid`` raises.
+    heads that dropped it.
     """
     rows, columns = visual_grid(family, batch)
     cell = max(SMALLEST_CELL, SIDE // max(rows, columns))
     seen = family.framed(image).resize((columns * cell, rows * cell))
     visual_N = batch.regions_BN[0] == Region.VISUAL
-    kept = [kept_tokens(plan.layers[layer], visual_N) for layer in layers]
-    panels = [_panel(seen, part, (rows, columns), layer) for part, layer in zip(kept, layers, strict=True)]
+    panels = [_panel(seen, kept_tokens(plan.layers[layer], visual_N), (rows, columns), layer) for layer in layers]
     row = Image.new("RGB", (sum(panel.width for panel in panels), panels[0].height), PAPER)
     for place, panel in enumerate(panels):
         row.paste(panel, (place * panel.width, 0))

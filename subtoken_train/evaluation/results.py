@@ -29,6 +29,10 @@ __path__: list[str] = []  # names below it are looked for: those of ``moved.py``
 SCHEMA_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 SAMPLES_GLOB = "samples-*.jsonl"
+MAX_LINE = 2**24
+"""Bytes of one record."""
+COUNTS = [field.name for field in fields(Measured) if field.name not in ("kept_visual", "emptied")]
+"""Numbers of a record that are measured."""
 _WRITTEN = {
     "backbone": re.compile(r".*\S.*", re.DOTALL),
     "reducer": re.compile(r"-|\w+ \d+(\.\d+)?(e-\d+)?"),
@@ -36,6 +40,7 @@ _WRITTEN = {
     "eviction": re.compile(r"\S.*"),
 }
 """Forms of those ``ArmFacts`` that are read again."""
+_HEX = re.compile("(?:[0-9a-f]{2})*")
 
 
 @dataclass(frozen=True)
@@ -130,21 +135,14 @@ class Manifest:
         arm = manifest.arm
         check_file_name(arm.name, f"{path}: arm: name")
         for fact, pattern in _WRITTEN.items():
-            value = getattr(arm, fact)
-            if pattern.fullmatch(value) is None:
-                words = "which 'subtoken-train evaluate' does not write"
-                raise ValueError(f"{path}: arm: {fact} is {shown(value)}, {words}")
+            if pattern.fullmatch(value := getattr(arm, fact)) is None:
+                raise ValueError(
+                    f"{path}: arm: {fact} is {shown(value)}, which 'subtoken-train evaluate' does not write"
+                )
         counts = {"rows": manifest.rows, "expected_rows": manifest.expected_rows, "arm: nominal_kv": arm.nominal_kv}
         for name, count in counts.items():
             check_range(f"{path}: {name}", count, 0)
         return manifest
-
-
-_HEX = re.compile("(?:[0-9a-f]{2})*")
-COUNTS = [field.name for field in fields(Measured) if field.name not in ("kept_visual", "emptied")]
-"""Numbers of a record that are measured."""
-MAX_LINE = 2**24
-"""Bytes of one record."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,9 +223,8 @@ class SampleWriter:
 
 def _whole_bytes(path: Path) -> int:
     """Return the bytes of a file up to its last line break; its end alone is read."""
-    size = check_regular(path)
+    begin = max(0, check_regular(path) - MAX_LINE)
     with path.open("rb") as file:
-        begin = max(0, size - MAX_LINE)
         file.seek(begin)
         end = file.read(MAX_LINE).rfind(b"\n")
     if end < 0 and begin:

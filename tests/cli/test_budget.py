@@ -14,33 +14,29 @@ def printed(capsys, argv):
     return [line.split() for line in commands.printed(capsys, *argv).splitlines()]
 
 
-def test_fractions(capsys):
+LLAVA = ("--model", "llava-1.5-7b", "--tokens", "576")
+
+
+def test_fractions_and_bytes(capsys):
     rows = {row[0]: row[1] for row in printed(capsys, PAPER)}
     assert rows == {"K/S": "0.25", "rho_KV": "0.625", "rho_total": "0.15625", "anchor": "0.15625"}
-
-
-def test_bytes_of_llava(capsys):
-    rows = {row[0]: row[1:] for row in printed(capsys, [*PAPER, "--model", "llava-1.5-7b", "--tokens", "576"]) if row}
+    rows = {row[0]: row[1:] for row in printed(capsys, [*PAPER, *LLAVA]) if row}
     assert rows["llava-1.5-7b:"][:2] == ["512", "KiB"]
     assert rows["dense"] == ["576", "288.000", "100.000%"]
-    assert rows["routed"][:3] == ["144", "45.000", "15.625%"]
-    assert rows["routed"][3:6] == ["+", "9.0", "KiB"]  # 16 groups = 2 bytes x 144 tokens x 32 layers
+    assert rows["routed"][:6] == ["144", "45.000", "15.625%", "+", "9.0", "KiB"]  # 16 groups: 2 bytes x 144 x 32 layers
     assert rows["anchor"] == ["90", "45.000", "15.625%"]
 
 
 def test_a_stored_mean_is_counted_and_paid_for(capsys):
-    argv = ["budget", "--keep-ratio", ".25", "--num-groups", "64", "--kept-groups", "16", "--fill", "mean"]
-    rows = {row[0]: row[1:] for row in printed(capsys, [*argv, "--model", "llava-1.5-7b", "--tokens", "576"]) if row}
+    argv = ["budget", "--keep-ratio", ".25", "--fill", "mean", *LLAVA]
+    lines = printed(capsys, [*argv, "--num-groups", "64", "--kept-groups", "16"])
+    rows = {row[0]: row[1:] for row in lines if row}
     assert rows["rho_total"][0] == "0.15625"
     assert rows["fill"][:3] == ["a", "value", "vector"]
     assert rows["routed"][:3] == ["144", "45.250", "15.712%"]  # 32 layers of 8 KiB more
     assert rows["anchor"][0] == "91"
     assert rows["K=15"][-2:] == ["(144", "tokens)"]
-
-
-def test_a_mean_that_no_groups_pay_for_has_its_table_all_the_same(capsys):
-    argv = ["budget", "--keep-ratio", ".25", "--num-groups", "16", "--kept-groups", "1", "--fill", "mean"]
-    lines = printed(capsys, [*argv, "--model", "llava-1.5-7b", "--tokens", "576"])
+    lines = printed(capsys, [*argv, "--num-groups", "16", "--kept-groups", "1"])  # no fewer groups pay for it
     assert {row[0]: row[1:] for row in lines if row}["routed"][:3] == ["144", "38.500", "13.368%"]
     assert " ".join(lines[-1]).startswith("no K with this fill takes as few bytes as K=1 without: fill mean stores")
 
@@ -79,11 +75,6 @@ def test_geometries(capsys, model, kib):
     ],
 )
 def test_wrong_input(capsys, changed, words):
-    options = {
-        **dict(zip(PAPER[1::2], PAPER[2::2], strict=True)),
-        "--model": "llava-1.5-7b",
-        "--tokens": "576",
-        **changed,
-    }
+    options = {**dict(zip([*PAPER[1::2], *LLAVA[::2]], [*PAPER[2::2], *LLAVA[1::2]], strict=True)), **changed}
     argv = [word for name, value in options.items() if value is not None for word in (name, value)]
     assert words in refused(capsys, "budget", *argv)

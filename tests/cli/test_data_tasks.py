@@ -21,14 +21,10 @@ def questions(tmp_path):
 
 
 @pytest.mark.parametrize("name", FROM_FILES)
-def test_every_benchmark_says_where_it_comes_from(capsys, name):
+def test_every_benchmark_says_where_it_comes_from_and_an_empty_folder_is_none(capsys, name, tmp_path):
     out = printed(capsys, "data", name, silent=True)
     assert TASKS[name].where in out
     assert out.endswith(f"check a folder: subtoken-train data {name} --root DIR\n")
-
-
-@pytest.mark.parametrize("name", FROM_FILES)
-def test_an_empty_folder_is_no_benchmark(capsys, name, tmp_path):
     line = refused(capsys, "data", name, "--root", tmp_path, reports=True)
     assert name in line or str(tmp_path) in line
 
@@ -38,11 +34,6 @@ def test_a_whole_set(questions, capsys):
     assert f"{questions}: 3 samples, 3 images\n  kinds: exact_match 3\n" in out
     assert "first, '0': '<image>\\nWhat?'" in out
     assert out.endswith("  3 images opened: 3 x 2, 3 x 2, 3 x 2\nreadable: 3 samples\n")
-
-
-def test_a_missing_image(questions, capsys):
-    (questions / "a.png").unlink()
-    assert "1 of 1 images are missing" in refused(capsys, "data", "local", "--root", questions, reports=True)
 
 
 def test_a_part_of_a_set(tmp_path, capsys):
@@ -70,6 +61,8 @@ def test_a_limit_asks_for_no_other_images(questions, capsys):
     argv = ["data", "local", "--root", questions, "--limit"]
     printed(capsys, *argv, 3, silent=True)
     assert "1 of 2 images are missing" in refused(capsys, *argv, 4, reports=True)
+    (questions / "a.png").unlink()
+    assert "1 of 1 images are missing" in refused(capsys, *argv, 3, reports=True)
 
 
 def test_texts_made_on_the_spot_need_no_folder(capsys):

@@ -44,20 +44,11 @@ def test_every_shipped_grid_has_a_recipe_for_each_adapter():
         assert all(run.fit_arguments()[:3] == ["fit", "--config", run.name] for run in fits.runs), name
 
 
-def test_the_paper_s_first_table():
-    fits = grid_fits("table1_llava7b")
+def test_the_paper_s_first_table_and_stage_1_before_stage_2():
+    fits, name = grid_fits("table1_llava7b"), "llava7b_fastv25_s16k4_anchor"
     assert len(fits.runs) == 17
-    assert fits.runs[1].fit_arguments() == [
-        "fit",
-        "--config",
-        "llava7b_fastv25_s16k4_anchor",
-        "--output_dir=runs/llava7b_fastv25_s16k4_anchor",
-    ]
-
-
-def test_stage_1_is_added_before_stage_2_and_waits_are_named():
-    grid = write_grid("runs/tiny_fastv25_s16k4_stage2/adapter", "runs/tiny_fastv25/adapter")
-    fits = grid_fits(grid)
+    assert fits.runs[1].fit_arguments() == ["fit", "--config", name, f"--output_dir=runs/{name}"]
+    fits = grid_fits(write_grid("runs/tiny_fastv25_s16k4_stage2/adapter", "runs/tiny_fastv25/adapter"))
     assert [run.name for run in fits.runs] == ["tiny_fastv25", "tiny_fastv25_s16k4_stage2"]
     assert fits.later == {"tiny_fastv25_s16k4_stage2": "tiny_fastv25"}
 
@@ -93,14 +84,11 @@ def test_an_anchor_without_a_recipe_is_trained_by_that_of_its_arm(tmp_path):
 
 
 def test_adapters_that_can_never_exist_are_refused(capsys, tmp_path):
-    grid = write_grid("runs/nobody/adapter")
-    line = refused(capsys, "sweep", "--grid", grid, "--dry-run")
-    assert line.startswith(
-        "grid grid needs the adapter runs/nobody/adapter, which is not here and which no recipe makes"
-    )
-    (tmp_path / "mine.yaml").write_text(
-        recipe("tiny_fastv25_s16k4").read_text().replace("num_groups: 16 ", "num_groups: 7 ")
-    )
+    line = refused(capsys, "sweep", "--grid", write_grid("runs/nobody/adapter"), "--dry-run")
+    words = "grid grid needs the adapter runs/nobody/adapter, which is not here and which no recipe makes"
+    assert line.startswith(words)
+    text = recipe("tiny_fastv25_s16k4").read_text().replace("num_groups: 16 ", "num_groups: 7 ")
+    (tmp_path / "mine.yaml").write_text(text)
     line = refused(capsys, "sweep", "--grid", write_grid("runs/mine/adapter"))
     assert line.startswith("mine: ")
     assert "7" in line

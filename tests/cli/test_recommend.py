@@ -11,7 +11,7 @@ import yaml
 from subtoken_train.cli import generate
 from subtoken_train.cli.arm_flags import arm_options
 from subtoken_train.cli.command_line import Parser
-from subtoken_train.cli.recommend import MeasuredArm, least, lines, read_measured, spellings
+from subtoken_train.cli.recommend import GOALS, MeasuredArm, least, lines, read_measured, spellings
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.settings import ARM_SETTINGS
 from tests.support.commands import printed, refused
@@ -67,43 +67,41 @@ def test_every_spelling_means_what_was_measured(measured):
     assert ArmSpec(**own) == ArmSpec(**expected)
 
 
-def test_what_is_said_on_every_model(capsys):
-    out = printed(capsys, "recommend", "--budget", "0.2")
-    first, heads, qwen, smol, *_ = out.splitlines()
-    assert first == f"For facts that are asked for later: kvzip 57.8% in int4_rotated, 8 of 16 {TURNED}"
-    assert f"\nFor text that goes on: kvzip 50.5% in int4_rotated, 12 of 16 {TURNED}\n" in out
-    assert heads.split("  ")[1:2] == ["measured on"]
-    assert qwen.startswith("  Qwen2.5-Coder-0.5B  12.2%  -0.13 [-0.16, -0.10]  +0.0 [-1.1, +1.1]")
-    assert smol.startswith("  SmolLM2-135M        12.4%  -0.14 [-0.25, -0.02]")
-    assert "eviction_keep=0.929, which was not measured" in out
-    assert "KVzip reads a context twice" in out
-    assert "checkpoints/NAME" in out
+SAID = {
+    ("0.2",): [
+        f"For facts that are asked for later: kvzip 57.8% in int4_rotated, 8 of 16 {TURNED}\n  measured on   ",
+        f"\nFor text that goes on: kvzip 50.5% in int4_rotated, 12 of 16 {TURNED}\n",
+        "\n  Qwen2.5-Coder-0.5B  12.2%  -0.13 [-0.16, -0.10]  +0.0 [-1.1, +1.1]",
+        "\n  SmolLM2-135M        12.4%  -0.14 [-0.25, -0.02]",
+        "eviction_keep=0.929, which was not measured",
+        "KVzip reads a context twice",
+        "checkpoints/NAME",
+    ],
+    ("0.22", "--model", "qwen05"): [
+        "  first    subtoken-train axes checkpoints/qwen05 checkpoints/qwen05-axes --data TEXT",
+        'SubTokenModel.from_pretrained("checkpoints/qwen05-axes", eviction="kvzip"',
+    ],
+    ("0.25", "--model", "smollm2"): [
+        "\nFor text that goes on: kvzip 47.3% in int8, 3/4 of the key channels\n",
+        'SubTokenModel.from_pretrained("checkpoints/smollm2", eviction="kvzip", eviction_keep=0.473',
+    ],
+    ("0.13",): [
+        f"\n{GOALS['tasks']}: kvzip 0.466 int4_rotated\n",
+        "\n  Qwen2.5-Coder-0.5B, 2,048 tokens  12.4%  -1.0 [-5.2, +2.7]",
+        "\n  Qwen2.5-Coder-0.5B, 4,096 tokens  12.4%  +2.5 [-3.3, +7.9]",
+        # what was chosen by facts and text loses chains, and the command says so
+        "  RULER's tasks, Qwen2.5-Coder-0.5B, 2,048 tokens: +9.4 [+3.8, +15.0] points lost",
+    ],
+    ("0.1",): ["tasks): nothing was measured here"],
+    ("0.3", "--model", "smollm2"): ["tasks): nothing was measured here"],
+}
 
 
-def test_a_model_s_values_are_turned_first(capsys):
-    out = printed(capsys, "recommend", "--budget", "0.22", "--model", "qwen05")
-    assert "  first    subtoken-train axes checkpoints/qwen05 checkpoints/qwen05-axes --data TEXT" in out
-    assert 'SubTokenModel.from_pretrained("checkpoints/qwen05-axes", eviction="kvzip"' in out
-
-
-def test_what_ruler_s_tasks_say(capsys):
-    out = printed(capsys, "recommend", "--budget", "0.13")
-    _, tasks = out.split("For searches, chains and counts in longer contexts (five of RULER's tasks): ")
-    name, _, near, far, *_ = tasks.splitlines()
-    assert name == "kvzip 0.466 int4_rotated"
-    assert near.startswith("  Qwen2.5-Coder-0.5B, 2,048 tokens  12.4%  -1.0 [-5.2, +2.7]")
-    assert far.startswith("  Qwen2.5-Coder-0.5B, 4,096 tokens  12.4%  +2.5 [-3.3, +7.9]")
-    # what was chosen by facts and text loses chains, and the command says so
-    assert "  RULER's tasks, Qwen2.5-Coder-0.5B, 2,048 tokens: +9.4 [+3.8, +15.0] points lost" in out
-    assert "tasks): nothing was measured here" in printed(capsys, "recommend", "--budget", "0.1")
-    assert "tasks): nothing was measured here" in printed(capsys, "recommend", "--budget", "0.3", "--model", "smollm2")
-
-
-def test_what_is_said_of_one_model(capsys):
-    out = printed(capsys, "recommend", "--budget", "0.25", "--model", "smollm2")
-    assert "\nFor text that goes on: kvzip 47.3% in int8, 3/4 of the key channels\n" in out
-    assert "Qwen" not in out
-    assert 'SubTokenModel.from_pretrained("checkpoints/smollm2", eviction="kvzip", eviction_keep=0.473' in out
+@pytest.mark.parametrize("words", SAID, ids=" ".join)
+def test_what_is_said(capsys, words):
+    out = printed(capsys, "recommend", "--budget", *words)
+    assert [said for said in SAID[words] if said not in out] == []
+    assert "smollm2" not in words or "Qwen" not in out
 
 
 def test_nets_are_learnt_first():

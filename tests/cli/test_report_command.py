@@ -85,16 +85,17 @@ def test_flags_and_the_printed_rows(results, tmp_path, capsys):
 
 
 def test_wrong_input(results, tmp_path, capsys, monkeypatch):
-    assert "unknown format 'htm'. Did you mean 'html'?" in refused(capsys, "report", results, "--format", "htm")
-    assert "holds no results" in refused(capsys, "report", tmp_path / "nothing")
     monkeypatch.chdir(tmp_path)
-    assert "paper_tables.json does not exist" in refused(capsys, "report", results, "--compare-paper")
-    assert "unknown option '--formats'. Did you mean '--format'?" in refused(
-        capsys, "report", results, "--formats", "csv"
-    )
+    write_run(tmp_path / "strange", facts("a"), "popes", answers(range(9)))
+    for words, message in (
+        ((results, "--format", "htm"), "unknown format 'htm'. Did you mean 'html'?"),
+        ((tmp_path / "nothing",), "holds no results"),
+        ((results, "--compare-paper"), "paper_tables.json does not exist"),
+        ((results, "--formats", "csv"), "unknown option '--formats'. Did you mean '--format'?"),
+        ((tmp_path / "strange",), "unknown task 'popes'. Did you mean 'pope'?"),
+    ):
+        assert message in refused(capsys, "report", *words)
     samples = results / "lora_only" / "gqa" / "samples-0-of-1.jsonl"
     samples.write_text("{}\n")
     assert f"{samples}, line 1 is not a record of a sample" in refused(capsys, "report", results)
-    write_run(tmp_path / "strange", facts("a"), "popes", answers(range(9)))
-    assert "unknown task 'popes'. Did you mean 'pope'?" in refused(capsys, "report", tmp_path / "strange")
     assert not (results / "report").exists()

@@ -60,10 +60,12 @@ def test_a_chart_for_each_thing_that_was_logged(tmp_path, rows, charts):
     assert size(draw_run(run(tmp_path / "run", rows))) == (WIDTH * charts, 300)
 
 
-def test_nothing_was_logged(tmp_path, capsys):
+def test_what_is_not_there_is_not_drawn_and_what_cannot_be_drawn_is_said(tmp_path, capsys):
     assert picture_of_run(tmp_path) is None
     assert picture_of_run(run(tmp_path / "run", {"epoch": [0.0]})) is None
     assert capsys.readouterr().err == ""
+    assert picture_of_run(run(tmp_path / "odd", {"train/loss": ["much"]})) is None
+    assert capsys.readouterr().err == "no picture of the training: could not convert string to float: 'much'\n"
 
 
 @pytest.mark.slow
@@ -89,12 +91,6 @@ def test_the_anchor_stands_beside_its_run_where_it_answered_the_same(tmp_path):
     (anchor / "recipe.yaml").write_text("evaluation: {data: other.json}\n")
     assert list(scores_beside_anchor(routed, logged(routed))) == ["this run"]
     assert scores_beside_anchor(anchor, {}) == {}
-
-
-def test_what_cannot_be_drawn_is_said(tmp_path, capsys):
-    folder = run(tmp_path / "run", {"train/loss": ["much"]})
-    assert picture_of_run(folder) is None
-    assert capsys.readouterr().err == "no picture of the training: could not convert string to float: 'much'\n"
 
 
 @pytest.mark.slow

@@ -60,24 +60,17 @@ def test_colors_are_told_apart(matrix):
     assert min(np.linalg.norm(seen[a] - seen[b]) for a, b in combinations(COLORS, 2)) > 20
 
 
-def test_bars_are_as_high_as_their_numbers():
-    _, (axes,) = axes_in_a_row(1)
-    draw_bars(axes, [0.0, 0.25, 0.5, 0.1], "t", "x", "y")
-    assert [bar.get_height() for bar in axes.patches] == [0.0, 0.25, 0.5, 0.1]
-    assert [bar.get_center()[0] for bar in axes.patches] == pytest.approx([0, 1, 2, 3])
-    assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == ("t", "x", "y")
-
-
-def test_lines_go_through_their_points():
-    _, (axes,) = axes_in_a_row(1)
-    draw_lines(axes, {"a": [0, 4, 2], "b": [1, 1, 1]}, "t", "x", "y", first=3)
-    assert [line.get_xydata().tolist() for line in axes.lines] == [[[3, 0], [4, 4], [5, 2]], [[3, 1], [4, 1], [5, 1]]]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b"]
-    assert len({line.get_color() for line in axes.lines}) == 2
-    assert axes.get_ylim()[0] == 0
-
-
-def test_cells_are_as_dark_as_their_numbers():
+def test_what_is_drawn_is_what_the_numbers_say():
+    _, (bars, lines) = axes_in_a_row(2)
+    draw_bars(bars, [0.0, 0.25, 0.5, 0.1], "t", "x", "y")
+    assert [bar.get_height() for bar in bars.patches] == [0.0, 0.25, 0.5, 0.1]
+    assert [bar.get_center()[0] for bar in bars.patches] == pytest.approx([0, 1, 2, 3])
+    assert (bars.get_title(), bars.get_xlabel(), bars.get_ylabel()) == ("t", "x", "y")
+    draw_lines(lines, {"a": [0, 4, 2], "b": [1, 1, 1]}, "t", "x", "y", first=3)
+    assert [line.get_xydata().tolist() for line in lines.lines] == [[[3, 0], [4, 4], [5, 2]], [[3, 1], [4, 1], [5, 1]]]
+    assert [text.get_text() for text in lines.get_legend().get_texts()] == ["a", "b"]
+    assert len({line.get_color() for line in lines.lines}) == 2
+    assert lines.get_ylim()[0] == 0
     figure, (axes,) = axes_in_a_row(1)
     draw_cells(axes, [[0.0, 1.0], [0.5, 0.25]], "t", "x", "y", first=2)
     (picture,) = axes.images

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import shutil
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +15,7 @@ from subtoken_train.cli.main import main
 from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.reporting.exports import latex_escape as latex
 from subtoken_train.evaluation.reporting.exports import markdown_escape as markdown
-from subtoken_train.evaluation.results import Manifest, read_samples
+from subtoken_train.evaluation.results import Manifest
 from subtoken_train.evaluation.runner import cell
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.inference import pool
@@ -37,7 +36,6 @@ from tests.support.paper_folders import (
     WHOLE,
     PaperRun,
     paper_run,
-    write_benchmarks,
     write_printed_tables,
 )
 from tests.support.sampling import sampled
@@ -110,8 +108,8 @@ def test_the_three_arms_stand_at_the_papers_budget(rows):
 
 def test_columns_and_means_are_those_of_the_records(run, rows):
     for arm in IMAGE_ARMS:
-        for task, mark in ((task, f"partial: {LIMIT} of {build_task(task).expected_rows:,}") for task in COLUMNS):
-            row = primary(rows, arm, task)
+        for task in COLUMNS:
+            row, mark = primary(rows, arm, task), f"partial: {LIMIT} of {build_task(task).expected_rows:,}"
             assert float(row["value"]) == pytest.approx(run.score(arm, task), abs=2e-6)
             assert (row["n"], row["unit"]) == (str(LIMIT), "fraction")
             assert mark in row["marks"]
@@ -127,18 +125,14 @@ def test_columns_and_means_are_those_of_the_records(run, rows):
 
 @sampled(("arm", "anchor", "tasks"), [(ROUTED, ANCHOR, tuple(COLUMNS)), (TEXT_ROUTED, TEXT_ANCHOR, ("mmlu",))], every=2)
 def test_differences_to_the_anchor_are_paired(run, rows, arm, anchor, tasks):
-    for task in tasks:
-        row = primary(rows, arm, task)
+    means = MEANS if arm == ROUTED else {}
+    for name, its in {**{task: (task,) for task in tasks}, **means}.items():
+        row, apart = primary(rows, arm, name), fmean(run.difference(arm, anchor, task) for task in its)
         assert row["anchor"] == anchor
-        assert float(row["difference"]) == pytest.approx(run.difference(arm, anchor, task), abs=2e-6)
-        assert row["difference_n"] == str(LIMIT)
-        assert float(row["difference_low"]) <= float(row["difference"]) <= float(row["difference_high"])
-        assert not primary(rows, anchor, task)["difference"]
-    for mean, its in MEANS.items() if arm == ROUTED else ():
-        apart = fmean(run.difference(arm, anchor, task) for task in its)
-        row = primary(rows, arm, mean)
         assert float(row["difference"]) == pytest.approx(apart, abs=2e-6)
         assert row["difference_n"] == str(LIMIT * len(its))
+        assert float(row["difference_low"]) <= float(row["difference"]) <= float(row["difference_high"])
+        assert not primary(rows, anchor, name)["difference"]
 
 
 def test_all_formats_name_all_arms_and_columns(report):
@@ -238,16 +232,3 @@ def test_both_layouts_ask_the_same(run, tmp_path, task):
         for images in zip(first.images, second.images, strict=True):
             left, right = map(open_image, images)
             assert left.tobytes() == right.tobytes()
-
-
-@pytest.mark.slow
-def test_own_files_of_another_adapter_by_one_line(run, tmp_path, capsys):
-    """Flags instead of a grid, the authors' files, and an adapter without an anchor of its own among the arms."""
-    root = write_benchmarks(tmp_path / "own", own=True)
-    shutil.rmtree(root / "mmlu")
-    arguments = ["--tasks", ",".join(COLUMNS), "--adapter", f"{ADAPTERS}/{ROUTED}", "--limit", str(LIMIT)]
-    assert main(["evaluate", *arguments, "--data-root", str(root), "--out", str(tmp_path / "out")]) == 0
-    assert "untrained_anchor" in capsys.readouterr().out
-    for task in COLUMNS:
-        found = list(read_samples(tmp_path / "out" / f"{ROUTED}-seed0" / task).values())
-        assert [record.prediction for record in found] == [record.prediction for record in run.records(ROUTED, task)]

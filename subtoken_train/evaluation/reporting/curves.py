@@ -15,19 +15,21 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.reporting.runs import ArmResults
-from subtoken_train.evaluation.reporting.score_tables import Estimate, cost_of, score_of, score_part
+from subtoken_train.evaluation.reporting.score_tables import Estimate, cost_of, method_notes, score_of, score_part
 
 AMOUNT = re.compile(r" (threshold=\S+|mean [\d.]+|[\d.,]+( tokens| bytes)?)(?= |$)")
 """Matches an eviction's budget: ``snapkv 1,024 tokens int8`` is ``snapkv int8`` without it."""
 TOLERANCES = (0.10, 0.20)
 NO_REFERENCE = "no uncompressed arm"
+Scored = Sequence[tuple[str, str | None]]
+"""Tasks of eq. 10, each with the benchmark's own task or None."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,7 @@ class Curve:
         scored: what eq. 10 is a mean over: ``pope``, ``ruler/vt``.
         zero: of these, those whose uncompressed score is 0, which leaves eq. 10 without a value.
         area: mean score over the range of r; None for a single point.
-        edges: tolerance -> largest r within it, and r where the curve first leaves it, which is another where it comes
-            back; empty without a reference.
+        edges: tolerance -> what ``within`` finds; empty without a reference.
     """
 
     backbone: str
@@ -74,8 +75,9 @@ class Curve:
         if tolerance not in self.edges:
             return f"{', '.join(self.zero)}: 0 uncompressed" if self.zero else "" if self.reference else NO_REFERENCE
         reached, first = self.edges[tolerance]
-        whole = ", the whole curve" if reached == first == self.span[1] else ""
-        return f"{reached:.4f}{whole}" if reached == first else f"{reached:.4f} (first left at {first:.4f})"
+        if reached != first:
+            return f"{reached:.4f} (first left at {first:.4f})"
+        return f"{reached:.4f}" + (", the whole curve" if reached == self.span[1] else "")
 
 
 def area(ratios_p: Sequence[float], scores_p: Sequence[float]) -> float:
@@ -86,8 +88,7 @@ def area(ratios_p: Sequence[float], scores_p: Sequence[float]) -> float:
 def within(ratios_p: Sequence[float], losses_p: Sequence[float], tolerance: float) -> tuple[float, float] | None:
     """Find the largest r with a loss within ``tolerance`` on the piecewise linear curve, and where it first leaves it.
 
-    The two are equal on a curve that crosses the tolerance once, and the last r on one that never does. None where all
-    of the curve is above.
+    None where all of the curve is above; both are the last r where none of it is.
     """
     crossings = [
         r + (tolerance - loss) / (next_loss - loss) * (next_r - r)
@@ -106,30 +107,21 @@ def make_curves(arms: Sequence[ArmResults]) -> list[Curve]:
     under its name.
     """
     families: dict[tuple[str, str], list[ArmResults]] = defaultdict(list)
-    for arm in arms:
+    for arm in filter(lambda arm: arm.compressed, arms):
         words = method_words(arm)
         budgets = [other.facts.nominal_kv for other in families[arm.facts.backbone, words]]
-        if arm.compressed:
-            own = f"{words}: {arm.name}" if arm.facts.nominal_kv in budgets else words
-            families[arm.facts.backbone, own].append(arm)
-    curves = [
-        _curve(backbone, name, members, arms) for (backbone, name), members in sorted(families.items()) if members
-    ]
+        own = f"{words}: {arm.name}" if arm.facts.nominal_kv in budgets else words
+        families[arm.facts.backbone, own].append(arm)
+    curves = [_curve(*key, members, arms) for key, members in sorted(families.items()) if members]
     return [curve for curve in curves if curve is not None]
 
 
 def method_words(arm: ArmResults) -> str:
     """Name what the arms of one curve share. The budget is the reducer's, or the eviction's where there is one."""
     facts = arm.facts
-    evicts, reduces = facts.eviction != "-", facts.reducer != "-"
-    parts = [facts.reducer if evicts else facts.reducer.split()[0]] if reduces else []
-    parts += [facts.groups] if facts.groups != "-" else []
-    parts += [AMOUNT.sub("", facts.eviction)] if evicts else []
-    words = " + ".join(parts) or "uncompressed"
-    notes = [
-        *([] if facts.trained else ["untrained"]),
-        *(["context first"] if facts.protocol == "context_first" else []),
-    ]
+    reducer = facts.reducer if facts.eviction != "-" else facts.reducer.split()[0]
+    parts = [part for part in (reducer, facts.groups, AMOUNT.sub("", facts.eviction)) if part != "-"]
+    words, notes = " + ".join(parts) or "uncompressed", method_notes(facts)
     return f"{words} ({', '.join(notes)})" if notes else words
 
 
@@ -142,7 +134,7 @@ def _reference(members: Sequence[ArmResults], arms: Sequence[ArmResults]) -> Arm
     full = [arm for arm in arms if not arm.compressed and arm.facts.backbone == facts.backbone]
     same = [arm for arm in full if arm.facts.adapter == facts.adapter]
     alike = [arm for arm in full if (arm.facts.adapter is None) == (facts.adapter is None)]
-    chosen = next((group for group in (same, alike, full) if group), [])
+    chosen = same or alike or full
     return chosen[0] if len(chosen) == 1 else None
 
 
@@ -156,9 +148,9 @@ def _curve(backbone: str, name: str, members: list[ArmResults], arms: Sequence[A
         return None
     points.sort(key=lambda point: -point.kv)
     ratios, scores = [1 - point.kv for point in points], [point.estimate.value for point in points]
-    wide = ratios[-1] > ratios[0]
     losses = [point.loss for point in points if point.loss is not None]
     found = {tolerance: within(ratios, losses, tolerance) for tolerance in TOLERANCES if len(losses) == len(points)}
+    zero = [] if reference is None else [each for each in scored if not _value(reference, *each)]
     return Curve(
         backbone,
         name,
@@ -166,14 +158,14 @@ def _curve(backbone: str, name: str, members: list[ArmResults], arms: Sequence[A
         tuple(points),
         reference is not None,
         _joined(scored),
-        () if reference is None else _joined(each for each in scored if not _value(reference, *each)),
-        area(ratios, scores) if wide else None,
+        _joined(zero),
+        area(ratios, scores) if ratios[-1] > ratios[0] else None,
         {tolerance: edges for tolerance, edges in found.items() if edges is not None},
     )
 
 
-def _scored(arms: Sequence[ArmResults], tasks: Sequence[str]) -> list[tuple[str, str | None]]:
-    """Return the tasks of eq. 10 as (task, subtask): the subtasks that all runs have, else the task as a whole."""
+def _scored(arms: Sequence[ArmResults], tasks: Sequence[str]) -> Scored:
+    """Return the tasks of eq. 10: the subtasks that all runs have, else the task as a whole."""
     scored: list[tuple[str, str | None]] = []
     for task in tasks:
         runs = [run for arm in arms for run in arm.answered(task).values()]
@@ -182,28 +174,25 @@ def _scored(arms: Sequence[ArmResults], tasks: Sequence[str]) -> list[tuple[str,
     return scored
 
 
-def _joined(scored: Iterable[tuple[str, str | None]]) -> tuple[str, ...]:
-    """Return ``ruler/vt`` of a subtask, a task's name of a task."""
+def _joined(scored: Scored) -> tuple[str, ...]:
     return tuple("/".join(filter(None, each)) for each in scored)
 
 
 def _value(arm: ArmResults, task: str, name: str | None) -> float:
     part = score_part(arm, task, name)
     assert part is not None  # _usable
-    return part.plain.value
+    return part.value
 
 
 def _usable(arm: ArmResults, task: str) -> bool:
     """Tell whether the score is an accuracy; the share of answers for a judge is not."""
     part = score_part(arm, task)
-    if part is None or part.plain.form != "fraction":
+    if part is None or part.form != "fraction":
         return False
     return all(run.manifest.primary != Answered.names[0] for run in arm.runs[task].values())
 
 
-def _point(
-    arm: ArmResults, tasks: tuple[str, ...], reference: ArmResults | None, scored: Sequence[tuple[str, str | None]]
-) -> Point | None:
+def _point(arm: ArmResults, tasks: tuple[str, ...], reference: ArmResults | None, scored: Scored) -> Point | None:
     kv = cost_of(arm, tasks).shares["with_index"]
     score = score_of(arm, tasks) if tasks else None
     if kv is None or score is None:

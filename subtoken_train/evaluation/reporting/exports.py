@@ -6,11 +6,20 @@ The CSV is in long format, a row per arm, task and score; nothing is rounded awa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from subtoken_train.evaluation.reporting.report import Report
+from subtoken_train.evaluation.reporting.report import (
+    NOTES,
+    Cell,
+    Report,
+    Section,
+    cell_text,
+    query_aware_text,
+    sections,
+    verdicts,
+)
 from subtoken_train.evaluation.reporting.score_tables import (
     MEANS,
     ArmRow,
@@ -19,15 +28,6 @@ from subtoken_train.evaluation.reporting.score_tables import (
     ScoreTable,
     estimate_of,
     score_part,
-)
-from subtoken_train.evaluation.reporting.sections import (
-    NOTES,
-    Cell,
-    Section,
-    cell_text,
-    query_aware_text,
-    sections,
-    verdicts,
 )
 
 TEXTS = ("arm", "backbone", "adapter", "reducer", "groups", "eviction", "query_aware", "acts", "trained", "seeds")
@@ -86,13 +86,10 @@ def _scores_of(row: ArmRow, column: str, kinds: tuple[KindScores, ...]) -> Itera
     printed = row.scores[column]
     if printed is None:
         return
-    if column in MEANS:
-        yield _cells(column, "mean", printed, row.differences.get(column))
-        return
-    runs = list(row.arm.answered(column).values())
-    primary = runs[0].manifest.primary
+    runs = [] if column in MEANS else list(row.arm.answered(column).values())
+    primary = runs[0].manifest.primary if runs else "mean"
     yield _cells(column, primary, printed, row.differences.get(column))
-    for name in runs[0].scores:
+    for name in list(runs[0].scores) if runs else []:
         everywhere = name != primary and all(name in run.scores for run in runs)  # limited runs lack some of MME's
         part = score_part(row.arm, column, name) if everywhere else None
         if part is not None:
@@ -140,10 +137,16 @@ def report_latex(report: Report) -> str:
 
 def _latex_table(part: Section) -> str:
     frame = part.written(_latex_cell)
-    styler = frame.rename(columns=latex_escape).style.hide(axis="index")
-    columns = f"l{'r' * (frame.shape[1] - 1)}"
-    caption = latex_escape(part.title)
-    text: str = styler.to_latex(column_format=columns, caption=caption, position_float="centering", hrules=True)
+    text: str = (
+        frame.rename(columns=latex_escape)
+        .style.hide(axis="index")
+        .to_latex(
+            column_format=f"l{'r' * (frame.shape[1] - 1)}",
+            caption=latex_escape(part.title),
+            position_float="centering",
+            hrules=True,
+        )
+    )
     return text.rstrip()
 
 
@@ -168,7 +171,13 @@ _MARKDOWN_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
 def report_markdown(report: Report) -> str:
     """Return all tables of the report; charts and pictures are in the HTML page."""
     blocks = ["# Matched-budget report", *_markdown_list(verdicts(report)), *_markdown_list(NOTES)]
-    return "\n\n".join([*blocks, *(block for part in sections(report) for block in _markdown_blocks(part))]) + "\n"
+    for part in sections(report):
+        frame = part.written(lambda cell, samples: markdown_escape(cell_text(cell, samples) if cell != "" else ""))
+        header = [markdown_escape(name) for name in frame.columns]
+        rows = [header, ["---"] * len(header), *frame.to_numpy().tolist()]
+        table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        blocks += [f"{'#' * part.level} {markdown_escape(part.title)}", table, *_markdown_list(part.notes)]
+    return "\n\n".join(blocks) + "\n"
 
 
 def markdown_escape(text: str) -> str:
@@ -176,17 +185,5 @@ def markdown_escape(text: str) -> str:
     return _MARKDOWN_SPECIAL.sub(r"\\\1", " ".join(text.split()))
 
 
-def _markdown_blocks(part: Section) -> list[str]:
-    frame = part.written(_markdown_cell)
-    header = [markdown_escape(name) for name in frame.columns]
-    rows = [header, ["---"] * len(header), *frame.to_numpy().tolist()]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return [f"{'#' * part.level} {markdown_escape(part.title)}", table, *_markdown_list(part.notes)]
-
-
-def _markdown_cell(cell: Cell, samples: int) -> str:
-    return markdown_escape(cell_text(cell, samples) if cell != "" else "")
-
-
-def _markdown_list(lines: tuple[str, ...] | list[str]) -> list[str]:
+def _markdown_list(lines: Sequence[str]) -> list[str]:
     return ["\n".join(f"- {markdown_escape(line)}" for line in lines)] if lines else []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from matplotlib.patches import Patch
 
 from subtoken_train.errors import plain
 from subtoken_train.evaluation.charts import COLORS, FILLS, INK, MARKERS, styled, svg_of
-from subtoken_train.evaluation.reporting import sections as words
+from subtoken_train.evaluation.reporting import report as words
 from subtoken_train.evaluation.reporting.curves import Curve
 from subtoken_train.evaluation.reporting.report import Report, spoken
 from subtoken_train.evaluation.reporting.score_tables import MEANS, Estimate, KindScores, ScoreTable
@@ -226,37 +226,28 @@ def report_html(report: Report) -> str:
 
 def _charts(part: words.Section, name: str, series: Mapping[str, Series]) -> list[Chart]:
     """Draw a section's numbers; the words for a screen reader are those of the table beside them."""
-    found: Iterable[tuple[str, Figure | None]] = ()
-    if isinstance(part.about, ScoreTable):
-        found = _differences(part.about, series)
-    elif isinstance(part.about, KindScores):
-        cells = {kind: cell for kind in part.about.kinds if (cell := cell_of(kind)) is not None}
-        if len(cells) == len(part.about.kinds):
+    about = part.about
+    found: dict[str, Figure | None] = {}
+    if isinstance(about, ScoreTable):  # the means where there are means, else every task
+        drawn = {column: difference_chart(about, column, series) for column in about.columns}
+        shown = [column for column in drawn if column in MEANS and drawn[column]] or list(drawn)
+        found = {f"{about.columns[column]}: difference to the anchor": drawn[column] for column in shown}
+    elif isinstance(about, KindScores):
+        cells = {kind: cell for kind in about.kinds if (cell := cell_of(kind)) is not None}
+        if len(cells) == len(about.kinds):
             titles = {arm: its.title for arm, its in series.items()}
-            found = [(f"{part.about.task}: needles found, in %", map_chart(part.about, cells, titles))]
+            found = {f"{about.task}: needles found, in %": map_chart(about, cells, titles)}
         else:
-            found = [(f"{part.about.task}: score per question kind", kind_chart(part.about, series))]
-    elif isinstance(part.about, tuple):
-        found = _curves(part.about, series)
+            found = {f"{about.task}: score per question kind": kind_chart(about, series)}
+    elif isinstance(about, tuple):  # curves over other tasks are not drawn into one picture
+        groups: dict[str, list[Curve]] = {}
+        for curve in about:
+            title = f"{curve.backbone}: mean score of {', '.join(curve.tasks)} against KV"
+            groups.setdefault(title, []).append(curve)
+        found = {title: curve_chart(group, series) for title, group in groups.items()}
     description = "The numbers are in the tables of this section."
     return [
         Chart(caption, svg_of(figure, f"{name}-{number}", caption, description))
-        for number, (caption, figure) in enumerate(found)
+        for number, (caption, figure) in enumerate(found.items())
         if figure is not None
     ]
-
-
-def _differences(table: ScoreTable, series: Mapping[str, Series]) -> list[tuple[str, Figure | None]]:
-    """Draw the means where there are means, else every task."""
-    charts = {column: difference_chart(table, column, series) for column in table.columns}
-    shown = [column for column in charts if column in MEANS and charts[column]] or list(charts)
-    return [(f"{table.columns[column]}: difference to the anchor", charts[column]) for column in shown]
-
-
-def _curves(curves: tuple[Curve, ...], series: Mapping[str, Series]) -> list[tuple[str, Figure]]:
-    """Draw a chart per backbone and set of tasks: curves over other tasks are not drawn into one picture."""
-    groups: dict[str, list[Curve]] = {}
-    for curve in curves:
-        title = f"{curve.backbone}: mean score of {', '.join(curve.tasks)} against KV"
-        groups.setdefault(title, []).append(curve)
-    return [(title, curve_chart(group, series)) for title, group in groups.items()]

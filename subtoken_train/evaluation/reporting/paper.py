@@ -80,11 +80,11 @@ def _rows(content: Any) -> list[dict[str, Any]]:
         listed = content.get(key) if isinstance(content, dict) else None
         if not isinstance(listed, list):
             raise ValueError(f"it has no list {key}")
-        for i, row in enumerate(listed):
-            rows.append(chosen({**_EVERY, **own}, row, f"{key}[{i}]"))
+        for i, given in enumerate(listed):
+            row = chosen({**_EVERY, **own}, given, f"{key}[{i}]")
             if "scores" in own:
-                scores = rows[-1]["scores"]
-                rows[-1]["scores"] = {**scores, **chosen(_SCORES, scores, f"{key}[{i}].scores")}
+                row["scores"] |= chosen(_SCORES, row["scores"], f"{key}[{i}].scores")
+            rows.append(row)
     return rows
 
 
@@ -119,9 +119,9 @@ def _compared(
 ) -> Iterator[tuple[object, ...]]:
     """Yield the values of ``FRAME`` for every column that the printed row has."""
     base, means = _printed_anchor(row, rows), _means(row)
-    if "mmlu" in row:
-        printed, recomputed, ours = dict(means), {}, {}
-    else:
+    printed, recomputed = dict(means), dict[str, float]()
+    ours: dict[str, Estimate | None] = {}
+    if "scores" in row:
         printed = {**row["scores"], "3-mean": row["printed_3m"], "7-mean": row["printed_7m"]}
         recomputed = dict(means)
         ours = {label: score_of(arm, [task]) for task, label in PAPER_TASKS.items()}
@@ -133,9 +133,8 @@ def _compared(
                 apart = None if anchor is None else difference_of(arm, anchor, AVERAGED[mean])
                 ours[label] = apart if isinstance(apart, Estimate) else None
     words = f"Table {row['table']}, {row['model']}, {row['method']}"
-    for column in COLUMNS:
-        if column in printed:
-            yield arm.name, words, column, printed[column], recomputed.get(column), ours.get(column)
+    for column in filter(printed.__contains__, COLUMNS):
+        yield arm.name, words, column, printed[column], recomputed.get(column), ours.get(column)
 
 
 def _means(row: dict[str, Any]) -> dict[str, float]:

@@ -1,51 +1,74 @@
-"""All that a report says, before it takes a format."""
+"""All that a report says, before it takes a format: arms, their tables, and sections of cells that every format writes.
+
+A cell is text, an ``Estimate`` or None; ``cell_text`` makes it plain text, which each format escapes in its own way.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
 
-from subtoken_train.evaluation.reporting.curves import Curve, make_curves
+from subtoken_train.evaluation.reporting.curves import TOLERANCES, Curve, make_curves
 from subtoken_train.evaluation.reporting.paper import FRAME, compare_paper
 from subtoken_train.evaluation.reporting.runs import ArmResults, read_results
-from subtoken_train.evaluation.reporting.score_tables import KindScores, ScoreTable, make_kinds, make_tables, ordered
+from subtoken_train.evaluation.reporting.score_tables import (
+    MEANS,
+    MOOT,
+    ArmRow,
+    Estimate,
+    KindScores,
+    ScoreTable,
+    make_kinds,
+    make_tables,
+    method_notes,
+    ordered,
+)
 from subtoken_train.evaluation.results import ArmFacts, Manifest
+from subtoken_train.ledger.kv_budget import share_words
 
-METHODS = {
-    "fastv": "FastV",
-    "visionzip": "VisionZip",
-    "fastervlm": "FasterVLM",
-    "prumerge": "PruMerge",
-    "sparsevlm": "SparseVLM",
-    "divprune": "DivPrune",
-    "cdpruner": "CDPruner",
-    "dart": "DART",
-    "vispruner": "VisPruner",
-    "evs": "EVS",
-    "vidcom2": "VidCom2",
-    "quest": "Quest",
-    "aircache": "AirCache",
-    "h2o": "H2O",
-    "kvcompose": "KVCompose",
-    "pyramidkv": "PyramidKV",
-    "snapkv": "SnapKV",
-    "streaming_llm": "StreamingLLM",
-    "tgv_kv": "TGV-KV",
-    "vl_cache": "VL-Cache",
-    "expected_attention": "ExpectedAttention",
-    "compactor": "Compactor",
-    "keydiff": "KeyDiff",
-    "tova": "TOVA",
-    "lagkv": "LagKV",
-}
+_NAMES = """FastV VisionZip FasterVLM PruMerge SparseVLM DivPrune CDPruner DART VisPruner EVS VidCom2 Quest AirCache H2O
+KVCompose PyramidKV SnapKV Compactor KeyDiff TOVA LagKV"""
+METHODS = {name.lower(): name for name in _NAMES.split()}
+METHODS |= {"streaming_llm": "StreamingLLM", "tgv_kv": "TGV-KV", "vl_cache": "VL-Cache"}
+METHODS |= {"expected_attention": "ExpectedAttention"}
 SELECTORS = {"linear": "router", "mlp": "MLP router", "value_norm": "by value norm", "random": "at random"}
 """Spellings of methods and selectors in tables; others go by their own name."""
+Cell = Estimate | str | None
+NOTHING = "-"
+NOTES = (
+    "Scores are computed from the stored answers; fractions are shown in %. Means are computed, and only where all of "
+    "their tasks are there: 3-mean = MMBench, TextVQA, GQA; 7-mean = all seven.",
+    "In brackets: bootstrap 95 % interval over samples, of several seeds over seeds and samples; for means samples are "
+    "resampled within each task. Differences (Δ) to the anchor are paired by sample and seed. A score without brackets "
+    "is no mean over samples.",
+    "Better and worse: the whole interval of the paired difference lies on one side of zero; level: it holds zero, so "
+    "these samples do not tell the two apart. Each interval is a 95 % one by itself.",
+    f"{MOOT} and grey: the cache was compressed after the prompt, whose pass gives the first token. One-word answers "
+    "and choices of one token come from there: such a score, or its part in a mean, says nothing of the compression.",
+    "KV nominal: what the ledger promises of the compressed region's bytes. KV measured: the same from the packed "
+    "tensors; with index: and what finds the stored value groups; KV prompt: everything, the text included. Anchor KV "
+    "over ours is of KV measured, and must not be below 1. A threshold promises nothing: nominal is the mean that was "
+    "recorded when it was found, measured stands with its standard deviation over samples (±).",
+)
+CURVE_NOTE = (
+    "r: share of the compressed region's KV that is gone, measured. AUC: mean score over the range of r; compare it "
+    "over one range only. r within 10% (20%): the largest r whose relative loss, a mean over tasks, is not above that."
+)
+TIME_NOTE = (
+    "Seconds of all passes of a checkpoint, prompts and answers, summed over samples and processes; loading, reading "
+    "and tokenising are left out. Below the arms: each method's mean over its checkpoints (arms and seeds), as the "
+    "sub-token paper's Table 6 prints it. They compare arms of one machine and batch size alone."
+)
+MATCHED = 0.01
+"""Budgets differ where nominal or measured bytes are further apart than this share; then no verdict is given."""
+_VERDICTS = ("better", "worse", "level", "without an interval", "nothing to say", "not paired")
 
 
 @dataclass(frozen=True)
@@ -87,7 +110,7 @@ def make_report(
         tuple(arms),
         human_names({arm.name: arm.facts for arm in arms}),
         make_tables(arms),
-        task_facts(arms),
+        _task_facts(arms),
         tuple(make_curves(arms)),
         tuple(make_kinds(arms)),
         pd.DataFrame(columns=FRAME) if paper is None else compare_paper(arms, paper),
@@ -103,15 +126,13 @@ def human_names(arms: Mapping[str, ArmFacts]) -> dict[str, str]:
 
 def _method(facts: ArmFacts) -> str:
     """Name reducer, groups and eviction, shares in %."""
-    parts = [spoken(facts.reducer)] if facts.reducer != "-" else []
-    if facts.groups != "-":
-        shape, selector, *rest = [*facts.groups.split(), ""]
-        parts.append(" ".join(filter(None, [shape, SELECTORS.get(selector, f"{selector} router"), *rest])))
-    parts += [spoken(facts.eviction)] if facts.eviction != "-" else []
-    if not parts:
+    shape, selector, *rest = [*facts.groups.split(), ""]
+    groups = " ".join(filter(None, [shape, SELECTORS.get(selector, f"{selector} router"), *rest]))
+    parts = {facts.reducer: spoken(facts.reducer), facts.groups: groups, facts.eviction: spoken(facts.eviction)}
+    named = " + ".join(words for own, words in parts.items() if own != NOTHING)
+    if not named:
         return "no compression" if facts.adapter is not None else "no compression, no adapter"
-    untrained = [] if facts.trained else ["untrained"]
-    return ", ".join([" + ".join(parts), *untrained, *(["context first"] if facts.protocol == "context_first" else [])])
+    return ", ".join([named, *method_notes(facts)])
 
 
 def spoken(words: str) -> str:
@@ -120,7 +141,7 @@ def spoken(words: str) -> str:
     return re.sub(r"\w+", lambda name: METHODS.get(name[0], name[0]), shares)
 
 
-def task_facts(arms: Sequence[ArmResults]) -> pd.DataFrame:
+def _task_facts(arms: Sequence[ArmResults]) -> pd.DataFrame:
     """Return how each task was asked, and by which arms."""
     runs = [(arm.name, run) for arm in arms for runs in arm.runs.values() for run in runs.values()]
     frame = pd.DataFrame([{**_facts_of(run.manifest, run.asked), "arms": name} for name, run in runs])
@@ -135,8 +156,244 @@ def _facts_of(manifest: Manifest, asked: str) -> dict[str, str]:
         "task": manifest.task,
         "score": manifest.primary,
         "asked": asked,
-        "options": json.dumps(manifest.options) if manifest.options else "-",
+        "options": json.dumps(manifest.options) if manifest.options else NOTHING,
         "read from": manifest.source or "its own Hub id",
         "samples": f"{manifest.rows:,}{whole}",
         "digest": manifest.samples_sha256[:12],
     }
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table under its heading.
+
+    Attributes:
+        samples: column -> samples that its largest cell rests on; of columns of estimates only.
+        about: what a chart of the same numbers is drawn from.
+    """
+
+    title: str
+    frame: pd.DataFrame
+    samples: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    level: int = 2
+    about: ScoreTable | KindScores | pd.DataFrame | tuple[Curve, ...] | None = None
+
+    def written(self, write: Callable[[Cell, int], str]) -> pd.DataFrame:
+        """Return the frame as text: ``write`` gets a cell and its column's samples, which stand in the heading."""
+        columns = {}
+        for name, cells in self.frame.items():
+            counted = f" (n = {self.samples[name]:,})" if name in self.samples else ""
+            columns[f"{name}{counted}"] = [write(cell, self.samples.get(name, 0)) for cell in cells]
+        return pd.DataFrame(columns)
+
+
+def sections(report: Report) -> list[Section]:
+    """Return all tables of the report in order; charts and pictures are in the HTML page."""
+    found = [part(table, report) for table in report.tables for part in (_scores, _budgets, _times)]
+    if report.curves:
+        methods = pd.DataFrame([_curve_row(curve) for curve in report.curves])
+        found.append(Section("Accuracy against KV", methods, notes=(CURVE_NOTE,), about=report.curves))
+        points = pd.DataFrame([row for curve in report.curves for row in _point_rows(curve, report)])
+        found.append(Section("Points", points, level=3))
+    found += [_kinds(kinds, report) for kinds in report.kinds]
+    found += [] if report.comparisons.empty else [_comparisons(report.comparisons)]
+    return [*found, Section("How the tasks were asked", report.tasks)]
+
+
+def verdicts(report: Report) -> list[str]:
+    """Write a sentence for every arm with an anchor: where its paired differences say better, worse or neither."""
+    lines = [_verdict(row, table, report) for table in report.tables for row in table.rows if row.anchor is not None]
+    return lines or ["No arm was compared: none names an anchor that has results here."]
+
+
+def _verdict(row: ArmRow, table: ScoreTable, report: Report) -> str:
+    assert row.anchor is not None
+    ours, its = row.arm.facts.nominal_kv, row.anchor.facts.nominal_kv
+    who = f"{report.titles[row.arm.name]} against {report.titles[row.anchor.name]}"
+    apart = abs(its / ours - 1) if ours else 1.0
+    if row.anchor_ratio is None or max(apart, abs(row.anchor_ratio - 1)) > MATCHED:
+        measured = "not measured" if row.anchor_ratio is None else f"measured, its over ours {row.anchor_ratio:.4f}"
+        shares = f"{share_words(ours)} against {share_words(its)}; {measured}"
+        return f"{who}: no verdict, the budgets differ (nominal {shares})."
+    found: dict[str, list[str]] = {}
+    for column, heading in table.columns.items():
+        cell = row.differences.get(column)
+        if isinstance(cell, Estimate):
+            kind = "nothing to say" if cell.moot else cell.verdict or "without an interval"
+            numbers = f" ({cell_text(cell, cell.n)})" if kind in {"better", "worse"} else ""
+            found.setdefault(kind, []).append(heading + numbers)
+        elif cell is not None:
+            found.setdefault("not paired", []).append(f"{heading} ({cell})")
+    parts = [f"{kind} on {', '.join(found[kind])}" for kind in _VERDICTS if kind in found]
+    return f"{who}, both at {share_words(ours)} of the KV: {'; '.join(parts) or 'no task of both'}."
+
+
+def cell_text(cell: Cell, samples: int = 0) -> str:
+    """Return a whole cell as plain text: value, interval, and its own n where it is not the column's."""
+    if cell is None or isinstance(cell, str):
+        return cell or NOTHING
+    remark = cell.remark(samples)
+    return " ".join(filter(None, [cell.value_text, cell.interval_text, f"({remark})" if remark else ""]))
+
+
+def share_text(share: float | None) -> str:
+    """Return ``15.625%``, see ``share_words``."""
+    return NOTHING if share is None else share_words(share)
+
+
+def nominal_text(facts: ArmFacts) -> str:
+    """Return the share that an arm promises; for a threshold the recorded mean, ``measured`` if there is none."""
+    return share_text(facts.nominal_kv) if facts.promises else "measured"
+
+
+def measured_text(row: ArmRow) -> str:
+    """Return the share that an arm took; for a threshold with its standard deviation, ``21.874% ± 3.120%``."""
+    spread = row.cost.spread if row.arm.facts.by_threshold else None
+    return share_text(row.cost.shares["measured"]) + ("" if spread is None else f" ± {spread:.3%}")
+
+
+def query_aware_text(arm: ArmResults, task: str | None = None) -> str:
+    """Say whether the question was there when the cache was compressed: on a task, or on all (``yes on ruler``)."""
+    if arm.facts.protocol == "query_aware":
+        return "yes"
+    holds = {name: any(run.question_compressed for run in runs.values()) for name, runs in arm.runs.items()}
+    if task is not None:
+        return "yes" if holds.get(task, False) else "no"
+    named = [name for name, held in holds.items() if held]
+    return "no" if not named else "yes" if len(named) == len(holds) else f"yes on {', '.join(named)}"
+
+
+def _scores(table: ScoreTable, report: Report) -> Section:
+    """Return every arm's scores, and below them its differences to the anchor."""
+    rows, flags = [], []
+    for row in table.rows:
+        title = report.titles[row.arm.name]
+        budget = {
+            "KV nominal": nominal_text(row.arm.facts),
+            "KV measured": measured_text(row),
+            "query-aware": query_aware_text(row.arm),
+        }
+        scores = {heading: row.scores[key] for key, heading in table.columns.items()}
+        rows.append({"arm": title, "id": row.arm.name, **budget, **scores})
+        if row.anchor is not None:
+            apart = {heading: row.differences[key] for key, heading in table.columns.items()}
+            name = f"Δ to {report.titles[row.anchor.name]}"
+            rows.append({"arm": name, "id": "", **dict.fromkeys(budget, ""), **apart})
+        flags += [f"{title}: {flag}" for flag in row.flags]
+    samples = {heading: table.samples[key] for key, heading in table.columns.items()}
+    return Section(table.title, pd.DataFrame(rows, dtype=object), samples, tuple(flags), about=table)
+
+
+def _budgets(table: ScoreTable, report: Report) -> Section:
+    rows = []
+    for row in table.rows:
+        facts, shares = row.arm.facts, row.cost.shares
+        rows.append(
+            {
+                "arm": report.titles[row.arm.name],
+                "backbone": facts.backbone,
+                "adapter": facts.adapter or NOTHING,
+                "reducer": facts.reducer,
+                "groups": facts.groups,
+                "cache": facts.eviction,
+                "trained": "yes" if facts.trained else "no",
+                "seeds": ", ".join(map(str, row.arm.seeds)) or NOTHING,
+                "acts": facts.acts,
+                "with index": share_text(shares["with_index"]),
+                "KV prompt": share_text(shares["prompt"]),
+                "entries kept": share_text(shares["entries"]),
+                "anchor": facts.anchor or NOTHING,
+                "anchor KV / ours": NOTHING if row.anchor_ratio is None else f"{row.anchor_ratio:.4f}",
+            }
+        )
+    return Section("Budgets", pd.DataFrame(rows, dtype=object), level=3)
+
+
+def _times(table: ScoreTable, report: Report) -> Section:
+    """Lay out the seconds of every arm, then of every method: the mean over its checkpoints (arms and seeds)."""
+    tasks = [key for key in table.columns if key not in MEANS]
+    methods: dict[str, list[ArmResults]] = {}
+    rows = []
+    for row in table.rows:
+        facts = row.arm.facts
+        parts = [spoken(words.split()[0]) for words in (facts.reducer, facts.eviction) if words != NOTHING]
+        parts += ["groups"] if facts.groups != NOTHING else []
+        methods.setdefault(f"{' + '.join(parts) or 'no compression'}, {facts.backbone}", []).append(row.arm)
+        rows.append({"arm": report.titles[row.arm.name], "id": row.arm.name, **_time_cells([row.arm], tasks, table)})
+    rows += [{"arm": f"mean: {name}", "id": "", **_time_cells(arms, tasks, table)} for name, arms in methods.items()]
+    return Section("Time", pd.DataFrame(rows, dtype=object), notes=(TIME_NOTE,), level=3)
+
+
+def _time_cells(arms: list[ArmResults], tasks: list[str], table: ScoreTable) -> dict[str, str]:
+    """Return mean seconds of each task and the minutes of all; no mean of checkpoints that answered unequal numbers."""
+    runs = {task: [run for arm in arms for run in arm.runs.get(task, {}).values()] for task in tasks}
+    cells, total = {"checkpoints": str(max(map(len, runs.values()), default=0))}, 0.0
+    for task, found in runs.items():
+        answered = {len(run.samples) for run in found}
+        seconds = sum(run.cost.seconds for run in found) / len(found) if len(answered) == 1 and found else None
+        whole = all(len(run.samples) == (run.manifest.expected_rows or run.manifest.rows) for run in found)
+        part = "" if whole or len(answered) != 1 else f" ({answered.pop():,} samples)"
+        cells[f"{table.columns[task]} (s)"] = NOTHING if seconds is None else f"{seconds:.1f}{part}"
+        total = math.nan if seconds is None else total + seconds
+    cells["total (min)"] = NOTHING if math.isnan(total) else f"{total / 60:.2f}"
+    devices = {str(run.manifest.settings.get("device", NOTHING)) for found in runs.values() for run in found}
+    return {**cells, "device": ", ".join(sorted(devices))}
+
+
+def _kinds(kinds: KindScores, report: Report) -> Section:
+    columns = {report.titles[arm]: scores for arm, scores in kinds.arms.items()}
+    rows = []
+    for kind in kinds.kinds:
+        largest = max(scores[kind].n for scores in columns.values() if kind in scores)
+        cells = {title: cell_text(scores.get(kind), largest) for title, scores in columns.items()}
+        rows.append({"kind": f"{kind} (n = {largest:,})", **cells})
+    return Section(f"{kinds.task} by question kind", pd.DataFrame(rows), about=kinds)
+
+
+def _curve_row(curve: Curve) -> dict[str, str]:
+    low, high = curve.span
+    own = {task: sum(each.startswith(f"{task}/") for each in curve.scored) for task in curve.tasks}  # RULER's 13
+    return {
+        "method": spoken(curve.name),
+        "tasks": ", ".join(f"{task} ({count} tasks)" if count else task for task, count in own.items()),
+        "points": str(len(curve.points)),
+        "r": f"{low:.4f} to {high:.4f}",
+        "AUC": NOTHING if curve.area is None else f"{100 * curve.area:.2f}",
+        **{f"r within {tolerance:.0%}": curve.reached_text(tolerance) or NOTHING for tolerance in TOLERANCES},
+    }
+
+
+def _point_rows(curve: Curve, report: Report) -> list[dict[str, str]]:
+    return [
+        {
+            "method": spoken(curve.name),
+            "arm": report.titles[point.arm.name],
+            "KV with index": share_text(point.kv),
+            "score": point.estimate.value_text,
+            "standard error": NOTHING if point.estimate.error is None else f"{100 * point.estimate.error:.2f}",
+            "n": f"{point.estimate.n:,}",
+        }
+        for point in curve.points
+    ]
+
+
+def _comparisons(frame: pd.DataFrame) -> Section:
+    """Return the paper's printed numbers as a column beside ours; means and differences of printed cells, too."""
+
+    def text(value: float | None, column: str) -> str:
+        return NOTHING if value is None else f"{value:{'+' if column.startswith('Δ') else ''}.2f}"
+
+    rows = [
+        {
+            "arm": row.arm,
+            "printed row": row.row,
+            "score": row.column,
+            "printed": text(row.printed, row.column),
+            "recomputed": text(row.recomputed, row.column),
+            "ours": cell_text(row.ours, row.ours.n) if row.ours else NOTHING,
+            "n": f"{row.ours.n:,}" if row.ours else NOTHING,
+        }
+        for row in frame.itertuples()
+    ]
+    return Section("The paper's printed numbers", pd.DataFrame(rows), about=frame)

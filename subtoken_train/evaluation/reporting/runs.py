@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -28,6 +27,9 @@ from subtoken_train.evaluation.tasks import TASKS, build_task
 
 SAMPLES = ("kind", "score", "emptied", *COUNTS)
 """Columns of a frame of samples, whose index is their ids: what ``SampleRecord`` says, and the score computed anew."""
+SEED_WORD = re.compile(r"[-_.]?seed[-_=]?\d+", re.IGNORECASE)
+SAME_FACTS = ("reducer", "groups", "eviction", "protocol", "acts", "nominal_kv", "trained")
+"""Facts that runs of one arm must share; paths of backbone and adapter differ between machines and seeds."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,8 @@ class Cost:
     def shares(self) -> dict[str, float | None]:
         """Return what stayed as a share of all that there was; None where there was nothing.
 
-        ``measured`` is the compressed region without its index, as a nominal budget promises; ``with_index`` all of
-        that region; ``prompt`` everything, the text included; ``entries`` the (token, layer) entries.
+        ``measured`` is the compressed region as a nominal budget promises it, ``with_index`` with what finds its value
+        groups, ``prompt`` everything; ``entries`` are (token, layer) entries.
         """
         sums = self.total
         parts = {
@@ -75,11 +77,6 @@ class Cost:
         sums = self.total
         fewer = sums["entries_after"] < sums["entries_before"] or sums["values_after"] < sums["entries_after"]
         return bool(fewer or sums["region_bytes"] < sums["region_dense_bytes"] or sums["unread_bytes"] > 0)
-
-
-SEED_WORD = re.compile(r"[-_.]?seed[-_=]?\d+", re.IGNORECASE)
-SAME_FACTS = ("reducer", "groups", "eviction", "protocol", "acts", "nominal_kv", "trained")
-"""Facts that runs of one arm must share; paths of backbone and adapter differ between machines and seeds."""
 
 
 @dataclass(frozen=True)
@@ -147,11 +144,6 @@ class ArmResults:
         return bool(answered) and all(run.one_token for run in answered)
 
 
-def without_seed(name: str) -> str:
-    """Turn ``tiny_fastv25-seed1`` into ``tiny_fastv25``."""
-    return SEED_WORD.sub("", name)
-
-
 def read_results(folders: Sequence[Path], progress: Callable[[int, int], None] | None = None) -> list[ArmResults]:
     """Read all arms of some results folders; an arm may be spread over them, by task or by seed.
 
@@ -179,39 +171,38 @@ def _runs_in(folder: Path) -> list[Path]:
 
 def _add(arms: dict[str, ArmResults], run: Run) -> None:
     """Put a run to the others of its arm."""
-    facts = run.manifest.arm
-    name = without_seed(facts.name)
-    anchor = None if facts.anchor is None else without_seed(facts.anchor)
-    arm = arms.setdefault(name, ArmResults(name, replace(facts, anchor=anchor), {}))
+    facts, task = run.manifest.arm, run.manifest.task
+    name = SEED_WORD.sub("", facts.name)
+    facts = replace(facts, anchor=None if facts.anchor is None else SEED_WORD.sub("", facts.anchor))
+    arm = arms.setdefault(name, ArmResults(name, facts, {}))
     for fact in SAME_FACTS:
         mine, other = getattr(facts, fact), getattr(arm.facts, fact)
         if mine != other:
             raise ValueError(f"{run.folder}: arm {name} has {fact} {mine}, but {other} elsewhere; rename one of them")
-    if anchor != arm.facts.anchor:
-        raise ValueError(f"{run.folder}: arm {name} names anchor {anchor}, but {arm.facts.anchor} elsewhere")
-    runs = arm.runs.setdefault(run.manifest.task, {})
+    if facts.anchor != arm.facts.anchor:
+        raise ValueError(f"{run.folder}: arm {name} names anchor {facts.anchor}, but {arm.facts.anchor} elsewhere")
+    runs = arm.runs.setdefault(task, {})
     if facts.seed in runs:
         raise ValueError(
-            f"arm {name}, seed {facts.seed} appears twice on {run.manifest.task}: {runs[facts.seed].folder} and "
-            f"{run.folder}; name one of them"
+            f"arm {name}, seed {facts.seed} appears twice on {task}: {runs[facts.seed].folder} and {run.folder}; name "
+            "one of them"
         )
     for other_run in runs.values():
         if other_run.manifest.samples_sha256 != run.manifest.samples_sha256:
             raise ValueError(
-                f"arm {name} answered different samples of {run.manifest.task} in {other_run.folder} and "
-                f"{run.folder}: these cannot be compared; evaluate both with the same files and options"
+                f"arm {name} answered different samples of {task} in {other_run.folder} and {run.folder}: these cannot "
+                "be compared; evaluate both with the same files and options"
             )
     runs[facts.seed] = run
 
 
 def _printable(facts: ArmFacts) -> ArmFacts:
     """Write out what acts on a terminal, or breaks a line of a table, instead of standing there."""
-    texts: dict[str, Any] = {field.name: getattr(facts, field.name) for field in fields(facts)}
-    odd = [name for name, text in texts.items() if isinstance(text, str) and not text.isprintable()]
-    changes: dict[str, Any] = {
-        name: "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in texts[name]) for name in odd
-    }
-    return replace(facts, **changes)
+
+    def shown(text: str) -> str:
+        return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+    return ArmFacts(**{key: shown(value) if isinstance(value, str) else value for key, value in asdict(facts).items()})
 
 
 def _from_last_row(record: SampleRecord, most: int | None) -> bool:
@@ -227,10 +218,10 @@ def _from_last_row(record: SampleRecord, most: int | None) -> bool:
 
 def _read_run(folder: Path) -> Run:
     """Read a folder and score its records."""
-    manifest = Manifest.read(folder)
+    manifest, place = Manifest.read(folder), folder / MANIFEST_FILE
     manifest = replace(manifest, arm=_printable(manifest.arm))
     if manifest.task not in TASKS:
-        raise ValueError(f"{folder / MANIFEST_FILE}: {unknown_name('task', manifest.task, TASKS)}")
+        raise ValueError(f"{place}: {unknown_name('task', manifest.task, TASKS)}")
     records = list(read_samples(folder).values())
     if len(records) > manifest.rows:
         raise ValueError(
@@ -239,24 +230,29 @@ def _read_run(folder: Path) -> Run:
     try:
         task = build_task(manifest.task, manifest.source, **manifest.options)
     except (TypeError, ValueError) as error:  # two options of one name, or a value that the task refuses
-        raise ValueError(f"{folder / MANIFEST_FILE}: {error}") from None
+        raise ValueError(f"{place}: {error}") from None
     metric = task.metric()
+    answers = [(record.prediction, record.reference) for record in records]
     scores: dict[str, float] = {}
     own: list[float] = []
     if records:
         try:
-            metric.update([record.prediction for record in records], [record.reference for record in records])
+            metric.update(*zip(*answers, strict=True))
             scores = {name: float(value) for name, value in metric.compute().items()}
-            own = [metric.score(record.prediction, record.reference) for record in records]
+            own = [metric.score(*answer) for answer in answers]
         except Exception as error:  # references are whatever the files hold, and metrics take theirs apart
             words = str(error)[:200] if type(error) is ValueError else "not of the form that the task gives them"
             raise ValueError(f"{folder}: its references and predictions cannot be scored ({words})") from error
         if manifest.primary not in scores:
-            raise ValueError(f"{folder / MANIFEST_FILE}: {unknown_name('score', manifest.primary, scores)}")
+            raise ValueError(f"{place}: {unknown_name('score', manifest.primary, scores)}")
+    rows = [
+        (record.kind, score, bool(record.emptied), *(getattr(record, name) for name in COUNTS))
+        for record, score in zip(records, own, strict=True)
+    ]
     return Run(
         folder,
         manifest,
-        _frame(records, own),
+        pd.DataFrame(rows, index=[record.id for record in records], columns=SAMPLES),
         scores,
         bool(metric.higher_is_better),
         one_token=all(_from_last_row(record, task.options.get("max_new_tokens")) for record in records),
@@ -264,11 +260,3 @@ def _read_run(folder: Path) -> Run:
         asked=task.asks,
         question_compressed=task.compresses_question,
     )
-
-
-def _frame(records: Sequence[SampleRecord], scores: Sequence[float]) -> pd.DataFrame:
-    rows = [
-        (record.kind, score, bool(record.emptied), *(getattr(record, name) for name in COUNTS))
-        for record, score in zip(records, scores, strict=True)
-    ]
-    return pd.DataFrame(rows, index=[record.id for record in records], columns=SAMPLES)

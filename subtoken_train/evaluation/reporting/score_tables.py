@@ -9,8 +9,8 @@ Legend: s seeds, n samples.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, get_args
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ import pandas as pd
 
 from subtoken_train.evaluation.intervals import quantile_interval, resampled_means
 from subtoken_train.evaluation.reporting.runs import SAMPLES, ArmResults, Cost, Run
+from subtoken_train.evaluation.results import ArmFacts
 from subtoken_train.evaluation.tasks import TASKS
 from subtoken_train.evaluation.tasks.task import Modality
 
@@ -26,6 +27,20 @@ Form = Literal["fraction", "points"]
 Verdict = Literal["better", "worse", "level"]
 MOOT = "†"
 """Mark of an estimate that compression could not change, where grey alone would not do."""
+MAX_ARMS = 8
+"""Arms in one chart; the CSV file has all."""
+PAPER_TASKS = {
+    "mmbench": "MMBench",
+    "textvqa": "TextVQA",
+    "gqa": "GQA",
+    "pope": "POPE",
+    "mme": "MME",
+    "scienceqa": "SciQA",
+    "vqav2": "VQAv2",
+}
+"""Task -> the paper's name of the column."""
+MEANS = {"3-mean": ("mmbench", "textvqa", "gqa"), "7-mean": tuple(PAPER_TASKS)}
+"""Declared in the paper's section 4.1; computed here, and only where all of the tasks are there."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +51,7 @@ class Estimate:
         low: lower end of the bootstrap 95 % interval; None where the score is no mean over samples.
         n: samples (of one seed).
         moot: whether compression could not change the answers, of a mean those of a task; see ``ArmResults.is_moot``.
+        table_sn: scores of the samples if it is their mean, from which ``estimate_of`` draws its interval.
     """
 
     value: float
@@ -48,6 +64,7 @@ class Estimate:
     signed: bool = False
     moot: bool = False
     falling: bool = False
+    table_sn: Scores | None = field(default=None, compare=False, repr=False)
 
     @property
     def verdict(self) -> Verdict | None:
@@ -61,80 +78,85 @@ class Estimate:
     @property
     def value_text(self) -> str:
         """``61.20``, of a difference ``+1.38``: per cent of a fraction, or points as they are."""
-        return f"{self._printed(self.value)}{f' {MOOT}' if self.moot else ''}"
+        return self._printed(self.value) + (f" {MOOT}" if self.moot else "")
 
     @property
     def interval_text(self) -> str:
         """``[60.11, 62.30]``; nothing where there is no interval."""
-        return (
-            "" if self.low is None or self.high is None else f"[{self._printed(self.low)}, {self._printed(self.high)}]"
-        )
+        known = self.low is not None and self.high is not None
+        return f"[{self._printed(self.low)}, {self._printed(self.high)}]" if known else ""
 
     def remark(self, samples: int) -> str:
         """Return what a cell adds: its own n where it is not the column's, and its marks."""
         own = [f"n = {self.n:,}"] if self.n != samples else []
         return "; ".join([*own, *self.marks])
 
-    def _printed(self, value: float) -> str:
+    def _printed(self, value: float | None) -> str:
+        assert value is not None
         return f"{100 * value if self.form == 'fraction' else value:{'+' if self.signed else ''}.2f}"
 
 
-class Part(NamedTuple):
-    """Ingredients of an estimate: its value without an interval, and the samples if it is their mean, [s, n]."""
-
-    plain: Estimate
-    table_sn: Scores | None
-
-
-def score_part(arm: ArmResults, task: str, name: str | None = None) -> Part | None:
-    """Return the score of an arm on a task: the mean over its seeds; None where no sample is answered.
+def score_part(arm: ArmResults, task: str, name: str | None = None) -> Estimate | None:
+    """Return the score of an arm on a task, without its interval: the mean over its seeds; None without a sample.
 
     Without a ``name`` it is the task's primary score; others are taken for no means over samples.
     """
     runs = list(arm.answered(task).values())
     if not runs:
         return None
-    manifest, falling = runs[0].manifest, not runs[0].higher_is_better
+    manifest, table_sn, falling = runs[0].manifest, _array(_sample_table(runs)), not runs[0].higher_is_better
     chosen = manifest.primary if name is None else name
-    value = float(np.mean([run.scores[chosen] for run in runs]))
-    table_sn = _array(sample_table(runs))
-    means = chosen == manifest.primary and all(run.is_mean for run in runs)
+    value, samples = float(np.mean([run.scores[chosen] for run in runs])), table_sn.shape[1]
     form: Form = "points" if chosen in manifest.points else "fraction"
-    samples = table_sn.shape[1]
-    plain = Estimate(value, None, None, None, samples, form, marks(runs), moot=arm.is_moot(task), falling=falling)
-    return Part(plain, table_sn if means else None)
+    means = table_sn if chosen == manifest.primary and all(run.is_mean for run in runs) else None
+    part = Estimate(value, None, None, None, samples, form, _marks(runs), moot=arm.is_moot(task), falling=falling)
+    return replace(part, table_sn=means)
 
 
-def difference_part(arm: ArmResults, anchor: ArmResults, task: str) -> Part | str | None:
-    """Subtract anchor from arm on a task, paired by sample.
+def _difference_part(arm: ArmResults, anchor: ArmResults, task: str) -> Estimate | str | None:
+    """Subtract anchor from arm on a task, paired by sample; words where they cannot be paired.
 
-    None where one of them has no samples, words where they cannot be paired.
+    Seeds that both have are paired with each other; where they share none, each of the arm's meets the anchor's mean.
     """
-    paired = paired_table(arm, anchor, task)
-    if paired is None or isinstance(paired, str):
-        return paired
-    table_sn, seeds_differ = paired
-    mine, other = score_part(arm, task), score_part(anchor, task)
-    assert mine is not None
-    assert other is not None
-    ours, its = mine.plain, other.plain
-    found = tuple(dict.fromkeys([*ours.marks, *its.marks, *(["anchor of other seeds"] if seeds_differ else [])]))
-    means = mine.table_sn is not None and other.table_sn is not None
-    value = float(table_sn.mean()) if means else ours.value - its.value
-    moot = ours.moot or its.moot
-    plain = replace(ours, value=value, n=table_sn.shape[1], marks=found, signed=True, moot=moot)
-    return Part(plain, table_sn if means else None)
+    mine, its = score_part(arm, task), score_part(anchor, task)
+    if mine is None or its is None:
+        return None
+    ours, others = arm.answered(task), anchor.answered(task)
+    if len({run.manifest.samples_sha256 for run in (*ours.values(), *others.values())}) > 1:
+        return "other samples"
+    shared = [seed for seed in ours if seed in others]
+    first = [ours[seed] for seed in shared] or list(ours.values())
+    second = [others[seed] for seed in shared] or list(others.values())
+    table_sn = _array(_sample_table([*first, *second]))
+    if not table_sn.size:
+        return "no shared samples"
+    first_sn, second_sn = table_sn[: len(first)], table_sn[len(first) :]
+    apart_sn = first_sn - (second_sn if shared else second_sn.mean(0))
+    means = mine.table_sn is not None and its.table_sn is not None
+    return replace(
+        mine,
+        value=float(apart_sn.mean()) if means else mine.value - its.value,
+        n=apart_sn.shape[1],
+        marks=_once([*mine.marks, *its.marks, *([] if shared else ["anchor of other seeds"])]),
+        signed=True,
+        moot=mine.moot or its.moot,
+        table_sn=apart_sn if means else None,
+    )
 
 
-def estimate_of(parts: Sequence[Part]) -> Estimate:
+def _once(words: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(words))
+
+
+def estimate_of(parts: Sequence[Estimate]) -> Estimate:
     """Return the mean of the parts, samples resampled within each."""
-    plains = [part.plain for part in parts]
     whole = replace(
-        plains[0],
-        value=float(np.mean([plain.value for plain in plains])),
-        n=sum(plain.n for plain in plains),
-        marks=tuple(dict.fromkeys(mark for plain in plains for mark in plain.marks)),
-        moot=any(plain.moot for plain in plains),
+        parts[0],
+        value=float(np.mean([part.value for part in parts])),
+        n=sum(part.n for part in parts),
+        marks=_once([mark for part in parts for mark in part.marks]),
+        moot=any(part.moot for part in parts),
+        table_sn=None,
     )
     tables = [part.table_sn for part in parts if part.table_sn is not None and part.table_sn.size]
     if len(tables) < len(parts):
@@ -153,17 +175,17 @@ def score_of(arm: ArmResults, tasks: Sequence[str]) -> Estimate | None:
 
 def difference_of(arm: ArmResults, anchor: ArmResults, tasks: Sequence[str]) -> Estimate | str | None:
     """Return the paired difference of an arm and its anchor, as ``score_of``; words where one task cannot be paired."""
-    return _estimated([difference_part(arm, anchor, task) for task in tasks])
+    return _estimated([_difference_part(arm, anchor, task) for task in tasks])
 
 
-def _estimated(parts: Sequence[Part | str | None]) -> Estimate | str | None:
-    if len(parts) == 1 and not isinstance(parts[0], Part):
+def _estimated(parts: Sequence[Estimate | str | None]) -> Estimate | str | None:
+    if len(parts) == 1 and not isinstance(parts[0], Estimate):
         return parts[0]
-    found = [each for each in parts if isinstance(each, Part) and (len(parts) == 1 or each.plain.form == "fraction")]
+    found = [each for each in parts if isinstance(each, Estimate) and (len(parts) == 1 or each.form == "fraction")]
     return estimate_of(found) if len(found) == len(parts) else None
 
 
-def sample_table(runs: Sequence[Run]) -> pd.DataFrame:
+def _sample_table(runs: Sequence[Run]) -> pd.DataFrame:
     """Return the scores of the samples that all runs answered, a column for each run."""
     return pd.concat([run.samples.score for run in runs], axis=1, join="inner", keys=range(len(runs)))
 
@@ -173,27 +195,7 @@ def _array(table: pd.DataFrame) -> Scores:
     return np.ascontiguousarray(table.to_numpy(dtype=np.float64).T)
 
 
-def paired_table(arm: ArmResults, anchor: ArmResults, task: str) -> tuple[Scores, bool] | str | None:
-    """Return the differences by sample, [s, n], and whether the seeds differ.
-
-    Seeds that both have are paired with each other; where they share none, each of the arm's meets the anchor's mean.
-    """
-    mine, others = arm.answered(task), anchor.answered(task)
-    if not mine or not others:
-        return None
-    if len({run.manifest.samples_sha256 for run in (*mine.values(), *others.values())}) > 1:
-        return "other samples"
-    shared = [seed for seed in mine if seed in others]
-    first = [mine[seed] for seed in shared] or list(mine.values())
-    second = [others[seed] for seed in shared] or list(others.values())
-    table_sn = _array(sample_table([*first, *second]))
-    if not table_sn.size:
-        return "no shared samples"
-    first_sn, second_sn = table_sn[: len(first)], table_sn[len(first) :]
-    return first_sn - (second_sn if shared else second_sn.mean(0)), not shared
-
-
-def marks(runs: Sequence[Run]) -> tuple[str, ...]:
+def _marks(runs: Sequence[Run]) -> tuple[str, ...]:
     """Name what keeps the runs from being a full set of answers."""
     words = []
     for run in runs:
@@ -202,11 +204,7 @@ def marks(runs: Sequence[Run]) -> tuple[str, ...]:
             words.append(f"incomplete: {len(run.samples):,} of {manifest.rows:,}")
         if manifest.partial:
             words.append(f"partial: {manifest.rows:,} of {manifest.expected_rows:,}")
-    return tuple(dict.fromkeys(words))
-
-
-MAX_ARMS = 8
-"""Arms in one chart; the CSV file has all."""
+    return _once(words)
 
 
 @dataclass(frozen=True)
@@ -226,8 +224,7 @@ class KindScores:
 
 def make_kinds(arms: Sequence[ArmResults]) -> list[KindScores]:
     """Return all tasks with more kinds than one whose samples have scores in 0..1."""
-    tasks = {task: None for arm in arms for task in arm.runs}
-    found = [_of_task(task, arms) for task in tasks]
+    found = [_of_task(task, arms) for task in dict.fromkeys(task for arm in arms for task in arm.runs)]
     return [kinds for kinds in found if len(kinds.kinds) > 1]
 
 
@@ -247,28 +244,13 @@ def _of_task(task: str, arms: Sequence[ArmResults]) -> KindScores:
 
 def _of_arm(runs: Sequence[Run], moot: bool) -> dict[str, Estimate]:
     """Return the kinds' means over samples and seeds; a sample counts where every seed answered it."""
-    estimates = {}
-    table = sample_table(runs)
+    estimates, table = {}, _sample_table(runs)
     for kind, part in table.groupby(runs[0].samples.kind.loc[table.index], sort=False):
         part_sn = _array(part)
-        plain = Estimate(float(part_sn.mean()), None, None, None, part_sn.shape[1], marks=marks(runs), moot=moot)
-        estimates[kind] = estimate_of([Part(plain, part_sn)])
+        mean, count = float(part_sn.mean()), part_sn.shape[1]
+        plain = Estimate(mean, None, None, None, count, marks=_marks(runs), moot=moot, table_sn=part_sn)
+        estimates[kind] = estimate_of([plain])
     return estimates
-
-
-PAPER_TASKS = {
-    "mmbench": "MMBench",
-    "textvqa": "TextVQA",
-    "gqa": "GQA",
-    "pope": "POPE",
-    "mme": "MME",
-    "scienceqa": "SciQA",
-    "vqav2": "VQAv2",
-}
-"""Task -> the paper's name of the column."""
-
-MEANS = {"3-mean": ("mmbench", "textvqa", "gqa"), "7-mean": tuple(PAPER_TASKS)}
-"""Declared in the paper's section 4.1; computed here, and only where all of the tasks are there."""
 
 
 @dataclass(frozen=True)
@@ -321,7 +303,7 @@ def make_tables(arms: Sequence[ArmResults]) -> tuple[ScoreTable, ...]:
 def _heading(task: str, arms: Sequence[ArmResults]) -> str:
     """Return a task's name, and what is measured where less of it is better."""
     runs = [run for arm in arms for run in arm.runs.get(task, {}).values()]
-    falling = {run.manifest.primary: None for run in runs if not run.higher_is_better}
+    falling = _once([run.manifest.primary for run in runs if not run.higher_is_better])
     return f"{task} ({', '.join(falling).replace('_', ' ')}, lower is better)" if falling else task
 
 
@@ -341,6 +323,12 @@ def ordered(arms: Sequence[ArmResults]) -> list[ArmResults]:
     return sorted(arms, key=place)
 
 
+def method_notes(facts: ArmFacts) -> list[str]:
+    """Say how an arm's training and protocol differ from those of most."""
+    notes = {"untrained": not facts.trained, "context first": facts.protocol == "context_first"}
+    return [words for words, there in notes.items() if there]
+
+
 def _table(title: str, columns: dict[str, str], arms: Sequence[ArmResults]) -> ScoreTable:
     tasks = [column for column in columns if column not in MEANS]
     shown = [arm for arm in ordered(arms) if any(task in arm.runs for task in tasks)]
@@ -352,10 +340,13 @@ def _table(title: str, columns: dict[str, str], arms: Sequence[ArmResults]) -> S
 
 def _row(arm: ArmResults, anchor: ArmResults | None, columns: dict[str, str], tasks: list[str]) -> ArmRow:
     meant = {column: MEANS.get(column, (column,)) for column in columns}
-    scores = {column: score_of(arm, of) for column, of in meant.items()}
-    differences = {} if anchor is None else {column: difference_of(arm, anchor, of) for column, of in meant.items()}
-    ratio = None if anchor is None else _anchor_ratio(arm, anchor, tasks)
-    cost = cost_of(arm, tasks)
+    scores, cost = {column: score_of(arm, of) for column, of in meant.items()}, cost_of(arm, tasks)
+    if anchor is None:
+        return ArmRow(arm, None, scores, {}, cost, None, tuple(_flags(arm, None, cost, None, tasks)))
+    shared = [task for task in tasks if task in arm.runs and task in anchor.runs]
+    ours, its = (cost_of(each, shared).shares["measured"] for each in (arm, anchor))
+    ratio = its / ours if ours and its else None
+    differences = {column: difference_of(arm, anchor, of) for column, of in meant.items()}
     return ArmRow(arm, anchor, scores, differences, cost, ratio, tuple(_flags(arm, anchor, cost, ratio, tasks)))
 
 
@@ -363,12 +354,6 @@ def cost_of(arm: ArmResults, tasks: Sequence[str]) -> Cost:
     """Add up what the arm's caches cost on these tasks, all seeds together."""
     frames = [run.samples for task in tasks for run in arm.answered(task).values()]
     return Cost(pd.concat(frames) if frames else pd.DataFrame(columns=SAMPLES))
-
-
-def _anchor_ratio(arm: ArmResults, anchor: ArmResults, tasks: Sequence[str]) -> float | None:
-    shared = [task for task in tasks if task in arm.runs and task in anchor.runs]
-    ours, its = cost_of(arm, shared).shares["measured"], cost_of(anchor, shared).shares["measured"]
-    return its / ours if ours and its else None
 
 
 def _flags(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,8 @@ from subtoken_train.routing import RoutingConfig
 
 NOMINAL_CONTEXT = 1024
 """Context tokens that a language model's nominal budget is stated for (the paper's)."""
+SUFFIX = "untrained_anchor"
+WRITTEN = 1e-5  # by which a ratio in a recipe, a third for instance, may lie below the exact one
 
 
 @dataclass(frozen=True)
@@ -73,16 +74,14 @@ class Arm:
 
 def load_arm(spec: ArmSpec, pool: ModelPool) -> CompressedBackbone:
     """Return a spec's model; another arm's on the same weights ends with it."""
-    if spec.adapter is None and pool.find(str(spec.backbone)) is not None:
+    adapter = spec.adapter
+    if adapter is None and pool.find(str(spec.backbone)) is not None:
         raise ValueError(f"backbone {spec.backbone} is an adapter; write adapter: {spec.backbone}")
-    # what is no adapter would be taken for a backbone
-    path = str(spec.backbone) if spec.adapter is None else pool.folder(spec.adapter)
-    backbone = spec.backbone if spec.adapter is not None else None
     return pool.get(
-        path,
-        backbone=backbone,
+        str(spec.backbone) if adapter is None else pool.folder(adapter),  # no adapter would be taken for a backbone
+        backbone=None if adapter is None else spec.backbone,
         reducer=_reducer(spec, pool),
-        selector=None if spec.adapter is None else spec.selector,
+        selector=None if adapter is None else spec.selector,
         seed=spec.seed,
         routing=spec.routing,
         loading=spec.loading,
@@ -95,25 +94,22 @@ def _reducer(spec: ArmSpec, pool: ModelPool) -> Reducer | None:
         return None
     own = build_reducer("none") if spec.adapter is None else pool.adapter(spec.adapter).reducer
     name = spec.reducer or own.name
-    ratio = own.keep_ratio if spec.keep_ratio is None else spec.keep_ratio
     if name == "none" and spec.keep_ratio not in (None, 1):
         raise ValueError(f"keep_ratio {spec.keep_ratio} needs a reducer, and the arm of {spec.adapter} has none")
     if name != "none" and own.name == "none" and spec.keep_ratio is None:
         raise ValueError(f"{spec.adapter} has no token reducer, so {name} needs keep_ratio, for instance 0.25")
-    changed: dict[str, object] = asdict(own) if name == own.name else {"name": name}
-    changed["keep_ratio"] = 1.0 if name == "none" else ratio
+    changed: dict[str, Any] = asdict(own) if name == own.name else {"name": name, "keep_ratio": own.keep_ratio}
     if spec.keep_ratio is not None:
-        changed["matches"] = None  # an anchor's, at another ratio, has no arm
+        changed |= {"keep_ratio": spec.keep_ratio, "matches": None}  # an anchor's, at another ratio, has no arm
+    if name == "none":
+        changed["keep_ratio"] = 1.0
     if name == "random" and spec.seed is not None:
         changed["seed"] = spec.seed
     return build_reducer(**{**changed, **spec.reducer_options})
 
 
 def prepare(specs: Sequence[ArmSpec], pool: ModelPool) -> list[Arm]:
-    """Load every arm once, so that mistakes show before anything is answered, and state its facts.
-
-    Raises what ``describe_arm`` raises, and a ``ValueError`` for two arms of one name.
-    """
+    """Load every arm once, so that mistakes show before anything is answered, and state its facts."""
     arms: dict[str, Arm] = {}
     for spec in specs:
         arm = describe_arm(spec, pool)
@@ -130,12 +126,6 @@ def resolve_arms(
     What cannot run is refused here, before anything is answered: nothing of an arm is checked again.
     """
     arms = prepare(specs, pool)
-    check_modalities(arms, tasks)
-    return with_anchors(arms, pool) if anchors == "auto" else (arms, [])
-
-
-def check_modalities(arms: Sequence[Arm], tasks: Sequence[Task]) -> None:
-    """Raise a worded ``ValueError`` where a task asks what an arm's model cannot be asked."""
     for arm, task in product(arms, tasks):
         if task.modality != arm.modality:
             raise ValueError(
@@ -147,6 +137,7 @@ def check_modalities(arms: Sequence[Arm], tasks: Sequence[Task]) -> None:
                 f"task {task.name} has chat: true, and the tokenizer of {arm.facts.backbone} has no chat template; "
                 "leave chat out, or use an instruct model"
             )
+    return with_anchors(arms, pool) if anchors == "auto" else (arms, [])
 
 
 def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
@@ -157,14 +148,15 @@ def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
     check_choices(backbone, compression)
     if spec.protocol == "context_first":
         check_context_first(backbone, compression)
-    tokens = NOMINAL_CONTEXT if family.image_token_id is None else family.visual_tokens()
-    routing = backbone.active_routing
+    routing, is_text = backbone.active_routing, family.image_token_id is None
+    tokens = NOMINAL_CONTEXT if is_text else family.visual_tokens()
     config = None if spec.adapter is None else pool.adapter(spec.adapter)
-    seed = spec.seed if config is None or spec.seed is not None else config.training.get("seed")
     # a budget in tokens or bytes is no share of anything before a prompt is there, and what is read frees nothing
     method = compression.eviction
     known = compression.share if method and not method.reads else None
-    evicted = 1.0 if known is None else known
+    nominal = backbone.promised_fraction([tokens], spec.key_channels, compression.key_axes)
+    files = [each.calibrated for each in (reducer, method) if each is not None]
+    files += [] if compression.threshold is None else [compression.threshold.record]
     facts = ArmFacts(
         name=spec.name or arm_name(spec, config),
         backbone=spec.backbone or (spec.adapter if config is None or config.merged else config.backbone.path) or "",
@@ -174,10 +166,10 @@ def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
         eviction=compression.label,
         protocol=spec.protocol,
         acts=_acts(reducer.acts or routing is not None, compression.label != "-", spec.protocol),
-        nominal_kv=backbone.promised_fraction([tokens], spec.key_channels, compression.key_axes) * evicted,
+        nominal_kv=nominal * (1.0 if known is None else known),
         anchor=None,
-        trained=config is not None and not spec.overrides and compression.eviction is None,
-        seed=seed,
+        trained=config is not None and not spec.overrides and method is None,
+        seed=spec.seed if config is None or spec.seed is not None else config.training.get("seed"),
     )
     return Arm(
         spec=spec,
@@ -186,9 +178,9 @@ def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
         tokens=tokens,
         routing=routing,
         shape=family.shape,
-        modality="text" if family.image_token_id is None else "image",
+        modality="text" if is_text else "image",
         adapter_sha256=None if spec.adapter is None else pool.digest(spec.adapter),
-        calibration_sha256=_calibrations(reducer, compression),
+        calibration_sha256="+".join(each.digest for each in files if each is not None) or None,
         chat_template=_has_template(family, facts.backbone),
     )
 
@@ -218,37 +210,29 @@ def arm_name(spec: ArmSpec, config: AdapterConfig | None = None) -> str:
     if spec.reducer is not None or spec.keep_ratio is not None:
         parts.append(f"{spec.reducer or 'keep'}{'' if spec.keep_ratio is None else format(spec.keep_ratio, '.6g')}")
     if (routing := spec.routing) is not None:
-        parts.append(groups_words(routing).replace(" ", "-"))
+        parts.append(routing.words.replace(" ", "-"))
         parts += [] if routing.layout == "contiguous" else [routing.layout]
     elif spec.selector is not None:
         parts.append("token_only" if spec.selector == "none" else spec.selector)
     if spec.eviction is not None:
-        method = "+".join(notation_names(spec.eviction))
-        parts.append(f"{method}{_kept_name(spec.eviction_keep)}" + ("" if spec.scope is None else f"_{spec.scope}"))
-        parts += [] if spec.eviction_every is None else [f"every{spec.eviction_every}"]
-    parts += [] if spec.merge is None else [f"merge_{spec.merge}"]
-    parts += [] if spec.key_channels == 1 else [f"keys{spec.key_channels:.6g}"]
-    parts += [] if spec.key_axes == "own" else [spec.key_axes]
-    parts += [word for word, default in ((spec.kv_dtype, "model"), (spec.protocol, "query_aware")) if word != default]
-    parts += ["rerotated"] if spec.rerotate else []
-    parts += [] if spec.prefill_chunk is None else [f"chunk{spec.prefill_chunk}"]
-    parts += [] if spec.dtype is None else [spec.dtype]
-    parts += [] if spec.max_pixels is None else [f"pixels{spec.max_pixels}"]
-    parts += [] if spec.seed is None else [f"seed{spec.seed}"]
-    return "-".join(parts).replace("/", "_")
-
-
-def _kept_name(keep: object) -> str:
-    """Return what an eviction keeps as a file's name can hold it."""
-    threshold = written_threshold(keep)
-    return str(keep) if threshold is None else f"_{threshold.label.partition(' mean')[0]}".replace(" ", "_")
-
-
-def _calibrations(reducer: Reducer, compression: Compression) -> str | None:
-    """Return the digests of the files that reducer and eviction read."""
-    made = [each.calibrated for each in (reducer, compression.eviction) if each is not None]
-    made.append(None if compression.threshold is None else compression.threshold.record)
-    return "+".join(each.digest for each in made if each is not None) or None
+        threshold, keep = written_threshold(spec.eviction_keep), str(spec.eviction_keep)
+        if threshold is not None:
+            keep = f"_{threshold.label.partition(' mean')[0]}".replace(" ", "_")
+        parts.append("+".join(notation_names(spec.eviction)) + keep + (f"_{spec.scope}" if spec.scope else ""))
+    others = {
+        f"every{spec.eviction_every}": spec.eviction_every is not None,
+        f"merge_{spec.merge}": spec.merge is not None,
+        f"keys{spec.key_channels:.6g}": spec.key_channels != 1,
+        spec.key_axes: spec.key_axes != "own",
+        spec.kv_dtype: spec.kv_dtype != "model",
+        spec.protocol: spec.protocol != "query_aware",
+        "rerotated": spec.rerotate,
+        f"chunk{spec.prefill_chunk}": spec.prefill_chunk is not None,
+        str(spec.dtype): spec.dtype is not None,
+        f"pixels{spec.max_pixels}": spec.max_pixels is not None,
+        f"seed{spec.seed}": spec.seed is not None,
+    }
+    return "-".join([*parts, *(word for word, there in others.items() if there)]).replace("/", "_")
 
 
 def adapter_name(path: str, config: AdapterConfig | None = None) -> str:
@@ -263,10 +247,6 @@ def _acts(in_prefill: bool, after_prefill: bool, protocol: str) -> str:
         return "-"
     where = f"{' and '.join(places)} prefill"
     return where if protocol == "query_aware" else f"{where} of the context"
-
-
-SUFFIX = "untrained_anchor"
-WRITTEN = 1e-5  # by which a ratio in a recipe, a third for instance, may lie below the exact one
 
 
 def with_anchors(arms: Sequence[Arm], pool: ModelPool) -> tuple[list[Arm], list[str]]:
@@ -286,11 +266,12 @@ def with_anchors(arms: Sequence[Arm], pool: ModelPool) -> tuple[list[Arm], list[
             named.append(arm)
             continue
         serving = [other for other in [*arms, *added] if _serves(other, arm, solved)]
-        anchor = min(serving, key=partial(_distance, arm), default=None)
-        if anchor is None:
-            anchor = describe_arm(_untrained(arm, solved, pool), pool)
-            added.append(anchor)
-        named.append(replace(arm, facts=replace(arm.facts, anchor=anchor.facts.name)))
+        # trained anchors before others, and the arm's own seed before others
+        serving.sort(key=lambda other, seed=arm.facts.seed: (other.spec.overrides, other.facts.seed != seed))
+        if not serving:
+            serving = [describe_arm(_untrained(arm, solved, pool), pool)]
+            added += serving
+        named.append(replace(arm, facts=replace(arm.facts, anchor=serving[0].facts.name)))
     return named + added, notes
 
 
@@ -321,18 +302,13 @@ def _serves(other: Arm, arm: Arm, solved: Reducer) -> bool:
     )
 
 
-def _distance(arm: Arm, other: Arm) -> tuple[bool, bool]:
-    """Sort trained anchors before others, and the arm's own seed before others."""
-    return other.spec.overrides, other.facts.seed != arm.facts.seed
-
-
 def _kind(reducer: Reducer) -> dict[str, object]:
     """Return the reducer's settings without its budget."""
     own = asdict(reducer)
     return {key: value for key, value in own.items() if key not in ("keep_ratio", "round_up", "matches", "seed")}
 
 
-def _anchor_keep(spec: ArmSpec) -> object:
+def _anchor_keep(spec: ArmSpec) -> Any:
     """Return what the anchor's eviction keeps: its arm's budget, or the recorded mean of its arm's threshold."""
     threshold = written_threshold(spec.eviction_keep)
     if threshold is None:
@@ -355,7 +331,7 @@ def _compression(spec: ArmSpec, kept: object) -> tuple[object, ...]:
 def _untrained(arm: Arm, solved: Reducer, pool: ModelPool) -> ArmSpec:
     """Make an untrained anchor, named after the arm as it was trained: one serves all selectors."""
     seed = arm.spec.seed if arm.spec.drawing else None
-    keep: Any = _anchor_keep(arm.spec)
+    keep = _anchor_keep(arm.spec)
     base = replace(arm.spec, selector=None, groups=None, layout=None, seed=seed, eviction_keep=keep)
     config = None if base.adapter is None else pool.adapter(base.adapter)
     return replace(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from itertools import groupby
@@ -53,6 +53,11 @@ from subtoken_train.types import Batch, Protocol, Turn
 from subtoken_train.version import __version__
 
 Continuations = list[tuple[tuple[int, ...], ...]]
+Progress = Callable[[int, int], None]
+SAME = ("dtype", "max_length", "adapter_sha256", "reducer", "eviction_options", "calibration_sha256", "seed")
+"""Settings that change answers and that ``ArmFacts`` do not tell."""
+COUNTED_ANEW = frozenset({"quest", "visionzip", "fastervlm", "prumerge"})
+"""Reducers that kept other numbers of tokens, by page or by image, in the records of 0.2, which know no ``matches``."""
 
 
 def plan_batches(samples: Sequence[Sample], batch_size: int) -> list[list[int]]:
@@ -66,11 +71,11 @@ def plan_batches(samples: Sequence[Sample], batch_size: int) -> list[list[int]]:
         sample = samples[place]
         return bool(sample.choices), 0 if sample.choices else sample.max_new_tokens, sample.stop
 
-    def length(place: int) -> tuple[int, int]:
-        return len(samples[place].images), len(samples[place].prompt)
+    def order(place: int) -> tuple[Any, ...]:
+        return asks(place), -len(samples[place].images), -len(samples[place].prompt), place
 
-    order = sorted(range(len(samples)), key=lambda place: (asks(place), *(-n for n in length(place)), place))
-    return [list(batch) for _, alike in groupby(order, key=asks) for batch in in_batches(list(alike), batch_size)]
+    alike = groupby(sorted(range(len(samples)), key=order), key=asks)
+    return [list(batch) for _, places in alike for batch in in_batches(list(places), batch_size)]
 
 
 def model_inputs(
@@ -127,19 +132,13 @@ def recall_prompts(
     seed: int = 0,
     answers: bool = False,
 ) -> Iterator[Batch]:
-    """Yield ``limit`` contexts of ``context_length`` tokens, each with a question, of key-value recall; and answers.
-
-    See ``datasets/recall.py``: English that ships with the project, for a language model with any tokenizer.
-    """
+    """Yield ``limit`` contexts of ``context_length`` tokens, each with a question, of key-value recall; and answers."""
     records = RecallRecords(RecallTask(family.tokenizer, context_length), split, limit, seed)
     for places in in_batches(range(limit), batch_size):
         samples = [records[i].text for i in places]
         if not answers:
             samples = [replace(sample, input_ids=sample.input_ids[: sample.prompt_length]) for sample in samples]
         yield collate_text(samples, padding_id(family.tokenizer))
-
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -160,15 +159,14 @@ class Cell:
         """Read the samples that are answered already."""
         asked = {sample.id: sample for sample in self.samples}
         found = read_samples(self.folder)
-        for record in found.values():
-            sample = asked.get(record.id)
-            if sample is None:
+        for name, record in found.items():
+            if name not in asked:
                 raise ValueError(
-                    f"{self.folder} holds sample {record.id!r}, which is not asked here; raise limit, or choose "
-                    "another folder"
+                    f"{self.folder} holds sample {name!r}, which is not asked here; raise limit, or choose another "
+                    "folder"
                 )
-            if record.prompt_sha256 != prompt_digest(sample.prompt, sample.choices):
-                raise ValueError(f"{self.folder} holds sample {record.id!r} with another prompt; choose another folder")
+            if record.prompt_sha256 != prompt_digest(asked[name].prompt, asked[name].choices):
+                raise ValueError(f"{self.folder} holds sample {name!r} with another prompt; choose another folder")
         return found
 
     def answer(self, backbone: CompressedBackbone, processes: Processes, progress: Progress | None = None) -> None:
@@ -180,50 +178,51 @@ class Cell:
         processes.meet()  # the first process has cut torn lines, and nobody writes yet
         done = self.finished()
         processes.meet()
-        plan = plan_batches(self.samples, self.batch_size)
-        mine = [batch for number, batch in enumerate(plan) if processes.mine(number)]
+        mine = [batch for n, batch in enumerate(plan_batches(self.samples, self.batch_size)) if processes.mine(n)]
         left = [[self.samples[i] for i in batch if self.samples[i].id not in done] for batch in mine]
-        total = count = sum(map(len, left))
-        metric, compression = self.task.metric(), self.arm.compression()
-        for batch in filter(None, left):
-            inputs = model_inputs(batch, backbone.family, self.task.modality, self.max_length)
-            outcomes = answer_batch(backbone, batch, *inputs, compression, self.arm.spec.protocol)
-            writer.append(record_of(*pair, metric) for pair in zip(batch, outcomes, strict=True))
-            count -= len(batch)
+        total, count = sum(map(len, left)), 0
+
+        def inputs(batch: Sequence[Sample]) -> tuple[Batch, Continuations]:
+            return model_inputs(batch, backbone.family, self.task.modality, self.max_length)
+
+        asked = filter(None, left)
+        compression, protocol = self.arm.compression(), self.arm.spec.protocol
+        for found in answered(backbone, asked, inputs, self.task.metric(), compression, protocol):
+            writer.append(record for record, _ in found)
+            count += len(found)
             if progress is not None:
-                progress(total - count, total)
+                progress(count, total)
         processes.meet()
 
 
-def answer_batch(
+def answered(
     backbone: CompressedBackbone,
-    samples: Sequence[Sample],
-    prompts: Batch,
-    continuations: Continuations,
+    batches: Iterable[Sequence[Sample]],
+    inputs: Callable[[Sequence[Sample]], tuple[Batch, Continuations]],
+    metric: TaskMetric,
     compression: Compression,
     protocol: Protocol = "query_aware",
-    references: Sequence[Sequence[int]] | None = None,
-) -> list[Outcome]:
-    """Ask samples that ask for the same (``plan_batches``); ``prompts`` and ``continuations`` are theirs.
+    reference: Callable[[Sample], Sequence[int]] | None = None,
+) -> Iterator[list[tuple[SampleRecord, Outcome]]]:
+    """Ask batch after batch; the samples of one ask for the same (``plan_batches``).
 
-    ``references`` are token ids of samples without choices, see ``generate_batch``.
+    ``inputs`` makes a batch's prompts and continuations, ``reference`` the token ids of a sample's reference answer,
+    see ``generate_batch``.
     """
-    prompts = move_data_to_device(prompts, backbone.family.device)
-    if samples[0].choices:
-        return score_batch(backbone, prompts, continuations, compression=compression, protocol=protocol)
-    return generate_batch(
-        backbone,
-        prompts,
-        max_new_tokens=samples[0].max_new_tokens,
-        stop=samples[0].stop,
-        compression=compression,
-        protocol=protocol,
-        references=references,
-    )
+    for batch in batches:
+        prompts, continuations = inputs(batch)
+        prompts, first = move_data_to_device(prompts, backbone.family.device), batch[0]
+        how: dict[str, Any] = {"compression": compression, "protocol": protocol}
+        if first.choices:
+            outcomes = score_batch(backbone, prompts, continuations, **how)
+        else:
+            how |= {"max_new_tokens": first.max_new_tokens, "stop": first.stop}
+            how["references"] = None if reference is None else list(map(reference, batch))
+            outcomes = generate_batch(backbone, prompts, **how)
+        yield [(_record(*pair, metric), pair[1]) for pair in zip(batch, outcomes, strict=True)]
 
 
-def record_of(sample: Sample, outcome: Outcome, metric: TaskMetric) -> SampleRecord:
-    """Make the record of one answer."""
+def _record(sample: Sample, outcome: Outcome, metric: TaskMetric) -> SampleRecord:
     text = outcome.text if sample.keep_space else outcome.text.strip()
     prediction: Prediction = list(outcome.logprobs) if sample.choices else text
     reference = dict(sample.reference)
@@ -241,7 +240,6 @@ def record_of(sample: Sample, outcome: Outcome, metric: TaskMetric) -> SampleRec
 def write_manifest(cell: Cell, backbone: CompressedBackbone, processes: Processes) -> None:
     """Write the cell's manifest, or compare it with the one that is there."""
     family, task, arm = backbone.family, cell.task, cell.arm
-    metric = task.metric()
     manifest = Manifest(
         arm=arm.facts,
         task=task.name,
@@ -250,7 +248,7 @@ def write_manifest(cell: Cell, backbone: CompressedBackbone, processes: Processe
         rows=len(cell.samples),
         expected_rows=task.expected_rows,
         primary=task.primary,
-        points=sorted(metric.points),
+        points=sorted(task.metric().points),
         samples_sha256=samples_digest(cell.samples),
         settings={
             "batch_size": cell.batch_size,
@@ -271,36 +269,23 @@ def write_manifest(cell: Cell, backbone: CompressedBackbone, processes: Processe
     manifest.write(cell.folder)
 
 
-SAME = ("dtype", "max_length", "adapter_sha256", "reducer", "eviction_options", "calibration_sha256", "seed")
-"""Settings that change answers and that ``ArmFacts`` do not tell."""
-
-
-COUNTED_ANEW = frozenset({"quest", "visionzip", "fastervlm", "prumerge"})
-"""Reducers that kept other numbers of tokens, by page or by image, in the records of 0.2, which know no ``matches``."""
-
-
 def _check_same(there: Manifest, now: Manifest, cell: Cell) -> None:
     """Refuse records of another arm, task or samples beside those of the folder; more samples may be asked.
 
     The anchor is no part of it: it only says whom the arm is compared with.
     """
-    before, after = _pinned(there), _pinned(now)
-    for name, new in after.items():
+    before, another = _pinned(there), "choose another results folder"
+    for name, new in _pinned(now).items():
         if before[name] != new:
             raise ValueError(
-                f"{cell.folder} holds answers with {name} {before[name]!r}, and now it is {new!r}; choose another "
-                "results folder"
+                f"{cell.folder} holds answers with {name} {before[name]!r}, and now it is {new!r}; {another}"
             )
     if there.rows > now.rows:
         raise ValueError(
-            f"{cell.folder} is of {there.rows:,} samples, and {now.rows:,} are asked; raise limit, or choose another "
-            "results folder"
+            f"{cell.folder} is of {there.rows:,} samples, and {now.rows:,} are asked; raise limit, or {another}"
         )
     if there.samples_sha256 != samples_digest(cell.samples[: there.rows]):
-        raise ValueError(
-            f"{cell.folder} holds answers to other samples than the task's files have now; choose another results "
-            "folder"
-        )
+        raise ValueError(f"{cell.folder} holds answers to other samples than the task's files have now; {another}")
 
 
 def _pinned(manifest: Manifest) -> dict[str, Any]:

@@ -26,12 +26,11 @@ from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.metrics.metric import MeanScores
 from subtoken_train.evaluation.results import SampleRecord
 from subtoken_train.evaluation.runner.arms import groups_words
-from subtoken_train.evaluation.runner.cell import answer_batch, model_inputs, record_of
+from subtoken_train.evaluation.runner.cell import Progress, answered, model_inputs
 from subtoken_train.evaluation.tasks.embedded_tasks import SceneScore, instruction_samples
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.families.literal_marks import escaped
 from subtoken_train.inference.batched import in_batches
-from subtoken_train.inference.cache_report import TokenScore
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import who_drops
 from subtoken_train.ledger.kv_budget import mean_deviation, share_words
@@ -39,6 +38,15 @@ from subtoken_train.ledger.measure import emptied_words
 from subtoken_train.outputs import write_whole
 from subtoken_train.typed import checked, chosen, shown
 from subtoken_train.types import Batch, Protocol, Turn
+
+MEASURES = {
+    "token_accuracy": "token accuracy",
+    "log_likelihood": "log-likelihood",
+    "place_f1": "place F1",
+    "color_f1": "colour F1",
+    "digit_f1": "digit F1",
+}
+"""Name in records -> words of tables, in their order; more is better. Other figures of a metric go by their names."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +56,8 @@ class Answers:
     Attributes:
         realised: share of the compressed region's keys and values that is stored, in the model's dtype and without the
             index; 1 where nothing could be compressed.
-        measures: what is known of the answers beside their score, by name (``MEASURES``); one figure per sample, in
-            the samples' order, None where the sample has none. What no sample has is left out.
+        measures: what is known of the answers beside their score, by name (``MEASURES``): a figure per sample, None
+            where it has none. What no sample has is left out.
     """
 
     records: list[SampleRecord]
@@ -65,21 +73,10 @@ class Answers:
 
     def by_kind(self) -> dict[str, list[float]]:
         """Return scores per question kind, in the order in which the kinds first appear."""
-        return grouped([record.kind for record in self.records], self.scores)
-
-    @property
-    def deviation(self) -> float | None:
-        """Standard deviation over samples of the compressed region's share, where a threshold decides."""
-        shares = [(x.region_bytes - x.index_bytes) / x.region_dense_bytes for x in self.records if x.region_dense_bytes]
-        return mean_deviation(shares)[1] if self.compression.threshold is not None and shares else None
-
-    def total(self, name: str) -> int:
-        """Return the sum of a measured figure over all prompts, for instance ``kv_bytes``."""
-        return sum(getattr(record, name) for record in self.records)
+        return _grouped([record.kind for record in self.records], self.scores)
 
 
-def grouped(kinds: Sequence[str], scores: Sequence[float]) -> dict[str, list[float]]:
-    """Return the scores of every kind, in the order in which the kinds first appear."""
+def _grouped(kinds: Sequence[str], scores: Sequence[float]) -> dict[str, list[float]]:
     groups: dict[str, list[float]] = {}
     for kind, score in zip(kinds, scores, strict=True):
         groups.setdefault(kind, []).append(score)
@@ -94,12 +91,11 @@ def answer_records(
     batch_size: int = 64,
     max_new_tokens: int = 64,
     limit: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     compression: Compression | None = None,
 ) -> Answers:
-    """Answer the last turn of every record, earlier turns given, and score it as ``SceneScore`` does.
+    """Answer the last turn of every record, earlier turns given, and score it and its reference answer's tokens.
 
-    Where a record has a reference answer, its tokens (end of turn included) are scored too, see ``answer_samples``.
     ``max_length`` counts prompt tokens, visual ones included; ``limit`` takes only the first records; ``progress`` is
     called with (done, total) after every batch. Without a compression there is no eviction, and the model's dtype.
     """
@@ -123,76 +119,47 @@ def answer_samples(
     metric: MeanScores,
     batches: Sequence[Sequence[int]],
     collate: Callable[[Sequence[Sample]], Batch],
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     compression: Compression | None = None,
     protocol: Protocol = "query_aware",
     reference: Callable[[Sample], Sequence[int]] | None = None,
 ) -> Answers:
-    """Answer samples without choices greedily; the other arguments are those of ``answer_records``.
+    """Answer samples without choices greedily, those together whose places are a batch; each is in one batch.
 
-    Beside the score, ``measures`` holds the metric's other figures and, of samples with reference tokens, under teacher
-    forcing: ``token_accuracy``, the share of the reference's tokens that are the greedy choice after those before it,
-    and ``log_likelihood``, their mean log-probability in nats. Both are read from the very cache that the answer is
-    decoded from, so that every reducer, router, eviction and precision shows in them; at the cost of one pass over the
-    references for each batch (of one per token, where a step chooses its pages). An eviction that acts after the whole
-    prompt cannot change a reference's first token. With ``eviction_every`` there is no such cache to go back to, and
-    both are left out.
-
-    ``batches`` are places of ``samples`` that are answered together; all of them, each once. ``reference`` gives the
-    token ids of a sample's reference answer, none where it has none; None: no sample has. A log-likelihood that is not
-    finite raises a ``ValueError``.
+    Beside the score, ``measures`` holds the metric's other figures and, where ``reference`` gives the token ids of a
+    reference answer, under teacher forcing: ``token_accuracy``, the share of these tokens that are the greedy choice
+    after those before them, and ``log_likelihood``, their mean log-probability in nats. Both are read from the cache
+    that the answer is decoded from, so that every reducer, router, eviction and precision shows in them, but for the
+    first token after an eviction of the whole prompt. With ``eviction_every`` there is no such cache to go back to.
     """
-    compression, clock = Compression() if compression is None else compression, time.perf_counter()
+    compression, clock = compression or Compression(), time.perf_counter()
     found: dict[int, SampleRecord] = {}
     figures: list[dict[str, float]] = [{} for _ in samples]
-    if compression.every is not None:
-        reference = None
     kept = before = 0.0
-    for places in batches:
-        batch = [samples[place] for place in places]
-        tokens = [reference(sample) for sample in batch] if reference is not None else None
-        outcomes = answer_batch(backbone, batch, collate(batch), [], compression, protocol, tokens)
-        kept += sum(outcome.keys_after + outcome.values_after for outcome in outcomes) / 2
-        before += sum(outcome.entries_before for outcome in outcomes)
-        for place, sample, outcome in zip(places, batch, outcomes, strict=True):
-            found[place] = record_of(sample, outcome, metric)
-            figures[place] = _forced(sample, outcome.reference) | metric.figures(
-                found[place].prediction, sample.reference
-            )
+    asked = ([samples[place] for place in places] for places in batches)
+    forced = None if compression.every is not None else reference
+    made = answered(backbone, asked, lambda batch: (collate(batch), []), metric, compression, protocol, forced)
+    for places, pairs in zip(batches, made, strict=True):
+        for place, (record, outcome) in zip(places, pairs, strict=True):
+            kept += (outcome.keys_after + outcome.values_after) / 2
+            before += outcome.entries_before
+            found[place] = record
+            if (score := outcome.reference) is not None:
+                share, mean = score.right / score.count, score.logprob / score.count
+                if not math.isfinite(mean):
+                    words = "the model gave NaN or infinity; choose a wider dtype, or another adapter"
+                    raise ValueError(f"sample {record.id!r}: {words}")
+                figures[place] = {"token_accuracy": share, "log_likelihood": mean}
+            figures[place] |= metric.figures(record.prediction, record.reference)
         if progress is not None:
             progress(len(found), len(samples))
     records = [found[place] for place in range(len(samples))]
-    emptied = [record.emptied for record in records]
-    if words := emptied_words(emptied, *who_drops(backbone.active_routing, compression.label)):
+    lost = [record.emptied for record in records]
+    if words := emptied_words(lost, *who_drops(backbone.active_routing, compression.label)):
         warnings.warn(words, SubTokenWarning, stacklevel=2)
     named = dict.fromkeys(name for each in figures for name in each if name != metric.names[0])
     measures = {name: [each.get(name) for each in figures] for name in named}
     return Answers(records, kept / before if before else 1.0, time.perf_counter() - clock, compression, measures)
-
-
-def _forced(sample: Sample, score: TokenScore | None) -> dict[str, float]:
-    """Return the figures of a reference's tokens; none where there is no reference."""
-    if score is None:
-        return {}
-    if not math.isfinite(score.logprob):
-        raise ValueError(
-            f"sample {sample.id!r}: the model gave NaN or infinity; choose a wider dtype, or another adapter"
-        )
-    return {"token_accuracy": score.right / score.count, "log_likelihood": score.logprob / score.count}
-
-
-MEASURES = {
-    "token_accuracy": "token accuracy",
-    "log_likelihood": "log-likelihood",
-    "place_f1": "place F1",
-    "color_f1": "colour F1",
-    "digit_f1": "digit F1",
-}
-"""Name in records -> words of tables, in their order. Of all, more is better.
-
-The first two score the reference's tokens under teacher forcing (``answer_samples``; the second in nats per token), the
-others the attributes of scene descriptions (``attribute_f1``). A metric's further figures go by their own names.
-"""
 
 
 def measure_names(runs: Sequence[Mapping[str, object]]) -> list[str]:
@@ -208,14 +175,11 @@ def paired(first: Sequence[float | None], second: Sequence[float | None]) -> lis
 
 
 def verdict_words(intervals: Mapping[str, tuple[float, float]]) -> str:
-    """Say what all measures of one difference say together; of all, more is better.
+    """Say what all measures of one difference say together, ``ahead (score; level: log-likelihood)``; more is better.
 
     ``ahead``: no interval lies below zero and at least one above it; ``behind``: the reverse; ``mixed``: some lie above
-    and some below; ``level``: all hold zero. Where not all measures agree the words name them, in the order given:
-    ``ahead (score, token accuracy; level: log-likelihood)``. Each interval is taken as it is: of many independent
-    measures some would lie off zero by chance, and none is corrected for that.
+    and some below; ``level``: all hold zero. No interval is corrected for there being several.
     """
-    assert intervals
     found: dict[str, list[str]] = {"ahead": [], "behind": [], "level": []}
     for name, (low, high) in intervals.items():
         found["ahead" if low > 0 else "behind" if high < 0 else "level"].append(name)
@@ -223,10 +187,8 @@ def verdict_words(intervals: Mapping[str, tuple[float, float]]) -> str:
     rest = f"; level: {level}" if level else ""
     if ahead and behind:
         return f"mixed (ahead: {ahead}; behind: {behind}{rest})"
-    for word, names in (("ahead", ahead), ("behind", behind)):
-        if names:
-            return f"{word} ({names}{rest})" if rest else word
-    return "level"
+    word, names = ("ahead", ahead) if ahead else ("behind", behind)
+    return "level" if not names else f"{word} ({names}{rest})" if rest else word
 
 
 Run = dict[str, Any]
@@ -235,11 +197,12 @@ Run = dict[str, Any]
 ``kv_bytes``, ``dense_kv_bytes`` and ``unread_bytes`` (what a step of decoding does not read) are sums over all prompts;
 ``nominal_kv`` is what the ledger promises of the compressed region before an eviction, ``realised_kv`` what stayed.
 """
+SUMS = ("kv_bytes", "dense_kv_bytes", "unread_bytes")
 RUN: dict[str, Any] = {
     **dict.fromkeys(("arm", "data", "data_sha256", "visual_tokens", "groups", "eviction"), str),
     **dict.fromkeys(("nominal_kv", "realised_kv"), float),
     "realised_deviation": float | None,
-    **dict.fromkeys(("kv_bytes", "dense_kv_bytes", "unread_bytes"), int),
+    **dict.fromkeys(SUMS, int),
     "kinds": list[str],
     "scores": list[float],
     "measures": dict[str, list[float | None]],
@@ -257,7 +220,9 @@ def run_of(
     """
     before = backbone.family.visual_tokens() if context_tokens is None else context_tokens
     kept = backbone.reducer.kept_words(before, backbone.family.shape.num_layers)
-    compression, deviation = answers.compression, answers.deviation
+    compression, records = answers.compression, answers.records
+    shares = [(x.region_bytes - x.index_bytes) / x.region_dense_bytes for x in records if x.region_dense_bytes]
+    spread = {} if compression.threshold is None or not shares else {"realised_deviation": mean_deviation(shares)[1]}
     return {
         "arm": arm,
         "visual_tokens": f"{kept}/{before}",
@@ -265,25 +230,26 @@ def run_of(
         "nominal_kv": backbone.promised_fraction([before], compression.key_channels, compression.key_axes),
         "realised_kv": answers.realised,
         "eviction": compression.label,
-        **{name: answers.total(name) for name in ("kv_bytes", "dense_kv_bytes", "unread_bytes")},
-        "prompts_with_an_emptied_region": sum(bool(record.emptied) for record in answers.records),
+        **{name: sum(getattr(record, name) for record in records) for name in SUMS},
+        "prompts_with_an_emptied_region": sum(bool(record.emptied) for record in records),
         "data_sha256": hashlib.sha256(data).hexdigest(),
         "seconds": answers.seconds,
-        "kinds": [record.kind for record in answers.records],
+        "kinds": [record.kind for record in records],
         "scores": answers.scores,
-        "predictions": [record.prediction for record in answers.records],
+        "predictions": [record.prediction for record in records],
         "measures": answers.measures,
-        **({} if deviation is None else {"realised_deviation": deviation}),
+        **spread,
     }
 
 
 def written_run(run: Run, **named: Any) -> Run:
     """Return a run as a file has it, after what else is ``named``."""
-    measures = {
-        name: [None if figure is None else round(figure, 4) for figure in figures]
-        for name, figures in run["measures"].items()
-    }
-    scores = [round(score, 4) for score in run["scores"]]
+
+    def rounded(figures: list[float | None]) -> list[float | None]:
+        return [None if figure is None else round(figure, 4) for figure in figures]
+
+    measures = {name: rounded(figures) for name, figures in run["measures"].items()}
+    scores = rounded(run["scores"])
     return {**named, **run, "seconds": round(run["seconds"], 1), "scores": scores, "measures": measures}
 
 
@@ -329,40 +295,35 @@ def _checked(run: Any, place: str) -> Run:
 
 def column_of(run: Run) -> CardColumn:
     """Return a run's budget and scores, by kind and by measure, as tables and model cards print them."""
-    deviation = run.get("realised_deviation")
+    deviation, kinds, dense = run.get("realised_deviation"), run["kinds"], run["dense_kv_bytes"]
     facts = {
         "visual tokens": run["visual_tokens"],
         "value groups": run["groups"],
         "eviction": run["eviction"],
         "KV nominal": f"{run['nominal_kv']:.3%}",
         "KV realised": f"{run['realised_kv']:.3%}" + ("" if deviation is None else f" ± {deviation:.3%}"),
-        "KV bytes, text and index included": share_words(run["kv_bytes"] / run["dense_kv_bytes"]),
+        "KV bytes, text and index included": share_words(run["kv_bytes"] / dense),
     }
     if run["unread_bytes"]:  # stored in full, and a table says so
-        facts["read per step"] = f"{(run['kv_bytes'] - run['unread_bytes']) / run['dense_kv_bytes']:.1%}"
-    groups = grouped(run["kinds"], run["scores"])
-    together = groups if len(groups) == 1 else {"all": run["scores"], **groups}
-    metrics = {kind: "f1" if _is_f1(kind, run) else "exact_match" for kind in groups}
+        facts["read per step"] = f"{(run['kv_bytes'] - run['unread_bytes']) / dense:.1%}"
+    having = {
+        name: {kind: None for kind, figure in zip(kinds, figures, strict=True) if figure is not None}
+        for name, figures in run["measures"].items()
+    }
+    described = {kind for name, of in having.items() if name.endswith("_f1") for kind in of}
+    older = not run["measures"]  # records without measures are of scenes
+    groups = _grouped(kinds, run["scores"])
+    metrics = {
+        kind: "f1" if kind in DESCRIPTION_KINDS and (older or kind in described) else "exact_match" for kind in groups
+    }
     used = set(metrics.values())
     metrics["all"] = used.pop() if len(used) == 1 else "score"
+    together = groups if len(groups) == 1 else {"all": run["scores"], **groups}
     scores = [_score(kind, metrics[kind], values) for kind, values in together.items()]
     for name in measure_names([run["measures"]]):
-        figures = run["measures"][name]
-        having = dict.fromkeys(kind for kind, figure in zip(run["kinds"], figures, strict=True) if figure is not None)
-        of = "all" if len(having) == len(groups) > 1 else " and ".join(having)
-        scores.append(_score(of, name, [figure for figure in figures if figure is not None]))
+        of = "all" if len(having[name]) == len(groups) > 1 else " and ".join(having[name])
+        scores.append(_score(of, name, [figure for figure in run["measures"][name] if figure is not None]))
     return CardColumn(run["arm"], facts, tuple(scores))
-
-
-def _is_f1(kind: str, run: Run) -> bool:
-    """Tell whether a kind's scores are the F1 of scenes; records without measures are older, and of scenes."""
-    having = {
-        own
-        for name, figures in run["measures"].items()
-        for own, figure in zip(run["kinds"], figures, strict=True)
-        if name.endswith("_f1") and figure is not None
-    }
-    return kind in DESCRIPTION_KINDS and (not run["measures"] or kind in having)
 
 
 def _score(kind: str, metric: str, values: list[float]) -> Score:

@@ -12,7 +12,7 @@ task's option says (in words, where the task counts words), else 1,024 tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -160,11 +160,7 @@ class PlannedArm:
 
 @dataclass(frozen=True)
 class DryRun:
-    """Plan of a grid: what it would run.
-
-    Beside the grid's arms stand the anchors that would be added; ``wanted`` is (what is not there, how to get it);
-    ``notes`` are as a run would print them first.
-    """
+    """What a grid would run, anchors that would be added among its arms, and (what is not there, how to get it)."""
 
     arms: list[PlannedArm]
     tasks: list[PlannedTask]
@@ -174,22 +170,18 @@ class DryRun:
 
 def dry_run(grid: Grid, planned: Planned) -> DryRun:
     """Check a grid without weights and without reading its tasks' files."""
-    tasks = named_tasks(grid)
-    pool = LayoutPool(planned)
-    absent = [_missing_files(spec) for spec in grid.arms]
-    specs = [_without(spec, found) for spec, found in zip(grid.arms, absent, strict=True)]
-    arms, notes = resolve_arms(specs, tasks, grid.anchors, pool)
+    tasks, pool = named_tasks(grid), LayoutPool(planned)
+    found = [_without_files(spec) for spec in grid.arms]
+    arms, notes = resolve_arms([spec for spec, _ in found], tasks, grid.anchors, pool)
     wanted = [(f"adapter {name}", f"subtoken-train fit --config {_recipe_words(name)}") for name in pool.untrained]
-    wanted += [
-        (f"calibration {path}", f"subtoken-train calibrate {method} {whose} --out {shell_words(path)}")
-        for method, path, whose in dict.fromkeys(named for found in absent for named in found.values())
-    ]
-    wanted += [
-        (f"files of {task.name}", f"subtoken-train data {task.name}")
-        for task in tasks
-        if task.needs_files and task.source is None
-    ]
-    wanted += [(f"for {task.name}", words) for task in tasks if (words := _required(task)) is not None]
+    wanted += dict.fromkeys(missing for _, of_arm in found for missing in of_arm)
+    lacking = [task.name for task in tasks if task.needs_files and task.source is None]
+    wanted += [(f"files of {name}", f"subtoken-train data {name}") for name in lacking]
+    for task in tasks:
+        try:
+            task.check_requirements()
+        except ValueError as error:
+            wanted.append((f"for {task.name}", str(error)))
     return DryRun(
         [_planned_arm(arm, pool, tasks) for arm in arms],
         [_planned_task(task, grid.limit) for task in tasks],
@@ -198,25 +190,28 @@ def dry_run(grid: Grid, planned: Planned) -> DryRun:
     )
 
 
-def _missing_files(spec: ArmSpec) -> dict[str, tuple[str, str, str]]:
-    """Return (method, file, whose), by option, of calibrations that an arm's eviction, or its threshold, lacks here."""
+def _without_files(spec: ArmSpec) -> tuple[ArmSpec, list[tuple[str, str]]]:
+    """Return an arm without the calibrations that are not there yet, and what makes each.
+
+    Its method then reads every prompt, or its threshold keeps all.
+    """
     whose = shell_words(*(("--adapter", spec.adapter) if spec.backbone is None else ("--backbone", spec.backbone)))
-    found = {
-        option: (option.rpartition(".")[0] or str(spec.eviction), value, whose)
-        for option, value in spec.eviction_options.items()
-        if option.rpartition(".")[2] == CALIBRATION and isinstance(value, str) and not Path(value).is_file()
-    }
-    threshold = threshold_file(spec.eviction_keep)
+    options, keep = dict(spec.eviction_options), spec.eviction_keep
+    wanted: list[tuple[str, str, str]] = []
+    for option, value in spec.eviction_options.items():
+        method, _, name = option.rpartition(".")
+        if name == CALIBRATION and isinstance(value, str) and not Path(value).is_file():
+            wanted.append((method or str(spec.eviction), value, whose))
+            del options[option]
+    threshold = threshold_file(keep)
     if threshold is not None and not Path(threshold).is_file():
-        found["eviction_keep"] = "threshold", threshold, f"{whose} --option eviction={spec.eviction}"
-    return found
-
-
-def _without(spec: ArmSpec, missing: Collection[str]) -> ArmSpec:
-    """Return an arm without files that are not there yet: its method reads every prompt, or its threshold keeps all."""
-    options = {key: value for key, value in spec.eviction_options.items() if key not in missing}
-    keep = 1.0 if "eviction_keep" in missing else spec.eviction_keep
-    return replace(spec, eviction_options=options, eviction_keep=keep)
+        wanted.append(("threshold", threshold, f"{whose} --option eviction={spec.eviction}"))
+        keep = 1.0
+    made = [
+        (f"calibration {path}", f"subtoken-train calibrate {method} {of} --out {shell_words(path)}")
+        for method, path, of in wanted
+    ]
+    return replace(spec, eviction_options=options, eviction_keep=keep), made
 
 
 def _recipe_name(adapter: str) -> str:
@@ -244,15 +239,6 @@ def _recipe_words(adapter: str) -> str:
     return shell_words(found if found is not None and not found.is_absolute() else _recipe_name(adapter))
 
 
-def _required(task: Task) -> str | None:
-    """Return what is missing here to score a task."""
-    try:
-        task.check_requirements()
-    except ValueError as error:
-        return str(error)
-    return None
-
-
 def _planned_task(task: Task, limit: int | None) -> PlannedTask:
     source = "made by its options" if not task.needs_files else None if task.source is None else str(task.source)
     asked = [count for count in (limit, task.expected_rows) if count is not None]
@@ -260,24 +246,22 @@ def _planned_task(task: Task, limit: int | None) -> PlannedTask:
 
 
 def _planned_arm(arm: Arm, pool: LayoutPool, tasks: Sequence[Task]) -> PlannedArm:
-    spec = arm.spec
+    spec, layers = arm.spec, arm.shape.num_layers
     path = str(spec.backbone) if spec.adapter is None else str(pool.folder(spec.adapter))
     laid_out = pool.laid_out[path, spec.dtype]
-    layers = arm.shape.num_layers
     lengths = [arm.tokens if task.length_option is None else getattr(task, task.length_option) for task in tasks]
-    dense = layers * entry_bytes(arm.shape) * max(lengths)
-    work = TrainingFlops(laid_out.decoder, [0] * layers)
+    longest, work = max(lengths), TrainingFlops(laid_out.decoder, [0] * layers)
+    dense = layers * entry_bytes(arm.shape) * longest
     flops = tuple(work.sample(arm.reducer.running_tokens(length, layers)) for length in lengths)
-    stored = stored_bytes(arm, max(lengths))
-    return PlannedArm(arm, laid_out, max(lengths), dense, round(dense * arm.facts.nominal_kv), stored, flops)
+    kept = round(dense * arm.facts.nominal_kv)
+    return PlannedArm(arm, laid_out, longest, dense, kept, stored_bytes(arm, longest), flops)
 
 
 def stored_bytes(arm: Arm, tokens: int) -> int | None:
-    """Return what an arm stores of a text or picture of ``tokens``, rounded numbers and their scales; without an index.
+    """Return what an arm stores of a prompt of ``tokens`` in its format, scales included, without an index.
 
-    It is counted by the format (``kernels/formats.py``) as if the prompt were nothing else. None where a prompt
-    decides: budgets in tokens or bytes, thresholds, ``scope: all``, cut keys, fills, a byte budget of keys and groups;
-    and, where entries of a head share scales, an eviction, or tokens that keep unequal groups.
+    None where a prompt decides: budgets in tokens or bytes, thresholds, ``scope: all``, cut keys, fills, a byte budget
+    of keys and groups; and, where entries of a head share scales, an eviction, or tokens that keep unequal groups.
     """
     compression, routing, shape = arm.compression(), arm.routing, arm.shape
     form, method, share = FORMATS[compression.kv_dtype], compression.eviction, compression.share
@@ -303,18 +287,13 @@ def stored_bytes(arm: Arm, tokens: int) -> int | None:
     return total
 
 
-def samples_in_all(tasks: Sequence[PlannedTask]) -> int | None:
-    """Count the samples of all tasks; None where one's number is not known."""
-    counts = [task.samples for task in tasks]
-    return None if None in counts else sum(count for count in counts if count is not None)
-
-
 def check_lines(grid: Grid, checked: DryRun) -> list[str]:
     """Return lines about tasks, arms, memory, and what is missing."""
-    total = samples_in_all(checked.tasks)
-    cells = f"{len(checked.arms)} arms x {len(checked.tasks)} tasks"
-    asked = "" if total is None else f", {len(checked.arms) * total:,} answers"
-    lines = [f"{cells}{asked}; records would go to {grid.out}", "", "tasks"]
+    counts = [task.samples for task in checked.tasks]
+    answers = len(checked.arms) * sum(count or 0 for count in counts)
+    asked = "" if None in counts else f", {answers:,} answers"
+    lines = [f"{len(checked.arms)} arms x {len(checked.tasks)} tasks{asked}; records would go to {grid.out}"]
+    lines += ["", "tasks"]
     for task in checked.tasks:
         options = ", ".join(f"{key}={value}" for key, value in task.task.options.items())
         count = "all its samples" if task.samples is None else f"{task.samples:,} samples"
@@ -339,39 +318,31 @@ def check_lines(grid: Grid, checked: DryRun) -> list[str]:
 
 
 def _arm_words(planned: PlannedArm) -> str:
-    facts = planned.arm.facts
+    facts, compression = planned.arm.facts, planned.arm.compression()
     parts = [("reducer", facts.reducer), ("groups", facts.groups), ("eviction", facts.eviction)]
     words = [f"{name} {value}" for name, value in parts if value != "-"]
-    compression = planned.arm.compression()
-    kept = "by its budget" if compression.share is None else share_words(facts.nominal_kv)
+    share = share_words(facts.nominal_kv)
+    kept = "by its budget" if compression.share is None else share
     if compression.threshold is not None:
         record = compression.threshold.record
         kept = "measured: a threshold promises no bytes"
         if record is not None:
-            share, data = share_words(facts.nominal_kv), record.data
-            kept = f"measured, {share} on average of {data.samples:,} prompts of {data.name}"
+            kept = f"measured, {share} on average of {record.data.samples:,} prompts of {record.data.name}"
     if compression.kv_dtype != "model":
-        share = "not known before a prompt" if planned.stored is None else share_words(planned.stored / planned.dense)
-        kept += f", stored {share}"
+        stored = None if planned.stored is None else share_words(planned.stored / planned.dense)
+        kept += f", stored {stored or 'not known before a prompt'}"
     words += [facts.protocol, f"KV {kept}", *([f"anchor {facts.anchor}"] if facts.anchor else [])]
     return f"{facts.name}: {facts.backbone}; {', '.join(words)}"
 
 
 def _memory_words(arms: list[PlannedArm], batch_size: int) -> str:
     """Describe the memory of one backbone's arms: the largest weights, the dense cache, and the span of what stays."""
-    first, sizes = arms[0], [arm.kept if arm.stored is None else arm.stored for arm in arms]
-    weights, dense, least, most = (
-        f"{size / GIB:.2f}"
-        for size in (
-            max(arm.laid_out.weights for arm in arms),
-            batch_size * arms[0].dense,
-            batch_size * min(sizes),
-            batch_size * max(sizes),
-        )
-    )
-    kept = least if least == most else f"{least} to {most}"
+    first, kept = arms[0], [batch_size * (arm.kept if arm.stored is None else arm.stored) for arm in arms]
+    sizes = (max(arm.laid_out.weights for arm in arms), batch_size * first.dense, min(kept), max(kept))
+    weights, dense, least, most = (f"{size / GIB:.2f}" for size in sizes)
+    span = least if least == most else f"{least} to {most}"
     tokens = f"{batch_size} x {first.tokens:,} tokens"
-    return f"{first.arm.facts.backbone}: weights {weights} GiB; {tokens}: {dense} GiB dense, {kept} GiB kept"
+    return f"{first.arm.facts.backbone}: weights {weights} GiB; {tokens}: {dense} GiB dense, {span} GiB kept"
 
 
 def planned_adapter(adapter: str) -> AdapterConfig | None:
@@ -381,15 +352,17 @@ def planned_adapter(adapter: str) -> AdapterConfig | None:
         return None
     content = parse_yaml(recipe_text(recipe), str(recipe))
     band = content.get("model", {}) if isinstance(content, dict) else {}
-    place = f"{recipe}: model"
     reducer = dict(band.get("reducer") or {})
-    routing, stage2 = band.get("routing"), band.get("stage2")
+
+    def read(kind: type[Any], name: str) -> Any:
+        return typed(kind, band.get(name) or {}, f"{recipe}: model.{name}")
+
     return AdapterConfig(
-        backbone=typed(BackboneConfig, band.get("backbone") or {}, f"{place}.backbone"),
-        lora=typed(LoraSettings, band.get("lora") or {}, f"{place}.lora"),
+        backbone=read(BackboneConfig, "backbone"),
+        lora=read(LoraSettings, "lora"),
         reducer=build_reducer(reducer.pop("name", DEFAULT_REDUCER), **reducer),
-        routing=None if routing is None else typed(RoutingConfig, routing, f"{place}.routing"),
+        routing=None if band.get("routing") is None else read(RoutingConfig, "routing"),
         identity=Identity(adapter, None, "", ""),
         training={"name": _recipe_name(adapter)},
-        stage2=None if stage2 is None else typed(Stage2Config, stage2, f"{place}.stage2"),
+        stage2=None if band.get("stage2") is None else read(Stage2Config, "stage2"),
     )

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 
 import torch
 import torch.distributed as dist
@@ -25,8 +24,7 @@ _PATIENCE = timedelta(days=1)  # between two meetings lies what one process answ
 class Processes:
     """This process among all; a context manager that opens and closes their group.
 
-    Attributes:
-        local_rank: of this process on its machine, which is its GPU.
+    ``local_rank`` is its number on its machine, which is its GPU.
     """
 
     rank: int = 0
@@ -35,7 +33,7 @@ class Processes:
 
     @classmethod
     def from_environment(cls) -> Processes:
-        """Read what torchrun sets (RANK, WORLD_SIZE, LOCAL_RANK); one process without it."""
+        """Read what torchrun sets; one process without it."""
         defaults = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}
         return cls(*(int(os.environ.get(name, default)) for name, default in defaults.items()))
 
@@ -55,9 +53,8 @@ class Processes:
         for all of several processes raises a ``ValueError``.
         """
         if wanted == "auto" and self.count == 1:
-            return wanted  # a model that one GPU does not hold may take them all
-        if wanted not in (None, "auto", "cuda"):
-            assert wanted is not None
+            return wanted
+        if wanted is not None and wanted not in ("auto", "cuda"):
             if self.count > 1 and wanted.startswith("cuda"):
                 raise ValueError(
                     f"device {wanted} for {self.count} processes; leave it out, each takes a GPU of its own"
@@ -77,9 +74,7 @@ class Processes:
                 torch.cuda.set_device(self.local_rank)  # what names no device (bitsandbytes) must not meet on the first
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.count > 1:
             dist.destroy_process_group()
 

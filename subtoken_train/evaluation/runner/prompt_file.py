@@ -13,7 +13,7 @@ where it was, and lines may be added to the file. Answers are greedy.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.results import SampleRecord
 from subtoken_train.evaluation.runner.arms import describe_arm, load_arm
-from subtoken_train.evaluation.runner.cell import Cell, write_manifest
+from subtoken_train.evaluation.runner.cell import Cell, Progress, write_manifest
 from subtoken_train.evaluation.runner.processes import ONE, alone
 from subtoken_train.evaluation.tasks.file_rows import FileRow, check_columns, read_jsonl, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
@@ -65,33 +65,35 @@ class PromptFile(Task):
     def samples(self) -> list[Sample]:
         """Return one per line, in order; images are looked for, not opened."""
         path = Path(str(self.source))
-        rows = read_jsonl(path)
-        samples = [self._sample(row, number, path.parent) for number, row in enumerate(rows, 1)]
+        rows, samples = read_jsonl(path), list[Sample]()
+        for number, row in enumerate(rows, 1):
+            try:
+                samples.append(self._sample(row, number, path.parent))
+            except ValueError as error:
+                words = str(error)
+                raise ValueError(words if words.startswith(row.place) else f"{row.place}: {words}") from None
         unique_ids((sample.id, row.place) for sample, row in zip(samples, rows, strict=True))
         if not samples:
             raise ValueError(f"{path} holds no prompt; {self.where}")
         return samples
 
     def _sample(self, row: FileRow, number: int, folder: Path) -> Sample:
-        values, place = row.values, row.place
+        values = row.values
         if unknown := [key for key in values if key not in KEYS]:
-            raise ValueError(f"{place}: {unknown_name('key', unknown[0], KEYS)}")
+            raise unknown_name("key", unknown[0], KEYS)
         talk = values.get("messages")
         if talk is None:
-            check_columns(place, ("prompt",), list(values))
+            check_columns(row.place, ("prompt",), list(values))
         elif "prompt" in values:
-            raise ValueError(f"{place}: prompt and messages are given; write one of them")
+            raise ValueError("prompt and messages are given; write one of them")
         prompt = row.text("prompt") if talk is None else talk
-        names = _names(values, place)
+        names = _names(values)
         if names and self.modality == "text":
-            raise ValueError(f"{place}: there is an image, and the model reads texts alone; remove it")
-        try:
-            messages, _ = read_messages(prompt)
-            images = tuple(inside(folder, name, self.images_outside_folder) for name in names)
-        except ValueError as error:
-            raise ValueError(f"{place}: {error}") from None
+            raise ValueError("there is an image, and the model reads texts alone; remove it")
+        messages, _ = read_messages(prompt)
+        images = tuple(inside(folder, name, self.images_outside_folder) for name in names)
         if missing := [image for image in images if not find_image(image).is_file()]:
-            raise ValueError(f"{place}: image {missing[0]} is missing; check the path")
+            raise ValueError(f"image {missing[0]} is missing; check the path")
         sample = Sample(
             id=str(number if values.get("id") is None else values["id"]),
             prompt=prompt if isinstance(prompt, str) else json.dumps(prompt),
@@ -103,9 +105,9 @@ class PromptFile(Task):
         if self.modality == "text":
             asked = tuple(messages) if self.chat or talk is not None else ()
             return replace(sample, messages=asked, variables=self.chat_template_kwargs)
-        *earlier, last = _placed(messages, len(names), place)
+        *earlier, last = _placed(messages, len(names))
         if last.answer is not None:
-            raise ValueError(f"{place}: the last message is the assistant's; end with what the user says")
+            raise ValueError("the last message is the assistant's; end with what the user says")
         return replace(sample, prompt=last.prompt, earlier=tuple(earlier))
 
 
@@ -132,37 +134,35 @@ def answer_file(
     images_outside_folder: bool = False,
     raw: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> int:
     """Answer what is missing of a file, write all answers so far in the order of its lines, and count them.
 
-    The output is written whole; what lies there is replaced, and the records are in ``records_folder(output)``.
-    A language model with a chat template is asked in it unless the prompts are ``raw``; ``chat_template_kwargs`` are
-    its variables.
-    ``progress`` is called with (done, left at the start) after every batch.
+    The output is written whole; what lies there is replaced, and the records are in ``OUTPUT.records``. A language
+    model with a chat template is asked in it unless the prompts are ``raw``; ``chat_template_kwargs`` are its
+    variables. ``progress`` is called with (done, left at the start) after every batch.
     """
-    folder = records_folder(output)
+    folder = output.with_name(f"{output.name}.records")
     if output.exists() and not folder.is_dir():
         raise ValueError(f"{output} exists but has no {folder.name} to continue from; name another --output")
     path = str(spec.backbone) if spec.adapter is None else adapter_folder(spec.adapter)
-    family = family_named(path, None if spec.adapter is None else spec.backbone)
-    kind = PicturePrompts if family.sees_images else TextPrompts
+    sees = family_named(path, None if spec.adapter is None else spec.backbone).sees_images
+    kind = PicturePrompts if sees else TextPrompts
     task = kind(max_new_tokens, images_outside_folder, source=prompts)
     samples = task.samples()  # mistakes of the file show before weights are read
-    if raw and (family.sees_images or any(sample.messages for sample in samples)):
+    if raw and (sees or any(sample.messages for sample in samples)):
         raise ValueError("raw prompts are texts for a language model to continue: no images, no messages")
     pool = ModelPool(device)
     arm = describe_arm(spec, pool)
     with alone(folder, ONE):
         backbone = load_arm(spec, pool)
         check_raw(backbone.family, raw)
-        reads = not family.sees_images and backbone.family.tokenizer.chat_template and not raw
+        reads = not sees and backbone.family.tokenizer.chat_template and not raw
         variables = checked_variables(backbone.family.tokenizer if reads else None, chat_template_kwargs)
         if reads:
             task = replace(task, chat=True, chat_template_kwargs=variables)
             samples = task.samples()
-        samples = [replace(sample, keep_space=raw) for sample in samples]
-        cell = Cell(arm, task, samples, folder, batch_size)
+        cell = Cell(arm, task, [replace(sample, keep_space=raw) for sample in samples], folder, batch_size)
         try:
             write_manifest(cell, backbone, ONE)
         except ValueError as error:
@@ -174,15 +174,9 @@ def answer_file(
             cell.answer(backbone, ONE, progress)
         finally:
             found = cell.finished()
-            lines = [_line(found[sample.id]) for sample in samples if sample.id in found]
-            if lines:
+            if lines := [_line(found[sample.id]) for sample in samples if sample.id in found]:
                 write_whole(output, "".join(lines))
     return len(found)
-
-
-def records_folder(output: Path) -> Path:
-    """Return the folder of an output's records."""
-    return output.with_name(f"{output.name}.records")
 
 
 def _line(record: SampleRecord) -> str:
@@ -197,28 +191,24 @@ def _line(record: SampleRecord) -> str:
     return json.dumps(content, ensure_ascii=False) + "\n"
 
 
-def _names(values: Mapping[str, Any], place: str) -> list[str]:
-    """Return the images of a line; videos would be read here too."""
+def _names(values: Mapping[str, Any]) -> list[str]:
     if "image" in values and "images" in values:
-        raise ValueError(f"{place}: image and images are given; write all paths into images")
+        raise ValueError("image and images are given; write all paths into images")
     given = values.get("images", values.get("image"))
     names = [given] if isinstance(given, str) else [] if given is None else given
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
-        raise ValueError(f"{place}: images must be a path or a list of paths, got {given!r}")
+        raise ValueError(f"images must be a path or a list of paths, got {given!r}")
     return names
 
 
-def _placed(messages: list[Message], images: int, place: str) -> list[Turn]:
+def _placed(messages: list[Message], images: int) -> list[Turn]:
     """Return messages as turns, the images in front where nothing says where they stand."""
-    try:
-        turns = alternating_turns(messages)
-    except ValueError as error:
-        raise ValueError(f"{place}: {error}") from None
+    turns = alternating_turns(messages)
     written = sum(picture_marks(turn.prompt).count(IMAGE_MARK) for turn in turns)
     if written not in (0, images):
         raise ValueError(
-            f"{place}: {written} {IMAGE_MARK} in the prompt, {images} images; write one for each, and \\{IMAGE_MARK} "
-            "where it is text"
+            f"{written} {IMAGE_MARK} in the prompt, {images} images; write one for each, and \\{IMAGE_MARK} where it "
+            "is text"
         )
     if not written:
         turns[0] = replace(turns[0], prompt=f"{IMAGE_MARK}\n" * images + turns[0].prompt)

@@ -8,7 +8,7 @@ from pathlib import Path
 from subtoken_train.datasets.unknown_tokens import SomeTexts, say_unknown, spread
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.runner.arms import Arm, load_arm, resolve_arms
-from subtoken_train.evaluation.runner.cell import Cell, write_manifest
+from subtoken_train.evaluation.runner.cell import Cell, Progress, write_manifest
 from subtoken_train.evaluation.runner.processes import ONE, Processes, alone
 from subtoken_train.evaluation.runner.spec import Grid
 from subtoken_train.evaluation.tasks import build_task
@@ -19,7 +19,7 @@ from subtoken_train.inference.prefill import who_drops
 from subtoken_train.ledger.measure import emptied_words
 
 Say = Callable[[str], None]
-Counter = Callable[[str], Callable[[int, int], None]]
+Counter = Callable[[str], Progress]
 
 
 def run_grid(
@@ -49,33 +49,29 @@ def run_grid(
             for task, samples in tasks:
                 folder = grid.out / arm.facts.name / task.name
                 cell = Cell(arm, task, samples, folder, grid.batch_size, grid.max_length)
-                run_cell(cell, backbone, processes, say, counter)
+                _run_cell(cell, backbone, processes, say, counter)
                 folders.append(folder)
         return folders
 
 
-def run_cell(
-    cell: Cell, backbone: CompressedBackbone, processes: Processes, say: Say, counter: Counter | None = None
+def _run_cell(
+    cell: Cell, backbone: CompressedBackbone, processes: Processes, say: Say, counter: Counter | None
 ) -> None:
     """Answer what is missing of a cell, and say what is odd about it."""
     name = f"{cell.arm.facts.name} / {cell.task.name}"
-    if processes.first:
-        write_manifest(cell, backbone, processes)
-        _say_unknown(cell, backbone, name, say)
-    cell.answer(backbone, processes, counter(name) if counter is not None and processes.first else None)
-    if processes.first:
-        found = [record.emptied for record in cell.finished().values()]
-        if words := emptied_words(found, *who_drops(cell.arm.routing, cell.arm.facts.eviction)):
-            say(f"{name}: {words}")
-        cell.task.write_for_others(cell.folder)
-
-
-def _say_unknown(cell: Cell, backbone: CompressedBackbone, name: str, say: Say) -> None:
-    """Say what of the cell's prompts and choices its tokenizer does not know."""
+    if not processes.first:
+        cell.answer(backbone, processes)
+        return
+    write_manifest(cell, backbone, processes)
     asked = [cell.samples[place] for place in spread(len(cell.samples))]
-    texts = ["\n".join([sample.prompt, *sample.choices]) for sample in asked]
-    if line := say_unknown(backbone.family.tokenizer, SomeTexts(texts, len(cell.samples)), name):
+    texts = SomeTexts(["\n".join([sample.prompt, *sample.choices]) for sample in asked], len(cell.samples))
+    if line := say_unknown(backbone.family.tokenizer, texts, name):
         say(line)
+    cell.answer(backbone, processes, None if counter is None else counter(name))
+    found = [record.emptied for record in cell.finished().values()]
+    if words := emptied_words(found, *who_drops(cell.arm.routing, cell.arm.facts.eviction)):
+        say(f"{name}: {words}")
+    cell.task.write_for_others(cell.folder)
 
 
 def too_late(arms: Sequence[Arm], tasks: Sequence[tuple[Task, Sequence[Sample]]]) -> list[str]:
@@ -83,7 +79,11 @@ def too_late(arms: Sequence[Arm], tasks: Sequence[tuple[Task, Sequence[Sample]]]
 
     A choice of several words has several tokens, and only the first of them comes from that pass.
     """
-    scored = [task.name for task, samples in tasks if all(map(_one_word_choices, samples))]
+
+    def one_word(sample: Sample) -> bool:
+        return bool(sample.choices) and all(len(choice.split()) <= 1 for choice in sample.choices)
+
+    scored = [task.name for task, samples in tasks if all(map(one_word, samples))]
     late = [arm.facts.name for arm in arms if arm.spec.eviction and arm.spec.protocol == "query_aware"]
     if not scored or not late:
         return []
@@ -91,10 +91,6 @@ def too_late(arms: Sequence[Arm], tasks: Sequence[tuple[Task, Sequence[Sample]]]
         f"{', '.join(late)}: an eviction acts after the prompt's pass, so that choices of one token keep their "
         f"log-likelihoods ({', '.join(scored)}); protocol context_first compresses before the question"
     ]
-
-
-def _one_word_choices(sample: Sample) -> bool:
-    return bool(sample.choices) and all(len(choice.split()) <= 1 for choice in sample.choices)
 
 
 def read_tasks(grid: Grid) -> list[tuple[Task, Sequence[Sample]]]:

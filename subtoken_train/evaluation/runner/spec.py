@@ -21,6 +21,11 @@ from subtoken_train.settings import ARM_SETTINGS
 from subtoken_train.typed import checked
 
 Anchors = Literal["auto", "none"]
+AXES = tuple(name for name, setting in ARM_SETTINGS.items() if setting.kind is not dict and name != "name")
+"""Settings that may be a list in a grid's arm: every combination becomes an arm."""
+SUITES = {"mini": ("mini_scenes", "mini_recall")}
+"""The grids of a suite, from ``recipes/eval``: one per embedded model."""
+SCENES = 800  # test questions of seed 1, the first of those that the tables of docs/trained_arms.md ask
 
 
 @dataclass(frozen=True)
@@ -58,31 +63,10 @@ class Grid:
             raise ValueError(f"a grid needs {'arms' if self.tasks else 'tasks'}; got none")
         for name in ("limit", "batch_size", "max_length"):
             check_range(name, getattr(self, name), 1)
-        if self.anchors not in get_args(Anchors):
-            raise unknown_name("anchors", self.anchors, get_args(Anchors))
-        twice = [task.name for i, task in enumerate(self.tasks) if task.name in [t.name for t in self.tasks[:i]]]
-        if twice:
+        check_word("anchors", self.anchors, get_args(Anchors))
+        names = [task.name for task in self.tasks]
+        if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"task {twice[0]!r} is listed twice; run its variants with --out folders of their own")
-
-
-AXES = tuple(name for name, setting in ARM_SETTINGS.items() if setting.kind is not dict and name != "name")
-"""Settings that may be a list in a grid's arm: every combination becomes an arm."""
-
-
-def expand_arms(content: object, written: Written = "key") -> list[ArmSpec]:
-    """Return the arms of one entry of a grid, the last listed key changing fastest; ``written`` as in ``ArmSpec``."""
-    if not isinstance(content, Mapping):
-        raise ValueError(f"an arm must be a mapping, for instance {{adapter: DIR}}; got {content!r}")
-    for key in content:
-        check_word("key of an arm", key, ARM_SETTINGS)
-    axes = {key: value for key, value in content.items() if key in AXES and isinstance(value, list | tuple)}
-    for key, values in axes.items():
-        if not values:
-            raise ValueError(f"{key} of an arm is an empty list; give values, or leave it out")
-    if content.get("name") is not None and any(len(values) > 1 for values in axes.values()):
-        raise ValueError(f"arm {content['name']!r} stands for several; leave name out: they are named by what they are")
-    combinations = product(*axes.values())
-    return [ArmSpec(**{**content, **dict(zip(axes, values, strict=True))}, written=written) for values in combinations]
 
 
 _FILE: dict[str, Any] = {
@@ -94,11 +78,23 @@ _FILE: dict[str, Any] = {
 """Keys of a grid's file."""
 
 
-def read_grid(path: Path, **overrides: Any) -> Grid:
-    """Read a grid, YAML with ``arms``, ``tasks``, ``out`` and other attributes of ``Grid``, and replace some settings.
+def expand_arms(content: object, written: Written = "key") -> list[ArmSpec]:
+    """Return the arms of one entry of a grid, the last listed key changing fastest; ``written`` as in ``ArmSpec``."""
+    if not isinstance(content, Mapping):
+        raise ValueError(f"an arm must be a mapping, for instance {{adapter: DIR}}; got {content!r}")
+    for key in content:
+        check_word("key of an arm", key, ARM_SETTINGS)
+    axes = {key: value for key, value in content.items() if key in AXES and isinstance(value, list | tuple)}
+    if empty := [key for key, values in axes.items() if not values]:
+        raise ValueError(f"{empty[0]} of an arm is an empty list; give values, or leave it out")
+    if content.get("name") is not None and any(len(values) > 1 for values in axes.values()):
+        raise ValueError(f"arm {content['name']!r} stands for several; leave name out: they are named by what they are")
+    combinations = product(*axes.values())
+    return [ArmSpec(**{**content, **dict(zip(axes, values, strict=True))}, written=written) for values in combinations]
 
-    An override that is None leaves what the file says.
-    """
+
+def read_grid(path: Path, **overrides: Any) -> Grid:
+    """Read a grid's YAML, keys as in ``Grid``; an override that is not None replaces what the file says."""
     content = parse_yaml(recipe_text(found := named_recipe(path, "grid")), str(found))
     if not isinstance(content, dict):
         raise ValueError(f"{path} must be a mapping with arms, tasks and out")
@@ -123,26 +119,16 @@ def _task(entry: object) -> TaskSpec:
         return TaskSpec(entry)
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
         raise ValueError(f"a task is a name or {{name: NAME, option: value}}; got {entry!r}")
-    source = entry.get("source")
+    options = dict(entry)
+    name, source = options.pop("name"), options.pop("source", None)
     if source is not None and not isinstance(source, str):
-        raise ValueError(f"source of task {entry['name']} must be a folder or a Hub id; got {source!r}")
-    options = {key: value for key, value in entry.items() if key not in ("name", "source")}
-    return TaskSpec(entry["name"], source, options)
-
-
-SUITES = {"mini": ("mini_scenes", "mini_recall")}
-"""The grids of a suite, from ``recipes/eval``: one per embedded model."""
-
-SCENES = 800  # test questions of seed 1, the first of those that the tables of docs/trained_arms.md ask
+        raise ValueError(f"source of task {name} must be a folder or a Hub id; got {source!r}")
+    return TaskSpec(name, source, options)
 
 
 def suite(name: str, out: Path, **overrides: Any) -> list[Grid]:
-    """Return the grids of a suite, with one results folder for all; the scenes are written below it, once.
-
-    Overrides are those of ``read_grid``; an unknown suite raises a ``ValueError``.
-    """
-    if name not in SUITES:
-        raise unknown_name("suite", name, SUITES)
+    """Return the grids of a suite, with one results folder for all; the scenes are written below it, once."""
+    check_word("suite", name, SUITES)
     grids = [read_grid(resource(f"recipes/eval/{grid}.yaml"), out=out, **overrides) for grid in SUITES[name]]
     scenes = out / "data" / "scenes"
     scenes.parent.mkdir(parents=True, exist_ok=True)

@@ -19,10 +19,16 @@ def reached(curve):
     return {tolerance: largest for tolerance, (largest, _) in curve.edges.items()}
 
 
-def test_area_is_the_mean_over_the_range():
-    assert area([0.0, 0.5, 0.9], [80.0, 80.0, 80.0]) == pytest.approx(80)
-    assert area([0.0, 0.5, 1.0], [100.0, 50.0, 0.0]) == pytest.approx(50)
-    assert area([0.0, 0.25, 0.75], [1.0, 1.0, 0.0]) == pytest.approx((0.25 + 0.25) / 0.75)
+@pytest.mark.parametrize(
+    ("ratios", "scores", "expected"),
+    [
+        ([0.0, 0.5, 0.9], [80.0, 80.0, 80.0], 80),
+        ([0.0, 0.5, 1.0], [100.0, 50.0, 0.0], 50),
+        ([0.0, 0.25, 0.75], [1.0, 1.0, 0.0], (0.25 + 0.25) / 0.75),
+    ],
+)
+def test_area_is_the_mean_over_the_range(ratios, scores, expected):
+    assert area(ratios, scores) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -87,19 +93,14 @@ def test_every_task_of_a_benchmark_counts_in_the_loss(tmp_path, task, key, names
     assert curve.area == pytest.approx((0.5 * 0.575 + 0.25 * 0.525) / 0.75)
 
 
-def test_a_task_without_a_score_uncompressed_is_named(tmp_path):
+def test_where_nothing_is_reached_it_is_said(tmp_path):
     for keep in (1.0, 0.5):
         arm = facts("lora") if keep == 1 else facts(f"fastv{keep}", keep, reducer=f"fastv {keep}")
-        write_subtasks(tmp_path, arm, "ruler", "task", {"vt": 1.0, "qa_2": 0.0}, "string_match")
-    (curve,) = make_curves(read_results([tmp_path]))
-    assert curve.edges == {}
-    assert curve.reached_text(0.1) == "ruler/qa_2: 0 uncompressed"
-
-
-def test_without_an_uncompressed_arm_nothing_is_reached(tmp_path):
-    write_run(tmp_path, facts("fastv", 0.5, reducer="fastv 0.5"), "pope", answers(range(9)))
-    (curve,) = make_curves(read_results([tmp_path]))
-    assert (curve.reference, curve.area, curve.edges) == (False, None, {})
+        write_subtasks(tmp_path / "zero", arm, "ruler", "task", {"vt": 1.0, "qa_2": 0.0}, "string_match")
+    write_run(tmp_path / "alone", facts("fastv", 0.5, reducer="fastv 0.5"), "pope", answers(range(9)))
+    (zero,), (alone,) = (make_curves(read_results([tmp_path / name])) for name in ("zero", "alone"))
+    assert (zero.edges, zero.reached_text(0.1)) == ({}, "ruler/qa_2: 0 uncompressed")
+    assert (alone.reference, alone.area, alone.edges) == (False, None, {})
 
 
 def test_two_arms_at_one_budget_are_no_curve(tmp_path):

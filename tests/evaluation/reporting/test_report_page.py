@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
@@ -52,27 +51,15 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def html(tmp_path_factory):
     """The paper's seven tasks and one more, with a hostile name; a text, drawn once."""
-    folder = tmp_path_factory.mktemp("report")
+    results = tmp_path_factory.mktemp("report") / "results"
     with pytest.MonkeyPatch.context() as monkeypatch:
         register(monkeypatch, *PAPER_TASKS, "ruler")
-        results = write_paper_results(folder)
+        paper_grid(results, PAPER_TASKS, routed=range(20))
+        hostile = facts("hostile", 0.1, reducer="fastv 0.1", anchor="fastv25_s16k4_anchor")
+        manifest = write_run(results, hostile, "pope", answers(range(3))) / "manifest.json"
+        manifest.write_text(manifest.read_text().replace('"hostile"', f'"{HOSTILE}"'))
+        write_run(results, facts("lora_only"), "ruler", answers(range(9)))
         return report_html(make_report([results]))
-
-
-def write_paper_results(folder: Path) -> Path:
-    results = folder / "results"
-    paper_grid(results, PAPER_TASKS, routed=range(20))
-    hostile = facts(HOSTILE, 0.1, reducer="fastv 0.1", anchor="fastv25_s16k4_anchor")
-    hostile_place = write_run(
-        results,
-        facts("hostile", 0.1, reducer="fastv 0.1", anchor="fastv25_s16k4_anchor"),
-        "pope",
-        answers(range(3)),
-    )
-    manifest = hostile_place / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"hostile"', f'"{hostile.name}"'))
-    write_run(results, facts("lora_only"), "ruler", answers(range(9)))
-    return results
 
 
 @pytest.mark.slow
@@ -90,16 +77,6 @@ def test_tables_and_plots(html):
     links = [attributes["href"] for tag, attributes in page.elements if tag == "a"]
     assert links
     assert {link.removeprefix("#") for link in links} <= ids
-    text = " ".join("".join(page.text).split())
-    for words in (
-        "MMBench",
-        "3-mean",
-        "7-mean",
-        "Δ to FastV 15.6 %",
-        "fastv25_s16k4_anchor",
-        "n = 280",
-    ):
-        assert words in text
 
 
 def test_nothing_outside_is_referenced(html):
@@ -118,10 +95,14 @@ def test_nothing_outside_is_referenced(html):
     assert "prefers-color-scheme: dark" in style
 
 
-def test_it_begins_with_the_verdicts_and_stays_small(html):
+def test_it_begins_with_the_verdicts_names_are_text_and_it_stays_small(html):
     text = " ".join("".join(Page(html).text).split())
     first = "FastV 25 % + S16K4 router against FastV 15.6 %, both at 15.625% of the KV: "
     assert text.index(first) < text.index("Scores are computed")
+    for words in ("MMBench", "3-mean", "7-mean", "Δ to FastV 15.6 %", "fastv25_s16k4_anchor", "n = 280", HOSTILE):
+        assert words in text
+    assert "<script" not in html
+    assert "&lt;script&gt;alert(1) &amp; &lt;img src=x" in html
     assert len(html) < 600_000
 
 
@@ -130,26 +111,9 @@ def test_scores_that_compression_could_not_change_are_grey(tmp_path, monkeypatch
     late = facts("late", 0.2, acts="after prefill", eviction="snapkv 0.2")
     write_run(tmp_path, late, "pope", answers(range(9)), new_tokens=1)
     page = Page(report_html(make_report([tmp_path])))
-    assert [
-        attributes for tag, attributes in page.elements if tag == "td" and "moot" in (attributes.get("class") or "")
-    ]
+    cells = [attributes.get("class") or "" for tag, attributes in page.elements if tag == "td"]
+    assert any("moot" in words for words in cells)
     assert "22.50 †" in "".join(page.text)
-
-
-def test_what_a_name_says_is_text(html):
-    page = Page(html)
-    assert "<script" not in html
-    assert "&lt;script&gt;alert(1) &amp; &lt;img src=x" in html
-    assert HOSTILE in "".join(page.text)
-
-
-def test_without_anchors_and_kinds(tmp_path, monkeypatch):
-    register(monkeypatch, "ruler")
-    write_run(tmp_path, facts("a"), "ruler", answers(range(9)))
-    page = Page(report_html(make_report([tmp_path])))
-    assert page.count("table") == 5
-    assert page.count("svg") == 1
-    assert page.count("img") == 0
 
 
 def test_a_browser_finds_no_error(html, tmp_path):

@@ -142,12 +142,11 @@ def test_what_compression_could_not_change_is_grey(folder):
 
 @pytest.mark.slow
 def test_names_are_whole_text(report):
-    (table,) = report.tables
     names = [LONG, "$\\frac{<b>}$", "<script>alert(1)</script>", "\x07\ud800 & co", "名前"]
-    series = series_of(report)
-    titled = {arm: its._replace(title=title) for (arm, its), title in zip(series.items(), names, strict=True)}
+    pairs = zip(series_of(report).items(), names, strict=True)
+    titled = {arm: its._replace(title=title) for (arm, its), title in pairs}
     for figure in (
-        difference_chart(table, "pope", titled),
+        difference_chart(report.tables[0], "pope", titled),
         kind_chart(report.kinds[0], titled),
         curve_chart(report.curves, titled),
     ):

@@ -1,16 +1,77 @@
-"""What is read from results folders, and every way in which they can be wrong."""
+"""What is read from results folders. They are data: whatever stands in them, a report is made or one worded error."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+from pathlib import Path
+
 import pytest
 
+from subtoken_train.evaluation.reporting.exports import report_csv, report_latex, report_markdown
+from subtoken_train.evaluation.reporting.page import report_html
+from subtoken_train.evaluation.reporting.report import make_report
 from subtoken_train.evaluation.reporting.runs import read_results
 from tests.support.report_results import answers, facts, register, write_run
+
+ODD = [None, -1, 10**30, "x", [], {"a": {}}]
+MANIFEST, SAMPLES = "manifest.json", "samples-0-of-1.jsonl"
 
 
 @pytest.fixture(autouse=True)
 def tasks(monkeypatch):
-    register(monkeypatch, "pope", "gqa")
+    register(monkeypatch, "pope", "gqa", "fake")
+
+
+@pytest.fixture
+def results(tmp_path) -> Path:
+    """An arm below its anchor on one task."""
+    arm = facts("arm", 0.2, anchor="anchor", reducer="fastv 0.25", groups="S16K4 linear")
+    write_run(tmp_path / "results", facts("anchor", 0.25), "fake", answers(range(40)))
+    write_run(tmp_path / "results", arm, "fake", answers(range(20)))
+    return tmp_path / "results"
+
+
+def report(folder: Path, paper: Path | None = None) -> str | None:
+    """All formats of a folder's report, or the message of the worded error."""
+    try:
+        made = make_report([folder], paper)
+        for write in (report_csv, report_latex, report_markdown, report_html):
+            write(made)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def refused(*folders) -> str:
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - the caller reads the message
+        read_results(list(folders))
+    return str(error.value)
+
+
+def with_value(content: dict, place: tuple, value: object) -> str:
+    made = json.loads(json.dumps(content))
+    inner = made
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    return json.dumps(made)
+
+
+def change(results: Path, place: tuple, value: object, arm: str = "arm") -> str | None:
+    """The report after a key of an arm's manifest, or of its first record (one word), was changed."""
+    path = results / arm / "fake" / (MANIFEST if place[0] in ("arm", "rows") else SAMPLES)
+    first, *rest = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+    path.write_text("\n".join([with_value(json.loads(first), place, value), *rest, ""]))
+    return report(results)
+
+
+def places(content: object, path: tuple = ()) -> list[tuple]:
+    """Every key of nested groups."""
+    if not isinstance(content, dict):
+        return []
+    return [place for key, value in content.items() for place in ((*path, key), *places(value, (*path, key)))]
 
 
 def test_scores_are_computed_anew(tmp_path):
@@ -22,9 +83,7 @@ def test_scores_are_computed_anew(tmp_path):
     assert run.samples.score.sum() == 30  # the records say 0.123 each
     assert len(run.samples) == run.manifest.rows
     assert run.is_mean
-    assert run.cost.shares["with_index"] == 1
-    assert run.cost.shares["prompt"] == 1
-    assert not run.cost.acted
+    assert (run.cost.shares["with_index"], run.cost.shares["prompt"], run.cost.acted) == (1, 1, False)
 
 
 def test_cost_of_a_compressed_arm(tmp_path):
@@ -45,17 +104,6 @@ def test_an_arm_spread_over_folders(tmp_path):
     assert {task: list(runs) for task, runs in arm.runs.items()} == {"pope": [0, 1], "gqa": [0]}
 
 
-def refused(*folders) -> str:
-    with pytest.raises(ValueError) as error:  # noqa: PT011 - the caller reads the message
-        read_results(list(folders))
-    return str(error.value)
-
-
-def test_no_results(tmp_path):
-    assert "holds no results (ARM/TASK/manifest.json" in refused(tmp_path)
-    assert "holds no results" in refused(tmp_path / "absent")
-
-
 @pytest.mark.parametrize(
     ("task", "given", "key", "words"),
     [
@@ -66,27 +114,105 @@ def test_no_results(tmp_path):
     ],
 )
 def test_a_run_that_cannot_be_scored(tmp_path, task, given, key, words):
-    path = write_run(tmp_path, facts("a"), task, answers(range(3)), **given) / "samples-0-of-1.jsonl"
+    path = write_run(tmp_path, facts("a"), task, answers(range(3)), **given) / SAMPLES
     path.write_text(path.read_text().replace('"answer"', f'"{key}"'))
     assert words in refused(tmp_path)
 
 
 def test_a_torn_last_line_is_an_incomplete_run(tmp_path):
-    place = write_run(tmp_path, facts("a"), "pope", answers(range(3)))
-    path = place / "samples-0-of-1.jsonl"
+    path = write_run(tmp_path, facts("a"), "pope", answers(range(3))) / SAMPLES
     path.write_bytes(path.read_bytes()[:-9])
     run = read_results([tmp_path])[0].runs["pope"][None]
-    assert len(run.samples) == 39
-    assert len(run.samples) < run.manifest.rows
+    assert len(run.samples) == 39 == run.manifest.rows - 1
 
 
-def test_runs_that_do_not_belong_together(tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "given", "words"),
+    [
+        ({"seed": 1}, {"digest": "other"}, "arm a answered different samples of pope in"),
+        ({"seed": 0}, {}, "arm a, seed 0 appears twice on pope"),
+        ({"nominal": 0.5, "seed": 3}, {}, "arm a has acts in prefill, but - elsewhere"),
+        ({"seed": 4, "anchor": "b"}, {}, "arm a names anchor b, but None elsewhere"),
+    ],
+)
+def test_runs_that_do_not_belong_together(tmp_path, changes, given, words):
     write_run(tmp_path / "one", facts("a", seed=0), "pope", answers(range(3)))
-    write_run(tmp_path / "two", facts("a", seed=1), "pope", answers(range(3)), digest="other")
-    assert "arm a answered different samples of pope in" in refused(tmp_path / "one", tmp_path / "two")
-    write_run(tmp_path / "three", facts("a", seed=0), "pope", answers(range(3)))
-    assert "arm a, seed 0 appears twice on pope" in refused(tmp_path / "one", tmp_path / "three")
-    write_run(tmp_path / "four", facts("a", 0.5, seed=3), "pope", answers(range(3)))
-    assert "arm a has acts in prefill, but - elsewhere" in refused(tmp_path / "one", tmp_path / "four")
-    write_run(tmp_path / "five", facts("a", seed=4, anchor="b"), "pope", answers(range(3)))
-    assert "arm a names anchor b, but None elsewhere" in refused(tmp_path / "one", tmp_path / "five")
+    write_run(tmp_path / "two", facts("a", **changes), "pope", answers(range(3)), **given)
+    assert words in refused(tmp_path / "one", tmp_path / "two")
+    assert "holds no results (ARM/TASK/manifest.json" in refused(tmp_path / "absent")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "step"), [(MANIFEST, 1), (SAMPLES, 2)])
+def test_any_value_anywhere_is_reported_or_refused(results, file, step):
+    assert report(results) is None
+    path = results / "arm" / "fake" / file
+    first, *rest = path.read_text().splitlines() if step == 2 else [path.read_text()]
+    refused = {}
+    for place in places(json.loads(first)):
+        for value in ODD[::step]:
+            path.write_text("\n".join([with_value(json.loads(first), place, value), *rest, ""]))
+            refused[(*place, repr(value))] = report(results)
+    if file == MANIFEST:
+        for place in (("arm", "nominal_kv"), ("rows",), ("schema",), ("arm", "reducer"), ("arm", "groups")):
+            assert all(refused[(*place, repr(value))] for value in (None, -1, "x", [], {"a": {}})), place
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("kv_bytes",), "12", "kv_bytes is '12'; it must be a whole number"),
+        (("kv_bytes",), -5, "line 1: kv_bytes is -5"),
+        (("batch_size",), 0, "batch_size is 0"),
+        (("values_after",), True, "values_after is True"),
+        (("kept_visual",), "xyz", "must be hexadecimal digits"),
+        (("kept_visual",), "0", "must be hexadecimal digits"),
+        (("prediction",), [1, None], "prediction"),
+        (("reference",), [], "reference is []"),
+        (("score",), "1e999", "score is"),
+        *(
+            (("arm", "backbone"), name, f"arm: backbone is {name!r}, which 'subtoken-train evaluate' does not write")
+            for name in ("", " ", "\n")
+        ),
+    ],
+)
+def test_what_a_file_says_is_worded(results, place, value, words):
+    assert words in str(change(results, place, value))
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("\x1b[31mred", "\\x1b[31mred"), ("a\nb", "a\\nb"), ("\u202egnp", "\\u202egnp"), ("ä b", "ä b")]
+)
+def test_names_that_act_on_a_terminal_are_written_out(results, name, shown):
+    assert change(results, ("arm", "adapter"), name) is None
+    rows = list(csv.DictReader(io.StringIO(report_csv(make_report([results])))))
+    assert {row["adapter"] for row in rows if row["arm"] == "arm"} == {shown}
+
+
+def test_answers_whose_manifest_is_gone_are_not_left_out(results):
+    (results / "arm" / "fake" / MANIFEST).unlink()
+    assert "arm/fake holds answers and no manifest.json" in str(report(results))
+
+
+@pytest.mark.parametrize("anchors", [("arm", "anchor"), ("missing", None), ("anchor", "arm")])
+def test_anchors_of_any_shape(results, anchors):
+    """Itself, one that is not there, and a circle."""
+    for name, anchor in zip(("arm", "anchor"), anchors, strict=True):
+        made = change(results, ("arm", "anchor"), anchor, name)
+    assert made is None
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[]", "no list vlm_rows"),
+        ('{"vlm_rows": [], "llm_rows": 3}', "no list llm_rows"),
+        ('{"vlm_rows": [7], "llm_rows": []}', "vlm_rows[0] is 7"),
+        ('{"vlm_rows": [], "llm_rows": [{"table": "3"}]}', "are missing"),
+        ("[" * 5000, "nested deeper"),
+        ("{", "invalid JSON"),
+    ],
+)
+def test_files_of_printed_tables(results, tmp_path, content, words):
+    (tmp_path / "paper.json").write_text(content)
+    assert words in str(report(results, tmp_path / "paper.json"))

@@ -64,13 +64,12 @@ def test_other_samples_are_not_paired(tmp_path):
 
 def test_a_score_that_is_no_mean_over_samples_has_no_interval(tmp_path, monkeypatch):
     register(monkeypatch, "pope", primary="worst")
-    write_run(tmp_path, facts("a"), "pope", answers(range(30)), primary="worst")
-    write_run(tmp_path, facts("b"), "pope", answers(range(20)), primary="worst")
+    for name, right in (("a", 30), ("b", 20)):
+        write_run(tmp_path, facts(name), "pope", answers(range(right)), primary="worst")
     arms = by_name(tmp_path)
     assert score_of(arms["a"], ["pope"]) == Estimate(pytest.approx(0.5625), None, None, None, 40)
-    assert difference_of(arms["a"], arms["b"], ["pope"]).value == pytest.approx(0.5625 - 0.25)
-    assert difference_of(arms["a"], arms["b"], ["pope"]).low is None
-    assert score_of(arms["a"], ["pope"]).low is None
+    difference = difference_of(arms["a"], arms["b"], ["pope"])
+    assert (difference.value, difference.low) == (pytest.approx(0.5625 - 0.25), None)
 
 
 def test_a_mean_wants_all_of_its_tasks_and_resamples_within_them(tmp_path):
@@ -183,82 +182,73 @@ def flags(folder) -> dict[str, tuple[str, ...]]:
 
 def test_flags_of_anchors(tmp_path):
     write_run(tmp_path, facts("anchor", 0.2), "pope", answers(range(9)))
-    write_run(tmp_path, facts("fat", 0.25, anchor="anchor"), "pope", answers(range(9)))
-    write_run(tmp_path, facts("lean", 0.2, anchor="anchor"), "pope", answers(range(9)), overhead=64)
-    write_run(tmp_path, facts("indexed", 0.2, anchor="anchor"), "pope", answers(range(9)), overhead=64, index=64)
-    write_run(tmp_path, facts("alone", 0.2, anchor="absent"), "pope", answers(range(9)))
-    found = flags(tmp_path)
-    assert found["anchor"] == ()
-    assert found["fat"] == (
-        "the anchor keeps less: 20.000% of the KV against 25.000%",
-        "measured, the anchor takes 20.00% fewer bytes",
-    )
-    assert found["lean"] == ("measured, the anchor takes 0.99% fewer bytes",)
-    assert found["indexed"] == ()
-    assert found["alone"] == ("its anchor absent has no results here",)
+    for name, share, anchor, extra in (
+        ("fat", 0.25, "anchor", {}),
+        ("lean", 0.2, "anchor", {"overhead": 64}),
+        ("indexed", 0.2, "anchor", {"overhead": 64, "index": 64}),
+        ("alone", 0.2, "absent", {}),
+    ):
+        write_run(tmp_path, facts(name, share, anchor=anchor), "pope", answers(range(9)), **extra)
+    assert flags(tmp_path) == {
+        "anchor": (),
+        "fat": (
+            "the anchor keeps less: 20.000% of the KV against 25.000%",
+            "measured, the anchor takes 20.00% fewer bytes",
+        ),
+        "lean": ("measured, the anchor takes 0.99% fewer bytes",),
+        "indexed": (),
+        "alone": ("its anchor absent has no results here",),
+    }
+
+
+def rewritten(place, file, *pair):
+    (path,) = place.glob(file)
+    path.write_text(path.read_text().replace(*pair))
 
 
 def test_flags_of_compression_that_did_nothing(tmp_path):
-    write_run(tmp_path, facts("late", 0.2, acts="after prefill"), "pope", answers(range(9)), new_tokens=2)
-    write_run(
-        tmp_path,
-        facts("first", 0.2, acts="after prefill", protocol="context_first"),
-        "pope",
-        answers(range(9)),
-        new_tokens=2,
-    )
-    place = write_run(tmp_path, facts("off"), "pope", answers(range(9)))
-    manifest = place / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"acts": "-"', '"acts": "in prefill"'))
+    late = {"acts": "after prefill"}
+    write_run(tmp_path, facts("late", 0.2, **late), "pope", answers(range(9)), new_tokens=2)
+    first = facts("first", 0.2, protocol="context_first", **late)
+    write_run(tmp_path, first, "pope", answers(range(9)), new_tokens=2)
+    off = write_run(tmp_path, facts("off"), "pope", answers(range(9)))
+    rewritten(off, "manifest.json", '"acts": "-"', '"acts": "in prefill"')
+    pages = write_run(tmp_path, facts("pages"), "pope", answers(range(9)))
+    rewritten(pages, SAMPLES_GLOB, '"unread_bytes":0', '"unread_bytes":10000')
+    rewritten(pages, "manifest.json", '"acts": "-"', '"acts": "after prefill"')
     assert flags(tmp_path) == {
         "late": ("compression after prefill cannot change answers and choices of one token (pope)",),
         "first": (),
         "off": ("compression did not act: nothing left the cache",),
+        "pages": ("it frees nothing: a step of decoding reads 75.0% of the prompts' stored KV",),
     }
 
 
 @pytest.mark.parametrize(
-    ("choices", "tokens", "moot"),
-    [(4, 4, True), (4, 5, False), (1, 1, True), (1, 900, False)],
-    ids=["letters", "one choice of two tokens", "a text of one token", "a text"],
+    ("prediction", "tokens", "most", "moot"),
+    [
+        ([-1.0] * 4, [4], None, True),  # letters
+        ([-1.0] * 4, [5], None, False),  # one choice has two tokens
+        ([-1.0], [1], None, True),
+        ([-1.0], [900], None, False),  # a text
+        ("yes", [2], 2, False),  # two tokens are one and its end unless two were asked
+        ("yes", [2], 3, True),
+        ("yes", [2], None, True),
+        ("yes", [2, 3], None, False),  # the answers of one seed go on
+    ],
 )
-def test_log_likelihoods_are_beyond_compression_where_each_choice_has_one_token(tmp_path, choices, tokens, moot):
-    arm = facts("late", 0.2, acts="after prefill")
-    write_run(tmp_path, arm, "pope", [[-1.0] * choices] * ROWS, new_tokens=tokens)
-    (found,) = read_results([tmp_path])
-    assert found.is_moot("pope") == moot
-
-
-@pytest.mark.parametrize(("most", "moot"), [(2, False), (3, True), (None, True)])
-def test_two_tokens_are_one_and_its_end_unless_two_were_asked(tmp_path, monkeypatch, most, moot):
-    monkeypatch.setattr(TASKS["pope"], "options", {"max_new_tokens": most})
-    write_run(tmp_path, facts("late", 0.2, acts="after prefill"), "pope", answers(range(9)), new_tokens=2)
-    (found,) = read_results([tmp_path])
-    assert found.is_moot("pope") == moot
-
-
-def test_a_seed_whose_answers_go_on_is_not_beyond_compression(tmp_path):
-    for seed, tokens in ((1, 2), (2, 3)):
+def test_what_compression_after_the_prompt_cannot_change(tmp_path, monkeypatch, prediction, tokens, most, moot):
+    monkeypatch.setattr(TASKS["pope"], "options", {} if most is None else {"max_new_tokens": most})
+    for seed, count in enumerate(tokens):
         arm = facts(f"late-seed{seed}", 0.2, acts="after prefill", seed=seed)
-        write_run(tmp_path, arm, "pope", answers(range(9)), new_tokens=tokens)
+        write_run(tmp_path, arm, "pope", [prediction] * ROWS, new_tokens=count)
     (found,) = read_results([tmp_path])
-    assert not found.is_moot("pope")
-
-
-def test_an_arm_that_reads_a_part_says_that_it_frees_nothing(tmp_path):
-    place = write_run(tmp_path, facts("pages"), "pope", answers(range(9)))
-    (samples,) = place.glob(SAMPLES_GLOB)
-    samples.write_text(samples.read_text().replace('"unread_bytes":0', '"unread_bytes":10000'))
-    manifest = place / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"acts": "-"', '"acts": "after prefill"'))
-    words = "it frees nothing: a step of decoding reads 75.0% of the prompts' stored KV"
-    assert flags(tmp_path)["pages"][0] == words
+    assert found.is_moot("pope") == moot
 
 
 def test_partial_and_incomplete_cells_are_marked(tmp_path):
     write_run(tmp_path, facts("a"), "pope", answers(range(9))[:10], rows=20)
-    (table,) = make_tables(read_results([tmp_path]))
-    assert table.rows[0].scores["pope"].marks == ("incomplete: 10 of 20", "partial: 20 of 40")
     write_run(tmp_path, facts("b"), "pope", [], rows=20)
     (table,) = make_tables(read_results([tmp_path]))
+    assert table.rows[0].scores["pope"].marks == ("incomplete: 10 of 20", "partial: 20 of 40")
     assert table.rows[1].scores["pope"] is None

@@ -19,9 +19,11 @@ from subtoken_train.evaluation.reporting.exports import (
     report_markdown,
 )
 from subtoken_train.evaluation.reporting.page import report_html
-from subtoken_train.evaluation.reporting.report import human_names, make_report
-from subtoken_train.evaluation.reporting.sections import query_aware_text, verdicts
-from tests.support.report_results import FakeAccuracy, answers, facts, register, write_run
+from subtoken_train.evaluation.reporting.report import human_names, make_report, query_aware_text, sections, verdicts
+from tests.support.report_results import ROWS, FakeAccuracy, answers, facts, register, write_run
+
+SECONDS = ROWS * (0.1 + 0.2)
+"""What the records of one run say."""
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +81,7 @@ def test_csv(small):
 
 def test_markdown(small):
     text = report_markdown(small)
-    assert (
+    for lines in (
         r"""## Scores, image tasks
 
 | arm | id | KV nominal | KV measured | query-aware | ruler\_4k (n = 40) |
@@ -87,19 +89,12 @@ def test_markdown(small):
 | FastV 25 % | our\_arm\_anchor | 25.000% | 25.000% | yes | 0.00 \[0.00, 0.00\] (n = 30; incomplete: 30 of 40) |
 | FastV 50 % + S8K0 router | our\_arm | 25.000% | 25.000% | yes | 100.00 \[100.00, 100.00\] |
 | Δ to FastV 25 % |  |  |  |  | +100.00 \[+100.00, +100.00\] (n = 30; incomplete: 30 of 40) |
-"""
-        in text
-    )
-    assert "| method | tasks | points | r | AUC | r within 10% | r within 20% |" in text
-    assert (
-        r"| FastV + S8K0 linear | ruler\_4k | 1 | 0.7500 to 0.7500 | - | no uncompressed arm | no uncompressed arm |"
-        in text
-    )
-    assert (
-        r"| colour (n = 20) | 0.00 \[0.00, 0.00\] (n = 15; incomplete: 30 of 40) | 100.00 \[100.00, 100.00\] |" in text
-    )
-    widths = {line.count(" | ") for line in text.split("### Budgets")[1].strip().splitlines()[:4]}
-    assert len(widths) == 1
+""",
+        "| method | tasks | points | r | AUC | r within 10% | r within 20% |",
+        r"| FastV + S8K0 linear | ruler\_4k | 1 | 0.7500 to 0.7500 | - | no uncompressed arm | no uncompressed arm |",
+        r"| colour (n = 20) | 0.00 \[0.00, 0.00\] (n = 15; incomplete: 30 of 40) | 100.00 \[100.00, 100.00\] |",
+    ):
+        assert lines in text
 
 
 def test_a_compressed_question_is_seen_under_either_protocol():
@@ -156,30 +151,20 @@ def test_verdicts_say_what_the_intervals_say(compared):
     assert all(markdown_escape(line) in text for line in verdicts(compared))
 
 
-def test_where_less_is_better_the_verdict_turns(compared):
+def test_where_less_is_better_the_verdict_turns_and_the_column_says_so(compared, tmp_path, monkeypatch, capsys):
     estimate = next(row.differences["pope"] for row in compared.tables[0].rows if row.arm.name == "better")
-    assert estimate.verdict == "better"
-    assert replace(estimate, falling=True).verdict == "worse"
-    assert replace(estimate, low=0.0).verdict == "level"
-    assert replace(estimate, low=None).verdict is None
-    assert replace(estimate, signed=False).verdict is None
-
-
-def test_a_column_where_less_is_better_says_so(tmp_path, monkeypatch, capsys):
+    changed = ({}, {"falling": True}, {"low": 0.0}, {"low": None}, {"signed": False})
+    verdict = [replace(estimate, **changes).verdict for changes in changed]
+    assert verdict == ["better", "worse", "level", None, None]
     register(monkeypatch, "ruler_4k")
     write_run(tmp_path, facts("ours", 0.25), "ruler_4k", answers(range(20)))
     monkeypatch.setattr(FakeAccuracy, "higher_is_better", False)
     report = make_report([tmp_path])
     assert report.tables[0].columns == {"ruler_4k": "ruler_4k (accuracy, lower is better)"}
+    assert verdicts(report) == ["No arm was compared: none names an anchor that has results here."]
     print_summary(report)
     assert "fractions in %" in " ".join(capsys.readouterr().out.split())
     assert "1 arm on 1 task: ruler_4k." in report_html(report)
-
-
-def test_without_anchors_no_verdict(tmp_path, monkeypatch):
-    register(monkeypatch, "pope")
-    write_run(tmp_path, facts("a"), "pope", answers(range(9)))
-    assert verdicts(make_report([tmp_path])) == ["No arm was compared: none names an anchor that has results here."]
 
 
 def test_what_compression_could_not_change_is_marked(compared):
@@ -205,3 +190,40 @@ def test_arms_have_human_names(changes, words):
     arm = facts("an_arm", **changes)
     assert human_names({"a": arm}) == {"a": words}
     assert human_names({"a": arm, "b": arm}) == {"a": f"{words} (a)", "b": f"{words} (b)"}
+
+
+def time_rows(folder):
+    (section,) = [part for part in sections(make_report([folder])) if part.title == "Time"]
+    return {row["arm"]: dict(row) for row in section.frame.to_dict("records")}
+
+
+def test_methods_are_means_over_their_checkpoints(tmp_path, monkeypatch):
+    """Table 6: two routed arms and one of two seeds of the anchor; the mean is over checkpoints, not over arms."""
+    register(monkeypatch, "mmlu", "ruler_4k")
+    for task in ("mmlu", "ruler_4k"):
+        write_run(tmp_path, facts("full"), task, answers(range(40)))
+        for seed in (0, 1):
+            write_run(tmp_path, facts(f"quest-seed{seed}", 0.25, reducer="quest 0.25", seed=seed), task, answers([]))
+        for keep in ("0.25", "0.125"):
+            arm = facts(f"routed{keep}", float(keep), reducer=f"quest {keep}", groups="S8K7 linear")
+            write_run(tmp_path, arm, task, answers([]))
+    rows = time_rows(tmp_path)
+    assert len(rows) == 4 + 3
+    for method, count in (("no compression", 1), ("Quest", 2), ("Quest + groups", 2)):
+        row = rows[f"mean: {method}, llava-hf/llava-1.5-7b-hf"]
+        assert row["checkpoints"] == str(count)
+        assert row["mmlu (s)"] == row["ruler_4k (s)"] == f"{SECONDS:.1f}"
+        assert row["total (min)"] == f"{2 * SECONDS / 60:.2f}" == "0.40"
+    assert rows["Quest 25 %"]["checkpoints"] == "2"
+
+
+def test_unequal_numbers_of_samples_have_no_mean(tmp_path, monkeypatch):
+    """A limited run says how many samples it timed; beside a whole one no mean is printed."""
+    register(monkeypatch, "mmlu")
+    write_run(tmp_path, facts("whole", 0.25, reducer="quest 0.25"), "mmlu", answers([]))
+    write_run(tmp_path, facts("part", 0.125, reducer="quest 0.125"), "mmlu", answers([])[:10])
+    rows = time_rows(tmp_path)
+    assert rows["Quest 25 %"]["mmlu (s)"] == f"{SECONDS:.1f}"
+    assert rows["Quest 12.5 %"]["mmlu (s)"] == "3.0 (10 samples)"
+    mean = rows["mean: Quest, llava-hf/llava-1.5-7b-hf"]
+    assert (mean["mmlu (s)"], mean["total (min)"]) == ("-", "-")

@@ -107,18 +107,13 @@ def manifest(**changes):
     )  # fmt: skip
 
 
-def test_manifests_read_back(tmp_path):
-    manifest(settings={"batch_size": 3}).write(tmp_path / "new")
-    assert Manifest.read(tmp_path / "new") == manifest(settings={"batch_size": 3})
-
-
 @pytest.mark.parametrize("share", [0.5, 0.21875, 1e-5, 1.0])
-def test_what_an_arm_of_groups_is_called_reads_back(tmp_path, share):
-    """Of K groups of every token, and of a budget in bytes."""
+def test_manifests_read_back(tmp_path, share):
+    """What an arm of groups is called, too: of K groups of every token, and of a budget in bytes."""
     budget = RoutingConfig(budget="bytes", kept_groups=16, byte_share=share)
     for number, routing in enumerate((None, RoutingConfig(), budget)):
-        arm = replace(FACTS, groups=groups_words(routing))
-        (own := replace(manifest(), arm=arm)).write(tmp_path / str(number))
+        own = manifest(arm=replace(FACTS, groups=groups_words(routing)), settings={"batch_size": 3})
+        own.write(tmp_path / str(number))
         assert Manifest.read(tmp_path / str(number)) == own
 
 

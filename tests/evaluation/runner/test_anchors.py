@@ -25,30 +25,24 @@ def kept(arm):
     return arm.layer_tokens(arm.reducer)[-1]
 
 
+OWN = "tiny_fastv25_s16k4-seed0"
+TRAINED, UNTRAINED = "tiny_fastv25_s16k4_anchor-seed0", f"{OWN}-untrained_anchor"
+
+
 def names(specs, pool):
     arms, notes = with_anchors(prepare(specs, pool), pool)
     return {arm.facts.name: arm.facts.anchor for arm in arms}, arms, notes
 
 
-def test_a_trained_anchor_is_taken(pool):
-    anchors, arms, notes = names([ANCHOR, WHOLE, ROUTED], pool)
-    assert anchors == {
-        "tiny_fastv25_s16k4_anchor-seed0": None,
-        "tiny_lora_only-seed0": None,
-        "tiny_fastv25_s16k4-seed0": "tiny_fastv25_s16k4_anchor-seed0",
-    }
+def test_a_trained_anchor_is_taken_and_without_one_the_own_lora_runs_token_only(pool):
+    anchors, _, notes = names([ANCHOR, WHOLE, ROUTED], pool)
+    assert anchors == {TRAINED: None, "tiny_lora_only-seed0": None, OWN: TRAINED}
     assert notes == []
-    assert len(arms) == 3
-
-
-def test_without_one_the_own_lora_runs_token_only(pool):
-    anchors, arms, _ = names([ROUTED], pool)
-    name = "tiny_fastv25_s16k4-seed0-untrained_anchor"
-    assert anchors == {"tiny_fastv25_s16k4-seed0": name, name: None}
-    anchor = arms[1]
+    anchors, (arm, anchor), _ = names([ROUTED], pool)
+    assert anchors == {OWN: UNTRAINED, UNTRAINED: None}
     assert (kept(anchor), anchor.routing, anchor.facts.trained) == (10, None, False)
     assert anchor.reducer.round_up
-    assert anchor.facts.nominal_kv == arms[0].facts.nominal_kv == 0.15625
+    assert anchor.facts.nominal_kv == arm.facts.nominal_kv == 0.15625
 
 
 @sampled(
@@ -62,9 +56,8 @@ def test_without_one_the_own_lora_runs_token_only(pool):
     ], every=2,
 )  # fmt: skip
 def test_another_lora_that_was_not_trained_so_is_no_anchor(pool, other):
-    trained, own = "tiny_fastv25_s16k4_anchor-seed0", "tiny_fastv25_s16k4-seed0-untrained_anchor"
-    assert names([other, ROUTED, ANCHOR], pool)[0]["tiny_fastv25_s16k4-seed0"] == trained
-    assert names([other, ROUTED], pool)[0]["tiny_fastv25_s16k4-seed0"] == own
+    assert names([other, ROUTED, ANCHOR], pool)[0][OWN] == TRAINED
+    assert names([other, ROUTED], pool)[0][OWN] == UNTRAINED
 
 
 def test_an_anchor_keeps_as_many_of_any_prompt(pool):
@@ -73,7 +66,7 @@ def test_an_anchor_keeps_as_many_of_any_prompt(pool):
     down = replace(ROUTED, name="down", selector="none", keep_ratio=0.16)
     anchors, arms, _ = names([fewer, down, ROUTED], pool)
     assert [kept(arm) for arm in arms] == [10, 10, 16, 10]
-    assert anchors["tiny_fastv25_s16k4-seed0"] == "tiny_fastv25_s16k4-seed0-untrained_anchor"
+    assert anchors[OWN] == UNTRAINED
 
 
 def test_of_several_anchors_that_of_the_same_seed_is_taken(pool):
@@ -93,28 +86,24 @@ def test_one_anchor_serves_several_arms_of_a_budget(pool):
     random, norm = replace(ROUTED, selector="random", seed=3), replace(ROUTED, selector="value_norm")
     anchors, arms, _ = names([random, ROUTED, norm], pool)
     assert len(arms) == 4
-    assert set(anchors.values()) == {None, "tiny_fastv25_s16k4-seed0-untrained_anchor"}
+    assert set(anchors.values()) == {None, UNTRAINED}
 
 
 @pytest.mark.slow
 def test_compression_after_prefill_must_be_the_same(pool):
-    evicted = replace(ROUTED, **EVICTED)
+    evicted, trained = replace(ROUTED, **EVICTED), replace(ANCHOR, **EVICTED)
     anchors, arms, _ = names([ANCHOR, ROUTED, evicted], pool)
-    assert anchors["tiny_fastv25_s16k4-seed0"] == "tiny_fastv25_s16k4_anchor-seed0"
-    name = anchors["tiny_fastv25_s16k4-seed0-snapkv0.5_visual"]
+    assert anchors[OWN] == TRAINED
+    name = anchors[f"{OWN}-snapkv0.5_visual"]
     assert name.endswith("untrained_anchor")
-    added = next(arm for arm in arms if arm.facts.name == name)
-    assert added.facts.eviction == "snapkv 0.5"
-    trained = replace(ANCHOR, **EVICTED)
-    anchors, _, _ = names([trained, evicted], pool)
-    assert anchors["tiny_fastv25_s16k4-seed0-snapkv0.5_visual"] == "tiny_fastv25_s16k4_anchor-seed0-snapkv0.5_visual"
+    assert next(arm for arm in arms if arm.facts.name == name).facts.eviction == "snapkv 0.5"
+    assert names([trained, evicted], pool)[0][f"{OWN}-snapkv0.5_visual"] == f"{TRAINED}-snapkv0.5_visual"
 
 
 def test_without_a_reducer_there_is_none_and_it_is_said(pool):
-    anchors, _, notes = names([ArmSpec(adapter=f"{ADAPTERS}/tiny_none100_s16k4")], pool)
+    anchors, _, (note,) = names([ArmSpec(adapter=f"{ADAPTERS}/tiny_none100_s16k4")], pool)
     assert list(anchors.values()) == [None]
-    assert len(notes) == 1
-    assert "no token reducer" in notes[0]
+    assert "no token reducer" in note
 
 
 def test_layers_below_the_cut_are_paid_for(pool):

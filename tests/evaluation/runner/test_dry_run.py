@@ -27,13 +27,17 @@ SHIPPED = "checkpoints/adapters/tiny_fastv25_s16k4"
 TEXT = "checkpoints/tiny-llama"
 
 
+@pytest.fixture(autouse=True)
+def in_the_checkout(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
 def grid_of(*arms: dict, tasks: tuple[str, ...] = ("pope",), **settings) -> Grid:
     specs = tuple(spec for arm in arms for spec in expand_arms(arm))
     return Grid(arms=specs, tasks=tuple(map(TaskSpec, tasks)), out=Path("results/x"), **settings)
 
 
-def test_facts_are_those_of_a_run(monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_facts_are_those_of_a_run():
     grid = grid_of(
         {"adapter": SHIPPED},
         {"adapter": SHIPPED, "selector": "value_norm", "eviction": "snapkv", "eviction_keep": [0.5, "8tokens"]},
@@ -47,8 +51,7 @@ def test_facts_are_those_of_a_run(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_recipe_stands_in_the_place_of_its_adapter(monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_a_recipe_stands_in_the_place_of_its_adapter():
     (planned,), (trained,) = (
         [dry_run(grid_of({"adapter": name}, anchors="none"), planned_adapter).arms[0].arm]
         for name in ("runs/tiny_fastv25_s16k4/adapter", SHIPPED)
@@ -71,8 +74,7 @@ def test_an_arm_may_cap_images_otherwise():
         dry_run(grid_of({"backbone": "checkpoints/tiny-llava", "max_pixels": 50000}), planned_adapter)
 
 
-def test_what_is_missing_is_listed(monkeypatch, tmp_path):
-    monkeypatch.chdir(ROOT)
+def test_what_is_missing_is_listed(tmp_path):
     file = str(tmp_path / "none.json")
     options = {"eviction": "prefixkv", "eviction_keep": 0.5, "eviction_options": {"calibration": file}}
     grid = grid_of(
@@ -89,8 +91,7 @@ def test_what_is_missing_is_listed(monkeypatch, tmp_path):
     assert check_lines(grid, checked)[0].startswith("1 arms x 2 tasks, 14 answers")
 
 
-def test_settings_may_be_lists(monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_settings_may_be_lists():
     shares = [1.0] * ModelPool().get("checkpoints/tiny-llava").family.shape.num_layers
     arm = {"eviction": "per_layer(snapkv)", "eviction_keep": 0.5, "eviction_options": {"shares": shares}}
     (planned,) = dry_run(grid_of({"backbone": "checkpoints/tiny-llava", **arm}), planned_adapter).arms
@@ -107,14 +108,12 @@ def test_settings_may_be_lists(monkeypatch):
         ({"backbone": "checkpoints/tiny-llava", "reducer": "quest", "keep_ratio": 0.5}, "evicts the context"),
     ],
 )
-def test_mistakes_are_refused(monkeypatch, arm, message):
-    monkeypatch.chdir(ROOT)
+def test_mistakes_are_refused(arm, message):
     with pytest.raises(ValueError, match=message):
         dry_run(grid_of(arm), planned_adapter)
 
 
-def test_options_that_cannot_be_served_are_refused(monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_options_that_cannot_be_served_are_refused():
     grid = grid_of({"backbone": "checkpoints/tiny-llama"}, tasks=("recall",))
     task = TaskSpec(
         "ruler_synthetic", options={"length": 1000, "tasks": ["cwe"], "tokenizer": "checkpoints/tiny-llama"}
@@ -130,9 +129,8 @@ def test_a_backbone_whose_weights_are_cut_off_is_refused(tmp_path):
         dry_run(grid_of({"backbone": str(tmp_path / "backbone")}, tasks=("recall",)), planned_adapter)
 
 
-def test_a_chat_without_a_template_is_refused(monkeypatch, tmp_path):
+def test_a_chat_without_a_template_is_refused(tmp_path):
     """Of a local folder by its files, before weights are read; of a model on the Hub when its tokenizer is there."""
-    monkeypatch.chdir(ROOT)
     tasks = (TaskSpec("ruler_synthetic", None, {"chat": True}),)
     grid = replace(grid_of({"backbone": "checkpoints/tiny-llama"}, tasks=("recall",)), tasks=tasks)
     with pytest.raises(ValueError, match=r"has chat: true, and the tokenizer of .* has no chat template"):
@@ -149,9 +147,8 @@ def test_a_chat_without_a_template_is_refused(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(("routed", "keep"), [(True, 0.7), (False, 0.7), (False, 0.1)])
-def test_stored_bytes_are_those_of_a_packed_cache(monkeypatch, name, routed, keep):
+def test_stored_bytes_are_those_of_a_packed_cache(name, routed, keep):
     """Two samples, one layer packed as often as there are layers; every token of the routed arm keeps its K groups."""
-    monkeypatch.chdir(ROOT)
     source = {"adapter": SHIPPED} if routed else {"backbone": "checkpoints/tiny-llava"}
     (arm,) = prepare(grid_of({**source, "reducer": "fastv", "keep_ratio": keep, "kv_dtype": name}).arms, ModelPool())
     tokens, shape = 150, arm.shape
@@ -171,9 +168,8 @@ def test_stored_bytes_are_those_of_a_packed_cache(monkeypatch, name, routed, kee
 
 
 @pytest.mark.parametrize("method", ["knorm", "ada(snapkv)"])
-def test_stored_bytes_are_those_of_an_answer(monkeypatch, method):
+def test_stored_bytes_are_those_of_an_answer(method):
     """What an eviction leaves of a text, however it divides it between heads, takes what the plan said."""
-    monkeypatch.chdir(ROOT)
     settings = {"eviction": method, "eviction_keep": 0.5, "kv_dtype": "int4"}
     own, whole = prepare(
         grid_of({"backbone": TEXT, **settings}, {"backbone": TEXT, "kv_dtype": "int4"}).arms, ModelPool()
@@ -189,15 +185,13 @@ def test_stored_bytes_are_those_of_an_answer(monkeypatch, method):
     "changed",
     [{"eviction_keep": "32tokens"}, {"scope": "all"}, {"key_channels": 0.5}, {"kv_dtype": "kivi4"}],
 )
-def test_bytes_that_a_prompt_decides_are_not_said(monkeypatch, changed):
-    monkeypatch.chdir(ROOT)
+def test_bytes_that_a_prompt_decides_are_not_said(changed):
     spec = {"backbone": TEXT, "eviction": "snapkv", "eviction_keep": 0.5, "kv_dtype": "int8"}
     grid = grid_of({**spec, **changed}, tasks=("recall",))
     assert "stored not known before a prompt" in "\n".join(check_lines(grid, dry_run(grid, planned_adapter)))
 
 
-def test_a_nominal_prompt_is_as_long_as_its_task_says(monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_a_nominal_prompt_is_as_long_as_its_task_says():
     spec = {"backbone": TEXT, "kv_dtype": "int8"}
     tasks = (TaskSpec("ruler_synthetic", None, {"length": 4096}), TaskSpec("recall"), TaskSpec("longbench"))
     grid = replace(grid_of(spec, tasks=("recall",)), tasks=tasks, batch_size=10)

@@ -19,8 +19,7 @@ from subtoken_train.evaluation.runner import cell
 from subtoken_train.evaluation.runner.run import run_grid, too_late
 from subtoken_train.evaluation.runner.spec import ArmSpec, TaskSpec
 from subtoken_train.evaluation.tasks.task import Sample
-from subtoken_train.inference import pool
-from tests.support.eval_runs import ANCHOR, ROUTED, WHOLE, answers, free_port, records, scenes_grid, start
+from tests.support.eval_runs import ROUTED, WHOLE, answers, free_port, records, scenes_grid, start
 from tests.support.sampling import sampled
 
 KILLED = ("scenes_pope", "scenes_gqa", "scenes_caption")
@@ -104,18 +103,6 @@ def test_two_processes_answer_as_one(scenes, tmp_path, finished):
     assert min(shares) > 0
 
 
-@pytest.mark.slow
-def test_several_arms_take_turns_on_one_backbone(scenes, tmp_path, monkeypatch):
-    loads = []
-    load = pool.load_family
-    monkeypatch.setattr(pool, "load_family", lambda *given: loads.append(given) or load(*given))
-    together = run_grid(scenes_grid(scenes, tmp_path / "together", ROUTED, ANCHOR, WHOLE))
-    assert len(loads) == 1
-    for arm, folder in zip((ROUTED, ANCHOR, WHOLE), together, strict=True):
-        (alone,) = run_grid(scenes_grid(scenes, tmp_path / "alone", arm))
-        assert records(alone) == records(folder)
-
-
 def test_prompts_that_lost_a_region_are_said_and_recorded(scenes, tmp_path):
     """Once per arm and task; reports count them."""
     settings = {"eviction": "streaming_llm", "eviction_keep": "3tokens", "eviction_options": {"sinks": 0}}
@@ -127,24 +114,6 @@ def test_prompts_that_lost_a_region_are_said_and_recorded(scenes, tmp_path):
     assert make_tables(read_results([folder.parents[1]]))[0].rows[0].flags[0] == (
         "nothing is left of a whole region in some layer of 4 of 4 prompts"
     )
-
-
-@pytest.mark.slow
-def test_records_prove_that_compression_acted(scenes, tmp_path):
-    evicted = ArmSpec(adapter=WHOLE.adapter, eviction="snapkv", eviction_keep=0.25, scope="visual")
-    folders = run_grid(scenes_grid(scenes, tmp_path, WHOLE, ROUTED, evicted, limit=4, batch_size=1))
-    whole, routed, snapped = (list(read_samples(folder).values()) for folder in folders)
-    for record in whole:
-        assert record.entries_after == record.entries_before == 64 * 6
-        assert record.kv_bytes == record.dense_kv_bytes
-    for record in routed:
-        assert record.entries_after == 16 * 6
-        assert record.values_after == 16 * 6 / 4
-        assert record.region_bytes < 0.16 * record.region_dense_bytes
-        assert bin(int(record.kept_visual, 16)).count("1") == 16
-    for record in snapped:
-        assert record.entries_after < record.entries_before
-        assert record.region_bytes == record.region_dense_bytes / 4
 
 
 def test_more_samples_may_be_asked_later_and_no_others(scenes, tmp_path, asked):
@@ -171,39 +140,16 @@ def test_more_samples_may_be_asked_later_and_no_others(scenes, tmp_path, asked):
         run_grid(replace(grid, limit=7))
 
 
-@pytest.mark.slow
-def test_an_unreadable_image_stops_the_run_and_finished_samples_stay(tmp_path):
-    write_scene_split(tmp_path / "scenes", "test", 60, seed=3)
-    grid = scenes_grid(tmp_path / "scenes", tmp_path / "out", ROUTED, batch_size=1)
-    records_file = json.loads((tmp_path / "scenes/test.json").read_text())
-    broken = [record["image"] for record in records_file if record["kind"] == "count"][-1]
-    (tmp_path / "scenes" / broken).write_bytes(b"no picture")
-    with pytest.raises(ValueError, match=f"{broken}.*cannot be read"):
-        run_grid(grid)
-    assert written(grid.out) > 0
-    whole = scenes_grid(tmp_path / "scenes", tmp_path / "out", ROUTED, batch_size=1)
-    write_scene_split(tmp_path / "scenes", "test", 60, seed=3)
-    (folder,) = run_grid(whole)
-    assert len(read_samples(folder)) == Manifest.read(folder).rows
-
-
-def test_only_one_run_writes_into_a_folder(scenes, tmp_path):
+def test_what_cannot_run_is_said_before_files_are_read(scenes, tmp_path):
     from filelock import FileLock
 
-    with FileLock(tmp_path / ".lock"), pytest.raises(ValueError, match="another evaluation is writing to"):
-        run_grid(scenes_grid(scenes, tmp_path, ROUTED))
-
-
-def test_text_tasks_are_for_language_models(tmp_path):
-    grid = scenes_grid(tmp_path, tmp_path / "out", ROUTED)
+    grid = scenes_grid(tmp_path / "nowhere", tmp_path / "out", ROUTED)
     with pytest.raises(ValueError, match=r"asks about texts, and the model of .* reads images; run them apart"):
         run_grid(replace(grid, tasks=(TaskSpec("recall", options={"contexts": 1}),)))
-
-
-def test_names_of_all_tasks_are_checked_before_files_are_read(scenes, tmp_path):
-    grid = scenes_grid(tmp_path / "nowhere", tmp_path / "out", ROUTED)
     with pytest.raises(ValueError, match="unknown task 'recal'"):
         run_grid(replace(grid, tasks=(*grid.tasks, TaskSpec("recal"))))
+    with FileLock(tmp_path / ".lock"), pytest.raises(ValueError, match="another evaluation is writing to"):
+        run_grid(scenes_grid(scenes, tmp_path, ROUTED))
 
 
 def test_it_is_said_where_an_eviction_comes_too_late(tmp_path):
@@ -222,12 +168,13 @@ def test_it_is_said_where_an_eviction_comes_too_late(tmp_path):
     assert said == []
 
 
-def test_it_is_not_said_of_continuations_of_several_words():
+@pytest.mark.parametrize(
+    ("choices", "noted"),
+    [([" A", " B"], True), ([" Paris", " New York"], False), (["Every word of it is scored ."], False), ([], False)],
+)
+def test_it_is_not_said_of_continuations_of_several_words(choices, noted):
     """Only their first tokens come from the prompt's pass."""
-    arm = SimpleNamespace(
-        facts=SimpleNamespace(name="late"), spec=ArmSpec(backbone="x", eviction="snapkv", eviction_keep=0.5)
-    )
-    letters, names, text = [" A", " B"], [" Paris", " New York"], ["Every word of it is scored ."]
-    for choices, noted in ((letters, True), (names, False), (text, False), ([], False)):
-        samples = [Sample("1", "Which?", {}, choices=(" C",)), Sample("2", "Which?", {}, choices=tuple(choices))]
-        assert bool(too_late([arm], [(SimpleNamespace(name="asked"), samples)])) == noted
+    spec = ArmSpec(backbone="x", eviction="snapkv", eviction_keep=0.5)
+    arm, task = SimpleNamespace(facts=SimpleNamespace(name="late"), spec=spec), SimpleNamespace(name="asked")
+    samples = [Sample("1", "Which?", {}, choices=(" C",)), Sample("2", "Which?", {}, choices=tuple(choices))]
+    assert bool(too_late([arm], [(task, samples)])) == noted

@@ -12,8 +12,7 @@ import pytest
 from subtoken_train.artifact.identity import identify
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.evaluation.reporting.exports import HEADINGS, SPREAD, report_csv
-from subtoken_train.evaluation.reporting.report import make_report
-from subtoken_train.evaluation.reporting.sections import cell_text, sections
+from subtoken_train.evaluation.reporting.report import cell_text, make_report, sections
 from subtoken_train.evaluation.results import read_samples
 from subtoken_train.evaluation.runner.arms import prepare, with_anchors
 from subtoken_train.evaluation.runner.dry_run import check_lines, dry_run, planned_adapter
