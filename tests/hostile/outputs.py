@@ -75,7 +75,8 @@ def fitted_again(draw: random.Random, place: Place, kind: str) -> Case:
         return Case(f"fit --overwrite {what}", words, Expect.TAKEN, known, moves=(".",), reference=reference)
     extra, flag = draw.choice(AGAIN), draw.choice((*OVERWRITE, " --overwrite"))
     expect = Expect.TAKEN if flag and extra == "data.seed=3" else Expect.REFUSED
-    return read_by(place, f"fit --config {{recipe}} --{extra}{flag}", (f"again, {extra}", expect), ("run",), TENSORS)
+    text, writes = f"fit --config {{recipe}} --{extra}{flag}", ("run", "run.1")  # where the old one goes
+    return read_by(place, text, (f"again, {extra}", expect), writes, TENSORS)
 
 
 def exported(draw: random.Random, place: Place, kind: str) -> Case:

@@ -117,7 +117,7 @@ def parsing(
     if kind == "preview":
         return [*words, "--count", "1", *further], ()
     if kind == "fit":
-        return [*words, *further], ("run", "run.old", ".")
+        return [*words, *further], ("run", ".")
     return [*words, *draw.choice(((), ("--offline",))), *further], ()
 
 

@@ -12,11 +12,13 @@ import threading
 import types
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
+import pytest
 
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.model import SubTokenModel
@@ -258,16 +260,9 @@ def page(pool: Path) -> tuple[Any, Any]:
     """The models of the page, and its handler; where Gradio is not installed, a stub of what the handler calls."""
     from subtoken_train.demo.side_by_side import SideBySide
 
-    try:
-        import gradio  # noqa: F401
-    except ImportError:
-        stub = types.ModuleType("gradio")
-        stub.update = lambda **what: what  # type: ignore[attr-defined]
-        sys.modules["gradio"] = stub
-        from subtoken_train.demo import blocks
-
-        del sys.modules["gradio"]
-    else:
+    with pytest.MonkeyPatch.context() as patch:
+        if find_spec("gradio") is None:
+            patch.setitem(sys.modules, "gradio", types.SimpleNamespace(update=lambda **what: what))
         from subtoken_train.demo import blocks
     adapter = pool / "adapters" / VLM
     return SideBySide(str(adapter), f"{adapter}_anchor", device="cpu"), blocks._respond

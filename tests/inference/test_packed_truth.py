@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from subtoken_train.inference.prefill import decode
-from tests.support import truth_bounds as bounds
+from tests.support import truth_cells as bounds
 from tests.support.generation_cells import generate_greedy
 from tests.support.packing import short_runs  # noqa: F401  (a fixture)
 from tests.support.reference import recompute

@@ -7,8 +7,7 @@ import signal
 import pytest
 
 from subtoken_train.datasets.scene_files import write_scenes
-from tests.support.killed_runs import Scene, complete_run, differences, kill_at, kill_writing, wait_until
-from tests.support.run_server import RunServer
+from tests.support.killed_runs import RunServer, Scene, complete_run, differences, kill_at, kill_writing, wait_until
 
 
 def end_politely(server: RunServer, scene: Scene, run: str) -> None:

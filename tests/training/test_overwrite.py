@@ -14,9 +14,8 @@ from subtoken_train.training.run_folder import MARKER_FILE
 from tests.support.commands import refused
 from tests.support.cpu_fit import run_fit
 from tests.support.helpers import interrupted_fit, last_state
-from tests.support.killed_runs import wait_until
+from tests.support.killed_runs import RunServer, wait_until
 from tests.support.run_folders import content
-from tests.support.run_server import RunServer
 from tests.support.sampling import sampled
 
 SHORT = "--trainer.max_steps=1"
