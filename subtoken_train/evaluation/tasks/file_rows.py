@@ -10,8 +10,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from subtoken_train.datasets.image_sources import ImageSource, compare_images, open_image
-from subtoken_train.datasets.image_sources import PictureSource, VideoSource, first_frame
+from subtoken_train.datasets.image_sources import (
+    ImageSource,
+    PictureSource,
+    VideoSource,
+    compare_images,
+    first_frame,
+    open_image,
+)
 from subtoken_train.documents import check_regular, parse_json
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.typed import shown
