@@ -138,10 +138,12 @@ def check_table(name: str, table: Sequence[Sequence[float]], low: float = -math.
 
 def check_table_shape(name: str, table: Sequence[Any], num_layers: int, num_kv_heads: int | None = None) -> None:
     """Raise ``ValueError`` unless a table has a row for every layer and a column for every key-value head, if given."""
-    found = [len(table)] if num_kv_heads is None else [len(table), len(table[0])]
-    if found != [num_layers, num_kv_heads][: len(found)]:
-        heads, its = ("", "") if num_kv_heads is None else (f" of {found[-1]} heads", f" of {num_kv_heads}")
-        raise ValueError(f"{name} has {found[0]} layers{heads}, and the backbone {num_layers}{its}")
+    if num_kv_heads is None:
+        if len(table) != num_layers:
+            raise ValueError(f"{name} has {len(table)} layers and the backbone {num_layers}")
+    elif (len(table), len(table[0])) != (num_layers, num_kv_heads):
+        found = f"{len(table)} layers of {len(table[0])} heads"
+        raise ValueError(f"{name} has {found}, and the backbone {num_layers} of {num_kv_heads}")
 
 
 def table_words(name: str, table: Sequence[Sequence[float]]) -> str:
