@@ -96,7 +96,7 @@ class StagedReducer(RankedCuts):
         """
 
     def layer_tokens(self, tokens: int, num_layers: int) -> list[int]:
-        """Of an anchor with ``matches``, all layers together are less than a token over.
+        """Hold all layers together to less than a token over the arm, for an anchor with ``matches``.
 
         Its counts are rounded down, and those of the stages with the largest remainders up, until they reach the arm's.
         """

@@ -49,7 +49,7 @@ class Method:
         return None if self.calibrates is None or file is None else read_calibration(file, self.name, self.calibrates)
 
     def read_numbers(self, advice: str = "") -> Any:
-        """What the calibration holds; a ``ValueError`` that says how to make one where none is named."""
+        """Return what the calibration holds; a ``ValueError`` says how to make one where none is named."""
         if self.calibrated is None:
             raise ValueError(
                 f"{self.name} reads numbers that are found for a backbone, and calibration names no file of them; "
