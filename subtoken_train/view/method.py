@@ -61,6 +61,9 @@ class Method:
 @cache
 def _words(kind: type[Method]) -> dict[str, tuple[Any, ...]]:
     """Words that settings of literal types allow, by setting."""
-    hints = get_type_hints(kind)
+    try:
+        hints = get_type_hints(kind)
+    except NameError:  # types that another package imports for its checker alone
+        return {}
     own = {each.name for each in fields(kind)}  # type: ignore[arg-type]
     return {name: get_args(hint) for name, hint in hints.items() if name in own and get_origin(hint) is Literal}
