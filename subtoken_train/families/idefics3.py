@@ -48,7 +48,7 @@ def _words(prompt: str, picture: str) -> str:
 
 
 class Idefics3Family(MergedTilesFamily):
-    """Idefics3-8B, and the first SmolVLM, which has its ``model_type``."""
+    """Idefics3-8B, and the first SmolVLM, which has its ``model_type``; a tower reducer chooses tile by tile."""
 
     name = "idefics3"
     auto_processor = Idefics3Processor

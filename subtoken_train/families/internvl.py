@@ -3,9 +3,9 @@ r"""InternVL3 and 3.5 in the transformers 5 format: InternViT tiles, four patche
 A picture is scaled to a grid of square tiles of the nearest aspect ratio and cut; where there are several, the whole
 picture, scaled to one tile, follows them. Each tile's patches are merged 2 x 2 (pixel shuffle), 256 tokens at 448
 pixels. In a prompt a picture is ``<img>``, its tokens, ``</img>``: the marks are rows of text, as in the originals. A
-video is a line ``Frame1: <img>...</img>`` per frame of one tile each, a picture of its own to reducers. That frames
-have the pixels of transformers' video processor, which needs torchvision, is not proven; with several images each keeps
-as many tiles as alone, as there (the originals' evaluations divide them).
+video is a line ``Frame1: <img>...</img>`` per frame of one tile each, a picture of its own; a tower reducer chooses
+tile by tile. That frames have the pixels of transformers' video processor, which needs torchvision, is not proven; with
+several images each keeps as many tiles as alone, as there (the originals' evaluations divide them).
 
 Legend: I tiles, P patches of a tile, N the class token before them, T visual tokens of a tile, c width of a patch, C of
 a merged token (4 * c), D model width, H heads, d head width.
@@ -133,7 +133,7 @@ class InternVLFamily(MergedTilesFamily):
 
     def merged(self, patches_IPc: Tensor) -> Tensor:
         """Merge each tile's patches 2 x 2 by transformers' own pixel shuffle, [I, T, 4 * c]."""
-        grid = patches_IPc.unflatten(1, (self.high, self.high))
+        grid = patches_IPc.reshape(len(patches_IPc), self.high, self.high, -1)
         shuffled: Tensor = self.model.model.pixel_shuffle(grid, scale_factor=0.5)
         return shuffled.flatten(1, 2)
 

@@ -138,7 +138,10 @@ class QwenInputs(Family):
     """Times that its processor counts an image's pixels against its bounds."""
     takes_videos = tells_frames = True
     may_pad = True
-    image_inputs = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw", "mm_token_type_ids")
+    image_inputs: ClassVar[tuple[str, ...]] = (
+        *("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw"),
+        "mm_token_type_ids",
+    )
     tower_positions = "mrope"
     nominal_image = (336, 336)
 
