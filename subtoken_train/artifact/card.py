@@ -187,7 +187,7 @@ class CardSections:
     repo_id: str | None = None
     """Hub name that it is published under."""
     picture: bytes | None = None
-    """Of the training, a PNG file."""
+    """Course of the training, a PNG file."""
 
 
 def model_card(record: dict[str, Any], sections: CardSections | None = None) -> str:

@@ -20,11 +20,11 @@ class PublishedModel:
     """Their largest files make one GGUF file, in this order."""
     version: str
     sha256: str
-    """Of the GGUF file."""
+    """SHA-256 of the GGUF file."""
     megabytes: int
-    """Of the packages."""
+    """Size of the packages."""
     gigabytes: float
-    """Of the folder in fp32."""
+    """Size of the folder in fp32."""
     licence: str
 
 
