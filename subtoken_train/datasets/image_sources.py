@@ -103,10 +103,8 @@ class FolderImages:
 def inside(folder: Path, name: str, outside: bool = False) -> Path:
     """Join ``folder / name``, which must lie in the folder once ``..`` and links (also ``find_image``'s) are followed.
 
-    Args:
-        folder: where names start; it may itself be a link.
-        name: from a file that somebody else wrote.
-        outside: whether it may lead out all the same.
+    The folder may itself be a link, and the name comes from a file that somebody else wrote; with ``outside`` it may
+    lead out all the same.
     """
     path = folder / name
     if not outside:
@@ -197,10 +195,7 @@ def open_picture(
 def open_image(source: ImageSource, record_id: str | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Read one image by ``rgb_pixels``; of a missing file, what ``find_image`` takes for it.
 
-    Args:
-        source: a file or encoded bytes.
-        record_id: of the record that names it, for messages.
-        max_pixels: width times height that is decoded at most.
+    ``max_pixels`` bounds width times height; ``record_id`` is of the record that names it, for messages.
     """
     of_record = _of_record(record_id)
     encoded = isinstance(source, EncodedImage)

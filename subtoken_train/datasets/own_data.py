@@ -69,10 +69,10 @@ def read_own(
     seed: int,
     show: Callable[[int, int], None] = lambda done, total: None,
 ) -> OwnData:
-    """Look at a folder and read what it holds.
+    """Read a folder of images and a table of questions and answers, a file of conversations, or plain texts.
 
     Args:
-        folder: images and a table of questions and answers, a file of conversations, or plain texts.
+        folder: the folder.
         table: the file to read, below the folder; None: the one that is there.
         columns: see ``read_own_table``.
         seed: of the split.
@@ -97,10 +97,8 @@ class OwnFolder:
     """The files of a folder and of those below it, as paths relative to it, sorted.
 
     Attributes:
-        path: the folder.
         images: by their suffix; none is opened.
-        tables: CSV, TSV, JSON, JSON lines, Parquet and Arrow, all but texts also in gzip's form; of a set its first.
-        texts: plain text.
+        tables: also in gzip's form; of a set its first.
         left_out: texts and tables that tell about the data.
         unread: files of other kinds, in words; empty where there is none.
     """

@@ -82,12 +82,9 @@ def turns_of(row: dict[str, Any]) -> list[Turn]:
 
 
 class InstructionRecords(Dataset[Record]):
-    """The records of one file; it may be sent to workers that are forked or spawned.
+    """The records of one file of any kind of ``row_files``; it may be sent to workers that are forked or spawned.
 
-    Args:
-        path: ``.jsonl`` (one record a line), another name (one JSON list), or a kind of ``row_files``.
-        image_folder: where image paths start; default: the file's own folder.
-        images_outside_folder: whether they may lead out of it, see ``inside``.
+    Image paths start in ``image_folder``, by default the file's own, and may lead out of it if they are allowed to.
     """
 
     def __init__(

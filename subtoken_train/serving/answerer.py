@@ -49,16 +49,9 @@ _FOLDERS = re.compile(r"(?<![\w:/.])/(?:[\w.@+-]+/)+")
 class ContextStore:
     """Holds contexts, and lets the least recently used ones go when they take more than a budget.
 
-    One thread takes; others may read the counts.
-
-    Args:
-        budget: bytes of all that are held, as their reports count them. One that is larger is used once and not held.
-        folder: of saved contexts, ``NAME.safetensors``; None: there are none.
-
-    Attributes:
-        taken: how many were compressed or loaded.
-        found: how often one was there.
-        nbytes: of those that are held.
+    One thread takes; others may read the counts: ``taken`` (compressed or loaded), ``found`` (there already) and
+    ``nbytes`` (held, as their reports count them). A context larger than the budget is used once and not held. Saved
+    ones are ``NAME.safetensors`` of a folder.
     """
 
     def __init__(self, budget: int, folder: Path | None = None) -> None:
@@ -95,14 +88,7 @@ class ContextStore:
 
 
 class Answerer:
-    """Answers jobs on one loaded model.
-
-    Args:
-        model: loaded as ``spec`` says.
-        spec: the server's own compression; a request's eviction takes the place of its eviction.
-        limits: of a request.
-        contexts: what is kept between requests.
-    """
+    """Answers jobs on one model, loaded as ``spec`` says; a request's eviction takes the place of the spec's."""
 
     def __init__(self, model: SubTokenModel, spec: ArmSpec, limits: Limits, contexts: ContextStore) -> None:
         self.limits, self.contexts, self.replaced = limits, contexts, 0

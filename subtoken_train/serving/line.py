@@ -30,9 +30,7 @@ class Answer:
         finish: ``stop`` or ``length``.
         prompt_tokens: of the whole prompt, before anything is dropped.
         cached_tokens: of them, those whose compressed context was there.
-        new_tokens: generated ones.
-        cache_bytes: of its cache at the end.
-        dense_cache_bytes: of an uncompressed one.
+        cache_bytes, dense_cache_bytes: of its cache at the end, and of an uncompressed one.
         warnings: what was said on the way.
     """
 
@@ -71,7 +69,7 @@ class Job:
     answered: bool = False
 
     def tell(self, event: Event) -> None:
-        """Say an event."""
+        """Say an event, and note that it was said."""
         self.told, self.answered = True, not isinstance(event, str)
         self.say(event)
 
@@ -116,10 +114,7 @@ class Row:
     """One answer of a pass.
 
     Attributes:
-        job: whose it is.
-        prompt_tokens, cached_tokens: see ``Answer``.
         most: tokens of the answer, at most.
-        stream: of its text.
         finish: ``stop``, ``length``, or "" where it was ended from outside; None: it goes on.
         since: the step at which it ended.
     """
