@@ -96,7 +96,7 @@ class InstructionDataModule(OrderedDataModule[Record]):
 
     @property
     def training_records(self) -> InstructionRecords:
-        """What ``read`` found."""
+        """Records that ``read`` found."""
         assert isinstance(self._train, InstructionRecords)
         return self._train
 

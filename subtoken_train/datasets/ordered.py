@@ -343,6 +343,7 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         return {"order": self._order} if self._order else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Remember the order that the checkpoint counts in."""
         self._resumed_order = state_dict["order"]
         # Lightning only looks for a state in the loader itself, and would call the data not resumable.
         warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended before the epoch ended")

@@ -43,7 +43,7 @@ _BESIDE = ("id", "kind", "system")
 _PICTURES = ("image", "images", "video", "videos")
 _LISTED = 160  # characters of columns in a message
 Placed = tuple[str, dict[str, Any]]
-"""Where a row stands, for messages, and the row."""
+"""The place of a row, for messages, and the row."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class OwnTable:
 
     @property
     def unread_words(self) -> str:
-        """What was not read, in words; empty where there is nothing of the kind."""
+        """Names of what was not read, in words; empty where there is nothing of the kind."""
         what = "columns" if self.columns or self.texts else "fields"
         return f"{what} not read: {clipped(', '.join(self.unread), _LISTED)}" if self.unread else ""
 

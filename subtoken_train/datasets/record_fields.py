@@ -1,4 +1,4 @@
-"""What becomes of a field of a record: read, obeyed, refused, or passed over and counted aloud.
+"""Fields of a record: read, obeyed, refused, or passed over and counted aloud.
 
 One rule for every name: what would change what is learnt or seen is refused unless it is obeyed. That is a name that
 means such a thing (``REFUSED``, with a remedy each), one that looks like a medium or a switch, or holds a medium, and

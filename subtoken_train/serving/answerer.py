@@ -107,7 +107,7 @@ class Answerer:
 
     @property
     def sees_images(self) -> bool:
-        """Whether pictures may be shown to the model."""
+        """Return whether pictures may be shown to the model."""
         return self._family.sees_images
 
     def submit(self, job: Job) -> None:
