@@ -67,7 +67,7 @@ class LocalQuestions(Task):
     ranges: ClassVar = {"max_new_tokens": (1, MAX_TOKENS)}
     keys: ClassVar = ("id", "image", "question", "answers", "metric", "kind")
     people: ClassVar = 4
-    """Whose answers ``vqa`` needs: three others must agree for a full score."""
+    """People whose answers ``vqa`` needs: three others must agree for a full score."""
     where = (
         'write a .jsonl file with one question a line, {"image": "cat.png", "question": "What is this?", "answers": '
         f'["cat"], "metric": "exact_match"}} (metrics: {", ".join(RULES)}; image: task local only); the file, or '

@@ -261,7 +261,7 @@ def frequent_words(random: Random, size: int) -> Text:
 
 
 class Maker(NamedTuple):
-    """How a task's texts are made: below size ``smallest`` it has no single answer, at ``largest`` words run out."""
+    """A task's texts by their size: below ``smallest`` it has no single answer, at ``largest`` words run out."""
 
     make: Callable[[Random, int], Text]
     smallest: int

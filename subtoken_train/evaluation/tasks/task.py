@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 from subtoken_train.datasets.image_sources import PictureSource
 from subtoken_train.errors import check_range, unknown_name
 from subtoken_train.evaluation.metrics.metric import TaskMetric
-from subtoken_train.evaluation.tasks import TASK_ROWS
+from subtoken_train.evaluation.tasks.table import TASK_ROWS
 from subtoken_train.families.chat_template import Message
 from subtoken_train.typed import shown
 from subtoken_train.types import Turn
@@ -111,7 +111,7 @@ class Task(ABC):
     tokens: ClassVar[int] = 16
     """Cap on an answer."""
     own_form: ClassVar[str] = ""
-    """Where files of the benchmark's own form are."""
+    """Commands and addresses of files in the benchmark's own form, which end ``where``."""
     made_in: ClassVar[str | None] = None
     """Folder that ``subtoken-train data`` writes, and that is read unless another is named."""
     needs_files: ClassVar[bool] = True
