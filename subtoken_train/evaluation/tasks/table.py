@@ -1,4 +1,4 @@
-"""What each benchmark is: the rows of ``tasks.csv`` by name."""
+"""The rows of ``tasks.csv`` by name, which say what each benchmark is."""
 
 import csv
 import pkgutil
