@@ -68,6 +68,12 @@ def recipe_files() -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+def first_comment(path: Path) -> str:
+    """Return a recipe's first line of comment, which says what it is."""
+    comments = (line.lstrip("# ").rstrip() for line in recipe_text(path).splitlines() if line.startswith("#"))
+    return next(comments, "")
+
+
 def recipe_text(path: Path, max_bytes: int = 2**20) -> str:
     """Return the text of a recipe's file, or of a shipped name: its base with the settings of its line."""
     folder = resource_root() / "recipes"

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import PurePosixPath
 
-from subtoken_train.cli.recipes import first_comment
-from subtoken_train.resources import recipe_file, recipe_files, resource
+from subtoken_train.resources import first_comment, recipe_file, recipe_files, resource
 
 HEAD = """# Catalogue of recipes
 

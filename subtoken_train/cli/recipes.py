@@ -12,7 +12,7 @@ from pathlib import Path
 
 from subtoken_train.errors import unknown_name
 from subtoken_train.outputs import check_new, write_whole
-from subtoken_train.resources import find_recipe, recipe_files, recipe_text, shipped_recipe
+from subtoken_train.resources import find_recipe, first_comment, recipe_files, recipe_text, shipped_recipe
 
 HELP = """The recipes that ship with the package: commented YAML files, and names made of a file and a few settings.
 
@@ -49,8 +49,7 @@ def list_recipes(words: Sequence[str] = ()) -> None:
     """Print name and first comment line of each recipe that has all ``words``, whatever their case, by folder."""
     chosen = {}
     for name, path in recipe_files().items():
-        comments = (line.lstrip("# ").rstrip() for line in recipe_text(path).splitlines() if line.startswith("#"))
-        line = next(comments, "")
+        line = first_comment(path)
         if all(word.lower() in f"{name} {line}".lower() for word in words):
             chosen[name] = line
     if not chosen:
