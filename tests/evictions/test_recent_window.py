@@ -74,7 +74,7 @@ def test_types_are_strict(window):
 
 
 def test_chunks_need_a_number_of_rows():
-    with pytest.raises(ValueError, match="give window as a whole number, or leave prefill_chunk out"):
+    with pytest.raises(ValueError, match="of which a share says no number; leave one of them out, or give window"):
         Compression(build_eviction("snapkv", window=0.1), 0.5, prefill_chunk=16)
 
 

@@ -165,7 +165,7 @@ def test_an_eviction_on_top_is_refused(trained, capsys):
         "--eviction-keep",
         "0.5",
     )
-    assert "the routers spend one byte budget on keys and groups (budget bytes), and eviction 'snapkv'" in words
+    assert "eviction 'snapkv' does not go with budget 'bytes' of the routers" in words
 
 
 def test_the_anchor_keeps_as_many_bytes_in_whole_tokens(recipe, tmp_path, capsys):
