@@ -65,9 +65,9 @@ def _kept_draws(num_seeds: int, num_questions: int, seed: int) -> tuple[npt.NDAr
 def resampled_means(tables: Sequence[Table], seed: int = 0) -> Floats:
     """Draw bootstrap samples of the mean over tasks of the tasks' mean scores, [``RESAMPLES``].
 
-    Questions are resampled within their task, so that a large task weighs no more than a small one. Seeds are resampled
-    too; tables with equally many seeds share the draw, because one training answers all tasks. A resample is drawn as
-    the counts of equal columns (a multinomial), which has the distribution of drawing questions one by one.
+    Questions are resampled within their task. Seeds are resampled too; tables with equally many seeds share the draw,
+    because one training answers all tasks. Counts of equal columns are drawn (a multinomial), which has the
+    distribution of drawing questions one by one.
     """
     rng = np.random.default_rng(seed)
     weights: dict[int, Floats] = {}

@@ -49,16 +49,13 @@ class ArmFacts:
 
     Attributes:
         name: unique in the results folder; also the folder's name.
-        reducer: ``fastv 0.25`` or ``-``.
-        groups: ``S16K4 linear``, ``S16 bytes 0.125 linear``, or ``-`` for token-only arms.
-        eviction: ``snapkv 0.1 int8`` or ``-``.
+        reducer: ``fastv 0.25``; like ``groups`` (``S16K4 linear``) and ``eviction`` (``snapkv 0.1 int8``), ``-``: none.
         protocol: ``query_aware``: the question is there when the cache is compressed. ``context_first``: the context is
             compressed before the question is seen (KVCompose's protocol).
         nominal_kv: retained share of the compressed region that the ledger promises, after eviction.
-        anchor: name of the matched token-only anchor that the arm is compared with (one may serve several); None: none.
+        anchor: name of the matched token-only anchor that the arm is compared with.
         trained: whether the arm's reduction, selection and eviction are those its adapter was trained under.
-        seed: of a random reducer, selector or eviction where the grid gives one, else of the training run; None where
-            neither is known.
+        seed: of what draws at random where the grid gives one, else of the training run.
     """
 
     name: str
@@ -93,8 +90,7 @@ class Manifest:
         source: folder or Hub id that the task was read from; None: the task's own Hub id.
         rows: samples asked (all of the set, or ``limit``).
         expected_rows: samples of the complete set; None where there is no such number.
-        samples_sha256: digest of all asked samples (ids, prompts, choices, references, limits of context and answer),
-            in order.
+        samples_sha256: digest of all asked samples, in order.
     """
 
     arm: ArmFacts

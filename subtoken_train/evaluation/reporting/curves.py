@@ -126,10 +126,7 @@ def method_words(arm: ArmResults) -> str:
 
 
 def _reference(members: Sequence[ArmResults], arms: Sequence[ArmResults]) -> ArmResults | None:
-    """Find the uncompressed arm to measure the members against: of their adapter, else with or without one as they.
-
-    None where there is none, or several that nothing tells apart.
-    """
+    """Find the one uncompressed arm to measure against: of the members' adapter, else with or without one as they."""
     facts = members[0].facts
     full = [arm for arm in arms if not arm.compressed and arm.facts.backbone == facts.backbone]
     same = [arm for arm in full if arm.facts.adapter == facts.adapter]

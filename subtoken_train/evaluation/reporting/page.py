@@ -137,13 +137,7 @@ def kind_chart(scores: KindScores, series: Mapping[str, Series]) -> Figure:
 
 @styled
 def map_chart(scores: KindScores, cells: Mapping[str, tuple[str, str]], titles: Mapping[str, str]) -> Figure:
-    """Draw a map of each arm: lengths across, depths down, each cell with its score; of many arms the first.
-
-    Args:
-        scores: of the cells, which are kinds.
-        cells: kind -> length and depth.
-        titles: of the arms.
-    """
+    """Draw a map of each arm: lengths across, depths down, each cell (kind -> length and depth) with its score."""
     lengths, depths = (list(dict.fromkeys(part)) for part in zip(*cells.values(), strict=True))
     columns, rows = min(2, len(scores.drawn)), -(-len(scores.drawn) // 2)
     figure = Figure(figsize=(WIDTH, rows * (0.9 + 0.32 * len(depths))), layout="constrained")

@@ -100,10 +100,9 @@ def make_report(
     paper: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Read results folders and work everything out.
+    """Read results folders and work everything out; ``paper`` is a file of printed tables.
 
-    ``paper`` is a file of printed tables (None: no comparison). ``progress`` is called with (done, total) as runs are
-    read and scored.
+    ``progress`` is called with (done, total) as runs are read and scored.
     """
     arms = ordered(read_results(folders, progress))
     return Report(

@@ -208,8 +208,7 @@ def _printable(facts: ArmFacts) -> ArmFacts:
 def _from_last_row(record: SampleRecord, most: int | None) -> bool:
     """Tell whether all that is scored of a sample comes from its prompt's last row: one token of an answer or choice.
 
-    Choices have a token each where no more tokens were scored than there are choices. An answer of two tokens is one
-    and its end, unless it ended because two are the ``most`` that were asked for.
+    An answer of two tokens is one and its end, unless it ended because two are the ``most`` that were asked for.
     """
     if isinstance(record.prediction, list):
         return record.new_tokens == len(record.prediction)

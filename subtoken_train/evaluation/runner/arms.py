@@ -286,8 +286,7 @@ def solve(arm: Arm) -> Reducer:
 def _serves(other: Arm, arm: Arm, solved: Reducer) -> bool:
     """Tell whether an arm is token-only, of the same reducer, compression and backbone, and keeps as many tokens.
 
-    Its LoRA is the arm's own, or was trained under just that. Prompts of other lengths than the nominal one must not
-    get fewer tokens either.
+    Its LoRA is the arm's own, or was trained under just that; at no length may it keep fewer.
     """
     known = other.spec.adapter is not None and not other.spec.overrides
     return (

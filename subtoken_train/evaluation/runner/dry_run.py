@@ -191,10 +191,7 @@ def dry_run(grid: Grid, planned: Planned) -> DryRun:
 
 
 def _without_files(spec: ArmSpec) -> tuple[ArmSpec, list[tuple[str, str]]]:
-    """Return an arm without the calibrations that are not there yet, and what makes each.
-
-    Its method then reads every prompt, or its threshold keeps all.
-    """
+    """Return an arm without the calibrations that are not there yet (a threshold keeps all), and what makes each."""
     whose = shell_words(*(("--adapter", spec.adapter) if spec.backbone is None else ("--backbone", spec.backbone)))
     options, keep = dict(spec.eviction_options), spec.eviction_keep
     wanted: list[tuple[str, str, str]] = []

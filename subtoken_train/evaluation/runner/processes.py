@@ -22,10 +22,7 @@ _PATIENCE = timedelta(days=1)  # between two meetings lies what one process answ
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among all; a context manager that opens and closes their group.
-
-    ``local_rank`` is its number on its machine, which is its GPU.
-    """
+    """This process among all, ``local_rank`` its GPU; a context manager that opens and closes their group."""
 
     rank: int = 0
     count: int = 1
@@ -86,8 +83,7 @@ ONE = Processes()
 def alone(folder: Path, processes: Processes) -> Iterator[None]:
     """Inside the block this run alone writes into a results folder; the first process speaks for all.
 
-    A folder that it made is taken away again where the block fails before its first answer. A folder that another run
-    holds raises a ``ValueError``.
+    A folder that it made is taken away again where the block fails before its first answer.
     """
     if not processes.first:
         yield

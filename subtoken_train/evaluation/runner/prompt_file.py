@@ -138,9 +138,8 @@ def answer_file(
 ) -> int:
     """Answer what is missing of a file, write all answers so far in the order of its lines, and count them.
 
-    The output is written whole; what lies there is replaced, and the records are in ``OUTPUT.records``. A language
-    model with a chat template is asked in it unless the prompts are ``raw``; ``chat_template_kwargs`` are its
-    variables. ``progress`` is called with (done, left at the start) after every batch.
+    The output is written whole, and the records are in ``OUTPUT.records``. A language model with a chat template is
+    asked in it unless the prompts are ``raw``. ``progress`` is called with (done, left at the start) after every batch.
     """
     folder = output.with_name(f"{output.name}.records")
     if output.exists() and not folder.is_dir():
