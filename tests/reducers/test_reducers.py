@@ -103,7 +103,8 @@ def test_everything_kept_is_the_backbone_also_through_the_gather(tiny_family, tm
     if name != "none":
         text = make_batch([(0, 8), (0, 5)])
         reduced = compress(tiny_family, name=name, keep_ratio=0.75, **settings).run(text).hidden_BMD
-        assert torch.equal(reduced, plain.run(text).hidden_BMD)
+        real = text.regions_BN != Region.PADDING
+        torch.testing.assert_close(reduced[real], plain.run(text).hidden_BMD[real], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("pad_left", [False, True])
