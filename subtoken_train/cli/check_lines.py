@@ -152,7 +152,10 @@ def machine_lines(cli: RecipeCLI) -> Iterator[str]:
     """Why this machine cannot run a recipe that is valid; nothing where it can."""
     trainer, model = cli.config.trainer, cli.model
     accelerator = trainer.accelerator
-    there = {"mps": torch.backends.mps.is_available, "tpu": lambda: find_spec("torch_xla") is not None}
+    there: dict[str, Callable[[], bool]] = {
+        "mps": torch.backends.mps.is_available,
+        "tpu": lambda: find_spec("torch_xla") is not None,
+    }
     there |= dict.fromkeys(("gpu", "cuda"), torch.cuda.is_available)
     if not there.get(accelerator, lambda: True)():
         yield f"trainer.accelerator {accelerator}: this machine has none"

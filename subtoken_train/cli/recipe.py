@@ -73,7 +73,7 @@ def recipe_plan(reducer: str, data: type[OrderedDataModule[Any]]) -> SettingsPla
         "model": SettingsPlan(
             SubTokenModule,
             {name: hint for name, hint in module.hints.items() if name != "reducer"}
-            | {"reducer": plan_of(REDUCERS.find(reducer))},
+            | {"reducer": plan_of(REDUCERS.find(reducer))},  # type: ignore[arg-type]
             module.defaults,
         ),
         "data": plan_of(data),

@@ -163,6 +163,7 @@ def _conversation_rows(source: CorpusSource, path: Path) -> Dataset:
 
 def iterate_documents(rows: Iterable[dict[str, Any]], source: CorpusSource) -> Iterator[Document]:
     """Yield the documents of ``rows`` in order; those of white space alone are left out."""
+    documents: Iterator[Document]
     if source.documents == "wikitext":
         documents = map(Document, _articles(row[source.column] or "" for row in rows))
     elif source.documents == "conversations":

@@ -108,5 +108,5 @@ class InstructionDataModule(OrderedDataModule[Record]):
         return records.sizes()
 
     def collator(self) -> Collator:
-        sizes = {"max_pixels": self.max_image_pixels, "max_frames": self.max_video_frames}
-        return Collator(self.family, self.max_length, **sizes)
+        limits = self.max_image_pixels, self.max_video_frames
+        return Collator(self.family, self.max_length, max_pixels=limits[0], max_frames=limits[1])

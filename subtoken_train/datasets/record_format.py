@@ -18,15 +18,21 @@ from typing import Any
 
 from subtoken_train.datasets.image_sources import refuse_video_file
 from subtoken_train.datasets.text_media import media_problem
-from subtoken_train.families.literal_marks import IMAGE_MARK as IMAGE_PLACEHOLDER
-from subtoken_train.families.literal_marks import VIDEO_MARK as VIDEO_PLACEHOLDER
-from subtoken_train.families.literal_marks import has_marks, picture_marks, unescaped, with_marks
+from subtoken_train.families.literal_marks import (
+    IMAGE_MARK,
+    VIDEO_MARK,
+    has_marks,
+    picture_marks,
+    unescaped,
+    with_marks,
+)
 from subtoken_train.typed import shown
 
+IMAGE_PLACEHOLDER, VIDEO_PLACEHOLDER = IMAGE_MARK, VIDEO_MARK
 _TURNS = 'write {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}]}'
 _ROW = f"row; `subtoken-train init FOLDER` makes records of such a file, or {_TURNS}"
 _PAIR = "preference pair, and preferences are not trained"
-_KINDS = {
+_KINDS: dict[tuple[str, ...], str] = {
     ("chosen", "rejected"): f"it is a {_PAIR}; {_TURNS} with the chosen one",
     ("rejected",): f"it is a {_PAIR}; {_TURNS} with the better answer",
     ("preferred_output", "non_preferred_output"): f"it is OpenAI's {_PAIR}; {_TURNS} with the preferred output",

@@ -166,7 +166,7 @@ class Wrapper(Eviction):
     reads_question = _of_base("reads_question")
     calibrated = _of_base("calibrated")
     may_empty = _of_base("may_empty")
-    across_layers = _of_base("across_layers")
+    across_layers: ClassVar[Any] = _of_base("across_layers")
     observing_rows = _of_base("observing_rows")
     check_shape = _of_base("check_shape")
     score = _of_base("score")

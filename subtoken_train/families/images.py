@@ -21,7 +21,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
@@ -150,7 +150,7 @@ class Video:
     def __init__(self, frames: Sequence[Image.Image] | Tensor, fps: float = 1.0) -> None:
         if not isinstance(fps, int | float) or isinstance(fps, bool) or not 0 < fps < math.inf:
             raise ValueError(f"fps={fps!r} of a video must be a number of frames a second above 0")
-        given = _tensor_frames(frames) if hasattr(frames, "dim") else frames
+        given = _tensor_frames(cast("Tensor", frames)) if hasattr(frames, "dim") else frames
         shown = tuple(to_rgb(frame, f"frame {i + 1} of a video") for i, frame in enumerate(given))
         if not shown:
             raise ValueError("a video has no frames; give at least one")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -164,7 +165,7 @@ def report(
     )
 
 
-def held_bytes(cache: PackedCache) -> dict[str, int]:
+def held_bytes(cache: PackedCache) -> dict[str, Any]:
     """Return the fields of a ``CacheReport`` that are measured on a cache's tensors alone."""
     layers = cache.layers
     used, slack = (sum(sizes) for sizes in zip(*(layer.tail_bytes for layer in layers), strict=True))

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -171,7 +171,7 @@ class GenerateCall:
         if new is None and whole is None:
             return None
         given = self.ids_BN.shape[1]
-        last = int(whole if new is None else given + new)
+        last: int = given + new if new is not None else cast("int", whole)
         return max(0, last - (given if held is None else held) - 1)
 
     @property

@@ -68,7 +68,11 @@ def read_for_pass(model: SubTokenModel, request: ChatRequest, limits: Limits) ->
             raise ValueError(f"cache_control compresses before the question is seen, but {reads}; leave it out")
         context = request.pictures(limits) if isinstance(asked.context, list) else asked.context
         assert context is not None
-        told = {"system": asked.system, "by_system": asked.by_system, "chat_template_kwargs": request.template}
+        told: dict[str, Any] = {
+            "system": asked.system,
+            "by_system": asked.by_system,
+            "chat_template_kwargs": request.template,
+        }
         batch, frames = context_batches(backbone, model.compression, [context], **told)
         (frame,), after = frames, after_question(backbone.family, request)
         ids = (frame if after is None else replace(frame, after=after)).ids(backbone.family, asked.question)

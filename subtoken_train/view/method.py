@@ -28,13 +28,12 @@ def checked_setting(default: Any, check: Callable[[str, Any], None]) -> Any:
 class Method:
     """Base of evictions and reducers."""
 
-    name: Any
     calibrates: ClassVar[type[CalibratedNumbers] | None] = None
     """Numbers that it reads from the file ``calibration``."""
 
     def __post_init__(self) -> None:
-        owner = type(self).name
-        for name, allowed in _words(type(self)).items():
+        owner = _name_of(self)
+        for name, allowed in _words(type(self)).items():  # type: ignore[arg-type]
             if getattr(self, name) not in allowed:
                 raise unknown_name(f"{owner} {name}", getattr(self, name), [str(word) for word in allowed])
         for each in fields(self):  # type: ignore[arg-type]
@@ -46,16 +45,24 @@ class Method:
     def calibrated(self) -> Calibration[Any] | None:
         """The calibration that it reads, which must be of the backbone; None where it reads none."""
         file = getattr(self, "calibration", None)
-        return None if self.calibrates is None or file is None else read_calibration(file, self.name, self.calibrates)
+        return (
+            None if self.calibrates is None or file is None else read_calibration(file, _name_of(self), self.calibrates)
+        )
 
     def read_numbers(self, advice: str = "") -> Any:
         """Return what the calibration holds; a ``ValueError`` says how to make one where none is named."""
         if self.calibrated is None:
+            name = _name_of(self)
             raise ValueError(
-                f"{self.name} reads numbers that are found for a backbone, and calibration names no file of them; "
-                f"'subtoken-train calibrate {self.name}' writes one, for the option calibration{advice}"
+                f"{name} reads numbers that are found for a backbone, and calibration names no file of them; "
+                f"'subtoken-train calibrate {name}' writes one, for the option calibration{advice}"
             )
         return self.calibrated.numbers
+
+
+def _name_of(method: Any) -> str:
+    """Return its class's: a constant of an eviction, a field of a reducer."""
+    return str(type(method).name)
 
 
 @cache

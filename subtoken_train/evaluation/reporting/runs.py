@@ -202,7 +202,8 @@ def _printable(facts: ArmFacts) -> ArmFacts:
     def shown(text: str) -> str:
         return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
-    return ArmFacts(**{key: shown(value) if isinstance(value, str) else value for key, value in asdict(facts).items()})
+    told = {key: shown(value) if isinstance(value, str) else value for key, value in asdict(facts).items()}
+    return ArmFacts(**told)  # type: ignore[arg-type]
 
 
 def _from_last_row(record: SampleRecord, most: int | None) -> bool:

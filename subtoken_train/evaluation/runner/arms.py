@@ -267,7 +267,7 @@ def with_anchors(arms: Sequence[Arm], pool: ModelPool) -> tuple[list[Arm], list[
             continue
         serving = [other for other in [*arms, *added] if _serves(other, arm, solved)]
         # trained anchors before others, and the arm's own seed before others
-        serving.sort(key=lambda other, seed=arm.facts.seed: (other.spec.overrides, other.facts.seed != seed))
+        serving.sort(key=lambda other, seed=arm.facts.seed: (other.spec.overrides, other.facts.seed != seed))  # type: ignore[misc]
         if not serving:
             serving = [describe_arm(_untrained(arm, solved, pool), pool)]
             added += serving

@@ -155,8 +155,8 @@ def answer_samples(
             progress(len(found), len(samples))
     records = [found[place] for place in range(len(samples))]
     lost = [record.emptied for record in records]
-    if words := emptied_words(lost, *who_drops(backbone.active_routing, compression.label)):
-        warnings.warn(words, SubTokenWarning, stacklevel=2)
+    if dropped := emptied_words(lost, *who_drops(backbone.active_routing, compression.label)):
+        warnings.warn(dropped, SubTokenWarning, stacklevel=2)
     named = dict.fromkeys(name for each in figures for name in each if name != metric.names[0])
     measures = {name: [each.get(name) for each in figures] for name in named}
     return Answers(records, kept / before if before else 1.0, time.perf_counter() - clock, compression, measures)
