@@ -65,6 +65,17 @@ def test_golden_original_counts(shared):
     assert min(surplus) >= 1
 
 
+@pytest.mark.parametrize(("length", "capacity", "window", "layers"), [(37, 17, 5, 3), (200, 64, 8, 5), (30, 26, 5, 4)])
+def test_the_original_s_line_by_whole_number_steps(length, capacity, window, layers):
+    base = capacity - window
+    most = min(2 * base - base // 20, length - window)
+    least = 2 * base - most if most == length - window else base // 20
+    line = [most - layer * ((most - least) // (layers - 1)) + window for layer in range(layers)]
+    expected = [capacity] * layers if length < 2 * base else line
+    ours = original_pyramid(*(column(value, layers) for value in (capacity, length, window)), 20)
+    assert ours[:, 0].tolist() == expected
+
+
 def test_golden_kvpress_counts(shared):
     """All rows; the press rounds only the result, so its budgets may hold parts of an entry."""
     cases = table_cases(shared, "kvpress_pyramid_budgets")

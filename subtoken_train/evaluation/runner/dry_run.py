@@ -160,7 +160,7 @@ class PlannedArm:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a grid would run, anchors that would be added among its arms, and (what is not there, how to get it)."""
+    """Return what a grid would run, its anchors among its arms, and (what is not there, how to get it)."""
 
     arms: list[PlannedArm]
     tasks: list[PlannedTask]
