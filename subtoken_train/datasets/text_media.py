@@ -1,11 +1,11 @@
 r"""Finds media that the texts of a record name, in whatever spelling: no text may train without its picture in silence.
 
-Two rules. A *spelling* that only pictures, videos and sounds have is refused wherever it stands: a tag around a target
-(``<img>0.png</img>``), or a token of another model (``<|image_1|>``, ``<ImageHere>``, ``[IMG]``). In a record without
-media so are a numbered tag (``<image 1>``) and a bare one (``<video>``, ``[image]``) as the first or last line of a
-question. A *file* that a question of such a record names, in a link or in words (``![](a.png)``,
-``<img src="a.png">``), is refused where it lies in the folder of the images; elsewhere it is text, as in questions
-about HTML, and ``check`` says so.
+Two rules. A *spelling* that only pictures, videos and sounds have is refused wherever it stands: a tag around a
+target (``<img>0.png</img>``), or a token of another model (``<|image_1|>``, ``<ImageHere>``, ``[IMG]``). In a record
+without media so are a numbered tag (``<image 1>``) and a bare one (``<video>``, ``[image]``) as the first or last
+line of a question, or touching its first letter or its end. A *file* that a question of such a record names, in a
+link or in words (``![](a.png)``, ``<img src="a.png">``), is refused where it lies in the folder of the images;
+elsewhere it is text, as in questions about HTML, and ``check`` says so.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TAG = re.compile(
 )
 _PLACE = re.compile(r"(?:data|file|https?):", re.I)
 _TOKEN = re.compile(
-    rf"<\|[\w ./:-]{{0,40}}(?<![a-z]){_KIND}[\w ./:-]{{0,400}}\|>|"
+    rf"<\|[\w ./:-]{{0,40}}(?:(?<![a-z])|(?<=of)){_KIND}[\w ./:-]{{0,400}}\|>|"
     rf"<{_KIND}(?:[ _-]?(?:\d{{1,4}}|here|place[ _-]?holder|tokens?|pad|start|end|context|soft[ _-]token|patch))+>|"
     rf"<(?:(?:start|begin|end)_of_|fake_token_around_|unk_){_KIND}>|<im_(?:start|end|patch)>",
     re.I,
@@ -40,7 +40,12 @@ _NUMBERED = re.compile(rf"<{_KIND}[ _-]?\d{{1,4}}>", re.I)
 """Matches what is a picture's name where the picture has a mark beside it."""
 _CAPITALS = re.compile(r"\[(?:IMG|IMG_BREAK|IMG_END|AUDIO|BEGIN_AUDIO)\](?!https?:)")
 """Matches tokens of Mistral's models, which other spellings of the letters are not."""
-_BARE = re.compile(rf"(?:[<\[{{(]{{1,2}}/?{_KIND}[ _-]?\d{{0,4}}\s?/?[>\])}}]{{1,2}}\s?)+", re.I)
+_NAMED = rf"(?:[a-z]{{1,20}}_)?{_KIND}"
+_BARE = re.compile(
+    rf"(?:(?:<!--|__|[<\[{{(]{{1,2}})\s?/?{_NAMED}[ _-]?\d{{0,4}}\s?/?(?:-->|__|[>\])}}]{{1,2}})\s?)+", re.I
+)
+_GLUED = re.compile(rf"^<{_NAMED}>(?=[a-z])|(?<=[.?!])<{_NAMED}>$", re.I)
+"""Matches a bare tag that touches a question's first letter, or its end; prose about HTML puts a space there."""
 _INLINE = re.compile(r"data:(?:image|video|audio)/[\w.+-]{1,40};base64,[\w+/]{64}")
 """Matches a whole medium in a text; code that speaks of one leaves its letters out."""
 _WORDS, _PARTS = re.compile(r"[^\s<>()\[\]{}\"'`|=,;]+"), re.compile(r"(?<=[(\[{\"'`|])[^<>()\[\]{}\"'`|\n]+")
@@ -115,6 +120,8 @@ def _bare(text: str, as_document: bool) -> str | None:
         return inline[0]
     for mark in (IMAGE_MARK, VIDEO_MARK) if as_document else (IMAGE_MARK,):
         text = text.replace(mark, "")
+    if "</" not in text and (glued := _GLUED.search(text.strip())):
+        return glued[0]
     lines = text.strip().split("\n")
     for line in (lines[0].strip(), lines[-1].strip()):
         if _BARE.fullmatch(line):

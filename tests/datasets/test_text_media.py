@@ -42,6 +42,13 @@ SPELT = {
     "<img-url>https://a.b/c</img-url> what ?": "<img-url>https://a.b/c</img-url>",
     "<vid>clip.mp4</vid> what ?": "<vid>clip.mp4</vid>",
     "<|visual_1|> what ?": "<|visual_1|>",
+    "<|endofimage|> what ?": "<|endofimage|>",
+    "<IMAGE>what ?": "<IMAGE>",
+    "what is it?<Image>": "<Image>",
+    "<query_image>\nwhat ?": "<query_image>",
+    "[[image]]\nwhat ?": "[[image]]",
+    "__image__\nwhat ?": "__image__",
+    "<!-- image -->\nwhat ?": "<!-- image -->",
     f"![](data:image/png;base64,{'iVBORw0K' * 9}) what ?": "data:image/png;base64,iVBORw0K",
 }
 
@@ -78,6 +85,8 @@ TEXTS = [
     "how does the <img> tag differ from <picture> ?",
     "<img> is a tag",
     "use <video> in HTML",
+    "<video>text for old browsers</video> in HTML ?",
+    "replace <your_image> by a path",
     "<|im_start|>user",
     "mark [image] in a text",
     '<div><img src="logo.png"></div>',
