@@ -22,19 +22,6 @@ from subtoken_train.types import Turn
 
 Modality = Literal["image", "text"]
 _READ: dict[str, Any] = {"rows": int, "tokens": int, "columns": lambda text: tuple(text.split())}
-_COLUMNS = (
-    "name",
-    "modality",
-    "primary",
-    "rows",
-    "hub_id",
-    "config",
-    "answered",
-    "named",
-    "kinds",
-    "tokens",
-    "columns",
-)
 
 
 @dataclass(frozen=True)
@@ -130,7 +117,7 @@ class Task(ABC):
         super().__init_subclass__()
         if row is None:
             return
-        given = {name: text for name in _COLUMNS if (text := TASK_ROWS[row][name])}
+        given = {name: text for name, text in TASK_ROWS[row].items() if text and name != "class"}
         for name, text in given.items():
             setattr(cls, name, _READ.get(name, str)(text))
         if "answered" in given and "where" not in vars(cls):
