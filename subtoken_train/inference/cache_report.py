@@ -209,8 +209,8 @@ def _shares(plan: Plan, regions_PN: Tensor, shape: KVShape) -> list[float]:
 
 def _bytes(thing: object) -> int:
     """Bytes of the tensors that a dataclass holds itself; 0 of None."""
-    held = () if thing is None else vars(thing).values()
-    return sum(each.nbytes for each in held if isinstance(each, torch.Tensor))
+    held: dict[str, object] = {} if thing is None else vars(thing)
+    return sum(each.nbytes for each in held.values() if isinstance(each, torch.Tensor))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -210,7 +210,7 @@ def _chunked(
         plan.layers.append(layer_plan(keep_BhM, groups_BMS, rows.index_BM))
         packer.pack(layer, plan.layers[layer], keep_BhM, entries_BM, rows.position, fill_BV=fill_BV)
 
-    given = {"chunks": Chunks(size, finished), **_watching(eviction, packer)}
+    given: dict[str, Any] = {"chunks": Chunks(size, finished), **_watching(eviction, packer)}
     return backbone.run(prompts, cache=packer.dense, pad_left=True, **given), plan
 
 
