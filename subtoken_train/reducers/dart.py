@@ -87,12 +87,10 @@ class DART(RankingReducer, RankedCuts):
         return f"stage {self.stage}, layer {self.layer}" if self.stage == "decoder" else f"stage {self.stage}"
 
     def scores(self, view: View) -> Tensor:
-        """Return how early each token is taken, by the input embeddings, negated, [B, N]."""
+        """Return how early each token is taken, by the input embeddings or the layer below, negated, [B, N]."""
+        if self.stage == "decoder":
+            norm_BN = view.key_BhNd.float().abs().sum((1, 3)).to(view.regions_BN.device)
+            return -dart_places(view.normed_states(), norm_BN, view.visual, view.question, view.count_B)
         norm_BN = view.hidden_BND.float().abs().sum(-1)
         count_B = torch.tensor(self.kept_counts(view.visual), device=norm_BN.device)
         return -dart_places(view.hidden_BND, norm_BN, view.visual, view.question, count_B)
-
-    def cut_scores(self, view: View) -> Tensor:
-        """Return how early each token is taken, by the layer below, negated, [B, M]."""
-        norm_BM = view.key_BhNd.float().abs().sum((1, 3)).to(view.regions_BN.device)
-        return -dart_places(view.normed_states(), norm_BM, view.visual, view.question, view.count_B)

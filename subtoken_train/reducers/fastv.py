@@ -83,5 +83,3 @@ class FastV(RankingReducer, RankedCuts):
     def scores(self, view: View) -> Tensor:
         """The attention row of layer L_f - 1, [B, N]: the layer below the cut, in the stage ``decoder``."""
         return view.attention_row(self.layer - 1)
-
-    cut_scores = scores

@@ -128,7 +128,7 @@ class FitPrune(StagedReducer):
             )
         super().check_fit(backbone, sees_images, num_layers, tower)
 
-    def cut_scores(self, view: View) -> Tensor:
+    def scores(self, view: View) -> Tensor:
         """Multiply what visual rows pay by what text rows after the image pay, [B, M]."""
         self_BM, cross_BM, asks_B = attention_masses(view)
         return self_BM * cross_BM.where(asks_B[:, None], 1.0)

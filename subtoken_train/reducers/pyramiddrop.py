@@ -60,7 +60,7 @@ class PyramidDrop(StagedReducer):
         share = stage_share(tuple(Counter(stage_L).values()), average, self.round_up)
         return [share**stage for stage in stage_L]
 
-    def cut_scores(self, view: View) -> Tensor:
+    def scores(self, view: View) -> Tensor:
         """The attention row of the last prompt token in the stage's last layer, [B, M]."""
         return view.attention_row(view.layer - 1)
 

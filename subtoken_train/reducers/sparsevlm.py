@@ -167,7 +167,7 @@ class SparseVLM(StagedReducer):
                 raters_N[prompt_N.nonzero()[-1]] = True
         return raters_BN
 
-    def cut_scores(self, view: View) -> Tensor:
+    def scores(self, view: View) -> Tensor:
         """Mean attention of the raters, of all heads or of the chosen ones, [B, M]."""
         total_BHM: Tensor | None = None
         asked = zip(view.blocks(view.raters_BN), view.rotary_pull(view.raters_BN), strict=True)
@@ -188,7 +188,7 @@ class SparseVLM(StagedReducer):
         if self.version == 2:
             return super().cut(view)
         with torch.no_grad():
-            scores_BM = self.cut_scores(view)
+            scores_BM = self.scores(view)
             made = [self._recycled(view, scores_BM, sample) for sample in range(len(scores_BM))]
             stays_BM, joins_BM = (torch.stack(parts) for parts in zip(*made, strict=True))
             keep_BM = stays_BM | (~view.visual & (view.regions_BN != Region.PADDING))

@@ -71,13 +71,13 @@ class RankedCuts(DecoderReducer):
     """Every cut ranks the visual tokens by a score."""
 
     @abstractmethod
-    def cut_scores(self, view: View) -> Tensor:
+    def scores(self, view: View) -> Tensor:
         """A score for every row, [B, M]; among visual tokens the highest stay."""
 
     def cut(self, view: View) -> Cut:
         """The best visual tokens stay; a protected visual row stays, inside the budget."""
         with torch.no_grad():
-            scores_BM = self.cut_scores(view)
+            scores_BM = self.scores(view)
             kept = (scores_BM, view.regions_BN, view.protected_BN, view.count_B)
             return Cut(*keep_ranked(*kept, self.ranks, self.merges_dropped))
 

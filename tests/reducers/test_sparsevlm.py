@@ -63,7 +63,7 @@ def test_golden_scores_and_masks(golden):
     for layer, keep in zip(params["layers"], params["keep"], strict=True):
         number = torch.tensor([keep])
         view = View(layer=layer + 1, regions_BN=regions, raters_BN=asking, attention=blocks, rotary_pull=pulls)
-        scores = build_reducer("sparsevlm", 0.5).cut_scores(view)
+        scores = build_reducer("sparsevlm", 0.5).scores(view)
         near("sparsevlm", "sparsevlm: scores", scores[:, start : start + count], tensors[f"score_layer{layer}"])
         mask = keep_ranked(scores, regions, nothing, number, False)[0][:, start : start + count]
         alike("sparsevlm", "sparsevlm", mask, tensors[f"mask_layer{layer}"])

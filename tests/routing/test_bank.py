@@ -105,9 +105,8 @@ def test_a_ranked_budget_follows_the_reducer(tiny_family, monkeypatch, name, pad
     batch = make_batch(MIXED, pad_left)
     reducer = {"name": name.partition(",")[0], "keep_ratio": 0.25, **REDUCERS[name]}
     backbone = compress(tiny_family, RoutingConfig(budget="ranked"), **reducer)
-    scoring = "cut_scores" if backbone.reducer.stage == "decoder" else "scores"
-    seen, scores_of = [], getattr(backbone.reducer, scoring)
-    monkeypatch.setattr(type(backbone.reducer), scoring, lambda _, view: seen.append(scores_of(view)) or seen[-1])
+    seen, scores_of = [], backbone.reducer.scores
+    monkeypatch.setattr(type(backbone.reducer), "scores", lambda _, view: seen.append(scores_of(view)) or seen[-1])
     result = backbone.run(batch, pad_left=pad_left)
     assert len(seen) == 1
     rows, state = result.rows, result.state
