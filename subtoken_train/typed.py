@@ -119,6 +119,8 @@ def written_as(hint: Any, value: Any, place: str) -> Any:
 
     A text in a file stays one where the type takes texts; one of a command line does where it writes nothing else.
     """
+    if hint is Any or isinstance(value, dict):
+        value = unwritten(value)
     tries = [value]
     if isinstance(value, str):
         tries = [str(value), *_numbers(value)]
@@ -128,6 +130,19 @@ def written_as(hint: Any, value: Any, place: str) -> Any:
         with suppress(ValueError):
             return checked(hint, each, place)
     return checked(hint, tries[0], place)
+
+
+def unwritten(value: Any) -> Any:
+    """Return a value with each text of a command line in it as the number, true, false or null that it writes."""
+    if isinstance(value, dict):
+        return {key: unwritten(each) for key, each in value.items()}
+    if not isinstance(value, Written):
+        return value
+    with suppress(ValueError):
+        content = parse_yaml(value, "")
+        if content is None or isinstance(content, bool | int | float):
+            return content
+    return next(_numbers(value), str(value)) if any(map(str.isdigit, value)) else str(value)
 
 
 def _numbers(text: str) -> Iterator[float]:
@@ -162,7 +177,7 @@ def filled(plan: SettingsPlan, content: Mapping[str, Any], prefix: str = "") -> 
             continue
         value = content[name]
         optional = type(None) in (hint, *get_args(hint)) or hint is Any
-        if isinstance(value, Written) and (group or optional) and value in ("null", "~"):
+        if isinstance(value, Written) and value in ("null", "~"):
             value = None
         if value is None and not optional:
             raise ValueError(f"{key} is null; give it a value, or leave the key out")

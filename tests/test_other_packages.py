@@ -215,10 +215,10 @@ def test_router_and_loss_are_checked_trained_exported_and_loaded_elsewhere(tmp_p
     [
         ("--model.routing.selector_options.rnk=4", "routing.selector_options: unknown key 'rnk'. Did you mean 'rank'?"),
         ("--model.routing.selector_options={rank: 0}", "low_rank rank is 0; it must be 1 or more"),
-        ("--model.routing.selector_options=4", "model.routing.selector_options is '4'; it must be a group of keys"),
+        ("--model.routing.selector_options=4", "model.routing.selector_options is 4; it must be a group of keys"),
         ("--model.loss=focl", "unknown loss 'focl'. Did you mean 'focal'?"),
         ("--model.loss_options={gama: 1}", "model.loss_options: unknown key 'gama'. Did you mean 'gamma'?"),
-        ("--model.loss_options=4", "model.loss_options is '4'; it must be a group of keys"),
+        ("--model.loss_options=4", "model.loss_options is 4; it must be a group of keys"),
     ],
 )
 def test_mistakes_in_a_recipe_are_one_line(capsys, option, words):

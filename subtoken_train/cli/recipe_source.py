@@ -21,7 +21,7 @@ from subtoken_train.documents import InvalidYAML, parse_yaml
 from subtoken_train.errors import first_names
 from subtoken_train.reducers import DEFAULT_REDUCER, split_settings
 from subtoken_train.resources import named_recipe, recipe_text, resource
-from subtoken_train.typed import Written, shown
+from subtoken_train.typed import Written, shown, unwritten
 
 BANDS = ("model", "data", "trainer", "checkpoint", "evaluation", "early_stopping")
 KEYS = (*BANDS, "seed_everything", "output_dir", "push_to_hub")
@@ -133,16 +133,6 @@ def _piece(key: str, text: str | None) -> dict[str, Any]:
     return dict(value)
 
 
-def _scalar(value: Any) -> Any:
-    """Return a text of the command line as the number, or null, that it would be in a file."""
-    if not isinstance(value, Written):
-        return value
-    with suppress(ValueError):
-        content = parse_yaml(value, "")
-        return content if content is None or isinstance(content, bool | int | float) else str(value)
-    return str(value)
-
-
 def _check_content(content: dict[str, Any], kind: str) -> None:
     """Check the ``trainer`` band and the length of texts; other bands are checked with the classes behind them."""
     _check_texts(content, "")
@@ -152,9 +142,9 @@ def _check_content(content: dict[str, Any], kind: str) -> None:
             raise ValueError(
                 unknown_key(kind, f"trainer.{name}", known_keys(), prefix="--" if kind == "option" else "")
             )
-        check_setting(name, _scalar(value))
+        check_setting(name, unwritten(value))
         if name in KINDS:
-            named_parts(name, _scalar(value))
+            named_parts(name, unwritten(value))
 
 
 def _check_texts(content: Any, key: str) -> None:

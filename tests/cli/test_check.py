@@ -224,7 +224,7 @@ def test_absent_videos_and_unread_fields_are_said(capsys, tiny, data_file):
         (["--model.backbone.max_pixels", "10000"], ["max_pixels=10000", "one size"]),
         (["--model.backbone.image_aspect_ratio", "pad"], ["image_aspect_ratio='pad'", "remove image_aspect_ratio"]),
         (["--model.backbone.image_aspect_ratio", "square"], ["image_aspect_ratio", "pad"]),
-        (["--model.routing.kept_group", "4"], ["Did you mean 'model.routing.kept_groups'?"]),
+        (["--model.routing.kept_group", "4"], ["Did you mean '--model.routing.kept_groups'?"]),
         (["--data.batch_size", "0"], ["batch_size is 0"]),
         (["--data.max_length", "64"], ["max_length=64 leaves no room for text"]),
         (["--model.lora.rank", "0"], ["lora rank is 0"]),

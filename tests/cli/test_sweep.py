@@ -152,7 +152,10 @@ def test_dry_run_and_slurm_print_and_run_nothing(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("model.routing.kept_group=2,4", "unknown option '--model.routing.kept_group'"),
+        (
+            "model.routing.kept_group=2,4",
+            "unknown option '--model.routing.kept_group'. Did you mean '--model.routing.kept_groups'?",
+        ),
         ("trainer.max_stepss=1", "unknown option '--trainer.max_stepss'. Did you mean '--trainer.max_steps'?"),
         ("data.batch_size=8,many", "data.batch_size is 'many'; it must be a whole number"),  # the last of the grid
     ],
