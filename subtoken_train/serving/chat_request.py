@@ -4,7 +4,8 @@ Of the fields that OpenAI's clients, and those of vLLM and SGLang, send: null is
 ignored; what is obeyed is read; the rest is refused by name. The page of the server is made from these tables.
 
 A part of a content may carry ``"cache_control": {"type": "ephemeral"}``, as clients of Anthropic, LiteLLM and
-OpenRouter write it: what stands up to there is the request's *context*, compressed once and kept for further questions.
+OpenRouter write it (a ``ttl`` is ignored): what stands up to there is the request's *context*, compressed once and kept
+for further questions.
 """
 
 from __future__ import annotations
@@ -270,7 +271,8 @@ def _as_text(text: str, marks: bool) -> str:
 
 def _is_marked(part: Any) -> bool:
     mark = part.get("cache_control") if isinstance(part, Mapping) else None
-    if mark not in (None, _MARK):
+    lasting = mark if not isinstance(mark, Mapping) else {name: each for name, each in mark.items() if name != "ttl"}
+    if lasting not in (None, _MARK):
         raise ValueError(f"cache_control is {shown(mark)}; it must be {_MARK}")
     return mark is not None
 

@@ -167,7 +167,7 @@ def test_a_picture_is_compressed_once_and_a_conversation_goes_on(llava):
 
 def test_a_marked_system_prompt_is_the_context_of_a_chat():
     model, document = chatting(eviction="knorm", eviction_keep=0.25), TEXT[:300]
-    told = {"role": "developer", "content": [text_part(document, **MARK)]}
+    told = {"role": "developer", "content": [text_part(document, cache_control={"type": "ephemeral", "ttl": "1h"})]}
     talk = [told, *({"role": role, "content": role} for role in ("user", "assistant", "user"))]
     whole = [{**told, "role": "system", "content": document}, *talk[1:]]
     spec = ArmSpec(backbone="random", eviction="knorm", eviction_keep=0.25)
