@@ -126,6 +126,10 @@ class Calibrator(Method, ABC):
     """True where the prompts' answers are read too."""
     any_text: ClassVar[bool] = False
     """True where a language model can be calibrated on any text, not on recall alone."""
+    whole_caches: ClassVar[bool] = False
+    """True where neither a reducer nor routers may act meanwhile."""
+    for_images: ClassVar[str] = ""
+    """Of a method that reads text alone: the one to calibrate where the backbone sees images."""
 
     samples: int = setting(10, 1, MAX_COUNT)
     batch_size: int = setting(2, 1, MAX_COUNT)
@@ -143,7 +147,11 @@ class Calibrator(Method, ABC):
 
     def check(self, backbone: CompressedBackbone) -> None:
         """Raise a worded ``ValueError`` where the backbone cannot be calibrated so."""
-        return
+        made_on = f"{self.name} is calibrated on"
+        if self.for_images and backbone.family.image_token_id is not None:
+            raise ValueError(f"{made_on} recall of text, and the backbone sees images; use {self.for_images}")
+        if self.whole_caches and (backbone.active_routing is not None or backbone.reducer.acts):
+            raise ValueError(f"{made_on} whole caches; use the backbone, or a LoRA-only adapter")
 
     def prompts(self, family: Family, data: str | None) -> PromptSource:
         """Return the prompts to read, see ``calibration_prompts``."""

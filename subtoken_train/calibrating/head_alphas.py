@@ -52,6 +52,8 @@ class DuoCalibrator(Calibrator):
 
     name: ClassVar[str] = "duo_attention"
     answers: ClassVar[bool] = True
+    whole_caches: ClassVar[bool] = True
+    for_images: ClassVar[str] = "prefixkv"
 
     samples: int = setting(200, 1, MAX_COUNT)
     sinks: int = setting(4)
@@ -68,12 +70,7 @@ class DuoCalibrator(Calibrator):
             )
 
     def check(self, backbone: CompressedBackbone) -> None:
-        if backbone.family.image_token_id is not None:
-            raise ValueError(
-                "duo_attention is calibrated on recall of text, and the backbone sees images; use prefixkv"
-            )
-        if backbone.active_routing is not None or backbone.reducer.acts:
-            raise ValueError("duo_attention is calibrated on whole caches; use the backbone, or a LoRA-only adapter")
+        super().check(backbone)
         check_on_one_device(backbone.model, "duo_attention's calibration")
 
     def numbers(

@@ -39,10 +39,7 @@ class HeadCalibrator(Calibrator):
     """Attention of the rows that say the answers to what they say; see ``Calibrator`` for the settings."""
 
     answers: ClassVar[bool] = True
-
-    def check(self, backbone: CompressedBackbone) -> None:
-        if backbone.active_routing is not None or backbone.reducer.acts:
-            raise ValueError(f"{self.name} is calibrated on whole caches; use the backbone, or a LoRA-only adapter")
+    whole_caches: ClassVar[bool] = True
 
     @abstractmethod
     def needles(self, family: Family, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -73,11 +70,7 @@ class NeedleCalibrator(HeadCalibrator):
     """Runs of the context that answers say again; see ``Calibrator`` for the settings."""
 
     name: ClassVar[str] = "headkv"
-
-    def check(self, backbone: CompressedBackbone) -> None:
-        if backbone.family.image_token_id is not None:
-            raise ValueError("headkv is calibrated on recall of text, and the backbone sees images; use sparsemm")
-        super().check(backbone)
+    for_images: ClassVar[str] = "sparsemm"
 
     def needles(self, family: Family, batch: Batch) -> tuple[Tensor, Tensor]:
         rows, marks = [], []

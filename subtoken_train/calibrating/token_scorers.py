@@ -65,6 +65,7 @@ class ScorerCalibrator(Calibrator):
 
     name: ClassVar[str] = "kvzap"
     any_text: ClassVar[bool] = True
+    whole_caches: ClassVar[bool] = True
 
     samples: int = setting(16, 1, MAX_COUNT)
     batch_size: int = setting(1, 1, MAX_COUNT)
@@ -75,10 +76,6 @@ class ScorerCalibrator(Calibrator):
     positions: int = setting(500, 1, 2**20)
     epochs: int = setting(15, 1, 10_000)
     learning_rate: float = setting(5e-3, 0, 100)
-
-    def check(self, backbone: CompressedBackbone) -> None:
-        if backbone.active_routing is not None or backbone.reducer.acts:
-            raise ValueError("kvzap is calibrated on whole caches; use the backbone, or a LoRA-only adapter")
 
     @torch.no_grad()
     def numbers(

@@ -145,5 +145,3 @@ def test_no_file_and_files_that_are_none(tmp_path):
     path = written(tmp_path / "heads.json", "headkv", HeadScores([[1.0, 2.0]]))
     with pytest.raises(ValueError, match="score has 1 layers of 2 heads, and the backbone 3 of 4"):
         build_eviction("headkv", calibration=path).calibrated.numbers.check_shape(3, 4, 8)
-    with pytest.raises(ValueError, match=r"headkv floor is 1\.5"):
-        build_eviction("headkv", floor=1.5)

@@ -370,9 +370,3 @@ def test_without_a_file_it_is_refused_before_anything_runs():
     words = re.escape("calibration names no file of them; 'subtoken-train calibrate kvzap' writes one")
     with pytest.raises(ValueError, match=words):
         Compression(build_eviction("kvzap"), 0.5).check(family)
-    with pytest.raises(ValueError, match="pool"):
-        build_eviction("kvzap", pool="heads")
-    with pytest.raises(ValueError, match="kvzap last is -1"):
-        build_eviction("kvzap", last=-1)
-    with pytest.raises(ValueError, match="kvzap lower_bound is -1"):
-        build_eviction("kvzap", lower_bound=-1)

@@ -122,16 +122,6 @@ def test_decoding_continues_at_the_renumbered_length(tiny_family):
             rows = torch.cat([rows, tiny_family.model.get_input_embeddings()(token)])
 
 
-@torch.no_grad()
-def test_keep_ratio_one_bypasses_it_and_images_may_be_absent(tiny_family):
-    batch = make_batch(MIXED)
-    whole = compress(tiny_family).run(batch).hidden_BMD
-    assert torch.equal(compress(tiny_family, name="visionzip", keep_ratio=1.0).run(batch).hidden_BMD, whole)
-    text = make_batch([(0, 8), (0, 5)])
-    reduced = compress(tiny_family, name="visionzip", keep_ratio=0.25).run(text).hidden_BMD
-    assert torch.equal(reduced, compress(tiny_family).run(text).hidden_BMD)
-
-
 def test_a_missing_image_is_named_with_its_records(tiny_family):
     batch = make_batch([(2, 7)])
     batch.pixel_values = batch.pixel_values[:1]
