@@ -5,6 +5,8 @@ python -m benchmarks.trained_results    # results/trained_arms.csv, tables of do
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from benchmarks.choosing import paired_gain
@@ -18,6 +20,7 @@ REGIMES = {"f2": "imprecise (FastV, L_f = 2)", "f4": "sharp (FastV, L_f = 4)", "
 BUDGETS = {"": ("15.6 %", "u25"), "7": ("7.8 %", "u12")}
 """By the end of an arm's name: the bytes, and the arm of the same tokens whole."""
 ROLES = {"anchor": "anchor", "lead": "leading groups", "vn": "value norm", "best": "router"}
+KEY = ["list", "arm", "less", "group", "measure"]
 LISTS = ("two_stage", "recall", "routed_recall", "bytes")
 """Comparisons that the page shows arm by arm, by the beginning of their file's name."""
 
@@ -66,12 +69,17 @@ def listed(name: str) -> str:
 
 
 def frame() -> pd.DataFrame:
-    """Return every arm and paired difference of the comparisons, on every group of questions and measure."""
-    rows = []
+    """Return every arm and paired difference of the comparisons, on every group of questions and measure.
+
+    Records of ``matched`` keep measures beside the score where the page shows them; the others' are the table's own.
+    """
+    rows: list[dict[str, Any]] = []
     for name in ("matched", *LISTS):
         comparison = read_comparison(ROOT / f"recipes/ablations/{name}_tiny.yaml")
         rows += long_rows(name, read_records(RESULTS / comparison.folder), comparison)
-    return pd.DataFrame(rows)
+    found, told = pd.DataFrame(rows), pd.read_csv(CSV, keep_default_na=False, na_values={"kv": [""]})
+    known = pd.MultiIndex.from_frame(found[KEY])
+    return pd.concat([found, told[(told["list"] == "matched") & ~pd.MultiIndex.from_frame(told[KEY]).isin(known)]])
 
 
 def main() -> None:
