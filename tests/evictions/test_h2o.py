@@ -73,24 +73,19 @@ def test_scores_are_dense_column_sums(normalise, group):
         assert torch.allclose(scores[sample][:, entries], expected, atol=1e-5)
 
 
+SHARES = [(0.5, 5, 2), (0.29, 100, 29), (0.0, 7, 0), (1.0, 7, 7), (0.1, 5, 0)]
+WINDOWS = [(16, 57, 16), (1, 7, 1), (7, 7, 7), (9, 7, 7)]
+"""Which no share gives: 16 / 57 of 57, as a binary number, is 15 rounded down."""
+
+
 @pytest.mark.parametrize(
-    ("share", "count", "recent"), [(0.5, 5, 2), (0.29, 100, 29), (0.0, 7, 0), (1.0, 7, 7), (0.1, 5, 0)]
+    ("settings", "count", "recent"),
+    [({"recent_share": share}, *rest) for share, *rest in SHARES]
+    + [({"recent_share": 0.4, "window": window}, *rest) for window, *rest in WINDOWS],
 )
-def test_recent_share_is_exact_and_rounded_down(share, count, recent):
+def test_recent_entries_are_a_share_exact_and_rounded_down_or_a_number(settings, count, recent):
     """Early entries gather most attention when all queries are equal: what stays late is the window."""
-    method = build_eviction("h2o", recent_share=share)
-    length = 120
-    same = torch.ones(1, 1, length, 4)
-    view = View(0, same, same, same, torch.full((1, length), int(Region.QUERY)), 0.5, method.needs)
-    kept = keep_of(method, [view], count)[0][0, 0].nonzero()[:, 0].tolist()
-    assert kept == [*range(count - recent), *range(length - recent, length)]
-
-
-@pytest.mark.parametrize(("window", "count", "recent"), [(16, 57, 16), (1, 7, 1), (7, 7, 7), (9, 7, 7)])
-def test_a_window_is_a_number_of_entries(window, count, recent):
-    """Which no share gives: 16 / 57 of 57, as a binary number, is 15 rounded down."""
-    method = build_eviction("h2o", window=window, recent_share=0.4)
-    length = 120
+    method, length = build_eviction("h2o", **settings), 120
     same = torch.ones(1, 1, length, 4)
     view = View(0, same, same, same, torch.full((1, length), int(Region.QUERY)), 0.5, method.needs)
     kept = keep_of(method, [view], count)[0][0, 0].nonzero()[:, 0].tolist()

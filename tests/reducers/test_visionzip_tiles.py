@@ -10,7 +10,7 @@ from subtoken_train.ledger.kv_budget import kept_count
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.visionzip import contextual_tokens, tile_shares, zipped, zipped_tiles
 from subtoken_train.types import Region, VisualStates
-from tests.support.helpers import compress, only_sample, unread
+from tests.support.helpers import check_alone, compress, unread
 from tests.support.sampling import sampled
 from tests.support.tiny.llava_next import TOKENS, next_batch, next_family, next_records
 
@@ -110,12 +110,5 @@ def test_a_batch_equals_its_samples(tmp_path, name):
     family = next_family()
     batch = next_batch(family, next_records(tmp_path))
     backbone = compress(family, name=name, keep_ratio=0.25)
-    together = backbone.run(batch)
-    kept = [TOKENS[0] // 4, sum(TOKENS[1:]) // 4, 0]
-    assert together.rows.regions_BM.eq(Region.VISUAL).sum(-1).tolist() == kept
-    logits = backbone.logits(together)
-    for index in range(3):
-        sample = only_sample(batch, index)
-        seen = together.rows.visible_BM[index]
-        alone = backbone.logits(backbone.run(sample))[0]
-        torch.testing.assert_close(logits[index][seen], alone, rtol=1e-4, atol=1e-4)
+    together = check_alone(backbone, batch, pad_left=False)
+    assert together.rows.regions_BM.eq(Region.VISUAL).sum(-1).tolist() == [TOKENS[0] // 4, sum(TOKENS[1:]) // 4, 0]
