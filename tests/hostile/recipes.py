@@ -66,8 +66,8 @@ OF_ONE = {VLM: {"model.reducer", "model.reducer.page_size", "model.reducer.windo
           LM: {"model.reducer.layer", "model.reducer.stage"}}  # fmt: skip
 """Keys that the recipe does not know."""
 SWEPT = "checkpoint.keep_last"
-BUILT = ("model.", "early_stopping", "evaluation", SWEPT)
-"""What is known of a value once the run is laid out (``check``, ``fit``); the other commands parse a recipe."""
+BUILT = ("model.", "early_stopping", "evaluation", "output_dir", SWEPT)
+"""What is known of a value once the run is laid out (``check``, ``fit``): others parse it, or name their own place."""
 UNKNOWN = (
     *("unknown", "model.unknown", "model.lora.rnak", "trainer.callback", "data.files", "__class__"),
     *("model.__init__", "trainer.model"),
@@ -291,7 +291,7 @@ def code(draw: random.Random, place: Place) -> Case:
         words, writes = parsing(draw, "recipe.yaml", f"--{slot}={text}", built=True)
     else:
         place.write("recipe.yaml", yaml.safe_dump(with_key(read(place, name), slot, value), sort_keys=False))
-        words, writes = parsing(draw, "recipe.yaml")
+        words, writes = parsing(draw, "recipe.yaml", built=slot == "output_dir")
     return Case(f"{words[0]} {slot}: {what}", words, Expect.REFUSED, writes)
 
 

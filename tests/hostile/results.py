@@ -229,9 +229,12 @@ def _spoilt_lines(draw: random.Random, whole: bytes) -> tuple[bytes, str, Expect
     records = parsed_lines(whole)
     for _ in range(TRIES):
         content, what = damaged(draw, whole)
+        complete = _complete(content)
         try:
-            found = parsed_lines(_complete(content))
+            found = parsed_lines(complete)
         except NoDocument:
+            return content, what, Expect.REFUSED
+        if not all(map(bytes.strip, complete.split(b"\n")[:-1])):  # a line without a record is none
             return content, what, Expect.REFUSED
         if found == records[: len(found)]:
             return content, what, Expect.TAKEN
