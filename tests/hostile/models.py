@@ -289,7 +289,7 @@ def backbones(draw: random.Random, place: Place) -> Case:
         return own_weights(folder, what)
     header = spoil is pickled or what.startswith(("weights: header", "weights: length", "weights: cut"))
     loads = (spoil in OF_WEIGHTS and not header) or "generation" in what or "tokenizer" in what
-    laid_out = header or spoil in (contradiction, json_file) or what.endswith("heads is 7")  # which the weights tell
+    laid_out = header or spoil in (contradiction, json_file) or what.endswith(("heads is 7", "size is 0"))  # of weights
     ways = ("check", "check") if laid_out else ("check", "check", "preview")
     way = draw.choice(("generate", "adapter", *(() if loads else ways)))
     if way in ("generate", "adapter"):
