@@ -206,7 +206,7 @@ def test_resuming_gives_the_weights_of_never_having_stopped(tiny_run, tmp_path):
     ("value", "words"),
     [
         ("{weight: -1}", ["distillation weight is -1", "0 to"]),
-        ("{weight: .nan}", ["distillation weight is nan"]),
+        ("{weight: .nan}", ["model.distillation.weight is nan; it must be finite"]),
         ("{temperature: 0}", ["distillation temperature is 0", "0.01 to 1,000"]),
         ("{temprature: 1}", ["temprature"]),
         ("yes", ["model.distillation"]),
