@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.pages import put, svg_file
 from benchmarks.real_ruler import FULL, RECORDS, judges, words_of
-from benchmarks.real_text import NAMES, OUT, Arm, arms, by_arm, facts_above, text_above, turned_arms
+from benchmarks.real_text import NAMES, OUT, Arm, arms, by_arm, facts_above, read, text_above, turned_arms
 from subtoken_train.cli.recommend import FILE, MeasuredArm, interval_cell, least, measured_on
 from subtoken_train.evaluation.charts import COLORS, MARKERS, axes_in_a_row, styled
 from subtoken_train.evaluation.intervals import bootstrap_interval
@@ -109,7 +109,7 @@ def measured_on_tasks() -> tuple[dict[str, str], list[MeasuredArm]]:
     for grid in TASK_GRIDS:
         asked = yaml.safe_load((ROOT / "recipes/real" / grid).read_text(encoding="utf-8"))
         model, length = Path(asked["arms"][0]["backbone"]).name, asked["tasks"][0]["length"]
-        record = json.loads((RECORDS / f"{model}-{length}.json").read_text(encoding="utf-8"))
+        (record,) = read(RECORDS / f"{model}-{length}.jsonl.xz")
         places[f"{model}-{length}"] = f"{NAMES[model]}, {length:,} tokens"
         full, judged = np.array(record["arms"][FULL]["scores"]), np.isin(record["kinds"], judges(record))
         for given in asked["arms"]:

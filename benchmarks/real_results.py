@@ -9,7 +9,6 @@ paired over contexts or samples, with 95 % intervals.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -110,8 +109,8 @@ def _figures(name: str, apart_sn: npt.NDArray[np.float64]) -> dict[str, float]:
 
 
 def _ruler() -> Iterable[dict[str, Any]]:
-    for file in sorted(RECORDS.glob("*.json")):
-        record = json.loads(file.read_text(encoding="utf-8"))
+    for file in sorted(RECORDS.glob("*.jsonl.xz")):
+        (record,) = read(file)
         judged, full = np.isin(record["kinds"], judges(record)), np.array(record["arms"][FULL]["scores"])
         about = {"judge": f"RULER {record['options']['length']}", "model": record["model"], "seeds": 1}
         about |= {"n": int(judged.sum()), "machine": record["device"]}

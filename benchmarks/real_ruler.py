@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.real_text import NAMES, OUT
+from benchmarks.real_text import NAMES, OUT, add, read
 
 RECORDS = OUT / "ruler"
 """A file for each model and length of the prompts."""
@@ -93,11 +93,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, required=True, help="folder of the grid's results")
     record = compact(parser.parse_args().results)
-    file = RECORDS / f"{record['model']}-{record['options']['length']}.json"
-    if file.exists():
-        record = joined(json.loads(file.read_text(encoding="utf-8")), record)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    file = RECORDS / f"{record['model']}-{record['options']['length']}.jsonl.xz"
+    for earlier in read(file):
+        record = joined(earlier, record)
+    file.unlink(missing_ok=True)
+    add(file, record)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import real_needles
 from benchmarks.real_ruler import RECORDS, compact, joined, judges
+from benchmarks.real_text import read
 
 
 def write_arm(folder, name, eviction, scores, kept, prompt="p", groups="-", backbone="qwen05", device="cpu"):
@@ -57,8 +58,8 @@ def test_a_record_keeps_its_arms_where_the_same_was_asked(tmp_path):
 
 
 def test_records_are_of_enough_samples():
-    for file in RECORDS.glob("*.json"):
-        assert len(json.loads(file.read_text())["kinds"]) >= 60
+    for file in RECORDS.glob("*.jsonl.xz"):
+        assert [len(record["kinds"]) >= 60 for record in read(file)] == [True]
 
 
 def test_the_maps_of_needles_are_of_the_record():
