@@ -30,6 +30,7 @@ ARMS = {
     "tiny_fastv25_s16k4_anchor": "FastV 15.6 %, the anchor",
     "tiny_fastv25_s16k4": "FastV 25 % + S16K4 router",
     "tiny_fastv25_s16k4-value_norm": "the same, groups by value norm, untrained",
+    "tiny_fastv25_s16k4-leading": "the same, leading groups, untrained",
     "tiny_fastv25_s16k4-random": "the same, groups at random, untrained",
     "tiny_lora_only-aircache0.15625_visual": "AirCache 15.6 %",
     "tiny_none100_s16k4-aircache0.25_visual": "AirCache 25 % + S16K4 router",
@@ -50,6 +51,7 @@ ARMS = {
     "tinylm_quest25_s8k6_anchor": "Quest 21.9 %, the anchor",
     "tinylm_quest25_s16k12": "Quest 25 % + S16K12 router",
     "tinylm_quest25_s16k12-value_norm": "the same, groups by value norm, untrained",
+    "tinylm_quest25_s16k12-leading": "the same, leading groups, untrained",
     "tinylm_quest25_s16k12-random": "the same, groups at random, untrained",
     "tinylm_lora_only-compactor0.21875": "Compactor 21.9 %",
     "tinylm_quest25_s16k12-none-compactor0.248": "Compactor 24.8 % + S16K12 router",
@@ -65,15 +67,20 @@ ARMS = {
     "tinylm_quest25_s16k12-none-value_norm-compactor0.242-context_first": (
         "Compactor 24.2 % + S16K12 by value norm, context first"
     ),
+    "tinylm_quest25_s16k12-none-leading-compactor0.242-context_first": "Compactor 24.2 %, leading, context first",
     "tinylm_lora_only-expected_attention0.21875-context_first": "ExpectedAttention 21.9 %, context first",
     "tinylm_quest25_s16k12-none-value_norm-expected_attention0.2384-context_first": (
         "ExpectedAttention 23.8 % + S16K12 by value norm, context first"
+    ),
+    "tinylm_quest25_s16k12-none-leading-expected_attention0.2384-context_first": (
+        "ExpectedAttention 23.8 %, leading, context first"
     ),
     "tinylm_lora_only-ada+expected_attention0.21875-context_first": "Ada(ExpectedAttention) 21.9 %, context first",
     "tinylm_lora_only-keydiff0.21875-context_first": "KeyDiff 21.9 %, context first",
     "tinylm_quest25_s16k12-none-value_norm-keydiff0.2535-context_first": (
         "KeyDiff 25.4 % + S16K12 by value norm, context first"
     ),
+    "tinylm_quest25_s16k12-none-leading-keydiff0.2535-context_first": "KeyDiff 25.4 %, leading, context first",
 }
 """Arm -> words of its row, in the table's order."""
 DRAWN = (

@@ -129,7 +129,7 @@ class Calibrator(Method, ABC):
     whole_caches: ClassVar[bool] = False
     """True where neither a reducer nor routers may act meanwhile."""
     for_images: ClassVar[str] = ""
-    """Of a method that reads text alone: the one to calibrate where the backbone sees images."""
+    """The method to calibrate in the place of this one, which reads text alone, where the backbone sees images."""
 
     samples: int = setting(10, 1, MAX_COUNT)
     batch_size: int = setting(2, 1, MAX_COUNT)
