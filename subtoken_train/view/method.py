@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import field, fields
 from functools import cache, cached_property, partial
+from inspect import get_annotations
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from subtoken_train.calibrations import CalibratedNumbers, Calibration, read_calibration
@@ -68,9 +69,15 @@ def _name_of(method: Any) -> str:
 @cache
 def _words(kind: type[Method]) -> dict[str, tuple[Any, ...]]:
     """Words that settings of literal types allow, by setting."""
+    own = {each.name: _hint_of(kind, each.name) for each in fields(kind)}  # type: ignore[arg-type]
+    return {name: get_args(hint) for name, hint in own.items() if get_origin(hint) is Literal}
+
+
+def _hint_of(kind: type, name: str) -> Any:
+    """Return one annotation's type; None where another package imports that type for its checker alone."""
+    owner = next(base for base in kind.__mro__ if name in get_annotations(base))
+    alone = type("_One", (), {"__annotations__": {name: get_annotations(owner)[name]}, "__module__": owner.__module__})
     try:
-        hints = get_type_hints(kind)
-    except NameError:  # types that another package imports for its checker alone
-        return {}
-    own = {each.name for each in fields(kind)}  # type: ignore[arg-type]
-    return {name: get_args(hint) for name, hint in hints.items() if name in own and get_origin(hint) is Literal}
+        return get_type_hints(alone)[name]
+    except NameError:
+        return None
