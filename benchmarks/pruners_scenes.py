@@ -1,4 +1,4 @@
-"""The picture of ``docs/reducers.md``: what visual pruners leave of digit scenes, from the committed report.
+"""The picture of ``docs/methods.md``: what visual pruners leave of digit scenes, from the committed report.
 
 python -m benchmarks.pruners_scenes      # results/pruners_scenes.svg from results/pruners_scenes.csv
 """
@@ -47,7 +47,7 @@ def figure() -> Figure:
 
 def drawing() -> str:
     """The picture as an SVG file of its own."""
-    words = "Mean scores of visual pruners at two shares of the tokens; docs/reducers.md has the numbers"
+    words = "Mean scores of visual pruners at two shares of the tokens; docs/methods.md has the numbers"
     return svg_file(figure(), "pruners", "Visual pruners on digit scenes", words)
 
 

@@ -5,33 +5,17 @@ python docs/generate.py             # a test checks that the pages are what it w
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from making.families import families_page
 from making.fields import fields_page
-from making.kinds import CONTEXT_KIND, EVICTION_KINDS, VISUAL_KINDS, WRAPPER_KIND
-from making.methods import (
-    context_cards,
-    eviction_cards,
-    evictions_page,
-    reducer_cards,
-    reducers_page,
-    selectors_page,
-    wrapper_cards,
-)
+from making.methods import methods_page
 from making.pictures import cache_picture, stages_picture
 from making.settings import arguments_page, arms_page, own_router_page, serving_page
 
 FOLDER = Path(__file__).resolve().parent
 PAGES = {
-    "evictions.md": evictions_page,
-    **{kind.page: partial(eviction_cards, kind) for kind in EVICTION_KINDS},
-    WRAPPER_KIND.page: wrapper_cards,
-    "reducers.md": reducers_page,
-    **{kind.page: partial(reducer_cards, kind) for kind in VISUAL_KINDS},
-    CONTEXT_KIND.page: context_cards,
-    "selectors.md": selectors_page,
+    "methods.md": methods_page,
     "families.md": families_page,
     "data_fields.md": fields_page,
     "evaluation.md": arms_page,

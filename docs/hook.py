@@ -10,7 +10,17 @@ from pathlib import Path
 
 from making.catalogue import SHELVES, catalogue_page, shelf_page
 from making.commands import command_page, commands_page
+from making.kinds import CONTEXT_KIND, EVICTION_KINDS, VISUAL_KINDS, WRAPPER_KIND
 from making.links import Links
+from making.methods import (
+    context_cards,
+    eviction_cards,
+    evictions_page,
+    reducer_cards,
+    reducers_page,
+    selectors_page,
+    wrapper_cards,
+)
 from making.paper_items import PAPERS, paper_items_page, paper_page
 from making.results import results_page
 from mkdocs.config.defaults import MkDocsConfig
@@ -42,8 +52,18 @@ CATALOGUE = {
     **{f"recipes/catalogue/{shelf.page}.md": partial(shelf_page, shelf) for shelf in SHELVES},
 }
 OF_COMMANDS = {f"cli/{name}.md": partial(command_page, name) for name in COMMANDS}
+OF_METHODS = {
+    "evictions.md": evictions_page,
+    **{kind.page: partial(eviction_cards, kind) for kind in EVICTION_KINDS},
+    WRAPPER_KIND.page: wrapper_cards,
+    "reducers.md": reducers_page,
+    **{kind.page: partial(reducer_cards, kind) for kind in VISUAL_KINDS},
+    CONTEXT_KIND.page: context_cards,
+    "selectors.md": selectors_page,
+}
 MADE = {
     **CATALOGUE,
+    **OF_METHODS,
     "cli.md": commands_page,
     **OF_COMMANDS,
     "results.md": results_page,

@@ -100,7 +100,7 @@ def _fitting(family: type[Family], config: object) -> str:
     names = sorted(set(REDUCERS) - {"none", "random", "uniform"})
     fit = [f"`{name}`" for name in names if unfit(REDUCERS[name], family, config) is None]
     if not family.sees_images:
-        fit.append("[evictions](reducers/context.md#evictions-of-a-texts-context)")
+        fit.append("[evictions](methods.md)")
     return ", ".join(fit)
 
 

@@ -16,12 +16,14 @@ class Kind:
         page: the page, from ``docs/``.
         title: its heading.
         words: what the methods have in common.
+        when: when to take one of them.
         names: the methods.
     """
 
     page: str
     title: str
     words: str
+    when: str
     names: tuple[str, ...]
 
 
@@ -31,6 +33,7 @@ EVICTION_KINDS = (
         "Evictions made for pictures",
         "They treat a picture's entries and text differently: text says which entries of the picture matter, and "
         "itself goes last or not at all.",
+        "Prompts with pictures whose question is known.",
         ("aircache", "look_m", "meda", "tgv_kv", "vl_cache"),
     ),
     Kind(
@@ -38,6 +41,7 @@ EVICTION_KINDS = (
         "Evictions by attention",
         "An entry stays by the attention that it gets: from all rows of the prompt, from its last ones, from the "
         "question, or, under `quest_steps`, from each step of decoding. Every layer has the same budget.",
+        "The question is known when the prompt is read, and one pass must do.",
         ("elastic", "finch", "h2o", "quest_steps", "snapkv", "tova"),
     ),
     Kind(
@@ -45,6 +49,7 @@ EVICTION_KINDS = (
         "Evictions that give layers different budgets",
         "Attention, or the place in the prompt, says which entries stay; how many of them is decided layer by layer, "
         "within one budget.",
+        "As above, where layers differ: deep models and small budgets.",
         ("cake", "prefixkv", "pyramidkv", "simlayerkv"),
     ),
     Kind(
@@ -52,6 +57,7 @@ EVICTION_KINDS = (
         "Evictions that tell heads apart",
         "Some heads fetch what an answer needs, others look at the last few entries. `calibrate` finds which do what "
         "in a backbone, and those that fetch keep more.",
+        "One backbone for a long time: it is calibrated once.",
         ("duo_attention", "headkv", "sparsemm"),
     ),
     Kind(
@@ -59,6 +65,7 @@ EVICTION_KINDS = (
         "Evictions that let the model say the context again",
         "An entry stays by the attention that it gets while the context runs a second time (under `kvcompose` only "
         "where there is no question); `kvzap` foretells that in one pass.",
+        "A context that is asked again and again, or the least loss: [measured](choosing.md).",
         ("kvcompose", "kvzap", "kvzip"),
     ),
     Kind(
@@ -66,6 +73,7 @@ EVICTION_KINDS = (
         "Evictions that read no attention",
         "Keys, values and positions decide, and chance in the control; attention that is computed here is expected or "
         "local, never that of the prompt's rows. Whether the question is there changes nothing.",
+        "The question comes later, and prompts are read in chunks.",
         (
             *("compactor", "cur", "expected_attention", "keydiff", "knorm", "lagkv", "q_filter", "random"),
             "streaming_llm",
@@ -77,6 +85,7 @@ WRAPPER_KIND = Kind(
     "Wrappers around evictions",
     "A wrapper is written around a method, or around another wrapper, and changes how its scores are spent: "
     "`ada(critical(expected_attention))`.",
+    "Heads or layers should share one budget; `pooled` is the widest.",
     ("ada", "chunk", "critical", "per_layer", "pooled"),
 )
 VISUAL_KINDS = (
@@ -84,6 +93,7 @@ VISUAL_KINDS = (
         "reducers/tower.md",
         "Reducers in the vision tower",
         "The tower's own attention says which visual tokens reach the language model.",
+        "Fastest: the language model never sees what goes.",
         ("fastervlm", "prumerge", "visionzip", "vispruner"),
     ),
     Kind(
@@ -91,18 +101,21 @@ VISUAL_KINDS = (
         "Reducers of the input",
         "The input is shortened before layer 0, so that every layer saves; `dart` and `fastv` may cut between layers "
         "instead. The controls, and `none`, stand here too.",
+        "All families; `fastv` is what the paper trains under.",
         ("cdpruner", "dart", "divprune", "fastv", "none", "random", "uniform"),
     ),
     Kind(
         "reducers/decoder.md",
         "Reducers between layers",
         "Visual tokens leave on the way through the language model: early layers see more of them than late ones.",
+        "Early layers need the whole picture.",
         ("fitprune", "pyramiddrop", "sparsevlm"),
     ),
     Kind(
         "reducers/videos.md",
         "Reducers of videos",
         "They choose among the tokens of a video's frames; a family that takes no videos has none of them.",
+        "Videos.",
         ("evs", "vidcom2"),
     ),
 )
@@ -110,6 +123,7 @@ CONTEXT_KIND = Kind(
     "reducers/context.md",
     "Reducers of a text's context",
     "For language models: what stands before the question is shortened, in every layer.",
+    "Routers of a language model are trained under it.",
     ("quest",),
 )
 REDUCER_KINDS = (*VISUAL_KINDS, CONTEXT_KIND)

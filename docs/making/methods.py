@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,24 @@ from subtoken_train.routing.base import Selector
 from subtoken_train.types import Region
 
 ASKED = torch.tensor([[Region.CONTEXT, Region.CONTEXT, Region.QUERY]])
-MADE = "<!-- made by `python docs/generate.py` from the docstrings in `subtoken_train/{}/`; edit those -->"
 KINDS_HEAD = """
 ## {}
 
 | page | what they have in common | methods |
 |---|---|---|
 """
-EVICTIONS_HEAD = f"""# KV evictions
+METHODS_HEAD = """# Methods
 
-{MADE.format("evictions")}
+<!-- made by `python docs/generate.py` from the methods' docstrings; edit those -->
+
+Each method is one name in a recipe, a grid, a command and `SubTokenModel`. An *eviction* says after the prompt which
+cached entries stay. A *wrapper* around it spends its scores otherwise. A *reducer* drops tokens before that, in
+training, too. A *selector* chooses the value groups of what stays. A [format](formats.md) rounds what is stored. They
+compound. What to take first: [choosing](choosing.md). Settings: each class's docstring, in the site's reference.
+"""
+SELECTORS_WORDS = """Routers (`linear`, `mlp`, `bilinear`) are trained by a recipe; the others choose without training, in the
+same bytes, and are controls: `SubTokenModel(model, tokenizer, groups=(16, 12), selector="value_norm")`."""
+EVICTIONS_HEAD = """# KV evictions
 
 An eviction says, after the prompt's pass, which cached entries stay, per layer and head. What is evicted is not stored:
 its bytes are freed, in `cache_report()` and in the process (`quest_steps` alone stores all and reads less). It chooses
@@ -55,9 +63,7 @@ WRAPPED = """
 | wrapper | what it is |
 |---|---|
 """
-REDUCERS_HEAD = f"""# Token reducers
-
-{MADE.format("reducers")}
+REDUCERS_HEAD = """# Token reducers
 
 A token reducer decides which tokens stay, before routing and before any eviction; it has no gradient and acts alike in
 training and at inference. `keep_ratio` is the share of the visual tokens (a text's context) that stays; at 1 nothing is
@@ -115,9 +121,7 @@ thread of a busy machine); the larger the context's share, the more. `prefill_ch
 | eviction | settings as a context reducer |
 |---|---|
 """
-SELECTORS_HEAD = f"""# Group selectors
-
-{MADE.format("routing")}
+SELECTORS_HEAD = """# Group selectors
 
 A selector scores the value groups of every token that stays, in every layer, while the prompt is read; the budget turns
 scores into a mask, and what the mask leaves out is not stored. *Learned* ones are routers, trained by a recipe; the
@@ -135,6 +139,21 @@ SETTINGS_HEAD = """
 Of `model.routing`, whatever the selector; a setting that one does not have is refused. [Your own
 router](own_router.md) declares its own.
 """
+
+
+def methods_page() -> str:
+    """The text of ``methods.md``: every method in one line, with its class."""
+    parts = [METHODS_HEAD]
+    for methods, kinds in ((EVICTIONS, EVICTION_KINDS), (WRAPPERS, (WRAPPER_KIND,)), (REDUCERS, REDUCER_KINDS)):
+        parts += [_in_short(kind.title, f"{kind.words} *Take one*: {kind.when}", methods, kind.names) for kind in kinds]
+    return "".join([*parts, _in_short("Selectors of value groups", SELECTORS_WORDS, SELECTORS, SELECTORS)])
+
+
+def _in_short(title: str, words: str, methods: Mapping[str, type], names: Iterable[str]) -> str:
+    rows = [
+        f"| `{name}` | {about(methods[name])[0]} | `{methods[name].__module__.partition('.')[2]}` |\n" for name in names
+    ]
+    return "".join([f"\n## {title}\n\n{words}\n\n| method | what it is | file |\n|---|---|---|\n", *rows])
 
 
 def evictions_page() -> str:
@@ -178,7 +197,7 @@ def wrapper_cards() -> str:
 
 
 def _head(kind: Kind, room: str) -> str:
-    return f"# {kind.title}\n\n{MADE.format(room)}\n\n{kind.words} All [{room}](../{room}.md) in one table.\n"
+    return f"# {kind.title}\n\n{kind.words} All [{room}](../{room}.md) in one table.\n"
 
 
 def _declared(method: type[Eviction]) -> list[str]:

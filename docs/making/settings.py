@@ -13,7 +13,7 @@ from subtoken_train.settings import ARM_SETTINGS, Setting
 
 FOLDER = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- settings: docs/generate.py -->\n\n", "\n<!-- end of settings -->"
-NAMES = {"reducers": "[list](reducers.md)", "evictions": "[list](evictions.md)", "wrappers": "wrappers"}
+NAMES = {"reducers": "[list](methods.md)", "evictions": "[list](methods.md)", "wrappers": "wrappers"}
 """In the place of methods' names, which have pages of their own."""
 
 OBEYED = {
