@@ -307,4 +307,8 @@ def _words(hint: Any) -> str:
     origin = get_origin(hint) or hint
     if origin in (list, tuple):
         return "a list in brackets, such as [one, two]"
-    return "a group of keys" if origin is dict or dataclasses.is_dataclass(origin) else WORDS.get(origin, str(origin))
+    return (
+        "a group of keys"
+        if origin is dict or dataclasses.is_dataclass(origin)
+        else WORDS.get(origin, getattr(origin, "__name__", str(origin)))
+    )

@@ -1,6 +1,7 @@
 """Strict dataclasses from plain values."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -76,7 +77,15 @@ def test_what_is_refused(content, words):
 class Built:
     """Neither a dataclass nor without a group."""
 
-    def __init__(self, inner: Inner, *, outer: Inner | None = None, size: int | float = 1, words: str = "") -> None:
+    def __init__(
+        self,
+        inner: Inner,
+        *,
+        outer: Inner | None = None,
+        size: int | float = 1,
+        words: str = "",
+        folder: str | Path | None = None,
+    ) -> None:
         self.made = (inner, outer, size, words)
 
 
@@ -130,6 +139,7 @@ def test_nested_settings_are_filled_and_built():
         ({"inner": {"rate": 1}, "outer": []}, r"outer is \[\]; it must be a group of keys or null"),
         ({"inner": {"rate": 1, "kind": "c"}}, "unknown inner.kind 'c'"),
         ({"inner": {"rate": "x"}}, "inner.rate is 'x'; it must be a number"),
+        ({"inner": {"rate": 1}, "folder": []}, r"folder is \[\]; it must be a text or Path or null"),
     ],
 )
 def test_nested_settings_that_are_refused(content, words):

@@ -39,8 +39,8 @@ cached entries stay. A *wrapper* around it spends its scores otherwise. A *reduc
 training, too. A *selector* chooses the value groups of what stays. A [format](formats.md) rounds what is stored. They
 compound. What to take first: [choosing](choosing.md). Settings: each class's docstring, in the site's reference.
 """
-SELECTORS_WORDS = """Routers (`linear`, `mlp`, `bilinear`) are trained by a recipe; the others choose without training, in the
-same bytes, and are controls: `SubTokenModel(model, tokenizer, groups=(16, 12), selector="value_norm")`."""
+SELECTORS_WORDS = """Routers (`linear`, `mlp`, `bilinear`) are trained by a recipe. The others choose without training,
+in the same bytes, and are controls: `SubTokenModel(model, tokenizer, groups=(16, 12), selector="value_norm")`."""
 EVICTIONS_HEAD = """# KV evictions
 
 An eviction says, after the prompt's pass, which cached entries stay, per layer and head. What is evicted is not stored:

@@ -181,9 +181,9 @@ def _suspicion(plain: str, value: Any) -> str | None:
     return _ELSEWHERE if (_MEDIUM.search(plain) and not is_scalar) or _names_media(value) else None
 
 
-def _is_empty(value: Any) -> bool:
+def _is_empty(value: Any, deep: int = 2 * _DEEP) -> bool:
     if isinstance(value, dict | list):
-        return all(map(_is_empty, value.values() if isinstance(value, dict) else value))
+        return deep > 0 and all(_is_empty(x, deep - 1) for x in (value.values() if isinstance(value, dict) else value))
     return value is None or (isinstance(value, str) and value.strip() in ("", "[]", "{}", "null"))
 
 

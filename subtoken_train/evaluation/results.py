@@ -22,7 +22,7 @@ from subtoken_train.errors import check_range
 from subtoken_train.evaluation.metrics.metric import Prediction
 from subtoken_train.inference.cache_report import Measured
 from subtoken_train.outputs import append_whole, write_whole
-from subtoken_train.typed import shown, typed
+from subtoken_train.typed import checked, shown, typed
 from subtoken_train.types import Protocol
 
 __path__: list[str] = []  # names below it are looked for: those of ``moved.py`` lay there
@@ -138,6 +138,7 @@ class Manifest:
         counts = {"rows": manifest.rows, "expected_rows": manifest.expected_rows, "arm: nominal_kv": arm.nominal_kv}
         for name, count in counts.items():
             check_range(f"{path}: {name}", count, 0)
+        checked(str, manifest.settings.get("device", ""), f"{path}: settings: device")
         return manifest
 
 

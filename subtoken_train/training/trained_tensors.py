@@ -32,6 +32,7 @@ _HOLDS = {
     "epoch": int,
     "global_step": int,
     "random_state": list,
+    "pytorch-lightning_version": str,
 }
 """Parts that are restored beside the tensors, and their types."""
 

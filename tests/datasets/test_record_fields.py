@@ -127,6 +127,13 @@ def test_a_system_text_shares_the_questions_switch_where_a_document_is_one_text(
     assert [document.text[slice(*span)] for span in document.without_loss] == [" Be short.\n\nwhat ?"]
 
 
+def test_lists_without_end_are_no_empty_field(tmp_path):
+    deep: list[object] = []
+    for _ in range(600):
+        deep = [deep]
+    assert records(tmp_path, {"messages": with_message(1, mood=deep)}).unread == ["message.mood"]
+
+
 def test_notes_and_empty_fields_are_left_alone_and_unknown_names_reported(tmp_path):
     empty = {"tools": "[]", "videos": None, "objects": {"ref": [], "bbox": []}, "label": None, "audios": []}
     notes = {

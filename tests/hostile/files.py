@@ -83,8 +83,9 @@ RECORD = Document(
         },
         unsaid=(
             *("report.ledger.shape.*", "reducer.*", "compression.*", "compression.eviction.*"),
-            # null, or gone: no pages, no turned values
+            # null, or gone: no pages, no turned values, no fill, an index
             *("packed.layers.*.blocks.*.page_size", "packed.layers.*.blocks.*.page_count", "packed.layers.*.turned"),
+            *("packed.layers.*.fill", "packed.layers.*.blocks.*.parts.*.indexed"),
         ),
         exact=("version", "dtype", "model.*", "model.backbone.digest", "model.backbone.model_type", "contexts.*"),
     ),
@@ -242,7 +243,8 @@ def benchmark_file(draw: random.Random, path: Path) -> Spoilt:
     if path.suffix in (".json", ".jsonl"):
         notation = LINES if len(path.read_bytes().strip().splitlines()) > 1 else JSON
         read = tuple(READ[path.name].split()) if kind == "changed" else ()
-        form = Format(only=read, unsaid=("*", "*s.*", "data.*"))  # rows more or fewer
+        named = {"*.imageId": lambda value: isinstance(value, str | int)}
+        form = Format(only=read, unsaid=("*", "*s.*", "data.*"), legal=named)  # rows more or fewer
         return Document(form, notation=notation).spoil(draw, path, kind)
     if path.suffix != ".parquet" or kind != "bytes":
         broken = Expect.EITHER if path.suffix == ".tsv" else Expect.REFUSED  # of many rows a limit looks at two

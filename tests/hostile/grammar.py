@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
@@ -193,7 +194,8 @@ def parsed_marked(content: bytes) -> Any:
 
 
 def parsed_lines(content: bytes) -> list[Any]:
-    return [parsed_json(line) for line in content.split(b"\n") if line.strip()]
+    """Lines of JSON; files that were put together may begin each with a mark of its own."""
+    return [parsed_json(line.removeprefix(codecs.BOM_UTF8)) for line in content.split(b"\n") if line.strip()]
 
 
 class _Loader(yaml.SafeLoader):

@@ -279,6 +279,8 @@ def code(draw: random.Random, place: Place) -> Case:
         value = [value]
     place.write("evil.py", EVIL)
     way = draw.choice(("parse", "parse", "parse", "override", "resume", "export"))
+    if way == "resume" and slot == "output_dir":  # which the command line says anew
+        way = "export"
     if way in ("resume", "export"):
         path = place.copy("stopped", "run") / "recipe.yaml"
         path.write_text(yaml.safe_dump(with_key(yaml.safe_load(path.read_text()), slot, value), sort_keys=False))
@@ -317,8 +319,8 @@ GRID = Document(
             "out": lambda value: isinstance(value, str) and value != "",
             "anchors": lambda value: value in ("none", "auto", "all"),
             "arms.0.backbone tasks.0.source": text_or_none,
-            "arms.0.adapter": lambda value: isinstance(value, str | list),
-            "arms.0.adapter.0": is_text,
+            "arms.0.adapter": lambda value: isinstance(value, str | list),  # [null] is an arm of the backbone alone
+            "arms.0.adapter.0": text_or_none,
             "tasks.0": lambda value: isinstance(value, str | dict),
             "arms tasks": lambda value: isinstance(value, list) and len(value) > 1,
         },

@@ -45,9 +45,14 @@ RECORDS = Document(
     "odd changed changed changed",
     LINES,
 )  # fmt: skip
+PLAIN = (
+    "batch_size max_length dtype processes adapter_sha256 reducer eviction_options calibration_sha256 seed versions"
+).split()
+"""Settings of a manifest that no report prints."""
 MANIFEST = Document(
     Format(
-        free=("settings.*",),
+        free=tuple(f"settings.{name}" for name in PLAIN),
+        more=("settings",),
         legal={
             "arm.adapter arm.anchor arm.groups source": text_or_none,
             "arm.seed": lambda value: value is None or type(value) is int,

@@ -33,6 +33,7 @@ def saved(content: object) -> bytes:
 
 def state(**changes: object) -> dict[str, object]:
     parts = {"loops": {}, "optimizer_states": [], "lr_schedulers": [], "epoch": 0, "global_step": 2, "random_state": []}
+    parts["pytorch-lightning_version"] = "2.6.0"
     return {"state_dict": {"a": torch.ones(4, 4)}, **parts, **changes}
 
 
@@ -83,6 +84,7 @@ def test_every_cut_and_every_flipped_bit_is_found(checkpoint):
         (state(optimizer_states=None), "has no optimizer_states"),
         (state(loops=3), "has no loops"),
         (state(epoch="1"), "has no epoch"),
+        (state(**{"pytorch-lightning_version": []}), "has no pytorch-lightning_version"),
     ],
 )
 def test_states_of_another_kind(checkpoint, content, words):

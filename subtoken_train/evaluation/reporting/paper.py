@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from subtoken_train.documents import read_json
+from subtoken_train.errors import check_range
 from subtoken_train.evaluation.reporting.runs import ArmResults
 from subtoken_train.evaluation.reporting.score_tables import (
     MEANS,
@@ -82,6 +83,8 @@ def _rows(content: Any) -> list[dict[str, Any]]:
             raise ValueError(f"it has no list {key}")
         for i, given in enumerate(listed):
             row = chosen({**_EVERY, **own}, given, f"{key}[{i}]")
+            for name in ("total_kv", "token_keep"):
+                check_range(f"{key}[{i}].{name}", row[name], 0, 100)
             if "scores" in own:
                 row["scores"] |= chosen(_SCORES, row["scores"], f"{key}[{i}].scores")
             rows.append(row)

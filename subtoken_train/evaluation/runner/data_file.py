@@ -206,6 +206,7 @@ RUN: dict[str, Any] = {
     "kinds": list[str],
     "scores": list[float],
     "measures": dict[str, list[float | None]],
+    "predictions": list[Any] | None,
 }
 """Keys that are read of a run, and their types."""
 
@@ -281,10 +282,12 @@ def read_scores(path: Path, arm: str) -> Evaluation:
 
 def _checked(run: Any, place: str) -> Run:
     """Return what a card shows of a run, each value of its type; what older records lack is filled in."""
-    older: Run = {"data": "questions", "measures": {}, "realised_deviation": None, "unread_bytes": 0}
+    older: Run = {"data": "questions", "measures": {}, "unread_bytes": 0}
+    older |= dict.fromkeys(("realised_deviation", "predictions"))
     made = chosen(RUN, {**older, **checked(dict[str, Any], run, place)}, place)
-    if not made["scores"] or len(made["scores"]) != len(made["kinds"]) or made["dense_kv_bytes"] < 1:
-        raise ValueError(f"{place}: every score needs its kind, and the cache some bytes")
+    counts = {len(made[key]) for key in ("scores", "kinds", "predictions") if made[key] is not None}
+    if counts == {0} or len(counts) > 1 or made["dense_kv_bytes"] < 1:
+        raise ValueError(f"{place}: every score needs its kind and its prediction, and the cache some bytes")
     for name, figures in made["measures"].items():
         if len(figures) != len(made["kinds"]) or all(figure is None for figure in figures):
             raise ValueError(f"{place}.measures.{name} must have a figure or null for every question, and one figure")

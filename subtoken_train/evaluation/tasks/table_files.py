@@ -62,6 +62,8 @@ def _cells(path: Path, reader: Reader) -> Iterator[tuple[str, list[str]]]:
             raise ValueError(f"{place}: {error}; {CUT_OFF}") from None
         if cells is None:
             return
+        if any("\0" in cell for cell in cells):
+            raise ValueError(f"{place}: holds a NUL character, so it is not text; {CUT_OFF}")
         if cells:
             yield place, cells
 

@@ -310,6 +310,7 @@ def test_measures_pair_where_both_have_them():
             for figures in ([0.5], [None] * 4, [0.5] * 5)
         ),
         ([{"measures": {"a | b": [0.5] * 4}}], "mine", "'a | b' is not the name of a measure"),
+        *(([{"predictions": few}], "mine", "needs its kind and its prediction") for few in ([], ["a"] * 3)),
         ([{"measures": []}], "mine", r"measures is \[\]; it must be"),
         ([{"measures": {"digit_f1": [True] * 4}}], "mine", r"measures.digit_f1\[0\] is"),
     ],
