@@ -129,7 +129,7 @@ def test_a_system_text_shares_the_questions_switch_where_a_document_is_one_text(
 
 def test_lists_without_end_are_no_empty_field(tmp_path):
     deep: list[object] = []
-    for _ in range(600):
+    for _ in range(60):
         deep = [deep]
     assert records(tmp_path, {"messages": with_message(1, mood=deep)}).unread == ["message.mood"]
 
