@@ -1,7 +1,5 @@
 """Entries of packed blocks while tokens are evicted: which they are, and keeping some of them and of a tail.
 
-An ``EvictionState`` knows of every stored entry which token it is, and who asked last.
-
 What was stored stays as it was stored: of rounded vectors and of pieces some are *selected*, none is rounded again. A
 tail's entries become whole entries. A row's stored entries are counted part after part: their *order of storage*.
 
@@ -43,8 +41,7 @@ class EvictionState:
         observed: last query rows that are wanted; None: all since they were last read.
         carried_RkN: what the method noted of the entries and of the first tail tokens; None: nothing.
         given: first tokens of the tail that belong to the prompt; they never compete.
-        queries: rotated queries of the last tokens, [B, H, q, d] each.
-        held: rows of these.
+        queries: rotated queries of the last tokens, [B, H, q, d] each, ``held`` rows in all.
         reads_inputs: whether the method reads what the layer projects of new tokens.
         inputs: that, of the tokens since the method looked last, [B, q, D] each.
     """
@@ -120,9 +117,7 @@ class EvictionState:
     def with_tail(self, tail: int, start_B: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return (places, regions with ``STAYS``) of all entries and tail tokens, [R, N] each, int64.
 
-        Args:
-            tail: tokens of the tail.
-            start_B: the first of each sample that is no padding; None: the very first.
+        ``start_B``: the first token of each sample's tail that is no padding; None: the very first.
         """
         places_T = torch.arange(tail, device=self.place_RM.device)
         start_B1 = torch.zeros_like(self.seen_B)[:, None] if start_B is None else start_B[:, None]
@@ -213,8 +208,7 @@ def keep_entries(blocks: list[Block], keep_RN: Tensor, tail: BlockPart, settles_
     Args:
         keep_RN: entries that stay, bool: the stored ones in their order, to the longest row, then the tail's. They come
             to lie in the same order.
-        settles_R: rows whose tail is stored in ``form``; that of the others stays in the model's dtype meanwhile,
-            bool. Without rounding it makes no difference.
+        settles_R: rows whose tail is stored in ``form``, bool; that of the others stays in the model's dtype meanwhile.
     """
     stored = keep_RN.shape[1] - tail.entries
     groups: dict[tuple[tuple[int, int], ...], list[_Rows]] = {}

@@ -1,10 +1,8 @@
 """A packed cache as named tensors and a plain record, and back: nothing of it is unpacked or rounded again.
 
-Reading is strict: every tensor that the record calls for is there, of its dtype and shape, no other one is, and what
-points into something (rows, channels, offsets, indices) stays inside it: a number that points outside of its tensor
-would read, on a GPU, whatever lies there, and kernels look nothing up twice.
-
-A cache that evicts while tokens are decoded is not written, nor what can be made anew (tables of the fused kernels).
+Reading is strict: every tensor that the record calls for is there, of its dtype and shape, and no other one; what
+points into something (rows, channels, offsets, indices) stays inside it, as kernels look nothing up twice. A cache that
+evicts while decoding is not written, nor what can be made anew.
 
 Legend: B batch, h key-value heads, R rows of a block, c heads of a row, M entries of a part, d head width, k channels
 of a cut key, n stored pieces, P pieces of an entry (or pages), S bits of an entry.
@@ -30,7 +28,7 @@ _NAMED = 3
 
 
 class TensorReader:
-    """Hands out tensors by name, each once and checked."""
+    """Hands out tensors by name, each once and checked; what does not fit is a worded ``ValueError``."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._left = dict(tensors)
@@ -54,20 +52,20 @@ class TensorReader:
         return tensor
 
     def check_all_taken(self) -> None:
-        """Raise a worded ``ValueError`` if tensors are left."""
+        """Refuse tensors that are left."""
         if self._left:
             names = [name[:80] for name in sorted(self._left)[:_NAMED]]
             raise ValueError(f"{len(self._left)} tensors are not expected: {names}")
 
 
 def check_within(name: str, numbers: Tensor, below: int) -> None:
-    """Raise a worded ``ValueError`` unless all numbers lie from 0 to ``below - 1``."""
+    """Refuse numbers outside of 0 to ``below - 1``."""
     if numbers.numel() and not (int(numbers.min()) >= 0 and int(numbers.max()) < below):
         raise ValueError(f"tensor {name} holds numbers outside of 0 to {below - 1:,}")
 
 
 def check_rows(place: str, blocks: Sequence[Block], batch: int, kv_heads: int) -> None:
-    """Raise a worded ``ValueError`` unless blocks hold every row of a layer once: samples, or heads of samples."""
+    """Refuse blocks that do not hold every row of a layer once: samples, or heads of samples."""
     heads = {block.heads for block in blocks}
     if len(heads) != 1 or not heads <= {1, kv_heads}:
         raise ValueError(f"{place}: its blocks have rows of {sorted(heads)} heads; all must have 1, or {kv_heads}")
@@ -80,7 +78,7 @@ def check_rows(place: str, blocks: Sequence[Block], batch: int, kv_heads: int) -
 
 
 def check_channels(name: str, channels_Rck: Tensor, width: int) -> None:
-    """Raise a worded ``ValueError`` unless channel numbers ascend below a head's width."""
+    """Refuse channel numbers that do not ascend below a head's width."""
     check_within(name, channels_Rck, width)
     if not channels_Rck.shape[2] or not bool((channels_Rck.long().diff(dim=-1) > 0).all()):
         raise ValueError(f"tensor {name} must hold ascending numbers of channels")
@@ -89,7 +87,7 @@ def check_channels(name: str, channels_Rck: Tensor, width: int) -> None:
 def check_routed(
     place: str, index: Tensor | None, offsets: Tensor, piece_bit: Tensor, stored: int, sizes: tuple[int, int, int]
 ) -> None:
-    """Raise a worded ``ValueError`` unless an index finds each stored piece exactly once."""
+    """Refuse an index that does not find each stored piece exactly once."""
     rows, heads, entries = sizes
     bounds = torch.cat([offsets.long(), torch.tensor([stored])])
     counts = bounds.diff()
@@ -121,7 +119,7 @@ def check_routed(
 
 
 def check_pages(place: str, pages: PageIndex, parts: Sequence[BlockPart]) -> None:
-    """Raise a worded ``ValueError`` unless a page index fits one part that is stored whole."""
+    """Refuse a page index that does not fit one part that is stored whole."""
     number = pages.low.shape[2]
     fits = (
         len(parts) == 1
@@ -163,11 +161,7 @@ class BlockRecord:
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """Record of a ``PackedLayer``.
-
-    Attributes:
-        fill: ``stored`` by the cache, a ``weight`` of the model, or None.
-    """
+    """Record of a ``PackedLayer``; its fill is ``stored`` by the cache, a ``weight`` of the model, or None."""
 
     blocks: list[BlockRecord]
     fill: Literal["stored", "weight"] | None = None
@@ -176,11 +170,7 @@ class LayerRecord:
 
 @dataclass(frozen=True)
 class PackedRecord:
-    """Record of a ``PackedCache``.
-
-    Attributes:
-        prompt_length: tokens of the unreduced prompts, padding included.
-    """
+    """Record of a ``PackedCache``; ``prompt_length`` counts tokens of the unreduced prompts, padding included."""
 
     prompt_length: int
     layers: list[LayerRecord]
@@ -254,11 +244,7 @@ def _part_record(part: BlockPart) -> PartRecord:
 def packed_cache(
     record: PackedRecord, tensors: Mapping[str, Tensor], shape: PackedShape, devices: list[torch.device]
 ) -> PackedCache:
-    """Build a cache from its record and tensors.
-
-    Args:
-        devices: where every layer's tensors go; the positions go to the first.
-    """
+    """Build a cache from its record and tensors; ``devices`` are the layers' (the positions go to the first)."""
     if len(record.layers) != len(shape.windows):
         raise ValueError(f"it has {len(record.layers)} layers, and the model {len(shape.windows)}")
     check_range("prompt_length", record.prompt_length, 1, MAX_TOKENS)
@@ -297,7 +283,6 @@ def _read_fill(name: str, kind: str | None, reader: TensorReader, shape: PackedS
 
 
 def _read_basis(name: str, turned: bool, reader: TensorReader, shape: PackedShape) -> KeyBasis | None:
-    """Return the basis of a layer's keys, where they are turned to be cut or its format rotates them; else None."""
     if turned and not shape.mirrors:
         raise ValueError(f"{name} is of keys that are cut along axes, and no key_axes are set")
     if not shape.form.rotates and not turned:

@@ -180,13 +180,7 @@ class Seen:
 
 
 def causal_attention(
-    query_BHqd: Tensor,
-    key_BhKd: Tensor,
-    value_BhKd: Tensor,
-    seen: Seen,
-    scale: float,
-    block: int,
-    dropout: float = 0.0,
+    query_BHqd: Tensor, key_BhKd: Tensor, value_BhKd: Tensor, seen: Seen, scale: float, block: int, dropout: float = 0.0
 ) -> Tensor:
     """Attention of the last q of K places, [B, H, q, d]."""
     rows, columns = query_BHqd.shape[2], key_BhKd.shape[2]

@@ -78,30 +78,6 @@ def test_transposed_queries_as_the_model_makes_them():
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("sets", SETS)
-def test_rounded_payloads_are_read_a_stretch_at_a_time(bits, sets, monkeypatch):
-    """Attention of rounded keys and values equals dense attention of what ``read`` gives, in any stretches."""
-    state = dense(6, sets=sets, bits=bits, num_groups=None)
-    layer = state.layer()
-    tail_key, tail_value = states(1, 3, 2, 3, 8), states(2, 3, 2, 3, 8)
-    layer.update(tail_key, tail_value)
-    query = states(3, 3, 4, 1, 8)
-    key, value = torch.zeros_like(state.key), torch.zeros_like(state.value)
-    keep = state.keep.expand(-1, 2, -1)
-    for block in layer.blocks:
-        rows = range(3 if sets != "own" else 6) if block.rows is None else block.rows.tolist()
-        for i, row in enumerate(rows):
-            for part, head in enumerate(range(2) if sets != "own" else [row % 2]):
-                sample = row if sets != "own" else row // 2
-                for dense_states, stored in zip((key, value), block.parts[0].payloads, strict=True):
-                    dense_states[sample, head, keep[sample, head]] = stored.read()[i, part]
-    expected = masked_attention(state, query, tail_key, tail_value, key, value)
-    for chunk in (formats.CHUNK, 200, 1):
-        monkeypatch.setattr(formats, "CHUNK", chunk)
-        assert (layer.attend(query, 8**-0.5) - expected).abs().max() < 1e-5
-
-
-@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("share", [0.0, 0.4])
 @pytest.mark.parametrize("fill", ["none", "mean"])
 def test_rounded_pieces_are_close(bits, share, fill):

@@ -88,8 +88,7 @@ def test_attention_is_that_of_a_plain_reference(seed, name, length, sets, groups
     compare(state, name, new, chunk, 2e-5)
 
 
-@pytest.mark.parametrize("name", KIVI)
-@pytest.mark.parametrize("groups", [None, 4])
+@pytest.mark.parametrize(("name", "groups"), zip(KIVI, [None, 4, 4], strict=True))
 def test_bf16(name, groups):
     state = dense(3, 3, 2, 100, 32, groups, sets="shared", dtype=torch.bfloat16)
     state.packing = Packing("contiguous", FORMATS[name])
@@ -191,9 +190,3 @@ def test_the_last_entries_stay_as_they_are(count):
     whole = count - int(FORMATS["kivi4"].rounded(torch.tensor(count)))
     assert whole == count if count < 64 else 32 <= whole < 64
     assert int(MODEL.rounded(torch.tensor(count))) == count
-
-
-@pytest.mark.parametrize(("name", "width", "words"), [("kivi4", 3, "two channels"), ("kivi2", 2, "four channels")])
-def test_pieces_fill_bytes(name, width, words):
-    with pytest.raises(ValueError, match=f"{name} stores {words} a byte, but the value groups cut heads into pieces"):
-        FORMATS[name].store(torch.randn(2, width))

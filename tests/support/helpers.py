@@ -38,11 +38,7 @@ from tests.support.tiny_parts import assembled
 
 ALL_GROUPS = RoutingConfig(num_groups=16, kept_groups=16)
 ROUTED = RoutingConfig(num_groups=16, kept_groups=4)
-REDUCTIONS = [
-    {"name": "fastv", "stage": "embeds"},
-    {"name": "fastv", "stage": "decoder"},
-    {"name": "visionzip"},
-]
+REDUCTIONS = [{"name": "fastv", "stage": "embeds"}, {"name": "fastv", "stage": "decoder"}, {"name": "visionzip"}]
 
 
 def make_batch(prompts: list[tuple[int, int]], pad_left: bool = False, visual: int = 64, seed: int = 0) -> Batch:

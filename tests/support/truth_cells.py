@@ -270,11 +270,7 @@ class Decoded:
 
 @torch.no_grad()
 def decoded(
-    backbone: CompressedBackbone,
-    batch: Batch,
-    steps: int,
-    compression: Compression,
-    protocol: Protocol = "query_aware",
+    backbone: CompressedBackbone, batch: Batch, steps: int, compression: Compression, protocol: Protocol = "query_aware"
 ) -> Decoded:
     """Greedy decoding that notes its logits and does not stop at an end of text."""
     cache = PackedCache(backbone.family.shape.num_layers)
@@ -400,11 +396,7 @@ def difference(cell: Cell, steps: int, compression: Compression | None = None) -
 
 @torch.no_grad()
 def from_truth(
-    backbone: CompressedBackbone,
-    batch: Batch,
-    steps: int,
-    compression: Compression,
-    protocol: Protocol = "query_aware",
+    backbone: CompressedBackbone, batch: Batch, steps: int, compression: Compression, protocol: Protocol = "query_aware"
 ) -> Difference:
     """Decode ``steps`` tokens after a batch of prompts from the packed cache, and recompute them."""
     got = decoded(backbone, batch, steps, compression, protocol)
