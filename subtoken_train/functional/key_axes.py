@@ -54,8 +54,7 @@ def query_lengths(query_BHNd: Tensor, rows_BN: Tensor, kv_heads: int) -> Tensor:
 def key_spread(key_BhNd: Tensor, rows_BM: Tensor, kept_BhM: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean [B, h, 1, d] and covariance [B, h, d, d] of the marked keys, fp32; 0 where a head has none.
 
-    Args:
-        kept_BhM: entries of each head that count, bool; [B, 1, M] where all do alike.
+    ``kept_BhM``: entries of each head that count, bool; [B, 1, M] where all do alike.
     """
     batch, heads, _, width = key_BhNd.shape
     count = kept_BhM.sum(-1).clamp(min=1)[..., None, None]
@@ -71,11 +70,7 @@ def key_spread(key_BhNd: Tensor, rows_BM: Tensor, kept_BhM: Tensor) -> tuple[Ten
 
 
 def principal_axes(covariance_Bhdd: Tensor, length_Bhd: Tensor | None = None) -> Tensor:
-    """Return the axes as columns, the one of most variance first, fp32 [B, h, d, d].
-
-    Args:
-        length_Bhd: w, of queries; None: all channels are alike to them.
-    """
+    """Return the axes as columns, the one of most variance first, fp32 [B, h, d, d]; ``length_Bhd``: w, or None."""
     if length_Bhd is not None:
         covariance_Bhdd = covariance_Bhdd * length_Bhd[..., None] * length_Bhd[..., None, :]
     axes_Bhdd: Tensor = torch.linalg.eigh(covariance_Bhdd)[1]
@@ -83,16 +78,11 @@ def principal_axes(covariance_Bhdd: Tensor, length_Bhd: Tensor | None = None) ->
 
 
 def mirrors_of(axes_Bhdd: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mirrors that turn keys to their axes, and which channels then stay.
+    """Return V, fp16 [B, h, d, r], and T, fp32 [B, h, r, r], that turn keys to their axes, and the channels that stay.
 
     The product of the reflections is I - V T V^T, and the inverse of T is the upper triangle of V^T V with half of its
-    diagonal (Puglisi, 1992), so that it is orthogonal for all V without a column of zeros.
-
-    Args:
-        axes_Bhdd: orthonormal columns, those that stay first.
-
-    Returns:
-        V, fp16 [B, h, d, r]; T, fp32 [B, h, r, r]; the channels, bool [B, h, d].
+    diagonal (Puglisi, 1992), so that it is orthogonal for all V without a column of zeros. ``axes_Bhdd``: orthonormal
+    columns, those that stay first.
     """
     width = axes_Bhdd.shape[-1]
     few = kept <= width - kept

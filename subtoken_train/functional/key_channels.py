@@ -36,8 +36,7 @@ def asking(query_BHNd: Tensor, rows_BN: Tensor) -> Tensor:
 def key_energy(key_BhNd: Tensor, rows_BM: Tensor, kept_BhM: Tensor) -> Tensor:
     """Mean square of each head's kept keys in each channel, [B, h, d] in fp32; 0 where a head keeps none.
 
-    Args:
-        kept_BhM: heads that keep the entry, bool; [B, 1, M] where all do alike.
+    ``kept_BhM``: heads that keep the entry, bool; [B, 1, M] where all do alike.
     """
     total = key_BhNd.new_zeros(key_BhNd[:, :, 0].shape, dtype=torch.float32)
     for key, marks in in_blocks(key_BhNd, rows_BM, kept_BhM):
@@ -46,10 +45,7 @@ def key_energy(key_BhNd: Tensor, rows_BM: Tensor, kept_BhM: Tensor) -> Tensor:
 
 
 def in_blocks(key_BhNd: Tensor, rows_BM: Tensor, kept_BhM: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield some entries' keys after others, [B, h, m, d] in fp32, and which of them heads keep, [B, h, m, 1].
-
-    Arguments are those of ``key_energy``.
-    """
+    """Yield some entries' keys after others, [B, h, m, d] in fp32, and which of them heads keep, [B, h, m, 1]."""
     for start in range(0, rows_BM.shape[1], BLOCK):
         index_BM = rows_BM[:, start : start + BLOCK]
         key = key_BhNd.gather(2, index_BM[:, None, :, None].expand(-1, key_BhNd.shape[1], -1, key_BhNd.shape[3]))

@@ -140,7 +140,7 @@ def tiles(width: int, piece: int, rows: int, dtype: torch.dtype) -> dict[str, in
 
 
 def entries_of_tile(width: int, dtype: torch.dtype) -> int:
-    """Return the entries of a tile that leave keys, values and places in registers (tests/support/kernel_builds.py)."""
+    """Return the entries of a tile that leave keys, values and places in registers."""
     return 16 if _power(width) * dtype.itemsize > 512 else 32
 
 

@@ -1,11 +1,11 @@
-"""Floating-point operations of a training step of a frozen decoder with trained adapters.
+"""Floating-point operations of a training step of a frozen decoder with trained adapters; a multiply-add counts as two.
 
-A multiply-add counts as two operations. Per row (position) of a decoder layer, W weights of its projections:
+Per row (position) of a decoder layer, W weights of its projections:
 
 * forward 2 W (Kaplan et al. 2020, section 2.1); backward 2 W, the gradient of its input alone, as weights are frozen;
 * a trained adapter of p weights: 2 p forward, 4 p backward;
-* attention over n rows, causal: n (n + 1) / 2 pairs, each 4 H d forward (scores and values) and twice that backward;
-  PaLM's formula (Chowdhery et al. 2022, appendix B) counts n^2 pairs, of which causal kernels skip half.
+* attention over n rows, causal: n (n + 1) / 2 pairs, each 4 H d forward (scores and values) and twice that backward
+  (PaLM, Chowdhery et al. 2022, appendix B, counts n^2 pairs).
 
 Layers below the first one that trains run forward only. The head (D V weights) runs on every row, forward and backward.
 Not counted: the vision tower, FastV's scout, norms, activations, the recomputation of gradient checkpointing, and the
@@ -61,11 +61,7 @@ class DecoderSize:
 
 @dataclass(frozen=True)
 class TrainingFlops:
-    """Cost of rows in each layer.
-
-    Attributes:
-        trained: weights that train in each layer.
-    """
+    """Cost of rows in each layer; ``trained`` counts the weights that train in each."""
 
     size: DecoderSize
     trained: Sequence[int]
@@ -96,5 +92,4 @@ class TrainingFlops:
         return sum(float(each) for each in cost)
 
     def _backward(self, layer: int) -> bool:
-        """Return whether gradients pass through a layer: it or one below it trains."""
         return any(self.trained[: layer + 1])

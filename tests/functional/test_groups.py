@@ -94,13 +94,6 @@ def test_gradients_are_those_of_the_repeated_mask_which_is_never_made(geometry, 
     assert sorted(kept[:2]) == sorted([value.numel(), mask.numel()])
 
 
-@settings(max_examples=50, deadline=None)
-@given(geometry=geometries(), kept=st.integers(1, 48))
-def test_every_divisor_and_budget_passes(geometry, kept):
-    heads, head_dim, num_groups, layout = geometry
-    check_groups(num_groups, min(kept, num_groups), heads, head_dim, layout)
-
-
 @pytest.mark.parametrize(
     ("num_groups", "kept", "layout", "words"),
     [

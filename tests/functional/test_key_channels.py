@@ -1,12 +1,15 @@
-"""Which key channels stay, against a plain reading of ThinK and its two releases."""
+"""Key channels that stay (ThinK and its two releases), and rotations: those of transformers, undone, their mean."""
 
 from __future__ import annotations
 
+import pytest
 import torch
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.functional.key_channels import best_channels, key_energy, query_energy
+from subtoken_train.functional.rotary import Rotation
 from subtoken_train.ledger.kv_budget import kept_channels
-from tests.support.golden_cases import close, load, record
+from tests.support.golden_cases import load, near, record
 
 
 def plain_scores(query_BHNd, key_BhNd, asks_BN, kept_BhN):
@@ -71,9 +74,8 @@ def test_golden_of_the_authors(shared):
     key, stays = tensors["keys"], chosen(params, tensors, "query_rows", "ratio")
     old = key[:, :, : key.shape[2] - params["recent_size"]]
     ours = old.transpose(2, 3)[stays].view(*key.shape[:2], -1, old.shape[2]).transpose(2, 3)
-    named = type("ThinK", (), {"name": "think"})
-    close(named, "think_official: cut keys", ours, tensors["keys_pruned"], rtol=0, atol=0)
-    close(named, "think_official: whole keys", key[:, :, -params["recent_size"] :], tensors["keys_recent"])
+    near("think", "think_official: cut keys", ours, tensors["keys_pruned"], rtol=0, atol=0)
+    near("think", "think_official: whole keys", key[:, :, -params["recent_size"] :], tensors["keys_recent"])
 
 
 def test_golden_of_kvpress(shared):
@@ -83,3 +85,27 @@ def test_golden_of_kvpress(shared):
     record("think", "kvpress_think: channels that differ", int((stays == tensors["zeroed"]).sum()))
     assert torch.equal(stays, ~tensors["zeroed"])
     assert torch.equal(key * stays[:, :, None], tensors["keys_out"])
+
+
+def rotation(stretch=1.0):
+    angle = torch.rand(2, 5, 4).repeat(1, 1, 2) * 6
+    return Rotation(angle.cos() * stretch, angle.sin() * stretch)
+
+
+@pytest.mark.parametrize("stretch", [1.0, 1.3])
+def test_turns_as_transformers_and_back(stretch):
+    turning, vectors = rotation(stretch), torch.randn(2, 3, 5, 8)
+    expected, _ = apply_rotary_pos_emb(vectors, vectors, turning.cos_BNr, turning.sin_BNr)
+    assert torch.equal(turning.turn(vectors), expected)
+    assert torch.allclose(turning.turn_back(expected), vectors, atol=1e-6)
+
+
+def test_the_mean_turns_as_the_mean_of_all():
+    turning, vectors = rotation(), torch.randn(2, 3, 1, 8)
+    each = torch.stack([Rotation(turning.cos_BNr[:, [i]], turning.sin_BNr[:, [i]]).turn(vectors) for i in range(5)])
+    assert torch.allclose(turning.mean().turn(vectors), each.mean(0), atol=1e-6)
+
+
+def test_lower_precision_is_turned_in_fp32():
+    turning, vectors = rotation(), torch.randn(2, 3, 5, 8).bfloat16()
+    assert torch.equal(turning.turn(vectors), turning.turn(vectors.float()))

@@ -87,14 +87,6 @@ def test_entropy_is_that_of_the_shares():
     assert usage_entropy(torch.tensor([0.75, 0.25, 0, 0])) == pytest.approx(expected)
 
 
-def test_no_routed_token_gives_zeros():
-    mask, none = torch.ones(2, 3, 4, dtype=torch.bool), torch.zeros(2, 3, dtype=torch.bool)
-    assert group_usage(mask, none).tolist() == [0] * 4
-    assert kept_histogram(mask, none).tolist() == [0] * 5
-    assert shared_pairs(mask, mask, none) == 0
-    assert not by_relevance(mask, torch.rand(2, 3), none)[2].any()
-
-
 def entropy_of_yes(share):
     return -sum(p * math.log(p) for p in (share, 1 - share) if p)
 

@@ -82,14 +82,6 @@ def test_heads_without_any_values_or_outputs_are_left_whole(what):
     assert torch.allclose(into @ back, torch.eye(6, dtype=torch.float64).expand(2, 6, 6), atol=1e-9)
 
 
-def test_channels_that_say_the_same_need_one_axis():
-    values, weight = case(width=2)
-    values[..., 1] = 3 * values[..., 0]
-    into, _ = value_axes(moments(values), output_metric(weight, 2, 2))
-    energy = (values @ into.transpose(-1, -2)).pow(2).mean(1)
-    assert (energy[:, 1] < 1e-9 * energy[:, 0]).all()
-
-
 def test_shares_of_the_first_half():
     values, weight = case()
     moment, metric = moments(values), output_metric(weight, 2, 6)

@@ -27,13 +27,7 @@ class Result(NamedTuple):
 
 
 class Session:
-    """One such process; commands run one after the other in it.
-
-    Args:
-        address: of the Hub.
-        home: the cache of the client.
-        offline: whether the client may ask nobody.
-    """
+    """One such process; commands run one after the other in it. ``home``: the cache of the client."""
 
     def __init__(self, address: str, home: Path, offline: bool = False) -> None:
         hub = {"HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_OFFLINE": str(int(offline))}

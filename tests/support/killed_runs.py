@@ -29,11 +29,7 @@ TIMEOUT = 600  # seconds that one run may take
 
 
 class RunServer:
-    """Starts one run at a time; use it in a ``with`` block.
-
-    Args:
-        log: file that takes what the runs print.
-    """
+    """Starts one run at a time, which prints into ``log``; use it in a ``with`` block."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
@@ -57,12 +53,7 @@ class RunServer:
         self.process.stdout.close()
 
     def start(self, argv: list[str], die_writing: int = 0) -> int:
-        """Start ``subtoken-train ARGV``; returns its process id.
-
-        Args:
-            argv: the command.
-            die_writing: the run kills itself half-way through the file of its nth checkpoint; 0: never.
-        """
+        """Start ``subtoken-train ARGV``; returns its process id. It kills itself writing its nth checkpoint (0: never)."""
         self.log.write_text("")
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps([argv, die_writing]) + "\n")
@@ -96,11 +87,9 @@ class RunServer:
 class Kill:
     """How a run ended before its time.
 
-    Attributes:
-        kind: ``random`` (SIGKILL from outside) or ``writing`` (SIGKILL half-way through a checkpoint's file).
-        batches: micro-batches that the run's own log held when it ended.
-        resumed_from: optimiser step of the checkpoint that the next run goes on from; None: none was whole yet.
-        left_behind: names of folders that are not checkpoints.
+    ``kind``: ``random`` (SIGKILL from outside) or ``writing`` (half-way through a checkpoint's file). ``batches``:
+    micro-batches in its own log. ``resumed_from``: step of the checkpoint that the next run goes on from, or None.
+    ``left_behind``: folders that are not checkpoints.
     """
 
     kind: str
@@ -111,13 +100,7 @@ class Kill:
 
 @dataclass
 class Scene:
-    """A folder with data, and the settings of its runs.
-
-    Attributes:
-        folder: holds ``scenes/`` and the runs.
-        steps: optimiser steps of a run.
-        batch_size: records of a micro-batch.
-    """
+    """A folder with data (``scenes/``) and the settings of its runs."""
 
     folder: Path
     steps: int

@@ -87,12 +87,7 @@ SHELL = ("bash", "-euxo", "pipefail", "-c")
 
 
 class Reader:
-    """Somebody who types a document's blocks.
-
-    Attributes:
-        folder: where.
-        source: the tree whose package runs.
-    """
+    """Somebody who types a document's blocks in a folder; ``source``: the tree whose package runs."""
 
     def __init__(self, folder: Path, source: Path, programs: Path) -> None:
         self.folder = folder

@@ -24,15 +24,7 @@ from tests.support.truth_models import family_of
 
 @dataclass(frozen=True)
 class StepCell:
-    """A filled cache.
-
-    Attributes:
-        cell: factors of ``truth_cells``, where they are not those of ``PLAIN_CELL``.
-        places: whether stored pieces are found by places, or by bits.
-        compression: changes what the cell says.
-        layers: of a language model; None: as many as the family has in the matrix.
-        device: where the model is.
-    """
+    """A filled cache: factors of ``truth_cells`` that differ from ``PLAIN_CELL``; pieces found by ``places``, or by bits."""
 
     cell: dict[str, str]
     places: bool = True
@@ -42,7 +34,6 @@ class StepCell:
 
     @torch.no_grad()
     def filled(self) -> tuple[CompressedBackbone, PackedCache, torch.Tensor]:
-        """The model, the cache and the first tokens [B, 1]."""
         cell = {**PLAIN_CELL, "eviction": "none", "batch": "three_left", "protocol": "query_aware", **self.cell}
         with pytest.MonkeyPatch.context() as patch:
             if self.layers is not None or self.device != "cpu":

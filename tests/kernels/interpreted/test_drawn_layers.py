@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.support.fused_cases import BOUNDS, FusedCell, deviation
+from tests.support.packing import BOUNDS, FusedCell, deviation
 
 FIRST, COUNT = int(os.environ.get("DRAWN_FIRST", "0")), int(os.environ.get("DRAWN_COUNT", "20"))
 

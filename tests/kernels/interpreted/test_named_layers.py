@@ -6,7 +6,7 @@ import torch
 from subtoken_train.kernels.dispatch import attend
 from subtoken_train.kernels.reference import reference_attention
 from subtoken_train.kernels.storage import Tail
-from tests.support.fused_cases import FusedCell, deviation, layer_of
+from tests.support.packing import FusedCell, deviation, layer_of
 
 
 @pytest.mark.parametrize("width", [64, 80, 96, 128, 256])
