@@ -74,22 +74,6 @@ def test_repeated_samples_and_beams_of_one_prompt(sets):
     assert after == pointers
 
 
-def test_selection_keeps_rounded_payloads():
-    cache, _ = filled("own", bits=8)
-    before = {
-        (row, i): part.read()[k]
-        for block in cache.layers[0].blocks
-        for k, row in enumerate(block.rows.tolist())
-        for i, part in enumerate(block.parts[-1].payloads)
-    }
-    cache.batch_select_indices(torch.tensor([2, 0]))
-    for block in cache.layers[0].blocks:
-        for k, row in enumerate(block.rows.tolist()):
-            old = row % 2 + 2 * [2, 0][row // 2]
-            for i, part in enumerate(block.parts[-1].payloads):
-                assert torch.equal(part.read()[k], before[old, i])
-
-
 def test_crop_forgets_the_tail_only():
     cache, layers = filled("own")
     key, value = grown(cache, 3, 6)

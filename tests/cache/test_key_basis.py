@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.cache.entries import read_keys, read_values
@@ -44,7 +44,6 @@ def mirrored_basis(key: torch.Tensor, marks: torch.Tensor) -> MirroredBasis:
 MADE = {"balanced": BalancedBasis.of, "mirrored": mirrored_basis}
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     made=st.sampled_from(list(MADE)),
     seed=st.integers(0, 999),

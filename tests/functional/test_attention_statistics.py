@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.functional.attention_statistics import BLOCK, attention_blocks, attention_rows
@@ -47,7 +47,6 @@ def problems(draw):
     return query, key, rows, keys
 
 
-@settings(deadline=None)
 @given(problems(), st.integers(1, 16), st.data())
 def test_blocks_are_the_dense_rows(problem, block, data):
     """Any rows, any keys (empty sets too), any block size; every marked row once; queries may be of the last rows."""
@@ -62,7 +61,6 @@ def test_blocks_are_the_dense_rows(problem, block, data):
     assert torch.allclose(matrix, expected, atol=1e-6)
 
 
-@settings(deadline=None)
 @given(problems(), st.data())
 def test_chosen_rows_are_the_dense_rows(problem, data):
     """In any order, several times, or none (-1)."""

@@ -1,7 +1,7 @@
 """Density-peak clusters beside a loop and SparseVLM's release, and leverage scores beside the projection's diagonal."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.evictions.compactor import JITTER, gaussian_sketch, leverage_scores, standardised
@@ -22,7 +22,6 @@ def test_golden_of_sparsevlms_release(shared):
 
 
 @given(st.integers(1, 14), st.integers(1, 14), st.integers(0, 200))
-@settings(max_examples=40, deadline=None)
 def test_clusters_equal_a_plain_loop(points, count, seed):
     drawn, count = random_scores(seed, points, 4), min(points, count)
     apart = distances(drawn)

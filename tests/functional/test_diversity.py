@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
@@ -32,7 +32,6 @@ def chosen_order(place_N, steps):
     return [row for _, row in taken]
 
 
-@settings(max_examples=40, deadline=None)
 @given(sizes=SIZES, steps=st.integers(1, 16), seed=st.integers(0, 10_000))
 def test_farthest_rows_are_those_of_the_loops_in_every_sample(sizes, steps, seed):
     rows, marks = random_scores(seed, *sizes, 6), random_mask(seed + 1, *sizes)
@@ -43,7 +42,6 @@ def test_farthest_rows_are_those_of_the_loops_in_every_sample(sizes, steps, seed
         assert chosen_order(place_N, steps) == expected
 
 
-@settings(max_examples=40, deadline=None)
 @given(sizes=SIZES, steps=st.integers(1, 16), seed=st.integers(0, 10_000))
 def test_volumes_are_those_of_the_determinants_in_every_sample(sizes, steps, seed):
     rows, marks = random_scores(seed, *sizes, 16), random_mask(seed + 1, *sizes)
@@ -55,7 +53,6 @@ def test_volumes_are_those_of_the_determinants_in_every_sample(sizes, steps, see
         assert chosen_order(place_N, steps) == own[best].tolist()
 
 
-@settings(max_examples=40, deadline=None)
 @given(rows=st.integers(1, 40), share=st.floats(0, 1), seed=st.integers(0, 10_000))
 def test_doubles_go_as_in_the_loops(rows, share, seed):
     states, count = random_scores(seed, rows, 6), max(1, int(rows * share))
@@ -64,7 +61,6 @@ def test_doubles_go_as_in_the_loops(rows, share, seed):
     assert len(kept) == count
 
 
-@settings(max_examples=40, deadline=None)
 @given(sizes=SIZES, pivots=st.integers(1, 4), seed=st.integers(0, 10_000))
 def test_every_pivot_takes_its_quota_of_the_least_alike(sizes, pivots, seed):
     rows, marks = random_scores(seed, *sizes, 6), random_mask(seed + 1, *sizes)

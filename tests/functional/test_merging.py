@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.functional import merging
@@ -27,7 +27,6 @@ def drawn(seed, batch=3, heads=2, length=17, width=6, share=0.4, shared=False, d
     return key, value, keep & entries[:, None], entries
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     kind=st.sampled_from(KINDS),

@@ -85,7 +85,6 @@ def test_rounded_pieces_are_close(bits, share, fill):
     compare(state, 2, 3, 1, 7, 0.02 if bits == 8 else 0.4)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 999),
     sets=st.sampled_from(SETS),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.kernels.formats import FORMATS, concatenated
@@ -13,7 +13,6 @@ from tests.support.helpers import random_mask
 from tests.support.packing import FORMAT_OF
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     seed=st.integers(0, 999),
     bits=st.sampled_from([8, 4]),
@@ -89,7 +88,6 @@ def test_payloads_of_one_format_are_joined():
         assert torch.equal(joined.read(), torch.cat([part.read() for part in parts], 2))
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 999),
     rows=st.integers(1, 3),

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.cache.pack import Packing, pack_layer
@@ -68,7 +68,6 @@ def plainly_rounded(state: Dense, bits: int) -> tuple[torch.Tensor, torch.Tensor
     return key, value
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 999),
     name=st.sampled_from(KIVI),
@@ -133,7 +132,6 @@ def test_cut_keys_are_rounded_in_the_channels_that_stay(name, sets):
     assert (layer.attend(query, 0.25) - expected).abs().max() < 2e-5
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 999),
     name=st.sampled_from(KIVI),

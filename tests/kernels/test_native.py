@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.cache import pack
@@ -40,7 +40,6 @@ def plain_library():
 
 
 @needs_compiler
-@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 999),
     sets=st.sampled_from(SETS),

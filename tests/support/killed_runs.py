@@ -53,7 +53,7 @@ class RunServer:
         self.process.stdout.close()
 
     def start(self, argv: list[str], die_writing: int = 0) -> int:
-        """Start ``subtoken-train ARGV``; returns its process id. It kills itself writing its nth checkpoint (0: never)."""
+        """Start ``subtoken-train ARGV``, which may kill itself writing its nth checkpoint; its process id."""
         self.log.write_text("")
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps([argv, die_writing]) + "\n")

@@ -155,7 +155,7 @@ def tapped(backbone: CompressedBackbone) -> Iterator[Tap]:
 def truths(
     backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, merge: str = "none"
 ) -> list[SampleTruth]:
-    """Every sample of the tapped pass; ``plan`` says what later tokens see, ``merge`` what becomes of dropped entries."""
+    """Every sample of the tapped pass; ``plan``: what later tokens see, ``merge``: what becomes of dropped entries."""
     return [_sample(backbone, tap, plan, prompts, sample, merge) for sample in range(len(tap.hidden[-1]))]
 
 

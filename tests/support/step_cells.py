@@ -24,7 +24,7 @@ from tests.support.truth_models import family_of
 
 @dataclass(frozen=True)
 class StepCell:
-    """A filled cache: factors of ``truth_cells`` that differ from ``PLAIN_CELL``; pieces found by ``places``, or by bits."""
+    """A filled cache: factors that differ from ``PLAIN_CELL``; pieces are found by ``places``, or by bits."""
 
     cell: dict[str, str]
     places: bool = True
