@@ -37,15 +37,22 @@ def mean_deviation(shares: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(shares), statistics.stdev(shares) if len(shares) > 1 else 0.0
 
 
-def check_keep_ratio(keep_ratio: float | Fraction) -> None:
-    """Refuse a share of tokens outside of (0, 1]."""
-    if not 0 < keep_ratio <= 1:
-        raise ValueError(f"keep_ratio={keep_ratio} must lie in (0, 1]; 0.25 keeps a quarter of the tokens")
+_SHARES = {
+    "keep_ratio": "0.25 keeps a quarter of the tokens",
+    "key_channels": "0.6 keeps 60 % of each key's channels",
+    "byte_share": "0.2 spends a fifth of the bytes",
+}
+
+
+def check_share(name: str, share: float | Fraction) -> None:
+    """Refuse what is no number in (0, 1]."""
+    if isinstance(share, bool) or not isinstance(share, int | float | Fraction) or not 0 < share <= 1:
+        raise ValueError(f"{name}={share!r} must lie in (0, 1]; {_SHARES[name]}")
 
 
 def kept_count(tokens: int, keep_ratio: float | Fraction, round_up: bool = False) -> int:
     """Tokens kept of ``tokens``: rounded down for routed arms, up for anchors; at least one of a non-empty set."""
-    check_keep_ratio(keep_ratio)
+    check_share("keep_ratio", keep_ratio)
     rounded = math.ceil if round_up else math.floor
     return min(tokens, max(1, rounded(exact(keep_ratio) * tokens)))
 
@@ -74,18 +81,6 @@ def count_words(layer_tokens: Sequence[int], tokens: int) -> str:
     """Say how many of ``tokens`` layers hold: a number, or those after the first and the last cut."""
     first, last = next((count for count in layer_tokens if count < tokens), tokens), layer_tokens[-1]
     return str(first) if first == last else f"{first} to {last}"
-
-
-def check_key_channels(key_channels: float) -> None:
-    """Refuse a share of key channels outside of (0, 1]."""
-    if type(key_channels) not in (int, float, Fraction) or not 0 < key_channels <= 1:
-        raise ValueError(f"key_channels={key_channels!r} must lie in (0, 1]; 0.6 keeps 60 % of each key's channels")
-
-
-def check_byte_share(byte_share: float) -> None:
-    """Refuse a share of bytes outside of (0, 1]."""
-    if type(byte_share) not in (int, float, Fraction) or not 0 < byte_share <= 1:
-        raise ValueError(f"byte_share={byte_share!r} must lie in (0, 1]; 0.2 spends a fifth of the bytes")
 
 
 def kept_channels(width: int, key_channels: float) -> int:
@@ -121,11 +116,10 @@ class KVBudget:
     indexed: bool = True
 
     def __post_init__(self) -> None:
-        check_keep_ratio(self.keep_ratio)
+        for name in _SHARES:
+            check_share(name, getattr(self, name))
         check_word("fill", self.fill, get_args(Fill))
         check_word("key_axes", self.key_axes, get_args(KeyAxes))
-        check_key_channels(self.key_channels)
-        check_byte_share(self.byte_share)
         if not 1 <= self.kept_groups <= self.num_groups:
             raise ValueError(f"kept_groups={self.kept_groups} must lie between 1 and num_groups={self.num_groups}")
 

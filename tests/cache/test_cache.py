@@ -1,7 +1,5 @@
 """The packed cache as transformers uses it: growth, crop, reorder, repeat, select."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer

@@ -1,7 +1,5 @@
 """Keys in a basis of their own: the same attention, less lost by rounding."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Packing keeps what the plan keeps, in as few bytes as promised."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

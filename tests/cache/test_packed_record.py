@@ -1,7 +1,5 @@
 """Tensors of a packed cache that would send attention elsewhere are refused, whatever else is right."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What packing reads from a device: the numbers of all layers at once, and nothing else."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

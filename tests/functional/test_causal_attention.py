@@ -1,7 +1,5 @@
 """Attention of rows at the end of what they see: plain softmax, whichever of torch's kernels takes the call."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel

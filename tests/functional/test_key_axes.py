@@ -1,7 +1,5 @@
 """Principal axes of keys: RotateK's logits, never a worse cut than the model's own channels, orthogonal as stored."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Key channels that stay (ThinK and its two releases), and rotations: those of transformers, undone, their mean."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb

@@ -1,7 +1,5 @@
 """Merging of dropped entries by key and by place, against loops and the releases' recorded outputs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

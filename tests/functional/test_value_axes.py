@@ -1,7 +1,5 @@
 """Axes of values: the layer's output stays, the first channels hold most of it, a group's length is what it adds."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Attention on packed storage is attention over dense keys and values under the same mask."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Formats: the model's dtype as it is, integers within half a step."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

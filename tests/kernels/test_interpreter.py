@@ -3,8 +3,6 @@
 Of the latter nothing runs, and no GPU is needed: ``ptxas`` comes with Triton.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

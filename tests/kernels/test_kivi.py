@@ -1,7 +1,5 @@
 """KIVI's formats against a plain reference: rounded block by block and read back, then attention in fp32."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Attention in C is the reference's, on the shapes of thin layers; without a compiler torch does it, and it is said."""
 
-from __future__ import annotations
-
 import subprocess
 import warnings
 from functools import lru_cache

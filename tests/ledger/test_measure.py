@@ -1,7 +1,5 @@
 """What a plan keeps: counted by loops, and reconciled with the nominal ledger through the tiny model."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import get_args
 

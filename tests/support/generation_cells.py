@@ -1,7 +1,5 @@
 """Cells of packed = truth behind ``SubTokenModel``: models, their inputs, settings, greedy answers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Builders that several tests share."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

@@ -6,8 +6,6 @@ host count too: on a device that is a copy which waits. A copy from one device t
 CUDA adds ``torch.cuda.set_sync_debug_mode("error")``.
 """
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager

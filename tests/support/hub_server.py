@@ -1,7 +1,5 @@
 """A server on this machine that speaks as much of the Hub's HTTP API as publishing and loading a model takes."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -4,8 +4,6 @@ As a program: reads one JSON list per line, the token and either a command line 
 exit code, stdout and stderr.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """A few answers for every task's metric: what the tests of all metrics run on. A new task is one line in ``CASES``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

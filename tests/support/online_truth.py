@@ -7,8 +7,6 @@ are those entries is what the comparison of logits shows. Whether the right ones
 Legend: B batch, h key-value heads, T tokens, N rows of the prompt.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

@@ -1,7 +1,5 @@
 """A family's logits and answers beside those of the transformers model that it wraps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any

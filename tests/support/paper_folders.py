@@ -1,7 +1,5 @@
 """The paper's tables in small: eight benchmarks in both of their layouts, about digit scenes, and grids over them."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -4,8 +4,6 @@ Legend: B batch, M rows of a stretch of layers, N rows of a sample, h key-value 
 model width.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

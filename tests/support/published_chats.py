@@ -4,8 +4,6 @@ Written anew after the templates beside the weights of the models that their nam
 text and what is learnt of an answer ``@`` in front of other turns and at the end, in which no template is read.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import NamedTuple
 

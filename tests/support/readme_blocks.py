@@ -6,8 +6,6 @@ itself); ``<!-- needs: WHAT -->``, a reader has to bring something; ``<!-- shows
 part of a file. Indented lines that start with the command count as ``needs``.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -10,8 +10,6 @@ Legend: B batch, N prompt rows of a sample, T generated tokens, L layers, H quer
 width, S value groups, V vocabulary.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager

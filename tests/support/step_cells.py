@@ -1,7 +1,5 @@
 """Caches of every kind that a decode step meets: sets of entries, indices, precisions, windows, pages."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any

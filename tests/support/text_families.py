@@ -1,7 +1,5 @@
 """Random tiny language models of the real classes, and batches of contexts and queries."""
 
-from __future__ import annotations
-
 import torch
 import transformers
 

@@ -6,8 +6,6 @@ embedded VLM, and random ones of the real classes (D = 256, F = 704, 4 layers, 8
 key-value heads; ``-32k``: V = 32,000, so that the loss is the largest moment).
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

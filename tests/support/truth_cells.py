@@ -3,8 +3,6 @@
 Legend: B batch, T steps, V vocabulary.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from copy import copy, deepcopy
