@@ -87,16 +87,10 @@ def _select_values(values: RoutedValues, index_R: Tensor) -> RoutedValues:
 
 @dataclass
 class Share:
-    """One sample's part of a packed layer.
+    """One sample's part of a packed layer: ``total_bytes``, and of these parts by what they hold.
 
-    Attributes:
-        total_bytes: everything that is stored for it, index included; of these
-        routed_bytes: keys, pieces, index and fill of entries whose values are stored in part,
-        index_bytes: the index in ``routed_bytes``,
-        channel_bytes: the numbers of the channels that cut keys keep,
-        basis_bytes: the basis of the keys,
-        unread_bytes: what one new token does not read.
-        routed_channels: value channels that are stored of partly stored entries, in all heads.
+    ``routed_bytes``: keys, pieces, index (``index_bytes``) and fill of partly stored entries, whose value channels are
+    ``routed_channels``. ``unread_bytes``: what one new token does not read.
     """
 
     total_bytes: int = 0

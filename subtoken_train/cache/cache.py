@@ -1,8 +1,4 @@
-"""A transformers ``Cache`` whose prompt is packed.
-
-Sequence lengths are those of the unreduced prompt, because transformers slices inputs by them; where the next token
-stands is in ``next_position``. Legend: B batch.
-"""
+"""A transformers ``Cache`` whose prompt is packed; lengths are those of the unreduced prompt. Legend: B batch."""
 
 from __future__ import annotations
 
@@ -42,10 +38,8 @@ class PackedCache(Cache):  # type: ignore[misc]
         next_position: position id of the next token, [B, 1] or (mRoPE) [3, B, 1]; None before a prompt.
         origin_B: prompt of each sample's packed entries: reordering beams of one moves the tails only, unless there is
             an evictor.
-        evictor: evicts while tokens are decoded; None: nothing does.
         written: tokens of the tails, int64 [1] on the device, while steps have one shape; None: they do not.
         appends: whether layers may append now: only while this package's own steps run.
-        workspace: scratch of the fused kernels, shared by all layers.
     """
 
     layers: list[PackedLayer]

@@ -1,7 +1,7 @@
 """Entries of packed blocks while tokens are evicted: which they are, and keeping some of them and of a tail.
 
-What was stored stays as it was stored: of rounded vectors and of pieces some are *selected*, none is rounded again. A
-tail's entries become whole entries. A row's stored entries are counted part after part: their *order of storage*.
+Of what was stored some is *selected*, nothing is rounded again; a tail's entries become whole ones. A row's stored
+entries are counted part after part: their *order of storage*.
 
 Legend: R rows (all of the cache, or of a block), c heads of a row, M stored entries, T tail tokens, N = M + T, d head
 width, P pieces of an entry, S bits of an entry, n stored pieces, B batch, h key-value heads, H query heads, q new
@@ -42,8 +42,7 @@ class EvictionState:
         carried_RkN: what the method noted of the entries and of the first tail tokens; None: nothing.
         given: first tokens of the tail that belong to the prompt; they never compete.
         queries: rotated queries of the last tokens, [B, H, q, d] each, ``held`` rows in all.
-        reads_inputs: whether the method reads what the layer projects of new tokens.
-        inputs: that, of the tokens since the method looked last, [B, q, D] each.
+        inputs: what the layer projects of tokens since the method looked last, [B, q, D] each, if it ``reads_inputs``.
     """
 
     place_RM: Tensor
@@ -205,10 +204,8 @@ def _dense(blocks: list[Block], rows: int, read: Callable[[BlockPart, Block, int
 def keep_entries(blocks: list[Block], keep_RN: Tensor, tail: BlockPart, settles_R: Tensor, form: Format) -> list[Block]:
     """Return blocks of the marked entries of a layer and its tail.
 
-    Args:
-        keep_RN: entries that stay, bool: the stored ones in their order, to the longest row, then the tail's. They come
-            to lie in the same order.
-        settles_R: rows whose tail is stored in ``form``, bool; that of the others stays in the model's dtype meanwhile.
+    ``keep_RN``: the stored entries in their order, to the longest row, then the tail's, bool. ``settles_R``: rows whose
+    tail is stored in ``form``, bool; that of the others stays in the model's dtype meanwhile.
     """
     stored = keep_RN.shape[1] - tail.entries
     groups: dict[tuple[tuple[int, int], ...], list[_Rows]] = {}

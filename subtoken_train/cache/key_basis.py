@@ -3,14 +3,12 @@
     k' = A (k - m)        q' = A^-T q        q' . k' = q . k - q . m
 
 ``m`` is a mean of a prompt's keys, of every head its own. ``q . m`` is the same for all keys, and a softmax over all of
-them does not see it: so the tail's keys stand in the basis too, and every kernel reads the layer as it reads any other.
+them does not see it: so the tail's keys stand in the basis too.
 
 **Balanced**, for 4 bits: k' = ((k - m) / s) T and q' = (q s) T, with ``s`` the square root of a channel's root mean
-square about the mean, and ``T`` a Hadamard rotation: ``m`` takes away what tokens share, ``s`` halves the rest of the
-difference between channels, in decades, ``T`` spreads it. Sources: SmoothAttention of QServe (Lin et al., 2024), QuaRot
-(Ashkboos et al., 2024), KIVI (Liu et al., 2024). Not theirs: ``m`` and ``s`` are the prompt's own.
-
-**Mirrored**, for cut channels: k' = (k - m) Q, with the principal axes of the cut keys (``functional/key_axes.py``).
+square about the mean (halving the difference between channels, in decades), and ``T`` a Hadamard rotation. Sources:
+SmoothAttention of QServe (Lin et al., 2024), QuaRot (Ashkboos et al., 2024), KIVI (Liu et al., 2024). Not theirs: ``m``
+and ``s`` are the prompt's own. **Mirrored**, for cut channels: k' = (k - m) Q (``functional/key_axes.py``).
 
 Legend: B batch, H query heads, h key-value heads, G = H / h, N entries, q new tokens, d head width, r mirrors.
 """

@@ -1,8 +1,6 @@
 """Pack one layer's dense keys and values: what a plan keeps, and nothing else.
 
-How much of a plan there is are shapes, which have to be read from the device: ``read_counts`` does it for many layers
-at once, because a plan stands before its keys and values are looked at. ``with_pages`` adds page indices to full
-storage.
+How much that is are shapes, which are read from the device of many layers at once (``read_counts``).
 
 Legend: B batch, h key-value heads, N rows of the prompt, d head width, S value groups, R rows of a block, c heads of a
 row (h where heads share entries, else 1), M entries of the plan or of a block, P pieces of an entry (or pages), w
@@ -44,8 +42,7 @@ class PlanMarks:
 
     Attributes:
         rows_RM: the row of the prompt that each entry is, int64.
-        kinds: routed ones first, of these the cut ones, of these those in full runs; without those that a plan or a
-            format has none of. The last is of entries stored whole.
+        kinds: routed ones first, of these the cut ones, of these full runs; the last is of entries stored whole.
         flags_RSM: what each entry stores of its value, bool, by S bits; None where no value is cut.
         piece_bit: which of the bits rules each piece, int32 [P]; ``bit_of``: the same on the host.
     """
@@ -70,13 +67,7 @@ class PlanMarks:
 
 @dataclass(frozen=True)
 class RowCounts:
-    """``PlanMarks.numbers`` on the host.
-
-    Attributes:
-        kinds: of every row the entries of each kind.
-        bits: per routed kind of every row the entries that store each bit.
-        channels: that a cut key keeps; 0 where none is cut.
-    """
+    """``PlanMarks.numbers`` on the host: by row the entries of each kind, by routed kind those that store each bit."""
 
     marks: PlanMarks
     kinds: list[tuple[int, ...]]
@@ -205,11 +196,8 @@ def pack_layer(
 ) -> list[Block]:
     """Pack the kept entries of a layer into blocks: rows that keep equally many entries of each kind share one.
 
-    Args:
-        position_BN: of the rows, in a layer with a window, whose entries keep theirs; None: it has none.
-        counts: of ``read_counts``, by the same packing; None: they are read now, which alone waits for the device.
-        fill_BV: what pieces that are not stored read as, [B, h * d] or [1, h * d] in the values' dtype; stored pieces
-            go without it. None: zero.
+    ``position_BN``: of the rows, in a layer with a window. ``counts``: of ``read_counts`` by the same packing; None:
+    they are read now. ``fill_BV``: what pieces that are not stored read as, [B or 1, h * d]; stored ones go without it.
     """
     _, kv_heads, length, width = key_BhNd.shape
     counts = counts or read_counts([plan], kv_heads, width, packing.layout, packing.form)[0]
@@ -318,12 +306,10 @@ def with_index(
     bounds: list[int] | None = None,
     found: tuple[Tensor, Tensor] | None = None,
 ) -> RoutedValues:
-    """Index stored pieces by their entries, where not all entries of a row store the same.
+    """Index stored pieces by their entries, where not all of a row store the same (``flags_RSM``, bool, by bits).
 
-    Args:
-        flags_RSM: what each entry stores, bool, by its S bits.
-        bounds: of the result; None: they are read from the device.
-        found: flags by piece, [R, P, M], and (row * P + piece) * M + entry of the pieces; None: they are found.
+    ``bounds`` of the result are read from the device where None. ``found``: flags by piece, [R, P, M], and (row * P +
+    piece) * M + entry of the pieces, if they are known.
     """
     flags_RPM, stored_n = found or (flags_RSM.index_select(1, piece_bit), None)
     heads, stored = keys.data.shape[1], len(pieces.data)
@@ -346,12 +332,10 @@ def with_index(
 
 @dataclass(frozen=True)
 class PageReading:
-    """Settings of how much of a layer a step reads.
+    """Settings of how much of a layer a step reads: ``least`` pages, what is left over after the whole ones being one.
 
-    Attributes:
-        least: pages that are read at least, what is left over after the whole ones counting as one.
-        chosen_BM: entries of the layer's plan that a step chooses among, bool; pages with others are always read.
-        budget_B: how many of these it reads at most, int64, unless ``least`` or what is always read are more.
+    It chooses among the marked entries of the plan, up to ``budget_B`` of them, int64; pages with others are always
+    read.
     """
 
     size: int

@@ -1,9 +1,7 @@
 """One layer of a packed cache: ``update`` hands the layer itself to the attention function.
 
 The prompt's entries are put in once, by ``store_prompt``; what comes after it is appended in full to a tail, in tensors
-that have room in advance. While a step has *one shape* (``inference/fixed_step.py``) tokens are written at the places
-that a number on the device says, and attention reads the whole room. Where tokens are evicted while decoding, ``keep``
-packs what stays of the tail.
+that have room in advance. While a step has *one shape* (``inference/fixed_step.py``) a number on the device says where.
 
 Legend: B batch, h key-value heads, R rows (samples, or heads of samples), T tail places, N stored entries and tail
 tokens, d head width, q new tokens.
@@ -33,17 +31,14 @@ SLACK = 64  # tokens by which a full tail grows
 class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
     """One layer: packed blocks of the prompt, and the tail.
 
-    Under a ``window`` every token sees what stands less than so many positions before it. Entries that leave the window
-    stay stored, and count as such: a cropped cache sees them again.
+    Under a ``window`` every token sees what stands less than so many positions before it; entries that leave it stay.
 
     Attributes:
-        keys: of the tail, [B, h, T, d], in the ``basis``; the first ``tail_length`` places are tokens.
-        values: of the tail, in the same places.
+        keys: of the tail, [B, h, T, d], in the ``basis``, as are ``values``; ``tail_length`` places are tokens.
         reserved: places of the tail that stay, whether tokens are there or not.
         fill: what pieces that are not stored read as; None: zero. Set before the blocks that it belongs to.
         basis: in which all keys stand; None: their own.
         prompt_length: tokens of the unreduced prompt, padding included.
-        eviction_state: which token each entry is; None where nothing is evicted while decoding.
         first_B: position of the tail's first place, in a layer with a window; only while the cache may append.
         extent: positions from the oldest entry of any sample to the latest first token of a tail.
     """

@@ -1,8 +1,7 @@
 """A packed cache as named tensors and a plain record, and back: nothing of it is unpacked or rounded again.
 
-Reading is strict: every tensor that the record calls for is there, of its dtype and shape, and no other one; what
-points into something (rows, channels, offsets, indices) stays inside it, as kernels look nothing up twice. A cache that
-evicts while decoding is not written, nor what can be made anew.
+Reading is strict: no tensor is missing or beside, and what points into something (rows, channels, offsets, indices)
+stays inside it, as kernels look nothing up twice.
 
 Legend: B batch, h key-value heads, R rows of a block, c heads of a row, M entries of a part, d head width, k channels
 of a cut key, n stored pieces, P pieces of an entry (or pages), S bits of an entry.
@@ -178,12 +177,9 @@ class PackedRecord:
 
 @dataclass(frozen=True)
 class PackedShape:
-    """Shape of a model's cache.
+    """Shape of a model's cache; ``axes`` of a position id: 1, or 3 under mRoPE.
 
-    Attributes:
-        windows: of every layer; None: it sees all.
-        axes: of a position id: 1, or 3 under mRoPE.
-        mirrors: of the basis that the keys of a layer with cut ones are turned to; 0: they are not.
+    ``mirrors`` of the basis that the keys of a layer with cut ones are turned to; 0: they are not.
     """
 
     batch: int

@@ -1,8 +1,6 @@
-"""Statistics of attention probabilities without the N x N matrix: rows are computed a block at a time.
+"""Statistics of attention probabilities without the N x N matrix: rows are computed a block at a time, in fp32.
 
-All functions take rotated queries and keys as the attention gets them, recompute softmax in fp32, are causal by place
-in the sequence (a row sees keys at or before its own place), and never see keys that ``keys_BN`` leaves out.
-The extra memory is O(H * block * N) per sample of the batch.
+Rows are causal by place in the sequence, and never see keys that ``keys_BN`` leaves out.
 
 Legend: B batch, H query heads, h key-value heads (H a multiple of h), N positions, W chosen rows, d head width.
 """
@@ -32,11 +30,8 @@ def attention_rows(
 ) -> Tensor:
     """Attention probabilities of chosen rows, [B, H, W, N] in fp32; 0 everywhere in a row that may see no key.
 
-    Args:
-        index_BW: the rows, int64; -1 is none, whose probabilities are 0.
-        keys_BN: keys that may be seen, bool; the softmax runs over those of them at or before the row.
-        offset: place of the first query among the keys, where these hold more than the queries' own.
-        window: of all keys; None: a row sees all keys before it.
+    ``index_BW``: int64, -1 is none; ``keys_BN``: keys that may be seen, bool; ``offset``: place of the first query
+    among the keys.
     """
     batch, heads, _, width = query_BHNd.shape
     length = key_BhNd.shape[2]

@@ -1,13 +1,9 @@
-"""Causal attention through torch's fused kernels, without a mask of all rows against all columns.
-
-Rows stand at the end of what they see. Where a row sees everything before it there is no mask at all; otherwise one
-block of rows has a mask at a time. On a CPU, rows that stand after others have one too.
+"""Causal attention through torch's fused kernels: no mask of all rows against all columns, but one block of rows.
 
 Where neither flash nor the memory-efficient kernel takes a call, torch computes a matrix of all rows against all
-columns; which calls they take on GPUs since Ampere is written down here from torch 2.13
-(``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``): flash takes half precision without a mask, and shares a key
-head between query heads; the other takes masks and fp32 too, and needs a key head for every query head. cuDNN's kernel
-is not counted on. A CPU gives the same numbers either way.
+columns. Which calls they take on GPUs since Ampere is written down from torch 2.13
+(``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``): flash half precision without a mask, and shared key heads;
+the other masks and fp32 too, with a key head for every query head. cuDNN's kernel is not counted on.
 
 Legend: B batch, H query heads, h key-value heads (H a multiple of h), q rows, K columns, N rows of a window's batch, W
 chosen ones, d head width.
@@ -126,8 +122,7 @@ class Seen:
     """Visibility: what rows see of the places up to their own.
 
     Attributes:
-        places_BK: places that are seen by what stands after them, bool; every place sees itself (padding would see
-            nothing and turn NaN). None: all of them, which is not looked up: a device would wait.
+        places_BK: seen by what stands after them, bool; every place sees itself. None: all, which nobody looks up.
         window: of all K places; None: every place sees all before it.
         keys_BhK: of the places that are seen, those whose key a head has, bool; None: each head has all.
     """

@@ -1,10 +1,8 @@
 """Choosing rows that are unlike each other: greedy max-min distance, greedy determinants, least like a few, no doubles.
 
-Likeness is the cosine, in fp32 under any autocast. The batched functions return the place in which each row was chosen:
-0 is the first, ``steps`` stands for rows that were not. Where nothing tells rows apart, the lowest index is chosen;
-what differs by less than ``SAME`` counts as alike, so that rounding decides nothing among doubles.
-
-Legend: B batch, N rows, D width, R rows of one picture.
+Likeness is the cosine, in fp32. The batched functions return the place in which each row was chosen: 0 is the first,
+``steps`` stands for rows that were not. What differs by less than ``SAME`` counts as alike, and then the lowest index
+is chosen. Legend: B batch, N rows, D width, R rows of one picture.
 """
 
 from __future__ import annotations
@@ -44,9 +42,8 @@ def farthest_places(unit_BND: Tensor, open_BN: Tensor, steps: int) -> Tensor:
 def volume_places(unit_BND: Tensor, weight_BN: Tensor, open_BN: Tensor, steps: int) -> Tensor:
     """Choose row after row the one that makes the determinant of the chosen rows' kernel largest, int64 [B, N].
 
-    The kernel is ``weight_i * cosine_ij * weight_j`` (weights at least 0); this is greedy MAP inference of its k-DPP
-    (Chen et al., 2018, arXiv:1709.05135, algorithm 1), O(N k (k + D)). The Cholesky factor is that of the cosines
-    alone, which are better conditioned. Once the chosen rows span all others, the lowest index is next.
+    The kernel is ``weight_i * cosine_ij * weight_j``: greedy MAP inference of its k-DPP (Chen et al., 2018,
+    arXiv:1709.05135, algorithm 1), by the Cholesky factor of the cosines alone, which are better conditioned.
     """
     place_BN = torch.full(open_BN.shape, steps, device=open_BN.device)
     left_BN = unit_BND.any(-1).float()  # squared length outside the span of the chosen rows
@@ -67,14 +64,9 @@ def volume_places(unit_BND: Tensor, weight_BN: Tensor, open_BN: Tensor, steps: i
 def unlike_places(
     unit_BND: Tensor, pivots_BP: Tensor, open_BN: Tensor, quota_BP: Tensor, taken_B1: Tensor, steps: int
 ) -> Tensor:
-    """Choose, pivot after pivot, its quota of the rows that are least like it, int64 [B, N].
+    """Choose, pivot after pivot (indices, int64), its quota of the open rows that are least like it, int64 [B, N].
 
-    Args:
-        pivots_BP: indices of the pivots, int64, themselves open or not.
-        open_BN: rows that may be chosen, bool; no row twice.
-        quota_BP: rows that each pivot takes, int64.
-        taken_B1: the first place of each sample that is free, int64.
-        steps: the place of rows that are not chosen.
+    ``taken_B1``: the first place of each sample that is free; ``steps``: the place of rows that are not chosen.
     """
     place_BN = torch.full(open_BN.shape, steps, device=open_BN.device)
     for pivot in range(pivots_BP.shape[1]):
@@ -89,8 +81,8 @@ def unlike_places(
 def without_doubles(unit_RD: Tensor, count: int) -> Tensor:
     """Return the indices of ``count`` rows (at least 1) that are left when the most alike went, int64.
 
-    Every other row, from the first, is matched with the most similar of those between; of up to 8 pairs at a time, the
-    most similar ones, the former goes. Those that were not matched follow the others in the next round.
+    Every other row is matched with the most similar of those between; of up to 8 pairs at a time, the most similar
+    ones, the former goes. Those that were not matched follow the others in the next round.
     """
     with torch.autocast(unit_RD.device.type, enabled=False):
         like_RR = unit_RD @ unit_RD.T

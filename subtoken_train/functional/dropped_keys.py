@@ -1,9 +1,8 @@
 """The gradient of a choice among keys: attention goes without the dropped ones, and the choice still learns (ours).
 
-A dropped key leaves the softmax, where its mask, minus infinity, has no gradient. So its slope is written down: the
-loss's, were a kept key's mask moved (the derivative), and were a dropped key alone put back (the change itself, to
-first order in the layer's output, and bounded). It then passes through the sigmoid of the key's logit, as that of value
-groups does (``functional/masks.py``).
+A dropped key's mask, minus infinity, has no gradient. So its slope is written down: the loss's, were a kept key's mask
+moved, and were a dropped key alone put back (to first order in the layer's output). It passes through the sigmoid of
+the key's logit, as that of value groups does.
 
 Legend: B batch, H query heads, h key-value heads, q rows, K columns, d head width.
 """
@@ -29,12 +28,9 @@ def with_key_gradient(
     scale: float,
     block: int,
 ) -> Tensor:
-    """Return an attention's output as it is, with a gradient to the logits of its keys.
-
-    Queries, keys and values get theirs from the attention itself. Dropout of probabilities is left out of the slope.
+    """Return the attention of the last q of K places over the keys that stay, with a gradient to the keys' logits.
 
     Args:
-        out_BHqd: attention of the last q of K places over the keys that stay.
         states: rotated queries [B, H, q, d], rotated keys [B, h, K, d], and values [B, h, K, d] that kept entries read
             as, and dropped ones would.
         learns_BK: entries that had a choice, bool; the gradient of all others is zero.

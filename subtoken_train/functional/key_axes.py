@@ -1,19 +1,13 @@
-"""Turn keys to their principal axes, so that a cut along the last ones loses the least: RotateK, without the kernels.
+"""Turn keys to their principal axes, so that a cut along the last ones loses the least: k' = (k - m) Q, q' = q Q.
 
-    k' = (k - m) Q        q' = q Q        q' . k' = q . k - q . m
-
-``m`` and ``C`` are mean and covariance of the keys that are cut, of each key-value head's own. ``w_d`` is the length of
+``m`` and ``C`` are mean and covariance of the keys that are cut, of each key-value head's own; ``w_d`` is the length of
 channel d over the last queries, averaged over the head's group first; the axes are the eigenvectors of ``w_d C_de
-w_e``. Of a cut key the leading coordinates stay, and m in place of the others; ``q . m`` is the same for all keys, so
-that a softmax does not see it.
+w_e``. Of a cut key the leading coordinates stay, and m in place of the others; ``q . m`` no softmax sees.
 
-Source: RotateK (Kang et al., 2026, *Rotation-Aligned Key Channel Pruning for Efficient Vision-Language Model
-Inference*, arXiv 2605.19218), as released (``beomseokg/rotatek``). Logits are its own. Otherwise than there: keys of
-text are cut as well, but for the first token's, which all tokens look at; the eigenvectors are exact, where the release
-iterates five steps; its ridge is left out, and so are the weights of a head that cuts no more keys than channels stay;
-*all* keys stand in the basis, whole ones turned and not cut; and Q is stored as Householder reflections, as many as
-axes are cut or kept, whichever is fewer, whose product is orthogonal whatever they are rounded to (d by r numbers and r
-by r, where the release stores d by k and a shift).
+Source: RotateK (Kang et al., 2026, arXiv 2605.19218), as released (``beomseokg/rotatek``); logits are its own.
+Otherwise than there: keys of text are cut as well, but for the first token's; the eigenvectors are exact; no ridge, and
+no weights of a head that cuts no more keys than channels stay; *all* keys stand in the basis; Q is stored as
+Householder reflections, as many as axes are cut or kept, whichever is fewer, orthogonal whatever they are rounded to.
 
 Legend: B batch, N cached rows of the prompt, M kept entries, H query heads, h key-value heads, d head width, k kept
 channels, r = min(k, d - k) mirrors.
@@ -80,9 +74,8 @@ def principal_axes(covariance_Bhdd: Tensor, length_Bhd: Tensor | None = None) ->
 def mirrors_of(axes_Bhdd: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return V, fp16 [B, h, d, r], and T, fp32 [B, h, r, r], that turn keys to their axes, and the channels that stay.
 
-    The product of the reflections is I - V T V^T, and the inverse of T is the upper triangle of V^T V with half of its
-    diagonal (Puglisi, 1992), so that it is orthogonal for all V without a column of zeros. ``axes_Bhdd``: orthonormal
-    columns, those that stay first.
+    The product of the reflections is I - V T V^T, and the inverse of T the upper triangle of V^T V with half of its
+    diagonal (Puglisi, 1992). ``axes_Bhdd``: orthonormal columns, those that stay first.
     """
     width = axes_Bhdd.shape[-1]
     few = kept <= width - kept

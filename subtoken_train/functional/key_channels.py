@@ -1,9 +1,8 @@
 """Choose the channels of a head's keys that stay: those where the last queries and the kept keys have most energy.
 
-Source: ThinK (Xu et al., 2024, *ThinK: Thinner Key Cache by Query-Driven Pruning*), as released
-(``SalesforceAIResearch/ThinK``, ``key_pruner_query_driven``): a channel's score is the mean of q_d^2 over the last rows
-times the mean of k_d^2 over the cached keys, both rotated; the lowest of a key-value head go. The query heads of a
-group are averaged, which the release, whose keys are repeated, does not need. Nothing is stored here.
+Source: ThinK (Xu et al., 2024), as released (``SalesforceAIResearch/ThinK``, ``key_pruner_query_driven``): a channel's
+score is the mean of q_d^2 over the last rows and the group's heads times the mean of k_d^2 over the cached keys, both
+rotated.
 
 Legend: B batch, N cached rows of the prompt, M kept entries, H query heads, h key-value heads, d head width.
 """

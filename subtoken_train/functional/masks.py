@@ -1,8 +1,7 @@
 """Group masks with exact budgets, and the gradient that passes through them (paper, sections 3.3, 3.4 and 3.6).
 
-Legend: B batch, N positions, S groups. Scores may be any real dtype; ranking is done in fp32. Ties go to the lower
-index (group within a token; token, then group, across a sample), and a mask never keeps more than its budget. The
-global and the ranked budget spend n * K pairs on a sample of n routed tokens, as the fixed one does.
+Legend: B batch, N positions, S groups. Ranking is done in fp32; ties go to the lower index (group within a token;
+token, then group, across a sample).
 """
 
 from __future__ import annotations
@@ -35,11 +34,9 @@ def counted_mask(scores_BNS: Tensor, count_BN: Tensor) -> Tensor:
 def ranked_counts(rank_BN: Tensor, routed_BN: Tensor, kept_groups: int, num_groups: int) -> Tensor:
     """Ranked budget (ours): groups of each routed token by its rank, int64 [B, N], n * K in each sample exactly.
 
-    The best token of n should get ``high = min(S, 2K)`` groups and the worst ``low = 2K - high``, linearly between:
-    rank j gets ``high + (low - high) * (j + 0.5) / n``, whose mean is K. These are rounded down, and what is missing
-    from n * K goes to the best-ranked, one group each: so counts never rise with the rank.
-
-    ``rank_BN``: of each routed token, int64, 0 (best) to n - 1, each once; ignored elsewhere, where the count is 0.
+    Rank j of n should get ``high + (low - high) * (j + 0.5) / n``, with ``high = min(S, 2K)`` and ``low = 2K - high``.
+    These are rounded down, and what is missing from n * K goes to the best-ranked, one group each. ``rank_BN`` is
+    ignored where nothing is routed.
     """
     high = min(num_groups, 2 * kept_groups)
     low = 2 * kept_groups - high
@@ -69,12 +66,8 @@ def global_mask(scores_BNS: Tensor, kept_groups: int, routed_BN: Tensor) -> Tens
 def straight_through(hard: Tensor, logits: Tensor, learns: Tensor | None = None) -> Tensor:
     """Return the hard mask, exactly, with the gradient of a sigmoid in the backward pass; in ``logits``' dtype.
 
-    The function ``hard + (soft - soft.detach())`` with soft = sigmoid(logits); it has a first derivative only.
-
     READING. The paper (section 3.6, appendix B.1) says "a straight-through estimator" and not whose gradient it passes:
-    the sigmoid of each logit is ours.
-
-    ``learns``: bool, broadcast to that shape; where False, the gradient is zero. None: True everywhere.
+    the sigmoid of each logit is ours. Where ``learns`` is False, the gradient is zero.
     """
     masked: Callable[..., Tensor] = _StraightThrough.apply
     return masked(hard, logits, learns)

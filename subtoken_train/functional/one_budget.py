@@ -1,15 +1,10 @@
-"""One byte budget for keys and value groups (ours): which keys stay, and which groups of their values.
+"""One byte budget for keys and value groups (ours): what is worth most per byte stays.
 
-A key that stays costs its bytes, and each group kept with it its own. A logit is the logarithm of what a key, or a
-group, is worth, and worths add up; a budget takes what is worth most per byte:
-
-1. The groups of an entry are wanted in the order of their logits. Its first offer is its key with the groups that make
-   worth per byte highest; every further group is an offer of its own, worth no more per byte than the one before it.
-2. Offers are taken from the highest worth per byte down, until one does not fit.
-3. What is left buys further groups of entries that stay, in the same order.
-
-So no set of at most as many bytes is worth more than the offer that did not fit beyond this one, and what stays unspent
-is less than an entry. Ties go to the lower index: entry, then head, then group.
+A key costs its bytes, and each group kept with it its own; a logit is the logarithm of a worth, and worths add up. An
+entry's first offer is its key with the groups (in the order of their logits) that make worth per byte highest; every
+further group is an offer of its own. Offers are taken from the highest worth per byte down, until one does not fit;
+what is left buys further groups of entries that stay. So no set of at most as many bytes is worth more than the offer
+that did not fit beyond this one. Ties go to the lower index: entry, then head, then group.
 
 Legend: B samples, h key-value heads (of a layer, or of all layers), N entries, s groups of a head's value; R pools, M
 entries of a pool, i offers of an entry.
@@ -45,15 +40,11 @@ def best_in_bytes(
     budget_B: Tensor,
     pooled: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Choose keys and value groups of each sample within its bytes.
+    """Choose keys, bool [B, h, N], and value groups, bool [B, h, N, s], of each sample within its bytes.
 
-    Args:
-        competes_BhN: entries that may stay, bool; [B, 1, N] where all heads have the same.
-        always_BhN: of these, entries that stay whole, bool, likewise: before all others, as far as the bytes reach.
-        pooled: whether the heads of a sample share one pool; else each has ``budget_B``.
-
-    Returns:
-        Keys that stay, bool [B, h, N], and groups that stay with them, bool [B, h, N, s].
+    ``competes_BhN``: entries that may stay, bool; ``always_BhN``: of these, those that stay whole, before all others as
+    far as the bytes reach; [B, 1, N] where all heads have the same. Heads share one pool if ``pooled``, else each has
+    ``budget_B``.
     """
     batch, heads, length = key_BhN.shape
     if not length:
@@ -77,8 +68,7 @@ def cut_logit(
 ) -> Tensor:
     """Return the logit of a group worth its bytes as little as the least of the chosen entries, fp32 [B, h].
 
-    What a router learns most from are choices that hang in the balance. ``chosen_BhN``: keys that stay and had a
-    choice, bool; 0 where nothing was chosen. Heads that are ``pooled`` have one number.
+    ``chosen_BhN``: keys that stay and had a choice, bool; 0 without any. ``pooled`` heads have one number.
     """
     kept_BhNi = torch.cat([chosen_BhN[..., None], kept_BhNs & chosen_BhN[..., None]], -1)
     logits_BhNi = torch.cat([key_BhN[..., None], groups_BhNs], -1).float().masked_fill(~kept_BhNi, -torch.inf)

@@ -30,11 +30,9 @@ def _quarter(vectors: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Rotation:
-    """Rotation of the vectors of some rows by their positions.
+    """Rotation of the vectors of some rows by their positions, fp32; some scalings stretch vectors, too.
 
-    Attributes:
-        cos_BNr: cosine of every row and channel, fp32; times the factor by which some scalings stretch vectors.
-        form: which channels make pairs, and which are not turned at all: linear in cosine and sine.
+    ``form`` says which channels make pairs, and which are not turned at all: linear in cosine and sine.
     """
 
     cos_BNr: Tensor

@@ -61,11 +61,10 @@ def shared_pairs(mask_BNS: Tensor, other_BNS: Tensor, routed_BN: Tensor) -> int:
 
 
 def mask_entropy(mask_BNS: Tensor, routed_BN: Tensor) -> Tensor:
-    """Measure how much masks differ from token to token, a scalar in 0..1.
+    """Measure how much masks differ between tokens: 0 where all keep the same groups, 1 where all are kept as often.
 
     The mean over groups of the binary entropy of "a routed token keeps this group", over its largest value at the same
-    number of kept pairs: 0 where all tokens keep the same groups (or there is nothing to choose), 1 where every group
-    is kept equally often.
+    number of kept pairs.
     """
     share_S = group_counts(mask_BNS, routed_BN).float() / routed_BN.sum().clamp(min=1)
     largest = _binary_entropy(share_S.mean())

@@ -1,10 +1,9 @@
 """Axes of a layer's values: a basis in which few channels hold most of what values add to the layer's output.
 
-A map of a key-value head's values that ``o_proj`` undoes changes nothing and, folded into ``v_proj`` and ``o_proj``,
-costs nothing. Here it is A = Q^T R: R, the square root of the mean of ``W_o^T W_o`` over the head's query heads, makes
-a value as long as the outputs that it stands for; the columns of Q, principal axes of such values, order channels by
-their mean square. SliceGPT (Ashkboos et al., 2024) folds principal axes into weights and Palu (Chang et al., 2024) cuts
-values to low ranks; neither chooses per token, and the metric is ours.
+A map of a head's values that ``o_proj`` undoes changes nothing. Here it is A = Q^T R: R, the square root of the mean of
+``W_o^T W_o`` over the head's query heads, makes a value as long as the outputs that it stands for; the columns of Q,
+principal axes of such values, order channels by their mean square (ours; compare SliceGPT, Ashkboos et al., 2024, and
+Palu, Chang et al., 2024).
 
 Legend: D model width, H query heads, h key-value heads, G = H / h, d head width; all matrices in fp64.
 """

@@ -1,13 +1,12 @@
 """Attention of new tokens on packed storage in pure torch, tuned for CPUs; it runs on every device.
 
-Keys are read where they lie; of the values only stored pieces are read, and what is rounded a stretch at a time. Of a
-short cache the calls of operations cost more than what they do: so the tail of all rows is one product, and a block of
-few rows takes views. Scores have keys first, as a few rows times many columns is slow on a CPU; one query row of a head
-takes a bag of vectors, which is faster than a product with one row.
+Of a short cache the calls of operations cost more than what they do: so the tail of all rows is one product, and a
+block of few rows takes views. Scores have keys first, and one query row of a head takes a bag of vectors: both are
+faster than products of few rows. What is rounded is read a stretch at a time.
 
 Legend: B batch, H query heads, h key-value heads, q new tokens, c heads of a row, X = all rows times c, x those of a
-block, G query rows of a head (H / h * q), M entries of a part, T tail tokens, N entries of a row and its tail, P
-pieces of a row, w channels of a piece, n stored pieces, k channels of a cut key, m entries of a stretch, d head width.
+block, G query rows of a head (H / h * q), M entries of a part, T tail tokens, N entries of a row and its tail, P pieces
+of a row, w channels of a piece, n stored pieces, k channels of a cut key, m entries of a stretch, d head width.
 """
 
 from __future__ import annotations

@@ -32,12 +32,8 @@ def attend(
 ) -> Tensor:
     """Attend from the last q tokens to entries and tail, [B, H, q, d], in the queries' dtype (or autocast's).
 
-    What the fused kernels do not serve goes the CPU's way, with one warning.
-
-    Args:
-        blocks: the prompt's entries; every row of the batch is in exactly one block. All are seen by every new token.
-        reach: a window, in which every new token sees entries and tail; None: all of them.
-        fill: what pieces that are not stored read as; None: zero.
+    Every row of the batch is in exactly one block. ``reach``: a window over entries and tail; ``fill``: what pieces
+    that are not stored read as. What the fused kernels do not serve goes the CPU's way, with one warning.
     """
     device = query_BHqd.device.type
     if torch.is_autocast_enabled(device):

@@ -112,10 +112,7 @@ class Format:
     def store_pieces(self, pieces_nw: Tensor, stored_n: Tensor, sizes: tuple[int, int, int], per_head: int) -> Stored:
         """Store pieces of values; those of an entry's head are rounded together.
 
-        Args:
-            stored_n: (row * P + piece) * M + entry of each.
-            sizes: (R, c, M).
-            per_head: pieces of an entry's head, P / c.
+        ``stored_n``: (row * P + piece) * M + entry of each; ``sizes``: (R, c, M); ``per_head``: P / c.
         """
         return self.store(pieces_nw)
 
@@ -227,12 +224,9 @@ class Kivi(Format):
 
     KIVI (Liu et al., 2024; section 3 and ``quant/new_pack.py`` of the release), and the same in 8 bits: zero point =
     the least number of a block, scale = its range over the largest code; both fp16, beside each other: [..., 2]. Of
-    every head's kept entries all full runs before the last 32 are rounded, once, when the prompt is packed: 32 to 63
-    stay in the model's dtype, and short rows whole (the release: the last ``residual_length``).
-
-    Not theirs: what follows a prompt is never rounded, because a cache can be cropped and branched. Pieces of routed
-    values share one zero point and scale per entry's head. Blocks of values are smaller where 32 does not divide a
-    head.
+    every head's kept entries all full runs before the last 32 are rounded, once, when the prompt is packed. Not theirs:
+    what follows a prompt is never rounded, as a cache can be cropped; pieces of routed values share one zero point and
+    scale per entry's head; blocks of values are smaller where 32 does not divide a head.
     """
 
     rounds = True

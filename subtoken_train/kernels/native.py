@@ -1,8 +1,7 @@
 """Attention of one new token in C, where torch takes up to sixty small operations a layer; the softmax stays torch's.
 
-``attention.c`` is compiled by the machine's own C compiler when a process first needs it (about a second; nothing stays
-on the disk). It serves fp32 and bf16 on a CPU, rounded or not, and one new token that sees everything, summed in fp32.
-All else goes the way of ``cpu.py``.
+``attention.c`` is compiled when a process first needs it (about a second). It serves fp32 and bf16 on a CPU, and one
+new token that sees everything; all else goes the way of ``cpu.py``.
 
 Legend: B batch, H query heads, h key-value heads, R rows of a block, c heads of a row, X = R * c, G = H / h, N entries
 of a row and its tail, d head width.

@@ -100,9 +100,8 @@ class RowTable:
         launches: how items are stored, and those that are stored so, which lie together; one at least.
         piece: channels of a value piece; the head's width where nothing is routed.
         aligned: bytes, up to 16, that all keys' and values' addresses are multiples of.
-        fill_dtype: of what pieces that are not stored read as; None: as zero.
-        held: the blocks, and what was made of them for this table: addresses stay good as long as it lives.
-        nbytes: bytes of the table, without the blocks.
+        held: the blocks, and what was made of them: addresses stay good as long as it lives.
+        nbytes: of the table, without the blocks.
     """
 
     rows: Tensor

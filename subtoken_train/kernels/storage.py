@@ -1,10 +1,9 @@
 """Packed keys and values of one layer, and all that attention reads of it beside them: tail, window and fill.
 
 A *block* holds the entries of some rows of the cache that have equally many of each *part*: of entries that are stored
-alike (a routed one in pieces, another whole). A row is a sample with all its heads where heads share their entries (c =
-h), else one head of one sample (c = 1). Nothing is padded. A value slice of one head is cut into P / c *pieces* of w
-channels, the largest that a group mask never cuts; ``bits``, eight entries a byte, say which pieces of a routed entry
-are stored. How many are stored is known on the host: no shape depends on data and nothing waits for a device.
+alike. A row is a sample with all its heads where heads share their entries (c = h), else one head of one sample (c =
+1). Nothing is padded. A value slice of one head is cut into P / c *pieces* of w channels, the largest that a group mask
+never cuts. How many are stored is known on the host: no shape depends on data.
 
 Legend: h key-value heads, R rows of a block, c heads of a row, M entries of a part, d head width (of a payload: its
 stored width), S bits of an entry, P pieces of an entry in all heads of the row (or pages), w channels of a piece, n
@@ -68,13 +67,10 @@ def places_in_bits(packed_RSm: Tensor, piece_bit: Tensor, heads: int, entries: i
 
 @dataclass
 class PageIndex:
-    """Index of whole pages of consecutive entries; entries after the last whole page are always read.
+    """Index of whole pages of consecutive entries, of which a step reads ``count``; what is left over is always read.
 
-    Attributes:
-        size: entries of a page.
-        count: pages that every head reads in a step, fewer than P.
-        low: smallest value of each key channel in a page, [R, c, P, d]; ``high``: the largest.
-        forced: pages that are always read, bool [R, P]; at most ``count`` of each row.
+    ``low`` and ``high``: least and greatest value of each key channel in a page, [R, c, P, d]; ``forced``: pages that
+    are always read, bool [R, P], at most ``count`` of each row.
     """
 
     size: int
@@ -98,15 +94,13 @@ class RoutedValues:
     """Values of routed entries: the stored pieces, piece by piece of every row, and their index.
 
     Attributes:
-        index: ``int32 [n]``: for each stored piece the place (row * c + head) * M + entry of the probability that
-            weighs it; or ``uint8 [R, S, ceil(M / 8)]``, smaller, and decoded in every step: bit i % 8 of byte i // 8 is
-            set where entry i stores what the bit stands for. None where every piece is stored by all of a row's entries
-            or by none, which the offsets say.
-        pieces: [n, w], ordered by row, then piece, then entry; where they are rounded, all pieces of an entry's head
-            share a scale, [R, c, M, 1], or [R, c, M, 1, 2] with its zero point.
-        offsets: where each (row, piece) starts in ``pieces``, int32 [R * P].
+        index: ``int32 [n]``: of each stored piece the place (row * c + head) * M + entry of its probability; or
+            ``uint8 [R, S, ceil(M / 8)]``: bit i % 8 of byte i // 8 is set where entry i stores what the bit stands for.
+            None where every piece is stored by all of a row's entries or by none.
+        pieces: [n, w], ordered by row, then piece, then entry; an entry's head has one scale, [R, c, M, 1],
+            or [R, c, M, 1, 2] with its zero point.
+        offsets: where each (row, piece) starts in ``pieces``, int32 [R * P]; ``bounds``: these and n, on the host.
         piece_bit: which of the S bits rules each of a row's P pieces, int32 [P].
-        bounds: the offsets and n, on the host: read from the device once where they are not given.
     """
 
     index: Tensor | None
@@ -157,12 +151,9 @@ def places_of(flags_RPM: Tensor, heads: int, count: int) -> Tensor:
 
 @dataclass
 class BlockPart:
-    """Entries of a block that are stored alike.
+    """Entries of a block that are stored alike: [R, c, M, d] (cut keys of the block's ``channels``).
 
-    Attributes:
-        keys: [R, c, M, d]; where they are ``cut``, only of the block's ``channels``.
-        values: [R, c, M, d] where entries keep all of their value, else their stored pieces.
-        position_RM: of every entry, int32, where the layer has a window; None: every new token sees all entries.
+    ``position_RM``: of every entry, int32, where the layer has a window; None: every new token sees all entries.
     """
 
     keys: Payload
@@ -192,8 +183,7 @@ class Block:
     """Entries of rows with equal counts.
 
     Attributes:
-        rows: which rows of the cache these are, int64 [R]: sample numbers where heads share entries, else
-            sample * h + head; None where the block holds all rows, in order.
+        rows: int64 [R]: sample numbers where heads share entries, else sample * h + head; None: all rows, in order.
         parts: one or more, possibly without entries; all have the same R and c.
         channels: numbers of the key channels that cut keys keep, ascending, uint8 (int16 for heads of more than 256)
             [R, c, k]; None where no part is cut.
@@ -314,12 +304,9 @@ def page_bound(positive_Rcd: Tensor, negative_Rcd: Tensor, low_RcPd: Tensor, hig
 class Tail:
     """Keys and values appended since the prompt, in full and causal; the q new tokens are the last.
 
-    Attributes:
-        room_keys_BhTd: places after the last token hold finite numbers that nothing reads.
-        start_B: first real token of each sample, where tails are padded on the left; padding is seen by nothing but
-            itself. None: none is.
-        written: the number that is read instead of ``length``, int64 [1] on the device, where all steps must have one
-            shape (captured, compiled).
+    Places after the last token hold finite numbers that nothing reads. ``start_B``: first real token of each sample
+    where tails are padded on the left. ``written``: is read instead of ``length``, int64 [1] on the device, where all
+    steps have one shape.
     """
 
     room_keys_BhTd: Tensor
@@ -349,12 +336,7 @@ class Tail:
 
 @dataclass(frozen=True)
 class CacheWindow:
-    """Sliding window over a cache.
-
-    Attributes:
-        size: positions that a token sees, its own included.
-        first_B: position of each sample's first tail place; those that follow count on.
-    """
+    """Sliding window over a cache: so many positions, its own included; ``first_B``: of the first tail places."""
 
     size: int
     first_B: Tensor
@@ -376,11 +358,9 @@ class CacheWindow:
 
 @dataclass(frozen=True)
 class Fill:
-    """Value vector per sample that stands for pieces that are not stored.
+    """Value vector per sample in place of pieces that are not stored: ``stored`` by the cache, or a model's weight.
 
-    Attributes:
-        vectors_Bhd: the last axis contiguous; a view of [1, h, d] where all samples have the same.
-        stored: whether the cache holds them; False: they are a weight of the model, of any dtype.
+    The last axis is contiguous; a view of [1, h, d] where all samples have the same.
     """
 
     vectors_Bhd: Tensor

@@ -60,8 +60,7 @@ def kept_count(tokens: int, keep_ratio: float | Fraction, round_up: bool = False
 def matched_count(arm_tokens: int | Fraction, arm_bytes: Fraction) -> int:
     """Return the whole tokens that a matched anchor keeps: the fewest with the bytes of its arm's ``arm_tokens``.
 
-    ``arm_bytes``: what a token takes there, of a whole one; a decimal number that was written may be off by its last
-    digit, which adds no token.
+    ``arm_bytes``: what a token takes there, of a whole one; its last written digit adds no token.
     """
     return math.ceil(arm_tokens * arm_bytes - WRITTEN)
 
@@ -97,13 +96,10 @@ class KVBudget:
         num_groups: S, value groups per value vector.
         kept_groups: K, groups kept per routed token, 1 <= K <= S; K = S is a token-only arm.
         key_channels: share of the key channels kept per token, in (0, 1].
-        fill: what a dropped group reads as. ``mean`` stores a value vector per layer and sample beside the tokens,
-            which the fractions per token leave out: ``total_of`` counts it.
-        byte_share: share of a routed token's KV that stays on average, index included, where keys and groups are
-            chosen by bytes; S and K then leave nothing out.
+        fill: what a dropped group reads as; ``mean`` stores a vector per layer and sample (``total_of`` counts it).
+        byte_share: share of a routed token's KV that stays on average, index included, where bytes are chosen by.
+        key_axes: along which key channels are cut; ``pca`` stores a basis per layer and sample (``basis_bytes``).
         indexed: whether each token's groups have to be named; not where all tokens keep the same.
-        key_axes: along which key channels are cut. ``pca`` stores a basis per layer and sample, which ``basis_bytes``
-            counts, and no fraction here.
     """
 
     keep_ratio: float = 1.0
@@ -189,10 +185,9 @@ def key_bytes(shape: KVShape, key_channels: float = 1.0) -> int:
 
 
 def head_costs(shape: KVShape, num_groups: int) -> EntryCosts:
-    """Return what one head's entry costs under a byte budget.
+    """Return what one head's entry costs under a byte budget: always in bf16, so that training and serving agree.
 
-    Counted in bf16 whatever the model's dtype, so that what is trained and what is served choose alike; with the key
-    goes the index of the head's groups, a bit each in whole bytes.
+    With the key goes the index of the head's groups, a bit each in whole bytes.
     """
     own = num_groups // shape.num_kv_heads
     side = 2 * shape.head_dim

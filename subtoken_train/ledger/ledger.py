@@ -74,13 +74,12 @@ def nominal_ledger(
     kept_tokens: int | Sequence[int] | None = None,
     samples: int = 1,
 ) -> Ledger:
-    """The cache after prefill, as the budget promises it.
+    """The cache after prefill, as the budget promises it for ``visual`` and ``context``; other regions stay whole.
 
     Args:
         region_tokens: tokens of each region before reduction, e.g. ``{"system": 5, "visual": 576, "query": 14}``.
-        budget: of ``visual`` and ``context``; other regions stay whole.
         cut_layer: first layer that sees a reduced set; those below hold every token with every group.
-        kept_tokens: overrides the reducer's count (anchors round up): of all layers from the cut on, or one of every
+        kept_tokens: instead of the reducer's count (anchors round up): of all layers from the cut on, or one of every
             layer, those below the cut included.
         samples: that the tokens are of; what is stored once for each is counted so often.
     """

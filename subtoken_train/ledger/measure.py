@@ -22,11 +22,9 @@ from subtoken_train.types import LayerPlan, Layout, Plan, Region
 def measured_ledger(plan: Plan, regions_BN: Tensor, shape: KVShape) -> Ledger:
     """Count a plan's entries and (token, group) pairs per layer and region, summed over the batch.
 
-    Bytes are what a packed cache of this plan takes: of entries that keep fewer than S groups a bit a group, unless
-    those of each sample keep the same. Where heads keep entries of their own, ``tokens`` counts entries that any head
-    keeps, and bytes count the heads' own parts. What dropped groups read as is a value vector of every sample, and
-    counts as values of the compressed region. A basis that keys are turned to is every sample's, and counts as keys of
-    the first region with a cut key, or of the first one. ``regions_BN``: codes of the unreduced batch.
+    Bytes are what a packed cache of this plan takes. Where heads keep entries of their own, ``tokens`` counts entries
+    that any head keeps, and bytes the heads' own parts. A sample's fill counts as values of the compressed region; its
+    basis as keys of the first region with a cut key, or of the first one.
     """
     entries = []
     for index, layer in enumerate(plan.layers):

@@ -180,7 +180,6 @@ def interrupted_fit(argv: list[str], after_step: int) -> int:
 
 def last_state(run: Path) -> dict:
     newest = newest_complete(run / "checkpoints")
-    assert newest is not None
     return torch.load(state_path(newest), weights_only=True)
 
 

@@ -46,8 +46,6 @@ class Session:
 
     def run(self, *argv: object, token: str | None = "hf_writer") -> Result:
         """Run a command line of ``subtoken-train``, or a program after ``-c``, as the owner of a token."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         print(json.dumps([token, *map(str, argv)]), file=self.process.stdin, flush=True)
         return Result(*json.loads(self.process.stdout.readline()))
 

@@ -45,17 +45,14 @@ class RunServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill_group()
-        assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.kill()
         self.process.wait()
-        assert self.process.stdout is not None
         self.process.stdout.close()
 
     def start(self, argv: list[str], die_writing: int = 0) -> int:
         """Start ``subtoken-train ARGV``, which may kill itself writing its nth checkpoint; its process id."""
         self.log.write_text("")
-        assert self.process.stdin is not None
         self.process.stdin.write(json.dumps([argv, die_writing]) + "\n")
         self.process.stdin.flush()
         self.pid = self._answer()
@@ -76,7 +73,6 @@ class RunServer:
                 self.pid = 0
 
     def _answer(self) -> int:
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"the server is gone; see {self.log}")
@@ -198,7 +194,6 @@ def differences(scene: Scene, first: str, second: str) -> list[str]:
 
 def _state(scene: Scene, run: str) -> dict[str, Any]:
     newest = scene.newest(run)
-    assert newest is not None
     state: dict[str, Any] = torch.load(newest / "state.ckpt", weights_only=True)
     return state
 
