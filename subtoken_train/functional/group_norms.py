@@ -19,7 +19,7 @@ _LEAST_DEVIATION = 1e-4
 
 
 def head_grams(output_weight: Tensor, num_kv_heads: int, head_dim: int, num_groups: int, layout: Layout) -> Tensor:
-    """Gram matrices of the output projection, ``sum_q W_q^T W_q`` over a key-value head's R query heads, fp32 [H, d, d].
+    """Gram matrices of the output projection, ``sum_q W_q^T W_q`` over a key-value head's query heads, fp32 [H, d, d].
 
     Entries between channels of different groups are zeroed.
     """
