@@ -16,7 +16,7 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import open_prompts
 from tests.support import truth_cells
 from tests.support.text_families import text_family
-from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of, compression_of
+from tests.support.truth_cells import PLAIN_CELL, backbone_of, compression_of
 from tests.support.truth_models import family_of
 
 
@@ -36,7 +36,10 @@ class StepCell:
         with pytest.MonkeyPatch.context() as patch:
             if self.layers is not None or self.device != "cpu":
                 patch.setattr(truth_cells, "family_of", self._family)
-            backbone, batch = backbone_of(cell).to(self.device), on_device(batch_of(cell), torch.device(self.device))
+            backbone, batch = (
+                backbone_of(cell).to(self.device),
+                on_device(truth_cells.batch_of(cell), torch.device(self.device)),
+            )
             compression = Compression(**{**vars(compression_of(cell)), **self.compression})
             cache = PackedCache(backbone.family.shape.num_layers)
             patch.setattr(pack, "MAX_INDEX", 1e9 if self.places else 0.0)
