@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -41,9 +40,7 @@ class RunServer:
     def __enter__(self) -> RunServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill_group()
         self.process.stdin.close()
         self.process.kill()
@@ -143,7 +140,12 @@ class Scene:
 
 def complete_run(server: RunServer, scene: Scene, run: str) -> None:
     server.start(scene.restart(run))
-    if code := server.wait():
+    ends(server, run, 0)
+
+
+def ends(server: RunServer, run: str, *codes: int) -> None:
+    """Wait for a run that must end with one of these codes."""
+    if (code := server.wait()) not in codes:
         raise RuntimeError(f"{run} ended with {code}:\n{server.log.read_text()}")
 
 
@@ -153,16 +155,14 @@ def kill_at(server: RunServer, scene: Scene, run: str, batch: int, delay: float)
     wait_until(lambda: len(scene.samples(run)) > batch, server)
     time.sleep(delay)
     os.kill(pid, 9)
-    if (code := server.wait()) not in (-9, 0):  # 0: it was finished sooner
-        raise RuntimeError(f"{run} ended with {code}:\n{server.log.read_text()}")
+    ends(server, run, -9, 0)  # 0: it was finished sooner
     return scene.ended(run, "random")
 
 
 def kill_writing(server: RunServer, scene: Scene, run: str, nth: int = 2) -> Kill:
     """Let a run die half-way through the file of its ``nth`` checkpoint."""
     server.start(scene.restart(run), die_writing=nth)
-    if (code := server.wait()) != -9:
-        raise RuntimeError(f"{run} ended with {code}:\n{server.log.read_text()}")
+    ends(server, run, -9)
     return scene.ended(run, "writing")
 
 
@@ -177,25 +177,13 @@ def wait_until(condition: Callable[[], bool], server: RunServer) -> None:
 
 def differences(scene: Scene, first: str, second: str) -> list[str]:
     """What is not equal, bit for bit, in two finished runs; empty: they are the same."""
-    found = []
+    runs = first, second
+    states = [torch.load(scene.newest(run) / "state.ckpt", weights_only=True) for run in runs]
+    pairs = {key: [state[key] for state in states] for key in ("state_dict", "optimizer_states", "lr_schedulers")}
     for name in ("adapter_model.safetensors", "router.safetensors"):
-        if (scene.folder / first / "adapter" / name).read_bytes() != (
-            scene.folder / second / "adapter" / name
-        ).read_bytes():
-            found.append(name)
-    states = [_state(scene, run) for run in (first, second)]
-    found += [
-        key for key in ("state_dict", "optimizer_states", "lr_schedulers") if not _equal(*(s[key] for s in states))
-    ]
-    if scene.samples(first) != scene.samples(second):
-        found.append("samples")
-    return found
-
-
-def _state(scene: Scene, run: str) -> dict[str, Any]:
-    newest = scene.newest(run)
-    state: dict[str, Any] = torch.load(newest / "state.ckpt", weights_only=True)
-    return state
+        pairs[name] = [(scene.folder / run / "adapter" / name).read_bytes() for run in runs]
+    pairs["samples"] = [scene.samples(run) for run in runs]
+    return [name for name, pair in pairs.items() if not _equal(*pair)]
 
 
 def _equal(first: Any, second: Any) -> bool:
