@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from subtoken_train.cache.by_sample import select_part
-from subtoken_train.cache.pack import with_index
+from subtoken_train.cache.pack import take_entries, with_index
 from subtoken_train.functional.gather import kept_index
 from subtoken_train.kernels.formats import Format, Payload, Stored, concatenated
 from subtoken_train.kernels.storage import Block, BlockPart, Fill, RoutedValues, dense_keys, dense_values, stored_flags
@@ -254,13 +254,17 @@ def _select(part: BlockPart, rows: Tensor, mark_RM: Tensor) -> BlockPart:
     if len(rows) < len(mark_RM):
         part, mark_RM = select_part(part, rows), mark_RM[rows]
     index_RM = mark_RM.nonzero()[:, 1].view(len(rows), -1)
-    keys, values = _take(part.keys, index_RM), part.values
+
+    def taken(vectors_RcMd: Tensor) -> Tensor:
+        return take_entries(vectors_RcMd, index_RM)
+
+    keys, values = part.keys.each(taken), part.values
     if isinstance(values, Payload):
-        return BlockPart(keys, _take(values, index_RM), part.cut)
+        return BlockPart(keys, values.each(taken), part.cut)
     flags_RPM = stored_flags(values)
     stays_n = mark_RM[:, None].expand_as(flags_RPM)[flags_RPM]
     kept_RPM = flags_RPM.gather(2, index_RM[:, None].expand(-1, flags_RPM.shape[1], -1))
-    pieces = values.pieces.each(lambda data: data[stays_n], lambda scales: _chosen(scales, index_RM))
+    pieces = values.pieces.each(lambda data: data[stays_n], taken)
     return BlockPart(keys, _found(pieces, kept_RPM, values.piece_bit, keys), part.cut)
 
 
@@ -268,15 +272,6 @@ def _found(pieces: Stored, flags_RPM: Tensor, piece_bit: Tensor, keys: Payload) 
     """Call ``with_index`` from the flags of every piece: a bit is that of the first piece it rules."""
     ruled = (piece_bit == torch.arange(int(piece_bit.max()) + 1, device=piece_bit.device)[:, None]).int()
     return with_index(pieces, flags_RPM.index_select(1, ruled.argmax(1)), piece_bit, keys)
-
-
-def _take(payload: Payload, index_RM: Tensor) -> Payload:
-    return payload.each(lambda vectors: _chosen(vectors, index_RM))
-
-
-def _chosen(vectors_RcMd: Tensor, index_RM: Tensor) -> Tensor:
-    heads, width = vectors_RcMd.shape[1], vectors_RcMd.shape[-1]
-    return vectors_RcMd.gather(2, index_RM[:, None, :, None].expand(-1, heads, -1, width))
 
 
 def _joined(parts: list[BlockPart], axis: int = 2) -> BlockPart:

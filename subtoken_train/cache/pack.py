@@ -232,9 +232,9 @@ def pack_layer(
                 continue
             places = _places(of_rows(kind.marks_RM), size)
             index = own_row.gather(1, places)
-            key_RcMd = _take(own_keys, index, channels if kind.cut else None)
+            key_RcMd = take_entries(own_keys, index, channels if kind.cut else None)
             stored = kind.form.store_keys(key_RcMd, None if feedback is None else of_rows(feedback))
-            value_RcMd = _take(own_values, index)
+            value_RcMd = take_entries(own_values, index)
             stands = None if places_RN is None else of_rows(places_RN).gather(1, index)
             if kind.routed:
                 assert marks.flags_RSM is not None
@@ -274,7 +274,7 @@ def _places(chosen_RM: Tensor, count: int) -> Tensor:
     return torch.nonzero_static(chosen_RM, size=len(chosen_RM) * count)[:, 1].view(len(chosen_RM), count)
 
 
-def _take(vectors_RcNd: Tensor, index_RM: Tensor, channels_Rck: Tensor | None = None) -> Tensor:
+def take_entries(vectors_RcNd: Tensor, index_RM: Tensor, channels_Rck: Tensor | None = None) -> Tensor:
     """Take entries of every head, [R, c, M, d], or [R, c, M, k] in chosen channels."""
     if len(index_RM) == 1:  # a call instead of four: a GPU waits for calls, not for bytes
         taken = vectors_RcNd.index_select(2, index_RM[0])
