@@ -24,12 +24,12 @@ PTXAS = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
 SHARES, DRAWN = 8, 40
 
 
-def interpreted(file: str, **variables: str) -> None:
-    """Run a file of tests under the interpreter; its output is shown where one fails."""
+def interpreted(file: str, *chosen: str, **variables: str) -> None:
+    """Run a file of tests, or some of it, under the interpreter; its output is shown where one fails."""
     words = f"-m pytest tests/kernels/interpreted/{file} -q -x -p no:cacheprovider"
     own = {name: value for name, value in os.environ.items() if name != "SUBTOKEN_KERNEL"}
     environment = own | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"} | variables
-    command = [sys.executable, *words.split()]
+    command = [sys.executable, *words.split(), *chosen]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
@@ -38,13 +38,13 @@ def interpreted(file: str, **variables: str) -> None:
 
 @sampled("share", range(SHARES), every=SHARES)
 def test_drawn_layers(share):
-    interpreted("test_drawn_layers.py", DRAWN_FIRST=str(share * DRAWN), DRAWN_COUNT=str(DRAWN))
+    interpreted("test_layers.py", "-k", "drawn", DRAWN_FIRST=str(share * DRAWN), DRAWN_COUNT=str(DRAWN))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", ["test_named_layers.py", "test_compiled_steps.py"])
-def test_layers_and_steps(file):
-    interpreted(file)
+def test_named_layers_and_compiled_steps():
+    interpreted("test_layers.py", "-k", "not drawn")
+    interpreted("test_compiled_steps.py")
 
 
 @pytest.mark.slow
