@@ -12,10 +12,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SETTINGS = ("COMET_", "HF_", "HUGGING", "MLFLOW_", "MPL", "SLURM_", "SUBTOKEN_", "TRANSFORMERS_", "WANDB_", "XDG_")
 """Beginnings of environment variables by which a user's libraries, jobs and kernels are set."""
+
+settings.register_profile("tests", max_examples=50, deadline=None)
+settings.load_profile("tests")
 
 FIRST = not Path.home().name.startswith("subtoken-tests-")
 """Whether no test run has started this one: a worker, or a suite within a test, has the home of the run around it."""
@@ -48,13 +52,13 @@ def own_folder(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session", autouse=True)
 def hypothesis_has_drawn(request):
-    """Hypothesis has made what its first draws need: a table of characters, and constants out of all sources.
+    """Hypothesis draws 50 examples, and has made what the first need: a table of characters, constants of all sources.
 
     In a fresh clone both take seconds, which it would hold against the test that draws first ("generation is slow").
     """
     if not any(getattr(getattr(item, "obj", None), "is_hypothesis_test", False) for item in request.session.items):
         return
-    from hypothesis import HealthCheck, given, settings
+    from hypothesis import HealthCheck, given
     from hypothesis import strategies as st
 
     # one draw in twenty asks for a constant, and the first example asks for none

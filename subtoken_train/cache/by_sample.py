@@ -16,11 +16,7 @@ from subtoken_train.kernels.storage import Block, BlockPart, RoutedValues
 
 
 def chosen_samples(indices: Tensor, batch: int) -> Tensor:
-    """Return the numbers of the samples that an index of the batch axis names, int64 [n].
-
-    Args:
-        indices: numbers (negative ones count from the end) or bool marks, as tensors are indexed.
-    """
+    """Return the numbers of the samples that an index of the batch axis names (numbers or marks), int64 [n]."""
     try:
         chosen = torch.arange(batch)[torch.as_tensor(indices).cpu()]
     except IndexError as error:
@@ -91,16 +87,10 @@ def _select_values(values: RoutedValues, index_R: Tensor) -> RoutedValues:
 
 @dataclass
 class Share:
-    """One sample's part of a packed layer.
+    """One sample's part of a packed layer: ``total_bytes``, and of these parts by what they hold.
 
-    Attributes:
-        total_bytes: everything that is stored for it, index included.
-        routed_bytes: keys, pieces, index and fill of entries whose values are stored in part.
-        index_bytes: the index in ``routed_bytes``.
-        routed_channels: value channels that are stored of those entries, in all heads.
-        channel_bytes: of ``total_bytes``, the numbers of the channels that cut keys keep.
-        basis_bytes: of ``total_bytes``, the basis of the keys.
-        unread_bytes: of ``total_bytes``, what one new token does not read.
+    ``routed_bytes``: keys, pieces, index (``index_bytes``) and fill of partly stored entries, whose value channels are
+    ``routed_channels``. ``unread_bytes``: what one new token does not read.
     """
 
     total_bytes: int = 0
@@ -116,7 +106,6 @@ def sample_shares(blocks: list[Block], tail_BhTd: Tensor, fill_bytes: int = 0, b
     """Return each sample's share of a layer's blocks; ``total_bytes`` add up to its payload and index bytes.
 
     What a block stores once for all of its rows is divided among them. The tail gives batch, heads and width.
-    ``fill_bytes`` and ``basis_bytes`` are those of ``PackedLayer``.
     """
     batch, heads, _, width = tail_BhTd.shape
     filled, basis = fill_bytes // batch, basis_bytes // batch
@@ -142,7 +131,7 @@ def sample_shares(blocks: list[Block], tail_BhTd: Tensor, fill_bytes: int = 0, b
 
 
 def _add_routed(share: Share, keys: Payload, values: RoutedValues, place: int, width: int) -> None:
-    """Add one row's routed entries to its sample's share; ``place`` is the row's in the block."""
+    """Add the routed entries of the block's row ``place`` to its sample's share."""
     count, pieces, own = len(keys.data), len(values.piece_bit), values.pieces
     stored = values.bounds[(place + 1) * pieces] - values.bounds[place * pieces]
     in_index = 0 if values.index is None else values.index.element_size() * stored

@@ -1,10 +1,4 @@
-"""A transformers ``Cache`` whose prompt is packed.
-
-Sequence lengths are those of the unreduced prompt, because transformers slices inputs by them; where the next token
-stands is in ``next_position``.
-
-Legend: B batch.
-"""
+"""A transformers ``Cache`` whose prompt is packed; lengths are those of the unreduced prompt. Legend: B batch."""
 
 from __future__ import annotations
 
@@ -42,12 +36,10 @@ class PackedCache(Cache):  # type: ignore[misc]
 
     Attributes:
         next_position: position id of the next token, [B, 1] or (mRoPE) [3, B, 1]; None before a prompt.
-        origin_B: which prompt each sample's packed entries belong to. Beams of a prompt are alike, so that reordering
-            them moves the tails only, unless there is an evictor.
-        evictor: evicts while tokens are decoded, by the layers' records; None: nothing does.
+        origin_B: prompt of each sample's packed entries: reordering beams of one moves the tails only, unless there is
+            an evictor.
         written: tokens of the tails, int64 [1] on the device, while steps have one shape; None: they do not.
         appends: whether layers may append now: only while this package's own steps run.
-        workspace: scratch of the fused kernels, shared by all layers.
     """
 
     layers: list[PackedLayer]
@@ -72,7 +64,7 @@ class PackedCache(Cache):  # type: ignore[misc]
         return self.layers[0].prompt_length
 
     def check_holds_prompt(self) -> None:
-        """Raise a worded ``ValueError`` if the cache holds no prompt."""
+        """Refuse to go on without a prompt."""
         if not self.holds_prompt:
             raise ValueError(
                 "the cache is empty (no prompt was put in, or reset() took it out); generate from the whole prompt, "
@@ -80,7 +72,7 @@ class PackedCache(Cache):  # type: ignore[misc]
             )
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        """Append states to a layer, see ``PackedLayer``."""
+        """Append states to a layer."""
         if not self.appends:
             raise ValueError(
                 "a packed cache is read and continued by the SubTokenModel that made it, not by transformers' own "
@@ -114,10 +106,7 @@ class PackedCache(Cache):  # type: ignore[misc]
             layer.first_B = None if first_B is None or layer.window is None else first_B.to(layer.device)
 
     def branch(self) -> PackedCache:
-        """Return a cache of the same prompts that grows by itself and never changes this one.
-
-        The prompts' entries are not copied. Only of a cache to which nothing was appended yet.
-        """
+        """Return a cache of the same prompts that grows by itself: only while nothing was appended; no copies."""
         self.check_holds_prompt()
         own = PackedCache(len(self.layers))
         own.workspace, own.layers = self.workspace, [layer.branch() for layer in self.layers]
@@ -158,7 +147,7 @@ class PackedCache(Cache):  # type: ignore[misc]
             layer.written = None
 
     def check_free(self) -> None:
-        """Raise a worded ``ValueError`` while steps have one shape."""
+        """Refuse to go on while steps have one shape."""
         if self.written is not None:
             raise ValueError("a fixed step is open on this cache; leave its block before the cache is used otherwise")
 
@@ -172,7 +161,7 @@ class PackedCache(Cache):  # type: ignore[misc]
         self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the samples ``indices``, see ``PackedLayer``; an empty cache stays empty."""
+        """Keep the samples ``indices``; an empty cache stays empty."""
         if self.origin_B is not None:
             self._select(chosen_samples(indices, len(self.origin_B)))
 
@@ -193,7 +182,7 @@ class PackedCache(Cache):  # type: ignore[misc]
         return self.workspace.nbytes + sum(table.nbytes for table in tables if table is not None)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Drop tokens of the tail, see ``PackedLayer.crop``."""
+        """Drop tokens of the tail."""
         self.check_free()
         super().crop(tokens_to_remove)
         if self.next_position is not None:

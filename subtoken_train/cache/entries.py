@@ -1,9 +1,7 @@
 """Entries of packed blocks while tokens are evicted: which they are, and keeping some of them and of a tail.
 
-An ``EvictionState`` knows of every stored entry which token it is, and who asked last.
-
-What was stored stays as it was stored: of rounded vectors and of pieces some are *selected*, none is rounded again. A
-tail's entries become whole entries. A row's stored entries are counted part after part: their *order of storage*.
+Of what was stored some is *selected*, nothing is rounded again; a tail's entries become whole ones. A row's stored
+entries are counted part after part: their *order of storage*.
 
 Legend: R rows (all of the cache, or of a block), c heads of a row, M stored entries, T tail tokens, N = M + T, d head
 width, P pieces of an entry, S bits of an entry, n stored pieces, B batch, h key-value heads, H query heads, q new
@@ -21,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from subtoken_train.cache.by_sample import select_part
-from subtoken_train.cache.pack import with_index
+from subtoken_train.cache.pack import take_entries, with_index
 from subtoken_train.functional.gather import kept_index
 from subtoken_train.kernels.formats import Format, Payload, Stored, concatenated
 from subtoken_train.kernels.storage import Block, BlockPart, Fill, RoutedValues, dense_keys, dense_values, stored_flags
@@ -43,10 +41,8 @@ class EvictionState:
         observed: last query rows that are wanted; None: all since they were last read.
         carried_RkN: what the method noted of the entries and of the first tail tokens; None: nothing.
         given: first tokens of the tail that belong to the prompt; they never compete.
-        queries: rotated queries of the last tokens, [B, H, q, d] each.
-        held: rows of these.
-        reads_inputs: whether the method reads what the layer projects of new tokens.
-        inputs: that, of the tokens since the method looked last, [B, q, D] each.
+        queries: rotated queries of the last tokens, [B, H, q, d] each, ``held`` rows in all.
+        inputs: what the layer projects of tokens since the method looked last, [B, q, D] each, if it ``reads_inputs``.
     """
 
     place_RM: Tensor
@@ -120,9 +116,7 @@ class EvictionState:
     def with_tail(self, tail: int, start_B: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return (places, regions with ``STAYS``) of all entries and tail tokens, [R, N] each, int64.
 
-        Args:
-            tail: tokens of the tail.
-            start_B: the first of each sample that is no padding; None: the very first.
+        ``start_B``: the first token of each sample's tail that is no padding; None: the very first.
         """
         places_T = torch.arange(tail, device=self.place_RM.device)
         start_B1 = torch.zeros_like(self.seen_B)[:, None] if start_B is None else start_B[:, None]
@@ -210,11 +204,8 @@ def _dense(blocks: list[Block], rows: int, read: Callable[[BlockPart, Block, int
 def keep_entries(blocks: list[Block], keep_RN: Tensor, tail: BlockPart, settles_R: Tensor, form: Format) -> list[Block]:
     """Return blocks of the marked entries of a layer and its tail.
 
-    Args:
-        keep_RN: entries that stay, bool: the stored ones in their order, to the longest row, then the tail's. They come
-            to lie in the same order.
-        settles_R: rows whose tail is stored in ``form``; that of the others stays in the model's dtype meanwhile,
-            bool. Without rounding it makes no difference.
+    ``keep_RN``: the stored entries in their order, to the longest row, then the tail's, bool. ``settles_R``: rows whose
+    tail is stored in ``form``, bool; that of the others stays in the model's dtype meanwhile.
     """
     stored = keep_RN.shape[1] - tail.entries
     groups: dict[tuple[tuple[int, int], ...], list[_Rows]] = {}
@@ -263,13 +254,17 @@ def _select(part: BlockPart, rows: Tensor, mark_RM: Tensor) -> BlockPart:
     if len(rows) < len(mark_RM):
         part, mark_RM = select_part(part, rows), mark_RM[rows]
     index_RM = mark_RM.nonzero()[:, 1].view(len(rows), -1)
-    keys, values = _take(part.keys, index_RM), part.values
+
+    def taken(vectors_RcMd: Tensor) -> Tensor:
+        return take_entries(vectors_RcMd, index_RM)
+
+    keys, values = part.keys.each(taken), part.values
     if isinstance(values, Payload):
-        return BlockPart(keys, _take(values, index_RM), part.cut)
+        return BlockPart(keys, values.each(taken), part.cut)
     flags_RPM = stored_flags(values)
     stays_n = mark_RM[:, None].expand_as(flags_RPM)[flags_RPM]
     kept_RPM = flags_RPM.gather(2, index_RM[:, None].expand(-1, flags_RPM.shape[1], -1))
-    pieces = values.pieces.each(lambda data: data[stays_n], lambda scales: _chosen(scales, index_RM))
+    pieces = values.pieces.each(lambda data: data[stays_n], taken)
     return BlockPart(keys, _found(pieces, kept_RPM, values.piece_bit, keys), part.cut)
 
 
@@ -277,15 +272,6 @@ def _found(pieces: Stored, flags_RPM: Tensor, piece_bit: Tensor, keys: Payload) 
     """Call ``with_index`` from the flags of every piece: a bit is that of the first piece it rules."""
     ruled = (piece_bit == torch.arange(int(piece_bit.max()) + 1, device=piece_bit.device)[:, None]).int()
     return with_index(pieces, flags_RPM.index_select(1, ruled.argmax(1)), piece_bit, keys)
-
-
-def _take(payload: Payload, index_RM: Tensor) -> Payload:
-    return payload.each(lambda vectors: _chosen(vectors, index_RM))
-
-
-def _chosen(vectors_RcMd: Tensor, index_RM: Tensor) -> Tensor:
-    heads, width = vectors_RcMd.shape[1], vectors_RcMd.shape[-1]
-    return vectors_RcMd.gather(2, index_RM[:, None, :, None].expand(-1, heads, -1, width))
 
 
 def _joined(parts: list[BlockPart], axis: int = 2) -> BlockPart:

@@ -3,15 +3,12 @@
     k' = A (k - m)        q' = A^-T q        q' . k' = q . k - q . m
 
 ``m`` is a mean of a prompt's keys, of every head its own. ``q . m`` is the same for all keys, and a softmax over all of
-them does not see it: so the tail's keys stand in the basis too, and every kernel reads the layer as it reads any other.
+them does not see it: so the tail's keys stand in the basis too.
 
 **Balanced**, for 4 bits: k' = ((k - m) / s) T and q' = (q s) T, with ``s`` the square root of a channel's root mean
-square about the mean, and ``T`` a Hadamard rotation. Some channels of a model's keys are large for all tokens and set
-the scale of the whole vector: ``m`` takes away what tokens share, ``s`` halves the rest of the difference, in decades,
-``T`` spreads it; an error of one channel is made up for in the next ones. Sources: SmoothAttention of QServe (Lin et
-al., 2024), QuaRot (Ashkboos et al., 2024), KIVI (Liu et al., 2024). Not theirs: ``m`` and ``s`` are the prompt's own.
-
-**Mirrored**, for cut channels: k' = (k - m) Q, with the principal axes of the cut keys (``functional/key_axes.py``).
+square about the mean (halving the difference between channels, in decades), and ``T`` a Hadamard rotation. Sources:
+SmoothAttention of QServe (Lin et al., 2024), QuaRot (Ashkboos et al., 2024), KIVI (Liu et al., 2024). Not theirs: ``m``
+and ``s`` are the prompt's own. **Mirrored**, for cut channels: k' = (k - m) Q (``functional/key_axes.py``).
 
 Legend: B batch, H query heads, h key-value heads, G = H / h, N entries, q new tokens, d head width, r mirrors.
 """
@@ -36,9 +33,9 @@ RIDGE = 0.01
 
 @lru_cache
 def rotation(width: int, device: torch.device) -> Tensor:
-    """Return an orthogonal matrix, fp32 [width, width]: Hadamard's, with signs, in the largest blocks that divide it.
+    """Return an orthogonal matrix, fp32 [width, width]: Hadamard's, in the largest blocks that divide it.
 
-    The signs are Rudin's and Shapiro's, so that vectors whose channels are alike are spread too.
+    Its signs are Rudin's and Shapiro's, so that vectors whose channels are alike are spread too.
     """
     block = width & -width
     place = torch.arange(block)
@@ -57,11 +54,7 @@ def _parity(numbers: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class KeyBasis(ABC):
-    """The basis of one layer's keys. Every field is stored for each sample.
-
-    Attributes:
-        centre_Bh1d: m, fp16.
-    """
+    """The basis of one layer's keys. Every field is stored for each sample; ``centre_Bh1d`` is m, fp16."""
 
     centre_Bh1d: Tensor
 
@@ -71,7 +64,7 @@ class KeyBasis(ABC):
 
     @abstractmethod
     def _turned_back(self, key_BhNd: Tensor) -> Tensor:
-        """Undo ``_turned``."""
+        pass
 
     @abstractmethod
     def _turned_queries(self, query_Bhnd: Tensor) -> Tensor:
@@ -111,8 +104,7 @@ class KeyBasis(ABC):
 class BalancedBasis(KeyBasis):
     """Keys that are centred, balanced and rotated, so that rounding costs less.
 
-    Attributes:
-        size_Bh1d: s, fp16; its mean logarithm is 0 in every head.
+    ``size_Bh1d`` is s, fp16; its mean logarithm is 0 in every head.
     """
 
     size_Bh1d: Tensor
@@ -146,10 +138,8 @@ class BalancedBasis(KeyBasis):
         """Return what a channel's rounding error asks of those after it, unit lower triangular, fp32 [B, h, d, d].
 
         Of an error e of a key, queries see e^T S e, where S is their second moment in the basis. With S = L^T D L it is
-        the sum of D_i ((L e)_i)^2, and (L e)_i may be made a rounding error alone.
-
-        Args:
-            moment_Bhdd: mean of q q^T over the queries of a head's group, fp32.
+        the sum of D_i ((L e)_i)^2, and (L e)_i may be made a rounding error alone. ``moment_Bhdd`` is the mean of q q^T
+        over the queries of a head's group, fp32.
         """
         size_Bhd1 = self.size_Bh1d.float().mT
         turned = self.turn_dd.T @ (size_Bhd1 * moment_Bhdd * size_Bhd1.mT) @ self.turn_dd
@@ -166,9 +156,7 @@ class BalancedBasis(KeyBasis):
 class MirroredBasis(KeyBasis):
     """Keys that are centred and turned by reflections, so that cutting channels costs less.
 
-    Attributes:
-        mirrors_Bhdr: V, fp16.
-        joint_Bhrr: T, fp32, see ``mirrors_of``.
+    ``mirrors_Bhdr``: V, fp16; ``joint_Bhrr``: T, fp32, both of ``mirrors_of``.
     """
 
     mirrors_Bhdr: Tensor

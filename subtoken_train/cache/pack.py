@@ -1,18 +1,16 @@
 """Pack one layer's dense keys and values: what a plan keeps, and nothing else.
 
-A plan is first read by the rows of the storage (``plan_marks``). How much of it there is are shapes, which whoever
-packs has to read from the device: ``read_counts`` does both for many layers at once, because a plan stands before its
-keys and values are looked at. ``with_pages`` adds page indices: full storage, of which a step reads chosen pages.
+How much that is are shapes, which are read from the device of many layers at once (``read_counts``).
 
-Legend: B batch, h key-value heads, N rows of the prompt, d head width, S value groups, R rows of a block,
-c heads of a row (h where heads share entries, else 1), M entries of the plan or of a block, P pieces of an entry (or
-pages), w channels of a piece, K kinds, k channels of a cut key.
+Legend: B batch, h key-value heads, N rows of the prompt, d head width, S value groups, R rows of a block, c heads of a
+row (h where heads share entries, else 1), M entries of the plan or of a block, P pieces of an entry (or pages), w
+channels of a piece, K kinds, k channels of a cut key.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate, pairwise
@@ -44,11 +42,9 @@ class PlanMarks:
 
     Attributes:
         rows_RM: the row of the prompt that each entry is, int64.
-        kinds: routed ones first, of these the cut ones, of these those in full runs; without those that a plan or a
-            format has none of. The last is of entries stored whole.
+        kinds: routed ones first, of these the cut ones, of these full runs; the last is of entries stored whole.
         flags_RSM: what each entry stores of its value, bool, by S bits; None where no value is cut.
-        piece_bit: which of the bits rules each piece, int32 [P]; None where no value is cut.
-        bit_of: ``piece_bit`` on the host; empty where no value is cut.
+        piece_bit: which of the bits rules each piece, int32 [P]; ``bit_of``: the same on the host.
     """
 
     rows_RM: Tensor
@@ -68,23 +64,10 @@ class PlanMarks:
             return counts_Rn
         return torch.cat([counts_Rn, self.cut.channels_Bhd[0, 0].sum().expand(len(counts_Rn), 1)], -1)
 
-    def of_rows(self, rows: slice) -> PlanMarks:
-        """Return the marks of some rows, in a plan without cut keys."""
-        assert self.cut is None
-        flags_RSM = None if self.flags_RSM is None else self.flags_RSM[rows]
-        kinds = [replace(kind, marks_RM=kind.marks_RM[rows]) for kind in self.kinds]
-        return replace(self, rows_RM=self.rows_RM[rows], kinds=kinds, flags_RSM=flags_RSM)
-
 
 @dataclass(frozen=True)
 class RowCounts:
-    """``PlanMarks.numbers`` on the host.
-
-    Attributes:
-        kinds: of every row the entries of each kind.
-        bits: per routed kind of every row the entries that store each bit.
-        channels: that a cut key keeps; 0 where none is cut.
-    """
+    """``PlanMarks.numbers`` on the host: by row the entries of each kind, by routed kind those that store each bit."""
 
     marks: PlanMarks
     kinds: list[tuple[int, ...]]
@@ -133,52 +116,13 @@ def read_counts(
     plans: Sequence[LayerPlan], kv_heads: int, width: int, layout: Layout, form: Format = MODEL
 ) -> list[RowCounts]:
     """Sort the entries of layers by how they are stored, and read how many there are from the device, all at once."""
-    alike: dict[object, list[int]] = {}
-    for number, plan in enumerate(plans):
-        alike.setdefault(_sorted_with(plan, number), []).append(number)
-    marks = [plan_marks(_joined([plans[n] for n in some]), kv_heads, width, layout, form) for some in alike.values()]
+    marks = [plan_marks(plan, kv_heads, width, layout, form) for plan in plans]
     numbers = [each.numbers() for each in marks]
     if not numbers:
         return []
     flat = iter(torch.cat([each.flatten().to(numbers[0].device) for each in numbers]).tolist())
-    found: dict[int, RowCounts] = {}
-    for some, own, each in zip(alike.values(), marks, numbers, strict=True):
-        rows = [[next(flat) for _ in range(each.shape[1])] for _ in range(each.shape[0])]
-        size = len(rows) // len(some)
-        for place, number in enumerate(some):
-            part = slice(place * size, (place + 1) * size)
-            found[number] = _counts(own if len(some) == 1 else own.of_rows(part), rows[part])
-    return [found[number] for number in range(len(plans))]
-
-
-JOINED = 2**24
-"""Flags and marks of layers that are sorted together, at most: 16 MB, and some times as much while they are counted."""
-
-
-def _sorted_with(plan: LayerPlan, number: int) -> object:
-    """Return what layers must have in common to be sorted together; ``number`` is the layer's."""
-    if plan.cut_keys is not None:
-        return number
-    parts = (plan.entries_BN, plan.group_mask_BNS, plan.heads_BNh, plan.rows_BN)
-    flags = sum(part.numel() for part in parts if part is not None)
-    return (*(None if part is None else (part.shape, part.device) for part in parts), number * flags // JOINED)
-
-
-def _joined(plans: Sequence[LayerPlan]) -> LayerPlan:
-    """Return the plan of several layers' samples, one layer's after the other's; of a single layer its own."""
-    if len(plans) == 1:
-        return plans[0]
-
-    def joined(parts: Iterable[Tensor | None]) -> Tensor | None:
-        whole = [part for part in parts if part is not None]
-        return torch.cat(whole) if whole else None
-
-    return LayerPlan(
-        torch.cat([plan.entries_BN for plan in plans]),
-        joined(plan.group_mask_BNS for plan in plans),
-        joined(plan.heads_BNh for plan in plans),
-        joined(plan.rows_BN for plan in plans),
-    )
+    rows = [[[next(flat) for _ in range(each.shape[1])] for _ in range(each.shape[0])] for each in numbers]
+    return [_counts(own, each) for own, each in zip(marks, rows, strict=True)]
 
 
 def _counts(marks: PlanMarks, rows: list[list[int]]) -> RowCounts:
@@ -229,11 +173,7 @@ MAX_INDEX = 0.005  # share of the keys and values that an index may take; bits a
 
 @dataclass(frozen=True)
 class Packing:
-    """Settings by which a layer is stored.
-
-    Attributes:
-        feedback_Bhdd: of ``BalancedBasis.feedback``; None: keys are rounded without.
-    """
+    """Settings by which a layer is stored; ``feedback_Bhdd`` is that of ``BalancedBasis``, or None."""
 
     layout: Layout = "contiguous"
     form: Format = MODEL
@@ -254,15 +194,10 @@ def pack_layer(
     counts: RowCounts | None = None,
     fill_BV: Tensor | None = None,
 ) -> list[Block]:
-    """Pack the kept entries of a layer into blocks.
+    """Pack the kept entries of a layer into blocks: rows that keep equally many entries of each kind share one.
 
-    Args:
-        position_BN: of the rows, in a layer with a window, whose entries keep theirs; None: it has none.
-        counts: of ``read_counts``, by the same packing; None: they are read now, which alone waits for the device.
-        fill_BV: what pieces that are not stored read as, [B, h * d] or [1, h * d] in the values' dtype; stored pieces
-            go without it. None: zero.
-
-    Rows of the batch that keep equally many entries, equally many of them whole and with a whole key, share a block.
+    ``position_BN``: of the rows, in a layer with a window. ``counts``: of ``read_counts`` by the same packing; None:
+    they are read now. ``fill_BV``: what pieces that are not stored read as, [B or 1, h * d]; stored ones go without it.
     """
     _, kv_heads, length, width = key_BhNd.shape
     counts = counts or read_counts([plan], kv_heads, width, packing.layout, packing.form)[0]
@@ -297,9 +232,9 @@ def pack_layer(
                 continue
             places = _places(of_rows(kind.marks_RM), size)
             index = own_row.gather(1, places)
-            key_RcMd = _take(own_keys, index, channels if kind.cut else None)
+            key_RcMd = take_entries(own_keys, index, channels if kind.cut else None)
             stored = kind.form.store_keys(key_RcMd, None if feedback is None else of_rows(feedback))
-            value_RcMd = _take(own_values, index)
+            value_RcMd = take_entries(own_values, index)
             stands = None if places_RN is None else of_rows(places_RN).gather(1, index)
             if kind.routed:
                 assert marks.flags_RSM is not None
@@ -339,7 +274,7 @@ def _places(chosen_RM: Tensor, count: int) -> Tensor:
     return torch.nonzero_static(chosen_RM, size=len(chosen_RM) * count)[:, 1].view(len(chosen_RM), count)
 
 
-def _take(vectors_RcNd: Tensor, index_RM: Tensor, channels_Rck: Tensor | None = None) -> Tensor:
+def take_entries(vectors_RcNd: Tensor, index_RM: Tensor, channels_Rck: Tensor | None = None) -> Tensor:
     """Take entries of every head, [R, c, M, d], or [R, c, M, k] in chosen channels."""
     if len(index_RM) == 1:  # a call instead of four: a GPU waits for calls, not for bytes
         taken = vectors_RcNd.index_select(2, index_RM[0])
@@ -371,12 +306,10 @@ def with_index(
     bounds: list[int] | None = None,
     found: tuple[Tensor, Tensor] | None = None,
 ) -> RoutedValues:
-    """Index stored pieces by their entries, where not all entries of a row store the same.
+    """Index stored pieces by their entries, where not all of a row store the same (``flags_RSM``, bool, by bits).
 
-    Args:
-        flags_RSM: what each entry stores, bool, by its S bits.
-        bounds: of the result; None: they are read from the device.
-        found: flags by piece, [R, P, M], and (row * P + piece) * M + entry of the pieces; None: they are found.
+    ``bounds`` of the result are read from the device where None. ``found``: flags by piece, [R, P, M], and (row * P +
+    piece) * M + entry of the pieces, if they are known.
     """
     flags_RPM, stored_n = found or (flags_RSM.index_select(1, piece_bit), None)
     heads, stored = keys.data.shape[1], len(pieces.data)
@@ -399,12 +332,10 @@ def with_index(
 
 @dataclass(frozen=True)
 class PageReading:
-    """Settings of how much of a layer a step reads.
+    """Settings of how much of a layer a step reads: ``least`` pages, what is left over after the whole ones being one.
 
-    Attributes:
-        least: pages that are read at least, what is left over after the whole ones counting as one.
-        chosen_BM: entries of the layer's plan that a step chooses among, bool; pages with others are always read.
-        budget_B: how many of these it reads at most, int64, unless ``least`` or what is always read are more.
+    It chooses among the marked entries of the plan, up to ``budget_B`` of them, int64; pages with others are always
+    read.
     """
 
     size: int

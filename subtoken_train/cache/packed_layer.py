@@ -1,10 +1,7 @@
 """One layer of a packed cache: ``update`` hands the layer itself to the attention function.
 
-The prompt's entries are put in once, by ``store_prompt``; what comes after it (generated tokens, a further turn) is
-appended in full to a tail, in tensors that have room in advance: by whole slacks, or all at once where it is known how
-many tokens will come. While a step has *one shape* (``inference/fixed_step.py``) the number of tokens is read from the
-device: tokens are written at the places that it says, and attention reads the whole room. Where tokens are evicted
-while decoding, an *eviction state* says which token each entry is, and ``keep`` packs what stays of the tail.
+The prompt's entries are put in once, by ``store_prompt``; what comes after it is appended in full to a tail, in tensors
+that have room in advance. While a step has *one shape* (``inference/fixed_step.py``) a number on the device says where.
 
 Legend: B batch, h key-value heads, R rows (samples, or heads of samples), T tail places, N stored entries and tail
 tokens, d head width, q new tokens.
@@ -34,17 +31,14 @@ SLACK = 64  # tokens by which a full tail grows
 class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
     """One layer: packed blocks of the prompt, and the tail.
 
-    Under a ``window`` every token sees what stands less than so many positions before it. Entries that leave the window
-    while tokens are decoded stay stored, and count as such: a cropped cache sees them again.
+    Under a ``window`` every token sees what stands less than so many positions before it; entries that leave it stay.
 
     Attributes:
-        keys: of the tail, [B, h, T, d], in the ``basis``; the first ``tail_length`` places are tokens.
-        values: of the tail, in the same places.
+        keys: of the tail, [B, h, T, d], in the ``basis``, as are ``values``; ``tail_length`` places are tokens.
         reserved: places of the tail that stay, whether tokens are there or not.
         fill: what pieces that are not stored read as; None: zero. Set before the blocks that it belongs to.
         basis: in which all keys stand; None: their own.
         prompt_length: tokens of the unreduced prompt, padding included.
-        eviction_state: which token each entry is; None where nothing is evicted while decoding.
         first_B: position of the tail's first place, in a layer with a window; only while the cache may append.
         extent: positions from the oldest entry of any sample to the latest first token of a tail.
     """
@@ -168,7 +162,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes of the prompt that one new token does not read: 0 unless pages are chosen in every step."""
+        """Bytes of the prompt that one new token does not read: 0 unless pages are chosen."""
         return sum(block.unread_bytes for block in self.blocks)
 
     def store_prompt(
@@ -276,7 +270,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         raise ValueError("a packed cache stays on its device; leave offloading out: it is small already")
 
     def prefetch(self) -> None:
-        """Refuse, see ``offload``."""
+        """Refuse to leave the device."""
         self.offload()
 
     def select(self, samples: Tensor, with_prompt: bool = True) -> None:
@@ -292,7 +286,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.eviction_state.select(samples.to(self.keys.device))
 
     def own_keys(self, key_RcNd: Tensor) -> Tensor:
-        """Return keys of all samples and heads as the model made them, from the basis in which the layer holds them."""
+        """Return keys of all samples and heads as the model made them, out of the layer's basis."""
         if self.basis is None:
             return key_RcNd
         batch, heads = self.keys.shape[:2]
@@ -308,7 +302,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         return BlockPart(keys, values)
 
     def keep(self, keep_RN: Tensor, settles_B: Tensor, form: Format) -> None:
-        """Keep the marked entries, see ``keep_entries``; the tail is packed and begins anew."""
+        """Keep the marked entries; the tail is packed in ``form`` (of samples that settle) and begins anew."""
         assert self.eviction_state is not None
         tail = self.tail_rows()
         settles_R = settles_B.repeat_interleave(len(keep_RN) // len(settles_B))

@@ -1,10 +1,7 @@
 """A packed cache as named tensors and a plain record, and back: nothing of it is unpacked or rounded again.
 
-Reading is strict: every tensor that the record calls for is there, of its dtype and shape, no other one is, and what
-points into something (rows, channels, offsets, indices) stays inside it: a number that points outside of its tensor
-would read, on a GPU, whatever lies there, and kernels look nothing up twice.
-
-A cache that evicts while tokens are decoded is not written, nor what can be made anew (tables of the fused kernels).
+Reading is strict: no tensor is missing or beside, and what points into something (rows, channels, offsets, indices)
+stays inside it, as kernels look nothing up twice.
 
 Legend: B batch, h key-value heads, R rows of a block, c heads of a row, M entries of a part, d head width, k channels
 of a cut key, n stored pieces, P pieces of an entry (or pages), S bits of an entry.
@@ -13,7 +10,7 @@ of a cut key, n stored pieces, P pieces of an entry (or pages), S bits of an ent
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -30,7 +27,7 @@ _NAMED = 3
 
 
 class TensorReader:
-    """Hands out tensors by name, each once and checked."""
+    """Hands out tensors by name, each once and checked; what does not fit is a worded ``ValueError``."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._left = dict(tensors)
@@ -54,20 +51,20 @@ class TensorReader:
         return tensor
 
     def check_all_taken(self) -> None:
-        """Raise a worded ``ValueError`` if tensors are left."""
+        """Refuse tensors that are left."""
         if self._left:
             names = [name[:80] for name in sorted(self._left)[:_NAMED]]
             raise ValueError(f"{len(self._left)} tensors are not expected: {names}")
 
 
 def check_within(name: str, numbers: Tensor, below: int) -> None:
-    """Raise a worded ``ValueError`` unless all numbers lie from 0 to ``below - 1``."""
+    """Refuse numbers outside of 0 to ``below - 1``."""
     if numbers.numel() and not (int(numbers.min()) >= 0 and int(numbers.max()) < below):
         raise ValueError(f"tensor {name} holds numbers outside of 0 to {below - 1:,}")
 
 
 def check_rows(place: str, blocks: Sequence[Block], batch: int, kv_heads: int) -> None:
-    """Raise a worded ``ValueError`` unless blocks hold every row of a layer once: samples, or heads of samples."""
+    """Refuse blocks that do not hold every row of a layer once: samples, or heads of samples."""
     heads = {block.heads for block in blocks}
     if len(heads) != 1 or not heads <= {1, kv_heads}:
         raise ValueError(f"{place}: its blocks have rows of {sorted(heads)} heads; all must have 1, or {kv_heads}")
@@ -80,7 +77,7 @@ def check_rows(place: str, blocks: Sequence[Block], batch: int, kv_heads: int) -
 
 
 def check_channels(name: str, channels_Rck: Tensor, width: int) -> None:
-    """Raise a worded ``ValueError`` unless channel numbers ascend below a head's width."""
+    """Refuse channel numbers that do not ascend below a head's width."""
     check_within(name, channels_Rck, width)
     if not channels_Rck.shape[2] or not bool((channels_Rck.long().diff(dim=-1) > 0).all()):
         raise ValueError(f"tensor {name} must hold ascending numbers of channels")
@@ -89,7 +86,7 @@ def check_channels(name: str, channels_Rck: Tensor, width: int) -> None:
 def check_routed(
     place: str, index: Tensor | None, offsets: Tensor, piece_bit: Tensor, stored: int, sizes: tuple[int, int, int]
 ) -> None:
-    """Raise a worded ``ValueError`` unless an index finds each stored piece exactly once."""
+    """Refuse an index that does not find each stored piece exactly once."""
     rows, heads, entries = sizes
     bounds = torch.cat([offsets.long(), torch.tensor([stored])])
     counts = bounds.diff()
@@ -121,7 +118,7 @@ def check_routed(
 
 
 def check_pages(place: str, pages: PageIndex, parts: Sequence[BlockPart]) -> None:
-    """Raise a worded ``ValueError`` unless a page index fits one part that is stored whole."""
+    """Refuse a page index that does not fit one part that is stored whole."""
     number = pages.low.shape[2]
     fits = (
         len(parts) == 1
@@ -163,11 +160,7 @@ class BlockRecord:
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """Record of a ``PackedLayer``.
-
-    Attributes:
-        fill: ``stored`` by the cache, a ``weight`` of the model, or None.
-    """
+    """Record of a ``PackedLayer``; its fill is ``stored`` by the cache, a ``weight`` of the model, or None."""
 
     blocks: list[BlockRecord]
     fill: Literal["stored", "weight"] | None = None
@@ -176,11 +169,7 @@ class LayerRecord:
 
 @dataclass(frozen=True)
 class PackedRecord:
-    """Record of a ``PackedCache``.
-
-    Attributes:
-        prompt_length: tokens of the unreduced prompts, padding included.
-    """
+    """Record of a ``PackedCache``; ``prompt_length`` counts tokens of the unreduced prompts, padding included."""
 
     prompt_length: int
     layers: list[LayerRecord]
@@ -188,12 +177,9 @@ class PackedRecord:
 
 @dataclass(frozen=True)
 class PackedShape:
-    """Shape of a model's cache.
+    """Shape of a model's cache; ``axes`` of a position id: 1, or 3 under mRoPE.
 
-    Attributes:
-        windows: of every layer; None: it sees all.
-        axes: of a position id: 1, or 3 under mRoPE.
-        mirrors: of the basis that the keys of a layer with cut ones are turned to; 0: they are not.
+    ``mirrors`` of the basis that the keys of a layer with cut ones are turned to; 0: they are not.
     """
 
     batch: int
@@ -231,18 +217,14 @@ def _write_block(place: str, block: Block, tensors: dict[str, Tensor]) -> BlockR
     if pages is not None:
         beside |= {"pages.low": pages.low, "pages.high": pages.high, "pages.forced": pages.forced}
     for i, part in enumerate(block.parts):
-        values = part.values
-        routed = values if isinstance(values, RoutedValues) else None
-        payloads = {"keys": part.keys, "values": part.payloads[1]}
-        for name, payload in payloads.items():
+        for name, payload in zip(("keys", "values"), part.payloads, strict=True):
             beside |= {f"{i}.{name}": payload.data, f"{i}.{name}.scale": payload.scale}
         beside[f"{i}.position"] = part.position_RM
-        if routed is not None:
-            beside |= {f"{i}.{name}": getattr(routed, name) for name in ("index", "offsets", "piece_bit")}
+        if isinstance(part.values, RoutedValues):
+            beside |= {f"{i}.{name}": getattr(part.values, name) for name in ("index", "offsets", "piece_bit")}
     tensors.update({place + name: tensor for name, tensor in beside.items() if tensor is not None})
-    parts = [_part_record(part) for part in block.parts]
     sizes = (None, None) if pages is None else (pages.size, pages.count)
-    return BlockRecord(block.rows is not None, parts, *sizes)
+    return BlockRecord(block.rows is not None, [_part_record(part) for part in block.parts], *sizes)
 
 
 def _part_record(part: BlockPart) -> PartRecord:
@@ -254,28 +236,21 @@ def _part_record(part: BlockPart) -> PartRecord:
 def packed_cache(
     record: PackedRecord, tensors: Mapping[str, Tensor], shape: PackedShape, devices: list[torch.device]
 ) -> PackedCache:
-    """Build a cache from its record and tensors.
-
-    Args:
-        devices: where every layer's tensors go; the positions go to the first.
-    """
+    """Build a cache from its record and tensors; ``devices`` are the layers' (the positions go to the first)."""
     if len(record.layers) != len(shape.windows):
         raise ValueError(f"it has {len(record.layers)} layers, and the model {len(shape.windows)}")
     check_range("prompt_length", record.prompt_length, 1, MAX_TOKENS)
-    reader, cache = TensorReader(tensors), PackedCache(len(record.layers))
+    reader, cache = _CacheReader(tensors, shape), PackedCache(len(record.layers))
     axes = () if shape.axes == 1 else (shape.axes,)
     position = reader.take("next_position", (torch.int64,), *axes, shape.batch, 1)
     check_within("next_position", position, MAX_TOKENS)
     for number, (own, layer, device) in enumerate(zip(record.layers, cache.layers, devices, strict=True)):
         layer.window = shape.windows[number]
-        blocks = [
-            _read_block(f"{number}.{i}.", block, reader, shape, layer.window is not None)
-            for i, block in enumerate(own.blocks)
-        ]
+        windowed = layer.window is not None
+        blocks = [reader.block(f"{number}.{i}.", block, windowed) for i, block in enumerate(own.blocks)]
         check_rows(f"layer {number}", blocks, shape.batch, shape.kv_heads)
-        fill = _read_fill(f"{number}.fill", own.fill, reader, shape)
+        fill, basis = reader.fill(f"{number}.fill", own.fill), reader.basis(f"{number}.basis", own.turned)
         like = torch.empty(shape.batch, shape.kv_heads, 0, shape.width, dtype=shape.dtype, device=device)
-        basis = _read_basis(f"{number}.basis", own.turned, reader, shape)
         beside = on_device(fill, device), on_device(basis, device)
         layer.store_prompt(on_device(blocks, device), record.prompt_length, like, *beside)
     reader.check_all_taken()
@@ -287,108 +262,98 @@ def packed_cache(
     return cache
 
 
-def _read_fill(name: str, kind: str | None, reader: TensorReader, shape: PackedShape) -> Fill | None:
-    if kind is None:
-        return None
-    if kind == "stored":
-        return Fill(reader.take(name, (shape.dtype,), shape.batch, shape.kv_heads, shape.width), True)
-    weight = reader.take(name, (torch.float32, shape.dtype), 1, shape.kv_heads, shape.width)
-    return Fill(weight.expand(shape.batch, -1, -1), False)
+class _CacheReader(TensorReader):
+    """Builds a cache's parts from its tensors."""
 
+    def __init__(self, tensors: Mapping[str, Tensor], shape: PackedShape) -> None:
+        super().__init__(tensors)
+        self.shape = shape
 
-def _read_basis(name: str, turned: bool, reader: TensorReader, shape: PackedShape) -> KeyBasis | None:
-    """Return the basis of a layer's keys, where they are turned to be cut or its format rotates them; else None."""
-    if turned and not shape.mirrors:
-        raise ValueError(f"{name} is of keys that are cut along axes, and no key_axes are set")
-    if not shape.form.rotates and not turned:
-        return None
-    lead, half = (shape.batch, shape.kv_heads), (torch.float16,)
-    centre = reader.take(f"{name}.centre", half, *lead, 1, shape.width)
-    if turned:
-        mirrors = reader.take(f"{name}.mirrors", half, *lead, shape.width, shape.mirrors)
-        joint = reader.take(f"{name}.joint", (torch.float32,), *lead, shape.mirrors, shape.mirrors)
-        return MirroredBasis(centre, mirrors, joint)
-    size = reader.take(f"{name}.size", half, *lead, 1, shape.width)
-    if not bool((size > 0).all()):
-        raise ValueError(f"tensor {name}.size must hold positive numbers")
-    return BalancedBasis(centre, size)
+    def fill(self, name: str, kind: str | None) -> Fill | None:
+        shape = self.shape
+        if kind is None:
+            return None
+        if kind == "stored":
+            return Fill(self.take(name, (shape.dtype,), shape.batch, shape.kv_heads, shape.width), True)
+        weight = self.take(name, (torch.float32, shape.dtype), 1, shape.kv_heads, shape.width)
+        return Fill(weight.expand(shape.batch, -1, -1), False)
 
+    def basis(self, name: str, turned: bool) -> KeyBasis | None:
+        shape = self.shape
+        if turned and not shape.mirrors:
+            raise ValueError(f"{name} is of keys that are cut along axes, and no key_axes are set")
+        if not shape.form.rotates and not turned:
+            return None
+        lead, half = (shape.batch, shape.kv_heads), (torch.float16,)
+        centre = self.take(f"{name}.centre", half, *lead, 1, shape.width)
+        if turned:
+            mirrors = self.take(f"{name}.mirrors", half, *lead, shape.width, shape.mirrors)
+            joint = self.take(f"{name}.joint", (torch.float32,), *lead, shape.mirrors, shape.mirrors)
+            return MirroredBasis(centre, mirrors, joint)
+        size = self.take(f"{name}.size", half, *lead, 1, shape.width)
+        if not bool((size > 0).all()):
+            raise ValueError(f"tensor {name}.size must hold positive numbers")
+        return BalancedBasis(centre, size)
 
-def _read_block(place: str, record: BlockRecord, reader: TensorReader, shape: PackedShape, placed: bool) -> Block:
-    if not record.parts:
-        raise ValueError(f"{place[:-1]}: a block without a part")
-    rows = reader.take(f"{place}rows", (torch.int64,), None) if record.rows else None
-    channels = None
-    if any(part.cut for part in record.parts):
-        kind = torch.uint8 if shape.width <= 256 else torch.int16
-        channels = reader.take(f"{place}channels", (kind,), None, None, None)
-        check_channels(f"{place}channels", channels, shape.width)
-    parts = [
-        _read_part(f"{place}{i}.", part, channels if part.cut else None, reader, shape, placed)
-        for i, part in enumerate(record.parts)
-    ]
-    heads = parts[0].keys.data.shape[:2]
-    wanted = [part.keys.data.shape[:2] for part in parts] + ([] if channels is None else [channels.shape[:2]])
-    if any(each != heads for each in wanted):
-        raise ValueError(f"{place[:-1]}: its parts are of different rows")
-    pages = None
-    if record.page_size is not None or record.page_count is not None:
-        low = reader.take(f"{place}pages.low", (shape.dtype,), *heads, None, shape.width)
-        high = reader.take(f"{place}pages.high", (shape.dtype,), *low.shape)
-        forced = reader.take(f"{place}pages.forced", (torch.bool,), heads[0], low.shape[2])
-        pages = PageIndex(record.page_size or 0, record.page_count or 0, low, high, forced)
-        check_pages(place[:-1], pages, parts)
-    return Block(rows, parts, channels, pages)
+    def block(self, place: str, record: BlockRecord, windowed: bool) -> Block:
+        if not record.parts:
+            raise ValueError(f"{place[:-1]}: a block without a part")
+        shape, channels = self.shape, None
+        rows = self.take(f"{place}rows", (torch.int64,), None) if record.rows else None
+        if any(part.cut for part in record.parts):
+            kind = torch.uint8 if shape.width <= 256 else torch.int16
+            channels = self.take(f"{place}channels", (kind,), None, None, None)
+            check_channels(f"{place}channels", channels, shape.width)
+        parts = [self.part(f"{place}{i}.", part, channels, windowed) for i, part in enumerate(record.parts)]
+        heads = parts[0].keys.data.shape[:2]
+        beside = [part.keys.data for part in parts] + ([] if channels is None else [channels])
+        if any(each.shape[:2] != heads for each in beside):
+            raise ValueError(f"{place[:-1]}: its parts are of different rows")
+        pages = None
+        if record.page_size is not None or record.page_count is not None:
+            low = self.take(f"{place}pages.low", (shape.dtype,), *heads, None, shape.width)
+            high = self.take(f"{place}pages.high", (shape.dtype,), *low.shape)
+            forced = self.take(f"{place}pages.forced", (torch.bool,), heads[0], low.shape[2])
+            pages = PageIndex(record.page_size or 0, record.page_count or 0, low, high, forced)
+            check_pages(place[:-1], pages, parts)
+        return Block(rows, parts, channels, pages)
 
+    def part(self, place: str, record: PartRecord, channels: Tensor | None, windowed: bool) -> BlockPart:
+        shape, form = self.shape, MODEL if record.plain else self.shape.form
+        width = shape.width if channels is None or not record.cut else channels.shape[2]
+        keys = self.payload(f"{place}keys", (None, None, None), width, form, "keys")
+        rows, heads, entries = keys.data.shape[:3]
+        if entries % form.run:
+            raise ValueError(f"{place[:-1]}: {entries} entries do not fill runs of {form.run}")
+        if not rows or not heads:
+            raise ValueError(f"{place[:-1]}: keys of {rows} rows and {heads} heads")
+        position = self.take(f"{place}position", (torch.int32,), rows, entries) if windowed else None
+        if position is not None:
+            check_within(f"{place}position", position, MAX_TOKENS)
+        if not record.routed:
+            values = self.payload(f"{place}values", (rows, heads, entries), shape.width, form, "values")
+            return BlockPart(keys, values, record.cut, position)
+        piece_bit = self.take(f"{place}piece_bit", (torch.int32,), None)
+        pieces = len(piece_bit)
+        if not pieces or pieces % heads or shape.width % (pieces // heads):
+            raise ValueError(f"{place[:-1]}: {pieces} pieces do not divide {heads} heads of width {shape.width}")
+        numbers = self.numbers(f"{place}values", (None,), shape.width * heads // pieces, form)
+        scale = self.scale(f"{place}values", (rows, heads, entries), shape.width, form, "pieces")
+        stored = Stored(numbers, scale, shape.dtype, form)
+        offsets = self.take(f"{place}offsets", (torch.int32,), rows * pieces)
+        index = self.take(f"{place}index", (torch.int32, torch.uint8)) if record.indexed else None
+        check_routed(place[:-1], index, offsets, piece_bit, len(stored.data), (rows, heads, entries))
+        return BlockPart(keys, RoutedValues(index, stored, offsets, piece_bit, entries, heads), record.cut, position)
 
-def _read_part(
-    place: str, record: PartRecord, channels: Tensor | None, reader: TensorReader, shape: PackedShape, placed: bool
-) -> BlockPart:
-    width = shape.width if channels is None else channels.shape[2]
-    shape = replace(shape, form=MODEL) if record.plain else shape
-    keys = _read_payload(f"{place}keys", (None, None, None), width, reader, shape, "keys")
-    rows, heads, entries = keys.data.shape[:3]
-    if entries % keys.format.run:
-        raise ValueError(f"{place[:-1]}: {entries} entries do not fill runs of {keys.format.run}")
-    if not rows or not heads:
-        raise ValueError(f"{place[:-1]}: keys of {rows} rows and {heads} heads")
-    position = reader.take(f"{place}position", (torch.int32,), rows, entries) if placed else None
-    if position is not None:
-        check_within(f"{place}position", position, MAX_TOKENS)
-    if not record.routed:
-        values = _read_payload(f"{place}values", (rows, heads, entries), shape.width, reader, shape, "values")
-        return BlockPart(keys, values, record.cut, position)
-    piece_bit = reader.take(f"{place}piece_bit", (torch.int32,), None)
-    pieces = len(piece_bit)
-    if not pieces or pieces % heads or shape.width % (pieces // heads):
-        raise ValueError(f"{place[:-1]}: {pieces} pieces do not divide {heads} heads of width {shape.width}")
-    numbers = _read_numbers(f"{place}values", (None,), shape.width * heads // pieces, reader, shape)
-    scale = _read_scale(f"{place}values", (rows, heads, entries), shape.width, reader, shape, "pieces")
-    stored = Stored(numbers, scale, shape.dtype, shape.form)
-    offsets = reader.take(f"{place}offsets", (torch.int32,), rows * pieces)
-    index = reader.take(f"{place}index", (torch.int32, torch.uint8)) if record.indexed else None
-    check_routed(place[:-1], index, offsets, piece_bit, len(stored.data), (rows, heads, entries))
-    return BlockPart(keys, RoutedValues(index, stored, offsets, piece_bit, entries, heads), record.cut, position)
+    def payload(self, name: str, lead: tuple[int | None, ...], width: int, form: Format, part: Part) -> Payload:
+        data = self.numbers(name, lead, width, form)
+        return Payload(data, self.scale(name, data.shape[:-1], width, form, part), self.shape.dtype, form)
 
+    def numbers(self, name: str, lead: tuple[int | None, ...], width: int, form: Format) -> Tensor:
+        form.check_width(width, f"{name} has {width} channels")
+        return self.take(name, (form.code_dtype(self.shape.dtype),), *lead, form.code_width(width))
 
-def _read_payload(
-    name: str, lead: tuple[int | None, ...], width: int, reader: TensorReader, shape: PackedShape, part: Part
-) -> Payload:
-    data = _read_numbers(name, lead, width, reader, shape)
-    return Payload(data, _read_scale(name, data.shape[:-1], width, reader, shape, part), shape.dtype, shape.form)
-
-
-def _read_numbers(
-    name: str, lead: tuple[int | None, ...], width: int, reader: TensorReader, shape: PackedShape
-) -> Tensor:
-    form = shape.form
-    form.check_width(width, f"{name} has {width} channels")
-    return reader.take(name, (form.code_dtype(shape.dtype),), *lead, form.code_width(width))
-
-
-def _read_scale(
-    name: str, lead: Sequence[int], width: int, reader: TensorReader, shape: PackedShape, part: Part
-) -> Tensor | None:
-    if not shape.form.rounds:
-        return None
-    return reader.take(f"{name}.scale", (torch.float16,), *shape.form.scale_shape(lead, width, part))
+    def scale(self, name: str, lead: Sequence[int], width: int, form: Format, part: Part) -> Tensor | None:
+        if not form.rounds:
+            return None
+        return self.take(f"{name}.scale", (torch.float16,), *form.scale_shape(lead, width, part))

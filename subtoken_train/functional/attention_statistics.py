@@ -1,8 +1,6 @@
-"""Statistics of attention probabilities without the N x N matrix: rows are computed a block at a time.
+"""Statistics of attention probabilities without the N x N matrix: rows are computed a block at a time, in fp32.
 
-All functions take rotated queries and keys as the attention gets them, recompute softmax in fp32, are causal by place
-in the sequence (a row sees keys at or before its own place), and never see keys that ``keys_BN`` leaves out.
-The extra memory is O(H * block * N) per sample of the batch.
+Rows are causal by place in the sequence, and never see keys that ``keys_BN`` leaves out.
 
 Legend: B batch, H query heads, h key-value heads (H a multiple of h), N positions, W chosen rows, d head width.
 """
@@ -30,15 +28,10 @@ def attention_rows(
     offset: int = 0,
     window: SlidingWindow | None = None,
 ) -> Tensor:
-    """Attention probabilities of chosen rows, [B, H, W, N] in fp32.
+    """Attention probabilities of chosen rows, [B, H, W, N] in fp32; 0 everywhere in a row that may see no key.
 
-    Args:
-        index_BW: the rows, int64; -1 is none, whose probabilities are 0.
-        keys_BN: keys that may be seen, bool; the softmax runs over those of them at or before the row.
-        offset: place of the first query among the keys, where these hold more than the queries' own.
-        window: of all keys; None: a row sees all keys before it.
-
-    A row that may see no key at all is 0 everywhere.
+    ``index_BW``: int64, -1 is none; ``keys_BN``: keys that may be seen, bool; ``offset``: place of the first query
+    among the keys.
     """
     batch, heads, _, width = query_BHNd.shape
     length = key_BhNd.shape[2]
@@ -69,8 +62,7 @@ def attention_blocks(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Walk over the marked rows: yields (index_BW, probabilities [B, H, W, N]) with at most ``block`` rows each.
 
-    Args:
-        rows_BN: the rows that are wanted, bool; a sample with fewer of them pads ``index_BW`` with -1.
+    ``rows_BN``: the rows that are wanted, bool; a sample with fewer of them pads ``index_BW`` with -1.
     """
     count_B = rows_BN.sum(-1)
     order_BN = rows_BN.int().sort(dim=-1, descending=True, stable=True).indices
@@ -83,10 +75,7 @@ def attention_blocks(
 
 
 def attention_paid(blocks: Iterator[tuple[Tensor, Tensor]], over_heads: Literal["mean", "max"] = "mean") -> Tensor:
-    """Attention that all rows of some blocks pay to each position, [B, N] in fp32.
-
-    A row counts with the mean over its heads, or with the largest of them. A sample without rows gets zeros.
-    """
+    """Attention that all rows of some blocks pay to each position, [B, N] in fp32; a sample without rows gets zeros."""
 
     def summed(index_BW: Tensor, attention_BHWN: Tensor) -> Tensor:
         rows_BWN = attention_BHWN.mean(1) if over_heads == "mean" else attention_BHWN.amax(1)

@@ -1,21 +1,12 @@
-"""Causal attention through torch's fused kernels, without a mask of all rows against all columns.
+"""Causal attention through torch's fused kernels: no mask of all rows against all columns, but one block of rows.
 
-Rows stand at the end of what they see. Where a row sees everything before it there is no mask at all; otherwise one
-block of rows has a mask at a time. On a CPU, rows that stand after others have one too: no kernel there knows their
-places.
+Where neither flash nor the memory-efficient kernel takes a call, torch computes a matrix of all rows against all
+columns. Which calls they take on GPUs since Ampere is written down from torch 2.13
+(``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``): flash half precision without a mask, and shared key heads;
+the other masks and fp32 too, with a key head for every query head. cuDNN's kernel is not counted on.
 
-A fused CUDA kernel is flash, or the memory-efficient one; where neither takes a call, torch computes a matrix of all
-rows against all columns. The rule for which calls they take is torch's (2.13:
-``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``); a CPU build cannot be asked, so it is written down here. In
-short: flash takes half precision without a mask, and shares a key head between query heads; the memory-efficient kernel
-takes masks and fp32 too, and needs a key head for every query head. A CPU gives the same numbers either way.
-
-cuDNN's kernel, which builds of torch may have and prefer on some GPUs, is not counted on: it takes masks and shared key
-heads in half precision, so it may serve calls that are said here to fall to the matrix. GPUs are not told apart:
-Ampere and later are meant. An older one has no flash, and computes grouped heads as a matrix.
-
-Legend: B batch, H query heads, h key-value heads (H a multiple of h), q rows, K columns, N rows of
-a window's batch, W chosen ones, d head width.
+Legend: B batch, H query heads, h key-value heads (H a multiple of h), q rows, K columns, N rows of a window's batch, W
+chosen ones, d head width.
 """
 
 from __future__ import annotations
@@ -36,8 +27,7 @@ ALIGNED = 16  # bytes of which a head's width is a multiple for the memory-effic
 def fused_kernels(query_BHqd: Tensor, key_BhKd: Tensor, value_BhKd: Tensor, masked: bool = False) -> tuple[str, ...]:
     """Kernels that take a call, "flash" before "efficient"; empty where only the matrix would do.
 
-    Args:
-        masked: whether there is a mask; else the call is causal, or nothing is hidden.
+    ``masked``: whether there is a mask; else the call is causal, or nothing is hidden.
     """
     dtype = _computed_in(query_BHqd)
     widths = {x.shape[-1] for x in (query_BHqd, key_BhKd, value_BhKd)}
@@ -71,9 +61,8 @@ def fused_attention(
 ) -> Tensor:
     """Attention of q rows to K columns, [B, H, q, d].
 
-    Args:
-        mask: what is seen, bool, [q, K] after broadcasting axes; None: the rows are the last q of the K places, and
-            each sees itself and all before it.
+    ``mask``: what is seen, bool, [q, K] after broadcasting axes; None: the rows are the last q of the K places, and
+    each sees itself and all before it.
     """
     rows, columns = query_BHqd.shape[2], key_BhKd.shape[2]
     key, value = shared_heads(query_BHqd, key_BhKd, value_BhKd, mask is not None)
@@ -112,11 +101,7 @@ def in_window(row_position: Tensor, column_position: Tensor, size: int) -> Tenso
 class SlidingWindow:
     """Rows of a batch in a layer that attends in a window: each sees itself and less than ``size`` positions back.
 
-    Positions are those of the whole prompt, whatever was dropped since: a window of 4,096 positions may hold few rows.
-
-    Attributes:
-        size: positions that a row sees, its own included.
-        position_BN: of every row.
+    ``position_BN`` are those of the whole prompt, whatever was dropped since.
     """
 
     size: int
@@ -137,8 +122,7 @@ class Seen:
     """Visibility: what rows see of the places up to their own.
 
     Attributes:
-        places_BK: places that are seen by what stands after them, bool; every place sees itself (padding would see
-            nothing and turn NaN). None: all of them. Whoever knows that says so: to look would make a device wait.
+        places_BK: seen by what stands after them, bool; every place sees itself. None: all, which nobody looks up.
         window: of all K places; None: every place sees all before it.
         keys_BhK: of the places that are seen, those whose key a head has, bool; None: each head has all.
     """
@@ -153,18 +137,12 @@ class Seen:
         return Seen(None if places is None else places[:, :end], self.window, None if keys is None else keys[..., :end])
 
     def first_column(self, row: int) -> int:
-        """The first place that a row, or one after it, may see.
-
-        Positions rise by one or more from row to row, but not over padding, which the places may hold.
-        """
+        """The first place that a row, or one after it, may see; positions do not rise over padding."""
         some_hidden = self.places_BK is not None or self.keys_BhK is not None
         return 0 if self.window is None or some_hidden else max(0, row + 1 - self.window.size)
 
     def of_rows(self, first: int, end: int, device: torch.device) -> Tensor:
-        """Mark what rows ``first`` to ``end`` see of places ``first_column`` to ``end``.
-
-        Returns bool [B or 1, h, q, K'], or [B or 1, 1, q, K'] where each head has all keys.
-        """
+        """Mark what rows ``first`` to ``end`` see from ``first_column`` to ``end``, bool [B or 1, h or 1, q, N]."""
         left = self.first_column(first)
         rows_q1 = torch.arange(first, end, device=device)[:, None]
         columns_K = torch.arange(left, end, device=device)
@@ -180,13 +158,7 @@ class Seen:
 
 
 def causal_attention(
-    query_BHqd: Tensor,
-    key_BhKd: Tensor,
-    value_BhKd: Tensor,
-    seen: Seen,
-    scale: float,
-    block: int,
-    dropout: float = 0.0,
+    query_BHqd: Tensor, key_BhKd: Tensor, value_BhKd: Tensor, seen: Seen, scale: float, block: int, dropout: float = 0.0
 ) -> Tensor:
     """Attention of the last q of K places, [B, H, q, d]."""
     rows, columns = query_BHqd.shape[2], key_BhKd.shape[2]

@@ -1,10 +1,8 @@
 """Choosing rows that are unlike each other: greedy max-min distance, greedy determinants, least like a few, no doubles.
 
-Likeness is the cosine, in fp32 under any autocast. The batched functions return the place in which each row was
-chosen: 0 is the first, ``steps`` stands for rows that were not. Where nothing tells rows apart, the lowest index is
-chosen; what differs by less than ``SAME`` counts as alike, so that rounding decides nothing among doubles.
-
-Legend: B batch, N rows, D width, R rows of one picture.
+Likeness is the cosine, in fp32. The batched functions return the place in which each row was chosen: 0 is the first,
+``steps`` stands for rows that were not. What differs by less than ``SAME`` counts as alike, and then the lowest index
+is chosen. Legend: B batch, N rows, D width, R rows of one picture.
 """
 
 from __future__ import annotations
@@ -31,9 +29,6 @@ def farthest_places(unit_BND: Tensor, open_BN: Tensor, steps: int) -> Tensor:
     """Choose row after row the one whose nearest chosen row is farthest away, int64 [B, N].
 
     The first is the one whose nearest other row is farthest away. No matrix of all pairs is held.
-
-    Args:
-        steps: how many are, of a sample that has as many.
     """
     place_BN = torch.full(open_BN.shape, steps, device=open_BN.device)
     nearest_BN = _nearest_other(unit_BND, open_BN)
@@ -47,14 +42,8 @@ def farthest_places(unit_BND: Tensor, open_BN: Tensor, steps: int) -> Tensor:
 def volume_places(unit_BND: Tensor, weight_BN: Tensor, open_BN: Tensor, steps: int) -> Tensor:
     """Choose row after row the one that makes the determinant of the chosen rows' kernel largest, int64 [B, N].
 
-    The kernel is ``weight_i * cosine_ij * weight_j``; this is greedy MAP inference of its k-DPP (Chen et al., 2018,
-    arXiv:1709.05135, algorithm 1), O(N k (k + D)). The Cholesky factor is that of the cosines alone: the determinant of
-    the kernel is theirs times the chosen weights' squares, and cosines are better conditioned. Once the chosen rows
-    span all others, every determinant is 0 and the lowest index is next.
-
-    Args:
-        weight_BN: at least 0.
-        steps: how many are, of a sample that has as many.
+    The kernel is ``weight_i * cosine_ij * weight_j``: greedy MAP inference of its k-DPP (Chen et al., 2018,
+    arXiv:1709.05135, algorithm 1), by the Cholesky factor of the cosines alone, which are better conditioned.
     """
     place_BN = torch.full(open_BN.shape, steps, device=open_BN.device)
     left_BN = unit_BND.any(-1).float()  # squared length outside the span of the chosen rows
@@ -75,14 +64,9 @@ def volume_places(unit_BND: Tensor, weight_BN: Tensor, open_BN: Tensor, steps: i
 def unlike_places(
     unit_BND: Tensor, pivots_BP: Tensor, open_BN: Tensor, quota_BP: Tensor, taken_B1: Tensor, steps: int
 ) -> Tensor:
-    """Choose, pivot after pivot, its quota of the rows that are least like it, int64 [B, N].
+    """Choose, pivot after pivot (indices, int64), its quota of the open rows that are least like it, int64 [B, N].
 
-    Args:
-        pivots_BP: indices of the pivots, int64, themselves open or not.
-        open_BN: rows that may be chosen, bool; no row twice.
-        quota_BP: rows that each pivot takes, int64.
-        taken_B1: the first place of each sample that is free, int64.
-        steps: the place of rows that are not chosen.
+    ``taken_B1``: the first place of each sample that is free; ``steps``: the place of rows that are not chosen.
     """
     place_BN = torch.full(open_BN.shape, steps, device=open_BN.device)
     for pivot in range(pivots_BP.shape[1]):
@@ -95,14 +79,10 @@ def unlike_places(
 
 
 def without_doubles(unit_RD: Tensor, count: int) -> Tensor:
-    """Return the indices of ``count`` rows that are left when the most alike went, int64, in no order of their own.
+    """Return the indices of ``count`` rows (at least 1) that are left when the most alike went, int64.
 
-    Every other row, from the first, is matched with the most similar of those between; of up to 8 pairs at a time, the
-    most similar ones, the former goes. Those that were not matched follow the others in the next round.
-
-    Args:
-        unit_RD: rows of length 1, in the order that says who is matched with whom.
-        count: at least 1 if there are rows.
+    Every other row is matched with the most similar of those between; of up to 8 pairs at a time, the most similar
+    ones, the former goes. Those that were not matched follow the others in the next round.
     """
     with torch.autocast(unit_RD.device.type, enabled=False):
         like_RR = unit_RD @ unit_RD.T
@@ -116,10 +96,7 @@ def without_doubles(unit_RD: Tensor, count: int) -> Tensor:
 
 
 def _choose(value_BN: Tensor, open_BN: Tensor, place_BN: Tensor, step: int) -> Tensor:
-    """Return each sample's open row of the highest value, [B, 1], its place noted; any row where none is open.
-
-    Rows whose place is noted are open no more.
-    """
+    """Return each sample's open row of the highest value, [B, 1], its place noted; any row where none is open."""
     open_BN = open_BN & (place_BN >= step)
     row_B1 = value_BN.masked_fill(~open_BN, -torch.inf).argmax(-1, keepdim=True)  # of equals the first
     place_BN.scatter_(1, row_B1, torch.where(open_BN.gather(1, row_B1), step, place_BN.gather(1, row_B1)))
@@ -146,5 +123,4 @@ def _nearest_other(unit_BND: Tensor, open_BN: Tensor) -> Tensor:
 
 
 def _zeroed(values: Tensor) -> Tensor:
-    """Return the values, 0 where they are below ``SAME``."""
     return values.masked_fill(values < SAME, 0)

@@ -1,10 +1,8 @@
 """The gradient of a choice among keys: attention goes without the dropped ones, and the choice still learns (ours).
 
-A dropped key leaves the softmax: forwards its mask is additive, 0 or minus infinity. Such a mask has no gradient where
-it is minus infinity, so its slope is written down: the loss's, were a kept key's mask moved, and were a dropped key
-alone put back. The first is the derivative; the second is the change itself, to first order in the layer's output, and
-bounded, because a returned key takes a weight below 1. The slope then passes through the sigmoid of the key's logit, as
-that of value groups does (``functional/masks.py``).
+A dropped key's mask, minus infinity, has no gradient. So its slope is written down: the loss's, were a kept key's mask
+moved, and were a dropped key alone put back (to first order in the layer's output). It passes through the sigmoid of
+the key's logit, as that of value groups does.
 
 Legend: B batch, H query heads, h key-value heads, q rows, K columns, d head width.
 """
@@ -30,13 +28,9 @@ def with_key_gradient(
     scale: float,
     block: int,
 ) -> Tensor:
-    """Return an attention's output as it is, with a gradient to the logits of its keys.
-
-    Queries, keys and values get theirs from the attention itself; it has a first derivative only. Dropout of
-    probabilities is left out of the slope.
+    """Return the attention of the last q of K places over the keys that stay, with a gradient to the keys' logits.
 
     Args:
-        out_BHqd: attention of the last q of K places over the keys that stay.
         states: rotated queries [B, H, q, d], rotated keys [B, h, K, d], and values [B, h, K, d] that kept entries read
             as, and dropped ones would.
         learns_BK: entries that had a choice, bool; the gradient of all others is zero.
@@ -71,10 +65,7 @@ def _mask_slope(
     scale: float,
     block: int,
 ) -> Tensor:
-    """Slope of the loss in each key's mask, [B, h, K] in fp32.
-
-    ``rows`` are the loss's gradient at the output, the output, and the queries, [B, H, q, d].
-    """
+    """Slope of the loss in each key's mask, [B, h, K] in fp32; ``rows``: output's gradient, output, and queries."""
     batch, heads, columns, _ = key_BhKd.shape
     length = rows[0].shape[2]
     slope_BhK = torch.zeros(batch, heads, columns, device=key_BhKd.device)

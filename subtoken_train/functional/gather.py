@@ -28,13 +28,9 @@ def keep_best(scores_BN: Tensor, candidates_BN: Tensor, count_B: Tensor) -> Tens
 
 
 def kept_index(keep_BN: Tensor, pad_left: bool, longest: int | None = None) -> tuple[Tensor, Tensor]:
-    """Turn a keep mask into gather indices.
+    """Turn a keep mask into gather indices [B, M] and which are valid: kept positions, ascending, padded with 0.
 
     ``longest``: the most that a sample keeps; None: it is read from the device.
-
-    Returns:
-        (index_BM, valid_BM): kept positions in ascending order, padded to the longest sample on the left or the right;
-        where ``valid`` is False the index is 0 and stands for padding.
     """
     count_B = keep_BN.sum(-1)
     longest = int(count_B.max()) if longest is None else longest
@@ -61,10 +57,7 @@ def count_positions(visible_BN: Tensor) -> Tensor:
 
 
 def masked_mean(rows_BND: Tensor, mask_BN: Tensor) -> Tensor:
-    """Mean over the marked rows, [B, D] in fp32 under any autocast; zeros where none is marked.
-
-    A gradient flows to the marked rows.
-    """
+    """Mean over the marked rows, [B, D] in fp32 under any autocast; zeros where none is marked."""
     weight_BN = mask_BN.float()
     with torch.autocast(rows_BND.device.type, enabled=False):
         sum_BD = (weight_BN[:, None] @ rows_BND.float()).squeeze(1)

@@ -19,11 +19,9 @@ _LEAST_DEVIATION = 1e-4
 
 
 def head_grams(output_weight: Tensor, num_kv_heads: int, head_dim: int, num_groups: int, layout: Layout) -> Tensor:
-    """Gram matrices of the output projection, one per key-value head, fp32 [H, d, d].
+    """Gram matrices of the output projection, ``sum_q W_q^T W_q`` over a key-value head's query heads, fp32 [H, d, d].
 
-    ``G_h = sum_q W_q^T W_q`` over the R query heads q that share key-value head h (h*R to h*R + R - 1, the order of
-    transformers' models), with W_q [D, d] the columns of the projection that read q. Entries between channels of
-    different groups are zeroed, so that one product serves groups of any size in either layout.
+    Entries between channels of different groups are zeroed.
     """
     columns_DHRd = output_weight.float().reshape(len(output_weight), num_kv_heads, -1, head_dim)
     with torch.autocast(output_weight.device.type, enabled=False):
@@ -37,10 +35,7 @@ def head_grams(output_weight: Tensor, num_kv_heads: int, head_dim: int, num_grou
 def contribution_norms(value_BNV: Tensor, gram_Hdd: Tensor, num_groups: int, layout: Layout) -> Tensor:
     """Root of the sum over query heads of ||W_q,g v_g||^2 for every group g, fp32 [B, N, S].
 
-    Every query head weighs a token by its own attention, so squared norms are summed over heads and no product between
-    heads enters: neither between the query heads that share a group, nor between the heads that a group spans. For a
-    group inside one head without shared heads this is ||W_o,g v_g|| itself. The attention weights are left out: this
-    is what the group adds where every head attends to the token alike.
+    This is what the group adds where every head attends to the token alike; no product between heads enters.
     """
     num_kv_heads, head_dim = gram_Hdd.shape[:2]
     value_BNHd = value_BNV.float().reshape(*value_BNV.shape[:-1], num_kv_heads, head_dim)
@@ -54,9 +49,7 @@ def contribution_norms(value_BNV: Tensor, gram_Hdd: Tensor, num_groups: int, lay
 def standardised_log(norms_BNS: Tensor, routed_BN: Tensor) -> Tensor:
     """``log(norm)`` with mean 0 and deviation 1 over the routed (token, group) pairs of each sample, fp32 [B, N, S].
 
-    One mean and one deviation per sample: within a token *and* between a sample's tokens the order is that of the
-    norms, so the offset is that selector under a fixed, a ranked and a global budget alike; and a sample never depends
-    on the batch around it. Unrouted tokens, and samples without a routed one, get 0. No gradient.
+    Unrouted tokens get 0. No gradient.
     """
     unrouted_BN1 = ~routed_BN[..., None]
     pairs_B11 = (routed_BN.sum(-1) * norms_BNS.shape[-1]).clamp(min=1)[:, None, None]

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_groups(num_groups: int, kept_groups: int, num_kv_heads: int, head_dim: int, layout: Layout) -> None:
-    """Raise a worded ``ValueError`` unless S divides the split width and 1 <= K <= S.
-
-    The split width is d_v = num_kv_heads * head_dim for ``contiguous`` and head_dim for ``per_head``.
-    """
+    """Refuse an S that does not divide the split width (d_v; ``per_head``: head_dim), and K outside of 1 to S."""
     if layout not in get_args(Layout):
         raise unknown_name("layout", layout, get_args(Layout))
     width = num_kv_heads * head_dim if layout == "contiguous" else head_dim
@@ -59,13 +56,10 @@ def expand_group_mask(group_mask_BNS: Tensor, value_dim: int, num_kv_heads: int,
 def apply_group_mask(
     value_BND: Tensor, group_mask_BNS: Tensor, num_kv_heads: int, layout: Layout, fill_BD: Tensor | None = None
 ) -> Tensor:
-    """Routed values: every group times its mask entry (paper, section 3.3), in the value's dtype.
+    """Routed values: every group times its mask entry m (paper, section 3.3), in the value's dtype.
 
-    Dropped groups become zeros, or what ``fill_BD`` ([B, D] or [1, D]) says: with mu the fill and m the entry, a group
-    becomes m v + (1 - m) mu, which is mu + m (v - mu), is v exactly where m is 1, and mu exactly where m is 0.
-
-    This is the training-time form and saves no memory. The mask is broadcast over the
-    channels that it rules, never repeated: what the backward pass keeps beside the value is the mask's own size.
+    Dropped groups become zeros, or what ``fill_BD`` ([B, D] or [1, D]) says, m v + (1 - m) mu. This is the
+    training-time form and saves no memory; the mask is never repeated.
     """
     heads, num_groups = 1 if layout == "contiguous" else num_kv_heads, group_mask_BNS.shape[-1]
     channels = value_BND.shape[-1] // heads // num_groups

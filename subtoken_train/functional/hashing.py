@@ -1,7 +1,7 @@
 """Hashes: pseudo-random numbers from integer keys, and tensors in a digest.
 
-The random controls must draw the same numbers for a sample whatever batch it stands in, and again when a layer is
-recomputed under gradient checkpointing: so they are a hash of (seed, sample, layer, position, group), not a stream.
+Random controls draw a hash of (seed, sample, layer, position, group), not a stream: the same numbers in any batch, and
+again when a layer is recomputed.
 """
 
 from __future__ import annotations

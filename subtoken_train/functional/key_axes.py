@@ -1,19 +1,16 @@
-"""Turn keys to their principal axes, so that a cut along the last ones loses the least: RotateK, without the kernels.
+"""Cut keys: the channels that stay (ThinK), and principal axes along which a cut loses the least (RotateK).
 
-    k' = (k - m) Q        q' = q Q        q' . k' = q . k - q . m
+**Channels.** A channel's score is the mean of q_d^2 over the last rows and the group's heads times the mean of k_d^2
+over the cached keys, both rotated. Source: ThinK (Xu et al., 2024), as released (``SalesforceAIResearch/ThinK``,
+``key_pruner_query_driven``).
 
-``m`` and ``C`` are mean and covariance of the keys that are cut, of each key-value head's own. ``w_d`` is the length of
-channel d over the last queries, averaged over the head's group first; the axes are the eigenvectors of ``w_d C_de
-w_e``. Of a cut key the leading coordinates stay, and m in place of the others; ``q . m`` is the same for all keys, so
-that a softmax does not see it.
-
-Source: RotateK (Kang et al., 2026, *Rotation-Aligned Key Channel Pruning for Efficient Vision-Language Model
-Inference*, arXiv 2605.19218), as released (``beomseokg/rotatek``). Logits are its own. Otherwise than there: keys of
-text are cut as well, but for the first token's, which all tokens look at; the eigenvectors are exact, where the release
-iterates five steps; its ridge is left out, and so are the weights of a head that cuts no more keys than channels stay;
-*all* keys stand in the basis, whole ones turned and not cut; and Q is stored as Householder reflections, as many as
-axes are cut or kept, whichever is fewer, whose product is orthogonal whatever they are rounded to (d by r numbers and r
-by r, where the release stores d by k and a shift).
+**Axes.** k' = (k - m) Q, q' = q Q. ``m`` and ``C`` are mean and covariance of the keys that are cut, of each key-value
+head's own; ``w_d`` is the length of channel d over the last queries, averaged over the head's group first; the axes are
+the eigenvectors of ``w_d C_de w_e``. Of a cut key the leading coordinates stay, and m in place of the others; ``q . m``
+no softmax sees. Source: RotateK (Kang et al., 2026, arXiv 2605.19218), as released (``beomseokg/rotatek``). Not theirs:
+keys of text are cut as well, but for the first token's; the eigenvectors are exact; no ridge, and no weights of a head
+that cuts no more keys than channels stay; *all* keys stand in the basis; Q is stored as Householder reflections, as
+many as axes are cut or kept, whichever is fewer, orthogonal whatever they are rounded to.
 
 Legend: B batch, N cached rows of the prompt, M kept entries, H query heads, h key-value heads, d head width, k kept
 channels, r = min(k, d - k) mirrors.
@@ -21,11 +18,54 @@ channels, r = min(k, d - k) mirrors.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from subtoken_train.functional.key_channels import asking, in_blocks
+from subtoken_train.functional.gather import take_rows
 from subtoken_train.types import KeyTurn
+
+BLOCK = 4096  # entries whose squares exist at a time
+
+
+def query_energy(query_BHNd: Tensor, rows_BN: Tensor, kv_heads: int) -> Tensor:
+    """Mean square of the marked rows' queries in each channel of a key-value head, [B, h, d]; 0 without rows."""
+    mean_BHd = asking(query_BHNd, rows_BN).square().sum(1) / rows_BN.sum(-1).clamp(min=1)[:, None, None]
+    return mean_BHd.view(len(mean_BHd), kv_heads, -1, mean_BHd.shape[-1]).mean(2)
+
+
+def asking(query_BHNd: Tensor, rows_BN: Tensor) -> Tensor:
+    """Return the queries of the marked rows, [B, W, H, d] in fp32; a sample with fewer than W has zeros behind them."""
+    places_BW = rows_BN.int().argsort(dim=-1, descending=True, stable=True)[:, : int(rows_BN.sum(-1).max())]
+    asks_BW = rows_BN.gather(1, places_BW)
+    return take_rows(query_BHNd.transpose(1, 2), places_BW).float() * asks_BW[..., None, None]
+
+
+def key_energy(key_BhNd: Tensor, rows_BM: Tensor, kept_BhM: Tensor) -> Tensor:
+    """Mean square of each head's kept keys in each channel, [B, h, d] in fp32; 0 where a head keeps none.
+
+    ``kept_BhM``: heads that keep the entry, bool; [B, 1, M] where all do alike.
+    """
+    total = key_BhNd.new_zeros(key_BhNd[:, :, 0].shape, dtype=torch.float32)
+    for key, marks in in_blocks(key_BhNd, rows_BM, kept_BhM):
+        total += (key.square() * marks).sum(2)
+    return total / kept_BhM.sum(-1).clamp(min=1)[..., None]
+
+
+def in_blocks(key_BhNd: Tensor, rows_BM: Tensor, kept_BhM: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield some entries' keys after others, [B, h, m, d] in fp32, and which of them heads keep, [B, h, m, 1]."""
+    for start in range(0, rows_BM.shape[1], BLOCK):
+        index_BM = rows_BM[:, start : start + BLOCK]
+        key = key_BhNd.gather(2, index_BM[:, None, :, None].expand(-1, key_BhNd.shape[1], -1, key_BhNd.shape[3]))
+        yield key.float(), kept_BhM[:, :, start : start + BLOCK, None]
+
+
+def best_channels(scores_Bhd: Tensor, count: int) -> Tensor:
+    """The ``count`` channels of the highest scores, bool [B, h, d]; ties go to the lower channel."""
+    order = scores_Bhd.argsort(dim=-1, descending=True, stable=True)
+    return torch.zeros_like(scores_Bhd, dtype=torch.bool).scatter(-1, order[..., :count], True)
+
 
 LEAST = 1e-3
 """Least length of a channel of the queries, of its head's median one."""
@@ -54,8 +94,7 @@ def query_lengths(query_BHNd: Tensor, rows_BN: Tensor, kv_heads: int) -> Tensor:
 def key_spread(key_BhNd: Tensor, rows_BM: Tensor, kept_BhM: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean [B, h, 1, d] and covariance [B, h, d, d] of the marked keys, fp32; 0 where a head has none.
 
-    Args:
-        kept_BhM: entries of each head that count, bool; [B, 1, M] where all do alike.
+    ``kept_BhM``: entries of each head that count, bool; [B, 1, M] where all do alike.
     """
     batch, heads, _, width = key_BhNd.shape
     count = kept_BhM.sum(-1).clamp(min=1)[..., None, None]
@@ -71,11 +110,7 @@ def key_spread(key_BhNd: Tensor, rows_BM: Tensor, kept_BhM: Tensor) -> tuple[Ten
 
 
 def principal_axes(covariance_Bhdd: Tensor, length_Bhd: Tensor | None = None) -> Tensor:
-    """Return the axes as columns, the one of most variance first, fp32 [B, h, d, d].
-
-    Args:
-        length_Bhd: w, of queries; None: all channels are alike to them.
-    """
+    """Return the axes as columns, the one of most variance first, fp32 [B, h, d, d]; ``length_Bhd``: w, or None."""
     if length_Bhd is not None:
         covariance_Bhdd = covariance_Bhdd * length_Bhd[..., None] * length_Bhd[..., None, :]
     axes_Bhdd: Tensor = torch.linalg.eigh(covariance_Bhdd)[1]
@@ -83,16 +118,10 @@ def principal_axes(covariance_Bhdd: Tensor, length_Bhd: Tensor | None = None) ->
 
 
 def mirrors_of(axes_Bhdd: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mirrors that turn keys to their axes, and which channels then stay.
+    """Return V, fp16 [B, h, d, r], and T, fp32 [B, h, r, r], that turn keys to their axes, and the channels that stay.
 
-    The product of the reflections is I - V T V^T, and the inverse of T is the upper triangle of V^T V with half of its
-    diagonal (Puglisi, 1992), so that it is orthogonal for all V without a column of zeros.
-
-    Args:
-        axes_Bhdd: orthonormal columns, those that stay first.
-
-    Returns:
-        V, fp16 [B, h, d, r]; T, fp32 [B, h, r, r]; the channels, bool [B, h, d].
+    The product of the reflections is I - V T V^T, and the inverse of T the upper triangle of V^T V with half of its
+    diagonal (Puglisi, 1992). ``axes_Bhdd``: orthonormal columns, those that stay first.
     """
     width = axes_Bhdd.shape[-1]
     few = kept <= width - kept

@@ -1,8 +1,7 @@
 """Group masks with exact budgets, and the gradient that passes through them (paper, sections 3.3, 3.4 and 3.6).
 
-Legend: B batch, N positions, S groups. Scores may be any real dtype; ranking is done in fp32. Ties go to the lower
-index (group within a token; token, then group, across a sample), and a mask never keeps more than its budget. The
-global and the ranked budget spend n * K pairs on a sample of n routed tokens, as the fixed one does.
+Legend: B batch, N positions, S groups. Ranking is done in fp32; ties go to the lower index (group within a token;
+token, then group, across a sample).
 """
 
 from __future__ import annotations
@@ -35,14 +34,9 @@ def counted_mask(scores_BNS: Tensor, count_BN: Tensor) -> Tensor:
 def ranked_counts(rank_BN: Tensor, routed_BN: Tensor, kept_groups: int, num_groups: int) -> Tensor:
     """Ranked budget (ours): groups of each routed token by its rank, int64 [B, N], n * K in each sample exactly.
 
-    The best token of n should get ``high = min(S, 2K)`` groups and the worst ``low = 2K - high``, linearly between:
-    rank j gets ``high + (low - high) * (j + 0.5) / n``, whose mean is K. These are rounded down, and what is missing
-    from n * K goes to the best-ranked, one group each: so counts never rise with the rank and lie in [0, S]. In whole
-    numbers throughout. K = S gives every token S.
-
-    Args:
-        rank_BN: the reducer's rank of each routed token, int64, 0 (best) to n - 1, each once; ignored elsewhere.
-        routed_BN: routed tokens, bool; all others get 0.
+    Rank j of n should get ``high + (low - high) * (j + 0.5) / n``, with ``high = min(S, 2K)`` and ``low = 2K - high``.
+    These are rounded down, and what is missing from n * K goes to the best-ranked, one group each. ``rank_BN`` is
+    ignored where nothing is routed.
     """
     high = min(num_groups, 2 * kept_groups)
     low = 2 * kept_groups - high
@@ -55,10 +49,9 @@ def ranked_counts(rank_BN: Tensor, routed_BN: Tensor, kept_groups: int, num_grou
 
 
 def global_mask(scores_BNS: Tensor, kept_groups: int, routed_BN: Tensor) -> Tensor:
-    """Global budget (paper, section 3.4): the best M = n * K (token, group) pairs of each sample.
+    """Global budget (paper, section 3.4): the best M = n * K (token, group) pairs of each sample, bool [B, N, S].
 
-    ``n`` is the sample's number of routed tokens (``routed_BN``, bool [B, N]); other tokens, padding among them, keep
-    nothing here. Returns bool [B, N, S]; a token may keep 0 to S groups.
+    ``n`` is the sample's number of routed tokens (``routed_BN``, bool); other tokens keep nothing.
     """
     batch, length, num_groups = scores_BNS.shape
     lowest = torch.finfo(torch.float32).min  # a routed group that scores -inf still comes before unrouted ones
@@ -71,19 +64,10 @@ def global_mask(scores_BNS: Tensor, kept_groups: int, routed_BN: Tensor) -> Tens
 
 
 def straight_through(hard: Tensor, logits: Tensor, learns: Tensor | None = None) -> Tensor:
-    """Return the hard mask, exactly, with the gradient of a sigmoid in the backward pass.
-
-    The function ``hard + (soft - soft.detach())`` with soft = sigmoid(logits), in as few operations as it takes: the
-    forward pass has no use for the sigmoid. It has a first derivative only.
+    """Return the hard mask, exactly, with the gradient of a sigmoid in the backward pass; in ``logits``' dtype.
 
     READING. The paper (section 3.6, appendix B.1) says "a straight-through estimator" and not whose gradient it passes:
-    the sigmoid of each logit is ours.
-
-    Args:
-        learns: bool, broadcast to that shape; where False, the gradient is zero. None: True everywhere.
-
-    Returns:
-        A tensor of ``logits``' dtype that is exactly 0 or 1.
+    the sigmoid of each logit is ours. Where ``learns`` is False, the gradient is zero.
     """
     masked: Callable[..., Tensor] = _StraightThrough.apply
     return masked(hard, logits, learns)

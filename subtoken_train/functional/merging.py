@@ -1,14 +1,10 @@
-"""Merging of entries that are dropped into entries that stay: where each one goes, and the mean that stands there.
+"""Merging of entries that are dropped into entries that stay: every head for itself, means of what was joined.
 
-Every head merges for itself; keys and values become a mean over what was joined, the entry itself included.
-``position`` (Elastic Cache, Liu et al., 2024): every dropped entry goes to the nearest entry that stays; a plain mean.
+``position`` (Elastic Cache, Liu et al., 2024): a dropped entry goes to the nearest one that stays; a plain mean.
 ``average``, ``weighted`` and ``pivot`` (LOOK-M, Wan et al., 2024; the latter two as ``merge_kv`` of
-Zefan-Cai/KVCache-Factory): it goes to the entry whose key is most like its own, by cosine c. Average: a plain mean.
-Weighted: an entry that stays counts 1, one that joins it (1 + c) / 2. Pivot: the mean of the entry and of the midpoints
-between it and each that joins it.
-As released, rotated keys are averaged as they are. A value of which routing dropped groups joins with what they read
-as (zeros, or their fill), and an entry that stays stores the groups that it stored before. Nothing is merged while
-decoding.
+Zefan-Cai/KVCache-Factory): to the one whose key is most like its own, by cosine c; a plain mean; with weights 1 for who
+stays and (1 + c) / 2 for who joins; the mean of the entry and of the midpoints between it and each that joins. As
+released, rotated keys are averaged as they are.
 
 Legend: B batch, N cached rows of the prompt, h key-value heads (1: one set for all heads), d head width, R = B h rows,
 K kept entries, W dropped entries of a block.
@@ -33,8 +29,7 @@ def merged(
 ) -> tuple[Tensor, Tensor]:
     """Keys and values of a layer after its dropped entries were merged, [B, h, N, d] each.
 
-    Args:
-        keep_BhN: entries that stay, bool; [B, 1, N] where all heads keep the same.
+    ``keep_BhN``: entries that stay, bool; [B, 1, N] where all heads keep the same.
     """
     if kind == "none":
         return key_BhNd, value_BhNd
@@ -54,13 +49,9 @@ def merged(
 
 
 def nearest_key(key_BhNd: Tensor, kept_BhN: Tensor, dropped_BhN: Tensor) -> tuple[Tensor, Tensor]:
-    """For every dropped row the kept one of its head whose key is most like its own, and how much.
+    """For every dropped row the kept one of its head whose key is most like its own, and how much, [B, h, N] each.
 
-    A block of dropped rows at a time meets all kept ones.
-
-    Returns:
-        (target, cosine): int64 and fp32 [B, h, N]; all other rows, and those of a head that keeps nothing, go to
-        themselves. Ties go to the earlier row.
+    All other rows, and those of a head that keeps nothing, go to themselves; ties go to the earlier row.
     """
     shape, length = kept_BhN.shape, kept_BhN.shape[2]
     unit_RNd = functional.normalize(key_BhNd.flatten(0, 1).float(), dim=-1)
@@ -84,13 +75,9 @@ def nearest_key(key_BhNd: Tensor, kept_BhN: Tensor, dropped_BhN: Tensor) -> tupl
 
 
 def nearest_anchor(anchors_BhN: Tensor, entries_BN: Tensor) -> Tensor:
-    """The row of the anchor that is nearest to every row, int64 [B, h, N]; an anchor's is its own.
+    """The row of the anchor that is nearest to every row, in entries, int64 [B, h, N]; ties go to the earlier anchor.
 
-    Distances are counted in entries, so neither padding nor rows that are no entries come between; ties go to the
-    earlier anchor. Rows that are no entries, and all rows of a head without an anchor, go to themselves.
-
-    Args:
-        anchors_BhN: entries that take others, bool.
+    Rows that are no entries, and all rows of a head without an anchor (``anchors_BhN``, bool), go to themselves.
     """
     length = entries_BN.shape[-1]
     rows_N = torch.arange(length, device=entries_BN.device)
@@ -110,13 +97,9 @@ def nearest_anchor(anchors_BhN: Tensor, entries_BN: Tensor) -> Tensor:
 
 
 def joined_means(states_BhNd: Tensor, target_BhN: Tensor, weight_BhN: Tensor | None = None) -> Tensor:
-    """Every row's mean over the rows that go to it, [B, h, N, d] in the states' dtype; the mean is taken in fp32.
+    """Every row's mean, in fp32, over the rows that go to it, [B, h, N, d]; one that none goes to stays as it is.
 
-    A row that none goes to, not even itself, stays as it is.
-
-    Args:
-        target_BhN: the row that each row goes to, int64; [B, 1, N] where heads share it.
-        weight_BhN: what each row counts in the mean that it goes to, fp32; None: all alike.
+    ``target_BhN``: where each row goes, int64, [B, 1, N] for all heads; ``weight_BhN``: what it counts (None: alike).
     """
     target_BhN = target_BhN.expand(states_BhNd.shape[:3])
     index = target_BhN[..., None].expand_as(states_BhNd)

@@ -12,13 +12,9 @@ IGNORE_INDEX = -100
 
 
 def predicting_rows(labels_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """Mark the rows that predict a label; the head need not run on the others.
+    """Mark the rows that predict a label, bool [B, N], and return these labels, int64 [L], in the rows' order.
 
-    Args:
-        labels_BN: token ids of the rows of the *reduced* sequence; ``IGNORE_INDEX`` (-100) where there is no loss.
-
-    Returns:
-        (rows followed by a labelled one, bool [B, N]; the labels that they predict, int64 [L], in the rows' order).
+    ``labels_BN``: of the *reduced* sequence; ``IGNORE_INDEX`` where there is no loss.
     """
     labelled = labels_BN[:, 1:] != IGNORE_INDEX
     return F.pad(labelled, (0, 1)), labels_BN[:, 1:][labelled]
@@ -27,8 +23,7 @@ def predicting_rows(labels_BN: Tensor) -> tuple[Tensor, Tensor]:
 def answer_loss(logits_LV: Tensor, targets_L: Tensor) -> Tensor:
     """Cross-entropy summed over targets, a scalar in fp32.
 
-    Divided by the number of targets of a whole accumulation window, it gives every answer token the same weight,
-    however samples are split into micro-batches.
+    Divided by the number of targets of a whole accumulation window, it gives every answer token the same weight.
     """
     return F.cross_entropy(logits_LV.float(), targets_L, reduction="sum")
 
@@ -36,8 +31,7 @@ def answer_loss(logits_LV: Tensor, targets_L: Tensor) -> Tensor:
 def distillation_loss(logits_LV: Tensor, teacher_LV: Tensor, temperature: float) -> Tensor:
     """T^2 * KL(teacher || student) of the softened distributions, summed over targets, a scalar in fp32.
 
-    It is normalised as ``answer_loss`` is. With T^2 the gradient, T * (softmax(z / T) - softmax(t / T)), keeps its size
-    whatever T is (Hinton et al. 2015, section 2). The teacher gets none.
+    With T^2 the gradient keeps its size whatever T is (Hinton et al. 2015, section 2). The teacher gets none.
     """
     student_LV = F.log_softmax(logits_LV.float() / temperature, -1)
     softened_LV = F.log_softmax(teacher_LV.detach().float() / temperature, -1)
@@ -45,15 +39,12 @@ def distillation_loss(logits_LV: Tensor, teacher_LV: Tensor, temperature: float)
 
 
 def balance_loss(logits_BNS: Tensor, hard_BNS: Tensor, routed_BN: Tensor) -> Tensor:
-    """S * sum_g f_g P_g of each sample, [B]; f is the share of selections, P the mean softmax probability.
+    """S * sum_g f_g P_g of each sample, [B] in fp32; f is the share of selections, P the mean softmax probability.
 
-    Only routed tokens count (``routed_BN``, bool [B, N]). A sample without one gives 0, still connected to the
-    logits, so that every router takes part in every step (DDP). 1 is perfect balance. Computed in fp32. Averaging
-    over samples is left to the caller: the loss is linear in the batch, so two processes give the loss of one.
+    A sample without a routed token gives 0, still connected to the logits (DDP); 1 is perfect balance.
 
     READING. The paper gives its weight, 0.01, but neither form nor scale of "a small load-balancing auxiliary loss"
-    (appendix B.1). This is the form of mixture-of-experts routers, scaled so that balance is 1 for every S; the layers'
-    losses are meaned as well.
+    (appendix B.1). This is the form of mixture-of-experts routers, scaled so that balance is 1 for every S.
     """
     routed_BN1 = routed_BN[..., None]
     chosen_BS = (hard_BNS & routed_BN1).float().sum(1)

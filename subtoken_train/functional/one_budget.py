@@ -1,21 +1,13 @@
-"""One byte budget for keys and value groups (ours): which keys stay, and which groups of their values.
+"""One byte budget for keys and value groups (ours): what is worth most per byte stays.
 
-A key that stays costs its bytes, and each group kept with it its own; an entry without its key costs nothing and keeps
-no group. A logit is the logarithm of what a key, or a group, is worth, and worths add up; a budget takes what is worth
-most per byte:
+A key costs its bytes, and each group kept with it its own; a logit is the logarithm of a worth, and worths add up. An
+entry's first offer is its key with the groups (in the order of their logits) that make worth per byte highest; every
+further group is an offer of its own. Offers are taken from the highest worth per byte down, until one does not fit;
+what is left buys further groups of entries that stay. So no set of at most as many bytes is worth more than the offer
+that did not fit beyond this one. Ties go to the lower index: entry, then head, then group.
 
-1. The groups of an entry are wanted in the order of their logits. Its first offer is its key with the groups that make
-   worth per byte highest; every further group is an offer of its own, and worth no more per byte than the offer before
-   it (the offers are the concave envelope of the entry's costs and worths).
-2. Offers are taken from the highest worth per byte down, until one does not fit.
-3. What is left buys further groups of entries that stay, in the same order.
-
-How far from the best set: step 2 is the best that fractions of offers could do, less a part of the one offer that did
-not fit. So no set of at most as many bytes is worth more than that offer beyond this one, and what stays unspent is
-less than an entry. Ties go to the lower index: entry, then head, then group.
-
-Legend: B samples, h key-value heads (of a layer, or of all layers), N entries, s groups of a head's value; R pools,
-M entries of a pool, i offers of an entry.
+Legend: B samples, h key-value heads (of a layer, or of all layers), N entries, s groups of a head's value; R pools, M
+entries of a pool, i offers of an entry.
 """
 
 from __future__ import annotations
@@ -35,11 +27,7 @@ _DIGITS = 10**9
 
 
 def budget_bytes(count_B: Tensor, entry_bytes: int, share: Fraction) -> Tensor:
-    """Return the whole bytes that a share of ``count_B`` entries leaves, int64, rounded down.
-
-    Args:
-        share: in (0, 1]; decimals after the ninth are left out.
-    """
+    """Return the whole bytes that a share (its first nine decimals) of ``count_B`` entries leaves, int64."""
     return count_B * entry_bytes * int(share * _DIGITS) // _DIGITS
 
 
@@ -52,16 +40,11 @@ def best_in_bytes(
     budget_B: Tensor,
     pooled: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Choose keys and value groups of each sample within its bytes.
+    """Choose keys, bool [B, h, N], and value groups, bool [B, h, N, s], of each sample within its bytes.
 
-    Args:
-        competes_BhN: entries that may stay, bool; no other does. [B, 1, N] where all heads have the same.
-        always_BhN: of these, entries that stay whole, bool, likewise: before all others, the first ones first, as far
-            as the bytes reach.
-        pooled: whether the heads of a sample share one pool; else each has ``budget_B``.
-
-    Returns:
-        Keys that stay, bool [B, h, N], and groups that stay with them, bool [B, h, N, s].
+    ``competes_BhN``: entries that may stay, bool; ``always_BhN``: of these, those that stay whole, before all others as
+    far as the bytes reach; [B, 1, N] where all heads have the same. Heads share one pool if ``pooled``, else each has
+    ``budget_B``.
     """
     batch, heads, length = key_BhN.shape
     if not length:
@@ -83,16 +66,9 @@ def best_in_bytes(
 def cut_logit(
     key_BhN: Tensor, groups_BhNs: Tensor, chosen_BhN: Tensor, kept_BhNs: Tensor, costs: EntryCosts, pooled: bool
 ) -> Tensor:
-    """Return the logit of a group that is worth its bytes as little as the least of the entries that were chosen.
+    """Return the logit of a group worth its bytes as little as the least of the chosen entries, fp32 [B, h].
 
-    What a router learns most from are choices that hang in the balance, wherever the scale of its logits has them.
-
-    Args:
-        chosen_BhN: keys that stay and had a choice, bool.
-        pooled: whether the heads of a sample share one pool, and then one number.
-
-    Returns:
-        Per head, fp32 [B, h]; 0 where nothing was chosen.
+    ``chosen_BhN``: keys that stay and had a choice, bool; 0 without any. ``pooled`` heads have one number.
     """
     kept_BhNi = torch.cat([chosen_BhN[..., None], kept_BhNs & chosen_BhN[..., None]], -1)
     logits_BhNi = torch.cat([key_BhN[..., None], groups_BhNs], -1).float().masked_fill(~kept_BhNi, -torch.inf)
@@ -136,10 +112,7 @@ def _spent(
 def _offers(
     key_RM: Tensor, sorted_RMs: Tensor, competes_RM: Tensor, always_RM: Tensor, costs: EntryCosts
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each entry's offers: worth per byte and whether there is one, [R, M, 1 + s], and the first one's groups.
-
-    ``sorted_RMs`` are the logits of the groups, the highest first.
-    """
+    """Return each entry's offers: worth per byte, whether there is one, [R, M, 1 + s]; the first one's groups."""
     logits_RMi = torch.cat([key_RM[..., None], sorted_RMs], -1).float().clamp(-_EXTREME, _EXTREME)
     highest_R = logits_RMi.masked_fill(~competes_RM[..., None], -_EXTREME).flatten(1).amax(-1)
     worth_RMi = (logits_RMi - highest_R[:, None, None]).clamp(max=0).exp()  # only ratios count

@@ -1,8 +1,6 @@
-"""Weights that bitsandbytes holds in 4 or 8 bits, seen as the matrices that they stand for.
+"""Weights that bitsandbytes holds in 4 or 8 bits, as the matrices that they stand for. Legend: O output width.
 
-Read by their attributes (``quant_state``, ``SCB``): nothing here needs bitsandbytes before such a weight is met.
-
-Legend: O output width.
+Nothing here needs bitsandbytes before such a weight is met.
 """
 
 from __future__ import annotations
@@ -57,11 +55,7 @@ def _row_scales(linear: nn.Module) -> Tensor | None:
 
 
 def quantised_bytes(shape: tuple[int, ...], kind: Quantization) -> int:
-    """Bytes of a weight of (rows, columns) in 4 or 8 bits, its scales included.
-
-    NF4 with double quantisation: half a byte an element; a byte per 64 elements for their scale; an fp32 number per 256
-    of those; two code books. int8: a byte an element and an fp32 scale per row.
-    """
+    """Bytes of a weight of (rows, columns) in 4 or 8 bits, its scales included; NF4 with double quantisation."""
     rows, columns = shape
     if kind == "int8":
         return rows * columns + 4 * rows

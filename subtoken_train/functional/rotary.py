@@ -24,19 +24,15 @@ def turn_halves(query: Tensor, key: Tensor, angles: tuple[Tensor, Tensor]) -> tu
 
 
 def _quarter(vectors: Tensor) -> Tensor:
-    """Every pair of channels (x, y) as (-y, x)."""
     first, second = vectors.chunk(2, dim=-1)
     return torch.cat([-second, first], dim=-1)
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """Rotation of the vectors of some rows by their positions.
+    """Rotation of the vectors of some rows by their positions, fp32; some scalings stretch vectors, too.
 
-    Attributes:
-        cos_BNr: cosine of every row and channel, fp32; times the factor by which some scalings stretch vectors.
-        sin_BNr: sine, likewise.
-        form: which channels make pairs, and which are not turned at all: linear in cosine and sine.
+    ``form`` says which channels make pairs, and which are not turned at all: linear in cosine and sine.
     """
 
     cos_BNr: Tensor
@@ -48,7 +44,7 @@ class Rotation:
         return self._turned(vectors_BhNd.float(), self.sin_BNr)
 
     def turn_back(self, vectors_BhNd: Tensor) -> Tensor:
-        """Undo ``turn``: return the vectors [B, h, N, d] it was given, fp32. A mean of rotations cannot be undone."""
+        """Undo ``turn``, fp32. A mean of rotations cannot be undone."""
         back = self._turned(vectors_BhNd.float(), -self.sin_BNr)
         stretch_BNr = self.cos_BNr.square() + self.sin_BNr.square()
         return back / F.pad(stretch_BNr, (0, back.shape[-1] - stretch_BNr.shape[-1]), value=1.0)[:, None]

@@ -40,9 +40,7 @@ def kept_histogram(mask_BNS: Tensor, routed_BN: Tensor) -> Tensor:
 def by_relevance(mask_BNS: Tensor, relevance_BN: Tensor, routed_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Every sample's routed tokens from the most relevant to the least (paper, Figure 1b); ties to the lower index.
 
-    Returns:
-        (kept_BN, relevance_BN, valid_BN): K_j and the relevance in that order; where ``valid`` is False there is no
-        routed token of that rank.
+    Returns K_j and the relevance in that order; where ``valid_BN`` is False there is no routed token of that rank.
     """
     order_BN = top_indices(relevance_BN.float().masked_fill(~routed_BN, -torch.inf), routed_BN.shape[1])
     kept_BN, relevance_BN = mask_BNS.sum(-1).gather(1, order_BN), relevance_BN.gather(1, order_BN)
@@ -63,11 +61,10 @@ def shared_pairs(mask_BNS: Tensor, other_BNS: Tensor, routed_BN: Tensor) -> int:
 
 
 def mask_entropy(mask_BNS: Tensor, routed_BN: Tensor) -> Tensor:
-    """Measure how much masks differ from token to token, a scalar in 0..1.
+    """Measure how much masks differ between tokens: 0 where all keep the same groups, 1 where all are kept as often.
 
     The mean over groups of the binary entropy of "a routed token keeps this group", over its largest value at the same
-    number of kept pairs: 0 where all tokens keep the same groups (a static mask would do), 1 where every group is kept
-    equally often. 0 where nothing is routed, or nothing is left to choose.
+    number of kept pairs.
     """
     share_S = group_counts(mask_BNS, routed_BN).float() / routed_BN.sum().clamp(min=1)
     largest = _binary_entropy(share_S.mean())
@@ -94,5 +91,4 @@ def masked_moments(values_BNS: Tensor, routed_BN: Tensor) -> tuple[Tensor, Tenso
 
 
 def _binary_entropy(share: Tensor) -> Tensor:
-    """Entropy of a yes with probability ``share``, in nats."""
     return -(torch.xlogy(share, share) + torch.xlogy(1 - share, 1 - share))

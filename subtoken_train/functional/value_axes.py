@@ -1,12 +1,9 @@
 """Axes of a layer's values: a basis in which few channels hold most of what values add to the layer's output.
 
-Attention averages values, and ``o_proj`` reads the average. Both are linear, so a map of a key-value head's values
-that ``o_proj`` undoes changes nothing and, once it is in ``v_proj`` and ``o_proj``, costs nothing. The map here is
-A = Q^T R. R, the square root of the mean of ``W_o^T W_o`` over the head's query heads, makes a value as long as the
-outputs that it stands for; the columns of Q, principal axes of such values, order channels by their mean square. The
-first of S value groups then hold the most and the last hardly anything, where a model's own channels are much alike,
-and the length of a group is what leaving it out costs. SliceGPT (Ashkboos et al., 2024) folds principal axes into
-weights and Palu (Chang et al., 2024) cuts values to low ranks; neither chooses per token, and the metric is ours.
+A map of a head's values that ``o_proj`` undoes changes nothing. Here it is A = Q^T R: R, the square root of the mean of
+``W_o^T W_o`` over the head's query heads, makes a value as long as the outputs that it stands for; the columns of Q,
+principal axes of such values, order channels by their mean square (ours; compare SliceGPT, Ashkboos et al., 2024, and
+Palu, Chang et al., 2024).
 
 Legend: D model width, H query heads, h key-value heads, G = H / h, d head width; all matrices in fp64.
 """
@@ -21,22 +18,15 @@ FLATTEST = 1e-6
 
 
 def output_metric(weight_DHd: Tensor, kv_heads: int, width: int) -> Tensor:
-    """Return the mean of ``W_o^T W_o`` over each key-value head's query heads, [h, d, d].
-
-    Args:
-        kv_heads: h, of which each serves H / h neighbouring query heads.
-    """
+    """Return the mean of ``W_o^T W_o`` over each key-value head's H / h neighbouring query heads, [h, d, d]."""
     weight_hGDd = weight_DHd.double().reshape(len(weight_DHd), kv_heads, -1, width).permute(1, 2, 0, 3)
     return (weight_hGDd.transpose(-1, -2) @ weight_hGDd).mean(1)
 
 
 def value_axes(moment_hdd: Tensor, metric_hdd: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the maps A of values and their inverses, [h, d, d] each.
+    """Return the maps A of values and their inverses, [h, d, d] each; the sum of the channels' mean squares stays.
 
-    The sum of the channels' mean squares stays what it was, so that numbers keep their size.
-
-    Args:
-        moment_hdd: second moments of each head's values, mean of v v^T.
+    ``moment_hdd``: second moments of each head's values, mean of v v^T.
     """
     found_hd, basis_hdd = torch.linalg.eigh(metric_hdd.double())
     largest_h1 = found_hd.amax(-1, keepdim=True)
@@ -55,11 +45,7 @@ def value_axes(moment_hdd: Tensor, metric_hdd: Tensor) -> tuple[Tensor, Tensor]:
 def first_half(moment_hdd: Tensor, metric_hdd: Tensor, into_hdd: Tensor) -> Tensor:
     """Return what share of the values' mean squared output the first half of the channels holds: before and after, [2].
 
-    Before is of the model's own channels, each as long as its own output.
-
-    Args:
-        moment_hdd: second moments of values, before the map.
-        into_hdd: maps of values, see ``value_axes``.
+    ``moment_hdd`` is of values before the map ``into_hdd``.
     """
     half = moment_hdd.shape[-1] // 2
     own_hd = (moment_hdd * metric_hdd).diagonal(dim1=-2, dim2=-1)

@@ -28,7 +28,7 @@ from subtoken_train.families.positions import rotary_kind
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.functional.merging import Merge
 from subtoken_train.kernels.formats import FORMATS, KVDtype
-from subtoken_train.ledger.kv_budget import check_key_channels, kept_channels
+from subtoken_train.ledger.kv_budget import check_share, kept_channels
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.typed import shown
 from subtoken_train.types import Batch, KeyAxes, Region, in_compressed_region
@@ -70,7 +70,7 @@ class Compression:
     def __post_init__(self) -> None:
         check_word("unit of eviction_keep", self.unit, get_args(KeepUnit))
         check_word("kv_dtype", self.kv_dtype, FORMATS)
-        check_key_channels(self.key_channels)
+        check_share("key_channels", self.key_channels)
         check_word("key_axes", self.key_axes, get_args(KeyAxes))
         for name, value, allowed in (("merge", self.merge, get_args(Merge)), ("scope", self.scope, get_args(Scope))):
             if value is not None:

@@ -1,7 +1,7 @@
 """Layers of a prompt's pass, from dense keys and values to packed ones: key channels are cut, keys re-rotated.
 
 **Cut key channels** (ThinK): the queries of a prompt's last rows, with the keys that stay after an eviction, say which
-channels of each key-value head matter (``functional/key_channels.py``). Keys of entries in scope are cut, but for those
+channels of each key-value head matter (``functional/key_axes.py``). Keys of entries in scope are cut, but for those
 of the last rows. Along *principal axes* (RotateK, ``functional/key_axes.py``) the keys of the cut entries and the
 queries say which; all keys of the layer, later ones too, then stand in the basis of these axes.
 
@@ -28,8 +28,7 @@ from subtoken_train.cache.pack import Packing, RowCounts, pack_layer, read_count
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.functional.gather import last_marked, take_rows
-from subtoken_train.functional.key_axes import query_lengths, turn_of
-from subtoken_train.functional.key_channels import BLOCK, best_channels, key_energy, query_energy
+from subtoken_train.functional.key_axes import BLOCK, best_channels, key_energy, query_energy, query_lengths, turn_of
 from subtoken_train.functional.merging import merged
 from subtoken_train.functional.moving import on_device
 from subtoken_train.functional.rotary import Rotation

@@ -20,11 +20,7 @@ def compiler() -> str | None:
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """A path and the reason for it, in words.
-
-    Attributes:
-        why: follows "because".
-    """
+    """A path and why, in words that follow "because"."""
 
     path: str
     why: str

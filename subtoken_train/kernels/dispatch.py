@@ -30,16 +30,10 @@ def attend(
     state: FusedState | None = None,
     fill: Fill | None = None,
 ) -> Tensor:
-    """Attend from the last q tokens to packed entries and the tail, [B, H, q, d].
+    """Attend from the last q tokens to entries and tail, [B, H, q, d], in the queries' dtype (or autocast's).
 
-    Args:
-        blocks: the prompt's entries; every row of the batch is in exactly one block. All are seen by every new token.
-        reach: a window, in which every new token sees entries and tail; None: all of them.
-        fill: what pieces that are not stored read as; None: zero.
-
-    Everything is computed in the queries' dtype; under autocast in autocast's, and so is the result, as in torch's own
-    attention. Which path runs, ``choose_kernel`` says; what the fused kernels do not serve goes the CPU's way, with one
-    warning.
+    Every row of the batch is in exactly one block. ``reach``: a window over entries and tail; ``fill``: what pieces
+    that are not stored read as. What the fused kernels do not serve goes the CPU's way, with one warning.
     """
     device = query_BHqd.device.type
     if torch.is_autocast_enabled(device):
@@ -52,29 +46,18 @@ def attend(
     if choice.path == "triton":
         reason = unserved(blocks, query_BHqd)
         if reason is None:
-            return _fused(query_BHqd, blocks, tail, scale, reach, state or FusedState(), fill)
+            from subtoken_train.kernels.triton_attention import fused_decoding
+
+            batch, kv_heads, _, width = tail.room_keys_BhTd.shape
+            state = state or FusedState()
+            table = state.table_of(blocks, batch, kv_heads, width, fill)
+            return fused_decoding(query_BHqd, table, tail, scale, reach, state.workspace)
         if choice.forced:
             raise ValueError(f"{VARIABLE}=triton: the fused kernels do not serve {reason}; unset {VARIABLE}")
         _say(reason)
     if reach is None and fill is None and serves(query_BHqd, blocks, tail):
         return native_attention(query_BHqd, blocks, tail, scale)
     return packed_attention(query_BHqd, blocks, tail, scale, reach, fill)
-
-
-def _fused(
-    query: Tensor,
-    blocks: Sequence[Block],
-    tail: Tail,
-    scale: float,
-    reach: CacheWindow | None,
-    state: FusedState,
-    fill: Fill | None,
-) -> Tensor:
-    from subtoken_train.kernels.triton_attention import fused_decoding
-
-    batch, kv_heads, _, width = tail.room_keys_BhTd.shape
-    table = state.table_of(blocks, batch, kv_heads, width, fill)
-    return fused_decoding(query, table, tail, scale, reach, state.workspace)
 
 
 @lru_cache

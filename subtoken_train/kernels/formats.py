@@ -1,9 +1,6 @@
 """Formats of stored keys and values: one object says how vectors are stored, read, counted and named.
 
-A new format is a class or a line here (and in ``KVDtype``), and its branch in the fused kernels (``load_vectors`` and
-``load_pieces`` of ``kernels/triton_decode.py``). Nothing else looks at what is stored. A format that ``rotates`` stores
-keys that stand in a basis of their layer's (``cache/key_basis.py``), and is else what it would be without. In one that
-has a ``run``, keys of so many entries share scales; entries that fill no run are stored in the model's dtype.
+A new format is a class or a line here (and in ``KVDtype``), and its branch in ``kernels/triton_decode.py``.
 
 Shapes of payloads: [R, c, M, d] with R rows of a block, c heads of a row, M entries, d channels. The pieces of values
 that are stored in part are a ``Stored`` [n, w] of n pieces of w channels, whose scales are those of their entries.
@@ -23,7 +20,7 @@ KVDtype = Literal["model", "int8", "int4", "int4_rotated", "int8_channel", "kivi
 Part = Literal["keys", "values", "pieces"]
 
 CHUNK = 2**20
-"""Bytes of codes that are dequantised per call into a reused buffer."""
+"""Bytes of codes that are dequantised per call."""
 GATHERED = 2**19
 """Bytes of chosen pages that are gathered per call: they stay in a processor's cache."""
 SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
@@ -46,8 +43,7 @@ def places_of_pieces(stored_n: Tensor, per_head: int, entries: int) -> Tensor:
 class Format:
     """The model's own dtype, stored as it is; formats that round override what differs.
 
-    Attributes:
-        bits: bits of a stored channel, for which the fused kernels are compiled; 0: the model's dtype.
+    ``bits`` are those of a stored channel, for which the fused kernels are compiled; 0: the model's dtype.
     """
 
     name: KVDtype
@@ -55,8 +51,6 @@ class Format:
 
     rounds = False
     """True where vectors are stored as integer codes with scales."""
-    symmetric = False
-    """True where a vector is its codes times one scale, so that attention may multiply the codes."""
     rotates = False
     """True where a layer's keys, its tail's too, and its queries are put into a basis of their own."""
     run = 1
@@ -91,8 +85,7 @@ class Format:
     def scale_shape(self, lead: Sequence[int], width: int, part: Part) -> tuple[int, ...]:
         """Return the shape of the scales of vectors of ``width`` channels, or of all pieces of an entry.
 
-        Args:
-            lead: (R, c, M).
+        ``lead`` is (R, c, M).
         """
         return (*lead, 1)
 
@@ -102,30 +95,24 @@ class Format:
         return count * (each + 2 * self.rounds)
 
     def store(self, vectors: Tensor, largest: Tensor | None = None) -> Payload:
-        """Store vectors of the last axis.
+        """Store vectors [..., d].
 
-        Args:
-            vectors: [..., d].
-            largest: the magnitudes that they are rounded by, [..., 1], to which larger ones are cut; None: their own.
+        ``largest``: the magnitudes that they are rounded by, [..., 1], to which larger ones are cut; None: their own.
         """
         return Payload(vectors.contiguous(), None, vectors.dtype, self)
 
     def store_keys(self, keys: Tensor, feedback: Tensor | None = None) -> Payload:
-        """Store keys of the last axis, see ``store``.
+        """Store keys [..., d].
 
-        Args:
-            feedback: [..., d, d], unit lower triangular, for formats that rotate: what a channel's error asks of those
-                after it, see ``BalancedBasis.feedback``; None: nothing.
+        ``feedback``: what a channel's error asks of those after it in a format that rotates, [..., d, d], unit lower
+        triangular; None: nothing.
         """
         return self.store(keys)
 
     def store_pieces(self, pieces_nw: Tensor, stored_n: Tensor, sizes: tuple[int, int, int], per_head: int) -> Stored:
         """Store pieces of values; those of an entry's head are rounded together.
 
-        Args:
-            stored_n: (row * P + piece) * M + entry of each.
-            sizes: (R, c, M).
-            per_head: pieces of an entry's head, P / c.
+        ``stored_n``: (row * P + piece) * M + entry of each; ``sizes``: (R, c, M); ``per_head``: P / c.
         """
         return self.store(pieces_nw)
 
@@ -133,29 +120,12 @@ class Format:
         """Return the vectors in the model's dtype; the stored tensor itself where nothing is rounded."""
         return payload.data
 
-    def unpack(self, codes: Tensor, room: Tensor) -> Tensor:
-        """Return codes as whole numbers, one per channel in ``stored_order``; valid until ``room`` is used again.
-
-        Args:
-            codes: [..., code width].
-            room: uint8, one number per channel; unused where a stored number is one channel.
-        """
-        return codes
-
-    def stored_order(self, vectors: Tensor) -> Tensor:
-        """Return the last axis in the channel order of ``unpack``."""
-        return vectors
-
-    def given_order(self, vectors: Tensor) -> Tensor:
-        """Return the last axis in its own channel order, from that of ``unpack``."""
-        return vectors
-
 
 @dataclass(frozen=True)
 class Int8(Format):
     """Symmetric integers of a byte, with one fp16 scale per vector."""
 
-    rounds = symmetric = True
+    rounds = True
 
     def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.int8
@@ -208,28 +178,13 @@ class Int4(Int8):
     def _codes(self, data: Tensor) -> Tensor:
         return unpacked_codes(data, self.bits).to(torch.int8) - 8
 
-    def unpack(self, codes: Tensor, room: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():  # it refuses to write into a part of a tensor, and finds its own memory
-            return torch.cat([codes & 15, codes >> 4], -1).view(torch.int8) - 8
-        half = codes.shape[-1]
-        own = room[: 2 * codes.numel()].view(*codes.shape[:-1], 2 * half)
-        torch.bitwise_and(codes, 15, out=own[..., :half])
-        torch.bitwise_right_shift(codes, 4, out=own[..., half:])
-        return own.view(torch.int8).sub_(8)
-
-    def stored_order(self, vectors: Tensor) -> Tensor:
-        return torch.cat([vectors[..., ::2], vectors[..., 1::2]], -1)
-
-    def given_order(self, vectors: Tensor) -> Tensor:
-        return vectors.reshape(*vectors.shape[:-1], 2, vectors.shape[-1] // 2).mT.flatten(-2)
-
 
 @dataclass(frozen=True)
 class Int4Rotated(Int4):
     """``Int4`` of keys in a basis of their own, each with the scale of ``SHARES`` that loses least of it.
 
-    With a feedback every channel takes up what the ones before it lost: the rounding of QuIP (Chee et al., 2023, LDLQ)
-    and GPTQ, which do so with weights.
+    With a feedback every channel takes up what the ones before it lost, as QuIP's LDLQ (Chee et al., 2023) and GPTQ do
+    with weights.
     """
 
     rotates = True
@@ -268,17 +223,10 @@ class Kivi(Format):
     """Integers above a zero point: keys by channel, 32 entries together, values by entry, 32 channels together.
 
     KIVI (Liu et al., 2024; section 3 and ``quant/new_pack.py`` of the release), and the same in 8 bits: zero point =
-    the least number of a block, scale = its range over the largest code. Scale and zero point are fp16, beside each
-    other: [..., 2]. Channels lie in a byte with the first in the lowest bits.
-
-    Entries are rounded once, when the prompt is packed, after any eviction: of every head's kept entries, in their
-    order, all full runs before the last 32. So 32 to 63 stay in the model's dtype, keys and values alike, and short
-    rows whole. The release leaves the last ``residual_length`` values and up to as many keys.
-
-    Not theirs: what follows a prompt stays in the model's dtype, as in every format here, because a cache can be
-    cropped and branched; the release rounds it whenever ``residual_length`` more keys are there, and a value a step.
-    Pieces of routed values have one zero point and scale for all of an entry's head. Blocks of values are smaller where
-    32 does not divide a head.
+    the least number of a block, scale = its range over the largest code; both fp16, beside each other: [..., 2]. Of
+    every head's kept entries all full runs before the last 32 are rounded, once, when the prompt is packed. Not theirs:
+    what follows a prompt is never rounded, as a cache can be cropped; pieces of routed values share one zero point and
+    scale per entry's head; blocks of values are smaller where 32 does not divide a head.
     """
 
     rounds = True
@@ -376,27 +324,14 @@ def _pieces(vectors: Tensor) -> str:
 
 
 MODEL = Format("model", 0)
-FORMATS: dict[KVDtype, Format] = {
-    each.name: each
-    for each in (
-        MODEL,
-        Int8("int8", 8),
-        Int4("int4", 4),
-        Int4Rotated("int4_rotated", 4),
-        Kivi("int8_channel", 8),
-        Kivi("kivi4", 4),
-        Kivi("kivi2", 2),
-    )
-}
+_ROUNDED = Int8("int8", 8), Int4("int4", 4), Int4Rotated("int4_rotated", 4)
+_ABOVE_ZERO = Kivi("int8_channel", 8), Kivi("kivi4", 4), Kivi("kivi2", 2)
+FORMATS: dict[KVDtype, Format] = {each.name: each for each in (MODEL, *_ROUNDED, *_ABOVE_ZERO)}
 
 
 @dataclass
 class Stored:
-    """Stored numbers, and the scales that they are read with.
-
-    Attributes:
-        scale: fp16, as ``Format.scale_shape`` says; None where nothing is rounded.
-    """
+    """Stored numbers, and the fp16 scales that they are read with (``Format.scale_shape``; None: not rounded)."""
 
     data: Tensor
     scale: Tensor | None
@@ -422,7 +357,7 @@ class Payload(Stored):
     """Stored vectors of the last axis."""
 
     def read(self) -> Tensor:
-        """See ``Format.read``."""
+        """Return the vectors in the model's dtype."""
         return self.format.read(self)
 
     def narrow(self, axis: int, start: int, length: int) -> Payload:
@@ -481,10 +416,6 @@ class Picked(Payload):
         return Picked.of(self, self.entry_RcM.narrow(2, start, length))
 
     def read(self) -> Tensor:
-        return self.gathered().read()
-
-    def gathered(self) -> Payload:
-        """Return the vectors, copied, as they are stored."""
         rows, heads, entries, _ = self.data.shape
         first_Rc1 = torch.arange(rows * heads, device=self.data.device).view(rows, heads, 1) * entries
         place = (first_Rc1 + self.entry_RcM).flatten()
@@ -493,4 +424,4 @@ class Picked(Payload):
             own = vectors.view(-1, vectors.shape[-1]).index_select(0, place)
             return own.view(*self.entry_RcM.shape, vectors.shape[-1])
 
-        return Payload(self.data, self.scale, self.dtype, self.format).each(taken)
+        return Payload(self.data, self.scale, self.dtype, self.format).each(taken).read()

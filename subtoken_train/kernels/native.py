@@ -1,9 +1,7 @@
 """Attention of one new token in C, where torch takes up to sixty small operations a layer; the softmax stays torch's.
 
-``attention.c`` is compiled by the machine's own C compiler (``CC``, else ``cc``) when a process first needs it: about a
-second, and nothing of it stays on the disk. It serves fp32 and bf16 on a CPU, rounded or not, and one new token that
-sees everything; all is summed in fp32. All else goes the way of ``cpu.py``, and so does everything where there is no
-compiler.
+``attention.c`` is compiled when a process first needs it (about a second). It serves fp32 and bf16 on a CPU, and one
+new token that sees everything; all else goes the way of ``cpu.py``.
 
 Legend: B batch, H query heads, h key-value heads, R rows of a block, c heads of a row, X = R * c, G = H / h, N entries
 of a row and its tail, d head width.
@@ -55,7 +53,7 @@ class _Block(ctypes.Structure):
 
 @lru_cache
 def library() -> ctypes.CDLL | None:
-    """Compile and load the functions; None where there is no compiler, or (with a warning) where it fails."""
+    """Compile and load the functions; None where there is no compiler or (with a warning) it fails."""
     found = compiler()
     if found is None:
         return None
@@ -91,10 +89,9 @@ def serves(query_BHqd: Tensor, blocks: Sequence[Block], tail: Tail) -> bool:
 
 
 def _plain(block: Block, dtype: torch.dtype) -> bool:
-    """Return whether all numbers of a block are of a dtype, or codes of such, and lie in order."""
     return block.channels is None and all(
         payload.dtype == dtype
-        and (payload.format.symmetric or payload.data.dtype == dtype)
+        and (payload.format.run == 1 if payload.format.rounds else payload.data.dtype == dtype)
         and payload.data.is_contiguous()
         for payload in block.payloads
     )
@@ -126,7 +123,6 @@ def native_attention(query_BH1d: Tensor, blocks: Sequence[Block], tail: Tail, sc
 
 
 def _scales(part: BlockPart) -> list[Tensor | None]:
-    """Return the scales of a part's keys and values, fp32; None where they are not rounded."""
     return [None if payload.scale is None else payload.scale.float().contiguous() for payload in part.payloads]
 
 

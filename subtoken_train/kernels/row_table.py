@@ -1,7 +1,7 @@
 """Table of a layer's packed entries for the fused kernels: addresses of rows, and the stretches of programs.
 
-Made once when a layer is packed, and anew by the first step after its blocks changed. A *stretch* is a run of entries
-of one row; its program leaves sums in a *slot* per head, and all slots of a head are joined at the end.
+Made when a layer is packed, and anew by the first step after its blocks changed. A *stretch* is a run of entries of one
+row; its program leaves sums in a *slot* per head, and all slots of a head are joined at the end.
 
 Legend: B batch, h key-value heads, R rows of a block, c heads of a row, M entries of a part, P pieces of a row, J
 stretches of a row, S flags of an entry.
@@ -67,11 +67,8 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, *_CODES)
 class Alike(NamedTuple):
     """Tell how the entries of some stretches are stored, for which the kernel is compiled.
 
-    Attributes:
-        shared: channels of a value that share a scale and a zero point, as the keys of a run do by channel; 0: every
-            vector has a scale, and no zero point.
-        key_dtype: of stored keys, of an empty table that of nothing.
-        value_dtype: of stored values or pieces.
+    ``shared``: channels of a value that share a scale and a zero point, as the keys of a run do by channel; 0: every
+    vector has a scale, and no zero point.
     """
 
     bits: int = 0
@@ -103,9 +100,8 @@ class RowTable:
         launches: how items are stored, and those that are stored so, which lie together; one at least.
         piece: channels of a value piece; the head's width where nothing is routed.
         aligned: bytes, up to 16, that all keys' and values' addresses are multiples of.
-        fill_dtype: of what pieces that are not stored read as; None: as zero.
-        held: the blocks, and what was made of them for this table: addresses stay good as long as it lives.
-        nbytes: bytes of the table, without the blocks.
+        held: the blocks, and what was made of them: addresses stay good as long as it lives.
+        nbytes: of the table, without the blocks.
     """
 
     rows: Tensor
@@ -303,7 +299,7 @@ class FusedState:
     def table_of(
         self, blocks: Sequence[Block], batch: int, kv_heads: int, width: int, fill: Fill | None = None
     ) -> RowTable:
-        """Return the layer's table; arguments as of ``row_table``."""
+        """Return the layer's table; arguments of ``row_table``."""
         if self.table is None:
             self.table = row_table(blocks, batch, kv_heads, width, fill)
         return self.table

@@ -1,15 +1,9 @@
 """Packed keys and values of one layer, and all that attention reads of it beside them: tail, window and fill.
 
 A *block* holds the entries of some rows of the cache that have equally many of each *part*: of entries that are stored
-alike (a routed one in pieces, another whole). A row is a sample with all its heads where heads share their entries
-(c = h), else one head of one sample (c = 1). Nothing is padded: rows of other lengths are in other blocks. A value
-slice of one head is cut into P / c *pieces* of w channels, the largest pieces that a group mask never cuts; ``bits``
-says which pieces of a routed entry are stored.
-
-The bits are stored eight entries a byte. A step decodes them with a few gathers over bytes and stored pieces, none over
-flags: how many pieces are stored is known on the host, so that no shape depends on data and nothing waits for a device.
-
-Where a step reads chosen *pages*, they are gathered a stretch at a time; nothing of the other pages is touched.
+alike. A row is a sample with all its heads where heads share their entries (c = h), else one head of one sample (c =
+1). Nothing is padded. A value slice of one head is cut into P / c *pieces* of w channels, the largest that a group mask
+never cuts. How many are stored is known on the host: no shape depends on data.
 
 Legend: h key-value heads, R rows of a block, c heads of a row, M entries of a part, d head width (of a payload: its
 stored width), S bits of an entry, P pieces of an entry in all heads of the row (or pages), w channels of a piece, n
@@ -35,10 +29,8 @@ _tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
 def pack_bits(flags_RSM: Tensor) -> Tensor:
     """Pack eight flags a byte, the first in the lowest bit, uint8 [R, S, ceil(M / 8)]."""
-    missing, places = -flags_RSM.shape[-1] % 8, torch.arange(8, dtype=torch.uint8, device=flags_RSM.device)
-    padded_RSM = flags_RSM.to(torch.uint8)
-    if missing:
-        padded_RSM = torch.nn.functional.pad(padded_RSM, (0, missing))
+    places = torch.arange(8, dtype=torch.uint8, device=flags_RSM.device)
+    padded_RSM = torch.nn.functional.pad(flags_RSM.to(torch.uint8), (0, -flags_RSM.shape[-1] % 8))
     packed: Tensor = (padded_RSM.view(*padded_RSM.shape[:2], -1, 8) << places).sum(-1, dtype=torch.uint8)
     return packed
 
@@ -75,14 +67,10 @@ def places_in_bits(packed_RSm: Tensor, piece_bit: Tensor, heads: int, entries: i
 
 @dataclass
 class PageIndex:
-    """Index of whole pages of consecutive entries; entries after the last whole page are always read.
+    """Index of whole pages of consecutive entries, of which a step reads ``count``; what is left over is always read.
 
-    Attributes:
-        size: entries of a page.
-        count: pages that every head reads in a step, fewer than P.
-        low: smallest value of each key channel in a page, [R, c, P, d].
-        high: largest value.
-        forced: pages that are always read, bool [R, P]; at most ``count`` of each row.
+    ``low`` and ``high``: least and greatest value of each key channel in a page, [R, c, P, d]; ``forced``: pages that
+    are always read, bool [R, P], at most ``count`` of each row.
     """
 
     size: int
@@ -106,15 +94,13 @@ class RoutedValues:
     """Values of routed entries: the stored pieces, piece by piece of every row, and their index.
 
     Attributes:
-        index: one of two forms, whichever ``cache/pack.py`` chose; None where every piece is stored by all of a row's
-            entries or by none, which the offsets say. ``int32 [n]``: for each stored piece the place
-            (row * c + head) * M + entry of the probability that weighs it. ``uint8 [R, S, ceil(M / 8)]``: bit i % 8 of
-            byte i // 8 is set where entry i stores what the bit stands for; smaller, and decoded in every step.
-        pieces: [n, w], ordered by row, then piece, then entry; where they are rounded, all pieces of an entry's head
-            share a scale, [R, c, M, 1], or [R, c, M, 1, 2] with its zero point.
-        offsets: where each (row, piece) starts in ``pieces``, int32 [R * P].
+        index: ``int32 [n]``: of each stored piece the place (row * c + head) * M + entry of its probability; or
+            ``uint8 [R, S, ceil(M / 8)]``: bit i % 8 of byte i // 8 is set where entry i stores what the bit stands for.
+            None where every piece is stored by all of a row's entries or by none.
+        pieces: [n, w], ordered by row, then piece, then entry; an entry's head has one scale, [R, c, M, 1],
+            or [R, c, M, 1, 2] with its zero point.
+        offsets: where each (row, piece) starts in ``pieces``, int32 [R * P]; ``bounds``: these and n, on the host.
         piece_bit: which of the S bits rules each of a row's P pieces, int32 [P].
-        bounds: the offsets and n, on the host: read from the device once where they are not given, not in every step.
     """
 
     index: Tensor | None
@@ -142,15 +128,16 @@ class RoutedValues:
             return self.index
         return places_in_bits(self.index, self.piece_bit, self.heads, self.entries, len(self.pieces.data))
 
-    def read(self) -> Tensor:
-        """Return the stored pieces in the model's dtype, [n, w]."""
-        own = self.pieces
-        scale = None if own.scale is None else own.scale.flatten(0, 2).index_select(0, self.places())
-        return Payload(own.data, scale, own.dtype, own.format).read()
+    def read(self, part: slice = slice(None), places_n: Tensor | None = None) -> Tensor:
+        """Return stored pieces in the model's dtype, [n, w]; ``places_n`` is ``places()``, where it is known."""
+        own, scale = self.pieces, None
+        if own.scale is not None:
+            scale = own.scale.flatten(0, 2).index_select(0, (self.places() if places_n is None else places_n)[part])
+        return Payload(own.data[part], scale, own.dtype, own.format).read()
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of the index; offsets and the piece map do not grow with the entries and are counted too."""
+        """Bytes of the index, the offsets and the piece map."""
         found = 0 if self.index is None else self.index.nbytes
         return found + self.offsets.nbytes + self.piece_bit.nbytes
 
@@ -164,12 +151,9 @@ def places_of(flags_RPM: Tensor, heads: int, count: int) -> Tensor:
 
 @dataclass
 class BlockPart:
-    """Entries of a block that are stored alike.
+    """Entries of a block that are stored alike: [R, c, M, d] (cut keys of the block's ``channels``).
 
-    Attributes:
-        keys: payload [R, c, M, d]; where they are cut, only of the block's ``channels``.
-        values: payload [R, c, M, d] where entries keep all of their value, else their stored pieces.
-        position_RM: of every entry, int32, where the layer has a window; None: every new token sees all entries.
+    ``position_RM``: of every entry, int32, where the layer has a window; None: every new token sees all entries.
     """
 
     keys: Payload
@@ -199,13 +183,12 @@ class Block:
     """Entries of rows with equal counts.
 
     Attributes:
-        rows: which rows of the cache these are, int64 [R]: sample numbers where heads share entries, else
-            sample * h + head; None where the block holds all rows, in order.
-        parts: one or more, possibly without entries; all have the same R and c. Attention sums them.
+        rows: int64 [R]: sample numbers where heads share entries, else sample * h + head; None: all rows, in order.
+        parts: one or more, possibly without entries; all have the same R and c.
         channels: numbers of the key channels that cut keys keep, ascending, uint8 (int16 for heads of more than 256)
             [R, c, k]; None where no part is cut.
         pages: of the only part, which is stored whole: what one new token reads of it; None: all.
-        numbers: the rows on the host, read from the device once; None where ``rows`` is.
+        numbers: the rows on the host; None where ``rows`` is.
     """
 
     rows: Tensor | None
@@ -293,9 +276,9 @@ def read_pages(block: Block, query_RcGd: Tensor) -> Block:
     entry_RcM = (entry_Rcn + torch.arange(pages.size, device=entry_Rcn.device)).flatten(2)
     whole = pages.low.shape[2] * pages.size
     left = part.entries - whole
-    keys, values = (Picked.of(x, entry_RcM) for x in (part.keys, part.values))
-    chosen = BlockPart(keys, values)
-    left_over = BlockPart(part.keys.narrow(2, whole, left), part.values.narrow(2, whole, left))
+    keys, values = part.keys, part.values
+    chosen = BlockPart(Picked.of(keys, entry_RcM), Picked.of(values, entry_RcM))
+    left_over = BlockPart(keys.narrow(2, whole, left), values.narrow(2, whole, left))
     return Block(block.rows, [chosen, left_over], numbers=block.numbers)
 
 
@@ -312,7 +295,7 @@ def chosen_pages(pages: PageIndex, query_RcGd: Tensor) -> Tensor:
 
 
 def page_bound(positive_Rcd: Tensor, negative_Rcd: Tensor, low_RcPd: Tensor, high_RcPd: Tensor) -> Tensor:
-    """sum_d max(q_d * low_d, q_d * high_d) of each page, [R, c, P], unscaled, in the dtype that all arguments have."""
+    """sum_d max(q_d * low_d, q_d * high_d) of each page, [R, c, P], unscaled, of a query's parts above and below 0."""
     bound_RcP = torch.einsum("rcd,rcpd->rcp", positive_Rcd, high_RcPd)
     return bound_RcP + torch.einsum("rcd,rcpd->rcp", negative_Rcd, low_RcPd)
 
@@ -321,12 +304,9 @@ def page_bound(positive_Rcd: Tensor, negative_Rcd: Tensor, low_RcPd: Tensor, hig
 class Tail:
     """Keys and values appended since the prompt, in full and causal; the q new tokens are the last.
 
-    Attributes:
-        room_keys_BhTd: keys; places after the last token hold finite numbers that nothing reads.
-        start_B: first real token of each sample, where tails are padded on the left; padding is seen by nothing but
-            itself. None: none is.
-        written: the same number as ``length``, int64 [1] on the device, where all steps must have one shape
-            (captured, compiled): then ``length`` is not read. None otherwise.
+    Places after the last token hold finite numbers that nothing reads. ``start_B``: first real token of each sample
+    where tails are padded on the left. ``written``: is read instead of ``length``, int64 [1] on the device, where all
+    steps have one shape.
     """
 
     room_keys_BhTd: Tensor
@@ -338,12 +318,15 @@ class Tail:
     @property
     def keys(self) -> Tensor:
         """Keys that are there, [B, h, T, d]; under ``written`` the whole room."""
-        return self.room_keys_BhTd if self.written is not None else self.room_keys_BhTd.narrow(2, 0, self.length)
+        return self._there(self.room_keys_BhTd)
 
     @property
     def values(self) -> Tensor:
-        """Values that are there, [B, h, T, d]; under ``written`` the whole room."""
-        return self.room_values_BhTd if self.written is not None else self.room_values_BhTd.narrow(2, 0, self.length)
+        """Values that are there, likewise."""
+        return self._there(self.room_values_BhTd)
+
+    def _there(self, room_BhTd: Tensor) -> Tensor:
+        return room_BhTd if self.written is not None else room_BhTd.narrow(2, 0, self.length)
 
     def own_places(self, new: int) -> Tensor:
         """Return the places of the new tokens, int64 [q]."""
@@ -353,12 +336,7 @@ class Tail:
 
 @dataclass(frozen=True)
 class CacheWindow:
-    """Sliding window over a cache.
-
-    Attributes:
-        size: positions that a token sees, its own included.
-        first_B: position of each sample's first tail place; those that follow count on.
-    """
+    """Sliding window over a cache: so many positions, its own included; ``first_B``: of the first tail places."""
 
     size: int
     first_B: Tensor
@@ -380,11 +358,9 @@ class CacheWindow:
 
 @dataclass(frozen=True)
 class Fill:
-    """Value vector per sample that stands for pieces that are not stored.
+    """Value vector per sample in place of pieces that are not stored: ``stored`` by the cache, or a model's weight.
 
-    Attributes:
-        vectors_Bhd: of every sample, the last axis contiguous; a view of [1, h, d] where all have the same.
-        stored: whether the cache holds them; False: they are a weight of the model, of any dtype.
+    The last axis is contiguous; a view of [1, h, d] where all samples have the same.
     """
 
     vectors_Bhd: Tensor

@@ -27,11 +27,9 @@ ELEMENTS = {dtype: getattr(tl, str(dtype).removeprefix("torch.")) for dtype in D
 def fused_decoding(
     query_BHqd: Tensor, table: RowTable, tail: Tail, scale: float, reach: CacheWindow | None, workspace: Workspace
 ) -> Tensor:
-    """Attend from the last q tokens to packed entries and the tail, [B, H, q, d]; see ``dispatch.attend``.
+    """Attend from the last q tokens to packed entries and the tail, [B, H, q, d]; arguments of ``dispatch.attend``.
 
-    Args:
-        query_BHqd: in fp32, fp16 or bf16; the last axis is contiguous.
-        tail: keys and values with equal strides.
+    The last axis of queries, keys and values is contiguous, and keys and values have equal strides.
     """
     if torch.compiler.is_compiling():
         first_B, size = (None, 0) if reach is None else (reach.first_B, reach.size)
@@ -142,12 +140,12 @@ def tiles(width: int, piece: int, rows: int, dtype: torch.dtype) -> dict[str, in
 
 
 def entries_of_tile(width: int, dtype: torch.dtype) -> int:
-    """Return the entries of a tile that leave keys, values and places in registers (tests/support/kernel_builds.py)."""
+    """Return the entries of a tile that leave keys, values and places in registers."""
     return 16 if _power(width) * dtype.itemsize > 512 else 32
 
 
 def warps(width: int, rows: int, dtype: torch.dtype, shared: int) -> int:
-    """Return the warps of a program; arguments as of ``tiles``, and ``shared`` as ``Alike.shared``."""
+    """Return the warps of a program."""
     if dtype == torch.float32:
         return 8
     return 2 if width <= 128 and rows <= 16 and not shared else 4

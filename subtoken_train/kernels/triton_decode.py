@@ -1,10 +1,9 @@
 """Fused decoding on packed storage, in Triton: scores, softmax and values of a stretch of entries in one pass.
 
 Flash-decoding (Dao et al., 2023): every program takes one stretch of one head and leaves unnormalised sums with their
-maximum; a second kernel joins a head's stretches. Of routed entries a program reads whole keys and stored pieces only:
-an entry's flags say which pieces it has, and the count of the flags before it where they lie. Products and sums are in
-fp32, of operands in the queries' dtype. Entries of unlike precision have launches of their own, and routed and whole
-ones loops: a loop that branches for every tile takes the registers of both. Not done: see ``row_table.unserved``.
+maximum; a second kernel joins a head's stretches. Of routed entries only stored pieces are read: an entry's flags say
+which it has, and the count of the flags before it where they lie. Products and sums are in fp32, of operands in the
+queries' dtype. Entries of unlike precision have launches of their own.
 
 Shapes: r query rows, n entries, m channels, p pieces of w channels.
 """
@@ -72,7 +71,7 @@ def load_vectors(
 ):  # fmt: skip
     """Load n vectors from ``first`` in channels ``channel`` [m], [n, m] in DTYPE, as ``Format.read`` reads them.
 
-    ``SHARED`` channels of a value have one scale and one zero point, KEYS of a run by channel; 0: see ``Alike``.
+    ``SHARED`` as ``Alike.shared``; KEYS: of a run, by channel.
     """
     mask, vector = inside[:, None] & real[None, :], first + tl.arange(0, inside.shape[0])
     if BITS == 0:
@@ -172,8 +171,7 @@ def next_pieces(
 ):  # fmt: skip
     """Load the pieces of a tile of up to 32 entries from ``start``, [n, p, w], and the number that follows, [p].
 
-    A piece's flags of the tile are one word, and their bits are counted in it: a scan would make threads wait for each
-    other. Flags that do not exist, of entries past ``stop``, are 0.
+    A piece's flags of the tile are one word, whose bits are counted: a scan would make threads wait for each other.
     """
     word_p = tl.zeros_like(owned_p).to(tl.uint32)
     for byte in tl.static_range(BLOCK // 8):

@@ -1,15 +1,11 @@
-"""Floating-point operations of a training step of a frozen decoder with trained adapters.
+"""Floating-point operations of a training step of a frozen decoder with trained adapters; a multiply-add counts as two.
 
-A multiply-add counts as two operations. Per row (position) of a decoder layer, W weights of its projections:
-
-* forward 2 W (Kaplan et al. 2020, section 2.1); backward 2 W, the gradient of its input alone, as weights are frozen;
-* a trained adapter of p weights: 2 p forward, 4 p backward;
-* attention over n rows, causal: n (n + 1) / 2 pairs, each 4 H d forward (scores and values) and twice that backward;
-  PaLM's formula (Chowdhery et al. 2022, appendix B) counts n^2 pairs, of which causal kernels skip half.
-
-Layers below the first one that trains run forward only. The head (D V weights) runs on every row, forward and backward.
-Not counted: the vision tower, FastV's scout, norms, activations, the recomputation of gradient checkpointing, and the
-frozen LoRA of stage 2. Counted and not done: the gradient of the first trained layer's input.
+Per row of a decoder layer, W weights of its projections: forward 2 W (Kaplan et al. 2020, section 2.1), backward 2 W,
+as weights are frozen; a trained adapter of p weights: 2 p forward, 4 p backward; attention over n rows, causal: n (n +
+1) / 2 pairs, each 4 H d forward and twice that backward (PaLM, Chowdhery et al. 2022, appendix B, counts n^2). Layers
+below the first one that trains run forward only; the head (D V weights) on every row, both ways. Not counted: the
+vision tower, FastV's scout, norms, activations, the recomputation of gradient checkpointing, and the frozen LoRA of
+stage 2. Counted and not done: the gradient of the first trained layer's input.
 
 Legend: B batch, D model width, F width of the MLP, H query heads, h key-value heads, d head width, V vocabulary.
 """
@@ -61,11 +57,7 @@ class DecoderSize:
 
 @dataclass(frozen=True)
 class TrainingFlops:
-    """Cost of rows in each layer.
-
-    Attributes:
-        trained: weights that train in each layer.
-    """
+    """Cost of rows in each layer; ``trained`` counts the weights that train in each."""
 
     size: DecoderSize
     trained: Sequence[int]
@@ -96,5 +88,4 @@ class TrainingFlops:
         return sum(float(each) for each in cost)
 
     def _backward(self, layer: int) -> bool:
-        """Return whether gradients pass through a layer: it or one below it trains."""
         return any(self.trained[: layer + 1])

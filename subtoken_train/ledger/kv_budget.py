@@ -28,10 +28,7 @@ def exact(number: float | Fraction) -> Fraction:
 
 
 def share_words(share: float, digits: int = 3) -> str:
-    """``15.625%`` of a dense cache.
-
-    A cache that leaves nothing out holds a little more, what finds its entries: ``100.000% + index``.
-    """
+    """``15.625%`` of a dense cache, or ``100.000% + index`` where nothing is left out."""
     return f"{min(share, 1):.{digits}%}" + (" + index" if share > 1 else "")
 
 
@@ -40,26 +37,30 @@ def mean_deviation(shares: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(shares), statistics.stdev(shares) if len(shares) > 1 else 0.0
 
 
-def check_keep_ratio(keep_ratio: float | Fraction) -> None:
-    """Raise ``ValueError`` unless 0 < keep_ratio <= 1."""
-    if not 0 < keep_ratio <= 1:
-        raise ValueError(f"keep_ratio={keep_ratio} must lie in (0, 1]; 0.25 keeps a quarter of the tokens")
+_SHARES = {
+    "keep_ratio": "0.25 keeps a quarter of the tokens",
+    "key_channels": "0.6 keeps 60 % of each key's channels",
+    "byte_share": "0.2 spends a fifth of the bytes",
+}
+
+
+def check_share(name: str, share: float | Fraction) -> None:
+    """Refuse what is no number in (0, 1]."""
+    if isinstance(share, bool) or not isinstance(share, int | float | Fraction) or not 0 < share <= 1:
+        raise ValueError(f"{name}={share!r} must lie in (0, 1]; {_SHARES[name]}")
 
 
 def kept_count(tokens: int, keep_ratio: float | Fraction, round_up: bool = False) -> int:
     """Tokens kept of ``tokens``: rounded down for routed arms, up for anchors; at least one of a non-empty set."""
-    check_keep_ratio(keep_ratio)
+    check_share("keep_ratio", keep_ratio)
     rounded = math.ceil if round_up else math.floor
     return min(tokens, max(1, rounded(exact(keep_ratio) * tokens)))
 
 
 def matched_count(arm_tokens: int | Fraction, arm_bytes: Fraction) -> int:
-    """Return the whole tokens that a matched anchor keeps: the fewest with its arm's bytes.
+    """Return the whole tokens that a matched anchor keeps: the fewest with the bytes of its arm's ``arm_tokens``.
 
-    Args:
-        arm_tokens: what the routed arm keeps.
-        arm_bytes: what a token takes there, of a whole one; a decimal number that was written may be off by its last
-            digit, which adds no token.
+    ``arm_bytes``: what a token takes there, of a whole one; its last written digit adds no token.
     """
     return math.ceil(arm_tokens * arm_bytes - WRITTEN)
 
@@ -81,18 +82,6 @@ def count_words(layer_tokens: Sequence[int], tokens: int) -> str:
     return str(first) if first == last else f"{first} to {last}"
 
 
-def check_key_channels(key_channels: float) -> None:
-    """Raise ``ValueError`` unless 0 < key_channels <= 1."""
-    if type(key_channels) not in (int, float, Fraction) or not 0 < key_channels <= 1:
-        raise ValueError(f"key_channels={key_channels!r} must lie in (0, 1]; 0.6 keeps 60 % of each key's channels")
-
-
-def check_byte_share(byte_share: float) -> None:
-    """Raise ``ValueError`` unless 0 < byte_share <= 1."""
-    if type(byte_share) not in (int, float, Fraction) or not 0 < byte_share <= 1:
-        raise ValueError(f"byte_share={byte_share!r} must lie in (0, 1]; 0.2 spends a fifth of the bytes")
-
-
 def kept_channels(width: int, key_channels: float) -> int:
     """Channels that stay of a key of ``width``: ThinK rounds what goes down; at least one."""
     return math.ceil(exact(key_channels) * width)
@@ -107,13 +96,10 @@ class KVBudget:
         num_groups: S, value groups per value vector.
         kept_groups: K, groups kept per routed token, 1 <= K <= S; K = S is a token-only arm.
         key_channels: share of the key channels kept per token, in (0, 1].
-        fill: what a dropped group reads as. ``mean`` stores a value vector per layer and sample beside the tokens,
-            which the fractions per token leave out: ``total_of`` counts it.
-        byte_share: share of a routed token's KV that stays on average, index included, where keys and groups are
-            chosen by bytes; S and K then leave nothing out.
+        fill: what a dropped group reads as; ``mean`` stores a vector per layer and sample (``total_of`` counts it).
+        byte_share: share of a routed token's KV that stays on average, index included, where bytes are chosen by.
+        key_axes: along which key channels are cut; ``pca`` stores a basis per layer and sample (``basis_bytes``).
         indexed: whether each token's groups have to be named; not where all tokens keep the same.
-        key_axes: along which key channels are cut. ``pca`` stores a basis per layer and sample, whose bytes depend on a
-            head's width: ``basis_bytes`` counts them, and no fraction here.
     """
 
     keep_ratio: float = 1.0
@@ -126,11 +112,10 @@ class KVBudget:
     indexed: bool = True
 
     def __post_init__(self) -> None:
-        check_keep_ratio(self.keep_ratio)
+        for name in _SHARES:
+            check_share(name, getattr(self, name))
         check_word("fill", self.fill, get_args(Fill))
         check_word("key_axes", self.key_axes, get_args(KeyAxes))
-        check_key_channels(self.key_channels)
-        check_byte_share(self.byte_share)
         if not 1 <= self.kept_groups <= self.num_groups:
             raise ValueError(f"kept_groups={self.kept_groups} must lie between 1 and num_groups={self.num_groups}")
 
@@ -200,10 +185,9 @@ def key_bytes(shape: KVShape, key_channels: float = 1.0) -> int:
 
 
 def head_costs(shape: KVShape, num_groups: int) -> EntryCosts:
-    """Return what one head's entry costs under a byte budget.
+    """Return what one head's entry costs under a byte budget: always in bf16, so that training and serving agree.
 
-    Counted in bf16 whatever the model's dtype, so that what is trained and what is served choose alike; with the key
-    goes the index of the head's groups, a bit each in whole bytes.
+    With the key goes the index of the head's groups, a bit each in whole bytes.
     """
     own = num_groups // shape.num_kv_heads
     side = 2 * shape.head_dim
@@ -224,12 +208,7 @@ def fill_bytes(shape: KVShape, budget: KVBudget) -> int:
 def equal_kept_groups(num_groups: int, kept_groups: int, tokens: int) -> int:
     """Groups per token under the fill ``mean`` that take no more bytes than ``kept_groups`` without a fill.
 
-    n K' / S + 1 <= n K / S value vectors, so that K' = floor(K - S / n), whatever the model.
-
-    Args:
-        num_groups: S.
-        kept_groups: K.
-        tokens: n, routed tokens of a sample, after the reducer.
+    n K' / S + 1 <= n K / S value vectors, so that K' = floor(K - S / n), for the n routed ``tokens`` of a sample.
     """
     kept = math.floor(kept_groups - Fraction(num_groups, tokens)) if tokens else 0
     if kept < 1:
@@ -253,10 +232,7 @@ def mirror_count(width: int, key_channels: float) -> int:
 
 
 def basis_bytes(shape: KVShape, budget: KVBudget) -> int:
-    """Bytes of the basis of one sample's keys in one layer (``functional/key_axes.py``); none without one.
-
-    Of every head a centre and the mirrors in fp16, and what joins them in fp32.
-    """
+    """Bytes of the basis of one sample's keys in one layer: centre and mirrors in fp16, what joins them in fp32."""
     mirrors = 0 if budget.key_axes == "own" else mirror_count(shape.head_dim, budget.key_channels)
     return shape.num_kv_heads * (2 * shape.head_dim * (1 + mirrors) + 4 * mirrors**2) if mirrors else 0
 

@@ -74,14 +74,12 @@ def nominal_ledger(
     kept_tokens: int | Sequence[int] | None = None,
     samples: int = 1,
 ) -> Ledger:
-    """The cache after prefill, as the budget promises it.
+    """The cache after prefill, as the budget promises it for ``visual`` and ``context``; other regions stay whole.
 
     Args:
         region_tokens: tokens of each region before reduction, e.g. ``{"system": 5, "visual": 576, "query": 14}``.
-        budget: keep ratio and groups of the routed regions (``visual`` and ``context``); others stay whole.
-        cut_layer: first layer that sees a reduced set: 0 where the input itself is shortened, L_f for decoder-stage
-            FastV, whose layers below hold every token with every group.
-        kept_tokens: overrides the reducer's count (anchors round up): of all layers from the cut on, or one of every
+        cut_layer: first layer that sees a reduced set; those below hold every token with every group.
+        kept_tokens: instead of the reducer's count (anchors round up): of all layers from the cut on, or one of every
             layer, those below the cut included.
         samples: that the tokens are of; what is stored once for each is counted so often.
     """
@@ -112,11 +110,7 @@ def nominal_ledger(
 
 @dataclass(frozen=True)
 class Anchor:
-    """A token-only arm with the bytes of a routed one.
-
-    Attributes:
-        layer_tokens: those that each layer holds.
-    """
+    """A token-only arm with the bytes of a routed one; ``layer_tokens`` are those that each layer holds."""
 
     tokens: int
     layer_tokens: tuple[int, ...]
@@ -147,9 +141,7 @@ def solve_anchor(
 ) -> Anchor:
     """The matched token-only anchor of one cut: the smallest token count whose bytes reach ``target`` of the KV.
 
-    Args:
-        target: retained fraction of the region's KV over all layers, e.g. ``KVBudget(...).exact_total``.
-        cut_layer: as in ``nominal_ledger``; layers below it hold every token.
+    ``target``: retained fraction of the region's KV over all layers, e.g. ``KVBudget(...).exact_total``.
     """
     ratio = ratio_above_cut(exact(target), shape.num_layers, cut_layer)
     kept = min(tokens, max(1, math.ceil(ratio * tokens)))

@@ -22,16 +22,9 @@ from subtoken_train.types import LayerPlan, Layout, Plan, Region
 def measured_ledger(plan: Plan, regions_BN: Tensor, shape: KVShape) -> Ledger:
     """Count a plan's entries and (token, group) pairs per layer and region, summed over the batch.
 
-    Bytes are what a packed cache of this plan takes, not what a dense cache with zeroed groups occupies: of entries
-    that keep fewer than S groups a bit a group, unless those of each sample keep the same. Where heads keep entries of
-    their own, ``tokens`` counts entries that any head keeps, and bytes count the heads' own parts. What dropped groups
-    read as is a value vector of every sample, of one without a routed entry too, and counts as values of the compressed
-    region. A basis that keys are turned to is every sample's, and counts as keys of the first region with a cut key, or
-    of the first one.
-
-    Args:
-        plan: one ``LayerPlan`` per layer; the layout of its groups matters only where heads keep entries of their own.
-        regions_BN: ``Region`` codes of the unreduced batch.
+    Bytes are what a packed cache of this plan takes. Where heads keep entries of their own, ``tokens`` counts entries
+    that any head keeps, and bytes the heads' own parts. A sample's fill counts as values of the compressed region; its
+    basis as keys of the first region with a cut key, or of the first one.
     """
     entries = []
     for index, layer in enumerate(plan.layers):
@@ -108,9 +101,7 @@ def _bytes(layer: LayerPlan, kept_BN: Tensor, shape: KVShape, layout: Layout) ->
 def emptied_regions(plan: Plan, regions_BN: Tensor, held_LBN: Sequence[Tensor]) -> list[dict[str, int]]:
     """Count for each sample, region by region, the layers in which compression left no head an entry of it.
 
-    Args:
-        regions_BN: ``Region`` codes of the rows that the plan counts in.
-        held_LBN: rows that each layer holds without compression, bool: fewer where it attends in a window.
+    ``held_LBN``: rows that each layer holds without compression, bool: fewer where it attends in a window.
     """
     codes_R = torch.tensor([region for region in Region if region != Region.PADDING], device=regions_BN.device)
     layers_BR = torch.zeros(len(regions_BN), len(codes_R), dtype=torch.long, device=regions_BN.device)

@@ -18,7 +18,7 @@ from torch import Tensor
 from subtoken_train.functional.gather import keep_best, rank_candidates
 from subtoken_train.ledger.kv_budget import (
     KVBudget,
-    check_keep_ratio,
+    check_share,
     count_words,
     exact,
     kept_count,
@@ -125,7 +125,7 @@ class Reducer(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_keep_ratio(self.keep_ratio)
+        check_share("keep_ratio", self.keep_ratio)
         if self.matches is not None:
             if not 0 < self.matches <= 1:
                 raise ValueError(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from subtoken_train.errors import MAX_SEED, MAX_TOKENS, check_range, check_word
 from subtoken_train.functional.groups import check_groups
-from subtoken_train.ledger.kv_budget import KVBudget, KVShape, check_byte_share, exact, head_costs
+from subtoken_train.ledger.kv_budget import KVBudget, KVShape, check_share, exact, head_costs
 from subtoken_train.types import Fill, Layout
 from subtoken_train.view.view import View
 
@@ -135,7 +135,7 @@ class RoutingConfig:
                     )
             return
         check_word("byte_pool", self.byte_pool, get_args(BytePool))
-        check_byte_share(self.byte_share)
+        check_share("byte_share", self.byte_share)
         if self.kept_groups != self.num_groups:
             raise ValueError(
                 f"budget 'bytes' says by byte_share what stays, and kept_groups={self.kept_groups} is another budget: "

@@ -13,8 +13,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, Offl
 
 from subtoken_train.artifact.hub import hub_errors
 from subtoken_train.datasets.scene_files import write_scenes
-from tests.support.hub_server import Hub
-from tests.support.hub_session import Session
+from tests.support.hub_server import Hub, Session
 from tests.support.places import recipe
 
 RECIPE = recipe("tiny_fastv25_s16k4")

@@ -1,6 +1,6 @@
 """The packed cache as transformers uses it: growth, crop, reorder, repeat, select."""
 
-from __future__ import annotations
+from itertools import pairwise
 
 import pytest
 import torch
@@ -11,9 +11,11 @@ from subtoken_train.cache.packed_layer import SLACK, PackedLayer
 from tests.support.packing import SETS, dense, index_form, masked_attention, states  # noqa: F401
 from tests.support.sampling import sampled
 
+PER_TOKEN = 3 * 2 * 8 * 4 * 2
 
-def filled(sets: str, bits: int = 0, batch: int = 3) -> tuple[PackedCache, list]:
-    cache, layers = PackedCache(2), [dense(seed, batch, sets=sets, bits=bits) for seed in (1, 2)]
+
+def filled(sets: str, batch: int = 3) -> tuple[PackedCache, list]:
+    cache, layers = PackedCache(2), [dense(seed, batch, sets=sets) for seed in (1, 2)]
     cache.layers = [state.layer() for state in layers]
     cache.next_position, cache.origin_B = torch.arange(batch)[:, None] + 20, torch.arange(batch)
     cache.appends = True
@@ -21,23 +23,28 @@ def filled(sets: str, bits: int = 0, batch: int = 3) -> tuple[PackedCache, list]
 
 
 def grown(cache: PackedCache, seed: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    batch = len(cache.origin_B)
-    key, value = states(seed, batch, 2, count, 8), states(seed + 1, batch, 2, count, 8)
+    key, value = (states(seed + i, len(cache.origin_B), 2, count, 8) for i in range(2))
     for i in range(len(cache.layers)):
         cache.update(key, value, i)
     return key, value
 
 
 def picked(state, samples: torch.Tensor):
-    parts = {n: getattr(state, n)[samples] for n in ("key", "value", "keep", "channels")}
-    return type(state)(**parts, groups=state.groups[samples], packing=state.packing)
+    parts = {n: getattr(state, n)[samples] for n in ("key", "value", "keep", "channels", "groups")}
+    return type(state)(**parts, packing=state.packing)
 
 
-def assert_attends(cache: PackedCache, layers: list, tail: tuple[torch.Tensor, torch.Tensor]) -> None:
+def assert_attends(cache: PackedCache, layers: list, tail: tuple[torch.Tensor, ...], samples=None) -> None:
+    """Every layer attends as its dense one does, of these samples."""
+    if samples is not None:
+        layers, tail = [picked(state, samples) for state in layers], tuple(x[samples] for x in tail)
     query = states(9, len(tail[0]), 4, 1, 8)
     for layer, state in zip(cache.layers, layers, strict=True):
-        expected = masked_attention(state, query, *tail)
-        assert (layer.attend(query, 8**-0.5) - expected).abs().max() < 1e-5
+        assert (layer.attend(query, 8**-0.5) - masked_attention(state, query, *tail)).abs().max() < 1e-5
+
+
+def pointers(cache: PackedCache) -> list[int]:
+    return [part.data.data_ptr() for layer in cache.layers for block in layer.blocks for part in block.payloads]
 
 
 ORDERS = [[0, 1, 2], [2, 0, 1], [1, 1, 0], [2], [0, 0, 1, 1, 2, 2], [1, 2, 1, 1, 0]]
@@ -50,86 +57,55 @@ def test_chosen_samples_attend_as_their_dense_ones(sets, order):
     tail, samples = grown(cache, 3, 4), torch.tensor(order)
     cache.batch_select_indices(samples)
     assert cache.next_position[:, 0].tolist() == [20 + i for i in order]
-    layers = [picked(state, samples) for state in layers]
-    tail = tuple(x[samples] for x in tail)
-    assert_attends(cache, layers, tail)
-    # and once more, from blocks that were chosen before
-    again = torch.arange(len(order)).flip(0)
+    assert_attends(cache, layers, tail, samples)
+    again = torch.arange(len(order)).flip(0)  # from blocks that were chosen before
     cache.reorder_cache(again)
-    assert_attends(cache, [picked(state, again) for state in layers], tuple(x[again] for x in tail))
+    assert_attends(cache, layers, tail, samples[again])
 
 
 @pytest.mark.parametrize("sets", SETS)
 def test_repeated_samples_and_beams_of_one_prompt(sets):
     cache, layers = filled(sets)
     cache.batch_repeat_interleave(2)
-    tail, samples = grown(cache, 3, 4), torch.arange(3).repeat_interleave(2)
-    layers = [picked(state, samples) for state in layers]
+    tail = grown(cache, 3, 4)
+    layers = [picked(state, torch.arange(3).repeat_interleave(2)) for state in layers]
     assert_attends(cache, layers, tail)
-    pointers = [part.data.data_ptr() for layer in cache.layers for block in layer.blocks for part in block.payloads]
-    order = torch.tensor([1, 1, 2, 3, 5, 4])
+    before, order = pointers(cache), torch.tensor([1, 1, 2, 3, 5, 4])
     cache.reorder_cache(order)
     assert_attends(cache, layers, tuple(x[order] for x in tail))
-    after = [part.data.data_ptr() for layer in cache.layers for block in layer.blocks for part in block.payloads]
-    assert after == pointers
-
-
-def test_selection_keeps_rounded_payloads():
-    cache, _ = filled("own", bits=8)
-    before = {
-        (row, i): part.read()[k]
-        for block in cache.layers[0].blocks
-        for k, row in enumerate(block.rows.tolist())
-        for i, part in enumerate(block.parts[-1].payloads)
-    }
-    cache.batch_select_indices(torch.tensor([2, 0]))
-    for block in cache.layers[0].blocks:
-        for k, row in enumerate(block.rows.tolist()):
-            old = row % 2 + 2 * [2, 0][row // 2]
-            for i, part in enumerate(block.parts[-1].payloads):
-                assert torch.equal(part.read()[k], before[old, i])
+    assert pointers(cache) == before
 
 
 def test_crop_forgets_the_tail_only():
     cache, layers = filled("own")
+    assert cache.get_seq_length() == 21  # of the unreduced prompt
     key, value = grown(cache, 3, 6)
-    length, position = cache.get_seq_length(), cache.next_position.clone()
+    position = cache.next_position.clone()
     cache.crop(-2)
-    assert cache.get_seq_length() == length - 2
+    assert cache.get_seq_length() == 25
+    assert cache.layers[0].get_mask_sizes(1) == (26, 0)
     assert torch.equal(cache.next_position, position - 2)
-    assert_attends(cache, layers, (key[:, :, :4], value[:, :, :4]))
     more = grown(cache, 7, 3)
-    tail = tuple(torch.cat([old[:, :, :4], new], 2) for old, new in zip((key, value), more, strict=True))
-    assert_attends(cache, layers, tail)
+    assert_attends(
+        cache, layers, tuple(torch.cat([x[:, :, :4], y], 2) for x, y in zip((key, value), more, strict=True))
+    )
     cache.crop(-7)
-    with pytest.raises(ValueError, match="1 tokens cannot be removed: 0 came after the prompt"):
-        cache.crop(-1)
-    with pytest.raises(ValueError, match="negative"):
-        cache.crop(3)
+    for removed, words in ((-1, "1 tokens cannot be removed: 0 came after the prompt"), (3, "negative")):
+        with pytest.raises(ValueError, match=words):
+            cache.crop(removed)
 
 
 def test_the_tail_grows_in_place_with_little_slack():
     cache, _ = filled("shared")
-    prompt = [part.data.data_ptr() for part in cache.layers[0].blocks[0].payloads]
-    per_token, moved, before = 3 * 2 * 8 * 4 * 2, 0, None
+    prompt, rooms = pointers(cache), []
     for step in range(1, 2 * SLACK + 3):
         grown(cache, step, 1)
-        layer = cache.layers[0]
-        used, slack = layer.tail_bytes
-        assert used == step * per_token
-        assert 0 <= slack < SLACK * per_token
-        moved += before is not None and layer.keys.data_ptr() != before
-        before = layer.keys.data_ptr()
-    assert moved == 2
-    assert prompt == [part.data.data_ptr() for part in cache.layers[0].blocks[0].payloads]
-
-
-def test_lengths_are_those_of_the_unreduced_prompt():
-    cache, _ = filled("shared")
-    assert cache.get_seq_length() == 21
-    grown(cache, 3, 2)
-    assert cache.get_seq_length() == 23
-    assert cache.layers[0].get_mask_sizes(1) == (24, 0)
+        used, slack = cache.layers[0].tail_bytes
+        assert used == step * PER_TOKEN
+        assert 0 <= slack < SLACK * PER_TOKEN
+        rooms.append(cache.layers[0].keys.data_ptr())
+    assert sum(one != other for one, other in pairwise(rooms)) == 2
+    assert prompt == pointers(cache)
 
 
 def test_an_empty_layer_refuses_to_grow_and_reset_empties():
@@ -146,39 +122,37 @@ def test_an_empty_layer_refuses_to_grow_and_reset_empties():
 def test_cropping_leaves_little_slack():
     cache, layers = filled("own")
     key, value = grown(cache, 3, 311)
-    per_token = 3 * 2 * 8 * 4 * 2
     for removed, left in ((247, 64), (10, 54), (54, 0)):
         cache.crop(-removed)
         used, slack = cache.layers[0].tail_bytes
-        assert used == left * per_token
-        assert 0 <= slack < SLACK * per_token
-        storage = cache.layers[0].keys.untyped_storage().nbytes() + cache.layers[0].values.untyped_storage().nbytes()
-        assert storage == used + slack
+        assert used == left * PER_TOKEN
+        assert 0 <= slack < SLACK * PER_TOKEN
+        tails = cache.layers[0].keys, cache.layers[0].values
+        assert sum(tail.untyped_storage().nbytes() for tail in tails) == used + slack
         assert_attends(cache, layers, (key[:, :, :left], value[:, :, :left]))
 
 
+CHOICES = {
+    "select": ("batch_select_indices", torch.tensor([2, 0]), [2, 0]),
+    "from the end": ("batch_select_indices", [-1, 0], [2, 0]),
+    "marks": ("batch_select_indices", torch.tensor([True, False, True]), [0, 2]),
+    "beams": ("reorder_cache", torch.tensor([1, 1, 0]), [1, 1, 0]),
+    "repeat": ("batch_repeat_interleave", 2, [0, 0, 1, 1, 2, 2]),
+}
+
+
 @pytest.mark.parametrize("sets", SETS)
-def test_layers_choose_samples_as_their_cache_does(sets):
-    for call, index in (
-        ("batch_select_indices", torch.tensor([2, 0])),
-        ("reorder_cache", torch.tensor([1, 1, 0])),
-        ("batch_repeat_interleave", 2),
-    ):
-        cache, layers = filled(sets)
-        tail = grown(cache, 3, 4)
-        for layer in cache.layers:
-            getattr(layer, call)(index)
-        samples = torch.arange(3).repeat_interleave(2) if isinstance(index, int) else index
-        assert_attends(cache, [picked(state, samples) for state in layers], tuple(x[samples] for x in tail))
-
-
-def test_samples_are_named_as_tensors_are_indexed():
-    for index, names in (([-1, 0], [2, 0]), (torch.tensor([True, False, True]), [0, 2]), (torch.tensor([1]), [1])):
-        cache, layers = filled("own")
-        tail = grown(cache, 3, 4)
-        cache.batch_select_indices(index)
-        assert cache.next_position[:, 0].tolist() == [20 + name for name in names]
-        assert_attends(cache, [picked(state, torch.tensor(names)) for state in layers], tuple(x[names] for x in tail))
+@pytest.mark.parametrize("name", CHOICES)
+def test_layers_choose_samples_as_their_cache_does(sets, name):
+    (call, index, samples), (cache, layers), (other, _) = CHOICES[name], filled(sets), filled(sets)
+    tail = grown(cache, 3, 4)
+    grown(other, 3, 4)
+    for layer in cache.layers:
+        getattr(layer, call)(index)
+    getattr(other, call)(index)
+    assert other.next_position[:, 0].tolist() == [20 + sample for sample in samples]
+    for each in (cache, other):
+        assert_attends(each, layers, tail, torch.tensor(samples))
 
 
 def test_samples_that_are_not_there_are_worded():
@@ -202,9 +176,7 @@ def test_every_public_method_of_transformers_layers_is_ours_or_harmless():
         if name[0] != "_" and name not in inherited:
             assert name in vars(PackedLayer), name
     cache, _ = filled("own")
-    assert not cache.is_compileable
-    assert cache.is_croppable
-    assert cache.get_max_length() == -1
+    assert (cache.is_compileable, cache.is_croppable, cache.get_max_length()) == (False, True, -1)
     for call in (cache.layers[0].offload, cache.layers[0].prefetch, lambda: cache.offload(0)):
         with pytest.raises(ValueError, match="stays on its device"):
             call()
@@ -215,15 +187,14 @@ def test_reserved_room_is_made_once_and_stays():
     cache, _ = filled("shared")
     grown(cache, 3, 5)
     cache.reserve(SLACK + 30)
-    layer, per_token = cache.layers[0], 3 * 2 * 8 * 4 * 2
+    layer = cache.layers[0]
     room = layer.keys
-    assert layer.tail_bytes == (5 * per_token, (SLACK + 30) * per_token)
+    assert layer.tail_bytes == (5 * PER_TOKEN, (SLACK + 30) * PER_TOKEN)
     for step in range(SLACK + 30):
         grown(cache, step, 1)
         assert layer.keys is room
     assert layer.tail_bytes[1] == 0
     cache.crop(-SLACK)
-    assert layer.keys is room
     cache.reserve(10)
     assert layer.keys is room
     cache.reserve(SLACK + 7)

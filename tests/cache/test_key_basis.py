@@ -1,10 +1,8 @@
 """Keys in a basis of their own: the same attention, less lost by rounding."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.cache.entries import read_keys, read_values
@@ -44,7 +42,6 @@ def mirrored_basis(key: torch.Tensor, marks: torch.Tensor) -> MirroredBasis:
 MADE = {"balanced": BalancedBasis.of, "mirrored": mirrored_basis}
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     made=st.sampled_from(list(MADE)),
     seed=st.integers(0, 999),

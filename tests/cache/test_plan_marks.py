@@ -1,16 +1,13 @@
 """What packing reads from a device: the numbers of all layers at once, and nothing else."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from subtoken_train.cache import pack
 from subtoken_train.cache.pack import Packing, pack_layer, read_counts
 from subtoken_train.engine.prompt_pass import layer_plan
 from subtoken_train.kernels.storage import RoutedValues
 from subtoken_train.types import CutKeys
-from tests.support.host_reads import Calls, host_reads
+from tests.support.host_reads import host_reads
 from tests.support.packing import FORMAT_OF, SETS, dense
 from tests.support.sampling import sampled
 
@@ -81,29 +78,3 @@ def test_counts_are_those_of_a_plain_loop(sets):
                 bits[1 - cut] = [have + is_set for have, is_set in zip(bits[1 - cut], own, strict=True)]
         assert counts.kinds[row] == tuple(expected)
         assert [kind[row] for kind in counts.bits] == bits
-
-
-def test_layers_of_one_shape_are_sorted_together():
-    """A GPU waits for calls: eight layers ask for no more than one, but for joining and parting them."""
-    plans, asked = [planned("shared", 4, "contiguous", False)[1]] * 8, []
-    for some in (plans[:1], plans):
-        with Calls() as calls:
-            read_counts(some, 2, 8, "contiguous")
-        asked.append(calls.count)
-    parted = 4 * len(plans)  # views of rows, flags and two kinds
-    assert asked[1] <= asked[0] + parted + 4
-
-
-@pytest.mark.parametrize("joined", [2**24, 1])
-def test_layers_of_several_shapes_keep_their_order(joined, monkeypatch):
-    monkeypatch.setattr(pack, "JOINED", joined)
-    kinds = [("shared", 4, False), ("own", 4, False), ("shared", None, False), ("shared", 4, True)]
-    plans = [planned(sets, groups, "contiguous", cut, seed)[1] for seed in range(2) for sets, groups, cut in kinds]
-    plans[-1].rows_BN = plans[-1].entries_BN.clamp(min=0)
-    found = read_counts(plans, 2, 8, "contiguous")
-    for plan, own in zip(plans, found, strict=True):
-        (alone,) = read_counts([plan], 2, 8, "contiguous")
-        assert (own.kinds, own.bits, own.channels) == (alone.kinds, alone.bits, alone.channels)
-        assert torch.equal(own.marks.rows_RM, alone.marks.rows_RM)
-        for one, other in zip(own.marks.kinds, alone.marks.kinds, strict=True):
-            assert torch.equal(one.marks_RM, other.marks_RM)

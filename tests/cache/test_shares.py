@@ -1,7 +1,5 @@
 """Bytes of each sample, and entries that are read back."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from subtoken_train.types import Region
-from tests.support.own_forward import eager_calls
+from tests.support.helpers import eager_calls
 from tests.support.tiny.mistral3 import GRIDS, SIZES, mistral3_family
 from tests.support.tiny_parts import padded, three_records
 

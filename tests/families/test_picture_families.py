@@ -17,8 +17,7 @@ from subtoken_train.families.images import Video
 from subtoken_train.families.load import layout_family, published_config
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region
-from tests.support.helpers import compress
-from tests.support.own_forward import check_answers, check_logits
+from tests.support.helpers import check_answers, check_logits, compress
 from tests.support.tiny import idefics3, internvl, llava_next, mistral3, qwen
 from tests.support.tiny.glm4v import glm_family
 from tests.support.tiny_parts import noises, padded, three_records

@@ -12,9 +12,8 @@ from subtoken_train.families.qwen_vl import per_token, tower_with_statistics
 from subtoken_train.families.towers import received_attention
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from tests.support.golden_cases import near
-from tests.support.helpers import random_scores
+from tests.support.helpers import eager_calls, random_scores
 from tests.support.host_reads import LargestTensor
-from tests.support.own_forward import eager_calls
 from tests.support.tiny.glm4v import glm_family
 from tests.support.tiny.qwen import (
     TOKENS,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from subtoken_train.families.towers import features_with_statistics, patch_features
-from tests.support.own_forward import eager_calls
+from tests.support.helpers import eager_calls
 from tests.support.tiny.llava_onevision import SIDE, onevision_family
 
 

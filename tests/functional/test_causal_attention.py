@@ -1,9 +1,16 @@
-"""Rows at the end of what they see, against plain softmax."""
+"""Attention of rows at the end of what they see: plain softmax, whichever of torch's kernels takes the call."""
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from subtoken_train.functional.causal_attention import Seen, causal_attention
+from subtoken_train.functional.causal_attention import (
+    Seen,
+    SlidingWindow,
+    causal_attention,
+    fused_attention,
+    fused_kernels,
+)
 
 
 @pytest.mark.parametrize("block", [1, 3, 100])
@@ -24,3 +31,93 @@ def test_it_is_softmax_over_what_stands_before(rows, block):
                 logits = 0.3 * key[sample, head // 2, columns] @ query[sample, head, row]
                 expected = logits.softmax(0) @ value[sample, head // 2, columns]
                 assert torch.allclose(found[sample, head, row], expected, atol=1e-5)
+
+
+FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+BOTH = ("flash", "efficient")
+
+
+def states(rows, columns, heads=4, kv_heads=2, width=16, dtype=torch.float32, device="cpu"):
+    generator = torch.Generator().manual_seed(0)
+    shapes = (heads, rows), (kv_heads, columns), (kv_heads, columns)
+    return [torch.randn(2, *shape, width, generator=generator).to(device, dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "width", "dtype", "masked", "expected"),
+    [
+        (4, 128, torch.bfloat16, False, BOTH),
+        (4, 128, torch.bfloat16, True, ("efficient",)),
+        (2, 128, torch.bfloat16, False, ("flash",)),
+        (2, 128, torch.bfloat16, True, ()),
+        (2, 128, torch.float32, False, ()),
+        (4, 128, torch.float32, False, ("efficient",)),
+        (4, 20, torch.float16, False, ("flash",)),
+        (4, 20, torch.float32, True, ("efficient",)),
+        (4, 320, torch.bfloat16, False, ("efficient",)),
+        (4, 64, torch.float64, False, ()),
+    ],
+)
+def test_what_the_kernels_take(kv_heads, width, dtype, masked, expected):
+    assert fused_kernels(*states(3, 3, 4, kv_heads, width, dtype), masked) == expected
+
+
+def test_a_gradient_and_autocast_are_asked_for():
+    query, key, value = states(3, 3, width=224, dtype=torch.bfloat16)
+    assert fused_kernels(query, key, value) == ("flash",)
+    assert fused_kernels(query.requires_grad_(), key, value) == ()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fused_kernels(*states(3, 3)) == ("flash",)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "columns"), [(600, 600), (9, 9), (1, 1), (7, 9), (1, 9)])
+def test_without_a_mask_it_is_causal_to_the_last_bit(rows, columns, dtype):
+    query, key, value = states(rows, columns, dtype=dtype)
+    mask = torch.arange(columns - rows, columns)[:, None] >= torch.arange(columns)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, mask, scale=0.3, enable_gqa=True
+    )  # key heads that are shared
+    for found in (fused_attention(query, key, value, 0.3, mask), fused_attention(query, key, value, 0.3)):
+        assert torch.equal(found, expected)
+
+
+def windowed(length, size):
+    return SlidingWindow(size, torch.arange(length).expand(2, -1))
+
+
+@pytest.mark.parametrize("block", [4, 100])
+@pytest.mark.parametrize("rows", [11, 40])
+def test_what_a_window_hides_is_not_read(rows, block):
+    """Columns that no row of a block sees are poisoned; a batch with padding may see any of them."""
+    query, key, value = states(rows, 40)
+    seen = Seen(None, windowed(40, 6))
+    expected = causal_attention(query, key, value, seen, 0.3, block)
+    padded = Seen(torch.ones(2, 40).bool(), seen.window)
+    assert torch.allclose(causal_attention(query, key, value, padded, 0.3, block), expected, atol=1e-6)
+    first = 40 - rows - 5
+    if first > 0:
+        key[:, :, :first], value[:, :, :first] = torch.nan, torch.nan
+        assert torch.equal(causal_attention(query, key, value, seen, 0.3, block), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("width", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("rows", [300, 77, 1])
+@torch.no_grad()
+def test_a_fused_kernel_runs_every_call_on_a_gpu(dtype, kv_heads, width, rows):
+    """No mask, a mask, a window; heads shared or not."""
+    given = states(rows, 300, 4, kv_heads, width, dtype, "cuda")
+    seen = torch.ones(2, 300, dtype=torch.bool, device="cuda")
+    seen[1, :40] = False
+    for each in (Seen(), Seen(seen), Seen(None, SlidingWindow(50, torch.arange(300, device="cuda").expand(2, -1)))):
+        with sdpa_kernel(FUSED):
+            found = causal_attention(*given, each, width**-0.5, 64)
+        wide = [x.double().cpu() for x in given]
+        home = Seen(None if each.places_BK is None else each.places_BK.cpu(), each.window and windowed(300, 50))
+        expected = causal_attention(*wide, home, width**-0.5, 64)
+        tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+        torch.testing.assert_close(found.double().cpu(), expected, atol=tolerance, rtol=tolerance)

@@ -4,24 +4,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from subtoken_train.functional.diversity import (
-    farthest_places,
-    unit_rows,
-    unlike_places,
-    volume_places,
-    without_doubles,
-)
+from subtoken_train.functional import diversity
+from subtoken_train.functional.diversity import farthest_places, unit_rows, unlike_places, volume_places
 from subtoken_train.reducers.cdpruner import relevance
 from subtoken_train.reducers.vispruner import important_and_distinct
 from tests.support.golden_cases import alike
 from tests.support.helpers import random_mask, random_scores
 from tests.support.plain_choices import by_determinants, by_max_min, cosine, without_by_loop
 
-SIZES = st.tuples(st.integers(1, 3), st.integers(1, 14))
+SIZES, SEEDS = st.tuples(st.integers(1, 3), st.integers(1, 14)), st.integers(0, 10_000)
 
 
 def chosen_order(place_N, steps):
@@ -32,40 +27,26 @@ def chosen_order(place_N, steps):
     return [row for _, row in taken]
 
 
-@settings(max_examples=40, deadline=None)
-@given(sizes=SIZES, steps=st.integers(1, 16), seed=st.integers(0, 10_000))
-def test_farthest_rows_are_those_of_the_loops_in_every_sample(sizes, steps, seed):
-    rows, marks = random_scores(seed, *sizes, 6), random_mask(seed + 1, *sizes)
-    places = farthest_places(unit_rows(rows), marks, steps)
-    for row_ND, mark_N, place_N in zip(rows, marks, places, strict=True):
-        own = mark_N.nonzero()[:, 0]
-        expected = own[by_max_min(row_ND[own], min(steps, len(own)))].tolist() if len(own) else []
-        assert chosen_order(place_N, steps) == expected
-
-
-@settings(max_examples=40, deadline=None)
-@given(sizes=SIZES, steps=st.integers(1, 16), seed=st.integers(0, 10_000))
-def test_volumes_are_those_of_the_determinants_in_every_sample(sizes, steps, seed):
+@given(sizes=SIZES, steps=st.integers(1, 16), seed=SEEDS)
+def test_farthest_rows_and_volumes_are_those_of_the_loops_in_every_sample(sizes, steps, seed):
     rows, marks = random_scores(seed, *sizes, 16), random_mask(seed + 1, *sizes)
     weights = random_scores(seed + 2, *sizes).abs() + 0.1
-    places = volume_places(unit_rows(rows), weights, marks, steps)
-    for row_ND, weight_N, mark_N, place_N in zip(rows, weights, marks, places, strict=True):
+    places = farthest_places(unit_rows(rows), marks, steps), volume_places(unit_rows(rows), weights, marks, steps)
+    for row_ND, weight_N, mark_N, far_N, volume_N in zip(rows, weights, marks, *places, strict=True):
         own = mark_N.nonzero()[:, 0]
-        best = by_determinants(row_ND[own], weight_N[own].double(), min(steps, len(own)))
-        assert chosen_order(place_N, steps) == own[best].tolist()
+        count = min(steps, len(own))
+        assert chosen_order(far_N, steps) == (own[by_max_min(row_ND[own], count)].tolist() if count else [])
+        best = by_determinants(row_ND[own], weight_N[own].double(), count)
+        assert chosen_order(volume_N, steps) == own[best].tolist()
 
 
-@settings(max_examples=40, deadline=None)
-@given(rows=st.integers(1, 40), share=st.floats(0, 1), seed=st.integers(0, 10_000))
+@given(rows=st.integers(1, 40), share=st.floats(0, 1), seed=SEEDS)
 def test_doubles_go_as_in_the_loops(rows, share, seed):
     states, count = random_scores(seed, rows, 6), max(1, int(rows * share))
-    kept = without_doubles(unit_rows(states), count)
-    assert kept.tolist() == without_by_loop(states, count)
-    assert len(kept) == count
+    assert diversity.without_doubles(unit_rows(states), count).tolist() == without_by_loop(states, count)
 
 
-@settings(max_examples=40, deadline=None)
-@given(sizes=SIZES, pivots=st.integers(1, 4), seed=st.integers(0, 10_000))
+@given(sizes=SIZES, pivots=st.integers(1, 4), seed=SEEDS)
 def test_every_pivot_takes_its_quota_of_the_least_alike(sizes, pivots, seed):
     rows, marks = random_scores(seed, *sizes, 6), random_mask(seed + 1, *sizes)
     pivot_BP = random_scores(seed + 2, sizes[0], pivots, levels=sizes[1], dtype=torch.int64)
@@ -75,31 +56,19 @@ def test_every_pivot_takes_its_quota_of_the_least_alike(sizes, pivots, seed):
         left, taken = marks[sample].nonzero()[:, 0].tolist(), []
         for pivot, quota in zip(pivot_BP[sample].tolist(), quota_BP[sample].tolist(), strict=True):
             like = {i: cosine(rows[sample, i], rows[sample, pivot]) for i in left}
-            taken += sorted(left, key=lambda i: like[i])[:quota]
+            taken += sorted(left, key=lambda i, like=like: like[i])[:quota]
             left = [i for i in left if i not in taken]
         assert chosen_order(places[sample], sizes[1]) == taken
 
 
 def test_ties_and_doubles_go_to_the_lower_index():
     """Axes that are all equally far, each twice; the doubles come when nothing else is left, in order."""
-    axes = torch.eye(5)
-    rows, every = axes[[3, 1, 1, 3, 0]][None], torch.ones(1, 5, dtype=torch.bool)
+    rows, every = torch.eye(5)[[3, 1, 1, 3, 0]][None], torch.ones(1, 5, dtype=torch.bool)
     for places in (farthest_places(rows, every, 5), volume_places(rows, torch.ones(1, 5), every, 5)):
         first = chosen_order(places[0], 5)
-        assert sorted(first[:3]) == [0, 1, 4]
-        assert first[3:] == [2, 3]
+        assert (sorted(first[:3]), first[3:]) == ([0, 1, 4], [2, 3])
     assert chosen_order(volume_places(rows, torch.ones(1, 5), every, 5)[0], 5)[:3] == [0, 1, 4]
     assert chosen_order(volume_places(rows, torch.tensor([[1.0, 1, 2, 1, 1]]), every, 1)[0], 1) == [2]
-    same = farthest_places(unit_rows(torch.ones(1, 6, 3)), every.new_ones(1, 6), 4)
-    assert chosen_order(same[0], 4) == [0, 1, 2, 3]
-
-
-def test_more_steps_than_rows_take_every_row_and_a_sample_may_have_none():
-    rows = unit_rows(random_scores(0, 2, 5, 4))
-    marks = torch.tensor([[True] * 5, [False] * 5])
-    for places in (farthest_places(rows, marks, 9), volume_places(rows, torch.ones(2, 5), marks, 9)):
-        assert sorted(places[0].tolist()) == list(range(5))
-        assert places[1].tolist() == [9] * 5
 
 
 def test_beyond_the_width_no_volume_is_left_and_nothing_is_nan():
@@ -127,12 +96,9 @@ def test_relevance_is_minus_the_mean_cosine_between_0_and_1():
     assert (relevance(unit_rows(rows), visual, torch.zeros_like(question))[0, :6] == 1).all()
 
 
-ORIGINALS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "pruner_originals.safetensors"
-
-
 @pytest.fixture(scope="module")
 def originals():
-    return load_file(ORIGINALS)
+    return load_file(Path(__file__).resolve().parents[2] / "benchmarks/results/pruner_originals.safetensors")
 
 
 def marks(indices, count):
@@ -148,9 +114,8 @@ def test_divprune_is_the_originals_choice_in_its_order(originals):
 def test_cdpruner_is_the_originals_set(originals):
     features, text, kept = (originals[f"cdpruner.{name}"] for name in ("features", "text", "kept"))
     images, tokens = features.shape[:2]
-    rows = unit_rows(torch.cat([features, text.expand(images, -1, -1)], 1))
+    rows, steps = unit_rows(torch.cat([features, text.expand(images, -1, -1)], 1)), int(kept[0].sum())
     visual = torch.arange(rows.shape[1]).expand(images, -1) < tokens
-    steps = int(kept[0].sum())
     places = volume_places(rows, relevance(rows, visual, ~visual), visual, steps)
     alike("cdpruner", "pruner_originals", places[:, :tokens] < steps, kept)
 
@@ -160,11 +125,9 @@ def test_dart_is_the_originals_set(originals):
     states, keys, kept, pivots = (originals[f"dart.{name}"] for name in ("states", "keys", "kept", "pivots"))
     rows, start = states.shape[1], 5
     visual = ((torch.arange(rows) >= start) & (torch.arange(rows) < start + 60))[None]
-    image = [int(row) for row in pivots if visual[0, row]]
     best = keys.abs().sum((1, 3)).masked_fill(~visual, 0)[0].topk(4).indices
-    assert sorted(image) == sorted(best.tolist())
-    free = visual & ~marks(best[None], rows)
-    quota = torch.full((1, 8), (len(kept) - 4) // 8)
+    assert sorted(int(row) for row in pivots if visual[0, row]) == sorted(best.tolist())
+    free, quota = visual & ~marks(best[None], rows), torch.full((1, 8), (len(kept) - 4) // 8)
     places = unlike_places(unit_rows(states), pivots[None], free, quota, torch.full((1, 1), 4), rows)
     alike("dart", "pruner_originals", (places < rows) | marks(best[None], rows), marks(kept[None], rows))
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.functional.hashing import sample_seeds, uniform_hash
@@ -10,7 +10,6 @@ from subtoken_train.functional.hashing import sample_seeds, uniform_hash
 KEYS = st.lists(st.integers(-(2**40), 2**40), min_size=1, max_size=5)
 
 
-@settings(max_examples=50, deadline=None)
 @given(keys=KEYS, others=st.lists(st.integers(0, 2**31), max_size=4), data=st.data())
 def test_a_number_depends_on_its_own_keys_only(keys, others, data):
     """Whatever else stands in the batch, and however the keys are broadcast."""

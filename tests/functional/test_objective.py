@@ -1,50 +1,111 @@
-"""The objective against a plain sum over labelled positions."""
+"""The objective: cross-entropy, distillation and balance, against plain loops."""
 
+import math
+
+import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.functional.objective import IGNORE_INDEX, answer_loss, predicting_rows
+from subtoken_train.functional import objective
+from subtoken_train.functional.masks import fixed_mask, global_mask
+from subtoken_train.functional.objective import IGNORE_INDEX, answer_loss, balance_loss, distillation_loss
+from subtoken_train.routing.state import RoutingState
 from tests.support.helpers import random_mask, random_scores
 
+SEEDS = st.integers(0, 10_000)
+SIZES = {"targets": st.integers(0, 5), "vocabulary": st.integers(1, 9), "seed": SEEDS}
+TEMPERATURES = st.floats(0.2, 8)
 
-@settings(max_examples=50, deadline=None)
-@given(batch=st.integers(1, 3), length=st.integers(1, 6), vocabulary=st.integers(2, 9), seed=st.integers(0, 1000))
-def test_equals_the_plain_sum(batch, length, vocabulary, seed):
+
+@given(batch=st.integers(1, 3), length=st.integers(1, 6), vocabulary=st.integers(2, 9), seed=SEEDS)
+def test_answers_cost_the_plain_sum(batch, length, vocabulary, seed):
     logits = 4 * random_scores(seed, batch, length, vocabulary)
     ids = random_scores(seed, batch, length, levels=vocabulary, dtype=torch.int64)
     labels = torch.where(random_mask(seed, batch, length), ids, IGNORE_INDEX)
-    expected, count = 0.0, 0
-    for sample in range(batch):
-        for position in range(1, length):
-            target = int(labels[sample, position])
-            if target != IGNORE_INDEX:
-                row = logits[sample, position - 1].double()
-                expected += float(row.logsumexp(0) - row[target])
-                count += 1
-    rows, targets = predicting_rows(labels)
-    assert rows.sum() == len(targets) == count
-    assert abs(float(answer_loss(logits[rows], targets)) - expected) < 1e-4
-
-
-def test_without_labels_the_count_is_zero_and_the_loss_still_has_a_gradient():
-    logits = random_scores(0, 2, 4, 5).requires_grad_()
-    rows, targets = predicting_rows(torch.full((2, 4), IGNORE_INDEX))
-    total = answer_loss(logits[rows], targets)
-    assert (total.item(), len(targets)) == (0, 0)
-    total.backward()
-    assert not logits.grad.any()
-
-
-def test_a_label_on_the_first_row_has_no_predecessor():
-    labels = torch.tensor([[3, IGNORE_INDEX, IGNORE_INDEX]])
-    rows, targets = predicting_rows(labels)
-    assert not rows.any()
-    assert len(targets) == 0
+    pairs = [(logits[b, n - 1].double(), int(labels[b, n])) for b in range(batch) for n in range(1, length)]
+    losses = [float(row.logsumexp(0) - row[target]) for row, target in pairs if target != IGNORE_INDEX]
+    rows, targets = objective.predicting_rows(labels)
+    assert rows.sum() == len(targets) == len(losses)
+    assert abs(float(answer_loss(logits[rows], targets)) - sum(losses)) < 1e-4
 
 
 def test_bf16_logits_are_summed_in_fp32():
     logits, targets = random_scores(0, 400, 7).bfloat16(), torch.zeros(400, dtype=torch.long)
-    total = answer_loss(logits, targets)
-    assert total.dtype == torch.float32
-    assert torch.equal(total, answer_loss(logits.float(), targets))
+    assert torch.equal(answer_loss(logits, targets), answer_loss(logits.float(), targets))
+    logits, routed = logits[None, :8], torch.ones(1, 8, dtype=torch.bool)
+    chosen = fixed_mask(logits, 2)
+    assert torch.equal(balance_loss(logits, chosen, routed), balance_loss(logits.float(), chosen, routed))
+
+
+def slow_divergence(student, teacher, temperature):
+    """T^2 times the sum of p log(p / q), entry by entry."""
+    total = 0.0
+    for ours, theirs in zip(student.tolist(), teacher.tolist(), strict=True):
+        q, p = ([math.exp((x - max(row)) / temperature) for x in row] for row in (ours, theirs))
+        q, p = ([x / sum(row) for x in row] for row in (q, p))
+        total += sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+    return temperature**2 * total
+
+
+@given(temperature=TEMPERATURES, dtype=st.sampled_from([torch.float32, torch.bfloat16]), **SIZES)
+def test_divergence_equals_the_loops(targets, vocabulary, seed, temperature, dtype):
+    student, teacher = (random_scores(seed + i, targets, vocabulary, dtype=dtype) for i in range(2))
+    found = distillation_loss(student, teacher, temperature)
+    assert found.dtype == torch.float32
+    expected = slow_divergence(student.float(), teacher.float(), temperature)
+    assert found.item() == pytest.approx(expected, abs=1e-4 * temperature**2, rel=1e-4)
+
+
+@given(temperature=TEMPERATURES, **SIZES)
+def test_its_gradient_is_t_times_the_difference_of_probabilities(targets, vocabulary, seed, temperature):
+    student, teacher = (random_scores(seed + i, targets, vocabulary).requires_grad_() for i in range(2))
+    distillation_loss(student, teacher, temperature).backward()
+    ours, theirs = ((logits.detach().double() / temperature).softmax(-1) for logits in (student, teacher))
+    assert torch.allclose(student.grad, (temperature * (ours - theirs)).float(), atol=1e-4)
+    assert teacher.grad is None
+
+
+@st.composite
+def batches(draw):
+    """(logits, hard mask, routed tokens) of one layer, under either budget."""
+    batch, length, num_groups = draw(st.integers(2, 4)), draw(st.integers(1, 5)), draw(st.integers(1, 6))
+    seed, kept = draw(SEEDS), draw(st.integers(1, num_groups))
+    logits, routed = 3 * random_scores(seed, batch, length, num_groups), random_mask(seed, batch, length)
+    return logits, fixed_mask(logits, kept) if draw(st.booleans()) else global_mask(logits, kept, routed), routed
+
+
+def slow_balance(logits_NS, hard_NS, routed_N):
+    """One sample's loss, group by group."""
+    tokens = routed_N.nonzero()[:, 0].tolist()
+    selections, groups = sum(int(hard_NS[n].sum()) for n in tokens), len(logits_NS[0])
+    chances = {n: torch.softmax(logits_NS[n].double(), -1).tolist() for n in tokens}
+    shares = [sum(bool(hard_NS[n, s]) for n in tokens) / max(1, selections) for s in range(groups)]
+    return sum(groups * shares[s] * sum(chances[n][s] for n in tokens) / max(1, len(tokens)) for s in range(groups))
+
+
+@given(first=batches(), cut=st.integers(0, 4))
+def test_balance_equals_the_loops_in_every_layer(first, cut):
+    """A layer above a cut has fewer rows; it may leave tokens of which a global budget chose no group."""
+    layers = [first, tuple(part[:, cut:] if cut < part.shape[1] else part for part in first)]
+    losses = torch.stack([balance_loss(*layer) for layer in layers])
+    assert torch.allclose(
+        losses, torch.tensor([[slow_balance(*own) for own in zip(*x, strict=True)] for x in layers]), atol=1e-5
+    )
+    routed = first[2]
+    places = torch.arange(routed.shape[1]).expand(routed.shape)
+    state = RoutingState(routed, routed & False, places, places[:, 0], choices=dict(enumerate(layers)))
+    assert torch.allclose(state.balances(), losses, atol=1e-5)
+    assert torch.equal(state.mean_balance(), state.balances().mean())
+
+
+def test_a_sample_without_a_choice_gives_zero_and_a_zero_gradient():
+    """Of no routed token, and of routed ones of which a global budget chose no group."""
+    logits = random_scores(0, 3, 3, 4).requires_grad_()
+    routed, hard = torch.tensor([[False] * 3, [True] * 3, [True] * 3]), fixed_mask(logits.detach(), 1)
+    losses = balance_loss(logits, hard & torch.tensor([True, True, False])[:, None, None], routed)
+    assert losses[[0, 2]].tolist() == [0, 0]
+    losses[0].backward(retain_graph=True)
+    assert not logits.grad.any()
+    losses[1].backward()
+    assert logits.grad.any((1, 2)).tolist() == [False, True, False]

@@ -1,15 +1,12 @@
 """Page scores and the choice of pages against plain loops and two released implementations."""
 
-import json
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 
 from subtoken_train.reducers.quest import keep_by_page, page_bounds, page_index, page_scores
-from tests.support.golden_cases import alike, near
+from tests.support.golden_cases import alike, load, near
 from tests.support.helpers import random_mask, random_scores
 
 sizes = st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(1, 2), st.integers(1, 14), st.integers(1, 5))
@@ -54,20 +51,15 @@ def test_pages_count_context_tokens_only():
     assert page_index(context, 2).tolist() == [[-1, 0, 0, 1, -1, 1, 2, -1]]
 
 
-def golden_case(shared, name):
-    folder = shared / "golden" / name
-    return json.loads((folder / "set_a.json").read_text())["params"], load_file(folder / "set_a.safetensors")
-
-
 def test_golden_of_quest(shared):
-    params, golden = golden_case(shared, "quest_official")
+    params, golden = load(shared, "quest_official")
     check_heads(
         "quest_official", golden["query"], golden["keys"], golden["page_scores"][:, :, -1], params["chunk_size"]
     )
 
 
 def test_golden_of_kvcache_factory(shared):
-    params, golden = golden_case(shared, "quest_factory_pages")
+    params, golden = load(shared, "quest_factory_pages")
     keys, size = golden["keys_repeated"], params["page_size"]
     batch, heads, length, _ = keys.shape
     low, high = page_bounds(keys, page_index(torch.ones(batch, length, dtype=torch.bool), size), -(-length // size))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.support.fused_cases import BOUNDS, FusedCell, deviation, layer_of
+from tests.support.packing import BOUNDS, FusedCell, deviation, layer_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 

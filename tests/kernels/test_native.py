@@ -1,14 +1,12 @@
 """Attention in C is the reference's, on the shapes of thin layers; without a compiler torch does it, and it is said."""
 
-from __future__ import annotations
-
 import subprocess
 import warnings
 from functools import lru_cache
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.cache import pack
@@ -40,7 +38,6 @@ def plain_library():
 
 
 @needs_compiler
-@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 999),
     sets=st.sampled_from(SETS),

@@ -85,8 +85,3 @@ def test_layers_below_the_first_trained_one_run_forward_only():
     weights = SIZE.layer_weights
     assert [flops.per_row(layer) for layer in range(3)] == [2 * weights, 4 * weights + 30, 4 * weights]
     assert flops.per_pair(1) == 3 * flops.per_pair(0) == 3 * 4 * SIZE.num_heads * SIZE.head_dim
-
-
-def test_a_known_model():
-    llama7b = DecoderSize(4096, 11008, 32, 32, 128, 32000)
-    assert 32 * llama7b.layer_weights == 6_476_005_376  # LLaMA-2-7B's projections; 6.74 B with embedding and head

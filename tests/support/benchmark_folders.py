@@ -3,8 +3,6 @@
 Every writer takes the rows' values that matter to its test, fills in the others, and returns ``folder``.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A server of ours on a free port of this machine, in a thread of this process."""
 
-from __future__ import annotations
-
 import base64
 import io
 import threading

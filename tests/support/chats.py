@@ -1,7 +1,5 @@
 """A tokenizer of bytes with the special tokens of many chat formats, and templates as they are published."""
 
-from __future__ import annotations
-
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 

@@ -1,7 +1,5 @@
 """``subtoken-train check`` as tests call it."""
 
-from __future__ import annotations
-
 import re
 
 from subtoken_train.cli.main import main

@@ -1,7 +1,5 @@
 """Command lines as tests give them."""
 
-from __future__ import annotations
-
 import re
 
 from subtoken_train.cli.main import main

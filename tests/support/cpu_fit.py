@@ -5,8 +5,6 @@
 The ZeRO strategy here is the shipped class without its one check that refuses CPUs.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What can be asked of a drawing by matplotlib, and a Chromium of this machine, which draws pages."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """Small evaluation runs on the shipped embedded models: grids, their records, a run in a process of its own."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import socket

@@ -1,7 +1,5 @@
 """Disks that are full, writers that die, folders that are damaged: made with what every POSIX system has."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Cells of packed = truth behind ``SubTokenModel``: models, their inputs, settings, greedy answers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -85,14 +83,7 @@ class Generation:
 def generate_greedy(
     backbone: CompressedBackbone, prompts: Batch, max_new_tokens: int, compression: Compression | None = None
 ) -> Generation:
-    """Greedy answers to a batch of prompts (padded on either side).
-
-    Args:
-        backbone: in evaluation mode.
-        prompts: a batch without answers.
-        max_new_tokens: at most this many tokens per sample; decoding stops when all samples have ended.
-        compression: eviction and precision; None: none, the model's dtype.
-    """
+    """Greedy answers to a batch of prompts (padded on either side, without answers)."""
     cache = PackedCache(backbone.family.shape.num_layers)
     first = prefill(backbone, prompts, cache, Compression() if compression is None else compression)
     tokens, _ = greedy_tokens(backbone, cache, first.logits_BV, max_new_tokens)

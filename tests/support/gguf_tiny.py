@@ -1,7 +1,5 @@
 """GGUF files of a tiny Llama, written as llama.cpp's converter writes one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ Nothing here knows how large a case is: batch, heads and counts are those of its
 Legend: B batch, h heads that have a set of their own, N entries, K kept entries.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import os

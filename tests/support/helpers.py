@@ -1,13 +1,12 @@
 """Builders that several tests share."""
 
-from __future__ import annotations
-
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +25,7 @@ from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
 from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.families.lora import LoraSettings
+from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
@@ -38,11 +38,7 @@ from tests.support.tiny_parts import assembled
 
 ALL_GROUPS = RoutingConfig(num_groups=16, kept_groups=16)
 ROUTED = RoutingConfig(num_groups=16, kept_groups=4)
-REDUCTIONS = [
-    {"name": "fastv", "stage": "embeds"},
-    {"name": "fastv", "stage": "decoder"},
-    {"name": "visionzip"},
-]
+REDUCTIONS = [{"name": "fastv", "stage": "embeds"}, {"name": "fastv", "stage": "decoder"}, {"name": "visionzip"}]
 
 
 def make_batch(prompts: list[tuple[int, int]], pad_left: bool = False, visual: int = 64, seed: int = 0) -> Batch:
@@ -186,7 +182,6 @@ def interrupted_fit(argv: list[str], after_step: int) -> int:
 
 def last_state(run: Path) -> dict:
     newest = newest_complete(run / "checkpoints")
-    assert newest is not None
     return torch.load(state_path(newest), weights_only=True)
 
 
@@ -268,3 +263,44 @@ def write_text_adapter(folder: Path) -> Path:
     reducer = build_reducer("quest", keep_ratio=0.5, page_size=4, window=4)
     routing = RoutingConfig(num_groups=4, kept_groups=1, budget="global", query_conditioned=True)
     return made_adapter(folder / "adapter", folder / "backbone", reducer, routing)[0]
+
+
+@torch.no_grad()
+def check_logits(family: Family, given: Mapping[str, Tensor], batch: Batch, side: str) -> None:
+    """Neutral settings give the model's logits bit for bit, a reducer that keeps all of them to 1e-5.
+
+    ``given`` is the processor's output, padded on ``side``, and ``batch`` what the family makes of it.
+    """
+    seen = given["attention_mask"].bool()
+    counted = {"position_ids": (given["attention_mask"].cumsum(-1) - 1).clamp(min=0)}
+    expected = family.model(**given, **({} if family.tower_positions == "mrope" else counted)).logits[seen]
+    backbone = compress(family)
+    assert torch.equal(backbone.logits(backbone.run(batch))[seen], expected)
+    forced = compress(family, name="fastv", keep_ratio=1.0)
+    got = forced.logits(forced.run(batch, pad_left=side == "left", force_gather=True))[seen]
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def check_answers(family: Family, given: Mapping[str, Tensor], **settings: int) -> None:
+    """Greedy answers are the model's own, token for token."""
+    asked = {**given, "max_new_tokens": 8, "do_sample": False, **settings}
+    expected = family.model.generate(**asked)
+    assert torch.equal(SubTokenModel.around(compress(family)).generate(**asked), expected)
+
+
+def eager_calls(tower: Any, attention: Any, run: Callable[[], Any], monkeypatch: Any) -> list[tuple[Tensor, Tensor]]:
+    """Weights and keys of each call of a tower's attention module, by transformers' eager attention."""
+    module, seen = import_module(type(attention).__module__), []
+    original = module.eager_attention_forward
+
+    def recording(own, query, key, *args, **options):
+        output, weights = original(own, query, key, *args, **options)
+        if own is attention:
+            seen.append((weights, key))
+        return output, weights
+
+    monkeypatch.setattr(module, "eager_attention_forward", recording)
+    tower.set_attn_implementation("eager")
+    run()
+    tower.set_attn_implementation("sdpa")
+    return seen

@@ -1,17 +1,24 @@
-"""A server on this machine that speaks as much of the Hub's HTTP API as publishing and loading a model takes."""
+"""A server on this machine that speaks as much of the Hub's HTTP API as publishing and loading a model takes.
 
-from __future__ import annotations
+As a program it runs commands against such a Hub, as the client reads HF_ENDPOINT when it is imported: one JSON list per
+line, the token and either a command line or ``["-c", PROGRAM]``; answers are exit code, stdout and stderr.
+"""
 
 import base64
+import contextlib
 import hashlib
+import io
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock, Thread
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 USERS = {
@@ -309,3 +316,73 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
+
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class Result(NamedTuple):
+    """What a command left."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Session:
+    """One such process; commands run one after the other in it. ``home``: the cache of the client."""
+
+    def __init__(self, address: str, home: Path, offline: bool = False) -> None:
+        hub = {"HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_OFFLINE": str(int(offline))}
+        settings = {
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(REPOSITORY),
+        }
+        environment = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}
+        self.process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**environment, **hub, **settings},
+        )
+
+    def run(self, *argv: object, token: str | None = "hf_writer") -> Result:
+        """Run a command line of ``subtoken-train``, or a program after ``-c``, as the owner of a token."""
+        print(json.dumps([token, *map(str, argv)]), file=self.process.stdin, flush=True)
+        return Result(*json.loads(self.process.stdout.readline()))
+
+    def close(self) -> None:
+        """End the process; it has nothing left to write."""
+        self.process.kill()
+        self.process.wait()
+
+
+def _serve() -> None:
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    for line in sys.stdin:
+        token, *argv = json.loads(line)
+        os.environ.pop("HF_TOKEN", None)
+        if token is not None:
+            os.environ["HF_TOKEN"] = token
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = _run(argv)
+        print(json.dumps([code, out.getvalue(), err.getvalue()]), file=answers, flush=True)
+
+
+def _run(argv: list[str]) -> int:
+    from subtoken_train.cli.main import dispatch
+    from subtoken_train.cli.terminal import guarded
+
+    def program() -> int:
+        exec(argv[1], {})
+        return 0
+
+    return guarded(program if argv[0] == "-c" else lambda: dispatch(argv))
+
+
+if __name__ == "__main__":
+    _serve()

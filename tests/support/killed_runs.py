@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -29,11 +28,7 @@ TIMEOUT = 600  # seconds that one run may take
 
 
 class RunServer:
-    """Starts one run at a time; use it in a ``with`` block.
-
-    Args:
-        log: file that takes what the runs print.
-    """
+    """Starts one run at a time, which prints into ``log``; use it in a ``with`` block."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
@@ -45,26 +40,16 @@ class RunServer:
     def __enter__(self) -> RunServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill_group()
-        assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.kill()
         self.process.wait()
-        assert self.process.stdout is not None
         self.process.stdout.close()
 
     def start(self, argv: list[str], die_writing: int = 0) -> int:
-        """Start ``subtoken-train ARGV``; returns its process id.
-
-        Args:
-            argv: the command.
-            die_writing: the run kills itself half-way through the file of its nth checkpoint; 0: never.
-        """
+        """Start ``subtoken-train ARGV``, which may kill itself writing its nth checkpoint; its process id."""
         self.log.write_text("")
-        assert self.process.stdin is not None
         self.process.stdin.write(json.dumps([argv, die_writing]) + "\n")
         self.process.stdin.flush()
         self.pid = self._answer()
@@ -85,7 +70,6 @@ class RunServer:
                 self.pid = 0
 
     def _answer(self) -> int:
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"the server is gone; see {self.log}")
@@ -96,11 +80,9 @@ class RunServer:
 class Kill:
     """How a run ended before its time.
 
-    Attributes:
-        kind: ``random`` (SIGKILL from outside) or ``writing`` (SIGKILL half-way through a checkpoint's file).
-        batches: micro-batches that the run's own log held when it ended.
-        resumed_from: optimiser step of the checkpoint that the next run goes on from; None: none was whole yet.
-        left_behind: names of folders that are not checkpoints.
+    ``kind``: ``random`` (SIGKILL from outside) or ``writing`` (half-way through a checkpoint's file). ``batches``:
+    micro-batches in its own log. ``resumed_from``: step of the checkpoint that the next run goes on from, or None.
+    ``left_behind``: folders that are not checkpoints.
     """
 
     kind: str
@@ -111,13 +93,7 @@ class Kill:
 
 @dataclass
 class Scene:
-    """A folder with data, and the settings of its runs.
-
-    Attributes:
-        folder: holds ``scenes/`` and the runs.
-        steps: optimiser steps of a run.
-        batch_size: records of a micro-batch.
-    """
+    """A folder with data (``scenes/``) and the settings of its runs."""
 
     folder: Path
     steps: int
@@ -164,7 +140,12 @@ class Scene:
 
 def complete_run(server: RunServer, scene: Scene, run: str) -> None:
     server.start(scene.restart(run))
-    if code := server.wait():
+    ends(server, run, 0)
+
+
+def ends(server: RunServer, run: str, *codes: int) -> None:
+    """Wait for a run that must end with one of these codes."""
+    if (code := server.wait()) not in codes:
         raise RuntimeError(f"{run} ended with {code}:\n{server.log.read_text()}")
 
 
@@ -174,16 +155,14 @@ def kill_at(server: RunServer, scene: Scene, run: str, batch: int, delay: float)
     wait_until(lambda: len(scene.samples(run)) > batch, server)
     time.sleep(delay)
     os.kill(pid, 9)
-    if (code := server.wait()) not in (-9, 0):  # 0: it was finished sooner
-        raise RuntimeError(f"{run} ended with {code}:\n{server.log.read_text()}")
+    ends(server, run, -9, 0)  # 0: it was finished sooner
     return scene.ended(run, "random")
 
 
 def kill_writing(server: RunServer, scene: Scene, run: str, nth: int = 2) -> Kill:
     """Let a run die half-way through the file of its ``nth`` checkpoint."""
     server.start(scene.restart(run), die_writing=nth)
-    if (code := server.wait()) != -9:
-        raise RuntimeError(f"{run} ended with {code}:\n{server.log.read_text()}")
+    ends(server, run, -9)
     return scene.ended(run, "writing")
 
 
@@ -198,26 +177,13 @@ def wait_until(condition: Callable[[], bool], server: RunServer) -> None:
 
 def differences(scene: Scene, first: str, second: str) -> list[str]:
     """What is not equal, bit for bit, in two finished runs; empty: they are the same."""
-    found = []
+    runs = first, second
+    states = [torch.load(scene.newest(run) / "state.ckpt", weights_only=True) for run in runs]
+    pairs = {key: [state[key] for state in states] for key in ("state_dict", "optimizer_states", "lr_schedulers")}
     for name in ("adapter_model.safetensors", "router.safetensors"):
-        if (scene.folder / first / "adapter" / name).read_bytes() != (
-            scene.folder / second / "adapter" / name
-        ).read_bytes():
-            found.append(name)
-    states = [_state(scene, run) for run in (first, second)]
-    found += [
-        key for key in ("state_dict", "optimizer_states", "lr_schedulers") if not _equal(*(s[key] for s in states))
-    ]
-    if scene.samples(first) != scene.samples(second):
-        found.append("samples")
-    return found
-
-
-def _state(scene: Scene, run: str) -> dict[str, Any]:
-    newest = scene.newest(run)
-    assert newest is not None
-    state: dict[str, Any] = torch.load(newest / "state.ckpt", weights_only=True)
-    return state
+        pairs[name] = [(scene.folder / run / "adapter" / name).read_bytes() for run in runs]
+    pairs["samples"] = [scene.samples(run) for run in runs]
+    return [name for name, pair in pairs.items() if not _equal(*pair)]
 
 
 def _equal(first: Any, second: Any) -> bool:

@@ -1,7 +1,5 @@
 """Calibration files for random models, made once: KVzap's nets, scores of heads, files of any backbone or of none."""
 
-from __future__ import annotations
-
 import tempfile
 from functools import cache
 from pathlib import Path

@@ -7,8 +7,6 @@ are those entries is what the comparison of logits shows. Whether the right ones
 Legend: B batch, h key-value heads, T tokens, N rows of the prompt.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch
@@ -40,8 +38,7 @@ class OnlineRun:
 def moved_codes(alone: PackedCache, together: PackedCache, sample: int) -> int:
     """Stored whole numbers of a sample that are not the same in a batch: two at most, and none off by more than one.
 
-    Sums of a batch are rounded in another order, which can carry a number over to its neighbour; a neighbour that is
-    seen would change them all.
+    Sums of a batch are rounded in another order, which can carry a number over to its neighbour.
     """
     moved = 0
     for own, batched in zip(alone.layers, together.layers, strict=True):

@@ -1,7 +1,5 @@
 """The paper's tables in small: eight benchmarks in both of their layouts, about digit scenes, and grids over them."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
@@ -29,15 +27,7 @@ HOW = "Answer the question using a single word or phrase."
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a scene.
-
-    Attributes:
-        number: of question and picture.
-        text: what is asked.
-        answer: the right one.
-        words: that can be read in the picture.
-        image: its JPEG.
-    """
+    """A question about a scene; ``words`` can be read in its picture, ``image`` is a JPEG."""
 
     number: int
     text: str
@@ -47,7 +37,6 @@ class Question:
 
     @property
     def cell(self) -> dict[str, Any]:
-        """The picture as the cell of a Parquet file."""
         return {"bytes": self.image, "path": None}
 
 
@@ -222,12 +211,7 @@ FOLDERS: Mapping[str, Callable[[Path, bool], Path]] = {
 
 
 def write_benchmarks(root: Path, own: bool) -> Path:
-    """A data root with a folder per benchmark.
-
-    Args:
-        root: is made.
-        own: the layouts that the authors give out; else the Hub's Parquet files.
-    """
+    """A data root with a folder per benchmark, in the authors' ``own`` layouts or the Hub's Parquet files."""
     for name, write in FOLDERS.items():
         write(root / name, own)
     return root
@@ -248,13 +232,7 @@ PRINTED = dict(zip(COLUMNS.values(), [60.0, 50.0, 40.0, 80.0, 70.0, 65.0, 75.0],
 
 @dataclass(frozen=True)
 class PaperRun:
-    """What two calls of ``evaluate`` left.
-
-    Attributes:
-        grids: their files, images and text.
-        out: the results folder of both.
-        parquet: data root, in the Hub's layouts.
-    """
+    """What two calls of ``evaluate`` left: grids (images, text), the results folder, the data root."""
 
     grids: tuple[Path, Path]
     out: Path

@@ -1,7 +1,5 @@
 """Where the project keeps what tests read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from subtoken_train.resources import read_names

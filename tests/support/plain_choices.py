@@ -3,8 +3,6 @@
 Legend: h key-value heads, N rows, d head width.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Random layers as eviction methods and context reducers see them: dense attention, checks that all methods pass."""
 
-from __future__ import annotations
-
 import torch
 
 from subtoken_train.functional.rotary import Rotation

@@ -4,8 +4,6 @@ Written anew after the templates beside the weights of the models that their nam
 text and what is learnt of an answer ``@`` in front of other turns and at the end, in which no template is read.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import NamedTuple
 
@@ -15,16 +13,9 @@ from tests.support.chats import CHATML, byte_level
 
 
 class Format(NamedTuple):
-    """A format.
+    """A format; ``learnt`` of an answer that others follow, ``last`` of the last one ("": the same).
 
-    Attributes:
-        template: Jinja's.
-        eos: the end of a text.
-        learnt: of an answer that others follow.
-        last: of the last answer; "": the same.
-        stripped: whether white space around an answer is dropped; "lines": line breaks before it
-            alone; "last line": of the last one.
-        system: whether there may be a system message.
+    ``stripped``: white space around an answer goes; "lines": line breaks before it alone; "last line": of the last one.
     """
 
     template: str
@@ -57,10 +48,10 @@ def turns(user: str, assistant: str, ask: str = "", system: str = "", begin: str
 IM = "<|im_end|>"
 
 
-def _chatml(answer: str = "@", opened: str = "", begin: str = "") -> str:
+def _chatml(opened: str = "") -> str:
     heads = [f"<|im_start|>{role}\n" for role in ("user", "assistant", "system")]
     user, told = (f"{head}@{IM}\n" for head in heads[::2])
-    return turns(user, f"{heads[1]}{answer}{IM}\n", heads[1] + opened, told, begin)
+    return turns(user, f"{heads[1]}@{IM}\n", heads[1] + opened, told)
 
 
 _LLAMA3 = [f"<|start_header_id|>{role}<|end_header_id|>\n\n" for role in ("user", "assistant", "system")]
@@ -154,26 +145,10 @@ _PHI3 = turns(
     "<|system|>\n@<|end|>\n",
     end="<|endoftext|>",
 )
-_PHI4 = turns(
-    f"<|im_start|>user<|im_sep|>@{IM}",
-    f"<|im_start|>assistant<|im_sep|>@{IM}",
-    "<|im_start|>assistant<|im_sep|>",
-    f"<|im_start|>system<|im_sep|>@{IM}",
-)
-_PHI4_MINI = turns(
-    "<|user|>@<|end|>", "<|assistant|>@<|end|>", "<|assistant|>", "<|system|>@<|end|>", end="<|endoftext|>"
-)
 _GEMMA = turns(
     "<start_of_turn>user\n~<end_of_turn>\n", "<start_of_turn>model\n~<end_of_turn>\n", "<start_of_turn>model\n"
 )
-_GRANITE = turns(
-    "<|start_of_role|>user<|end_of_role|>@<|end_of_text|>\n",
-    "<|start_of_role|>assistant<|end_of_role|>@<|end_of_text|>\n",
-    "<|start_of_role|>assistant<|end_of_role|>",
-    "<|start_of_role|>system<|end_of_role|>@<|end_of_text|>\n",
-)
 _ZEPHYR = turns("<|user|>\n@</s>\n", "<|assistant|>\n@</s>\n", "<|assistant|>\n", "<|system|>\n@</s>\n")
-_DEEPSEEK_V2 = turns("User: @\n\n", "Assistant: @</s>", "Assistant:", "@\n\n")
 _OPENCHAT = turns(
     "GPT4 Correct User: @<|end_of_turn|>", "GPT4 Correct Assistant: @<|end_of_turn|>", "GPT4 Correct Assistant:"
 )
@@ -187,7 +162,6 @@ PUBLISHED = {
     "Qwen3-2507-Thinking": Format(
         _QWEN3.replace("OPEN", "{{ '<think>\\n' }}"), IM, f"@{IM}", f"\n</think>\n\n@{IM}", stripped="last line"
     ),
-    "Qwen3-2507-Instruct": Format(_chatml(), IM, f"@{IM}"),
     "QwQ": Format(
         _chatml(opened="<think>\n").replace("m.content", "m.content.split('</think>')[-1].lstrip('\\n')"),
         IM,
@@ -196,10 +170,7 @@ PUBLISHED = {
     ),
     "DeepSeek-R1": Format(_DEEPSEEK.replace("OPEN", ""), _SENTENCE, f"@{_SENTENCE}"),
     "DeepSeek-R1-Distill": Format(_DEEPSEEK.replace("OPEN", "<think>\\n"), _SENTENCE, f"@{_SENTENCE}"),
-    "DeepSeek-V2": Format(_DEEPSEEK_V2, "</s>", " @</s>"),
     "Phi-3": Format(_PHI3, "<|endoftext|>", "@<|end|>", "@<|end|>\n<|endoftext|>"),
-    "Phi-4": Format(_PHI4, IM, f"@{IM}"),
-    "Phi-4-mini": Format(_PHI4_MINI, "<|endoftext|>", "@<|end|>", "@<|end|><|endoftext|>"),
     "Llama-2": Format(_LLAMA2, "</s>", " @ </s>", stripped=True),
     "Llama-3": Format(
         turns(*(f"{head}~<|eot_id|>" for head in _LLAMA3[:2]), _LLAMA3[1], f"{_LLAMA3[2]}~<|eot_id|>", "<s>"),
@@ -217,18 +188,7 @@ PUBLISHED = {
     ),
     "Vicuna": Format(turns("USER: ~\n", "ASSISTANT: ~</s>\n", "ASSISTANT:", "~\n\n"), "</s>", " @</s>", stripped=True),
     "Zephyr": Format(_ZEPHYR, "</s>", "@</s>"),
-    "Alpaca": Format(
-        turns("### Instruction:\n@\n\n", "### Response:\n@</s>\n\n", "### Response:\n", "@\n\n"), "</s>", "@</s>"
-    ),
-    "SmolLM2": Format(CHATML, IM, f"@{IM}"),
     "SmolLM3": Format(_SMOLLM3, IM, f"@{IM}", stripped="lines"),
-    "Granite-3": Format(_GRANITE, "<|end_of_text|>", "@<|end_of_text|>"),
-    "Command-R": Format(
-        turns(*(f"{head}~{_END_OF_TURN}" for head in _COHERE[:2]), _COHERE[1], f"{_COHERE[2]}~{_END_OF_TURN}"),
-        _END_OF_TURN,
-        f"@{_END_OF_TURN}",
-        stripped=True,
-    ),
     "Command-A": Format(  # which always opens an answer
         turns(
             *(f"{head}@{_END_OF_TURN}" for head in _COHERE[:2]),
@@ -240,8 +200,6 @@ PUBLISHED = {
         f"@{_END_OF_TURN}",
     ),
     "OLMo-2": Format(_OLMO2, "<|endoftext|>", "@<|endoftext|>"),
-    "Yi": Format(_chatml(), IM, f"@{IM}"),
-    "InternLM-2": Format(_chatml(begin="<s>"), IM, f"@{IM}"),
     "OpenChat": Format(_OPENCHAT, "<|end_of_turn|>", " @<|end_of_turn|>", system=False),
     "GLM-4": Format(_GLM4, "<|endoftext|>", "\n@"),
     "gpt-oss": Format(_GPT_OSS, "<|return|>", "<|channel|>final<|message|>@", "<|channel|>final<|message|>@<|return|>"),

@@ -6,8 +6,6 @@ itself); ``<!-- needs: WHAT -->``, a reader has to bring something; ``<!-- shows
 part of a file. Indented lines that start with the command count as ``needs``.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -87,12 +85,7 @@ SHELL = ("bash", "-euxo", "pipefail", "-c")
 
 
 class Reader:
-    """Somebody who types a document's blocks.
-
-    Attributes:
-        folder: where.
-        source: the tree whose package runs.
-    """
+    """Somebody who types a document's blocks in a folder; ``source``: the tree whose package runs."""
 
     def __init__(self, folder: Path, source: Path, programs: Path) -> None:
         self.folder = folder

@@ -1,7 +1,5 @@
 """Real models, which a checkout holds below ``checkpoints/`` once they are fetched; tests on them skip elsewhere."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -10,8 +10,6 @@ Legend: B batch, N prompt rows of a sample, T generated tokens, L layers, H quer
 width, S value groups, V vocabulary.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +26,9 @@ from subtoken_train.reducers.staged import Cut
 from subtoken_train.types import Batch, LayerPlan, Plan, Region
 from tests.support.plain_choices import merged_by_loop
 from tests.support.plain_parts import (
+    PageTruth,
     PlainFill,
+    PlainStorage,
     counted_anew,
     cut_layers,
     deep_inputs,
@@ -38,10 +38,10 @@ from tests.support.plain_parts import (
     moved_keys,
     noting_cuts,
     plain_fill,
+    plain_storage,
     plain_window,
     prompt_positions,
 )
-from tests.support.rounded_truth import PageTruth, PlainStorage, plain_storage
 
 NAME = "truth_eager"
 
@@ -92,9 +92,9 @@ class LayerTruth:
 class SampleTruth:
     """One sample: the rows that enter layer 0, and every layer. ``whole_N`` rows read whole values and all context.
 
-    ``rest_q``: tokens of the prompt that come after those rows; ``position``, [N + q] or [3, N + q], is of both.
-    ``deep``: the visual rows and what the first layers add to them, by transformers' own tower; None where nothing is.
-    ``closed_up``: later tokens see the entries as if they stood at 0, 1, 2, ... in each head, and count from there.
+    ``rest_q``: tokens of the prompt after those rows; ``position``, [N + q] or [3, N + q], is of both. ``deep``: the
+    visual rows and what the first layers add to them. ``closed_up``: later tokens see entries as if they stood at 0, 1,
+    2, ...
     """
 
     hidden_ND: Tensor
@@ -153,15 +153,11 @@ def tapped(backbone: CompressedBackbone) -> Iterator[Tap]:
 def truths(
     backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, merge: str = "none"
 ) -> list[SampleTruth]:
-    """Every sample of the tapped pass over ``prompts`` or their contexts; ``plan`` says what later tokens see.
-
-    ``merge`` is what becomes of what an eviction drops.
-    """
+    """Every sample of the tapped pass; ``plan``: what later tokens see, ``merge``: what becomes of dropped entries."""
     return [_sample(backbone, tap, plan, prompts, sample, merge) for sample in range(len(tap.hidden[-1]))]
 
 
 def rounded(samples: list[SampleTruth], name: str, cache: PackedCache, feedback: list[Tensor]) -> list[SampleTruth]:
-    """The same, after the prompt's entries were stored in the format of this name; ``feedback`` of rotated keys."""
     for number, sample in enumerate(samples):
         for layer, packed, own in zip(sample.layers, cache.layers, feedback or [None] * len(cache.layers), strict=True):
             turn = layer.centre_h1d, layer.turn_hdd
@@ -170,7 +166,6 @@ def rounded(samples: list[SampleTruth], name: str, cache: PackedCache, feedback:
 
 
 def in_fp32(truth: SampleTruth) -> SampleTruth:
-    """The same, of a model of the same weights in fp32."""
     deep = None if truth.deep is None else (truth.deep[0], [each.float() for each in truth.deep[1]])
     return replace(truth, hidden_ND=truth.hidden_ND.float(), deep=deep)
 
@@ -281,7 +276,6 @@ def _check_plan(kept, mask: Tensor | None, sample: int, index_BM: Tensor) -> Non
 
 
 def _group_of_channel(backbone: CompressedBackbone, num_groups: int) -> Tensor:
-    """Group of each channel of the value vector, [d_v]."""
     shape = backbone.family.shape
     channel = torch.arange(shape.value_dim)
     if backbone.bank.config.layout == "per_head":

@@ -1,7 +1,5 @@
 """Results folders made without a model, and the tasks that they answer."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

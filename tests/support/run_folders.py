@@ -1,7 +1,5 @@
 """Folders on disk: of runs, made without training or trained, and as people have them (pictures and a table, texts)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 What differs between two cells is seldom what breaks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from typing import Any

@@ -1,7 +1,5 @@
 """Caches of every kind that a decode step meets: sets of entries, indices, precisions, windows, pages."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,21 +16,13 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import open_prompts
 from tests.support import truth_cells
 from tests.support.text_families import text_family
-from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of, compression_of
+from tests.support.truth_cells import PLAIN_CELL, backbone_of, compression_of
 from tests.support.truth_models import family_of
 
 
 @dataclass(frozen=True)
 class StepCell:
-    """A filled cache.
-
-    Attributes:
-        cell: factors of ``truth_cells``, where they are not those of ``PLAIN_CELL``.
-        places: whether stored pieces are found by places, or by bits.
-        compression: changes what the cell says.
-        layers: of a language model; None: as many as the family has in the matrix.
-        device: where the model is.
-    """
+    """A filled cache: factors that differ from ``PLAIN_CELL``; pieces are found by ``places``, or by bits."""
 
     cell: dict[str, str]
     places: bool = True
@@ -42,12 +32,14 @@ class StepCell:
 
     @torch.no_grad()
     def filled(self) -> tuple[CompressedBackbone, PackedCache, torch.Tensor]:
-        """The model, the cache and the first tokens [B, 1]."""
         cell = {**PLAIN_CELL, "eviction": "none", "batch": "three_left", "protocol": "query_aware", **self.cell}
         with pytest.MonkeyPatch.context() as patch:
             if self.layers is not None or self.device != "cpu":
                 patch.setattr(truth_cells, "family_of", self._family)
-            backbone, batch = backbone_of(cell).to(self.device), on_device(batch_of(cell), torch.device(self.device))
+            backbone, batch = (
+                backbone_of(cell).to(self.device),
+                on_device(truth_cells.batch_of(cell), torch.device(self.device)),
+            )
             compression = Compression(**{**vars(compression_of(cell)), **self.compression})
             cache = PackedCache(backbone.family.shape.num_layers)
             patch.setattr(pack, "MAX_INDEX", 1e9 if self.places else 0.0)

@@ -1,7 +1,5 @@
 """The same tiny run on one process and on several."""
 
-from __future__ import annotations
-
 import csv
 import shutil
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Random tiny language models of the real classes, and batches of contexts and queries."""
 
-from __future__ import annotations
-
 import torch
 import transformers
 
@@ -24,30 +22,20 @@ DECODERS = (*OTHERS, "gemma3", "olmo3", "ministral3", "cohere2", "exaone4")
 """Those that the registry does not name."""
 NAMED = tuple(kind for kind in KINDS if kind not in DECODERS)
 WINDOW = 20
-SCALED = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
+
+
+def _rope(kind: str, theta: float = 10000.0, **more: float) -> dict[str, object]:
+    return {"rope_type": kind, "rope_theta": theta, **more}
+
+
+SCALED = _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 """Llama 3.1's rotary frequencies, with a model's as wide as these: some are kept, some are scaled, some in between."""
 KINDS_OF_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
-BASES = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-    "full_attention": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
-}
-STRETCHED = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 16,
-    "llama_4_scaling_beta": 0.1,
-}
+BASES = {"sliding_attention": _rope("default", 100.0), "full_attention": _rope("linear", factor=4.0)}
+STRETCHED = _rope("yarn", factor=4.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.1)
 """Ministral 3's, whose queries grow with every 16 positions."""
 SLIDING = {"sliding_window": WINDOW, "layer_types": KINDS_OF_LAYERS}
-HALF_TURNED = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+HALF_TURNED = _rope("default", partial_rotary_factor=0.5)
 OWN = {
     "qwen3": {"hidden_size": 48},
     "llama31": {"rope_parameters": SCALED},

@@ -1,7 +1,5 @@
 """A module that trains in milliseconds, for what the callbacks around training do."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

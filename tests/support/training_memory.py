@@ -6,8 +6,6 @@ embedded VLM, and random ones of the real classes (D = 256, F = 704, 4 layers, 8
 key-value heads; ``-32k``: V = 32,000, so that the loss is the largest moment).
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -129,12 +127,10 @@ class Case:
 
     @property
     def precision(self) -> str:
-        """The trainer's: the recipes' for a 16-bit backbone."""
         return "32-true" if self.dtype == "float32" else "bf16-mixed"
 
     @property
     def name(self) -> str:
-        """Words that tell it apart."""
         weights = self.dtype if self.quantization == "none" else f"{self.dtype}-{self.quantization}"
         marks = [self.model, weights, self.reducer, "routed" if self.routed else "unrouted", f"b{self.batch}"]
         marks += ["ckpt"] * self.checkpointing + ["8bit-adamw"] * (self.optimizer != "adamw")
@@ -220,7 +216,6 @@ def make_batch(case: Case, parts: CompressedBackbone) -> Batch:
 
 
 def as_step(case: Case, batch: Batch) -> Step:
-    """What the prediction is told."""
     regions = batch.regions_BN[0]
     pixels = batch.pixel_values
     return Step(

@@ -3,8 +3,6 @@
 Legend: B batch, T steps, V vocabulary.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from copy import copy, deepcopy
@@ -33,8 +31,8 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Plan, Protocol
 from tests.support.helpers import compress
 from tests.support.kvzap_files import settings_for
+from tests.support.plain_parts import note_pages, noting_feedback
 from tests.support.reference import SampleTruth, closed_up, in_fp32, recompute, rounded, tapped, truths
-from tests.support.rounded_truth import note_pages, noting_feedback
 from tests.support.sampling import Cell
 from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN, PAST, READING, RECENT, SHORT, schedules_of
 from tests.support.truth_models import FAMILIES, OF_TEXT, TEXT, TINY, family_of, prompts
@@ -132,7 +130,6 @@ def allowed(cell: Cell) -> bool:
 
 @cache
 def serves(family: str, reducer: str) -> bool:
-    """Whether a tiny model gives what a reducer (a level of the matrix) reads of its tower, or tells it frames."""
     method = build_reducer(**{"name": "none", **REDUCERS[reducer]})
     if not isinstance(method, TowerReducer) and not method.reads_frames:
         return True
@@ -143,7 +140,6 @@ def serves(family: str, reducer: str) -> bool:
 
 
 def shows_videos(reducer: str) -> bool:
-    """Whether prompts for a reducer (a level of the matrix) show videos alone."""
     return REGISTERED.find(REDUCERS[reducer].get("name", "none")).reads_frames
 
 
@@ -270,11 +266,7 @@ class Decoded:
 
 @torch.no_grad()
 def decoded(
-    backbone: CompressedBackbone,
-    batch: Batch,
-    steps: int,
-    compression: Compression,
-    protocol: Protocol = "query_aware",
+    backbone: CompressedBackbone, batch: Batch, steps: int, compression: Compression, protocol: Protocol = "query_aware"
 ) -> Decoded:
     """Greedy decoding that notes its logits and does not stop at an end of text."""
     cache = PackedCache(backbone.family.shape.num_layers)
@@ -294,7 +286,6 @@ def decoded(
 
 
 def backbone_of(cell: Cell) -> CompressedBackbone:
-    """A cell's model."""
     family = family_of(cell["family"], torch.bfloat16 if cell["precision"] == "bf16" else torch.float32)
     torch.manual_seed(1)
     routing = SELECTORS[cell["selector"]]
@@ -336,7 +327,6 @@ def compression_of(cell: Cell) -> Compression:
 
 
 def batch_of(cell: Cell) -> Batch:
-    """A cell's prompts."""
     kind, _, side = cell["batch"].partition("_")
     return prompts(family_of(cell["family"]), kind, side == "left", videos=shows_videos(cell.get("reducer", "none")))
 
@@ -365,12 +355,9 @@ the logits. Most exact samples hold such a number, too: alone it excuses much, a
 class Difference:
     """Of packed logits from the truth.
 
-    Attributes:
-        largest: difference of a logit.
-        relative: root mean square of the difference over that of the logits.
-        same_tokens: whether all decoded tokens are the truth's.
-        edge: of the samples that are not exact how near each came to an edge, at most; 0 where all are.
-        times: of bfloat16 ``relative`` over that of eager attention.
+    ``largest`` of a logit, ``relative``: root mean square over that of the logits, ``times``: over that of eager
+    attention in bfloat16. ``edge``: how near the samples that are not exact came to one, at most; 0 where all are
+    exact.
     """
 
     largest: float
@@ -381,11 +368,9 @@ class Difference:
 
     @property
     def exact(self) -> bool:
-        """Whether all logits and tokens are the truth's."""
         return self.largest < EXACT and self.same_tokens
 
     def fits(self, precision: str) -> bool:
-        """Whether it is within the precision's bound."""
         if precision == "bf16":
             return self.times is not None and self.times < TIMES
         tied = precision in STEPS and self.edge < EDGE and self.relative < TIED * STEPS[precision]
@@ -400,11 +385,7 @@ def difference(cell: Cell, steps: int, compression: Compression | None = None) -
 
 @torch.no_grad()
 def from_truth(
-    backbone: CompressedBackbone,
-    batch: Batch,
-    steps: int,
-    compression: Compression,
-    protocol: Protocol = "query_aware",
+    backbone: CompressedBackbone, batch: Batch, steps: int, compression: Compression, protocol: Protocol = "query_aware"
 ) -> Difference:
     """Decode ``steps`` tokens after a batch of prompts from the packed cache, and recompute them."""
     got = decoded(backbone, batch, steps, compression, protocol)
@@ -435,7 +416,6 @@ def _apart(got: Decoded, expected: Tensor) -> Difference:
 
 
 def _edge(truth: SampleTruth) -> float:
-    """How near a number was to the edge of two, see ``Rounding``; of what rounds nothing, infinite."""
     return min((layer.storage.rounding.edge for layer in truth.layers if layer.storage is not None), default=inf)
 
 
@@ -445,7 +425,6 @@ def _relative(logits: Tensor, expected: Tensor) -> float:
 
 @cache
 def widened(family: Family) -> Family:
-    """The family whose model has the same weights in fp32."""
     wide = copy(family)
     wide.model = deepcopy(family.model).float()
     return wide

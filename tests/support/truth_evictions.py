@@ -3,8 +3,6 @@
 Legend: h key-value heads, N rows.
 """
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import dataclass
 from functools import cache, partial

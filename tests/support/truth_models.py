@@ -1,7 +1,5 @@
 """Random tiny models of every family, made once, and prompts for them."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import torch

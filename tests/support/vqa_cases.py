@@ -1,7 +1,5 @@
 """Reference cases of image questions, and small sets in the benchmarks' own formats."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

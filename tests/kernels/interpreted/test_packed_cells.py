@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from subtoken_train.kernels import dispatch
+from subtoken_train.kernels import triton_attention
 from tests.support.sampling import Cell, pairwise
 from tests.support.truth_cells import FACTORS, allowed, compression_of, difference
 
@@ -31,8 +31,8 @@ def test_there_are_enough():
 @pytest.mark.parametrize("number", range(CELLS))
 def test_fused_steps_are_the_truth(number, monkeypatch):
     calls = []
-    fused = dispatch._fused
-    monkeypatch.setattr(dispatch, "_fused", lambda *args: calls.append(1) or fused(*args))
+    fused = triton_attention.fused_decoding
+    monkeypatch.setattr(triton_attention, "fused_decoding", lambda *args: calls.append(1) or fused(*args))
     cell = cells()[number]
     found = difference(cell, STEPS)
     assert found.fits(cell["precision"]), (cell, found)
