@@ -15,7 +15,7 @@ from subtoken_train.functional.diversity import (
     volume_places,
     without_doubles,
 )
-from subtoken_train.reducers.cdpruner import relevance
+from subtoken_train.reducers.diversity import relevance
 from subtoken_train.reducers.vispruner import important_and_distinct
 from tests.support.golden_cases import alike
 from tests.support.helpers import random_mask, random_scores

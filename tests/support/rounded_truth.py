@@ -16,7 +16,7 @@ from torch import Tensor
 
 from subtoken_train.cache.key_basis import BalancedBasis
 from subtoken_train.cache.packed_layer import PackedLayer
-from subtoken_train.evictions.quest_steps import QuestSteps
+from subtoken_train.evictions.basic import QuestSteps
 from subtoken_train.inference.compression import Compression
 from subtoken_train.kernels import formats
 from subtoken_train.kernels.formats import FORMATS, SHARES, Format, Kivi
