@@ -17,7 +17,7 @@ from subtoken_train.training.loss import LOSSES
 
 REGISTRIES = {registry.group: registry for registry in (EVICTIONS, WRAPPERS, FAMILIES, SELECTORS, LOSSES, TASKS)}
 CLASSES = """
-from subtoken_train.evictions.knorm import KNorm
+from subtoken_train.evictions.basic import KNorm
 
 class Newest(KNorm):
     name = "newest"

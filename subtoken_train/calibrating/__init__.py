@@ -1,4 +1,4 @@
-"""Making calibrations, one file a method; a new one is its file and a line in ``CALIBRATORS``."""
+"""Making calibrations; a new one is a class and a line in ``CALIBRATORS``."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CALIBRATORS: Registry[Calibrator] = Registry(
         "prefixkv": "layer_shares:PrefixCalibrator",
         "duo_attention": "head_alphas:DuoCalibrator",
         "headkv": "head_scores:NeedleCalibrator",
-        "q_filter": "query_directions:DirectionCalibrator",
-        "sparsemm": "visual_heads:VisualCalibrator",
+        "q_filter": "layer_shares:DirectionCalibrator",
+        "sparsemm": "head_scores:VisualCalibrator",
         "threshold": "thresholds:ThresholdCalibrator",
         "kvzap": "token_scorers:ScorerCalibrator",
         "fitprune": "prune_schedules:PruneCalibrator",

@@ -56,9 +56,8 @@ def calibration_prompts(
     """Prompts for a backbone, as many as ``samples`` or a file has, with or without the answers after them.
 
     A language model reads ``recall``, the default, with a drawn context of ``context_length`` tokens, or, without
-    answers, a ``.jsonl`` file of prompts (``PromptFile``), or where ``any_text`` serves the first stretches of
-    ``context_length`` tokens of another text file; one that sees images a file of records. Data of another kind, or a
-    broken file, raise a ``ValueError``.
+    answers, a ``.jsonl`` file of prompts, or where ``any_text`` serves the first stretches of ``context_length`` tokens
+    of another text file; one that sees images a file of records.
     """
     if family.image_token_id is None and data is not None and data.endswith(".jsonl") and not answers:
         task = TextPrompts(source=data, chat=bool(family.tokenizer.chat_template))
@@ -88,7 +87,7 @@ def _digest(path: str) -> str:
 
 
 def _stretches(family: Family, path: str, samples: int, batch_size: int, length: int) -> Iterator[Batch]:
-    """Return the first stretches of a text file, each a context with its last token once more after it."""
+    """The first stretches of a text file, each a context with its last token once more after it."""
     if not Path(path).is_file():
         raise ValueError(f"data {path!r} is neither {RECALL!r} nor a file; check the path")
     source = CorpusSource(path)
@@ -140,10 +139,7 @@ class Calibrator(Method, ABC):
     def numbers(
         self, backbone: CompressedBackbone, batches: Iterable[Batch], show: Progress | None = None
     ) -> CalibratedNumbers:
-        """Return the numbers that the method reads, from prompts of ``samples``; ``check`` passed.
-
-        ``show`` sees the layers of one that goes on once it has read all prompts.
-        """
+        """Numbers that the method reads; ``show`` sees the layers of one that goes on after all prompts."""
 
     def check(self, backbone: CompressedBackbone) -> None:
         """Raise a worded ``ValueError`` where the backbone cannot be calibrated so."""
@@ -168,8 +164,8 @@ class Calibrator(Method, ABC):
     ) -> Calibration[CalibratedNumbers]:
         """A calibration of a backbone in evaluation mode, with or without an adapter.
 
-        ``identity`` is as adapters record it, ``data`` as ``prompts`` takes it; ``show`` sees the prompts
-        that were read, ``show_layers`` the layers that were learned after them.
+        ``identity`` is as adapters record it; ``show`` sees the prompts read, ``show_layers`` the layers learned after
+        them.
         """
         self.check(backbone)
         source = self.prompts(backbone.family, data)

@@ -4,10 +4,8 @@ Source: section 2.2 of "DuoAttention" and ``duo_attn/train.py`` of its release: 
 attention, ``alpha`` starts at 1 and is clamped to [0, 1]; the loss is the squared difference of the last hidden states
 from those of full attention, mean over channels and over the rows from which the answers are predicted, plus
 ``regularisation`` times the mean alpha; AdamW at 0.02, its rate rising over the first fifth of the steps and falling
-over the last, a tenth of it at least. The release hides passkeys in a book; here the prompts are key-value recall
-(``datasets/recall.py``).
-What it does not do: the release runs sequences of up to 32k tokens over several GPUs with block-sparse kernels; here
-masks of N x N, on one device. The backbone is never changed.
+over the last, a tenth of it at least. The release hides passkeys in a book, in sequences of up to 32k tokens over
+several GPUs; here the prompts are key-value recall, with masks of N x N on one device. The backbone is never changed.
 
 Legend: L layers, h key-value heads, B batch, N rows, D model width, R labelled rows.
 """
@@ -97,17 +95,13 @@ class DuoCalibrator(Calibrator):
 
 
 class AlphaModule(L.LightningModule):
-    """One number per layer and key-value head; the frozen backbone is no part of what is trained or saved.
-
-    ``steps`` of the whole training give the rate its course.
-    """
+    """One number per layer and key-value head; the frozen backbone is no part of what is trained or saved."""
 
     def __init__(self, family: Family, settings: DuoCalibrator, steps: int) -> None:
         super().__init__()
         object.__setattr__(self, "family", family)  # no submodule
         self.settings, self.steps = settings, steps
-        shape = family.shape
-        self.alpha_Lh = nn.Parameter(torch.ones(shape.num_layers, shape.num_kv_heads))
+        self.alpha_Lh = nn.Parameter(torch.ones(family.shape.num_layers, family.shape.num_kv_heads))
 
     family: Family
 

@@ -1,11 +1,4 @@
-"""HeadKV's calibration: how much every head looks at the needles that answers say again.
-
-Source: section 3.1 of "HeadKV" and ``Important_Head/retrieval_head_detection_r2.py`` of its release. While an answer is
-said, a head's score is what the largest weights of its row put on the needle, as many weights as the needle has tokens,
-over that number; mean over the answer's tokens, and the sum over the query heads of a key-value head.
-The release hides one needle, sentences that must be put together, in essays, lets the model answer, and counts the
-prompts that it gets right. Here the prompts are key-value recall (``datasets/recall.py``) whose answers are given, so
-all of them count; the needle of an answer's token is the longest run of the context that the answer says there again.
+"""Calibrations of HeadKV and SparseMM: how much every head looks at what an answer tells of.
 
 Legend: B batch, N positions, A tokens of an answer, W rows that are looked at, K largest weights, H query heads, h
 key-value heads, L layers.
@@ -13,24 +6,40 @@ key-value heads, L layers.
 
 from __future__ import annotations
 
+import io
+import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from lightning.fabric.utilities import move_data_to_device
+from PIL import Image
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from subtoken_train.calibrating.base import Calibrator, Progress, rounded
+from subtoken_train.calibrating.base import Calibrator, Progress, PromptSource, rounded
+from subtoken_train.datasets.collate import Collator
+from subtoken_train.datasets.image_sources import EncodedImage
+from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER
+from subtoken_train.datasets.records import Record
+from subtoken_train.datasets.scenes import GRID, PLACES, SPLITS, ask, draw_scene
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import Rows
+from subtoken_train.errors import MAX_COUNT, MAX_TOKENS
+from subtoken_train.evaluation.picture import check_drawable, visual_grid
 from subtoken_train.evictions.headkv import HeadScores
 from subtoken_train.families.family import Family
+from subtoken_train.families.positions import position_bound
 from subtoken_train.functional.attention_statistics import attention_rows
 from subtoken_train.functional.objective import IGNORE_INDEX
-from subtoken_train.types import Batch, Region
+from subtoken_train.inference.batched import in_batches
+from subtoken_train.types import Batch, Region, Turn
+from subtoken_train.view.method import setting
 
 SHORTEST = 2  # tokens of a run: one alone may stand anywhere
 
@@ -67,7 +76,15 @@ class HeadCalibrator(Calibrator):
 
 @dataclass(frozen=True)
 class NeedleCalibrator(HeadCalibrator):
-    """Runs of the context that answers say again; see ``Calibrator`` for the settings."""
+    """HeadKV's: runs of the context that answers say again; see ``Calibrator`` for the settings.
+
+    Source: section 3.1 of "HeadKV" and ``Important_Head/retrieval_head_detection_r2.py`` of its release. While an
+    answer is said, a head's score is what the largest weights of its row put on the needle, as many weights as the
+    needle has tokens, over that number; mean over the answer's tokens, sum over the query heads of a key-value head.
+    The release hides one needle in essays, lets the model answer, and counts the prompts that it gets right. Here the
+    prompts are key-value recall whose answers are given; a token's needle is the longest run of the context that the
+    answer says there again.
+    """
 
     name: ClassVar[str] = "headkv"
     for_images: ClassVar[str] = "sparsemm"
@@ -92,10 +109,7 @@ class NeedleCalibrator(HeadCalibrator):
 
 
 class Looks:
-    """Sums of what heads put on needles, by layer [h]; observes ``CompressedBackbone.run`` once it knows the needles.
-
-    ``index_BW`` and ``needle_BWN`` are those of the batch that runs, see ``HeadCalibrator``.
-    """
+    """Sums of what heads put on needles (of the batch that runs), by layer [h]; observes ``CompressedBackbone.run``."""
 
     index_BW: Tensor
     needle_BWN: Tensor
@@ -131,3 +145,93 @@ def repeated_runs(answer_A: Tensor, ids_N: Tensor, context_N: Tensor) -> Tensor:
     place_N = torch.arange(len(ids_N), device=ids_N.device)
     run_AN = (place_N >= first_A1) & (place_N < first_A1 + tokens_A[:, None])
     return run_AN & (tokens_A >= SHORTEST)[:, None]
+
+
+SCENES = "scenes"
+_TOLD = re.compile(r"([A-D][1-4])\s+\w+\s+\d")
+
+
+@dataclass(frozen=True)
+class VisualCalibrator(HeadCalibrator):
+    """SparseMM's: cells of digit scenes that answers tell of; see ``Calibrator`` for the settings.
+
+    Source: section 3.1 of "SparseMM" and ``visual_head/qwen_visual_head.py`` of its release: while a page's words are
+    said, a head whose largest weight of a row lies on a visual token of the word's box gets 1 over the box's tokens;
+    mean over pages, sum over the query heads of a key-value head. The release reads 1,000 synthetic pages and its own
+    answers. Here the pictures are digit scenes, drawn anew and described in their own words ("B3 red 7 C1 blue 2"): a
+    box is a cell. Pictures in tiles, whose tokens make no one grid, are refused.
+    """
+
+    name: ClassVar[str] = "sparsemm"
+
+    samples: int = setting(50, 1, MAX_COUNT)
+
+    def check(self, backbone: CompressedBackbone) -> None:
+        if backbone.family.image_token_id is None:
+            raise ValueError("sparsemm is calibrated on pictures, and the backbone sees none; use headkv")
+        check_drawable(backbone.family)
+        super().check(backbone)
+
+    def prompts(self, family: Family, data: str | None) -> PromptSource:
+        if data not in (None, SCENES):
+            raise ValueError(f"data {data!r}: sparsemm draws {SCENES!r}, whose places it knows; leave it out")
+        return PromptSource(SCENES, self._scenes(family))
+
+    def _scenes(self, family: Family) -> Iterator[Batch]:
+        collate = Collator(family, position_bound(family.decoder.config) or MAX_TOKENS)
+        for numbers in in_batches(range(self.samples), self.batch_size):
+            records = [scene_record(np.random.default_rng([self.seed, number]), number) for number in numbers]
+            yield move_data_to_device(collate(records), family.device)
+
+    def needles(self, family: Family, batch: Batch) -> tuple[Tensor, Tensor]:
+        rows, marks = [], []
+        of_cells = torch.stack([cell_tokens(cell, *visual_grid(family, batch)) for cell in range(len(PLACES))])
+        for labels_N, regions_N in zip(batch.labels_BN, batch.regions_BN, strict=True):
+            label_A = (labels_N != IGNORE_INDEX).nonzero()[:, 0]
+            cell_A = torch.tensor(told_cells(family.tokenizer, labels_N[label_A].tolist()), device=label_A.device)
+            label_A, cell_A = label_A[cell_A >= 0], cell_A[cell_A >= 0]
+            needle_AN = torch.zeros(len(label_A), len(regions_N), dtype=torch.bool, device=label_A.device)
+            needle_AN[:, regions_N == Region.VISUAL] = of_cells.to(label_A.device)[cell_A]
+            rows.append(label_A - 1)
+            marks.append(needle_AN)
+        return pad_sequence(rows, True, -1), pad_sequence(marks, True, False)
+
+    def weight(self, looked_BHWN: Tensor, needle_BWN: Tensor) -> Tensor:
+        largest_BHW1 = looked_BHWN.argmax(-1, keepdim=True)
+        hit_BHW = needle_BWN[:, None].expand(looked_BHWN.shape).gather(-1, largest_BHW1)[..., 0]
+        return hit_BHW / needle_BWN.sum(-1).clamp(min=1)[:, None]
+
+
+def scene_record(rng: np.random.Generator, number: int) -> Record:
+    """Draw a scene of the training split with its description."""
+    scene = draw_scene(rng, SPLITS[0])
+    question, answer = ask(rng, scene.objects, "describe")
+    picture = EncodedImage(partial(_png, scene.pixels), f"scene {number}")
+    return Record(f"scene-{number}", [picture], [Turn(f"{IMAGE_PLACEHOLDER}\n{question}", answer)])
+
+
+def _png(pixels: Any) -> bytes:
+    written = io.BytesIO()
+    Image.fromarray(pixels).save(written, "PNG")
+    return written.getvalue()
+
+
+def cell_tokens(cell: int, rows: int, columns: int) -> Tensor:
+    """Mark the visual tokens of a grid that a scene's cell reaches into, bool [rows * columns]."""
+    marks = []
+    for place, tokens in ((cell // GRID, rows), (cell % GRID, columns)):
+        token = torch.arange(tokens)
+        marks.append((token * GRID < (place + 1) * tokens) & ((token + 1) * GRID > place * tokens))
+    return (marks[0][:, None] & marks[1]).flatten()
+
+
+def told_cells(tokenizer: Any, answer: list[int]) -> list[int]:
+    """Return the cell that every token of a description tells of; -1 where it ends in none's words."""
+    cells = [-1] * len(answer)
+    told = list(_TOLD.finditer(tokenizer.decode(answer)))
+    for i in range(len(answer)):
+        end = len(tokenizer.decode(answer[: i + 1]))
+        for match in told:
+            if match.start() < end <= match.end():
+                cells[i] = PLACES.index(match[1])
+    return cells

@@ -1,8 +1,6 @@
-"""PrefixKV's calibration: what each layer keeps of its entries under tenths of the cache, mean over some prompts.
+"""Calibrations read off the prompts' own pass: PrefixKV's layer shares and Q-Filters' directions.
 
-Source: "PrefixKV", section 3, and the release's profiles: 10 prompts, the budgets 0.1 to 0.9.
-
-Legend: B batch, M rows of a layer, L layers, R budgets.
+Legend: B batch, M rows of a layer, N rows, H query heads, h key-value heads, d head width, L layers, R budgets.
 """
 
 from __future__ import annotations
@@ -17,7 +15,9 @@ from torch import Tensor
 from subtoken_train.calibrating.base import Calibrator, Progress, rounded
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evictions.prefixkv import LayerShares, PrefixKV
+from subtoken_train.engine.prompt_pass import Rows
+from subtoken_train.evictions.elastic import LayerShares, PrefixKV
+from subtoken_train.evictions.q_filter import HeadDirections, directions, query_moments
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.types import Batch
@@ -28,7 +28,10 @@ KEEP = [round(tenth / 10, 1) for tenth in range(1, 10)]
 
 @dataclass(frozen=True)
 class PrefixCalibrator(Calibrator):
-    """Prefixes of every prompt, averaged; see ``Calibrator`` and ``PrefixKV`` for the settings."""
+    """Prefixes of every prompt, averaged; see ``Calibrator`` and ``PrefixKV`` for the settings.
+
+    Source: "PrefixKV", section 3, and the release's profiles: 10 prompts, the budgets 0.1 to 0.9.
+    """
 
     name: ClassVar[str] = "prefixkv"
 
@@ -66,3 +69,29 @@ class PrefixCalibrator(Calibrator):
         total_BL = torch.stack([scope_BM.sum(-1) for scope_BM in scopes], -1)
         shares_BRL = torch.stack(rows, 1).double().cpu() / total_BL[:, None].cpu().clamp(min=1)
         return [shares_RL for shares_RL, total_L in zip(shares_BRL, total_BL, strict=True) if bool(total_L.all())]
+
+
+@dataclass(frozen=True)
+class DirectionCalibrator(Calibrator):
+    """The direction of every head's queries; all rows of all prompts count alike."""
+
+    name: ClassVar[str] = "q_filter"
+
+    @torch.no_grad()
+    def numbers(
+        self, backbone: CompressedBackbone, batches: Iterable[Batch], show: Progress | None = None
+    ) -> HeadDirections:
+        use_packed_attention(backbone.family.decoder.config)
+        grams: dict[int, Tensor] = {}
+        sums: dict[int, Tensor] = {}
+
+        def observe(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
+            gram_BHdd, sum_BHd = query_moments(query, rows.visible_BM)
+            grams[layer] = grams.get(layer, 0) + gram_BHdd.sum(0, keepdim=True)
+            sums[layer] = sums.get(layer, 0) + sum_BHd.sum(0, keepdim=True)
+
+        for batch in batches:
+            backbone.run(batch, pad_left=True, observer=observe)
+        heads = backbone.family.shape.num_kv_heads
+        found = [directions(grams[layer], sums[layer], heads)[0].tolist() for layer in sorted(grams)]
+        return HeadDirections(rounded(found))

@@ -4,10 +4,8 @@ Source: the release's ``statistical_analysis.py`` (ywh187/FitPrune, d28e418). Of
 missing, every sample loses, after each layer, the tokens that are both among those of the lowest self-attention mass
 and among those of the lowest cross-attention mass that what stays still holds (1 - alpha) of the unpruned layer's; the
 layers after it run without them. Nothing leaves any more once the average over layers would meet the target. The
-smallest alpha that meets it, to 0.01, gives the schedule: the mean over samples.
-
-What differs: the target is the average share of visual tokens over layers, a tenth to nine tenths, where the release
-forecasts FLOPs; means are not rounded down to tokens; a sample keeps one token at least.
+smallest alpha that meets it, to 0.01, gives the schedule: the mean over samples. The target is the average share of
+visual tokens over layers, a tenth to nine tenths, where the release forecasts FLOPs; a sample keeps one token at least.
 
 Legend: B batch, M rows, L layers, P prompts.
 """
@@ -85,10 +83,7 @@ def stopped_at(shares_L: list[float], target: float) -> list[float] | None:
 
 
 def bearable(mass_BM: Tensor, visual_BM: Tensor, total_B: Tensor, alpha: float) -> Tensor:
-    """The tokens of the lowest mass without which the others still hold (1 - alpha) of a total, bool [B, M].
-
-    One token of each sample stays.
-    """
+    """Tokens of the lowest mass without which others hold (1 - alpha) of a total, bool [B, M]; one stays."""
     mass_BM = mass_BM.double()
     order_BM = mass_BM.masked_fill(~visual_BM, torch.inf).sort(dim=-1, stable=True).indices
     ranked_BM = mass_BM.masked_fill(~visual_BM, 0.0).gather(-1, order_BM)
@@ -100,7 +95,7 @@ def bearable(mass_BM: Tensor, visual_BM: Tensor, total_B: Tensor, alpha: float) 
 
 @dataclass(frozen=True, kw_only=True)
 class BearableCuts(DecoderReducer):
-    """Return what leaves one batch of prompts after each layer at some alpha.
+    """What leaves one batch of prompts after each layer at some alpha.
 
     Attributes:
         alpha: share of each layer's attention that may go missing.
@@ -122,7 +117,6 @@ class BearableCuts(DecoderReducer):
         return [tokens] * num_layers
 
     def cut(self, view: View) -> Cut:
-        """Note what leaves, and let it go."""
         visual_BM, masses = view.visual, attention_masses(view)
         if view.layer not in self.totals:
             sums = [(mass_BM * visual_BM).double().sum(-1) for mass_BM in masses[:2]]

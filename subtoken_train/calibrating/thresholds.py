@@ -1,8 +1,7 @@
 """The threshold that meets a mean budget: found on whole prompts, and recorded with what it keeps of them.
 
-A threshold (``evictions/thresholds.py``) promises no bytes. What one keeps of each prompt is known from the scores of
-all of its entries, so that the lowest one whose mean is within the budget is read off them, without a search by trial.
-Prompts under an adapter are scored under its reducer and routers, as they are when the threshold is used.
+What a threshold keeps of each prompt is known from the scores of all of its entries, so that the lowest one whose mean
+is within the budget is read off them. Prompts under an adapter are scored under its reducer and routers.
 
 Legend: B batch.
 """

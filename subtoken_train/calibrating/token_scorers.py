@@ -1,16 +1,14 @@
 """KVzap's calibration: nets that foretell KVzip's scores, learned from contexts that run through the model once more.
 
-Source: ``kvzap/train.py`` of NVIDIA's kvpress. KVzip scores the context of every prompt; the target of an entry is the
-log of its score, the input what its layer projected to queries, keys and values. The default is one linear map a layer
-by ridge regression, in closed form over all entries; ``hidden`` makes it two layers with a GELU between, learned by
-AdamW over ``positions`` drawn entries of every context: mean squared error, cosine, batches of 512, gradient norms cut
-at 1, as in the release. Inputs and targets are standardised while they are learned from, and the nets then hold what
-undoes it; the release learns from them as they are.
+Source: ``kvzap/train.py`` of kvpress. The target of an entry is the log of its score under KVzip (``e**FAINTEST`` at
+least), the input what its layer projected to queries, keys and values. The default is one linear map a layer by ridge
+regression, in closed form over all entries; ``hidden`` makes it two layers with a GELU between, learned by AdamW over
+``positions`` drawn entries of every context: mean squared error, cosine, batches of 512, gradient norms cut at 1, as in
+the release. Inputs and targets are standardised while they are learned from; the nets then hold what undoes it.
 
 KVzip+ (``normalise``) weighs a head's largest attention by what the value gives to the layer's output, over what the
 layer reads: ``|W_o v| / |x|``. The release divides by the reading row's length before it takes the largest; here it is
 the entry's own, which the row that says it again resembles.
-Scores below ``e**FAINTEST`` count as that, for what nothing reads has no least score.
 
 Legend: B batch, M rows of a layer, n entries, D model width, W width between the layers, H query heads, h key-value
 heads, d head width.
@@ -96,12 +94,7 @@ class ScorerCalibrator(Calibrator):
 
 @dataclass(frozen=True)
 class NotingKVzip(KVzip):
-    """KVzip that notes what every layer read, and weighs attention as KVzip+ does where it is asked to.
-
-    Attributes:
-        normalise: multiply a query head's attention by ``|W_o v| / |x|``.
-        weights: by layer, these factors, [B, H, M].
-    """
+    """KVzip that notes what every layer read, and weighs attention as KVzip+ does where it is asked to."""
 
     needs: ClassVar[frozenset[Need]] = KVzip.needs | {"inputs", "values"}
 
@@ -109,7 +102,6 @@ class NotingKVzip(KVzip):
     weights: dict[int, Tensor] = field(default_factory=dict)
 
     def score(self, view: View) -> Scores:
-        """Note the layer's input; see ``KVzip.score``."""
         found = super().score(view)
         found.notes["input"] = view.input_BND
         if self.normalise:
@@ -133,11 +125,7 @@ def output_lengths(value_BhNd: Tensor, weight_DHd: Tensor) -> Tensor:
 
 
 def kvzip_examples(backbone: CompressedBackbone, contexts: Batch, normalise: bool) -> list[tuple[Tensor, Tensor]]:
-    """Return per layer what it read of the contexts' entries, [n, D], and the logs of their scores, [n, h] in fp32.
-
-    Args:
-        backbone: in evaluation mode, with ``use_packed_attention``.
-    """
+    """Per layer what it read of the contexts' entries, [n, D], and the logs of their scores, [n, h] in fp32."""
     compression = Compression(NotingKVzip(normalise=normalise), 0.5)
     compression.check(backbone.family)
     eviction = EvictionPass(compression, backbone.family, contexts)
@@ -165,18 +153,12 @@ class Fit(ABC):
 
     @abstractmethod
     def nets(self, show: Progress | None = None) -> list[list[Tensor]]:
-        """Return the nets of all layers, see ``TokenScorers``; none where there were no entries."""
+        """The nets of all layers, see ``TokenScorers``; none where there were no entries."""
 
 
 @dataclass
 class Moments:
-    """Sums over a layer's entries in fp64 on the CPU, as not every device has float64.
-
-    Attributes:
-        count: of the entries.
-        both_s: sums of the inputs, then the targets, [D + h].
-        products_Ds: sums of the inputs' products with all of these, [D, D + h].
-    """
+    """Sums over a layer's entries, fp64: of inputs, then targets, [D + h]; of the inputs' products with these."""
 
     count: int
     both_s: Tensor
@@ -184,11 +166,7 @@ class Moments:
 
 
 class RidgeFit(Fit):
-    """Ridge regression on standardised inputs, in closed form.
-
-    Args:
-        ridge: penalty for each entry.
-    """
+    """Ridge regression on standardised inputs, in closed form; ``ridge`` is the penalty for each entry."""
 
     def __init__(self, ridge: float) -> None:
         self.ridge = ridge
@@ -197,16 +175,12 @@ class RidgeFit(Fit):
     def add(self, layer: int, input_nD: Tensor, target_nh: Tensor) -> None:
         if not len(input_nD):
             return
-        inputs, targets = input_nD.double().cpu(), target_nh.double().cpu()
-        both = torch.cat([inputs, targets], 1)
-        sums, products = both.sum(0), inputs.T @ both
-        if layer in self.moments:
-            own = self.moments[layer]
-            own.count += len(inputs)
-            own.both_s += sums
-            own.products_Ds += products
-        else:
-            self.moments[layer] = Moments(len(inputs), sums, products)
+        both = torch.cat([input_nD.double().cpu(), target_nh.double().cpu()], 1)
+        found = Moments(len(both), both.sum(0), both[:, : input_nD.shape[1]].T @ both)
+        if (own := self.moments.setdefault(layer, found)) is not found:
+            own.count += found.count
+            own.both_s += found.both_s
+            own.products_Ds += found.products_Ds
 
     def nets(self, show: Progress | None = None) -> list[list[Tensor]]:
         return [self._net(self.moments[layer]) for layer in sorted(self.moments)]
@@ -222,12 +196,7 @@ class RidgeFit(Fit):
 
 
 class NetFit(Fit):
-    """Nets of two layers, learned by AdamW from entries that are drawn.
-
-    Args:
-        settings: of the calibration.
-        device: where they learn.
-    """
+    """Nets of two layers, learned by AdamW from entries that are drawn."""
 
     def __init__(self, settings: ScorerCalibrator, device: torch.device) -> None:
         self.settings, self.device = settings, device
@@ -242,10 +211,8 @@ class NetFit(Fit):
     def nets(self, show: Progress | None = None) -> list[list[Tensor]]:
         found = []
         for layer in sorted(self.examples):
-            inputs, targets = (
-                torch.cat(parts).to(self.device) for parts in zip(*self.examples.pop(layer), strict=True)
-            )
-            found.append(self._net(inputs.float(), targets.float()))
+            parts = zip(*self.examples.pop(layer), strict=True)
+            found.append(self._net(*(torch.cat(each).to(self.device).float() for each in parts)))
             if show is not None:
                 show(len(found), len(found) + len(self.examples))
         return found

@@ -39,13 +39,7 @@ def check_foldable(family: Family) -> None:
 
 
 class Turned(NamedTuple):
-    """The outcome of ``turn_values``.
-
-    Attributes:
-        before: share that half of the channels held, see ``fold_value_axes``.
-        after: the same of the turned model.
-        apart: norm of what the last layer's states of the first prompt moved by, over their own.
-    """
+    """Shares that half of the channels held, ``before`` and ``after``; ``apart``: how far the last states moved."""
 
     before: float
     after: float
@@ -56,9 +50,8 @@ class Turned(NamedTuple):
 def turn_values(backbone: CompressedBackbone, batches: Iterable[Batch], show: Callable[[int], None]) -> Turned:
     """Find value axes on prompts and fold them into a backbone.
 
-    Args:
-        backbone: of a family that ``check_foldable`` lets pass; in evaluation mode, without routers, reducer and LoRA.
-        batches: of prompts.
+    The backbone is of a family that ``check_foldable`` lets pass, in evaluation mode, without routers, reducer and
+    LoRA.
     """
     read = iter(batches)
     first = next(read, None)
@@ -95,7 +88,7 @@ class ValueMoments:
         self.counts[layer] = self.counts.get(layer, 0) + value_hnd.shape[1]
 
     def means(self, dtype: torch.dtype) -> list[Tensor]:
-        """Return the means of all layers, [h, d, d] in fp64."""
+        """Means of all layers, [h, d, d] in fp64."""
         found = [self.sums[layer] / self.counts[layer] for layer in sorted(self.sums)]
         if not all(bool(are_finite(each)) for each in found):
             raise no_numbers("while its values were read", dtype)
@@ -107,14 +100,8 @@ def fold_value_axes(family: Family, moments: Sequence[Tensor]) -> tuple[float, f
     """Put value axes into the weights of ``v_proj`` and ``o_proj``; the model computes what it did, to rounding.
 
     ``config.value_axes`` names the maps afterwards: to what is kept for a backbone (adapters, calibrations), one with
-    other axes is another backbone.
-
-    Args:
-        family: a backbone that ``check_foldable`` lets pass.
-
-    Returns:
-        What share of the values' mean squared output the first half of the channels holds, mean over layers: before and
-        after.
+    other axes is another backbone. Returned: what share of the values' mean squared output the first half of the
+    channels holds, mean over layers, before and after.
     """
     digest, shares = hashlib.sha256(), []
     for layer, moment_hdd in enumerate(moments):

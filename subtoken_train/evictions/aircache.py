@@ -2,13 +2,10 @@
 
 Source: "AirCache: Activating Inter-modal Relevancy KV Cache Compression for Efficient LVLM Inference", equations 4-11
 and Table 5. One shot, after the prompt; only visual entries are compressed, and text that competes (scope ``all``) is
-protected.
-
-A reconstruction, since our copy of the paper has lost its equations: instruction text is what follows the last visual
-token (``task_rows``); heads are averaged, and all heads of a layer share a set; attention between elite tokens is
-causal; skewness uses the sample deviation, and a negative one counts as 0; strength and skewness are divided by their
-mean over the layers, so that the budget is met; every layer keeps at least one entry. Merging (Table 11) is the option
-``merge`` of any eviction.
+protected. A reconstruction, since our copy of the paper has lost its equations: instruction text is what follows the
+last visual token; heads are averaged, and all heads of a layer share a set; attention between elite tokens is causal;
+skewness uses the sample deviation, and a negative one counts as 0; strength and skewness are divided by their mean over
+the layers, so that the budget is met. Merging (Table 11) is the option ``merge`` of any eviction.
 
 Legend: B batch, N cached rows of the prompt, H query heads, L layers.
 """
@@ -26,7 +23,7 @@ from subtoken_train.evictions.budgets import competing_counts, divide_budget, py
 from subtoken_train.evictions.observers import Blocks, column_sums, task_rows
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.types import Region
-from subtoken_train.view.method import setting
+from subtoken_train.view.method import by_settings, setting
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import Need, View
 
@@ -76,47 +73,36 @@ class AirCache(Eviction):
         if self.window == "visual":
             visual_BN = view.regions_BN == Region.VISUAL
             return last_marked(torch.where(visual_BN.any(-1, keepdim=True), visual_BN, text_BN), self.window_size)
-        last_B1 = view.last_rows(1)
-        return elite_tokens(view.rows(last_B1, text_BN)[:, :, 0].mean(1), text_BN, self.alpha)
+        return elite_tokens(view.rows(view.last_rows(1), text_BN)[:, :, 0].mean(1), text_BN, self.alpha)
 
-    @property
-    def across_layers(self) -> bool:
-        return self.budgets != "uniform"
+    across_layers = by_settings(lambda self: self.budgets != "uniform")
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        strength_LB, skewness_LB = (
-            torch.stack([each.notes[note] for each in scores]) for note in ("strength", "skewness")
-        )
-        weight_LB = layer_weights(strength_LB, skewness_LB, self.budgets) * candidates.budget_LB
-        total_B = candidates.budget_LB.sum(0)
+        notes = [torch.stack([each.notes[note] for each in scores]) for note in ("strength", "skewness")]
+        weight_LB = layer_weights(*notes, self.budgets) * candidates.budget_LB
         least_LB = torch.ones_like(candidates.budget_LB)
-        return divide_budget(weight_LB, total_B, least_LB, competing_counts(candidates))
+        return divide_budget(weight_LB, candidates.budget_LB.sum(0), least_LB, competing_counts(candidates))
 
 
 def elite_tokens(attention_BN: Tensor, text_BN: Tensor, alpha: float) -> Tensor:
     """Text to which the last token attends by ``alpha`` of its largest attention or more (equation 5), bool [B, N].
 
-    Args:
-        attention_BN: the last row of the attention among text tokens (equation 4), mean over heads.
+    ``attention_BN`` is the last row among text tokens (equation 4), mean over heads.
     """
     largest_B1 = attention_BN.masked_fill(~text_BN, 0.0).amax(-1, keepdim=True)
     return text_BN & (attention_BN >= alpha * largest_B1)
 
 
 def importance(blocks: Blocks, observers_BN: Tensor, visual_BN: Tensor) -> Tensor:
-    """Mean attention of the observers to each visual entry (equations 7 and 8), mean over heads, [B, N]; 0 elsewhere.
-
-    Args:
-        blocks: attention of the observers over the visual entries and themselves.
-    """
+    """Mean attention of the observers to each visual entry (equations 7 and 8), over heads too, [B, N]; 0 elsewhere."""
     rows_B1 = observers_BN.sum(-1, keepdim=True).clamp(min=1)
     return (column_sums(blocks).mean(1) / rows_B1).masked_fill(~visual_BN, 0.0)
 
 
 def skewness(importance_BN: Tensor, visual_BN: Tensor) -> Tensor:
-    """Adjusted Fisher-Pearson skewness of the importance of the visual entries (equation 10), [B].
+    """Adjusted Fisher-Pearson skewness of the visual entries' importance (equation 10), [B].
 
-    0 where there are fewer than three of them, or all are equal.
+    0 of fewer than three, or where all are equal.
     """
     count_B = visual_BN.sum(-1)
     mean_B1 = importance_BN.sum(-1, keepdim=True) / count_B[:, None].clamp(min=1)
@@ -129,10 +115,7 @@ def skewness(importance_BN: Tensor, visual_BN: Tensor) -> Tensor:
 
 
 def layer_weights(strength_LB: Tensor, skewness_LB: Tensor, budgets: Budgets) -> Tensor:
-    """The factor of each layer's budget (equation 11 over r), [L, B]; the mean over the layers is 1.
-
-    A sample whose layers all have a skewness (or strength) of 0 shares equally by it.
-    """
+    """The factor of each layer's budget (equation 11 over r), [L, B]; the mean over the layers is 1."""
     if budgets == "uniform":
         return torch.ones_like(strength_LB)
     if budgets == "pyramid":

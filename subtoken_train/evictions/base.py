@@ -2,12 +2,11 @@
 
 A method sees one layer at a time (``View``), leaves its scores, and plans when all layers have been seen. What it
 reads of the attention is declared in ``needs``; nothing else is computed. It acts after prefill, so it cannot change
-the first generated token; one that says how (``online``) evicts again while tokens are decoded. A method that wants to
-know what a reader would look for, where no question is there to say it, has rows run after the prompt (``TaskPlan``:
-the prompt once more, or pieces of it after a text): it declares ``second_pass`` in ``needs``, says for which samples
-(``second_pass``) and which rows (``tasks``), and scores their entries anew (``score_task``).
-
-Wrappers change how much stays or what counts, and stand in each other: ``ada(critical(expected_attention))``.
+the first generated token; one that says how (``online``) evicts again while tokens are decoded. One that wants to know
+what a reader would look for, where no question says it, has rows run after the prompt: it declares ``second_pass`` in
+``needs``, says for which samples (``second_pass``) and which rows (``tasks``), and scores their entries anew
+(``score_task``). Wrappers change how much stays or what counts, and stand in each other:
+``ada(critical(expected_attention))``.
 
 Legend: B batch, N cached rows of the prompt, h key-value heads, L layers.
 """
@@ -25,7 +24,7 @@ from torch import Tensor
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.functional.merging import Merge
 from subtoken_train.types import Region
-from subtoken_train.view.method import Method
+from subtoken_train.view.method import Method, by_settings
 from subtoken_train.view.scores import Candidates, Scale, Scores
 from subtoken_train.view.view import Need, Online, TaskPlan, View
 
@@ -36,7 +35,7 @@ LayerScores = Scores
 class Eviction(Method, ABC):
     """One method with its settings; a frozen dataclass whose fields are the settings with their published defaults.
 
-    What is a property here may be a class attribute of a method.
+    A fact that its settings decide is a property of a method, see ``by_settings``.
     """
 
     name: ClassVar[str]
@@ -58,44 +57,18 @@ class Eviction(Method, ABC):
     reads: ClassVar[bool] = False
     """All entries stay, and nothing is freed: the budget is what a step of decoding reads of them, by ``pages``."""
 
-    @property
-    def reads_question(self) -> bool:
-        """Return whether it needs the question to be there; such a method is refused under ``context_first``."""
-        return self.needs_image or self.needs_question
-
-    @property
-    def online(self) -> Online | None:
-        """Return how it evicts while decoding, by ``score`` and ``keep`` on its entries; None: it cannot."""
-        return None
-
-    @property
-    def absolute(self) -> Scale | None:
-        """Return the scale of its scores where they mean the same in every prompt, layer and head, as a threshold asks.
-
-        None: they compare within a prompt, or a head, alone, or are made for a budget.
-        """
-        return None
-
-    @property
-    def across_layers(self) -> bool:
-        """Return whether what a layer keeps depends on other layers, so that none is packed before all have run.
-
-        A method is asked to ``keep`` one layer at a time where it does not. Refused in chunks where it does.
-        """
-        return False
-
-    @property
-    def observing_rows(self) -> int | None:
-        """Rows of an observation window at the end of a prompt, which a chunk must hold; 0 where there is none.
-
-        None if the window depends on the budget.
-        """
-        return 0
-
-    @property
-    def may_empty(self) -> bool:
-        """Return whether a layer or head may keep nothing of what competes; otherwise at least one entry stays."""
-        return False
+    reads_question: ClassVar[bool] = by_settings(lambda self: self.needs_image or self.needs_question)
+    """Whether it needs the question to be there; such a method is refused under ``context_first``."""
+    online: ClassVar[Online | None] = None
+    """How it evicts while decoding, by ``score`` and ``keep`` on its entries; None: it cannot."""
+    absolute: ClassVar[Scale | None] = None
+    """Scale of its scores where they mean the same in every prompt, layer and head, as a threshold asks; else None."""
+    across_layers: ClassVar[bool] = False
+    """What a layer keeps depends on others, so that none is packed before all have run; refused in chunks."""
+    observing_rows: ClassVar[int | None] = 0
+    """Rows of an observation window at a prompt's end, which a chunk must hold; None: it depends on the budget."""
+    may_empty: ClassVar[bool] = False
+    """A layer or head may keep nothing of what competes; otherwise at least one entry stays."""
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
         """Raise a worded ``ValueError`` where the settings do not fit a backbone's cache; most fit any."""
@@ -151,7 +124,7 @@ class Eviction(Method, ABC):
 
 
 def _of_base(name: str) -> Any:
-    return property(lambda self: getattr(self.base, name))
+    return by_settings(lambda self: getattr(self.base, name))
 
 
 @dataclass(frozen=True)
@@ -218,8 +191,7 @@ def keep_best_entries(
     """The best competing entries of each head, ``count`` of them ([B], or [B, h]), bool [B, h, N].
 
     Protected entries come before all others, the latest first; a count below ``least`` is that. Ties go to the lower
-    index. Entries that score NaN are a fault of the method. ``known``: what ``best_facts`` say;
-    None: it is read from the device.
+    index. NaN is a fault of the method. ``known``: what ``best_facts`` say; None: it is read from the device.
     """
     wrong, fewest, most = best_facts(scores_BhN, count, least).tolist() if known is None else known
     assert not wrong
@@ -245,7 +217,6 @@ def best_facts(scores_BhN: Tensor, count: Tensor, least: int) -> Tensor:
 
 
 def _entries_of_heads(count: Tensor, least: int, length: int) -> Tensor:
-    """Entries that stay, int64 [B, h] or [B, 1]."""
     return (count if count.dim() == 2 else count[:, None]).clamp(min=least, max=length)
 
 

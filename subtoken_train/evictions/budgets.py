@@ -1,8 +1,7 @@
 """Divide a sample's cache entries between its layers, in whole numbers whose sum is exact.
 
 By claims of the layers (``divide_budget``), or from one pool: the best entries of all layers, or of all their heads,
-say how many each of them keeps. Source of the pool: equations 17 to 22 of "KVCompose" (a run is a layer there); KVzip's
-threshold over all layers and heads is the same with every head a run.
+say how many each of them keeps (equations 17 to 22 of "KVCompose", where a run is a layer; KVzip has a run a head).
 
 Legend: B batch, N cached rows of the prompt, h key-value heads, L layers, R runs that share a pool (layers, or heads of
 layers).
@@ -36,10 +35,7 @@ def protected_counts(scores: list[Scores], candidates: Candidates) -> Tensor:
 
 
 def pyramid_weights(like_LB: Tensor) -> Tensor:
-    """Claims that fall linearly from the first layer to the last, fp32 [L, B]; their mean over the layers is 1.
-
-    PyramidKV's line over whole budgets; that method itself (``pyramidkv.py``) counts its window beside it.
-    """
+    """PyramidKV's line over whole budgets, falling from the first layer, fp32 [L, B]; its mean is 1."""
     first, last = 2 - 1 / PYRAMID_BETA, 1 / PYRAMID_BETA
     falling_L = torch.linspace(first, last, len(like_LB), device=like_LB.device)
     if len(like_LB) == 1:
@@ -52,17 +48,15 @@ def divide_budget(weight_LB: Tensor, total_B: Tensor, least_LB: Tensor, most_LB:
 
     Every layer gets ``factor * weight``, but not less than ``least_LB`` and not more than ``most_LB``; the factor is
     the one that spends the total, so what one layer cannot take goes to the others by their weights. Rounded down, and
-    the missing entries go to the largest remainders, ties to the lower layer.
+    the missing entries go to the largest remainders, ties to the lower layer. In float64 on the CPU: a batch has few of
+    these numbers, and not every device has float64.
 
     Args:
-        weight_LB: claims of the layers, 0 or more, finite; all 0 in a sample counts as all equal, and layers of weight
-            0 share equally what no other layer can take.
-        total_B: entries to spend, int64. Less than the sum of ``least_LB`` spends that sum instead, and more than the
-            sum of ``most_LB`` spends that.
+        weight_LB: 0 or more, finite; all 0 in a sample counts as all equal, and layers of weight 0 share equally what
+            no other layer can take.
+        total_B: int64; less than the sum of ``least_LB`` spends that sum instead, more than that of ``most_LB`` that.
         least_LB: entries that a layer gets in any case, int64; ``most_LB`` where that is less.
         most_LB: entries that a layer can take, int64.
-
-    In float64 on the CPU: a batch has few of these numbers, and not every device has float64.
     """
     device = weight_LB.device
     weight_LB, total_B, least_LB, most_LB = (each.cpu() for each in (weight_LB, total_B, least_LB, most_LB))
@@ -103,11 +97,9 @@ def pooled_head_counts(
 ) -> Tensor:
     """Entries per layer and head, int64 [L, B, h], from one pool of all heads of all layers.
 
-    Args:
-        candidates: the budget of a layer is that of each of its heads. While tokens are decoded, heads of a sample
-            may be rows of the batch (``Candidates.heads``), and so they are in what is returned.
-        lower_bound: see ``pooled_counts``; unless it is 0, every head keeps one at least.
-        total_B: entries of all heads together; h times the budgets if not given.
+    The budget of a layer is that of each of its heads, unless ``total_B`` of all heads together is given. While tokens
+    are decoded, heads of a sample may be rows of the batch (``Candidates.heads``), in what is returned too. Unless
+    ``lower_bound`` (see ``pooled_counts``) is 0, every head keeps one at least.
     """
     rows, kv_heads = scores[0].shape[:2]
     heads = candidates.heads * kv_heads
@@ -162,14 +154,10 @@ def aligned(curves: list[Tensor]) -> Tensor:
 
 
 def pooled_counts(curve_BRN: Tensor, total_B: Tensor, lower_bound: int) -> Tensor:
-    """Count the entries of each run that are among the best of all (equations 20 to 22), int64 [B, R].
+    """Count the entries of each run that are among the ``total_B`` best of all (equations 20 to 22), int64 [B, R].
 
-    Args:
-        curve_BRN: falling curves of importance, -inf after the last entry.
-        total_B: size of the selection, int64.
-        lower_bound: the first entries of each run, which come before all others; the very first before those.
-
-    Ties go to the lower run.
+    The first ``lower_bound`` entries of each run come before all others, the very first before those; ties go to the
+    lower run. ``curve_BRN`` fall, -inf after the last entry.
     """
     batch, runs, length = curve_BRN.shape
     flat = curve_BRN.reshape(batch, -1)

@@ -1,16 +1,15 @@
 """CAKE (Qin et al., 2025): layers whose last rows look widely and change their minds keep more entries than others.
 
-Source: "CAKE: Cascading and Adaptive KV Cache Eviction with Layer Preferences" (2503.12491) and its released code
+Source: "CAKE: Cascading and Adaptive KV Cache Eviction with Layer Preferences" (2503.12491) and its code
 (antgroup/cakekv @c4675ce). The last ``window`` rows, which always stay, look at the entries before them. A layer's
 preference is the entropy of their attention to the power 1 / ``tau1``, times its variance from row to row to the power
 1 / ``tau2``, both summed over heads; what the windows leave of the budget is divided by it. An entry's score is its
 mean attention plus ``gamma`` times the variance, averaged over its neighbours, then over a group's query heads.
 
-What differs from the release: remainders go by preference, where it hands them out alike; short prompts are compressed
-too; samples are not added up; no layer is cut before all have run, where its cascade bounds the peak of a prompt's pass
-and ends at the same shares. Its taus were tuned per model and budget (0.4 to 2.3). While tokens are decoded
-(``eviction_every``) layers keep the prompt's preferences, and entries compete by the rows since the last time; a single
-row has no variance. The window is SnapKV's.
+Remainders go by preference, where the release hands them out alike; short prompts are compressed too; samples are not
+added up; no layer is cut before all have run, where its cascade bounds the peak of a prompt's pass and ends at the same
+shares. Its taus were tuned per model and budget (0.4 to 2.3). While tokens are decoded (``eviction_every``) layers keep
+the prompt's preferences, and entries compete by the rows since the last time; a single row has no variance.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, W rows of the window, L layers.
 """
@@ -32,7 +31,7 @@ from subtoken_train.evictions.observers import (
     window_rows,
     window_setting,
 )
-from subtoken_train.view.method import setting
+from subtoken_train.view.method import by_settings, setting
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import Need, Online, View
 
@@ -63,15 +62,10 @@ class CAKE(Eviction):
     tau1: float = setting(1.0, 1 / MOST, MOST)
     tau2: float = setting(1.0, 1 / MOST, MOST)
 
-    @property
-    def online(self) -> Online:
-        return Online(rows=self.window if isinstance(self.window, int) else None)
+    online = by_settings(lambda self: Online(rows=self.window if isinstance(self.window, int) else None))
 
     def score(self, view: View) -> Scores:
-        """The indicator of every entry before the window, [B, h, N], which is protected; the weight is the preference.
-
-        As its logarithm, so that no power of it overflows; a layer without variance has a small one.
-        """
+        """The indicator of every entry before the window, [B, h, N]; the weight is the logarithm of the preference."""
         window_BN, index_BW = window_rows(view, self.window)
         rows_BHWN = view.rows(index_BW)
         there_BW = rows_BHWN[:, 0].sum(-1) > 0  # while tokens are decoded, some queries of a window may be gone

@@ -1,15 +1,12 @@
 """Compactor (Chari & Van Durme, 2025): keys that stand out, and what a chunk attends to both ways.
 
 Source: "Compactor: Calibrated Query-Agnostic KV Cache Compression with Approximate Leverage Scores" (2507.08143), in
-the form of NVIDIA's kvpress 0.5.4. The first and the last few entries always stay. For all others: (a) approximate
-leverage of the keys before their rotary embedding, from a Gaussian sketch; (b) attention without a causal mask inside
-chunks, summed over a chunk's rows, mean over a group, times the norm of the value, mean of three neighbours. Each is
-standardised over a prompt's heads and entries; the score is ``blending`` (a) + (b).
-
-What it does not do: no calibration of the budget per prompt (the paper's second half), equal budgets in all layers, no
-eviction while decoding. A question's rows are scored and observe like any others, as in the release. What differs: a
-prompt is standardised by itself (there, with its batch), and the sketch is drawn from a seed, the same for every
-prompt.
+the form of kvpress 0.5.4. The first and the last few entries always stay. For all others: (a) approximate leverage of
+the keys before their rotary embedding, from a Gaussian sketch; (b) attention without a causal mask inside chunks,
+summed over a chunk's rows, mean over a group, times the norm of the value, mean of three neighbours. Each is
+standardised over a prompt's heads and entries (there, over its batch); the score is ``blending`` (a) + (b). A
+question's rows are scored and observe like any others. The sketch is drawn from a seed, the same for every prompt. No
+calibration of the budget per prompt (the paper's second half), equal budgets in all layers, no eviction while decoding.
 
 Legend: B batch, N cached rows of the prompt, n rows of one sample that are scored, H query heads, h key-value heads, d
 head width, k width of the sketch, C rows of a chunk.
@@ -31,7 +28,7 @@ from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import Need, View
 
-JITTER, TRIES = 1e-2, 8
+JITTER, TRIES, NEIGHBOURS = 1e-2, 8, 3
 
 
 def gaussian_sketch(heads: int, width: int, sketch_width: int, seed: int) -> Tensor:
@@ -42,10 +39,10 @@ def gaussian_sketch(heads: int, width: int, sketch_width: int, seed: int) -> Ten
 
 
 def leverage_scores(vectors_hNd: Tensor, sketch_hdk: Tensor) -> Tensor:
-    """Leverage of every vector among its head's, [h, N] in fp32, 0 or more.
+    """Leverage of every vector among its head's, [h, N] in fp32: diag(X (X^T X + jitter)^-1 X^T), 0 or more.
 
-    The vectors less their mean, times the sketch, are X; the scores are diag(X (X^T X + jitter)^-1 X^T). A jitter of
-    ``JITTER`` that leaves the matrix of some head without a Cholesky factor is raised tenfold for all.
+    X are the vectors less their mean, times the sketch. A jitter that leaves the matrix of some head without a Cholesky
+    factor is raised tenfold for all.
     """
     centred_hNd = vectors_hNd.float() - vectors_hNd.float().mean(1, keepdim=True)
     x_hNk = centred_hNd @ sketch_hdk
@@ -68,9 +65,6 @@ def standardised(values: Tensor) -> Tensor:
     centred = values - values.mean()
     deviation = (centred.square().sum() / max(values.numel() - 1, 1)).sqrt()
     return centred / deviation.clamp(min=1e-6)
-
-
-NEIGHBOURS = 3
 
 
 @dataclass(frozen=True)
@@ -144,7 +138,7 @@ class Compactor(Eviction):
 def chunk_attention_sums(query_Hnd: Tensor, key_hnd: Tensor, chunk: int, scale: float, masked: bool) -> Tensor:
     """Attention that every key receives from the rows of its chunk, earlier and later ones, [H, n] in fp32.
 
-    ``masked``: the last chunk ends with the rows; otherwise zeros fill it up and take part, as keys and as rows.
+    Unless ``masked``, zeros fill up the last chunk and take part, as keys and as rows.
     """
     heads, length, width = query_Hnd.shape
     parts = []

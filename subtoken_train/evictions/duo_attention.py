@@ -1,21 +1,11 @@
-"""DuoAttention (Xiao et al., 2024): retrieval heads keep every entry, streaming heads the first ones and the recent.
-
-Source: "DuoAttention: Efficient Long-Context LLM Inference with Retrieval and Streaming Heads" (arXiv 2410.10819) and
-its released code. A number alpha in [0, 1] says how much a key-value head needs its whole cache; it is learned offline
-on recall (``subtoken-train calibrate duo_attention``), and ``calibration`` names the file. Without one alpha is the
-share of its attention that a head pays to what streaming would not hold, which the paper finds worse.
-All heads first get what streaming takes; the rest of the budget goes to the heads by falling alpha, each up to its
-whole cache. The first that it does not fill keeps a longer recent window, so the budget is met exactly. A budget below
-what streaming takes in all heads is divided alike.
-What it does not do: heads are not reordered, since each has entries of its own in the packed cache; nothing is evicted
-while decoding.
+"""DuoAttention and SimLayerKV: some heads, or layers, keep everything, the others first and recent entries.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, L layers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -25,9 +15,10 @@ from subtoken_train.calibrations import CalibratedNumbers, check_table, check_ta
 from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import competing_counts, divide_budget, protected_counts
-from subtoken_train.evictions.observers import over_groups
-from subtoken_train.view.method import setting
-from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.evictions.observers import over_groups, window_length, window_setting
+from subtoken_train.functional.gather import last_marked
+from subtoken_train.view.method import by_settings, setting
+from subtoken_train.view.scores import Candidates, Scale, Scores
 from subtoken_train.view.view import Need, View
 
 SINKS, RECENT = 128, 256
@@ -62,7 +53,15 @@ class HeadAlphas(CalibratedNumbers):
 
 @dataclass(frozen=True)
 class DuoAttention(Eviction):
-    """Whole caches for the heads that need them.
+    """DuoAttention (Xiao et al., 2024): retrieval heads keep every entry, streaming heads first and recent ones.
+
+    Source: "DuoAttention: Efficient Long-Context LLM Inference with Retrieval and Streaming Heads" (arXiv 2410.10819)
+    and its code. A number alpha in [0, 1] says how much a key-value head needs its whole cache; it is learned offline
+    on recall (``subtoken-train calibrate duo_attention``). Without a file alpha is the share of its attention that a
+    head pays to what streaming would not hold, which the paper finds worse. All heads first get what streaming takes;
+    the rest of the budget goes to the heads by falling alpha, each up to its whole cache. The first that it does not
+    fill keeps a longer recent window, so the budget is met exactly; one below what streaming takes in all heads is
+    divided alike. Nothing is evicted while decoding.
 
     Attributes:
         calibration: file of the heads' alphas; None: read off every prompt.
@@ -126,11 +125,7 @@ def attention_outside(view: View, sinks: int, recent: int) -> Tensor:
 def head_counts(alpha_LBh: Tensor, least_LB: Tensor, most_LB: Tensor, total_B: Tensor) -> Tensor:
     """Entries of every head that are the total together, int64 [L, B, h].
 
-    Args:
-        alpha_LBh: the heads that get more first; ties go to the lower layer, then the lower head.
-        least_LB: what streaming takes in a head, int64.
-        most_LB: a head's whole cache, int64.
-        total_B: entries of all heads together, int64; at least 1 in every head that has any.
+    By falling alpha, ties to the lower layer, then the lower head; each from ``least_LB`` up to ``most_LB``.
     """
     layers, batch, heads = alpha_LBh.shape
     least_TB, most_TB = (each.repeat_interleave(heads, 0) for each in (least_LB, most_LB))
@@ -144,3 +139,69 @@ def head_counts(alpha_LBh: Tensor, least_LB: Tensor, most_LB: Tensor, total_B: T
     fewer_TB = divide_budget(least_TB, total_B, most_TB.clamp(max=1), least_TB)
     count_TB = torch.where(total_B < least_TB.sum(0), fewer_TB, count_TB)
     return count_TB.view(layers, heads, batch).transpose(1, 2)
+
+
+SINKS = "sinks"
+
+
+@dataclass(frozen=True)
+class SimLayerKV(Eviction):
+    """SimLayerKV (Zhang et al., 2024): lazy layers keep the first entries and the recent ones, all others every entry.
+
+    Source: "SimLayerKV: A Simple Framework for Layer-Level KV Cache Reduction" (2410.13846), its code and kvpress
+    0.5.4. A layer is lazy if the last rows, mean over rows and query heads, pay more than a threshold of their
+    attention to the first and the recent entries. The score of a layer's entries is what it pays elsewhere, so the
+    released rule of 0.9 (kvpress: 0.9 for Llama 3, 0.85 for Qwen, 0.8 for Mistral, 0.65 for Llama 2) is
+    ``eviction_keep: {threshold: 0.1, window: 0}``. With a budget (ours) the layers that pay most elsewhere are whole,
+    as far as it goes beside the others' first and recent entries; the one that it does not fill keeps more recent
+    entries. A budget below all first and recent entries is divided alike.
+
+    Recent entries are the last in scope; attention to what stays anyway counts as the first entries' does; the prompt's
+    last rows look, not the first decoded one; kvpress leaves out a row's own entry. Nothing is evicted while decoding.
+
+    Attributes:
+        sinks: first entries of the prompt that a lazy layer keeps.
+        recent: last entries in scope that it keeps: a whole number, or, between 0 and 1, their share of the layer's
+            budget, rounded down, 1 at least.
+        rows: last rows of the prompt whose attention says which layers are lazy; the paper's prefill variant takes 32.
+    """
+
+    name: ClassVar[str] = "simlayerkv"
+    across_layers: ClassVar[bool] = True
+    needs: ClassVar[frozenset[Need]] = frozenset({"rows"})
+    heads_share: ClassVar[bool] = True
+
+    sinks: int = setting(4)
+    recent: int | float = window_setting(1024)
+    rows: int = setting(1, 1)
+
+    observing_rows = by_settings(lambda self: self.rows)
+
+    absolute = by_settings(lambda self: Scale(low=0.0, high=1.0) if isinstance(self.recent, int) else None)
+
+    def score(self, view: View) -> Scores:
+        sinks_BN = view.entries_BN & (view.entries_BN.cumsum(-1) <= self.sinks)
+        recent_BN = last_marked(view.entries_BN & view.in_scope_BN, window_length(view, self.recent))
+        held_BN = sinks_BN | recent_BN
+        index_BW = view.last_rows(self.rows)
+        elsewhere_B = attention_to(view.rows(index_BW), index_BW, view.entries_BN & view.in_scope_BN & ~held_BN)
+        scores_B1N = elsewhere_B[:, None, None].expand(-1, 1, held_BN.shape[1])
+        return Scores(scores_B1N, held_BN, weight_B=elsewhere_B, notes={SINKS: sinks_BN})
+
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
+        elsewhere_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
+        held = [each.protected_BN & own for each, own in zip(scores, candidates.competes_LBN, strict=True)]
+        most_LB = competing_counts(candidates)
+        least_LB = torch.minimum(torch.stack([each.sum(-1) for each in held]).clamp(min=1), most_LB)
+        return head_counts(elsewhere_LB[..., None], least_LB, most_LB, candidates.budget_LB.sum(0))[..., 0]
+
+    def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
+        """Later entries score higher, and the sinks alone are protected."""
+        places_N = torch.arange(competes_BN.shape[1], device=competes_BN.device).float()
+        return replace(scores, scores_BhN=places_N.expand_as(scores.scores_BhN), protected_BN=scores.notes[SINKS])
+
+
+def attention_to(probability_BHWN: Tensor, index_BW: Tensor, marked_BN: Tensor) -> Tensor:
+    """Share of attention that rows (-1: none) pay to marked entries, mean over heads and rows, [B], in [0, 1]."""
+    rows_B = (index_BW >= 0).sum(-1).clamp(min=1)
+    return ((probability_BHWN.mean(1) * marked_BN[:, None]).sum((1, 2)) / rows_B).clamp(max=1)

@@ -1,12 +1,10 @@
 """ExpectedAttention (Devoto et al., 2025): the attention that queries still to come are expected to pay.
 
 Source: "Expected Attention: KV Cache Compression by Estimating Attention from Future Queries Distribution"
-(2510.00636), in the form of NVIDIA's kvpress 0.5.4. Queries before their rotary embedding are taken to be normal, with
-the mean and the covariance of the prompt's own. Turned by the mean rotation of the next ``future`` positions, they give
-an entry's expected exp(q.k) in closed form; its share among all entries, mean over a group, times the norm of its
-value, is the score.
-What it does not do: nothing is evicted while decoding, and every layer has the same budget. A question's queries are
-part of the statistics, as in the release.
+(2510.00636), in the form of kvpress 0.5.4. Queries before their rotary embedding are taken to be normal, with the mean
+and the covariance of the prompt's own (a question's among them). Turned by the mean rotation of the next ``future``
+positions, they give an entry's expected exp(q.k) in closed form; its share among all entries, mean over a group, times
+the norm of its value, is the score. Every layer has the same budget; nothing is evicted while decoding.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, G = H / h, d head width.
 """
@@ -53,7 +51,6 @@ class ExpectedAttention(Eviction):
     epsilon: float = setting(0.0, 0, inf)
 
     def score(self, view: View) -> Scores:
-        """Expected attention, [B, h, N], 0 for the sinks, which are protected."""
         sinks_BN = view.entries_BN & (view.entries_BN.cumsum(-1) <= self.sinks)
         counted_BN = view.entries_BN & ~sinks_BN
         mean_BHd, covariance_BHdd = query_statistics(view.unrotated_queries(), counted_BN, self.covariance)

@@ -1,16 +1,4 @@
-"""HeadKV (Fu et al., 2024): heads that look at what an answer needs keep more entries; SnapKV chooses which.
-
-Source: "Not All Heads Matter: A Head-Level KV Cache Compression Method with Integrated Retrieval and Reasoning"
-(2410.19258) and its released code (FYYFU/HeadKV @0862a09). How much a head looks at needles is found once for a
-backbone (``subtoken-train calibrate headkv``); ``calibration`` names the file. Every head keeps its window; of the rest
-of the budget the share ``floor`` is divided equally, the remainder by the heads' scores. Entries are chosen as SnapKV
-does, with a window of 32 rows and the largest of 7 neighbours. ``ada(headkv)`` divides a layer's sum by the prompt's
-own scores instead.
-
-What differs from the release: it keeps a set per query head; here a key-value head has the sum of its query heads'
-scores and the mean of their attention, as in SparseMM. Its ``floor`` is 1 - 1 / beta, with beta chosen per task; it
-rounds heads one by one and loses what they cannot take, where the budget is exact here; its exponent of the scores is
-always 1. While tokens are decoded (``eviction_every``) heads keep their shares.
+"""HeadKV and SparseMM: a budget for every head by its calibrated score.
 
 Legend: B batch, N cached rows of the prompt, R rows while tokens are decoded, c key heads of a row, h key-value heads,
 L layers, T heads of all layers.
@@ -57,7 +45,18 @@ class HeadScores(CalibratedNumbers):
 
 @dataclass(frozen=True)
 class HeadKV(SnapKV):
-    """SnapKV with a budget for every head by its calibrated score; see ``SnapKV`` for the other settings.
+    """HeadKV (Fu et al., 2024): heads that look at what an answer needs keep more entries; SnapKV chooses which.
+
+    Source: "Not All Heads Matter: A Head-Level KV Cache Compression Method with Integrated Retrieval and Reasoning"
+    (2410.19258) and its code (FYYFU/HeadKV @0862a09). How much a head looks at needles is found once for a backbone
+    (``subtoken-train calibrate headkv``). Every head keeps its window; of the rest of the budget the share ``floor`` is
+    divided equally, the remainder by the heads' scores. Entries are chosen as SnapKV does, with a window of 32 rows and
+    the largest of 7 neighbours. ``ada(headkv)`` divides a layer's sum by the prompt's own scores instead.
+
+    The release keeps a set per query head; here a key-value head has the sum of its query heads' scores and the mean of
+    their attention. Its ``floor`` is 1 - 1 / beta, with beta chosen per task; it rounds heads one by one and loses what
+    they cannot take, where the budget is exact here. While tokens are decoded (``eviction_every``) heads keep their
+    shares.
 
     Attributes:
         calibration: file of the heads' scores; needed.
@@ -107,15 +106,29 @@ class HeadKV(SnapKV):
 def head_budgets(score_TB: Tensor, floor: float, budget_TB: Tensor, window_TB: Tensor, most_TB: Tensor) -> Tensor:
     """Entries of every head whose sum is the budgets', int64 [T, B], on the CPU.
 
-    Args:
-        floor: share of what the windows leave that is divided as the budgets are.
-        budget_TB: what an equal division gives each head, int64; at least 1 where it has entries.
-        window_TB: entries that a head always keeps, as far as its equal budget goes, int64.
-
-    A head keeps one entry at least; what another cannot take is divided by claims.
+    Of what the windows leave, the share ``floor`` is divided as the budgets are. A head keeps one entry at least; what
+    another cannot take is divided by claims.
     """
     share_TB = score_TB.double() / score_TB.double().sum(0).clamp(min=1e-300)
     window_TB = torch.minimum(window_TB, budget_TB)
     left_TB = budget_TB - window_TB
     claim_TB = floor * left_TB + (1 - floor) * share_TB * left_TB.sum(0)
     return window_TB + divide_budget(claim_TB, left_TB.sum(0), (1 - window_TB).clamp(min=0), most_TB - window_TB)
+
+
+@dataclass(frozen=True)
+class SparseMM(HeadKV):
+    """SparseMM (Wang et al., 2025): heads that look at what an answer tells of a picture keep more entries.
+
+    Source: "SparseMM: Head Sparsity Emerges from Visual Concept Responses in MLLMs" (2506.05344) and its code
+    (CR400AF-A/SparseMM @f52655b). Windows, an equal ``floor`` of what they leave (its ``ratio``), and the rest by
+    scores of visual heads, which ``subtoken-train calibrate sparsemm`` finds once for a backbone. A head's entries are
+    chosen by the last 32 rows, their mean over a group and over 5 neighbours. As released it is of the whole prompt:
+    ``scope: all`` here. The release rounds heads one by one; here the budget is exact. Its scores were found on pages
+    of words and their boxes, here on digit scenes.
+    """
+
+    name: ClassVar[str] = "sparsemm"
+
+    kernel: int = kernel_setting(5)
+    pooling: Pooling = "avg"

@@ -2,12 +2,10 @@
 
 Source: "KVCompose: Efficient Structured KV Cache Compression with Composite Tokens", equations 14-24. The k-th entry
 that stays in a layer is a composite token: the k-th best of every head. Its importance is the mean over the heads; all
-composite tokens of all layers compete, and a layer keeps as many as win.
-
-Setting ``kvpress`` imitates the release in NVIDIA's kvpress, whose first layer has, rank by rank, the largest
-importance of any layer. Otherwise than in both, a layer (a head, if not structured) keeps an entry at least, unless
-``lower_bound`` is 0, and the budget is rounded layer by layer, unless ``exact_total`` is set; ties go to the lower
-layer.
+composite tokens of all layers compete, and a layer keeps as many as win. Setting ``kvpress`` imitates that release,
+whose first layer has, rank by rank, the largest importance of any layer. Otherwise than in both, a layer (a head, if
+not structured) keeps an entry at least, unless ``lower_bound`` is 0, and the budget is rounded layer by layer, unless
+``exact_total`` is set; ties go to the lower layer.
 
 With a question, its rows' attention counts; without one, as in the release, the context runs a second time after its
 own cache, and its rows' does. While tokens are decoded (``eviction_every``, ours) the rows since the last eviction ask;
@@ -27,7 +25,7 @@ from torch import Tensor
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import aligned, competing_counts, pooled_counts, pooled_head_counts, score_curves
 from subtoken_train.evictions.observers import Blocks, column_largest, over_groups, task_rows, unasked
-from subtoken_train.view.method import setting
+from subtoken_train.view.method import by_settings, setting
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import Need, Online, View
 
@@ -78,39 +76,30 @@ class KVCompose(Eviction):
                 raise ValueError(f"kvcompose {half}=False needs structured=True: without it every head is on its own")
 
     def score(self, view: View) -> Scores:
-        """Scores per key-value head, [B, h, N] (equation 16)."""
         rows_BN = view.entries_BN if self.task == "causal" else task_rows(view.regions_BN)
         norm_BhN = view.value_norms() if self.value_norm else None
         scores_BhN = head_scores(view.blocks(rows_BN), view.key_BhNd.shape[1], norm_BhN)
         mean = view.head_mean(scores_BhN)
         return Scores(scores_BhN + mean if self.composite else mean, torch.zeros_like(view.entries_BN))
 
-    @property
-    def online(self) -> Online | None:
-        return Online() if self.structured and self.composite and self.adaptive else None
+    online = by_settings(lambda self: Online() if self.structured and self.composite and self.adaptive else None)
 
-    @property
-    def may_empty(self) -> bool:
-        return not self.lower_bound
+    may_empty = by_settings(lambda self: not self.lower_bound)
 
-    @property
-    def reads_question(self) -> bool:
-        return self.task == "aware"
+    reads_question = by_settings(lambda self: self.task == "aware")
 
     def second_pass(self, regions_BN: Tensor) -> Tensor:
         unasked_B = unasked(regions_BN)
         return unasked_B if self.task == "auto" else torch.full_like(unasked_B, self.task == "agnostic")
 
     def score_task(self, view: View) -> Tensor:
-        """Scores per key-value head from the second pass, [B, h, N]: the release's, all rows of the task counting."""
+        """Scores from the second pass, [B, h, N] ([B, 1, N] unless ``composite``): all rows of the task count."""
         norm_BhN = view.value_norms() if self.value_norm else None
         if not self.composite:
             return head_scores(view.blocks(), view.value_BhNd.shape[1], norm_BhN).mean(1, keepdim=True)
         return token_scores(view.blocks(), view.value_BhNd.shape[1], norm_BhN)
 
-    @property
-    def across_layers(self) -> bool:
-        return self.adaptive
+    across_layers = by_settings(lambda self: self.adaptive)
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         if not self.adaptive:
@@ -137,11 +126,7 @@ class KVCompose(Eviction):
 def head_scores(blocks: Blocks, kv_heads: int, norm_BhN: Tensor | None = None) -> Tensor:
     """Each head's own scores of the entries (equations 14 and 15), [B, h, N] in fp32.
 
-    The largest attention that any row pays, mean over the query heads of a key-value head.
-
-    Args:
-        blocks: attention of the task's rows, at least one in the whole batch.
-        norm_BhN: factor of each head's score.
+    The largest attention that any row pays, mean over the query heads of a key-value head, times ``norm_BhN``.
     """
     scores_BhN = over_groups(column_largest(blocks), kv_heads)
     return scores_BhN if norm_BhN is None else scores_BhN * norm_BhN

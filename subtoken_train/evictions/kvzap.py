@@ -1,14 +1,12 @@
 """KVzap: a small net per layer reads its normed input and foretells the log of KVzip's scores; nothing runs twice.
 
-Source: "KVzap" (arXiv 2601.07891), in the form of NVIDIA's kvpress (``kvzap_press.py``, ``kvzap/train.py``). A linear
-map, or two layers with a GELU between them, turns what a layer projects to queries, keys and values into the log of the
-score that KVzip would give the entry, for each key-value head. ``subtoken-train calibrate kvzap`` learns a backbone's
-nets, and ``calibration`` names the file. As under KVzip one budget serves all layers and heads. While tokens are
-decoded (``eviction_every``) new entries are scored as they come, and others keep their scores.
-
-What differs from the release: its threshold with a window of 128 is ``eviction_keep: {threshold: -4}`` here; with a
-budget fewer of the last entries always stay. The nets run in fp32. What it does not do: no first entries are protected,
-and the question is not read.
+Source: "KVzap" (arXiv 2601.07891), in the form of kvpress (``kvzap_press.py``, ``kvzap/train.py``). A linear map, or
+two layers with a GELU between them, turns what a layer projects to queries, keys and values into the log of the score
+that KVzip would give the entry, for each key-value head. ``subtoken-train calibrate kvzap`` learns a backbone's nets,
+and ``calibration`` names the file. As under KVzip one budget serves all layers and heads. While tokens are decoded
+(``eviction_every``) new entries are scored as they come, and others keep their scores. The release's threshold with a
+window of 128 is ``eviction_keep: {threshold: -4}`` here; with a budget fewer of the last entries always stay. The nets
+run in fp32. No first entries are protected, and the question is not read.
 
 Legend: B batch, N cached rows of the prompt, n tokens since the last look, R rows while tokens are decoded, D model
 width, W width between the layers, h key-value heads, c key heads of a row, L layers.
@@ -32,7 +30,7 @@ from subtoken_train.calibrations import CalibratedNumbers
 from subtoken_train.errors import check_range
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import Pool, counts_of_pool, protected_first
-from subtoken_train.view.method import setting
+from subtoken_train.view.method import by_settings, setting
 from subtoken_train.view.scores import Candidates, Scale, Scores
 from subtoken_train.view.view import Need, Online, View
 
@@ -104,7 +102,6 @@ class TokenScorers(CalibratedNumbers):
 
 
 def _tensors(place: str, text: str, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """Read tensors that stand one after another."""
     sizes = [int(np.prod(shape)) for shape in shapes]
     try:
         held = base64.b64decode(text, validate=True)
@@ -119,11 +116,7 @@ def _tensors(place: str, text: str, shapes: Sequence[tuple[int, ...]]) -> list[T
 
 
 def foretold(net: Sequence[Tensor], input_BND: Tensor) -> Tensor:
-    """Scores of a layer's net, [B, h, N] in fp32.
-
-    Args:
-        net: on the input's device: a weight and a bias, or those of two layers.
-    """
+    """Scores of a layer's net (weight and bias, or those of two layers, on the input's device), [B, h, N] in fp32."""
     states = input_BND.float()
     if len(net) > 2:
         states = F.gelu(F.linear(states, *net[:2]))
@@ -156,19 +149,14 @@ class KVzap(Eviction):
 
     @cached_property
     def _placed(self) -> dict[tuple[int, torch.device], list[Tensor]]:
-        """Nets on the devices of their layers."""
         return {}
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
         self.read_numbers("; or use kvzip")
 
-    @property
-    def may_empty(self) -> bool:
-        return not self.lower_bound
+    may_empty = by_settings(lambda self: not self.lower_bound)
 
-    @property
-    def across_layers(self) -> bool:
-        return self.pool == "global"
+    across_layers = by_settings(lambda self: self.pool == "global")
 
     def score(self, view: View) -> Scores:
         """The net's scores, [B, h, N]; while tokens are decoded those of new ones, after what entries had."""

@@ -1,18 +1,16 @@
 """KVzip: entries stay by the largest attention that they receive while the model says the context again, in pieces.
 
-Source: "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction" (arXiv 2505.23416), its release
-(snu-mllab/KVzip) and the one in NVIDIA's kvpress 0.5.4. For each chunk of the context, rows run after the whole cache:
-a sentence that asks for it, and the chunk itself. Their softmax is taken anew over the first entries (sinks), the chunk
-and the rows up to each; an entry scores the largest probability of any row and query head of its group. One threshold
-for all layers and heads says what stays, so heads keep unlike numbers of entries.
+Source: "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction" (arXiv 2505.23416), its code
+(snu-mllab/KVzip) and kvpress 0.5.4. For each chunk of the context, rows run after the whole cache: a sentence that asks
+for it, and the chunk itself. Their softmax is taken anew over the first entries (sinks), the chunk and the rows up to
+each; an entry scores the largest probability of any row and query head of its group. One threshold for all layers and
+heads says what stays, so heads keep unlike numbers of entries.
 
-The context is what lies between the first and the last visual or context token; what stands before or after it is never
-read. Where such entries compete (scope ``all``) they score 1, so that the context goes first, as in both releases.
-
-What differs from the releases: the budget is met exactly, and every head keeps an entry at least unless ``lower_bound``
-is 0: kvpress then keeps the very same entries. Where a chat template opens the prompt, the sentence ends and the answer
-opens as that template does it. That opening stays whole, as in the original. KVzip+ and scores stored for a model's
-heads are not offered.
+The context is what lies between the first and the last visual or context token. What stands outside of it competes
+under scope ``all`` alone, and scores 1, so that the context goes first, as in both releases. The budget is met exactly,
+and every head keeps an entry at least unless ``lower_bound`` is 0: kvpress then keeps the very same entries. Where a
+chat template opens the prompt, the sentence ends and the answer opens as that template does it. KVzip+ and scores
+stored for a model's heads are not offered.
 
 Legend: B batch, N positions or cached rows of the prompt, C entries that a task looks at, H query heads, h key-value
 heads, L layers.
@@ -31,7 +29,7 @@ from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import Pool, counts_of_pool
 from subtoken_train.evictions.observers import column_largest, over_groups
 from subtoken_train.types import Region, in_compressed_region
-from subtoken_train.view.method import setting
+from subtoken_train.view.method import by_settings, setting
 from subtoken_train.view.scores import Candidates, Scale, Scores
 from subtoken_train.view.view import Need, Opening, TaskPlan, View
 
@@ -77,17 +75,11 @@ class KVzip(Eviction):
                 "kvzip level=head keeps whole heads, so heads must share a budget: use pool global or layer"
             )
 
-    @property
-    def absolute(self) -> Scale | None:
-        return Scale(log=True, high=0.0) if self.level == "token" else None
+    absolute = by_settings(lambda self: Scale(log=True, high=0.0) if self.level == "token" else None)
 
-    @property
-    def may_empty(self) -> bool:
-        return not self.lower_bound
+    may_empty = by_settings(lambda self: not self.lower_bound)
 
-    @property
-    def across_layers(self) -> bool:
-        return self.pool == "global"
+    across_layers = by_settings(lambda self: self.pool == "global")
 
     def score(self, view: View) -> Scores:
         """1 for entries outside of the context; the others are scored by the tasks, [B, h, N]."""
@@ -132,10 +124,7 @@ class KVzip(Eviction):
 
 
 def repeated_context(regions_BN: Tensor) -> Tensor:
-    """Mark what is repeated, bool [B, N]: from the first visual or context token to the last; without any, the prompt.
-
-    ``regions_BN`` are those of a prompt, or of a layer's rows.
-    """
+    """Mark the prompt from the first visual or context token to the last, bool [B, N]; without any, all of it."""
     entries_BN, body_BN = regions_BN != Region.PADDING, in_compressed_region(regions_BN)
     inside_BN = (body_BN.cumsum(-1) > 0) & (body_BN.flip(-1).cumsum(-1).flip(-1) > 0)
     return entries_BN & (inside_BN | ~body_BN.any(-1, keepdim=True))

@@ -1,8 +1,7 @@
 """Parts of the attention that several eviction methods read: rows that ask about the prompt's body, windows, sums.
 
-An observation or recent window is a number of entries or a share of the budget. A window of a fixed length leaves
-nothing to choose where the budget is no longer than it: at 1 % of 2,000 entries a window of 64 is all that stays.
-VL-Cache (section 5) therefore fixes the window of every method that it compares at 10 % of the budget.
+A window is a number of entries or a share of the budget. One of a fixed length leaves nothing to choose where the
+budget is no longer than it; VL-Cache (section 5) therefore fixes the window of every method at 10 % of the budget.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, W rows of a block.
 """
@@ -50,11 +49,7 @@ def _after_body(regions_BN: Tensor) -> Tensor:
 
 
 def column_sums(blocks: Blocks, weight_BN: Tensor | None = None) -> Tensor:
-    """Attention that each key receives from the rows of ``blocks``, [B, H, N] in fp32.
-
-    Args:
-        weight_BN: factor of each row; 1 if not given.
-    """
+    """Attention that each key receives from the rows of ``blocks``, times the row's weight, [B, H, N] in fp32."""
     total_BHN: Tensor | None = None
     for index_BW, probability_BHWN in blocks:
         if weight_BN is None:

@@ -1,11 +1,10 @@
 """Q-Filters (Godey et al., 2025): keys that point where queries point stay, by one direction per head.
 
-Source: "Q-Filters: Leveraging QK Geometry for Efficient KV Cache Compression" (arXiv 2503.02812), section 3, and the
-release's program. The direction u of a head is the first right singular vector of its queries, not centred, with the
-sign of their mean projection; that of a key-value head is the mean over its query heads. An entry scores the projection
-of its rotated key on u: no attention is computed. ``calibration`` names a file of directions that were found offline,
-as in the paper (``subtoken-train calibrate q_filter``); without one the prompt's own queries give them.
-What it does not do: nothing is protected, all layers have the same budget, and nothing is evicted while decoding.
+Source: "Q-Filters: Leveraging QK Geometry for Efficient KV Cache Compression" (arXiv 2503.02812), section 3, and its
+code. The direction u of a head is the first right singular vector of its queries, not centred, with the sign of their
+mean projection; that of a key-value head is the mean over its query heads. An entry scores the projection of its
+rotated key on u. ``calibration`` names a file of directions that were found offline, as in the paper (``subtoken-train
+calibrate q_filter``). Nothing is protected, all layers have the same budget, nothing is evicted while decoding.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, d head width, L layers.
 """
@@ -26,11 +25,7 @@ from subtoken_train.view.view import View
 
 @dataclass(frozen=True)
 class HeadDirections(CalibratedNumbers):
-    """Direction of the queries of every head.
-
-    Attributes:
-        direction: per layer and key-value head, [L, h, d].
-    """
+    """Direction of the queries of every head: per layer and key-value head, [L, h, d]."""
 
     direction: list[list[list[float]]]
 
@@ -67,7 +62,6 @@ class QFilter(Eviction):
     calibration: str | None = None
 
     def score(self, view: View) -> Scores:
-        """Projections, [B, h, N]; nothing is protected."""
         key_BhNd = view.key_BhNd.float()
         if self.calibrated is None:
             gram_BHdd, sum_BHd = query_moments(view.query_BHNd, view.entries_BN)
@@ -80,10 +74,7 @@ class QFilter(Eviction):
 
 
 def query_moments(query_BHNd: Tensor, rows_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums over the marked rows of the queries' products [B, H, d, d] and of the queries [B, H, d], fp64 on the CPU.
-
-    On the CPU: not every device has float64, and a direction is read off these sums.
-    """
+    """Sums over the marked rows of the queries' products [B, H, d, d] and of the queries [B, H, d], fp64 on the CPU."""
     marked_BHNd = query_BHNd.double().cpu() * rows_BN[:, None, :, None].cpu()
     return marked_BHNd.transpose(-1, -2) @ marked_BHNd, marked_BHNd.sum(2)
 

@@ -1,19 +1,17 @@
 """TGV-KV: text says which visual entries matter and which layers need them; text itself is evicted last.
 
 Source: "TGV-KV: Text-Grounded KV Eviction for Vision-Language Models" (arXiv 2606.03075), of which a summary was at
-hand, and its released code (Danielement321/TGV-KV). One shot, after the prompt. Text-vision budgeting (TVB) divides the
-total between layers by the attention that text pays to vision; text-weighted ranking (TWR) weighs that attention by how
-much later text attends to each text token; text-prioritised retention (TPR) keeps all text before any visual entry.
+hand, and its code (Danielement321/TGV-KV). Text-vision budgeting (TVB) divides the total between layers by the
+attention that text pays to vision; text-weighted ranking (TWR) weighs that attention by how much later text attends to
+each text token; text-prioritised retention (TPR) keeps all text before any visual entry. A reconstruction: heads are
+averaged and share a set, attention between text and vision is that of the full row (both as released); text is every
+entry that is not visual; a layer's budget counts text under scope ``all`` (the paper's), otherwise text stays beside
+it.
 
-A reconstruction: heads are averaged and share a set, and attention between text and vision is that of the full row
-(both as released); text is every entry that is not visual; a layer's budget counts text under scope ``all`` (the
-paper's), otherwise text stays beside it; every layer keeps at least one entry.
-
-Setting ``released`` imitates the released code: weights only from text after the images; all between the first and the
-last visual entry is one block; text scores are raised by 100; the first four entries and the last stay; removals are
-rounded layer by layer, so that a total may be missed by a few entries. It also drops an entry at each decoding step;
-here nothing is evicted while decoding. The settings ``budgets``, ``importance`` and ``first`` are the paper's ablation,
-each from a line of the summary.
+Setting ``released`` imitates the code: weights only from text after the images; all between the first and the last
+visual entry is one block; text scores are raised by 100; the first four entries and the last stay; removals are rounded
+layer by layer, so that a total may be missed by a few entries. It also drops an entry at each decoding step; here
+nothing is evicted while decoding. ``budgets``, ``importance`` and ``first`` are the paper's ablation.
 
 Legend: B batch, N cached rows of the prompt, H query heads, L layers.
 """
@@ -31,7 +29,7 @@ from subtoken_train.evictions.budgets import competing_counts, divide_budget
 from subtoken_train.evictions.observers import column_sums, task_rows
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.types import Region
-from subtoken_train.view.method import setting
+from subtoken_train.view.method import by_settings, setting
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import Need, View
 
@@ -73,11 +71,7 @@ class TGVKV(Eviction):
             raise ValueError("tgv_kv released=true imitates one code; leave budgets, importance and first out, or it")
 
     def score(self, view: View) -> Scores:
-        """One order for all heads, [B, 1, N]; the weight is what ``budgets`` names.
-
-        The paper's scores are negative ranks, so that text comes first whatever it scores; ``notes`` has the scores
-        themselves (``text``, ``visual``), 0 elsewhere.
-        """
+        """One order for all heads, [B, 1, N]: negative ranks; ``notes`` has the scores of ``text`` and ``visual``."""
         if self.released:
             return released_scores(view)
         visual_BN = view.regions_BN == Region.VISUAL
@@ -108,9 +102,7 @@ class TGVKV(Eviction):
         layer_B = summed_BN.masked_fill(~columns_BN, 0.0).sum(-1)
         return Scores(order_BN[:, None], torch.zeros_like(text_BN), layer_B, notes)
 
-    @property
-    def across_layers(self) -> bool:
-        return self.budgets != "uniform"
+    across_layers = by_settings(lambda self: self.budgets != "uniform")
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         if self.budgets == "uniform":
@@ -153,9 +145,7 @@ def image_parts(regions_BN: Tensor) -> tuple[Tensor, Tensor]:
 def text_weights(received_BN: Tensor, rows_BN: Tensor) -> Tensor:
     """Mean attention that each text token gets from itself and the text after it (TWR), [B, N]; 0 elsewhere.
 
-    Args:
-        received_BN: what it receives from all rows, mean over heads.
-        rows_BN: the text whose rows were summed, bool.
+    ``received_BN`` is what it receives from all ``rows_BN``, mean over heads.
     """
     later_BN = rows_BN.flip(-1).cumsum(-1).flip(-1)  # N_t - j + 1 for the j-th text token
     return (received_BN / later_BN.clamp(min=1)).masked_fill(~rows_BN, 0.0)
@@ -181,11 +171,7 @@ def ends(entries_BN: Tensor) -> Tensor:
 
 
 def released_counts(vision_LB: Tensor, total_B: Tensor, length_LB: Tensor) -> Tensor:
-    """Entries per layer as the released code counts them, int64 [L, B]: its share of the total, removals rounded.
-
-    Args:
-        vision_LB: attention from text to vision; all 0 in a sample counts as all equal.
-    """
+    """Entries per layer as released, int64 [L, B]: shares by attention (equal where all is 0), removals rounded."""
     vision_LB = vision_LB.cpu().double()
     vision_LB = torch.where(vision_LB.sum(0) > 0, vision_LB, 1.0)
     kept_LB = vision_LB / vision_LB.sum(0) * total_B.cpu()

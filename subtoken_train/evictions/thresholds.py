@@ -1,10 +1,9 @@
 """A threshold in the place of a budget: entries that score below one number go, in every layer, head and prompt.
 
-Source: DMS at inference, as NVIDIA's kvpress has it (``dms_press.py``; arXiv 2506.05345): an entry that is older than
-the last ``window`` positions and scores below the threshold goes, in the prompt and while tokens are decoded. No bytes
-are promised: they are measured. The scores must mean the same everywhere (``Eviction.absolute``). What the method
-protects stays, and so does what does not compete. ``subtoken-train calibrate threshold`` finds the threshold of a mean
-budget and records it in a file, with the share that stayed.
+Source: DMS at inference, as kvpress has it (``dms_press.py``; arXiv 2506.05345): an entry that is older than the last
+``window`` positions and scores below the threshold goes, in the prompt and while tokens are decoded. No bytes are
+promised: they are measured. The scores must mean the same everywhere (``Eviction.absolute``). What the method protects
+stays, and so does what does not compete. ``subtoken-train calibrate threshold`` finds the threshold of a mean budget.
 
 Legend: B batch, N rows of a layer, h key-value heads, L layers.
 """
@@ -94,7 +93,7 @@ class Threshold:
 
     @classmethod
     def read(cls, path: str) -> Threshold:
-        """Read a file of ``subtoken-train calibrate threshold``; see ``read_calibration`` for what it raises."""
+        """Read a file of ``subtoken-train calibrate threshold``."""
         made = read_calibration(path, "threshold", ThresholdRecord)
         return cls(made.numbers.threshold, made.numbers.window, made)
 
@@ -183,7 +182,7 @@ class Older:
     def check(self, threshold: Threshold, names: list[str]) -> None:
         """Raise a worded ``ValueError`` for a prompt of which nothing, or all, of what is decided on stays.
 
-        A prompt that the window holds for the most part passes: there is little to decide.
+        A prompt that the window holds for the most part passes.
         """
         long_B = self.among > self.safe
         none_B, all_B = (self.kept == 0) & long_B, (self.kept == self.among) & long_B
@@ -215,13 +214,9 @@ class ScoredPrompt:
 
 
 def mean_threshold(prompts: list[ScoredPrompt], keep: float) -> float:
-    """Return the lowest threshold that keeps no more than a share on average, to six digits, rounded up.
+    """Return the lowest threshold that keeps no more than a share ``keep`` on average, to six digits, rounded up.
 
     Each prompt counts alike, however long it is. Entries that score alike stay or go together.
-
-    Args:
-        prompts: one or more, with something in scope.
-        keep: mean over the prompts of what stays, in (0, 1).
     """
     safe = sum(each.share(math.inf) for each in prompts) / len(prompts)
     sizes = [len(each.scores_n) for each in prompts]
@@ -244,9 +239,8 @@ def mean_threshold(prompts: list[ScoredPrompt], keep: float) -> float:
 def written_threshold(written: object) -> Threshold | None:
     """Read a threshold as it is written in the place of a budget; None where it is none.
 
-    Args:
-        written: ``threshold:-4``, ``threshold:-4:128``, ``threshold:FILE``, or ``{"threshold": -4, "window": 128}``,
-            whose threshold may name a file too.
+    ``threshold:-4``, ``threshold:-4:128``, ``threshold:FILE``, or ``{"threshold": -4, "window": 128}`` (or a file
+    there).
     """
     if (file := threshold_file(written)) is not None:
         return Threshold.read(file)

@@ -1,15 +1,12 @@
 """VL-Cache: entries stay by the attention of the text after the image; layers with denser attention keep more.
 
 Source: "VL-Cache: Sparsity and Modality-Aware KV Cache Compression for Vision-Language Model Inference Acceleration",
-equations 1 and 2, Algorithm 1 and section 4.2. One shot, after the prompt; in the paper visual and text entries compete
-together (scope ``all``).
-
+equations 1 and 2, Algorithm 1 and section 4.2; in the paper visual and text entries compete together (scope ``all``).
 A reconstruction, since our copy has lost its equations: a layer's budget is scaled by 1 - sparsity over its mean, 1 %
 to 100 % of its entries stay, and what these bounds take or leave moves between layers; sparsity is counted over what
-the rows can see, and averaged over heads; scores are per key-value head, so heads keep different entries; the recent
-window, 10 % of a layer's entries, is part of them where the end of the prompt competes. Without an image the rows are
-those after the context (``task_rows``). What the paper compares with is a setting: the last 50 rows, equal budgets, a
-pyramid.
+the rows can see, and averaged over heads; scores are per key-value head; the recent window, 10 % of a layer's entries,
+is part of them where the end of the prompt competes. Without an image the rows are those after the context. What the
+paper compares with is a setting: the last 50 rows, equal budgets, a pyramid.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, L layers.
 """
@@ -26,7 +23,7 @@ from subtoken_train.evictions.base import Eviction, layer_count, protect_last
 from subtoken_train.evictions.budgets import competing_counts, divide_budget, pyramid_weights
 from subtoken_train.evictions.observers import Blocks, over_groups, share_of, task_rows
 from subtoken_train.functional.gather import last_marked
-from subtoken_train.view.method import setting
+from subtoken_train.view.method import by_settings, setting
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import Need, View
 
@@ -68,9 +65,7 @@ class VLCache(Eviction):
         notes = {"entries": view.entries_BN, "in_scope": view.in_scope_BN & view.entries_BN}
         return Scores(scores_BhN, nothing_BN, density_BH.mean(1), notes)
 
-    @property
-    def across_layers(self) -> bool:
-        return self.budgets != "uniform"
+    across_layers = by_settings(lambda self: self.budgets != "uniform")
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         if self.budgets == "uniform":
@@ -90,15 +85,10 @@ class VLCache(Eviction):
 
 
 def post_vision_statistics(blocks: Blocks, entries_BN: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Return what each entry receives from the post-vision rows, and how dense their attention is.
+    """Column sums of the post-vision rows' attention [B, H, N] in fp32, and how dense it is (1 - equation 2), [B, H].
 
-    Args:
-        blocks: attention of the post-vision rows over the entries, at least one row in the whole batch.
-        threshold: attention counts as zero below this share of its row's largest (equation 1).
-
-    Returns:
-        Column sums [B, H, N] in fp32, and 1 - sparsity (equation 2) [B, H]: what is not zero, over all that the rows
-        can see.
+    Attention counts as zero below ``threshold`` of its row's largest (equation 1); dense is over all that the rows can
+    see.
     """
     visible_BN = entries_BN.cumsum(-1)
     sums_BHN = passed_BH = seen_B = torch.zeros((), device=entries_BN.device)

@@ -1,4 +1,4 @@
-"""Token reducers, one file each with its settings; a new one is its file and a line in ``REDUCERS``."""
+"""Token reducers with their settings; a new one is a class and a line in ``REDUCERS``."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ REDUCERS = Reducers(
         "uniform": "controls:UniformReducer",
         "fastv": "fastv:FastV",
         "visionzip": "visionzip:VisionZip",
-        "fastervlm": "fastervlm:FasterVLM",
+        "fastervlm": "vispruner:FasterVLM",
         "prumerge": "prumerge:PruMerge",
         "sparsevlm": "sparsevlm:SparseVLM",
         "quest": "quest:Quest",
-        "pyramiddrop": "pyramiddrop:PyramidDrop",
+        "pyramiddrop": "staged:PyramidDrop",
         "fitprune": "fitprune:FitPrune",
-        "divprune": "divprune:DivPrune",
-        "cdpruner": "cdpruner:CDPruner",
-        "dart": "dart:DART",
+        "divprune": "diversity:DivPrune",
+        "cdpruner": "diversity:CDPruner",
+        "dart": "diversity:DART",
         "vispruner": "vispruner:VisPruner",
-        "evs": "evs:EVS",
-        "vidcom2": "vidcom2:VidCom2",
+        "evs": "video:EVS",
+        "vidcom2": "video:VidCom2",
     },
 )
 DEFAULT_REDUCER = "fastv"
@@ -80,13 +80,7 @@ MERGING = {
 
 
 def build_reducer(name: str, keep_ratio: float = 1.0, round_up: bool = False, **settings: Any) -> Reducer:
-    """A reducer by its name.
-
-    Args:
-        name: of ``REDUCERS``.
-        keep_ratio: r, tokens kept / tokens before, in (0, 1].
-        round_up: round the kept count up (matched anchors) instead of down (routed arms).
-    """
+    """A reducer of ``REDUCERS`` by its name; ``keep_ratio`` r is in (0, 1], ``round_up`` for matched anchors."""
     method = REDUCERS.find(name)
     known = [field.name for field in dataclasses.fields(method) if field.name != "name"]
     for setting in settings:
@@ -99,8 +93,7 @@ def build_reducer(name: str, keep_ratio: float = 1.0, round_up: bool = False, **
 def split_settings(record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A recorded reducer's own settings, and what it says of settings that are another method's.
 
-    Records of version 0.1 hold every built-in method's settings. What holds its default there says nothing and is left
-    out of both.
+    Records of version 0.1 hold every built-in method's settings. What holds its default there is left out of both.
     """
     own, others = dict(record), {}
     name = record.get("name", DEFAULT_REDUCER)

@@ -33,12 +33,7 @@ from subtoken_train.view.view import Need, View
 def keep_ranked(
     scores_BN: Tensor, regions_BN: Tensor, read_BN: Tensor, count_B: Tensor, ranks: bool, merges: bool = False
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The best visual tokens of each sample and all other real ones; see ``RankingReducer.select``.
-
-    Args:
-        scores_BN: the highest stay; ties go to the lower index.
-        read_BN: rows that a token is read from; visual ones stay, inside the budget.
-    """
+    """The best visual tokens of each sample (``read_BN`` first) and all others; see ``RankingReducer.select``."""
     visual_BN = regions_BN == Region.VISUAL
     read_BN = visual_BN & read_BN
     count_B = torch.maximum(count_B, read_BN.sum(-1))
@@ -53,13 +48,9 @@ def keep_ranked(
 
 
 def merge_slot(scores_BN: Tensor, kept_BN: Tensor, free_BN: Tensor, visual_BN: Tensor) -> Tensor:
-    """The row of each sample that holds the mean of what was dropped, bool [B, N]: the worst of those that may.
+    """The row of each sample that holds the mean of what was dropped, bool [B, N]: the worst of those in ``free_BN``.
 
-    It is the best of what one token fewer would drop. No row where nothing is dropped, and where every row that stays
-    is one that a token is read from.
-
-    Args:
-        free_BN: those among them that may become a mean, bool.
+    It is the best of what one token fewer would drop. No row where nothing is dropped, or none is free.
     """
     place_BN = rank_candidates(scores_BN, free_BN)
     dropped_B1 = (visual_BN & ~kept_BN).any(-1, keepdim=True)
@@ -67,14 +58,14 @@ def merge_slot(scores_BN: Tensor, kept_BN: Tensor, free_BN: Tensor, visual_BN: T
 
 
 def merge_joins(slot_BN: Tensor, dropped_BN: Tensor) -> Tensor:
-    """The row that each row joins, int64 [B, N]: of dropped ones the sample's slot, where it has one; else itself."""
+    """The row that each row joins, int64 [B, N]: of dropped ones the sample's slot, if it has one; else itself."""
     rows_BN = torch.arange(slot_BN.shape[1], device=slot_BN.device).expand(slot_BN.shape)
     goes_BN = dropped_BN & slot_BN.any(-1, keepdim=True)
     return torch.where(goes_BN, slot_BN.long().argmax(-1, keepdim=True), rows_BN)
 
 
 def last_ranked(rank_BN: Tensor, kept_BN: Tensor, slot_BN: Tensor) -> Tensor:
-    """The ranks of the kept tokens with the merged one as their last, int64 [B, N]; the others' order stays."""
+    """The ranks of the kept tokens with the merged one as their last, int64 [B, N]."""
     slot_rank_B1 = rank_BN.masked_fill(~slot_BN, -1).amax(-1, keepdim=True)
     closed_BN = rank_BN - ((slot_rank_B1 >= 0) & (rank_BN > slot_rank_B1)).long()
     return torch.where(slot_BN, kept_BN.sum(-1, keepdim=True) - 1, closed_BN)
@@ -104,9 +95,8 @@ class Reducer(Method):
         name: by which it is registered; the same in every instance.
         keep_ratio: r, tokens kept / tokens before, in (0, 1].
         round_up: round the kept count up (matched anchors) instead of down (routed arms).
-        matches: of a matched anchor, the keep ratio of its routed arm: what that arm keeps, rounded down, times
-            keep_ratio / matches is rounded up, so that at every length it holds the arm's bytes and less than a token
-            more. None: ``keep_ratio`` alone is rounded.
+        matches: of a matched anchor, the keep ratio of its routed arm: the anchor keeps ceil(arm_tokens * keep_ratio /
+            matches) tokens, at least the arm's bytes, less than one token more. None: ``keep_ratio`` alone is rounded.
     """
 
     name: str
@@ -122,6 +112,14 @@ class Reducer(Method):
     """True where the question's rows choose; a context then cannot be compressed before its question is there."""
     reads_frames: ClassVar[bool] = False
     """True where it chooses among the frames of videos, and takes no images."""
+    fixed_count: ClassVar[bool] = True
+    """Every prompt keeps exactly ``kept_tokens``; otherwise it keeps at most that many."""
+    scout_layers: ClassVar[int] = 0
+    """Layers whose attention the reducer reads: it may ask for rows of layers below this number."""
+    frozen_scout: ClassVar[bool] = False
+    """The scout's rows come from the backbone alone, without LoRA."""
+    merges_dropped: ClassVar[bool] = False
+    """The dropped tokens of a sample go on as one token, their mean, inside the budget."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -139,13 +137,8 @@ class Reducer(Method):
 
     @property
     def acts(self) -> bool:
-        """Return whether it leaves tokens out; at a keep ratio of 1 no reducer does."""
+        """Whether it leaves tokens out; at a keep ratio of 1 no reducer does."""
         return self.keep_ratio < 1
-
-    @property
-    def fixed_count(self) -> bool:
-        """Return whether every prompt keeps exactly ``kept_tokens``; otherwise it keeps at most that many."""
-        return True
 
     @property
     def stage(self) -> Stage:
@@ -155,21 +148,6 @@ class Reducer(Method):
     def cut_layer(self, num_layers: int) -> int:
         """First decoder layer that sees a reduced set, and the first one whose values are routed."""
         return 0
-
-    @property
-    def scout_layers(self) -> int:
-        """Layers whose attention the reducer reads: it may ask for rows of layers below this number."""
-        return 0
-
-    @property
-    def frozen_scout(self) -> bool:
-        """Return whether the scout's rows come from the backbone alone, without LoRA."""
-        return False
-
-    @property
-    def merges_dropped(self) -> bool:
-        """Return whether the dropped tokens of a sample go on as one token, their mean, inside the budget."""
-        return False
 
     @property
     def words(self) -> str:
@@ -218,13 +196,11 @@ class Reducer(Method):
     ) -> None:
         """Raise a worded ``ValueError`` where the reducer does not fit a backbone.
 
-        Args:
-            sees_images: context reducers are for language models, the others for models that see.
-            tower: what its tower says of its tokens, for reducers that act there.
+        ``tower`` is what its tower says of its tokens, for reducers that act there.
         """
         if self.stage == "context" and sees_images:
-            allowed = f"{backbone} takes fastv or visionzip"
-            raise ValueError(f"reducer {self.name!r} evicts the context of a language model; {allowed}")
+            kind = "evicts the context of a language model"
+            raise ValueError(f"reducer {self.name!r} {kind}; {backbone} takes fastv or visionzip")
         if self.stage in ("tower", "embeds", "decoder") and not sees_images:
             raise ValueError(f"reducer {self.name!r} reduces visual tokens and {backbone} has none; use quest or none")
         if self.scout_layers > num_layers or self.cut_layer(num_layers) >= num_layers:
@@ -261,10 +237,9 @@ class RankingReducer(Reducer, ABC):
 
         Returns:
             (keep_BN, rank_BN, joins_BN): bool, every real token but the visual ones that lost, all images of a sample
-            ranked together; the rank of each kept visual token by its score, int64, 0 is the sample's best, meaningless
-            elsewhere, or None where the reducer does not rank; and the row that each row joins, int64, itself or the
-            one that is from here on the mean of all that join it, or None where nothing is merged. A visual row that a
-            token is read from stays as it is, inside the budget.
+            ranked together, a visual row that a token is read from inside the budget; the rank of each kept visual
+            token, int64, 0 is the sample's best, or None; the row that each row joins, int64, itself or the one that is
+            from here on the mean of all that join it, or None where nothing is merged.
         """
         count_B = torch.tensor(self.kept_counts(view.visual), device=view.regions_BN.device)
         kept = (self.scores(view), view.regions_BN, view.protected_BN, count_B)
@@ -303,10 +278,9 @@ class TowerReducer(Reducer, ABC):
             )
 
     def image_counts(self, states: VisualStates) -> list[int]:
-        """Return the tokens that each image keeps: of a sample ``kept_tokens``, shared out over its images by size.
+        """Tokens that each image keeps: of a sample ``kept_tokens``, shared out over its images by size, exactly.
 
-        Rounded so that a sample's images (a video's frames) keep its count exactly; one of few tokens may keep none,
-        the last of a sample keeps one at least.
+        One of few tokens may keep none, the last of a sample keeps one at least.
         """
         sizes = [len(tokens_TC) for tokens_TC in states.tokens]
         counts = []
@@ -316,12 +290,7 @@ class TowerReducer(Reducer, ABC):
 
     @abstractmethod
     def merge(self, states: VisualStates, read: list[Tensor]) -> MergedStates:
-        """Fewer tokens for every image, and the placeholders that take them.
-
-        Args:
-            read: per image bool [T], the placeholders whose row a token is read from; they are taken, where the tokens
-                that stay have places of their own.
-        """
+        """Fewer tokens for every image, and placeholders that take them; ``read``: [T] per image, rows that stay."""
 
 
 class TowerChoice(TowerReducer):
@@ -361,10 +330,8 @@ def matched_reducer(reducer: Reducer, routed: KVBudget, num_layers: int, tokens:
     """Return the same reducer at the keep ratio that the ledger solves for, its counts rounded up from the arm's.
 
     It holds the arm's bytes and less than a token more, at every length; what an arm stores once per sample is paid for
-    at ``tokens``. Layers below its first cut hold every token with every group, in both arms.
-
-    Args:
-        routed: what that arm stores of a token that its reducer keeps; its keep ratio is not read.
+    at ``tokens``. Layers below its first cut hold every token with every group, in both arms. ``routed`` is what that
+    arm stores of a token that its reducer keeps; its keep ratio is not read.
     """
     if reducer.name == "none":
         raise ValueError("it has no token reducer, so there is nothing that could keep fewer tokens instead")

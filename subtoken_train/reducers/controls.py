@@ -49,18 +49,16 @@ class RandomReducer(RankingReducer):
         return uniform_hash(view.sample_seed_B[:, None], positions_N - first_B1, self.seed)
 
 
-GOLDEN = 2654435769
-"""2^32 over the golden ratio, rounded."""
+GOLDEN = 2654435769  # 2^32 over the golden ratio, rounded
 
 
 @dataclass(frozen=True, kw_only=True)
 class UniformReducer(RankingReducer):
     """Control: visual tokens evenly spread over the images, by their place alone.
 
-    Their ranking is the fractional part of their place times the golden ratio, smallest first.
-    Gaps between kept places have three sizes at most at any budget (Steinhaus), and rows of an image are shifted
-    against each other, so that what stays is a lattice on it, not columns; a smaller budget keeps a part of a larger
-    one. Places are counted over all images of a sample, newlines included. No feature is read: it serves every family.
+    Ranked by the fractional part of their place times the golden ratio, smallest first: gaps between kept places have
+    three sizes at most at any budget (Steinhaus), and a smaller budget keeps a part of a larger one. Places are counted
+    over all images of a sample, newlines included. It serves every family.
     """
 
     name: str = "uniform"
@@ -68,6 +66,5 @@ class UniformReducer(RankingReducer):
     ranks: ClassVar[bool] = True
 
     def scores(self, view: View) -> Tensor:
-        """Return minus the fractional parts, [B, N]."""
         place_BN = view.visual.long().cumsum(-1) - 1
         return -((place_BN * GOLDEN) % 2**32).float() / 2**32

@@ -1,12 +1,7 @@
 """FastV (Chen et al., 2024): rank visual tokens by the attention they get from the last prompt token at L_f - 1.
 
-Layers 0 .. L_f-1 see every token; the ranking is the head-mean attention row of the last prompt token in layer L_f-1;
-kept rows stay in order at their original positions. The official code ranks batch element 0 for the whole batch; here
+Kept rows stay in order at their original positions. The official code ranks batch element 0 for the whole batch; here
 every sample ranks its own. L_f = 0, the official random branch, is the ``random`` reducer here.
-
-Two stages. ``embeds``: a scout runs the first layers on the full prompt, then the shortened input starts again at layer
-0; every layer's cache is short, and the scout's time counts as prefill. ``decoder``: the published method, layers below
-L_f keep every token.
 """
 
 from __future__ import annotations
@@ -18,7 +13,7 @@ from torch import Tensor
 
 from subtoken_train.reducers.base import RankingReducer
 from subtoken_train.reducers.staged import RankedCuts
-from subtoken_train.view.method import setting
+from subtoken_train.view.method import by_settings, setting
 from subtoken_train.view.view import View
 
 FastVStage = Literal["embeds", "decoder"]
@@ -30,17 +25,17 @@ class FastV(RankingReducer, RankedCuts):
     """FastV.
 
     Attributes:
-        stage: where it cuts. ``embeds``: a no-grad scout ranks, then the shortened input starts again at layer 0 (the
-            paper's lengths count this); ``decoder``: the published FastV, rows leave at layer ``layer``.
-        layer: L_f; the ranking is the attention of layer L_f - 1, counted from 0.
+        stage: where it cuts. ``embeds``: a no-grad scout runs the first layers and ranks, then the shortened input
+            starts again at layer 0; every layer's cache is short, and the scout's time counts as prefill (the paper's
+            lengths count this). ``decoder``: the published FastV, rows leave at layer ``layer``.
+        layer: L_f; the ranking is the head-mean attention of layer L_f - 1, counted from 0.
         ranking: by which weights the scout ranks. ``adapted``: with the LoRA that is being trained, so that every
             adapter drifts to tokens of its own; ``frozen``: by the backbone alone, so that all adapters of a backbone
             keep the same tokens. Stage ``embeds`` only: a cut in the decoder reads the layers that run.
         merge_dropped: of the n tokens that a sample keeps, the best n - 1 stay as they are and the n-th becomes the
             mean of itself and of all that are dropped: of their input embeddings, or in the stage ``decoder`` of the
             states that layer ``layer`` would have seen. It stays at its own position, ranks last and costs what n
-            tokens cost; n = 1 is the mean of all. A row that a token is read from never becomes a mean: the worst other
-            one does, none where there is no other. Nothing dropped, nothing merged.
+            tokens cost. A row that a token is read from never becomes a mean: the worst other one does.
     """
 
     name: str = "fastv"
@@ -50,6 +45,9 @@ class FastV(RankingReducer, RankedCuts):
     merge_dropped: bool = False
 
     ranks: ClassVar[bool] = True
+    scout_layers = by_settings(lambda self: self.layer)
+    frozen_scout = by_settings(lambda self: self.ranking == "frozen")
+    merges_dropped = by_settings(lambda self: self.merge_dropped)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,23 +61,10 @@ class FastV(RankingReducer, RankedCuts):
         return (self.layer,) if self.stage == "decoder" else ()
 
     @property
-    def scout_layers(self) -> int:
-        return self.layer
-
-    @property
-    def frozen_scout(self) -> bool:
-        return self.ranking == "frozen"
-
-    @property
-    def merges_dropped(self) -> bool:
-        return self.merge_dropped
-
-    @property
     def words(self) -> str:
         frozen = "frozen ranking" if self.frozen_scout else ""
         merged = "one token of them the mean of what is dropped" if self.merge_dropped else ""
         return ", ".join(filter(None, [f"stage {self.stage}, L_f={self.layer}", frozen, merged]))
 
     def scores(self, view: View) -> Tensor:
-        """The attention row of layer L_f - 1, [B, N]: the layer below the cut, in the stage ``decoder``."""
         return view.attention_row(self.layer - 1)

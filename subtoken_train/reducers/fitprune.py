@@ -5,11 +5,9 @@ and its release (ywh187/FitPrune, d28e418). A layer's attention is the largest o
 what all visual rows pay to it times what the text rows after the image pay to it; the lowest leave after the layer's
 attention, so that the layer's own cache holds them. How many leave is found once for a backbone (``subtoken-train
 calibrate fitprune``); without a ``calibration`` the release's tables for LLaVA-1.5-7B are read, and no other model
-takes them.
-
-``keep_ratio`` is the average share of the visual tokens that all layers hold; between two tabulated schedules layers
-lie on straight lines, and schedules below the lowest are refused. Every sample ranks its own tokens, wherever they
-stand; where no text follows the image, what visual rows pay ranks alone. Routers act from layer 1 on.
+takes them. ``keep_ratio`` is the average share of the visual tokens that all layers hold; between two tabulated
+schedules layers lie on straight lines, and schedules below the lowest are refused. Where no text follows the image,
+what visual rows pay ranks alone. Routers act from layer 1 on.
 
 Legend: M rows, L layers, R schedules.
 """
@@ -129,15 +127,14 @@ class FitPrune(StagedReducer):
         super().check_fit(backbone, sees_images, num_layers, tower)
 
     def scores(self, view: View) -> Tensor:
-        """Multiply what visual rows pay by what text rows after the image pay, [B, M]."""
         self_BM, cross_BM, asks_B = attention_masses(view)
         return self_BM * cross_BM.where(asks_B[:, None], 1.0)
 
 
 def attention_masses(view: View) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what visual rows pay each row, and what prompt text after the image pays, as means over rows, [B, M].
+    """What visual rows, and text after the image, pay each row, mean over rows, [B, M]; where such text is, [B].
 
-    Of each row's heads the largest counts. The third is whether there is such text, bool [B].
+    Of each row's heads the largest counts.
     """
     visual_BM = view.visual
     after_BM = view.prompt & ~visual_BM & (visual_BM.cumsum(-1) > 0)

@@ -8,13 +8,10 @@ positions counted anew. An image of fewer than 33 tokens, where the release fail
 
 By default ``keep_ratio`` fixes the count, the extra token included. ``adaptive``, as released, keeps the outliers,
 attention above Q3 + 1.5 (Q3 - Q1), of each image (the release: of the batch), and ``keep_ratio`` is a cap, so that
-ledgers are upper bounds; its matched anchor is refused.
-``plus`` adds every ``int(int(1 / share) / 3)``-th token from the first to the last but one. At a fixed count (our
-reading; the release takes twice the count) the share is the largest that leaves room for them, and the next best fill
-what is missing. Without an outlier one token counts as such.
-
-A picture in tiles is one image, each token with its own tile's attention; newlines go first, and nothing is merged into
-them. Not done: the release's training variants. Towers without a class token are refused.
+ledgers are upper bounds; its matched anchor is refused. ``plus`` adds every ``int(int(1 / share) / 3)``-th token from
+the first to the last but one. At a fixed count (our reading) the share is the largest that leaves room for them, and
+the next best fill what is missing. Without an outlier one token counts as such. A picture in tiles is one image, each
+token with its own tile's attention; newlines go first. Towers without a class token are refused.
 
 Legend: T tokens of one image, C tower width, k kept tokens without the extra one.
 """
@@ -32,9 +29,9 @@ from torch import Tensor
 from subtoken_train.functional.masks import top_indices
 from subtoken_train.reducers.base import TowerReducer
 from subtoken_train.types import MergedStates, TowerStatistics, VisualStates
+from subtoken_train.view.method import by_settings
 
-NEIGHBOURS = 32
-"""Tokens that are added to each kept one."""
+NEIGHBOURS = 32  # tokens that are added to each kept one
 
 
 def outliers(received_T: Tensor) -> int:
@@ -76,11 +73,7 @@ def chosen_count(received_T: Tensor, count: int) -> Tensor:
 
 
 def merged_tokens(tokens_TC: Tensor, received_T: Tensor, keys_Td: Tensor, chosen_k: Tensor) -> Tensor:
-    """The chosen tokens, each with its neighbours added, and the extra one, [k + 1, C]; sums are taken in fp32.
-
-    Args:
-        keys_Td: likeness is the cosine of these.
-    """
+    """The chosen tokens, each with its neighbours (by cosine of keys) added, and the extra one, [k + 1, C]; in fp32."""
     states_TC, unit_Td = tokens_TC.float(), F.normalize(keys_Td.float(), dim=-1)
     weighted_TC = states_TC * received_T.float()[:, None]
     with torch.autocast(unit_Td.device.type, enabled=False):
@@ -107,14 +100,11 @@ class PruMerge(TowerReducer):
     adaptive: bool = False
 
     statistics: ClassVar[TowerStatistics] = "unsplit"
+    fixed_count = by_settings(lambda self: not self.adaptive)
 
     @property
     def acts(self) -> bool:
         return self.adaptive or super().acts
-
-    @property
-    def fixed_count(self) -> bool:
-        return not self.adaptive
 
     @torch.no_grad()
     def merge(self, states: VisualStates, read: list[Tensor]) -> MergedStates:
@@ -137,7 +127,6 @@ class PruMerge(TowerReducer):
         return MergedStates(tokens, slots)
 
     def _chosen(self, received_T: Tensor, most: int) -> Tensor:
-        """Return the tokens of an image that stay, at most ``most``, [k]."""
         tokens = len(received_T)
         if not self.adaptive:
             return chosen_count(received_T, most) if self.plus else chosen_tokens(received_T, most, None)

@@ -2,12 +2,9 @@
 
 In every layer the same number of tokens stays; which ones, each layer decides for all its heads together: pages by the
 mean, over query rows and heads, of Quest's upper bound on the attention logit. The last ``window`` context tokens
-always stay, inside the budget. Original Quest keeps all pages and chooses anew at every step (the eviction
-``quest_steps``); the paper's peak-memory figures fit the reading taken here.
-
-The budget is met to the token: of the last page that is taken, the latest tokens stay, whose states have read the
-page's earlier ones. The window is half of the budget at most, so that the question always chooses something. A context
-keeps one token at least.
+always stay, inside the budget, half of which they are at most. Original Quest keeps all pages and chooses anew at every
+step (the eviction ``quest_steps``); the paper's peak-memory figures fit the reading taken here. The budget is met to
+the token: of the last page that is taken, the latest tokens stay, whose states have read the page's earlier ones.
 
 Legend: B batch, N positions, H query heads, h key-value heads, Q query rows, d head width, P pages.
 """
@@ -49,13 +46,9 @@ def page_bounds(key_BhNd: Tensor, page_BN: Tensor, num_pages: int) -> tuple[Tens
 def page_scores(query_BHQd: Tensor, asks_BQ: Tensor, low_BhPd: Tensor, high_BhPd: Tensor) -> Tensor:
     """Mean over query rows and heads of Quest's upper bound sum_d max(q_d * low_d, q_d * high_d), [B, P] in fp32.
 
-    The bound is linear in the positive and the negative part of q, so rows and the query heads of a group are averaged
-    before they meet a page. Unscaled, as released. Pages that a sample does not have score NaN or infinity; the choice
-    masks them.
-
-    Args:
-        query_BHQd: rotated queries; several query heads share a key-value head (GQA).
-        asks_BQ: rows that count, bool; a sample without any scores 0 for every page.
+    The bound is linear in the positive and the negative part of q, so rows (those of ``asks_BQ``) and the query heads
+    of a group are averaged before they meet a page. Unscaled, as released. Pages that a sample does not have score NaN
+    or infinity; the choice masks them.
     """
     kv_heads = low_BhPd.shape[1]
     weight_BQ = asks_BQ.float() / asks_BQ.sum(-1, keepdim=True).clamp(min=1)
@@ -69,12 +62,8 @@ def page_scores(query_BHQd: Tensor, asks_BQ: Tensor, low_BhPd: Tensor, high_BhPd
 def keep_by_page(scores_BP: Tensor, context_BN: Tensor, page_size: int, count_B: Tensor, window_B: Tensor) -> Tensor:
     """Mark the context tokens that stay, bool [B, N]: exactly ``count_B`` of each sample.
 
-    The last tokens come first, then page after page by score (ties: the lower page), of a page the latest tokens first.
-
-    Args:
-        scores_BP: page scores; pages that a sample does not have may score anything.
-        count_B: tokens to keep, int64, at most the sample's.
-        window_B: last ones among them, int64, at most ``count_B``.
+    The last ``window_B`` come first, then page after page by score (ties: the lower page), of a page the latest tokens
+    first. ``scores_BP`` of pages that a sample does not have may be anything.
     """
     lowest = torch.finfo(torch.float32).min  # a page that scores -inf still comes before what is none
     ordinal_BN = context_BN.long().cumsum(-1) - 1
@@ -111,7 +100,7 @@ class Quest(ContextReducer):
         return f"pages of {self.page_size}, window {self.window}"
 
     def protected_tokens(self, kept: int) -> int:
-        """Return how many of ``kept`` tokens are the context's last: the window, or half of ``kept``, rounded down."""
+        """How many of ``kept`` tokens are the context's last: the window, or half of ``kept``, rounded down."""
         return min(self.window, kept // 2)
 
     @torch.no_grad()

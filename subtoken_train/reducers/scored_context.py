@@ -1,14 +1,10 @@
 """Context reducers that an eviction's scores drive: blind to the question, in training and at inference.
 
 Any eviction whose scores of a layer can be had from a text's context is one by its own name, with its own settings. A
-layer's ``View`` holds the rows before the question, which is what the eviction sees under the protocol
-``context_first``; its own ``score`` and ``at_budget`` score them. One that would look at the question's rows looks at
-the context's last ones.
-
-The budget is the reducer's: as many tokens in every layer, and one set for all heads, by the mean of a token's scores
-over the heads, since value groups are routed per token (that recalls more than a set per head: ``docs/trials.md``). A
-method that reads a second pass (KVzip) has the context run twice before the pass that counts, without gradient
-(``engine/second_pass.py``). What it does not do: scores never see routed values, and no set is revised later.
+layer's ``View`` holds the rows before the question, as under the protocol ``context_first``. The budget is the
+reducer's: as many tokens in every layer, and one set for all heads, by the mean of a token's scores over the heads,
+since value groups are routed per token. A method that reads a second pass (KVzip) has the context run twice before the
+pass that counts, without gradient. Scores never see routed values, and no set is revised later.
 
 Legend: B batch, N positions, h key-value heads.
 """
@@ -58,10 +54,7 @@ class ScoredContext(ContextReducer):
 
     @torch.no_grad()
     def keep_context(self, view: View) -> Tensor:
-        """Mark the context tokens that stay in this layer, bool [B, N]: ``kept_tokens`` of each sample.
-
-        Of a budget that does not hold all that the scorer protects, its latest stay, as under the eviction.
-        """
+        """``kept_tokens`` of each sample; of a budget too small for what the scorer protects, its latest stay."""
         context_BN = view.in_scope_BN
         counts = [self.kept_tokens(count) if count else 0 for count in view.scope_counts]
         count_B = torch.tensor(counts, device=context_BN.device)
@@ -107,9 +100,7 @@ def context_reducer(method: type[Eviction]) -> type[ScoredContext]:
     hints, fields = get_type_hints(method), {each.name: each for each in dataclasses.fields(method)}  # type: ignore[arg-type]
     settings = _RECORDED.get(method.name) or {name: name for name in fields if name not in method.evenly}
     own: list[Any] = [("name", str, method.name)]
-    own += [
-        (name, hints[theirs], dataclasses.field(default=fields[theirs].default)) for name, theirs in settings.items()
-    ]
+    own += [(name, hints[each], dataclasses.field(default=fields[each].default)) for name, each in settings.items()]
     space = {"settings": settings, "needs": method.needs, "__doc__": method.__doc__, "__module__": method.__module__}
     return dataclasses.make_dataclass(
         f"{method.__name__}Context", own, bases=(ScoredContext,), namespace=space, frozen=True, kw_only=True
@@ -121,7 +112,6 @@ def _remade(name: str, settings: dict[str, Any]) -> ScoredContext:
 
 
 def _check_serves(method: Eviction) -> None:
-    """Raise a worded ``ValueError`` where an eviction's mathematics has no place in a layer of a training pass."""
     why = None
     if method.reads:
         why = "evicts nothing and chooses anew at every step of decoding, of which training has none"

@@ -11,12 +11,9 @@ that attend most to the image.
 ``keep_ratio`` is the average share of the visual tokens that all layers hold, recycled ones among them. The stages'
 shares lie on straight lines between the release's ``LISTS``, whose averages are 35.9, 25.2, 19.8 and 14.3 % (version 2:
 35.9, 25.0, 19.8 and 14.2 %). The layers below the first cut hold everything, so that 9.4 % or less is out of reach (of
-32 layers).
-
-What differs: a sample ranks its own tokens, all images together; a recycled token takes the place of its cluster's
-centre; counted anew, positions end where the prompt ended (under mRoPE, rows keep their own); no noise on densities,
-the better rated of two equally dense tokens is the denser; without a rater all text rates, without text the last prompt
-token. Not done: adaptive counts by matrix rank, training by masks.
+32 layers). A sample ranks its own tokens, all images together; a recycled token takes the place of its cluster's
+centre; counted anew, positions end where the prompt ended (under mRoPE, rows keep their own); no noise on densities;
+without a rater all text rates, without text the last prompt token. Adaptive counts by matrix rank are not offered.
 
 Legend: B batch, M rows, H heads, R raters of a block, D model width, V visual and T text tokens of a sample.
 """
@@ -54,13 +51,10 @@ def densities(distance_NN: Tensor, nearest: int) -> Tensor:
 
 
 def density_clusters(distance_NN: Tensor, density_N: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Centres and the cluster of every point.
+    """Centres [k], best peak first, and the cluster of every point [N], 0 to k - 1; ties go to the earlier one.
 
     A point's peak score is its density times the distance to the nearest denser point (the largest distance of all
     where there is none). Of equally dense points, the earlier one is the denser.
-
-    Returns:
-        (centres [k], best peak first; cluster of each point [N], 0 to k - 1): ties go to the earlier one.
     """
     earlier_NN = torch.ones_like(distance_NN, dtype=torch.bool).tril(-1)
     denser_NN = (density_N > density_N[:, None]) | ((density_N == density_N[:, None]) & earlier_NN)
@@ -102,14 +96,7 @@ def kept_of(tokens: int, left: int) -> int:
 
 
 def recycled_rows(hidden_MD: Tensor, scores_M: Tensor, dropped_M: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
-    """Clusters of what is recycled.
-
-    Args:
-        scores_M: what the text thinks of them.
-
-    Returns:
-        (centres [clusters]; where each row goes, int64 [M]: recycled ones to their centre, all others to themselves).
-    """
+    """Centres of what is recycled [clusters], and where each row goes, int64 [M]: to its centre, or it stays."""
     rows_M = torch.arange(len(dropped_M), device=dropped_M.device)
     order = top_indices(scores_M.masked_fill(~dropped_M, -torch.inf), int(dropped_M.sum()))
     recycled = order[: recycled_counts(len(order))[0]]
@@ -157,7 +144,6 @@ class SparseVLM(StagedReducer):
         )
 
     def raters(self, embeds_BND: Tensor, regions_BN: Tensor, prompt_BN: Tensor) -> Tensor:
-        """The raters; a prompt without text after an image is rated by its last token."""
         raters_BN = torch.zeros_like(prompt_BN)
         for embeds_ND, regions_N, prompt_N, raters_N in zip(embeds_BND, regions_BN, prompt_BN, raters_BN, strict=True):
             text = ((regions_N == Region.QUERY) & prompt_N).nonzero()[:, 0]

@@ -1,4 +1,4 @@
-"""Token reducers that cut inside the decoder, at one layer or at several.
+"""Token reducers that cut inside the decoder, at one layer or at several; PyramidDrop.
 
 A cut at layer c shortens what layer c and all after it see; it is made from what layer c - 1 was given and gave. Below
 the first cut every token stays, with every value group. Ranking reads prompt tokens only, and gradient-free.
@@ -9,9 +9,11 @@ Legend: B batch, M rows that are left, D model width.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from typing import ClassVar, Self
 
 import torch
@@ -20,6 +22,7 @@ from torch import Tensor
 from subtoken_train.ledger.kv_budget import exact, kept_count, matched_count
 from subtoken_train.reducers.base import PositionPolicy, Reducer, Stage, keep_ranked
 from subtoken_train.types import TowerStatistics
+from subtoken_train.view.method import setting
 from subtoken_train.view.view import View
 
 
@@ -29,13 +32,11 @@ class Cut:
 
     Attributes:
         keep_BM: rows that stay, bool; in every sample all but visual ones.
-        rank_BM: rank of each visual token that stays by its score, int64, 0 is the sample's best; None where nothing
-            is ranked.
+        rank_BM: rank of each visual token that stays by its score, int64, 0 is the sample's best; None: no ranking.
         joins_BM: the row that each row joins, int64, itself or one that stays: that one's state is from here on the
             mean of all that join it; None where all stay as they are.
-        policy: ``original``: kept rows stay at their own position ids; ``renumber``: they count anew from here on, so
-            that the last one stands where the prompt's did: what is generated goes on after the whole prompt, as layers
-            below the cut need it. Under mRoPE rows keep their own either way.
+        policy: ``original``: kept rows stay at their own position ids; ``renumber``: they count anew, so that the last
+            one stands where the prompt's did, as layers below the cut need it. Under mRoPE rows keep their own.
     """
 
     keep_BM: Tensor
@@ -59,11 +60,7 @@ class DecoderReducer(Reducer, ABC):
         """Decide which rows stay."""
 
     def raters(self, embeds_BND: Tensor, regions_BN: Tensor, prompt_BN: Tensor) -> Tensor | None:
-        """Return the rows whose attention later cuts read, chosen before layer 0; None where the cuts need none.
-
-        Args:
-            prompt_BN: rows of the prompt up to the last token of the turn that holds the last image, bool.
-        """
+        """Rows whose attention later cuts read, chosen before layer 0 among ``prompt_BN``; None: they need none."""
         return None
 
 
@@ -90,10 +87,7 @@ class StagedReducer(RankedCuts):
 
     @abstractmethod
     def layer_shares(self, num_layers: int) -> list[Fraction]:
-        """Share of the visual tokens that each layer holds, falling; their average is ``keep_ratio``.
-
-        Rounded by less than 2^-30, down, or up with ``round_up``.
-        """
+        """Share of the visual tokens that each layer holds, falling; their average is ``keep_ratio``, to 2^-30."""
 
     def layer_tokens(self, tokens: int, num_layers: int) -> list[int]:
         """Hold all layers together to less than a token over the arm, for an anchor with ``matches``.
@@ -119,7 +113,6 @@ class StagedReducer(RankedCuts):
         return [count + (count in raised) for count in counts]
 
     def _above_the_cut(self, num_layers: int) -> Fraction:
-        """Return what a token of the matched arm takes where it is routed; below the cut both arms hold all."""
         assert self.matches is not None
         below = Fraction(self.cut_layer(num_layers), num_layers)
         return (exact(self.keep_ratio) - below) / (exact(self.matches) - below)
@@ -138,3 +131,62 @@ class StagedReducer(RankedCuts):
         super().check_fit(backbone, sees_images, num_layers, tower)
         if self.acts:
             self.layer_shares(num_layers)
+
+
+STEPS = 2**30
+"""In which a stage's share is solved; a half is exact."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PyramidDrop(StagedReducer):
+    """PyramidDrop (Xing et al., 2024): the language model in stages; at each stage's end a share of the image leaves.
+
+    Source: "PyramidDrop: Accelerating Your Large Vision-Language Models via Pyramid Visual Redundancy Reduction"
+    (2410.17247), section 3. A reconstruction from the paper: stages of equal depth (layers 8, 16 and 24 of 32 are the
+    first of a stage); the last layer of a stage ranks the visual tokens by the attention of the last instruction token
+    (mean over heads), and the best share of them goes on, at its own positions. ``keep_ratio`` is the average share of
+    the visual tokens that all layers hold, and the stages' common share is solved from it: the paper's half is 0.46875
+    in four stages (15/32). The first stage holds every token with every group, so an average of a quarter or less is
+    out of reach. All images of a sample are ranked together. The paper's share per stage of its own is not offered.
+
+    Attributes:
+        stages: into which the decoder layers are divided; tokens leave between them.
+    """
+
+    name: str = "pyramiddrop"
+    stages: int = setting(4, 2, 10_000)
+
+    ranks: ClassVar[bool] = True
+
+    def cuts(self, num_layers: int) -> tuple[int, ...]:
+        if num_layers < self.stages:
+            raise ValueError(f"pyramiddrop: stages={self.stages}, but the model has {num_layers} layers")
+        return tuple(num_layers * stage // self.stages for stage in range(1, self.stages))
+
+    def layer_shares(self, num_layers: int) -> list[Fraction]:
+        cuts, average = self.cuts(num_layers), self.mean_share(num_layers)
+        if average * num_layers <= cuts[0]:
+            raise ValueError(
+                f"pyramiddrop: keep_ratio={self.keep_ratio:g} is the average over layers, and the first {cuts[0]} of "
+                f"{num_layers} layers hold every token and make {cuts[0] / num_layers:.2%} alone; raise it, or stages"
+            )
+        stage_L = [sum(cut <= layer for cut in cuts) for layer in range(num_layers)]
+        share = stage_share(tuple(Counter(stage_L).values()), average, self.round_up)
+        return [share**stage for stage in stage_L]
+
+    def scores(self, view: View) -> Tensor:
+        return view.attention_row(view.layer - 1)
+
+
+@lru_cache
+def stage_share(depths: tuple[int, ...], average: Fraction, round_up: bool) -> Fraction:
+    """Share that a stage keeps of the one before, so that all layers hold ``average``; in steps of 2^-30."""
+
+    def held(step: int) -> Fraction:
+        return sum((depth * Fraction(step, STEPS) ** i for i, depth in enumerate(depths)), Fraction()) / sum(depths)
+
+    low, high = 0, STEPS  # ``low`` is too little, ``high`` is enough
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if held(middle) >= average else (middle, high)
+    return Fraction(high if round_up or held(high) == average else max(1, low), STEPS)

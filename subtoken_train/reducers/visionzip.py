@@ -9,8 +9,8 @@ a prompt that ends with its image is a dominant one.
 
 A picture in tiles (LLaVA-NeXT) is zipped tile by tile, each by its own class token, without its newlines, as released
 (read in the copy Fanziyang-v/VisionZip at 0247897). There every tile keeps as many tokens; here the kept count is that
-of all placeholders, shared out over the tiles by their patches that show the picture, and padding never stays. Without
-a class token (LLaVA-OneVision) the picture is zipped as one.
+of all placeholders, shared out over the tiles by their patches that show the picture. Without a class token
+(LLaVA-OneVision) the picture is zipped as one.
 
 Legend: T tokens of one image, I tiles, C tower width, k kept tokens (of the functions: k dominant, c contextual
 tokens), d key width, R = T - k the rest.
@@ -41,11 +41,7 @@ def contextual_targets(rest: int, count: int) -> Tensor:
 
 
 def contextual_tokens(tokens_RC: Tensor, keys_Rd: Tensor, targets_c: Tensor) -> Tensor:
-    """Merge the rest into its targets, [c, C].
-
-    Args:
-        keys_Rd: their keys; similarity is the cosine.
-    """
+    """Merge the rest into its targets by the cosine of keys, [c, C]."""
     if not len(targets_c):
         return tokens_RC[:0]
     is_target = torch.zeros(len(tokens_RC), dtype=torch.bool, device=tokens_RC.device)
@@ -88,11 +84,10 @@ def tile_shares(patches: list[int], kept: int) -> list[int]:
 def zipped_tiles(
     tokens_TC: Tensor, received_T: Tensor, keys_Td: Tensor, cls_IC: Tensor, tiles_T: Tensor, kept: int
 ) -> Tensor:
-    """Return what stays of a picture in tiles, [k, C], each tile zipped by itself.
+    """What stays of a picture in tiles, [k, C], each tile zipped by itself, in the release's order.
 
-    Emitted in the release's order: the whole's class token, dominant and contextual ones; dominant ones of the other
-    tiles in the order of their placeholders; class tokens, tile after tile; contextual ones, alike. Newlines only stay
-    where the budget is more than all patches.
+    The whole's class token, dominant and contextual ones; dominant ones of the other tiles in the order of their
+    placeholders; class tokens, tile after tile; contextual ones, alike. Newlines only stay beyond all patches.
     """
     patches = torch.bincount(tiles_T[tiles_T >= 0], minlength=len(cls_IC)).tolist()
     newlines = kept - min(kept, sum(patches))
@@ -114,7 +109,7 @@ def zipped_tiles(
 
 @dataclass(frozen=True, kw_only=True)
 class VisionZip(TowerReducer):
-    """VisionZip with ``keep_ratio`` tokens per image; ``keep_ratio`` 1 bypasses it."""
+    """VisionZip with ``keep_ratio`` tokens per image."""
 
     name: str = "visionzip"
 

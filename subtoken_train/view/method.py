@@ -1,7 +1,6 @@
 """Method: what drops something is a frozen dataclass whose fields are its settings, all checked by one rule.
 
-A setting is in the range that its ``setting`` declares, or one of the words of its ``Literal``. A method that reads a
-calibration names the kind of its numbers, and its setting ``calibration`` the file.
+A setting is in the range that its ``setting`` declares, or one of the words of its ``Literal``.
 """
 
 from __future__ import annotations
@@ -26,6 +25,11 @@ def checked_setting(default: Any, check: Callable[[str, Any], None]) -> Any:
     return field(default=default, metadata={"check": check})
 
 
+def by_settings(read: Callable[[Any], Any]) -> Any:
+    """A fact of a method that its settings decide, in the place of a class attribute."""
+    return property(read)
+
+
 class Method:
     """Base of evictions and reducers."""
 
@@ -44,11 +48,10 @@ class Method:
 
     @cached_property
     def calibrated(self) -> Calibration[Any] | None:
-        """The calibration that it reads, which must be of the backbone; None where it reads none."""
+        """The calibration that its setting ``calibration`` names; None where it reads none."""
         file = getattr(self, "calibration", None)
-        return (
-            None if self.calibrates is None or file is None else read_calibration(file, _name_of(self), self.calibrates)
-        )
+        kind = None if file is None else self.calibrates
+        return None if kind is None else read_calibration(file, _name_of(self), kind)
 
     def read_numbers(self, advice: str = "") -> Any:
         """Return what the calibration holds; a ``ValueError`` says how to make one where none is named."""
@@ -62,7 +65,6 @@ class Method:
 
 
 def _name_of(method: Any) -> str:
-    """Return its class's: a constant of an eviction, a field of a reducer."""
     return str(type(method).name)
 
 

@@ -20,7 +20,7 @@ class Scores:
         protected_BN: entries that always stay and count in the budget (a recent window, attention sinks), bool.
         weight_B: the layer's claim on the budget, for methods that divide it between layers; fp32.
         notes: further numbers of a method, by name.
-        carried: what the method wants to find again when it evicts while tokens are decoded: k numbers of each head's
+        carried: what it wants to find again at the next look while tokens are decoded: k numbers of each head's
             entries, [B, h * k, N], a head's together; fp32.
     """
 
@@ -37,11 +37,11 @@ class Candidates:
 
     Attributes:
         regions_LBN: ``Region`` codes of every layer's rows (layers can differ in which rows are entries).
-        competes_LBN: entries that the method chooses among, bool; all other entries stay and are not in the budget.
-        budget_LB: entries that may stay of them, int64, per layer and sample, the same in every layer of a sample
-            unless layers have different numbers of entries. A method may move entries between layers, not add any.
+        competes_LBN: entries that the method chooses among, bool; all others stay and are not in the budget.
+        budget_LB: entries that may stay of them, int64, the same in every layer of a sample unless layers have
+            different numbers of entries. A method may move entries between layers, not add any.
         exact_LB: the same before it was rounded to whole entries, fp64; None where it is whole anyway.
-        heads: while tokens are decoded, rows of the batch that are heads of one sample, see ``View``.
+        heads: while tokens are decoded, rows of the batch that are heads of one sample.
     """
 
     regions_LBN: list[Tensor]
@@ -55,10 +55,7 @@ class Candidates:
 class Scale:
     """Scale of scores that mean the same in every prompt, layer and head, so that one number can be their threshold.
 
-    Attributes:
-        log: a threshold is compared with the natural logarithm of a score; False: with the score itself.
-        low: the least that a threshold can meet.
-        high: the most.
+    ``log``: a threshold is compared with the natural logarithm of a score; it can meet scores from ``low`` to ``high``.
     """
 
     log: bool = False
@@ -66,5 +63,5 @@ class Scale:
     high: float = math.inf
 
     def read(self, scores: Tensor) -> Tensor:
-        """Return scores as a threshold meets them, fp32 of the same shape."""
+        """Scores as a threshold meets them, fp32 of the same shape."""
         return scores.float().log() if self.log else scores.float()

@@ -1,19 +1,11 @@
 """View: one place of the pass, as a method that drops something sees it.
 
 A place gives what it has; what it lacks, or what a method did not declare, raises when it is read, so that nothing is
-silently empty. The places are:
-
-- before layer 0 (``embeds`` reducers): input embeddings, the row that ranks, a scout's attention;
-- a cut between decoder layers: the rows that are left, and the attention of the layer below;
-- a layer of a prompt's pass (evictions after it, context reducers in it): queries, keys, values;
-- a layer of a second pass: the rows of a task (``TaskPlan``) look back at the prompt's entries;
-- a layer's stored entries while tokens are decoded, oldest first;
-- a value projection (group selectors): its input, and its output in groups.
-
-``engine/second_pass.py`` makes the rows of a second pass, from a text by the family's tokenizer and from tokens of
-the prompt by the embeddings that they had (an image's features among them). While tokens are decoded, heads that hold
-entries of their own are rows of the batch: a row is then one head of one sample, with one key head and its query heads.
-Heads that share their entries stay together, and a row is a sample.
+silently empty. The places are: before layer 0 (``embeds`` reducers); a cut between decoder layers; a layer of a
+prompt's pass (evictions after it, context reducers in it); a layer of a second pass, whose rows (``TaskPlan``) look
+back at the prompt's entries; a layer's stored entries while tokens are decoded, oldest first; a value projection (group
+selectors). While tokens are decoded, heads that hold entries of their own are rows of the batch: a row is then one head
+of one sample, with one key head and its query heads. Heads that share their entries stay together.
 
 Legend: B batch (while tokens are decoded: rows, B or B * h), N rows of the place, K keys, Q rows with queries, the last
 of the keys (K = N, and Q = N in a prompt's pass; S rows of a task are behind its prompt's: K = N + S, Q = S), H query
@@ -87,24 +79,22 @@ class View:
         value_BhNd: values as they are read (after routing: dropped groups are 0, or what fills them).
         regions_BN: ``Region`` codes of the rows; PADDING marks what is no entry of this layer's cache.
         scale: factor of the attention scores.
-        needs: what the method declared.
         in_scope_BN: rows that the scope names, bool; all entries if not given.
         position: position ids of the rows, [B, N], or [3, B, N] under mRoPE.
         next_position: id of the first token after the prompt, [B, 1] or [3, B, 1].
         rotate: what turns queries and keys at given position ids.
         output_weight: gives the weight of the layer's output projection, [D, H * d] in fp32.
-        carried: ``Scores.carried`` of these entries from the last time that the method saw them, while tokens are
-            decoded; 0 for entries since.
+        carried: ``Scores.carried`` of these entries from the method's last look while tokens are decoded; 0 since.
         attended_BN: rows that queries could see, bool: more than the entries where a window left some behind; the
             entries if not given.
         reach: the window in which rows see each other; None: a row sees all before it.
         budget: gives the entries in scope that may stay, int64 [B]; a last row that is in scope is one of them.
-        asks_BN: rows that ask about the context, bool; of a context reducer, like the two counts.
-        scope_counts: rows in scope of each sample; counted once per pass, so that no layer waits for the device.
-        asks_counts: rows of each sample that ask.
-        again: of a context reducer, what a second pass scored: the rows, bool [B, N], and their scores, [B, h, N].
-        input_BND: the normed states that the layer projects to queries, keys and values, of an eviction that declared
-            ``inputs``; while tokens are decoded, of the tokens since the last look alone, [B, n, D].
+        asks_BN: of a context reducer: rows that ask about the context, bool.
+        scope_counts: likewise, rows in scope of each sample, counted once per pass.
+        asks_counts: likewise, rows of each sample that ask.
+        again: likewise, what a second pass scored: the rows, bool [B, N], and their scores, [B, h, N].
+        input_BND: the normed states that the layer projects to queries, keys and values; while tokens are decoded, of
+            the tokens since the last look alone, [B, n, D].
         task_BS: of a second pass: rows of the task that are no padding, bool.
         about_BN: of a second pass: entries that the task scores, bool.
         place_BN: while tokens are decoded: number of each entry among all tokens that the layer has seen of its sample,
@@ -123,7 +113,7 @@ class View:
         count_B: at a cut, visual tokens that stay of each sample, int64.
         attention: at a cut, gives ``blocks`` of the layer below.
         rotary_pull: for the same blocks, [B, W, N] in fp32: the scaled product of a query and a key of ones after the
-            rotary embedding, what it alone makes of two places.
+            rotary embedding.
         normed_states: at a cut, gives ``hidden_BND`` after the model's last norm.
         value_groups_BNSg: of a selector: the projection's output, less what a dropped group reads as, in S groups of g
             channels; never a gradient path for scores.
@@ -271,7 +261,7 @@ class View:
     def blocks(self, rows_BN: Tensor | None = None, keys_BN: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Attention of all marked rows, a block at a time, see ``attention_blocks``.
 
-        Of a second pass, those of the task's rows (``rows_BN`` is None): the softmax runs over the prompt's entries and
+        Of a second pass (``rows_BN`` is None), those of the task's rows: the softmax runs over the prompt's entries and
         the task's rows up to each; columns of the latter are left out, so that a row sums to less than 1.
         """
         if "attention" in vars(self):
@@ -290,9 +280,8 @@ class View:
         return ((torch.where(index_BW < 0, -1, index_BW + first), rows_BHWN) for index_BW, rows_BHWN in found)
 
     def _visible(self, keys_BN: Tensor | None) -> Tensor:
-        if keys_BN is not None:
-            return keys_BN
-        return self.entries_BN if self.attended_BN is None else self.attended_BN
+        found = self.attended_BN if keys_BN is None else keys_BN
+        return self.entries_BN if found is None else found
 
     def key_norms(self) -> Tensor:
         """Euclidean norms of the keys, [B, h, N] in fp32."""
@@ -336,8 +325,7 @@ class View:
     def window(self, count: int | Tensor) -> Tensor:
         """An observation window: the last ``count`` entries of the prompt (a number, or [B, 1]), bool [B, N].
 
-        Where anything follows what is in scope, the window does not reach into that: what follows stays anyway, so the
-        window costs nothing of the budget.
+        It does not reach into what is in scope where anything follows that: what follows costs nothing of the budget.
         """
         following_BN = self.entries_BN & (self.in_scope_BN.flip(-1).cumsum(-1).flip(-1) == 0)
         rows_BN = torch.where(following_BN.any(-1, keepdim=True), following_BN, self.entries_BN)
@@ -345,22 +333,16 @@ class View:
 
     def last_rows(self, window: int) -> Tensor:
         """Index of the last ``window`` entries of every sample, ascending, [B, W]; -1 pads samples with fewer."""
-        count_B1 = self.entries_BN.sum(-1, keepdim=True)
         order_BN = self.entries_BN.int().sort(dim=-1, descending=True, stable=True).indices
-        slot_BW = count_B1 - window + torch.arange(window, device=order_BN.device)
-        index_BW = order_BN.gather(1, slot_BW.clamp(min=0))
-        return index_BW.masked_fill(slot_BW < 0, -1)
+        slot_BW = self.entries_BN.sum(-1, keepdim=True) - window + torch.arange(window, device=order_BN.device)
+        return order_BN.gather(1, slot_BW.clamp(min=0)).masked_fill(slot_BW < 0, -1)
 
     def among(self, entries_BN: Tensor) -> tuple[View, Tensor]:
-        """A task looking at some of the prompt's entries alone, and their places, int64 [B, C].
-
-        Where a sample has fewer, places are 0 and the view's rows are padding.
-        """
+        """A task looking at some entries alone (others are padding), and their places, int64 [B, C], else 0."""
         length, reach = self.regions_BN.shape[1], self.reach
         index_BC, valid_BC = kept_index(entries_BN & self.entries_BN, pad_left=False)
-        keys, values = (
-            take_rows(x.transpose(1, 2), index_BC).transpose(1, 2) for x in (self.key_BhNd, self.value_BhNd)
-        )
+        states = self.key_BhNd, self.value_BhNd
+        keys, values = (take_rows(each.transpose(1, 2), index_BC).transpose(1, 2) for each in states)
         regions_BC, about_BC = (take_rows(x, index_BC) for x in (self.regions_BN, self.about_BN))
         if reach is not None:
             position_BN, position_BS = reach.position_BN[:, :length], reach.position_BN[:, length:]
@@ -393,22 +375,14 @@ def _undeclared(thing: str, need: Need) -> ValueError:
 
 @dataclass(frozen=True)
 class Online:
-    """Rows that a method reads when it evicts while tokens are decoded.
-
-    Attributes:
-        rows: last query rows that it reads, at most those since the last eviction; None: all of these.
-    """
+    """Rows that a method reads while tokens are decoded: the last ``rows`` since the last eviction; None: all."""
 
     rows: int | None = None
 
 
 @dataclass(frozen=True)
 class Opening:
-    """The end of a question and the opening of its answer, in the words of the chat template that the prompt is in.
-
-    Attributes:
-        otherwise: the text after a prompt that is written in none.
-    """
+    """The end of a question and the opening of its answer, by the chat template; ``otherwise`` without one."""
 
     otherwise: str
 
@@ -419,7 +393,7 @@ class TaskPlan:
 
     Attributes:
         pieces: its rows, in order: a text, the opening of an answer, or marked tokens of the prompt again (bool [B, N];
-            those that the token reducer left). None: the whole prompt again, as it stands.
+            those that the token reducer left). None: the whole prompt again.
         about_BN: tokens of the prompt whose entries it scores, bool; None: all of them.
     """
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from subtoken_train.calibrating.visual_heads import VisualCalibrator, cell_tokens, scene_record, told_cells
+from subtoken_train.calibrating.head_scores import VisualCalibrator, cell_tokens, scene_record, told_cells
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.scenes import draw_scene
 from subtoken_train.engine.compressed_backbone import CompressedBackbone

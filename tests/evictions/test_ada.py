@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.ada import Ada, blended, concentration, pair_counts
-from subtoken_train.evictions.knorm import KNorm
+from subtoken_train.evictions.basic import KNorm
 from subtoken_train.evictions.snapkv import SnapKV
+from subtoken_train.evictions.wrappers import Ada, blended, concentration, pair_counts
 from subtoken_train.view.scores import Candidates
 from tests.support.golden_cases import golden_view, keep_of, load, record
 from tests.support.prompt_views import KV_HEADS, PROMPTS, candidates_of, layer_views

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.chunk import ChunkKV, chunk_ranks
-from subtoken_train.evictions.knorm import KNorm
+from subtoken_train.evictions.basic import KNorm
+from subtoken_train.evictions.wrappers import ChunkKV, chunk_ranks
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
 from tests.support.prompt_views import PROMPTS, candidates_of, layer_views

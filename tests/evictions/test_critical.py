@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.critical import NORM, CriticalKV, projected_norm, two_stages
-from subtoken_train.evictions.knorm import KNorm
+from subtoken_train.evictions.basic import KNorm
 from subtoken_train.evictions.snapkv import SnapKV
+from subtoken_train.evictions.wrappers import NORM, CriticalKV, projected_norm, two_stages
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
 from subtoken_train.view.view import View
@@ -42,7 +42,7 @@ def test_norms_are_those_of_every_query_head():
 def test_norms_of_many_entries_are_those_of_a_few(monkeypatch):
     view = layer_views(list(PROMPTS.values()), KNorm.needs | {"values"})[0]
     whole = projected_norm(view.value_BhNd, view.output_weight())
-    monkeypatch.setattr("subtoken_train.evictions.critical.ROWS", 4)
+    monkeypatch.setattr("subtoken_train.evictions.wrappers.ROWS", 4)
     assert torch.allclose(projected_norm(view.value_BhNd, view.output_weight()), whole)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.cur import leverage
+from subtoken_train.evictions.neighbours import leverage
 from tests.support.golden_cases import keep_of
 from tests.support.prompt_views import KV_HEADS, layer_views
 

@@ -3,7 +3,7 @@
 import torch
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.keydiff import anchor_similarity
+from subtoken_train.evictions.basic import anchor_similarity
 from tests.support.golden_cases import close, golden_view, load, same_sets
 from tests.support.prompt_views import layer_views
 

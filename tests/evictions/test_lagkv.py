@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.lagkv import lag_spread
+from subtoken_train.evictions.neighbours import lag_spread
 from tests.support.golden_cases import close, golden_view, keep_of, load, same_places
 from tests.support.prompt_views import layer_views
 

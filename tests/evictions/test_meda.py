@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.meda import entropy_of
+from subtoken_train.evictions.h2o import entropy_of
 from subtoken_train.inference.compression import Compression
 from subtoken_train.types import Region
 from subtoken_train.view.view import View

@@ -16,9 +16,8 @@ from subtoken_train.evictions import (
     notation_names,
     setting_fields,
 )
-from subtoken_train.evictions.ada import Ada
-from subtoken_train.evictions.critical import CriticalKV
 from subtoken_train.evictions.snapkv import SnapKV
+from subtoken_train.evictions.wrappers import Ada, CriticalKV
 
 
 def test_wrappers_stand_in_each_other_and_settings_find_their_method():

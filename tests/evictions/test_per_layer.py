@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.knorm import KNorm
-from subtoken_train.evictions.per_layer import PerLayer
+from subtoken_train.evictions.basic import KNorm
+from subtoken_train.evictions.wrappers import PerLayer
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
 from tests.support.prompt_views import LAYERS, PROMPTS, candidates_of, layer_views

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.evictions.base import keep_best_entries
-from subtoken_train.evictions.prefixkv import PrefixKV, prefix_counts, prefix_curve
+from subtoken_train.evictions.elastic import PrefixKV, prefix_counts, prefix_curve
 from subtoken_train.view.scores import Candidates
 from tests.evictions.test_elastic import golden_views
 from tests.support.golden_cases import load, record, same_places

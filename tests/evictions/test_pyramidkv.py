@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.pyramidkv import exact_pyramid, kvpress_pyramid, original_pyramid
+from subtoken_train.evictions.snapkv import exact_pyramid, kvpress_pyramid, original_pyramid
 from subtoken_train.view.scores import Candidates, Scores
 from tests.support.golden_cases import golden_view, keep_of, load, record, same_places
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from subtoken_train.calibrating.query_directions import DirectionCalibrator
+from subtoken_train.calibrating.layer_shares import DirectionCalibrator
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.q_filter import HeadDirections, QFilter, directions, query_moments

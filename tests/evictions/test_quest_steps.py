@@ -2,7 +2,7 @@
 
 import pytest
 
-from subtoken_train.evictions.quest_steps import QuestSteps
+from subtoken_train.evictions.basic import QuestSteps
 from subtoken_train.inference.compression import Compression
 from tests.support.prompt_views import PROMPTS, layer_views, plan
 

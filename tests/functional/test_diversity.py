@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from subtoken_train.functional import diversity
 from subtoken_train.functional.diversity import farthest_places, unit_rows, unlike_places, volume_places
-from subtoken_train.reducers.cdpruner import relevance
+from subtoken_train.reducers.diversity import relevance
 from subtoken_train.reducers.vispruner import important_and_distinct
 from tests.support.golden_cases import alike
 from tests.support.helpers import random_mask, random_scores

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from subtoken_train.evaluation.diagnostics import diagnose
 from subtoken_train.reducers import build_reducer
-from subtoken_train.reducers.pyramiddrop import stage_share
+from subtoken_train.reducers.staged import stage_share
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.helpers import compress, gqa_family, make_batch, only_sample, sharpen

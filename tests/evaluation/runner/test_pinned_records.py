@@ -15,7 +15,7 @@ from subtoken_train.evaluation.results import MANIFEST_FILE, Manifest, read_samp
 from subtoken_train.evaluation.runner.arms import prepare
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec
-from subtoken_train.evictions.prefixkv import LayerShares
+from subtoken_train.evictions.elastic import LayerShares
 from subtoken_train.families.backbone_config import BackboneConfig, resolve
 from subtoken_train.inference.pool import ModelPool, load_backbone
 from subtoken_train.reducers.fitprune import PruneSchedules

@@ -1,0 +1,134 @@
+"""Keys and values beside those of their neighbours: LagKV and CurDKV.
+
+Legend: B batch, N cached rows of the prompt, h key-value heads, d head width, P partitions, W entries of one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from subtoken_train.evictions.base import Eviction
+from subtoken_train.view.method import setting
+from subtoken_train.view.scores import Scores
+from subtoken_train.view.view import Need, View
+
+
+@dataclass(frozen=True)
+class LagKV(Eviction):
+    """LagKV (Liang et al., 2025): entries that vary most in the terms of the entries that follow them.
+
+    Source: "LagKV: Lag-Relative Information of the KV Cache Tells Which Tokens Are Important" (2504.04704), in the form
+    of kvpress 0.5.4. After the sinks the prompt is cut into partitions. The smallest and the largest value of each
+    channel in the *next* partition are 0 and 1 for this one's keys and values; an entry's spread over the channels,
+    softmax within the partition, mean of key and value, is ranked there. The last whole partition and what follows it
+    stay; with fewer than two partitions the latest entries do. A channel that is constant in the next partition is left
+    out, where the release divides by 0. All layers have the same budget; nothing is evicted while decoding.
+
+    Attributes:
+        sinks: first entries of the prompt that always stay, inside the budget.
+        lag: entries of a partition.
+        cross_scoring: entries of all partitions compete by their scores, not by ranks within their own.
+    """
+
+    name: ClassVar[str] = "lagkv"
+    needs: ClassVar[frozenset[Need]] = frozenset({"values"})
+
+    sinks: int = setting(4)
+    lag: int = setting(128, 2)
+    cross_scoring: bool = False
+
+    def score(self, view: View) -> Scores:
+        entries_BN = view.entries_BN
+        batch, kv_heads, length, _ = view.key_BhNd.shape
+        scores_BhN = torch.zeros(batch, kv_heads, length, device=entries_BN.device)
+        protected_BN = torch.zeros_like(entries_BN)
+        for sample, entries_N in enumerate(entries_BN):  # partitions begin at each sample's own entries
+            rows_n = entries_N.nonzero()[:, 0]
+            states = [each[sample].index_select(1, rows_n).float() for each in (view.key_BhNd, view.value_BhNd)]
+            scores_hn, protected_n = self._score_sample(*states)
+            scores_BhN[sample][:, rows_n] = scores_hn
+            protected_BN[sample][rows_n] = protected_n
+        return Scores(scores_BhN, protected_BN)
+
+    def _score_sample(self, key_hnd: Tensor, value_hnd: Tensor) -> tuple[Tensor, Tensor]:
+        kv_heads, length, _ = key_hnd.shape
+        place_n = torch.arange(length, device=key_hnd.device)
+        partitions = (length - self.sinks) // self.lag
+        if partitions < 2:
+            late_n = (place_n - self.sinks) / max(length - self.sinks, 1)
+            return late_n.clamp(min=0).expand(kv_heads, -1), place_n < self.sinks
+        body = slice(self.sinks, self.sinks + partitions * self.lag)
+        of_key, of_value = (
+            lag_spread(each[:, body].reshape(kv_heads, partitions, self.lag, -1)).softmax(-1)
+            for each in (key_hnd, value_hnd)
+        )
+        scores_hPW = (of_key + of_value) / 2
+        if not self.cross_scoring:
+            scores_hPW = scores_hPW.argsort(dim=-1, stable=True).argsort(dim=-1) / self.lag
+        scores_hn = torch.ones(kv_heads, length, device=key_hnd.device)
+        scored = slice(self.sinks, self.sinks + (partitions - 1) * self.lag)
+        scores_hn[:, scored] = scores_hPW.flatten(1)
+        return scores_hn, (place_n < scored.start) | (place_n >= scored.stop)
+
+
+def lag_spread(states_hPWd: Tensor) -> Tensor:
+    """Standard deviation over the channels in terms of the next partition's extremes, [h, P - 1, W]."""
+    low, high = states_hPWd[:, 1:].aminmax(dim=2, keepdim=True)
+    span = high - low
+    told = span > 0
+    relative = ((states_hPWd[:, :-1] - low) / span).masked_fill(~told, 0.0)
+    count = told.sum(-1)
+    mean = (relative.sum(-1) / count.clamp(min=1))[..., None]
+    variance = ((relative - mean).square() * told).sum(-1) / (count - 1).clamp(min=1)
+    return variance.sqrt()
+
+
+Leverage = Literal["product", "mean", "key", "value"]
+
+
+@dataclass(frozen=True)
+class CUR(Eviction):
+    """CurDKV (Sengupta et al., 2025): entries whose keys and values have much leverage among their neighbours.
+
+    Source: "Value-Guided KV Compression for LLMs via Approximated CUR Decomposition" (2509.15038), its authors' press,
+    and kvpress 0.5.4, whose defaults these are. The leverage of a key, and of a value, is its squared norm as a share
+    of that of its window of 16 entries; the score is their product, over the sum of a head's. Norms are not estimated
+    from a sketch (off by default there); a window of zeros gives 0; windows begin at a prompt's own first entry. All
+    layers have the same budget; nothing is evicted while decoding.
+
+    Attributes:
+        sinks: first entries of the prompt that always stay, inside the budget.
+        leverage: ``product`` or ``mean`` of a key's and a value's, or one of them.
+        local: entries of a window; 0: squared norms of the whole prompt compete as they are.
+    """
+
+    name: ClassVar[str] = "cur"
+    needs: ClassVar[frozenset[Need]] = frozenset({"values"})
+
+    sinks: int = setting(4)
+    leverage: Leverage = "product"
+    local: int = setting(16)
+
+    def score(self, view: View) -> Scores:
+        place_BN = view.entries_BN.cumsum(-1) - 1
+        key_BhN, value_BhN = (
+            leverage(states, view.entries_BN, place_BN, self.local) for states in (view.key_BhNd, view.value_BhNd)
+        )
+        joined = {"product": key_BhN * value_BhN, "mean": (key_BhN + value_BhN) / 2, "key": key_BhN, "value": value_BhN}
+        scores_BhN = joined[self.leverage]
+        share_BhN = scores_BhN / scores_BhN.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+        return Scores(share_BhN, view.entries_BN & (place_BN < self.sinks))
+
+
+def leverage(states_BhNd: Tensor, entries_BN: Tensor, place_BN: Tensor, local: int) -> Tensor:
+    """Squared norms, [B, h, N] in fp32, 0 where nothing is; with a ``local`` number, as shares of their window's."""
+    square_BhN = states_BhNd.float().square().sum(-1).masked_fill(~entries_BN[:, None], 0.0)
+    if not local:
+        return square_BhN
+    window_BhN = (place_BN.clamp(min=0) // local)[:, None].expand_as(square_BhN)
+    total_BhN = torch.zeros_like(square_BhN).scatter_add(-1, window_BhN, square_BhN).gather(-1, window_BhN)
+    return (square_BhN / total_BhN).masked_fill(total_BhN == 0, 0.0)

@@ -1,0 +1,349 @@
+"""Wrappers around a method: how much layers and heads keep, and what counts of an entry.
+
+Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, d head width, D model width, L layers, C
+chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from subtoken_train.evictions.base import Wrapper, keep_best_entries
+from subtoken_train.evictions.budgets import competing_counts, divide_budget, pooled_head_counts, protected_first
+from subtoken_train.ledger.kv_budget import exact
+from subtoken_train.view.method import setting
+from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.view import Need, View
+
+MOST = 1e100  # of a share, so that products with a budget and sums stay finite
+
+
+@dataclass(frozen=True)
+class PerLayer(Wrapper):
+    """Layers keep as much as they are told, by a number for each.
+
+    Source: ``per_layer_compression_press.py`` of kvpress 0.5.4. Here the budget stays the one that is asked for: the
+    numbers are shares of it. kvpress's ratios c_l are therefore written as shares 1 - c_l, and their mean is
+    ``eviction_keep``. A method that divides the budget between layers itself divides what it is given here.
+
+    Attributes:
+        shares: a number for every layer, 0 or more; only their ratios count. Written ``4:3:2:1`` on a command line. A
+            layer keeps at least one entry, and no more than it has: what it cannot take goes to the others.
+    """
+
+    name: ClassVar[str] = "per_layer"
+    across_layers: ClassVar[bool] = True
+
+    shares: Sequence[float] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (isinstance(self.shares, list | tuple) and self.shares):
+            raise ValueError("per_layer needs shares, a number for every layer: 4:3:2:1, or [4, 3, 2, 1] in a file")
+        object.__setattr__(self, "shares", tuple(self.shares))
+        for share in self.shares:
+            if type(share) not in (int, float) or not 0 <= share <= MOST:
+                raise ValueError(
+                    f"per_layer shares hold {share!r}; every one must be a number of 0 or more, at most 1e100"
+                )
+        if not any(self.shares):
+            raise ValueError("per_layer shares are all 0; a layer must get something")
+
+    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        if len(self.shares) != num_layers:
+            raise ValueError(
+                f"per_layer has {len(self.shares)} shares and the backbone {num_layers} layers; give one each"
+            )
+        super().check_shape(num_layers, num_kv_heads, head_dim)
+
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
+        budget_LB = candidates.budget_LB
+        weight_LB = torch.tensor(self.shares, dtype=torch.float64)[:, None] * budget_LB.cpu()
+        least_LB = torch.ones_like(budget_LB)
+        given_LB = divide_budget(weight_LB, budget_LB.sum(0), least_LB, competing_counts(candidates))
+        return self.base.counts(scores, replace(candidates, budget_LB=given_LB.to(budget_LB.device), exact_LB=None))
+
+
+@dataclass(frozen=True)
+class Pooled(Wrapper):
+    """One budget for all heads of all layers, around a method that spends the same in each.
+
+    Source: KVzip's threshold over all layers and heads (arXiv 2505.23416), put around any score. The best of all
+    (layer, head, entry) triples of a sample stay (layers alone, where the heads of the base share a set); every head
+    keeps one entry at least, and what the method protects comes before everything else. The sum is exactly what the
+    base would keep. Scores are compared as they are: it helps where they mean the same in every layer (probabilities),
+    and may harm where they do not (norms).
+    """
+
+    name: ClassVar[str] = "pooled"
+    across_layers: ClassVar[bool] = True
+    heads_differ: ClassVar[bool] = True
+
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
+        base = self.base.counts(scores, candidates)
+        layers = zip(scores, candidates.competes_LBN, base, strict=True)
+        found = [protected_first(self.inside[-1].at_budget(*layer)) for layer in layers]
+        each_LB = base.sum(-1) if base.dim() == 3 else base * found[0].shape[1]
+        return pooled_head_counts(found, candidates, 1, each_LB.sum(0))
+
+
+@dataclass(frozen=True)
+class ChunkKV(Wrapper):
+    """ChunkKV (Liu et al., 2025): runs of neighbouring entries stay or go together, one set for all heads.
+
+    Source: "ChunkKV: Semantic-Preserving KV Cache Compression for Efficient Long-Context LLM Inference" (arXiv
+    2502.00299) and kvpress 0.5.4. The entries that compete are cut into chunks; a chunk's score is the mean of its
+    entries' over entries and heads, and the best chunks stay. The budget is met exactly, by the best entries of the
+    first chunk that does not fit whole; protected entries stay beside the chunks and do not weigh in their means; every
+    sample has chunks of its own. Layers do not reuse each other's sets.
+
+    Attributes:
+        length: entries of a chunk.
+    """
+
+    name: ClassVar[str] = "chunk"
+    heads_share: ClassVar[bool] = True
+
+    length: int = setting(20, 1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_counts(self.base.heads_differ)
+
+    def _check_counts(self, differ: bool) -> None:
+        if differ:
+            name = self.base.name
+            raise ValueError(
+                f"chunk keeps one set for all heads, and heads of {name} keep different numbers of entries"
+            )
+
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
+        count_LB = self.base.counts(scores, candidates)
+        self._check_counts(count_LB.dim() == 3)
+        return count_LB
+
+    def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
+        """Scores that order entries chunk by chunk, [B, 1, N]."""
+        its = self.base.at_budget(scores, competes_BN, count_Bh)
+        ranks_BN = chunk_ranks(its.scores_BhN, competes_BN, its.protected_BN, self.length)
+        return replace(its, scores_BhN=-ranks_BN.float()[:, None])
+
+
+def chunk_ranks(scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Tensor, length: int) -> Tensor:
+    """Places of the entries when the best chunk comes first and its best entry before its others, int64 [B, N].
+
+    A chunk's score is the mean of its entries that are not protected, summed over heads. Ties go to the lower chunk,
+    then to the lower index. Entries that do not compete come last.
+    """
+    batch, _, rows = scores_BhN.shape
+    score_BN = scores_BhN.float().clamp(-FINITE, FINITE).sum(1)
+    # entries that compete stand together, so that padding moves no border and every mean is one sum
+    packed_BN = competes_BN.int().sort(dim=-1, descending=True, stable=True).indices
+    free_BN = (competes_BN & ~protected_BN).gather(-1, packed_BN)
+    score_BN = score_BN.gather(-1, packed_BN)
+    missing = -rows % length
+    sums_BC, count_BC = (
+        F.pad(each, (0, missing)).view(batch, -1, length).sum(-1) for each in (score_BN * free_BN, free_BN.int())
+    )
+    mean_BC = torch.where(count_BC > 0, sums_BC / count_BC.clamp(min=1), -torch.inf)
+    rank_BC = mean_BC.sort(dim=-1, descending=True, stable=True).indices.argsort(dim=-1)
+    rank_BN = rank_BC.repeat_interleave(length, -1)[:, :rows].masked_fill(~competes_BN.gather(-1, packed_BN), rows)
+    order_BN = score_BN.sort(dim=-1, descending=True, stable=True).indices
+    order_BN = order_BN.gather(-1, rank_BN.gather(-1, order_BN).sort(dim=-1, stable=True).indices)
+    return torch.empty_like(order_BN).scatter_(
+        -1, packed_BN.gather(-1, order_BN), torch.arange(rows, device=order_BN.device).expand_as(order_BN)
+    )
+
+
+ROWS = 1024  # of entries that are projected together, so that no [N, D] stands in memory
+NORM = "projected norm"
+FINITE = 1e30
+
+
+@dataclass(frozen=True)
+class CriticalKV(Wrapper):
+    """CriticalKV (Feng et al., 2025): half of the budget goes by what an entry's value does to the layer's output.
+
+    Source: "Identify Critical KV Cache in LLM Inference from an Output Perturbation Perspective" (arXiv 2502.03805),
+    Algorithm 1, and kvpress 0.5.4. The first half of a head's budget goes to the base's best entries, the rest to the
+    best by (score + epsilon) times the L1 norm of W_o v, mean over a group's query heads (over all heads where they
+    share a set). With ``ada`` inside or around, halves are of each head's own count (the paper's CriticalAdaKV). As
+    released, negative scores (knorm, keydiff) are multiplied too, and a base that weighs by value norms counts them
+    twice. Epsilon is meant for mean attention (``snapkv.rows: mean``). A group that routing dropped weighs nothing.
+
+    Attributes:
+        first_share: share of the budget that stage 1 takes, in [0, 1]; 1 is the base.
+        epsilon: added to scores in stage 2, 0 or more: entries without attention go by their norm alone.
+    """
+
+    name: ClassVar[str] = "critical"
+    needs: ClassVar[frozenset[Need]] = frozenset({"values"})
+
+    first_share: float = setting(0.5, 0, 1)
+    epsilon: float = setting(1e-4, 0, inf)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if any(isinstance(each, ChunkKV) for each in self.inside):
+            inner = self.inside[-1].name
+            raise ValueError(f"critical weighs entries and chunk ranks chunks of them; write chunk(critical({inner}))")
+
+    def score(self, view: View) -> Scores:
+        """The base's scores; ``notes`` has the projected norms, [B, h, N], or [B, 1, N] where heads share a set."""
+        found = self.base.score(view)
+        norm_BhN = projected_norm(view.value_BhNd, view.output_weight())
+        if found.scores_BhN.shape[1] == 1:
+            norm_BhN = norm_BhN.mean(1, keepdim=True)
+        return replace(found, notes={**found.notes, NORM: norm_BhN})
+
+    def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
+        """Scores of stage 2, with the entries of stage 1 above all others of their head."""
+        its, share = self.base.at_budget(scores, competes_BN, count_Bh), exact(self.first_share)
+        first_Bh = count_Bh * share.numerator // share.denominator
+        stage_BhN = keep_best_entries(its.scores_BhN, competes_BN, its.protected_BN, first_Bh, least=0)
+        return replace(its, scores_BhN=two_stages(its.scores_BhN, stage_BhN, scores.notes[NORM], self.epsilon))
+
+
+def two_stages(scores_BhN: Tensor, first_BhN: Tensor, norm_BhN: Tensor, epsilon: float) -> Tensor:
+    """(Score + epsilon) times norm, finite, fp32; marked entries are lifted above all others of their head."""
+    finite = torch.finfo(torch.float32).max
+    second = (scores_BhN.float().clamp(-finite, finite) + epsilon) * norm_BhN
+    second = second.clamp(-FINITE, FINITE)
+    lift_Bh1 = 2 * (second.amax(-1, keepdim=True) - second.amin(-1, keepdim=True)) + 1
+    return torch.where(first_BhN, second + lift_Bh1, second)
+
+
+def projected_norm(value_BhNd: Tensor, weight_DHd: Tensor) -> Tensor:
+    """L1 norm of W_o v, mean over the query heads of a key-value head, [B, h, N] in fp32."""
+    batch, heads, _, width = value_BhNd.shape
+    weight_HdD = weight_DHd.float().T.view(-1, width, weight_DHd.shape[0])
+    group = len(weight_HdD) // heads
+    blocks = []
+    for value in torch.split(value_BhNd.float(), ROWS, dim=2):
+        norms = [(value[:, i // group] @ weight_dD).abs().sum(-1) for i, weight_dD in enumerate(weight_HdD)]
+        blocks.append(torch.stack(norms, 1).view(batch, heads, group, -1).mean(2))
+    return torch.cat(blocks, -1)
+
+
+Safeguard = Literal["floor", "blend"]
+
+
+@dataclass(frozen=True)
+class Ada(Wrapper):
+    """Ada-KV (Feng et al., 2024): heads of a layer share one budget, and those of higher scores keep more entries.
+
+    Source: "Ada-KV: Optimizing KV Cache Eviction by Adaptive Budget Allocation for Efficient LLM Inference", Algorithms
+    1 and 2, and its release FFY0/AdaKV @efe4e2e. The best of all (head, entry) pairs of a layer stay, and a safeguard
+    leaves no head without entries: kvpress's ``floor`` (each head's best ``alpha * count`` entries come first) or the
+    paper's ``blend`` (``1 - alpha`` of what a head won, and ``alpha`` of an equal share). The layer keeps exactly what
+    its heads had together under the base, where the release rounds every head by itself. Heads win by the scores of the
+    innermost method: CriticalKV inside orders entries once the heads' counts are known, as in its paper.
+
+    The release's Ada-SnapKV is ``ada(snapkv)`` with ``safeguard: blend, normalise: true, snapkv.window: 32,
+    snapkv.kernel: 7, snapkv.pooling: max, snapkv.pool_per: kv_head, snapkv.rows: mean``.
+
+    Attributes:
+        alpha: share of an equal budget that every head has in any case, in [0, 1]; 1 leaves the heads equal.
+        safeguard: ``floor`` (kvpress) or ``blend`` (the paper).
+        normalise: multiply a head's scores by the share of its sum that its best ``count`` entries hold (the release):
+            heads that look at few entries win more. For scores of 0 or more.
+    """
+
+    name: ClassVar[str] = "ada"
+    heads_differ: ClassVar[bool] = True
+
+    alpha: float = setting(0.2, 0, 1)
+    safeguard: Safeguard = "floor"
+    normalise: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_heads(self.base.heads_share)
+
+    def _check_heads(self, shared: bool) -> None:
+        if shared:
+            raise ValueError(
+                f"ada divides a budget between heads, and {self.base.name} keeps one set for all heads of a layer; put "
+                "it around a method with a set per head, for instance snapkv"
+            )
+
+    def score(self, view: View) -> Scores:
+        found = self.base.score(view)
+        self._check_heads(found.scores_BhN.shape[1] != view.key_BhNd.shape[1])
+        return found
+
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
+        base = self.base.counts(scores, candidates)
+        heads = scores[0].scores_BhN.shape[1]
+        total_LB = base.sum(-1) if base.dim() == 3 else base * heads
+        counted = []
+        for layer, competes_BN in enumerate(candidates.competes_LBN):
+            its = self.inside[-1].at_budget(scores[layer], competes_BN, base[layer])
+            scores_BhN = its.scores_BhN.float()
+            if self.normalise:
+                free_BN = competes_BN & ~its.protected_BN
+                best_B = total_LB[layer] // heads - (competes_BN & its.protected_BN).sum(-1)
+                if bool((scores_BhN.masked_fill(~free_BN[:, None], 0.0) < 0).any()):
+                    name = self.inside[-1].name
+                    raise ValueError(f"ada normalise compares sums of scores, and those of {name} are below 0")
+                scores_BhN = scores_BhN * concentration(scores_BhN, free_BN, best_B)
+            own, share = (scores_BhN, competes_BN, its.protected_BN, total_LB[layer]), exact(self.alpha)
+            if self.safeguard == "floor":
+                counted.append(pair_counts(*own, own[-1] * share.numerator // (share.denominator * heads)))
+            else:
+                won_Bh = pair_counts(*own, torch.zeros_like(own[-1]))
+                counted.append(blended(won_Bh, competes_BN, its.protected_BN, self.alpha))
+        return torch.stack(counted)
+
+
+def pair_counts(
+    scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Tensor, total_B: Tensor, floor_B: Tensor
+) -> Tensor:
+    """Count the ``total_B`` best (head, entry) pairs by head, int64 [B, h]; ties go to the lower head, then the index.
+
+    Every head has its protected entries, and its ``floor_B`` best ones, as far as its equal share of the total goes,
+    and one at least. More pairs than there are keeps all.
+    """
+    batch, heads, length = scores_BhN.shape
+    equal_B = total_B // heads
+    floor_B = torch.maximum(floor_B, torch.minimum((protected_BN & competes_BN).sum(-1), equal_B))
+    first_BhN = keep_best_entries(scores_BhN, competes_BN, protected_BN, floor_B)
+    limits = torch.finfo(torch.float32)
+    rank_BhN = scores_BhN.float().clamp(limits.min, limits.max).masked_fill(first_BhN, torch.inf)
+    flat = rank_BhN.masked_fill(~competes_BN[:, None], -torch.inf).flatten(1)
+    order = flat.sort(dim=-1, descending=True, stable=True).indices
+    within = torch.arange(heads * length, device=flat.device) < total_B[:, None]
+    chosen = torch.zeros_like(within).scatter_(-1, order, within) & ~flat.isneginf()
+    return chosen.view(batch, heads, length).sum(-1)
+
+
+def blended(won_Bh: Tensor, competes_BN: Tensor, protected_BN: Tensor, alpha: float) -> Tensor:
+    """``1 - alpha`` of what each head won and ``alpha`` of an equal share, in whole numbers of the same sum.
+
+    A head has what is protected, as far as the equal share goes, and at least one entry.
+    """
+    device, heads = won_Bh.device, won_Bh.shape[1]
+    won_Bh, entries_B, protected_B = (
+        each.cpu() for each in (won_Bh, competes_BN.sum(-1), (protected_BN & competes_BN).sum(-1))
+    )
+    total_B = won_Bh.sum(-1)
+    share_hB = ((1 - alpha) * won_Bh.double() + alpha * total_B[:, None].double() / heads).T
+    least_B = torch.minimum(protected_B.clamp(min=1), total_B // heads)
+    count_hB = divide_budget(share_hB, total_B, least_B.expand(heads, -1), entries_B.expand(heads, -1))
+    return count_hB.T.to(device)
+
+
+def concentration(scores_BhN: Tensor, free_BN: Tensor, count_B: Tensor) -> Tensor:
+    """The share of each head's sum of scores that its best entries hold, [B, h, 1]; 1 where that sum is 0."""
+    best = scores_BhN.masked_fill(~free_BN[:, None], 0.0).sort(dim=-1, descending=True).values
+    within = torch.arange(best.shape[-1], device=best.device) < count_B[:, None]
+    sum_Bh1 = best.sum(-1, keepdim=True)
+    share = (best * within[:, None]).sum(-1, keepdim=True) / sum_Bh1.clamp(min=torch.finfo(best.dtype).tiny)
+    return torch.where(sum_Bh1 > 0, share, 1.0)
