@@ -29,8 +29,8 @@ def answer_text(decoded: str, goes_on: bool = False) -> str:
 class AnswerStream:
     """Hands on an answer's text in pieces, which joined are the answer that ``SubTokenModel.chat`` returns.
 
-    Pass it as ``streamer`` and among ``stopping_criteria``; both are called by the thread that generates. White space
-    at an end, half a character and what may become a stop text are held back until more has come.
+    Pass it as ``streamer`` and among ``stopping_criteria``. White space at an end, half a character and what may become
+    a stop text are held back until more has come.
 
     Args:
         say: called with every piece; none is empty.

@@ -82,13 +82,11 @@ def given_tokens(
 ) -> list[TokenScore | None]:
     """Score the tokens that are given after each prompt of a filled cache; the cache is as before afterwards.
 
-    They read what decoding reads: the packed cache, after reducer, routers and eviction, in its own precision, and the
-    given tokens before them whole. The first ones need no pass, the others share one (``APPENDED`` at a time) unless
-    the rotary embedding's frequencies depend on the length.
+    They read what decoding reads: the packed cache, and the given tokens before them whole. The first ones need no
+    pass, the others share one (``APPENDED`` at a time) unless the rotary embedding's frequencies depend on the length.
 
     Args:
-        chooses_pages: every token chooses the pages that it reads, as a decoded one does: a pass for each. Otherwise
-            all read everything. The same where a cache has no pages.
+        chooses_pages: every token chooses the pages that it reads, as a decoded one does: a pass for each.
 
     Returns:
         One per prompt; None where no tokens are given.
@@ -127,7 +125,7 @@ def given_tokens(
 
 
 def check_continuations(prompts: Batch, continuations: Sequence[Sequence[Sequence[int]]]) -> None:
-    """Raise a worded ``ValueError`` unless every prompt has its list, and no continuation is empty."""
+    """Raise ``ValueError`` unless every prompt has its list, and no continuation is empty."""
     if len(continuations) != len(prompts.record_ids):
         raise ValueError(f"{len(continuations)} lists of continuations for {len(prompts.record_ids)} prompts")
     for name, of_prompt in zip(prompts.record_ids, continuations, strict=True):
@@ -211,10 +209,9 @@ def score_batch(
 ) -> list[Outcome]:
     """Log-probabilities of each prompt's continuations, log-softmax in fp32.
 
-    A prompt runs once for all of its continuations, and its next-token logits score their first tokens; single tokens
-    need nothing else. The others are appended to the cache one after another (those of a batch together, long ones with
-    long ones), and cropped off again. Nothing is generated, and ``eviction_every`` has nothing to do; what is so long
-    that it would act is refused.
+    A prompt runs once for all of its continuations, and its next-token logits score their first tokens. The others are
+    appended to the cache one after another (those of a batch together, long ones with long ones), and cropped off
+    again. Nothing is generated, so ``eviction_every`` does nothing; what is so long that it would act is refused.
     """
     check_continuations(prompts, continuations)
     compression = compression or Compression()
@@ -256,7 +253,6 @@ def _now(prompts: Batch) -> float:
 def _opened(
     backbone: CompressedBackbone, prompts: Batch, compression: Compression, protocol: Protocol
 ) -> tuple[PackedCache, Tensor, list[Outcome]]:
-    """Put prompts into a cache: it, the logits of the first token, and the prompts' outcomes without answers."""
     start, cache = _now(prompts), PackedCache(backbone.family.shape.num_layers)
     opened = open_prompts(backbone, prompts, cache, compression, protocol)
     seconds = _now(prompts) - start

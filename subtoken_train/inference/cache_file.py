@@ -1,12 +1,10 @@
 """A compressed cache as one safetensors file, so that a context is compressed once and used for days.
 
-The tensors are as they are stored (``cache/packed_record.py``). In the file's metadata stand as JSON a record of what
-they are, which model and settings made them, the contexts' digests, the texts around a question, the report, and a
-SHA-256 of the record and all tensors.
-
-What reading promises for any bytes: the cache that was written, for the model, reducer and settings that wrote it, or
-one worded ``ValueError``. The checksum finds damage, not a forger: hence all other checks. Nothing is unpickled, no
-path in the file is opened, and nothing larger than the file is allocated.
+In the file's metadata stand as JSON a record of the tensors, which model and settings made them, the contexts' digests,
+the texts around a question, the report, and a SHA-256 of the record and all tensors. What reading promises for any
+bytes: the cache that was written, for the model, reducer and settings that wrote it, or one worded ``ValueError``. The
+checksum finds damage, not a forger: hence all other checks. Nothing is unpickled, no path in the file is opened, and
+nothing larger than the file is allocated.
 """
 
 from __future__ import annotations
@@ -51,11 +49,7 @@ _RECORD = "subtoken_cache"
 
 @dataclass(frozen=True)
 class CacheHeader:
-    """Description of a file's tensors.
-
-    Attributes:
-        frames: texts around the questions of each context.
-    """
+    """Description of a file's tensors; ``frames`` are the texts around the questions of each context."""
 
     model: ModelIdentity
     dtype: str
@@ -82,8 +76,6 @@ class CacheHeader:
 
 @dataclass(frozen=True)
 class _CacheRecord(CacheHeader):
-    """The record of a cache file: its header, version and packed layers."""
-
     version: int
     packed: PackedRecord
 
@@ -189,7 +181,7 @@ def _content(text: str, path: Path) -> dict[str, Any]:
 
 
 def _check_scales(record: _CacheRecord, compression: Compression, path: Path) -> None:
-    """Raise a worded ``ValueError`` for an older file whose rounded value groups have a scale each."""
+    """Refuse an older file whose rounded value groups have a scale each."""
     routed = any(part.routed for layer in record.packed.layers for block in layer.blocks for part in block.parts)
     if record.version < 3 and routed and FORMATS[compression.kv_dtype].rounds:
         raise ValueError(
@@ -199,7 +191,6 @@ def _check_scales(record: _CacheRecord, compression: Compression, path: Path) ->
 
 
 def _check_made_by(record: CacheHeader, backbone: CompressedBackbone, compression: Compression) -> None:
-    """Raise a worded ``ValueError`` unless this model made the cache, under these settings."""
     if not record.contexts or len(record.frames) != len(record.contexts):
         raise ValueError(f"it has {len(record.contexts)} contexts and {len(record.frames)} frames of questions")
     ours = CacheHeader.of(backbone, compression, [], [], record.report)
@@ -240,7 +231,6 @@ def _devices(backbone: CompressedBackbone) -> list[torch.device]:
 
 
 def _check_report(report: CacheReport, cache: PackedCache) -> None:
-    """Raise a worded ``ValueError`` unless the tensors take the bytes that the report says."""
     check_range("its report's kept_entries", report.kept_entries, 0, 1)
     for name in ("payload_bytes", "index_bytes"):
         found, said = sum(getattr(layer, name) for layer in cache.layers), getattr(report, name)

@@ -140,7 +140,7 @@ class Questions:
     nested: bool
 
     def check_fits(self, contexts: int) -> None:
-        """Raise a worded ``ValueError`` unless there are questions of as many contexts."""
+        """Raise ``ValueError`` unless there are questions of as many contexts."""
         if len(self.of_each) != contexts:
             given = f"{len(self.of_each)} lists of questions" if self.nested else "one list of questions"
             raise ValueError(
@@ -186,11 +186,7 @@ def _is_list(thing: Any) -> bool:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CompressedContext:
-    """One or more contexts in one cache, which never changes: every question is answered on a branch of it.
-
-    Attributes:
-        packed: the cache; nothing follows the contexts in it.
-    """
+    """One or more contexts in one cache, which never changes: every question is answered on a branch of it."""
 
     backbone: CompressedBackbone
     compression: Compression
@@ -219,7 +215,6 @@ class CompressedContext:
         return cls(backbone, compression, cache, frames, batch.record_ids, took, plan, goes_on)
 
     def __repr__(self) -> str:
-        """Return one line: what is held, and in how many bytes."""
         return f"CompressedContext({len(self.frames)} of {self.packed.prompt_length:,} tokens; {self.report})"
 
     @panics_in_words()
@@ -229,11 +224,7 @@ class CompressedContext:
         max_new_tokens: int,
         ended: Callable[[list[Tensor]], Tensor] | None = None,
     ) -> list[list[str]]:
-        """Greedy answers to the questions of every context.
-
-        Args:
-            questions: of each context; they may have different numbers of them.
-        """
+        """Greedy answers to the questions of every context."""
         family = self.backbone.family
         asked = [[frame.ids(family, each) for each in own] for frame, own in zip(self.frames, questions, strict=True)]
         self._check(asked)
@@ -246,19 +237,17 @@ class CompressedContext:
         return found
 
     def branch(self, rows: int) -> PackedCache:
-        """Return a cache for so many answers, each with the one context; several are copies of it."""
+        """Return a cache for so many answers, each with the one context."""
         cache = self.packed.branch()
         if rows > 1:
             cache.batch_select_indices(torch.zeros(rows, dtype=torch.long))
         return cache
 
     def generate(self, asked: Sequence[list[int]], cache: PackedCache, **settings: Any) -> Tensor:
-        """Answer questions of one context by ``generate`` of transformers, which samples, streams and stops.
-
-        Greedy ids are those of ``answers``. Only of one context.
+        """Answer questions of the one context by ``generate`` of transformers, which samples, streams and stops.
 
         Args:
-            asked: what stands between the context and each answer, see ``question_ids``.
+            asked: what stands between the context and each answer.
             cache: a ``branch`` of as many rows, which grows.
 
         Returns:
@@ -290,11 +279,7 @@ class CompressedContext:
 
     @panics_in_words()
     def question_ids(self, question: str, after: str | None = None) -> list[int]:
-        """Return the token ids between the one context and the answer.
-
-        Args:
-            after: what stands between the question and the answer, see ``further_turns``; None: the end of a turn.
-        """
+        """Return the token ids between the one context and the answer; ``after`` (None: a turn's end) ends them."""
         (frame,) = self.frames
         return (frame if after is None else replace(frame, after=after)).ids(self.backbone.family, question)
 
@@ -307,7 +292,7 @@ class CompressedContext:
         return ids_Bq, torch.arange(width, device=device) < missing_B1
 
     def stream(self, question: str, max_new_tokens: int) -> Iterator[str]:
-        """Yield the greedy answer of one context to one question in pieces, see ``pieces``."""
+        """Yield the greedy answer of one context to one question in pieces."""
         device = self.backbone.family.device.type  # another thread has no autocast of its own
         dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
 
@@ -341,12 +326,11 @@ class CompressedContext:
         return [answer_text(text, self.goes_on) for text in texts]
 
     def _check(self, asked: list[list[list[int]]]) -> None:
-        """Raise a worded ``ValueError`` where questions hold ids that the model does not know."""
         for ids in (ids for own in asked for ids in own):
             check_ids(torch.tensor([ids]), self.backbone.model.get_input_embeddings().num_embeddings)
 
     def save(self, path: str | Path, overwrite: bool = False) -> Path:
-        """Write the compressed contexts into one safetensors file, whole or not at all, see ``cache_file.py``."""
+        """Write the compressed contexts into one safetensors file, whole or not at all."""
         if self.compression.every is not None:
             raise ValueError(
                 f"a cache with eviction_every={self.compression.every} is not saved: what later evictions need (who "

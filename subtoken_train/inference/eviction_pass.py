@@ -1,8 +1,7 @@
 """The eviction's side of a prompt's pass: scores layer after layer, then budgets and the entries that stay.
 
-A budget in bytes: what an entry takes is known beforehand only where all entries store as much. Heads that keep entries
-of their own, or entries with more or fewer value groups than the mean, are counted once they are chosen, and chosen
-again among fewer where they take too much.
+A budget in bytes: heads that keep entries of their own, or entries with more or fewer value groups than the mean, are
+counted once they are chosen, and chosen again among fewer where they take too much.
 
 Legend: B batch, L layers, M rows of a layer, h key-value heads, S value groups.
 """
@@ -49,7 +48,6 @@ def entries_for_bytes(
     Args:
         allowed: bytes of a sample's whole prompt cache; every layer gets as many.
         regions_BM: ``Region`` codes of the rows, PADDING where a row is no entry.
-        competes_BM: entries that the budget chooses among, bool.
     """
     in_region_BM = in_compressed_region(regions_BM)
     cost_BM = torch.zeros(regions_BM.shape, dtype=torch.float64, device=regions_BM.device)
@@ -63,10 +61,8 @@ def entries_for_bytes(
     sums_BM = (cost_BM * competes_BM).sort(-1, descending=True).values.cumsum(-1)
     needed_B = (fixed_B + (cost_BM * competes_BM).amax(-1)) * shape.num_layers
     if bool((needed_B > allowed).any()):
-        raise ValueError(
-            f"eviction_keep={int(allowed)} bytes is too small for the entries that always stay (text, and at least "
-            f"one other entry per layer); it needs at least {int(needed_B.max().ceil())} bytes"
-        )
+        what = "the entries that always stay (text, and one other entry per layer)"
+        raise _too_few(allowed, what, int(needed_B.max().ceil()))
     return (sums_BM <= (allowed / shape.num_layers - fixed_B)[:, None]).sum(-1)
 
 
@@ -94,11 +90,12 @@ def largest_choice(
         low_B, high_B = torch.where(fits_B, middle_B, low_B), torch.where(fits_B, high_B, middle_B - 1)
     kept = choose(low_B)
     if bool(((needed_B := bytes_of(kept)) > allowed).any()):
-        raise ValueError(
-            f"eviction_keep={int(allowed)} bytes is too small for what always stays plus one entry per head; "
-            f"it needs at least {int(needed_B.max())} bytes"
-        )
+        raise _too_few(allowed, "what always stays plus one entry per head", int(needed_B.max()))
     return kept
+
+
+def _too_few(allowed: float, what: str, needed: int) -> ValueError:
+    return ValueError(f"eviction_keep={int(allowed)} bytes is too small for {what}; it needs at least {needed} bytes")
 
 
 def prompt_bytes(
@@ -133,11 +130,7 @@ def prompt_bytes(
 
 @dataclass
 class LastingLayer:
-    """A layer's part that evicting while decoding still needs.
-
-    Attributes:
-        budget_B: competing entries that may stay, int64: what a share or bytes gave for the prompt.
-    """
+    """A layer's part that evicting while decoding needs; of the competing entries ``budget_B`` may stay, int64."""
 
     scale: float
     regions_BM: Tensor
@@ -149,9 +142,8 @@ class LastingLayer:
 class EvictionPass:
     """The observer of one prompt pass: scores layer after layer, then says what stays.
 
-    ``again_B`` marks the samples whose entries a second pass scores (``engine/second_pass.py``), ``tasks`` are its
-    rows; none where no sample is marked. ``budgets`` are, per layer that was kept, what competed (bool [B, M]) and how
-    much of it may stay (int64 [B]).
+    ``again_B`` marks the samples whose entries a second pass scores, ``tasks`` are its rows. ``budgets`` are, per layer
+    that was kept, what competed (bool [B, M]) and how much of it may stay (int64 [B]).
 
     Args:
         prompts: whole, or their first part (``followed``), whose last rows may be dropped.
@@ -191,7 +183,7 @@ class EvictionPass:
         return self._input.__setitem__ if "inputs" in self.method.needs else None
 
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
-        """Score one layer, see ``PromptObserver``."""
+        """Score one layer."""
         home = self.again_B.device
         self.rows[layer] = on_device(rows, home)
         if self.compression.every is not None:
@@ -219,7 +211,7 @@ class EvictionPass:
             self.scores[layer] = on_device(self.method.score(view), home)
 
     def observe_task(self, plan: TaskPlan, task: TaskRows, layer: int, *states: Any) -> None:
-        """Score what a task is about in one layer again; ``states`` as ``TaskObserver`` has them."""
+        """Score what a task is about in one layer again."""
         first = self.scores[layer]
         view = task_view(self.family, plan, self.rows[layer], task, layer, *states)
         replaced_B1M = self.again_B[:, None, None] & view.about_BN.to(self.again_B.device)[:, None]
@@ -231,8 +223,8 @@ class EvictionPass:
         """Entries that stay of the layers that were seen, each bool [B, h, M] (h = 1: one set for all heads).
 
         Args:
-            masks: per layer the value groups of its rows, bool [B, M, S], None: all of them; what a budget in bytes
-                holds. Empty where no layer routes.
+            masks: per layer the value groups of its rows, bool [B, M, S], None: all of them. Empty where no layer
+                routes.
         """
         order = sorted(self.scores)
         regions = [self.rows[layer].regions_BM for layer in order]
@@ -263,7 +255,6 @@ class EvictionPass:
         return largest_choice(choose, bytes_of, budget.amax(0), allowed)
 
     def _kept(self, scores: list[Scores], candidates: Candidates) -> list[Tensor]:
-        """Entries that stay under the method's budgets, or those that reach the threshold."""
         threshold = self.compression.threshold
         if threshold is None:
             return self.method.keep(scores, candidates)
@@ -273,7 +264,7 @@ class EvictionPass:
         return kept
 
     def check_threshold(self, names: list[str]) -> None:
-        """Raise a worded ``ValueError`` where a threshold left nothing, or all, of a prompt; all layers were kept."""
+        """Raise ``ValueError`` where a threshold left nothing, or all, of a prompt."""
         if self.compression.threshold is not None:
             sum(self._older[1:], self._older[0]).check(self.compression.threshold, names)
 
@@ -282,10 +273,8 @@ class EvictionPass:
         read, own = scale_of(self.method).read, []
         for layer in sorted(self.scores):
             found, regions_BM = self.scores[layer], self.rows[layer].regions_BM
-            in_scope_BM, recent_BM = (
-                self.compression.in_scope(regions_BM),
-                last_marked(regions_BM != Region.PADDING, window),
-            )
+            in_scope_BM = self.compression.in_scope(regions_BM)
+            recent_BM = last_marked(regions_BM != Region.PADDING, window)
             older_BM = in_scope_BM & ~(self._last_row(regions_BM) | recent_BM | found.protected_BN)
             own.append((read(found.scores_BhN).cpu(), in_scope_BM.cpu(), older_BM.cpu()))
         prompts = []
@@ -338,7 +327,6 @@ class EvictionPass:
         return replace(self.groups, key_channels=own.key_channels, key_axes=own.key_axes)
 
     def _promised(self, count_B: Tensor) -> Tensor:
-        """Return what a budget in entries leaves of so many in scope, before it is rounded, fp64 [B]."""
         if self.compression.unit == "fraction":
             return count_B.double() * self.compression.keep
         return torch.full_like(count_B, int(self.compression.keep)).double()

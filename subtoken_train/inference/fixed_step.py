@@ -37,12 +37,11 @@ class FixedStep:
             for _ in range(256):
                 ids_B1 = step(ids_B1).argmax(-1, keepdim=True)
 
-    The cache's lengths are right after every step, and it is an ordinary cache when the block ends.
+    It is an ordinary cache when the block ends.
 
     Args:
         compile_config: of ``torch.compile``, as transformers' ``generate`` takes it; None: the step runs as it is.
-        cuda_graph: capture the step and replay it; without ``compile_config``, whose mode ``reduce-overhead`` does so
-            by itself.
+        cuda_graph: capture the step and replay it; without ``compile_config``, whose mode ``reduce-overhead`` does so.
     """
 
     def __init__(

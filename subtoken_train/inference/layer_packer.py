@@ -1,14 +1,12 @@
 """Layers of a prompt's pass, from dense keys and values to packed ones: key channels are cut, keys re-rotated.
 
 **Cut key channels** (ThinK): the queries of a prompt's last rows, with the keys that stay after an eviction, say which
-channels of each key-value head matter (``functional/key_channels.py``). Keys of entries in scope are cut, but for those
-of the last rows. Along *principal axes* (RotateK, ``functional/key_axes.py``) the keys of the cut entries and the
-queries say which; all keys of the layer, later ones too, then stand in the basis of these axes.
+channels of each key-value head matter. Along *principal axes* (RotateK) all keys of the layer, later ones too, then
+stand in the basis of these axes.
 
 **Re-rotation**: the kept keys of every head are turned as if they stood at 0, 1, 2, ... in their order, and the next
-token comes right after them: a cache of K entries leaves a model all but K of its positions. As kvpress'
-``KeyRerotationPress``, once after the prompt; streaming-llm (Xiao et al., 2024) turns keys at every step, which after
-one eviction is the same. The prompt itself runs at its own positions. mRoPE ids (a grid) are refused.
+token comes right after them. As kvpress' ``KeyRerotationPress``, once after the prompt; streaming-llm (Xiao et al.,
+2024) turns keys at every step, which after one eviction is the same.
 
 Legend: B batch, N entries of a plan, M rows of a layer, h key-value heads, d head width.
 """
@@ -41,7 +39,7 @@ from subtoken_train.types import CutKeys, LayerPlan, Region
 
 
 class KeyCut:
-    """The observer of one prompt pass: notes the last queries layer after layer, then says what stays of the keys."""
+    """The observer of one prompt pass that notes the last queries of layers, then says what stays of the keys."""
 
     def __init__(self, compression: Compression) -> None:
         self.compression = compression
@@ -50,7 +48,7 @@ class KeyCut:
         self.cuts: bool | None = None
 
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
-        """Note a layer's last queries, see ``PromptObserver``."""
+        """Note a layer's last queries."""
         self.regions[layer] = rows.regions_BM
         asks_BM = last_marked(rows.regions_BM != Region.PADDING, self.compression.key_window)
         asked = query_energy if self.compression.key_axes == "own" else query_lengths
@@ -83,7 +81,7 @@ class QueryMoments:
         self.of: dict[int, Tensor] = {}
 
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
-        """Note the queries of a layer's rows, see ``PromptObserver``."""
+        """Note the queries of a layer's rows."""
         visible_BN = (rows.regions_BM != Region.PADDING).to(query.device)
         total = query.new_zeros(*key.shape[:2], *2 * key.shape[-1:], dtype=torch.float32)
         for some, marks_Bn in zip(torch.split(query, BLOCK, 2), torch.split(visible_BN, BLOCK, 1), strict=True):
@@ -118,10 +116,9 @@ class Rerotation:
         if bool(unlike_B.any()):
             first = int(unlike_B.int().argmax())
             fewest, most = (int(each) for each in torch.cat([count_Bh[first], before_B[first, None]]).aminmax())
-            raise ValueError(
-                f"rerotate: heads or layers keep between {fewest} and {most} entries of a prompt, but what follows "
-                "needs one position; use an eviction and a reducer that keep as many in each, or leave rerotate out"
-            )
+            words = f"rerotate: heads or layers keep between {fewest} and {most} entries of a prompt, but what follows"
+            instead = "use an eviction and a reducer that keep as many in each, or leave rerotate out"
+            raise ValueError(f"{words} needs one position; {instead}")
         self.count_B = before_B
         unrotated = self.rotate(layer, position_BN).turn_back(key_BhNd)
         place_BhN = (keep_BhN.cumsum(-1) - 1).clamp(min=0)
@@ -144,7 +141,6 @@ class LayerPacker:
     Attributes:
         prompt_length: tokens of the unreduced prompts, padding included.
         dense: the cache that the pass fills.
-        rerotation: closes up the keys; None: they keep their positions.
         key_cut: chooses key channels; observes the pass. None: all stay.
         moments: of queries, where keys are stored in a basis; observes the pass.
     """
@@ -220,13 +216,11 @@ class LayerPacker:
         packed.window = None if window is None else window.size
 
     def _basis(self, plan: LayerPlan, key_BhMd: Tensor, measured_BhM: Tensor) -> KeyBasis | None:
-        """Return the basis in which a layer's keys are stored: what cuts them, or rounds them, asks for; None: none."""
         if plan.cut_keys is not None and plan.cut_keys.turn is not None:
             return MirroredBasis(**vars(plan.cut_keys.turn))
         return None if self.moments is None else BalancedBasis.of(key_BhMd, measured_BhM)
 
     def _fill(self, blocks: list[Block], fill_BV: Tensor, batch: int) -> Fill | None:
-        """Return the vectors that stand for pieces not stored; None where all are stored."""
         if not any(isinstance(part.values, RoutedValues) for block in blocks for part in block.parts):
             return None
         assert self.backbone.bank is not None
@@ -234,11 +228,7 @@ class LayerPacker:
         return Fill(vectors.expand(batch, -1, -1), self.backbone.bank.config.fill == "mean")
 
     def make_ready(self, next_position: Tensor) -> None:
-        """Make the cache ready to decode once all layers are packed.
-
-        Args:
-            next_position: of the first token after the prompts, [B, 1] or [3, B, 1]; re-rotated keys have their own.
-        """
+        """Make the cache ready to decode once all layers are packed; ``next_position`` is [B, 1] or [3, B, 1]."""
         cache, place = self.cache, next_position
         if self.rerotation is not None:
             place = self.rerotation.next_position.to(next_position.device)

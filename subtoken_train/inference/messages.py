@@ -27,10 +27,7 @@ _MARKS = {"image": IMAGE_MARK, "video": VIDEO_MARK}
 
 
 def read_messages(prompt: Any, pictures: Sequence[Picture] = ()) -> tuple[list[Message], list[Picture]]:
-    """Return a prompt as messages of texts, and the pictures that its marks stand for.
-
-    The last message is the user's, or an assistant's that is to be gone on with.
-    """
+    """Return a prompt as messages of texts, the last one the user's or an assistant's, and its marks' pictures."""
     if isinstance(prompt, str):
         messages: list[Message] = [{"role": "user", "content": prompt}]
         found = list(pictures)
@@ -59,8 +56,7 @@ def goes_on(prompt: Any, raw: bool = False) -> bool:
 def alternating_turns(messages: Sequence[Message]) -> list[Turn]:
     """Return messages as turns, what the system says in front of the first question, as training puts it.
 
-    For chat formats that are no template: these have no other place for it. What one says in several messages is
-    joined by line breaks, as the parts of a message are.
+    For chat formats that are no template. What one says in several messages is joined by line breaks.
     """
     told, said = "", list[Message]()
     for number, message in enumerate(messages, 1):

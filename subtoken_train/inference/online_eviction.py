@@ -2,13 +2,12 @@
 
 Whenever ``every`` tokens came since the last time, and more follow, each layer's whole cache is looked at: the packed
 entries of the prompt that competed, and what was appended since. The method scores them by the queries of the last rows
-and keeps as many per head as the prompt's budget allows; what never competed (a system prompt, the question) stays. So
-a layer holds at most its budget, ``every`` tokens (or a longer turn) and what never competes. Under a threshold an
-entry goes that is older than its window and scores below it; nothing bounds how many stay.
+and keeps as many per head as the prompt's budget allows; what never competed (a system prompt, the question) stays.
+Under a threshold an entry goes that is older than its window and scores below it; nothing bounds how many stay.
 
-The tail is packed when something is evicted; kept entries of the prompt lie as they were stored (``cache/entries.py``).
-A sample that has nothing to evict keeps its tokens unrounded. ``merge`` acts on the prompt alone, and positions stay.
-Source of the idea: kvpress's ``DecodingPress``, which evicts in the middle of a step; here the next step sees it first.
+The tail is packed when something is evicted; kept entries of the prompt lie as they were stored. A sample that has
+nothing to evict keeps its tokens unrounded. ``merge`` acts on the prompt alone, and positions stay. Source of the idea:
+kvpress's ``DecodingPress``, which evicts in the middle of a step; here the next step sees it first.
 
 Legend: B batch, L layers, h key-value heads, H query heads, R rows (B, or B * h where heads hold entries of their own),
 c key heads of a row, M stored entries, T tail tokens, N = M + T, k statistics of a head, n query rows, d head width.
@@ -40,8 +39,7 @@ from subtoken_train.view.view import ABSENT, View, reads_values
 class HeldLayer:
     """A layer's entries by row, oldest first, then its tail; padding between them where a row stores fewer than others.
 
-    Attributes:
-        order_RM: where in the order of storage each of the stored entries is.
+    ``order_RM`` says where in the order of storage each of the stored entries is.
     """
 
     layer: PackedLayer

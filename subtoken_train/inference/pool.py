@@ -45,11 +45,11 @@ class ModelPool:
 
     Arms that name the same backbone (path, revision, dtype, ...) take turns on one loaded family: the LoRA and the
     routers of the arm before are taken out first, so only the arm that was handed out last runs. One family is held at
-    a time; arms should come backbone by backbone.
+    a time.
 
     Args:
-        device_map: where models run, see ``SubTokenModel.from_pretrained``; None: where they are loaded. Under ``auto``
-            a model that the first of several GPUs does not hold is spread over all, see ``families/load.py``.
+        device_map: where models run; None: where they are loaded. Under ``auto`` a model that the first of several GPUs
+            does not hold is spread over all.
     """
 
     def __init__(self, device_map: str | None = None) -> None:
@@ -138,7 +138,6 @@ class ModelPool:
         return self._placed(self._current)
 
     def _cleared(self, source: BackboneConfig, reducer: Reducer) -> Family:
-        """The family that ``source`` names, as it was loaded; ``reducer`` is what will act on it."""
         if self._current is not None:
             self._current.detach()
             self._current = None
@@ -173,14 +172,14 @@ def load_backbone(
     device: str | None = None,
     **settings: Any,
 ) -> CompressedBackbone:
-    """An adapter folder or a backbone, from disk or from the Hub; see ``SubTokenModel.from_pretrained``."""
+    """An adapter folder or a backbone, from disk or from the Hub."""
     if reducer is not None and find_adapter(path, revision) is not None:
         raise ValueError(f"{path} is an adapter with its own token reducer; leave reducer out")
     return ModelPool(device).get(path, revision=revision, backbone=backbone, reducer=reducer, **settings)
 
 
 def family_named(path: str | Path, backbone: str | None = None) -> type[Family]:
-    """The family of an adapter's backbone, or of a backbone, without its weights, as ``ModelPool.get``."""
+    """The family of an adapter's backbone, or of a backbone, without its weights."""
     folder = find_adapter(path, None)
     if folder is None:
         return family_class(BackboneConfig(path=str(path)))

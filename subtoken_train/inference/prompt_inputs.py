@@ -47,12 +47,11 @@ def batch_from_inputs(
     """Mark the regions of prompts, padded on either side.
 
     A model that sees images: SYSTEM before a sample's first image token, VISUAL, QUERY for everything else; the ranking
-    token is the last one. A language model: CONTEXT and QUERY, see ``context_tokens``.
+    token is the last one. A language model: CONTEXT and QUERY.
 
     Args:
         visible_BN: real tokens, bool.
-        inputs: the processor's further outputs, by the names ``IMAGE_INPUTS``; a chat's ``regions``, as ``inputs_of``
-            gives them for a language model.
+        inputs: the processor's further outputs, by the names ``IMAGE_INPUTS``; a chat's ``regions``.
         context_length: tokens of a language model's context, of every sample; None: the regions, or the default split.
     """
     device, regions_BN = family.device, inputs.get("regions")
@@ -190,7 +189,7 @@ def inputs_of(
     raw: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> dict[str, Tensor]:
-    """Write a prompt in the backbone's chat format, on its device, see ``SubTokenModel.inputs``."""
+    """Write a prompt in the backbone's chat format, on its device."""
     device = family.device
     messages, images = read_messages(prompt, picture_list(shown))
     check_raw(family, raw)

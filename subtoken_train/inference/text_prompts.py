@@ -1,10 +1,9 @@
 """Texts as token ids: prompts and continuations, questions after a context, LongBench's long prompts.
 
-Prompts and continuations follow lm-evaluation-harness's rules, so that log-likelihoods are the same (``TemplateLM.
-_encode_pair`` and ``HFLM`` of lm_eval 0.4.13): the two are encoded together, and the continuation's ids are what comes
-after as many ids as the prompt alone has; white space at the end of the prompt moves to the continuation first; BOS is
-what the tokenizer adds, unless the text starts with it. A question that follows a compressed context is encoded apart
-from it, so that one context serves every question: no token spans the two.
+Prompts and continuations follow lm-evaluation-harness's rules (``TemplateLM._encode_pair`` and ``HFLM`` of lm_eval
+0.4.13): the two are encoded together, and the continuation's ids are what comes after as many ids as the prompt alone
+has; white space at the end of the prompt moves to the continuation first; BOS is what the tokenizer adds, unless the
+text starts with it. A question that follows a compressed context is encoded apart from it: no token spans the two.
 
 Legend: B batch, N positions.
 """
@@ -41,8 +40,8 @@ class QuestionFrame:
     """The texts between a context and the answer.
 
     Attributes:
-        anchor: what a question is encoded behind, and then taken off: tokenizers begin a text otherwise than they go on
-            with one. The last picture's placeholder; of a text a line break.
+        anchor: what a question is encoded behind, and then taken off, as tokenizers begin a text otherwise than they go
+            on with one.
         before: from the context's last token to the question; white space is left out where that begins with a line
             break.
         after: from the question to the answer.
@@ -98,10 +97,7 @@ def text_frame(
 
 
 def system_frame(family: Family, context: str, **variables: object) -> tuple[str, int, QuestionFrame]:
-    """Return a context that is what the system says, in the tokenizer's chat template; see ``text_frame``.
-
-    Questions are the user's first turn. White space around the context is left to the template.
-    """
+    """Return likewise a context that is what the system says; questions are the user's first turn."""
     asked: list[Message] = [{"role": "system", "content": context}, {"role": "user", "content": _MARK}]
     rendered = rendered_prompt(family.tokenizer, asked, **variables)
     assert rendered.asked is not None
@@ -114,8 +110,8 @@ def further_turns(family: Family, messages: Sequence[Message], **variables: obje
     """Return what the chat format writes between a first question, which is not given, and the answer to the last one.
 
     Args:
-        messages: what was said after the first question, without pictures; the last one is the user's, or an
-            assistant's that is to be gone on with.
+        messages: what was said after the first question; the last one is the user's, or an assistant's to be gone on
+            with.
     """
     asked: Message = {"role": "user", "content": _MARK}
     if not family.sees_images:
@@ -147,10 +143,7 @@ def check_raw(family: Family, raw: bool) -> None:
 
 
 def picture_frame(family: Family, pictures: Sequence[Picture], system: str | None = None) -> QuestionFrame:
-    """The frame of questions after pictures, which stand in front, in the family's chat format.
-
-    What the system says belongs to it where the format puts pictures before all words.
-    """
+    """The frame of questions after pictures, which stand in front, in the family's chat format."""
     turns = alternating_turns(picture_messages(pictures, _MARK, system))
     rendered = family.render([hidden_turn(family, turn) for turn in turns])
     head, _, after = rendered.text.rpartition(_MARK)
@@ -173,7 +166,7 @@ class EncodedText:
         input_ids: the prompt's, BOS included.
         context_length: of them, those that may be compressed; the others ask.
         record_id: made of the prompt, so that random choices do not depend on the batch.
-        system_length: ids before the context, which stay: a chat template's beginning and its system prompt.
+        system_length: ids before the context, which stay.
     """
 
     input_ids: tuple[int, ...]
@@ -198,11 +191,10 @@ def encode_text(
     Args:
         prompt: what the model reads. With continuations, white space at its end moves to them.
         context_characters: how much of the prompt, from its start, may be compressed; a token across that boundary is
-            not in it. None: the default split, see ``context_tokens``.
+            not in it. None: the default split.
         max_length: positions for prompt and continuation (its last token needs none); None: any number, or with
             ``truncate_left`` those that the model was made for.
-        truncate_left: cut a longer prompt from the left, and say so in ``dropped_tokens``; the continuation is never
-            cut.
+        truncate_left: cut a longer prompt from the left, and say so in ``dropped_tokens``.
     """
     if family.image_token_id is not None:
         raise ValueError(f"{family.name} is not a language model; its prompts are made by its chat format")
@@ -236,16 +228,11 @@ def encode_text(
 def encode_chat(
     family: Family, context: str, asked: str, answer_prefix: str, *, max_length: int | None = None
 ) -> EncodedText:
-    """Encode a prompt in the tokenizer's chat template, what may be compressed and what asks apart, as kvpress does.
+    """Encode a prompt in the tokenizer's chat template, context and question apart, as kvpress does.
 
     Context and ``asked`` are one turn of the user. The template's text up to the end of the context is the one part;
     ``asked``, the template's end and the first words of the answer are the other. No token spans the two, and no
-    special token is added: the template writes its own. One that can ask a model to think first is told not to.
-
-    Args:
-        context: what may be compressed; the question too, where it is to be.
-        asked: what the user says after it, "" where the context holds the question.
-        answer_prefix: what the answer begins with, which the model goes on from.
+    special token is added. A template that can ask a model to think first is told not to.
     """
     check_template(family.tokenizer)
     head, _, frame = text_frame(family, context, enable_thinking=False)
@@ -261,11 +248,7 @@ def encode_chat(
 
 
 def encode_messages(family: Family, messages: Sequence[Message], **variables: object) -> EncodedText:
-    """Encode a conversation that is to be answered, as the tokenizer's chat template writes it.
-
-    Args:
-        messages: the last one is the user's, or an assistant's that is to be gone on with.
-    """
+    """Encode a conversation that is to be answered, or gone on with, as the tokenizer's chat template writes it."""
     if family.tokenizer.chat_template:
         rendered = rendered_prompt(family.tokenizer, messages, **variables)
         ids, starts = tokenise(family.tokenizer, rendered.text)
@@ -346,13 +329,12 @@ def without_middle(
 ) -> tuple[str, int]:
     """A prompt that leaves room for its answer: its first and its last tokens, half of what there is room for each.
 
-    As in the original the two ends are decoded and joined as texts, and special tokens are left out. They may encode
-    to another token or two than they had; where the positions are too few for these, more is cut.
+    As in the original the two ends are decoded and joined as texts, without special tokens. They may encode to another
+    token or two than they had; where the positions are too few for these, more is cut.
 
     Args:
         context: characters of it, from its start, that may be compressed.
-        max_length: tokens of the prompt, without its chat format; None: what the positions
-            allow that the model was made for.
+        max_length: tokens of the prompt, without its chat format; None: what the positions allow.
         chat: whether ``in_chat`` is called next.
 
     Returns:

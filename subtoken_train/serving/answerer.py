@@ -50,8 +50,8 @@ class ContextStore:
     """Holds contexts, and lets the least recently used ones go when they take more than a budget.
 
     One thread takes; others may read the counts: ``taken`` (compressed or loaded), ``found`` (there already) and
-    ``nbytes`` (held, as their reports count them). A context larger than the budget is used once and not held. Saved
-    ones are ``NAME.safetensors`` of a folder.
+    ``nbytes`` (held). A context larger than the budget is used once and not held. Saved ones are ``NAME.safetensors``
+    of a folder.
     """
 
     def __init__(self, budget: int, folder: Path | None = None) -> None:
@@ -111,7 +111,7 @@ class Answerer:
         return self._family.sees_images
 
     def submit(self, job: Job) -> None:
-        """Put a job that is ready into the line; how long that may be is for the caller to see to."""
+        """Put a job that is ready into the line."""
         self.works()
         self._line.put(job)
 
@@ -129,7 +129,7 @@ class Answerer:
         self._thread.join()
 
     def prepare(self, request: ChatRequest) -> Prepared:
-        """Read what a request holds; called by any thread, before it has its place in the line. Raises ``refusal``."""
+        """Read what a request holds, in any thread, before it has its place in the line; raises ``refusal``."""
         try:
             characters = sum(len(str(message["content"])) for message in request.messages)
             if self._most_characters is not None and characters > self._most_characters:
@@ -212,10 +212,7 @@ class Answerer:
                     _log.exception("an answer was lost")
 
     def _company(self, first: Job) -> list[Job]:
-        """Take those that wait and can share a pass with a job, in their order.
-
-        Of what the pass reads, half is padding at most, but for ``_PADDING`` characters.
-        """
+        """Take those that wait and can share a pass with a job; half of what it reads is padding at most."""
         found, sizes = [], [_size(first.request)]
         if self._goes_alone(first.request):
             return []
@@ -232,9 +229,8 @@ class Answerer:
     def _goes_alone(self, request: ChatRequest) -> bool:
         """Return whether no other request can share its pass.
 
-        A seed's draws are those of one row; prompts of models that see images have shapes of their own; where tokens
-        are evicted while they are decoded, bytes are counted of all rows together; and a rotary embedding may turn by
-        the longest row.
+        A seed's draws are those of one row; prompts of models that see images have shapes of their own; bytes of an
+        eviction while decoding are counted of all rows together; and a rotary embedding may turn by the longest row.
         """
         shown = request.asked is None and self.sees_images
         online = self.compression(request).every is not None
@@ -254,7 +250,7 @@ class Answerer:
                 self._answer([job])
 
     def _refused_pass(self, jobs: Sequence[Job]) -> RefusedError | None:
-        """Answer jobs in one pass; return why it failed, once what it held is free, or None."""
+        """Answer jobs in one pass; return why it failed, or None."""
         try:
             self._pass(jobs)
         except BaseException as error:
@@ -262,7 +258,6 @@ class Answerer:
         return None
 
     def _pass(self, jobs: Sequence[Job]) -> None:
-        """Answer jobs of equal settings."""
         request, device = jobs[0].request, self._family.device
         drawn_apart = torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=request.seed is not None)
         with noted() as notes, drawn_apart:
@@ -272,7 +267,6 @@ class Answerer:
             asking(self._for(request), jobs, partial(self._tell_end, notes))
 
     def _tell_end(self, notes: list[str], row: Row, cache_bytes: int, dense_bytes: int) -> None:
-        """Tell a job that its answer ended, or that it was ended."""
         if row.finish:
             said = [self._said(note) for note in (*row.job.ready.notes, *notes)]
             counts = row.prompt_tokens, row.cached_tokens, row.new_tokens, cache_bytes, dense_bytes
@@ -296,7 +290,6 @@ class Answerer:
         return together, {**rows[0].job.request.settings, **own}
 
     def _ask_whole(self, model: SubTokenModel, jobs: Sequence[Job], end: Callable[[Row, int, int], None]) -> None:
-        """Compress whole prompts and answer them."""
         prompts = [on_device(job.ready.inputs, model.device) for job in jobs]
         rows = [self._row(job, inputs["input_ids"].shape[1], 0) for job, inputs in zip(jobs, prompts, strict=True)]
         token_bytes = self._family.shape.token_bytes
@@ -316,7 +309,7 @@ class Answerer:
         together.close()
 
     def _ask_context(self, model: SubTokenModel, jobs: Sequence[Job], end: Callable[[Row, int, int], None]) -> None:
-        """Likewise, with questions about one context, which is kept; its copies of a pass fit into the budget."""
+        """Answer questions about one context, which is kept; its copies of a pass fit into the budget."""
         context, found = self._context(model, jobs[0])
         held, most = context.packed.prompt_length, max(1, self.contexts.budget // context.report.total_bytes)
 
@@ -354,7 +347,6 @@ class Answerer:
         return self.contexts.take((*batch.record_ids, asked.by_system, asked.system, how), compress)
 
     def _room(self, request: ChatRequest, tokens: int) -> int:
-        """Return the most new tokens after a prompt of so many."""
         most = request.max_new_tokens or self.limits.max_new_tokens
         if self._bound is None:
             return most
@@ -384,7 +376,6 @@ def _question_ids(context: CompressedContext, request: ChatRequest) -> list[int]
 
 
 def _joined(model: SubTokenModel, prompts: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
-    """Return texts as one batch, padded on the left."""
     if len(prompts) == 1:
         return dict(prompts[0])
     width = max(inputs["input_ids"].shape[1] for inputs in prompts)

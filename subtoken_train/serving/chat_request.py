@@ -69,7 +69,7 @@ class Limits:
 
     Attributes:
         max_pixels: width times height of each image.
-        evictions: that a request may name, ``none`` among them; where it names none, it has the server's.
+        evictions: that a request may name, ``none`` among them.
         keep: least and most that a request's eviction may keep, as shares.
     """
 
@@ -133,8 +133,7 @@ class ChatRequest:
     """One request.
 
     Attributes:
-        messages: of texts and pictures' marks, as ``SubTokenModel.inputs`` takes them.
-        images: the pictures in their order, encoded.
+        messages: of texts and pictures' marks.
         asked: what is asked about a context; None: the whole prompt is compressed for this answer alone.
         settings: of ``generate``: sampling.
         max_new_tokens: of the answer; None: as many as there is room for.
@@ -171,10 +170,7 @@ class ChatRequest:
 
 
 def read_request(body: bytes, limits: Limits, raw: bool = False, marks: bool = False) -> ChatRequest:
-    """Read a request, ``raw`` where it is one of ``/v1/completions``.
-
-    ``marks``: whether the model takes ``<image>`` in a text for a picture; here it is text.
-    """
+    """Read a request, ``raw`` of ``/v1/completions``; ``marks``: the model takes ``<image>`` in a text for an image."""
     content = parse_json(body, "the body")
     read = typed(_Text if raw else _Chat, _obeyed(content) if isinstance(content, dict) else content, "the body")
     if not 0 <= read.temperature <= 2 or not 0 < read.top_p <= 1:
@@ -366,5 +362,4 @@ def _obeyed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Return whether two values are one, of which neither is true or false unless both are."""
     return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)

@@ -152,7 +152,6 @@ class ChatServer:
             raise RefusedError(429, f"{self.held} requests are held, as many as may wait; come again later")
 
     async def _body(self, request: Request) -> bytes:
-        """Return the body once it is here."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise RefusedError(415, "the body must be JSON; send it with Content-Type: application/json")
         most = self.settings.max_body
@@ -328,7 +327,6 @@ class _Reply:
 
 
 def _usage(answer: Answer) -> dict[str, Any]:
-    """Return OpenAI's counts, and the bytes of the answer's cache at its end beside those of an uncompressed one."""
     return {
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.new_tokens,
@@ -357,7 +355,6 @@ def _error(error: ValueError) -> JSONResponse:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Word Starlette's own refusals, of paths and methods."""
     assert isinstance(error, HTTPException)
     return _error(
         RefusedError(error.status_code, f"{request.method} {request.url.path[:80]}: {error.detail}; {_PATHS}")

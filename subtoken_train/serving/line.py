@@ -31,7 +31,6 @@ class Answer:
         prompt_tokens: of the whole prompt, before anything is dropped.
         cached_tokens: of them, those whose compressed context was there.
         cache_bytes, dense_cache_bytes: of its cache at the end, and of an uncompressed one.
-        warnings: what was said on the way.
     """
 
     finish: str
@@ -54,10 +53,9 @@ class Job:
     Attributes:
         say: called with every event, by the thread that answers; the last one is no text.
         deadline: of ``time.monotonic``.
-        ready: what its pass reads; there before it is put into the line.
+        ready: what its pass reads.
         stopped: set where nobody waits for the answer any more.
-        told: whether a piece was said.
-        answered: whether the last event was.
+        told, answered: whether a piece was said, and the last event.
     """
 
     request: ChatRequest
@@ -111,10 +109,9 @@ class Line:
 
 @dataclass(eq=False)
 class Row:
-    """One answer of a pass.
+    """One answer of a pass, of ``most`` tokens at most.
 
     Attributes:
-        most: tokens of the answer, at most.
         finish: ``stop``, ``length``, or "" where it was ended from outside; None: it goes on.
         since: the step at which it ended.
     """
@@ -151,7 +148,6 @@ class SharedPass:
     """A streamer and a stopping criterion of ``generate`` for all rows of a pass; rows that ended say padding.
 
     Args:
-        rows: in the order of the pass.
         ends: tokens that end an answer.
         end: called with a row that ended and its place, once; tells its job.
         patience: steps for which an end is held back, in which a GPU is asked whether its logits were numbers.

@@ -32,8 +32,8 @@ class Prepared:
     """All that a pass reads of a request, on the CPU.
 
     Attributes:
-        inputs: of a whole prompt, as ``SubTokenModel.inputs`` makes them.
-        batch, frames: a context to compress, see ``context_batches``.
+        inputs: of a whole prompt.
+        batch, frames: a context to compress.
         question: token ids between that context and the answer.
         notes: what the library warned of.
     """
@@ -54,7 +54,7 @@ class Prepared:
 
 @panics_in_words()
 def read_for_pass(model: SubTokenModel, request: ChatRequest, limits: Limits) -> Prepared:
-    """Read a request for a model of its own compression; ``ValueError`` where it cannot be read, or does not fit."""
+    """Read a request for a model of its own compression; ``ValueError`` where it cannot be read."""
     backbone, asked = model.backbone, request.asked
     with noted() as notes:
         if asked is None:
