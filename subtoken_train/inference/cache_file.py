@@ -83,7 +83,7 @@ class _CacheRecord(CacheHeader):
 def write_cache(
     path: Path, header: CacheHeader, cache: PackedCache, shape: PackedShape, overwrite: bool = False
 ) -> Path:
-    """Write a cache to which nothing was appended, whole or not at all; ``shape`` is what reading will ask of it."""
+    """Write a cache to which nothing was appended, whole or not at all."""
     check_file(path)
     if not overwrite and os.path.lexists(path):
         raise ValueError(f"{path} exists; name another file, or pass overwrite=True")
@@ -94,10 +94,8 @@ def write_cache(
     try:
         packed_cache(packed, tensors, shape, [torch.device("cpu")] * len(packed.layers))
     except ValueError as error:
-        raise ValueError(
-            f"the cache is not saved, because it could not be read back: {error}; compress the context in the model's "
-            "own dtype, without torch.autocast"
-        ) from error
+        words = f"the cache is not saved, because it could not be read back: {error}"
+        raise ValueError(f"{words}; compress in the model's own dtype, without torch.autocast") from error
     record = {"version": VERSION, **asdict(header), "packed": asdict(packed)}
     text = json.dumps(record, allow_nan=False, separators=(",", ":"))
     with whole_file(path) as temporary:
@@ -126,17 +124,14 @@ def read_cache(path: Path, backbone: CompressedBackbone, compression: Compressio
             raise ValueError("its model names no tokenizer")
         _check_made_by(record, backbone, compression)
         shape = shape_of(len(record.contexts), backbone, compression)
-        cache = packed_cache(record.packed, tensors, shape, _devices(backbone))
+        devices = [next(layer.parameters()).device for layer in backbone.family.decoder.layers]
+        cache = packed_cache(record.packed, tensors, shape, devices)
         _check_report(record.report, cache)
     except ValueError as error:
         raise ValueError(f"{path} is not a cache of this model: {error}") from error
     if record.model.tokenizer is None:
-        warnings.warn(
-            f"{path} was saved by version 0.2, which did not note the tokenizer; make sure that this model has the one "
-            "that made it, or compress again: with another one the answers are meaningless",
-            SubTokenWarning,
-            stacklevel=4,
-        )
+        words = f"{path} was saved by version 0.2, which did not note the tokenizer; with another one than the model's"
+        warnings.warn(f"{words} the answers are meaningless: if unsure, compress again", SubTokenWarning, stacklevel=4)
     cache.prepare()
     return record, cache
 
@@ -184,10 +179,8 @@ def _check_scales(record: _CacheRecord, compression: Compression, path: Path) ->
     """Refuse an older file whose rounded value groups have a scale each."""
     routed = any(part.routed for layer in record.packed.layers for block in layer.blocks for part in block.parts)
     if record.version < 3 and routed and FORMATS[compression.kv_dtype].rounds:
-        raise ValueError(
-            f"{path} has version {record.version}, whose {compression.kv_dtype} value groups have a scale each; since "
-            "version 3 the groups of an entry's head share one: compress the context again"
-        )
+        words = f"{path} has version {record.version}, whose {compression.kv_dtype} value groups have a scale each"
+        raise ValueError(f"{words}; since version 3 those of an entry's head share one: compress the context again")
 
 
 def _check_made_by(record: CacheHeader, backbone: CompressedBackbone, compression: Compression) -> None:
@@ -195,20 +188,17 @@ def _check_made_by(record: CacheHeader, backbone: CompressedBackbone, compressio
         raise ValueError(f"it has {len(record.contexts)} contexts and {len(record.frames)} frames of questions")
     ours = CacheHeader.of(backbone, compression, [], [], record.report)
     if record.dtype != ours.dtype:
-        raise ValueError(
-            f"the cache is in {shown(record.dtype)} and the model in {ours.dtype}; load the model in the cache's dtype"
-        )
+        words = f"the cache is in {shown(record.dtype)} and the model in {ours.dtype}"
+        raise ValueError(f"{words}; load the model in the cache's dtype")
     check_same_model(record.model, ours.model)
-    for what, theirs, here in (
-        ("token reducer", record.reducer, ours.reducer),
-        ("compression", record.compression, ours.compression),
-    ):
+    settings = {"token reducer": (record.reducer, ours.reducer), "compression": (record.compression, ours.compression)}
+    for what, (theirs, here) in settings.items():
         for name in sorted(theirs.keys() | here.keys()):
-            if theirs.get(name) != here.get(name):
-                raise ValueError(
-                    f"the cache was made with another {what}: {name[:40]} {shown(theirs.get(name))}, and this model "
-                    f"has {shown(here.get(name))}; build the model with the cache's settings, or compress again"
-                )
+            its, own = theirs.get(name), here.get(name)
+            if its != own:
+                words = f"another {what}: {name[:40]} {shown(its)}, and this model has {shown(own)}"
+                build = "build the model with the cache's settings, or compress again"
+                raise ValueError(f"the cache was made with {words}; {build}")
 
 
 def shape_of(contexts: int, backbone: CompressedBackbone, compression: Compression) -> PackedShape:
@@ -224,10 +214,6 @@ def shape_of(contexts: int, backbone: CompressedBackbone, compression: Compressi
         3 if family.tower_positions == "mrope" else 1,
         0 if compression.key_axes == "own" else mirror_count(family.shape.head_dim, compression.key_channels),
     )
-
-
-def _devices(backbone: CompressedBackbone) -> list[torch.device]:
-    return [next(layer.parameters()).device for layer in backbone.family.decoder.layers]
 
 
 def _check_report(report: CacheReport, cache: PackedCache) -> None:

@@ -127,11 +127,7 @@ class CacheReport:
 def report(
     backbone: CompressedBackbone, prompts: Batch, plan: Plan, cache: PackedCache, compression: Compression | None = None
 ) -> CacheReport:
-    """Measure a filled cache, whichever samples it holds by now.
-
-    Args:
-        compression: what the prompts went through; None: nothing but reducer and routers.
-    """
+    """Measure a filled cache, whichever samples it holds by now; ``compression`` None: reducer and routers alone."""
     compression = compression or Compression()
     assert cache.origin_B is not None
     origin_B = cache.origin_B.to(prompts.regions_BN.device)
@@ -208,21 +204,18 @@ class Measured:
     """One sample's prompt in all layers, measured on the packed tensors, and the seconds of its answer.
 
     Attributes:
-        kv_bytes: everything that is stored of it: text, compressed region and index.
         dense_kv_bytes: the same prompt uncompressed; of a layer with a window what the next token can see.
         region_bytes: its compressed region (visual or context) with all indices; 0 where there is none.
-        index_bytes: of ``region_bytes``, those that find value groups and key channels; the paper's fraction leaves
-            them out.
+        index_bytes: of ``region_bytes``, those that find value groups and key channels.
         entries_before: (token, layer) entries of the region.
         entries_after: those that any head keeps.
         values_after: their stored values, a layer's stored mean among them, in whole ones, rounded to 4 places.
-        kept_visual: visual tokens that the last layer keeps, a bit each, in hexadecimal: the first token is the highest
-            bit of the first digit, zeros fill the last. None without visual tokens, and where they are merged into
-            tokens without a place (VisionZip on LLaVA).
+        kept_visual: visual tokens that the last layer keeps, a bit each, in hexadecimal, the first token highest, zeros
+            at the end. None without visual tokens, and where they are merged into tokens without a place (VisionZip on
+            LLaVA).
         emptied: region -> layers that keep nothing of it.
         unread_bytes: of ``kv_bytes``, what one new token does not read: 0 unless pages are chosen in every step.
-        prefill_seconds: until the batch's prompts were in the cache, over ``batch_size``.
-        decode_seconds: what came after it, likewise.
+        prefill_seconds, decode_seconds: of the batch, over ``batch_size``.
     """
 
     kv_bytes: int
@@ -244,12 +237,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class TokenScore:
-    """Given tokens, read one after another as if each had been said (teacher forcing).
-
-    Attributes:
-        logprob: sum of their log-probabilities, log-softmax in fp32, in nats.
-        right: how many of them are the likeliest token at their place.
-    """
+    """Given tokens, read one after another: sum of their log-probabilities (fp32, nats), how many are the likeliest."""
 
     logprob: float
     right: int
@@ -261,13 +249,12 @@ class Outcome(Measured):
     """One prompt of a batch, with its answer once there is one.
 
     Attributes:
-        keys_after: stored keys of the region, in whole ones, rounded to 4 places: ``entries_after`` unless heads keep
-            entries of their own or channels are cut.
-        text: generated text up to the first stop text, without special tokens, not stripped; "" when scored.
-        token_ids: generated ids, end-of-text and what follows cut; [] when scored.
+        keys_after: stored keys of the region, in whole ones, rounded to 4 places.
+        text: generated text up to the first stop text, without special tokens, not stripped.
+        token_ids: generated ids, end-of-text and what follows cut.
         logprobs: sum of the log-probabilities of each continuation; [] when generated.
-        greedy: whether each continuation is what greedy decoding would say; [] when generated.
-        reference: score of the given reference's tokens; None where none was given, and when scored.
+        greedy: whether each continuation is what greedy decoding would say.
+        reference: score of the given reference's tokens.
     """
 
     keys_after: float

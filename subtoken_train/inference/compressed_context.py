@@ -67,9 +67,8 @@ def context_batches(
 ) -> tuple[Batch, list[QuestionFrame]]:
     """Contexts as one batch that a prefill takes, and the frames of their questions.
 
-    Args:
-        system: what the system says before each; None: what the chat template says by itself.
-        by_system: whether a language model's contexts are what the system says, and the user's turn is all question.
+    ``system``: what the system says before each, None: what the chat template says by itself; ``by_system``: the
+    contexts are what the system says.
     """
     if (reads := reader_of_question(backbone, compression)) is not None:
         raise ValueError(f"ask compresses before any question is seen, but {reads}; use generate or chat")
@@ -112,9 +111,8 @@ def _text(
 
 def _pictures(family: Family, context: Context, system: str | None) -> tuple[Batch, QuestionFrame]:
     if isinstance(context, str) or not context:
-        raise ValueError(
-            f"{family.name} sees images: a context is an image or a list of images, and text belongs to the questions"
-        )
+        words = "a context is an image or a list of images, and text belongs to the questions"
+        raise ValueError(f"{family.name} sees images: {words}")
     if system is not None and picture_marks(system):
         raise ValueError("the system prompt contains <image> or <video>, which stand for pictures; leave them out")
     inputs = inputs_of(family, picture_messages(context, "?", system), context)
@@ -143,9 +141,8 @@ class Questions:
         """Raise ``ValueError`` unless there are questions of as many contexts."""
         if len(self.of_each) != contexts:
             given = f"{len(self.of_each)} lists of questions" if self.nested else "one list of questions"
-            raise ValueError(
-                f"{given} for {contexts} contexts; give a list for each: ask([context, context], [[question], []])"
-            )
+            form = "ask([context, context], [[question], []])"
+            raise ValueError(f"{given} for {contexts} contexts; give a list for each: {form}")
 
 
 def read_questions(questions: Any, max_new_tokens: Any) -> Questions:
@@ -159,10 +156,8 @@ def read_questions(questions: Any, max_new_tokens: Any) -> Questions:
     lists = [list(own) for own in questions] if nested else [list(questions)]
     for own in lists:
         if wrong := [type(each).__name__ for each in own if not isinstance(each, str)]:
-            raise ValueError(
-                f"a question is of type {wrong[0]}, not a text; questions are a list of texts, or for several "
-                "contexts a list of texts for each"
-            )
+            forms = "questions are a list of texts, or for several contexts a list of texts for each"
+            raise ValueError(f"a question is of type {wrong[0]}, not a text; {forms}")
         if not all(each.strip() for each in own):
             raise ValueError("a question is empty; write what the model should answer")
         check_characters(own, "a question")
@@ -227,7 +222,6 @@ class CompressedContext:
         """Greedy answers to the questions of every context."""
         family = self.backbone.family
         asked = [[frame.ids(family, each) for each in own] for frame, own in zip(self.frames, questions, strict=True)]
-        self._check(asked)
         found: list[list[str]] = [[] for _ in asked]
         for turn in range(max(map(len, asked), default=0)):
             rows = [row for row, own in enumerate(asked) if turn < len(own)]
@@ -246,15 +240,10 @@ class CompressedContext:
     def generate(self, asked: Sequence[list[int]], cache: PackedCache, **settings: Any) -> Tensor:
         """Answer questions of the one context by ``generate`` of transformers, which samples, streams and stops.
 
-        Args:
-            asked: what stands between the context and each answer.
-            cache: a ``branch`` of as many rows, which grows.
-
-        Returns:
-            Ids of questions, padded on the left, and answers, [B, N].
+        ``asked`` stands between the context and each answer; ``cache`` is a ``branch`` of as many rows, which grows.
+        Returns ids of questions, padded on the left, and answers, [B, N].
         """
         family = self.backbone.family
-        self._check([list(asked)])
         used, (ids_Bq, padding_Bq) = settings_used(settings, family.model.generation_config), self._rows(asked)
         call = GenerateCall(ids_Bq, None, used)
         if call.copies > 1:
@@ -286,6 +275,8 @@ class CompressedContext:
     def _rows(self, asked: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
         """Return what is asked, padded on the left, and which of it is padding, [B, q]."""
         device, width = self.backbone.family.device, max(map(len, asked))
+        for ids in asked:
+            check_ids(torch.tensor([ids]), self.backbone.model.get_input_embeddings().num_embeddings)
         pad = padding_id(self.backbone.family.tokenizer)
         ids_Bq = torch.tensor([[pad] * (width - len(ids)) + ids for ids in asked], device=device)
         missing_B1 = torch.tensor([[width - len(ids)] for ids in asked], device=device)
@@ -325,17 +316,11 @@ class CompressedContext:
         texts: list[str] = family.tokenizer.batch_decode(rows_of_ids, skip_special_tokens=True)
         return [answer_text(text, self.goes_on) for text in texts]
 
-    def _check(self, asked: list[list[list[int]]]) -> None:
-        for ids in (ids for own in asked for ids in own):
-            check_ids(torch.tensor([ids]), self.backbone.model.get_input_embeddings().num_embeddings)
-
     def save(self, path: str | Path, overwrite: bool = False) -> Path:
         """Write the compressed contexts into one safetensors file, whole or not at all."""
         if self.compression.every is not None:
-            raise ValueError(
-                f"a cache with eviction_every={self.compression.every} is not saved: what later evictions need (who "
-                "competes, what was noted of them) belongs to this process; leave eviction_every out"
-            )
+            words = f"a cache with eviction_every={self.compression.every} is not saved: notes of later evictions"
+            raise ValueError(f"{words} belong to this process; leave eviction_every out")
         header = CacheHeader.of(self.backbone, self.compression, self.frames, self.digests, self.report)
         shape = shape_of(len(self.frames), self.backbone, self.compression)
         return write_cache(Path(path), header, self.packed, shape, overwrite)

@@ -277,7 +277,7 @@ SWITCHES = {"true": True, "false": False}
 
 
 def parse_keep(text: str) -> tuple[float, KeepUnit]:
-    """Return a budget's number and its unit: ``tokens``, ``B``, ``kB``, ``MB`` or ``GB``; a bare number is a fraction."""
+    """Return a budget's number and unit: ``tokens``, ``B``, ``kB``, ``MB`` or ``GB``; a bare number is a fraction."""
     found = re.fullmatch(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([A-Za-z]*)", text.strip())
     if found is None or not math.isfinite(float(found[1]) * max(BYTES.values())):
         forms = "write a fraction (0.1), tokens (256tokens) or bytes (20MB)"

@@ -45,9 +45,7 @@ def entries_for_bytes(
 ) -> Tensor:
     """Competing entries that may stay in a layer, int64 [B], beside all others, which stay.
 
-    Args:
-        allowed: bytes of a sample's whole prompt cache; every layer gets as many.
-        regions_BM: ``Region`` codes of the rows, PADDING where a row is no entry.
+    ``allowed`` are bytes of a sample's whole prompt cache; ``regions_BM`` are PADDING where a row is no entry.
     """
     in_region_BM = in_compressed_region(regions_BM)
     cost_BM = torch.zeros(regions_BM.shape, dtype=torch.float64, device=regions_BM.device)
@@ -72,12 +70,10 @@ def largest_choice(
     most_B: Tensor,
     allowed: float,
 ) -> list[Tensor]:
-    """A choice of entries that takes no more than the bytes, of as many entries as bisection finds.
+    """A choice of entries that takes no more than the bytes, of as many entries as bisection finds, ``most_B`` at most.
 
-    Args:
-        choose: entries that stay, per layer bool [B, h, M], when no layer of a sample may keep more than a number of
-            competing ones, int64 [B]; None: as many as were counted.
-        most_B: the largest number that changes anything.
+    ``choose`` returns what stays, per layer bool [B, h, M], when no layer of a sample may keep more than a number of
+    competing entries, int64 [B]; None: as many as were counted.
     """
     kept = choose(None)
     fits_B = bytes_of(kept) <= allowed
@@ -108,9 +104,7 @@ def prompt_bytes(
 ) -> Tensor:
     """Return the bytes of a choice of entries in all layers, int64 [B]: keys, values and the numbers of key channels.
 
-    Args:
-        kept_LBhM: per layer the entries that stay, bool; h is 1 where all heads share a set.
-        masks: per layer the value groups of every row, bool [B, M, S]; None: all of them.
+    ``kept_LBhM`` has h = 1 where all heads share a set; ``masks`` are value groups of rows, bool [B, M, S], None: all.
     """
     width, heads, key_channels = shape.head_dim, shape.num_kv_heads, budget.key_channels
     beside, basis = fill_bytes(shape, budget), basis_bytes(shape, budget)
@@ -143,12 +137,8 @@ class EvictionPass:
     """The observer of one prompt pass: scores layer after layer, then says what stays.
 
     ``again_B`` marks the samples whose entries a second pass scores, ``tasks`` are its rows. ``budgets`` are, per layer
-    that was kept, what competed (bool [B, M]) and how much of it may stay (int64 [B]).
-
-    Args:
-        prompts: whole, or their first part (``followed``), whose last rows may be dropped.
-        reducer: the token reducer that the prompts go through; a matched anchor's says what its arm keeps.
-        groups: what a routed entry stores, which a budget in bytes counts with; None: whole entries.
+    that was kept, what competed (bool [B, M]) and how much of it may stay (int64 [B]). ``reducer``: a matched anchor's
+    says what its arm keeps. ``groups``: what a routed entry stores, for a budget in bytes; None: whole entries.
     """
 
     def __init__(
@@ -222,9 +212,8 @@ class EvictionPass:
     def keep(self, masks: Sequence[Tensor | None] = (), layout: Layout = "contiguous") -> list[Tensor]:
         """Entries that stay of the layers that were seen, each bool [B, h, M] (h = 1: one set for all heads).
 
-        Args:
-            masks: per layer the value groups of its rows, bool [B, M, S], None: all of them. Empty where no layer
-                routes.
+        ``masks``: per layer the value groups of its rows, bool [B, M, S], None: all of them; empty where no layer
+        routes.
         """
         order = sorted(self.scores)
         regions = [self.rows[layer].regions_BM for layer in order]
@@ -336,10 +325,8 @@ class EvictionPass:
 class MatchedArm:
     """The routed arm of a matched anchor, whose bytes the anchor keeps under an eviction too.
 
-    Attributes:
-        tokens_B: tokens that the arm's reducer leaves of every sample, int64.
-        anchor_B: those that the anchor's leaves.
-        each: what a token takes in the arm, of a whole one.
+    ``tokens_B`` and ``anchor_B`` are what the two reducers leave, int64; ``each`` is a token of the arm, of a whole
+    one.
     """
 
     tokens_B: Tensor

@@ -95,9 +95,8 @@ class QueryMoments:
 class Rerotation:
     """Closes up the keys of one layer after another.
 
-    Attributes:
-        rotate: gives a layer's rotation at position ids [B, N].
-        count_B: entries that every head of the layers so far keeps, int64: where the next token stands.
+    ``rotate`` gives a layer's rotation at position ids [B, N]; ``count_B`` are the entries that every head keeps,
+    int64.
     """
 
     rotate: Callable[[int, Tensor], Rotation]
@@ -106,9 +105,7 @@ class Rerotation:
     def closed_up(self, layer: int, key_BhNd: Tensor, keep_BhN: Tensor, position_BN: Tensor) -> Tensor:
         """A layer's keys, those of kept entries turned to 0, 1, 2, ... in their order, per head; the others are void.
 
-        Args:
-            key_BhNd: rotated by ``position_BN``.
-            keep_BhN: entries that stay, bool; [B, 1, N] where heads share a set.
+        ``key_BhNd`` is rotated by ``position_BN``; ``keep_BhN`` is [B, 1, N] where heads share a set.
         """
         count_Bh = keep_BhN.sum(-1)
         before_B = count_Bh[:, 0] if self.count_B is None else self.count_B.to(count_Bh.device)
@@ -138,11 +135,8 @@ class Rerotation:
 class LayerPacker:
     """Packs a prompt's layers, in any order; each one's dense states are let go.
 
-    Attributes:
-        prompt_length: tokens of the unreduced prompts, padding included.
-        dense: the cache that the pass fills.
-        key_cut: chooses key channels; observes the pass. None: all stay.
-        moments: of queries, where keys are stored in a basis; observes the pass.
+    ``prompt_length`` counts tokens of the unreduced prompts, padding included; the pass fills ``dense`` and is observed
+    by ``key_cut`` (None: all channels stay) and by ``moments`` of queries, where keys are stored in a basis.
     """
 
     backbone: CompressedBackbone
@@ -183,10 +177,8 @@ class LayerPacker:
     ) -> None:
         """Pack what a layer keeps.
 
-        Args:
-            keep_BhM: the rows that the plan keeps, bool; [B, 1, M] where heads share a set.
-            entries_BM: its rows that are entries before any eviction, bool.
-            position: position ids of its rows, [B, M] or [3, B, M].
+        ``keep_BhM`` are rows that the plan keeps, [B, 1, M] where heads share a set; ``entries_BM`` its entries before
+        any eviction; ``position`` ids are [B, M] or [3, B, M].
         """
         states, packed = self.dense.layers[layer], self.cache.layers[layer]
         keys, values = states.keys, states.values

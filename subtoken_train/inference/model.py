@@ -29,10 +29,9 @@ from subtoken_train.inference.compressed_context import (
 )
 from subtoken_train.inference.compression import Compression, CompressionSettings, compression_of
 from subtoken_train.inference.generation import GenerateCall, check_ids, compressed, drop_silent, one_cache, serving
-from subtoken_train.inference.messages import Prompt, goes_on
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.inference.prefill import Prefill
-from subtoken_train.inference.prompt_inputs import IMAGE_INPUTS, batch_from_inputs, inputs_of
+from subtoken_train.inference.prompt_inputs import IMAGE_INPUTS, Prompt, batch_from_inputs, goes_on, inputs_of
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import untrained_routing

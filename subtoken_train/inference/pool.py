@@ -1,7 +1,4 @@
-"""From names to models in evaluation mode: an adapter with the backbone that it names, or a backbone alone.
-
-``ModelPool`` hands out several, one after another, on one loaded backbone; ``load_backbone`` is for one.
-"""
+"""From names to models in evaluation mode: an adapter with the backbone that it names, or a backbone alone."""
 
 from __future__ import annotations
 
@@ -43,13 +40,9 @@ def device_of(name: str) -> torch.device:
 class ModelPool:
     """Hands out backbones with an adapter's LoRA, reducer and routers, and reads weights as seldom as it can.
 
-    Arms that name the same backbone (path, revision, dtype, ...) take turns on one loaded family: the LoRA and the
-    routers of the arm before are taken out first, so only the arm that was handed out last runs. One family is held at
-    a time.
-
-    Args:
-        device_map: where models run; None: where they are loaded. Under ``auto`` a model that the first of several GPUs
-            does not hold is spread over all.
+    Arms that name the same backbone (path, revision, dtype, ...) take turns on one loaded family: only the arm that was
+    handed out last runs. ``device_map``: where models run, None: where they are loaded; under ``auto`` a model that the
+    first of several GPUs does not hold is spread over all.
     """
 
     def __init__(self, device_map: str | None = None) -> None:
@@ -93,9 +86,8 @@ class ModelPool:
         Args:
             reducer: takes the place of the adapter's own (a matched anchor: the same LoRA at another ratio).
             selector: takes the place of the adapter's routers: ``none`` (values stay whole), or a router-free selector
-                at the same S and K. None: the adapter's own.
-            seed: of that selector where it draws; None: the adapter's.
-            loading: settings of the backbone (dtype, max_pixels) in the place of what ``backbone`` or the adapter says.
+                at the same S and K, with a ``seed`` where it draws. None: the adapter's own.
+            loading: settings of the backbone (dtype, max_pixels) in the place of its own.
         """
         if selector not in (None, "none"):
             check_untrained(str(selector))
@@ -199,10 +191,8 @@ def with_selection(
     """The adapter's settings under another reducer or selector."""
     changed = config if reducer is None else replace(config, reducer=reducer)
     if changed.merged and changed.reducer.frozen_scout:
-        raise ValueError(
-            f"ranking 'frozen' ranks without the LoRA, which {name} has merged into its weights; use the unmerged "
-            "adapter, or ranking adapted"
-        )
+        words = f"ranking 'frozen' ranks without the LoRA, which {name} has merged into its weights"
+        raise ValueError(f"{words}; use the unmerged adapter, or ranking adapted")
     if selector is None or (selector == "none" and config.routing is None):
         return changed
     if selector == "none":

@@ -217,11 +217,8 @@ def append(
 ) -> Tensor:
     """Append tokens to a filled cache; their hidden states before the final norm, [B, q, D].
 
-    Past the positions that the model was made for it warns, once a sequence.
-
-    Args:
-        padding_B: how many of the tokens are padding on the left, int64; only right after the prompt. None: none is.
-        chooses_pages: read chosen pages of a cache that has pages; for one token.
+    Past the positions that the model was made for it warns, once a sequence. ``padding_B`` of the tokens are padding on
+    the left, int64, right after the prompt; a single token may choose the pages that it reads.
     """
     family = backbone.family
     cache.check_free()

@@ -1,8 +1,4 @@
-"""Requests answered by one thread, in the order in which they came; those of equal settings that wait share a pass.
-
-A pass has one compression and one way of sampling, and a packed cache takes no further rows once it is filled: what
-comes later waits for the next one.
-"""
+"""Requests answered by one thread, in the order in which they came; those of equal settings that wait share a pass."""
 
 from __future__ import annotations
 
@@ -34,24 +30,31 @@ from subtoken_train.inference.compressed_context import CompressedContext
 from subtoken_train.inference.compression import Compression, settings_record
 from subtoken_train.inference.generation import ASKED, serving, steered_from_outside
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.serving.chat_request import ChatRequest, ContextQuestion, Limits, RefusedError
-from subtoken_train.serving.line import Answer, Job, Line, Row, SharedPass
-from subtoken_train.serving.prepared import Prepared, after_question, noted, read_for_pass
+from subtoken_train.serving.chat_request import ChatRequest, Limits, RefusedError
+from subtoken_train.serving.line import (
+    Answer,
+    Job,
+    Line,
+    Prepared,
+    Row,
+    SharedPass,
+    after_question,
+    noted,
+    read_for_pass,
+)
 from subtoken_train.types import Region
 
 _log = logging.getLogger(__name__)
 _PADDING = 2000  # characters that are no matter
 BROKEN = "the server failed at this request; its log says why"
-_FOLDERS = re.compile(r"(?<![\w:/.])/(?:[\w.@+-]+/)+")
-"""Folders of paths from the root on."""
+_FOLDERS = re.compile(r"(?<![\w:/.])/(?:[\w.@+-]+/)+")  # of paths from the root on
 
 
 class ContextStore:
     """Holds contexts, and lets the least recently used ones go when they take more than a budget.
 
-    One thread takes; others may read the counts: ``taken`` (compressed or loaded), ``found`` (there already) and
-    ``nbytes`` (held). A context larger than the budget is used once and not held. Saved ones are ``NAME.safetensors``
-    of a folder.
+    One thread takes; others may read the counts. A context larger than the budget is used once and not held. Saved ones
+    are ``NAME.safetensors`` of a folder.
     """
 
     def __init__(self, budget: int, folder: Path | None = None) -> None:
@@ -320,7 +323,7 @@ class Answerer:
             end(row, took.total_bytes - took.slack_bytes, took.dense_bytes)
 
         for part in in_batches(jobs, most):
-            ids = [job.ready.question or _question_ids(context, job.request) for job in part]
+            ids = [job.ready.question or self._question_ids(context, job.request) for job in part]
             cached = [held if found or job is not jobs[0] else 0 for job in part]
             parts = zip(part, ids, cached, strict=True)
             rows = [self._row(job, held + len(own), there, context.goes_on) for job, own, there in parts]
@@ -331,12 +334,17 @@ class Answerer:
 
     def _context(self, model: SubTokenModel, job: Job) -> tuple[CompressedContext, bool]:
         """Return the context that a request asks about, and whether it was there."""
-        backbone, compression, asked = model.backbone, model.compression, _asked(job.request)
+        backbone, compression, asked = model.backbone, model.compression, job.request.asked
+        assert asked is not None
         how = (json.dumps(settings_record(compression)), job.request.owner)
         if asked.name is not None:
             path = self.contexts.saved(asked.name)
             seen = path.stat()
-            return self.contexts.take((asked.name, seen.st_mtime_ns, seen.st_size, how), partial(_loaded, path, model))
+            load = partial(CompressedContext.load, path, backbone, compression)
+            context, found = self.contexts.take((asked.name, seen.st_mtime_ns, seen.st_size, how), load)
+            if (held := len(context.frames)) != 1:
+                raise ValueError(f"the saved context {asked.name!r} holds {held} contexts; a request asks one")
+            return context, found
         batch = on_device(job.ready.batch, model.device)
         assert batch is not None
 
@@ -345,6 +353,10 @@ class Answerer:
                 return CompressedContext.of(backbone, compression, batch, job.ready.frames)
 
         return self.contexts.take((*batch.record_ids, asked.by_system, asked.system, how), compress)
+
+    def _question_ids(self, context: CompressedContext, request: ChatRequest) -> list[int]:
+        assert request.asked is not None
+        return context.question_ids(request.asked.question, after_question(self._family, request))
 
     def _room(self, request: ChatRequest, tokens: int) -> int:
         most = request.max_new_tokens or self.limits.max_new_tokens
@@ -357,22 +369,6 @@ class Answerer:
 
 def _too_long(words: str) -> RefusedError:
     return RefusedError(400, f"the prompt has {words}; send less", "context_length_exceeded")
-
-
-def _asked(request: ChatRequest) -> ContextQuestion:
-    assert request.asked is not None
-    return request.asked
-
-
-def _loaded(path: Path, model: SubTokenModel) -> CompressedContext:
-    context = CompressedContext.load(path, model.backbone, model.compression)
-    if len(context.frames) != 1:
-        raise ValueError(f"the saved context {path.stem!r} holds {len(context.frames)} contexts; a request asks one")
-    return context
-
-
-def _question_ids(context: CompressedContext, request: ChatRequest) -> list[int]:
-    return context.question_ids(_asked(request).question, after_question(context.backbone.family, request))
 
 
 def _joined(model: SubTokenModel, prompts: Sequence[dict[str, Tensor]]) -> dict[str, Any]:

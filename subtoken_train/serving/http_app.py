@@ -1,8 +1,8 @@
 """The server's HTTP: OpenAI's paths, errors and streams over one ``Answerer``, on Starlette and uvicorn.
 
-A place in the line is taken by a request whose body is here: at most ``queue`` of them are read and answered at a time.
-Bodies on their way have as much memory together as those; where more comes, the one that takes longest ends. The answer
-of a client that hangs up ends after its next token, or is not begun.
+At most ``queue`` requests whose body is here are read and answered at a time. Bodies on their way have as much memory
+together as those; where more comes, the one that takes longest ends. The answer of a client that hangs up ends after
+its next token, or is not begun.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import hmac
 import json
 import logging
 import re
+import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import h11
@@ -36,8 +39,7 @@ from subtoken_train.demo.local_server import bound_socket, sigterm_as_ctrl_c
 from subtoken_train.errors import plain
 from subtoken_train.serving.answerer import BROKEN, Answerer, time_over
 from subtoken_train.serving.chat_request import ChatRequest, RefusedError, read_request
-from subtoken_train.serving.line import Answer, Event, Job
-from subtoken_train.serving.prepared import Prepared
+from subtoken_train.serving.line import Answer, Event, Job, Prepared
 
 _log = logging.getLogger(__name__)
 LOCAL = ("127.0.0.1", "localhost")
@@ -102,9 +104,8 @@ class ChatServer:
         said: dict[str, Any] = {"status": "ok" if works else "the thread that answers ended; it is replaced"}
         if self._owner(request) is not None:
             kept = self.answerer.contexts
-            counts = {"held": len(kept), "bytes": kept.nbytes, "compressed": kept.taken, "found": kept.found}
             said |= {"model": self.settings.name, "requests": self.held, "replaced": self.answerer.replaced}
-            said["contexts"] = counts
+            said["contexts"] = {"held": len(kept), "bytes": kept.nbytes, "compressed": kept.taken, "found": kept.found}
         return JSONResponse(said, 200 if works else 503)
 
     async def models(self, request: Request) -> Response:
@@ -299,8 +300,7 @@ class _Reply:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         async for said in self._chunks(event):
-            body = f"data: {said}\n\n".encode()
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            await send({"type": "http.response.body", "body": f"data: {said}\n\n".encode(), "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
     async def _chunks(self, event: Event) -> AsyncIterator[str]:
@@ -356,13 +356,11 @@ def _error(error: ValueError) -> JSONResponse:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _error(
-        RefusedError(error.status_code, f"{request.method} {request.url.path[:80]}: {error.detail}; {_PATHS}")
-    )
+    words = f"{request.method} {request.url.path[:80]}: {error.detail}; {_PATHS}"
+    return _error(RefusedError(error.status_code, words))
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    """Word what went wrong here; its log has the rest."""
     return _error(RefusedError(500, BROKEN))
 
 
@@ -399,23 +397,72 @@ class _Connection(H11Protocol):
 
 def http_server(server: ChatServer) -> uvicorn.Server:
     """Return what serves on sockets that are bound."""
-    config = uvicorn.Config(
-        server.app(),
-        log_level=logging.WARNING,
-        access_log=False,
-        lifespan="off",
-        limit_concurrency=CONNECTIONS,
-        timeout_graceful_shutdown=GOODBYE,
-        server_header=False,
-        ws="none",
-        http=_Connection,
-    )
-    return uvicorn.Server(config)
+    quiet: dict[str, Any] = {"log_level": logging.WARNING, "access_log": False, "server_header": False}
+    bounds = {"limit_concurrency": CONNECTIONS, "timeout_graceful_shutdown": GOODBYE}
+    return uvicorn.Server(uvicorn.Config(server.app(), lifespan="off", ws="none", http=_Connection, **bounds, **quiet))
 
 
 def serve_chats(server: ChatServer, host: str, port: int, say: Callable[[str], None]) -> None:
     """Serve until Ctrl-C or SIGTERM; answers on their way are finished, for ``GOODBYE`` seconds at most."""
-    with bound_socket(host, port) as socket, sigterm_as_ctrl_c():
-        socket.listen(CONNECTIONS)  # who reads the line may connect
+    with bound_socket(host, port) as heard, sigterm_as_ctrl_c():
+        heard.listen(CONNECTIONS)  # who reads the line may connect
         say(f"http://{host}:{port}/v1")
-        http_server(server).run(sockets=[socket])
+        http_server(server).run(sockets=[heard])
+
+
+def serve_on(
+    devices: Sequence[str], make: Callable[[str], ChatServer], host: str, port: int, say: Callable[[str], None]
+) -> None:
+    """Serve until Ctrl-C or SIGTERM, a process for each device; where one of them ends, all do.
+
+    ``make`` loads a server in its process, so it must be picklable; ``say`` is called with the address once all have
+    loaded.
+    """
+    context = get_context("spawn")  # a forked process has no CUDA
+    with bound_socket(host, port) as heard, sigterm_as_ctrl_c():
+        heard.listen(CONNECTIONS)
+        ears, workers = [], []
+        try:
+            for device in devices:
+                ear, mouth = context.Pipe(duplex=False)
+                given, name = (make, device, heard, mouth), f"the server on {device}"
+                worker = context.Process(target=_work, args=given, name=name)
+                worker.start()
+                mouth.close()
+                ears.append(ear)
+                workers.append(worker)
+            for ear, worker in zip(ears, workers, strict=True):
+                if words := _told(ear, worker.name):
+                    raise ValueError(words)
+            say(f"http://{host}:{port}/v1")
+            by_end = {worker.sentinel: worker for worker in workers}
+            ended, *_ = wait(list(by_end))
+            gone = by_end[ended]  # type: ignore[index]
+            gone.join()
+            raise ValueError(f"{gone.name} ended (exit code {gone.exitcode}), and so did the others; start them again")
+        finally:
+            for worker in workers:
+                worker.terminate()
+            for worker in workers:
+                worker.join(GOODBYE + 5)
+                worker.kill()
+
+
+def _told(ear: Connection, name: str) -> str | None:
+    """Return why a server was not made; None where it was."""
+    try:
+        words: str | None = ear.recv()
+    except EOFError:
+        return f"{name} ended while it was loaded; what it said stands above"
+    return words
+
+
+def _work(make: Callable[[str], ChatServer], device: str, heard: socket.socket, mouth: Connection) -> None:
+    with suppress(KeyboardInterrupt), sigterm_as_ctrl_c():
+        try:
+            server = make(device)
+        except (ValueError, OSError) as error:  # users' mistakes: the first process words them
+            mouth.send(" ".join(str(error).split()))
+            return
+        mouth.send(None)
+        http_server(server).run(sockets=[heard])

@@ -15,8 +15,8 @@ from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.chat_template import messages_of
 from subtoken_train.inference import compressed_context
 from subtoken_train.inference.compressed_context import CompressedContext, context_batches
-from subtoken_train.inference.messages import alternating_turns, read_messages
-from subtoken_train.inference.text_prompts import further_turns, text_frame
+from subtoken_train.inference.prompt_inputs import read_messages
+from subtoken_train.inference.text_prompts import alternating_turns, further_turns, text_frame
 from subtoken_train.types import Region, Turn
 from tests.support.chats import CHATML, LLAMA2, MISTRAL, byte_level
 from tests.support.published_chats import PUBLISHED

@@ -22,8 +22,8 @@ from subtoken_train.families.decoder import CACHE
 from subtoken_train.inference.batched import generate_batch
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.fixed_step import FixedStep
-from subtoken_train.inference.messages import read_messages
 from subtoken_train.inference.prefill import prefill
+from subtoken_train.inference.prompt_inputs import read_messages
 from subtoken_train.inference.text_prompts import encode_messages, text_batch
 from subtoken_train.types import Batch, Turn
 from tests.support.commands import printed
