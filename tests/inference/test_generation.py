@@ -9,7 +9,6 @@ import threading
 import pytest
 import torch
 from transformers import StoppingCriteriaList
-from transformers.generation.streamers import BaseStreamer
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.packed_layer import SLACK
@@ -33,24 +32,14 @@ def test_generate_equals_generate_greedy(family, levels, pad_left):
     assert torch.equal(out[:, inputs["input_ids"].shape[1] :], expected)
 
 
-@pytest.mark.parametrize("returned", [1, 2])
-@pytest.mark.parametrize("family", ["llava_gqa", "qwen2_5_vl", "llama"])
-def test_beams_without_compression_are_those_of_transformers(family, returned):
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "llama"])
+def test_beams_without_compression_are_those_of_transformers(family):
     model = model_of(family=family, **PLAIN)
     inputs = inputs_of(model)
-    settings = {"num_beams": 3, "num_return_sequences": returned, "pad_token_id": model.tokenizer.pad_token_id}
+    settings = {"num_beams": 3, "num_return_sequences": 2, "pad_token_id": model.tokenizer.pad_token_id}
     expected = model.backbone.model.generate(**inputs, max_new_tokens=8, do_sample=False, **settings)
     got = model.generate(**inputs, **(settings_of(model) | settings), max_new_tokens=8, do_sample=False)
     assert torch.equal(got, expected)
-
-
-def test_samples_are_those_of_transformers():
-    model = model_of(**PLAIN)
-    inputs, draw = inputs_of(model), {"max_new_tokens": 8, "do_sample": True, "num_return_sequences": 2, "top_k": 5}
-    torch.manual_seed(3)
-    expected = model.backbone.model.generate(**inputs, **draw)
-    torch.manual_seed(3)
-    assert torch.equal(model.generate(**inputs, **draw), expected)
 
 
 @pytest.mark.parametrize("eviction", ["none", "own_sets"])
@@ -93,30 +82,6 @@ def test_room_is_made_once_where_it_is_known(longer, room):
     settings = {} if longer is None else {"max_length": inputs["input_ids"].shape[1] + longer}
     model.generate(**inputs, **settings_of(model), **settings, do_sample=False)
     assert {layer.keys.shape[2] for layer in model.last.cache.layers} == {room}
-
-
-class Streamed(BaseStreamer):
-    def __init__(self) -> None:
-        self.tokens, self.ended = [], False
-
-    def put(self, value):
-        self.tokens += value.flatten().tolist()
-
-    def end(self):
-        self.ended = True
-
-
-def test_streamer_and_stopping_criteria():
-    model = model_of()
-    inputs, streamer = inputs_of(model, "one"), Streamed()
-    length = inputs["input_ids"].shape[1]
-    out = model.generate(**inputs, max_new_tokens=8, do_sample=False, streamer=streamer)
-    assert streamer.tokens == out[0].tolist()
-    assert streamer.ended
-    wanted = int(out[0, length + 1])
-    stops = StoppingCriteriaList([lambda ids, _: torch.tensor([int(ids[0, -1]) == wanted])])
-    stopped = model.generate(**inputs, max_new_tokens=8, do_sample=False, stopping_criteria=stops)
-    assert stopped.shape[1] == length + 1 + out[0, length:].tolist().index(wanted)
 
 
 def test_faults_leave_a_model_that_serves_the_next_call():

@@ -137,14 +137,18 @@ def test_a_cropped_cache_sees_again_what_had_left_the_window():
     ],
 )
 def test_what_does_not_go_with_windows_is_refused(settings, words):
-    with pytest.raises(ValueError, match=f"{words}.*sliding windows of mistral"):
-        Compression(**settings).check(text_family("mistral_window"))
-
-
-def test_alphas_are_not_learned_in_windows():
     family = text_family("mistral_window")
+    with pytest.raises(ValueError, match=f"{words}.*sliding windows of mistral"):
+        Compression(**settings).check(family)
     with pytest.raises(ValueError, match="mistral has sliding windows, and alphas of heads"):
         mixed_hidden(family, torch.zeros(1, 4, 64), torch.arange(4)[None], None)
+
+
+def test_angles_that_depend_on_the_length_are_not_turned():
+    scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    family = text_family(layers=1, rope_parameters=scaled, max_position_embeddings=64)
+    with pytest.raises(ValueError, match="positions of kind 'dynamic': their angles depend on a prompt's length"):
+        Compression(build_eviction("knorm"), 0.5, rerotate=True).check(family)
 
 
 def test_training_in_a_window_gives_gradients_and_no_nan():
