@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from subtoken_train import SubTokenModel
 from subtoken_train.errors import SubTokenWarning
@@ -17,7 +16,6 @@ from subtoken_train.inference.prompt_inputs import batch_from_inputs
 from subtoken_train.inference.text_prompts import encode_text, text_batch, text_frame
 from tests.support.generation_cells import CELL, PLAIN
 from tests.support.helpers import compress
-from tests.support.places import ROOT
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 from tests.support.truth_cells import backbone_of, compression_of
@@ -98,19 +96,6 @@ def test_contexts_together_are_as_one_by_one(name):
     assert model.ask(contexts, questions, **settings) == alone
     assert model.ask(None, [questions[0], []], **settings) == [alone[0], []]
     assert model.ask(contexts[1:], [[QUESTIONS[0]]], **settings) == [model.ask(contexts[1], QUESTIONS[:1], **settings)]
-
-
-def test_nothing_compressed_is_the_model_itself():
-    path = ROOT / "checkpoints/tiny-llama"
-    bare, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
-    text = (ROOT / "data/samples/long.txt").read_text()
-    cut = text.index("\nCodes of")
-    inputs = tokenizer(text, return_tensors="pt")
-    out = bare.generate(inputs.input_ids, attention_mask=inputs.attention_mask, max_new_tokens=12, do_sample=False)
-    wanted = tokenizer.decode(out[0, inputs.input_ids.shape[1] :], skip_special_tokens=True).strip()
-    model = SubTokenModel(bare, tokenizer)
-    assert model.ask(text[:cut], [text[cut:]], max_new_tokens=12) == [wanted]
-    assert "KV" in str(model.cache_report())
 
 
 def test_several_pictures_and_a_video_are_one_context():

@@ -126,24 +126,6 @@ def test_neither_the_batch_nor_the_padding_changes_what_is_said(levels, protocol
             assert (one.entries_after, one.kept_visual) == (other.entries_after, other.kept_visual)
 
 
-@sampled("levels", [{}, {"family": "llama", "reducer": "quest", "eviction": "own_sets"}], every=2, ids=name_of)
-def test_answers_are_those_of_generate_greedy_and_score_as_greedy(levels):
-    cell = CELL | levels
-    backbone, compression = backbone_of(cell), compression_of(cell)
-    batch = prompts(backbone.family, "three", pad_left=True)
-    expected = generate_greedy(backbone, batch, 7, compression).token_ids_BT
-    got = generate_batch(backbone, batch, max_new_tokens=7, compression=compression)
-    assert [x.token_ids for x in got] == expected.tolist()
-    assert [x.text for x in got] == backbone.family.tokenizer.batch_decode(expected, skip_special_tokens=True)
-    assert {x.new_tokens for x in got} == {7}
-    assert all(x.prefill_seconds > 0 < x.decode_seconds for x in got)
-    wrong = [[*x.token_ids[:-1], x.token_ids[-1] % 50 + 1] for x in got]
-    scores = score_batch(
-        backbone, batch, [[x.token_ids, w] for x, w in zip(got, wrong, strict=True)], compression=compression
-    )
-    assert [x.greedy for x in scores] == [[True, False]] * 3
-
-
 def test_long_continuations_in_pieces_score_the_same(monkeypatch):
     backbone, wanted = backbone_of(CELL), texts([[30, 3], [17], [23, 1]])
     batch = prompts(backbone.family, "three", pad_left=False)
@@ -167,7 +149,8 @@ def test_single_tokens_cost_one_pass(monkeypatch):
         monkeypatch.setattr(
             backbone.family, name, lambda *a, n=name, o=original, **k: (passes.append(n), o(*a, **k))[1]
         )
-    generate_batch(backbone, batch, max_new_tokens=1)
+    (first, *_) = generate_batch(backbone, batch, max_new_tokens=1)
+    assert first.prefill_seconds > 0 < first.decode_seconds
     prompt_passes = list(passes)
     passes.clear()
     score_batch(backbone, batch, texts([[1] * 4] * 3))

@@ -27,7 +27,6 @@ from subtoken_train.families.text import TextFamily
 from subtoken_train.inference.cache_file import VERSION, sealed
 from subtoken_train.inference.compression import Compression
 from tests.inference.test_asking import CELLS, QUESTIONS, TEXTS, asking, contexts_of
-from tests.support.faults import die, killed, no_room
 from tests.support.generation_cells import PLAIN
 from tests.support.packing import short_runs  # noqa: F401  (a fixture)
 from tests.support.places import ROOT
@@ -199,21 +198,6 @@ def test_a_file_is_not_written_over_unless_told(saved, tmp_path):
     model.cache.save(path, overwrite=True)
     assert path.read_bytes() == before
     assert [each.name for each in path.parent.iterdir()] == [path.name]
-
-
-def test_a_full_disk_and_a_kill_leave_the_saved_cache(saved, tmp_path, monkeypatch):
-    model, path = saved[0], tmp_path / "mine.safetensors"
-    model.ask(TEXTS[0], [])
-    model.cache.save(path)
-    before = path.read_bytes()
-    with no_room(2_000), pytest.raises(OSError, match="File too large") as caught:
-        model.cache.save(path, overwrite=True)
-    assert caught.value.filename == str(path)
-    assert killed(lambda: (monkeypatch.setattr(os, "replace", lambda *paths: die()), model.cache.save(path, True)))
-    assert path.read_bytes() == before
-    assert len(os.listdir(tmp_path)) == 2
-    model.cache.save(path, overwrite=True)
-    assert os.listdir(tmp_path) == [path.name]
 
 
 def test_what_cannot_be_saved_says_why(tmp_path):

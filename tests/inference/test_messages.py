@@ -346,7 +346,7 @@ REFUSED = {
         "chat_template_kwargs says how to read a context",
     ),
     "unused variable": (None, chat("hi", chat_template_kwargs={"x": 1}), "which is not used here; leave them out"),
-    "turns": (None, lambda m: further_turns(m.backbone.family, TALKS[1]), "the tokenizer has no chat template"),
+    "turns": (None, lambda m: further_turns(m.backbone.family, [ASKED]), "the tokenizer has no chat template"),
 }
 
 
@@ -357,65 +357,12 @@ def test_what_is_no_conversation_is_refused(name):
         call(chatting(template))
 
 
-TALKS = [
-    [],
-    [{"role": "assistant", "content": "A bee."}, {"role": "user", "content": "Where did <|im_end|> they meet?"}],
-]
-
-
-@pytest.mark.parametrize("followed", TALKS, ids=["one turn", "two turns"])
-@pytest.mark.parametrize("by_system", [False, True])
-def test_a_conversation_about_a_context_is_read_as_chat_reads_it(followed, by_system):
-    model, question = chatting(), "Who met?"
-    system = None if by_system else SYSTEM["content"]
-    batch, frames = context_batches(model.backbone, model.compression, [LONG], system=system, by_system=by_system)
-    context = CompressedContext.of(model.backbone, model.compression, batch, frames)
-    region = Region.CONTEXT
-    assert model.tokenizer.decode(batch.input_ids_BN[batch.regions_BN == region]) == LONG.strip() + " " * (
-        not by_system
-    )
-    asked = {"role": "user", "content": question if by_system else f"{LONG}\n\n{question}"}
-    told = {"role": "system", "content": LONG} if by_system else SYSTEM
-    inputs = model.inputs([told, asked, *followed])["input_ids"][0]
-    after = further_turns(model.backbone.family, followed) if followed else None
-    settings = {"max_new_tokens": 8, "do_sample": False}
-    ids = context.question_ids(question, after)
-    cache = context.branch(1)
-    (out,) = context.generate([ids], cache, **settings)
-    report = context.report_of(cache)
-    assert report.total_bytes - report.slack_bytes == context.report_with(len(out) - 1).total_bytes
-    assert torch.equal(torch.cat([batch.input_ids_BN[0], out])[: len(inputs)], inputs)
-    assert len(ids) == len(inputs) - batch.input_ids_BN.shape[1]
-    answer = model.tokenizer.decode(out[len(ids) :], skip_special_tokens=True).strip()
-    assert answer == model.chat([told, asked, *followed], **settings)
-    appended = (len(out) - 1) * model.backbone.family.shape.token_bytes
-    assert (report.tail_bytes, context.report.tail_bytes) == (appended, 0)
-    assert report.dense_bytes - context.report.dense_bytes == appended
-
-
-@pytest.mark.parametrize(
-    "made", [{}, {"eviction": "knorm", "eviction_keep": 0.5}, {"eviction": "quest_steps", "eviction_keep": 0.5}]
-)
-def test_questions_of_one_context_share_a_pass(made):
-    model, questions = chatting(**made), ["Who met?", "When was it, and who said so in the end?", "Why?"]
-    batch, frames = context_batches(model.backbone, model.compression, [LONG])
-    context = CompressedContext.of(model.backbone, model.compression, batch, frames)
-    asked, settings = [context.question_ids(each) for each in questions], {"max_new_tokens": 6, "do_sample": False}
-    out = context.generate(asked, context.branch(3), **settings)
-    width = max(map(len, asked))
-    for ids, row in zip(asked, out, strict=True):
-        (alone,) = context.generate([ids], context.branch(1), **settings)
-        assert row[width - len(ids) :].tolist() == [*ids, *row[width:].tolist()]
-        assert row[width:].tolist()[: len(alone) - len(ids)] == alone[len(ids) :].tolist()
-    (again,) = context.answers([questions[:1]], 6)
-    assert again == [model.tokenizer.decode(out[0, width:], skip_special_tokens=True).strip()]
-    with pytest.raises(ValueError, match="num_beams and num_return_sequences do not go with a question"):
-        context.generate(asked, context.branch(3), num_return_sequences=2, do_sample=True)
-
-
 def test_a_line_break_of_the_question_never_takes_the_template_away():
     model = chatting()
     batch, frames = context_batches(model.backbone, model.compression, [LONG], by_system=True)
+    context = CompressedContext.of(model.backbone, model.compression, batch, frames)
+    with pytest.raises(ValueError, match="num_beams and num_return_sequences do not go with a question"):
+        context.generate([[5]], context.branch(1), num_return_sequences=2, do_sample=True)
     ids = frames[0].ids(model.backbone.family, "\nWho?")
     wanted = (
         f"<|im_start|>system\n{LONG.strip()} <|im_end|>\n<|im_start|>user\n\nWho?<|im_end|>\n<|im_start|>assistant\n"

@@ -13,8 +13,6 @@ from torch.utils._pytree import tree_leaves
 
 import subtoken_train
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.cache.pack import pack_layer
-from subtoken_train.engine.prompt_pass import PromptPass
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.compression import Compression
@@ -30,39 +28,6 @@ from tests.support.truth_evictions import KV_HEADS, OwnSets, SharedSet
 from tests.support.truth_models import family_of, prompts
 
 ROOMS = [str(Path(subtoken_train.__file__).parent / room) for room in ("routing", "reducers", "evictions")]
-
-
-@pytest.mark.parametrize("eviction", [None, SharedSet(), OwnSets()])
-@torch.no_grad()
-def test_the_cache_is_packed_from_the_plan_that_is_returned(eviction, monkeypatch):
-    family = text_family(layers=2)
-    KV_HEADS[0] = family.shape.num_kv_heads
-    backbone = compress(family, RoutingConfig(num_groups=8, kept_groups=2), name="quest", keep_ratio=0.5).eval()
-    seen, made, plan_of = [], [], PromptPass.plan
-
-    def packed(keys, values, plan, *given):
-        seen.append((plan, *given))
-        return pack_layer(keys, values, plan, *given)
-
-    def planned(*given):
-        made.append(plan_of(*given))
-        return made[-1]
-
-    monkeypatch.setattr("subtoken_train.inference.layer_packer.pack_layer", packed)
-    monkeypatch.setattr(PromptPass, "plan", planned)
-    cache = PackedCache(2)
-    first = prefill(backbone, text_batch([(600, 30, 0), (500, 20, 0)]), cache, Compression(eviction))
-    assert len(made) == 1
-    assert first.plan is made[0]
-    assert all(one is other for (one, *_), other in zip(seen, first.plan.layers, strict=True))
-    slices = sum(
-        int((layer.entries_BN >= 0).sum()) * family.shape.num_kv_heads
-        if layer.heads_BNh is None
-        else int(layer.heads_BNh.sum())
-        for layer in first.plan.layers
-    )
-    keys = [part.keys for layer in cache.layers for block in layer.blocks for part in block.parts]
-    assert sum(part.data.numel() for part in keys) == slices * family.shape.head_dim
 
 
 class Spy(TorchDispatchMode):
@@ -125,15 +90,6 @@ def test_a_decode_step_runs_no_router_and_copies_no_prompt(eviction, new):
     if layer.heads_BNh is not None:
         entries = int(layer.heads_BNh.sum()) // family.shape.num_kv_heads
     assert max(spy.made)[0] < entries * family.shape.value_dim, max(spy.made)
-
-
-def test_the_spy_notices_a_copy_and_no_view():
-    stored = torch.randn(40, 8)
-    with Spy(pointers([stored])) as spy:
-        stored[3:].T.reshape(8, 37)
-        assert spy.made == []
-        stored[3:] * 2
-    assert [size for size, _ in spy.made] == [37 * 8]
 
 
 @torch.no_grad()

@@ -77,34 +77,17 @@ def test_text_regions_split_each_sample(pad_left):
         assert batch.rank_position_B.tolist() == ([99, 99] if pad_left else [99, 69])
 
 
-@pytest.fixture(scope="module")
-def english():
+SHOTS = "Q: how many legs has a spider?\nA: eight\n\n" * 6 + "Q: how many has a bee?\nA:"
+ASKS_64 = ["one line of words " * 40, "a\n\n" + "words after a heading " * 40, "words and words " * 40 + "\n\n"]
+
+
+def test_few_shot_prompts_ask_after_their_last_blank_line_and_others_with_64_tokens():
     family = text_family()
     family.processor = build_tokenizer()
-    return family
-
-
-def context_of(family, text):
-    ids = family.tokenizer(text)["input_ids"]
-    return family.tokenizer.decode(ids[: context_tokens(family, ids)]), len(ids)
-
-
-@pytest.mark.slow
-def test_few_shot_prompts_ask_after_their_last_blank_line(english):
-    shots = "Q: how many legs has a spider?\nA: eight\n\n" * 6
-    context, _ = context_of(english, shots + "Q: how many has a bee?\nA:")
-    assert context == "<s>" + shots or context.rstrip("\n") == "<s>" + shots.rstrip("\n")
-
-
-@pytest.mark.parametrize("text", ["one line of words " * 40, "a\n\n" + "words after a heading " * 40])
-def test_other_prompts_ask_with_their_last_64_tokens(english, text):
-    ids = english.tokenizer(text)["input_ids"]
-    assert context_tokens(english, ids) == len(ids) - 64
-
-
-def test_a_blank_line_at_the_end_is_none(english):
-    ids = english.tokenizer("words and words " * 40 + "\n\n")["input_ids"]
-    assert context_tokens(english, ids) == len(ids) - 64
+    ids = [family.tokenizer(text)["input_ids"] for text in (SHOTS, *ASKS_64)]
+    context = family.tokenizer.decode(ids[0][: context_tokens(family, ids[0])])
+    assert context.rstrip("\n") == "<s>" + SHOTS.rpartition("\n\n")[0]
+    assert [len(own) - context_tokens(family, own) for own in ids[1:]] == [64] * 3
 
 
 @pytest.mark.parametrize("routing", [None, RoutingConfig(num_groups=8, kept_groups=2, budget="global")])

@@ -11,16 +11,11 @@ from itertools import product
 import pytest
 import torch
 
-from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions import build_eviction
 from subtoken_train.families.decoder import CACHE
 from subtoken_train.functional.rotary import Rotation
-from subtoken_train.inference.batched import generate_batch
-from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.layer_packer import Rerotation
-from subtoken_train.inference.prefill import open_prompts
 from tests.support.golden_cases import golden_view, keep_of, load, record
-from tests.support.helpers import compress
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 from tests.support.truth_cells import difference
@@ -130,60 +125,6 @@ def test_the_packed_cache_is_the_recompute(family, reducer, selector, eviction, 
     cell = {"family": family, "reducer": reducer, "selector": selector, "eviction": eviction, "protocol": protocol}
     found = difference({**CELL, **cell, "batch": f"three_{side}", "scope": scope, "chunk": chunk}, 8)
     assert found.fits("fp32"), found
-
-
-@pytest.mark.filterwarnings("ignore:a sequence is longer than the 64 positions")
-@torch.no_grad()
-def test_generation_stays_within_the_models_positions(monkeypatch):
-    """A prompt of 48 tokens and 40 more on a model of 64 positions: no token stands beyond it."""
-    backbone = compress(text_family(layers=2, max_position_embeddings=64, initializer_range=0.2)).eval()
-    family, batch = backbone.family, text_batch([(42, 5, 0), (30, 5, 0)])
-    largest = []
-    through = family.through
-
-    def noted(layers, hidden, mask, position, *rest, **options):
-        largest.append(int(position.max()))
-        return through(layers, hidden, mask, position, *rest, **options)
-
-    monkeypatch.setattr(family, "through", noted)
-    monkeypatch.setattr(family.model.generation_config, "eos_token_id", None)
-    family.tokenizer.eos_token_id, end = None, family.tokenizer.eos_token_id
-    try:
-        for rerotate in (True, False):
-            largest.clear()
-            method = Compression(build_eviction("streaming_llm"), 0.2, scope="all", rerotate=rerotate)
-            (first, _) = generate_batch(backbone, batch, max_new_tokens=40, compression=method)
-            assert len(first.token_ids) == 40
-            assert max(largest) == (47 if rerotate else 86)
-    finally:
-        family.tokenizer.eos_token_id = end
-
-
-@pytest.mark.parametrize("eviction", ["streaming_llm", "snapkv"])
-@torch.no_grad()
-def test_the_basis_of_rounded_keys_is_that_of_the_stored_ones(eviction):
-    """Means and fourth roots of mean squares, head by head, of what stays where it stays."""
-    backbone, batch = compress(text_family(seed=3)).eval(), text_batch([(40, 6, 0), (33, 4, 0)])
-    caches = {}
-    for kv_dtype in ("model", "int4_rotated"):
-        method = Compression(build_eviction(eviction), 0.3, rerotate=True, kv_dtype=kv_dtype, scope="all")
-        caches[kv_dtype] = PackedCache(3)
-        open_prompts(backbone, batch, caches[kv_dtype], method, "query_aware")
-    for plain, rounded in zip(caches["model"].layers, caches["int4_rotated"].layers, strict=True):
-        heads = {}
-        for block in plain.blocks:
-            keys = torch.cat([part.keys.read() for part in block.parts], 2)
-            rows = range(len(keys)) if block.rows is None else block.rows.tolist()
-            for row, own in zip(rows, keys, strict=True):
-                for head, stored in enumerate(own):
-                    heads[divmod(row, 2) if len(own) == 1 else (row, head)] = stored
-        assert len(heads) == 2 * 2
-        for (sample, head), stored_Nd in heads.items():
-            centre = stored_Nd.mean(0)
-            torch.testing.assert_close(rounded.basis.centre_Bh1d[sample, head, 0].float(), centre, rtol=2e-3, atol=2e-3)
-            size = (stored_Nd - centre).square().mean(0) ** 0.25
-            size = size / size.log().mean().exp()
-            torch.testing.assert_close(rounded.basis.size_Bh1d[sample, head, 0].float(), size, rtol=5e-3, atol=0)
 
 
 @pytest.mark.parametrize(
