@@ -29,7 +29,7 @@ LOGITS = 2**25  # logits that are held at a time, in fp32
 
 
 def end_ids(family: Family) -> list[int]:
-    """Return the tokens that end an answer: the tokenizer's, and those of the model's generation configuration."""
+    """Return the tokens that end an answer: the tokenizer's, and the generation configuration's."""
     own: Any = getattr(getattr(family.model, "generation_config", None), "eos_token_id", None)
     ends = [family.tokenizer.eos_token_id, *(own if isinstance(own, list | tuple) else [own])]
     return sorted({int(end) for end in ends if end is not None})

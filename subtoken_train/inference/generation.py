@@ -224,23 +224,16 @@ def _kind(thing: Any) -> str:
 ASKED = 32
 """Decoded tokens between two looks at a GPU for NaN among their logits."""
 _serving: dict[int, object] = {}
-"""Models that a call runs on, by identity, and the call: their ``forward`` is swapped meanwhile."""
-
-
-@contextmanager
-def exclusive(model: nn.Module) -> Iterator[None]:
-    """Let one call at a time use a model."""
-    call = object()
-    if _serving.setdefault(id(model), call) is not call:  # in one step, whatever other threads do
-        raise ValueError("this model is already generating, one call at a time: wait for the other, or load it twice")
-    with undoing(partial(_serving.pop, id(model))):
-        yield
+"""Models that a call runs on, by identity, and the call."""
 
 
 @contextmanager
 def serving(family: Family) -> Iterator[None]:
-    """One call on a model, whose language model reads packed storage inside the block and is as it was after it."""
-    with exclusive(family.model), reading_packed(family.decoder.config):
+    """Let one call at a time use a model, whose language model reads packed storage inside the block."""
+    call, own = object(), id(family.model)
+    if _serving.setdefault(own, call) is not call:  # in one step, whatever other threads do
+        raise ValueError("this model is already generating, one call at a time: wait for the other, or load it twice")
+    with undoing(partial(_serving.pop, own)), reading_packed(family.decoder.config):
         yield
 
 
@@ -274,7 +267,7 @@ def compressed(
         if cache.holds_prompt and not asks:
             _check_append(backbone, input_ids, attention_mask, cache.prompt_length)
         if asks:
-            _check_text(backbone, input_ids[:, 1:])
+            _check_text(backbone, input_ids)
             asks, padding = False, torch.zeros_like(input_ids, dtype=torch.bool)
             if attention_mask is not None:  # transformers leaves out one that is all ones
                 padding = attention_mask[:, cache.prompt_length :] == 0
@@ -319,39 +312,39 @@ def _attributes(model: nn.Module, **values: Any) -> Iterator[None]:
         yield
 
 
+@dataclass
 class _LogitWatch:
     """Notes on the device whether a decoded token's logits were NaN or infinite."""
 
-    def __init__(self) -> None:
-        self.steps = 0
-        self._broken: Tensor | None = None
-        self._dtype: torch.dtype | None = None
+    steps: int = 0
+    broken: Tensor | None = None
+    dtype: torch.dtype | None = None
 
     def looked_at(self, logits_BV: Tensor, at_once: bool) -> Tensor:
         """Return the logits; a row that chooses no token is 0, which every way of sampling takes."""
         broken_B = broken_rows(logits_BV)
-        self.steps, self._dtype = self.steps + 1, logits_BV.dtype
-        self._broken = broken_B.any() if self._broken is None else self._broken | broken_B.any()
+        self.steps, self.dtype = self.steps + 1, logits_BV.dtype
+        self.broken = broken_B.any() if self.broken is None else self.broken | broken_B.any()
         if at_once or self.steps % ASKED == 0 or logits_BV.device.type == "cpu":
             self.check()
         return logits_BV.masked_fill(broken_B[:, None], 0)
 
     def check(self) -> None:
-        if self._broken is not None and bool(self._broken):
-            raise no_numbers(f"in the first {self.steps + 1} tokens of an answer", self._dtype)
+        if self.broken is not None and bool(self.broken):
+            raise no_numbers(f"in the first {self.steps + 1} tokens of an answer", self.dtype)
 
 
 def _check_append(backbone: CompressedBackbone, ids_Bq: Tensor, mask_BN: Tensor | None, prompt_length: int) -> None:
     """Later tokens must be text, without padding: neither these nor those since the prompt."""
     if ids_Bq.shape[1] == 1:  # a generated token, whatever it is
         return
-    _check_text(backbone, ids_Bq[:, 1:])  # the first is the last generated token, whatever it is
+    _check_text(backbone, ids_Bq)
     if mask_BN is not None and not bool(mask_BN[:, prompt_length:].all()):
         words = "the tokens after a compressed prompt are padded, and a packed cache stores no padding"
         raise ValueError(f"{words}; continue samples whose answers or new turns differ in length one by one")
 
 
 def _check_text(backbone: CompressedBackbone, ids_Bq: Tensor) -> None:
-    if bool(backbone.family.is_visual(ids_Bq).any()):
+    if bool(backbone.family.is_visual(ids_Bq[:, 1:]).any()):  # the first is the last generated one, whatever it is
         words = "the tokens after a compressed prompt hold an image, and reducer and eviction act on whole prompts"
         raise ValueError(f"{words}; start again with all images, without past_key_values")

@@ -33,7 +33,7 @@ from subtoken_train.functional.moving import on_device
 from subtoken_train.functional.rotary import Rotation
 from subtoken_train.inference.compression import Compression
 from subtoken_train.kernels.formats import FORMATS
-from subtoken_train.kernels.storage import Block, Fill, RoutedValues
+from subtoken_train.kernels.storage import Fill, RoutedValues
 from subtoken_train.ledger.kv_budget import kept_channels
 from subtoken_train.types import CutKeys, LayerPlan, Region
 
@@ -202,7 +202,11 @@ class LayerPacker:
         own_fill = None if fill_BV is None else fill_BV.to(values.device)
         rounded = None if own_fill is None else own_fill.to(values.dtype)
         blocks = pack_layer(keys, values, here, packing, places, counts, rounded)
-        fill = None if own_fill is None else self._fill(blocks, own_fill, len(keys))
+        fill, routed = None, (part.values for block in blocks for part in block.parts)
+        if own_fill is not None and any(isinstance(values, RoutedValues) for values in routed):
+            assert self.backbone.bank is not None
+            vectors = own_fill.view(len(own_fill), self.backbone.family.shape.num_kv_heads, -1)
+            fill = Fill(vectors.expand(len(keys), -1, -1), self.backbone.bank.config.fill == "mean")
         kept.filled = fill is not None and fill.stored
         packed.store_prompt(blocks, self.prompt_length, keys, fill, basis)
         packed.window = None if window is None else window.size
@@ -212,18 +216,10 @@ class LayerPacker:
             return MirroredBasis(**vars(plan.cut_keys.turn))
         return None if self.moments is None else BalancedBasis.of(key_BhMd, measured_BhM)
 
-    def _fill(self, blocks: list[Block], fill_BV: Tensor, batch: int) -> Fill | None:
-        if not any(isinstance(part.values, RoutedValues) for block in blocks for part in block.parts):
-            return None
-        assert self.backbone.bank is not None
-        vectors = fill_BV.view(len(fill_BV), self.backbone.family.shape.num_kv_heads, -1)
-        return Fill(vectors.expand(batch, -1, -1), self.backbone.bank.config.fill == "mean")
-
     def make_ready(self, next_position: Tensor) -> None:
         """Make the cache ready to decode once all layers are packed; ``next_position`` is [B, 1] or [3, B, 1]."""
-        cache, place = self.cache, next_position
-        if self.rerotation is not None:
-            place = self.rerotation.next_position.to(next_position.device)
+        cache, turned = self.cache, self.rerotation
+        place = next_position if turned is None else turned.next_position.to(next_position.device)
         cache.next_position = place
         for layer in cache.layers:
             if layer.window is not None:

@@ -94,7 +94,7 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
     """
     family = backbone.family
     check_before_prefill(backbone, prompts, compression)
-    warn_of_length(prompts, family)
+    _warn_of_length(prompts, family)
     use_packed_attention(family.decoder.config)
     eviction = None
     if compression.eviction is not None:
@@ -145,7 +145,7 @@ def run_whole(
     """Run all layers, and the eviction's second pass after them; the packer's dense cache is filled."""
     family, dense = backbone.family, packer.dense
     if eviction is not None:
-        warn_of_tasks(prompts, eviction, family)
+        _warn_of_tasks(prompts, eviction, family)
     result = backbone.run(prompts, cache=dense, pad_left=True, **_watching(eviction, packer))
     if eviction is not None:
         entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
@@ -256,15 +256,14 @@ def next_logits(backbone: CompressedBackbone, hidden_BqD: Tensor) -> Tensor:
     return backbone.family.logits(hidden_BqD[:, -1:])[:, -1]
 
 
-def warn_of_length(prompts: Batch, family: Family) -> None:
-    """Warn where a prompt takes more positions than the model was made for."""
+def _warn_of_length(prompts: Batch, family: Family) -> None:
     bound, tokens = position_bound(family.decoder.config), prompts.input_ids_BN.shape[1]
     if bound is not None and tokens > bound:  # under mRoPE a picture takes fewer positions than it has tokens
         shown_BN = prompts.regions_BN != Region.PADDING
         warn_beyond(family.decoder.config, int(family.positions(prompts).masked_fill(~shown_BN, -1).max()) + 1)
 
 
-def warn_of_tasks(prompts: Batch, eviction: EvictionPass, family: Family) -> None:
+def _warn_of_tasks(prompts: Batch, eviction: EvictionPass, family: Family) -> None:
     """Warn where a second pass takes positions that the model was not made for, after a prompt that does not."""
     bound, method = position_bound(family.decoder.config), eviction.method
     lengths_B = (prompts.regions_BN != Region.PADDING).sum(-1)
@@ -312,13 +311,11 @@ def open_prompts(
     check_context_first(backbone, compression)
     compression.check(backbone.family)
     compression.check_prompts(prompts)
-    visible_BN = prompts.regions_BN != Region.PADDING
-    context_BN = context_part(prompts.regions_BN)
-    rest_BN = visible_BN & ~context_BN
+    rest_BN = (prompts.regions_BN != Region.PADDING) & ~context_part(prompts.regions_BN)
     for name, ends in zip(prompts.record_ids, (~rest_BN.any(-1)).tolist(), strict=True):
         if ends:
             raise ValueError(f"context_first: nothing follows the context of {name!r}; a prompt must ask after it")
-    first = prefill(backbone, _taken(prompts, context_BN), cache, compression)
+    first = prefill(backbone, contexts_of(prompts), cache, compression)
     index_Bq, valid_Bq = kept_index(rest_BN, pad_left=True)
     ids_Bq = take_rows(prompts.input_ids_BN, index_Bq)
     return replace(first, logits_BV=append_rest(backbone, ids_Bq, ~valid_Bq, cache, compression.prefill_chunk))
@@ -343,21 +340,15 @@ def append_rest(
     return logits_BV
 
 
-def contexts_of(prompts: Batch) -> Batch:
-    """The contexts of prompts alone, padded on the left, as ``context_first`` compresses them."""
-    return _taken(prompts, context_part(prompts.regions_BN))
-
-
 def context_part(regions_BN: Tensor) -> Tensor:
     """A prompt's tokens up to the last VISUAL or CONTEXT one, bool [B, N]; its first token where there is none."""
     visible_BN = regions_BN != Region.PADDING
-    first_BN = visible_BN & (visible_BN.cumsum(-1) == 1)
-    return before_compressed_ends(regions_BN) | first_BN
+    return before_compressed_ends(regions_BN) | (visible_BN & (visible_BN.cumsum(-1) == 1))
 
 
-def _taken(prompts: Batch, part_BN: Tensor) -> Batch:
-    """The marked tokens as a batch, padded on the left; the last of them ranks where the prompts have one that does."""
-    index_BM, valid_BM = kept_index(part_BN, pad_left=True)
+def contexts_of(prompts: Batch) -> Batch:
+    """The contexts of prompts alone, padded on the left; the last token ranks where the prompts have one that does."""
+    index_BM, valid_BM = kept_index(context_part(prompts.regions_BN), pad_left=True)
     # an id that is no image token, whatever stands at the index that padding points to
     ids_BM = take_rows(prompts.input_ids_BN, index_BM)
     pad_B1 = take_rows(prompts.input_ids_BN, (prompts.regions_BN != Region.VISUAL).int().argmax(-1, keepdim=True))

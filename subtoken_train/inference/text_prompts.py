@@ -224,7 +224,9 @@ def encode_text(
     if context_characters is None:
         context = context_tokens(family, ids[dropped:])
     else:
-        context = max(0, min(_tokens_within(family, kept, context_characters), len(ids) - 1) - dropped)
+        ends = [end for _, end in _spans(family, kept)[1]]
+        within = next((i for i, end in enumerate(ends) if end > context_characters), len(ends))
+        context = max(0, min(within if context_characters else 0, len(ids) - 1) - dropped)
     record_id = f"text {hashlib.sha256(prompt.encode()).hexdigest()[:16]}"
     return EncodedText(tuple(ids[dropped:]), context, tuple(pairs), record_id, dropped)
 
@@ -276,7 +278,7 @@ def _no_offsets() -> ValueError:
 
 
 def check_template(tokenizer: Any) -> None:
-    """Raise a worded ``ValueError`` where a tokenizer has no chat template."""
+    """Refuse a tokenizer without a chat template."""
     if not tokenizer.chat_template:
         raise ValueError("the tokenizer has no chat template; ask without one (chat: false)")
 
@@ -308,10 +310,8 @@ def told_ids(family: Family, system: str, text: str) -> tuple[list[int], int]:
     if not system.strip():
         return text_ids(family, text), 0
     told = f"{system.strip()}\n\n"
-    if not family.tokenizer.is_fast:
-        raise _no_offsets()
-    made = family.tokenizer(told + text, add_special_tokens=_adds_bos(family, told + text), return_offsets_mapping=True)
-    return made["input_ids"], tokens_before([start for start, _ in made["offset_mapping"]], len(told))
+    ids, spans = _spans(family, told + text)
+    return ids, tokens_before([start for start, _ in spans], len(told))
 
 
 def _adds_bos(family: Family, text: str) -> bool:
@@ -319,12 +319,12 @@ def _adds_bos(family: Family, text: str) -> bool:
     return not (bos and text.startswith(bos))
 
 
-def _tokens_within(family: Family, text: str, characters: int) -> int:
+def _spans(family: Family, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return the ids of a text and the characters of each."""
     if not family.tokenizer.is_fast:
         raise _no_offsets()
     made = family.tokenizer(text, add_special_tokens=_adds_bos(family, text), return_offsets_mapping=True)
-    ends = [end for _, end in made["offset_mapping"]]
-    return next((i for i, end in enumerate(ends) if end > characters), len(ends)) if characters else 0
+    return made["input_ids"], made["offset_mapping"]
 
 
 def without_middle(

@@ -226,8 +226,9 @@ def test_contexts_that_cannot_be_are_refused(name):
     model = asking(**levels)
     with pytest.raises(ValueError, match=words):
         model.ask(context, ["what <image> ?"] if name == "a mark" else QUESTIONS)
-    with pytest.raises(ValueError, match=r"no context has been compressed yet; call ask\(context, questions\)"):
-        _ = model.cache
+    if name != "a mark":
+        with pytest.raises(ValueError, match=r"no context has been compressed yet; call ask\(context, questions\)"):
+            _ = model.cache
 
 
 def test_contexts_take_positions_for_their_own_questions_only():

@@ -45,7 +45,7 @@ FREEING = sorted(name for name in EVICTIONS if not EVICTIONS[name].reads)
         ({"key_channels": 0.0}, r"key_channels=0.0 must lie in \(0, 1\]; 0.6 keeps 60 % of each key's channels"),
         ({"key_channels": float("nan")}, r"must lie in \(0, 1\]"),
         ({"key_axes": "pcb", "key_channels": 0.5}, "unknown key_axes 'pcb'. Did you mean 'pca'"),
-        ({"key_axes": "pca"}, "key_axes='pca' turns keys so that channels can be cut, and key_channels=1 cuts none;"),
+        ({"key_axes": "pca"}, "key_axes='pca' turns keys to cut channels; give key_channels"),
         ({"merge": "pivots"}, "unknown merge 'pivots'. Did you mean 'pivot'"),
         ({"eviction": None, "merge": "pivot"}, "merge 'pivot' needs an eviction method"),
         ({"key_window": 0}, "key_window=0 must be at least 1"),

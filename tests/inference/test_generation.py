@@ -294,5 +294,5 @@ def test_what_describes_a_prompt_is_small_and_counted():
     held = sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
     report = model.cache_report()
     assert report.plan_bytes == held > 0
-    with pytest.raises(ValueError, match="visual tokens but no pixels; making a cache frees them"):
+    with pytest.raises(ValueError, match="visual tokens but no pixels, which a cache frees"):
         generate_greedy(model.backbone, batch, 2, model.compression)

@@ -1,7 +1,6 @@
 """Every way of generating with a language model, on SmolLM2 uncompressed: the tokens are those of transformers.
 
-How ``SubTokenModel`` and what stands on it are called (``WAYS``); settings of ``generate``, and all other ways, are tried
-on embedded models.
+How ``SubTokenModel`` and what stands on it are called; settings of ``generate`` are tried on embedded models.
 """
 
 from __future__ import annotations

@@ -255,7 +255,7 @@ def test_a_refused_call_leaves_the_object_as_it_was():
     inputs = inputs_of(model, "one")
     first = model.generate(**inputs, max_new_tokens=3)
     last = model.last
-    with pytest.raises(ValueError, match="position_ids does not go"):
+    with pytest.raises(ValueError, match="position_ids=3 does not go"):
         model.generate(**inputs, max_new_tokens=3, position_ids=3)
     assert model.last is last
     assert torch.equal(model.generate(**inputs, max_new_tokens=3), first)
