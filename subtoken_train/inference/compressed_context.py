@@ -267,10 +267,9 @@ class CompressedContext:
         return replace(self.report, tail_bytes=appended, dense_bytes=self.report.dense_bytes + appended)
 
     @panics_in_words()
-    def question_ids(self, question: str, after: str | None = None) -> list[int]:
-        """Return the token ids between the one context and the answer; ``after`` (None: a turn's end) ends them."""
-        (frame,) = self.frames
-        return (frame if after is None else replace(frame, after=after)).ids(self.backbone.family, question)
+    def question_ids(self, question: str) -> list[int]:
+        """Return the token ids between the one context and the answer."""
+        return self.frames[0].ids(self.backbone.family, question)
 
     def _rows(self, asked: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
         """Return what is asked, padded on the left, and which of it is padding, [B, q]."""

@@ -31,17 +31,7 @@ from subtoken_train.inference.compression import Compression, settings_record
 from subtoken_train.inference.generation import ASKED, serving, steered_from_outside
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.serving.chat_request import ChatRequest, Limits, RefusedError
-from subtoken_train.serving.line import (
-    Answer,
-    Job,
-    Line,
-    Prepared,
-    Row,
-    SharedPass,
-    after_question,
-    noted,
-    read_for_pass,
-)
+from subtoken_train.serving.line import Answer, Job, Line, Prepared, Row, SharedPass, asked_ids, noted, read_for_pass
 from subtoken_train.types import Region
 
 _log = logging.getLogger(__name__)
@@ -323,7 +313,7 @@ class Answerer:
             end(row, took.total_bytes - took.slack_bytes, took.dense_bytes)
 
         for part in in_batches(jobs, most):
-            ids = [job.ready.question or self._question_ids(context, job.request) for job in part]
+            ids = [job.ready.question or asked_ids(context.frames[0], self._family, job.request) for job in part]
             cached = [held if found or job is not jobs[0] else 0 for job in part]
             parts = zip(part, ids, cached, strict=True)
             rows = [self._row(job, held + len(own), there, context.goes_on) for job, own, there in parts]
@@ -353,10 +343,6 @@ class Answerer:
                 return CompressedContext.of(backbone, compression, batch, job.ready.frames)
 
         return self.contexts.take((*batch.record_ids, asked.by_system, asked.system, how), compress)
-
-    def _question_ids(self, context: CompressedContext, request: ChatRequest) -> list[int]:
-        assert request.asked is not None
-        return context.question_ids(request.asked.question, after_question(self._family, request))
 
     def _room(self, request: ChatRequest, tokens: int) -> int:
         most = request.max_new_tokens or self.limits.max_new_tokens
@@ -392,8 +378,7 @@ def _size(request: ChatRequest) -> int:
 
 def _kind(request: ChatRequest) -> tuple[Any, ...]:
     """Return what requests of one pass have in common: compression, sampling, and the context, if any."""
-    asked = request.asked
-    context = None
+    context, asked = None, request.asked
     if asked is not None:
         shown = [image.read() for image in asked.context] if isinstance(asked.context, list) else asked.context
         context = (shown, asked.by_system, asked.system, asked.name, request.owner, request.template)

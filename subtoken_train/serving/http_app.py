@@ -48,6 +48,7 @@ _READING = 60  # seconds that headers may take, and a body
 GOODBYE = 10  # seconds that answers on their way have once the server is told to end
 CONNECTIONS = 1000
 _ANSWER = "subtoken_train.answer"  # where a request's scope holds its end
+_STRANGER = 401, "the API key is missing or wrong", "invalid_api_key"
 _PATHS = "there are POST /v1/chat/completions and /v1/completions, GET /v1/models and /health"
 
 
@@ -111,7 +112,7 @@ class ChatServer:
     async def models(self, request: Request) -> Response:
         """List the one model, or describe it."""
         if self._owner(request) is None:
-            return _error(_stranger())
+            return _error(RefusedError(*_STRANGER))
         card = {"id": self.settings.name, "object": "model", "created": 0, "owned_by": "subtoken_train"}
         if (name := request.path_params.get("name", self.settings.name)) != self.settings.name:
             return _error(self._no_model(name))
@@ -122,7 +123,7 @@ class ChatServer:
         deadline = time.monotonic() + self.settings.timeout
         try:
             if (owner := self._owner(request)) is None:
-                raise _stranger()
+                raise RefusedError(*_STRANGER)
             self._check_place()
             body = await self._body(request)
             self._check_place()
@@ -327,14 +328,10 @@ class _Reply:
 
 
 def _usage(answer: Answer) -> dict[str, Any]:
-    return {
-        "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.new_tokens,
-        "total_tokens": answer.prompt_tokens + answer.new_tokens,
-        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
-        "cache_bytes": answer.cache_bytes,
-        "dense_cache_bytes": answer.dense_cache_bytes,
-    }
+    asked, new = answer.prompt_tokens, answer.new_tokens
+    counts = {"prompt_tokens": asked, "completion_tokens": new, "total_tokens": asked + new}
+    held = {"cache_bytes": answer.cache_bytes, "dense_cache_bytes": answer.dense_cache_bytes}
+    return counts | {"prompt_tokens_details": {"cached_tokens": answer.cached_tokens}} | held
 
 
 async def _hung_up(receive: Receive) -> None:
@@ -362,10 +359,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _broken(request: Request, error: Exception) -> Response:
     return _error(RefusedError(500, BROKEN))
-
-
-def _stranger() -> RefusedError:
-    return RefusedError(401, "the API key is missing or wrong", "invalid_api_key")
 
 
 class _Connection(H11Protocol):
@@ -432,7 +425,11 @@ def serve_on(
                 ears.append(ear)
                 workers.append(worker)
             for ear, worker in zip(ears, workers, strict=True):
-                if words := _told(ear, worker.name):
+                try:
+                    words: str | None = ear.recv()
+                except EOFError:
+                    words = f"{worker.name} ended while it was loaded; what it said stands above"
+                if words:
                     raise ValueError(words)
             say(f"http://{host}:{port}/v1")
             by_end = {worker.sentinel: worker for worker in workers}
@@ -446,15 +443,6 @@ def serve_on(
             for worker in workers:
                 worker.join(GOODBYE + 5)
                 worker.kill()
-
-
-def _told(ear: Connection, name: str) -> str | None:
-    """Return why a server was not made; None where it was."""
-    try:
-        words: str | None = ear.recv()
-    except EOFError:
-        return f"{name} ended while it was loaded; what it said stands above"
-    return words
 
 
 def _work(make: Callable[[str], ChatServer], device: str, heard: socket.socket, mouth: Connection) -> None:

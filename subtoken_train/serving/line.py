@@ -73,15 +73,17 @@ def read_for_pass(model: SubTokenModel, request: ChatRequest, limits: Limits) ->
         told: dict[str, Any] = {"system": asked.system, "by_system": asked.by_system}
         told["chat_template_kwargs"] = request.template
         batch, frames = context_batches(backbone, model.compression, [context], **told)
-        (frame,), after = frames, after_question(backbone.family, request)
-        ids = (frame if after is None else replace(frame, after=after)).ids(backbone.family, asked.question)
+        ids = asked_ids(frames[0], backbone.family, request)
         return Prepared(batch=on_device(batch, _CPU), frames=frames, question=ids, notes=notes)
 
 
-def after_question(family: Family, request: ChatRequest) -> str | None:
-    """Return what stands between the first question about a context and the answer; None: a turn's end."""
-    followed = request.asked.followed if request.asked is not None else ()
-    return further_turns(family, followed, **request.template) if followed else None
+@panics_in_words()
+def asked_ids(frame: QuestionFrame, family: Family, request: ChatRequest) -> list[int]:
+    """Return the token ids between a context and the answer, later turns among them."""
+    assert request.asked is not None
+    if followed := request.asked.followed:
+        frame = replace(frame, after=further_turns(family, followed, **request.template))
+    return frame.ids(family, request.asked.question)
 
 
 @contextmanager

@@ -58,31 +58,6 @@ def assert_scores(outcome, expected):
     assert outcome.greedy == [greedy for _, greedy in expected]
 
 
-@torch.no_grad()
-def model_logits(family, sample, ids):
-    """transformers' own forward of one prompt and a continuation, without a cache."""
-    inputs = {"input_ids": torch.cat([sample.input_ids_BN, torch.tensor([ids])], 1)}
-    if sample.pixel_values is not None:
-        inputs |= family.given_images(sample.pixel_values, sample.image_grid_I3, inputs["input_ids"])
-    return family.model(**inputs, use_cache=False).logits[0, -len(ids) - 1 : -1]
-
-
-@pytest.mark.parametrize("pad_left", [True, False])
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "llama"])
-def test_scores_of_a_plain_backbone_are_those_of_a_full_forward(family, pad_left):
-    backbone = backbone_of(CELL | {"family": family, "reducer": "none", "selector": "none"})
-    batch, wanted = prompts(backbone.family, "three", pad_left), texts()
-    got = score_batch(backbone, batch, wanted)
-    for i, outcome in enumerate(got):
-        sample = only_sample(batch, i)
-        assert_scores(outcome, [scored(model_logits(backbone.family, sample, ids), ids) for ids in wanted[i]])
-        assert outcome.new_tokens == sum(LENGTHS[i])
-        assert (outcome.batch_size, outcome.text, outcome.token_ids) == (3, "", [])
-        # prompts of unlike length are in blocks of their own, with a row number per layer
-        assert outcome.kv_bytes - outcome.dense_kv_bytes == 8 * backbone.family.shape.num_layers
-        assert outcome.region_bytes == outcome.region_dense_bytes
-
-
 @sampled("levels", CELLS, every=4, ids=name_of)
 @torch.no_grad()
 def test_scores_from_a_compressed_cache_are_a_masked_recompute(levels):
@@ -240,21 +215,6 @@ def test_stop_texts_end_and_cut_an_answer():
     assert ended[0].new_tokens == len(ended[0].token_ids) <= 5
     for one, other in zip(ended[1:], full[1:], strict=True):
         assert one.text == other.text[: other.text.index(stop)] if stop in other.text else other.text
-
-
-def test_looking_for_a_stop_reads_the_last_tokens_only(monkeypatch):
-    """As many as the stop has bytes, and one: a step's cost does not grow with the answer."""
-    backbone = backbone_of(CELL | {"reducer": "none", "selector": "none"})
-    tokenizer, read = backbone.family.tokenizer, []
-    decode = tokenizer.batch_decode
-
-    def counted(rows, **settings):
-        read.append(max(map(len, rows)))
-        return decode(rows, **settings)
-
-    monkeypatch.setattr(tokenizer, "batch_decode", counted)
-    generate_batch(backbone, prompts(backbone.family, "three", pad_left=True), max_new_tokens=12, stop=["\n\n", "é"])
-    assert max(read) == 3
 
 
 def test_end_of_text_and_special_stops_are_cut(monkeypatch):

@@ -16,7 +16,6 @@ from subtoken_train.ledger.ledger import nominal_ledger
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress, make_batch
-from tests.support.sampling import sampled
 from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of, compression_of
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
@@ -67,17 +66,6 @@ def test_counted_is_allocated(tiny_family, fill, stage, budget):
         shape,
     )
     assert measured.ledger.bytes_of() - without.bytes_of() == beside
-
-
-@sampled("name", COMPRESSIONS, every=4)
-@torch.no_grad()
-def test_samples_add_up_to_the_cache(tiny_family, name):
-    backbone, batch, opened, cache = filled(tiny_family, RoutingConfig(fill="mean"), COMPRESSIONS[name])
-    kept = account(backbone, batch, opened, cache)
-    assert sum(prompt.kv_bytes for prompt in kept) == sum(x.payload_bytes + x.index_bytes for x in cache.layers)
-    side = tiny_family.shape.num_layers * tiny_family.shape.side_bytes
-    assert kept[2].kv_bytes >= side  # the text-only one, whose vectors are there as well
-    assert allocated(cache) == sum(layer.payload_bytes for layer in cache.layers)
 
 
 @torch.no_grad()

@@ -20,18 +20,15 @@ from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prefill import decode, prefill
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import Online
+from tests.support.helpers import only_sample
 from tests.support.kvzap_files import NEEDED, settings_for
 from tests.support.online_truth import decoded_online, largest_difference, moved_codes
 from tests.support.sampling import sampled
 from tests.support.truth_cells import allowed, backbone_of, batch_of
 from tests.support.truth_models import family_of
 
-SETTINGS = {
-    "snapkv": {"window": 4, "kernel": 3},
-    "cake": {"window": 4, "kernel": 3},
-    "headkv": {"window": 4},
-    "sparsemm": {"window": 4},
-}
+SETTINGS = {name: {"window": 4, "kernel": 3} for name in ("snapkv", "cake")}
+SETTINGS |= {name: {"window": 4} for name in ("headkv", "sparsemm")}
 ONLINE = [name for name in EVICTIONS if EVICTIONS.find(name)().online is not None]
 PROTOCOLS = ["query_aware", "context_first"]
 BASE = {"layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32", "every": "4", "keep": "10"}
@@ -55,11 +52,8 @@ def cells() -> list[dict[str, str]]:
     for cell in found:
         if cell["selector"] == "none":
             cell["groups"] = "16/4"
-    return [
-        cell
-        for cell in found
-        if allowed({k: v for k, v in cell.items() if k not in ("keep", "every", "keys", "merge")})
-    ]
+    own = ("keep", "every", "keys", "merge")
+    return [cell for cell in found if allowed({k: v for k, v in cell.items() if k not in own})]
 
 
 def name_of(cell: dict[str, str]) -> str:
@@ -137,10 +131,8 @@ def test_rounded_entries_are_selected_and_never_rounded_again(eviction, precisio
             place = layer.eviction_state.place_RM
             keys, values = read_keys(layer.blocks, len(place)), read_values(layer.blocks, len(place))
             for row, entry in (place >= 0).nonzero().tolist():
-                name, pair = (
-                    (number, row, int(place[row, entry])),
-                    torch.cat([keys[row, :, entry], values[row, :, entry]]),
-                )
+                name = number, row, int(place[row, entry])
+                pair = torch.cat([keys[row, :, entry], values[row, :, entry]])
                 again += name in read
                 assert torch.equal(read.setdefault(name, pair), pair)
         decode(backbone, torch.full((3, 1), 11), cache)
@@ -170,17 +162,7 @@ def test_a_sample_does_not_depend_on_its_neighbours(eviction, kv_dtype):
     compression = compression_of(cell, keep=36, kv_dtype=kv_dtype)
     together = decoded_online(backbone, batch, 24, compression)
     for sample in range(3):
-        one = torch.tensor([sample])
-        own = replace(
-            batch,
-            input_ids_BN=batch.input_ids_BN[one],
-            labels_BN=batch.labels_BN[one],
-            regions_BN=batch.regions_BN[one],
-            rank_position_B=batch.rank_position_B[one],
-            images_per_sample_B=batch.images_per_sample_B[one],
-            record_ids=[batch.record_ids[sample]],
-        )
-        alone = decoded_online(backbone, own, 24, compression)
+        alone = decoded_online(backbone, only_sample(batch, sample), 24, compression)
         assert torch.equal(torch.cat(alone.tokens, 1)[0], torch.cat(together.tokens, 1)[sample])
         pairs = zip(alone.logits, together.logits, strict=True)
         bound = (1e-4 if kv_dtype == "model" else 2e-3) + 0.01 * moved_codes(alone.cache, together.cache, sample)
@@ -193,9 +175,8 @@ def test_turns_of_several_tokens(eviction, protocol):
     """What a further turn appends is seen causally and competes afterwards; an eviction that is due comes before it."""
     cell = cell_of(eviction=eviction, protocol=protocol)
     generator = torch.Generator().manual_seed(5)
-    chunks = [
-        (call, torch.randint(10, 60, (3, size), generator=generator)) for call, size in ((3, 9), (7, 2), (11, 17))
-    ]
+    turns = ((3, 9), (7, 2), (11, 17))
+    chunks = [(call, torch.randint(10, 60, (3, size), generator=generator)) for call, size in turns]
     backbone = backbone_of(cell)
     run = decoded_online(backbone, batch_of(cell), 20, compression_of(cell), protocol, chunks)
     largest, same = largest_difference(backbone, run)
@@ -212,16 +193,12 @@ def test_samples_are_chosen_and_repeated_with_their_records(eviction):
     def run(order):
         cache = PackedCache(backbone.family.shape.num_layers)
         prefill(backbone, batch_of(cell), cache, compression)
-        tokens = torch.arange(10, 40).view(3, 10)[torch.tensor(order or [0, 1, 2])]
+        tokens = torch.arange(10, 40).view(3, 10)
         for step in range(10):
             if step == 6 and order:  # in the middle: two evictions later, with two queries noted
                 cache.batch_select_indices(torch.tensor(order))
-            now = (
-                tokens[:, step : step + 1]
-                if step >= 6 or not order
-                else torch.arange(10, 40).view(3, 10)[:, step, None]
-            )
-            logits = decode(backbone, now, cache)
+                tokens = tokens[torch.tensor(order)]
+            logits = decode(backbone, tokens[:, step, None], cache)
         return logits
 
     order = [2, 0, 0]

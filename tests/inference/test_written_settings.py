@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from subtoken_train import SubTokenModel
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.cli.main import main
 from subtoken_train.evaluation.runner.arms import prepare, with_anchors
 from subtoken_train.evaluation.runner.spec import expand_arms
 from subtoken_train.evictions import build_eviction
@@ -193,24 +192,6 @@ def test_a_grid_names_them_and_their_anchors(backbone):
     assert [arm.facts.anchor for arm in arms[:2]] == [arm.facts.name for arm in arms[2:]]
     assert [arm.reducer.keep_ratio for arm in arms[2:]] == [0.375, 0.3125]
     assert pool.loads == 1
-
-
-def test_the_command_says_what_they_take(backbone, capsys):
-    command = [
-        "generate",
-        "--backbone",
-        str(backbone),
-        "--prompt",
-        TEXT * 2,
-        "--max-new-tokens",
-        "2",
-        "--device",
-        "cpu",
-    ]
-    assert main([*command, "--selector", "value_norm", "--groups", "8,2", "--layout", "per_head"]) == 0
-    assert "(nominal 62.5000%)" in capsys.readouterr().out
-    assert main([*command, "--groups", "7,2"]) == 2
-    assert "num_groups=7 does not divide the value width 32" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
