@@ -71,7 +71,7 @@ class Compression:
     def __post_init__(self) -> None:
         words: dict[str, Any] = {"unit": KeepUnit, "key_axes": KeyAxes, "merge": Merge, "scope": Scope}
         for name, kinds in words.items():
-            if (value := getattr(self, name)) is not None:
+            if (value := getattr(self, name)) is not None or name in ("unit", "key_axes"):
                 check_word("unit of eviction_keep" if name == "unit" else name, value, get_args(kinds))
         check_word("kv_dtype", self.kv_dtype, FORMATS)
         check_key_channels(self.key_channels)

@@ -93,38 +93,28 @@ class ModelPool:
             check_untrained(str(selector))
         folder = self.find(path, revision)
         if folder is None:
-            return self._plain(str(path), revision, backbone, reducer, selector, routing, loading)
+            if isinstance(backbone, str):
+                raise ValueError(f"{path} is not an adapter folder (no {CONFIG_FILE}); backbone={backbone!r} needs one")
+            if selector not in (None, "none"):
+                raise ValueError(
+                    f"selector={selector!r} takes the place of an adapter's routers; {path} has no adapter"
+                )
+            source = replace(backbone or BackboneConfig(), **(loading or {}))
+            source = replace(source, path=str(path), revision=revision or source.revision)
+            return self._plain(source, reducer or build_reducer("none"), routing)
         if routing is not None:
             raise ValueError(f"{path} is an adapter with its own value groups; leave groups out")
         config = read_config(folder)
         if config.merged and isinstance(backbone, str):
             raise ValueError(f"{path} is merged and holds its own backbone; leave backbone out")
-        source = adapter_backbone(folder, config, backbone)
-        source = replace(source, **(loading or {}))
+        source = replace(adapter_backbone(folder, config, backbone), **(loading or {}))
         changed = with_selection(config, reducer, selector, seed, str(path))
         family = self._cleared(source, changed.reducer)
         self._current, _ = put_adapter(folder, changed, family, source, routers=changed.routing == config.routing)
         return self._placed(self._current)
 
-    def _plain(
-        self,
-        path: str,
-        revision: str | None,
-        backbone: BackboneConfig | str | None,
-        reducer: Reducer | None,
-        selector: str | None,
-        routing: RoutingConfig | None,
-        loading: Mapping[str, Any] | None,
-    ) -> CompressedBackbone:
-        if isinstance(backbone, str):
-            raise ValueError(f"{path} is not an adapter folder (no {CONFIG_FILE}); backbone={backbone!r} needs one")
-        if selector not in (None, "none"):
-            raise ValueError(
-                f"selector={selector!r} takes the place of an adapter's routers, and {path} has no adapter"
-            )
-        source, reducer = backbone or BackboneConfig(), reducer or build_reducer("none")
-        source = replace(source, **(loading or {}))
-        family = self._cleared(replace(source, path=path, revision=revision or source.revision), reducer)
+    def _plain(self, source: BackboneConfig, reducer: Reducer, routing: RoutingConfig | None) -> CompressedBackbone:
+        family = self._cleared(source, reducer)
         bank = None if routing is None else RouterBank(routing, family.hidden_size, family.shape)
         self._current = CompressedBackbone(family, reducer, bank)
         return self._placed(self._current)
