@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
     from subtoken_train.families.images import Video
     from subtoken_train.inference.answer_stream import answer_text
-    from subtoken_train.inference.messages import goes_on
+    from subtoken_train.inference.prompt_inputs import goes_on
 
     prompt = sys.stdin.read().rstrip("\n") if args.prompt == "-" else args.prompt
     pictures = _pictures(args, prompt)

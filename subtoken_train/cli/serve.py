@@ -83,8 +83,7 @@ def run(args: argparse.Namespace) -> int:
     _bytes("--context-memory", args.context_memory)
     if args.contexts is not None and not Path(args.contexts).is_dir():
         raise ValueError(f"--contexts {args.contexts} is no folder; name the one where cache.save wrote")
-    from subtoken_train.serving.http_app import serve_chats
-    from subtoken_train.serving.workers import serve_on
+    from subtoken_train.serving.http_app import serve_chats, serve_on
 
     settings = _settings(args)
     _limits(args)

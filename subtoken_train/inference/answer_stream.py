@@ -29,13 +29,8 @@ def answer_text(decoded: str, goes_on: bool = False) -> str:
 class AnswerStream:
     """Hands on an answer's text in pieces, which joined are the answer that ``SubTokenModel.chat`` returns.
 
-    Pass it as ``streamer`` and among ``stopping_criteria``; both are called by the thread that generates. White space
-    at an end, half a character and what may become a stop text are held back until more has come.
-
-    Args:
-        say: called with every piece; none is empty.
-        stopped: asked after every token whether to end here.
-        goes_on: whether it goes on with a text, and may begin with a space.
+    A ``streamer`` and a stopping criterion. White space at an end, half a character and what may become a stop text are
+    held back until more has come. ``goes_on``: the answer goes on with a text, and may begin with a space.
 
     Attributes:
         text: what was handed on.
@@ -89,7 +84,7 @@ class AnswerStream:
             self._say(piece)
 
     def _grown(self) -> str:
-        """Return the text so far. What was said long ago is not decoded once more: that would take ever longer."""
+        """Return the text so far; what was said long ago is not decoded once more."""
         around = self._decoded(self._begin)
         if not around.startswith(self._around):  # earlier tokens are written otherwise now
             self._settled, self._begin, self._around = "", 0, ""
@@ -112,8 +107,7 @@ class AnswerStream:
 def pieces(tokenizer: Any, answer: Callable[[AnswerStream], None], goes_on: bool = False) -> Iterator[str]:
     """Yield an answer's text in pieces while another thread makes it; closing the iterator ends the answer.
 
-    Args:
-        answer: puts ids into the stream that it is given, and asks it whether to end. What it raises is raised here.
+    ``answer`` puts ids into the stream that it is given, and asks it whether to end; what it raises is raised here.
     """
     said: queue.SimpleQueue[str | Exception | None] = queue.SimpleQueue()
     closed = threading.Event()

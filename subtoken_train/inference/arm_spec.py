@@ -31,11 +31,7 @@ Written = Literal["key", "flag", "argument"]
 
 @dataclass(frozen=True)
 class ArmSpec(ArmSettings):
-    """One arm: its settings, checked, and the model that they name.
-
-    Attributes:
-        written: how messages spell the settings.
-    """
+    """One arm: its settings, checked, and the model that they name; ``written`` is how messages spell the settings."""
 
     written: Written = field(default="key", compare=False, repr=False, kw_only=True)
 

@@ -29,7 +29,7 @@ LOGITS = 2**25  # logits that are held at a time, in fp32
 
 
 def end_ids(family: Family) -> list[int]:
-    """Return the tokens that end an answer: the tokenizer's, and those of the model's generation configuration."""
+    """Return the tokens that end an answer: the tokenizer's, and the generation configuration's."""
     own: Any = getattr(getattr(family.model, "generation_config", None), "eos_token_id", None)
     ends = [family.tokenizer.eos_token_id, *(own if isinstance(own, list | tuple) else [own])]
     return sorted({int(end) for end in ends if end is not None})
@@ -43,14 +43,9 @@ def greedy_tokens(
     max_new_tokens: int,
     ended: Callable[[list[Tensor]], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Go on greedily from a filled cache.
+    """Go on greedily from a filled cache; ids [B, T], padded after a sample's end, and how many are its own, [B].
 
-    Args:
-        ended: called with the ids of every step so far, [B] each; says which samples are done (bool [B]) beside those
-            that said end-of-text.
-
-    Returns:
-        Ids [B, T], padding after a sample's end; and how many of them are the sample's own, end-of-text included, [B].
+    ``ended`` is called with the ids of every step so far, [B] each, and says which samples are done (bool [B]).
     """
     pad, ends = padding_id(backbone.family.tokenizer), torch.tensor(end_ids(backbone.family), device=logits_BV.device)
     next_B, broken_B = logits_BV.argmax(-1), broken_rows(logits_BV)
@@ -80,18 +75,10 @@ def given_tokens(
     given: Sequence[Sequence[int]],
     chooses_pages: bool = False,
 ) -> list[TokenScore | None]:
-    """Score the tokens that are given after each prompt of a filled cache; the cache is as before afterwards.
+    """Score the tokens that are given after each prompt of a filled cache, which is as before afterwards; None of none.
 
-    They read what decoding reads: the packed cache, after reducer, routers and eviction, in its own precision, and the
-    given tokens before them whole. The first ones need no pass, the others share one (``APPENDED`` at a time) unless
-    the rotary embedding's frequencies depend on the length.
-
-    Args:
-        chooses_pages: every token chooses the pages that it reads, as a decoded one does: a pass for each. Otherwise
-            all read everything. The same where a cache has no pages.
-
-    Returns:
-        One per prompt; None where no tokens are given.
+    They read what decoding reads. The first ones need no pass, the others share one (``APPENDED`` at a time) unless the
+    rotary embedding's frequencies depend on the length, or every token ``chooses_pages`` as a decoded one does.
     """
     rows = [b for b, ids in enumerate(given) if len(ids)]
     sums_B, right_B = (torch.zeros(len(given), dtype=torch.float64) for _ in range(2))
@@ -127,7 +114,7 @@ def given_tokens(
 
 
 def check_continuations(prompts: Batch, continuations: Sequence[Sequence[Sequence[int]]]) -> None:
-    """Raise a worded ``ValueError`` unless every prompt has its list, and no continuation is empty."""
+    """Raise ``ValueError`` unless every prompt has its list, and no continuation is empty."""
     if len(continuations) != len(prompts.record_ids):
         raise ValueError(f"{len(continuations)} lists of continuations for {len(prompts.record_ids)} prompts")
     for name, of_prompt in zip(prompts.record_ids, continuations, strict=True):
@@ -157,9 +144,7 @@ def generate_batch(
 ) -> list[Outcome]:
     """Greedy answers to a batch of prompts.
 
-    Args:
-        references: token ids of each prompt's reference answer, to be scored too; an empty one is not. Not with
-            ``eviction_every``, under which tokens leave the cache for good.
+    ``references`` are token ids of each prompt's reference answer, to be scored too; an empty one is not.
     """
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
@@ -179,9 +164,8 @@ def generate_batch(
     def ended(generated: list[Tensor]) -> Tensor:
         rows = torch.stack(generated[-window:], dim=1).tolist()
         texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
-        said = [
-            row[-1] in said_ends or any(each in text for each in stops) for row, text in zip(rows, texts, strict=True)
-        ]
+        pairs = zip(rows, texts, strict=True)
+        said = [row[-1] in said_ends or any(each in text for each in stops) for row, text in pairs]
         return torch.tensor(said, device=generated[-1].device)
 
     cache, logits_BV, outcomes = _opened(backbone, prompts, compression, protocol)
@@ -191,13 +175,14 @@ def generate_batch(
         scores = given_tokens(backbone, cache, logits_BV, references, chooses_pages=reads)
     begun = _now(prompts)
     tokens_BT, count_B = greedy_tokens(backbone, cache, logits_BV, max_new_tokens, ended if stops else None)
-    seconds = _now(prompts) - begun
+    seconds = round((_now(prompts) - begun) / len(outcomes), 5)
     for i, (row, count) in enumerate(zip(tokens_BT.tolist(), count_B.tolist(), strict=True)):
         ids = row[: count - 1] if row[count - 1] in said_ends else row[:count]
         text: str = tokenizer.decode(ids, skip_special_tokens=True)
         cut = min((text.find(each) for each in stops if each in text), default=len(text))
-        outcomes[i] = replace(outcomes[i], text=text[:cut], token_ids=ids, new_tokens=count, reference=scores[i])
-    return _decoded(outcomes, seconds)
+        said = {"text": text[:cut], "token_ids": ids, "new_tokens": count, "reference": scores[i]}
+        outcomes[i] = replace(outcomes[i], decode_seconds=seconds, **said)
+    return outcomes
 
 
 @torch.no_grad()
@@ -211,19 +196,15 @@ def score_batch(
 ) -> list[Outcome]:
     """Log-probabilities of each prompt's continuations, log-softmax in fp32.
 
-    A prompt runs once for all of its continuations, and its next-token logits score their first tokens; single tokens
-    need nothing else. The others are appended to the cache one after another (those of a batch together, long ones with
-    long ones), and cropped off again. Nothing is generated, and ``eviction_every`` has nothing to do; what is so long
-    that it would act is refused.
+    A prompt runs once for all of its continuations, and its next-token logits score their first tokens. The others are
+    appended to the cache one after another, those of a batch together, and cropped off again.
     """
     check_continuations(prompts, continuations)
     compression = compression or Compression()
     longest = max((len(ids) for of_prompt in continuations for ids in of_prompt), default=0)
     if compression.every is not None and longest > compression.every:
-        raise ValueError(
-            f"a continuation of {longest} tokens is scored, and eviction_every={compression.every} evicts while tokens "
-            "are generated; leave it out to score texts"
-        )
+        words = f"a continuation of {longest} tokens is scored, and eviction_every={compression.every}"
+        raise ValueError(f"{words} evicts while tokens are generated; leave it out to score texts")
     cache, logits_BV, outcomes = _opened(backbone, prompts, replace(compression, every=None), protocol)
     begun = _now(prompts)
     table: dict[tuple[int, int], TokenScore] = {}
@@ -233,16 +214,13 @@ def score_batch(
         ids = [continuations[b][chosen[b]] if b in chosen else [] for b in range(len(by_length))]
         found = given_tokens(backbone, cache, logits_BV, ids)
         table |= {(b, k): score for (b, k), score in zip(chosen.items(), filter(None, found), strict=True)}
-    seconds = _now(prompts) - begun
+    seconds = round((_now(prompts) - begun) / len(outcomes), 5)
     for b, of_prompt in enumerate(continuations):
         of_texts = [table[b, k] for k in range(len(of_prompt))]
-        outcomes[b] = replace(
-            outcomes[b],
-            logprobs=[score.logprob for score in of_texts],
-            greedy=[score.right == score.count for score in of_texts],
-            new_tokens=sum(map(len, of_prompt)),
-        )
-    return _decoded(outcomes, seconds)
+        logprobs, greedy = [x.logprob for x in of_texts], [x.right == x.count for x in of_texts]
+        said = {"logprobs": logprobs, "greedy": greedy, "new_tokens": sum(map(len, of_prompt))}
+        outcomes[b] = replace(outcomes[b], decode_seconds=seconds, **said)
+    return outcomes
 
 
 def _now(prompts: Batch) -> float:
@@ -256,16 +234,11 @@ def _now(prompts: Batch) -> float:
 def _opened(
     backbone: CompressedBackbone, prompts: Batch, compression: Compression, protocol: Protocol
 ) -> tuple[PackedCache, Tensor, list[Outcome]]:
-    """Put prompts into a cache: it, the logits of the first token, and the prompts' outcomes without answers."""
     start, cache = _now(prompts), PackedCache(backbone.family.shape.num_layers)
     opened = open_prompts(backbone, prompts, cache, compression, protocol)
     seconds = _now(prompts) - start
     parts = account(backbone, prompts, opened, cache)  # before eviction_every changes it
     return cache, opened.logits_BV, [replace(part, prefill_seconds=round(seconds / len(parts), 5)) for part in parts]
-
-
-def _decoded(outcomes: list[Outcome], seconds: float) -> list[Outcome]:
-    return [replace(each, decode_seconds=round(seconds / len(outcomes), 5)) for each in outcomes]
 
 
 def _special_ids(tokenizer: object) -> dict[str, int]:

@@ -1,12 +1,10 @@
 """A compressed cache as one safetensors file, so that a context is compressed once and used for days.
 
-The tensors are as they are stored (``cache/packed_record.py``). In the file's metadata stand as JSON a record of what
-they are, which model and settings made them, the contexts' digests, the texts around a question, the report, and a
-SHA-256 of the record and all tensors.
-
-What reading promises for any bytes: the cache that was written, for the model, reducer and settings that wrote it, or
-one worded ``ValueError``. The checksum finds damage, not a forger: hence all other checks. Nothing is unpickled, no
-path in the file is opened, and nothing larger than the file is allocated.
+In the file's metadata stand as JSON a record of the tensors, which model and settings made them, the contexts' digests,
+the texts around a question, the report, and a SHA-256 of the record and all tensors. What reading promises for any
+bytes: the cache that was written, for the model, reducer and settings that wrote it, or one worded ``ValueError``. The
+checksum finds damage, not a forger: hence all other checks. Nothing is unpickled, no path in the file is opened, and
+nothing larger than the file is allocated.
 """
 
 from __future__ import annotations
@@ -51,11 +49,7 @@ _RECORD = "subtoken_cache"
 
 @dataclass(frozen=True)
 class CacheHeader:
-    """Description of a file's tensors.
-
-    Attributes:
-        frames: texts around the questions of each context.
-    """
+    """Description of a file's tensors; ``frames`` are the texts around the questions of each context."""
 
     model: ModelIdentity
     dtype: str
@@ -82,8 +76,6 @@ class CacheHeader:
 
 @dataclass(frozen=True)
 class _CacheRecord(CacheHeader):
-    """The record of a cache file: its header, version and packed layers."""
-
     version: int
     packed: PackedRecord
 
@@ -91,7 +83,7 @@ class _CacheRecord(CacheHeader):
 def write_cache(
     path: Path, header: CacheHeader, cache: PackedCache, shape: PackedShape, overwrite: bool = False
 ) -> Path:
-    """Write a cache to which nothing was appended, whole or not at all; ``shape`` is what reading will ask of it."""
+    """Write a cache to which nothing was appended, whole or not at all."""
     check_file(path)
     if not overwrite and os.path.lexists(path):
         raise ValueError(f"{path} exists; name another file, or pass overwrite=True")
@@ -102,10 +94,8 @@ def write_cache(
     try:
         packed_cache(packed, tensors, shape, [torch.device("cpu")] * len(packed.layers))
     except ValueError as error:
-        raise ValueError(
-            f"the cache is not saved, because it could not be read back: {error}; compress the context in the model's "
-            "own dtype, without torch.autocast"
-        ) from error
+        words = f"the cache is not saved, because it could not be read back: {error}"
+        raise ValueError(f"{words}; compress in the model's own dtype, without torch.autocast") from error
     record = {"version": VERSION, **asdict(header), "packed": asdict(packed)}
     text = json.dumps(record, allow_nan=False, separators=(",", ":"))
     with whole_file(path) as temporary:
@@ -134,17 +124,14 @@ def read_cache(path: Path, backbone: CompressedBackbone, compression: Compressio
             raise ValueError("its model names no tokenizer")
         _check_made_by(record, backbone, compression)
         shape = shape_of(len(record.contexts), backbone, compression)
-        cache = packed_cache(record.packed, tensors, shape, _devices(backbone))
+        devices = [next(layer.parameters()).device for layer in backbone.family.decoder.layers]
+        cache = packed_cache(record.packed, tensors, shape, devices)
         _check_report(record.report, cache)
     except ValueError as error:
         raise ValueError(f"{path} is not a cache of this model: {error}") from error
     if record.model.tokenizer is None:
-        warnings.warn(
-            f"{path} was saved by version 0.2, which did not note the tokenizer; make sure that this model has the one "
-            "that made it, or compress again: with another one the answers are meaningless",
-            SubTokenWarning,
-            stacklevel=4,
-        )
+        words = f"{path} was saved by version 0.2, which did not note the tokenizer; with another one than the model's"
+        warnings.warn(f"{words} the answers are meaningless: if unsure, compress again", SubTokenWarning, stacklevel=4)
     cache.prepare()
     return record, cache
 
@@ -189,35 +176,29 @@ def _content(text: str, path: Path) -> dict[str, Any]:
 
 
 def _check_scales(record: _CacheRecord, compression: Compression, path: Path) -> None:
-    """Raise a worded ``ValueError`` for an older file whose rounded value groups have a scale each."""
+    """Refuse an older file whose rounded value groups have a scale each."""
     routed = any(part.routed for layer in record.packed.layers for block in layer.blocks for part in block.parts)
     if record.version < 3 and routed and FORMATS[compression.kv_dtype].rounds:
-        raise ValueError(
-            f"{path} has version {record.version}, whose {compression.kv_dtype} value groups have a scale each; since "
-            "version 3 the groups of an entry's head share one: compress the context again"
-        )
+        words = f"{path} has version {record.version}, whose {compression.kv_dtype} value groups have a scale each"
+        raise ValueError(f"{words}; since version 3 those of an entry's head share one: compress the context again")
 
 
 def _check_made_by(record: CacheHeader, backbone: CompressedBackbone, compression: Compression) -> None:
-    """Raise a worded ``ValueError`` unless this model made the cache, under these settings."""
     if not record.contexts or len(record.frames) != len(record.contexts):
         raise ValueError(f"it has {len(record.contexts)} contexts and {len(record.frames)} frames of questions")
     ours = CacheHeader.of(backbone, compression, [], [], record.report)
     if record.dtype != ours.dtype:
-        raise ValueError(
-            f"the cache is in {shown(record.dtype)} and the model in {ours.dtype}; load the model in the cache's dtype"
-        )
+        words = f"the cache is in {shown(record.dtype)} and the model in {ours.dtype}"
+        raise ValueError(f"{words}; load the model in the cache's dtype")
     check_same_model(record.model, ours.model)
-    for what, theirs, here in (
-        ("token reducer", record.reducer, ours.reducer),
-        ("compression", record.compression, ours.compression),
-    ):
+    settings = {"token reducer": (record.reducer, ours.reducer), "compression": (record.compression, ours.compression)}
+    for what, (theirs, here) in settings.items():
         for name in sorted(theirs.keys() | here.keys()):
-            if theirs.get(name) != here.get(name):
-                raise ValueError(
-                    f"the cache was made with another {what}: {name[:40]} {shown(theirs.get(name))}, and this model "
-                    f"has {shown(here.get(name))}; build the model with the cache's settings, or compress again"
-                )
+            its, own = theirs.get(name), here.get(name)
+            if its != own:
+                words = f"another {what}: {name[:40]} {shown(its)}, and this model has {shown(own)}"
+                build = "build the model with the cache's settings, or compress again"
+                raise ValueError(f"the cache was made with {words}; {build}")
 
 
 def shape_of(contexts: int, backbone: CompressedBackbone, compression: Compression) -> PackedShape:
@@ -235,12 +216,7 @@ def shape_of(contexts: int, backbone: CompressedBackbone, compression: Compressi
     )
 
 
-def _devices(backbone: CompressedBackbone) -> list[torch.device]:
-    return [next(layer.parameters()).device for layer in backbone.family.decoder.layers]
-
-
 def _check_report(report: CacheReport, cache: PackedCache) -> None:
-    """Raise a worded ``ValueError`` unless the tensors take the bytes that the report says."""
     check_range("its report's kept_entries", report.kept_entries, 0, 1)
     for name in ("payload_bytes", "index_bytes"):
         found, said = sum(getattr(layer, name) for layer in cache.layers), getattr(report, name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -29,9 +30,6 @@ from subtoken_train.ledger.ledger import Ledger
 from subtoken_train.ledger.measure import emptied_regions, emptied_words, measured_ledger
 from subtoken_train.types import Batch, LayerPlan, Layout, Plan, Region, in_compressed_region
 
-REGIONS = ("visual", "context")
-"""Names of compressed regions; a cache's is the first that it has."""
-
 
 @dataclass(frozen=True)
 class CacheReport:
@@ -39,27 +37,24 @@ class CacheReport:
 
     Attributes:
         ledger: the prompts' entries per layer and region, as the plan promises them in the model's dtype; each prompt
-            that the cache holds once, however many beams it has.
+            once, however many beams it has.
         nominal_fraction: retained share of the compressed region (visual or context) that reducer, routers and key
             channels promise, before an eviction.
-        payload_bytes: keys and values of the prompt, measured on the tensors; with ``eviction_every``, of what is left
-            of it and of the generated tokens that were packed.
+        payload_bytes: keys and values of the prompt, measured; with ``eviction_every``, of what is left of it and of
+            the generated tokens that were packed.
         index_bytes: what finds the stored pieces, measured.
         tail_bytes: what came after the prompt (or after the last eviction), in full.
-        slack_bytes: room that the tail holds in advance: of an answer's tokens that were asked for and did not come
-            (``PackedCache.reserve``), else of at most 64 tokens.
+        slack_bytes: room that the tail holds in advance: of an answer's tokens that did not come, else of at most 64.
         dense_bytes: an uncompressed cache of the same prompts and tail.
-        plan_bytes: what describes the prompts beside the cache: their ids and regions, and the plan.
-        statistics_bytes: what evicting while decoding needs: which entries are stored, what the method noted of them,
-            and the queries of the last tokens, or what their layers project, as far as the method reads them.
+        plan_bytes: ids, regions and plan of the prompts, which are held beside the cache.
+        statistics_bytes: notes of an eviction while decoding: stored entries, the method's own, the last queries.
         kernel_bytes: tables and scratch of the fused kernels; 0 where others run.
         evictions: how often generated tokens were evicted; ``ledger`` says what the prompt's own eviction left.
         unread_bytes: of ``payload_bytes``, what one new token does not read: 0 unless pages are chosen in every step.
-        shares: retained share of the compressed region of each prompt, where a threshold decides, which promises none;
-            empty elsewhere.
-        kept_entries: share of the compressed region's entries, over layers and heads, that an eviction left; None
-            without one.
-        kv_dtype: of the stored prompt, see ``Compression``.
+        shares: under a threshold the retained share of each prompt's compressed region; empty elsewhere.
+        kept_entries: share of the compressed region's entries, over layers and heads, that an eviction left; None:
+            none.
+        kv_dtype: of the stored prompt.
     """
 
     ledger: Ledger
@@ -80,19 +75,15 @@ class CacheReport:
 
     @property
     def total_bytes(self) -> int:
-        """Everything the layers hold. Which sample is where, two numbers of each, the cache holds beside them."""
+        """Everything the layers hold."""
         stored = self.payload_bytes + self.index_bytes + self.tail_bytes
         return stored + self.slack_bytes + self.statistics_bytes + self.kernel_bytes
 
     @property
     def realised_fraction(self) -> float:
         """Retained share of the compressed region, from the plan; 1 where a prompt has none."""
-        region = self._region
+        region = _compressed_region(self.ledger)
         return 1.0 if region is None else self.ledger.fraction(region)
-
-    @property
-    def _region(self) -> str | None:
-        return next((name for name in REGIONS if self.ledger.dense_bytes(name)), None)
 
     def table(self) -> str:
         """Markdown: a row per layer and region."""
@@ -117,8 +108,7 @@ class CacheReport:
         )
 
     def _region_words(self) -> str:
-        """Say what is left of the compressed region, and by what: an eviction's entries, and what was promised."""
-        if self._region is None:
+        if _compressed_region(self.ledger) is None:
             return "no visual token and no context to compress"
         evicts, found = self.kept_entries is not None, []
         if evicts:
@@ -137,12 +127,7 @@ class CacheReport:
 def report(
     backbone: CompressedBackbone, prompts: Batch, plan: Plan, cache: PackedCache, compression: Compression | None = None
 ) -> CacheReport:
-    """Measure a filled cache, whichever samples it holds by now.
-
-    Args:
-        cache: with those prompts; beams are copies of their prompt, in a dense cache as well.
-        compression: what the prompts went through; None: nothing but reducer and routers.
-    """
+    """Measure a filled cache, whichever samples it holds by now; ``compression`` None: reducer and routers alone."""
     compression = compression or Compression()
     assert cache.origin_B is not None
     origin_B = cache.origin_B.to(prompts.regions_BN.device)
@@ -189,21 +174,22 @@ def warn_of_emptied(backbone: CompressedBackbone, compression: Compression, prom
 
 
 def _kept_entries(plan: Plan, regions_PN: Tensor, heads: int) -> float:
-    """Share of the compressed region's entries that the heads of all layers keep; 1 where it is empty."""
     in_region_PN = in_compressed_region(regions_PN)
     whole = int(in_region_PN.sum()) * heads * len(plan.layers)
     kept = sum(int(_region_counts(layer, in_region_PN, heads)[1].sum()) for layer in plan.layers)
     return kept / whole if whole else 1.0
 
 
+def _compressed_region(ledger: Ledger) -> str | None:
+    return next((name for name in ("visual", "context") if ledger.dense_bytes(name)), None)
+
+
 def _shares(plan: Plan, regions_PN: Tensor, shape: KVShape) -> list[float]:
     found = []
-    for place in range(len(regions_PN)):
-        one = torch.tensor([place], device=regions_PN.device)
+    for one in torch.arange(len(regions_PN), device=regions_PN.device).split(1):
         own = Plan([layer.select(one) for layer in plan.layers], plan.layout)
         ledger = measured_ledger(own, regions_PN[one], shape)
-        names = [name for name in REGIONS if ledger.dense_bytes(name)]
-        found += [ledger.fraction(name) for name in names[:1]]
+        found += [] if (region := _compressed_region(ledger)) is None else [ledger.fraction(region)]
     return found
 
 
@@ -218,23 +204,18 @@ class Measured:
     """One sample's prompt in all layers, measured on the packed tensors, and the seconds of its answer.
 
     Attributes:
-        kv_bytes: everything that is stored of it: text, compressed region and index.
         dense_kv_bytes: the same prompt uncompressed; of a layer with a window what the next token can see.
-        region_bytes: its compressed region (visual or context) with the index of its value groups and the numbers of
-            its key channels; 0 where there is none.
-        index_bytes: of ``region_bytes``, those that find the stored value groups and key channels; the paper's fraction
-            leaves them out.
+        region_bytes: its compressed region (visual or context) with all indices; 0 where there is none.
+        index_bytes: of ``region_bytes``, those that find value groups and key channels.
         entries_before: (token, layer) entries of the region.
-        entries_after: those that any head keeps: the proof that token reduction or eviction acted.
-        values_after: their stored values, a layer's stored mean among them (``fill: mean``), in whole ones, rounded to
-            4 places: below ``entries_after`` where routing acted.
-        kept_visual: which visual tokens the last layer keeps, a bit each, in hexadecimal: the first token is the
-            highest bit of the first digit, zeros fill the last. None without visual tokens, and where the reducer
-            merges them into tokens without a place (VisionZip on LLaVA).
-        emptied: region -> layers that keep nothing of it, see ``emptied_regions``.
+        entries_after: those that any head keeps.
+        values_after: their stored values, a layer's stored mean among them, in whole ones, rounded to 4 places.
+        kept_visual: visual tokens that the last layer keeps, a bit each, in hexadecimal, the first token highest, zeros
+            at the end. None without visual tokens, and where they are merged into tokens without a place (VisionZip on
+            LLaVA).
+        emptied: region -> layers that keep nothing of it.
         unread_bytes: of ``kv_bytes``, what one new token does not read: 0 unless pages are chosen in every step.
-        prefill_seconds: until the batch's prompts were in the cache, over ``batch_size``.
-        decode_seconds: what came after it, likewise.
+        prefill_seconds, decode_seconds: of the batch, over ``batch_size``.
     """
 
     kv_bytes: int
@@ -256,12 +237,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class TokenScore:
-    """Given tokens, read one after another as if each had been said (teacher forcing).
-
-    Attributes:
-        logprob: sum of their log-probabilities, log-softmax in fp32, in nats.
-        right: how many of them are the likeliest token at their place, the given ones standing before it.
-    """
+    """Given tokens, read one after another: sum of their log-probabilities (fp32, nats), how many are the likeliest."""
 
     logprob: float
     right: int
@@ -273,14 +249,12 @@ class Outcome(Measured):
     """One prompt of a batch, with its answer once there is one.
 
     Attributes:
-        keys_after: stored keys of the region, in whole ones, rounded to 4 places: ``entries_after`` unless heads keep
-            entries of their own or channels are cut.
-        text: generated text, special tokens and everything from the first stop text on cut, not stripped; "" when
-            scored.
-        token_ids: generated ids, end-of-text and what follows cut; [] when scored.
+        keys_after: stored keys of the region, in whole ones, rounded to 4 places.
+        text: generated text up to the first stop text, without special tokens, not stripped.
+        token_ids: generated ids, end-of-text and what follows cut.
         logprobs: sum of the log-probabilities of each continuation; [] when generated.
-        greedy: whether each continuation is what greedy decoding would say; [] when generated.
-        reference: score of the given reference's tokens; None where none was given, and when scored.
+        greedy: whether each continuation is what greedy decoding would say.
+        reference: score of the given reference's tokens.
     """
 
     keys_after: float
@@ -304,12 +278,12 @@ def _by_sample(cache: PackedCache) -> list[tuple[Share, ...]]:
 
 
 def bytes_by_sample(cache: PackedCache) -> list[int]:
-    """Return the bytes of each sample's packed entries with their index; neither the tail nor kernels' tables count."""
+    """Return the bytes of each sample's packed entries with their index, without the tail."""
     return [sum(share.total_bytes for share in shares) for shares in _by_sample(cache)]
 
 
 def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache: PackedCache) -> list[Outcome]:
-    """The prompts of a cache right after they were put in, unanswered; ``kv_bytes`` add up to what it holds of them."""
+    """Return the prompts of a cache right after they were put in, unanswered."""
     shape, plan, regions_BM = backbone.family.shape, opened.plan, opened.regions_BM
     in_region_BM = in_compressed_region(regions_BM)
     held_LBM = held_rows(backbone.family.windows, regions_BM)
@@ -319,45 +293,42 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
     appended_B = (tokens_B - (regions_BM != Region.PADDING).sum(-1)).tolist()
     counts = [_region_counts(each, in_region_BM, shape.num_kv_heads) for each in plan.layers]
     entries_LB, slices_LB, whole_LB, cut_LB = torch.stack(counts, dim=1).cpu()
-    width = shape.head_dim
+    width, layers = shape.head_dim, zip(cache.layers, plan.layers, strict=True)
     thinner_L1 = torch.tensor([[0 if each.cut_keys is None else width - each.cut_keys.kept] for each in plan.layers])
     key_channels_B = (slices_LB * width - cut_LB * thinner_L1).sum(0).tolist()
-    whole_bytes_LB = [
-        _whole_bytes(layer, own, in_region_BM, plan.layout)
-        for layer, own in zip(cache.layers, plan.layers, strict=True)
-    ]
+    whole_bytes_LB = [_whole_bytes(layer, own, in_region_BM, plan.layout) for layer, own in layers]
     entries_B, whole_B = entries_LB.sum(0).tolist(), whole_LB.sum(0).tolist()
     filled = sum(each.filled for each in plan.layers)
     kept = [None] * len(tokens_B) if backbone.placeless else _kept_visual(opened)
-    emptied, made = emptied_regions(plan, regions_BM, held_LBM), []
-    for b, shares in enumerate(_by_sample(cache)):
+    emptied = emptied_regions(plan, regions_BM, held_LBM)
+
+    def outcome(b: int, shares: tuple[Share, ...]) -> Outcome:
         channels = sum(share.routed_channels for share in shares) + whole_B[b] * width + filled * shape.value_dim
-        made.append(
-            Outcome(
-                kv_bytes=sum(share.total_bytes for share in shares) + appended_B[b] * shape.token_bytes,
-                unread_bytes=sum(share.unread_bytes for share in shares),
-                dense_kv_bytes=appended_B[b] * shape.token_bytes + 2 * shape.side_bytes * dense_B[b],
-                region_bytes=sum(of_layer[b] for of_layer in whole_bytes_LB)
-                + sum(share.routed_bytes + share.channel_bytes + share.basis_bytes for share in shares),
-                region_dense_bytes=2 * shape.side_bytes * region_B[b],
-                index_bytes=sum(share.index_bytes + share.channel_bytes for share in shares),
-                entries_before=region_B[b],
-                entries_after=entries_B[b],
-                values_after=round(channels / shape.value_dim, 4),
-                kept_visual=kept[b],
-                emptied=emptied[b],
-                keys_after=round(key_channels_B[b] / shape.value_dim, 4),
-                new_tokens=0,
-                batch_size=len(tokens_B),
-                prefill_seconds=0.0,
-                decode_seconds=0.0,
-            )
+        routed = sum(share.routed_bytes + share.channel_bytes + share.basis_bytes for share in shares)
+        return Outcome(
+            kv_bytes=sum(share.total_bytes for share in shares) + appended_B[b] * shape.token_bytes,
+            unread_bytes=sum(share.unread_bytes for share in shares),
+            dense_kv_bytes=appended_B[b] * shape.token_bytes + 2 * shape.side_bytes * dense_B[b],
+            region_bytes=sum(of_layer[b] for of_layer in whole_bytes_LB) + routed,
+            region_dense_bytes=2 * shape.side_bytes * region_B[b],
+            index_bytes=sum(share.index_bytes + share.channel_bytes for share in shares),
+            entries_before=region_B[b],
+            entries_after=entries_B[b],
+            values_after=round(channels / shape.value_dim, 4),
+            kept_visual=kept[b],
+            emptied=emptied[b],
+            keys_after=round(key_channels_B[b] / shape.value_dim, 4),
+            batch_size=len(tokens_B),
+            new_tokens=0,
+            prefill_seconds=0.0,
+            decode_seconds=0.0,
         )
-    return made
+
+    return list(starmap(outcome, enumerate(_by_sample(cache))))
 
 
 def _region_counts(plan: LayerPlan, in_region_BM: Tensor, kv_heads: int) -> Tensor:
-    """Entries of the region in a layer and, of their heads, slices, [4, B]."""
+    """Return per sample the region's entries in a layer and, of their heads, all, whole and cut slices, [4, B]."""
     valid_BN = plan.entries_BN >= 0
     region_BN = take_rows(in_region_BM, plan.entries_BN.clamp(min=0)) & valid_BN
     heads_BN = torch.full_like(plan.entries_BN, kv_heads) if plan.heads_BNh is None else plan.heads_BNh.sum(-1)

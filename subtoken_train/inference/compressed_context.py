@@ -67,9 +67,8 @@ def context_batches(
 ) -> tuple[Batch, list[QuestionFrame]]:
     """Contexts as one batch that a prefill takes, and the frames of their questions.
 
-    Args:
-        system: what the system says before each; None: what the chat template says by itself.
-        by_system: whether a language model's contexts are what the system says, and the user's turn is all question.
+    ``system``: what the system says before each, None: what the chat template says by itself; ``by_system``: the
+    contexts are what the system says.
     """
     if (reads := reader_of_question(backbone, compression)) is not None:
         raise ValueError(f"ask compresses before any question is seen, but {reads}; use generate or chat")
@@ -112,9 +111,8 @@ def _text(
 
 def _pictures(family: Family, context: Context, system: str | None) -> tuple[Batch, QuestionFrame]:
     if isinstance(context, str) or not context:
-        raise ValueError(
-            f"{family.name} sees images: a context is an image or a list of images, and text belongs to the questions"
-        )
+        words = "a context is an image or a list of images, and text belongs to the questions"
+        raise ValueError(f"{family.name} sees images: {words}")
     if system is not None and picture_marks(system):
         raise ValueError("the system prompt contains <image> or <video>, which stand for pictures; leave them out")
     inputs = inputs_of(family, picture_messages(context, "?", system), context)
@@ -140,12 +138,11 @@ class Questions:
     nested: bool
 
     def check_fits(self, contexts: int) -> None:
-        """Raise a worded ``ValueError`` unless there are questions of as many contexts."""
+        """Raise ``ValueError`` unless there are questions of as many contexts."""
         if len(self.of_each) != contexts:
             given = f"{len(self.of_each)} lists of questions" if self.nested else "one list of questions"
-            raise ValueError(
-                f"{given} for {contexts} contexts; give a list for each: ask([context, context], [[question], []])"
-            )
+            form = "ask([context, context], [[question], []])"
+            raise ValueError(f"{given} for {contexts} contexts; give a list for each: {form}")
 
 
 def read_questions(questions: Any, max_new_tokens: Any) -> Questions:
@@ -159,10 +156,8 @@ def read_questions(questions: Any, max_new_tokens: Any) -> Questions:
     lists = [list(own) for own in questions] if nested else [list(questions)]
     for own in lists:
         if wrong := [type(each).__name__ for each in own if not isinstance(each, str)]:
-            raise ValueError(
-                f"a question is of type {wrong[0]}, not a text; questions are a list of texts, or for several "
-                "contexts a list of texts for each"
-            )
+            forms = "questions are a list of texts, or for several contexts a list of texts for each"
+            raise ValueError(f"a question is of type {wrong[0]}, not a text; {forms}")
         if not all(each.strip() for each in own):
             raise ValueError("a question is empty; write what the model should answer")
         check_characters(own, "a question")
@@ -186,11 +181,7 @@ def _is_list(thing: Any) -> bool:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CompressedContext:
-    """One or more contexts in one cache, which never changes: every question is answered on a branch of it.
-
-    Attributes:
-        packed: the cache; nothing follows the contexts in it.
-    """
+    """One or more contexts in one cache, which never changes: every question is answered on a branch of it."""
 
     backbone: CompressedBackbone
     compression: Compression
@@ -219,7 +210,6 @@ class CompressedContext:
         return cls(backbone, compression, cache, frames, batch.record_ids, took, plan, goes_on)
 
     def __repr__(self) -> str:
-        """Return one line: what is held, and in how many bytes."""
         return f"CompressedContext({len(self.frames)} of {self.packed.prompt_length:,} tokens; {self.report})"
 
     @panics_in_words()
@@ -229,14 +219,9 @@ class CompressedContext:
         max_new_tokens: int,
         ended: Callable[[list[Tensor]], Tensor] | None = None,
     ) -> list[list[str]]:
-        """Greedy answers to the questions of every context.
-
-        Args:
-            questions: of each context; they may have different numbers of them.
-        """
+        """Greedy answers to the questions of every context."""
         family = self.backbone.family
         asked = [[frame.ids(family, each) for each in own] for frame, own in zip(self.frames, questions, strict=True)]
-        self._check(asked)
         found: list[list[str]] = [[] for _ in asked]
         for turn in range(max(map(len, asked), default=0)):
             rows = [row for row, own in enumerate(asked) if turn < len(own)]
@@ -246,26 +231,19 @@ class CompressedContext:
         return found
 
     def branch(self, rows: int) -> PackedCache:
-        """Return a cache for so many answers, each with the one context; several are copies of it."""
+        """Return a cache for so many answers, each with the one context."""
         cache = self.packed.branch()
         if rows > 1:
             cache.batch_select_indices(torch.zeros(rows, dtype=torch.long))
         return cache
 
     def generate(self, asked: Sequence[list[int]], cache: PackedCache, **settings: Any) -> Tensor:
-        """Answer questions of one context by ``generate`` of transformers, which samples, streams and stops.
+        """Answer questions of the one context by ``generate`` of transformers, which samples, streams and stops.
 
-        Greedy ids are those of ``answers``. Only of one context.
-
-        Args:
-            asked: what stands between the context and each answer, see ``question_ids``.
-            cache: a ``branch`` of as many rows, which grows.
-
-        Returns:
-            Ids of questions, padded on the left, and answers, [B, N].
+        ``asked`` stands between the context and each answer; ``cache`` is a ``branch`` of as many rows, which grows.
+        Returns ids of questions, padded on the left, and answers, [B, N].
         """
         family = self.backbone.family
-        self._check([list(asked)])
         used, (ids_Bq, padding_Bq) = settings_used(settings, family.model.generation_config), self._rows(asked)
         call = GenerateCall(ids_Bq, None, used)
         if call.copies > 1:
@@ -289,25 +267,22 @@ class CompressedContext:
         return replace(self.report, tail_bytes=appended, dense_bytes=self.report.dense_bytes + appended)
 
     @panics_in_words()
-    def question_ids(self, question: str, after: str | None = None) -> list[int]:
-        """Return the token ids between the one context and the answer.
-
-        Args:
-            after: what stands between the question and the answer, see ``further_turns``; None: the end of a turn.
-        """
-        (frame,) = self.frames
-        return (frame if after is None else replace(frame, after=after)).ids(self.backbone.family, question)
+    def question_ids(self, question: str) -> list[int]:
+        """Return the token ids between the one context and the answer."""
+        return self.frames[0].ids(self.backbone.family, question)
 
     def _rows(self, asked: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
         """Return what is asked, padded on the left, and which of it is padding, [B, q]."""
         device, width = self.backbone.family.device, max(map(len, asked))
+        for ids in asked:
+            check_ids(torch.tensor([ids]), self.backbone.model.get_input_embeddings().num_embeddings)
         pad = padding_id(self.backbone.family.tokenizer)
         ids_Bq = torch.tensor([[pad] * (width - len(ids)) + ids for ids in asked], device=device)
         missing_B1 = torch.tensor([[width - len(ids)] for ids in asked], device=device)
         return ids_Bq, torch.arange(width, device=device) < missing_B1
 
     def stream(self, question: str, max_new_tokens: int) -> Iterator[str]:
-        """Yield the greedy answer of one context to one question in pieces, see ``pieces``."""
+        """Yield the greedy answer of one context to one question in pieces."""
         device = self.backbone.family.device.type  # another thread has no autocast of its own
         dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
 
@@ -340,18 +315,11 @@ class CompressedContext:
         texts: list[str] = family.tokenizer.batch_decode(rows_of_ids, skip_special_tokens=True)
         return [answer_text(text, self.goes_on) for text in texts]
 
-    def _check(self, asked: list[list[list[int]]]) -> None:
-        """Raise a worded ``ValueError`` where questions hold ids that the model does not know."""
-        for ids in (ids for own in asked for ids in own):
-            check_ids(torch.tensor([ids]), self.backbone.model.get_input_embeddings().num_embeddings)
-
     def save(self, path: str | Path, overwrite: bool = False) -> Path:
-        """Write the compressed contexts into one safetensors file, whole or not at all, see ``cache_file.py``."""
+        """Write the compressed contexts into one safetensors file, whole or not at all."""
         if self.compression.every is not None:
-            raise ValueError(
-                f"a cache with eviction_every={self.compression.every} is not saved: what later evictions need (who "
-                "competes, what was noted of them) belongs to this process; leave eviction_every out"
-            )
+            words = f"a cache with eviction_every={self.compression.every} is not saved: notes of later evictions"
+            raise ValueError(f"{words} belong to this process; leave eviction_every out")
         header = CacheHeader.of(self.backbone, self.compression, self.frames, self.digests, self.report)
         shape = shape_of(len(self.frames), self.backbone, self.compression)
         return write_cache(Path(path), header, self.packed, shape, overwrite)

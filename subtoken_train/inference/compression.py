@@ -1,7 +1,7 @@
 """Settings of a prompt's compression: eviction method, how much stays, precision; as objects, keywords or text.
 
-``CompressionSettings`` is what a caller passes by keyword; ``parse_keep`` and ``parse_settings`` read what is written
-on a command line: ``0.1``, ``256tokens``, ``20MB``, ``window=32``.
+``CompressionSettings`` is what a caller passes by keyword; ``parse_keep`` and ``parse_settings`` read a command line:
+``0.1``, ``256tokens``, ``20MB``, ``window=32``.
 
 Legend: B batch, M rows of a layer.
 """
@@ -37,6 +37,7 @@ from subtoken_train.view.view import Scope
 KeepUnit = Literal["fraction", "tokens", "bytes"]
 MOST = 2**53
 """Tokens or bytes of a budget: what a float still counts one by one."""
+_READS_IMAGE, _FOR_TEXT = "reads the attention between text and image", "snapkv, h2o, kvcompose or another for text"
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class Compression:
     """Settings of a prompt's compression, once its cache is filled; those not named here as in ``CompressionSettings``.
 
     Attributes:
-        keep: what stays of the entries in scope: a share of those that the token reducer left, a number of them per
-            layer and sample, or bytes of a sample's whole prompt cache, text included.
+        keep: share of the entries in scope that the token reducer left, a number of them per layer and sample, or bytes
+            of a sample's whole prompt cache, text included.
         round_up: round the number of entries that a share keeps up (matched anchors) instead of down.
         key_window: last entries of a prompt, whose queries choose the channels and whose own keys stay whole.
         every: evict again whenever this many tokens were generated; None: only the prompt.
@@ -68,46 +69,43 @@ class Compression:
     threshold: Threshold | None = None
 
     def __post_init__(self) -> None:
-        check_word("unit of eviction_keep", self.unit, get_args(KeepUnit))
+        words: dict[str, Any] = {"unit": KeepUnit, "key_axes": KeyAxes, "merge": Merge, "scope": Scope}
+        for name, kinds in words.items():
+            if (value := getattr(self, name)) is not None or name in ("unit", "key_axes"):
+                check_word("unit of eviction_keep" if name == "unit" else name, value, get_args(kinds))
         check_word("kv_dtype", self.kv_dtype, FORMATS)
         check_share("key_channels", self.key_channels)
-        check_word("key_axes", self.key_axes, get_args(KeyAxes))
-        for name, value, allowed in (("merge", self.merge, get_args(Merge)), ("scope", self.scope, get_args(Scope))):
-            if value is not None:
-                check_word(name, value, allowed)
-        fraction, number, says = self.unit == "fraction", type(self.keep) in (int, float), self.said
-        needs = "needs an eviction method, for instance eviction='snapkv'"
+        self._check_amount()
+        no_cut = self.key_axes != "own" and not self.said["cuts"]
         refuse(
-            (not number, f"eviction_keep={self.keep!r} must be a number; 0.1 keeps a tenth of the cached entries"),
-            (
-                self.key_axes != "own" and not says["cuts"],
-                f"key_axes={self.key_axes!r} turns keys so that channels can be cut, and key_channels=1 cuts none; "
-                "give key_channels, for instance 0.75, or leave key_axes out",
-            ),
-            (self.merge not in (None, "none") and self.eviction is None, f"merge {self.merge!r} {needs}"),
-            (
-                self.key_window < 1,
-                f"key_window={self.key_window} must be at least 1; with 32, the last 32 rows choose the key channels",
-            ),
+            (no_cut, f"key_axes={self.key_axes!r} turns keys to cut channels; give key_channels, for instance 0.75"),
+            (self.key_window < 1, f"key_window={self.key_window} must be at least 1: the last rows choose channels"),
             (not isinstance(self.rerotate, bool), f"rerotate={self.rerotate!r} must be true or false"),
-            (
-                number and fraction and not 0 < self.keep <= 1,
-                f"eviction_keep={self.keep} must lie in (0, 1]; 0.1 keeps a tenth of the cached entries",
-            ),
-            (
-                number and not fraction and not (1 <= self.keep <= MOST and self.keep == int(self.keep)),
-                f"eviction_keep={self.keep} {self.unit} must be a whole number of at least 1, and at most {MOST:,}",
-            ),
-            (self.eviction is None and self.keep != 1, f"eviction_keep={self.keep} {needs}"),
-            (self.rerotate and self.eviction is None, "rerotate needs an eviction; use streaming_llm, snapkv or h2o"),
         )
-        self._check_format()
         if self.threshold is not None:
             self._check_threshold(self.threshold)
         check_online(self.eviction, self.every, int(self.keep) if self.unit == "tokens" else None)
         if self.prefill_chunk is not None:
             self._check_chunk(self.prefill_chunk)
-        self._check_rerotation()
+        self._check_pairs()
+
+    def _check_amount(self) -> None:
+        keep, fraction, number = self.keep, self.unit == "fraction", type(self.keep) in (int, float)
+        range_words = f"eviction_keep={keep} must lie in (0, 1]; 0.1 keeps a tenth of the cached entries"
+        count_words = f"eviction_keep={keep} {self.unit} must be a whole number of at least 1, and at most {MOST:,}"
+        refuse(
+            (not number, f"eviction_keep={keep!r} must be a number; 0.1 keeps a tenth of the cached entries"),
+            (number and fraction and not 0 < keep <= 1, range_words),
+            (number and not fraction and not (1 <= keep <= MOST and keep == int(keep)), count_words),
+        )
+        if self.eviction is None:
+            needs = "needs an eviction method, for instance eviction='snapkv'"
+            refuse(
+                (keep != 1, f"eviction_keep={keep} {needs}"),
+                (self.merge not in (None, "none"), f"merge {self.merge!r} {needs}"),
+                (self.rerotate, f"rerotate {needs}"),
+                (self.threshold, f"eviction_keep {'' if self.threshold is None else self.threshold.label} {needs}"),
+            )
 
     @property
     def said(self) -> dict[str, str]:
@@ -125,39 +123,29 @@ class Compression:
             "chunk": "" if self.prefill_chunk is None else f"prefill_chunk={self.prefill_chunk}",
         }
 
-    def _check_format(self) -> None:
-        form, says, name = FORMATS[self.kv_dtype], self.said, f"kv_dtype {self.kv_dtype}"
+    def _check_threshold(self, threshold: Threshold) -> None:
+        assert self.eviction is not None
+        own = method_record(self.eviction)
+        found = own if threshold.record is None else threshold.record.numbers.eviction
+        both = f"eviction_keep is a threshold or an amount ({self.keep:g} {self.unit}), and both are given; leave one"
+        of = f"the threshold {threshold.value:g} was found for eviction {shown(found)}, and this is {shown(own)}"
+        refuse(
+            (self.keep != 1 or self.unit != "fraction", both),
+            (found != own, f"{of}; make its own: subtoken-train calibrate threshold"),
+        )
+        threshold.check(self.eviction)
+
+    def _check_pairs(self) -> None:
+        says, form, name = self.said, FORMATS[self.kv_dtype], f"kv_dtype {self.kv_dtype}"
         mixing, sharing = (name if there else "" for there in (form.rotates, form.run > 1))
         alone, shared = "use int4 or int8", f"there the keys of {form.run} entries share scales"
+        threshold = "" if self.threshold is None else f"eviction_keep {self.threshold.label}"
+        equal, instead = "equally many entries must stay in every", "use streaming_llm, snapkv or h2o"
         check_together(
             (says["cuts"], mixing, f"it mixes the channels of a key; {alone}"),
             (says["reads"], mixing, f"it mixes the channels by which pages are read; {alone}"),
             (says["every"], sharing, f"{shared}, and single entries would go; {alone}"),
             (says["reads"], sharing, f"{shared}, and single pages are read; {alone}"),
-        )
-
-    def _check_threshold(self, threshold: Threshold) -> None:
-        if self.eviction is None:
-            raise ValueError(f"eviction_keep {threshold.label} needs an eviction method, for instance eviction='kvzip'")
-        own = method_record(self.eviction)
-        found = own if threshold.record is None else threshold.record.numbers.eviction
-        refuse(
-            (
-                self.keep != 1 or self.unit != "fraction",
-                f"eviction_keep is a threshold or an amount ({self.keep:g} {self.unit}), and both are given; leave one",
-            ),
-            (
-                found != own,
-                f"the threshold {threshold.value:g} was found for eviction {shown(found)}, and this is {shown(own)}; "
-                "make its own: subtoken-train calibrate threshold",
-            ),
-        )
-        threshold.check(self.eviction)
-
-    def _check_rerotation(self) -> None:
-        says, threshold = self.said, "" if self.threshold is None else f"eviction_keep {self.threshold.label}"
-        equal, instead = "equally many entries must stay in every", "use streaming_llm, snapkv or h2o"
-        check_together(
             (says["turns"], threshold, f"{equal} head; give a share, for instance eviction_keep=0.2"),
             (says["turns"], says["divides"], f"{equal} layer; {instead}"),
             (says["turns"], says["reads"], f"that evicts nothing and leaves no gap to close; {instead}"),
@@ -172,29 +160,19 @@ class Compression:
         method, says = self.eviction, self.said
         if method is None:
             return
-        rows, instead = method.observing_rows, "use snapkv, h2o or another method that decides by layer"
+        rows, evicts, divides = method.observing_rows, says["evicts"], says["divides"] if self.threshold is None else ""
+        twice, share = evicts if "second_pass" in method.needs else "", evicts if rows is None else ""
+        instead = (
+            "of which each layer is packed before the next one runs; use snapkv, h2o or another that decides by layer"
+        )
+        number = "it must cover the rows observed, of which a share says no number; give window as a whole number"
         check_together(
-            (
-                says["chunk"],
-                says["divides"] if self.threshold is None else "",
-                f"it divides its budget between layers, of which each is packed before the next one runs; {instead}",
-            ),
-            (
-                says["chunk"],
-                says["evicts"] if "second_pass" in method.needs else "",
-                f"it runs a prompt twice, of which each layer is packed before the next one runs; {instead}",
-            ),
-            (
-                says["chunk"],
-                says["evicts"] if rows is None else "",
-                "it must cover the rows observed, of which a share says no number; give window as a whole number",
-            ),
+            (says["chunk"], divides, f"it divides its budget over a prompt, {instead}"),
+            (says["chunk"], twice, f"it runs a prompt twice, {instead}"),
+            (says["chunk"], share, number),
         )
         if rows is not None and chunk < rows:
-            raise ValueError(
-                f"prefill_chunk={chunk} is smaller than the {rows} rows observed by eviction {method.name!r}; use at "
-                f"least {rows}"
-            )
+            raise ValueError(f"prefill_chunk={chunk} is smaller than the {rows} rows observed by {evicts}; use {rows}")
 
     def check(self, family: Family) -> None:
         """Raise a worded ``ValueError`` where the settings do not fit the backbone."""
@@ -202,37 +180,25 @@ class Compression:
         windows = f"the sliding windows of {family.decoder.config.model_type}" if any(family.windows) else ""
         angles = rotary_kind(family.decoder.rotary_emb) if family.length_dependent else ""
         grids = f"the image grids of {family.name}" if family.tower_positions == "mrope" else ""
+        whole = says["reads"] or says["turns"] or says["every"]
         check_together(
-            (
-                says["reads"] or says["turns"] or says["every"],
-                windows,
-                "it needs layers that see the whole cache; use a model without windows",
-            ),
+            (whole, windows, "it needs layers that see the whole cache; use a model without windows"),
             (says["turns"], angles and f"positions of kind {angles!r}", "their angles depend on a prompt's length"),
             (says["turns"], grids, "a grid has gaps that cannot be closed"),
         )
-        width, kept = family.shape.head_dim, kept_channels(family.shape.head_dim, self.key_channels)
-        form = FORMATS[self.kv_dtype]
-        more = -(-kept // form.per_code) * form.per_code / width
-        form.check_width(
-            kept,
-            f"key_channels={self.key_channels} keeps {kept} of {width}; use key_channels={more:.6g}, or kv_dtype int8",
-        )
-        if self.eviction is None:
+        shape, form = family.shape, FORMATS[self.kv_dtype]
+        width, kept = shape.head_dim, kept_channels(shape.head_dim, self.key_channels)
+        more = f"use key_channels={-(-kept // form.per_code) * form.per_code / width:.6g}, or kv_dtype int8"
+        form.check_width(kept, f"key_channels={self.key_channels} keeps {kept} of {width}; {more}")
+        if (method := self.eviction) is None:
             return
-        check_calibration(self.eviction.calibrated, family)
+        check_calibration(method.calibrated, family)
         check_calibration(None if self.threshold is None else self.threshold.record, family)
-        self.eviction.check_shape(family.shape.num_layers, family.shape.num_kv_heads, family.shape.head_dim)
+        method.check_shape(shape.num_layers, shape.num_kv_heads, shape.head_dim)
+        lacks, scope = f"{family.name} sees no images", "use scope 'context' or 'all'"
         refuse(
-            (
-                self.eviction.needs_image and not sees,
-                f"eviction {self.eviction.name!r} reads the attention between text and image and {family.name} sees no "
-                "images; use snapkv, h2o, kvcompose or another method for text",
-            ),
-            (
-                self.scope == "visual" and not sees,
-                f"scope 'visual': {family.name} sees no images; use scope 'context' or 'all'",
-            ),
+            (method.needs_image and not sees, f"{says['evicts']} {_READS_IMAGE} and {lacks}; use {_FOR_TEXT}"),
+            (self.scope == "visual" and not sees, f"scope 'visual': {lacks}; {scope}"),
         )
 
     def check_prompts(self, prompts: Batch) -> None:
@@ -240,8 +206,7 @@ class Compression:
         method = self.eviction
         if method is not None and method.needs_image:
             lacking_B = prompts.images_per_sample_B == 0
-            reads, lacks = "reads the attention between text and image", "has no image"
-            instead = "snapkv, h2o, kvcompose or another method for text"
+            reads, lacks, instead = _READS_IMAGE, "has no image", _FOR_TEXT
         elif method is not None and method.needs_question:
             lacking_B = unasked(prompts.regions_BN)
             reads, lacks = "scores by the question after the context", "ends with its context"
@@ -270,10 +235,7 @@ class Compression:
 
     @property
     def share(self) -> float | None:
-        """Share of the entries in scope that an eviction keeps, as far as it is known before a prompt is there.
-
-        Of a threshold the recorded mean, which no single prompt promises; None where nothing is known.
-        """
+        """Share of the entries in scope that an eviction keeps; of a threshold the recorded mean; None: unknown."""
         if self.threshold is not None:
             return self.threshold.mean
         return self.keep if self.unit == "fraction" else None
@@ -303,7 +265,7 @@ class Compression:
 
 
 def written_keep(written: object) -> dict[str, Any]:
-    """Return the fields of a ``Compression`` for what stays, as it is written: see ``parse_keep``, or a threshold."""
+    """Return the fields of a ``Compression`` for a written budget or threshold."""
     if (threshold := written_threshold(written)) is not None:
         return {"threshold": threshold}
     keep, unit = parse_keep(str(written))
@@ -315,20 +277,14 @@ SWITCHES = {"true": True, "false": False}
 
 
 def parse_keep(text: str) -> tuple[float, KeepUnit]:
-    """Return a budget's number and its unit.
-
-    A bare number is a fraction; others name ``tokens``, ``B``, ``kB``, ``MB`` or ``GB``, in any case.
-    """
+    """Return a budget's number and unit: ``tokens``, ``B``, ``kB``, ``MB`` or ``GB``; a bare number is a fraction."""
     found = re.fullmatch(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([A-Za-z]*)", text.strip())
     if found is None or not math.isfinite(float(found[1]) * max(BYTES.values())):
-        raise ValueError(
-            f"{clipped(repr(text), 60)} is not a budget; write a fraction (0.1), tokens (256tokens) or bytes (20MB)"
-        )
+        forms = "write a fraction (0.1), tokens (256tokens) or bytes (20MB)"
+        raise ValueError(f"{clipped(repr(text), 60)} is not a budget; {forms}")
     number, unit = float(found[1]), found[2].lower()
-    if not unit:
-        return number, "fraction"
-    if unit == "tokens":
-        return number, "tokens"
+    if unit in ("", "tokens"):
+        return number, "tokens" if unit else "fraction"
     if unit not in BYTES:
         raise unknown_name("unit of a budget", found[2], ["tokens", "B", "kB", "MB", "GB"])
     return round(number * BYTES[unit]), "bytes"
@@ -338,10 +294,6 @@ def parse_settings(method: str | None, settings: Sequence[str]) -> dict[str, Any
     """``key=value`` settings of an eviction method, read as what the method's own defaults are.
 
     Unknown keys are left for ``build_eviction`` to refuse, settings of no method for ``ArmSpec``.
-
-    Args:
-        method: as it is written, wrappers included.
-        settings: ``epsilon=0.01``, or ``expected_attention.epsilon=0.01`` where several methods have it.
     """
     if method is None:
         return dict.fromkeys(settings)
@@ -392,23 +344,21 @@ class CompressionSettings(TypedDict, total=False):
 
     Attributes:
         eviction: name of an eviction method, or one that is built (``build_eviction``); None: none.
-        eviction_keep: what stays, see ``Compression.keep``, or as the command line has it (``"64tokens"``,
-            ``"20MB"``), or ``{"threshold": -4, "window": 128}``, see ``Threshold``; by default all.
+        eviction_keep: what stays, see ``Compression.keep``, or as the command line has it (``"64tokens"``, ``"20MB"``),
+            or ``{"threshold": -4, "window": 128}``; by default all.
         eviction_unit: of an ``eviction_keep`` that is a number: ``fraction``, ``tokens`` or ``bytes``.
         eviction_every: evict again whenever this many tokens were generated; None: only the prompt is compressed.
         eviction_options: settings of the method, by name.
         scope: what competes: ``context`` (None, ``visual``), the visual tokens of a model that sees images and the
             context of a text, or ``all``. The last row of a prompt always stays; in scope, it counts in the budget.
         kv_dtype: ``model`` stores the model's dtype; ``int8`` and ``int4`` round, with a scale per head of a key and of
-            a value, which all of its stored groups share. ``int4_rotated`` is ``int4`` of keys that are centred,
-            balanced and rotated first (``cache/key_basis.py``). ``int8_channel``, ``kivi4`` and ``kivi2`` round keys by
-            channel and values by entry, but not the latest entries (``kernels/formats.py``).
-        key_channels: share of the channels that stay of the keys in scope, with an eviction or without one (ThinK); by
-            default all.
-        key_axes: along which they are cut: ``own``, the channels that the model gives keys; ``pca``, their principal
-            axes, to which the keys of a layer are turned first (RotateK, ``functional/key_axes.py``).
+            a value. ``int4_rotated`` is ``int4`` of keys that are centred, balanced and rotated first.
+            ``int8_channel``, ``kivi4`` and ``kivi2`` round keys by channel and values by entry, but not the latest
+            entries.
+        key_channels: share of the channels that stay of the keys in scope, with an eviction or without one (ThinK).
+        key_axes: along which they are cut: ``own``, the model's channels; ``pca``, principal axes (RotateK).
         merge: what becomes of evicted entries: ``none`` lets them go; ``average``, ``weighted``, ``pivot`` and
-            ``position`` merge them into entries that stay (``functional/merging.py``). None: what the method does.
+            ``position`` merge them into entries that stay. None: what the method does.
         prefill_chunk: rows of a prompt that run through a layer at a time. Every layer is then packed before the next
             one runs, so that one layer's dense keys and values exist; what stays is the same. None: all rows.
         rerotate: turn the keys that the eviction leaves to closed-up positions, where what follows goes on.
@@ -439,10 +389,8 @@ def compression_of(settings: CompressionSettings) -> Compression:
         check_word("setting", name, CompressionSettings.__optional_keys__)
     if isinstance(keep := given.get("eviction_keep"), str | Mapping):
         if "eviction_unit" in given:
-            raise ValueError(
-                f"eviction_keep={clipped(str(keep), 40)!r} already has a unit; leave eviction_unit out, or give a "
-                "number"
-            )
+            words = f"eviction_keep={clipped(str(keep), 40)!r} already has a unit"
+            raise ValueError(f"{words}; leave eviction_unit out, or give a number")
         del given["eviction_keep"]
         given |= written_keep(keep)
     name, options = given.pop("eviction", None), given.pop("eviction_options", None)
@@ -459,15 +407,15 @@ def compression_of(settings: CompressionSettings) -> Compression:
 def settings_record(compression: Compression) -> dict[str, Any]:
     """Return a compression as plain values, equal for two that leave the same cache.
 
-    A calibration is told by its file's digest, wherever the file lies; how many rows ran at a time is left out, and so
-    is what earlier versions did not have where it is as they had it.
+    A calibration is told by its file's digest; ``prefill_chunk`` is left out, and so is what earlier versions did not
+    have where it is as they had it.
     """
-    apart = ("prefill_chunk", "threshold", "key_axes")
-    record = {field.name: getattr(compression, field.name) for field in fields(compression) if field.name not in apart}
-    if compression.key_axes != "own":
-        record["key_axes"] = compression.key_axes
-    if compression.threshold is not None:
-        record["threshold"] = [compression.threshold.value, compression.threshold.window]
+    record: dict[str, Any] = {field.name: getattr(compression, field.name) for field in fields(compression)}
+    del record["prefill_chunk"]
+    if record["key_axes"] == "own":
+        del record["key_axes"]
+    if (threshold := record.pop("threshold")) is not None:
+        record["threshold"] = [threshold.value, threshold.window]
     record |= {"scope": "all" if compression.scope == "all" else "context", "merge": compression.merging}
     record["eviction"] = None if compression.eviction is None else method_record(compression.eviction)
     return _as_read(record)

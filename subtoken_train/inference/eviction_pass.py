@@ -1,8 +1,7 @@
 """The eviction's side of a prompt's pass: scores layer after layer, then budgets and the entries that stay.
 
-A budget in bytes: what an entry takes is known beforehand only where all entries store as much. Heads that keep entries
-of their own, or entries with more or fewer value groups than the mean, are counted once they are chosen, and chosen
-again among fewer where they take too much.
+A budget in bytes: heads that keep entries of their own, or entries with more or fewer value groups than the mean, are
+counted once they are chosen, and chosen again among fewer where they take too much.
 
 Legend: B batch, L layers, M rows of a layer, h key-value heads, S value groups.
 """
@@ -46,10 +45,7 @@ def entries_for_bytes(
 ) -> Tensor:
     """Competing entries that may stay in a layer, int64 [B], beside all others, which stay.
 
-    Args:
-        allowed: bytes of a sample's whole prompt cache; every layer gets as many.
-        regions_BM: ``Region`` codes of the rows, PADDING where a row is no entry.
-        competes_BM: entries that the budget chooses among, bool.
+    ``allowed`` are bytes of a sample's whole prompt cache; ``regions_BM`` are PADDING where a row is no entry.
     """
     in_region_BM = in_compressed_region(regions_BM)
     cost_BM = torch.zeros(regions_BM.shape, dtype=torch.float64, device=regions_BM.device)
@@ -63,10 +59,8 @@ def entries_for_bytes(
     sums_BM = (cost_BM * competes_BM).sort(-1, descending=True).values.cumsum(-1)
     needed_B = (fixed_B + (cost_BM * competes_BM).amax(-1)) * shape.num_layers
     if bool((needed_B > allowed).any()):
-        raise ValueError(
-            f"eviction_keep={int(allowed)} bytes is too small for the entries that always stay (text, and at least "
-            f"one other entry per layer); it needs at least {int(needed_B.max().ceil())} bytes"
-        )
+        what = "the entries that always stay (text, and one other entry per layer)"
+        raise _too_few(allowed, what, int(needed_B.max().ceil()))
     return (sums_BM <= (allowed / shape.num_layers - fixed_B)[:, None]).sum(-1)
 
 
@@ -76,12 +70,10 @@ def largest_choice(
     most_B: Tensor,
     allowed: float,
 ) -> list[Tensor]:
-    """A choice of entries that takes no more than the bytes, of as many entries as bisection finds.
+    """A choice of entries that takes no more than the bytes, of as many entries as bisection finds, ``most_B`` at most.
 
-    Args:
-        choose: entries that stay, per layer bool [B, h, M], when no layer of a sample may keep more than a number of
-            competing ones, int64 [B]; None: as many as were counted.
-        most_B: the largest number that changes anything.
+    ``choose`` returns what stays, per layer bool [B, h, M], when no layer of a sample may keep more than a number of
+    competing entries, int64 [B]; None: as many as were counted.
     """
     kept = choose(None)
     fits_B = bytes_of(kept) <= allowed
@@ -94,11 +86,12 @@ def largest_choice(
         low_B, high_B = torch.where(fits_B, middle_B, low_B), torch.where(fits_B, high_B, middle_B - 1)
     kept = choose(low_B)
     if bool(((needed_B := bytes_of(kept)) > allowed).any()):
-        raise ValueError(
-            f"eviction_keep={int(allowed)} bytes is too small for what always stays plus one entry per head; "
-            f"it needs at least {int(needed_B.max())} bytes"
-        )
+        raise _too_few(allowed, "what always stays plus one entry per head", int(needed_B.max()))
     return kept
+
+
+def _too_few(allowed: float, what: str, needed: int) -> ValueError:
+    return ValueError(f"eviction_keep={int(allowed)} bytes is too small for {what}; it needs at least {needed} bytes")
 
 
 def prompt_bytes(
@@ -111,9 +104,7 @@ def prompt_bytes(
 ) -> Tensor:
     """Return the bytes of a choice of entries in all layers, int64 [B]: keys, values and the numbers of key channels.
 
-    Args:
-        kept_LBhM: per layer the entries that stay, bool; h is 1 where all heads share a set.
-        masks: per layer the value groups of every row, bool [B, M, S]; None: all of them.
+    ``kept_LBhM`` has h = 1 where all heads share a set; ``masks`` are value groups of rows, bool [B, M, S], None: all.
     """
     width, heads, key_channels = shape.head_dim, shape.num_kv_heads, budget.key_channels
     beside, basis = fill_bytes(shape, budget), basis_bytes(shape, budget)
@@ -133,11 +124,7 @@ def prompt_bytes(
 
 @dataclass
 class LastingLayer:
-    """A layer's part that evicting while decoding still needs.
-
-    Attributes:
-        budget_B: competing entries that may stay, int64: what a share or bytes gave for the prompt.
-    """
+    """A layer's part that evicting while decoding needs; of the competing entries ``budget_B`` may stay, int64."""
 
     scale: float
     regions_BM: Tensor
@@ -149,14 +136,9 @@ class LastingLayer:
 class EvictionPass:
     """The observer of one prompt pass: scores layer after layer, then says what stays.
 
-    ``again_B`` marks the samples whose entries a second pass scores (``engine/second_pass.py``), ``tasks`` are its
-    rows; none where no sample is marked. ``budgets`` are, per layer that was kept, what competed (bool [B, M]) and how
-    much of it may stay (int64 [B]).
-
-    Args:
-        prompts: whole, or their first part (``followed``), whose last rows may be dropped.
-        reducer: the token reducer that the prompts go through; a matched anchor's says what its arm keeps.
-        groups: what a routed entry stores, which a budget in bytes counts with; None: whole entries.
+    ``again_B`` marks the samples whose entries a second pass scores, ``tasks`` are its rows. ``budgets`` are, per layer
+    that was kept, what competed (bool [B, M]) and how much of it may stay (int64 [B]). ``reducer``: a matched anchor's
+    says what its arm keeps. ``groups``: what a routed entry stores, for a budget in bytes; None: whole entries.
     """
 
     def __init__(
@@ -191,7 +173,7 @@ class EvictionPass:
         return self._input.__setitem__ if "inputs" in self.method.needs else None
 
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
-        """Score one layer, see ``PromptObserver``."""
+        """Score one layer."""
         home = self.again_B.device
         self.rows[layer] = on_device(rows, home)
         if self.compression.every is not None:
@@ -219,7 +201,7 @@ class EvictionPass:
             self.scores[layer] = on_device(self.method.score(view), home)
 
     def observe_task(self, plan: TaskPlan, task: TaskRows, layer: int, *states: Any) -> None:
-        """Score what a task is about in one layer again; ``states`` as ``TaskObserver`` has them."""
+        """Score what a task is about in one layer again."""
         first = self.scores[layer]
         view = task_view(self.family, plan, self.rows[layer], task, layer, *states)
         replaced_B1M = self.again_B[:, None, None] & view.about_BN.to(self.again_B.device)[:, None]
@@ -230,9 +212,8 @@ class EvictionPass:
     def keep(self, masks: Sequence[Tensor | None] = (), layout: Layout = "contiguous") -> list[Tensor]:
         """Entries that stay of the layers that were seen, each bool [B, h, M] (h = 1: one set for all heads).
 
-        Args:
-            masks: per layer the value groups of its rows, bool [B, M, S], None: all of them; what a budget in bytes
-                holds. Empty where no layer routes.
+        ``masks``: per layer the value groups of its rows, bool [B, M, S], None: all of them; empty where no layer
+        routes.
         """
         order = sorted(self.scores)
         regions = [self.rows[layer].regions_BM for layer in order]
@@ -263,7 +244,6 @@ class EvictionPass:
         return largest_choice(choose, bytes_of, budget.amax(0), allowed)
 
     def _kept(self, scores: list[Scores], candidates: Candidates) -> list[Tensor]:
-        """Entries that stay under the method's budgets, or those that reach the threshold."""
         threshold = self.compression.threshold
         if threshold is None:
             return self.method.keep(scores, candidates)
@@ -273,7 +253,7 @@ class EvictionPass:
         return kept
 
     def check_threshold(self, names: list[str]) -> None:
-        """Raise a worded ``ValueError`` where a threshold left nothing, or all, of a prompt; all layers were kept."""
+        """Raise ``ValueError`` where a threshold left nothing, or all, of a prompt."""
         if self.compression.threshold is not None:
             sum(self._older[1:], self._older[0]).check(self.compression.threshold, names)
 
@@ -282,10 +262,8 @@ class EvictionPass:
         read, own = scale_of(self.method).read, []
         for layer in sorted(self.scores):
             found, regions_BM = self.scores[layer], self.rows[layer].regions_BM
-            in_scope_BM, recent_BM = (
-                self.compression.in_scope(regions_BM),
-                last_marked(regions_BM != Region.PADDING, window),
-            )
+            in_scope_BM = self.compression.in_scope(regions_BM)
+            recent_BM = last_marked(regions_BM != Region.PADDING, window)
             older_BM = in_scope_BM & ~(self._last_row(regions_BM) | recent_BM | found.protected_BN)
             own.append((read(found.scores_BhN).cpu(), in_scope_BM.cpu(), older_BM.cpu()))
         prompts = []
@@ -338,7 +316,6 @@ class EvictionPass:
         return replace(self.groups, key_channels=own.key_channels, key_axes=own.key_axes)
 
     def _promised(self, count_B: Tensor) -> Tensor:
-        """Return what a budget in entries leaves of so many in scope, before it is rounded, fp64 [B]."""
         if self.compression.unit == "fraction":
             return count_B.double() * self.compression.keep
         return torch.full_like(count_B, int(self.compression.keep)).double()
@@ -348,10 +325,8 @@ class EvictionPass:
 class MatchedArm:
     """The routed arm of a matched anchor, whose bytes the anchor keeps under an eviction too.
 
-    Attributes:
-        tokens_B: tokens that the arm's reducer leaves of every sample, int64.
-        anchor_B: those that the anchor's leaves.
-        each: what a token takes in the arm, of a whole one.
+    ``tokens_B`` and ``anchor_B`` are what the two reducers leave, int64; ``each`` is a token of the arm, of a whole
+    one.
     """
 
     tokens_B: Tensor

@@ -1,10 +1,8 @@
 """Decode steps of one shape, whatever the number of tokens: they can be compiled, and captured in a CUDA graph.
 
 The tail's room is made first and read whole, its unwritten places hidden; how many tokens are written is a number on
-the device, which the step counts up itself. Packed storage differs from prompt to prompt, so that a compiled or
-captured step serves one cache: worth its making for long answers. Not served: eviction while tokens are decoded.
-
-Legend: B batch, V vocabulary.
+the device. A compiled or captured step serves one cache: worth its making for long answers. Legend: B batch, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -37,12 +35,11 @@ class FixedStep:
             for _ in range(256):
                 ids_B1 = step(ids_B1).argmax(-1, keepdim=True)
 
-    The cache's lengths are right after every step, and it is an ordinary cache when the block ends.
+    It is an ordinary cache when the block ends.
 
     Args:
         compile_config: of ``torch.compile``, as transformers' ``generate`` takes it; None: the step runs as it is.
-        cuda_graph: capture the step and replay it; without ``compile_config``, whose mode ``reduce-overhead`` does so
-            by itself.
+        cuda_graph: capture the step and replay it; without ``compile_config``, whose mode ``reduce-overhead`` does so.
     """
 
     def __init__(
@@ -70,17 +67,13 @@ class FixedStep:
         if not self.cache.holds_prompt:
             raise ValueError("a fixed step needs a cache with a prompt; run the prompt first (generate, or prefill)")
         if self.cache.evictor is not None:
-            raise ValueError(
-                "eviction_every packs the decoded tokens, so its storage changes shape; a fixed step has one shape: "
-                "leave eviction_every out, or decode without a fixed step"
-            )
+            words = "eviction_every packs decoded tokens, so its storage changes shape, and a fixed step has one"
+            raise ValueError(f"{words}; leave eviction_every out, or decode without a fixed step")
         if len({layer.device for layer in self.cache.layers} | {self.device}) > 1:
             raise ValueError("the model's layers are on several devices, and a fixed step runs on one")
         if (cuda_graph or compile_config is not None) and rotary_kind(family.decoder.rotary_emb) == "dynamic":
-            raise ValueError(
-                "the rotary embedding is 'dynamic', whose frequencies are recomputed on the host for every token; run "
-                "the step without cuda_graph and compile_config"
-            )
+            words = "the rotary embedding is 'dynamic', whose frequencies the host recomputes for every token"
+            raise ValueError(f"{words}; run the step without cuda_graph and compile_config")
         if cuda_graph and self.device.type != "cuda":
             raise ValueError(f"cuda_graph=True: the model is on {str(self.device)!r}; leave it out, or move it to CUDA")
         if cuda_graph and compile_config is not None:

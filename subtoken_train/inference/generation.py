@@ -1,12 +1,11 @@
 """``generate`` of transformers on a packed cache: its loop, sampling, beams and streamers, with our two passes.
 
-transformers calls the model's ``forward`` once with the prompt and then with new tokens. While ``compressed`` is
-active that call is ours: the first one runs reducer, routers and eviction and fills the cache, later ones only decode.
-
+transformers calls the model's ``forward`` once with the prompt and then with new tokens. While ``compressed`` is active
+that call is ours: the first one runs reducer, routers and eviction and fills the cache, later ones only decode.
 Settings come as keyword arguments, in ``generation_config=`` or in the model's own generation configuration, in this
 order of precedence. transformers checks its own; refused here is what a packed cache cannot serve.
 
-Legend: B batch, N positions.
+Legend: B batch, N positions, q appended tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import broken_rows
-from subtoken_train.errors import check_word, no_numbers
+from subtoken_train.errors import check_range, check_word, no_numbers
 from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.family import Family
 from subtoken_train.forks import undoing
@@ -38,41 +37,27 @@ from subtoken_train.inference.prefill import Prefill, append_rest, decode, prefi
 from subtoken_train.inference.prompt_inputs import IMAGE_INPUTS
 from subtoken_train.types import Batch
 
-INPUTS = frozenset({"input_ids", "attention_mask", "regions", *IMAGE_INPUTS})
-"""Inputs that ``SubTokenModel.inputs`` and processors return."""
 _COUNTS = {"max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "num_return_sequences"}
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "use_cache": (True,),
-    "output_attentions": (False,),
-    "output_hidden_states": (False,),
-    "cache_implementation": ("hybrid",),
-    "prefill_chunk_size": (),
-    "token_healing": (False,),
-    "guidance_scale": (1,),
-    "assistant_model": (),
-    "prompt_lookup_num_tokens": (),
-    "assistant_early_exit": (),
-    "speculation_type": (),
-    "use_mtp": (False,),
-    "custom_generate": (),
-    "trust_remote_code": (False,),
-    "penalty_alpha": (0,),
-    "dola_layers": (),
-    "constraints": (),
-    "force_words_ids": (),
-    "num_beam_groups": (1,),
-    "position_ids": (),
-    "cache_position": (),
-    "inputs": (),
-    "inputs_embeds": (),
-    "token_type_ids": (),
-    "labels": (),
+    **dict.fromkeys(("output_attentions", "output_hidden_states", "token_healing", "use_mtp"), (False,)),
+    **dict.fromkeys(("prefill_chunk_size", "assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit"), ()),
+    **dict.fromkeys(("speculation_type", "custom_generate", "dola_layers", "constraints", "force_words_ids"), ()),
+    **dict.fromkeys(("position_ids", "cache_position", "inputs", "inputs_embeds", "token_type_ids", "labels"), ()),
+    **{"use_cache": (True,), "guidance_scale": (1,), "penalty_alpha": (0,), "num_beam_groups": (1,)},
+    **{"trust_remote_code": (False,), "cache_implementation": ("hybrid",)},  # which transformers leaves out itself
 }
 """Arguments under which the model would be called in another way, or would have to return more, and the values of each
-that change nothing (``hybrid`` transformers leaves out itself)."""
-_KNOWN = INPUTS | vars(GenerationConfig()).keys() | inspect.signature(GenerationMixin.generate).parameters.keys()
-KNOWN = (frozenset(REFUSED) | _KNOWN | {"tokenizer"}) - {"self", "kwargs"}
+that change nothing."""
+_OWN = vars(GenerationConfig()).keys() | inspect.signature(GenerationMixin.generate).parameters.keys()
+KNOWN = _OWN.union(REFUSED, IMAGE_INPUTS, ("input_ids", "attention_mask", "regions", "tokenizer")) - {"self", "kwargs"}
 """Everything that ``generate`` may be given."""
+
+
+def one_cache(past_key_values: PackedCache | None, cache: PackedCache | None) -> PackedCache | None:
+    """Return the cache that is given under one of its names."""
+    if cache is not None and past_key_values is not None:
+        raise ValueError("cache and past_key_values are two names for the same argument; give one of them")
+    return past_key_values if cache is None else cache
 
 
 def drop_silent(given: dict[str, Any]) -> None:
@@ -83,12 +68,7 @@ def drop_silent(given: dict[str, Any]) -> None:
 
 
 def settings_used(given: Mapping[str, Any], own: GenerationConfig) -> dict[str, Any]:
-    """Return the settings that transformers will use, each checked: those given, of their configuration, the model's.
-
-    Args:
-        given: keyword arguments of ``generate``; ``generation_config`` may be among them.
-        own: the model's generation configuration.
-    """
+    """Return the settings that transformers will use, each checked: given ones, their configuration's, the model's."""
     config = given.get("generation_config")
     if config is not None and not isinstance(config, GenerationConfig):
         raise ValueError(f"generation_config must be a transformers GenerationConfig, not {type(config).__name__}")
@@ -105,19 +85,14 @@ def settings_used(given: Mapping[str, Any], own: GenerationConfig) -> dict[str, 
         value = asked.get(name, whole.get(name))
         if (value is not None or name in asked) and not any(_same(value, each) for each in neutral):
             shown = f"={value!r}"[:60] if isinstance(value, bool | int | float | str) or value is None else ""
-            raise ValueError(
-                f"{'' if name in asked else 'model.generation_config.'}{name}{shown} does not go with a compressed "
-                "cache, which takes a whole prompt once and then token after token, and returns logits alone; leave "
-                "it out"
-            )
+            place = "" if name in asked else "model.generation_config."
+            why = "takes a whole prompt once and then token after token, and returns logits alone"
+            raise ValueError(f"{place}{name}{shown} does not go with a compressed cache, which {why}; leave it out")
     return {**whole, **further, **given}
 
 
 def steered_from_outside(own: GenerationConfig) -> GenerationConfig:
-    """Return a copy of a model's configuration without what ends, copies or searches answers on its own account.
-
-    What chooses their tokens stays, as do the ids of special ones.
-    """
+    """Return a copy of a model's configuration without what ends, copies or searches answers on its own account."""
     made = copy.deepcopy(own)
     for name, neutral in REFUSED.items():
         if getattr(made, name, None) is not None:
@@ -141,32 +116,22 @@ class GenerateCall:
         drop_silent(given)
         settings = settings_used(given, model.generation_config)
         ids_BN = check_ids(given.get("input_ids"), model.get_input_embeddings().num_embeddings)
-        asked = cls(ids_BN, given.get("attention_mask"), settings)
-        counts = asked._counts
-        if any(type(count) is not int or count < 1 for count in counts):
-            raise ValueError(f"num_beams and num_return_sequences must be whole numbers of at least 1, not {counts}")
-        return asked
-
-    @property
-    def _counts(self) -> list[Any]:
-        found = [self.settings.get(name) for name in ("num_beams", "num_return_sequences")]
-        return [1 if count is None else count for count in found]
+        for name in ("num_beams", "num_return_sequences"):
+            check_range(name, settings.get(name), 1)
+        return cls(ids_BN, given.get("attention_mask"), settings)
 
     @property
     def beams(self) -> int:
         """Running beams of each prompt."""
-        return int(self._counts[0])
+        return self.settings.get("num_beams") or 1
 
     @property
     def copies(self) -> int:
         """Rows that transformers makes of each prompt."""
-        return int(max(self._counts))
+        return max(self.beams, self.settings.get("num_return_sequences") or 1)
 
     def room(self, held: int | None = None) -> int | None:
-        """Tokens that are appended at most to a cache, of which it holds ``held`` (None: all ids); None: unknown.
-
-        An answer's last one is not appended.
-        """
+        """Tokens that are appended at most to a cache, of which it holds ``held`` (None: all ids); None: unknown."""
         new, whole = self.settings.get("max_new_tokens"), self.settings.get("max_length")
         if new is None and whole is None:
             return None
@@ -178,54 +143,45 @@ class GenerateCall:
     def visible(self) -> Tensor:
         """Real tokens of prompts, bool [B, N]: what the mask says or, without one, what transformers infers.
 
-        It takes padding tokens for padding, unless padding and end of text are one token (then it warns, and so every
-        position is real).
+        It takes padding tokens for padding, unless padding and end of text are one token.
         """
         if self.mask is None:
             pad, end = (_ids(self.settings.get(name)) for name in ("pad_token_id", "eos_token_id"))
             pad = pad or end[:1]
-            visible = torch.ones_like(self.ids_BN, dtype=torch.bool)
-            if pad and pad[0] not in end:
-                visible = self.ids_BN != pad[0]
+            infers = bool(pad) and pad[0] not in end
+            visible = self.ids_BN != pad[0] if infers else torch.ones_like(self.ids_BN, dtype=torch.bool)
         else:
             visible = _read_mask(self.mask, tuple(self.ids_BN.shape)).to(self.ids_BN.device)
-        empty = (~visible.any(-1)).nonzero().flatten().tolist()
-        if empty:
-            raise ValueError(f"prompt {empty[0]} is all padding; every row of input_ids needs at least one token")
+        if not bool((shown_B := visible.any(-1)).all()):
+            row = int(shown_B.int().argmin())
+            raise ValueError(f"prompt {row} is all padding; every row of input_ids needs at least one token")
         return visible
 
     def check_turn(self, cached_ids_BN: Tensor, cached: int) -> None:
-        """Raise a worded ``ValueError`` unless the ids go on from a filled cache: all so far, or the new ones alone.
+        """Raise ``ValueError`` unless the ids go on from a filled cache: all so far, or the new ones alone.
 
         Args:
             cached_ids_BN: the prompt of every row of the cache.
             cached: tokens that the cache has seen.
         """
         ids_BN, mask, (rows, prompt) = self.ids_BN, self.mask, cached_ids_BN.shape
+        again = "start again without past_key_values"
         if self.copies > 1:
-            raise ValueError(
-                "num_beams and num_return_sequences make copies of prompts; with past_key_values the prompts are in "
-                "the cache: leave both out, or start again without past_key_values"
-            )
+            words = "num_beams and num_return_sequences make copies of prompts, which are in past_key_values"
+            raise ValueError(f"{words}; leave both out, or {again}")
         if len(ids_BN) != rows:
-            raise ValueError(
-                f"past_key_values holds {rows} rows and input_ids {len(ids_BN)}; give as many, or choose rows of the "
-                "cache with batch_select_indices"
-            )
+            words = f"past_key_values holds {rows} rows and input_ids {len(ids_BN)}"
+            raise ValueError(f"{words}; give as many, or choose rows of the cache with batch_select_indices")
         alone = isinstance(mask, Tensor) and mask.shape[-1:] != ids_BN.shape[-1:]
         total = cached + ids_BN.shape[1] if alone else ids_BN.shape[1]
         if mask is not None:
             _read_mask(mask, (rows, total))
         if total <= cached:
-            raise ValueError(
-                f"past_key_values has seen {cached} tokens and input_ids end after {total}; give everything so far and "
-                "at least one new token"
-            )
+            words = f"past_key_values has seen {cached} tokens and input_ids end after {total}"
+            raise ValueError(f"{words}; give everything so far and at least one new token")
         if not alone and not torch.equal(ids_BN[:, :prompt].to(cached_ids_BN.device).long(), cached_ids_BN.long()):
-            raise ValueError(
-                "input_ids do not begin with the prompt that past_key_values holds; give everything so far, or start "
-                "again without past_key_values"
-            )
+            words = "input_ids do not begin with the prompt that past_key_values holds"
+            raise ValueError(f"{words}; give everything so far, or {again}")
 
 
 def check_ids(ids: Any, vocabulary: int) -> Tensor:
@@ -233,16 +189,12 @@ def check_ids(ids: Any, vocabulary: int) -> Tensor:
     if not isinstance(ids, Tensor) or ids.numel() == 0:
         raise ValueError("generate needs input_ids with at least one token; pass the processor's whole output")
     if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
-        raise ValueError(
-            f"input_ids must be whole numbers [batch, tokens], int64 or int32, not {_kind(ids)}; a processor makes "
-            'them with return_tensors="pt"'
-        )
+        words = f"input_ids must be whole numbers [batch, tokens], int64 or int32, not {_kind(ids)}"
+        raise ValueError(f'{words}; a processor makes them with return_tensors="pt"')
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= vocabulary:
-        raise ValueError(
-            f"input_ids hold {low if low < 0 else high}, but the model's tokens are 0 to {vocabulary - 1}; use its own "
-            "tokenizer"
-        )
+        words = f"input_ids hold {low if low < 0 else high}, but the model's tokens are 0 to {vocabulary - 1}"
+        raise ValueError(f"{words}; use its own tokenizer")
     return ids
 
 
@@ -252,10 +204,8 @@ def _same(value: Any, other: Any) -> bool:
 
 def _read_mask(mask: Any, shape: tuple[int, ...]) -> Tensor:
     if not isinstance(mask, Tensor) or tuple(mask.shape) != shape:
-        raise ValueError(
-            f"attention_mask must be {list(shape)} as input_ids are, not {_kind(mask)}; pass the processor's whole "
-            "output"
-        )
+        words = f"attention_mask must be {list(shape)} as input_ids are, not {_kind(mask)}"
+        raise ValueError(f"{words}; pass the processor's whole output")
     if not bool(((mask == 0) | (mask == 1)).all()):
         raise ValueError("attention_mask holds other values than 0 (padding) and 1 (tokens)")
     return mask.bool()
@@ -274,25 +224,16 @@ def _kind(thing: Any) -> str:
 ASKED = 32
 """Decoded tokens between two looks at a GPU for NaN among their logits."""
 _serving: dict[int, object] = {}
-"""Models that a call runs on, by identity, and the call: their ``forward`` is swapped meanwhile."""
-
-
-@contextmanager
-def exclusive(model: nn.Module) -> Iterator[None]:
-    """Let one call at a time use a model."""
-    call = object()
-    if _serving.setdefault(id(model), call) is not call:  # in one step, whatever other threads do
-        raise ValueError(
-            "this model is already generating, and runs one call at a time: wait for the other, or load it twice"
-        )
-    with undoing(partial(_serving.pop, id(model))):
-        yield
+"""Models that a call runs on, by identity, and the call."""
 
 
 @contextmanager
 def serving(family: Family) -> Iterator[None]:
-    """One call on a model, whose language model reads packed storage inside the block and is as it was after it."""
-    with exclusive(family.model), reading_packed(family.decoder.config):
+    """Let one call at a time use a model, whose language model reads packed storage inside the block."""
+    call, own = object(), id(family.model)
+    if _serving.setdefault(own, call) is not call:  # in one step, whatever other threads do
+        raise ValueError("this model is already generating, one call at a time: wait for the other, or load it twice")
+    with undoing(partial(_serving.pop, own)), reading_packed(family.decoder.config):
         yield
 
 
@@ -311,7 +252,7 @@ def compressed(
         prompts: what the first call's input ids stand for; None where the cache holds a context that is asked.
         cache: empty, or with an earlier call's prompts, or a branch of a context.
         filled: called when the prompts are in the cache; None where they are a context.
-        room: tokens that will be appended at most, for which room is made once; None: not known.
+        room: tokens that will be appended at most; None: not known.
     """
     model, watch = backbone.model, _LogitWatch()
     asks = filled is None  # a context, and what the first call appends to it is the question, as ``ask`` does
@@ -319,16 +260,14 @@ def compressed(
         cache.reserve(room)
 
     def forward(input_ids: Tensor, attention_mask: Tensor | None = None, **further: Any) -> CausalLMOutputWithPast:
-        if further.get(CACHE) is not cache:
-            raise ValueError(
-                "the model was called with another cache while it generated; a logits processor or criterion that runs "
-                "the model itself does not go with a compressed cache"
-            )
         nonlocal asks
+        if further.get(CACHE) is not cache:
+            words = "a logits processor or criterion that runs the model itself does not go with a compressed cache"
+            raise ValueError(f"the model was called with another cache while it generated; {words}")
         if cache.holds_prompt and not asks:
             _check_append(backbone, input_ids, attention_mask, cache.prompt_length)
         if asks:
-            _check_text(backbone, input_ids[:, 1:])
+            _check_text(backbone, input_ids)
             asks, padding = False, torch.zeros_like(input_ids, dtype=torch.bool)
             if attention_mask is not None:  # transformers leaves out one that is all ones
                 padding = attention_mask[:, cache.prompt_length :] == 0
@@ -357,60 +296,55 @@ def compressed(
     watch.check()
 
 
+@contextmanager
+def _attributes(model: nn.Module, **values: Any) -> Iterator[None]:
+    """Attributes of the object itself for a while; then what was there, and nothing where nothing was."""
+    held = vars(model)
+    before = {name: held[name] for name in values if name in held}
+
+    def undo() -> None:
+        for name in values:
+            held.pop(name, None)
+        held.update(before)
+
+    with undoing(undo):
+        held.update(values)
+        yield
+
+
+@dataclass
 class _LogitWatch:
     """Notes on the device whether a decoded token's logits were NaN or infinite."""
 
-    def __init__(self) -> None:
-        self.steps = 0
-        self._broken: Tensor | None = None
-        self._dtype: torch.dtype | None = None
+    steps: int = 0
+    broken: Tensor | None = None
+    dtype: torch.dtype | None = None
 
     def looked_at(self, logits_BV: Tensor, at_once: bool) -> Tensor:
         """Return the logits; a row that chooses no token is 0, which every way of sampling takes."""
         broken_B = broken_rows(logits_BV)
-        self.steps, self._dtype = self.steps + 1, logits_BV.dtype
-        self._broken = broken_B.any() if self._broken is None else self._broken | broken_B.any()
+        self.steps, self.dtype = self.steps + 1, logits_BV.dtype
+        self.broken = broken_B.any() if self.broken is None else self.broken | broken_B.any()
         if at_once or self.steps % ASKED == 0 or logits_BV.device.type == "cpu":
             self.check()
         return logits_BV.masked_fill(broken_B[:, None], 0)
 
     def check(self) -> None:
-        """Raise a worded ``ValueError`` where a row chose no token."""
-        if self._broken is not None and bool(self._broken):
-            raise no_numbers(f"in the first {self.steps + 1} tokens of an answer", self._dtype)
-
-
-@contextmanager
-def _attributes(model: nn.Module, **values: Any) -> Iterator[None]:
-    """Attributes of the object itself for a while; then what was there, and nothing where nothing was."""
-    before = {name: model.__dict__[name] for name in values if name in model.__dict__}
-
-    def undo() -> None:
-        for name in values:
-            model.__dict__.pop(name, None)
-        model.__dict__.update(before)
-
-    with undoing(undo):
-        model.__dict__.update(values)
-        yield
+        if self.broken is not None and bool(self.broken):
+            raise no_numbers(f"in the first {self.steps + 1} tokens of an answer", self.dtype)
 
 
 def _check_append(backbone: CompressedBackbone, ids_Bq: Tensor, mask_BN: Tensor | None, prompt_length: int) -> None:
     """Later tokens must be text, without padding: neither these nor those since the prompt."""
     if ids_Bq.shape[1] == 1:  # a generated token, whatever it is
         return
-    _check_text(backbone, ids_Bq[:, 1:])  # the first is the last generated token, whatever it is
+    _check_text(backbone, ids_Bq)
     if mask_BN is not None and not bool(mask_BN[:, prompt_length:].all()):
-        raise ValueError(
-            "the tokens after a compressed prompt are padded; a packed cache stores no padding: continue samples whose "
-            "answers or new turns differ in length one by one"
-        )
+        words = "the tokens after a compressed prompt are padded, and a packed cache stores no padding"
+        raise ValueError(f"{words}; continue samples whose answers or new turns differ in length one by one")
 
 
 def _check_text(backbone: CompressedBackbone, ids_Bq: Tensor) -> None:
-    """Raise a worded ``ValueError`` where what is appended holds an image; one is of several tokens."""
-    if bool(backbone.family.is_visual(ids_Bq).any()):
-        raise ValueError(
-            "the tokens after a compressed prompt hold an image; reducer and eviction act on whole prompts: start "
-            "again with all images, without past_key_values"
-        )
+    if bool(backbone.family.is_visual(ids_Bq[:, 1:]).any()):  # the first is the last generated one, whatever it is
+        words = "the tokens after a compressed prompt hold an image, and reducer and eviction act on whole prompts"
+        raise ValueError(f"{words}; start again with all images, without past_key_values")

@@ -1,14 +1,12 @@
 """Layers of a prompt's pass, from dense keys and values to packed ones: key channels are cut, keys re-rotated.
 
 **Cut key channels** (ThinK): the queries of a prompt's last rows, with the keys that stay after an eviction, say which
-channels of each key-value head matter (``functional/key_axes.py``). Keys of entries in scope are cut, but for those
-of the last rows. Along *principal axes* (RotateK, ``functional/key_axes.py``) the keys of the cut entries and the
-queries say which; all keys of the layer, later ones too, then stand in the basis of these axes.
+channels of each key-value head matter. Along *principal axes* (RotateK) all keys of the layer, later ones too, then
+stand in the basis of these axes.
 
 **Re-rotation**: the kept keys of every head are turned as if they stood at 0, 1, 2, ... in their order, and the next
-token comes right after them: a cache of K entries leaves a model all but K of its positions. As kvpress'
-``KeyRerotationPress``, once after the prompt; streaming-llm (Xiao et al., 2024) turns keys at every step, which after
-one eviction is the same. The prompt itself runs at its own positions. mRoPE ids (a grid) are refused.
+token comes right after them. As kvpress' ``KeyRerotationPress``, once after the prompt; streaming-llm (Xiao et al.,
+2024) turns keys at every step, which after one eviction is the same.
 
 Legend: B batch, N entries of a plan, M rows of a layer, h key-value heads, d head width.
 """
@@ -34,13 +32,13 @@ from subtoken_train.functional.moving import on_device
 from subtoken_train.functional.rotary import Rotation
 from subtoken_train.inference.compression import Compression
 from subtoken_train.kernels.formats import FORMATS
-from subtoken_train.kernels.storage import Block, Fill, RoutedValues
+from subtoken_train.kernels.storage import Fill, RoutedValues
 from subtoken_train.ledger.kv_budget import kept_channels
 from subtoken_train.types import CutKeys, LayerPlan, Region
 
 
 class KeyCut:
-    """The observer of one prompt pass: notes the last queries layer after layer, then says what stays of the keys."""
+    """The observer of one prompt pass that notes the last queries of layers, then says what stays of the keys."""
 
     def __init__(self, compression: Compression) -> None:
         self.compression = compression
@@ -49,7 +47,7 @@ class KeyCut:
         self.cuts: bool | None = None
 
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
-        """Note a layer's last queries, see ``PromptObserver``."""
+        """Note a layer's last queries."""
         self.regions[layer] = rows.regions_BM
         asks_BM = last_marked(rows.regions_BM != Region.PADDING, self.compression.key_window)
         asked = query_energy if self.compression.key_axes == "own" else query_lengths
@@ -82,7 +80,7 @@ class QueryMoments:
         self.of: dict[int, Tensor] = {}
 
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
-        """Note the queries of a layer's rows, see ``PromptObserver``."""
+        """Note the queries of a layer's rows."""
         visible_BN = (rows.regions_BM != Region.PADDING).to(query.device)
         total = query.new_zeros(*key.shape[:2], *2 * key.shape[-1:], dtype=torch.float32)
         for some, marks_Bn in zip(torch.split(query, BLOCK, 2), torch.split(visible_BN, BLOCK, 1), strict=True):
@@ -96,9 +94,8 @@ class QueryMoments:
 class Rerotation:
     """Closes up the keys of one layer after another.
 
-    Attributes:
-        rotate: gives a layer's rotation at position ids [B, N].
-        count_B: entries that every head of the layers so far keeps, int64: where the next token stands.
+    ``rotate`` gives a layer's rotation at position ids [B, N]; ``count_B`` are the entries that every head keeps,
+    int64.
     """
 
     rotate: Callable[[int, Tensor], Rotation]
@@ -107,9 +104,7 @@ class Rerotation:
     def closed_up(self, layer: int, key_BhNd: Tensor, keep_BhN: Tensor, position_BN: Tensor) -> Tensor:
         """A layer's keys, those of kept entries turned to 0, 1, 2, ... in their order, per head; the others are void.
 
-        Args:
-            key_BhNd: rotated by ``position_BN``.
-            keep_BhN: entries that stay, bool; [B, 1, N] where heads share a set.
+        ``key_BhNd`` is rotated by ``position_BN``; ``keep_BhN`` is [B, 1, N] where heads share a set.
         """
         count_Bh = keep_BhN.sum(-1)
         before_B = count_Bh[:, 0] if self.count_B is None else self.count_B.to(count_Bh.device)
@@ -117,10 +112,9 @@ class Rerotation:
         if bool(unlike_B.any()):
             first = int(unlike_B.int().argmax())
             fewest, most = (int(each) for each in torch.cat([count_Bh[first], before_B[first, None]]).aminmax())
-            raise ValueError(
-                f"rerotate: heads or layers keep between {fewest} and {most} entries of a prompt, but what follows "
-                "needs one position; use an eviction and a reducer that keep as many in each, or leave rerotate out"
-            )
+            words = f"rerotate: heads or layers keep between {fewest} and {most} entries of a prompt, but what follows"
+            instead = "use an eviction and a reducer that keep as many in each, or leave rerotate out"
+            raise ValueError(f"{words} needs one position; {instead}")
         self.count_B = before_B
         unrotated = self.rotate(layer, position_BN).turn_back(key_BhNd)
         place_BhN = (keep_BhN.cumsum(-1) - 1).clamp(min=0)
@@ -140,12 +134,8 @@ class Rerotation:
 class LayerPacker:
     """Packs a prompt's layers, in any order; each one's dense states are let go.
 
-    Attributes:
-        prompt_length: tokens of the unreduced prompts, padding included.
-        dense: the cache that the pass fills.
-        rerotation: closes up the keys; None: they keep their positions.
-        key_cut: chooses key channels; observes the pass. None: all stay.
-        moments: of queries, where keys are stored in a basis; observes the pass.
+    ``prompt_length`` counts tokens of the unreduced prompts, padding included; the pass fills ``dense`` and is observed
+    by ``key_cut`` (None: all channels stay) and by ``moments`` of queries, where keys are stored in a basis.
     """
 
     backbone: CompressedBackbone
@@ -186,10 +176,8 @@ class LayerPacker:
     ) -> None:
         """Pack what a layer keeps.
 
-        Args:
-            keep_BhM: the rows that the plan keeps, bool; [B, 1, M] where heads share a set.
-            entries_BM: its rows that are entries before any eviction, bool.
-            position: position ids of its rows, [B, M] or [3, B, M].
+        ``keep_BhM`` are rows that the plan keeps, [B, 1, M] where heads share a set; ``entries_BM`` its entries before
+        any eviction; ``position`` ids are [B, M] or [3, B, M].
         """
         states, packed = self.dense.layers[layer], self.cache.layers[layer]
         keys, values = states.keys, states.values
@@ -213,34 +201,24 @@ class LayerPacker:
         own_fill = None if fill_BV is None else fill_BV.to(values.device)
         rounded = None if own_fill is None else own_fill.to(values.dtype)
         blocks = pack_layer(keys, values, here, packing, places, counts, rounded)
-        fill = None if own_fill is None else self._fill(blocks, own_fill, len(keys))
+        fill, routed = None, (part.values for block in blocks for part in block.parts)
+        if own_fill is not None and any(isinstance(values, RoutedValues) for values in routed):
+            assert self.backbone.bank is not None
+            vectors = own_fill.view(len(own_fill), self.backbone.family.shape.num_kv_heads, -1)
+            fill = Fill(vectors.expand(len(keys), -1, -1), self.backbone.bank.config.fill == "mean")
         kept.filled = fill is not None and fill.stored
         packed.store_prompt(blocks, self.prompt_length, keys, fill, basis)
         packed.window = None if window is None else window.size
 
     def _basis(self, plan: LayerPlan, key_BhMd: Tensor, measured_BhM: Tensor) -> KeyBasis | None:
-        """Return the basis in which a layer's keys are stored: what cuts them, or rounds them, asks for; None: none."""
         if plan.cut_keys is not None and plan.cut_keys.turn is not None:
             return MirroredBasis(**vars(plan.cut_keys.turn))
         return None if self.moments is None else BalancedBasis.of(key_BhMd, measured_BhM)
 
-    def _fill(self, blocks: list[Block], fill_BV: Tensor, batch: int) -> Fill | None:
-        """Return the vectors that stand for pieces not stored; None where all are stored."""
-        if not any(isinstance(part.values, RoutedValues) for block in blocks for part in block.parts):
-            return None
-        assert self.backbone.bank is not None
-        vectors = fill_BV.view(len(fill_BV), self.backbone.family.shape.num_kv_heads, -1)
-        return Fill(vectors.expand(batch, -1, -1), self.backbone.bank.config.fill == "mean")
-
     def make_ready(self, next_position: Tensor) -> None:
-        """Make the cache ready to decode once all layers are packed.
-
-        Args:
-            next_position: of the first token after the prompts, [B, 1] or [3, B, 1]; re-rotated keys have their own.
-        """
-        cache, place = self.cache, next_position
-        if self.rerotation is not None:
-            place = self.rerotation.next_position.to(next_position.device)
+        """Make the cache ready to decode once all layers are packed; ``next_position`` is [B, 1] or [3, B, 1]."""
+        cache, turned = self.cache, self.rerotation
+        place = next_position if turned is None else turned.next_position.to(next_position.device)
         cache.next_position = place
         for layer in cache.layers:
             if layer.window is not None:

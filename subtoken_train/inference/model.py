@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Unpack, overload
+from typing import Any, Unpack
 
 from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -14,7 +14,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import check_word
+from subtoken_train.errors import check_together, check_word
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.images import Picture
@@ -28,11 +28,10 @@ from subtoken_train.inference.compressed_context import (
     read_questions,
 )
 from subtoken_train.inference.compression import Compression, CompressionSettings, compression_of
-from subtoken_train.inference.generation import GenerateCall, check_ids, compressed, drop_silent, serving
-from subtoken_train.inference.messages import Prompt, goes_on
+from subtoken_train.inference.generation import GenerateCall, check_ids, compressed, drop_silent, one_cache, serving
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.inference.prefill import Prefill
-from subtoken_train.inference.prompt_inputs import IMAGE_INPUTS, batch_from_inputs, inputs_of
+from subtoken_train.inference.prompt_inputs import IMAGE_INPUTS, Prompt, batch_from_inputs, goes_on, inputs_of
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import untrained_routing
@@ -42,12 +41,7 @@ from subtoken_train.types import Batch, Plan
 
 @dataclass(repr=False)
 class LastPrompt:
-    """The last prompt that was compressed.
-
-    Attributes:
-        prefill_seconds: of the prompt's pass; 0 where the last call went on from the cache.
-        beams: running beams of each prompt in the cache.
-    """
+    """The last prompt that was compressed; ``prefill_seconds`` are 0 where the last call went on from the cache."""
 
     batch: Batch
     plan: Plan
@@ -58,7 +52,6 @@ class LastPrompt:
 
 
 def _reducer_of(reducer: str | Reducer | None, keep_ratio: float | None) -> Reducer | None:
-    """Return the reducer that is meant; a worded ``ValueError`` where there is none, or a name without its ratio."""
     if isinstance(reducer, str):
         if keep_ratio is None:
             raise ValueError(f"reducer={reducer!r} needs keep_ratio, the share of tokens that stay, for instance 0.25")
@@ -66,36 +59,23 @@ def _reducer_of(reducer: str | Reducer | None, keep_ratio: float | None) -> Redu
     if keep_ratio is not None:
         raise ValueError(f"keep_ratio={keep_ratio!r} goes with a reducer's name, for instance reducer='fastv'")
     if not isinstance(reducer, Reducer | None):
-        raise ValueError(
-            f"reducer is of type {type(reducer).__name__}; give a name and keep_ratio, or what build_reducer returns"
-        )
+        raise ValueError(f"reducer is of type {type(reducer).__name__}; give a name and keep_ratio, or a built reducer")
     return reducer
-
-
-def _one_cache(past_key_values: PackedCache | None, cache: PackedCache | None) -> PackedCache | None:
-    if cache is not None and past_key_values is not None:
-        raise ValueError("cache and past_key_values are two names for the same argument; give one of them")
-    return past_key_values if cache is None else cache
 
 
 ANSWER_TOKENS = 64
 """Most tokens of an answer, unless the caller says."""
-Asked = TypeVar("Asked", list[str], list[list[str]])
-"""Questions about one context, or a list of them for each of several; answers come in the same form."""
 
 
 class SubTokenModel:
     """Generates with token reducer, routers and KV eviction on a cache that is as small as they promise.
 
     The router and the reducer run on prompts only; evictions act after a prompt's pass, so they cannot change the first
-    token. A model object serves one call at a time.
-
-    Made around a model that is in memory, or loaded by ``from_pretrained``. The model itself is not changed: while a
-    call runs its language model's attention reads packed storage, and in ``generate`` its ``forward`` is ours; then
-    everything is as it was.
+    token. A model object serves one call at a time. The model itself is not changed: while a call runs its language
+    model's attention reads packed storage, and in ``generate`` its ``forward`` is ours.
 
     Args:
-        model: a transformers model of a family that is served, in evaluation mode, see ``family_in_memory``.
+        model: a transformers model of a family that is served, in evaluation mode.
         processor: the processor that was published with it (of a language model: its tokenizer).
         reducer: name of a token reducer, or one that is built (``build_reducer("fastv", 0.25)``); None: all stay.
         keep_ratio: of a reducer by name: tokens kept / tokens before, in (0, 1].
@@ -168,9 +148,7 @@ class SubTokenModel:
             backbone: for an adapter: where its backbone is, or how to load it (dtype, attention); its identity is
                 checked.
             device_map: a device (``cuda:0``), or ``auto``: the first GPU, or all if it does not hold the model; or CPU.
-            groups: for a backbone alone: value groups without training, see the class.
-            selector: likewise.
-            layout: likewise.
+            groups: for a backbone alone, as ``selector`` and ``layout``: value groups without training.
             settings: how caches are compressed, see ``CompressionSettings``.
         """
         compression, routing = compression_of(settings), untrained_routing(groups, selector, layout)
@@ -178,7 +156,6 @@ class SubTokenModel:
         return cls.around(load_backbone(path, revision, backbone, own, device_map, routing=routing), compression)
 
     def __repr__(self) -> str:
-        """Return one line: the model, and what compresses its cache."""
         own, routing = self.backbone, self.backbone.active_routing
         parts = [f"{type(own.model).__name__} on {self.device}"]
         parts += [] if own.reducer.keep_ratio == 1 else [f"{own.reducer.name} {own.reducer.keep_ratio:.6g}"]
@@ -222,11 +199,10 @@ class SubTokenModel:
         """
         family, clock = self.backbone.family, time.perf_counter()
         ids = check_ids(input_ids, family.model.get_input_embeddings().num_embeddings)
-        past = _one_cache(past_key_values, cache)
         drop_silent(inputs)
         for name in inputs:
             check_word("input", name, {"attention_mask", "regions", *IMAGE_INPUTS})
-        if past is not None and (inputs or context_length is not None):
+        if (past := one_cache(past_key_values, cache)) is not None and (inputs or context_length is not None):
             given = ", ".join([*inputs, *(["context_length"] if context_length is not None else [])])
             raise ValueError(f"with a cache the new ids alone are given; leave {given} out")
         with serving(family):
@@ -264,18 +240,15 @@ class SubTokenModel:
             inputs: the output of ``inputs`` or of the processor, and generation settings (``max_new_tokens``,
                 ``num_beams``, ``streamer``, ...).
         """
-        past = _one_cache(past_key_values, cache)
+        past = one_cache(past_key_values, cache)
         with serving(self.backbone.family):
             return self._generate(past, context_length, {"input_ids": input_ids, **inputs})
 
     def _generate(self, past: PackedCache | None, context_length: int | None, inputs: dict[str, Any]) -> Any:
         family, clock = self.backbone.family, time.perf_counter()
-        call, every = GenerateCall.read(inputs, family.model), self.compression.every
-        if call.beams > 1 and every is not None:
-            raise ValueError(
-                f"num_beams={call.beams} does not go with eviction_every={every}: beams share entries; leave one of "
-                "them out"
-            )
+        call = GenerateCall.read(inputs, family.model)
+        beams = call.beams > 1 and f"num_beams={call.beams}"
+        check_together((beams, self.compression.said["every"], "beams share entries"))
         prompt = {name: inputs.pop(name, None) for name in ("regions", *IMAGE_INPUTS)}
         if past is None:
             batch, held = batch_from_inputs(family, call.ids_BN, call.visible, prompt, context_length), None
@@ -295,8 +268,7 @@ class SubTokenModel:
     def _noting(self, batch: Batch, cache: PackedCache, clock: float, beams: int = 1) -> Callable[[Prefill], None]:
 
         def filled(result: Prefill) -> None:
-            # the cache stands for the pixels
-            described = replace(batch, pixel_values=None)
+            described = replace(batch, pixel_values=None)  # the cache stands for them
             self.last = LastPrompt(described, result.plan, cache, time.perf_counter() - clock, beams=beams)
             warn_of_emptied(self.backbone, self.compression, batch, result.plan)
 
@@ -307,10 +279,8 @@ class SubTokenModel:
             raise ValueError("past_key_values must be last.cache, the cache of this object's last call")
         past.check_holds_prompt()
         if self.last.beams > 1:
-            raise ValueError(
-                "past_key_values was left by a beam search: its rows are running beams, not the answers that were "
-                "returned; start again without past_key_values"
-            )
+            words = "past_key_values was left by a beam search: its rows are running beams, not what was returned"
+            raise ValueError(f"{words}; start again without past_key_values")
         return self.last
 
     def inputs(
@@ -323,21 +293,19 @@ class SubTokenModel:
     ) -> dict[str, Tensor]:
         """A prompt in the backbone's chat format, as ``generate`` takes it.
 
-        A language model's chat format is its tokenizer's chat template. Beside the ids stand their ``regions`` then,
-        which a model of transformers does not take: the system prompt stays whole, what was said before the last
-        question may be compressed, and so may the beginning of a long last question. Without a template the text is
-        read as it is.
+        A language model's chat format is its tokenizer's chat template; beside the ids stand their ``regions`` then:
+        the system prompt stays whole, what was said before the last question may be compressed, and so may the
+        beginning of a long last question. Without a template the text is read as it is.
 
         Args:
             prompt: what the user says, with ``<image>`` where a picture stands, or ``<video>`` where a video does (in
-                front where it is left out); or the turns of a conversation whose last answer is None; or messages as
-                OpenAI's, ``[{"role": "user", "content": "..."}]``, see ``messages``. If the last message or turn has
-                what the assistant says, the answer goes on with it.
+                front where it is left out); or the turns of a conversation whose last answer is None; or OpenAI's
+                messages, ``[{"role": "user", "content": "..."}]``. If the assistant speaks last, the answer goes on
+                with it.
             images: an image (PIL) or a video (``Video(frames, fps)``), or a list of them in the order of their
-                placeholders; turned upright as their EXIF says, see ``families.images``.
+                placeholders; turned upright as their EXIF says.
             raw: a language model's prompt without its chat template: a text to go on with.
-            chat_template_kwargs: variables for a language model's chat template, as ``{"enable_thinking": False}``;
-                by default none, so that the template's own defaults hold.
+            chat_template_kwargs: variables for a language model's chat template, as ``{"enable_thinking": False}``.
         """
         return inputs_of(self.backbone.family, prompt, images, raw, chat_template_kwargs)
 
@@ -362,32 +330,6 @@ class SubTokenModel:
         answer: str = self.tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         return answer_text(answer, goes_on(prompt, raw))
 
-    @overload
-    def ask(
-        self,
-        context: Any = None,
-        questions: Asked | None = None,
-        *,
-        system: str | None = None,
-        max_new_tokens: int = ANSWER_TOKENS,
-        raw: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        stream: Literal[False] = False,
-    ) -> Asked: ...
-
-    @overload
-    def ask(
-        self,
-        context: Any = None,
-        questions: str = ...,
-        *,
-        system: str | None = None,
-        max_new_tokens: int = ANSWER_TOKENS,
-        raw: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        stream: Literal[True],
-    ) -> Iterator[str]: ...
-
     def ask(
         self,
         context: Any = None,
@@ -402,20 +344,16 @@ class SubTokenModel:
         """Compress a context once, before any question is seen, and answer many questions about it, greedily.
 
         A language model with a chat template is asked in it: context and question are one turn of the user, a blank
-        line between them unless one of them has a line break there. What the template writes before the context stays
-        whole. Without a template, or ``raw``, the question follows the context as both are written, so write the line
-        breaks. A model that sees images is asked in its own chat format, the images first; all text belongs to the
-        questions.
-
-        Several contexts are compressed in one pass, padded, and answered together, question by question: the same as
-        one after another but for rounding.
+        line between them unless one of them has a line break there. Without a template, or ``raw``, the question
+        follows the context as both are written. A model that sees images is asked in its own chat format, the images
+        first; all text belongs to the questions. Several contexts are compressed in one pass and answered together.
 
         Args:
             context: a text, or an image, a video or several of them; with lists of questions a list of such. None: the
                 context that was compressed last, or loaded.
             questions: a list; for several contexts a list for each. An empty one compresses and asks nothing.
-            system: what the system says first, for every context; it stays whole. It stands where ``chat`` puts a
-                system message; ``raw``, or without a template, before the context, a blank line behind it.
+            system: what the system says first, for every context; it stays whole. ``raw``, or without a template, it
+                stands before the context, a blank line behind it.
             chat_template_kwargs: see ``inputs``; given with the context.
             stream: hand on the answer to one question, a text, while it is made. The model serves no other call until
                 the iterator is exhausted or closed.
@@ -424,20 +362,18 @@ class SubTokenModel:
             An answer for each question, in the form of ``questions``; streamed, an iterator over pieces of the one.
         """
         if stream and not isinstance(questions, str):
-            got = type(questions).__name__
-            raise ValueError(f"stream=True answers one question, a text; questions are of type {got}")
+            raise ValueError(
+                f"stream=True answers one question, a text; questions are of type {type(questions).__name__}"
+            )
         asked = read_questions([questions] if stream else questions, max_new_tokens)
         family = self.backbone.family
-        if context is None and (raw or system is not None or chat_template_kwargs):
-            name = "raw" if raw else "chat_template_kwargs" if system is None else "system"
-            raise ValueError(
-                f"{name} says how to read a context; give it with the context, and leave it out when asking again"
-            )
-        if context is not None:
-            contexts = read_contexts(family, context, asked)
-            ready = context_batches(
-                self.backbone, self.compression, contexts, raw, system, chat_template_kwargs=chat_template_kwargs
-            )
+        if context is None:
+            given = {"raw": raw, "system": system is not None, "chat_template_kwargs": chat_template_kwargs}
+            for name in filter(given.get, given):
+                raise ValueError(f"{name} says how to read a context; give it with the context, or leave it out")
+        else:
+            contexts, how = read_contexts(family, context, asked), {"chat_template_kwargs": chat_template_kwargs}
+            ready = context_batches(self.backbone, self.compression, contexts, raw, system, **how)
         with serving(family):
             if context is not None:
                 self._context = None  # its memory is free before the next one is read
@@ -451,7 +387,7 @@ class SubTokenModel:
 
     @property
     def cache(self) -> CompressedContext:
-        """The context that ``ask`` compressed last, or that ``load_cache`` read; ``cache.save(path)`` writes it."""
+        """The context that ``ask`` compressed or ``load_cache`` read last; ``cache.save(path)`` writes it."""
         if self._context is None:
             raise ValueError("no context has been compressed yet; call ask(context, questions) or load_cache(path)")
         return self._context
@@ -464,12 +400,9 @@ class SubTokenModel:
 
     def cache_report(self) -> CacheReport:
         """Bytes of the last prompt's cache, measured beside what was promised; after ``ask`` of the contexts'."""
-        if self.last is None and self._context is not None:
-            return self._context.report
-        if self.last is None:
-            raise ValueError(
-                "nothing has been generated yet; cache_report describes the cache of the last call of generate"
-            )
-        last = self.last
+        if (last := self.last) is None:
+            if self._context is not None:
+                return self._context.report
+            raise ValueError("nothing has been generated yet; cache_report describes the last call's cache")
         last.cache.check_holds_prompt()
         return report(self.backbone, last.batch, last.plan, last.cache, self.compression)

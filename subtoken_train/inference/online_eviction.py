@@ -1,14 +1,11 @@
 """Eviction while tokens are decoded: memory stays bounded, however long an answer grows.
 
-Whenever ``every`` tokens came since the last time, and more follow, each layer's whole cache is looked at: the packed
-entries of the prompt that competed, and what was appended since. The method scores them by the queries of the last rows
-and keeps as many per head as the prompt's budget allows; what never competed (a system prompt, the question) stays. So
-a layer holds at most its budget, ``every`` tokens (or a longer turn) and what never competes. Under a threshold an
-entry goes that is older than its window and scores below it; nothing bounds how many stay.
-
-The tail is packed when something is evicted; kept entries of the prompt lie as they were stored (``cache/entries.py``).
-A sample that has nothing to evict keeps its tokens unrounded. ``merge`` acts on the prompt alone, and positions stay.
-Source of the idea: kvpress's ``DecodingPress``, which evicts in the middle of a step; here the next step sees it first.
+Whenever ``every`` tokens came since the last time, and more follow, the method scores each layer's cache, the entries
+of the prompt that competed and what was appended since, by the queries of the last rows, and keeps as many per head as
+the prompt's budget allows. Under a threshold an entry goes that is older than its window and scores below it; nothing
+bounds how many stay. The tail is packed when something is evicted; kept entries of the prompt lie as they were stored.
+``merge`` acts on the prompt alone, and positions stay. Source of the idea: kvpress's ``DecodingPress``, which evicts in
+the middle of a step; here the next step sees it first.
 
 Legend: B batch, L layers, h key-value heads, H query heads, R rows (B, or B * h where heads hold entries of their own),
 c key heads of a row, M stored entries, T tail tokens, N = M + T, k statistics of a head, n query rows, d head width.
@@ -40,8 +37,7 @@ from subtoken_train.view.view import ABSENT, View, reads_values
 class HeldLayer:
     """A layer's entries by row, oldest first, then its tail; padding between them where a row stores fewer than others.
 
-    Attributes:
-        order_RM: where in the order of storage each of the stored entries is.
+    ``order_RM`` says where in the order of storage each of the stored entries is.
     """
 
     layer: PackedLayer
@@ -143,11 +139,10 @@ def evict_while_decoding(cache: PackedCache, eviction: EvictionPass, plan: Plan,
     layers = [eviction.lasting[number] for number in range(len(cache.layers))]
     least_B = torch.stack([own.budget_B for own in layers]).amin(0).tolist()
     for name, least in zip(names, least_B, strict=True):
-        if compression.unit != "tokens" and compression.threshold is None and least < compression.every:
-            raise ValueError(
-                f"eviction_every={compression.every} is more than the budget of {name!r}, whose prompt keeps {least} "
-                f"entries per layer; use eviction_keep {2 * compression.every} tokens, or a smaller eviction_every"
-            )
+        if compression.unit != "tokens" and compression.threshold is None and least < (every := compression.every):
+            words = f"is more than the budget of {name!r}, whose prompt keeps {least} entries per layer"
+            instead = f"use eviction_keep {2 * every} tokens, or a smaller eviction_every"
+            raise ValueError(f"eviction_every={every} {words}; {instead}")
     for layer, own, kept in zip(cache.layers, layers, plan.layers, strict=True):
         here = layer.device
         layer.eviction_state = EvictionState.of_prompt(
@@ -166,11 +161,9 @@ def evict_while_decoding(cache: PackedCache, eviction: EvictionPass, plan: Plan,
 
 @dataclass
 class OnlineEviction:
-    """Evicts from the cache that it was made for.
+    """Evicts from the cache that it was made for, next when ``due`` generated tokens are in the tail.
 
-    Attributes:
-        threshold: what scores must reach to stay; None: the prompt's budgets say how many stay.
-        due: generated tokens in the tail at which it looks next.
+    Without a ``threshold`` the prompt's budgets say how many entries stay.
     """
 
     method: Eviction

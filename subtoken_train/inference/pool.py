@@ -1,7 +1,4 @@
-"""From names to models in evaluation mode: an adapter with the backbone that it names, or a backbone alone.
-
-``ModelPool`` hands out several, one after another, on one loaded backbone; ``load_backbone`` is for one.
-"""
+"""From names to models in evaluation mode: an adapter with the backbone that it names, or a backbone alone."""
 
 from __future__ import annotations
 
@@ -43,13 +40,9 @@ def device_of(name: str) -> torch.device:
 class ModelPool:
     """Hands out backbones with an adapter's LoRA, reducer and routers, and reads weights as seldom as it can.
 
-    Arms that name the same backbone (path, revision, dtype, ...) take turns on one loaded family: the LoRA and the
-    routers of the arm before are taken out first, so only the arm that was handed out last runs. One family is held at
-    a time; arms should come backbone by backbone.
-
-    Args:
-        device_map: where models run, see ``SubTokenModel.from_pretrained``; None: where they are loaded. Under ``auto``
-            a model that the first of several GPUs does not hold is spread over all, see ``families/load.py``.
+    Arms that name the same backbone (path, revision, dtype, ...) take turns on one loaded family: only the arm that was
+    handed out last runs. ``device_map``: where models run, None: where they are loaded; under ``auto`` a model that the
+    first of several GPUs does not hold is spread over all.
     """
 
     def __init__(self, device_map: str | None = None) -> None:
@@ -93,52 +86,40 @@ class ModelPool:
         Args:
             reducer: takes the place of the adapter's own (a matched anchor: the same LoRA at another ratio).
             selector: takes the place of the adapter's routers: ``none`` (values stay whole), or a router-free selector
-                at the same S and K. None: the adapter's own.
-            seed: of that selector where it draws; None: the adapter's.
-            loading: settings of the backbone (dtype, max_pixels) in the place of what ``backbone`` or the adapter says.
+                at the same S and K, with a ``seed`` where it draws. None: the adapter's own.
+            loading: settings of the backbone (dtype, max_pixels) in the place of its own.
         """
         if selector not in (None, "none"):
             check_untrained(str(selector))
         folder = self.find(path, revision)
         if folder is None:
-            return self._plain(str(path), revision, backbone, reducer, selector, routing, loading)
+            if isinstance(backbone, str):
+                raise ValueError(f"{path} is not an adapter folder (no {CONFIG_FILE}); backbone={backbone!r} needs one")
+            if selector not in (None, "none"):
+                raise ValueError(
+                    f"selector={selector!r} takes the place of an adapter's routers; {path} has no adapter"
+                )
+            source = replace(backbone or BackboneConfig(), **(loading or {}))
+            source = replace(source, path=str(path), revision=revision or source.revision)
+            return self._plain(source, reducer or build_reducer("none"), routing)
         if routing is not None:
             raise ValueError(f"{path} is an adapter with its own value groups; leave groups out")
         config = read_config(folder)
         if config.merged and isinstance(backbone, str):
             raise ValueError(f"{path} is merged and holds its own backbone; leave backbone out")
-        source = adapter_backbone(folder, config, backbone)
-        source = replace(source, **(loading or {}))
+        source = replace(adapter_backbone(folder, config, backbone), **(loading or {}))
         changed = with_selection(config, reducer, selector, seed, str(path))
         family = self._cleared(source, changed.reducer)
         self._current, _ = put_adapter(folder, changed, family, source, routers=changed.routing == config.routing)
         return self._placed(self._current)
 
-    def _plain(
-        self,
-        path: str,
-        revision: str | None,
-        backbone: BackboneConfig | str | None,
-        reducer: Reducer | None,
-        selector: str | None,
-        routing: RoutingConfig | None,
-        loading: Mapping[str, Any] | None,
-    ) -> CompressedBackbone:
-        if isinstance(backbone, str):
-            raise ValueError(f"{path} is not an adapter folder (no {CONFIG_FILE}); backbone={backbone!r} needs one")
-        if selector not in (None, "none"):
-            raise ValueError(
-                f"selector={selector!r} takes the place of an adapter's routers, and {path} has no adapter"
-            )
-        source, reducer = backbone or BackboneConfig(), reducer or build_reducer("none")
-        source = replace(source, **(loading or {}))
-        family = self._cleared(replace(source, path=path, revision=revision or source.revision), reducer)
+    def _plain(self, source: BackboneConfig, reducer: Reducer, routing: RoutingConfig | None) -> CompressedBackbone:
+        family = self._cleared(source, reducer)
         bank = None if routing is None else RouterBank(routing, family.hidden_size, family.shape)
         self._current = CompressedBackbone(family, reducer, bank)
         return self._placed(self._current)
 
     def _cleared(self, source: BackboneConfig, reducer: Reducer) -> Family:
-        """The family that ``source`` names, as it was loaded; ``reducer`` is what will act on it."""
         if self._current is not None:
             self._current.detach()
             self._current = None
@@ -173,14 +154,14 @@ def load_backbone(
     device: str | None = None,
     **settings: Any,
 ) -> CompressedBackbone:
-    """An adapter folder or a backbone, from disk or from the Hub; see ``SubTokenModel.from_pretrained``."""
+    """An adapter folder or a backbone, from disk or from the Hub."""
     if reducer is not None and find_adapter(path, revision) is not None:
         raise ValueError(f"{path} is an adapter with its own token reducer; leave reducer out")
     return ModelPool(device).get(path, revision=revision, backbone=backbone, reducer=reducer, **settings)
 
 
 def family_named(path: str | Path, backbone: str | None = None) -> type[Family]:
-    """The family of an adapter's backbone, or of a backbone, without its weights, as ``ModelPool.get``."""
+    """The family of an adapter's backbone, or of a backbone, without its weights."""
     folder = find_adapter(path, None)
     if folder is None:
         return family_class(BackboneConfig(path=str(path)))
@@ -200,10 +181,8 @@ def with_selection(
     """The adapter's settings under another reducer or selector."""
     changed = config if reducer is None else replace(config, reducer=reducer)
     if changed.merged and changed.reducer.frozen_scout:
-        raise ValueError(
-            f"ranking 'frozen' ranks without the LoRA, which {name} has merged into its weights; use the unmerged "
-            "adapter, or ranking adapted"
-        )
+        words = f"ranking 'frozen' ranks without the LoRA, which {name} has merged into its weights"
+        raise ValueError(f"{words}; use the unmerged adapter, or ranking adapted")
     if selector is None or (selector == "none" and config.routing is None):
         return changed
     if selector == "none":

@@ -2,11 +2,10 @@
 
 A prompt comes in whole (``query_aware``), or its context first, before the question is seen: ``context_first``, under
 which KVCompose reports. Then reducer, routers and eviction see a prompt's context alone (up to and including the last
-visual token, or the end of the CONTEXT region), and the rest is appended as it is, at its own positions. No token is
-read from the context's last row, so it can be dropped like any other.
+visual token, or the end of the CONTEXT region), and the rest is appended as it is, at its own positions.
 
-Legend: B batch, N positions of prompts or entries of a plan, M rows of the pass, q appended tokens, D model width,
-V vocabulary.
+Legend: B batch, N positions of prompts or entries of a plan, M rows of the pass, q appended tokens, D model width, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -43,22 +42,16 @@ from subtoken_train.types import Batch, Plan, Protocol, Region, before_compresse
 
 
 def check_choices(backbone: CompressedBackbone, compression: Compression) -> None:
-    """Raise a worded ``ValueError`` where two parts would choose of the same: pages or a byte budget, and another."""
+    """Raise ``ValueError`` where two parts would choose of the same: pages or a byte budget, and another."""
     says, routing = compression.said, backbone.active_routing
     spends = "budget 'bytes' of the routers" if routing is not None and routing.budget == "bytes" else ""
+    reads, groups = says["reads"], "" if routing is None else "value groups"
+    held = compression.unit == "bytes" and f"eviction_keep={int(compression.keep)} bytes"
     check_together(
-        (
-            says["reads"],
-            compression.unit == "bytes" and f"eviction_keep={int(compression.keep)} bytes",
-            "it frees no bytes; say how much a step reads, a share such as 0.25 or a number of tokens",
-        ),
-        (says["reads"], says["merges"], "it drops nothing that could be merged"),
-        (says["reads"], says["cuts"], "it reads pages of whole keys"),
-        (
-            says["reads"],
-            "" if routing is None else "value groups",
-            "it reads pages of whole values; use an arm without routing (selector none)",
-        ),
+        (reads, held, "it frees no bytes; say how much a step reads, a share such as 0.25 or a number of tokens"),
+        (reads, says["merges"], "it drops nothing that could be merged"),
+        (reads, says["cuts"], "it reads pages of whole keys"),
+        (reads, groups, "it reads pages of whole values; use an arm without routing (selector none)"),
         (says["evicts"] or says["cuts"], spends, "that chooses among the keys already; use an arm of another budget"),
     )
 
@@ -84,12 +77,7 @@ def add_pages(cache: PackedCache, plan: Plan, eviction: EvictionPass) -> None:
 
 @dataclass(frozen=True)
 class Prefill:
-    """Results of compressing prompts.
-
-    Attributes:
-        plan: what the cache keeps of the part that was compressed; it was packed from this very object.
-        regions_BM: of that part, which the plan counts in; the whole prompt unless its context went first.
-    """
+    """Results of compressing prompts; ``regions_BM`` are of the part that was compressed, which the plan counts in."""
 
     logits_BV: Tensor
     plan: Plan
@@ -100,21 +88,24 @@ class Prefill:
 def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, compression: Compression) -> Prefill:
     """Run a batch of prompts once, with reducer and routers, and fill ``cache`` with what stays.
 
-    The eviction sees the whole pass, and a second one where it needs it, then acts: the next token's logits are those
-    of the unevicted cache. Dense keys and values exist until their layer is packed: those of all layers, in chunks
-    (``Compression.prefill_chunk``) those of one.
+    The eviction acts after the whole pass: the next token's logits are those of the unevicted cache. Dense keys and
+    values exist until their layer is packed: those of all layers, in chunks (``Compression.prefill_chunk``) those of
+    one.
     """
     family = backbone.family
     check_before_prefill(backbone, prompts, compression)
-    warn_of_length(prompts, family)
+    _warn_of_length(prompts, family)
     use_packed_attention(family.decoder.config)
     eviction = None
     if compression.eviction is not None:
         eviction = EvictionPass(compression, family, prompts, backbone.reducer, backbone.group_budget)
     packer = LayerPacker(backbone, compression, cache, prompts.input_ids_BN.shape[1])
-    run = _whole if compression.prefill_chunk is None else _chunked
+    given = backbone, prompts, eviction, packer
     try:
-        result, plan = run(backbone, prompts, eviction, packer)
+        if compression.prefill_chunk is None:
+            plan = pack_whole(result := run_whole(*given), eviction, packer)
+        else:
+            result, plan = _chunked(*given)
     except torch.OutOfMemoryError:
         raise
     except (AssertionError, RuntimeError) as error:  # as statistics of NaN fail in many ways
@@ -141,20 +132,11 @@ def check_before_prefill(backbone: CompressedBackbone, prompts: Batch, compressi
     """Raise a worded ``ValueError`` where ``prefill`` refuses."""
     family = backbone.family
     if prompts.pixel_values is None and bool((prompts.regions_BN == Region.VISUAL).any()):
-        raise ValueError(
-            "the prompts have visual tokens but no pixels; making a cache frees them, so build the batch again"
-        )
+        raise ValueError("the prompts have visual tokens but no pixels, which a cache frees; build the batch again")
     compression.check(family)
     compression.check_prompts(prompts)
     choose_kernel(prompts.regions_BN.device.type)  # a forced path that cannot run
     check_choices(backbone, compression)
-
-
-def _whole(
-    backbone: CompressedBackbone, prompts: Batch, eviction: EvictionPass | None, packer: LayerPacker
-) -> tuple[PromptPass, Plan]:
-    result = run_whole(backbone, prompts, eviction, packer)
-    return result, pack_whole(result, eviction, packer)
 
 
 def run_whole(
@@ -163,7 +145,7 @@ def run_whole(
     """Run all layers, and the eviction's second pass after them; the packer's dense cache is filled."""
     family, dense = backbone.family, packer.dense
     if eviction is not None:
-        warn_of_tasks(prompts, eviction, family)
+        _warn_of_tasks(prompts, eviction, family)
     result = backbone.run(prompts, cache=dense, pad_left=True, **_watching(eviction, packer))
     if eviction is not None:
         entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
@@ -235,12 +217,8 @@ def append(
 ) -> Tensor:
     """Append tokens to a filled cache; their hidden states before the final norm, [B, q, D].
 
-    No router and no reducer runs. Past the positions that the model was made for it warns, once a sequence.
-
-    Args:
-        padding_B: how many of the tokens are padding on the left, int64; they are seen by none. Only right after the
-            prompt. None: none is.
-        chooses_pages: read chosen pages of a cache that has pages; for one token.
+    Past the positions that the model was made for it warns, once a sequence. ``padding_B`` of the tokens are padding on
+    the left, int64, right after the prompt; a single token may choose the pages that it reads.
     """
     family = backbone.family
     cache.check_free()
@@ -278,44 +256,38 @@ def next_logits(backbone: CompressedBackbone, hidden_BqD: Tensor) -> Tensor:
     return backbone.family.logits(hidden_BqD[:, -1:])[:, -1]
 
 
-def warn_of_length(prompts: Batch, family: Family) -> None:
-    """Warn where a prompt takes more positions than the model was made for."""
+def _warn_of_length(prompts: Batch, family: Family) -> None:
     bound, tokens = position_bound(family.decoder.config), prompts.input_ids_BN.shape[1]
     if bound is not None and tokens > bound:  # under mRoPE a picture takes fewer positions than it has tokens
         shown_BN = prompts.regions_BN != Region.PADDING
         warn_beyond(family.decoder.config, int(family.positions(prompts).masked_fill(~shown_BN, -1).max()) + 1)
 
 
-def warn_of_tasks(prompts: Batch, eviction: EvictionPass, family: Family) -> None:
+def _warn_of_tasks(prompts: Batch, eviction: EvictionPass, family: Family) -> None:
     """Warn where a second pass takes positions that the model was not made for, after a prompt that does not."""
-    bound = position_bound(family.decoder.config)
-    if bound is None:
-        return
+    bound, method = position_bound(family.decoder.config), eviction.method
     lengths_B = (prompts.regions_BN != Region.PADDING).sum(-1)
-    for task in eviction.tasks:
+    for task in () if bound is None else eviction.tasks:
         tokens_B = task_tokens(family, task, prompts.regions_BN)
         needed, place = (lengths_B + tokens_B).masked_fill(~eviction.again_B, 0).max(0)
         if lengths_B[place] <= bound < needed:
-            warnings.warn(
-                f"eviction {eviction.method.name!r} runs further rows after a prompt to score it, past the {bound:,} "
-                "positions that the model was made for; it continues, but may choose worse; shorten the context, or "
-                f"{eviction.method.second_pass_advice}",
-                SubTokenWarning,
-                stacklevel=1,  # one place, whoever asks
+            words = (
+                f"eviction {method.name!r} runs further rows after a prompt to score it, past the {bound:,} positions"
             )
+            after = f"of the model; it may choose worse: shorten the context, or {method.second_pass_advice}"
+            warnings.warn(f"{words} {after}", SubTokenWarning, stacklevel=1)  # one place, whoever asks
 
 
 def reader_of_question(backbone: CompressedBackbone, compression: Compression) -> str | None:
     """Name the part of the compression that reads the question, in words; None: no part does."""
-    bank, reducer = backbone.bank, backbone.reducer
+    bank, reducer, method = backbone.bank, backbone.reducer, compression.eviction
     if reducer.acts and reducer.reads_question:
         return f"reducer {reducer.name!r} chooses by the question"
     if bank is not None and backbone.active_routing is not None and bank.reads_query:
         return "the routers are conditioned on the question"
-    if compression.eviction is not None and compression.eviction.needs_image:
-        return f"eviction {compression.eviction.name!r} reads the attention from the question to the image"
-    if compression.eviction is not None and compression.eviction.reads_question:
-        return f"eviction {compression.eviction.name!r} scores by the question"
+    if method is not None and (method.needs_image or method.reads_question):
+        reads = "reads the attention from the question to the image"
+        return f"eviction {method.name!r} {reads if method.needs_image else 'scores by the question'}"
     return None
 
 
@@ -330,9 +302,8 @@ def open_prompts(
 ) -> Prefill:
     """Fill ``cache`` with a batch of prompts.
 
-    Args:
-        protocol: ``query_aware`` or ``context_first``. Under the latter a prompt without context is not compressed:
-            its first token is run alone, and all others follow in full.
+    Under ``context_first`` a prompt without context is not compressed: its first token is run alone, and all others
+    follow in full.
     """
     check_word("protocol", protocol, get_args(Protocol))
     if protocol == "query_aware":
@@ -340,13 +311,11 @@ def open_prompts(
     check_context_first(backbone, compression)
     compression.check(backbone.family)
     compression.check_prompts(prompts)
-    visible_BN = prompts.regions_BN != Region.PADDING
-    context_BN = context_part(prompts.regions_BN)
-    rest_BN = visible_BN & ~context_BN
+    rest_BN = (prompts.regions_BN != Region.PADDING) & ~context_part(prompts.regions_BN)
     for name, ends in zip(prompts.record_ids, (~rest_BN.any(-1)).tolist(), strict=True):
         if ends:
             raise ValueError(f"context_first: nothing follows the context of {name!r}; a prompt must ask after it")
-    first = prefill(backbone, _taken(prompts, context_BN), cache, compression)
+    first = prefill(backbone, contexts_of(prompts), cache, compression)
     index_Bq, valid_Bq = kept_index(rest_BN, pad_left=True)
     ids_Bq = take_rows(prompts.input_ids_BN, index_Bq)
     return replace(first, logits_BV=append_rest(backbone, ids_Bq, ~valid_Bq, cache, compression.prefill_chunk))
@@ -355,11 +324,7 @@ def open_prompts(
 def append_rest(
     backbone: CompressedBackbone, ids_Bq: Tensor, padding_Bq: Tensor, cache: PackedCache, chunk: int | None
 ) -> Tensor:
-    """Append what follows the contexts of a cache, in full; logits of the next token, [B, V].
-
-    Args:
-        chunk: tokens that run at a time; None: all.
-    """
+    """Append what follows a cache's contexts, in full, ``chunk`` tokens at a time; logits of the next token, [B, V]."""
     padding_B, length = padding_Bq.sum(-1), ids_Bq.shape[1]
     for layer in cache.layers:  # before it is appended, so that nothing is evicted between its chunks
         if layer.eviction_state is not None:
@@ -375,21 +340,15 @@ def append_rest(
     return logits_BV
 
 
-def contexts_of(prompts: Batch) -> Batch:
-    """The contexts of prompts alone, padded on the left, as ``context_first`` compresses them."""
-    return _taken(prompts, context_part(prompts.regions_BN))
-
-
 def context_part(regions_BN: Tensor) -> Tensor:
     """A prompt's tokens up to the last VISUAL or CONTEXT one, bool [B, N]; its first token where there is none."""
     visible_BN = regions_BN != Region.PADDING
-    first_BN = visible_BN & (visible_BN.cumsum(-1) == 1)
-    return before_compressed_ends(regions_BN) | first_BN
+    return before_compressed_ends(regions_BN) | (visible_BN & (visible_BN.cumsum(-1) == 1))
 
 
-def _taken(prompts: Batch, part_BN: Tensor) -> Batch:
-    """The marked tokens as a batch, padded on the left; the last of them ranks where the prompts have one that does."""
-    index_BM, valid_BM = kept_index(part_BN, pad_left=True)
+def contexts_of(prompts: Batch) -> Batch:
+    """The contexts of prompts alone, padded on the left; the last token ranks where the prompts have one that does."""
+    index_BM, valid_BM = kept_index(context_part(prompts.regions_BN), pad_left=True)
     # an id that is no image token, whatever stands at the index that padding points to
     ids_BM = take_rows(prompts.input_ids_BN, index_BM)
     pad_B1 = take_rows(prompts.input_ids_BN, (prompts.regions_BN != Region.VISUAL).int().argmax(-1, keepdim=True))

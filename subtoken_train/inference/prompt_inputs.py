@@ -17,28 +17,32 @@ from PIL import Image
 from torch import Tensor
 
 from subtoken_train.datasets.text_batches import context_tokens
-from subtoken_train.errors import SubTokenWarning, clipped, panics_in_words
-from subtoken_train.families.chat_template import Message, checked_variables
+from subtoken_train.documents import check_characters, text_problem
+from subtoken_train.errors import SubTokenWarning, check_word, clipped, panics_in_words
+from subtoken_train.families.chat_template import Message, checked_variables, messages_of
 from subtoken_train.families.family import Family, GivenImages
 from subtoken_train.families.images import Picture, Video, count_images, to_rgb
-from subtoken_train.families.literal_marks import as_text, hidden_turn, picture_marks, tokenise
+from subtoken_train.families.literal_marks import IMAGE_MARK, VIDEO_MARK, as_text, hidden_turn, picture_marks, tokenise
 from subtoken_train.functional.objective import IGNORE_INDEX
-from subtoken_train.inference.messages import Prompt, alternating_turns, read_messages
-from subtoken_train.inference.text_prompts import check_raw, encode_messages, rendered_turns, text_batch
+from subtoken_train.inference.text_prompts import (
+    alternating_turns,
+    check_raw,
+    encode_messages,
+    rendered_turns,
+    text_batch,
+)
+from subtoken_train.typed import shown
 from subtoken_train.types import Batch, Region, Turn
 
 IMAGE_INPUTS = (
-    "pixel_values",
-    "pixel_attention_mask",
-    "image_grid_thw",
-    "mm_token_type_ids",
-    "image_sizes",
-    "batch_num_images",
-    "pixel_values_videos",
-    "video_grid_thw",
-    "second_per_grid_ts",
+    *("pixel_values", "pixel_attention_mask", "image_grid_thw", "mm_token_type_ids", "image_sizes", "batch_num_images"),
+    *("pixel_values_videos", "video_grid_thw", "second_per_grid_ts"),
 )
 """Outputs of processors for images and videos; each family lists those that it takes."""
+Prompt = str | Sequence[Turn] | Sequence[Mapping[str, Any]]
+"""A text, turns, or OpenAI's messages, whose parts' pictures stand beside the prompt or in them."""
+ROLES = ("system", "user", "assistant")
+_MARKS = {"image": IMAGE_MARK, "video": VIDEO_MARK}
 
 
 def batch_from_inputs(
@@ -47,13 +51,9 @@ def batch_from_inputs(
     """Mark the regions of prompts, padded on either side.
 
     A model that sees images: SYSTEM before a sample's first image token, VISUAL, QUERY for everything else; the ranking
-    token is the last one. A language model: CONTEXT and QUERY, see ``context_tokens``.
-
-    Args:
-        visible_BN: real tokens, bool.
-        inputs: the processor's further outputs, by the names ``IMAGE_INPUTS``; a chat's ``regions``, as ``inputs_of``
-            gives them for a language model.
-        context_length: tokens of a language model's context, of every sample; None: the regions, or the default split.
+    token is the last one. A language model: CONTEXT (of every sample ``context_length`` tokens; None: the given
+    ``regions``, or the default split) and QUERY. ``inputs`` are the processor's further outputs, by the names
+    ``IMAGE_INPUTS``.
     """
     device, regions_BN = family.device, inputs.get("regions")
     input_ids_BN, visible = input_ids_BN.to(device).long(), visible_BN.to(device)
@@ -83,11 +83,8 @@ def batch_from_inputs(
         visual = visible & family.is_visual(input_ids_BN)
         pixels = any(name.startswith("pixel_values") for name in given)
         if bool(visual.any()) != pixels:
-            found = int(visual.sum())
-            raise ValueError(
-                f"{found} image tokens in the prompt but {'some' if pixels else 'no'} pixel_values; write one "
-                "image placeholder per image and pass the processor's whole output"
-            )
+            words = f"{int(visual.sum())} image tokens in the prompt but {'some' if pixels else 'no'} pixel_values"
+            raise ValueError(f"{words}; write one image placeholder per image and pass the processor's whole output")
         shown = family.read_images({**given, "input_ids": input_ids_BN}, visual)
         regions = torch.where(visual, int(Region.VISUAL), int(Region.QUERY))
         before = (visual.long().cumsum(-1) == 0) & visual.any(-1, keepdim=True)
@@ -117,12 +114,13 @@ def joined_batches(batches: Sequence[Batch], pad_id: int) -> Batch:
         torch.where(batch.rank_position_B < 0, -1, batch.rank_position_B + width - batch.input_ids_BN.shape[1])
         for batch in batches
     ]
-    pixels, grids = ([part for part in parts if part is not None] for parts in zip(*map(_shown, batches), strict=True))
+    pixels = [batch.pixel_values for batch in batches if batch.pixel_values is not None]
+    grids = [batch.image_grid_I3 for batch in batches if batch.image_grid_I3 is not None]
+    given = any(batch.seconds_I is not None for batch in batches)
+    images = [batch.images_per_sample_B for batch in batches]
     seconds = [
-        batch.images_per_sample_B.new_zeros(int(batch.images_per_sample_B.sum()), dtype=torch.float32)
-        if batch.seconds_I is None
-        else batch.seconds_I
-        for batch in batches
+        own.new_zeros(int(own.sum()), dtype=torch.float32) if batch.seconds_I is None else batch.seconds_I
+        for own, batch in zip(images, batches, strict=True)
     ]
     return Batch(
         input_ids_BN=padded([batch.input_ids_BN for batch in batches], pad_id),
@@ -130,16 +128,12 @@ def joined_batches(batches: Sequence[Batch], pad_id: int) -> Batch:
         regions_BN=padded([batch.regions_BN for batch in batches], int(Region.PADDING)),
         rank_position_B=torch.cat(ranks),
         pixel_values=torch.cat(pixels) if pixels else None,
-        images_per_sample_B=torch.cat([batch.images_per_sample_B for batch in batches]),
+        images_per_sample_B=torch.cat(images),
         record_ids=[name for batch in batches for name in batch.record_ids],
         image_grid_I3=torch.cat(grids) if grids else None,
-        seconds_I=torch.cat(seconds) if any(batch.seconds_I is not None for batch in batches) else None,
+        seconds_I=torch.cat(seconds) if given else None,
         followed=batches[0].followed,
     )
-
-
-def _shown(batch: Batch) -> tuple[Tensor | None, Tensor | None]:
-    return batch.pixel_values, batch.image_grid_I3
 
 
 def _on(device: torch.device, name: str, given: Any) -> Tensor:
@@ -158,10 +152,10 @@ def _text_regions(family: Family, ids_BN: Tensor, visible_BN: Tensor, context_le
         real = ids[visible].tolist()
         length = context_tokens(family, real) if context_length is None else context_length
         if not 0 <= length < len(real):
-            raise ValueError(
-                f"context_length={length} must lie between 0 and {len(real) - 1}: prompt {row} has {len(real)} tokens, "
-                "and at least one of them must ask"
+            words = (
+                f"context_length={length} must lie between 0 and {len(real) - 1}: prompt {row} has {len(real)} tokens"
             )
+            raise ValueError(f"{words}, and at least one of them must ask")
         split = [int(Region.CONTEXT)] * length + [int(Region.QUERY)] * (len(real) - length)
         regions[row, visible] = torch.tensor(split, device=regions.device)
     return regions if told is None else torch.where(told == int(Region.SYSTEM), told, regions)
@@ -176,10 +170,84 @@ def _checked_regions(given: Any, visible_BN: Tensor) -> Tensor:
         fits = ((regions != int(Region.PADDING)) == visible_BN).all() & known.all()
         if bool(fits & (regions.gather(1, last_B1) == int(Region.QUERY)).all()):
             return regions
-    raise ValueError(
-        f"regions must be {list(visible_BN.shape)} as input_ids are: 1 (system), 3 (context) or 4 (query, as the last) "
-        "for each token, 0 of padding; pass what inputs returned, or leave regions out"
-    )
+    codes = "1 (system), 3 (context) or 4 (query, as the last) for each token, 0 of padding"
+    words = f"regions must be {list(visible_BN.shape)} as input_ids are: {codes}"
+    raise ValueError(f"{words}; pass what inputs returned, or leave regions out")
+
+
+def read_messages(prompt: Any, pictures: Sequence[Picture] = ()) -> tuple[list[Message], list[Picture]]:
+    """Return a prompt as messages of texts, the last one the user's or an assistant's, and its marks' pictures."""
+    if isinstance(prompt, str):
+        messages: list[Message] = [{"role": "user", "content": prompt}]
+        found = list(pictures)
+    else:
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+            raise _no_prompt(prompt)
+        if not prompt:
+            raise ValueError("the prompt has no message; write what the model should answer")
+        if all(isinstance(each, Turn) for each in prompt):
+            messages, found = messages_of(prompt), list(pictures)
+        else:
+            messages, found = _read_mappings(prompt, pictures)
+        if (role := messages[-1]["role"]) == "system" or all(each["role"] != "user" for each in messages):
+            raise ValueError(f"the last message is the {role}'s, and nothing is asked; end with what the user says")
+    check_characters([each["content"] for each in messages], "the prompt")
+    if problem := text_problem(messages[-1]["content"]):
+        raise ValueError(f"the prompt {problem}; write what the model should answer or continue")
+    return messages, found
+
+
+def goes_on(prompt: Any, raw: bool = False) -> bool:
+    """Return whether the answer goes on with a text: a raw prompt, or what the assistant says last."""
+    return raw or (not isinstance(prompt, str) and read_messages(prompt)[0][-1]["role"] == "assistant")
+
+
+def _read_mappings(prompt: Sequence[Any], pictures: Sequence[Picture]) -> tuple[list[Message], list[Picture]]:
+    messages: list[Message] = []
+    own: list[Picture] = []
+    for number, message in enumerate(prompt, 1):
+        if not isinstance(message, Mapping):
+            raise _no_prompt(message, f"message {number}")
+        _check_keys(message, ("role", "content"), f"message {number}")
+        role, content = message.get("role"), message.get("content")
+        check_word(f"role of message {number}", role, ROLES)
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if not isinstance(parts, Sequence) or not parts:
+            raise ValueError(f"message {number} says {shown(content)}; its content is a text, or a list of parts")
+        texts = []
+        for part in parts:
+            text, picture = _read_part(part, number)
+            texts.append(text)
+            own += [] if picture is None else [picture]
+        messages.append({"role": str(role), "content": "\n".join(texts)})
+    if own and pictures:
+        raise ValueError("pictures are given both in the messages and beside them; give them in one place")
+    return messages, own or list(pictures)
+
+
+def _read_part(part: Any, number: int) -> tuple[str, Picture | None]:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        _check_keys(part, ("type", "text"), f"a part of message {number}")
+        return part["text"], None
+    if not isinstance(kind, str) or kind not in _MARKS:
+        raise ValueError(f"message {number} has a part {shown(part)}; parts are text, image or video")
+    _check_keys(part, ("type", kind), f"a part of message {number}")
+    picture = part.get(kind)
+    if isinstance(picture, str):
+        words = f"message {number} names the {kind} {shown(picture)}, but files are not opened here"
+        raise ValueError(f"{words}; open it, or give it beside the prompt")
+    return _MARKS[kind], picture
+
+
+def _check_keys(given: Mapping[str, Any], allowed: Sequence[str], place: str) -> None:
+    if more := [name for name, value in given.items() if name not in allowed and value is not None]:
+        raise ValueError(f"{place} has {shown(more[0])}, which is not read; leave it out ({', '.join(allowed)})")
+
+
+def _no_prompt(given: Any, place: str = "the prompt") -> ValueError:
+    forms = 'a text, a list of Turn, or a list of messages: [{"role": "user", "content": "..."}]'
+    return ValueError(f"{place} is of type {type(given).__name__}; a prompt is {forms}")
 
 
 @panics_in_words()
@@ -190,7 +258,7 @@ def inputs_of(
     raw: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> dict[str, Tensor]:
-    """Write a prompt in the backbone's chat format, on its device, see ``SubTokenModel.inputs``."""
+    """Write a prompt in the backbone's chat format, on its device."""
     device = family.device
     messages, images = read_messages(prompt, picture_list(shown))
     check_raw(family, raw)
@@ -206,17 +274,11 @@ def inputs_of(
     text, marker = rendered.text, rendered.image_marker
     parts = text.split(marker)
     if len(parts) - 1 != len(images):
-        raise ValueError(
-            f"{len(parts) - 1} image placeholders but {len(images)} images; write <image> once per image (or video), "
-            "and \\<image> where it is text"
-        )
+        words = "write <image> once per image (or video), and \\<image> where it is text"
+        raise ValueError(f"{len(parts) - 1} image placeholders but {len(images)} images; {words}")
     if not images:
-        warnings.warn(
-            f"the prompt has no image, so {family.name} answers from the text alone and no visual token is "
-            "compressed; give one (--image FILE, or images=[...])",
-            SubTokenWarning,
-            stacklevel=3,
-        )
+        words = f"the prompt has no image, so {family.name} answers from the text alone and compresses no visual token"
+        warnings.warn(f"{words}; give one (--image FILE, or images=[...])", SubTokenWarning, stacklevel=3)
     images = [image if isinstance(image, Video) else to_rgb(image, f"image {i + 1}") for i, image in enumerate(images)]
     together = count_images(images)
     for i, image in enumerate(images):
@@ -251,14 +313,11 @@ def picture_list(images: Any) -> list[Picture]:
     if isinstance(images, Image.Image | Video):
         return [images]
     if isinstance(images, str | PathLike):
-        raise ValueError(
-            f"images={clipped(str(images), 100)!r} is a path, but files are not opened here; open it first: "
-            "images=[PIL.Image.open(path)]"
-        )
+        words = f"images={clipped(str(images), 100)!r} is a path, but files are not opened here"
+        raise ValueError(f"{words}; open it first: images=[PIL.Image.open(path)]")
     if not isinstance(images, Sequence) or isinstance(images, bytes):
-        raise ValueError(
-            f"images of type {type(images).__name__}; give an image (PIL), a Video or a list of them, or leave it out"
-        )
+        words = "give an image (PIL), a Video or a list of them, or leave it out"
+        raise ValueError(f"images of type {type(images).__name__}; {words}")
     return list(images)
 
 

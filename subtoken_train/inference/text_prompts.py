@@ -1,10 +1,9 @@
 """Texts as token ids: prompts and continuations, questions after a context, LongBench's long prompts.
 
-Prompts and continuations follow lm-evaluation-harness's rules, so that log-likelihoods are the same (``TemplateLM.
-_encode_pair`` and ``HFLM`` of lm_eval 0.4.13): the two are encoded together, and the continuation's ids are what comes
-after as many ids as the prompt alone has; white space at the end of the prompt moves to the continuation first; BOS is
-what the tokenizer adds, unless the text starts with it. A question that follows a compressed context is encoded apart
-from it, so that one context serves every question: no token spans the two.
+Prompts and continuations follow lm-evaluation-harness's rules (``TemplateLM._encode_pair`` and ``HFLM`` of lm_eval
+0.4.13): the two are encoded together, and the continuation's ids are what comes after as many ids as the prompt alone
+has; BOS is what the tokenizer adds, unless the text starts with it. A question that follows a compressed context is
+encoded apart from it: no token spans the two.
 
 Legend: B batch, N positions.
 """
@@ -28,7 +27,6 @@ from subtoken_train.families.images import Picture, count_images
 from subtoken_train.families.literal_marks import IMAGE_MARK, as_text, hidden_turn, tokenise
 from subtoken_train.families.positions import position_bound
 from subtoken_train.functional.objective import IGNORE_INDEX
-from subtoken_train.inference.messages import alternating_turns
 from subtoken_train.types import Batch, RenderedPrompt, Turn
 
 _MARK = "(the question stands here)"
@@ -38,14 +36,10 @@ _GOES_ON = "\udfff"
 
 @dataclass(frozen=True)
 class QuestionFrame:
-    """The texts between a context and the answer.
+    """The texts between a context and the answer: ``before`` and ``after`` the question.
 
-    Attributes:
-        anchor: what a question is encoded behind, and then taken off: tokenizers begin a text otherwise than they go on
-            with one. The last picture's placeholder; of a text a line break.
-        before: from the context's last token to the question; white space is left out where that begins with a line
-            break.
-        after: from the question to the answer.
+    A question is encoded behind ``anchor``, which is then taken off: tokenizers begin a text otherwise than they go on
+    with one. White space in ``before`` is left out where the question begins with a line break.
     """
 
     anchor: str
@@ -57,17 +51,14 @@ class QuestionFrame:
         if family.sees_images:
             question = as_text(family, question.strip())
             if held := next((mark for mark in (IMAGE_MARK, *family.placeholders) if mark in question), None):
-                raise ValueError(
-                    f"a question holds {held}; all pictures belong to the context (where it is text, write "
-                    f"\\{IMAGE_MARK})"
-                )
+                words = f"all pictures belong to the context (where it is text, write \\{IMAGE_MARK})"
+                raise ValueError(f"a question holds {held}; {words}")
         elif self.after:
             question = as_text(family, question)
         before = "" if question.startswith("\n") and not self.before.strip() else self.before
         text = before + question + self.after
-        anchor, whole, alone = (
-            tokenise(family.tokenizer, words)[0] for words in (self.anchor, self.anchor + text, text)
-        )
+        texts = (self.anchor, self.anchor + text, text)
+        anchor, whole, alone = (tokenise(family.tokenizer, words)[0] for words in texts)
         ids: list[int] = whole[len(anchor) :] if whole[: len(anchor)] == anchor else alone
         if not ids:
             raise ValueError(f"the question {question[:40]!r} has no tokens")
@@ -83,8 +74,7 @@ def text_frame(
 ) -> tuple[str, int, QuestionFrame]:
     """Return a language model's context in the tokenizer's chat template, and the frame of its questions.
 
-    Returns:
-        (the text up to the end of the context, its characters before the context, the frame).
+    That is: the text up to the end of the context, its characters before the context, the frame.
     """
     told: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     messages = [*told, {"role": "user", "content": context + _MARK}]
@@ -98,10 +88,7 @@ def text_frame(
 
 
 def system_frame(family: Family, context: str, **variables: object) -> tuple[str, int, QuestionFrame]:
-    """Return a context that is what the system says, in the tokenizer's chat template; see ``text_frame``.
-
-    Questions are the user's first turn. White space around the context is left to the template.
-    """
+    """Return likewise a context that is what the system says; questions are the user's first turn."""
     asked: list[Message] = [{"role": "system", "content": context}, {"role": "user", "content": _MARK}]
     rendered = rendered_prompt(family.tokenizer, asked, **variables)
     assert rendered.asked is not None
@@ -111,11 +98,9 @@ def system_frame(family: Family, context: str, **variables: object) -> tuple[str
 
 
 def further_turns(family: Family, messages: Sequence[Message], **variables: object) -> str:
-    """Return what the chat format writes between a first question, which is not given, and the answer to the last one.
+    """Return what the chat format writes between a first question, which is not given, and the last answer.
 
-    Args:
-        messages: what was said after the first question, without pictures; the last one is the user's, or an
-            assistant's that is to be gone on with.
+    ``messages`` were said after it; the last one is the user's, or an assistant's that is to be gone on with.
     """
     asked: Message = {"role": "user", "content": _MARK}
     if not family.sees_images:
@@ -123,6 +108,31 @@ def further_turns(family: Family, messages: Sequence[Message], **variables: obje
         return rendered_prompt(family.tokenizer, [asked, *messages], **variables).text.partition(_MARK)[2]
     turns = [hidden_turn(family, turn) for turn in alternating_turns([asked, *messages])]
     return rendered_turns(family, turns).text.partition(_MARK)[2]
+
+
+def alternating_turns(messages: Sequence[Message]) -> list[Turn]:
+    """Return messages as turns, what the system says in front of the first question, as training puts it.
+
+    For chat formats that are no template. What one says in several messages is joined by line breaks.
+    """
+    told, said = "", list[Message]()
+    for number, message in enumerate(messages, 1):
+        role, last = message["role"], said[-1]["role"] if said else None
+        due = "assistant" if last == "user" else "user"
+        if role == "system" and number == 1:
+            told = message["content"].strip()
+        elif role == last:
+            said[-1] = {**message, "content": f"{said[-1]['content']}\n{message['content']}"}
+        elif role == due:
+            said.append(message)
+        else:
+            words = f"message {number} is the {role}'s where the {due}'s is due"
+            raise ValueError(f"{words}; user and assistant take turns, after one system message at most")
+    contents = [each["content"] for each in said]
+    if told:
+        contents[0] = f"{told}\n\n{contents[0]}"
+    answers = [*contents[1::2], *([None] if len(contents) % 2 else [])]
+    return [Turn(asked, answer) for asked, answer in zip(contents[::2], answers, strict=True)]
 
 
 def rendered_turns(family: Family, turns: Sequence[Turn]) -> RenderedPrompt:
@@ -138,19 +148,12 @@ def check_raw(family: Family, raw: bool) -> None:
     if raw and family.sees_images:
         raise ValueError(f"raw is for language models; {family.name} is asked in its chat format, leave it out")
     if raw and family.tokenizer.chat_template:
-        warnings.warn(
-            "a raw prompt for a model with a chat template: it will continue the text, although it was trained to "
-            "answer chats; leave raw out to ask it",
-            SubTokenWarning,
-            stacklevel=4,
-        )
+        words = "a raw prompt for a model with a chat template: it will continue the text, not answer it"
+        warnings.warn(f"{words}; leave raw out to ask it", SubTokenWarning, stacklevel=4)
 
 
 def picture_frame(family: Family, pictures: Sequence[Picture], system: str | None = None) -> QuestionFrame:
-    """The frame of questions after pictures, which stand in front, in the family's chat format.
-
-    What the system says belongs to it where the format puts pictures before all words.
-    """
+    """The frame of questions after pictures, which stand in front, in the family's chat format."""
     turns = alternating_turns(picture_messages(pictures, _MARK, system))
     rendered = family.render([hidden_turn(family, turn) for turn in turns])
     head, _, after = rendered.text.rpartition(_MARK)
@@ -169,11 +172,8 @@ def picture_messages(pictures: Sequence[Picture], question: str, system: str | N
 class EncodedText:
     """One prompt of a language model.
 
-    Attributes:
-        input_ids: the prompt's, BOS included.
-        context_length: of them, those that may be compressed; the others ask.
-        record_id: made of the prompt, so that random choices do not depend on the batch.
-        system_length: ids before the context, which stay: a chat template's beginning and its system prompt.
+    Of its ids, BOS included, ``system_length`` stay and the next ``context_length`` may be compressed; the others ask.
+    The ``record_id`` is made of the prompt, so that random choices do not depend on the batch.
     """
 
     input_ids: tuple[int, ...]
@@ -193,16 +193,14 @@ def encode_text(
     max_length: int | None = None,
     truncate_left: bool = False,
 ) -> EncodedText:
-    """Encode one prompt.
+    """Encode one prompt. With continuations, white space at its end moves to them.
 
     Args:
-        prompt: what the model reads. With continuations, white space at its end moves to them.
-        context_characters: how much of the prompt, from its start, may be compressed; a token across that boundary is
-            not in it. None: the default split, see ``context_tokens``.
+        context_characters: how much of the prompt, from its start, may be compressed, but for a token across that
+            boundary. None: the default split.
         max_length: positions for prompt and continuation (its last token needs none); None: any number, or with
             ``truncate_left`` those that the model was made for.
-        truncate_left: cut a longer prompt from the left, and say so in ``dropped_tokens``; the continuation is never
-            cut.
+        truncate_left: cut a longer prompt from the left, and say so in ``dropped_tokens``.
     """
     if family.image_token_id is not None:
         raise ValueError(f"{family.name} is not a language model; its prompts are made by its chat format")
@@ -211,10 +209,8 @@ def encode_text(
     if not kept:
         raise ValueError("the prompt is empty; a language model needs at least one token to continue from")
     if context_characters is not None and not 0 <= context_characters < len(prompt):
-        raise ValueError(
-            f"context_characters={context_characters} must lie between 0 and {len(prompt) - 1}, the prompt's "
-            "characters less one that asks"
-        )
+        words = f"context_characters={context_characters} must lie between 0 and {len(prompt) - 1}"
+        raise ValueError(f"{words}, the prompt's characters less one that asks")
     ids = text_ids(family, kept)
     pairs = [tuple(text_ids(family, kept + moved + each)[len(ids) :]) for each in continuations]
     for text, pair in zip(continuations, pairs, strict=True):
@@ -228,7 +224,9 @@ def encode_text(
     if context_characters is None:
         context = context_tokens(family, ids[dropped:])
     else:
-        context = max(0, min(_tokens_within(family, kept, context_characters), len(ids) - 1) - dropped)
+        ends = [end for _, end in _spans(family, kept)[1]]
+        within = next((i for i, end in enumerate(ends) if end > context_characters), len(ends))
+        context = max(0, min(within if context_characters else 0, len(ids) - 1) - dropped)
     record_id = f"text {hashlib.sha256(prompt.encode()).hexdigest()[:16]}"
     return EncodedText(tuple(ids[dropped:]), context, tuple(pairs), record_id, dropped)
 
@@ -236,16 +234,11 @@ def encode_text(
 def encode_chat(
     family: Family, context: str, asked: str, answer_prefix: str, *, max_length: int | None = None
 ) -> EncodedText:
-    """Encode a prompt in the tokenizer's chat template, what may be compressed and what asks apart, as kvpress does.
+    """Encode a prompt in the tokenizer's chat template, context and question apart, as kvpress does.
 
-    Context and ``asked`` are one turn of the user. The template's text up to the end of the context is the one part;
-    ``asked``, the template's end and the first words of the answer are the other. No token spans the two, and no
-    special token is added: the template writes its own. One that can ask a model to think first is told not to.
-
-    Args:
-        context: what may be compressed; the question too, where it is to be.
-        asked: what the user says after it, "" where the context holds the question.
-        answer_prefix: what the answer begins with, which the model goes on from.
+    Context and ``asked`` are one turn of the user, and no token spans the template's text up to the end of the context
+    and what follows: ``asked``, the template's end and the first words of the answer. No special token is added. A
+    template that can ask a model to think first is told not to.
     """
     check_template(family.tokenizer)
     head, _, frame = text_frame(family, context, enable_thinking=False)
@@ -261,11 +254,7 @@ def encode_chat(
 
 
 def encode_messages(family: Family, messages: Sequence[Message], **variables: object) -> EncodedText:
-    """Encode a conversation that is to be answered, as the tokenizer's chat template writes it.
-
-    Args:
-        messages: the last one is the user's, or an assistant's that is to be gone on with.
-    """
+    """Encode a conversation that is to be answered, or gone on with, as the tokenizer's chat template writes it."""
     if family.tokenizer.chat_template:
         rendered = rendered_prompt(family.tokenizer, messages, **variables)
         ids, starts = tokenise(family.tokenizer, rendered.text)
@@ -289,7 +278,7 @@ def _no_offsets() -> ValueError:
 
 
 def check_template(tokenizer: Any) -> None:
-    """Raise a worded ``ValueError`` where a tokenizer has no chat template."""
+    """Refuse a tokenizer without a chat template."""
     if not tokenizer.chat_template:
         raise ValueError("the tokenizer has no chat template; ask without one (chat: false)")
 
@@ -302,10 +291,9 @@ def text_batch(family: Family, encoded: Sequence[EncodedText]) -> Batch:
     """Prompts as a batch of SYSTEM, CONTEXT and QUERY regions, padded on the right; continuations are left out."""
     samples = []
     for text in encoded:
-        asks = len(text.input_ids) - text.system_length - text.context_length
-        samples.append(
-            TextSample(text.input_ids, text.context_length, asks, text.record_id, system_length=text.system_length)
-        )
+        context, system = text.context_length, text.system_length
+        asks = len(text.input_ids) - system - context
+        samples.append(TextSample(text.input_ids, context, asks, text.record_id, system_length=system))
     batch = collate_text(samples, padding_id(family.tokenizer))
     batch.labels_BN.fill_(IGNORE_INDEX)
     return batch
@@ -322,10 +310,8 @@ def told_ids(family: Family, system: str, text: str) -> tuple[list[int], int]:
     if not system.strip():
         return text_ids(family, text), 0
     told = f"{system.strip()}\n\n"
-    if not family.tokenizer.is_fast:
-        raise _no_offsets()
-    made = family.tokenizer(told + text, add_special_tokens=_adds_bos(family, told + text), return_offsets_mapping=True)
-    return made["input_ids"], tokens_before([start for start, _ in made["offset_mapping"]], len(told))
+    ids, spans = _spans(family, told + text)
+    return ids, tokens_before([start for start, _ in spans], len(told))
 
 
 def _adds_bos(family: Family, text: str) -> bool:
@@ -333,12 +319,12 @@ def _adds_bos(family: Family, text: str) -> bool:
     return not (bos and text.startswith(bos))
 
 
-def _tokens_within(family: Family, text: str, characters: int) -> int:
+def _spans(family: Family, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return the ids of a text and the characters of each."""
     if not family.tokenizer.is_fast:
         raise _no_offsets()
     made = family.tokenizer(text, add_special_tokens=_adds_bos(family, text), return_offsets_mapping=True)
-    ends = [end for _, end in made["offset_mapping"]]
-    return next((i for i, end in enumerate(ends) if end > characters), len(ends)) if characters else 0
+    return made["input_ids"], made["offset_mapping"]
 
 
 def without_middle(
@@ -346,17 +332,9 @@ def without_middle(
 ) -> tuple[str, int]:
     """A prompt that leaves room for its answer: its first and its last tokens, half of what there is room for each.
 
-    As in the original the two ends are decoded and joined as texts, and special tokens are left out. They may encode
-    to another token or two than they had; where the positions are too few for these, more is cut.
-
-    Args:
-        context: characters of it, from its start, that may be compressed.
-        max_length: tokens of the prompt, without its chat format; None: what the positions
-            allow that the model was made for.
-        chat: whether ``in_chat`` is called next.
-
-    Returns:
-        (text, its characters that may be compressed); both as given where nothing is cut.
+    As in the original the two ends are decoded and joined as texts, without special tokens. ``context`` characters of
+    the prompt may be compressed; ``max_length`` are its tokens without a chat format (None: what the positions allow),
+    ``chat`` whether ``in_chat`` is called next. Returns the text and its characters that may be compressed.
     """
     tokenizer, positions = family.tokenizer, position_bound(family.decoder.config)
     around = len(tokenizer(in_chat(family, "", None)[0], add_special_tokens=False)["input_ids"]) if chat else 0
@@ -373,10 +351,8 @@ def without_middle(
             asked = min(len(prompt) - context, len(last))  # all of the question that is left stands at the end
             return first + last, len(first + last) - asked
         half -= (over + 1) // 2
-    raise ValueError(
-        f"there is room for {limit} tokens of a prompt beside {max_new_tokens} of its answer; raise max_length, or "
-        "use a model with more positions"
-    )
+    words = f"there is room for {limit} tokens of a prompt beside {max_new_tokens} of its answer"
+    raise ValueError(f"{words}; raise max_length, or use a model with more positions")
 
 
 def in_chat(family: Family, prompt: str, context: int | None) -> tuple[str, int | None]:

@@ -1,8 +1,4 @@
-"""Requests answered by one thread, in the order in which they came; those of equal settings that wait share a pass.
-
-A pass has one compression and one way of sampling, and a packed cache takes no further rows once it is filled: what
-comes later waits for the next one.
-"""
+"""Requests answered by one thread, in the order in which they came; those of equal settings that wait share a pass."""
 
 from __future__ import annotations
 
@@ -34,24 +30,21 @@ from subtoken_train.inference.compressed_context import CompressedContext
 from subtoken_train.inference.compression import Compression, settings_record
 from subtoken_train.inference.generation import ASKED, serving, steered_from_outside
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.serving.chat_request import ChatRequest, ContextQuestion, Limits, RefusedError
-from subtoken_train.serving.line import Answer, Job, Line, Row, SharedPass
-from subtoken_train.serving.prepared import Prepared, after_question, noted, read_for_pass
+from subtoken_train.serving.chat_request import ChatRequest, Limits, RefusedError
+from subtoken_train.serving.line import Answer, Job, Line, Prepared, Row, SharedPass, asked_ids, noted, read_for_pass
 from subtoken_train.types import Region
 
 _log = logging.getLogger(__name__)
 _PADDING = 2000  # characters that are no matter
 BROKEN = "the server failed at this request; its log says why"
-_FOLDERS = re.compile(r"(?<![\w:/.])/(?:[\w.@+-]+/)+")
-"""Folders of paths from the root on."""
+_FOLDERS = re.compile(r"(?<![\w:/.])/(?:[\w.@+-]+/)+")  # of paths from the root on
 
 
 class ContextStore:
     """Holds contexts, and lets the least recently used ones go when they take more than a budget.
 
-    One thread takes; others may read the counts: ``taken`` (compressed or loaded), ``found`` (there already) and
-    ``nbytes`` (held, as their reports count them). A context larger than the budget is used once and not held. Saved
-    ones are ``NAME.safetensors`` of a folder.
+    One thread takes; others may read the counts. A context larger than the budget is used once and not held. Saved ones
+    are ``NAME.safetensors`` of a folder.
     """
 
     def __init__(self, budget: int, folder: Path | None = None) -> None:
@@ -111,7 +104,7 @@ class Answerer:
         return self._family.sees_images
 
     def submit(self, job: Job) -> None:
-        """Put a job that is ready into the line; how long that may be is for the caller to see to."""
+        """Put a job that is ready into the line."""
         self.works()
         self._line.put(job)
 
@@ -129,7 +122,7 @@ class Answerer:
         self._thread.join()
 
     def prepare(self, request: ChatRequest) -> Prepared:
-        """Read what a request holds; called by any thread, before it has its place in the line. Raises ``refusal``."""
+        """Read what a request holds, in any thread, before it has its place in the line; raises ``refusal``."""
         try:
             characters = sum(len(str(message["content"])) for message in request.messages)
             if self._most_characters is not None and characters > self._most_characters:
@@ -212,10 +205,7 @@ class Answerer:
                     _log.exception("an answer was lost")
 
     def _company(self, first: Job) -> list[Job]:
-        """Take those that wait and can share a pass with a job, in their order.
-
-        Of what the pass reads, half is padding at most, but for ``_PADDING`` characters.
-        """
+        """Take those that wait and can share a pass with a job; half of what it reads is padding at most."""
         found, sizes = [], [_size(first.request)]
         if self._goes_alone(first.request):
             return []
@@ -232,9 +222,8 @@ class Answerer:
     def _goes_alone(self, request: ChatRequest) -> bool:
         """Return whether no other request can share its pass.
 
-        A seed's draws are those of one row; prompts of models that see images have shapes of their own; where tokens
-        are evicted while they are decoded, bytes are counted of all rows together; and a rotary embedding may turn by
-        the longest row.
+        A seed's draws are those of one row; prompts of models that see images have shapes of their own; bytes of an
+        eviction while decoding are counted of all rows together; and a rotary embedding may turn by the longest row.
         """
         shown = request.asked is None and self.sees_images
         online = self.compression(request).every is not None
@@ -254,7 +243,7 @@ class Answerer:
                 self._answer([job])
 
     def _refused_pass(self, jobs: Sequence[Job]) -> RefusedError | None:
-        """Answer jobs in one pass; return why it failed, once what it held is free, or None."""
+        """Answer jobs in one pass; return why it failed, or None."""
         try:
             self._pass(jobs)
         except BaseException as error:
@@ -262,7 +251,6 @@ class Answerer:
         return None
 
     def _pass(self, jobs: Sequence[Job]) -> None:
-        """Answer jobs of equal settings."""
         request, device = jobs[0].request, self._family.device
         drawn_apart = torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=request.seed is not None)
         with noted() as notes, drawn_apart:
@@ -272,7 +260,6 @@ class Answerer:
             asking(self._for(request), jobs, partial(self._tell_end, notes))
 
     def _tell_end(self, notes: list[str], row: Row, cache_bytes: int, dense_bytes: int) -> None:
-        """Tell a job that its answer ended, or that it was ended."""
         if row.finish:
             said = [self._said(note) for note in (*row.job.ready.notes, *notes)]
             counts = row.prompt_tokens, row.cached_tokens, row.new_tokens, cache_bytes, dense_bytes
@@ -296,7 +283,6 @@ class Answerer:
         return together, {**rows[0].job.request.settings, **own}
 
     def _ask_whole(self, model: SubTokenModel, jobs: Sequence[Job], end: Callable[[Row, int, int], None]) -> None:
-        """Compress whole prompts and answer them."""
         prompts = [on_device(job.ready.inputs, model.device) for job in jobs]
         rows = [self._row(job, inputs["input_ids"].shape[1], 0) for job, inputs in zip(jobs, prompts, strict=True)]
         token_bytes = self._family.shape.token_bytes
@@ -316,7 +302,7 @@ class Answerer:
         together.close()
 
     def _ask_context(self, model: SubTokenModel, jobs: Sequence[Job], end: Callable[[Row, int, int], None]) -> None:
-        """Likewise, with questions about one context, which is kept; its copies of a pass fit into the budget."""
+        """Answer questions about one context, which is kept; its copies of a pass fit into the budget."""
         context, found = self._context(model, jobs[0])
         held, most = context.packed.prompt_length, max(1, self.contexts.budget // context.report.total_bytes)
 
@@ -327,7 +313,7 @@ class Answerer:
             end(row, took.total_bytes - took.slack_bytes, took.dense_bytes)
 
         for part in in_batches(jobs, most):
-            ids = [job.ready.question or _question_ids(context, job.request) for job in part]
+            ids = [job.ready.question or asked_ids(context.frames[0], self._family, job.request) for job in part]
             cached = [held if found or job is not jobs[0] else 0 for job in part]
             parts = zip(part, ids, cached, strict=True)
             rows = [self._row(job, held + len(own), there, context.goes_on) for job, own, there in parts]
@@ -338,12 +324,17 @@ class Answerer:
 
     def _context(self, model: SubTokenModel, job: Job) -> tuple[CompressedContext, bool]:
         """Return the context that a request asks about, and whether it was there."""
-        backbone, compression, asked = model.backbone, model.compression, _asked(job.request)
+        backbone, compression, asked = model.backbone, model.compression, job.request.asked
+        assert asked is not None
         how = (json.dumps(settings_record(compression)), job.request.owner)
         if asked.name is not None:
             path = self.contexts.saved(asked.name)
             seen = path.stat()
-            return self.contexts.take((asked.name, seen.st_mtime_ns, seen.st_size, how), partial(_loaded, path, model))
+            load = partial(CompressedContext.load, path, backbone, compression)
+            context, found = self.contexts.take((asked.name, seen.st_mtime_ns, seen.st_size, how), load)
+            if (held := len(context.frames)) != 1:
+                raise ValueError(f"the saved context {asked.name!r} holds {held} contexts; a request asks one")
+            return context, found
         batch = on_device(job.ready.batch, model.device)
         assert batch is not None
 
@@ -354,7 +345,6 @@ class Answerer:
         return self.contexts.take((*batch.record_ids, asked.by_system, asked.system, how), compress)
 
     def _room(self, request: ChatRequest, tokens: int) -> int:
-        """Return the most new tokens after a prompt of so many."""
         most = request.max_new_tokens or self.limits.max_new_tokens
         if self._bound is None:
             return most
@@ -367,24 +357,7 @@ def _too_long(words: str) -> RefusedError:
     return RefusedError(400, f"the prompt has {words}; send less", "context_length_exceeded")
 
 
-def _asked(request: ChatRequest) -> ContextQuestion:
-    assert request.asked is not None
-    return request.asked
-
-
-def _loaded(path: Path, model: SubTokenModel) -> CompressedContext:
-    context = CompressedContext.load(path, model.backbone, model.compression)
-    if len(context.frames) != 1:
-        raise ValueError(f"the saved context {path.stem!r} holds {len(context.frames)} contexts; a request asks one")
-    return context
-
-
-def _question_ids(context: CompressedContext, request: ChatRequest) -> list[int]:
-    return context.question_ids(_asked(request).question, after_question(context.backbone.family, request))
-
-
 def _joined(model: SubTokenModel, prompts: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
-    """Return texts as one batch, padded on the left."""
     if len(prompts) == 1:
         return dict(prompts[0])
     width = max(inputs["input_ids"].shape[1] for inputs in prompts)
@@ -405,8 +378,7 @@ def _size(request: ChatRequest) -> int:
 
 def _kind(request: ChatRequest) -> tuple[Any, ...]:
     """Return what requests of one pass have in common: compression, sampling, and the context, if any."""
-    asked = request.asked
-    context = None
+    context, asked = None, request.asked
     if asked is not None:
         shown = [image.read() for image in asked.context] if isinstance(asked.context, list) else asked.context
         context = (shown, asked.by_system, asked.system, asked.name, request.owner, request.template)

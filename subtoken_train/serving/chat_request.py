@@ -1,11 +1,9 @@
 """A body of ``POST /v1/chat/completions`` or ``/v1/completions``, read.
 
-Of the fields that OpenAI's clients, and those of vLLM and SGLang, send: null is as if left out; what changes nothing is
-ignored; what is obeyed is read; the rest is refused by name. The page of the server is made from these tables.
-
-A part of a content may carry ``"cache_control": {"type": "ephemeral"}``, as clients of Anthropic, LiteLLM and
-OpenRouter write it (a ``ttl`` is ignored): what stands up to there is the request's *context*, compressed once and kept
-for further questions.
+Of OpenAI's, vLLM's and SGLang's fields: null is as if left out; what changes nothing is ignored; what is obeyed is
+read; the rest is refused by name. The page of the server is made from these tables. A part of a content may carry
+``"cache_control": {"type": "ephemeral"}``, as clients of Anthropic, LiteLLM and OpenRouter write it: what stands up to
+there is the request's *context*, compressed once and kept for further questions.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from subtoken_train.errors import COLD, MAX_SEED, check_range, unknown_name
 from subtoken_train.families.chat_template import Message
 from subtoken_train.families.images import Picture
 from subtoken_train.families.literal_marks import IMAGE_MARK, VIDEO_MARK
-from subtoken_train.inference.messages import read_messages
+from subtoken_train.inference.prompt_inputs import read_messages
 from subtoken_train.typed import shown, typed
 
 MAX_STOPS, MAX_STOP = 4, 200
@@ -67,10 +65,7 @@ class RefusedError(ValueError):
 class Limits:
     """Bounds of one request, and of how many share a pass (``batch``).
 
-    Attributes:
-        max_pixels: width times height of each image.
-        evictions: that a request may name, ``none`` among them; where it names none, it has the server's.
-        keep: least and most that a request's eviction may keep, as shares.
+    ``max_pixels`` are width times height of each image; ``evictions`` may be named, and keep a share within ``keep``.
     """
 
     max_new_tokens: int = 512
@@ -114,10 +109,7 @@ class _Text(_Body):
 class ContextQuestion:
     """The first question about a context, and later turns, the last one the user's.
 
-    Attributes:
-        context: a text or pictures; None: the saved one of that ``name``.
-        by_system: whether the text is what the system says.
-        system: what the system says before it.
+    The context is a text or pictures, ``by_system`` what the system says; None: the saved one of that ``name``.
     """
 
     question: str
@@ -133,13 +125,10 @@ class ChatRequest:
     """One request.
 
     Attributes:
-        messages: of texts and pictures' marks, as ``SubTokenModel.inputs`` takes them.
-        images: the pictures in their order, encoded.
         asked: what is asked about a context; None: the whole prompt is compressed for this answer alone.
         settings: of ``generate``: sampling.
         max_new_tokens: of the answer; None: as many as there is room for.
         eviction: of this request, and what it keeps; None: the server's.
-        template: variables of the chat template.
         raw: whether the one message is a text to go on with, without a chat template.
         owner: whose contexts it may find; "": everybody's.
     """
@@ -171,10 +160,7 @@ class ChatRequest:
 
 
 def read_request(body: bytes, limits: Limits, raw: bool = False, marks: bool = False) -> ChatRequest:
-    """Read a request, ``raw`` where it is one of ``/v1/completions``.
-
-    ``marks``: whether the model takes ``<image>`` in a text for a picture; here it is text.
-    """
+    """Read a request, ``raw`` of ``/v1/completions``; ``marks``: the model takes ``<image>`` in a text for an image."""
     content = parse_json(body, "the body")
     read = typed(_Text if raw else _Chat, _obeyed(content) if isinstance(content, dict) else content, "the body")
     if not 0 <= read.temperature <= 2 or not 0 < read.top_p <= 1:
@@ -199,10 +185,8 @@ def read_request(body: bytes, limits: Limits, raw: bool = False, marks: bool = F
             raise ValueError("a saved context has its own chat_template_kwargs; leave them out")
         goes_on = messages[-1]["role"] == "assistant"
         if read.continue_final_message not in (None, goes_on) or (read.add_generation_prompt is False and not goes_on):
-            raise ValueError(
-                "the assistant's last message is gone on with, and nobody else's; leave continue_final_message and "
-                "add_generation_prompt out"
-            )
+            words = "the assistant's last message is gone on with, and nobody else's"
+            raise ValueError(f"{words}; leave continue_final_message and add_generation_prompt out")
     else:
         assert isinstance(read, _Text)
         texts = [read.prompt] if isinstance(read.prompt, str) else read.prompt
@@ -210,22 +194,10 @@ def read_request(body: bytes, limits: Limits, raw: bool = False, marks: bool = F
             raise ValueError(f"prompt has {len(texts)} texts; send one, and a request for each other")
         (messages, _), asked, template = read_messages(texts[0]), None, {}
     samples = {"do_sample": True, "temperature": read.temperature, "top_p": read.top_p, "top_k": 0}
-    return ChatRequest(
-        read.model,
-        messages,
-        images,
-        asked,
-        samples if read.temperature else {"do_sample": False},
-        read.seed,
-        None if most is None else min(most, limits.max_new_tokens),
-        stops,
-        read.stream,
-        bool(read.stream_options.get("include_usage")),
-        read.eviction,
-        read.eviction_keep,
-        template,
-        raw,
-    )
+    settings, most = samples if read.temperature else {"do_sample": False}, most and min(most, limits.max_new_tokens)
+    asks = read.seed, most, stops, read.stream, bool(read.stream_options.get("include_usage"))
+    evicts = read.eviction, read.eviction_keep
+    return ChatRequest(read.model, messages, images, asked, settings, *asks, *evicts, template, raw)
 
 
 def _check_eviction(read: _Body, limits: Limits) -> None:
@@ -366,5 +338,4 @@ def _obeyed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Return whether two values are one, of which neither is true or false unless both are."""
     return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)

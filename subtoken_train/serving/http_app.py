@@ -1,8 +1,8 @@
 """The server's HTTP: OpenAI's paths, errors and streams over one ``Answerer``, on Starlette and uvicorn.
 
-A place in the line is taken by a request whose body is here: at most ``queue`` of them are read and answered at a time.
-Bodies on their way have as much memory together as those; where more comes, the one that takes longest ends. The answer
-of a client that hangs up ends after its next token, or is not begun.
+At most ``queue`` requests whose body is here are read and answered at a time. Bodies on their way have as much memory
+together as those; where more comes, the one that takes longest ends. The answer of a client that hangs up ends after
+its next token, or is not begun.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import hmac
 import json
 import logging
 import re
+import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import h11
@@ -36,8 +39,7 @@ from subtoken_train.demo.local_server import bound_socket, sigterm_as_ctrl_c
 from subtoken_train.errors import plain
 from subtoken_train.serving.answerer import BROKEN, Answerer, time_over
 from subtoken_train.serving.chat_request import ChatRequest, RefusedError, read_request
-from subtoken_train.serving.line import Answer, Event, Job
-from subtoken_train.serving.prepared import Prepared
+from subtoken_train.serving.line import Answer, Event, Job, Prepared
 
 _log = logging.getLogger(__name__)
 LOCAL = ("127.0.0.1", "localhost")
@@ -46,6 +48,7 @@ _READING = 60  # seconds that headers may take, and a body
 GOODBYE = 10  # seconds that answers on their way have once the server is told to end
 CONNECTIONS = 1000
 _ANSWER = "subtoken_train.answer"  # where a request's scope holds its end
+_STRANGER = 401, "the API key is missing or wrong", "invalid_api_key"
 _PATHS = "there are POST /v1/chat/completions and /v1/completions, GET /v1/models and /health"
 
 
@@ -102,15 +105,14 @@ class ChatServer:
         said: dict[str, Any] = {"status": "ok" if works else "the thread that answers ended; it is replaced"}
         if self._owner(request) is not None:
             kept = self.answerer.contexts
-            counts = {"held": len(kept), "bytes": kept.nbytes, "compressed": kept.taken, "found": kept.found}
             said |= {"model": self.settings.name, "requests": self.held, "replaced": self.answerer.replaced}
-            said["contexts"] = counts
+            said["contexts"] = {"held": len(kept), "bytes": kept.nbytes, "compressed": kept.taken, "found": kept.found}
         return JSONResponse(said, 200 if works else 503)
 
     async def models(self, request: Request) -> Response:
         """List the one model, or describe it."""
         if self._owner(request) is None:
-            return _error(_stranger())
+            return _error(RefusedError(*_STRANGER))
         card = {"id": self.settings.name, "object": "model", "created": 0, "owned_by": "subtoken_train"}
         if (name := request.path_params.get("name", self.settings.name)) != self.settings.name:
             return _error(self._no_model(name))
@@ -121,7 +123,7 @@ class ChatServer:
         deadline = time.monotonic() + self.settings.timeout
         try:
             if (owner := self._owner(request)) is None:
-                raise _stranger()
+                raise RefusedError(*_STRANGER)
             self._check_place()
             body = await self._body(request)
             self._check_place()
@@ -152,7 +154,6 @@ class ChatServer:
             raise RefusedError(429, f"{self.held} requests are held, as many as may wait; come again later")
 
     async def _body(self, request: Request) -> bytes:
-        """Return the body once it is here."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise RefusedError(415, "the body must be JSON; send it with Content-Type: application/json")
         most = self.settings.max_body
@@ -300,8 +301,7 @@ class _Reply:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         async for said in self._chunks(event):
-            body = f"data: {said}\n\n".encode()
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            await send({"type": "http.response.body", "body": f"data: {said}\n\n".encode(), "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
     async def _chunks(self, event: Event) -> AsyncIterator[str]:
@@ -328,15 +328,10 @@ class _Reply:
 
 
 def _usage(answer: Answer) -> dict[str, Any]:
-    """Return OpenAI's counts, and the bytes of the answer's cache at its end beside those of an uncompressed one."""
-    return {
-        "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.new_tokens,
-        "total_tokens": answer.prompt_tokens + answer.new_tokens,
-        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
-        "cache_bytes": answer.cache_bytes,
-        "dense_cache_bytes": answer.dense_cache_bytes,
-    }
+    asked, new = answer.prompt_tokens, answer.new_tokens
+    counts = {"prompt_tokens": asked, "completion_tokens": new, "total_tokens": asked + new}
+    held = {"cache_bytes": answer.cache_bytes, "dense_cache_bytes": answer.dense_cache_bytes}
+    return counts | {"prompt_tokens_details": {"cached_tokens": answer.cached_tokens}} | held
 
 
 async def _hung_up(receive: Receive) -> None:
@@ -357,20 +352,13 @@ def _error(error: ValueError) -> JSONResponse:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Word Starlette's own refusals, of paths and methods."""
     assert isinstance(error, HTTPException)
-    return _error(
-        RefusedError(error.status_code, f"{request.method} {request.url.path[:80]}: {error.detail}; {_PATHS}")
-    )
+    words = f"{request.method} {request.url.path[:80]}: {error.detail}; {_PATHS}"
+    return _error(RefusedError(error.status_code, words))
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    """Word what went wrong here; its log has the rest."""
     return _error(RefusedError(500, BROKEN))
-
-
-def _stranger() -> RefusedError:
-    return RefusedError(401, "the API key is missing or wrong", "invalid_api_key")
 
 
 class _Connection(H11Protocol):
@@ -402,23 +390,67 @@ class _Connection(H11Protocol):
 
 def http_server(server: ChatServer) -> uvicorn.Server:
     """Return what serves on sockets that are bound."""
-    config = uvicorn.Config(
-        server.app(),
-        log_level=logging.WARNING,
-        access_log=False,
-        lifespan="off",
-        limit_concurrency=CONNECTIONS,
-        timeout_graceful_shutdown=GOODBYE,
-        server_header=False,
-        ws="none",
-        http=_Connection,
-    )
-    return uvicorn.Server(config)
+    quiet: dict[str, Any] = {"log_level": logging.WARNING, "access_log": False, "server_header": False}
+    bounds = {"limit_concurrency": CONNECTIONS, "timeout_graceful_shutdown": GOODBYE}
+    return uvicorn.Server(uvicorn.Config(server.app(), lifespan="off", ws="none", http=_Connection, **bounds, **quiet))
 
 
 def serve_chats(server: ChatServer, host: str, port: int, say: Callable[[str], None]) -> None:
     """Serve until Ctrl-C or SIGTERM; answers on their way are finished, for ``GOODBYE`` seconds at most."""
-    with bound_socket(host, port) as socket, sigterm_as_ctrl_c():
-        socket.listen(CONNECTIONS)  # who reads the line may connect
+    with bound_socket(host, port) as heard, sigterm_as_ctrl_c():
+        heard.listen(CONNECTIONS)  # who reads the line may connect
         say(f"http://{host}:{port}/v1")
-        http_server(server).run(sockets=[socket])
+        http_server(server).run(sockets=[heard])
+
+
+def serve_on(
+    devices: Sequence[str], make: Callable[[str], ChatServer], host: str, port: int, say: Callable[[str], None]
+) -> None:
+    """Serve until Ctrl-C or SIGTERM, a process for each device; where one of them ends, all do.
+
+    ``make`` loads a server in its process, so it must be picklable; ``say`` is called with the address once all have
+    loaded.
+    """
+    context = get_context("spawn")  # a forked process has no CUDA
+    with bound_socket(host, port) as heard, sigterm_as_ctrl_c():
+        heard.listen(CONNECTIONS)
+        ears, workers = [], []
+        try:
+            for device in devices:
+                ear, mouth = context.Pipe(duplex=False)
+                given, name = (make, device, heard, mouth), f"the server on {device}"
+                worker = context.Process(target=_work, args=given, name=name)
+                worker.start()
+                mouth.close()
+                ears.append(ear)
+                workers.append(worker)
+            for ear, worker in zip(ears, workers, strict=True):
+                try:
+                    words: str | None = ear.recv()
+                except EOFError:
+                    words = f"{worker.name} ended while it was loaded; what it said stands above"
+                if words:
+                    raise ValueError(words)
+            say(f"http://{host}:{port}/v1")
+            by_end = {worker.sentinel: worker for worker in workers}
+            ended, *_ = wait(list(by_end))
+            gone = by_end[ended]  # type: ignore[index]
+            gone.join()
+            raise ValueError(f"{gone.name} ended (exit code {gone.exitcode}), and so did the others; start them again")
+        finally:
+            for worker in workers:
+                worker.terminate()
+            for worker in workers:
+                worker.join(GOODBYE + 5)
+                worker.kill()
+
+
+def _work(make: Callable[[str], ChatServer], device: str, heard: socket.socket, mouth: Connection) -> None:
+    with suppress(KeyboardInterrupt), sigterm_as_ctrl_c():
+        try:
+            server = make(device)
+        except (ValueError, OSError) as error:  # users' mistakes: the first process words them
+            mouth.send(" ".join(str(error).split()))
+            return
+        mouth.send(None)
+        http_server(server).run(sockets=[heard])

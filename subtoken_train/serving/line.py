@@ -1,7 +1,5 @@
 """Requests in the order in which they came, and what each is told while a pass answers several of them.
 
-Only the thread that answers takes from the line; any thread may put a job into it.
-
 Legend: B rows, N positions.
 """
 
@@ -9,29 +7,112 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Container, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from subtoken_train.errors import SubTokenWarning, panics_in_words
+from subtoken_train.families.family import Family
+from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.answer_stream import AnswerStream
-from subtoken_train.serving.chat_request import ChatRequest, RefusedError
-from subtoken_train.serving.prepared import Prepared
+from subtoken_train.inference.compressed_context import context_batches
+from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.inference.prefill import reader_of_question
+from subtoken_train.inference.text_prompts import QuestionFrame, further_turns
+from subtoken_train.serving.chat_request import ChatRequest, Limits, RefusedError
+from subtoken_train.types import Batch
+
+_own = threading.local()
+_before: list[Callable[..., Any]] = [warnings.showwarning]
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """All that a pass reads of a request, on the CPU: ``inputs`` of a whole prompt, or a context's batch and frames.
+
+    ``question`` are token ids between that context and the answer, ``notes`` what the library warned of.
+    """
+
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    batch: Batch | None = None
+    frames: list[QuestionFrame] = field(default_factory=list)
+    question: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """Return how many tokens stand before the answer; of a saved context none is known."""
+        if self.batch is not None:
+            return self.batch.input_ids_BN.shape[1] + len(self.question)
+        return self.inputs["input_ids"].shape[1] if self.inputs else 0
+
+
+@panics_in_words()
+def read_for_pass(model: SubTokenModel, request: ChatRequest, limits: Limits) -> Prepared:
+    """Read a request for a model of its own compression; ``ValueError`` where it cannot be read."""
+    backbone, asked = model.backbone, request.asked
+    with noted() as notes:
+        if asked is None:
+            prompt = request.messages[0]["content"] if request.raw else request.messages
+            pictures, variables = request.pictures(limits), request.template or None
+            inputs = model.inputs(prompt, pictures, raw=request.raw, chat_template_kwargs=variables)
+            return Prepared(on_device(inputs, _CPU), notes=notes)
+        if asked.name is not None:
+            return Prepared(notes=notes)
+        if (reads := reader_of_question(backbone, model.compression)) is not None:
+            raise ValueError(f"cache_control compresses before the question is seen, but {reads}; leave it out")
+        context = request.pictures(limits) if isinstance(asked.context, list) else asked.context
+        assert context is not None
+        told: dict[str, Any] = {"system": asked.system, "by_system": asked.by_system}
+        told["chat_template_kwargs"] = request.template
+        batch, frames = context_batches(backbone, model.compression, [context], **told)
+        ids = asked_ids(frames[0], backbone.family, request)
+        return Prepared(batch=on_device(batch, _CPU), frames=frames, question=ids, notes=notes)
+
+
+@panics_in_words()
+def asked_ids(frame: QuestionFrame, family: Family, request: ChatRequest) -> list[int]:
+    """Return the token ids between a context and the answer, later turns among them."""
+    assert request.asked is not None
+    if followed := request.asked.followed:
+        frame = replace(frame, after=further_turns(family, followed, **request.template))
+    return frame.ids(family, request.asked.question)
+
+
+@contextmanager
+def noted() -> Iterator[list[str]]:
+    """Collect what the library warns of in this thread; the answers have one, and each request that is read another."""
+    warnings.simplefilter("always", SubTokenWarning)
+    if warnings.showwarning is not _note:
+        _before[0], warnings.showwarning = warnings.showwarning, _note
+    _own.notes = []
+    try:
+        yield _own.notes
+    finally:
+        _own.notes = None
+
+
+def _note(message: Warning | str, category: type[Warning], *place: Any, **further: Any) -> None:
+    notes = getattr(_own, "notes", None)
+    if notes is not None and issubclass(category, SubTokenWarning):
+        notes.append(str(message))
+    else:
+        _before[0](message, category, *place, **further)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A finished answer.
+    """A finished answer, ``stop`` or ``length``.
 
-    Attributes:
-        finish: ``stop`` or ``length``.
-        prompt_tokens: of the whole prompt, before anything is dropped.
-        cached_tokens: of them, those whose compressed context was there.
-        cache_bytes, dense_cache_bytes: of its cache at the end, and of an uncompressed one.
-        warnings: what was said on the way.
+    Of the whole prompt's tokens those are ``cached_tokens`` whose compressed context was there; the bytes are of its
+    cache at the end, and of an uncompressed one.
     """
 
     finish: str
@@ -54,10 +135,8 @@ class Job:
     Attributes:
         say: called with every event, by the thread that answers; the last one is no text.
         deadline: of ``time.monotonic``.
-        ready: what its pass reads; there before it is put into the line.
         stopped: set where nobody waits for the answer any more.
-        told: whether a piece was said.
-        answered: whether the last event was.
+        told, answered: whether a piece was said, and the last event.
     """
 
     request: ChatRequest
@@ -111,10 +190,9 @@ class Line:
 
 @dataclass(eq=False)
 class Row:
-    """One answer of a pass.
+    """One answer of a pass, of ``most`` tokens at most.
 
     Attributes:
-        most: tokens of the answer, at most.
         finish: ``stop``, ``length``, or "" where it was ended from outside; None: it goes on.
         since: the step at which it ended.
     """
@@ -150,11 +228,8 @@ class Row:
 class SharedPass:
     """A streamer and a stopping criterion of ``generate`` for all rows of a pass; rows that ended say padding.
 
-    Args:
-        rows: in the order of the pass.
-        ends: tokens that end an answer.
-        end: called with a row that ended and its place, once; tells its job.
-        patience: steps for which an end is held back, in which a GPU is asked whether its logits were numbers.
+    ``end`` is called with a row that ended and its place, once, ``patience`` steps later, in which a GPU is asked
+    whether its logits were numbers.
     """
 
     def __init__(

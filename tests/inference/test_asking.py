@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from subtoken_train import SubTokenModel
 from subtoken_train.errors import SubTokenWarning
@@ -14,10 +13,9 @@ from subtoken_train.families.images import Video
 from subtoken_train.inference.batched import generate_batch
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prompt_inputs import batch_from_inputs
-from subtoken_train.inference.text_prompts import encode_text, picture_frame, text_batch, text_frame
+from subtoken_train.inference.text_prompts import encode_text, text_batch, text_frame
 from tests.support.generation_cells import CELL, PLAIN
 from tests.support.helpers import compress
-from tests.support.places import ROOT
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 from tests.support.truth_cells import backbone_of, compression_of
@@ -100,19 +98,6 @@ def test_contexts_together_are_as_one_by_one(name):
     assert model.ask(contexts[1:], [[QUESTIONS[0]]], **settings) == [model.ask(contexts[1], QUESTIONS[:1], **settings)]
 
 
-def test_nothing_compressed_is_the_model_itself():
-    path = ROOT / "checkpoints/tiny-llama"
-    bare, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
-    text = (ROOT / "data/samples/long.txt").read_text()
-    cut = text.index("\nCodes of")
-    inputs = tokenizer(text, return_tensors="pt")
-    out = bare.generate(inputs.input_ids, attention_mask=inputs.attention_mask, max_new_tokens=12, do_sample=False)
-    wanted = tokenizer.decode(out[0, inputs.input_ids.shape[1] :], skip_special_tokens=True).strip()
-    model = SubTokenModel(bare, tokenizer)
-    assert model.ask(text[:cut], [text[cut:]], max_new_tokens=12) == [wanted]
-    assert "KV" in str(model.cache_report())
-
-
 def test_several_pictures_and_a_video_are_one_context():
     model = asking(family="qwen2_5_vl", **PLAIN)
     video = Video([PICTURES[1]] * 4, fps=2.0)
@@ -164,19 +149,6 @@ def test_a_chat_template_stands_around_context_and_question():
         text_frame(family, TEXTS[0])
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["llava", "qwen2_5_vl", "internvl", "llava_next", "llava_onevision", "qwen3_vl", "smolvlm", "mistral3", "glm4v"],
-)
-def test_a_picture_s_question_is_encoded_as_in_the_whole_prompt(name):
-    model = asking(family=name, **PLAIN)
-    family = model.backbone.family
-    for question in QUESTIONS:
-        whole = model.inputs(question, PICTURES)["input_ids"][0]
-        last = int(family.is_visual(whole).nonzero()[-1])
-        assert picture_frame(family, PICTURES).ids(family, question) == whole[last + 1 :].tolist()
-
-
 def test_eviction_while_decoding_begins_anew_for_every_question():
     family = text_family("llama", max_position_embeddings=512)
     compression = Compression(build_eviction("streaming_llm", sinks=1), 8, "tokens", every=4)
@@ -200,23 +172,6 @@ def test_an_answer_ends_where_the_model_says():
         settings.eos_token_id = before
     assert whole.startswith(short)
     assert len(tokenizer(short, add_special_tokens=False)["input_ids"]) <= 3
-
-
-REFUSED = {
-    "aircache": ({"family": "llava", **PLAIN, "eviction": "aircache"}, "'aircache' reads the attention from the"),
-    "quest": ({"family": "llama", **PLAIN, "reducer": "quest"}, "reducer 'quest' chooses by the question"),
-    "routers": ({"family": "llama", **PLAIN, "selector": "query"}, "the routers are conditioned on the question"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_reads_the_question_is_refused(name):
-    levels, words = REFUSED[name]
-    model = asking(**levels)
-    with pytest.raises(ValueError, match=f"ask compresses before any question is seen, but .*{words}.*; use generate"):
-        model.ask(contexts_of(model)[0], QUESTIONS)
-    with pytest.raises(ValueError, match=r"no context has been compressed yet; call ask\(context, questions\)"):
-        _ = model.cache
 
 
 MISTAKES = {
@@ -243,6 +198,37 @@ def test_after_a_mistake_the_model_serves_the_next_call():
         with pytest.raises(ValueError, match=words):
             call(model)
         assert model.ask(None, QUESTIONS[:1], max_new_tokens=2) == expected, "the context before stays"
+
+
+LLAVA, LLAMA = {"family": "llava", **PLAIN}, {"family": "llama", **PLAIN}
+NO_PICTURE = "llava sees images: a context is an image or a list of images"
+MARKED = "a question holds <image>; all pictures belong to the context"
+READS = "ask compresses before any question is seen, but .*{}.*; use generate"
+REFUSED = {
+    "aircache": (
+        LLAVA | {"eviction": "aircache"},
+        PICTURES[0],
+        READS.format("'aircache' reads the attention from the"),
+    ),
+    "quest": (LLAMA | {"reducer": "quest"}, TEXTS[0], READS.format("reducer 'quest' chooses by the question")),
+    "routers": (LLAMA | {"selector": "query"}, TEXTS[0], READS.format("the routers are conditioned on the question")),
+    "a text": (LLAVA, TEXTS[0], NO_PICTURE),
+    "no picture": (LLAVA, [], NO_PICTURE),
+    "a number": (LLAVA, 5, NO_PICTURE),
+    "a path": (LLAVA, [PICTURES[0], "a.png"], "image 2 is not an image; open it with PIL first"),
+    "a mark": (LLAVA, PICTURES[0], MARKED),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_contexts_that_cannot_be_are_refused(name):
+    levels, context, words = REFUSED[name]
+    model = asking(**levels)
+    with pytest.raises(ValueError, match=words):
+        model.ask(context, ["what <image> ?"] if name == "a mark" else QUESTIONS)
+    if name != "a mark":
+        with pytest.raises(ValueError, match=r"no context has been compressed yet; call ask\(context, questions\)"):
+            _ = model.cache
 
 
 def test_contexts_take_positions_for_their_own_questions_only():
@@ -274,18 +260,6 @@ def test_padding_before_a_short_question_is_nowhere_below_0(chunk, monkeypatch):
     monkeypatch.setattr(backbone.family, "through", noted)
     assert model.ask(texts, questions, max_new_tokens=4) == alone
     assert min(positions) == 0
-
-
-def test_pictures_and_texts_are_not_mixed_up():
-    model = asking(family="llava", **PLAIN)
-    for context in (TEXTS[0], [], 5):
-        with pytest.raises(ValueError, match="llava sees images: a context is an image or a list of images"):
-            model.ask(context, QUESTIONS)
-    for question in ("<image> what ?", "what <image> ?"):
-        with pytest.raises(ValueError, match="a question holds <image>; all pictures belong to the context"):
-            model.ask(PICTURES[0], [question])
-    with pytest.raises(ValueError, match="image 2 is not an image; open it with PIL first"):
-        model.ask([PICTURES[0], "a.png"], QUESTIONS)
 
 
 def test_generate_and_ask_do_not_disturb_each_other():

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.inference import batched
-from subtoken_train.inference import batched as scoring
 from subtoken_train.inference.batched import generate_batch, score_batch
 from subtoken_train.inference.cache_report import account
-from subtoken_train.inference.prefill import open_prompts
+from subtoken_train.inference.prefill import decode, open_prompts
 from subtoken_train.ledger.measure import measured_ledger
-from subtoken_train.types import Region, in_compressed_region
+from subtoken_train.types import Batch, Region, in_compressed_region
 from tests.support.generation_cells import generate_greedy
 from tests.support.helpers import compress, only_sample
 from tests.support.packing import short_runs  # noqa: F401  (a fixture)
 from tests.support.reference import recompute
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
-from tests.support.truth_cells import CELL, backbone_of, compression_of, decoded
+from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
+from tests.support.truth_cells import CELL, PLAIN_CELL, backbone_of, compression_of, decoded
 from tests.support.truth_models import family_of, prompts
 
 CELLS = [
@@ -54,31 +56,6 @@ def scored(logits_TV, ids):
 def assert_scores(outcome, expected):
     assert outcome.logprobs == pytest.approx([logprob for logprob, _ in expected], abs=1e-4)
     assert outcome.greedy == [greedy for _, greedy in expected]
-
-
-@torch.no_grad()
-def model_logits(family, sample, ids):
-    """transformers' own forward of one prompt and a continuation, without a cache."""
-    inputs = {"input_ids": torch.cat([sample.input_ids_BN, torch.tensor([ids])], 1)}
-    if sample.pixel_values is not None:
-        inputs |= family.given_images(sample.pixel_values, sample.image_grid_I3, inputs["input_ids"])
-    return family.model(**inputs, use_cache=False).logits[0, -len(ids) - 1 : -1]
-
-
-@pytest.mark.parametrize("pad_left", [True, False])
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "llama"])
-def test_scores_of_a_plain_backbone_are_those_of_a_full_forward(family, pad_left):
-    backbone = backbone_of(CELL | {"family": family, "reducer": "none", "selector": "none"})
-    batch, wanted = prompts(backbone.family, "three", pad_left), texts()
-    got = score_batch(backbone, batch, wanted)
-    for i, outcome in enumerate(got):
-        sample = only_sample(batch, i)
-        assert_scores(outcome, [scored(model_logits(backbone.family, sample, ids), ids) for ids in wanted[i]])
-        assert outcome.new_tokens == sum(LENGTHS[i])
-        assert (outcome.batch_size, outcome.text, outcome.token_ids) == (3, "", [])
-        # prompts of unlike length are in blocks of their own, with a row number per layer
-        assert outcome.kv_bytes - outcome.dense_kv_bytes == 8 * backbone.family.shape.num_layers
-        assert outcome.region_bytes == outcome.region_dense_bytes
 
 
 @sampled("levels", CELLS, every=4, ids=name_of)
@@ -124,31 +101,13 @@ def test_neither_the_batch_nor_the_padding_changes_what_is_said(levels, protocol
             assert (one.entries_after, one.kept_visual) == (other.entries_after, other.kept_visual)
 
 
-@sampled("levels", [{}, {"family": "llama", "reducer": "quest", "eviction": "own_sets"}], every=2, ids=name_of)
-def test_answers_are_those_of_generate_greedy_and_score_as_greedy(levels):
-    cell = CELL | levels
-    backbone, compression = backbone_of(cell), compression_of(cell)
-    batch = prompts(backbone.family, "three", pad_left=True)
-    expected = generate_greedy(backbone, batch, 7, compression).token_ids_BT
-    got = generate_batch(backbone, batch, max_new_tokens=7, compression=compression)
-    assert [x.token_ids for x in got] == expected.tolist()
-    assert [x.text for x in got] == backbone.family.tokenizer.batch_decode(expected, skip_special_tokens=True)
-    assert {x.new_tokens for x in got} == {7}
-    assert all(x.prefill_seconds > 0 < x.decode_seconds for x in got)
-    wrong = [[*x.token_ids[:-1], x.token_ids[-1] % 50 + 1] for x in got]
-    scores = score_batch(
-        backbone, batch, [[x.token_ids, w] for x, w in zip(got, wrong, strict=True)], compression=compression
-    )
-    assert [x.greedy for x in scores] == [[True, False]] * 3
-
-
 def test_long_continuations_in_pieces_score_the_same(monkeypatch):
     backbone, wanted = backbone_of(CELL), texts([[30, 3], [17], [23, 1]])
     batch = prompts(backbone.family, "three", pad_left=False)
     whole = score_batch(backbone, batch, wanted)
     sizes, logits = [], backbone.family.logits
-    monkeypatch.setattr(scoring, "APPENDED", 7)
-    monkeypatch.setattr(scoring, "LOGITS", 5 * 90 + 1)
+    monkeypatch.setattr(batched, "APPENDED", 7)
+    monkeypatch.setattr(batched, "LOGITS", 5 * 90 + 1)
     monkeypatch.setattr(backbone.family, "logits", lambda x: (sizes.append(x.shape[:-1].numel()), logits(x))[1])
     pieces = score_batch(backbone, batch, wanted)
     assert max(sizes) == 5
@@ -165,7 +124,8 @@ def test_single_tokens_cost_one_pass(monkeypatch):
         monkeypatch.setattr(
             backbone.family, name, lambda *a, n=name, o=original, **k: (passes.append(n), o(*a, **k))[1]
         )
-    generate_batch(backbone, batch, max_new_tokens=1)
+    (first, *_) = generate_batch(backbone, batch, max_new_tokens=1)
+    assert first.prefill_seconds > 0 < first.decode_seconds
     prompt_passes = list(passes)
     passes.clear()
     score_batch(backbone, batch, texts([[1] * 4] * 3))
@@ -257,21 +217,6 @@ def test_stop_texts_end_and_cut_an_answer():
         assert one.text == other.text[: other.text.index(stop)] if stop in other.text else other.text
 
 
-def test_looking_for_a_stop_reads_the_last_tokens_only(monkeypatch):
-    """As many as the stop has bytes, and one: a step's cost does not grow with the answer."""
-    backbone = backbone_of(CELL | {"reducer": "none", "selector": "none"})
-    tokenizer, read = backbone.family.tokenizer, []
-    decode = tokenizer.batch_decode
-
-    def counted(rows, **settings):
-        read.append(max(map(len, rows)))
-        return decode(rows, **settings)
-
-    monkeypatch.setattr(tokenizer, "batch_decode", counted)
-    generate_batch(backbone, prompts(backbone.family, "three", pad_left=True), max_new_tokens=12, stop=["\n\n", "é"])
-    assert max(read) == 3
-
-
 def test_end_of_text_and_special_stops_are_cut(monkeypatch):
     backbone = compress(text_family(initializer_range=0.2))
     batch, end = prompts(backbone.family, "three", pad_left=True), backbone.family.tokenizer.eos_token_id
@@ -286,17 +231,104 @@ def test_end_of_text_and_special_stops_are_cut(monkeypatch):
     assert (ended.token_ids, ended.new_tokens) == (full[:first], first + 1)
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ([[[1]]] * 2, "2 lists of continuations for 3 prompts"),
-        ([[[1]], [[1], []], [[1]]], "continuation 1 of 'sample-1' has no tokens"),
-    ],
-)
-def test_wrong_continuations_are_refused(given, words):
-    backbone = backbone_of(CELL)
-    batch = prompts(backbone.family, "three", pad_left=True)
+def refs(count):
+    return {"max_new_tokens": 2, "references": [[11, 45], [], [19, 23]][:count]}
+
+
+REFUSED = {
+    "lists": (score_batch, [[[1]]] * 2, {}, "2 lists of continuations for 3 prompts"),
+    "no tokens": (score_batch, [[[1]], [[1], []], [[1]]], {}, "continuation 1 of 'sample-1' has no tokens"),
+    "length": (generate_batch, None, {"max_new_tokens": 0}, "max_new_tokens=0 must be at least 1"),
+    "references": (generate_batch, None, refs(2), "2 lists of continuations for 3 prompts"),
+    "evicting": (generate_batch, 3, refs(3), "references cannot be scored with eviction_every=3; leave one out"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_scored_is_refused(name):
+    call, given, settings, words = REFUSED[name]
+    cell = PLAIN_CELL | {"eviction": "h2o"}
+    backbone, more = backbone_of(cell), [given] if call is score_batch else []
+    every = replace(compression_of(cell), every=given) if name == "evicting" else None
     with pytest.raises(ValueError, match=words):
-        score_batch(backbone, batch, given)
-    with pytest.raises(ValueError, match="max_new_tokens=0 must be at least 1"):
-        generate_batch(backbone, batch, max_new_tokens=0)
+        call(backbone, prompts(backbone.family, "three", True), *more, compression=every, **settings)
+
+
+def hf_answers(family, prompts: Batch, steps: int) -> torch.Tensor:
+    generated = family.model.generate(
+        input_ids=prompts.input_ids_BN,
+        attention_mask=(prompts.regions_BN != Region.PADDING).long(),
+        pixel_values=prompts.pixel_values,
+        image_grid_thw=prompts.image_grid_I3,
+        mm_token_type_ids=(prompts.input_ids_BN == family.image_token_id).int(),
+        max_new_tokens=steps,
+        do_sample=False,
+    )
+    return generated[:, prompts.input_ids_BN.shape[1] :]
+
+
+@torch.no_grad()
+def test_qwen_decodes_as_transformers_generates(tmp_path):
+    """Images of different sizes, left-padded; one answer ends early at ``<|im_end|>``."""
+    qwen = qwen_family(seed=4)
+    records = qwen_records(tmp_path)[:2]
+    batch = qwen_batch(qwen, records, pad_left=True, generation=True)
+    assert (batch.regions_BN == Region.PADDING).any()
+    expected = hf_answers(qwen, batch, 12)
+    assert torch.equal(generate_greedy(compress(qwen), batch, 12).token_ids_BT, expected)
+    right = qwen_batch(qwen, records, generation=True)
+    assert torch.equal(generate_greedy(compress(qwen), right, 12).token_ids_BT, expected)
+
+    end, fourth = qwen.tokenizer.eos_token_id, int(expected[0, 3])
+    rows = qwen.model.lm_head.weight
+    rows[[end, fourth]] = rows[[fourth, end]]
+    ended = hf_answers(qwen, batch, 12)
+    assert ended[0, 3:].tolist() == [end] + [qwen.tokenizer.pad_token_id] * 8
+    assert torch.equal(generate_greedy(compress(qwen), batch, 12).token_ids_BT, ended)
+
+
+FORCED = {
+    "routed": {"family": "llava_gqa", "reducer": "fastv_embeds", "selector": "linear"},
+    "anchor": {"family": "llava_gqa", "reducer": "fastv_embeds"},
+    "evicted": {"family": "llava_gqa", "eviction": "snapkv"},
+    "rounded": {"reducer": "quest", "selector": "query", "eviction": "knorm", "precision": "int8"},
+    "pages": {"eviction": "read_pages"},
+    "before the question": {"family": "llava_gqa", "eviction": "knorm", "protocol": "context_first"},
+}
+REFERENCES = [[11, 45], [], [19, 23]]
+
+
+@torch.no_grad()
+def forced_by_hand(backbone, prompt, compression, protocol, tokens):
+    """(log-probability, share that greedy decoding would say) of one prompt's tokens, fed one after another."""
+    cache = PackedCache(backbone.family.shape.num_layers)
+    logits_V = open_prompts(backbone, prompt, cache, compression, protocol).logits_BV[0]
+    total, right = 0.0, 0
+    for token in tokens:
+        total += logits_V.float().log_softmax(-1)[token].item()
+        right += int(logits_V.argmax()) == token
+        logits_V = decode(backbone, torch.tensor([[token]]), cache)[0]
+    return total, right / len(tokens)
+
+
+@sampled("pad_left", [True, False], every=4)
+@sampled("arm", FORCED, every=3)
+def test_references_are_scored_as_decoding_steps_with_them_forced(arm, pad_left):
+    """In a batch of unequal prompts and references; and the answers stay what they are."""
+    cell = PLAIN_CELL | {"eviction": "none", "protocol": "query_aware"} | FORCED[arm]
+    backbone, compression, protocol = backbone_of(cell), compression_of(cell), cell["protocol"]
+    how = {"max_new_tokens": 5, "compression": compression, "protocol": protocol}
+    batch = prompts(backbone.family, "three", pad_left)
+    plain = generate_batch(backbone, batch, **how)
+    said = plain[0].token_ids
+    given = [[*said[:3], said[3] % 50 + 1, 12, 45], *REFERENCES[1:]]  # some right, some wrong
+    got = generate_batch(backbone, batch, **how, references=given)
+    assert [one.token_ids for one in got] == [one.token_ids for one in plain]
+    assert [one.kv_bytes for one in got] == [one.kv_bytes for one in plain]
+    assert got[1].reference is None
+    assert 3 <= got[0].reference.right < 6
+    for i in (0, 2):
+        score, alone = got[i].reference, only_sample(batch, i)
+        logprob, share = forced_by_hand(backbone, alone, compression, protocol, given[i])
+        assert score.logprob == pytest.approx(logprob, abs=1e-4)
+        assert (score.right / score.count, score.count) == (share, len(given[i]))

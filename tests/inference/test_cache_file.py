@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
-from checkpoints.tiny_llama import build_tokenizer
 from checkpoints.tiny_llava import build_processor
 from subtoken_train import SubTokenModel
 from subtoken_train.artifact.identity import tokenizer_digest
@@ -27,7 +26,6 @@ from subtoken_train.families.text import TextFamily
 from subtoken_train.inference.cache_file import VERSION, sealed
 from subtoken_train.inference.compression import Compression
 from tests.inference.test_asking import CELLS, QUESTIONS, TEXTS, asking, contexts_of
-from tests.support.faults import die, killed, no_room
 from tests.support.generation_cells import PLAIN
 from tests.support.packing import short_runs  # noqa: F401  (a fixture)
 from tests.support.places import ROOT
@@ -78,8 +76,8 @@ def test_every_kind_of_storage_comes_back(name, tmp_path):
 ELSEWHERE = """
 import json, sys
 from subtoken_train import SubTokenModel
-backbone, path, questions = json.loads(sys.argv[1])
-model = SubTokenModel.from_pretrained(backbone, eviction="snapkv", eviction_keep=0.25, kv_dtype="int8")
+path, questions = json.loads(sys.argv[1])
+model = SubTokenModel.from_pretrained("checkpoints/tiny-llama", eviction="snapkv", eviction_keep=0.25, kv_dtype="int8")
 model.load_cache(path)
 print(json.dumps(model.ask(None, questions, max_new_tokens=12)))
 """
@@ -87,66 +85,41 @@ print(json.dumps(model.ask(None, questions, max_new_tokens=12)))
 
 @pytest.mark.slow
 def test_another_process_goes_on_with_the_same_tokens(tmp_path):
-    """A context of 2,000 tokens, and answers to it from a file, of another start of Python."""
-    tokenizer = build_tokenizer()
-    family = text_family("llama", vocab_size=len(tokenizer), max_position_embeddings=4096, initializer_range=0.2)
-    for part in (family.model, tokenizer):
-        part.save_pretrained(tmp_path / "backbone")
-    text = tokenizer.decode(torch.randint(300, 500, (4000,), generator=torch.Generator().manual_seed(0)).tolist())
-    text = tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"][:1999])
     settings = {"eviction": "snapkv", "eviction_keep": 0.25, "kv_dtype": "int8"}
-    model = SubTokenModel.from_pretrained(tmp_path / "backbone", **settings)
-    answers = model.ask(text, QUESTIONS, max_new_tokens=12)
-    assert abs(model.cache.report.ledger.entries[0].tokens_before - 2000) <= 2
-    path = model.cache.save(tmp_path / "cache.safetensors")
-    took = model.cache_report().total_bytes
-    assert 0 < path.stat().st_size - took < 8192
-    assert path.stat().st_size < 1.1 * took
-    words = json.dumps([str(tmp_path / "backbone"), str(path), QUESTIONS])
-    settings = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    said = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, words],
-        cwd=tmp_path,
-        env=settings,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    model = SubTokenModel.from_pretrained(ROOT / "checkpoints/tiny-llama", **settings)
+    answers = model.ask(TEXTS[0], QUESTIONS, max_new_tokens=12)
+    words = json.dumps([str(model.cache.save(tmp_path / "cache.safetensors")), QUESTIONS])
+    command, environment = [sys.executable, "-c", ELSEWHERE, words], {**os.environ, "PYTHONPATH": str(ROOT)}
+    said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stderr[-2000:]
     assert json.loads(said.stdout.splitlines()[-1]) == answers
 
 
-def other_weights(model):
-    family = text_family("llama", seed=99)
+def on_family(model, **settings):
+    family = text_family("llama", **settings)
     return SubTokenModel.around(CompressedBackbone(family, model.backbone.reducer), model.compression)
-
-
-def other_shapes(model):
-    family = text_family("llama", layers=2)
-    return SubTokenModel.around(CompressedBackbone(family, model.backbone.reducer), model.compression)
-
-
-def other_adapter(model):
-    return asking(family="llama", **{**PLAIN, "selector": "linear", "eviction": "h2o"})
 
 
 def other_settings(**settings):
     return lambda model: SubTokenModel.around(model.backbone, Compression(model.compression.eviction, **settings))
 
 
-IN_BF16 = {**PLAIN, "eviction": "h2o", "precision": "bf16"}
+def with_levels(**levels):
+    return lambda model: asking(**{"family": "llama", **PLAIN, "eviction": "h2o", **levels})
+
+
 MODELS = {
-    "weights": (other_weights, r"was made by the backbone .*, and this one is .*, with other weights; load"),
-    "shapes": (other_shapes, "with an architecture of its own; load the backbone that made it"),
-    "adapter": (other_adapter, r"was made with no adapter, and this model has adapter \w{12}"),
-    "bf16": (lambda m: asking(family="llama", **IN_BF16), "is in 'float32' and the model in bfloat16"),
-    "eviction": (lambda m: asking(family="llama", **{**PLAIN, "eviction": "snapkv"}), "another compression: eviction"),
-    "keep": (other_settings(keep=0.25), r"another compression: keep 0\.5, and this model has 0\.25; build the model"),
-    "reducer": (
-        lambda m: asking(family="llama", **{**PLAIN, "reducer": "compactor", "eviction": "h2o"}),
-        "another token reducer: ",
+    "weights": (
+        lambda m: on_family(m, seed=99),
+        r"was made by the backbone .*, and this one is .*, with other weights; load",
     ),
-}  # fmt: skip
+    "shapes": (lambda m: on_family(m, layers=2), "with an architecture of its own; load the backbone that made it"),
+    "adapter": (with_levels(selector="linear"), r"was made with no adapter, and this model has adapter \w{12}"),
+    "bf16": (with_levels(precision="bf16"), "is in 'float32' and the model in bfloat16"),
+    "eviction": (with_levels(eviction="snapkv"), "another compression: eviction"),
+    "keep": (other_settings(keep=0.25), r"another compression: keep 0\.5, and this model has 0\.25; build the model"),
+    "reducer": (with_levels(reducer="compactor"), "another token reducer: "),
+}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -158,15 +131,6 @@ def test_another_model_is_refused(name, saved):
     assert len(str(error.value)) < 500
     with pytest.raises(ValueError, match="no context has been compressed yet"):
         model.ask(None, QUESTIONS)
-
-
-def test_how_many_rows_ran_at_a_time_does_not_matter(saved, tmp_path):
-    chunked = asking(family="llama", **{**PLAIN, "eviction": "h2o", "chunk": 16})
-    chunked.ask(TEXTS[0], [])
-    model, answers, _ = saved
-    other = SubTokenModel.around(model.backbone, model.compression)
-    other.load_cache(chunked.cache.save(tmp_path / "a"))
-    assert other.ask(None, QUESTIONS, max_new_tokens=4) == answers
 
 
 def test_another_training_of_the_same_adapter_is_refused(tmp_path):
@@ -216,21 +180,6 @@ def test_a_file_is_not_written_over_unless_told(saved, tmp_path):
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-def test_a_full_disk_and_a_kill_leave_the_saved_cache(saved, tmp_path, monkeypatch):
-    model, path = saved[0], tmp_path / "mine.safetensors"
-    model.ask(TEXTS[0], [])
-    model.cache.save(path)
-    before = path.read_bytes()
-    with no_room(2_000), pytest.raises(OSError, match="File too large") as caught:
-        model.cache.save(path, overwrite=True)
-    assert caught.value.filename == str(path)
-    assert killed(lambda: (monkeypatch.setattr(os, "replace", lambda *paths: die()), model.cache.save(path, True)))
-    assert path.read_bytes() == before
-    assert len(os.listdir(tmp_path)) == 2
-    model.cache.save(path, overwrite=True)
-    assert os.listdir(tmp_path) == [path.name]
-
-
 def test_what_cannot_be_saved_says_why(tmp_path):
     model = asking(family="llama", **{**PLAIN, "eviction": "h2o"})
     every = Compression(model.compression.eviction, 8, "tokens", every=4)
@@ -266,23 +215,11 @@ def pages_read(model, text):
     return {block.pages.count for layer in model.cache.packed.layers for block in layer.blocks if block.pages}
 
 
-def test_a_loaded_cache_does_not_hang_on_its_file(saved, tmp_path):
-    model, answers, path = saved
-    copy = tmp_path / "copy"
-    copy.write_bytes(path.read_bytes())
-    other = SubTokenModel.around(model.backbone, model.compression)
-    other.load_cache(copy)
-    with copy.open("r+b") as file:
-        file.seek(-4096, os.SEEK_END)
-        file.write(b"\x7f" * 4096)
-    assert other.ask(None, QUESTIONS, max_new_tokens=4) == answers
-
-
 def test_settings_that_leave_the_same_cache_are_the_same(saved):
     model, answers, path = saved
     method = model.compression.eviction
-    for same in (Compression(method, 0.5, scope="context"), Compression(method, 0.5, merge=method.merges)):
-        other = SubTokenModel.around(model.backbone, same)
+    for same in ({"scope": "context"}, {"merge": method.merges}, {"prefill_chunk": 16}):
+        other = SubTokenModel.around(model.backbone, Compression(method, 0.5, **same))
         other.load_cache(path)
         assert other.ask(None, QUESTIONS, max_new_tokens=4) == answers
 
@@ -335,14 +272,11 @@ def test_how_a_tokenizer_is_used_does_not_matter(saved, tmp_path):
 
 def test_a_cache_of_the_first_version_is_read_with_a_warning(saved, tmp_path):
     model, answers, path = saved
-    with safe_open(path, "pt") as file:
-        record = json.loads(file.metadata()["subtoken_cache"].partition(" ")[2])
-    tensors = load_file(path)
+    record, tensors = parts(path)
     del record["model"]["tokenizer"]
     other = SubTokenModel.around(model.backbone, model.compression)
     for version in (1, VERSION):
-        text = json.dumps({**record, "version": version})
-        save_file(tensors, tmp_path / f"{version}", sealed(text, tensors))
+        forged(tmp_path / f"{version}", {**record, "version": version}, tensors)
     with pytest.warns(SubTokenWarning, match=r"was saved by version 0\.2, which did not note the tokenizer"):
         other.load_cache(tmp_path / "1")
     assert other.ask(None, QUESTIONS, max_new_tokens=4) == answers
@@ -357,10 +291,8 @@ def test_a_cache_of_the_second_version_with_a_scale_per_group_is_refused(groups,
     model = asking(**{**PLAIN, "family": "llama", "selector": "linear", "groups": groups, "precision": precision})
     answers = model.ask(contexts_of(model), [QUESTIONS[:2], QUESTIONS[:1]], max_new_tokens=4)
     path = model.cache.save(tmp_path / "new.safetensors")
-    with safe_open(path, "pt") as file:
-        record = json.loads(file.metadata()["subtoken_cache"].partition(" ")[2])
-    tensors, text = load_file(path), json.dumps({**record, "version": 2})
-    save_file(tensors, tmp_path / "old.safetensors", sealed(text, tensors))
+    record, tensors = parts(path)
+    forged(tmp_path / "old.safetensors", {**record, "version": 2}, tensors)
     other = SubTokenModel.around(model.backbone, model.compression)
     if read:
         other.load_cache(tmp_path / "old.safetensors")
@@ -368,3 +300,76 @@ def test_a_cache_of_the_second_version_with_a_scale_per_group_is_refused(groups,
     else:
         with pytest.raises(ValueError, match=r"has version 2, whose int8 value groups have a scale each.*compress"):
             other.load_cache(tmp_path / "old.safetensors")
+
+
+def test_every_byte_counts(saved, tmp_path):
+    model, answers, path = saved
+    content, draw = path.read_bytes(), torch.Generator().manual_seed(0)
+    header = 8 + struct.unpack("<Q", content[:8])[0]
+    places = [0, 5, 9, header - 40, header, len(content) - 1]
+    places += torch.randint(8, header, (12,), generator=draw).tolist()
+    places += torch.randint(header, len(content), (12,), generator=draw).tolist()
+    for place in places:
+        spoilt = bytearray(content)
+        spoilt[place] ^= 1 << (place % 8)
+        (tmp_path / "b").write_bytes(spoilt)
+        with pytest.raises(ValueError, match=str(tmp_path)) as error:
+            model.load_cache(tmp_path / "b")
+        assert len(str(error.value)) < 500
+    assert model.ask(None, QUESTIONS, max_new_tokens=4) == answers
+
+
+def parts(path):
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    return json.loads(metadata["subtoken_cache"].partition(" ")[2]), load_file(path)
+
+
+def forged(path, record, tensors):
+    text = json.dumps(record)
+    save_file(tensors, path, sealed(text, tensors))
+    return path
+
+
+def cut(tensors, name, *place):
+    tensors[name] = tensors[name][place].contiguous()
+
+
+def nan(tensors):
+    tensors["1.0.0.keys"][0, 0, 0, 0] = float("nan")
+
+
+ALL = slice(None)
+FORGERIES = {
+    "newer": (lambda r, t: r.update(version=99), "has version 99, this version reads up to 4; please upgrade"),
+    "ancient": (lambda r, t: r.update(version=0), "versions count from 1"),
+    "more tensors": (
+        lambda r, t: t.update({"0.0.0.more": torch.zeros(2)}),
+        "1 tensors are not expected: .'0.0.0.more'.",
+    ),
+    "fewer tensors": (lambda r, t: t.pop("1.0.0.keys"), r"tensor 1\.0\.0\.keys is missing"),
+    "shape": (
+        lambda r, t: cut(t, "1.0.0.values", ALL, ALL, slice(1, None)),
+        r"1\.0\.0\.values has shape .*; it must be",
+    ),
+    "dtype": (lambda r, t: t.update({"1.0.0.keys": t["1.0.0.keys"].half()}), "is of float16; it must be of float32"),
+    "nan": (lambda r, t: nan(t), "holds NaN or infinity"),
+    "far away": (lambda r, t: t["next_position"].add_(2**40), "next_position holds numbers outside"),
+    "report": (lambda r, t: r["report"].update(payload_bytes=1), "its report says payload_bytes"),
+    "no frames": (lambda r, t: r.update(frames=[]), "1 contexts and 0 frames"),
+    "no rows": (lambda r, t: cut(t, "1.0.0.keys", slice(0)), "keys of 0 rows and"),
+    "more keys": (lambda r, t: r.update({"import": "os"}), "unknown key 'import'"),
+    "type": (lambda r, t: r["packed"].update(layers=5), "it must be a list"),
+    "fewer layers": (lambda r, t: r["packed"]["layers"].pop(), "it has 2 layers, and the model 3"),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_right_checksum_is_not_enough(name, saved, tmp_path):
+    (forge, words), (record, tensors) = FORGERIES[name], parts(saved[2])
+    forge(record, tensors)
+    with pytest.raises(ValueError, match=words) as error:
+        saved[0].load_cache(forged(tmp_path / "forged", record, tensors))
+    assert "forged" in str(error.value)
+    record, tensors = parts(saved[2])
+    assert saved[0].load_cache(forged(tmp_path / "forged", record, tensors)).digests == record["contexts"]

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import gc
 import pickle
+from dataclasses import asdict
+from fractions import Fraction
 
 import pytest
 import torch
-from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
-from checkpoints.tiny_llava import build_processor
+from subtoken_train.cache.by_sample import sample_shares
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.families.llava import LlavaFamily
+from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.cache_report import report
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.prefill import decode, prefill
+from subtoken_train.inference.eviction_pass import prompt_bytes
+from subtoken_train.inference.prefill import decode, open_prompts, prefill
+from subtoken_train.ledger.kv_budget import KVBudget, KVShape
+from subtoken_train.reducers.base import matched_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.helpers import compress, make_batch
@@ -36,44 +40,13 @@ def live_bytes() -> int:
     return sum(storages.values())
 
 
-def llava():
-    """Two images of 2,304 visual tokens: 2 layers, 4 key-value heads of width 16."""
-    torch.manual_seed(0)
-    vision = CLIPVisionConfig(
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=1,
-        image_size=96,
-        patch_size=2,
-        projection_dim=16,
-    )
-    text = LlamaConfig(
-        vocab_size=90,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=HEADS,
-        num_key_value_heads=HEADS,
-        max_position_embeddings=8192,
-    )
-    config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=4, vision_feature_layer=-1)
-    family = LlavaFamily(LlavaForConditionalGeneration(config).eval(), build_processor())
-    return compress(family, ROUTING, name="fastv", keep_ratio=0.25, layer=1), make_batch([(2, 9)], visual=2304)
-
-
-def llama():
-    family = text_family(layers=2, num_key_value_heads=HEADS, max_position_embeddings=8192)
-    return compress(family, ROUTING, name="quest", keep_ratio=0.25), text_batch([(4096, 30, 0)])
-
-
 @sampled("kv_dtype", ["model", "int8", "int4", "int4_rotated", "int8_channel", "kivi4", "kivi2"], every=3)
 @sampled("own_sets", [False, True], every=2)
-@sampled("make", [llava, llama], every=2)
 @torch.no_grad()
-def test_live_tensors_grow_by_what_is_reported(make, own_sets, kv_dtype):
-    backbone, batch = make()
-    KV_HEADS[0], family = HEADS, backbone.family
+def test_live_tensors_grow_by_what_is_reported(own_sets, kv_dtype):
+    family = text_family(layers=2, num_key_value_heads=HEADS, max_position_embeddings=8192)
+    backbone, batch = compress(family, ROUTING, name="quest", keep_ratio=0.25), text_batch([(4096, 30, 0)])
+    KV_HEADS[0] = HEADS
     compression = Compression(OwnSets() if own_sets else None, kv_dtype=kv_dtype)
     caches = [PackedCache(family.shape.num_layers) for _ in range(2)]
     decode(backbone, torch.ones(1, 1, dtype=torch.long), _filled(backbone, batch, caches[0], compression)[0])
@@ -128,3 +101,82 @@ def test_an_eviction_is_told_by_the_entries_that_stay(routing, kv_dtype):
     whole = report(backbone, batch, plan, cache)
     assert whole.kept_entries is None
     assert f"(nominal {whole.nominal_fraction:.4%})" in str(whole)
+
+
+ROUTINGS = {
+    "contiguous": RoutingConfig("value_norm", num_groups=16, kept_groups=4),
+    "stored fill": RoutingConfig("value_norm", fill="mean"),
+    "per_head": RoutingConfig("value_norm", num_groups=8, kept_groups=3, layout="per_head"),
+    "global": RoutingConfig("value_norm", num_groups=16, kept_groups=4, budget="global"),
+}
+CHAINS = ["ada(snapkv)", "expected_attention", "ada(critical(knorm))", "knorm", "streaming_llm"]
+
+
+def bytes_of(family, routing, chain, budget, **options):
+    cache = PackedCache(family.shape.num_layers)
+    compression = Compression(build_eviction(chain), budget, "bytes", **options)
+    torch.manual_seed(1)
+    prefill(compress(family, routing).eval(), make_batch([(1, 6), (1, 12)]), cache, compression)
+    shares = [sample_shares(layer.blocks, layer.keys) for layer in cache.layers]
+    samples = zip(*shares, strict=True)
+    return [sum(layer.total_bytes - layer.index_bytes for layer in sample) for sample in samples]
+
+
+@sampled("chain", CHAINS, every=3)
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("options", [{}, {"scope": "all"}, {"key_channels": 0.5}])
+def test_bytes_are_never_exceeded(tiny_family, routing, chain, options):
+    budget = 80_000
+    found = bytes_of(tiny_family, ROUTINGS[routing], chain, budget, **options)
+    assert max(found) <= budget
+    assert min(found) > 0.65 * budget  # heads that choose entries of few groups leave some
+
+
+@pytest.mark.parametrize("routed", [True, False])
+def test_one_set_for_all_heads_takes_as_much_as_the_same_set_in_each(routed):
+    """Also in a layer that does not route, as those below a reducer's cut: 4 heads of 8 channels, fp32."""
+    shape, keep = KVShape(2, 4, 8, 4), torch.tensor([[[True, False, True, True, False, False]]])
+    masks, cuts = [torch.ones(1, 6, 8, dtype=torch.bool) if routed else None], [torch.zeros(1, 6, dtype=torch.bool)]
+    for kept in (keep, keep.expand(1, 4, 6)):
+        assert prompt_bytes([kept], masks, cuts, KVBudget(), shape, "contiguous").tolist() == [3 * 4 * 16 * 4]
+
+
+@pytest.mark.parametrize("chain", ["streaming_llm", "snapkv"])
+def test_layers_below_a_reducers_cut_count_in_full(tiny_family, chain):
+    cache = PackedCache(tiny_family.shape.num_layers)
+    cut = {"name": "fastv", "keep_ratio": 0.5, "stage": "decoder", "layer": 2}
+    backbone = compress(tiny_family, ROUTINGS["contiguous"], **cut).eval()
+    prefill(backbone, make_batch([(1, 6), (1, 12)]), cache, Compression(build_eviction(chain), 75_000, "bytes"))
+    shares = [sample_shares(layer.blocks, layer.keys) for layer in cache.layers]
+    found = [sum(part.total_bytes - part.index_bytes for part in sample) for sample in zip(*shares, strict=True)]
+    assert max(found) <= 75_000
+
+
+LINEAR = RoutingConfig("linear", num_groups=8, kept_groups=2)
+EACH = Fraction(5, 8)
+
+
+def kept(backbone, batch, compression, tokens):
+    opened = open_prompts(backbone, batch, PackedCache(3), compression, "query_aware")
+    return [int(((part.entries_BN >= 0) & (part.entries_BN < tokens)).sum()) for part in opened.plan.layers]
+
+
+@sampled(("keep", "unit"), [(0.3, "fraction"), (0.7, "fraction"), (6, "tokens")], every=3)
+@torch.no_grad()
+def test_it_holds_its_arms_bytes_and_less_than_an_entry_more(keep, unit):
+    compression = Compression(build_eviction("streaming_llm", sinks=1), keep, unit)
+    arm = compress(text_family(), LINEAR, name="quest", keep_ratio=0.5, page_size=4, window=4)
+    anchor = compress(text_family(), **asdict(matched_reducer(arm.reducer, LINEAR.token_budget, 3, 40)))
+    for tokens in (5, 9, 14, 23, 31, 40):
+        batch, reduced = text_batch([(tokens, 4, 0)]), tokens // 2
+        ours = max(1, int(reduced * keep + 1e-9)) if unit == "fraction" else min(reduced, keep)
+        assert kept(arm, batch, compression, tokens) == [ours] * 3
+        assert all(0 <= its - EACH * ours < 1 for its in kept(anchor, batch, compression, tokens))
+
+
+@torch.no_grad()
+def test_a_reducer_that_matches_nothing_rounds_its_own_count():
+    family = text_family()
+    backbone = compress(family, name="quest", keep_ratio=0.3125, round_up=True, page_size=4, window=4)
+    half = Compression(build_eviction("streaming_llm", sinks=1), 0.5, round_up=True)
+    assert kept(backbone, text_batch([(23, 4, 0)]), half, 23) == [4] * 3  # 8 of 23, and half of them

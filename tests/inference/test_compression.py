@@ -26,10 +26,8 @@ FREEING = sorted(name for name in EVICTIONS if not EVICTIONS[name].reads)
     ("settings", "words"),
     [
         ({"keep": 0.0}, r"eviction_keep=0.0 must lie in \(0, 1\]; 0.1 keeps a tenth"),
-        ({"keep": 1.5}, r"must lie in \(0, 1\]"),
         ({"keep": float("nan")}, r"must lie in \(0, 1\]"),
         ({"keep": 0, "unit": "tokens"}, "0 tokens must be a whole number of at least 1"),
-        ({"keep": 2.5, "unit": "tokens"}, "must be a whole number"),
         ({"keep": float("nan"), "unit": "bytes"}, "must be a whole number of at least 1, and at most 9,007"),
         ({"keep": 10**39, "unit": "bytes"}, "0 bytes must be a whole number of at least 1, and at most"),
         ({"keep": "0.5"}, "eviction_keep='0.5' must be a number; 0.1 keeps"),
@@ -38,7 +36,6 @@ FREEING = sorted(name for name in EVICTIONS if not EVICTIONS[name].reads)
         ({"unit": "token"}, "unknown unit of eviction_keep 'token'. Did you mean 'tokens'"),
         ({"kv_dtype": "int9"}, "unknown kv_dtype 'int9'. Did you mean"),
         ({"kv_dtype": "int4_rotated", "key_channels": 0.5}, "key_channels=0.5 does not go with kv_dtype int4_rotated"),
-        ({"kv_dtype": "int4_rotated", "eviction": build_eviction("quest_steps")}, "kv_dtype int4_rotated: it mixes"),
         ({"kv_dtype": "kivi4", "eviction": build_eviction("quest_steps")}, "kv_dtype kivi4: there the keys of 32"),
         (
             {"kv_dtype": "kivi2", "eviction": build_eviction("snapkv"), "every": 8, "keep": 16, "unit": "tokens"},
@@ -46,29 +43,21 @@ FREEING = sorted(name for name in EVICTIONS if not EVICTIONS[name].reads)
         ),
         ({"scope": "visula"}, "unknown scope 'visula'. Did you mean 'visual'"),
         ({"key_channels": 0.0}, r"key_channels=0.0 must lie in \(0, 1\]; 0.6 keeps 60 % of each key's channels"),
-        ({"key_channels": "0.5"}, r"key_channels='0.5' must lie in \(0, 1\]"),
-        ({"key_channels": 1.1}, r"key_channels=1.1 must lie in \(0, 1\]"),
         ({"key_channels": float("nan")}, r"must lie in \(0, 1\]"),
         ({"key_axes": "pcb", "key_channels": 0.5}, "unknown key_axes 'pcb'. Did you mean 'pca'"),
-        ({"key_axes": "pca"}, "key_axes='pca' turns keys so that channels can be cut, and key_channels=1 cuts none;"),
-        ({"key_axes": "pca", "key_channels": 0.5, "kv_dtype": "int4_rotated"}, "it mixes the channels of a key"),
-        ({"key_axes": "pca", "key_channels": 0.5, "rerotate": True}, "pairs of key channels are rotated"),
+        ({"key_axes": "pca"}, "key_axes='pca' turns keys to cut channels; give key_channels"),
         ({"merge": "pivots"}, "unknown merge 'pivots'. Did you mean 'pivot'"),
         ({"eviction": None, "merge": "pivot"}, "merge 'pivot' needs an eviction method"),
         ({"key_window": 0}, "key_window=0 must be at least 1"),
         ({"eviction": None, "keep": 0.5}, "eviction_keep=0.5 needs an eviction method"),
         ({"prefill_chunk": 0}, "prefill_chunk=0 must be a whole number of at least 1, for instance 4096"),
-        ({"prefill_chunk": 2.5}, "prefill_chunk=2.5 must be a whole number"),
         ({"prefill_chunk": True}, "prefill_chunk=True must be a whole number"),
         ({"prefill_chunk": 63, "eviction": build_eviction("snapkv")}, "prefill_chunk=63 is smaller than the 64 rows"),
-        ({"prefill_chunk": 64, "eviction": build_eviction("pyramidkv")}, "prefill_chunk=64 does not go with eviction"),
         ({"prefill_chunk": 64, "eviction": build_eviction("ada(pyramidkv)")}, r"'ada\(pyramidkv\)': it divides"),
-        ({"prefill_chunk": 8, "eviction": build_eviction("ada(snapkv)")}, "smaller than the 64 rows observed by"),
         ({"prefill_chunk": 64, "eviction": build_eviction("kvzip", pool="layer")}, "'kvzip': it runs a prompt twice"),
-        ({"prefill_chunk": 64, "eviction": build_eviction("vl_cache")}, "'vl_cache': it divides its budget"),
         ({"rerotate": True, "merge": "pivot"}, "rerotate does not go with merge 'pivot': a key is rotated by its"),
         ({"rerotate": True, "key_channels": 0.5}, "rerotate does not go with key_channels=0.5: pairs of"),
-        ({"rerotate": True, "eviction": None}, "rerotate needs an eviction; use streaming_llm"),
+        ({"rerotate": True, "eviction": None}, "rerotate needs an eviction method"),
         ({"rerotate": True, "eviction": build_eviction("pyramidkv")}, "equally many entries must stay in every layer"),
     ],
 )
@@ -77,13 +66,30 @@ def test_wrong_settings(settings, words):
         Compression(**{"eviction": FirstEntries(), **settings})
 
 
-def test_methods_for_images_are_refused_by_language_models():
-    family = text_family()
-    with pytest.raises(ValueError, match=r"'first_visual' reads the attention between text and image and a language"):
-        Compression(FirstVisual(), 0.5).check(family)
-    with pytest.raises(ValueError, match=r"scope 'visual': a .* sees no images; use scope 'context' or 'all'"):
-        Compression(FirstEntries(), 0.5, scope="visual").check(family)
-    Compression(FirstEntries(), 0.5, scope="context").check(family)
+WIDTH = text_family().shape.head_dim
+UNFIT = {
+    "image": ({"eviction": FirstVisual()}, r"'first_visual' reads the attention between text and image and a language"),
+    "scope": ({"eviction": FirstEntries(), "scope": "visual"}, r"scope 'visual': a .* sees no images; use scope"),
+    "width": (
+        {"key_channels": 1 - 1 / WIDTH, "kv_dtype": "int4"},
+        rf"keeps {WIDTH - 1} of {WIDTH}; use key_channels=1, or kv_dtype int8",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_what_does_not_fit_a_language_model_is_refused(name):
+    settings, words = UNFIT[name]
+    with pytest.raises(ValueError, match=words):
+        Compression(**settings).check(text_family())
+    Compression(**(settings | {"eviction": FirstEntries(), "scope": "context", "kv_dtype": "int8"})).check(
+        text_family()
+    )
+
+
+def test_methods_for_images_are_refused_without_one(tiny_family):
+    with pytest.raises(ValueError, match=r"'first_visual' reads .* and 'sample-1' has no image"):
+        run(compress(tiny_family), make_batch([(1, 6), (0, 6)]), Compression(FirstVisual(), 0.5))
 
 
 def test_evicted_entries_go_where_the_method_or_the_user_says():
@@ -92,19 +98,6 @@ def test_evicted_entries_go_where_the_method_or_the_user_says():
     assert Compression(elastic, 0.5).merging == "position"
     assert Compression(elastic, 0.5, merge="none").merging == "none"
     assert Compression(build_eviction("per_layer(elastic)", shares=(0.5, 0.5)), 0.5).merging == "position"
-
-
-def test_four_bits_need_an_even_number_of_key_channels():
-    family = text_family()
-    width = family.shape.head_dim
-    with pytest.raises(ValueError, match=rf"keeps {width - 1} of {width}; use key_channels=1, or kv_dtype int8"):
-        Compression(key_channels=1 - 1 / width, kv_dtype="int4").check(family)
-    Compression(key_channels=1 - 1 / width, kv_dtype="int8").check(family)
-
-
-def test_methods_for_images_are_refused_without_one(tiny_family):
-    with pytest.raises(ValueError, match=r"'first_visual' reads .* and 'sample-1' has no image"):
-        run(compress(tiny_family), make_batch([(1, 6), (0, 6)]), Compression(FirstVisual(), 0.5))
 
 
 @pytest.mark.parametrize(
@@ -237,13 +230,6 @@ def test_bytes_count_what_always_stays():
     assert kept_counts(plan, batch) == [[21]] * family.shape.num_layers
     with pytest.raises(ValueError, match=f"at least {whole} bytes"):
         run(compress(family), batch, Compression(FirstEntries(), whole - 1, "bytes"))
-
-
-def test_the_first_token_is_that_of_the_unevicted_cache(tiny_family):
-    batch, backbone = make_batch([(1, 9)]), compress(tiny_family)
-    whole = prefill(backbone, batch, PackedCache(4), Compression()).logits_BV
-    evicted = prefill(backbone, batch, PackedCache(4), Compression(FirstEntries(), 0.1)).logits_BV
-    torch.testing.assert_close(evicted, whole)
 
 
 @pytest.mark.parametrize(("exact", "expected"), [(False, 3 * 7), (True, 22)])

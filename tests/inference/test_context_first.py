@@ -108,28 +108,24 @@ def test_chosen_samples_keep_their_padding(eviction):
     assert (decode(backbone, further[[2, 0, 2]], chosen) - expected[[2, 0, 2]]).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("family", "reducer", "selector", "eviction", "words"),
-    [
-        ("llama", "quest", "none", None, "reducer 'quest' chooses by the question; use query_aware"),
-        ("llava", "cdpruner", "none", None, "reducer 'cdpruner' chooses by the question; use query_aware"),
-        ("llama", "none", "query", None, "the routers are conditioned on the question"),
-        ("llava", "none", "none", "aircache", "'aircache' reads the attention from the question to the image"),
-    ],
-)
-def test_methods_that_need_the_question_are_refused(family, reducer, selector, eviction, words):
+REFUSED = {
+    "reducer": ("llama", "quest", "none", None, "reducer 'quest' chooses by the question; use query_aware"),
+    "pruner": ("llava", "cdpruner", "none", None, "reducer 'cdpruner' chooses by the question; use query_aware"),
+    "routers": ("llama", "none", "query", None, "the routers are conditioned on the question"),
+    "image": ("llava", "none", "none", "aircache", "'aircache' reads the attention from the question to the image"),
+    "no question": ("llava", "none", "none", None, "nothing follows the context of 'sample-1'"),
+    "protocol": ("llava", "none", "none", None, "unknown protocol 'protocol'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_go_first_is_refused(name):
+    family, reducer, selector, eviction, words = REFUSED[name]
     backbone = backbone_for(family, reducer, selector)
-    batch = prompts(backbone.family, "three", pad_left=True)
+    batch, protocol = prompts(backbone.family, "three", pad_left=True), "context_first"
+    if name == "no question":
+        batch.regions_BN[1, -1] = int(Region.VISUAL)
     compression = Compression() if eviction is None else Compression(build_eviction(eviction), 0.5)
+    how = {"compression": compression, "protocol": name if name == "protocol" else protocol}
     with pytest.raises(ValueError, match=words):
-        score_batch(backbone, batch, [[[1]]] * 3, compression=compression, protocol="context_first")
-
-
-def test_wrong_protocols_and_prompts_are_refused():
-    backbone = backbone_for("llava")
-    batch = prompts(backbone.family, "three", pad_left=True)
-    with pytest.raises(ValueError, match="protocol"):
-        generate_batch(backbone, batch, max_new_tokens=1, protocol="question_first")
-    batch.regions_BN[1, -1] = int(Region.VISUAL)
-    with pytest.raises(ValueError, match="nothing follows the context of 'sample-1'"):
-        generate_batch(backbone, batch, max_new_tokens=1, protocol="context_first")
+        score_batch(backbone, batch, [[[1]]] * 3, **how)

@@ -16,7 +16,6 @@ from subtoken_train.ledger.ledger import nominal_ledger
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress, make_batch
-from tests.support.sampling import sampled
 from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of, compression_of
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
@@ -69,17 +68,6 @@ def test_counted_is_allocated(tiny_family, fill, stage, budget):
     assert measured.ledger.bytes_of() - without.bytes_of() == beside
 
 
-@sampled("name", COMPRESSIONS, every=4)
-@torch.no_grad()
-def test_samples_add_up_to_the_cache(tiny_family, name):
-    backbone, batch, opened, cache = filled(tiny_family, RoutingConfig(fill="mean"), COMPRESSIONS[name])
-    kept = account(backbone, batch, opened, cache)
-    assert sum(prompt.kv_bytes for prompt in kept) == sum(x.payload_bytes + x.index_bytes for x in cache.layers)
-    side = tiny_family.shape.num_layers * tiny_family.shape.side_bytes
-    assert kept[2].kv_bytes >= side  # the text-only one, whose vectors are there as well
-    assert allocated(cache) == sum(layer.payload_bytes for layer in cache.layers)
-
-
 @torch.no_grad()
 def test_the_nominal_ledger_promises_what_is_measured(tiny_family):
     routing = RoutingConfig(num_groups=64, kept_groups=12, fill="mean")
@@ -103,18 +91,6 @@ def test_nothing_is_stored_where_nothing_is_dropped(tiny_family):
         found = report(backbone, prompts, opened.plan, cache)
         assert allocated(cache) == found.payload_bytes == found.ledger.bytes_of(with_index=False)
         backbone.detach()
-
-
-@pytest.mark.parametrize("chain", ["snapkv", "ada(snapkv)"])
-@torch.no_grad()
-def test_budgets_in_bytes_hold_it(tiny_family, chain):
-    budget = 80_000
-    compression = Compression(build_eviction(chain), budget, "bytes")
-    backbone, batch, opened, cache = filled(
-        tiny_family, RoutingConfig("value_norm", fill="mean"), compression, {}, make_batch([(1, 6), (1, 12)])
-    )
-    for prompt in account(backbone, batch, opened, cache):
-        assert 0.65 * budget < prompt.kv_bytes - prompt.index_bytes <= budget
 
 
 @pytest.mark.parametrize("selector", ["mean", "gated"])

@@ -12,7 +12,6 @@ from subtoken_train.cache.packed_layer import SLACK
 from subtoken_train.inference.fixed_step import FixedStep
 from subtoken_train.inference.prefill import decode
 from subtoken_train.kernels import native
-from tests.support.host_reads import host_reads
 from tests.support.packing import short_runs  # noqa: F401  (a fixture)
 from tests.support.sampling import sampled
 from tests.support.step_cells import CELLS, StepCell
@@ -61,22 +60,6 @@ def test_a_fixed_step_is_a_plain_step(name):
 def test_a_fixed_step_under_autocast_is_a_plain_step():
     with torch.autocast("cpu", torch.bfloat16):
         compare(CELLS["bits"], 3, 0.05)
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_room_is_made_once_and_nothing_is_read():
-    backbone, cache, token_B1 = CELLS["own_heads_bits"].filled()
-    decode(backbone, token_B1, cache)
-    with FixedStep(backbone, cache, SLACK + 20) as step:
-        room = cache.layers[0].keys
-        step(token_B1)
-        with host_reads() as found:
-            for _ in range(SLACK):
-                step(token_B1)
-        assert not found
-        assert cache.layers[0].keys is room
-        assert room.shape[2] == SLACK + 21
 
 
 @sampled(("name", "backend"), [("own_heads", "eager"), ("pages", "aot_eager"), ("window", "eager")], every=3)

@@ -9,16 +9,13 @@ import threading
 import pytest
 import torch
 from transformers import StoppingCriteriaList
-from transformers.generation.streamers import BaseStreamer
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.packed_layer import SLACK
 from subtoken_train.families.decoder import CACHE
 from subtoken_train.inference.model import SubTokenModel
 from tests.support.generation_cells import PLAIN, batch_of, generate_greedy, inputs_of, model_of, settings_of
-from tests.support.reference import recompute
 from tests.support.sampling import sampled
-from tests.support.truth_cells import decoded
 
 
 @pytest.mark.parametrize("pad_left", [True, False])
@@ -33,56 +30,29 @@ def test_generate_equals_generate_greedy(family, levels, pad_left):
     assert torch.equal(out[:, inputs["input_ids"].shape[1] :], expected)
 
 
-@pytest.mark.parametrize("returned", [1, 2])
-@pytest.mark.parametrize("family", ["llava_gqa", "qwen2_5_vl", "llama"])
-def test_beams_without_compression_are_those_of_transformers(family, returned):
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "llama"])
+def test_beams_without_compression_are_those_of_transformers(family):
     model = model_of(family=family, **PLAIN)
     inputs = inputs_of(model)
-    settings = {"num_beams": 3, "num_return_sequences": returned, "pad_token_id": model.tokenizer.pad_token_id}
+    settings = {"num_beams": 3, "num_return_sequences": 2, "pad_token_id": model.tokenizer.pad_token_id}
     expected = model.backbone.model.generate(**inputs, max_new_tokens=8, do_sample=False, **settings)
     got = model.generate(**inputs, **(settings_of(model) | settings), max_new_tokens=8, do_sample=False)
     assert torch.equal(got, expected)
 
 
-def test_samples_are_those_of_transformers():
-    model = model_of(**PLAIN)
-    inputs, draw = inputs_of(model), {"max_new_tokens": 8, "do_sample": True, "num_return_sequences": 2, "top_k": 5}
-    torch.manual_seed(3)
-    expected = model.backbone.model.generate(**inputs, **draw)
-    torch.manual_seed(3)
-    assert torch.equal(model.generate(**inputs, **draw), expected)
-
-
-@pytest.mark.parametrize("eviction", ["none", "own_sets"])
-@sampled("family", ["llava_gqa", "llava_next", "qwen2_5_vl", "llama"], every=4)
-def test_a_second_turn_equals_decoding_it_token_by_token(family, eviction):
-    model = model_of(family=family, eviction=eviction)
-    inputs = inputs_of(model)
-    first = model.generate(**inputs, **settings_of(model), max_new_tokens=5, do_sample=False)
-    batch, length = batch_of(model, inputs), inputs["input_ids"].shape[1]
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "llama"])
+def test_a_second_turn_is_that_of_transformers(family):
+    model = model_of(family=family, **PLAIN)
+    inputs, settings = inputs_of(model, "one"), settings_of(model) | {"do_sample": False}
+    first = model.generate(**inputs, **settings, max_new_tokens=5)
     assert {layer.keys.shape[2] for layer in model.last.cache.layers} == {4}
-    turn = torch.cat([first, torch.randint(10, 60, (3, 6), generator=torch.Generator().manual_seed(1))], 1)
-    mask = torch.nn.functional.pad(inputs["attention_mask"], (0, turn.shape[1] - length), value=1)
-    second = model.generate(
-        input_ids=turn,
-        attention_mask=mask,
-        past_key_values=model.last.cache,
-        max_new_tokens=5,
-        do_sample=False,
-        pad_token_id=model.tokenizer.pad_token_id,
-    )
-    assert model.last.prefill_seconds == 0
+    turn = torch.cat([first, torch.randint(10, 60, (1, 6), generator=torch.Generator().manual_seed(1))], 1)
+    plain = {name: each for name, each in inputs.items() if name not in ("input_ids", "attention_mask")}
+    expected = model.backbone.model.generate(input_ids=turn, **plain, max_new_tokens=5, do_sample=False)
+    second = model.generate(input_ids=turn, past_key_values=model.last.cache, max_new_tokens=5, **settings)
+    assert torch.equal(second, expected)
+    assert model.last.prefill_seconds == 0 < model.last.decode_seconds
     assert {layer.keys.shape[2] for layer in model.last.cache.layers} == {4 + 7 + 4}
-    assert torch.equal(second[:, : turn.shape[1]], turn)
-    assert model.last.decode_seconds > 0
-
-    run = decoded(model.backbone, batch, 1, model.compression)
-    for sample, truth in enumerate(run.truths):
-        answer, start = second[sample, length:], turn.shape[1] - length
-        expected = recompute(model.backbone, truth, answer)[start:-1].argmax(-1)
-        ends = (expected == model.tokenizer.eos_token_id).nonzero().flatten().tolist() or [len(expected)]
-        count = ends[0] + 1  # padding after the end
-        assert torch.equal(expected[:count], answer[start:][:count])
 
 
 @pytest.mark.filterwarnings("ignore:Using the model-agnostic default")  # no length is named
@@ -93,30 +63,6 @@ def test_room_is_made_once_where_it_is_known(longer, room):
     settings = {} if longer is None else {"max_length": inputs["input_ids"].shape[1] + longer}
     model.generate(**inputs, **settings_of(model), **settings, do_sample=False)
     assert {layer.keys.shape[2] for layer in model.last.cache.layers} == {room}
-
-
-class Streamed(BaseStreamer):
-    def __init__(self) -> None:
-        self.tokens, self.ended = [], False
-
-    def put(self, value):
-        self.tokens += value.flatten().tolist()
-
-    def end(self):
-        self.ended = True
-
-
-def test_streamer_and_stopping_criteria():
-    model = model_of()
-    inputs, streamer = inputs_of(model, "one"), Streamed()
-    length = inputs["input_ids"].shape[1]
-    out = model.generate(**inputs, max_new_tokens=8, do_sample=False, streamer=streamer)
-    assert streamer.tokens == out[0].tolist()
-    assert streamer.ended
-    wanted = int(out[0, length + 1])
-    stops = StoppingCriteriaList([lambda ids, _: torch.tensor([int(ids[0, -1]) == wanted])])
-    stopped = model.generate(**inputs, max_new_tokens=8, do_sample=False, stopping_criteria=stops)
-    assert stopped.shape[1] == length + 1 + out[0, length:].tolist().index(wanted)
 
 
 def test_faults_leave_a_model_that_serves_the_next_call():
@@ -329,5 +275,5 @@ def test_what_describes_a_prompt_is_small_and_counted():
     held = sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
     report = model.cache_report()
     assert report.plan_bytes == held > 0
-    with pytest.raises(ValueError, match="visual tokens but no pixels; making a cache frees them"):
+    with pytest.raises(ValueError, match="visual tokens but no pixels, which a cache frees"):
         generate_greedy(model.backbone, batch, 2, model.compression)

@@ -15,7 +15,7 @@ from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.chat_template import messages_of
 from subtoken_train.inference import compressed_context
 from subtoken_train.inference.compressed_context import CompressedContext, context_batches
-from subtoken_train.inference.messages import alternating_turns, read_messages
+from subtoken_train.inference.prompt_inputs import read_messages
 from subtoken_train.inference.text_prompts import further_turns, text_frame
 from subtoken_train.types import Region, Turn
 from tests.support.chats import CHATML, LLAMA2, MISTRAL, byte_level
@@ -180,21 +180,6 @@ def test_a_system_prompt_without_a_template_is_a_text_before_the_context():
     assert bare.ask(LONG, system=" ", **given) == bare.ask(LONG, **given) != said
 
 
-def test_a_system_prompt_that_cannot_be_told_is_refused():
-    model = chatting()
-    with pytest.raises(ValueError, match="system is of type dict; give the system prompt as a text"):
-        model.ask(LONG, ["x"], system=SYSTEM)
-    with pytest.raises(ValueError, match=r"^the system prompt holds half of a surrogate pair"):
-        model.ask(LONG, ["x"], system="\ud800")
-    with pytest.raises(ValueError, match="Only user and assistant roles are supported"):
-        chatting(LLAMA2).ask(LONG, ["x"], system="Be brief.")
-    with pytest.raises(ValueError, match="does not write what the system says"):
-        chatting("{{ messages[-1].content }}").ask(LONG, ["x"], system="Be brief.")
-    model.ask(LONG, [])
-    with pytest.raises(ValueError, match="system says how to read a context; give it with the context"):
-        model.ask(None, ["x"], system="Be brief.")
-
-
 def test_a_raw_prompt_is_the_text_and_is_warned_of():
     model = chatting()
     with pytest.warns(SubTokenWarning, match="a raw prompt for a model with a chat template") as said:
@@ -275,14 +260,6 @@ def test_the_chat_template_gets_its_variables():
     assert model.cache.frames[0].after.endswith("<think>\n\n</think>\n\n")
     model.ask(LONG, ["Who?"], max_new_tokens=2)
     assert model.cache.frames[0].after.endswith("<|im_start|>assistant\n")
-    for call, words in (
-        (lambda: model.chat("hi", chat_template_kwargs={"enable_thinkin": 1}), "template reads only enable_thinking"),
-        (lambda: model.ask(LONG, ["x"], chat_template_kwargs={"thinking": 1}), "template reads only enable_thinking"),
-        (lambda: model.ask(None, ["x"], **off), "chat_template_kwargs says how to read a context"),
-        (lambda: chatting(None).chat("hi", **off), "which is not used here; leave them out"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            call()
 
 
 def test_without_a_template_turns_are_written_as_in_training():
@@ -311,13 +288,8 @@ def test_messages_are_turns_for_a_model_that_sees(vlm_adapter):
     assert all(torch.equal(made[name], wanted[name]) for name in wanted)
     del part["image"]
     assert torch.equal(model.inputs(talk, [PICTURE])["input_ids"], wanted["input_ids"])
-    for prompt, words in (
-        ([*talk[:2], talk[0], talk[1]], "message 3 is the system's where the assistant's is due"),
-        ([talk[1], talk[0], talk[3]], "message 2 is the system's where the assistant's is due"),
-        ([talk[0]], "the last message is the system's"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            model.inputs(prompt, PICTURE)
+    with pytest.raises(ValueError, match="message 3 is the system's where the assistant's is due"):
+        model.inputs([*talk[:2], *talk[:2]], PICTURE)
     with pytest.raises(ValueError, match="raw is for language models"):
         model.inputs("hi", PICTURE, raw=True)
 
@@ -326,111 +298,73 @@ def said(*contents, role="user", **more):
     return [{"role": role, "content": each, **more} for each in contents]
 
 
+def chat(*given, **more):
+    return lambda model: model.chat(*given, **more)
+
+
+def ask(context=LONG, **more):
+    return lambda model: model.ask(context, ["x"], **more)
+
+
+ONLY, SYSTEM_WORDS = "template reads only enable_thinking", {"system": "Be brief."}
+QWEN = PUBLISHED["Qwen3"].template
 REFUSED = {
-    "no message": ([], "the prompt has no message"),
-    "no prompt": (None, "the prompt is of type NoneType; a prompt is a text, a list of Turn, or a list of messages"),
-    "one message": (ASKED, "the prompt is of type dict"),
-    "a list of texts": (["hi"], "message 1 is of type str"),
-    "role": (said("hi", role="usr"), "unknown role of message 1 'usr'. Did you mean 'user'"),
-    "tool": (said("hi", role="tool"), "unknown role of message 1 'tool'"),
-    "no role": ([{"content": "hi"}], "unknown role of message 1 None"),
-    "no content": ([{"role": "user"}], "message 1 says null; its content is a text, or a list of parts"),
-    "no part": (said([]), r"message 1 says \[\]"),
-    "part": (said([{"type": "audio", "audio": 3}]), "message 1 has a part .*audio.*; parts are text, image or video"),
-    "text part": (said([{"type": "text"}]), "message 1 has a part"),
-    "image url": (said([{"type": "image_url", "image_url": {"url": "x"}}]), "message 1 has a part"),
-    "path": (said([{"type": "image", "image": "a.png"}]), "message 1 names the image 'a.png', but files are not"),
-    "image": (said([{"type": "image", "image": PICTURE}]), "takes text, and no images"),
-    "field": (said("hi", tool_calls=[1]), "message 1 has 'tool_calls', which is not read"),
-    "unasked": ([{"role": "assistant", "content": "ho"}], "the last message is the assistant's, and nothing is asked"),
-    "empty": (said("hi", " "), "the prompt is empty"),
-    "half a character": (said("a\ud800"), "half of a surrogate pair"),
+    "no message": (CHATML, chat([]), "the prompt has no message"),
+    "no prompt": (CHATML, chat(None), "the prompt is of type NoneType; a prompt is a text, a list of Turn, or a list"),
+    "one message": (CHATML, chat(ASKED), "the prompt is of type dict"),
+    "a list of texts": (CHATML, chat(["hi"]), "message 1 is of type str"),
+    "role": (CHATML, chat(said("hi", role="usr")), "unknown role of message 1 'usr'. Did you mean 'user'"),
+    "no role": (CHATML, chat([{"content": "hi"}]), "unknown role of message 1 None"),
+    "no content": (CHATML, chat([{"role": "user"}]), "message 1 says null; its content is a text, or a list of parts"),
+    "no part": (CHATML, chat(said([])), r"message 1 says \[\]"),
+    "part": (CHATML, chat(said([{"type": "audio"}])), "message 1 has a part .*audio.*; parts are text, image or video"),
+    "text part": (CHATML, chat(said([{"type": "text"}])), "message 1 has a part"),
+    "path": (CHATML, chat(said([{"type": "image", "image": "a.png"}])), "message 1 names the image 'a.png', but files"),
+    "image": (CHATML, chat(said([{"type": "image", "image": PICTURE}])), "takes text, and no images"),
+    "image beside": (CHATML, chat("hi", [PICTURE]), "takes text, and no images"),
+    "field": (CHATML, chat(said("hi", tool_calls=[1])), "message 1 has 'tool_calls', which is not read"),
+    "unasked": (
+        CHATML,
+        chat(said("ho", role="assistant")),
+        "the last message is the assistant's, and nothing is asked",
+    ),
+    "system last": (CHATML, chat([ASKED, SYSTEM]), "the last message is the system's"),
+    "empty": (CHATML, chat(said("hi", " ")), "the prompt is empty"),
+    "half a character": (CHATML, chat(said("a\ud800")), "half of a surrogate pair"),
+    "raw": (None, chat([ASKED], raw=True), "a raw prompt is one text"),
+    "roles": (LLAMA2, chat([SYSTEM, ASKED]), "chat template cannot be filled: Only user and assistant roles"),
+    "no system": (LLAMA2, ask(**SYSTEM_WORDS), "Only user and assistant roles are supported"),
+    "mute": ("{{ messages[-1].content }}", ask(**SYSTEM_WORDS), "does not write what the system says"),
+    "no text": (CHATML, ask(system=SYSTEM), "system is of type dict; give the system prompt as a text"),
+    "half a system": (CHATML, ask(system="\ud800"), r"^the system prompt holds half of a surrogate pair"),
+    "late system": (CHATML, ask(None, **SYSTEM_WORDS), "system says how to read a context; give it with the context"),
+    "variable": (QWEN, chat("hi", chat_template_kwargs={"enable_thinkin": 1}), ONLY),
+    "variable of ask": (QWEN, ask(chat_template_kwargs={"thinking": 1}), ONLY),
+    "late variable": (
+        QWEN,
+        ask(None, chat_template_kwargs={"x": 1}),
+        "chat_template_kwargs says how to read a context",
+    ),
+    "unused variable": (None, chat("hi", chat_template_kwargs={"x": 1}), "which is not used here; leave them out"),
+    "turns": (None, lambda m: further_turns(m.backbone.family, [ASKED]), "the tokenizer has no chat template"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_conversation_is_refused(name):
-    prompt, words = REFUSED[name]
+    template, call, words = REFUSED[name]
     with pytest.raises(ValueError, match=words):
-        chatting().chat(prompt)
-
-
-def test_what_the_template_refuses_is_said():
-    with pytest.raises(ValueError, match="chat template cannot be filled: Only user and assistant roles"):
-        chatting(LLAMA2).chat([SYSTEM, ASKED])
-    with pytest.raises(ValueError, match="a raw prompt is one text"), pytest.warns(SubTokenWarning):
-        chatting().chat([ASKED], raw=True)
-    with pytest.raises(ValueError, match="takes text, and no images"):
-        chatting().chat("hi", [PICTURE])
-    assert alternating_turns(messages_of(TALK)) == TALK
-
-
-TALKS = [
-    [],
-    [{"role": "assistant", "content": "A bee."}, {"role": "user", "content": "Where did <|im_end|> they meet?"}],
-]
-
-
-@pytest.mark.parametrize("followed", TALKS, ids=["one turn", "two turns"])
-@pytest.mark.parametrize("by_system", [False, True])
-def test_a_conversation_about_a_context_is_read_as_chat_reads_it(followed, by_system):
-    model, question = chatting(), "Who met?"
-    system = None if by_system else SYSTEM["content"]
-    batch, frames = context_batches(model.backbone, model.compression, [LONG], system=system, by_system=by_system)
-    context = CompressedContext.of(model.backbone, model.compression, batch, frames)
-    region = Region.CONTEXT
-    assert model.tokenizer.decode(batch.input_ids_BN[batch.regions_BN == region]) == LONG.strip() + " " * (
-        not by_system
-    )
-    asked = {"role": "user", "content": question if by_system else f"{LONG}\n\n{question}"}
-    told = {"role": "system", "content": LONG} if by_system else SYSTEM
-    inputs = model.inputs([told, asked, *followed])["input_ids"][0]
-    after = further_turns(model.backbone.family, followed) if followed else None
-    settings = {"max_new_tokens": 8, "do_sample": False}
-    ids = context.question_ids(question, after)
-    cache = context.branch(1)
-    (out,) = context.generate([ids], cache, **settings)
-    report = context.report_of(cache)
-    assert report.total_bytes - report.slack_bytes == context.report_with(len(out) - 1).total_bytes
-    assert torch.equal(torch.cat([batch.input_ids_BN[0], out])[: len(inputs)], inputs)
-    assert len(ids) == len(inputs) - batch.input_ids_BN.shape[1]
-    answer = model.tokenizer.decode(out[len(ids) :], skip_special_tokens=True).strip()
-    assert answer == model.chat([told, asked, *followed], **settings)
-    appended = (len(out) - 1) * model.backbone.family.shape.token_bytes
-    assert (report.tail_bytes, context.report.tail_bytes) == (appended, 0)
-    assert report.dense_bytes - context.report.dense_bytes == appended
-
-
-@pytest.mark.parametrize(
-    "made", [{}, {"eviction": "knorm", "eviction_keep": 0.5}, {"eviction": "quest_steps", "eviction_keep": 0.5}]
-)
-def test_questions_of_one_context_share_a_pass(made):
-    model, questions = chatting(**made), ["Who met?", "When was it, and who said so in the end?", "Why?"]
-    batch, frames = context_batches(model.backbone, model.compression, [LONG])
-    context = CompressedContext.of(model.backbone, model.compression, batch, frames)
-    asked, settings = [context.question_ids(each) for each in questions], {"max_new_tokens": 6, "do_sample": False}
-    out = context.generate(asked, context.branch(3), **settings)
-    width = max(map(len, asked))
-    for ids, row in zip(asked, out, strict=True):
-        (alone,) = context.generate([ids], context.branch(1), **settings)
-        assert row[width - len(ids) :].tolist() == [*ids, *row[width:].tolist()]
-        assert row[width:].tolist()[: len(alone) - len(ids)] == alone[len(ids) :].tolist()
-    (again,) = context.answers([questions[:1]], 6)
-    assert again == [model.tokenizer.decode(out[0, width:], skip_special_tokens=True).strip()]
-    with pytest.raises(ValueError, match="num_beams and num_return_sequences do not go with a question"):
-        context.generate(asked, context.branch(3), num_return_sequences=2, do_sample=True)
+        call(chatting(template))
 
 
 def test_a_line_break_of_the_question_never_takes_the_template_away():
     model = chatting()
     batch, frames = context_batches(model.backbone, model.compression, [LONG], by_system=True)
+    context = CompressedContext.of(model.backbone, model.compression, batch, frames)
+    with pytest.raises(ValueError, match="num_beams and num_return_sequences do not go with a question"):
+        context.generate([[5]], context.branch(1), num_return_sequences=2, do_sample=True)
     ids = frames[0].ids(model.backbone.family, "\nWho?")
     wanted = (
         f"<|im_start|>system\n{LONG.strip()} <|im_end|>\n<|im_start|>user\n\nWho?<|im_end|>\n<|im_start|>assistant\n"
     )
     assert model.tokenizer.decode([*batch.input_ids_BN[0].tolist(), *ids]) == wanted
-
-
-def test_further_turns_need_a_template():
-    with pytest.raises(ValueError, match="the tokenizer has no chat template"):
-        further_turns(chatting(None).backbone.family, TALKS[1])

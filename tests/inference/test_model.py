@@ -9,20 +9,21 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers import pipeline
 
 from subtoken_train import SubTokenModel
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions import build_eviction
-from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.images import Video
-from subtoken_train.inference.model import ANSWER_TOKENS
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Turn
-from tests.support.sampling import sampled
+from tests.support.places import ROOT
 
 PICTURE = Image.new("RGB", (120, 80), (200, 40, 40))
 QUESTION = "is there a 0 ?"
 TEXT = "the bee and the spider met in the garden. " * 12
+FIRST = {"eviction": "first", "eviction_keep": 0.5}
+BUILT = {"eviction": build_eviction("snapkv"), "eviction_options": {"window": 8}}
 
 
 @pytest.fixture(scope="module")
@@ -60,27 +61,7 @@ def test_one_picture_is_given_as_it_is(vlm):
     expected, made = vlm.inputs(QUESTION, [PICTURE]), vlm.inputs(QUESTION, PICTURE)
     assert all(torch.equal(made[name], expected[name]) for name in expected)
     assert vlm.chat(QUESTION, PICTURE, max_new_tokens=4) == vlm.chat(QUESTION, [PICTURE], max_new_tokens=4)
-    with pytest.raises(ValueError, match="images and no videos"):
-        vlm.inputs(QUESTION, Video([PICTURE]))
-
-
-@pytest.mark.parametrize(
-    ("images", "words"),
-    [
-        ("a.png", r"^images='a.png' is a path, but files are not opened here; open it first: images=\[PIL.Image.open"),
-        (Path("a.png"), "^images='a.png' is a path"),
-        (None, "^images of type NoneType; give an image"),
-        (np.zeros((4, 4, 3), np.uint8), "^images of type ndarray; give an image"),
-        ([np.zeros((4, 4, 3), np.uint8)], "^image 1 is not an image; open it with PIL first"),
-        (["a.png"], "^image 1 is not an image; open it with PIL first"),
-    ],
-)
-def test_what_is_no_picture_is_refused_in_words(vlm, llm, images, words):
-    for call in (vlm.inputs, vlm.chat):
-        with pytest.raises(ValueError, match=words):
-            call(QUESTION, images)
-    with pytest.raises(ValueError, match=rf"{words}|takes text, and no images"):
-        llm.chat(TEXT, images)
+    assert torch.equal(tokens(vlm, [PICTURE.convert("RGBA")]), tokens(vlm))
 
 
 def test_a_picture_is_turned_as_its_file_says(vlm):
@@ -142,25 +123,12 @@ def test_a_prompt_too_short_to_be_compressed_says_so(text_adapter):
     assert report.payload_bytes == report.ledger.dense_bytes()
 
 
-@pytest.mark.slow
-def test_the_backbone_of_an_adapter_may_lie_elsewhere(vlm_adapter, tmp_path):
-    (tmp_path / "moved").symlink_to(vlm_adapter.parent / "backbone")
-    for source in (str(tmp_path / "moved"), BackboneConfig(path=str(tmp_path / "moved"))):
-        model = SubTokenModel.from_pretrained(vlm_adapter, backbone=source)
-        assert model.backbone.family.model.config._name_or_path == str(tmp_path / "moved")
-
-
 def test_chat_is_the_decoded_answer(vlm):
     answer = vlm.chat(QUESTION, [PICTURE], max_new_tokens=5, do_sample=False)
     assert answer == vlm.tokenizer.decode(tokens(vlm)[0], skip_special_tokens=True).strip()
     assert answer == vlm.chat(f"<image>\n{QUESTION}", [PICTURE], max_new_tokens=5, do_sample=False)
     turns = [Turn(f"<image>\n{QUESTION}", "no"), Turn(QUESTION)]
     assert isinstance(vlm.chat(turns, [PICTURE], max_new_tokens=2), str)
-
-
-def test_images_of_any_mode_are_read(vlm):
-    ids = tokens(vlm, [PICTURE.convert("RGBA")])
-    assert torch.equal(ids, tokens(vlm))
 
 
 def test_beams_store_their_prompt_as_a_dense_cache_would(vlm):
@@ -193,96 +161,6 @@ def test_a_report_describes_the_samples_that_are_left(llm):
             assert report.payload_bytes == len(samples) * report.ledger.bytes_of(with_index=False)
 
 
-def truncated():
-    buffer = io.BytesIO()
-    Image.effect_noise((96, 96), 60).save(buffer, "PNG")
-    return Image.open(io.BytesIO(buffer.getvalue()[:2000]))
-
-
-MISTAKES = {
-    "setting": (lambda m: tokens(m, max_newtokens=3), "'max_newtokens'. Did you mean 'max_new_tokens'"),
-    "no ids": (lambda m: m.generate(max_new_tokens=3), "generate needs input_ids with at least one token"),
-    "empty": (lambda m: m.chat("  "), "the prompt is empty"),
-    "half a character": (lambda m: m.chat("a\ud800"), "the prompt holds half of a surrogate pair"),
-    "too few images": (lambda m: m.chat("<image> <image>\nhi", [PICTURE]), "2 image placeholders but 1 images"),
-    "too many images": (lambda m: m.chat("<image>\nhi", [PICTURE] * 2), "1 image placeholders but 2 images"),
-    "no pixels": (lambda m: m.generate(input_ids=m.inputs("a", [PICTURE])["input_ids"]), "but no pixel_values"),
-    "corrupt": (lambda m: m.chat("hi", [PICTURE, truncated()]), "image 2 cannot be read .*; replace the file"),
-    "context": (lambda m: tokens(m, context_length=3), "context_length is for language models"),
-    "cache": (lambda m: tokens(m, past_key_values=object()), r"past_key_values must be last\.cache"),
-    "two caches": (lambda m: tokens(m, cache=m.last, past_key_values=m.last), "two names for the same argument; give"),
-    "report": (lambda m: SubTokenModel.around(m.backbone).cache_report(), "nothing has been generated yet"),
-}
-
-
-@sampled("name", MISTAKES, every=3)
-def test_after_a_mistake_the_model_serves_the_next_call(vlm, name):
-    expected = tokens(vlm)
-    call, words = MISTAKES[name]
-    with pytest.raises(ValueError, match=words):
-        call(vlm)
-    assert torch.equal(tokens(vlm), expected)
-    assert vlm.cache_report().realised_fraction == 0.15625
-
-
-def test_language_models_refuse_images(llm):
-    expected = tokens(llm, (), TEXT)
-    with pytest.raises(ValueError, match="a language model takes text, and no images"):
-        llm.chat("what is this?", [PICTURE])
-    with pytest.raises(ValueError, match="pixel_values were given"):
-        llm.generate(**llm.inputs(TEXT), pixel_values=torch.zeros(1, 3, 96, 96))
-    with pytest.raises(ValueError, match="context_length=10000 must lie between 0 and"):
-        tokens(llm, (), TEXT, context_length=10_000)
-    assert torch.equal(tokens(llm, (), TEXT), expected)
-
-
-@pytest.mark.slow
-def test_a_budget_that_is_too_small_leaves_the_model_usable(vlm_adapter, dummy_evictions):
-    model = SubTokenModel.from_pretrained(
-        vlm_adapter, eviction="first_visual", eviction_keep=30_000, eviction_unit="bytes"
-    )
-    with pytest.raises(ValueError, match=r"too small for the entries that always stay .*; it needs at least \d+ bytes"):
-        model.chat("is there a 0 ? " * 10, [PICTURE])
-    model.chat("hi", [PICTURE], max_new_tokens=2)
-    assert model.cache_report().payload_bytes < 30_000 + model.cache_report().tail_bytes
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"eviction": "frist", "eviction_keep": 0.5}, "unknown eviction method 'frist'. Did you mean 'first'"),
-        ({"eviction": "first", "eviction_keep": 0.5, "eviction_options": {"windwo": 3}}, "unknown setting of first"),
-        ({"eviction": "first", "eviction_keep": 10}, r"eviction_keep=10 must lie in \(0, 1\]"),
-        ({"eviction_keep": 0.5}, "eviction_keep=0.5 needs an eviction method"),
-        ({"device_map": "cuda:99"}, "unknown device of this machine 'cuda:99'.* Allowed: auto, cpu"),
-        ({"device_map": "gpu"}, "unknown device of this machine 'gpu'"),
-        ({"reducer": build_reducer("fastv", keep_ratio=0.5)}, "is an adapter with its own token reducer; leave"),
-    ],
-)
-def test_wrong_settings_are_refused_before_anything_is_loaded(vlm_adapter, dummy_evictions, settings, words):
-    with pytest.raises(ValueError, match=words):
-        SubTokenModel.from_pretrained(vlm_adapter, **settings)
-
-
-def test_wrong_sources(vlm_adapter, text_adapter, dummy_evictions, tmp_path):
-    with pytest.raises(ValueError, match=r"is not an adapter folder .no subtoken_config.json.; backbone='x' needs one"):
-        SubTokenModel.from_pretrained(vlm_adapter.parent / "backbone", backbone="x")
-    with pytest.raises(ValueError, match=r"is neither a folder with a config\.json nor"):
-        SubTokenModel.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"eviction_options=.* need an eviction, for instance eviction='snapkv'"):
-        SubTokenModel.from_pretrained(text_adapter, eviction_options={"window": 3})
-    with pytest.raises(ValueError, match="'first_visual' reads the attention between text and image"):
-        SubTokenModel.from_pretrained(text_adapter, eviction="first_visual", eviction_keep=0.5)
-
-
-@pytest.mark.slow
-def test_loading_and_chat_say_nothing(vlm_adapter, recwarn):
-    model = SubTokenModel.from_pretrained(vlm_adapter)
-    model.chat(QUESTION, [PICTURE], do_sample=False)
-    assert [str(warning.message) for warning in recwarn] == []
-    assert model.last.cache.get_seq_length() < model.last.batch.input_ids_BN.shape[1] + ANSWER_TOKENS
-
-
 @pytest.mark.parametrize("side", ["vlm", "llm"])
 def test_a_loop_of_ones_own_says_what_generate_says(side, request):
     model = request.getfixturevalue(side)
@@ -297,23 +175,6 @@ def test_a_loop_of_ones_own_says_what_generate_says(side, request):
     assert model.cache_report().tail_bytes == 5 * model.backbone.family.shape.token_bytes
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"past_key_value": 1}, "unknown input 'past_key_value'"),
-        ({"cache": "own", "attention_mask": torch.ones(1, 1)}, "leave attention_mask out"),
-        ({"cache": "own", "past_key_values": "own"}, "two names for the same argument"),
-        ({"cache": "own", "rows": 2}, "2 rows of ids for a cache of 1 prompts"),
-    ],
-)
-def test_a_call_of_ones_own_that_means_nothing_is_refused(llm, given, words):
-    llm(**llm.inputs(TEXT))
-    rows = given.pop("rows", 1) if "rows" in given else 1
-    own = {name: llm.last.cache if value == "own" else value for name, value in given.items()}
-    with pytest.raises(ValueError, match=words):
-        llm(torch.ones(rows, 1, dtype=torch.long), **own)
-
-
 def test_methods_are_given_by_name_or_built():
     tiny = "checkpoints/tiny-llava"
     named = SubTokenModel.from_pretrained(tiny, reducer="fastv", keep_ratio=0.25, eviction="snapkv", eviction_keep=0.5)
@@ -323,21 +184,6 @@ def test_methods_are_given_by_name_or_built():
     assert repr(named) == repr(built) == "SubTokenModel(LlavaForConditionalGeneration on cpu, fastv 0.25, snapkv 0.5)"
     assert torch.equal(tokens(named), tokens(built))
     assert (named.device, named.dtype) == (torch.device("cpu"), torch.float32)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"reducer": "fastv"}, "reducer='fastv' needs keep_ratio"),
-        ({"keep_ratio": 0.5}, "goes with a reducer's name"),
-        ({"reducer": {"name": "fastv"}}, "reducer is of type dict"),
-        ({"eviction": 3}, "eviction is of type int"),
-        ({"eviction": build_eviction("snapkv"), "eviction_options": {"window": 8}}, "snapkv is built, with settings"),
-    ],
-)
-def test_methods_that_are_none_are_refused_before_weights_are_read(given, words):
-    with pytest.raises(ValueError, match=words):
-        SubTokenModel.from_pretrained("checkpoints/tiny-llava", **given)
 
 
 def test_a_streamed_answer_is_the_answer():
@@ -373,3 +219,132 @@ def test_a_streamed_answer_is_made_under_the_autocast_of_who_asks():
     assert "".join(stream)
     hook.remove()
     assert set(seen) == {torch.bfloat16}
+
+
+TINY = "checkpoints/tiny-llava"
+CUDA = "unknown device of this machine 'cuda:99'.* Allowed: auto, cpu"
+WRONG_SETTINGS = {
+    "name": (
+        "vlm",
+        {"eviction": "frist", "eviction_keep": 0.5},
+        "unknown eviction method 'frist'. Did you mean 'first'",
+    ),
+    "option": ("vlm", FIRST | {"eviction_options": {"windwo": 3}}, "unknown setting of first"),
+    "keep": ("vlm", FIRST | {"eviction_keep": 10}, r"eviction_keep=10 must lie in \(0, 1\]"),
+    "no method": ("vlm", {"eviction_keep": 0.5}, "eviction_keep=0.5 needs an eviction method"),
+    "no such device": ("vlm", {"device_map": "cuda:99"}, CUDA),
+    "own reducer": ("vlm", {"reducer": build_reducer("fastv", 0.5)}, "is an adapter with its own token reducer; leave"),
+    "options alone": ("llm", {"eviction_options": {"window": 3}}, "eviction_options=.* need an eviction, for instance"),
+    "image": ("llm", {"eviction": "first_visual", "eviction_keep": 0.5}, "'first_visual' reads the attention between"),
+    "ratio": (TINY, {"reducer": "fastv"}, "reducer='fastv' needs keep_ratio"),
+    "ratio alone": (TINY, {"keep_ratio": 0.5}, "goes with a reducer's name"),
+    "reducer": (TINY, {"reducer": {"name": "fastv"}}, "reducer is of type dict"),
+    "eviction": (TINY, {"eviction": 3}, "eviction is of type int"),
+    "built": (TINY, BUILT, "snapkv is built, with settings"),
+    "backbone": (
+        TINY,
+        {"backbone": "x"},
+        r"is not an adapter folder .no subtoken_config.json.; backbone='x' needs one",
+    ),
+    "folder": ("tests", {}, r"is neither a folder with a config\.json nor"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_SETTINGS)
+def test_wrong_settings_are_refused_before_weights_are_read(name, vlm_adapter, text_adapter, dummy_evictions):
+    path, settings, words = WRONG_SETTINGS[name]
+    with pytest.raises(ValueError, match=words):
+        SubTokenModel.from_pretrained({"vlm": vlm_adapter, "llm": text_adapter}.get(path, path), **settings)
+
+
+def truncated():
+    buffer = io.BytesIO()
+    Image.effect_noise((96, 96), 60).save(buffer, "PNG")
+    return Image.open(io.BytesIO(buffer.getvalue()[:2000]))
+
+
+def goes_on(model, rows=1, **given):
+    own = {name: model.last.cache if value == "own" else value for name, value in given.items()}
+    return model(torch.ones(rows, 1, dtype=torch.long), **own)
+
+
+NO_IMAGE = "^image 1 is not an image; open it with PIL first"
+MISTAKES = {
+    "setting": (lambda m: tokens(m, max_newtokens=3), "'max_newtokens'. Did you mean 'max_new_tokens'"),
+    "no ids": (lambda m: m.generate(max_new_tokens=3), "generate needs input_ids with at least one token"),
+    "empty": (lambda m: m.chat("  "), "the prompt is empty"),
+    "half a character": (lambda m: m.chat("a\ud800"), "the prompt holds half of a surrogate pair"),
+    "too few images": (lambda m: m.chat("<image> <image>\nhi", [PICTURE]), "2 image placeholders but 1 images"),
+    "no pixels": (lambda m: m.generate(input_ids=m.inputs("a", [PICTURE])["input_ids"]), "but no pixel_values"),
+    "corrupt": (lambda m: m.chat("hi", [PICTURE, truncated()]), "image 2 cannot be read .*; replace the file"),
+    "video": (lambda m: m.inputs(QUESTION, Video([PICTURE])), "images and no videos"),
+    "path": (
+        lambda m: m.chat(QUESTION, Path("a.png")),
+        r"^images='a.png' is a path, .* open it first: images=\[PIL.Image.o",
+    ),
+    "none": (lambda m: m.inputs(QUESTION, None), "^images of type NoneType; give an image"),
+    "array": (lambda m: m.chat(QUESTION, np.zeros((4, 4, 3), np.uint8)), "^images of type ndarray; give an image"),
+    "arrays": (lambda m: m.chat(QUESTION, [np.zeros((4, 4, 3), np.uint8)]), NO_IMAGE),
+    "paths": (lambda m: m.inputs(QUESTION, ["a.png"]), NO_IMAGE),
+    "context": (lambda m: tokens(m, context_length=3), "context_length is for language models"),
+    "cache": (lambda m: tokens(m, past_key_values=object()), r"past_key_values must be last\.cache"),
+    "two caches": (lambda m: tokens(m, cache=m.last, past_key_values=m.last), "two names for the same argument; give"),
+    "input": (lambda m: goes_on(m, past_key_value=1), "unknown input 'past_key_value'"),
+    "mask": (lambda m: goes_on(m, cache="own", attention_mask=torch.ones(1, 1)), "leave attention_mask out"),
+    "rows": (lambda m: goes_on(m, 2, cache="own"), "2 rows of ids for a cache of 1 prompts"),
+    "report": (lambda m: SubTokenModel.around(m.backbone).cache_report(), "nothing has been generated yet"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_after_a_mistake_the_model_serves_the_next_call(vlm, name):
+    expected = tokens(vlm)
+    call, words = MISTAKES[name]
+    with pytest.raises(ValueError, match=words):
+        call(vlm)
+    assert torch.equal(tokens(vlm), expected)
+
+
+def test_language_models_refuse_images(llm):
+    with pytest.raises(ValueError, match="pixel_values were given"):
+        llm.generate(**llm.inputs(TEXT), pixel_values=torch.zeros(1, 3, 96, 96))
+    with pytest.raises(ValueError, match="context_length=10000 must lie between 0 and"):
+        tokens(llm, (), TEXT, context_length=10_000)
+
+
+ASKED = {"max_new_tokens": 8, "do_sample": False, "return_full_text": False}
+
+
+@pytest.fixture
+def reader() -> SubTokenModel:
+    return SubTokenModel.from_pretrained(ROOT / "checkpoints" / "tiny-llama", eviction="knorm", eviction_keep=0.3)
+
+
+def test_texts_are_answered_as_by_generate(reader):
+    pipe = pipeline("text-generation", model=reader.backbone.model, tokenizer=reader.tokenizer)
+    prompts = ["The code of baran is amber falcon. " * n + "\n\nThe code of baran is" for n in (12, 7)]
+    plain = [found[0]["generated_text"] for found in pipe(prompts, **ASKED)]
+    pipe.model = reader
+    answers = [found[0]["generated_text"] for found in pipe(prompts, **ASKED)]
+    assert reader.cache_report().kept_entries == pytest.approx(0.3, abs=0.02)
+    batched = [found[0]["generated_text"] for found in pipe(prompts, batch_size=2, **ASKED)]  # padded on the left
+    assert answers == batched != plain
+    for prompt, answer in zip(prompts, answers, strict=True):
+        given = reader.inputs(prompt)
+        out = reader.generate(**given, max_new_tokens=8, do_sample=False)[0, given["input_ids"].shape[1] :]
+        assert answer == reader.tokenizer.decode(out, skip_special_tokens=True)
+    (whole,) = pipe(prompts[0], max_new_tokens=8, do_sample=False, context_length=10)
+    assert whole["generated_text"].startswith(prompts[0])
+    assert reader.cache_report().ledger.bytes_of("context") < reader.cache_report().ledger.bytes_of("query")
+
+
+def test_pictures_are_answered_as_by_chat():
+    model = SubTokenModel.from_pretrained(ROOT / "checkpoints" / "adapters" / "tiny_fastv25_s16k4")
+    pipe = pipeline("image-text-to-text", model=model.backbone.model, processor=model.processor)
+    pipe.model = model
+    picture = Image.open(ROOT / "data" / "samples" / "a.png")
+    for question in ("is there a 7 ?", "what is at C4 ?"):
+        talk = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": question}]}]
+        (found,) = pipe(text=talk, **ASKED)
+        assert model.cache_report().realised_fraction == 0.25 * 0.625
+        assert found["generated_text"].strip() == model.chat(question, [picture], max_new_tokens=8)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.batched import generate_batch
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.prefill import decode, open_prompts
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress, only_sample
 from tests.support.reference import recompute
@@ -67,21 +65,6 @@ def test_a_budget_of_everything_reads_everything(kv_dtype):
 
 
 @torch.no_grad()
-def test_rounded_pages_are_read():
-    """The choice is by what is stored: with pages of one entry and all but one read, little is lost."""
-    backbone = backbone_of(CELL)
-    batch = text_batch([(50, 6, 0)])
-    logits = []
-    for compression in (Compression(kv_dtype="int8"), Compression(reading(0.9).eviction, 0.9, kv_dtype="int8")):
-        cache = PackedCache(backbone.family.shape.num_layers)
-        open_prompts(backbone, batch, cache, compression, "query_aware")
-        logits.append(decode(backbone, torch.tensor([[11]]), cache))
-    whole, some = logits
-    assert not torch.equal(whole, some)
-    assert (whole - some).norm() < 0.3 * whole.norm()
-
-
-@torch.no_grad()
 def test_the_report_tells_what_is_stored_and_what_is_read():
     family = text_family(max_position_embeddings=512)
     model = SubTokenModel.around(compress(family), reading(0.25, dense_layers=1))
@@ -116,11 +99,6 @@ def test_beams_take_their_pages_along():
         (reading(0.5), RoutingConfig("linear", num_groups=8, kept_groups=3), "reads pages of whole values.*selector"),
         (Compression(build_eviction("quest_steps"), 9000, "bytes"), None, "frees no bytes.*a share such as 0.25"),
         (Compression(build_eviction("quest_steps"), 0.5, key_channels=0.5), None, "it reads pages of whole keys"),
-        (
-            Compression(build_eviction("quest_steps"), 0.5, key_channels=0.5, key_axes="pca"),
-            None,
-            "it reads pages of whole keys",
-        ),
         (Compression(build_eviction("quest_steps"), 0.5, merge="pivot"), None, "drops nothing that could be merged"),
     ],
 )

@@ -1,8 +1,9 @@
-"""What fills a cache, and what a decode step does, and above all does not do."""
+"""What fills a cache, what a decode step does, and above all does not do; how often the host reads the device."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,51 +13,21 @@ from torch.utils._pytree import tree_leaves
 
 import subtoken_train
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.cache.pack import pack_layer
-from subtoken_train.engine.prompt_pass import PromptPass
 from subtoken_train.errors import SubTokenWarning
+from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import decode, prefill
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress
+from tests.support.host_reads import host_reads
+from tests.support.packing import short_runs  # noqa: F401  (a fixture)
+from tests.support.sampling import sampled
+from tests.support.step_cells import CELLS, StepCell
 from tests.support.text_families import text_batch, text_family
 from tests.support.truth_evictions import KV_HEADS, OwnSets, SharedSet
 from tests.support.truth_models import family_of, prompts
 
 ROOMS = [str(Path(subtoken_train.__file__).parent / room) for room in ("routing", "reducers", "evictions")]
-
-
-@pytest.mark.parametrize("eviction", [None, SharedSet(), OwnSets()])
-@torch.no_grad()
-def test_the_cache_is_packed_from_the_plan_that_is_returned(eviction, monkeypatch):
-    family = text_family(layers=2)
-    KV_HEADS[0] = family.shape.num_kv_heads
-    backbone = compress(family, RoutingConfig(num_groups=8, kept_groups=2), name="quest", keep_ratio=0.5).eval()
-    seen, made, plan_of = [], [], PromptPass.plan
-
-    def packed(keys, values, plan, *given):
-        seen.append((plan, *given))
-        return pack_layer(keys, values, plan, *given)
-
-    def planned(*given):
-        made.append(plan_of(*given))
-        return made[-1]
-
-    monkeypatch.setattr("subtoken_train.inference.layer_packer.pack_layer", packed)
-    monkeypatch.setattr(PromptPass, "plan", planned)
-    cache = PackedCache(2)
-    first = prefill(backbone, text_batch([(600, 30, 0), (500, 20, 0)]), cache, Compression(eviction))
-    assert len(made) == 1
-    assert first.plan is made[0]
-    assert all(one is other for (one, *_), other in zip(seen, first.plan.layers, strict=True))
-    slices = sum(
-        int((layer.entries_BN >= 0).sum()) * family.shape.num_kv_heads
-        if layer.heads_BNh is None
-        else int(layer.heads_BNh.sum())
-        for layer in first.plan.layers
-    )
-    keys = [part.keys for layer in cache.layers for block in layer.blocks for part in block.parts]
-    assert sum(part.data.numel() for part in keys) == slices * family.shape.head_dim
 
 
 class Spy(TorchDispatchMode):
@@ -121,15 +92,6 @@ def test_a_decode_step_runs_no_router_and_copies_no_prompt(eviction, new):
     assert max(spy.made)[0] < entries * family.shape.value_dim, max(spy.made)
 
 
-def test_the_spy_notices_a_copy_and_no_view():
-    stored = torch.randn(40, 8)
-    with Spy(pointers([stored])) as spy:
-        stored[3:].T.reshape(8, 37)
-        assert spy.made == []
-        stored[3:] * 2
-    assert [size for size, _ in spy.made] == [37 * 8]
-
-
 @torch.no_grad()
 def test_a_prompt_longer_than_the_positions_is_run_with_a_warning():
     family = text_family(layers=2, max_position_embeddings=40)
@@ -145,3 +107,82 @@ def test_three_axes_go_on_from_the_largest_position():
     largest = family.positions(batch).amax((0, 2))
     assert cache.next_position.shape == (3, 3, 1)
     assert torch.equal(cache.next_position, (largest + 1)[None, :, None].expand(3, 3, 1))
+
+
+OWN_SETS = build_eviction("ada(knorm)")
+BATCH = [(30, 5, 0), (21, 4, 0)]
+
+
+@torch.no_grad()
+def reads(layers, routed=False, reducer=None, **compression):
+    routing = RoutingConfig(num_groups=4, kept_groups=1) if routed else None
+    backbone = compress(text_family(layers=layers), routing, **(reducer or {})).eval()
+    cache, prompts = PackedCache(layers), text_batch(BATCH, pad_left=True)
+    with host_reads() as found:
+        prefill(backbone, prompts, cache, Compression(**compression))
+    assert all(layer.blocks for layer in cache.layers)
+    return [each for each in found if not each.startswith("aten::lift_fresh at families/decoder.py")]
+
+
+@sampled(
+    ("most", "settings"),
+    [
+        (6, {}),
+        (16, {"routed": True}),
+        (8, {"eviction": build_eviction("knorm"), "keep": 0.5, "scope": "all"}),
+        (8, {"eviction": build_eviction("streaming_llm"), "keep": 0.5, "scope": "all"}),
+    ],
+    every=4,
+)
+def test_reads_do_not_grow_with_the_layers(most, settings):
+    few, many = reads(2, **settings), reads(5, **settings)
+    assert len(many) == len(few) <= most, many
+
+
+@sampled(
+    ("each", "settings"),
+    [
+        (2, {"key_channels": 0.5, "key_window": 4}),
+        (2, {"prefill_chunk": 16}),
+        (2, {"eviction": OWN_SETS, "keep": 0.5, "scope": "all"}),
+    ],
+    every=3,
+)
+def test_what_hangs_on_a_layer_is_read_in_it(each, settings):
+    """Which keys are cut, a chunked prompt's layer before the next one runs, floors of heads."""
+    few, many = reads(2, **settings), reads(5, **settings)
+    assert len(many) - len(few) <= 3 * each, many
+
+
+NEW = (1, 1, 16, 3, 1)  # tokens of the steps that are watched
+
+
+def begun(cell: StepCell):
+    backbone, cache, token_B1 = cell.filled()
+    cache.reserve(sum(NEW) + 1)
+    decode(backbone, token_B1, cache)
+    return backbone, cache, [token_B1.repeat(1, new) for new in NEW]
+
+
+@sampled("name", CELLS, every=4)
+@torch.no_grad()
+def test_a_step_does_not_wait_for_the_device(name):
+    backbone, cache, steps = begun(CELLS[name])
+    for ids in steps:
+        with host_reads() as found:
+            decode(backbone, ids, cache)
+        assert found == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", CELLS)
+@torch.no_grad()
+def test_a_step_on_cuda_does_not_wait_for_it(name):
+    backbone, cache, steps = begun(replace(CELLS[name], device="cuda"))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for ids in steps:
+            decode(backbone, ids, cache)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

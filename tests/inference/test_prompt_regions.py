@@ -77,34 +77,17 @@ def test_text_regions_split_each_sample(pad_left):
         assert batch.rank_position_B.tolist() == ([99, 99] if pad_left else [99, 69])
 
 
-@pytest.fixture(scope="module")
-def english():
+SHOTS = "Q: how many legs has a spider?\nA: eight\n\n" * 6 + "Q: how many has a bee?\nA:"
+ASKS_64 = ["one line of words " * 40, "a\n\n" + "words after a heading " * 40, "words and words " * 40 + "\n\n"]
+
+
+def test_few_shot_prompts_ask_after_their_last_blank_line_and_others_with_64_tokens():
     family = text_family()
     family.processor = build_tokenizer()
-    return family
-
-
-def context_of(family, text):
-    ids = family.tokenizer(text)["input_ids"]
-    return family.tokenizer.decode(ids[: context_tokens(family, ids)]), len(ids)
-
-
-@pytest.mark.slow
-def test_few_shot_prompts_ask_after_their_last_blank_line(english):
-    shots = "Q: how many legs has a spider?\nA: eight\n\n" * 6
-    context, _ = context_of(english, shots + "Q: how many has a bee?\nA:")
-    assert context == "<s>" + shots or context.rstrip("\n") == "<s>" + shots.rstrip("\n")
-
-
-@pytest.mark.parametrize("text", ["one line of words " * 40, "a\n\n" + "words after a heading " * 40])
-def test_other_prompts_ask_with_their_last_64_tokens(english, text):
-    ids = english.tokenizer(text)["input_ids"]
-    assert context_tokens(english, ids) == len(ids) - 64
-
-
-def test_a_blank_line_at_the_end_is_none(english):
-    ids = english.tokenizer("words and words " * 40 + "\n\n")["input_ids"]
-    assert context_tokens(english, ids) == len(ids) - 64
+    ids = [family.tokenizer(text)["input_ids"] for text in (SHOTS, *ASKS_64)]
+    context = family.tokenizer.decode(ids[0][: context_tokens(family, ids[0])])
+    assert context.rstrip("\n") == "<s>" + SHOTS.rpartition("\n\n")[0]
+    assert [len(own) - context_tokens(family, own) for own in ids[1:]] == [64] * 3
 
 
 @pytest.mark.parametrize("routing", [None, RoutingConfig(num_groups=8, kept_groups=2, budget="global")])
@@ -120,39 +103,35 @@ def test_short_prompts_are_not_compressed(routing):
     assert [layer.entries_BN.ge(0).sum(-1).tolist() for layer in got.plan.layers] == [[40, 20]] * 3
 
 
-def test_mixed_lengths_compress_what_is_long_enough():
-    ids, mask = text_ids([100, 30], pad_left=True)
-    batch = batch_from_inputs(text_family(), ids, mask, {}, None)
-    reducer = {"name": "none"}
-    backbone = compress(text_family(), RoutingConfig(num_groups=8, kept_groups=2), **reducer)
-    plan = generate_greedy(backbone, batch, 2).plan
-    assert plan.layers[0].group_mask_BNS[0].sum() == 36 * 2 + 64 * 8
+SEES = family_of("llava")
+IDS, MASK = text_ids([20], pad_left=False)
+PIXELS = {"pixel_values": torch.zeros(1, 3, 96, 96)}
+PICTURES = inputs_of(make_batch([(1, 6)]))[:2]
+UNFIT = {
+    "negative": (
+        text_family(),
+        IDS,
+        MASK,
+        {},
+        -1,
+        "context_length=-1 must lie between 0 and 19: prompt 0 has 20 tokens",
+    ),
+    "all": (text_family(), IDS, MASK, {}, 20, "context_length=20 must lie between 0 and 19"),
+    "half": (text_family(), IDS, MASK, {}, 3.5, "context_length=3.5 must be a whole number of tokens"),
+    "pixels": (text_family(), IDS, MASK, PIXELS, None, "pixel_values were given, but a language model sees no images"),
+    "unshown": (SEES, IDS, MASK, PIXELS, None, "0 image tokens in the prompt but some pixel_values"),
+    "no pixels": (SEES, *PICTURES, {}, None, r"\d+ image tokens in the prompt but no pixel_values"),
+    "context": (SEES, IDS, MASK, {}, 4, "context_length is for language models; llava compresses the visual tokens"),
+    "list": (SEES, IDS, MASK, {"pixel_values": [1]}, None, "pixel_values must be a tensor, not list"),
+    "kinds": (SEES, IDS, MASK, {"mm_token_type_ids": torch.ones_like(IDS)}, None, "mm_token_type_ids do not mark the"),
+}
 
 
-@pytest.mark.parametrize("length", [-1, 20, 100])
-def test_a_context_leaves_something_to_ask(length):
-    ids, mask = text_ids([20], pad_left=False)
-    with pytest.raises(ValueError, match=f"context_length={length} must lie between 0 and 19: prompt 0 has 20 tokens"):
-        batch_from_inputs(text_family(), ids, mask, {}, length)
-
-
-def test_inputs_that_do_not_fit_the_backbone(tiny_family):
-    ids, mask = text_ids([20], pad_left=False)
-    pixels = {"pixel_values": torch.zeros(1, 3, 96, 96)}
-    with pytest.raises(ValueError, match="pixel_values were given, but a language model sees no images"):
-        batch_from_inputs(text_family(), ids, mask, pixels, None)
-    with pytest.raises(ValueError, match="0 image tokens in the prompt but some pixel_values"):
-        batch_from_inputs(tiny_family, ids, mask, pixels, None)
-    with pytest.raises(ValueError, match="64 image tokens in the prompt but no pixel_values"):
-        batch_from_inputs(tiny_family, *inputs_of(make_batch([(1, 6)]))[:2], {}, None)
-    with pytest.raises(ValueError, match="context_length is for language models; llava compresses the visual tokens"):
-        batch_from_inputs(tiny_family, ids, mask, {}, 4)
-    with pytest.raises(ValueError, match="pixel_values must be a tensor, not list"):
-        batch_from_inputs(tiny_family, ids, mask, {"pixel_values": [pixels]}, None)
-    with pytest.raises(ValueError, match="mm_token_type_ids do not mark the image tokens"):
-        batch_from_inputs(tiny_family, ids, mask, {"mm_token_type_ids": torch.ones_like(ids)}, None)
-    with pytest.raises(ValueError, match=r"context_length=3.5 must be a whole number of tokens"):
-        batch_from_inputs(text_family(), ids, mask, {}, 3.5)
+@pytest.mark.parametrize("name", UNFIT)
+def test_inputs_that_do_not_fit_the_backbone(name):
+    *given, words = UNFIT[name]
+    with pytest.raises(ValueError, match=words):
+        batch_from_inputs(*given)
 
 
 @pytest.mark.parametrize("kind", ["llava", "qwen"])
@@ -173,14 +152,6 @@ def test_images_of_another_form_are_worded(kind, tmp_path):
         with pytest.raises(ValueError, match=said):
             batch_from_inputs(family, ids, mask, images | change, None)
     assert batch_from_inputs(family, ids.int(), mask, images, None).input_ids_BN.dtype == torch.int64
-
-
-def test_a_long_prompt_is_decoded_a_few_times_only(monkeypatch):
-    family = text_family()
-    calls = []
-    monkeypatch.setattr(type(family.tokenizer), "decode", lambda self, ids: calls.append(len(ids)) or "no blank line")
-    assert context_tokens(family, [5] * 4096) == 4096 - 64
-    assert len(calls) <= 13
 
 
 A, V, P = int(Region.ANSWER), int(Region.VISUAL), int(Region.PADDING)

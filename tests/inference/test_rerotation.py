@@ -11,20 +11,14 @@ from itertools import product
 import pytest
 import torch
 
-from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions import build_eviction
 from subtoken_train.families.decoder import CACHE
 from subtoken_train.functional.rotary import Rotation
-from subtoken_train.inference.batched import generate_batch
-from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.layer_packer import Rerotation
-from subtoken_train.inference.prefill import open_prompts
 from tests.support.golden_cases import golden_view, keep_of, load, record
-from tests.support.helpers import compress
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
-from tests.support.truth_cells import compression_of, decoded, difference
-from tests.support.truth_models import family_of, prompts
+from tests.support.truth_cells import difference
 
 CELL = {"layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32", "rerotate": "yes"}
 
@@ -38,28 +32,6 @@ def by_hand(vector_d, position, inv_freq):
         x, y = vector_d[i], vector_d[i + half]
         out[i], out[i + half] = x * cos - y * sin, y * cos + x * sin
     return out
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_every_kept_key_is_turned_to_its_rank(shared):
-    """Heads of unlike sets, samples of unlike counts, positions with gaps, padding on the left of one sample."""
-    family = family_of("llama")
-    generator = torch.Generator().manual_seed(0)
-    plain = torch.randn(2, 2, 9, 16, generator=generator)
-    position = torch.tensor([[0, 1, 2, 3, 7, 8, 9, 30, 31], [0, 0, 0, 1, 2, 3, 4, 5, 6]])
-    keep = torch.zeros(2, 2, 9).bool()
-    keep[0, 0, [1, 4, 7]] = keep[0, 1, [0, 2, 8]] = keep[1, 0, [2, 3, 5, 8]] = keep[1, 1, [4, 5, 6, 7]] = True
-    if shared:
-        keep[:, 1] = keep[:, 0]
-    inv_freq = family.decoder.rotary_emb.inv_freq
-    key = family.rotation(0, position).turn(plain)
-    rerotation = Rerotation(family.rotation)
-    moved = rerotation.closed_up(0, key, keep[:, :1] if shared else keep, position)
-    assert rerotation.next_position.tolist() == [[3], [4]]
-    for sample, head in product(range(2), range(2)):
-        for rank, row in enumerate(keep[sample, head].nonzero()[:, 0].tolist()):
-            expected = by_hand(plain[sample, head, row], rank, inv_freq)
-            assert torch.allclose(moved[sample, head, row], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["llama", "phi3", "glm4", "cohere", "cohere2", "exaone4", "smollm3"])
@@ -153,92 +125,6 @@ def test_the_packed_cache_is_the_recompute(family, reducer, selector, eviction, 
     cell = {"family": family, "reducer": reducer, "selector": selector, "eviction": eviction, "protocol": protocol}
     found = difference({**CELL, **cell, "batch": f"three_{side}", "scope": scope, "chunk": chunk}, 8)
     assert found.fits("fp32"), found
-
-
-def test_the_recompute_tells_re_rotated_from_not():
-    """The truth of re-rotated keys is another one than that of keys at their places."""
-    cell = {**CELL, "family": "llama", "reducer": "none", "selector": "none", "eviction": "snapkv"}
-    cell |= {"batch": "three_left", "scope": "context", "protocol": "query_aware"}
-    backbone = compress(family_of("llama")).eval()
-    batch = prompts(backbone.family, "three", pad_left=True)
-    near = decoded(backbone, batch, 2, compression_of(cell))
-    del cell["rerotate"]
-    far = decoded(backbone, batch, 2, compression_of(cell))
-    assert torch.equal(near.logits_BTV[:, 0], far.logits_BTV[:, 0])
-    assert (near.logits_BTV[:, 1] - far.logits_BTV[:, 1]).abs().max() > 1e-2
-    assert (near.cache.next_position < far.cache.next_position).all()
-
-
-@torch.no_grad()
-def test_everything_kept_changes_nothing():
-    backbone, batch = compress(text_family()).eval(), text_batch([(20, 5, 0), (13, 4, 0)], pad_left=True)
-    found = [
-        decoded(backbone, batch, 4, Compression(build_eviction("knorm"), 1.0, rerotate=rerotate)).logits_BTV
-        for rerotate in (False, True)
-    ]
-    assert (found[0] - found[1]).abs().max() < 1e-5
-
-
-@pytest.mark.filterwarnings("ignore:a sequence is longer than the 64 positions")
-@torch.no_grad()
-def test_generation_stays_within_the_models_positions(monkeypatch):
-    """A prompt of 48 tokens and 40 more on a model of 64 positions: no token stands beyond it."""
-    backbone = compress(text_family(layers=2, max_position_embeddings=64, initializer_range=0.2)).eval()
-    family, batch = backbone.family, text_batch([(42, 5, 0), (30, 5, 0)])
-    largest = []
-    through = family.through
-
-    def noted(layers, hidden, mask, position, *rest, **options):
-        largest.append(int(position.max()))
-        return through(layers, hidden, mask, position, *rest, **options)
-
-    monkeypatch.setattr(family, "through", noted)
-    monkeypatch.setattr(family.model.generation_config, "eos_token_id", None)
-    family.tokenizer.eos_token_id, end = None, family.tokenizer.eos_token_id
-    try:
-        for rerotate in (True, False):
-            largest.clear()
-            method = Compression(build_eviction("streaming_llm"), 0.2, scope="all", rerotate=rerotate)
-            (first, _) = generate_batch(backbone, batch, max_new_tokens=40, compression=method)
-            assert len(first.token_ids) == 40
-            assert max(largest) == (47 if rerotate else 86)
-    finally:
-        family.tokenizer.eos_token_id = end
-
-
-@pytest.mark.parametrize("eviction", ["streaming_llm", "snapkv"])
-@torch.no_grad()
-def test_the_basis_of_rounded_keys_is_that_of_the_stored_ones(eviction):
-    """Means and fourth roots of mean squares, head by head, of what stays where it stays."""
-    backbone, batch = compress(text_family(seed=3)).eval(), text_batch([(40, 6, 0), (33, 4, 0)])
-    caches = {}
-    for kv_dtype in ("model", "int4_rotated"):
-        method = Compression(build_eviction(eviction), 0.3, rerotate=True, kv_dtype=kv_dtype, scope="all")
-        caches[kv_dtype] = PackedCache(3)
-        open_prompts(backbone, batch, caches[kv_dtype], method, "query_aware")
-    for plain, rounded in zip(caches["model"].layers, caches["int4_rotated"].layers, strict=True):
-        heads = {}
-        for block in plain.blocks:
-            keys = torch.cat([part.keys.read() for part in block.parts], 2)
-            rows = range(len(keys)) if block.rows is None else block.rows.tolist()
-            for row, own in zip(rows, keys, strict=True):
-                for head, stored in enumerate(own):
-                    heads[divmod(row, 2) if len(own) == 1 else (row, head)] = stored
-        assert len(heads) == 2 * 2
-        for (sample, head), stored_Nd in heads.items():
-            centre = stored_Nd.mean(0)
-            torch.testing.assert_close(rounded.basis.centre_Bh1d[sample, head, 0].float(), centre, rtol=2e-3, atol=2e-3)
-            size = (stored_Nd - centre).square().mean(0) ** 0.25
-            size = size / size.log().mean().exp()
-            torch.testing.assert_close(rounded.basis.size_Bh1d[sample, head, 0].float(), size, rtol=5e-3, atol=0)
-
-
-def test_angles_that_depend_on_the_length_are_refused():
-    scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    family = text_family(layers=1, rope_parameters=scaled, max_position_embeddings=64)
-    with pytest.raises(ValueError, match="positions of kind 'dynamic': their angles depend on a prompt's length"):
-        Compression(build_eviction("knorm"), 0.5, rerotate=True).check(family)
-    Compression(build_eviction("knorm"), 0.5).check(family)
 
 
 @pytest.mark.parametrize(

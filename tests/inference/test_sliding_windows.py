@@ -13,44 +13,12 @@ from subtoken_train.inference.batched import score_batch
 from subtoken_train.inference.cache_report import account, report
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import append, open_prompts
-from subtoken_train.kernels.cpu import packed_attention
-from subtoken_train.kernels.formats import MODEL
-from subtoken_train.kernels.reference import reference_attention
-from subtoken_train.kernels.storage import Block, BlockPart, CacheWindow, Tail
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress
 from tests.support.text_families import WINDOW, text_batch, text_family
 from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of
 
 CELL = PLAIN_CELL | {"family": "qwen2_window", "batch": "three_left"}
-
-
-@pytest.mark.parametrize("attend", [packed_attention, reference_attention])
-@pytest.mark.parametrize("new", [1, 3])
-@pytest.mark.parametrize("shared", [True, False])
-def test_attention_in_a_window_is_a_plain_loop(new, shared, attend):
-    """Entries with gaps between them, tails that start at unlike positions and one that is padded."""
-    torch.manual_seed(0)
-    heads, entries, tail, size = 2, 9, 5, 8
-    query, keys, values = torch.randn(2, 4, new, 16), torch.randn(2, 2, entries, 16), torch.randn(2, 2, entries, 16)
-    tail_keys, tail_values = torch.randn(2, 2, tail, 16), torch.randn(2, 2, tail, 16)
-    places = torch.stack([torch.randperm(20)[:entries].sort().values for _ in range(2 if shared else 4)]).int()
-    begins, padded = torch.tensor([20, 22]), torch.tensor([0, 2])
-    own = [keys, values] if shared else [x.flatten(0, 1)[:, None] for x in (keys, values)]
-    block = Block(None, [BlockPart(MODEL.store(own[0]), MODEL.store(own[1]), False, places)])
-    got = attend(query, [block], Tail(tail_keys, tail_values, tail, padded), 0.25, CacheWindow(size, begins - padded))
-    for b in range(2):
-        for head in range(4):
-            row = places[b if shared else b * heads + head // 2].tolist()
-            for j in range(new):
-                at = tail - new + j
-                mine = int(begins[b] - padded[b]) + at
-                columns = [i for i, place in enumerate(row) if mine - place < size]
-                late = [t for t in range(tail) if t == at or (padded[b] <= t <= at and at - t < size)]
-                all_keys = torch.cat([keys[b, head // 2, columns], tail_keys[b, head // 2, late]])
-                all_values = torch.cat([values[b, head // 2, columns], tail_values[b, head // 2, late]])
-                weights = (all_keys @ query[b, head, j] * 0.25).softmax(0)
-                torch.testing.assert_close(got[b, head, j], weights @ all_values, rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
@@ -137,14 +105,18 @@ def test_a_cropped_cache_sees_again_what_had_left_the_window():
     ],
 )
 def test_what_does_not_go_with_windows_is_refused(settings, words):
-    with pytest.raises(ValueError, match=f"{words}.*sliding windows of mistral"):
-        Compression(**settings).check(text_family("mistral_window"))
-
-
-def test_alphas_are_not_learned_in_windows():
     family = text_family("mistral_window")
+    with pytest.raises(ValueError, match=f"{words}.*sliding windows of mistral"):
+        Compression(**settings).check(family)
     with pytest.raises(ValueError, match="mistral has sliding windows, and alphas of heads"):
         mixed_hidden(family, torch.zeros(1, 4, 64), torch.arange(4)[None], None)
+
+
+def test_angles_that_depend_on_the_length_are_not_turned():
+    scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    family = text_family(layers=1, rope_parameters=scaled, max_position_embeddings=64)
+    with pytest.raises(ValueError, match="positions of kind 'dynamic': their angles depend on a prompt's length"):
+        Compression(build_eviction("knorm"), 0.5, rerotate=True).check(family)
 
 
 def test_training_in_a_window_gives_gradients_and_no_nan():

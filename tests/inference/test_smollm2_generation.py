@@ -1,12 +1,10 @@
 """Every way of generating with a language model, on SmolLM2 uncompressed: the tokens are those of transformers.
 
-How ``SubTokenModel`` and what stands on it are called (``WAYS``), and the command line (``COMMANDS``); settings of
-``generate``, and all other ways, are tried on embedded models.
+How ``SubTokenModel`` and what stands on it are called; settings of ``generate`` are tried on embedded models.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -22,11 +20,10 @@ from subtoken_train.families.decoder import CACHE
 from subtoken_train.inference.batched import generate_batch
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.fixed_step import FixedStep
-from subtoken_train.inference.messages import read_messages
 from subtoken_train.inference.prefill import prefill
+from subtoken_train.inference.prompt_inputs import read_messages
 from subtoken_train.inference.text_prompts import encode_messages, text_batch
 from subtoken_train.types import Batch, Turn
-from tests.support.commands import printed
 from tests.support.real_models import real_folder
 from tests.support.sampling import quick
 
@@ -114,12 +111,6 @@ def questions_behind_a_system_prompt(both):
     return said, [both.said([SYSTEM, {"role": "user", "content": CONTEXT + each}]) for each in ABOUT]
 
 
-def questions_about_several_contexts(both):
-    other = "It rained in Lima.\n"
-    said = both.ours.ask([CONTEXT, other], [ABOUT, ["Where did it rain?"]], max_new_tokens=NEW)
-    return said, [[both.said(CONTEXT + each) for each in ABOUT], [both.said(other + "Where did it rain?")]]
-
-
 def a_batch_of_an_evaluation(both):
     with reading_packed(both.ours.backbone.family.decoder.config):
         found = generate_batch(both.ours.backbone, both.batch([*QUESTIONS, TALK]), max_new_tokens=NEW)
@@ -159,57 +150,17 @@ WAYS: dict[str, Callable[..., Any]] = {
         chat,
         chat_of_messages,
         questions_behind_a_system_prompt,
-        questions_about_several_contexts,
         a_batch_of_an_evaluation,
         steps_of_one_shape,
         in_lm_evaluation_harness,
     )
 }
-OFTEN = [
-    "padded_on_the_right",
-    "a_further_turn",
-    "chat",
-    "chat_of_messages",
-    "questions_about_several_contexts",
-    "steps_of_one_shape",
-]
 
 
-@pytest.mark.parametrize("name", quick(WAYS, OFTEN))
+@pytest.mark.parametrize(
+    "name", quick(WAYS, ["padded_on_the_right", "a_further_turn", "chat", "chat_of_messages", "steps_of_one_shape"])
+)
 def test_each_way_says_what_transformers_says(both, name):
     ours, theirs = WAYS[name](both)
     assert ours == theirs
     assert ours
-
-
-COMMANDS: dict[str, list[str]] = {
-    "prompt": ["--prompt", QUESTIONS[0]],
-    "raw prompt": ["--prompt", RAW, "--raw"],
-    "beams": ["--prompt", QUESTIONS[1], "--num-beams", "3"],
-    "temperature": ["--prompt", QUESTIONS[1], "--temperature", "0.7"],
-    "file": [],
-}
-
-
-@pytest.mark.parametrize("name", quick(COMMANDS, []))
-def test_each_command_says_what_transformers_says(both, name, tmp_path, capsys):
-    start = ["generate", "--backbone", real_folder("smollm2"), "--device", "cpu", "--max-new-tokens", NEW]
-    if name == "file":
-        asked, answered = tmp_path / "asked.jsonl", tmp_path / "answered.jsonl"
-        rows = [{"id": "a", "prompt": QUESTIONS[0]}, {"id": "b", "prompt": QUESTIONS[1]}]
-        asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        printed(capsys, *start, "--prompts", asked, "--output", answered, "--batch-size", 2)
-        said = [json.loads(line)["answer"] for line in answered.read_text().splitlines()]
-        assert [each.strip() for each in said] == [both.said(each) for each in QUESTIONS]
-        return
-    torch.manual_seed(3)
-    answer = printed(capsys, *start, *COMMANDS[name]).rsplit("\n", 2)[0].strip()
-    if name in ("prompt", "raw prompt"):
-        expected = both.said(COMMANDS[name][1], raw=name == "raw prompt")
-    else:
-        given = both.encoded(QUESTIONS[1])
-        how = {"num_beams": 3} if name == "beams" else {"do_sample": True, "temperature": 0.7}
-        torch.manual_seed(3)
-        out = both.bare.generate(**given, **{**GREEDY, **how})
-        expected = both.tokenizer.decode(out[0, given["input_ids"].shape[1] :], skip_special_tokens=True).strip()
-    assert answer == expected

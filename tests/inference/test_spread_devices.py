@@ -132,12 +132,6 @@ def test_an_adapter_on_a_spread_backbone(vlm_adapter, two_gpus):
         model.backbone.train()
 
 
-def test_calibration_with_gradients_is_refused():
-    backbone = compress(spread(TINY["llama"].build()))
-    with pytest.raises(ValueError, match="duo_attention's calibration needs a backbone on one device"):
-        CALIBRATORS.find("duo_attention")().check(backbone)
-
-
 def test_memory_of_each_gpu():
     config = BackboneConfig(path="llava-hf/llava-1.5-7b-hf", dtype="bfloat16")
     layout = layout_family(config)
@@ -148,9 +142,8 @@ def test_memory_of_each_gpu():
     assert spread_memory(layout, replace(config, quantization="nf4"), [12 * gib] * 2) is None
     with pytest.raises(ValueError, match=r"take 13.2 GiB, and 2 GPUs have room for 11.2 .70%.*nf4"):
         spread_memory(layout, config, [8 * gib] * 2)
-
-
-def test_weights_left_on_a_disk_are_refused():
     left = SimpleNamespace(hf_device_map={"model.layers.0": 0, "model.layers.1": "disk", "lm_head": "cpu"})
     with pytest.raises(ValueError, match=r"2 parts do not fit on the GPUs .first lm_head.*not supported"):
         check_whole(left, "some/model")
+    with pytest.raises(ValueError, match="duo_attention's calibration needs a backbone on one device"):
+        CALIBRATORS.find("duo_attention")().check(compress(spread(TINY["llama"].build())))

@@ -13,8 +13,9 @@ from subtoken_train.evictions import EVICTIONS, build_eviction
 from subtoken_train.evictions.thresholds import Threshold
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.prefill import open_prompts, prefill
+from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.types import Region
+from tests.support.helpers import only_sample
 from tests.support.online_truth import decoded_online, largest_difference
 from tests.support.sampling import sampled
 from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of, from_truth
@@ -54,33 +55,6 @@ def test_packed_decoding_is_the_eager_recompute(name, protocol, batch, model):
     assert found.fits("int8" if precision else "fp32"), found
 
 
-def kept_marks(layer, rows: int, heads: int) -> torch.Tensor:
-    """Entries that a layer's plan keeps by head, bool [B, h, N]."""
-    valid_BN = layer.entries_BN >= 0
-    own = valid_BN[..., None] if layer.heads_BNh is None else layer.heads_BNh
-    marks = torch.zeros(len(valid_BN), rows + 1, heads, dtype=torch.bool)
-    places = torch.where(valid_BN, layer.entries_BN, rows)[..., None].expand(-1, -1, heads)
-    return marks.scatter(1, places, own.expand(-1, -1, heads))[:, :rows].transpose(1, 2)
-
-
-@pytest.mark.parametrize("name", ["random", "keydiff", "tova", "snapkv", "expected_attention"])
-def test_in_chunks_the_same_stays_and_heads_keep_what_they_keep(name):
-    backbone, batch = backbone_of(cell_of()), batch_of(cell_of())
-    whole, chunked = (
-        prefill(backbone, batch, PackedCache(backbone.family.shape.num_layers), compression_of(name, **more))
-        for more in ({}, {"prefill_chunk": 5})
-    )
-    assert torch.allclose(whole.logits_BV, chunked.logits_BV, atol=1e-5)
-    heads, rows = backbone.family.shape.num_kv_heads, batch.regions_BN.shape[1]
-    context_BN, counts = batch.regions_BN == Region.CONTEXT, set()
-    for one, other in zip(whole.plan.layers, chunked.plan.layers, strict=True):
-        marks = kept_marks(one, rows, heads)
-        assert torch.equal(marks, kept_marks(other, rows, heads))
-        counts |= set((marks & context_BN[:, None]).sum(-1).flatten().tolist())
-        assert bool((marks | context_BN[:, None] | (batch.regions_BN == Region.PADDING)[:, None]).all())
-    assert len(counts) > 1
-
-
 @pytest.mark.parametrize("protocol", ["query_aware", "context_first"])
 def test_a_prompt_keeps_in_a_batch_what_it_keeps_alone(protocol):
     backbone, batch = backbone_of(cell_of()), batch_of(cell_of())
@@ -94,15 +68,7 @@ def test_a_prompt_keeps_in_a_batch_what_it_keeps_alone(protocol):
         return counts
 
     for sample in range(3):
-        visible = batch.regions_BN[sample] != Region.PADDING
-        one = torch.tensor([sample])
-        own = {name: getattr(batch, name)[one][:, visible] for name in ("input_ids_BN", "labels_BN", "regions_BN")}
-        rank = torch.where(batch.rank_position_B < 0, -1, int(visible.sum()) - 1)[one]
-        alone = replace(
-            batch, **own, rank_position_B=rank, images_per_sample_B=batch.images_per_sample_B[one],
-            record_ids=[batch.record_ids[sample]],
-        )  # fmt: skip
-        assert held(batch, sample) == held(alone, 0)
+        assert held(batch, sample) == held(only_sample(batch, sample), 0)
 
 
 @sampled("name", ["snapkv", "tova"], every=1)

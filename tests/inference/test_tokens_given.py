@@ -1,15 +1,15 @@
-"""Prompts, masks and further turns as ``generate`` takes them: read as transformers reads them, or refused in words."""
+"""Prompts, masks, turns and settings as ``generate`` takes them: read as transformers does, or refused in words."""
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LogitsProcessorList
 
-from subtoken_train.inference.generation import GenerateCall, check_ids, settings_used
-from tests.support.generation_cells import PLAIN, inputs_of, model_of, settings_of
+from checkpoints.tiny_llama import build_tokenizer
+from subtoken_train.families.decoder import CACHE
+from subtoken_train.inference.generation import REFUSED, GenerateCall, check_ids, settings_used
+from tests.support.generation_cells import PLAIN, SERVED_CALLS, inputs_of, model_of, settings_of
 from tests.support.sampling import sampled
 
 FAMILIES = ["llava_gqa", "qwen2_5_vl", "llama"]
@@ -58,19 +58,6 @@ def test_the_mask_is_inferred_as_transformers_infers_it(special):
         assert torch.equal(GenerateCall(ids, None, used).visible, expected.bool())
 
 
-def test_padding_that_ends_texts_is_not_inferred_and_transformers_says_so(caplog):
-    model = model_of(family="llama", **PLAIN)
-    inputs = inputs_of(model)
-    ids = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, 2)
-    with caplog.at_level(logging.WARNING):
-        expected = model.backbone.model.generate(input_ids=ids, pad_token_id=2, **GREEDY)
-        logger = logging.getLogger("transformers")
-        logger.propagate = True
-        got = model.generate(input_ids=ids, pad_token_id=2, **GREEDY)
-    assert torch.equal(got, expected)
-    assert bool((model.last.batch.regions_BN != 0).all())
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_holes_in_a_mask_are_read_as_transformers_reads_them(family):
     model = model_of(family=family, **PLAIN)
@@ -85,48 +72,37 @@ def test_holes_in_a_mask_are_read_as_transformers_reads_them(family):
 
 
 IDS = torch.full((2, 4), 11)
-WRONG_IDS = {
-    "none": (None, "generate needs input_ids with at least one token"),
-    "empty": (torch.zeros(1, 0, dtype=torch.long), "generate needs input_ids with at least one token"),
-    "list": ([[1, 2]], "generate needs input_ids"),
-    "flat": (IDS[0], r"must be whole numbers \[batch, tokens\], int64 or int32, not \[4\] of int64"),
-    "float": (IDS.float(), r"not \[2, 4\] of float32"),
-    "bool": (IDS.bool(), r"not \[2, 4\] of bool"),
-    "large": (IDS * 9, "input_ids hold 99, but the model's tokens are 0 to 89; use its own tokenizer"),
-    "negative": (-IDS, "input_ids hold -11, but"),
+
+
+ROWS = r"attention_mask must be \[2, 4\] as input_ids are, not {}"
+WRONG_INPUTS = {
+    "none": (lambda: check_ids(None, 90), "generate needs input_ids with at least one token"),
+    "empty": (lambda: check_ids(IDS[:, :0], 90), "generate needs input_ids with at least one token"),
+    "list": (lambda: check_ids([[1, 2]], 90), "generate needs input_ids"),
+    "flat": (lambda: check_ids(IDS[0], 90), r"whole numbers \[batch, tokens\], int64 or int32, not \[4\] of int64"),
+    "float": (lambda: check_ids(IDS.float(), 90), r"not \[2, 4\] of float32"),
+    "large": (lambda: check_ids(IDS * 9, 90), "input_ids hold 99, but the model's tokens are 0 to 89; use its own"),
+    "negative": (lambda: check_ids(-IDS, 90), "input_ids hold -11, but"),
+    "flat mask": (lambda: visible(torch.ones(4)), ROWS.format(r"\[4\] of float32")),
+    "short mask": (lambda: visible(torch.ones(2, 3).long()), ROWS.format(r"\[2, 3\] of int64")),
+    "deep mask": (lambda: visible(torch.ones(2, 1, 4, 4)), ROWS.format(r"\[2, 1, 4, 4\]")),
+    "list mask": (lambda: visible([[1, 1, 1, 1]] * 2), ROWS.format("list")),
+    "additive mask": (lambda: visible(torch.full((2, 4), -torch.inf)), "holds other values than 0 .padding. and 1"),
+    "nothing": (lambda: visible(torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]])), "prompt 1 is all padding; every row"),
+    "padding": (lambda: visible(None, pad_token_id=11), "prompt 0 is all padding"),
 }
 
 
-@pytest.mark.parametrize("name", WRONG_IDS)
-def test_wrong_ids_are_worded(name):
-    ids, words = WRONG_IDS[name]
+def visible(mask, **settings):
+    return GenerateCall(IDS, mask, settings).visible
+
+
+@pytest.mark.parametrize("name", WRONG_INPUTS)
+def test_wrong_ids_and_masks_are_worded(name):
+    call, words = WRONG_INPUTS[name]
     with pytest.raises(ValueError, match=words):
-        check_ids(ids, 90)
+        call()
     assert check_ids(IDS.int(), 90).dtype == torch.int32
-
-
-WRONG_MASKS = {
-    "flat": (torch.ones(4), r"attention_mask must be \[2, 4\] as input_ids are, not \[4\] of float32"),
-    "short": (torch.ones(2, 3).long(), r"must be \[2, 4\] .* not \[2, 3\] of int64"),
-    "rows": (torch.ones(1, 4).long(), r"must be \[2, 4\] .* not \[1, 4\]"),
-    "deep": (torch.ones(2, 1, 4, 4), r"must be \[2, 4\] .* not \[2, 1, 4, 4\]"),
-    "list": ([[1, 1, 1, 1]] * 2, "must be .* not list"),
-    "values": (torch.full((2, 4), 2), "holds other values than 0 .padding. and 1 .tokens."),
-    "additive": (torch.full((2, 4), -torch.inf), "holds other values than 0"),
-    "nothing": (torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]]), "prompt 1 is all padding; every row"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG_MASKS)
-def test_wrong_masks_are_worded(name):
-    mask, words = WRONG_MASKS[name]
-    with pytest.raises(ValueError, match=words):
-        _ = GenerateCall(IDS, mask, {}).visible
-
-
-def test_a_prompt_of_padding_is_worded():
-    with pytest.raises(ValueError, match="prompt 0 is all padding"):
-        _ = GenerateCall(IDS, None, {"pad_token_id": 11}).visible
 
 
 def turn_of(model, inputs, count=3):
@@ -139,7 +115,7 @@ def turn_of(model, inputs, count=3):
 WRONG_TURNS = {
     "beams": (lambda i, m: {"num_beams": 2}, "num_beams and num_return_sequences make copies of prompts"),
     "sequences": (lambda i, m: {"num_return_sequences": 2, "do_sample": True}, "make copies of prompts"),
-    "no beams": (lambda i, m: {"num_beams": 0}, r"must be whole numbers of at least 1, not \[0, 1\]"),
+    "no beams": (lambda i, m: {"num_beams": 0}, "num_beams is 0; it must be 1 or more"),
     "rows": (lambda i, m: {"input_ids": i[:2], "attention_mask": m[:2]}, "holds 3 rows and input_ids 2; give as many"),
     "mask rows": (lambda i, m: {"attention_mask": m[:2]}, r"attention_mask must be \[3, \d+\] as input_ids are"),
     "nothing new": (lambda i, m: {"input_ids": i[:, :-5], "attention_mask": m[:, :-5]}, "has seen .* at least one new"),
@@ -189,3 +165,104 @@ def test_chosen_rows_of_a_cache_go_on():
     chosen = {"input_ids": ids[[2, 0]], "attention_mask": mask[[2, 0]]}
     got = model.generate(**chosen, past_key_values=model.last.cache, **GREEDY)
     assert torch.equal(got, expected[[2, 0]])
+
+
+VALUES = {"use_cache": False, "penalty_alpha": 0.6, "guidance_scale": 2.0, "cache_implementation": "static"}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_answer_is_refused_wherever_it_stands(name):
+    value, own = VALUES.get(name, True if REFUSED[name] == (False,) else 3), GenerationConfig()
+    with pytest.raises(ValueError, match=f"{name}.* does not go with a compressed cache.*; leave it out") as caught:
+        settings_used({name: value}, own)
+    assert len(str(caught.value)) < 220
+    given = GenerationConfig()
+    setattr(given, name, value)
+    with pytest.raises(ValueError, match=f"{name}.* does not go"):
+        settings_used({"generation_config": given}, own)
+    setattr(own, name, value)
+    with pytest.raises(ValueError, match=rf"model\.generation_config\.{name}.* does not go"):
+        settings_used({}, own)
+    for neutral in REFUSED[name]:  # a call overrides its model
+        assert settings_used({name: neutral}, own)[name] == neutral
+
+
+def test_copies_of_the_own_configuration_pass():
+    own = GenerationConfig(**{**GenerationConfig._get_default_generation_params(), "num_assistant_tokens": 7})
+    own.chat_format = "chatml"
+    settings_used({"generation_config": GenerationConfig(**own.to_dict())}, own)
+    settings_used(dict.fromkeys(("position_ids", "assistant_model", "maxnewtokens")), own)
+    with pytest.raises(ValueError, match="use_cache=None does not go"):
+        settings_used({"use_cache": None}, own)
+
+
+@pytest.mark.parametrize(
+    "name", ["max_newtokens", "cu_seq_lens_q", "use_model_defaults", "is_causal", "logits_to_keep"]
+)
+def test_unknown_names_are_refused_and_the_nearest_is_named(name):
+    hint = " Did you mean 'max_new_tokens'?" if name == "max_newtokens" else ""
+    for given in ({name: 3}, {"generation_config": GenerationConfig(**{name: 3})}):
+        with pytest.raises(ValueError, match=rf"unknown argument of generate '{name}'\.{hint}"):
+            settings_used(given, GenerationConfig())
+    with pytest.raises(ValueError, match="must be a transformers GenerationConfig, not dict"):
+        settings_used({"generation_config": {name: 3}}, GenerationConfig())
+
+
+def test_settings_have_the_precedence_of_transformers():
+    own, given = GenerationConfig(num_beams=2, pad_token_id=1), GenerationConfig(num_beams=3)
+    settings = {"generation_config": given}
+    assert settings_used({}, own)["num_beams"] == 2
+    assert settings_used(settings, own)["num_beams"] == 3
+    assert settings_used(settings | {"num_beams": 4}, own)["num_beams"] == 4
+    assert settings_used(settings, own)["pad_token_id"] == 1
+    assert settings_used(settings | {"pad_token_id": None}, own)["pad_token_id"] is None
+
+
+@pytest.mark.parametrize("name", SERVED_CALLS)
+def test_what_is_served_does_what_it_does_in_transformers(name):
+    model = model_of(**PLAIN)
+    settings = {"max_new_tokens": 5, **SERVED_CALLS[name]}
+    if name == "stops":
+        settings["tokenizer"] = build_tokenizer()  # whose vocabulary holds these ids
+    if name == "config":
+        del settings["max_new_tokens"]
+    results = []
+    for generate in (model.backbone.model.generate, model.generate):
+        torch.manual_seed(5)
+        results.append(generate(**inputs_of(model), **settings))
+    expected, got = results
+    if name == "scores":
+        for kind in ("scores", "logits"):
+            for ours, theirs in zip(got[kind], expected[kind], strict=True):
+                assert (ours - theirs).abs().max() < 1e-4
+        assert got[CACHE] is model.last.cache
+        expected, got = expected.sequences, got.sequences
+    assert torch.equal(got, expected)
+
+
+def test_a_processor_that_runs_the_model_is_refused():
+    model = model_of(**PLAIN)
+
+    def nosy(ids, scores):
+        return scores + model.backbone.model(input_ids=ids).logits[:, -1]
+
+    with pytest.raises(ValueError, match="called with another cache while it generated"):
+        model.generate(**inputs_of(model), max_new_tokens=2, logits_processor=LogitsProcessorList([nosy]))
+
+
+def test_a_refused_call_leaves_the_object_as_it_was():
+    model = model_of()
+    inputs = inputs_of(model, "one")
+    first = model.generate(**inputs, max_new_tokens=3)
+    last = model.last
+    with pytest.raises(ValueError, match="position_ids=3 does not go"):
+        model.generate(**inputs, max_new_tokens=3, position_ids=3)
+    assert model.last is last
+    assert torch.equal(model.generate(**inputs, max_new_tokens=3), first)
+
+
+@pytest.mark.parametrize("name", ["max_new_tokens", "min_length", "num_beams"])
+@pytest.mark.parametrize("value", [1.5, "3", float("nan")])
+def test_counts_are_whole_numbers(name, value):
+    with pytest.raises(ValueError, match=rf"^{name}=.* must be a whole number$"):
+        settings_used({name: value}, GenerationConfig())

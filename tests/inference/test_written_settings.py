@@ -1,13 +1,26 @@
-"""Budgets and settings as they are written, on a command line or by keyword."""
+"""Budgets, settings and value groups as they are written: on a command line, in a grid or by keyword."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from subtoken_train import SubTokenModel
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.evaluation.runner.arms import prepare, with_anchors
+from subtoken_train.evaluation.runner.spec import expand_arms
 from subtoken_train.evictions import build_eviction
-from subtoken_train.inference.compression import compression_of, parse_keep, parse_settings
+from subtoken_train.inference.compression import Compression, compression_of, parse_keep, parse_settings
+from subtoken_train.inference.pool import ModelPool
+from subtoken_train.inference.prefill import open_prompts
+from subtoken_train.kernels.storage import RoutedValues
+from subtoken_train.ledger.ledger import nominal_ledger
+from subtoken_train.ledger.measure import measured_ledger
+from subtoken_train.routing import RoutingConfig, untrained_routing
+from tests.support.helpers import compress, save_backbone
+from tests.support.text_families import text_batch, text_family
 
 
 @pytest.mark.parametrize(
@@ -31,16 +44,21 @@ def test_budgets(text, keep):
     assert parse_keep(text) == keep
 
 
-@pytest.mark.parametrize("text", ["", "a tenth", "10%", "0,1", "1.2.3", "MB", "nan", "inf", "1 2"])
+BUDGET = r"is not a budget; write a fraction .0.1., tokens .256tokens. or bytes"
+NO_BUDGETS = dict.fromkeys(("", "a tenth", "10%", "0,1", "1.2.3", "MB", "nan", "inf", "1 2"), BUDGET)
+NO_BUDGETS |= {"20MBs": "unknown unit of a budget .*Did you mean 'MB'", "256token": "Did you mean 'tokens'"}
+
+
+@pytest.mark.parametrize("text", NO_BUDGETS)
 def test_what_is_no_budget(text):
-    with pytest.raises(ValueError, match=r"is not a budget; write a fraction .0.1., tokens .256tokens. or bytes"):
+    with pytest.raises(ValueError, match=NO_BUDGETS[text]):
         parse_keep(text)
 
 
-@pytest.mark.parametrize(("text", "nearest"), [("20MBs", "MB"), ("256token", "tokens")])
-def test_other_units_get_the_nearest(text, nearest):
-    with pytest.raises(ValueError, match=f"unknown unit of a budget .*Did you mean '{nearest}'"):
-        parse_keep(text)
+def test_a_budget_may_be_written_as_the_command_line_has_it():
+    for text, keep, unit in ((" 64 Tokens ", 64, "tokens"), ("0.25", 0.25, "fraction"), ("1.5kb", 1500, "bytes")):
+        made = compression_of({"eviction": "snapkv", "eviction_keep": text})
+        assert made == compression_of({"eviction": "snapkv", "eviction_keep": keep, "eviction_unit": unit})
 
 
 @given(st.integers(1, 10**12))
@@ -92,22 +110,6 @@ def test_a_window_is_a_number_or_a_share(method):
 
 
 @pytest.mark.parametrize(
-    ("text", "keep", "unit"),
-    [
-        ("64tokens", 64, "tokens"),
-        (" 64 Tokens ", 64, "tokens"),
-        ("0.25", 0.25, "fraction"),
-        ("20MB", 20_000_000, "bytes"),
-        ("1.5kb", 1500, "bytes"),
-    ],
-)
-def test_a_budget_may_be_written_as_the_command_line_has_it(text, keep, unit):
-    made = compression_of({"eviction": "snapkv", "eviction_keep": text})
-    assert made == compression_of({"eviction": "snapkv", "eviction_keep": keep, "eviction_unit": unit})
-    assert (made.keep, made.unit) == (keep, unit)
-
-
-@pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"eviction_keep": "some"}, "'some' is not a budget; write a fraction"),
@@ -123,3 +125,88 @@ def test_what_is_no_budget_is_refused_in_words(settings, words):
     with pytest.raises(ValueError, match=words) as caught:
         compression_of({"eviction": "snapkv", **settings})
     assert len(str(caught.value)) < 400
+
+
+TEXT, QUESTIONS = "the bee and the spider met in the garden . " * 6, ["is there a 7 ?", "describe ."]
+COMPRESSION = {"eviction": "h2o", "eviction_keep": 0.5, "kv_dtype": "int8", "prefill_chunk": 16}
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory):
+    return save_backbone(text_family("llama", max_position_embeddings=512), tmp_path_factory.mktemp("llama") / "whole")
+
+
+def hooks(model):
+    return sum(len(part._forward_hooks) for part in model.modules())
+
+
+def test_they_are_the_router_free_arm_and_leave_the_model_as_it_was(backbone, tmp_path):
+    family = text_family("llama", max_position_embeddings=512)
+    groups = {"groups": (8, 3), "layout": "per_head"}
+    model = SubTokenModel(family.model, family.tokenizer, **groups, selector="output_norm", **COMPRESSION)
+    answers = model.ask(TEXT, QUESTIONS, max_new_tokens=4)
+    assert model.cache_report().nominal_fraction == (1 + 3 / 8) / 2
+    assert hooks(family.model) == 0
+    file = model.cache.save(tmp_path / "context.safetensors")
+    routing = RoutingConfig("output_norm", 8, 3, "per_head")
+    arm = SubTokenModel.around(compress(text_family("llama"), routing), compression_of(COMPRESSION))
+    assert arm.ask(TEXT, QUESTIONS, max_new_tokens=4) == answers
+    loaded = SubTokenModel.from_pretrained(backbone, **groups, selector="output_norm", **COMPRESSION)
+    loaded.load_cache(file)
+    assert loaded.ask(None, QUESTIONS, max_new_tokens=4) == answers
+    with pytest.raises(ValueError, match="the cache was made with adapter"):
+        SubTokenModel.from_pretrained(backbone, groups="8,3", **COMPRESSION).load_cache(file)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "per_head"])
+@pytest.mark.parametrize(("selector", "named"), [("leading", False), ("static", False), ("value_norm", True)])
+def test_groups_that_all_tokens_keep_have_no_index(selector, named, layout):
+    """Neither the cache, whose offsets say them, nor the ledgers hold one; heads here keep entries of their own."""
+    backbone = compress(text_family("llama"), RoutingConfig(selector, 8, 4, layout)).eval()
+    prompts, cache = text_batch([(37, 5, 0), (24, 6, 0)], True), PackedCache(backbone.family.shape.num_layers)
+    compression = Compression(build_eviction("h2o"), 0.5, kv_dtype="int4_rotated")
+    with torch.no_grad():
+        plan = open_prompts(backbone, prompts, cache, compression, "context_first").plan
+    parts = [part.values for layer in cache.layers for block in layer.blocks for part in block.parts]
+    routed = [values for values in parts if isinstance(values, RoutedValues) and values.entries]
+    assert routed
+    assert [values.index is not None for values in routed] == [named] * len(routed)
+    shape = backbone.family.shape
+    measured = measured_ledger(plan, prompts.regions_BN, shape)
+    nominal = nominal_ledger(shape, {"context": 61}, backbone.group_budget)
+    for ledger in (measured, nominal):
+        assert any(entry.index_bytes for entry in ledger.entries) == named
+
+
+def test_a_grid_names_them_and_their_anchors(backbone):
+    quest = {"backbone": str(backbone), "reducer": "quest", "keep_ratio": 0.5}
+    specs = expand_arms({**quest, "selector": "random", "seed": 3, "groups": ["8,4", "8,2"], "layout": "per_head"})
+    pool = ModelPool()
+    arms, notes = with_anchors(prepare(specs, pool), pool)
+    assert not notes
+    assert [arm.facts.name for arm in arms[:2]] == [
+        f"whole-quest0.5-S8K{kept}-random-per_head-seed3" for kept in (4, 2)
+    ]
+    assert [arm.facts.groups for arm in arms] == ["S8K4 random", "S8K2 random", "-", "-"]
+    assert [arm.facts.nominal_kv for arm in arms[:2]] == [0.375, 0.3125]
+    assert [arm.facts.anchor for arm in arms[:2]] == [arm.facts.name for arm in arms[2:]]
+    assert [arm.reducer.keep_ratio for arm in arms[2:]] == [0.375, 0.3125]
+    assert pool.loads == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (("8,2", "linear"), "selector 'linear' is a router, which chooses by training: give an adapter"),
+        (("8,2", "norm"), "unknown selector without training 'norm'.*Allowed: .*value_norm"),
+        ((16,), "groups 16 must be two whole numbers, S and K, for instance 16,12"),
+        (("8,2,1",), "must be two whole numbers"),
+        (((8, 2.5),), "must be two whole numbers"),
+        ((None, "value_norm"), "selector 'value_norm' of a backbone alone needs groups"),
+        ((None, None, "per_head"), "layout 'per_head' of a backbone alone needs groups"),
+    ],
+)
+def test_what_is_no_choice_without_training_is_refused(asked, words):
+    with pytest.raises(ValueError, match=words):
+        untrained_routing(*asked)
+    assert untrained_routing("8,2") == untrained_routing([8, 2]) == RoutingConfig("value_norm", 8, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import os
@@ -92,20 +91,12 @@ def test_streamed_pieces_are_the_whole_answer(llama):
     assert all(chunk.usage is None for chunk in llama.ask("Hi", max_tokens=2, stream=True))
 
 
-def test_a_stop_text_ends_an_answer(llama):
-    whole = said(llama.ask("What is a list?", max_tokens=24))
-    stop = whole[10:13]
-    cut = llama.ask("What is a list?", max_tokens=24, stop=[stop])
-    assert (said(cut), cut.choices[0].finish_reason) == (whole[: whole.index(stop)].strip(), "stop")
-    assert cut.usage.completion_tokens < 24
-
-
 def test_sampling_is_repeated_by_its_seed(llama):
     asked = [said(llama.ask("What is a list?", temperature=1.5, top_p=0.9, seed=seed)) for seed in (1, 1, 2)]
     assert asked[0] == asked[1] != asked[2]
 
 
-def test_two_questions_about_one_text_compress_it_once(llama):
+def test_two_questions_about_one_text_compress_it_once_for_each_eviction(llama):
     questions = ["\n\nWhat is a traceback?", "\n\nWhat does try do?"]
     before = llama.health()["contexts"]
     replies = [llama.ask(about(TEXT, each)) for each in questions]
@@ -116,18 +107,11 @@ def test_two_questions_about_one_text_compress_it_once(llama):
     cached = [each.usage.prompt_tokens_details.cached_tokens for each in replies]
     assert cached == [0, alone.cache.packed.prompt_length]
     assert replies[0].usage.cache_bytes < 0.7 * replies[0].usage.dense_cache_bytes
-    streamed = llama.ask(about(TEXT, questions[1]), stream=True)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == said(replies[1])
-
-
-def test_another_eviction_is_another_context(llama):
-    before = llama.health()["contexts"]["compressed"]
-    held = [
-        llama.ask(about(TEXT + "!", "\n\nWhy?"), extra_body=chosen).usage.cache_bytes
-        for chosen in ({"eviction_keep": 0.2}, {"eviction": "keydiff", "eviction_keep": 0.2}, {"eviction": "none"})
-    ]
+    for chosen in ({"eviction_keep": 0.2}, {"eviction": "keydiff", "eviction_keep": 0.2}, {"eviction": "none"}):
+        replies.append(llama.ask(about(TEXT, questions[0]), extra_body=chosen))
+    held = [reply.usage.cache_bytes for reply in replies[2:]]
     assert held[0] == held[1] < 0.4 * held[2]
-    assert llama.health()["contexts"]["compressed"] == before + 3
+    assert llama.health()["contexts"]["compressed"] == before["compressed"] + 4
 
 
 def test_a_saved_context_is_asked_by_its_name(llama):
@@ -228,19 +212,6 @@ def test_thinking_and_an_answer_that_is_gone_on_with():
         assert "is gone on with" in refusal(served, 400, talk, extra_body={"continue_final_message": False})
 
 
-@pytest.mark.slow
-def test_an_adapter_answers_under_its_own_reducer_and_routers():
-    adapter = str(ROOT / "checkpoints/adapters/tiny_fastv25_s16k4")
-    picture, alone = Image.open(PICTURE).convert("RGB"), SubTokenModel.from_pretrained(adapter)
-    with serving_model(ArmSpec(adapter=adapter)) as served:
-        parts = [image_part(data_url(picture)), text_part("what is at C4 ?")]
-        reply = served.ask([{"role": "user", "content": parts}])
-        assert said(reply) == alone.chat("what is at C4 ?", [picture], max_new_tokens=8)
-        assert reply.usage.cache_bytes == alone.cache_report().total_bytes - alone.cache_report().slack_bytes
-        parts[0] |= MARK
-        assert [said(served.ask([{"role": "user", "content": parts}]))] == alone.ask(picture, ["what is at C4 ?"])
-
-
 def bomb(side):
     """A PNG that says it is large, and holds nothing."""
 
@@ -264,7 +235,6 @@ def test_pictures_that_are_refused(llava, monkeypatch):
     assert "it has 1,001 x 1,001 pixels, at most 1,000,000 are read" in words(400, image_part(bomb(1001)))
     assert "image 1 of the request cannot be read" in words(400, image_part(bomb(60_000)))
     assert "image 2 of the request is no data URL" in words(400, small, image_part("https://example.org/a.png"))
-    assert "is no data URL" in words(400, image_part("file:///etc/passwd"))
     assert "is not base64" in words(400, image_part("data:image/png;base64,@@"))
     unknown = "image 1 of the request cannot be read (no image of a kind that is read here); send another"
     assert unknown in words(400, image_part("data:image/png;base64,AAAA"))
@@ -278,16 +248,9 @@ def test_pictures_that_are_refused(llava, monkeypatch):
         ({"extra_body": {"eviction": "keydiff"}}, "eviction keydiff needs eviction_keep"),
         ({"extra_body": {"eviction_keep": 0.9}}, "eviction_keep is 0.9; allowed is 0.1 to 0.8"),
         ({"extra_body": {"eviction": "none", "eviction_keep": 0.5}}, "eviction_keep needs an eviction"),
-        ({"extra_body": {"evction": "none"}}, "unknown key 'evction'. Did you mean 'eviction'?"),
-        ({"max_tokens": 0}, "max_tokens is 0; it must be 1 or more"),
         ({"stop": ["a"] * 5}, "stop is at most 4 texts"),
         ({"temperature": 3}, "temperature must be 0"),
-        ({"n": 2}, "n 2 is not served here"),
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"messages": []}, "the prompt has no message"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "role of message 1"),
-        ({"messages": [{"role": "user", "content": [{"type": ["text"], "text": "x"}]}]}, "message 1 has a part"),
         ({"messages": about("x", "y") * 2}, "belongs to the system message"),
         ({"messages": [{"role": "user", "content": [text_part("x", **MARK)]}]}, "nothing asks after the part"),
         ({"messages": [{"role": "user", "content": [text_part("x", cache_control=1)]}]}, "cache_control is 1"),
@@ -316,6 +279,9 @@ def test_other_refusals(llama):
     ):
         reply = llama.post(body)
         assert (reply.status_code, words in reply.json()["error"]["message"]) == (status, True), reply.text
+    assert llama.client().models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError, match="there is no model 'other'"):
+        llama.client().models.retrieve("other")
     assert llama.post(b"{}", **{"content-type": "text/plain"}).status_code == 415
     assert llama.post(b"{}", host="example.org").status_code == 400  # a page that names this machine its own
     assert said(llama.ask("Hi")) is not None
@@ -330,16 +296,6 @@ def test_a_question_reader_keeps_no_context():
         assert "eviction 'none': requests choose none here" in refusal(served, 400, extra_body={"eviction": "none"})
         assert "nothing: requests do not choose it here" in refusal(served, 400, extra_body={"eviction_keep": 0.5})
         assert said(served.ask(TEXT)) is not None
-
-
-def test_a_key_is_asked_for():
-    with serving_model(ArmSpec(backbone=LLAMA), keys=("open sesame", "shut")) as served:
-        assert refusal(served, 401) == "the API key is missing or wrong"
-        right = openai.OpenAI(base_url=f"{served.url}/v1", api_key="open sesame")
-        asked = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-        assert right.chat.completions.create(**asked).usage.completion_tokens == 1
-        assert served.post(b"{}", authorization="Bearer sesam\xe9".encode("latin-1")).status_code == 401
-        assert served.health()["status"] == "ok"
 
 
 def long_request(**more):
@@ -414,33 +370,6 @@ def test_least_recently_asked_contexts_go():
     with serving_model(spec, budget=size // 2) as served:
         assert said(served.ask(about(TEXT, "Why?"))) is not None
         assert served.health()["contexts"] == {"held": 0, "bytes": 0, "compressed": 1, "found": 0}
-
-
-def test_a_thousand_requests_at_once_are_answered_or_told_to_come_later(llama):
-    """By status: 200; 429, the line is full; 503, no more connections are let in. Four are there before the others."""
-    llama.until_free()
-    host, port = llama.url.removeprefix("http://").split(":")
-    body = long_request(max_tokens=1, temperature=0)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-    request = f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
-
-    async def ask():
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(request)
-        reply = await reader.read()
-        writer.close()
-        return int(reply.split()[1])
-
-    async def all_at_once():
-        first = [asyncio.create_task(ask()) for _ in range(4)]
-        await asyncio.sleep(1)  # on a busy machine all may connect before one is read, and none is let in
-        return await asyncio.gather(*first, *(ask() for _ in range(996)))
-
-    counts = Counter(asyncio.run(all_at_once()))
-    assert counts[200] >= 3
-    assert counts[200] + counts[429] + counts[503] == 1000
-    llama.until_free()
-    assert said(llama.ask("Hi", max_tokens=1)) is not None
 
 
 @pytest.mark.slow

@@ -63,7 +63,7 @@ def test_a_text_that_is_too_long_is_not_tokenised(llama, monkeypatch):
         assert words == "the prompt holds 1,000,000 blanks in a row, at which tokenizers break down; take them out"
 
 
-@pytest.mark.parametrize("error", [Panic("broken"), SystemExit(3), KeyboardInterrupt(), RuntimeError("broken")])
+@pytest.mark.parametrize("error", [Panic("broken"), SystemExit(3), RuntimeError("broken")])
 def test_nothing_that_a_pass_raises_ends_the_thread(llama, monkeypatch, caplog, error):
     def fail(jobs):
         raise error
@@ -80,7 +80,7 @@ def test_nothing_that_a_pass_raises_ends_the_thread(llama, monkeypatch, caplog, 
     assert llama.answerer.replaced == 0
 
 
-@pytest.mark.parametrize("error", [Panic("broken"), SystemExit(3), KeyboardInterrupt(), RecursionError("broken")])
+@pytest.mark.parametrize("error", [Panic("broken"), KeyboardInterrupt()])
 @pytest.mark.parametrize("stage", ["http_app.read_request", "answerer.read_for_pass", "line.Line.put"])
 def test_nothing_that_is_raised_before_the_pass_ends_the_server(llama, monkeypatch, stage, error):
     def fail(*given, **more):
@@ -136,27 +136,17 @@ def test_a_dead_thread_is_noticed_and_what_it_had_is_told(llama, monkeypatch):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_pass_that_outlives_its_time_is_told_in_time(stream):
+@pytest.mark.parametrize(
+    ("stage", "words"), [("_pass", "its pass goes on"), ("prepare", "its pictures and texts were not read")]
+)
+def test_what_outlives_its_time_is_told_in_time(stage, words, stream):
     gate = threading.Event()
     with serving_model(ArmSpec(backbone=LLAMA), timeout=0.5) as served:
-        whole = served.answerer._pass
-        served.answerer._pass = lambda jobs: (gate.wait(60), whole(jobs))
+        whole = getattr(served.answerer, stage)
+        setattr(served.answerer, stage, lambda given: (gate.wait(60), whole(given))[1])
         reply = served.post(long_request(stream=stream))
         assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
-        assert "the time for one request is over; its pass goes on" in reply.json()["error"]["message"]
-        gate.set()
-        served.until_free()
-        served.answerer._pass = whole
-
-
-def test_reading_that_outlives_its_time_is_told_in_time():
-    gate = threading.Event()
-    with serving_model(ArmSpec(backbone=LLAMA), timeout=0.5) as served:
-        prepare = served.answerer.prepare
-        served.answerer.prepare = lambda chat: (gate.wait(60), prepare(chat))[1]
-        reply = served.post(long_request())
-        assert reply.status_code == 503
-        assert "its pictures and texts were not read" in reply.json()["error"]["message"]
+        assert f"the time for one request is over; {words}" in reply.json()["error"]["message"]
         assert served.server.held == 1
         gate.set()
         served.until_free()
@@ -255,6 +245,8 @@ def test_strangers_learn_nothing():
             assert served.post(long_request(max_tokens=1), **headers).status_code == 200
         for path in ("/v1/models", "/v1/models/tiny"):
             assert httpx2.get(f"{served.url}{path}").status_code == 401
+        assert refusal(served, 401) == "the API key is missing or wrong"
+        assert served.post(b"{}", authorization="Bearer min\xe9".encode("latin-1")).status_code == 401
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -300,16 +292,6 @@ def test_pages_of_other_origins_ask_where_they_may(llama):
     with serving_model(ArmSpec(backbone=LLAMA), origins=("https://a.org",)) as served:
         told = httpx2.options(f"{served.url}{path}", headers=asked)
         assert (told.status_code, told.headers["access-control-allow-origin"]) == (200, "https://a.org")
-        reply = served.post(long_request(max_tokens=1), origin="https://a.org")
-        assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (200, "https://a.org")
-        other = httpx2.options(f"{served.url}{path}", headers={**asked, "origin": "https://b.org"})
-        assert "access-control-allow-origin" not in other.headers
-
-
-def test_the_model_by_its_name(llama):
-    assert llama.client().models.retrieve("tiny").id == "tiny"
-    with pytest.raises(openai.NotFoundError, match="there is no model 'other'"):
-        llama.client().models.retrieve("other")
 
 
 def test_a_text_is_gone_on_with(llama):

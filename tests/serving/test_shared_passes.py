@@ -102,17 +102,10 @@ def _without_bytes(told):
     return told[0], replace(told[1], cache_bytes=0)
 
 
-@pytest.mark.parametrize(
-    "made",
-    [
-        {},
-        KNORM,
-        {"eviction": "snapkv", "eviction_keep": 0.5},
-        {"eviction": "quest_steps", "eviction_keep": 0.5},
-        {**KNORM, "kv_dtype": "int8"},
-    ],
-    ids=["full", "knorm", "snapkv", "quest", "int8"],
-)
+MADE = {"full": {}, "quest": {"eviction": "quest_steps", "eviction_keep": 0.5}, "int8": {**KNORM, "kv_dtype": "int8"}}
+
+
+@pytest.mark.parametrize("made", MADE.values(), ids=MADE)
 def test_prompts_of_several_lengths(made):
     def asked():
         long = [Asked(TEXT[:size] + "\n\nWhat is a list?", max_tokens=4 + size // 100) for size in (600, 900, 750)]

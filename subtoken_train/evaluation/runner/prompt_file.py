@@ -31,9 +31,9 @@ from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.families.chat_template import Message, checked_variables
 from subtoken_train.families.literal_marks import IMAGE_MARK, picture_marks
 from subtoken_train.inference.arm_spec import ArmSpec
-from subtoken_train.inference.messages import alternating_turns, read_messages
 from subtoken_train.inference.pool import ModelPool, family_named
-from subtoken_train.inference.text_prompts import check_raw
+from subtoken_train.inference.prompt_inputs import read_messages
+from subtoken_train.inference.text_prompts import alternating_turns, check_raw
 from subtoken_train.outputs import write_whole
 from subtoken_train.types import Turn
 
