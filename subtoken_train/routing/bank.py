@@ -1,22 +1,15 @@
 """The routers of all layers, and where they act: on the output of every ``v_proj``, or on the values of a fused one.
 
 A forward hook on the value projection (outside its LoRA) sees the router's input and the value vector at once and
-returns the routed values; q, k, positions, scores and ``o_proj`` are untouched, and any attention implementation
-works. The hooks are there inside ``with bank.routing(...)`` alone: decoding never calls a router, and a model that
-somebody handed over is as it was.
+returns the routed values; it is there inside ``with bank.routing(...)`` alone: decoding never calls a router.
 
-Routing is deferred where some rows of a layer read whole values (a language model's context) and which tokens stay is
-known only in its attention. Then a layer takes two steps: the hook notes the projection's input and output in
-``RoutingState.deferred`` and changes nothing; whoever computes the attention asks ``route_deferred`` for the routed
-values of the tokens that stay.
-
-A layer that runs a chunk of rows at a time is routed before its rows run, from the projection of all of them (a budget,
-a score prior or a query summary is of a whole prompt); the hook then gives every chunk its part.
+Where some rows of a layer read whole values (a language model's context), the hook notes input and output in
+``RoutingState.deferred`` and changes nothing; whoever computes the attention, and so knows which tokens stay, asks
+``route_deferred`` for their routed values. A layer that runs in chunks of rows is routed before them, as a whole.
 
 Under the budget ``bytes`` a router gives a logit for every key-value head's key behind those of the groups, and a head
-of a token may lose its key: whoever computes the attention leaves it out (``LateValues``), a cache does not store it.
-Where all layers share the bytes, every layer's logits are noted first (``RoutingState.scopes``): in the pass itself,
-where nothing in it reads what is kept (``route_noted``), and in a pass before it otherwise.
+of a token may lose its key. Where all layers share the bytes, every layer's logits are noted first
+(``RoutingState.scopes``): in the pass itself, where nothing in it reads what is kept (``route_noted``), or before it.
 
 Legend: B batch, N positions, D model width, S value groups, L layers, h key-value heads, s groups of a head, O a
 router's outputs.
@@ -42,7 +35,7 @@ from subtoken_train.functional.masks import counted_mask, fixed_mask, global_mas
 from subtoken_train.functional.one_budget import best_in_bytes, budget_bytes, cut_logit
 from subtoken_train.ledger.kv_budget import KVShape, exact, head_costs
 from subtoken_train.routing import SELECTORS, RoutingConfig, build_selector
-from subtoken_train.routing.output_norm import OutputNorms
+from subtoken_train.routing.controls import OutputNorms
 from subtoken_train.routing.routers import fp32_linear, init_router
 from subtoken_train.routing.state import RoutingState, Spent
 from subtoken_train.view.view import ABSENT, View
@@ -51,8 +44,7 @@ from subtoken_train.view.view import ABSENT, View
 class ValueGate(nn.Module):
     """One layer's factor 2 * sigmoid(beta * logit) on kept groups, with one learned number beta.
 
-    beta starts at 0, where the factor is 1 exactly: gated values are what is cached, and neutral settings stay exact.
-    It costs no byte and nothing in decoding, and it saves none.
+    beta starts at 0, where the factor is 1 exactly. Gated values are what is cached: it costs no byte and saves none.
     """
 
     def __init__(self) -> None:
@@ -65,48 +57,41 @@ class ValueGate(nn.Module):
 
 
 class FeatureMap(nn.Module):
-    """One layer's learned linear map from features of a token to logits (ours), drawn from N(0, 0.02), without a bias.
+    """One layer's learned linear map from features of a token to a router's O logits (ours), without a bias.
 
-    ``norm``: log of the value norm of each group, S numbers a token. ``attention``: log of the attention that the
-    query's rows pay the token in that layer, the mean over rows and heads, one number. Both are standardised over the
-    routed tokens of a sample and have no gradient: a router learns to read them, and nothing to make them.
-    ``outputs``: of the router, O.
+    ``norm``: log of the value norm of each group, S numbers a token. ``attention``: log of the query's attention to the
+    token in that layer (mean over rows and heads), one number. Both are standardised over the routed tokens of a sample
+    and have no gradient.
     """
 
     def __init__(self, config: RoutingConfig, outputs: int) -> None:
         super().__init__()
         self.names = config.features
-        sizes = {"norm": config.num_groups, "attention": 1}
-        self.map = nn.Linear(sum(sizes[name] for name in self.names), outputs, bias=False)
+        width = sum(config.num_groups if name == "norm" else 1 for name in self.names)
+        self.map = nn.Linear(width, outputs, bias=False)
         init_router(self)
 
     def forward(self, view: View, routed_BN: Tensor) -> Tensor:
         """Return what is added to a router's logits, [B, N, O] in fp32; ``routed_BN`` marks the compared tokens."""
-        found = []
-        for name in self.names:
-            if name == "norm":
-                raw = torch.linalg.vector_norm(view.value_groups_BNSg.detach().float(), dim=-1)
-            else:
-                raw = view.query_attention()[..., None]
-            found.append(standardised_log(raw, routed_BN))
-        return fp32_linear(self.map, torch.cat(found, -1))
+        raw = {
+            "norm": lambda: torch.linalg.vector_norm(view.value_groups_BNSg.detach().float(), dim=-1),
+            "attention": lambda: view.query_attention()[..., None],
+        }
+        return fp32_linear(self.map, torch.cat([standardised_log(raw[name](), routed_BN) for name in self.names], -1))
 
 
 @dataclass(frozen=True)
 class LateValues:
-    """A layer's routed tokens, as rows after them read them.
-
-    Attributes:
-        value_BND: routed values, [B, N, d_v]: unselected groups filled, kept ones gated.
-        learns_BN: tokens that had a choice, bool; the choice of all others has no gradient.
-        keys_BhN: keys that stay, bool; of tokens that are not routed, all. None: every key stays.
-        key_logits_BhN: what they were chosen by, fp32; None likewise.
-    """
+    """A layer's routed tokens, as rows after them read them."""
 
     value_BND: Tensor
+    """Routed values, [B, N, d_v]: unselected groups filled, kept ones gated."""
     learns_BN: Tensor
+    """Tokens that had a choice, bool; the choice of all others has no gradient."""
     keys_BhN: Tensor | None = None
+    """Keys that stay, bool; of tokens that are not routed, all. None: every key stays."""
     key_logits_BhN: Tensor | None = None
+    """What they were chosen by, fp32; None likewise."""
 
 
 class RouterBank(nn.Module):
@@ -116,27 +101,23 @@ class RouterBank(nn.Module):
     layer: one value vector per layer and sample, which a cache stores and every budget counts. Routing then acts on
     what is left of a value without it, v' = mu + f * (v - mu), and so do the norms that choose.
 
-    A score prior is added to a router's logits, and everything reads the sum: the choice, the straight-through
-    sigmoid and the balance loss, whose probabilities would otherwise be of another router than the one that chooses,
-    and the gate. Where K = S nothing is chosen, so the straight-through gradient is left out: the gradient of a gate
-    over all groups is then exact.
+    A score prior is added to a router's logits, and the choice, the straight-through sigmoid, the balance loss and the
+    gate all read the sum. Where K = S nothing is chosen and the straight-through gradient is left out: the gradient of
+    a gate over all groups is then exact.
     """
 
     def __init__(self, config: RoutingConfig, hidden_size: int, shape: KVShape) -> None:
         super().__init__()
         config.check(shape)
-        self.config = config
-        self.shape = shape
+        self.config, self.shape = config, shape
         self.whole = config.budget == "bytes" and config.num_groups == shape.num_kv_heads
         """True where an entry's only group goes with its key."""
-        keys = shape.num_kv_heads if config.budget == "bytes" else 0
+        keys, layers = shape.num_kv_heads if config.budget == "bytes" else 0, range(shape.num_layers)
         self.outputs = keys if self.whole else config.num_groups + keys
         scored = replace(config, num_groups=self.outputs)
-        self.selectors = nn.ModuleList([build_selector(hidden_size, scored) for _ in range(shape.num_layers)])
-        self.gates = nn.ModuleList([ValueGate() for _ in self.selectors] if config.value_gate else [])
-        self.features = nn.ModuleList(
-            [FeatureMap(config, self.outputs) for _ in self.selectors] if config.features else []
-        )
+        self.selectors = nn.ModuleList([build_selector(hidden_size, scored) for _ in layers])
+        self.gates = nn.ModuleList([ValueGate() for _ in layers if config.value_gate])
+        self.features = nn.ModuleList([FeatureMap(config, self.outputs) for _ in layers if config.features])
         prior = config.score_prior
         self.prior = None if prior == "none" else SELECTORS[prior](hidden_size, config)
         self._output_norms: OutputNorms | None = None
@@ -146,17 +127,17 @@ class RouterBank(nn.Module):
 
     @property
     def learned(self) -> bool:
-        """Return whether the selectors or gates have parameters to train."""
+        """True if selectors, gates or features have parameters to train."""
         return any(parameter.requires_grad for parameter in self.parameters())
 
     @property
     def reads_query(self) -> bool:
-        """Return whether the choice depends on the question."""
+        """True if the choice depends on the question."""
         return "attention" in self.config.features or any(part.query_conditioned for part in self.selectors)
 
     @property
     def neutral(self) -> bool:
-        """Return whether every group is kept as it is."""
+        """True if every group is kept as it is."""
         return not self.config.drops and not self.config.value_gate
 
     def attach(
@@ -164,10 +145,8 @@ class RouterBank(nn.Module):
     ) -> None:
         """Say where ``routing`` acts: on every layer's value projection (its outermost module, LoRA included).
 
-        Args:
-            value_start: first channel of the values in what the former give, where they are fused; they come last.
+        ``value_start``: first channel of the values in a fused projection, where they come last.
         """
-        assert len(value_projections) == len(output_projections) == len(self.selectors)
         self._value_start = value_start
         if any(part.reads_output for part in (*self.selectors, self.prior) if part is not None):
             self._output_norms = OutputNorms(output_projections, self.config, self.shape)
@@ -232,7 +211,6 @@ class RouterBank(nn.Module):
     def _route(
         self, layer: int, hidden_BND: Tensor, value_BND: Tensor, state: RoutingState, routed_BN: Tensor
     ) -> LateValues:
-        """Route the tokens ``routed_BN`` of a layer; what stays, and what the balance loss is made of, is noted."""
         config, device = self.config, value_BND.device
         routed_BN = routed_BN.to(device)
         fill_BV = masked_mean(value_BND, routed_BN) if config.fill == "mean" else None  # with the mean's gradient
@@ -246,11 +224,7 @@ class RouterBank(nn.Module):
     def route_noted(self, state: RoutingState, values: Sequence[Tensor]) -> list[Tensor]:
         """Choose in all layers at once, after a pass that noted its logits; what stays is noted.
 
-        Args:
-            values: of every layer, as they were projected, [B, h, N, d].
-
-        Returns:
-            Of every layer the values that a cache holds, likewise.
+        From every layer's values as they were projected, [B, h, N, d], to those that a cache holds.
         """
         assert state.scopes is not None
         scores, routed = [state.scores[layer] for layer in range(len(values))], []
@@ -271,11 +245,10 @@ class RouterBank(nn.Module):
         routed_BN: Tensor,
         fill_BV: Tensor | None = None,
     ) -> LateValues:
-        """Note what a layer's scores leave of its routed tokens, and return its values; arguments as in ``_route``."""
+        """Note what a layer's scores leave of its routed tokens, and return its values."""
         config, home, device = self.config, state.routed_BN.device, value_BND.device
         scores_BNS, keys_BhN, key_logits_BhN = scores_BNO[..., : config.num_groups], None, None
-        learns_BN = routed_BN
-        margin_BNS = scores_BNS
+        learns_BN, margin_BNS = routed_BN, scores_BNS
         if config.budget == "bytes":
             chosen = state.chosen[layer] if layer in state.chosen else self.spend([scores_BNO], [routed_BN])[0]
             hard_BNS, keys_BhN, cut_Bh = (part.to(device) for part in chosen)
@@ -300,7 +273,7 @@ class RouterBank(nn.Module):
     ) -> Tensor:
         """Scores of a layer's groups, and keys behind them, [B, N, S + h] in fp32 ([B, N, S] without), prior included.
 
-        They are of values less what dropped groups read as.
+        ``value_BND``: values less what dropped groups read as.
         """
         selector, config = self.selectors[layer], self.config
 
@@ -322,7 +295,9 @@ class RouterBank(nn.Module):
             num_kv_heads=self.shape.num_kv_heads,
         )
         scores_BNO: Tensor = selector(view)
-        self._check_scores(scores_BNO, layer, (*hidden_BND.shape[:2], self.outputs))
+        shape = torch.Size([*hidden_BND.shape[:2], self.outputs])
+        if not (isinstance(scores_BNO, Tensor) and scores_BNO.shape == shape and scores_BNO.dtype == torch.float32):
+            raise self._wrong_scores(scores_BNO, layer, shape)  # a selector may be another package's
         if self.features:
             scores_BNO = scores_BNO + self.features[layer](view, routed_BN)
         if self.prior is not None:
@@ -330,14 +305,11 @@ class RouterBank(nn.Module):
             scores_BNO = scores_BNO + nn.functional.pad(prior_BNS, (0, self.outputs - config.num_groups))
         return torch.cat([scores_BNO, scores_BNO], -1) if self.whole else scores_BNO
 
-    def _check_scores(self, found: Any, layer: int, wanted: tuple[int, ...]) -> None:
-        """Raise a worded ``ValueError`` unless a selector, which may be another package's, gave what it must."""
-        if isinstance(found, Tensor) and found.shape == wanted and found.dtype == torch.float32:
-            return
+    def _wrong_scores(self, found: Any, layer: int, wanted: torch.Size) -> ValueError:
         got = f"no tensor but {type(found).__name__}"
         if isinstance(found, Tensor):
             got = f"{str(found.dtype).removeprefix('torch.')} scores of shape {list(found.shape)}"
-        raise ValueError(
+        return ValueError(
             f"selector {self.config.selector!r} gave {got} in layer {layer}; it must give float32 scores of shape "
             f"{list(wanted)}: batch, tokens, groups"
         )
@@ -356,12 +328,7 @@ class RouterBank(nn.Module):
     def spend(self, scores: Sequence[Tensor], routed: Sequence[Tensor]) -> list[Spent]:
         """Spend one byte budget on the keys and groups of layers; a head's groups are those of its own key.
 
-        Args:
-            scores: logits of every layer's groups and keys, [B, N, S + h].
-            routed: of every layer the tokens that it chooses among, bool [B, N].
-
-        Returns:
-            Of every layer what stays.
+        Of every layer: logits of groups and keys, [B, N, S + h], and the tokens to choose among, bool [B, N].
         """
         config, heads = self.config, self.shape.num_kv_heads
         logits = [(x.detach()[..., : config.num_groups], x.detach()[..., config.num_groups :]) for x in scores]
@@ -385,7 +352,7 @@ class RouterBank(nn.Module):
         ]
 
     def _always(self, routed_BN: Tensor) -> Tensor:
-        """Return the routed tokens that a byte budget keeps whole without a choice, bool [B, N]."""
+        """Routed tokens that a byte budget keeps whole without a choice, bool [B, N]."""
         first_BN = routed_BN.cumsum(-1) <= self.config.sinks
         return routed_BN & (first_BN | last_marked(routed_BN, self.config.window))
 
@@ -398,7 +365,7 @@ class RouterBank(nn.Module):
         routed_BN1: Tensor,
         learns_BN1: Tensor,
     ) -> Tensor:
-        """Return a learned router's factors of groups, [B, N, S] in fp32: the mask, times the gate of routed tokens.
+        """A learned router's factors of groups, [B, N, S] in fp32: the mask, times the gate of routed tokens.
 
         The slope of a choice is the sigmoid's at ``margin_BNS``: under a byte budget the logit less what it was cut at.
         Of entries that are kept whole, the key's choice alone has one; of those that always stay, neither.

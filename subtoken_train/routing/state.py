@@ -17,65 +17,50 @@ from subtoken_train.functional.objective import balance_loss
 
 
 class Spent(NamedTuple):
-    """A layer's choice within a byte budget.
-
-    Attributes:
-        groups_BNS: groups that stay, bool.
-        keys_BhN: keys that stay, bool; of tokens that are not routed, all.
-        cut_Bh: the logit of a group that was only just worth its bytes, fp32.
-    """
+    """A layer's choice within a byte budget."""
 
     groups_BNS: Tensor
+    """Groups that stay, bool."""
     keys_BhN: Tensor
+    """Keys that stay, bool; of tokens that are not routed, all."""
     cut_Bh: Tensor
+    """The logit of a group that was only just worth its bytes, fp32."""
 
 
 @dataclass
 class RoutingState:
-    """One prompt pass: what is routed, and what the layers did.
-
-    Attributes:
-        routed_BN: tokens that are routed, bool; all others keep every group.
-        query_BN: tokens of the query summary, bool.
-        position_BN: original positions, int64.
-        sample_seed_B: a number per sample, int64.
-        rank_BN: the token reducer's rank of each routed token within its sample, int64, 0 is the best; None where the
-            reducer ranks nothing.
-        masks: per layer the hard mask, bool [B, N, S]; True for every group of an unrouted token.
-        deferred: per layer the projection's input and output that wait for ``route_deferred``; None where nothing
-            waits.
-        keys: per layer the keys that stay under a byte budget, bool [B, h, N]; True for those of an unrouted token.
-            Empty under other budgets.
-        scopes: per layer the tokens that one budget of all layers chooses among, bool; None outside of the pass that
-            looks for it.
-        scores: what that pass found by layer: logits of groups and keys, [B, N, O] in fp32.
-        chosen: per layer what such a budget leaves.
-        fills: per layer the value that dropped groups read as, without gradient, on the layer's device, [B, d_v] in the
-            values' dtype; empty where they read as zero.
-        choices: per layer the scores that were chosen by, the hard mask, and the routed tokens it was chosen for; what
-            the balance loss is made of. Learned selectors only.
-        ahead: the projection's output over all rows, of a layer that runs a chunk of rows at a time.
-        query_attention: from a layer and its projections' input, [B, N, D], the attention of the rows ``query_BN`` to
-            all, [B, N] in fp32 without gradient; None where no router reads it.
-        part: the rows of that chunk, (first, one past the last).
-    """
+    """One prompt pass: what is routed (bool), and by layer what the layers did."""
 
     routed_BN: Tensor
     query_BN: Tensor
+    """Tokens of the query summary, bool."""
     position_BN: Tensor
+    """Original positions, int64."""
     sample_seed_B: Tensor
     deferred: dict[int, tuple[Tensor, Tensor]] | None = None
+    """The projection's input and output that wait for ``route_deferred``; None where nothing waits."""
     rank_BN: Tensor | None = None
+    """The reducer's rank of each routed token within its sample, int64, 0 the best; None where it ranks nothing."""
     masks: dict[int, Tensor] = field(default_factory=dict)
+    """The hard mask, bool [B, N, S]; True for every group of an unrouted token."""
     keys: dict[int, Tensor] = field(default_factory=dict)
+    """Keys that stay under a byte budget, bool [B, h, N], all of an unrouted token; empty under other budgets."""
     scopes: list[Tensor] | None = None
+    """Tokens that one budget of all layers chooses among, bool; None outside of the pass that looks for it."""
     scores: dict[int, Tensor] = field(default_factory=dict)
+    """What that pass found: logits of groups and keys, [B, N, O] in fp32."""
     chosen: dict[int, Spent] = field(default_factory=dict)
+    """What such a budget leaves."""
     fills: dict[int, Tensor] = field(default_factory=dict)
+    """What dropped groups read as, [B, d_v] in the values' dtype, without gradient; empty where that is zero."""
     choices: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+    """Of learned selectors, for the balance loss: the scores, the hard mask, and the tokens it was chosen for."""
     ahead: dict[int, Tensor] = field(default_factory=dict)
+    """The projection's output over all rows, of a layer that runs a chunk of rows at a time."""
     query_attention: Callable[[int, Tensor], Tensor] | None = None
+    """From layer and input [B, N, D] to the attention of rows ``query_BN`` to all, [B, N] in fp32; None: not read."""
     part: tuple[int, int] = (0, 0)
+    """The rows of that chunk, (first, one past the last)."""
 
     def on(self, device: torch.device) -> RoutingState:
         """The same for a layer on a device; what layers note stands in one place."""

@@ -10,7 +10,7 @@ from subtoken_train.functional.masks import fixed_mask
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
-from subtoken_train.routing.output_norm import OutputNorms
+from subtoken_train.routing.controls import OutputNorms
 from tests.support.helpers import compress, gqa_family, make_batch, random_scores
 from tests.support.sampling import sampled
 
