@@ -24,11 +24,9 @@ ROW_BLOCK = 32
 def row_attention(
     family: Family, layer: int, hidden_BND: Tensor, visible_BN: Tensor, position_ids: Tensor, row_B: Tensor
 ) -> Tensor:
-    """Head-mean attention that position ``row_B`` pays to all positions in ``layer``, [B, N] in fp32.
+    """Head-mean attention that position ``row_B`` pays to all positions in ``layer``, [B, N] in fp32, LoRA included.
 
-    Args:
-        family: the backbone; its layer's own norm and q/k projections (LoRA included) are used.
-        row_B: index of the query row of each sample; negative rows are read as 0 (their result is meaningless).
+    Negative rows are read as 0 (their result is meaningless).
     """
     with gathered_weights(family.decoder.layers[layer]):
         attention = LayerAttention(family, layer, hidden_BND, visible_BN, position_ids)
@@ -49,8 +47,8 @@ def scouted_row(
 ) -> Tensor:
     """``row_attention`` from input embeddings: the layers below run for it, unrouted, up to the last of the rows.
 
-    ``size``: a chunk of rows at a time, see ``engine/spans.py``; None: all at once. ``deep_nBND``: what the first
-    layers add to their outputs. ``frozen``: the backbone alone, without LoRA.
+    ``size``: rows at a time; None: all at once. ``deep_nBND``: what the first layers add to their outputs. ``frozen``:
+    the backbone alone, without LoRA.
     """
     length = int(row_B.max().clamp(min=0)) + 1
     visible, position = visible_BN[:, :length], position_ids[..., :length]
@@ -59,13 +57,10 @@ def scouted_row(
         if size is None:
             below = family.run_layers(hidden_BND[:, :length], visible, position, stop=layer, deep_nBND=deep)
         else:
-            below = hidden_BND[:, :length]
-            unpadded = bool(visible.all())
+            below, unpadded = hidden_BND[:, :length], bool(visible.all())
             for lower in range(layer):
-                dense = family.dense_cache()  # of one layer
-                below = run_chunks(
-                    family, dense, lower, below, visible, position, size, deep_nBND=deep, unpadded=unpadded
-                )
+                given = family.dense_cache(), lower, below, visible, position, size  # a cache of one layer
+                below = run_chunks(family, *given, deep_nBND=deep, unpadded=unpadded)
         row = row_attention(family, layer, below, visible, position, row_B)
     return nn.functional.pad(row, (0, hidden_BND.shape[1] - length))
 
@@ -80,11 +75,9 @@ def region_attention(
     region_BN: Tensor,
     normed: bool = False,
 ) -> Tensor:
-    """Attention that a region pays to all positions in ``layer``, the mean over its rows and heads, [B, N] in fp32.
+    """Attention of the rows ``region_BN`` to all positions in ``layer``, mean over rows and heads, [B, N] in fp32.
 
-    Args:
-        region_BN: the attending rows, bool; a sample without any gets zeros.
-        normed: ``hidden_BND`` is the output of the layer's norm already.
+    A sample without such rows gets zeros. ``normed``: ``hidden_BND`` is the output of the layer's norm already.
     """
     attention = LayerAttention(family, layer, hidden_BND, visible_BN, position_ids, normed)
     total_BN = torch.zeros(visible_BN.shape, device=hidden_BND.device)
@@ -106,7 +99,7 @@ def query_attention(
 
 
 class LayerAttention:
-    """A layer's rotated keys, and the attention of any rows over them; arguments as of ``row_attention``."""
+    """A layer's rotated keys, and the attention of any rows over them."""
 
     def __init__(
         self,
@@ -123,9 +116,8 @@ class LayerAttention:
         self.normed_BND = hidden_BND if normed else family.attention_input(layer, hidden_BND)
         self.visible_BN = visible_BN.to(self.normed_BND.device)
         self.position_BN = position_ids.to(self.normed_BND.device) if position_ids.dim() == 2 else None
-        angles = family.angles(layer, self.normed_BND, position_ids)
-        cos, sin = (each.to(self.normed_BND.device) for each in angles)
-        self.cos, self.sin = cos.expand(len(hidden_BND), -1, -1), sin.expand(len(hidden_BND), -1, -1)
+        cos, sin = (each.to(self.normed_BND.device) for each in family.angles(layer, self.normed_BND, position_ids))
+        self.cos, self.sin = (each.expand(len(hidden_BND), -1, -1) for each in (cos, sin))
         key = family.key_heads(layer, self.normed_BND)
         _, self.key_BhNd = family.rotate(layer, key[:, :0], key, (self.cos, self.sin))  # without queries
 
@@ -141,7 +133,7 @@ class LayerAttention:
 
     @torch.no_grad()
     def pull_blocks(self, marks_BN: Tensor) -> Iterator[Tensor]:
-        """Yield what the rotary embedding alone makes of the same rows, see ``View.rotary_pull``."""
+        """What the rotary embedding alone makes of the same rows, as ``View.rotary_pull`` yields it."""
         place, width = self.cos.device, self.key_BhNd.shape[-1]
         ones_B1Nd = torch.ones(*self.visible_BN.shape, width, device=place)[:, None]
         _, key_B1Nd = self.family.rotate(self.layer, ones_B1Nd, ones_B1Nd, (self.cos.float(), self.sin.float()))

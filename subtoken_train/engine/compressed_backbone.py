@@ -8,8 +8,6 @@ A pass (``CompressedBackbone.run``) is five stages, which stand in this file in 
 4. run the layers, routed from the first one that sees a reduced set on (``decoder`` reducers cut between them);
 5. finish: hand over what the pass leaves behind.
 
-A reducer acts in one of them. Where it does not, and without routers, a stage does nothing.
-
 Legend: B batch, N positions before the reducer, M positions after it, D model width, V vocabulary, S value groups.
 """
 
@@ -53,11 +51,8 @@ class CompressedBackbone(nn.Module):
 
     def __init__(self, family: Family, reducer: Reducer, bank: RouterBank | None = None) -> None:
         super().__init__()
-        self.family = family
-        self.model = family.model
-        self.reducer = reducer
-        self.bank = bank
         check_reducer(reducer, family)
+        self.family, self.model, self.reducer, self.bank = family, family.model, reducer, bank
         self._detached = False
         routing, reads_text = self.active_routing, family.image_token_id is None
         drops_keys = routing is not None and routing.budget == "bytes"
@@ -120,9 +115,7 @@ class CompressedBackbone(nn.Module):
     def promised_fraction(self, samples: Sequence[int], key_channels: float = 1.0, key_axes: KeyAxes = "own") -> float:
         """Share of the compressed region's KV that reducer and routing promise, without the index; 1 where it is empty.
 
-        Args:
-            samples: tokens of each one's compressed region, before the reducer.
-            key_channels: share of their keys that stays.
+        ``samples``: tokens of each one's compressed region, before the reducer. ``key_channels``: share of keys kept.
         """
         region = (Region.CONTEXT if self.family.image_token_id is None else Region.VISUAL).label
         shape, budget = self.family.shape, replace(self.group_budget, key_channels=key_channels, key_axes=key_axes)
@@ -153,7 +146,6 @@ class CompressedBackbone(nn.Module):
 
         Args:
             cache: filled when given (prefill), values as routed, dropped groups (0, or filled) too, until it is packed.
-            pad_left: side on which samples with fewer kept rows are padded.
             force_gather: run ranking and gather even at keep_ratio 1 (a test of the machinery).
             observer: sees every layer's attention; needs ``use_packed_attention``.
             chunks: run every layer in chunks of rows into ``cache``, without gradient; needs the same.
@@ -291,18 +283,13 @@ class CompressedBackbone(nn.Module):
         if self.bank is None:
             return None
         rows, before = run.rows, run.state
-        state = RoutingState(
-            routed_BN=in_compressed_region(rows.regions_BM),
-            query_BN=question_rows(run.batch, rows),
-            position_BN=rows.ordinal_BM,
-            sample_seed_B=run.sample_seeds,
-            rank_BN=None if run.rank_BN is None else take_rows(run.rank_BN, rows.index_BM),
-            deferred={} if deferred else None,
-            masks={} if before is None else before.masks,
-            keys={} if before is None else before.keys,
-            fills={} if before is None else before.fills,
-            choices={} if before is None else before.choices,
-        )
+        reads = in_compressed_region(rows.regions_BM), question_rows(run.batch, rows), rows.ordinal_BM
+        state = RoutingState(*reads, run.sample_seeds, {} if deferred else None)
+        if run.rank_BN is not None:
+            state.rank_BN = take_rows(run.rank_BN, rows.index_BM)
+        if before is not None:  # what the layers below noted
+            state.masks, state.keys = before.masks, before.keys
+            state.fills, state.choices = before.fills, before.choices
         if "attention" in self.bank.config.features:
             state.query_attention = query_attention(self.family, rows.visible_BM, rows.position, state.query_BN)
         return state
@@ -319,23 +306,14 @@ class CompressedBackbone(nn.Module):
                 for layer, routed_BhNd in routed.items():
                     run.cache.layers[layer].values = routed_BhNd
             kept = on_device(run.split.seen, run.rows.regions_BM.device)
-        return PromptPass(
-            run.hidden_BMD,
-            run.rows,
-            run.spans,
-            run.state,
-            self.active_routing,
-            kept,
-            run.embeds_BND,
-            self.family.windows,
-        )
+        left = run.hidden_BMD, run.rows, run.spans, run.state, self.active_routing, kept, run.embeds_BND
+        return PromptPass(*left, self.family.windows)
 
 
 class Cutting:
     """Makes the cuts of one pass; the embeddings are looked at once, before layer 0.
 
-    Args:
-        always: make cuts that keep all, too: their ranking is read, the machinery is tested, or a model is trained.
+    ``always``: make cuts that keep all, too: their ranking is read, the machinery is tested, or a model is trained.
     """
 
     def __init__(self, family: Family, reducer: DecoderReducer, run: RunningPass, always: bool = False) -> None:
@@ -350,7 +328,7 @@ class Cutting:
             self.raters_BN = reducer.raters(run.hidden_BMD, batch.regions_BN, self.prompt_BN)
 
     def keeps_all(self, layer: int) -> bool:
-        """Return whether the cut before ``layer`` leaves nothing out."""
+        """True if the cut before ``layer`` leaves nothing out."""
         return not self.always and all(counts[layer] == counts[layer - 1] for counts in self.counts)
 
     def cut(self, run: RunningPass, layer: int, below_BMD: Tensor) -> None:
@@ -397,11 +375,7 @@ class Cutting:
 
 
 def images_of_samples(tokens: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """Count the images of every sample.
-
-    Args:
-        sizes: those of each image of the batch, sample after sample; of a video a frame (or a layer of two) is one.
-    """
+    """Images of every sample, from its tokens and the sizes of the batch's images (of a video a frame or two)."""
     counts, image = [], 0
     for own in tokens:
         first, seen = image, 0

@@ -1,13 +1,11 @@
 """A second pass: rows that run after a prompt's cache, so that a method sees what a reader of it would look at.
 
-KVCompose repeats the context and lets all of it ask; KVzip has a task (``TaskPlan``) and a pass for every piece. The
-rows take the positions that follow the prompt, see its cache before any eviction and each other causally, and meet no
-reducer and no router. Layers run one after another, a block of rows at a time; the cache is then as it was.
+The rows take the positions that follow the prompt, see its cache before any eviction and each other causally, and meet
+no reducer and no router. Layers run one after another, a block of rows at a time; the cache is then as it was.
 
 A context reducer that such a method drives (``context_scores``), and routers that share one byte budget among all
 layers (``one_budget``), choose before the pass that counts: the contexts of a batch run alone, without routing, dropout
-or gradient, but with LoRA, so that training and inference choose alike. It costs a forward pass over the contexts, and
-under a reducer one over what is repeated, with the keys and values of all layers in memory.
+or gradient, but with LoRA, so that training and inference choose alike.
 
 Legend: B batch, N rows of a layer's cache (of a context reducer: positions), M rows of the contexts, S rows of the
 task (of routers: value groups), O outputs of a router, K = N + S, D model width, H query heads, h key-value heads, d
@@ -49,76 +47,57 @@ Again = dict[int, tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class TaskRows:
-    """Rows that look back at a prompt.
-
-    Attributes:
-        rows_BS: False is padding, on either side.
-        position: position ids, [B, S], or [3, B, S] under mRoPE.
-        deep_nBSD: what the first n layers add to their outputs; None for most models.
-    """
+    """Rows that look back at a prompt; padding, on either side, is False in ``rows_BS``."""
 
     hidden_BSD: Tensor
     rows_BS: Tensor
     position: Tensor
+    """Position ids, [B, S], or [3, B, S] under mRoPE."""
     deep_nBSD: Tensor | None = None
-
-
-def repeated(result: PromptPass) -> TaskRows:
-    """The prompt again: the rows that its token reducer left, in all layers, at the positions that follow it."""
-    rows = result.rows
-    assert result.embeds_BND is not None
-    hidden_BSD = take_rows(result.embeds_BND, rows.index_BM)
-    return TaskRows(hidden_BSD, rows.visible_BM, rows.next_position + rows.position, rows.deep_nBMD)
+    """What the first n layers add to their outputs; None for most models."""
 
 
 def rows_of_task(family: Family, result: PromptPass, plan: TaskPlan) -> TaskRows:
-    """A task's rows, at the positions after the prompt: a text's count on, repeated tokens keep their distances."""
+    """A task's rows, at the positions after the prompt: a text's count on, repeated tokens keep their distances.
+
+    A plan without pieces is the prompt again: the rows that its token reducer left, in all layers.
+    """
+    rows = result.rows
+    start, deep = rows.next_position, rows.deep_nBMD
+    assert result.embeds_BND is not None
     if plan.pieces is None:
-        return repeated(result)
-    batch, start = len(result.rows.regions_BM), result.rows.next_position
+        hidden_BSD = take_rows(result.embeds_BND, rows.index_BM)
+        return TaskRows(hidden_BSD, rows.visible_BM, start + rows.position, deep)
     parts: list[TaskRows] = []
     for piece in plan.pieces:
-        if not isinstance(piece, Tensor):
-            ids = torch.tensor(_token_ids(family, piece, result.rows.regions_BM), dtype=torch.long, device=start.device)
-            hidden_BSD = family.token_states(ids).expand(batch, -1, -1)
-            rows_BS = torch.ones(batch, len(ids), dtype=torch.bool, device=start.device)
-            parts.append(TaskRows(hidden_BSD, rows_BS, start + torch.arange(len(ids), device=start.device)))
+        if isinstance(piece, Tensor):
+            parts.append(_again(result.embeds_BND, rows, piece, start))
         else:
-            parts.append(_again(result, piece, start))
+            ids = torch.tensor(_token_ids(family, piece, rows.regions_BM), dtype=torch.long, device=start.device)
+            hidden_BSD = family.token_states(ids).expand(len(rows.regions_BM), -1, -1)
+            added = None if deep is None else hidden_BSD.new_zeros(len(deep), *hidden_BSD.shape)  # nothing to a text
+            rows_BS = torch.ones(hidden_BSD.shape[:2], dtype=torch.bool, device=start.device)
+            parts.append(TaskRows(hidden_BSD, rows_BS, start + torch.arange(len(ids), device=start.device), added))
         if parts[-1].rows_BS.shape[1]:
             start = torch.maximum(start, one_past(parts[-1].position, parts[-1].rows_BS))
     return TaskRows(
         torch.cat([part.hidden_BSD for part in parts], 1),
         torch.cat([part.rows_BS for part in parts], 1),
         torch.cat([part.position for part in parts], -1),
-        _deep_of(parts),
+        None if deep is None else torch.cat([part.deep_nBSD for part in parts if part.deep_nBSD is not None], 2),
     )
 
 
-def _deep_of(parts: list[TaskRows]) -> Tensor | None:
-    """Join what layers add to the rows of all parts; nothing is added to a text."""
-    layers = next((len(part.deep_nBSD) for part in parts if part.deep_nBSD is not None), None)
-    if layers is None:
-        return None
-    each = [
-        part.hidden_BSD.new_zeros(layers, *part.hidden_BSD.shape) if part.deep_nBSD is None else part.deep_nBSD
-        for part in parts
-    ]
-    return torch.cat(each, 2)
-
-
-def _again(result: PromptPass, marked_BN: Tensor, start: Tensor) -> TaskRows:
+def _again(embeds_BND: Tensor, rows: Rows, marked_BN: Tensor, start: Tensor) -> TaskRows:
     """Return the marked tokens that the token reducer left; the first of them stands at ``start``."""
-    rows = result.rows
-    assert result.embeds_BND is not None
     index_BS, valid_BS = kept_index(take_rows(marked_BN, rows.index_BM) & rows.visible_BM, pad_left=False)
-    hidden_BSD = take_rows(result.embeds_BND, take_rows(rows.index_BM, index_BS))
+    hidden_BSD = take_rows(embeds_BND, take_rows(rows.index_BM, index_BS))
     position = rows.position.gather(-1, index_BS.expand(*rows.position.shape[:-1], -1))
     deep = None if rows.deep_nBMD is None else torch.stack([take_rows(each, index_BS) for each in rows.deep_nBMD])
-    if not index_BS.shape[1]:
-        return TaskRows(hidden_BSD, valid_BS, position, deep)
-    first = position[..., :1] if position.dim() == 2 else position[..., :1].amin(0, keepdim=True)
-    return TaskRows(hidden_BSD, valid_BS, (start + position - first).masked_fill(~valid_BS, 0), deep)
+    if index_BS.shape[1]:
+        first = position[..., :1] if position.dim() == 2 else position[..., :1].amin(0, keepdim=True)
+        position = (start + position - first).masked_fill(~valid_BS, 0)
+    return TaskRows(hidden_BSD, valid_BS, position, deep)
 
 
 def task_view(
@@ -173,11 +152,10 @@ def second_pass(
     observe: TaskObserver,
     positions: list[Tensor] | None = None,
 ) -> None:
-    """Run a task after a prompt and show every layer's attention to ``observe``.
+    """Run a task after a prompt and show every layer's attention to ``observe``; the cache is left as it came.
 
     Args:
         family: in evaluation mode, with ``use_packed_attention``.
-        cache: of the prompt; grows by a layer's rows at a time and is left as it came.
         entries: per layer the rows of the cache that may be seen, bool [B, N].
         positions: per layer those of the cache's rows, [B, N]; needed where a layer has a window.
     """
@@ -197,18 +175,11 @@ def second_pass(
 def context_scores(family: Family, reducer: ScoredContext, run: RunningPass) -> Again:
     """Return the scores that a second pass over a batch's contexts gives; empty where the method needs none."""
     whole, method = run.rows, reducer.scorer
-    before_BN = _context_rows(whole.regions_BM)
-    regions_BN = whole.regions_BM.masked_fill(~before_BN, Region.PADDING)
+    regions_BN = whole.regions_BM.masked_fill(~_context_rows(whole.regions_BM), Region.PADDING)
     asked_B1 = method.second_pass(regions_BN)[:, None]
     if not bool(asked_B1.any()):
         return {}
-    if run.chunks is not None:
-        raise ValueError(
-            f"prefill_chunk: reducer {reducer.name!r} runs a context twice, of which chunks keep nothing; leave "
-            "prefill_chunk out"
-        )
-    assert run.embeds_BND is not None
-    rows, index_BM = _contexts_alone(run)
+    rows, index_BM = _contexts_alone(run, f"reducer {reducer.name!r}")
     depth, cache = family.shape.num_layers, family.dense_cache()
     found: Again = {}
     with evaluation_mode(family.decoder):
@@ -229,18 +200,9 @@ def context_scores(family: Family, reducer: ScoredContext, run: RunningPass) -> 
 def one_budget(family: Family, bank: RouterBank, run: RunningPass, held: Sequence[Tensor]) -> dict[int, Spent]:
     """Choose keys and groups of all layers within one byte budget, by a pass over a batch's contexts alone.
 
-    Args:
-        bank: its routers, which read nothing behind the context.
-        held: of every layer the context tokens that are chosen among, bool [B, N].
-
-    Returns:
-        By layer, ``RoutingState.chosen``.
+    ``held``: of every layer the context tokens that are chosen among, bool [B, N]. By layer, ``RoutingState.chosen``.
     """
-    if run.chunks is not None:
-        raise ValueError(
-            "prefill_chunk: byte_pool 'all' runs a context twice, of which chunks keep nothing; leave prefill_chunk out"
-        )
-    rows, index_BM = _contexts_alone(run)
+    rows, index_BM = _contexts_alone(run, "byte_pool 'all'")
     if not index_BM.shape[1]:
         return {}  # no sample has anything to choose among
     scopes = [take_rows(marks_BN, index_BM) & rows.visible_BM for marks_BN in held]
@@ -261,14 +223,17 @@ def one_budget(family: Family, bank: RouterBank, run: RunningPass, held: Sequenc
 
 
 def _context_rows(regions_BM: Tensor) -> Tensor:
-    """Rows of the contexts and before them, bool [B, M]; see ``ContextSplit``."""
+    """Rows of the contexts and before them, bool [B, M]."""
     return before_compressed_ends(regions_BM) | (regions_BM == Region.SYSTEM)
 
 
-def _contexts_alone(run: RunningPass) -> tuple[Rows, Tensor]:
+def _contexts_alone(run: RunningPass, who: str) -> tuple[Rows, Tensor]:
     """Return the rows of the contexts, with what stands before them, and the index that gathers them."""
-    regions_BM = run.rows.regions_BM
-    rows, index_BM = run.rows.take(_context_rows(regions_BM), pad_left=True)
+    if run.chunks is not None:
+        raise ValueError(
+            f"prefill_chunk: {who} runs a context twice, of which chunks keep nothing; leave prefill_chunk out"
+        )
+    rows, index_BM = run.rows.take(_context_rows(run.rows.regions_BM), pad_left=True)
     return replace(rows, next_position=one_past(rows.position, rows.visible_BM)), index_BM
 
 

@@ -82,10 +82,10 @@ class FeatureMap(nn.Module):
 
 @dataclass(frozen=True)
 class LateValues:
-    """A layer's routed tokens, as rows after them read them."""
+    """A layer's tokens, as rows after them read them."""
 
-    value_BND: Tensor
-    """Routed values, [B, N, d_v]: unselected groups filled, kept ones gated."""
+    value_BhNd: Tensor
+    """Routed values: unselected groups filled, kept ones gated."""
     learns_BN: Tensor
     """Tokens that had a choice, bool; the choice of all others has no gradient."""
     keys_BhN: Tensor | None = None
@@ -200,7 +200,8 @@ class RouterBank(nn.Module):
         elif state.deferred is not None:
             state.deferred[layer] = (args[0], value_BND)
         else:
-            value_BND = self._route(layer, args[0], value_BND, state, state.routed_BN).value_BND
+            routed = self._route(layer, args[0], value_BND, state, state.routed_BN)
+            value_BND = routed.value_BhNd.transpose(1, 2).flatten(2)
         return torch.cat([output_BND[..., :start], value_BND.to(output_BND)], -1) if start else value_BND
 
     def route_deferred(self, layer: int, state: RoutingState, routed_BN: Tensor) -> LateValues:
@@ -230,10 +231,8 @@ class RouterBank(nn.Module):
         scores, routed = [state.scores[layer] for layer in range(len(values))], []
         state.chosen = dict(enumerate(self.spend(scores, state.scopes)))
         for layer, value_BhNd in enumerate(values):
-            value_BNhd = value_BhNd.transpose(1, 2)
-            own = scores[layer].to(value_BhNd.device), value_BNhd.flatten(2)
-            kept = self._kept(layer, *own, state, state.scopes[layer].to(value_BhNd.device))
-            routed.append(kept.value_BND.view_as(value_BNhd).transpose(1, 2))
+            own = scores[layer].to(value_BhNd.device), value_BhNd.transpose(1, 2).flatten(2)
+            routed.append(self._kept(layer, *own, state, state.scopes[layer].to(value_BhNd.device)).value_BhNd)
         return routed
 
     def _kept(
@@ -266,7 +265,8 @@ class RouterBank(nn.Module):
             state.choices.setdefault(layer, (scores_BNS, hard_BNS, routed_BN))
             factor_BNS = self._factors(layer, factor_BNS, scores_BNS, margin_BNS, routed_BN1, learns_BN[..., None])
         value_BND = apply_group_mask(value_BND, factor_BNS, self.shape.num_kv_heads, config.layout, fill_BV)
-        return LateValues(value_BND, learns_BN, keys_BhN, key_logits_BhN)
+        value_BhNd = value_BND.unflatten(-1, (self.shape.num_kv_heads, -1)).transpose(1, 2)
+        return LateValues(value_BhNd, learns_BN, keys_BhN, key_logits_BhN)
 
     def _scores(
         self, layer: int, hidden_BND: Tensor, value_BND: Tensor, state: RoutingState, routed_BN: Tensor
