@@ -55,9 +55,9 @@ class ContextSplit:
     collects: bool = False
     """Remember the routed values of every layer, for a cache."""
     windows: Sequence[int | None] = ()
-    """Of every layer; empty: none has one."""
+    """Every layer's; empty: none has one."""
     position_BN: Tensor | None = None
-    """Of the rows, where a layer has a window or a reducer chooses."""
+    """The rows' positions, where a layer has a window or a reducer chooses."""
     rotate: Callable[[int, Tensor], Rotation] | None = None
     """A layer's rotation at position ids, where a reducer chooses."""
     seen: dict[int, Tensor] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class ContextSplit:
     routed: dict[int, Tensor] = field(default_factory=dict)
     """By layer the routed values, [B, h, N, d], where ``collects``."""
     ahead: dict[int, LateValues] = field(default_factory=dict)
-    """What ``decide`` gave of a layer whose rows do not run at once."""
+    """The result of ``decide`` for a layer whose rows do not run at once."""
     again: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """By layer what a second pass over the contexts scored, ``View.again``."""
 
@@ -137,7 +137,7 @@ class ContextSplit:
         return kept_BN
 
     def decide(self, layer: int, query_BHNd: Tensor, key_BhNd: Tensor, value_BhNd: Tensor, scale: float) -> LateValues:
-        """What query rows read of a layer: its context tokens, then (the budget counts these) their value groups."""
+        """Choose what query rows read of a layer: context tokens, then their groups, in a budget that counts these."""
         kept_BN = self.keep(layer, query_BHNd, key_BhNd, value_BhNd, scale)
         if self.bank is None or self.routing is None:
             return LateValues(value_BhNd, kept_BN)

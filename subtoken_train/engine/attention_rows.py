@@ -133,7 +133,7 @@ class LayerAttention:
 
     @torch.no_grad()
     def pull_blocks(self, marks_BN: Tensor) -> Iterator[Tensor]:
-        """What the rotary embedding alone makes of the same rows, as ``View.rotary_pull`` yields it."""
+        """Yield what the rotary embedding alone makes of the same rows, as ``View.rotary_pull`` yields it."""
         place, width = self.cos.device, self.key_BhNd.shape[-1]
         ones_B1Nd = torch.ones(*self.visible_BN.shape, width, device=place)[:, None]
         _, key_B1Nd = self.family.rotate(self.layer, ones_B1Nd, ones_B1Nd, (self.cos.float(), self.sin.float()))

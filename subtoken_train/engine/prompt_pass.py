@@ -47,11 +47,11 @@ class Rows:
     """Real tokens before it in the unreduced sequence; does not depend on the padding side."""
     regions_BM: Tensor
     next_position: Tensor
-    """Of the first token after the prompt, [B, 1] or [3, B, 1]: one past the largest, whatever was dropped since."""
+    """The first token's after the prompt, [B, 1] or [3, B, 1]: one past the largest, whatever was dropped since."""
     deep_nBMD: Tensor | None = None
-    """What the first n layers add to their outputs (visual features of their own); None for most models."""
+    """Added to the outputs of the first n layers (visual features of their own); None for most models."""
     attended_BM: Tensor | None = None
-    """Of one layer, once a window made some of its rows no entries: the rows that others could see, bool."""
+    """Rows of one layer that others could see, once a window made some of them no entries, bool."""
 
     @classmethod
     def whole(cls, regions_BN: Tensor, position: Tensor, deep_nBND: Tensor | None = None) -> Rows:
@@ -157,7 +157,7 @@ class PromptPass:
     spans: list[tuple[int, int, Rows]] = field(default_factory=list)
     """(first layer, last layer + 1, rows) of each stretch of layers that ran on the same rows."""
     state: RoutingState | None = None
-    """What the routers did; None without routing."""
+    """Notes of the routers; None without routing."""
     routing: RoutingConfig | None = None
     """Settings of the routing that acted; None where every group stays as it is."""
     kept: dict[int, Tensor] = field(default_factory=dict)
@@ -165,7 +165,7 @@ class PromptPass:
     embeds_BND: Tensor | None = None
     """Input embeddings of the unreduced sequence; after a tower's reducer its features, merged where it merges."""
     windows: list[int | None] = field(default_factory=list)
-    """Of every layer; empty: none has one."""
+    """Every layer's; empty: none has one."""
 
     def layer_rows(self) -> list[tuple[Rows, Tensor]]:
         """Per layer its rows, and the regions of those that its cache holds, [B, M]; PADDING for the others."""

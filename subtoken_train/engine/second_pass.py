@@ -54,7 +54,7 @@ class TaskRows:
     position: Tensor
     """Position ids, [B, S], or [3, B, S] under mRoPE."""
     deep_nBSD: Tensor | None = None
-    """What the first n layers add to their outputs; None for most models."""
+    """Added to the outputs of the first n layers; None for most models."""
 
 
 def rows_of_task(family: Family, result: PromptPass, plan: TaskPlan) -> TaskRows:

@@ -65,14 +65,14 @@ class RunningPass:
     hidden_BMD: Tensor = field(init=False)
     """States of the rows: their embeddings, then the output of the last layer that ran."""
     rows: Rows = field(init=False)
-    """What is left of the batch."""
+    """The rest of the batch."""
     embeds_BND: Tensor = field(init=False)
     """Input embeddings of the unreduced sequence."""
     rank_BN: Tensor | None = None
     """The reducer's rank of its rows, int64, 0 where a row is gone; None where it ranks nothing."""
     split: ContextSplit | None = None
     state: RoutingState | None = None
-    """What the routers read of the rows that are left, and did; None in layers without routing."""
+    """Input and notes of the routers; None in layers without routing."""
     spans: list[tuple[int, int, Rows]] = field(default_factory=list)
     """(first layer, last layer + 1, rows) of each stretch that ran."""
 

@@ -91,7 +91,7 @@ class LateValues:
     keys_BhN: Tensor | None = None
     """Keys that stay, bool; of tokens that are not routed, all. None: every key stays."""
     key_logits_BhN: Tensor | None = None
-    """What they were chosen by, fp32; None likewise."""
+    """Logits by which they were chosen, fp32; None likewise."""
 
 
 class RouterBank(nn.Module):

@@ -185,18 +185,18 @@ class RoutingConfig:
 
     @property
     def size(self) -> str:
-        """What stays in short: ``S16K4``, or ``S16 bytes 0.2``."""
+        """Words for what stays, in short: ``S16K4``, or ``S16 bytes 0.2``."""
         kept = f" bytes {self.byte_share:.6g}" if self.budget == "bytes" else f"K{self.kept_groups}"
         return f"S{self.num_groups}{kept}"
 
     @property
     def words(self) -> str:
-        """What stays and who selects it: ``S16K4 linear``."""
+        """Words for what stays and who selects it: ``S16K4 linear``."""
         return f"{self.size} {self.selector}"
 
     @property
     def token_budget(self) -> KVBudget:
-        """What a routed token stores, and what is stored beside all of them; without a keep ratio."""
+        """The storage of a routed token, and what is stored beside all of them; without a keep ratio."""
         fill = cast("Fill", self.fill)
         return KVBudget(1.0, self.num_groups, self.kept_groups, fill=fill, byte_share=self.byte_share)
 

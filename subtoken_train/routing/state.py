@@ -48,13 +48,13 @@ class RoutingState:
     scopes: list[Tensor] | None = None
     """Tokens that one budget of all layers chooses among, bool; None outside of the pass that looks for it."""
     scores: dict[int, Tensor] = field(default_factory=dict)
-    """What that pass found: logits of groups and keys, [B, N, O] in fp32."""
+    """Found by that pass: logits of groups and keys, [B, N, O] in fp32."""
     chosen: dict[int, Spent] = field(default_factory=dict)
-    """What such a budget leaves."""
+    """The choice of such a budget."""
     fills: dict[int, Tensor] = field(default_factory=dict)
-    """What dropped groups read as, [B, d_v] in the values' dtype, without gradient; empty where that is zero."""
+    """Values that dropped groups read as, [B, d_v] in the values' dtype, without gradient; empty where that is zero."""
     choices: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
-    """Of learned selectors, for the balance loss: the scores, the hard mask, and the tokens it was chosen for."""
+    """For the balance loss, of learned selectors: the scores, the hard mask, and the tokens it was chosen for."""
     ahead: dict[int, Tensor] = field(default_factory=dict)
     """The projection's output over all rows, of a layer that runs a chunk of rows at a time."""
     query_attention: Callable[[int, Tensor], Tensor] | None = None

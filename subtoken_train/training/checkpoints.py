@@ -1,11 +1,8 @@
 """The checkpoints of a run on disk: one folder each, whole or not there.
 
-``output_dir/checkpoints/step-<optimiser step>/`` holds ``state.ckpt``, which is what Lightning's strategy writes (a
-file, or a folder of shards), and ``COMPLETE``, a small JSON text that can be read without torch. A checkpoint is
-written as ``step-<step>.partial``, flushed to disk, marked and then renamed: whatever stops the process, a folder
-without ``.partial`` that holds the marker is whole.
-
-These functions touch the file system alone; ``run_checkpoints`` decides when, and asks the strategy for the state.
+``output_dir/checkpoints/step-<optimiser step>/`` holds ``state.ckpt``, which Lightning's strategy writes (a file, or a
+folder of shards), and ``COMPLETE``, a small JSON text. A checkpoint is written as ``step-<step>.partial``, flushed to
+disk, marked and then renamed: whatever stops the process, a folder without ``.partial`` that holds the marker is whole.
 """
 
 from __future__ import annotations
@@ -54,7 +51,7 @@ def incomplete(folder: Path) -> list[Path]:
 
 
 def state_path(checkpoint: Path) -> Path:
-    """Return what the strategy wrote: a file, or a folder of shards."""
+    """Return the strategy's part of a whole checkpoint: a file, or a folder of shards."""
     read_marker(checkpoint)
     return checkpoint / STATE
 
@@ -115,11 +112,8 @@ def discard(folder: Path, step: int) -> None:
 
 
 def keep_newest(folder: Path, count: int) -> None:
-    """Remove all but the newest ``count`` whole checkpoints, and every ``.partial`` folder.
-
-    A folder loses its name before its content, so that half of it is never taken for a checkpoint.
-    """
-    for checkpoint in complete(folder)[:-count]:
+    """Remove all but the newest ``count`` whole checkpoints, and every ``.partial`` folder."""
+    for checkpoint in complete(folder)[:-count]:  # half of one is never taken for a checkpoint
         checkpoint.rename(checkpoint.with_name(checkpoint.name + PARTIAL))
     for item in _steps(folder):
         if item.suffix == PARTIAL:

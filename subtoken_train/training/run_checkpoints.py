@@ -1,7 +1,4 @@
-"""The callback that guards a run at the end of every optimiser step, and what it needs: signals, checks, checkpoints.
-
-A checkpoint is written by all processes of a run: whole, or an error that all of them raise.
-"""
+"""The callback that guards a run at the end of every optimiser step, with its signals, checks and checkpoints."""
 
 from __future__ import annotations
 
@@ -27,14 +24,13 @@ from torch.nn.utils import get_total_norm
 
 from subtoken_train.errors import MAX_COUNT, check_range
 from subtoken_train.training import checkpoints
-from subtoken_train.training.trained_tensors import shapes_of
+from subtoken_train.training.trained_tensors import trained_shapes
 
 
 class RunStopped(BaseException):
     """A run ended before its last step. Like ``KeyboardInterrupt`` no ``Exception``: a library must not swallow it.
 
-    Args:
-        alone: only this process stops; the others are left to whatever started them.
+    ``alone``: only this process stops; the others are left to whatever started them.
     """
 
     def __init__(self, reason: str, exit_code: int = 1, alone: bool = False) -> None:
@@ -61,16 +57,13 @@ class StopSignals:
     """Notes SIGINT, SIGTERM and, in a SLURM job, the requeue signal, until training can stop between two steps.
 
     Before training has started, and at the second signal, the run is left at once. Lightning's own handlers are
-    replaced: at SIGTERM they start a collective inside the handler, which deadlocks where only some processes got the
-    signal, and at SLURM's signal they save in the middle of a step.
+    replaced: they start a collective inside the handler, which may deadlock, or save in the middle of a step.
     """
 
     def __init__(self) -> None:
-        self.number = 0
-        self.saving = False
-        self._requeue_signal = 0
+        self.number, self.saving = 0, False
         self._previous: dict[int, Any] = {}
-        self._process = os.getpid()
+        self._requeue_signal, self._process = 0, os.getpid()
 
     def install(self, trainer: L.Trainer) -> None:
         """Take the signals over; again, wherever Lightning may have taken them back. Only a main thread can."""
@@ -114,11 +107,7 @@ class StopSignals:
         self.number = number
 
 
-FAULTS = (
-    "",
-    "a gradient was not finite: the trained weights are NaN or infinite",
-    "the loss is NaN or infinite",
-)
+FAULTS = ("", "a gradient was not finite: the trained weights are NaN or infinite", "the loss is NaN or infinite")
 """Messages by a fault's number; 0: there is none. The greatest of all processes counts."""
 
 
@@ -143,18 +132,12 @@ class LossWatch:
 def weights_are_finite(module: nn.Module) -> bool:
     """Return whether this process's part of the trained weights is finite.
 
-    Looked at after an optimiser step. A NaN or infinite gradient makes AdamW's weights NaN in the same step, in every
-    strategy, while gradients themselves are out of sight where DeepSpeed reduces them, and under fp16 infinite ones are
-    skipped on purpose.
+    A NaN or infinite gradient makes AdamW's weights NaN in the same step, in every strategy; gradients themselves are
+    out of sight under DeepSpeed, and under fp16 infinite ones are skipped on purpose.
     """
-    parts = [_local(parameter) for parameter in module.parameters() if parameter.requires_grad]
-    return math.isfinite(float(get_total_norm([part for part in parts if part.numel()], math.inf)))
-
-
-def _local(parameter: Any) -> Tensor:
-    part = getattr(parameter, "ds_tensor", parameter)
-    tensor: Tensor = part.to_local() if hasattr(part, "to_local") else part
-    return tensor.detach()
+    parts = [getattr(each, "ds_tensor", each) for each in module.parameters() if each.requires_grad]
+    local = [part.to_local() if hasattr(part, "to_local") else part for part in parts]
+    return math.isfinite(float(get_total_norm([part.detach() for part in local if part.numel()], math.inf)))
 
 
 class RandomState(Callback):
@@ -164,7 +147,7 @@ class RandomState(Callback):
         self._resumed: dict[str, Any] = {}
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Put the states of all processes into ``checkpoint``; all of them take part."""
+        """Put the states of all processes, which take part, into ``checkpoint``."""
         states = [current_state()]
         if trainer.world_size > 1:
             states *= trainer.world_size
@@ -210,7 +193,7 @@ def restore_state(state: dict[str, Any]) -> None:
 
 
 def write_checkpoint(trainer: L.Trainer, folder: Path, keep_last: int, on_whole: Callable[[], object]) -> None:
-    """Write the checkpoint of the present step; all processes call it.
+    """Write the checkpoint of the present step, by all processes: whole, or an error that all of them raise.
 
     Process 0 calls ``on_whole`` once it stands, before all but ``keep_last`` whole ones go.
     """
@@ -252,31 +235,19 @@ def _on_first(trainer: L.Trainer, folder: Path, action: Callable[[], object]) ->
         raise CheckpointFailed(f"{where}: {failure.strerror or failure}") from failure
 
 
-def trained_shapes(module: nn.Module) -> dict[str, list[int]]:
-    """Return the whole shape of every trained parameter."""
-    return shapes_of({name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad})
-
-
 class RunCheckpoints(Checkpoint):
     """Saves whole checkpoints, every so often, at the end, and before a signal stops the run; never a broken state.
 
     Everything happens right after an optimiser step, the only moment that resumes exactly: the gradients of a
     half-accumulated window are in no checkpoint. So a stop that falls inside a window (a signal, ``max_time``, early
     stopping) waits for its end. All processes decide alike: a signal may have reached only one of them.
-
-    Args:
-        every_n_train_steps: optimiser steps between two checkpoints.
-        keep_last: whole checkpoints that stay; an older one goes once a newer one is whole.
-
-    Attributes:
-        on_whole: what process 0 calls whenever a checkpoint stands, before older ones go.
     """
 
     def __init__(self, folder: str = "checkpoints", every_n_train_steps: int = 500, keep_last: int = 2) -> None:
         for name, value in (("every_n_train_steps", every_n_train_steps), ("keep_last", keep_last)):
             check_range(f"checkpoint.{name}", value, 1, MAX_COUNT)
         self.folder, self.every, self.keep_last = Path(folder), every_n_train_steps, keep_last
-        self.on_whole: Callable[[], object] = lambda: None
+        self.on_whole: Callable[[], object] = lambda: None  # by process 0, before older checkpoints go
         self._signals, self._losses = StopSignals(), LossWatch()
         self._step_before = self._saved_step = 0
         self._inside_window = self._stop_held = False
@@ -340,7 +311,6 @@ class RunCheckpoints(Checkpoint):
         self._signals.restore()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Give the signals back."""
         self._signals.restore()
 
     def save(self, trainer: L.Trainer) -> None:
@@ -355,7 +325,7 @@ class RunCheckpoints(Checkpoint):
             raise TrainingInterrupted(number, f"after step {trainer.global_step}{requeued}")
 
     def _between_steps(self) -> bool:
-        """Return whether training has begun and no window is half-accumulated: a save now resumes exactly."""
+        """True if training has begun and no window is half-accumulated: a save now resumes exactly."""
         return self._signals.saving and not self._inside_window
 
     def _hold_stop(self, trainer: L.Trainer) -> None:

@@ -18,9 +18,8 @@ from subtoken_train.training.checkpoints import (
     newest_complete,
     seal,
 )
-from subtoken_train.training.run_checkpoints import trained_shapes
 from subtoken_train.training.run_folder import new_marker, write_run_marker
-from subtoken_train.training.trained_tensors import check_resumable
+from subtoken_train.training.trained_tensors import check_resumable, trained_shapes
 from tests.support.toy_fit import Toy
 
 

@@ -19,7 +19,7 @@ from subtoken_train.families.lora import LoraSettings
 from subtoken_train.functional.objective import IGNORE_INDEX, predicting_rows
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.training.distillation import DistillationConfig, Teacher
+from subtoken_train.training.loss import DistillationConfig, Teacher
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.types import Region
 from tests.support.commands import refused

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from subtoken_train.functional.usage import choice_entropy, group_usage, mask_entropy, masked_moments, usage_entropy
 from subtoken_train.training.module import SubTokenModule
-from subtoken_train.training.panels.readings import (
+from subtoken_train.training.panels import (
     by_kind_and_layer,
     gradients_of,
     kind_and_layer,
@@ -33,15 +33,13 @@ from subtoken_train.training.panels.readings import (
     write,
 )
 
-_WATCHED = ("router", "lora_B")
 _NAMED = 3
 
 
 class FirstGradients(Callback):
-    """Stops a run whose first optimiser step leaves a trained tensor without a finite gradient.
+    """Stops a run whose first optimiser step leaves a trained tensor without a finite gradient (not under DeepSpeed).
 
-    Not under DeepSpeed, whose engine keeps gradients to itself. Under fp16 with loss scaling the first gradients may
-    overflow, which the scaler answers by a smaller scale: there only missing ones stop the run.
+    Under fp16 with loss scaling the first gradients may overflow: there only missing ones stop the run.
     """
 
     def __init__(self) -> None:
@@ -69,18 +67,15 @@ class FirstGradients(Callback):
 class SilentTensors(Callback):
     """Warns once where routers or LoRA's B did not move, or got no gradient but zeros, in the first ``after`` steps.
 
-    Gradients are looked at on logging steps and on the last one watched. Under DeepSpeed's stage 3, where weights are
-    inside the engine, nothing is watched.
+    Gradients are looked at on logging steps and on the last one watched; nothing under DeepSpeed's stage 3.
     """
 
     def __init__(self, after: int = 20) -> None:
-        self.after = after
-        self._last = -1
+        self.after, self._last = after, -1
         self._initial: dict[str, Tensor] = {}
         self._gradient: dict[str, Tensor] = {}
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Remember where everything starts."""
         self._last = trainer.global_step + self.after
         self._initial = {name: tensor.clone() for name, tensor in self._watched(pl_module).items()}
 
@@ -110,11 +105,8 @@ class SilentTensors(Callback):
     @staticmethod
     def _watched(module: L.LightningModule) -> dict[str, Tensor]:
         assert isinstance(module, SubTokenModule)
-        return {
-            name: whole(parameter.detach())
-            for name, parameter in module.trained().items()
-            if parameter.numel() and kind_and_layer(name)[0] in _WATCHED
-        }
+        here = {name: each.detach() for name, each in module.trained().items() if each.numel()}
+        return {name: whole(each) for name, each in here.items() if kind_and_layer(name)[0] in ("router", "lora_B")}
 
 
 def _some(names: list[str], of: int) -> str:
@@ -132,8 +124,8 @@ def _layers_of(names: list[str]) -> str:
 class TrainedPanel(Callback):
     """Logs ``gradient_norm`` (before clipping) and ``weight_norm`` (before the step) of the logging steps.
 
-    ``q_proj``, ``v_proj`` and ``o_proj`` of a layer are taken together, as are a router's weights and biases. Under
-    DeepSpeed gradients and, in stage 3, weights are inside its engine: those norms are left out.
+    ``q_proj``, ``v_proj`` and ``o_proj`` of a layer are taken together, as are a router's weights and biases. Norms of
+    what is inside DeepSpeed's engine are left out.
     """
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -169,12 +161,10 @@ class RoutingPanel(Callback):
         self._hooks: list[RemovableHandle] = []
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Listen to the routers if the step is to be logged."""
         bank = pl_module.parts.bank
         if bank is not None and bank.learned and logs_next(trainer):
-            self._hooks = [
-                router.register_forward_hook(partial(self._note, layer)) for layer, router in enumerate(bank.selectors)
-            ]
+            notes = [partial(self._note, layer) for layer in range(len(bank.selectors))]
+            self._hooks = [each.register_forward_hook(note) for each, note in zip(bank.selectors, notes, strict=True)]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         for hook in self._hooks:
@@ -199,9 +189,8 @@ class RoutingPanel(Callback):
             found[f"mask_entropy/layer_{layer}"] = mask_entropy(mask_BNS, routed_BN)
             if layer in self._logits:
                 logits_BNS = self._logits[layer][..., : mask_BNS.shape[-1]]  # of keys under a byte budget, behind
-                mean, deviation = masked_moments(logits_BNS, routed_BN)
-                found[f"router_logit_mean/layer_{layer}"] = mean
-                found[f"router_logit_std/layer_{layer}"] = deviation
+                mean, deviation = f"router_logit_mean/layer_{layer}", f"router_logit_std/layer_{layer}"
+                found[mean], found[deviation] = masked_moments(logits_BNS, routed_BN)
                 found[f"router_entropy/layer_{layer}"] = choice_entropy(logits_BNS, routed_BN)
         numbers = read_together(found)
         for layer, usage_S in zip(usages, torch.stack(list(usages.values())).cpu(), strict=True):

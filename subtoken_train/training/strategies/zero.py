@@ -2,7 +2,6 @@
 
 Only what is trained has gradients and optimiser states, some tens of MB for LoRA and routers; so stages 1 and 2 save
 little and stage 3 is for frozen backbones that do not fit on one device.
-Settings of DeepSpeed that the recipe says may not be said twice (``zero_settings``).
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from lightning.fabric.strategies.deepspeed import _validate_device_index_selecti
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators import CUDAAccelerator
-from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from subtoken_train.documents import read_json
 from subtoken_train.errors import check_package
-from subtoken_train.training.trained_tensors import check_same_shapes, shapes_of, trained_tensors
+from subtoken_train.training.trained_tensors import check_same_shapes, shapes_of, trained_shapes, trained_tensors
 
 BUCKET = 50_000_000
 """Elements that are communicated at once; Lightning's 200 million would reserve 800 MB for adapters of a tenth."""
@@ -31,13 +30,10 @@ BUCKET = 50_000_000
 _RECIPE_SAYS = {
     "gradient_accumulation_steps": "trainer.accumulate_grad_batches",
     "gradient_clipping": "trainer.gradient_clip_val",
-    "train_batch_size": "data.batch_size",
-    "train_micro_batch_size_per_gpu": "data.batch_size",
+    **dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu"), "data.batch_size"),
     "optimizer": "model.optimizer",
     "scheduler": "model.optimizer.schedule",
-    "fp16": "trainer.precision",
-    "bf16": "trainer.precision",
-    "torch_autocast": "trainer.precision",
+    **dict.fromkeys(("fp16", "bf16", "torch_autocast"), "trainer.precision"),
 }
 
 
@@ -56,13 +52,8 @@ def zero_settings(stage: int, offload: bool, config: dict[str, Any] | str | None
             raise ValueError(f"the DeepSpeed settings hold {key!r}, which the recipe sets in {ours}; remove it there")
     if stage not in (1, 2, 3):
         raise ValueError(f"ZeRO stage {stage} is not one of 1, 2, 3")
-    zero: dict[str, Any] = {
-        "stage": stage,
-        "contiguous_gradients": True,
-        "overlap_comm": True,
-        "reduce_bucket_size": BUCKET,
-        "allgather_bucket_size": BUCKET,
-    }
+    zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": True, "overlap_comm": True}
+    zero |= {"reduce_bucket_size": BUCKET, "allgather_bucket_size": BUCKET}
     if offload:
         zero["offload_optimizer"] = {"device": "cpu"}
         if stage == 3:
@@ -86,11 +77,9 @@ class ZeroStrategy(DeepSpeedStrategy):
       step of its own, and it divides by nothing (it would divide a second time).
     * LoRA and routers stay fp32 under ``bf16-mixed`` (torch's autocast), and are reduced in fp32; frozen weights keep
       the recipe's dtype. DeepSpeed's own bf16 mode would round them all.
-    * Checkpoints hold what is trained only.
-    * Stage 3 loads the backbone sharded: its weights are split as they are read.
+    * Checkpoints hold what is trained only. Stage 3 splits the backbone's weights as they are read.
 
     Args:
-        stage: 1, 2 or 3.
         offload: keep optimiser states (and in stage 3 the weights) in the host's memory.
         config: more settings of DeepSpeed's JSON, or the path of such a file; they go on top of ours.
     """
@@ -113,8 +102,7 @@ class ZeroStrategy(DeepSpeedStrategy):
     def setup_environment(self) -> None:
         """Start the process group, after ``check_accelerator``; from then on stage 3 shards what is loaded.
 
-        transformers splits a backbone while it loads it, where it finds DeepSpeed's configuration. It holds that by a
-        weak reference, so it is kept here.
+        transformers does it where it finds DeepSpeed's configuration, which it holds by a weak reference.
         """
         self.check_accelerator()
         DDPStrategy.setup_environment(self)
@@ -135,11 +123,7 @@ class ZeroStrategy(DeepSpeedStrategy):
 
     @contextmanager
     def model_sharded_context(self) -> Generator[None]:
-        """Do nothing: LoRA and routers are made whole and split later, by ``setup``.
-
-        Made inside ``deepspeed.zero.Init``, as Lightning has it, LoRA would miss its initialisation: every tensor in
-        there is split, and empty, as soon as it is made.
-        """
+        """Do nothing: ``setup`` splits LoRA and routers, which inside ``deepspeed.zero.Init`` would start empty."""
         yield
 
     def setup(self, trainer: Trainer) -> None:
@@ -166,7 +150,7 @@ class ZeroStrategy(DeepSpeedStrategy):
 
     @property
     def handles_gradient_accumulation(self) -> bool:
-        """Return False: Lightning calls for a step at a window's end, see ``pre_backward``."""
+        """False: Lightning calls for a step at a window's end."""
         return False
 
     @contextmanager
@@ -181,10 +165,8 @@ class ZeroStrategy(DeepSpeedStrategy):
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         """Load as Lightning does, after a check; the trained tensors are in the result, as with any strategy."""
-        tensors = trained_tensors(Path(checkpoint_path))
-        check_same_shapes(shapes_of(_module(self).trained()), shapes_of(tensors))
-        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
-        return {**checkpoint, "state_dict": tensors}
+        tensors = fitting_tensors(self, Path(checkpoint_path))
+        return {**super().load_checkpoint(checkpoint_path, weights_only), "state_dict": tensors}
 
     def teardown(self) -> None:
         """Forget the configuration for loading: a model that is loaded after the run is loaded whole."""
@@ -209,6 +191,13 @@ class ZeroStrategy(DeepSpeedStrategy):
         super()._format_config()
 
 
-def _module(strategy: ZeroStrategy) -> Any:
+def fitting_tensors(strategy: Strategy, state: Path) -> dict[str, Tensor]:
+    """Return a checkpoint's trained tensors, once they are those of the strategy's module."""
+    tensors = trained_tensors(state)
+    check_same_shapes(trained_shapes(_module(strategy)), shapes_of(tensors))
+    return tensors
+
+
+def _module(strategy: Strategy) -> Any:
     assert strategy.lightning_module is not None
     return strategy.lightning_module

@@ -14,8 +14,8 @@ from subtoken_train.ledger.flops import DecoderSize, TrainingFlops
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing.state import RoutingState
 from subtoken_train.training.module import StepRecord, SubTokenModule
+from subtoken_train.training.panels import by_kind_and_layer, kind_and_layer, logs_next, logs_now, stepped
 from subtoken_train.training.panels.per_layer import FirstGradients, RoutingPanel, SilentTensors, TrainedPanel
-from subtoken_train.training.panels.readings import by_kind_and_layer, kind_and_layer, logs_next, logs_now, stepped
 from subtoken_train.training.panels.throughput import Throughput, flops_of, step_work
 
 LAYER = "compressed.model.model.layers.{}.self_attn.{}.lora_{}.default.weight"
