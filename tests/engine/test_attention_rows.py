@@ -139,17 +139,17 @@ SAMPLES = [(20, 4, 3), (11, 3, 2), (5, 2, 0)]
 
 
 @pytest.fixture(scope="module")
-def family_mixed():
+def text():
     return text_family(layers=2)
 
 
-def hidden_of(family_mixed, batch, alpha, sinks=2, recent=4):
+def hidden_of(text, batch, alpha, sinks=2, recent=4):
     visible = batch.regions_BN != Region.PADDING
     mix = HeadMix(alpha, sinks, recent, visible)
-    return mixed_hidden(family_mixed, family_mixed.embed(batch), family_mixed.positions(batch), mix), visible
+    return mixed_hidden(text, text.embed(batch), text.positions(batch), mix), visible
 
 
-def masked(family_mixed, batch, sinks, recent):
+def masked(text, batch, sinks, recent):
     """The model itself, run on one mask for all layers: streaming, written as a loop over places."""
     visible = batch.regions_BN != Region.PADDING
     mask = torch.full((len(visible), 1, visible.shape[1], visible.shape[1]), torch.finfo(torch.float32).min)
@@ -161,10 +161,10 @@ def masked(family_mixed, batch, sinks, recent):
                     mask[sample, 0, row, key] = 0
         for row in range(len(marks)):
             mask[sample, 0, row, row] = 0
-    out = family_mixed.model.model(
-        inputs_embeds=family_mixed.embed(batch),
+    out = text.model.model(
+        inputs_embeds=text.embed(batch),
         attention_mask=mask,
-        position_ids=family_mixed.positions(batch),
+        position_ids=text.positions(batch),
         use_cache=False,
     )
     return out.last_hidden_state
@@ -173,22 +173,20 @@ def masked(family_mixed, batch, sinks, recent):
 @pytest.mark.parametrize("pad_left", [False, True])
 @pytest.mark.parametrize(("alpha", "sinks", "recent"), [(1.0, 2, 4), (0.0, 2, 4), (0.0, 0, 1), (0.0, 3, 1000)])
 @torch.no_grad()
-def test_the_ends_are_masked_models(family_mixed, pad_left, alpha, sinks, recent):
+def test_the_ends_are_masked_models(text, pad_left, alpha, sinks, recent):
     batch = text_batch(SAMPLES, pad_left)
-    hidden, visible = hidden_of(family_mixed, batch, torch.full((2, 2), alpha), sinks, recent)
-    expected = masked(family_mixed, batch, 0, 1000) if alpha == 1 else masked(family_mixed, batch, sinks, recent)
+    hidden, visible = hidden_of(text, batch, torch.full((2, 2), alpha), sinks, recent)
+    expected = masked(text, batch, 0, 1000) if alpha == 1 else masked(text, batch, sinks, recent)
     torch.testing.assert_close(hidden[visible], expected[visible], atol=1e-5, rtol=1e-4)
 
 
 @torch.no_grad()
-def test_a_head_is_mixed_by_its_own_alpha(family_mixed):
+def test_a_head_is_mixed_by_its_own_alpha(text):
     """What the first layer hands to its output projection: query heads 0 and 1 read key-value head 0."""
     batch, heard = text_batch(SAMPLES), []
-    hook = family_mixed.decoder.layers[0].self_attn.o_proj.register_forward_hook(
-        lambda _, args, out: heard.append(args[0])
-    )
+    hook = text.decoder.layers[0].self_attn.o_proj.register_forward_hook(lambda _, args, out: heard.append(args[0]))
     for row in ([1.0, 1.0], [0.0, 0.0], [0.3, 0.8]):
-        hidden_of(family_mixed, batch, torch.tensor([row, [1.0, 1.0]]))
+        hidden_of(text, batch, torch.tensor([row, [1.0, 1.0]]))
     hook.remove()
     full, streaming, mixed = heard
     alpha = torch.tensor([0.3, 0.8]).repeat_interleave(2 * 16)
@@ -196,12 +194,12 @@ def test_a_head_is_mixed_by_its_own_alpha(family_mixed):
     assert not torch.allclose(full, streaming)
 
 
-def test_the_gradient_is_that_of_a_difference(family_mixed):
+def test_the_gradient_is_that_of_a_difference(text):
     batch = text_batch(SAMPLES)
     alpha = torch.tensor([[0.4, 0.6], [0.2, 0.9]], requires_grad=True)
 
     def loss(values):
-        hidden, visible = hidden_of(family_mixed, batch, values)
+        hidden, visible = hidden_of(text, batch, values)
         return hidden[visible].double().pow(2).mul(torch.arange(hidden.shape[-1])).mean()
 
     loss(alpha).backward()
@@ -213,8 +211,8 @@ def test_the_gradient_is_that_of_a_difference(family_mixed):
             assert float(alpha.grad[layer, head]) == pytest.approx(float(slope), rel=0.05)
 
 
-def test_the_model_s_own_attention_comes_back(family_mixed):
-    before = family_mixed.decoder.config._attn_implementation
+def test_the_model_s_own_attention_comes_back(text):
+    before = text.decoder.config._attn_implementation
     with pytest.raises(RuntimeError):
-        hidden_of(family_mixed, text_batch(SAMPLES), torch.ones(1, 2, 3))  # no such heads
-    assert family_mixed.decoder.config._attn_implementation == before
+        hidden_of(text, text_batch(SAMPLES), torch.ones(1, 2, 3))  # no such heads
+    assert text.decoder.config._attn_implementation == before
