@@ -109,7 +109,8 @@ def checked_loss(loss: Loss, view: LossInput) -> Tensor:
     else:
         return value
     raise ValueError(
-        f"loss {loss.name!r} gave {problem}; it must give the sum over the targets: a finite scalar with gradient"
+        f"loss {loss.name!r} gave {problem}; it must give the sum over the targets: a finite scalar tensor with "
+        "gradient"
     )
 
 

@@ -1,12 +1,19 @@
 """Checkpoint folders on disk: what counts as whole, and what every interruption leaves."""
 
+from __future__ import annotations
+
+import io
 import json
+import pickle
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from subtoken_train.artifact.folder import read_adapter
+from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.training import checkpoints
 from subtoken_train.training.checkpoints import (
@@ -16,10 +23,23 @@ from subtoken_train.training.checkpoints import (
     incomplete,
     keep_newest,
     newest_complete,
+    read_marker,
     seal,
+    state_path,
 )
 from subtoken_train.training.run_folder import new_marker, write_run_marker
-from subtoken_train.training.trained_tensors import check_resumable, trained_shapes
+from subtoken_train.training.sharding import is_sharded
+from subtoken_train.training.trained_tensors import (
+    adapter_tensors,
+    check_resumable,
+    check_same_shapes,
+    finished_parts,
+    read_state,
+    shapes_of,
+    trained_shapes,
+    trained_tensors,
+)
+from tests.support.faults import Canary, put
 from tests.support.toy_fit import Toy
 
 
@@ -58,14 +78,6 @@ def test_a_half_written_one_is_written_anew(tmp_path):
     (tmp_path / "step-1").mkdir()  # its marker is gone
     folder = written(tmp_path, 1)
     assert sorted(item.name for item in folder.iterdir()) == ["COMPLETE", "state.ckpt"]
-
-
-def test_folders_of_shards(tmp_path):
-    partial = begin(tmp_path, 1)
-    (partial / "state.ckpt/checkpoint").mkdir(parents=True)
-    (partial / "state.ckpt/checkpoint/rank0.pt").write_text("part")
-    folder = seal(partial, Marker(1, 2, "DeepSpeedStrategy", {}))
-    assert (checkpoints.state_path(folder) / "checkpoint/rank0.pt").read_text() == "part"
 
 
 def test_older_ones_and_rubbish_go(tmp_path):
@@ -122,15 +134,9 @@ def resumable(folder, strategy="DDPStrategy", shards=False):
     if shards:
         (partial / "state.ckpt").mkdir()
     else:
-        parts = {
-            "loops": {},
-            "optimizer_states": [],
-            "lr_schedulers": [],
-            "epoch": 0,
-            "global_step": 1,
-            "random_state": [],
-        }
-        torch.save({"state_dict": Toy().layer.state_dict(prefix="layer."), **parts}, partial / "state.ckpt")
+        parts = {"loops": {}, "epoch": 0, "global_step": 1, "state_dict": Toy().layer.state_dict(prefix="layer.")}
+        lists = {key: [] for key in ("optimizer_states", "lr_schedulers", "random_state")}
+        torch.save({**parts, **lists}, partial / "state.ckpt")
     return seal(partial, Marker(1, 2, strategy, trained_shapes(Toy())))
 
 
@@ -152,12 +158,6 @@ def test_what_does_not_fit(tmp_path):
         check_resumable(resumable(tmp_path / "c"), trainer("DDPStrategy"), trained_shapes(Toy(width=5)))
 
 
-def test_shapes_under_zero_3():
-    module = Toy()
-    module.layer.weight.ds_shape = (7, 9)
-    assert trained_shapes(module) == {"layer.weight": [7, 9], "layer.bias": [4]}
-
-
 def test_a_requeued_job_resumes_also_where_its_command_says_overwrite(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     argv = ["--config", "tiny_fastv25_s16k4", "--output_dir", str(tmp_path), "--overwrite"]
@@ -167,3 +167,165 @@ def test_a_requeued_job_resumes_also_where_its_command_says_overwrite(tmp_path, 
     write_run_marker(tmp_path, new_marker())
     cli = RecipeCLI(argv)
     assert (cli.config.resume, cli.config.overwrite, cli.replaces) == (True, False, False)
+
+
+SHAPES = {"a": [4, 4]}
+
+
+class SingleDeviceStrategy:
+    """What a marker names."""
+
+
+TRAINER = SimpleNamespace(strategy=SingleDeviceStrategy(), world_size=1)
+
+
+def saved(content: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+def state(**changes: object) -> dict[str, object]:
+    parts = {"loops": {}, "optimizer_states": [], "lr_schedulers": [], "epoch": 0, "global_step": 2, "random_state": []}
+    return {"state_dict": {"a": torch.ones(4, 4)}, **parts, **changes}
+
+
+@pytest.fixture
+def checkpoint(tmp_path) -> Path:
+    partial = checkpoints.begin(tmp_path, 2)
+    (partial / "state.ckpt").write_bytes(saved(state()))
+    return checkpoints.seal(partial, Marker(2, 1, "SingleDeviceStrategy", SHAPES))
+
+
+def refused(checkpoint: Path, words: str) -> None:
+    with pytest.raises(ValueError, match=words) as error:
+        check_resumable(checkpoint, TRAINER, SHAPES)
+    assert len(str(error.value)) < 500
+    assert str(error.value).isprintable()
+
+
+def test_a_whole_one(checkpoint):
+    check_resumable(checkpoint, TRAINER, SHAPES)
+
+
+def test_every_cut_and_every_flipped_bit_is_found(checkpoint):
+    path = checkpoint / "state.ckpt"
+    content = path.read_bytes()
+    assert len(content) > 500
+    for place in range(0, len(content), 23):
+        path.write_bytes(content[:place])
+        refused(checkpoint, "state.ckpt cannot be read as a checkpoint: .*; remove ")
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :])
+        try:
+            found = read_state(path, resumes=True)
+        except ValueError:
+            continue
+        assert torch.equal(found["state_dict"]["a"], torch.ones(4, 4))  # a bit that says nothing (padding, a date)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ([1], "has no state_dict"),
+        ({}, "has no state_dict"),
+        (state(state_dict=[]), "has no state_dict"),
+        (state(state_dict={"a": 1}), "a is not a tensor of trainable numbers"),
+        (state(state_dict={"a": torch.ones(4, 4, dtype=torch.int32)}), "not a tensor of"),
+        (state(state_dict={"a": torch.full((4, 4), float("nan"))}), "tensor a holds NaN"),
+        (state(state_dict={"a": torch.ones(5)}), "does not fit this recipe"),
+        (state(state_dict={}), "does not fit this recipe"),
+        (state(optimizer_states=None), "has no optimizer_states"),
+        (state(loops=3), "has no loops"),
+        (state(epoch="1"), "has no epoch"),
+    ],
+)
+def test_states_of_another_kind(checkpoint, content, words):
+    (checkpoint / "state.ckpt").write_bytes(saved(content))
+    refused(checkpoint, words)
+
+
+def test_code_in_a_state_is_not_run(checkpoint, tmp_path):
+    for content in (saved(state(more=Canary(tmp_path / "ran"))), pickle.dumps(Canary(tmp_path / "ran"))):
+        (checkpoint / "state.ckpt").write_bytes(content)
+        refused(checkpoint, "cannot be read as a checkpoint")
+        with pytest.raises(ValueError, match="cannot be read as a checkpoint"):
+            trained_tensors(checkpoint / "state.ckpt")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("step", "x"),
+        ("step", -1),
+        ("step", True),
+        ("world_size", 0),
+        ("strategy", None),
+        ("trained", None),
+        ("trained", []),
+        ("trained.a", ["4", 4]),
+        ("trained.a", 4),
+        ("schema_version", "1"),
+        ("schema_version", ...),
+        ("more", 1),
+    ],
+)
+def test_markers_are_typed(checkpoint, place, value):
+    put(checkpoint, "COMPLETE", place, value)
+    with pytest.raises(ValueError, match=r"COMPLETE cannot be read .* to continue from an older checkpoint"):
+        read_marker(checkpoint)
+
+
+def test_a_marker_that_names_other_tensors(checkpoint):
+    put(checkpoint, "COMPLETE", "trained", {})
+    refused(checkpoint, "does not fit this recipe")
+
+
+def test_a_folder_where_a_file_was_written(checkpoint):
+    (checkpoint / "state.ckpt").unlink()
+    (checkpoint / "state.ckpt").mkdir()
+    refused(checkpoint, "it is missing")
+
+
+@pytest.mark.slow
+def test_of_a_checkpoint_file(tiny_run, tmp_path):
+    assert main(tiny_run("--trainer.max_steps=2", "--checkpoint.every_n_train_steps=2")) == 0
+    tensors = trained_tensors(state_path(tmp_path / "run" / "checkpoints" / "step-2"))
+    _, parts, _ = read_adapter(tmp_path / "run" / "adapter")
+    written = {f"compressed.{name}": tensor for name, tensor in parts.named_parameters() if tensor.requires_grad}
+    assert tensors.keys() == written.keys()
+    assert all(torch.equal(tensor, written[name]) for name, tensor in tensors.items())
+
+
+def test_what_is_no_checkpoint(tmp_path):
+    with pytest.raises(ValueError, match="does not exist"):
+        trained_tensors(tmp_path / "nowhere.ckpt")
+    with pytest.raises(ValueError, match="not a complete DeepSpeed checkpoint"):
+        trained_tensors(tmp_path)
+    torch.save({"state_dict": {"a": torch.empty(0)}}, tmp_path / "empty.ckpt")
+    with pytest.raises(ValueError, match="tensor a is empty"):
+        trained_tensors(tmp_path / "empty.ckpt")
+
+
+def test_a_gathered_adapter_is_written_without_the_backbones_weights(tiny_run):
+    module = RecipeCLI(tiny_run()[1:]).model
+    assert not is_sharded(module.parts)
+    assert finished_parts(module) == (module.parts, module.peft_model)
+    module.gathered = adapter_tensors(module.parts)
+    parts, _ = finished_parts(module)
+    for name, tensor in parts.named_parameters():
+        assert tensor.is_meta == (name not in module.gathered)
+        assert tensor.is_meta or torch.equal(tensor, module.gathered[name])
+    assert {name for name, tensor in parts.named_parameters() if tensor.requires_grad} == module.gathered.keys()
+
+
+def test_tensors_of_another_recipe():
+    split = torch.zeros(0)
+    split.ds_shape = torch.Size([3])  # as ZeRO-3 leaves it
+    ours = shapes_of({"a": torch.zeros(2), "b": split})
+    assert ours == {"a": [2], "b": [3]}
+    check_same_shapes(ours, {"a": [2], "b": [3]})
+    for theirs in ({"a": [2]}, {"a": [2], "b": [4]}, {"a": [2], "b": [3], "c": [2]}):
+        words = r"the checkpoint does not fit this recipe: 1 trained tensors differ, first [bc] \(there .*resume with"
+        with pytest.raises(ValueError, match=words):
+            check_same_shapes(ours, theirs)

@@ -37,9 +37,8 @@ def recipe(backbone, tmp_path):
     """Writes a recipe and returns the arguments of ``fit``."""
 
     def write(routing=BYTES, **bands):
-        return text_recipe(
-            tmp_path / "recipe.yaml", backbone, **{"reducer": {"name": "none"}, **bands}, routing=routing
-        )
+        bands = {"reducer": {"name": "none"}, "routing": routing, **bands}
+        return text_recipe(tmp_path / "recipe.yaml", backbone, **bands)
 
     return write
 
@@ -143,28 +142,9 @@ def test_a_text_is_asked_blind_and_its_cache_saved(trained, tmp_path):
     assert account_of(model) == first  # whatever is asked
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
-def test_it_is_stored_in_fewer_bits(trained, kv_dtype):
-    model = SubTokenModel.from_pretrained(str(trained), kv_dtype=kv_dtype)
-    plain = SubTokenModel.from_pretrained(str(trained))
-    for each in (model, plain):
-        each.ask(TEXT, ["Which door ?"], max_new_tokens=2)
-    assert model.cache_report().payload_bytes < 0.5 * plain.cache_report().payload_bytes
-
-
 def test_an_eviction_on_top_is_refused(trained, capsys):
-    words = refused(
-        capsys,
-        "generate",
-        "--adapter",
-        str(trained),
-        "--prompt",
-        TEXT,
-        "--eviction",
-        "snapkv",
-        "--eviction-keep",
-        "0.5",
-    )
+    eviction = ("--eviction", "snapkv", "--eviction-keep", "0.5")
+    words = refused(capsys, "generate", "--adapter", str(trained), "--prompt", TEXT, *eviction)
     assert "eviction 'snapkv' does not go with budget 'bytes' of the routers" in words
 
 

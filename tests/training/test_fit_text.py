@@ -175,12 +175,6 @@ def test_a_conversation_that_the_template_refuses_stops_in_words(recipe, backbon
             assert "Traceback" not in said.err
 
 
-@pytest.mark.slow
-def test_a_token_only_arm_trains_too(recipe, tmp_path):
-    assert main(["fit", *recipe(routing=None)]) == 0
-    assert not (tmp_path / "run" / "adapter" / "router.safetensors").exists()
-
-
 @sampled(
     ("changed", "message"),
     [
@@ -196,13 +190,6 @@ def test_data_errors_lose_nothing(recipe, corpus, tmp_path, capsys, changed, mes
     data = {**corpus, **{key: value for key, value in changed.items() if value is not None}}
     data["train"] = {**data["train"], "name": str(tiny if data["train"]["name"] == "TINY" else tmp_path / "text.jsonl")}
     assert message in refused(capsys, "fit", *recipe(data=data), "--overwrite")
-
-
-@pytest.mark.slow
-def test_a_budget_below_a_page_and_the_window_is_trained(recipe):
-    """4 of 48 context tokens: a page is cut, and the window shrinks."""
-    data = {**RECALL, "context_length": 48}
-    assert main(["fit", *recipe(data=data, reducer={**QUEST, "keep_ratio": 0.1})]) == 0
 
 
 def test_records_of_images_are_refused(recipe, tmp_path, capsys):

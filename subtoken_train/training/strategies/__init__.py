@@ -53,7 +53,8 @@ def check_kind(kind: type[Strategy], precision: str, module: Any) -> None:
     """Check the strategy's class alone, before there is a trainer, and without looking at the machine."""
     zero, fsdp2, routing = issubclass(kind, ZeroStrategy), issubclass(kind, Fsdp2Strategy), module.routing_config
     shares, optimizer = zero or fsdp2, module.optimizer_config.name
-    who = "model.distillation" if module.distillation_config is not None else f"model.loss {module.loss.name}"
+    own_loss = module.has_teacher and module.distillation_config is None
+    who = f"model.loss {module.loss.name}" if own_loss else "model.distillation"
     refuse(
         (
             zero and precision not in PRECISIONS,

@@ -249,16 +249,6 @@ def test_silent_tensors_are_named_once(recwarn):
     ]
 
 
-def test_what_moves_is_not_mentioned(recwarn):
-    pl, watcher = module(**{ROUTER.format(0): parameter([1.0], [1.0])}), SilentTensors(after=1)
-    watcher.on_train_start(trainer(0), pl)
-    watcher.on_before_optimizer_step(trainer(0), pl, None)
-    with torch.no_grad():
-        pl.trained()[ROUTER.format(0)].add_(1)
-    watcher.on_train_batch_end(trainer(1), pl, None, None, 0)
-    assert not recwarn.list
-
-
 def test_names():
     assert kind_and_layer(LAYER.format(11, "v_proj", "A")) == ("lora_A", 11)
     assert kind_and_layer("compressed.bank.gates.2.beta") == ("gate", 2)
