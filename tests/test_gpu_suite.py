@@ -52,31 +52,12 @@ def test_a_command_that_is_refused_says_why():
     assert "--table8 is about a prompt with an image" in found["error"]["message"]
 
 
-def test_full_sizes_cover_what_is_promised():
-    names = gpu_units.units(gpu_sizes.FULL)
-    assert {"tests", "decode/256", "decode/131072", "graph/8192", "share/32768", "prefill/8192"} < set(names)
-    assert {f"{kind}/{case}" for kind in ("training", "memory") for case in ("llava-7b", "llama-7b")} < set(names)
-
-
 @pytest.mark.parametrize(
     ("value", "bound", "least", "met"),
     [(1.02, 1.02, False, True), (1.03, 1.02, False, False), (0.7, 0.7, True, True), (0.69, 0.7, True, False)],
 )
 def test_a_goal_is_met_up_to_its_bound(value, bound, least, met):
     assert gpu_units.goal("x", value, bound, least)["met"] is met
-
-
-@pytest.mark.slow
-def test_long_contexts_have_goals_of_their_own(monkeypatch):
-    monkeypatch.setattr(
-        gpu_units, "share_of_copy", lambda decoder, entries, pairs: {"share": {"routed": (0.71, 0.7, 0.72)}}
-    )
-    assert gpu_units.copies(TINY, 1)["goals"][0]["met"]
-    for entries, bound in ((8191, "<= 1.02"), (8192, "<= 0.8")):
-        row = {"entries": entries, "step_vs_token_only": (0.9, 0, 1), "step_vs_same_bytes": (1.1, 0, 1)}
-        monkeypatch.setattr(gpu_units, "graphed_steps", lambda *_, row=row: row)
-        goals = gpu_units.graphs(TINY, entries)["goals"]
-        assert [(goal["bound"], goal["met"]) for goal in goals] == [(bound, entries < 8192), ("<= 1.05", False)]
 
 
 def test_what_fails_is_recorded_and_the_others_go_on(tmp_path, capsys):

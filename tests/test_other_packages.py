@@ -76,13 +76,6 @@ def _forget() -> None:
         sys.modules.pop(name, None)
 
 
-def test_the_package_has_one_of_each():
-    named = {group: registry for registry in ADDED.values() for group in [registry.group]}
-    assert PROJECT["entry-points"].keys() == named.keys()
-    files = {path.stem for path in (PACKAGE / "more_methods").glob("*.py")} - {"__init__"}
-    assert files == ADDED.keys() == {name for own in PROJECT["entry-points"].values() for name in own}
-
-
 def test_names_are_listed_and_nothing_is_imported(capsys):
     with pytest.raises(SystemExit):
         main(["generate", "--help"])

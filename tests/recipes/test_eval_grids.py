@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import csv
+import io
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from checkpoints.tiny_llama import build_tokenizer
+from subtoken_train.evaluation.reporting.exports import report_csv
+from subtoken_train.evaluation.reporting.report import make_report
+from subtoken_train.evaluation.reporting.runs import read_results
+from subtoken_train.evaluation.results import read_samples
 from subtoken_train.evaluation.runner.dry_run import check_lines, dry_run, planned_adapter
-from subtoken_train.evaluation.runner.spec import SUITES, read_grid
+from subtoken_train.evaluation.runner.run import run_grid
+from subtoken_train.evaluation.runner.spec import SUITES, TaskSpec, read_grid
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.families import FAMILIES
 from subtoken_train.families.family import check_served
@@ -18,8 +26,13 @@ from subtoken_train.inference.compression import parse_keep
 from subtoken_train.reducers import REDUCERS, build_reducer
 from subtoken_train.resources import recipe_text
 from tests.recipes.backbones import BACKBONES
+from tests.support.helpers import save_backbone
 from tests.support.places import RECIPES, ROOT, recipe
 from tests.support.sampling import sampled
+from tests.support.text_families import text_family
+from tests.support.tiny.llava_next import next_family
+from tests.support.tiny.llava_onevision import onevision_family
+from tests.support.vqa_cases import write_rows
 
 GRIDS = sorted((RECIPES / "eval").glob("*.yaml"))
 PAPER_GRIDS = {
@@ -56,12 +69,8 @@ OTHER_TABLES = {
 FULL = ("table3_llama7b", "table3_qwen7b")
 """Grids of the paper with an arm that nothing was trained for."""
 CAPPED = {"table2_qwenvl3b": "table2_qwenvl3b_capped", "table2_qwenvl7b": "table2_qwenvl7b_capped"}
-PAPER_TASKS = {
-    "1": ["mmbench", "textvqa", "gqa", "pope", "mme", "scienceqa", "vqav2"],
-    "2": ["mmbench", "textvqa", "gqa", "pope", "mme", "scienceqa", "vqav2"],
-    "3": ["mmlu"],
-    "4": ["mmbench", "textvqa", "gqa", "pope", "mme", "scienceqa", "vqav2"],
-}
+OF_IMAGES = ["mmbench", "textvqa", "gqa", "pope", "mme", "scienceqa", "vqav2"]
+PAPER_TASKS = {"1": OF_IMAGES, "2": OF_IMAGES, "3": ["mmlu"], "4": OF_IMAGES}
 
 
 def recipe_of(adapter):
@@ -86,15 +95,9 @@ def printed_budgets(table, model):
     """The same of the paper's rows."""
     with (RECIPES / "paper_rows.csv").open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if (row["table"], row["model"]) == (table, model)]
-    return [
-        (
-            row["reducer"].lower() or "none",
-            round(float(row["token_keep"]), 2),
-            int(row["num_groups"] or 0),
-            int(row["kept_groups"] or 0),
-        )
-        for row in rows
-    ]
+    groups = [tuple(int(row[name] or 0) for name in ("num_groups", "kept_groups")) for row in rows]
+    shares = [(row["reducer"].lower() or "none", round(float(row["token_keep"]), 2)) for row in rows]
+    return [(*share, *own) for share, own in zip(shares, groups, strict=True)]
 
 
 def test_no_grid_is_forgotten():
@@ -119,14 +122,6 @@ def test_grid_can_be_run(path):
             content = yaml.safe_load(recipe_text(recipe))
             assert f"{content['output_dir']}/adapter" == arm.adapter
         assert arm.eviction_keep is None or parse_keep(str(arm.eviction_keep))[1] == "fraction"
-
-
-@pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
-def test_its_own_commands_name_it(path):
-    lines = path.read_text(encoding="utf-8").splitlines()
-    text = "\n".join(line for line in lines if line.startswith("#"))
-    assert f"--config recipes/eval/{path.name}" in text or "--suite mini" in text
-    assert str(read_grid(path).out) in text
 
 
 @sampled("name", PAPER_GRIDS, every=7)
@@ -174,13 +169,8 @@ def test_every_pruner_of_images_is_on_the_three_models_that_it_serves():
     found = {(arm.reducer, arm.backbone) for arm in grid.arms if arm.reducer is not None}
     models = {arm.backbone for arm in grid.arms}
     assert len(models) == 3
-    served = {
-        (name, model)
-        for name in set(REDUCERS) - {"none", "quest", "evs", "vidcom2"}
-        for model in models
-        if serves(name, model)
-    }
-    assert found == served
+    names = set(REDUCERS) - {"none", "quest", "evs", "vidcom2"}
+    assert found == {(name, model) for name in names for model in models if serves(name, model)}
 
 
 @pytest.mark.parametrize("name", OTHER_TABLES)
@@ -217,3 +207,85 @@ def test_a_capped_twin_differs_by_its_cap(free):
     recipes = [yaml.safe_load(recipe_text(recipe_of(arm.adapter))) for arm in one.arms]
     assert {own["model"]["backbone"]["max_pixels"] for own in recipes} == {None}
     assert (one.tasks, one.anchors, one.limit) == (twin.tasks, twin.anchors, twin.limit)
+
+
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+UNKNOWN = "ignore:.*is unknown to the tokenizer"
+SEEING = {"vlcache_table2": next_family, "aircache_table4": onevision_family, "tgvkv_main": next_family}
+TEXT = {"kvcompose_table2_3_agnostic": "no", "kvcompose_table2_3_aware": "yes", "kvcompose_table4": "no"}
+"""Grid -> whether the question is compressed."""
+
+
+def small(name, backbone, source, out, task):
+    """The grid's arms at one budget, on the tiny model and one task with the grid's options."""
+    grid = read_grid(RECIPES / "eval" / f"{name}.yaml", out=out, limit=2, batch_size=2, anchors="none")
+    arms = {}
+    for arm in grid.arms:
+        options = {key: value for key, value in arm.eviction_options.items() if key != "calibration"}
+        keep = None if arm.eviction is None else 0.5
+        ratio = None if arm.keep_ratio is None else 0.5
+        own = {"eviction_keep": keep, "eviction_options": options, "keep_ratio": ratio}
+        own = replace(arm, backbone=str(backbone), dtype=None, **own)
+        arms.setdefault(repr(own), own)
+    (spec,) = (each for each in grid.tasks if each.name == task)
+    options = {**spec.options, "tasks": ["vt"]} if task == "ruler" else spec.options
+    return replace(grid, arms=tuple(arms.values()), tasks=(TaskSpec(task, str(source), options),))
+
+
+@pytest.fixture
+def ruler(tmp_path):
+    """Two samples of one of RULER's tasks, as its own programs write them."""
+    path = tmp_path / "ruler" / "vt" / "validation.jsonl"
+    path.parent.mkdir(parents=True)
+    text = "VAR A = 12 \n" * 30 + "Question: Find all variables that are assigned the value 12. Answer: they are: "
+    rows = [{"index": i, "input": f"{i} {text}", "outputs": ["A"]} for i in range(2)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path.parents[1]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(UNKNOWN)
+@pytest.mark.parametrize("name", TEXT)
+def test_kvcomposes_grids_run(name, tmp_path, ruler):
+    tokenizer = build_tokenizer()
+    family = text_family("llama", vocab_size=len(tokenizer), max_position_embeddings=2048)
+    tokenizer.chat_template = CHAT
+    family.processor = tokenizer
+    grid = small(name, save_backbone(family, tmp_path / "backbone"), ruler, tmp_path / "out", "ruler")
+    run_grid(grid, say=lambda line: None)
+    arms = read_results([tmp_path / "out"])
+    assert len(arms) == len(grid.arms)
+    rows = csv.DictReader(io.StringIO(report_csv(make_report([tmp_path / "out"]))))
+    rows = [row for row in rows if row["eviction"] != "-"]
+    assert rows
+    assert {row["query_aware"] for row in rows} == {TEXT[name]}
+    evicted = [arm for arm in arms if arm.facts.eviction != "-"]
+    word = "compressed" if TEXT[name] == "yes" else "kept"
+    for arm in evicted:
+        (run,) = arm.runs["ruler"].values()
+        assert (run.asked, run.question_compressed) == (f"in the chat template; question {word}", word == "compressed")
+    for record in read_samples(tmp_path / "out" / evicted[0].name / "ruler").values():
+        assert 0 < record.entries_after < record.entries_before
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(UNKNOWN)
+@pytest.mark.parametrize("name", SEEING)
+def test_grids_about_pictures_run(name, tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    task = "chartqa" if name == "aircache_table4" else "docvqa"
+    row = {"question": "What?", "type": "human_test", "answer": "7", "answers": ["7"], "question_types": ["form"]}
+    path = {"chartqa": "data/test-00000-of-00001", "docvqa": "DocVQA/validation-00000-of-00001"}[task]
+    source = write_rows(tmp_path / "data", path, [{**row, "questionId": str(i)} for i in range(2)])
+    grid = small(name, save_backbone(SEEING[name](), tmp_path / "backbone"), source, tmp_path / "out", task)
+    run_grid(grid, say=lambda line: None)
+    for arm in read_results([tmp_path / "out"]):
+        (run,) = arm.runs[task].values()
+        assert (len(run.samples), run.asked) == (2, "in the family's chat format; question kept")
+        if arm.compressed:
+            assert run.cost.total["entries_after"] < run.cost.total["entries_before"]

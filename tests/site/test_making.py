@@ -8,6 +8,7 @@ from making import catalogue
 from making.catalogue import SHELVES, catalogue_page, shelf_page
 from making.commands import command_page, commands_page
 from making.kinds import EVICTION_KINDS, REDUCER_KINDS, WRAPPER_KIND, page_of
+from making.links import Links, outside_code
 from making.originals import beside_original
 from making.pictures import ANCHOR, ROUTED, TOKENS, cache_picture
 from making.results import results_page
@@ -16,7 +17,7 @@ from subtoken_train.cli.main import COMMANDS
 from subtoken_train.evictions import EVICTIONS, WRAPPERS
 from subtoken_train.reducers import REDUCERS
 from subtoken_train.resources import recipe_files
-from tests.support.readme_blocks import ROOT
+from tests.support.readme_blocks import PAGES, ROOT
 
 
 def test_every_command_and_action_has_its_help():
@@ -104,3 +105,72 @@ def test_every_extra_is_explained():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     assert [name for name in extras if f"\n| `{name}` |" not in page] == []
+
+
+HOST = "https://code.example/me/it"
+OUTSIDE = {"recipes/README.md", "benchmarks/README.md", "benchmarks/results/screens/README.md", "CONTRIBUTING.md"}
+
+
+def link(page, target, address=HOST):
+    return Links(ROOT, OUTSIDE, address).page_text(page, f"a [b]({target}) c")
+
+
+@pytest.mark.parametrize(
+    ("page", "target", "leads"),
+    [
+        ("choosing.md", "trials.md#a", "trials.md#a"),
+        ("choosing.md", "../recipes/README.md#grids", "recipes/README.md#grids"),
+        ("recipes/README.md", "../docs/trials.md", "../trials.md"),
+        ("CONTRIBUTING.md", "docs/architecture.md", "architecture.md"),
+        ("benchmarks/README.md", "results/screens/README.md", "results/screens/README.md"),
+        ("choosing.md", "../subtoken_train/types.py", f"{HOST}/blob/HEAD/subtoken_train/types.py"),
+        ("choosing.md", "../notebooks", f"{HOST}/blob/HEAD/notebooks"),
+        ("own_router.md", "example_package/pyproject.toml", f"{HOST}/blob/HEAD/docs/example_package/pyproject.toml"),
+        ("choosing.md", "../nowhere.md", "../nowhere.md"),  # left for the strict build to name
+        ("choosing.md", "https://a.example/b.md", "https://a.example/b.md"),
+        ("choosing.md", "#here", "#here"),
+    ],
+)
+def test_where_a_link_leads(page, target, leads):
+    assert link(page, target) == f"a [b]({leads}) c"
+
+
+def test_without_an_address_a_link_to_a_source_is_its_words():
+    assert link("choosing.md", "../subtoken_train/types.py", address="") == "a b c"
+
+
+def test_pictures_move_with_their_pages():
+    text = Links(ROOT, {"benchmarks/results/mini_suite.svg"}, "").page_text(
+        "results.md", "![a](../benchmarks/results/mini_suite.svg)"
+    )
+    assert text == "![a](benchmarks/results/mini_suite.svg)"
+
+
+def test_tests_that_pages_name_are_there():
+    named = {name for page in PAGES for name in re.findall(r"`(tests/[\w/.]+)`", page.read_text(encoding="utf-8"))}
+    assert len(named) > 3
+    assert [name for name in named if "NAME" not in name and not (ROOT / name).exists()] == []
+
+
+def test_a_list_after_a_line_gets_its_blank_line_and_code_stays():
+    text = "These:\n- one\n  more\n- two\n\n```\nsay:\n- [a](../recipes/README.md)\n```\n"
+    expected = "These:\n\n- one\n  more\n- two\n\n```\nsay:\n- [a](../recipes/README.md)\n```\n"
+    assert Links(ROOT, OUTSIDE, "").page_text("choosing.md", text) == expected
+
+
+def test_needs_are_said_and_other_marks_are_not():
+    text = "<!-- needs: a GPU -->\n```\nx\n```\n<!-- run: in a checkout -->\n```\ny\n```\n<!-- shows -->\n```\nz\n```\n"
+    made = Links(ROOT, OUTSIDE, "").page_text("choosing.md", text)
+    assert made == "*Needs a GPU:*\n\n```\nx\n```\n\n```\ny\n```\n\n```\nz\n```\n"
+
+
+def test_code_is_not_changed():
+    assert outside_code("a\n```\na\n```\na", str.upper) == "A\n```\na\n```\nA"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_code_host_finds_what_a_page_links_to(path):
+    """On a code host nothing is made in a build: every relative link is a file."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    targets = [target for target in re.findall(r"\]\(([^)#\s]+)", text) if ":" not in target]
+    assert [target for target in targets if not (path.parent / target).exists()] == []
