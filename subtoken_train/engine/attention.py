@@ -1,13 +1,10 @@
 """The attention of a compressed language model, registered with transformers, and the context split that it runs.
 
-One function per implementation that it wraps (``subtoken_sdpa``, ``subtoken_flash_attention_2``, ...), set for the
-language model only. A prompt's pass runs the wrapped implementation unchanged, or the context split where one is given,
-and then shows rotated queries, keys and values to its observer; decoding reads packed storage. Rows that follow others
-of their layer (``engine/spans.py``), and layers with windows, pass ``seen`` instead of a mask.
+One function per implementation that it wraps (``subtoken_sdpa``, ...). A prompt's pass runs that, or the context split,
+and then shows rotated queries, keys and values to its observer; decoding reads packed storage.
 
-The context split: context rows attend to all context before them, with whole values; query rows (and the answer after
-them) see the kept context tokens only, with routed values, and each other. Which tokens stay is decided per layer.
-Under one byte budget the visual tokens of a model that sees images are such a context.
+The context split: context rows attend to all context before them, with whole values; later rows see the kept context
+tokens only, with routed values, and each other. Which tokens stay is decided per layer.
 
 Legend: B batch, N rows, M columns, q query rows, H query heads, h key-value heads, d head width.
 """
@@ -45,19 +42,14 @@ class ContextSplit:
     """One pass over a batch of contexts and queries, right- or left-padded."""
 
     reducer: ContextReducer | None
-    regions_BN: Tensor
-    """The rows of the compressed region, and all before it, attend to all context with whole values."""
+    regions_BN: Tensor  # the rows of the compressed region, and all before it, attend to all context with whole values
     spared_BN: Tensor
-    asks_BN: Tensor
-    """The query rows that choose, bool."""
+    asks_BN: Tensor  # the query rows that choose, bool
     bank: RouterBank | None = None
     routing: RoutingState | None = None
-    collects: bool = False
-    """Remember the routed values of every layer, for a cache."""
-    windows: Sequence[int | None] = ()
-    """Every layer's; empty: none has one."""
-    position_BN: Tensor | None = None
-    """The rows' positions, where a layer has a window or a reducer chooses."""
+    collects: bool = False  # remember the routed values of every layer, for a cache
+    windows: Sequence[int | None] = ()  # every layer's; empty: none has one
+    position_BN: Tensor | None = None  # the rows' positions, where a layer has a window or a reducer chooses
     rotate: Callable[[int, Tensor], Rotation] | None = None
     """A layer's rotation at position ids, where a reducer chooses."""
     seen: dict[int, Tensor] = field(default_factory=dict)
@@ -88,7 +80,7 @@ class ContextSplit:
         self._elsewhere: dict[torch.device, ContextSplit] = {}
 
     def _in_reach(self, size: int) -> Tensor:
-        """Rows that the first late row of their sample, or what follows it, still sees in a window, bool [B, N]."""
+        """Rows that the first late row of their sample still sees in a window, bool [B, N]."""
         assert self.position_BN is not None
         next_B1 = self.position_BN.masked_fill(~self.visible_BN, -1).amax(-1, keepdim=True) + 1
         first_B1 = torch.where(self.late_BN, self.position_BN, next_B1).amin(-1, keepdim=True)

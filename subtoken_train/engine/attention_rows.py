@@ -24,10 +24,7 @@ ROW_BLOCK = 32
 def row_attention(
     family: Family, layer: int, hidden_BND: Tensor, visible_BN: Tensor, position_ids: Tensor, row_B: Tensor
 ) -> Tensor:
-    """Head-mean attention that position ``row_B`` pays to all positions in ``layer``, [B, N] in fp32, LoRA included.
-
-    Negative rows are read as 0 (their result is meaningless).
-    """
+    """Head-mean attention of rows ``row_B`` (negative: row 0) to all positions in ``layer``, [B, N] in fp32."""
     with gathered_weights(family.decoder.layers[layer]):
         attention = LayerAttention(family, layer, hidden_BND, visible_BN, position_ids)
         return attention.rows(row_B.clamp(min=0)[:, None]).squeeze(1).to(hidden_BND.device)
@@ -45,11 +42,7 @@ def scouted_row(
     deep_nBND: Tensor | None = None,
     frozen: bool = False,
 ) -> Tensor:
-    """``row_attention`` from input embeddings: the layers below run for it, unrouted, up to the last of the rows.
-
-    ``size``: rows at a time; None: all at once. ``deep_nBND``: what the first layers add to their outputs. ``frozen``:
-    the backbone alone, without LoRA.
-    """
+    """``row_attention`` from embeddings: layers below run unrouted, ``size`` rows at a time; ``frozen``: no LoRA."""
     length = int(row_B.max().clamp(min=0)) + 1
     visible, position = visible_BN[:, :length], position_ids[..., :length]
     deep = None if deep_nBND is None else deep_nBND[:, :, :length]
@@ -75,10 +68,7 @@ def region_attention(
     region_BN: Tensor,
     normed: bool = False,
 ) -> Tensor:
-    """Attention of the rows ``region_BN`` to all positions in ``layer``, mean over rows and heads, [B, N] in fp32.
-
-    A sample without such rows gets zeros. ``normed``: ``hidden_BND`` is the output of the layer's norm already.
-    """
+    """Mean attention of rows ``region_BN`` (none: zeros) over heads, [B, N] in fp32; ``normed``: the norm has run."""
     attention = LayerAttention(family, layer, hidden_BND, visible_BN, position_ids, normed)
     total_BN = torch.zeros(visible_BN.shape, device=hidden_BND.device)
     for index_BR, valid_BR in _row_blocks(region_BN):
@@ -164,7 +154,6 @@ class LayerAttention:
 
 
 def _row_blocks(marks_BN: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Indices of marked rows, [B, R], and which of them count; at least one block."""
     index_BR, valid_BR = kept_index(marks_BN, pad_left=False)
     if not index_BR.shape[1]:  # nothing is marked: a row that does not count
         valid_BR = marks_BN[:, :1]

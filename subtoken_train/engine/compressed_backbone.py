@@ -113,10 +113,7 @@ class CompressedBackbone(nn.Module):
         return anew and self.family.tower_positions == "renumber"
 
     def promised_fraction(self, samples: Sequence[int], key_channels: float = 1.0, key_axes: KeyAxes = "own") -> float:
-        """Share of the compressed region's KV that reducer and routing promise, without the index; 1 where it is empty.
-
-        ``samples``: tokens of each one's compressed region, before the reducer. ``key_channels``: share of keys kept.
-        """
+        """Share of the region's KV that is promised, without the index, for ``samples`` of so many tokens."""
         region = (Region.CONTEXT if self.family.image_token_id is None else Region.VISUAL).label
         shape, budget = self.family.shape, replace(self.group_budget, key_channels=key_channels, key_axes=key_axes)
         layers = [self.reducer.layer_tokens(tokens, shape.num_layers) for tokens in samples if tokens]
@@ -274,12 +271,10 @@ class CompressedBackbone(nn.Module):
         run.spans.append((start, depth, run.rows))
 
     def _run_stretch(self, run: RunningPass, start: int, stop: int) -> None:
-        """Run layers ``start`` to ``stop`` (exclusive) on the rows that are left, under routing if there is a state."""
         with nullcontext() if self.bank is None or run.state is None else self.bank.routing(run.state):
             run.hidden_BMD = run_span(self.family, run, start, stop)
 
     def _routing_state(self, run: RunningPass, deferred: bool = False) -> RoutingState | None:
-        """Return what the routers read of the rows that are left; None without routers."""
         if self.bank is None:
             return None
         rows, before = run.rows, run.state
@@ -311,10 +306,7 @@ class CompressedBackbone(nn.Module):
 
 
 class Cutting:
-    """Makes the cuts of one pass; the embeddings are looked at once, before layer 0.
-
-    ``always``: make cuts that keep all, too: their ranking is read, the machinery is tested, or a model is trained.
-    """
+    """Makes the cuts of one pass, ``always`` those that keep all, too; looks at embeddings once, before layer 0."""
 
     def __init__(self, family: Family, reducer: DecoderReducer, run: RunningPass, always: bool = False) -> None:
         self.family, self.reducer, self.always = family, reducer, always

@@ -23,10 +23,7 @@ from subtoken_train.types import Batch, LayerPlan, Plan, Region
 
 
 def protected_rows(batch: Batch) -> Tensor:
-    """The rows that no reducer drops, bool [B, N]: the last one before each answer, and the last of a prompt.
-
-    A token is read from each of them. A batch whose prompts go on later (``followed``) has no last row.
-    """
+    """Rows that no reducer drops, bool [B, N]: a token is read from them (before an answer, at a prompt's end)."""
     regions_BN = batch.regions_BN
     after_BN = torch.nn.functional.pad(regions_BN[:, 1:], (0, 1), value=int(Region.PADDING))
     answers_BN = (after_BN == Region.ANSWER) & (regions_BN != Region.ANSWER)
@@ -38,13 +35,10 @@ def protected_rows(batch: Batch) -> Tensor:
 class Rows:
     """The rows that run through a span of layers."""
 
-    index_BM: Tensor
-    """Row of the unreduced sequence each one came from; 0 where it is not visible."""
+    index_BM: Tensor  # row of the unreduced sequence each one came from; 0 where it is not visible
     visible_BM: Tensor
-    position: Tensor
-    """Position ids for the rotary embedding, [B, M], or [3, B, M] (time, height, width) under mRoPE."""
-    ordinal_BM: Tensor
-    """Real tokens before it in the unreduced sequence; does not depend on the padding side."""
+    position: Tensor  # position ids for the rotary embedding, [B, M], or [3, B, M] (time, height, width) under mRoPE
+    ordinal_BM: Tensor  # real tokens before it in the unreduced sequence; does not depend on the padding side
     regions_BM: Tensor
     next_position: Tensor
     """The first token's after the prompt, [B, 1] or [3, B, 1]: one past the largest, whatever was dropped since."""
@@ -62,11 +56,7 @@ class Rows:
         return cls(index_BN, visible_BN, position, count_positions(visible_BN), regions_BN, following, deep_nBND)
 
     def take(self, keep_BM: Tensor, pad_left: bool, policy: PositionPolicy = "original") -> tuple[Rows, Tensor]:
-        """The kept rows, and the index that gathers other tensors alike.
-
-        ``policy``: rows, and what follows them, stay at their position ids (``original``, ``mrope``), or count anew
-        (``renumber``).
-        """
+        """The kept rows and the index that gathers others alike; ``renumber``: positions count anew."""
         index, valid = kept_index(keep_BM, pad_left)
         regions = take_rows(self.regions_BM, index).masked_fill(~valid, Region.PADDING)
         if policy == "renumber":
@@ -116,14 +106,7 @@ def question_rows(batch: Batch, rows: Rows) -> Tensor:
 def layer_plan(
     keep_BhM: Tensor, groups_BMS: Tensor | None = None, index_BM: Tensor | None = None, longest: int | None = None
 ) -> LayerPlan:
-    """Make a layer's plan from marks on the rows of a pass.
-
-    Args:
-        keep_BhM: entries that stay, bool; [B, 1, M] where all heads share a set.
-        groups_BMS: kept value groups of every row, bool; None where all are.
-        index_BM: row of the unreduced sequence that each row came from; None where nothing was reduced.
-        longest: the most entries of a sample; None: it is read from the device.
-    """
+    """Plan a layer from kept entries (bool, [B, 1, M]: all heads alike); ``longest``: the most of a sample."""
     rows, valid = kept_index(keep_BhM.any(1), pad_left=False, longest=longest)
     entries = (rows if index_BM is None else take_rows(index_BM, rows)).masked_fill(~valid, -1)
     heads = None if keep_BhM.shape[1] == 1 else take_rows(keep_BhM.transpose(1, 2), rows) & valid[..., None]
@@ -151,21 +134,17 @@ def layer_plans(
 class PromptPass:
     """The results of a pass over a batch."""
 
-    hidden_BMD: Tensor
-    """Last layer's output, before the final norm."""
+    hidden_BMD: Tensor  # last layer's output, before the final norm
     rows: Rows
     spans: list[tuple[int, int, Rows]] = field(default_factory=list)
     """(first layer, last layer + 1, rows) of each stretch of layers that ran on the same rows."""
-    state: RoutingState | None = None
-    """Notes of the routers; None without routing."""
-    routing: RoutingConfig | None = None
-    """Settings of the routing that acted; None where every group stays as it is."""
+    state: RoutingState | None = None  # notes of the routers; None without routing
+    routing: RoutingConfig | None = None  # settings of the routing that acted; None where every group stays as it is
     kept: dict[int, Tensor] = field(default_factory=dict)
     """Under a context reducer, per layer the rows that later rows see, bool [B, M]."""
     embeds_BND: Tensor | None = None
     """Input embeddings of the unreduced sequence; after a tower's reducer its features, merged where it merges."""
-    windows: list[int | None] = field(default_factory=list)
-    """Every layer's; empty: none has one."""
+    windows: list[int | None] = field(default_factory=list)  # every layer's; empty: none has one
 
     def layer_rows(self) -> list[tuple[Rows, Tensor]]:
         """Per layer its rows, and the regions of those that its cache holds, [B, M]; PADDING for the others."""

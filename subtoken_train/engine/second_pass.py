@@ -1,11 +1,8 @@
 """A second pass: rows that run after a prompt's cache, so that a method sees what a reader of it would look at.
 
 The rows take the positions that follow the prompt, see its cache before any eviction and each other causally, and meet
-no reducer and no router. Layers run one after another, a block of rows at a time; the cache is then as it was.
-
-A context reducer that such a method drives (``context_scores``), and routers that share one byte budget among all
-layers (``one_budget``), choose before the pass that counts: the contexts of a batch run alone, without routing, dropout
-or gradient, but with LoRA, so that training and inference choose alike.
+no reducer and no router. A context reducer that such a method drives, and routers that share one byte budget among all
+layers, choose in it before the pass that counts, on the contexts alone: with LoRA, without routing and dropout.
 
 Legend: B batch, N rows of a layer's cache (of a context reducer: positions), M rows of the contexts, S rows of the
 task (of routers: value groups), O outputs of a router, K = N + S, D model width, H query heads, h key-value heads, d
@@ -38,9 +35,9 @@ from subtoken_train.view.view import OF_TASKS, Opening, TaskPlan, View
 
 BLOCK = 1024  # rows that run through a layer at a time
 
-TaskObserver = Callable[[int, Tensor, Tensor, Tensor, float, Tensor], None]
-"""Called after each layer with (layer, query [B, H, S, d], key [B, h, K, d], value of the prompt [B, h, N, d], scale,
-rows_BS): the prompt's keys come first, ``rows_BS`` marks what is no padding."""
+TaskObserver = Callable[[int, Tensor, Tensor, Tensor, float], None]
+"""Called after each layer with (layer, query [B, H, S, d], key [B, h, K, d], value of the prompt [B, h, N, d], scale):
+the prompt's keys come first."""
 Again = dict[int, tuple[Tensor, Tensor]]
 """By layer, ``View.again``: the rows that were scored, bool [B, N], and their scores, [B, h, N] in fp32."""
 
@@ -51,17 +48,12 @@ class TaskRows:
 
     hidden_BSD: Tensor
     rows_BS: Tensor
-    position: Tensor
-    """Position ids, [B, S], or [3, B, S] under mRoPE."""
-    deep_nBSD: Tensor | None = None
-    """Added to the outputs of the first n layers; None for most models."""
+    position: Tensor  # position ids, [B, S], or [3, B, S] under mRoPE
+    deep_nBSD: Tensor | None = None  # added to the outputs of the first n layers; None for most models
 
 
 def rows_of_task(family: Family, result: PromptPass, plan: TaskPlan) -> TaskRows:
-    """A task's rows, at the positions after the prompt: a text's count on, repeated tokens keep their distances.
-
-    A plan without pieces is the prompt again: the rows that its token reducer left, in all layers.
-    """
+    """A task's rows after the prompt: a text's count on, repeated tokens (no pieces: all) keep their distances."""
     rows = result.rows
     start, deep = rows.next_position, rows.deep_nBMD
     assert result.embeds_BND is not None
@@ -89,7 +81,6 @@ def rows_of_task(family: Family, result: PromptPass, plan: TaskPlan) -> TaskRows
 
 
 def _again(embeds_BND: Tensor, rows: Rows, marked_BN: Tensor, start: Tensor) -> TaskRows:
-    """Return the marked tokens that the token reducer left; the first of them stands at ``start``."""
     index_BS, valid_BS = kept_index(take_rows(marked_BN, rows.index_BM) & rows.visible_BM, pad_left=False)
     hidden_BSD = take_rows(embeds_BND, take_rows(rows.index_BM, index_BS))
     position = rows.position.gather(-1, index_BS.expand(*rows.position.shape[:-1], -1))
@@ -110,13 +101,11 @@ def task_view(
     key: Tensor,
     value: Tensor,
     scale: float,
-    rows_BS: Tensor,
 ) -> View:
     """Return one layer of a task as a method sees it, on the layer's device."""
     about_BM = rows.visible_BM if plan.about_BN is None else take_rows(plan.about_BN, rows.index_BM)
-    about_BM, regions_BM, asks_BS = (
-        each.to(query.device) for each in (about_BM & rows.visible_BM, rows.regions_BM, rows_BS)
-    )
+    marks = about_BM & rows.visible_BM, rows.regions_BM, task.rows_BS
+    about_BM, regions_BM, asks_BS = (each.to(query.device) for each in marks)
     reach = None
     if family.windows[layer] is not None:
         reach = family.window(layer, torch.cat([rows.position, task.position], -1).to(query.device))
@@ -133,7 +122,6 @@ def task_tokens(family: Family, plan: TaskPlan, regions_BN: Tensor) -> Tensor:
 
 
 def _token_ids(family: Family, piece: str | Opening, regions_BN: Tensor) -> list[int]:
-    """Return the tokens of a text, or of an opening after prompts with these regions."""
     if isinstance(piece, Opening):
         tokenizer = family.tokenizer
         # a language model's prompt that is written in the template has a SYSTEM region, a raw one has none
@@ -167,7 +155,7 @@ def second_pass(
         notes, seen_BK = QueryNotes(), torch.cat([entries_BN, task.rows_BS], 1)
         further: dict[str, Any] = {"deep_nBND": task.deep_nBSD, "earlier_BM": earlier, "unpadded": unpadded}
         hidden_BSD = run_chunks(family, cache, layer, hidden_BSD, seen_BK, task.position, BLOCK, notes, **further)
-        observe(layer, notes.taken(), states.keys, values, notes.scale, task.rows_BS)
+        observe(layer, notes.taken(), states.keys, values, notes.scale)
         states.keys, states.values = keys, values
 
 
@@ -180,8 +168,22 @@ def context_scores(family: Family, reducer: ScoredContext, run: RunningPass) -> 
     if not bool(asked_B1.any()):
         return {}
     rows, index_BM = _contexts_alone(run, f"reducer {reducer.name!r}")
-    depth, cache = family.shape.num_layers, family.dense_cache()
+    depth, cache, length = family.shape.num_layers, family.dense_cache(), whole.index_BM.shape[1]
     found: Again = {}
+
+    def note(plan: TaskPlan, task: TaskRows, layer: int, *states: Any) -> None:
+        view = task_view(family, plan, held[layer][0], task, layer, *states)
+        with torch.autocast(view.about_BN.device.type, enabled=False):
+            scores_BhM = method.score_task(view).expand(-1, view.value_BhNd.shape[1], -1)
+        again_BhN = _placed(scores_BhM.float().mT, held[layer][0], length).mT
+        about_BM1 = (view.about_BN & asked_B1.to(view.about_BN.device))[..., None]
+        about_BN = _placed(about_BM1, held[layer][0], length)[..., 0]
+        if layer in found:
+            before_BN, before_BhN = found[layer]
+            again_BhN = torch.where(about_BN[:, None], again_BhN, before_BhN)
+            about_BN = about_BN | before_BN
+        found[layer] = about_BN, again_BhN.contiguous()
+
     with evaluation_mode(family.decoder):
         hidden_BMD = take_rows(run.embeds_BND, index_BM)
         family.run_layers(hidden_BMD, rows.visible_BM, rows.position, cache, 0, depth, rows.deep_nBMD)
@@ -191,17 +193,13 @@ def context_scores(family: Family, reducer: ScoredContext, run: RunningPass) -> 
         for plan in method.tasks(regions_BN):
             task = rows_of_task(family, result, plan)
             warn_beyond(family.decoder.config, int(task.position.max()) + 1)
-            watch = partial(_note, family, reducer, held, plan, task, asked_B1, whole.index_BM.shape[1], found)
-            second_pass(family, cache, entries, task, watch, [each.position for each, _ in held])
+            second_pass(family, cache, entries, task, partial(note, plan, task), [each.position for each, _ in held])
     return found
 
 
 @torch.no_grad()
 def one_budget(family: Family, bank: RouterBank, run: RunningPass, held: Sequence[Tensor]) -> dict[int, Spent]:
-    """Choose keys and groups of all layers within one byte budget, by a pass over a batch's contexts alone.
-
-    ``held``: of every layer the context tokens that are chosen among, bool [B, N]. By layer, ``RoutingState.chosen``.
-    """
+    """Choose keys and groups of all layers within one byte budget, among ``held`` of each layer, bool [B, N]."""
     rows, index_BM = _contexts_alone(run, "byte_pool 'all'")
     if not index_BM.shape[1]:
         return {}  # no sample has anything to choose among
@@ -210,20 +208,19 @@ def one_budget(family: Family, bank: RouterBank, run: RunningPass, held: Sequenc
     state = RoutingState(asks_BM, asks_BM, rows.ordinal_BM, run.sample_seeds, scopes=scopes)
     with evaluation_mode(family.decoder), bank.routing(state):
         family.run_layers(take_rows(run.embeds_BND, index_BM), rows.visible_BM, rows.position, deep_nBND=rows.deep_nBMD)
-    place_BM = rows.index_BM.masked_fill(~rows.visible_BM, run.rows.index_BM.shape[1])  # padding: past all
+    length, home = run.rows.index_BM.shape[1], run.rows.index_BM.device
+    scores = [_placed(state.scores[layer], rows, length).to(home) for layer in range(len(held))]
+    return dict(enumerate(bank.spend(scores, held)))
 
-    def placed(scores_BMO: Tensor) -> Tensor:
-        batch, _, outputs = scores_BMO.shape
-        whole = scores_BMO.new_zeros(batch, run.rows.index_BM.shape[1] + 1, outputs)
-        return whole.scatter_(1, place_BM.to(whole.device)[..., None].expand_as(scores_BMO), scores_BMO)[:, :-1]
 
-    home = run.rows.index_BM.device
-    spent = bank.spend([placed(state.scores[layer].to(home)) for layer in range(len(held))], held)
-    return dict(enumerate(spent))
+def _placed(x_BMO: Tensor, rows: Rows, length: int) -> Tensor:
+    """Put what stands at rows of the contexts where these stand in a batch of ``length`` positions, [B, N, O]."""
+    place_BM1 = rows.index_BM.masked_fill(~rows.visible_BM, length).to(x_BMO.device)[..., None]  # padding: past all
+    whole = x_BMO.new_zeros(len(x_BMO), length + 1, x_BMO.shape[2])
+    return whole.scatter_(1, place_BM1.expand_as(x_BMO), x_BMO)[:, :-1]
 
 
 def _context_rows(regions_BM: Tensor) -> Tensor:
-    """Rows of the contexts and before them, bool [B, M]."""
     return before_compressed_ends(regions_BM) | (regions_BM == Region.SYSTEM)
 
 
@@ -235,35 +232,3 @@ def _contexts_alone(run: RunningPass, who: str) -> tuple[Rows, Tensor]:
         )
     rows, index_BM = run.rows.take(_context_rows(run.rows.regions_BM), pad_left=True)
     return replace(rows, next_position=one_past(rows.position, rows.visible_BM)), index_BM
-
-
-def _note(
-    family: Family,
-    reducer: ScoredContext,
-    held: list[tuple[Rows, Tensor]],
-    plan: TaskPlan,
-    task: TaskRows,
-    asked_B1: Tensor,
-    length: int,
-    found: Again,
-    layer: int,
-    *states: Any,
-) -> None:
-    """Put a task's scores of one layer where its rows stand in the batch; ``states`` as ``TaskObserver`` has them."""
-    rows, _ = held[layer]
-    view = task_view(family, plan, rows, task, layer, *states)
-    with torch.autocast(view.about_BN.device.type, enabled=False):
-        scores_BhM = reducer.scorer.score_task(view).expand(-1, view.value_BhNd.shape[1], -1)
-    place_B1M = rows.index_BM.masked_fill(~rows.visible_BM, length).to(scores_BhM.device)[:, None]  # padding: past all
-
-    def placed(marks: Tensor) -> Tensor:
-        whole = marks.new_zeros(*marks.shape[:2], length + 1)
-        return whole.scatter_(-1, place_B1M.expand_as(marks), marks)[..., :length]
-
-    about_BN = placed((view.about_BN & asked_B1.to(view.about_BN.device))[:, None])[:, 0]
-    again_BhN = placed(scores_BhM.float())
-    if layer in found:
-        before_BN, before_BhN = found[layer]
-        again_BhN = torch.where(about_BN[:, None], again_BhN, before_BhN)
-        about_BN = about_BN | before_BN
-    found[layer] = about_BN, again_BhN

@@ -59,20 +59,16 @@ class RunningPass:
     pad_left: bool
     observer: PromptObserver | None
     inputs: InputObserver | None
-    chunks: Chunks | None
-    """None: all rows at once."""
+    chunks: Chunks | None  # none: all rows at once
     acts: bool
     hidden_BMD: Tensor = field(init=False)
     """States of the rows: their embeddings, then the output of the last layer that ran."""
-    rows: Rows = field(init=False)
-    """The rest of the batch."""
-    embeds_BND: Tensor = field(init=False)
-    """Input embeddings of the unreduced sequence."""
+    rows: Rows = field(init=False)  # the rest of the batch
+    embeds_BND: Tensor = field(init=False)  # input embeddings of the unreduced sequence
     rank_BN: Tensor | None = None
     """The reducer's rank of its rows, int64, 0 where a row is gone; None where it ranks nothing."""
     split: ContextSplit | None = None
-    state: RoutingState | None = None
-    """Input and notes of the routers; None in layers without routing."""
+    state: RoutingState | None = None  # input and notes of the routers; None in layers without routing
     spans: list[tuple[int, int, Rows]] = field(default_factory=list)
     """(first layer, last layer + 1, rows) of each stretch that ran."""
 
@@ -119,7 +115,6 @@ def run_span(family: Family, run: RunningPass, start: int, stop: int) -> Tensor:
 
 
 def _in_chunks(family: Family, run: RunningPass, chunks: Chunks, layers: range) -> Tensor:
-    """Run layers one after another, each a chunk of rows at a time, and hand each one's keys and values over."""
     hidden_BMD, rows, split, state, cache = run.hidden_BMD, run.rows, run.split, run.state, run.cache
     assert cache is not None
     for layer in layers:

@@ -54,7 +54,6 @@ def with_defaults(config: RoutingConfig) -> RoutingConfig:
 
 
 def _own(config: RoutingConfig) -> Any:
-    """Return what ``Selector.settings`` declares, built; None where it declares none."""
     kind, owner = SELECTORS.find(config.selector).settings, f"selector {config.selector!r}"
     return own_settings(kind, config.selector_options, "routing.selector_options", owner)
 

@@ -1,15 +1,8 @@
 """The routers of all layers, and where they act: on the output of every ``v_proj``, or on the values of a fused one.
 
-A forward hook on the value projection (outside its LoRA) sees the router's input and the value vector at once and
-returns the routed values; it is there inside ``with bank.routing(...)`` alone: decoding never calls a router.
-
-Where some rows of a layer read whole values (a language model's context), the hook notes input and output in
-``RoutingState.deferred`` and changes nothing; whoever computes the attention, and so knows which tokens stay, asks
-``route_deferred`` for their routed values. A layer that runs in chunks of rows is routed before them, as a whole.
-
-Under the budget ``bytes`` a router gives a logit for every key-value head's key behind those of the groups, and a head
-of a token may lose its key. Where all layers share the bytes, every layer's logits are noted first
-(``RoutingState.scopes``): in the pass itself, where nothing in it reads what is kept (``route_noted``), or before it.
+A forward hook on the value projection (outside its LoRA) sees input and value vector at once and returns the routed
+values, inside ``with bank.routing(...)`` alone. Where some rows read whole values (a text's context), it notes both,
+and the attention, which knows what stays, asks ``route_deferred``. Under the budget ``bytes`` keys have logits, too.
 
 Legend: B batch, N positions, D model width, S value groups, L layers, h key-value heads, s groups of a head, O a
 router's outputs.
@@ -42,10 +35,7 @@ from subtoken_train.view.view import ABSENT, View
 
 
 class ValueGate(nn.Module):
-    """One layer's factor 2 * sigmoid(beta * logit) on kept groups, with one learned number beta.
-
-    beta starts at 0, where the factor is 1 exactly. Gated values are what is cached: it costs no byte and saves none.
-    """
+    """One layer's factor 2 * sigmoid(beta * logit) on kept groups; the learned number beta starts at 0: factor 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,9 +49,8 @@ class ValueGate(nn.Module):
 class FeatureMap(nn.Module):
     """One layer's learned linear map from features of a token to a router's O logits (ours), without a bias.
 
-    ``norm``: log of the value norm of each group, S numbers a token. ``attention``: log of the query's attention to the
-    token in that layer (mean over rows and heads), one number. Both are standardised over the routed tokens of a sample
-    and have no gradient.
+    Logs of each group's value norm (``norm``, S numbers) and of the query's mean attention (``attention``, one),
+    without gradient, standardised over the routed tokens of a sample.
     """
 
     def __init__(self, config: RoutingConfig, outputs: int) -> None:
@@ -84,26 +73,19 @@ class FeatureMap(nn.Module):
 class LateValues:
     """A layer's tokens, as rows after them read them."""
 
-    value_BhNd: Tensor
-    """Routed values: unselected groups filled, kept ones gated."""
-    learns_BN: Tensor
-    """Tokens that had a choice, bool; the choice of all others has no gradient."""
-    keys_BhN: Tensor | None = None
-    """Keys that stay, bool; of tokens that are not routed, all. None: every key stays."""
-    key_logits_BhN: Tensor | None = None
-    """Logits by which they were chosen, fp32; None likewise."""
+    value_BhNd: Tensor  # routed values: unselected groups filled, kept ones gated
+    learns_BN: Tensor  # tokens that had a choice, bool; the choice of all others has no gradient
+    keys_BhN: Tensor | None = None  # keys that stay, bool; of tokens that are not routed, all. None: every key stays
+    key_logits_BhN: Tensor | None = None  # logits by which they were chosen, fp32; None likewise
 
 
 class RouterBank(nn.Module):
     """One selector per decoder layer, with its value gate; ``attach`` hooks them to the value projections.
 
     A dropped group reads as zero or, with the fill ``mean`` (ours), as the mean of the sample's routed tokens in that
-    layer: one value vector per layer and sample, which a cache stores and every budget counts. Routing then acts on
-    what is left of a value without it, v' = mu + f * (v - mu), and so do the norms that choose.
-
-    A score prior is added to a router's logits, and the choice, the straight-through sigmoid, the balance loss and the
-    gate all read the sum. Where K = S nothing is chosen and the straight-through gradient is left out: the gradient of
-    a gate over all groups is then exact.
+    layer. Routing, and the norms that choose, then act on what is left of a value, v' = mu + f * (v - mu). Choice,
+    straight-through sigmoid, balance loss and gate all read the sum of logits and score prior. Where K = S nothing is
+    chosen, and the gate's gradient is exact.
     """
 
     def __init__(self, config: RoutingConfig, hidden_size: int, shape: KVShape) -> None:
@@ -143,10 +125,7 @@ class RouterBank(nn.Module):
     def attach(
         self, value_projections: Sequence[nn.Module], output_projections: Sequence[nn.Module], value_start: int = 0
     ) -> None:
-        """Say where ``routing`` acts: on every layer's value projection (its outermost module, LoRA included).
-
-        ``value_start``: first channel of the values in a fused projection, where they come last.
-        """
+        """Say where ``routing`` acts: every layer's value projection, LoRA included, from channel ``value_start``."""
         self._value_start = value_start
         if any(part.reads_output for part in (*self.selectors, self.prior) if part is not None):
             self._output_norms = OutputNorms(output_projections, self.config, self.shape)
@@ -186,7 +165,6 @@ class RouterBank(nn.Module):
         return nullcontext(), nullcontext() if state is None else self.routing(state)
 
     def _hook(self, layer: int, module: nn.Module, args: tuple[Tensor, ...], output_BND: Tensor) -> Tensor:
-        """Forward hook of a value projection; of a fused one, queries and keys pass as they are."""
         state, start = self._state, self._value_start
         if state is None:  # see ``query_attention``
             return output_BND
@@ -223,10 +201,7 @@ class RouterBank(nn.Module):
         return self._kept(layer, scores_BNO, value_BND, state, routed_BN, fill_BV)
 
     def route_noted(self, state: RoutingState, values: Sequence[Tensor]) -> list[Tensor]:
-        """Choose in all layers at once, after a pass that noted its logits; what stays is noted.
-
-        From every layer's values as they were projected, [B, h, N, d], to those that a cache holds.
-        """
+        """Choose in all layers at once, after a pass that noted its logits: projected values to held, [B, h, N, d]."""
         assert state.scopes is not None
         scores, routed = [state.scores[layer] for layer in range(len(values))], []
         state.chosen = dict(enumerate(self.spend(scores, state.scopes)))
@@ -244,7 +219,6 @@ class RouterBank(nn.Module):
         routed_BN: Tensor,
         fill_BV: Tensor | None = None,
     ) -> LateValues:
-        """Note what a layer's scores leave of its routed tokens, and return its values."""
         config, home, device = self.config, state.routed_BN.device, value_BND.device
         scores_BNS, keys_BhN, key_logits_BhN = scores_BNO[..., : config.num_groups], None, None
         learns_BN, margin_BNS = routed_BN, scores_BNS
@@ -271,10 +245,7 @@ class RouterBank(nn.Module):
     def _scores(
         self, layer: int, hidden_BND: Tensor, value_BND: Tensor, state: RoutingState, routed_BN: Tensor
     ) -> Tensor:
-        """Scores of a layer's groups, and keys behind them, [B, N, S + h] in fp32 ([B, N, S] without), prior included.
-
-        ``value_BND``: values less what dropped groups read as.
-        """
+        """Scores of groups, and keys behind them, [B, N, S + h] in fp32; values without what dropped groups read as."""
         selector, config = self.selectors[layer], self.config
 
         def query_attention() -> Tensor:
@@ -315,7 +286,6 @@ class RouterBank(nn.Module):
         )
 
     def _choose(self, scores_BNS: Tensor, state: RoutingState, routed_BN: Tensor) -> Tensor:
-        """The hard mask of the budget, bool [B, N, S]."""
         config = self.config
         if config.budget == "global":
             return global_mask(scores_BNS, config.kept_groups, routed_BN)
@@ -326,10 +296,7 @@ class RouterBank(nn.Module):
         return fixed_mask(scores_BNS, config.kept_groups)
 
     def spend(self, scores: Sequence[Tensor], routed: Sequence[Tensor]) -> list[Spent]:
-        """Spend one byte budget on the keys and groups of layers; a head's groups are those of its own key.
-
-        Of every layer: logits of groups and keys, [B, N, S + h], and the tokens to choose among, bool [B, N].
-        """
+        """Spend one byte budget on layers' keys and groups, by logits [B, N, S + h] among marked tokens [B, N]."""
         config, heads = self.config, self.shape.num_kv_heads
         logits = [(x.detach()[..., : config.num_groups], x.detach()[..., config.num_groups :]) for x in scores]
         if not config.drops:  # the index would not be paid for
@@ -365,11 +332,7 @@ class RouterBank(nn.Module):
         routed_BN1: Tensor,
         learns_BN1: Tensor,
     ) -> Tensor:
-        """A learned router's factors of groups, [B, N, S] in fp32: the mask, times the gate of routed tokens.
-
-        The slope of a choice is the sigmoid's at ``margin_BNS``: under a byte budget the logit less what it was cut at.
-        Of entries that are kept whole, the key's choice alone has one; of those that always stay, neither.
-        """
+        """A learned router's factors of groups, [B, N, S] in fp32: the mask, with a slope, times the gate."""
         if self.config.drops and not self.whole:
             factors_BNS = straight_through(mask_BNS, margin_BNS, learns_BN1)
         else:

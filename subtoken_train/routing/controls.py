@@ -35,11 +35,7 @@ class ValueNormSelector(Control):
 
 
 class OutputNormSelector(Control):
-    """Router-free control: keep the groups that add most to the layer's output, by the norm of W_o,g v_g.
-
-    The value norm as ``o_proj`` sees it (``functional.contribution``). The paper has no such control. It knows nothing
-    of the attention that a token will get.
-    """
+    """Router-free control (ours): keep the groups that add most to the layer's output, by the norm of W_o,g v_g."""
 
     reads_output = True
 
@@ -68,11 +64,10 @@ class StaticSelector(Control):
 
 
 class LeadingSelector(Control):
-    """Router-free control: the first groups of each head, the same for all tokens, which nothing has to name.
+    """Router-free control: the first groups of each head, by their mean place in it, the same for all tokens.
 
-    Groups are scored by how early in a head their channels lie on average; ties go to the lower group. Of values turned
-    to their axes (``subtoken-train axes``), whose first channels hold the most, this is the low-rank cut of every
-    value: what a choice for each token has to beat in the same bytes.
+    Of values turned to their axes (``subtoken-train axes``), whose first channels hold the most, this is the low-rank
+    cut of every value: what a choice for each token has to beat in the same bytes.
     """
 
     same_for_all = True
@@ -88,11 +83,7 @@ class LeadingSelector(Control):
 
 
 class OutputNorms:
-    """Contribution norms of every layer, from the Gram matrices of its output projection.
-
-    A layer's matrices (fp32, d_v * d numbers) are made when they are first needed, so that a model can be laid out
-    without weights, and kept: of the frozen base weight, dequantised where it is quantised. LoRA on it is not followed.
-    """
+    """Contribution norms of every layer, from the Gram matrices (fp32, made when needed) of its output projection."""
 
     def __init__(self, projections: Sequence[nn.Module], config: RoutingConfig, shape: KVShape) -> None:
         self._projections = [_base_layer(projection) for projection in projections]
@@ -112,7 +103,6 @@ class OutputNorms:
 
 
 def _base_layer(projection: nn.Module) -> nn.Module:
-    """The frozen layer under any LoRA."""
     layer: nn.Module = getattr(projection, "base_layer", projection)
     if not is_readable(layer):
         weight = getattr(layer, "weight", None)

@@ -19,12 +19,9 @@ from subtoken_train.functional.objective import balance_loss
 class Spent(NamedTuple):
     """A layer's choice within a byte budget."""
 
-    groups_BNS: Tensor
-    """Groups that stay, bool."""
-    keys_BhN: Tensor
-    """Keys that stay, bool; of tokens that are not routed, all."""
-    cut_Bh: Tensor
-    """The logit of a group that was only just worth its bytes, fp32."""
+    groups_BNS: Tensor  # groups that stay, bool
+    keys_BhN: Tensor  # keys that stay, bool; of tokens that are not routed, all
+    cut_Bh: Tensor  # the logit of a group that was only just worth its bytes, fp32
 
 
 @dataclass
@@ -32,10 +29,8 @@ class RoutingState:
     """One prompt pass: what is routed (bool), and by layer what the layers did."""
 
     routed_BN: Tensor
-    query_BN: Tensor
-    """Tokens of the query summary, bool."""
-    position_BN: Tensor
-    """Original positions, int64."""
+    query_BN: Tensor  # tokens of the query summary, bool
+    position_BN: Tensor  # original positions, int64
     sample_seed_B: Tensor
     deferred: dict[int, tuple[Tensor, Tensor]] | None = None
     """The projection's input and output that wait for ``route_deferred``; None where nothing waits."""
@@ -49,8 +44,7 @@ class RoutingState:
     """Tokens that one budget of all layers chooses among, bool; None outside of the pass that looks for it."""
     scores: dict[int, Tensor] = field(default_factory=dict)
     """Found by that pass: logits of groups and keys, [B, N, O] in fp32."""
-    chosen: dict[int, Spent] = field(default_factory=dict)
-    """The choice of such a budget."""
+    chosen: dict[int, Spent] = field(default_factory=dict)  # the choice of such a budget
     fills: dict[int, Tensor] = field(default_factory=dict)
     """Values that dropped groups read as, [B, d_v] in the values' dtype, without gradient; empty where that is zero."""
     choices: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
@@ -59,8 +53,7 @@ class RoutingState:
     """The projection's output over all rows, of a layer that runs a chunk of rows at a time."""
     query_attention: Callable[[int, Tensor], Tensor] | None = None
     """From layer and input [B, N, D] to the attention of rows ``query_BN`` to all, [B, N] in fp32; None: not read."""
-    part: tuple[int, int] = (0, 0)
-    """The rows of that chunk, (first, one past the last)."""
+    part: tuple[int, int] = (0, 0)  # the rows of that chunk, (first, one past the last)
 
     def on(self, device: torch.device) -> RoutingState:
         """The same for a layer on a device; what layers note stands in one place."""
@@ -74,11 +67,7 @@ class RoutingState:
         return self.balances().mean() if self.choices else torch.zeros((), device=self.routed_BN.device)
 
     def balances(self) -> Tensor:
-        """Return the balance loss per layer of ``choices`` (in its order, at least one) and sample, [layers, B].
-
-        All layers at once: the tensors are small, and a layer would cost as many operations as all of them. Rows that
-        layers above a cut no longer have are filled up with unrouted ones.
-        """
+        """Return the balance loss of each of ``choices`` and sample, [layers, B]; rows that are gone are unrouted."""
         scores, hard, routed = (
             pad_sequence([part.transpose(0, 1) for part in parts], batch_first=True).transpose(1, 2).flatten(0, 1)
             for parts in zip(*self.choices.values(), strict=True)

@@ -1,8 +1,7 @@
 """The checkpoints of a run on disk: one folder each, whole or not there.
 
-``output_dir/checkpoints/step-<optimiser step>/`` holds ``state.ckpt``, which Lightning's strategy writes (a file, or a
-folder of shards), and ``COMPLETE``, a small JSON text. A checkpoint is written as ``step-<step>.partial``, flushed to
-disk, marked and then renamed: whatever stops the process, a folder without ``.partial`` that holds the marker is whole.
+``step-<optimiser step>/`` holds ``state.ckpt`` of Lightning's strategy (a file, or a folder of shards) and a JSON text,
+``COMPLETE``. It is written as ``step-<step>.partial``, flushed to disk, marked and then renamed.
 """
 
 from __future__ import annotations
@@ -104,11 +103,6 @@ def seal(partial: Path, marker: Marker) -> Path:
     partial.rename(checkpoint)
     flush(partial.parent)
     return checkpoint
-
-
-def discard(folder: Path, step: int) -> None:
-    """Remove what was written of a checkpoint that failed, as far as it can be removed."""
-    shutil.rmtree(folder / f"step-{step}{PARTIAL}", ignore_errors=True)
 
 
 def keep_newest(folder: Path, count: int) -> None:

@@ -1,10 +1,7 @@
-"""Losses of the answers by name: cross-entropy, or what another installed package brings as an entry point.
+"""Losses of the answers by name: cross-entropy, or what another installed package brings; and distillation.
 
-A recipe names one by ``model.loss`` and gives its settings by ``model.loss_options``. The routers' balance loss and
-distillation are added to it, whatever it is, and ``val/loss`` stays cross-entropy, so that runs can be compared.
-
-Distillation (Hinton, Vinyals and Dean 2015, "Distilling the Knowledge in a Neural Network", section 2): the teacher is
-the run's own frozen backbone, without LoRA, reducer, routing and dropout, on the same batch.
+The teacher is the run's own frozen backbone, without LoRA, reducer, routing and dropout, on the same batch (Hinton,
+Vinyals and Dean 2015, "Distilling the Knowledge in a Neural Network", section 2).
 
 Legend: B batch, M positions after the reducer, L labelled targets of the batch, V vocabulary.
 """

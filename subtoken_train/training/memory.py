@@ -1,9 +1,6 @@
 """Peak memory of a training step on one device, predicted from a recipe before anything is loaded.
 
-Counted are live tensors, op by op as autograd keeps them; no factor is fitted (docs/memory.md compares with measured
-steps). Weights, trained tensors, gradients, moments and the batch are held all the time; on top comes what the forward
-pass keeps (``ActivationBytes``) and the larger of the loss and the backward pass of one MLP. The vision tower and a
-teacher's pass come before, without gradient, and count where one needs more than all that follows.
+Counted are live tensors, op by op as autograd keeps them; no factor is fitted (docs/memory.md compares with steps).
 
 Legend: e bytes per element of the backbone's dtype; D hidden, F MLP, v the value projection's width; M rows of a layer.
 """
@@ -72,8 +69,7 @@ class ActivationBytes:
         """Count what the backward pass of a layer needs.
 
         Per row: two norms (4 D each, their input in fp32); rotated query, key, value and output, e each, and a log-sum
-        per head; gate, its SiLU and up of the MLP, 3 e F. Where records are padded or the context is split, a layer has
-        its own [M, M] mask, and grouped keys and values are repeated to the query's width, under a split in fp32 too.
+        per head; gate, its SiLU and up of the MLP, 3 e F. Padded records and splits add an [M, M] mask.
         """
         e, padded = self.element, self.splits or self.step.batch_size > 1
         key_value = 2 * (self.query if padded and not self.splits else self.value)
@@ -92,11 +88,7 @@ class ActivationBytes:
         return rows * self.hidden * (masks + (0 if shared else FP32_BYTES))
 
     def _adapters(self) -> int:
-        """Inputs of LoRA on q and v and of the router (fp32), per row.
-
-        Each LoRA keeps its own copy, in bf16 under autocast and in fp32 without, and its dropout a mask; only without
-        dropout and with an fp32 backbone is it the norm's output itself, kept once for all.
-        """
+        """Inputs of the router (fp32) and of LoRA on q and v per row: own copies, but in fp32 without dropout."""
         own = self.element if self.step.autocast else FP32_BYTES
         learned = self.bank is not None and self.bank.learned
         inner = 2 * self.rank * own
@@ -114,11 +106,7 @@ class ActivationBytes:
         return kept * self.element * self.value + FP32_BYTES * numbers
 
     def loss(self) -> int:
-        """Count the final norm's input, and the largest moment of logits, cross-entropy and their gradients.
-
-        Three fp32 numbers meet per row and entry: log-probabilities, their gradient, and that of the logits; under
-        distillation logits, three log-probabilities, and three more on the way to their product.
-        """
+        """Count the final norm's input, and the largest moment of logits, cross-entropy and gradients."""
         entry = 6 * FP32_BYTES + self.element if self.step.distilled else 3 * FP32_BYTES
         return self.step.labelled * (FP32_BYTES * self.hidden + entry * self.vocabulary)
 
@@ -217,7 +205,6 @@ def _held(parts: CompressedBackbone, step: Step) -> Iterator[tuple[str, int]]:
 
 
 def _frozen_bytes(parts: CompressedBackbone, quantization: Quantization) -> tuple[int, int]:
-    """Return the bytes of frozen weights as they are held: all of them, and those of one decoder layer."""
     layers = parts.family.decoder.layers
     linear = {id(module.weight) for module in layers.modules() if isinstance(module, nn.Linear)}
 

@@ -57,13 +57,11 @@ from subtoken_train.types import Batch, Region, in_compressed_region
 class StepRecord:
     """The rows of a pass (of the last layer, and by ``PromptPass.spans``) and what its routers did; no activations."""
 
-    regions_BN: Tensor
-    """Codes of the unreduced batch."""
+    regions_BN: Tensor  # codes of the unreduced batch
     rows: Rows
     spans: list[tuple[int, int, Rows]]
     state: RoutingState | None
-    kept: dict[int, Tensor]
-    """Under a context reducer, per layer the rows that later rows see, bool [B, M]."""
+    kept: dict[int, Tensor]  # under a context reducer, per layer the rows that later rows see, bool [B, M]
 
     def lengths_before(self) -> Tensor:
         """Count the tokens of each sample before the reducer, int64 [B]."""
@@ -279,7 +277,7 @@ class SubTokenModule(L.LightningModule):
             )
 
     def _global_tokens(self, window_tokens: int) -> float:
-        """Count the window's labelled tokens, averaged over processes (their gradients are averaged too)."""
+        """Count the window's labelled tokens, averaged over processes, as their gradients are."""
         if self.trainer.world_size == 1:
             return float(window_tokens)
         counts = torch.tensor(float(window_tokens), device=self.device)
@@ -287,18 +285,14 @@ class SubTokenModule(L.LightningModule):
 
 
 def lay_out_checkpoint(module: SubTokenModule, checkpoint: Path) -> None:
-    """Build ``module``'s parts around the tensors of a checkpoint folder; its backbone stays on the meta device.
-
-    Stage 1's LoRA, which no checkpoint of stage 2 holds, is read from the folder that the recipe names. Routers below
-    the reducer's cut, which never run and are not in a checkpoint either, are drawn from seed 0.
-    """
+    """Build ``module``'s parts around the tensors of a checkpoint folder; its backbone stays on the meta device."""
     state = state_path(checkpoint)
     tensors, digest = trained_tensors(state), _noted(state, FIRST_STAGE_KEY)
     check_same_shapes(read_marker(checkpoint).trained, shapes_of(tensors), checkpoint)
     first = module.read_first_stage()
     family = layout_family(module.backbone_config)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.manual_seed(0)  # of routers below a reducer's cut, which no checkpoint has
         compressed, peft_model = module.lay_out(family)
     if first is not None:
         put_lora(peft_model, first.tensors(family, module.backbone_config, peft_model))
@@ -333,7 +327,6 @@ def adapter_config(module: SubTokenModule, family: Family, training: dict[str, A
 
 
 def _noted(state: Path, key: str) -> Any:
-    """Return what ``SubTokenModule.on_save_checkpoint`` noted in a state file or DeepSpeed's folder; None: nothing."""
     if not state.is_dir():
         return read_state(state).get(key)
     file = min(state.rglob("*_model_states.pt"), default=None)

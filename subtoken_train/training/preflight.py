@@ -1,7 +1,4 @@
-"""Work out what a recipe trains, for how long, on which prompt and devices, before weights are loaded.
-
-The architecture lies on the meta device; only ``seconds_per_batch`` measures the real model.
-"""
+"""Work out what a recipe trains, for how long, on which prompt and devices, before weights are loaded."""
 
 from __future__ import annotations
 
@@ -180,10 +177,7 @@ class StepPlan:
 
 
 def lay_out(module: SubTokenModule, offline: bool = False) -> CompressedBackbone:
-    """Lay out everything a module builds, without weights; what it starts from is read and checked, but if ``offline``.
-
-    The recipe's LoRA settings are then taken for stage 1's.
-    """
+    """Lay out what a module builds, without weights; what it starts from is read and checked, but if ``offline``."""
     family = layout_family(module.backbone_config)
     first = None if offline else module.read_first_stage()
     with torch.device("meta"):
@@ -220,10 +214,7 @@ def frozen_group(parts: CompressedBackbone) -> ParameterGroup:
 def plan_steps(
     samples_per_step: int, max_steps: int, max_epochs: int | None, batches: int | None, accumulate: int
 ) -> StepPlan:
-    """Plan optimiser steps and epochs; a limit of -1 (of epochs None, too) is none.
-
-    ``batches`` are full ones per device in an epoch, at least one; None where the data was not read.
-    """
+    """Plan steps and epochs; -1 (or None): no limit. ``batches``: of an epoch and device; None: data was not read."""
     if batches is None:
         return StepPlan(max_steps if max_steps >= 0 else None, samples_per_step, None)
     per_epoch = math.ceil(batches / accumulate)
@@ -248,10 +239,7 @@ def _count(name: str, parameters: Iterable[nn.Parameter]) -> ParameterGroup:
 
 
 def seconds_per_batch(module: SubTokenModule, batches: Iterator[Batch]) -> float | None:
-    """Measure the mean seconds from reading a batch to its gradients, without the first; None without batches.
-
-    The weights are loaded on the CPU. Optimiser, logging, validation and checkpoints are not in it.
-    """
+    """Measure the mean seconds from reading a batch to its gradients, on the CPU, without the first; None: no batch."""
     seconds = list[float]()
     module.parts.train()
     clock = time.perf_counter()

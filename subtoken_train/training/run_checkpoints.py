@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import threading
@@ -28,10 +29,7 @@ from subtoken_train.training.trained_tensors import trained_shapes
 
 
 class RunStopped(BaseException):
-    """A run ended before its last step. Like ``KeyboardInterrupt`` no ``Exception``: a library must not swallow it.
-
-    ``alone``: only this process stops; the others are left to whatever started them.
-    """
+    """A run ended early (``alone``: in this process). No ``Exception``: a library must not swallow it."""
 
     def __init__(self, reason: str, exit_code: int = 1, alone: bool = False) -> None:
         super().__init__(reason)
@@ -56,8 +54,7 @@ class CheckpointFailed(RunStopped):
 class StopSignals:
     """Notes SIGINT, SIGTERM and, in a SLURM job, the requeue signal, until training can stop between two steps.
 
-    Before training has started, and at the second signal, the run is left at once. Lightning's own handlers are
-    replaced: they start a collective inside the handler, which may deadlock, or save in the middle of a step.
+    Before training, and at the second signal, the run is left at once. Lightning's own handlers may deadlock.
     """
 
     def __init__(self) -> None:
@@ -130,11 +127,7 @@ class LossWatch:
 
 
 def weights_are_finite(module: nn.Module) -> bool:
-    """Return whether this process's part of the trained weights is finite.
-
-    A NaN or infinite gradient makes AdamW's weights NaN in the same step, in every strategy; gradients themselves are
-    out of sight under DeepSpeed, and under fp16 infinite ones are skipped on purpose.
-    """
+    """Return whether this process's trained weights are finite: a NaN gradient makes AdamW's NaN in the same step."""
     parts = [getattr(each, "ds_tensor", each) for each in module.parameters() if each.requires_grad]
     local = [part.to_local() if hasattr(part, "to_local") else part for part in parts]
     return math.isfinite(float(get_total_norm([part.detach() for part in local if part.numel()], math.inf)))
@@ -193,10 +186,7 @@ def restore_state(state: dict[str, Any]) -> None:
 
 
 def write_checkpoint(trainer: L.Trainer, folder: Path, keep_last: int, on_whole: Callable[[], object]) -> None:
-    """Write the checkpoint of the present step, by all processes: whole, or an error that all of them raise.
-
-    Process 0 calls ``on_whole`` once it stands, before all but ``keep_last`` whole ones go.
-    """
+    """Write the step's checkpoint, by all processes: whole, or an error of all; process 0 then calls ``on_whole``."""
     step, strategy = trainer.global_step, trainer.strategy
     partial = folder / f"step-{step}{checkpoints.PARTIAL}"
     _on_first(trainer, folder, lambda: checkpoints.begin(folder, step))
@@ -228,7 +218,8 @@ def _on_first(trainer: L.Trainer, folder: Path, action: Callable[[], object]) ->
             action()
         except OSError as error:
             failure = error
-            checkpoints.discard(folder, trainer.global_step)  # it may be what fills the disk
+            partial = folder / f"step-{trainer.global_step}{checkpoints.PARTIAL}"
+            shutil.rmtree(partial, ignore_errors=True)  # it may be what fills the disk
     failure = trainer.strategy.broadcast(failure)
     if failure is not None:
         where = f"the checkpoint of step {trainer.global_step} could not be written to {folder}"
@@ -238,9 +229,8 @@ def _on_first(trainer: L.Trainer, folder: Path, action: Callable[[], object]) ->
 class RunCheckpoints(Checkpoint):
     """Saves whole checkpoints, every so often, at the end, and before a signal stops the run; never a broken state.
 
-    Everything happens right after an optimiser step, the only moment that resumes exactly: the gradients of a
-    half-accumulated window are in no checkpoint. So a stop that falls inside a window (a signal, ``max_time``, early
-    stopping) waits for its end. All processes decide alike: a signal may have reached only one of them.
+    Right after an optimiser step alone, which resumes exactly: a stop inside an accumulation window waits for its end.
+    All processes decide alike: a signal may have reached only one of them.
     """
 
     def __init__(self, folder: str = "checkpoints", every_n_train_steps: int = 500, keep_last: int = 2) -> None:
@@ -325,11 +315,9 @@ class RunCheckpoints(Checkpoint):
             raise TrainingInterrupted(number, f"after step {trainer.global_step}{requeued}")
 
     def _between_steps(self) -> bool:
-        """True if training has begun and no window is half-accumulated: a save now resumes exactly."""
         return self._signals.saving and not self._inside_window
 
     def _hold_stop(self, trainer: L.Trainer) -> None:
-        """Put off a stop that was asked for inside an accumulation window; its gradients would be lost."""
         if trainer.should_stop and self._inside_window:
             self._stop_held, trainer.should_stop = True, False
         elif self._stop_held and not self._inside_window:

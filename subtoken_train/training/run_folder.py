@@ -1,8 +1,7 @@
 """Folder of a run: its marker and lock, and the new name of the run that was there.
 
-``--overwrite`` renames a run to ``NAME.1`` (the next free number) when its successor has passed every check and begins;
-nothing is deleted, and nothing that is running is renamed. A successor that fails before its first step gives the name
-back. The first process of a run alone calls these.
+``--overwrite`` renames a run to ``NAME.1`` (the next free number) when its successor begins; nothing is deleted. A
+successor that fails before its first step gives the name back.
 """
 
 from __future__ import annotations
@@ -72,10 +71,7 @@ def has_work(folder: Path) -> bool:
 
 
 def requeued_with_work(folder: Path, overwrite: bool) -> bool:
-    """True if SLURM runs this job again (the first command, repeated) and a checkpoint is there to go on from.
-
-    A run that another job began, and that this one is to ``overwrite``, is not its own work.
-    """
+    """True if SLURM runs this job again and a checkpoint of its own (another job's may be overwritten) is there."""
     if int(os.environ.get("SLURM_RESTART_COUNT", "0")) <= 0 or newest_complete(folder / "checkpoints") is None:
         return False
     marker = read_run_marker(folder) if overwrite else None
@@ -157,11 +153,7 @@ class RunFolder:
         return True
 
     def close(self, keep: bool) -> None:
-        """Let go of the folder, once or more.
-
-        Without ``keep``, a run without a whole checkpoint goes as far as ``open`` made it, and the run that had its
-        name gets it back.
-        """
+        """Let go; without ``keep``, a run without a whole checkpoint goes, and the former one gets its name back."""
         if self._empty and not keep and not has_work(self._real):
             for name in (MARKER_FILE, LOCK_FILE, RECIPE_FILE):
                 (self._real / name).unlink(missing_ok=True)

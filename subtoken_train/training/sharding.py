@@ -1,7 +1,4 @@
-"""Weights that processes share out: how FSDP2 does it, how to see it, and how a tensor becomes whole again.
-
-Processes gather a module's weights as it is called; a text-only batch calls the vision tower on a stand-in.
-"""
+"""Weights that processes share out: how FSDP2 does it, how to see it, and how a tensor becomes whole again."""
 
 from __future__ import annotations
 
@@ -20,10 +17,9 @@ BLANK_SIZE = (64, 64)
 
 
 def shard_layers(parts: CompressedBackbone, mesh: DeviceMesh) -> None:
-    """Shard a built model in place: one group per decoder layer, and one for all else.
+    """Shard a built model in place: one group per decoder layer, and one for all else, gathered once per step.
 
-    The other group (embeddings, vision tower, head, routers) is gathered once per step. What is trained takes the first
-    process's values; gradients are averaged over ``mesh``, the data-parallel processes.
+    What is trained takes the first process's values; gradients are averaged over ``mesh``, the data-parallel processes.
     """
     for parameter in parts.parameters():
         if parameter.requires_grad:  # as under DDP and ZeRO; FSDP2 trusts its caller
@@ -56,10 +52,7 @@ def gathered(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def see_blank_image(parts: CompressedBackbone, batch: Batch) -> None:
-    """Run the vision tower on a black image and drop the result, if a batch has no image of its own.
-
-    Before ``parts.run``, a text-only batch then calls the modules that one with images calls, in the same order.
-    """
+    """Call the tower on a black image before a text-only batch: processes must call the same modules in one order."""
     family, reducer = parts.family, parts.reducer
     if batch.pixel_values is not None or family.image_token_id is None:
         return

@@ -1,7 +1,6 @@
 """Trained tensors of a run, plain and whole: out of a checkpoint of any strategy, or out of a model in training.
 
-A checkpoint's state file is written whole or not at all, and read as data: nothing in it is run, and damage, or that a
-run cannot go on from it, is found before anything is loaded.
+A checkpoint is read as data: nothing in it is run, and damage is found before anything is loaded.
 """
 
 from __future__ import annotations
@@ -87,10 +86,7 @@ DEEPSPEED_TAG = "checkpoint"
 
 
 def trained_tensors(state: Path) -> dict[str, Tensor]:
-    """Return a checkpoint's trained tensors, whole, fp32, on the CPU, named as in ``SubTokenModule.state_dict()``.
-
-    ``state`` is a file (one device, DDP, FSDP2) or DeepSpeed's folder.
-    """
+    """Return the tensors of a state file or DeepSpeed's folder: whole, fp32, on the CPU, by name in the module."""
     if state.is_dir():
         tensors = _of_deepspeed(state)
     elif state.is_file():
@@ -145,18 +141,12 @@ def check_resumable(checkpoint: Path, trainer: L.Trainer, here: dict[str, list[i
 
 
 def adapter_tensors(parts: CompressedBackbone) -> dict[str, Tensor]:
-    """Return a model's LoRA and routers, trained or frozen, whole, on the CPU, by their names in ``parts``.
-
-    Where processes hold parts of them, every process must call this.
-    """
+    """Return a model's LoRA and routers, whole, on the CPU, by name in ``parts``; every process must call this."""
     return {name: _checked(name, gathered(tensor)) for name, tensor in _adapter_names(parts).items()}
 
 
 def finished_parts(module: Any) -> tuple[CompressedBackbone, PeftModel]:
-    """Return a trained ``SubTokenModule``'s parts with a whole adapter, ready to be written.
-
-    Where the strategy shards the weights, all but the adapter that was gathered is a layout without weights.
-    """
+    """Return a ``SubTokenModule``'s parts with a whole adapter; if sharded, all but the adapter is a mere layout."""
     if module.gathered is None:
         return module.parts, module.peft_model
     family = layout_family(module.backbone_config)

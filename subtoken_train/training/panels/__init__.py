@@ -1,8 +1,7 @@
 """Callbacks that show how a run goes (``docs/watching.md`` describes every tag), and here the parts that they share.
 
-A panel may read the device at the end of a logging step, one whose number ``trainer.log_every_n_steps`` divides (0:
-none), and nowhere else. Panels per layer write rows of their own: ``LightningModule.log`` visits every name in every
-step, 2 ms for 400 tags and 200 ms in a logging step.
+A panel reads the device at the end of a logging step alone (``trainer.log_every_n_steps``). Panels per layer write rows
+of their own: ``LightningModule.log`` visits every name in every step.
 """
 
 from __future__ import annotations

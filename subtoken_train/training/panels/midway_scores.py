@@ -50,11 +50,7 @@ class EvaluationConfig:
 
 
 class MidwayEvaluation(Callback):
-    """Logs ``eval/NAME`` every so many optimiser steps.
-
-    Training goes on afterwards as if nothing had been asked. Under several processes each answers everything, in step
-    with the others, so that sharded weights can be gathered.
-    """
+    """Logs ``eval/NAME`` every so many optimiser steps, in every process alike; training then goes on as if unasked."""
 
     def __init__(self, evaluate: Evaluate, every_n_steps: int, watch: Stopwatch) -> None:
         self.evaluate, self.every_n_steps, self.watch = evaluate, every_n_steps, watch
@@ -116,10 +112,7 @@ class EarlyStoppingConfig:
 
 
 class StopEarly(EarlyStopping):
-    """Lightning's, which checks after validation; ``eval/...`` is checked after each evaluation.
-
-    It must stand behind ``midway`` in the list of callbacks.
-    """
+    """Lightning's; ``eval/...`` is checked after each evaluation: it must stand behind ``midway`` in the list."""
 
     def __init__(self, config: EarlyStoppingConfig, mode: str, midway: MidwayEvaluation | None) -> None:
         # checked where the scores are made, in one epoch several times or never

@@ -37,10 +37,7 @@ _NAMED = 3
 
 
 class FirstGradients(Callback):
-    """Stops a run whose first optimiser step leaves a trained tensor without a finite gradient (not under DeepSpeed).
-
-    Under fp16 with loss scaling the first gradients may overflow: there only missing ones stop the run.
-    """
+    """Stops a run whose first step leaves a trained tensor without a (finite) gradient; not under DeepSpeed."""
 
     def __init__(self) -> None:
         self._checked = False
@@ -65,10 +62,7 @@ class FirstGradients(Callback):
 
 
 class SilentTensors(Callback):
-    """Warns once where routers or LoRA's B did not move, or got no gradient but zeros, in the first ``after`` steps.
-
-    Gradients are looked at on logging steps and on the last one watched; nothing under DeepSpeed's stage 3.
-    """
+    """Warns once where routers or LoRA's B did not move, or got no gradient but zeros, in the first ``after`` steps."""
 
     def __init__(self, after: int = 20) -> None:
         self.after, self._last = after, -1
@@ -122,11 +116,7 @@ def _layers_of(names: list[str]) -> str:
 
 
 class TrainedPanel(Callback):
-    """Logs ``gradient_norm`` (before clipping) and ``weight_norm`` (before the step) of the logging steps.
-
-    ``q_proj``, ``v_proj`` and ``o_proj`` of a layer are taken together, as are a router's weights and biases. Norms of
-    what is inside DeepSpeed's engine are left out.
-    """
+    """Logs ``gradient_norm`` (before clipping) and ``weight_norm`` of each layer in logging steps; not DeepSpeed's."""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if isinstance(trainer.strategy, DeepSpeedStrategy):
@@ -151,10 +141,7 @@ def _by_layer(tag: str, tensors: Mapping[str, Tensor | None]) -> dict[str, Tenso
 
 
 class RoutingPanel(Callback):
-    """Logs group usage and mask entropy of every layer, and of learned routers their logits (without a score prior).
-
-    Of the last micro-batch of a logging step, in the first process; logits are kept for those steps only.
-    """
+    """Logs group usage, mask entropy and routers' logits per layer, of the last micro-batch of a logging step."""
 
     def __init__(self) -> None:
         self._logits: dict[int, Tensor] = {}
@@ -177,7 +164,6 @@ class RoutingPanel(Callback):
         self._logits[layer] = logits_BNS.detach()
 
     def _statistics(self, module: SubTokenModule) -> dict[str, float]:
-        """Return numbers by tag, read from the device together; none for a batch that routed nothing."""
         record = module.last_step
         if record is None or record.state is None or not bool(record.state.routed_BN.any()):
             return {}

@@ -26,7 +26,6 @@ class BarProgress(RichProgressBar):
         return {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
 
     def _get_train_description(self, current_epoch: int) -> str:
-        """Return ``Epoch 0/2``, or ``Epoch 0`` if ``max_steps`` ends the run (Lightning: ``Epoch 0/-2``)."""
         described = str(super()._get_train_description(current_epoch))
         return described.replace("/-2", "") if self.trainer.max_epochs == -1 else described
 
@@ -77,10 +76,7 @@ class LogRecipe(Callback):
 
 
 class SampleLog(Callback):
-    """Writes the ids of every micro-batch to ``logs/samples-rank<rank>.jsonl``, one line each, if a recipe asks for it.
-
-    A resumed run first drops the lines of records that it will see again: the file lists what made the present weights.
-    """
+    """Writes micro-batches' ids to ``logs/samples-rank<rank>.jsonl``; a resumed run drops those it will see again."""
 
     def __init__(self) -> None:
         self._path = Path()

@@ -1,7 +1,6 @@
 """Tokens per second and model FLOPs utilisation, before and after reduction, the budget, and learning rates.
 
-Per device: the figures are those of the first process. Wall time from one reading to the next, loading data and writing
-checkpoints included, validation and evaluation left out. Nothing is read from the device between two logging steps.
+Of the first process; wall time from one reading to the next, without validation and evaluation.
 """
 
 from __future__ import annotations
@@ -55,9 +54,8 @@ class Stopwatch:
 class Throughput(Callback):
     """Logs ``tokens_per_s``, ``mfu``, ``train/kv_fraction``, ``train/kept_visual_fraction`` and ``learning_rate``.
 
-    The KV fraction is that of the last micro-batch: entries that stay, times what a routed token keeps of its KV.
-    Model FLOPs utilisation (``mfu``) is the rows' cost by ``ledger/flops.py`` over Lightning's table of peaks (none for
-    a CPU). ``after`` counts the rows that ran; ``before`` the whole input as if nothing were reduced: it can exceed 1.
+    ``mfu`` is the rows' FLOPs over Lightning's table of peaks (none for a CPU). ``after`` counts the rows that ran,
+    ``before`` the whole input as if nothing were reduced: it can exceed 1.
     """
 
     def __init__(self) -> None:

@@ -100,10 +100,7 @@ class ZeroStrategy(DeepSpeedStrategy):
             raise ValueError(f"trainer.devices: {error}") from None
 
     def setup_environment(self) -> None:
-        """Start the process group, after ``check_accelerator``; from then on stage 3 shards what is loaded.
-
-        transformers does it where it finds DeepSpeed's configuration, which it holds by a weak reference.
-        """
+        """Start the process group; from then on stage 3 shards what transformers loads, by the configuration."""
         self.check_accelerator()
         DDPStrategy.setup_environment(self)
         self._init_config_if_needed()
@@ -174,7 +171,6 @@ class ZeroStrategy(DeepSpeedStrategy):
         super().teardown()
 
     def _format_batch_size_and_grad_accum_config(self) -> None:
-        """Set batch size and clipping as the recipe has them; Lightning would start a data loader to ask."""
         assert isinstance(self.config, dict)
         trainer = _module(self).trainer
         self.config["gradient_accumulation_steps"] = 1  # Lightning divides already
