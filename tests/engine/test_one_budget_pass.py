@@ -113,19 +113,6 @@ def test_all_layers_share_one_budget(kind, share):
     assert ledger.fraction("context") <= share
 
 
-@torch.no_grad()
-def test_the_pass_before_finds_the_logits_of_the_pass_that_counts():
-    """What all layers choose by is what each would have chosen by, had it been alone."""
-    backbone, batch = eager(text_family(), settings(byte_pool="all")).eval(), text_batch(MIXED, True)
-    taken, spend = [], backbone.bank.spend
-    backbone.bank.spend = lambda scores, routed: taken.append(scores) or spend(scores, routed)
-    state = backbone.run(batch).state
-    context = batch.regions_BN == Region.CONTEXT
-    assert len(taken) == 1
-    for layer, scores in enumerate(taken[0]):
-        torch.testing.assert_close(scores[..., :8][context], state.choices[layer][0][context], rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("gate", [False, True])
 @sampled("kind", NAMED, every=2)
 @torch.no_grad()

@@ -40,11 +40,6 @@ def test_a_better_item_than_its_parts_is_a_fault():
     assert part_faults([PaperItem("Table 1: all", "reading"), *rows]) == []
 
 
-def test_the_tables_of_the_sub_token_paper_name_what_they_stand_on():
-    own = {item.item.partition(":")[0]: item for item in ITEMS["subtoken_routing"]}
-    assert all(own[f"Table {number}"].parts and own[f"Table {number}"].how == "reading" for number in range(1, 5))
-
-
 def test_claims_without_a_number_have_items():
     """Each says what is here, or why it is not reproduced."""
     claims = {

@@ -70,6 +70,7 @@ class SilentTensors(Callback):
         self._gradient: dict[str, Tensor] = {}
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Remember where everything starts."""
         self._last = trainer.global_step + self.after
         self._initial = {name: tensor.clone() for name, tensor in self._watched(pl_module).items()}
 

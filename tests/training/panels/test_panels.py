@@ -40,17 +40,10 @@ NOTES = Notes()
 
 def trainer(step=0, every=2, accumulate=1, last=False, strategy=None, scaler=None):
     """What panels read of a trainer."""
-    return SimpleNamespace(
-        global_step=step,
-        log_every_n_steps=every,
-        accumulate_grad_batches=accumulate,
-        is_last_batch=last,
-        strategy=strategy,
-        precision_plugin=SimpleNamespace(scaler=scaler),
-        optimizers=[SimpleNamespace(param_groups=[{"name": "lora", "lr": 0.5}])],
-        loggers=[NOTES],
-        current_epoch=1,
-    )
+    steps = {"global_step": step, "log_every_n_steps": every, "accumulate_grad_batches": accumulate}
+    parts = {"precision_plugin": SimpleNamespace(scaler=scaler), "loggers": [NOTES], "current_epoch": 1}
+    optimizers = [SimpleNamespace(param_groups=[{"name": "lora", "lr": 0.5}])]
+    return SimpleNamespace(**steps, **parts, is_last_batch=last, strategy=strategy, optimizers=optimizers)
 
 
 def module(**parameters):
@@ -211,9 +204,8 @@ def test_a_tensor_without_a_gradient_ends_the_run():
     names = [ROUTER.format(layer) for layer in range(5)]
     pl = module(**{name: parameter([1.0], [0.0] if layer == 2 else None) for layer, name in enumerate(names)})
     check = FirstGradients()
-    with pytest.raises(
-        RuntimeError, match=r"no gradient reached 4 of 5 trained tensors: .*selectors\.0.*selectors\.3.*\.\.\."
-    ):
+    words = r"no gradient reached 4 of 5 trained tensors: .*selectors\.0.*selectors\.3.*\.\.\."
+    with pytest.raises(RuntimeError, match=words):
         check.on_before_optimizer_step(trainer(0), pl, None)
     check.on_before_optimizer_step(trainer(1), pl, None)  # the first step only
 
