@@ -11,8 +11,6 @@ from benchmarks import arm_training
 from benchmarks.arm_training import Trainer
 from benchmarks.comparison_lists import ArmPlan, Questions, plain_arm, read_comparison
 from benchmarks.comparison_tables import Arm, comparison_markdown, long_rows, trials_markdown
-from benchmarks.run_records import add_run
-from benchmarks.tiny_comparison import run_arm
 from subtoken_train.datasets.scenes import KINDS
 from tests.support.places import RECIPES, run_recipes
 
@@ -45,21 +43,6 @@ def test_a_table_has_the_rows_and_differences_of_its_list(tmp_path):
     assert trials_markdown(arms, listed).splitlines()[2:] == ["| first - second | 1 | +25.0 [+25.0, +25.0] |"]
     (row,) = [row for row in long_rows("x", arms, listed) if row["less"]]
     assert (row["arm"], row["less"], row["seeds"], row["measure"], row["mean"]) == ("first", "second", 1, "score", 0.25)
-
-
-def test_a_section_has_its_arms_without_their_common_words_and_their_pairs(tmp_path):
-    path = tmp_path / "list.yaml"
-    content = (
-        "arms: {x_a: 'left: first', x_b: 'left: second', y_a: 'right: first'}\ndifferences: [[x_b, x_a], [y_a, x_a]]\n"
-    )
-    path.write_text(content + "sections: {one: [x_], two: [y_]}\n")
-    one, two = map(read_comparison(path).section, ("one", "two"))
-    assert [one.arms[name].words for name in one.own] == ["first", "second"]
-    assert (one.pairs, two.pairs) == ((("x_b", "x_a"),), (("y_a", "x_a"),))
-    assert [two.arms[name].words for name in ("y_a", "x_a")] == ["first", "left: first"]
-    path.write_text(content + "sections: {one: [x_]}\n")
-    with pytest.raises(ValueError, match="y_a must stand in one of the sections one"):
-        read_comparison(path)
 
 
 def test_arms_take_the_lists_training_and_their_own_settings(tmp_path):
@@ -112,14 +95,6 @@ def test_wrong_lists(tmp_path, content, words):
         read_comparison(path)
 
 
-def test_the_routed_recall_asks_the_adapters_that_its_screen_trained():
-    final, screen = (read_comparison(RECIPES / "ablations" / f"{name}_tiny.yaml") for name in ("routed_recall", "fill"))
-    assert final.arms.keys() - screen.arms.keys() == {"lead"}  # the control
-    for name in final.arms.keys() & screen.arms.keys():
-        assert final.arms[name].content({"model": {}}) == screen.arms[name].content({"model": {}})
-    assert final.questions != screen.questions
-
-
 FIRST, SECOND = plain_arm("first", "one"), plain_arm("second", "two")
 LATER = ArmPlan("later", "reduced at evaluation", "other", adapter_of="first")
 
@@ -170,14 +145,6 @@ def test_stage_1_of_the_same_seed_is_trained_first_and_once(trainer, tmp_path):
     assert trainer.names[2:] == ["first-seed4", "second-seed4"]
 
 
-def test_stage_2_is_told_where_its_stage_1_lies(trainer, tmp_path):
-    trainer.adapter(SECOND, 0)
-    first, second = (argv for _, argv in trainer.calls)
-    assert "--model.stage2.adapter" not in first
-    place = second.index("--model.stage2.adapter")
-    assert second[place + 1] == str(tmp_path / "work" / "first-seed0" / "adapter")
-
-
 def test_an_arm_that_is_reduced_at_evaluation_takes_the_other_arms_adapter(trainer, tmp_path):
     assert trainer.adapter(LATER, 1)[0] == tmp_path / "work" / "first-seed1" / "adapter"
     trainer.adapter(FIRST, 1)
@@ -201,18 +168,3 @@ def test_a_changed_recipe_trains_anew_with_all_that_stands_on_it(trainer, tmp_pa
     recipe.write_text(recipe.read_text() + "seed_everything: 3\n")
     trainer.adapter(SECOND, 0)
     assert trainer.names == ["first-seed0", "second-seed0"] * 2
-
-
-def test_a_training_that_fails_stops_the_program_and_is_tried_again(trainer, monkeypatch):
-    with monkeypatch.context() as interrupted:
-        interrupted.setattr(arm_training, "subtoken", lambda argv: 130)
-        with pytest.raises(SystemExit, match="first seed 0 did not train"):
-            trainer.adapter(SECOND, 0)
-    trainer.adapter(SECOND, 0)
-    assert len(trainer.calls) == 2
-
-
-def test_a_run_with_a_record_is_skipped(trainer, tmp_path):
-    add_run(tmp_path, {"arm": "second", "seed": 0})
-    run_arm(SECOND, 0, trainer, None, tmp_path)
-    assert trainer.calls == []

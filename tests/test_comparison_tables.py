@@ -8,11 +8,11 @@ import pytest
 
 from benchmarks import trained_results
 from benchmarks.arm_training import digest
-from benchmarks.choosing import Regime, choice_words, choose, paired_gain
+from benchmarks.choosing import Regime, choice_words, choose
 from benchmarks.choosing_page import PAGE, table
 from benchmarks.comparison_lists import read_comparison
 from benchmarks.comparison_tables import Arm, long_rows, read_records, trials_markdown
-from benchmarks.run_records import add_run, read_runs
+from benchmarks.run_records import read_runs
 from benchmarks.trials_page import comparisons, lines
 from tests.support.places import RECIPES, ROOT, shown
 from tests.support.sampling import sampled
@@ -55,24 +55,6 @@ def test_records_belong_to_an_arm_of_a_table_as_it_is(folder):
         assert run["recipe_sha256"] == digest(arms[run["arm"]]), run["arm"]
         assert run["realised_kv"] <= run["nominal_kv"] + 1e-9  # a byte budget holds its index, too
         assert len(run["scores"]) == len(run["kinds"])
-
-
-def test_mixed_question_files_are_refused(tmp_path):
-    record = {
-        "arm": "a",
-        "seed": 0,
-        "kinds": ["read"],
-        "scores": [1.0],
-        "visual_tokens": "1/1",
-        "nominal_kv": 1,
-        "realised_kv": 1,
-    }
-    with pytest.raises(ValueError, match="no run records"):
-        read_records(tmp_path)
-    for seed, asked in enumerate(("x", "y")):
-        add_run(tmp_path, {**record, "seed": seed, "data_sha256": asked})
-    with pytest.raises(ValueError, match="different question files"):
-        read_records(tmp_path)
 
 
 WORDS = {"router": "the router", "gated": "the gated router", "value": "value norm"}
@@ -123,28 +105,6 @@ def test_a_weaker_winner_goes_before_a_better_arm_that_does_not_win():
     """The gated one needs no router-free twin here; the router, ahead of it, loses to its own."""
     arms = made(router=0.8, gated=0.7, anchor=0.5, value=0.9)
     assert choose(arms, REGIME, "questions").arm == "gated"
-
-
-def test_pairs_are_of_the_seeds_that_both_have():
-    first, second = arm("a", 0.5, (0, 1, 2)), arm("b", 0.25, (2, 1))
-    gain = paired_gain(first, second, "questions")
-    assert gain.seeds == 2
-    assert gain.points == pytest.approx(25)
-
-
-def test_the_embedded_records_as_published():
-    """The exploratory verdict: the plain router on questions; on descriptions nothing."""
-    arms = read_records(ROOT / "benchmarks" / "results")
-    router = "tiny_fastv25_s16k4"
-    regime = Regime(
-        "imprecise ranking", (router,), {router: f"{router}_anchor"}, {router: f"{router}_valuenorm"}, "tiny_fastv25"
-    )
-    questions, descriptions = (choose(arms, regime, group) for group in ("questions", "descriptions"))
-    assert questions.arm == router
-    assert questions.to_anchor.words == "+5.9 [+3.7, +8.3]"
-    assert questions.to_router_free.words == "+7.5 [+4.2, +10.9]"
-    assert descriptions.arm is None
-    assert descriptions.to_anchor.words == "-4.6 [-6.8, -2.5]"
 
 
 def test_the_page_is_what_the_records_say():

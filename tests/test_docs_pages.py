@@ -78,11 +78,6 @@ def test_code_on_a_real_model_runs(block, capsys, monkeypatch, tmp_path):
     assert "The capital of France is Paris." in said
 
 
-def test_all_of_a_page_is_code_that_runs():
-    own = [block for block in blocks(DOCS / "python.md") if block.mark != "needs"]
-    assert len(CODE) == len(own) + 1 == 6
-
-
 def test_counts_of_decoding_are_those_of_the_tests():
     pytest.importorskip("triton", reason="triton is not installed")
     drawn = f"{test_interpreter.SHARES * test_interpreter.DRAWN} drawn layers"
@@ -138,8 +133,3 @@ def test_every_named_path_exists(files):
     texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in files}
     assert sum(len(PATH.findall(text)) for text in texts.values()) > 20
     assert {name: gone for name, text in texts.items() if (gone := missing_names(text))} == {}
-
-
-def test_the_rule_itself():
-    text = "`docs/nowhere.md`, recipes/tiny_fastv25_s16k4.yaml, tests/test_NAME.py, mine/docs/x.md; docs/index.md."
-    assert missing_names(text) == ["docs/nowhere.md"]

@@ -18,7 +18,7 @@ from benchmarks.real_frontier import (
     table,
     winners,
 )
-from benchmarks.real_ruler import RECORDS, compact, joined, judges
+from benchmarks.real_ruler import RECORDS, compact, judges
 from benchmarks.real_text import NAMES, read
 from subtoken_train.cli.recommend import FILE
 from tests.support.places import shown
@@ -57,17 +57,6 @@ def test_arms_that_were_asked_otherwise_are_refused(tmp_path, other):
     write_arm(tmp_path, "some", "kvzip 0.2", [1.0] * 4, 21, **other)
     with pytest.raises(ValueError, match="asked otherwise"):
         compact(tmp_path)
-
-
-def test_a_record_keeps_its_arms_where_the_same_was_asked(tmp_path):
-    write_arm(tmp_path / "a", "full", "-", [1.0] * 4, 99)
-    write_arm(tmp_path / "b", "some", "kvzip 0.2", [0.5] * 4, 21)
-    write_arm(tmp_path / "b", "again", "-", [0.0] * 4, 99)
-    earlier = compact(tmp_path / "a")
-    record = joined(earlier, compact(tmp_path / "b"))
-    assert {words: arm["scores"][0] for words, arm in record["arms"].items()} == {"full cache": 0.0, "kvzip 0.2": 0.5}
-    with pytest.raises(SystemExit, match="asked otherwise"):
-        joined({**earlier, "kinds": []}, record)
 
 
 def test_records_are_of_enough_samples():

@@ -18,7 +18,6 @@ from checkpoints.tiny_llava import build_model
 from subtoken_train.engine.build import assemble
 from subtoken_train.functional.objective import answer_loss, predicting_rows
 from subtoken_train.types import Region
-from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 
 RECORD = Path(__file__).resolve().parents[1] / "benchmarks/results/speed/training-cpu-float32.json"
@@ -49,38 +48,6 @@ def cases():
     return {"image": image, "text": text}
 
 
-def test_loops_take_turns_and_end():
-    seen: list[tuple[str, int]] = []
-
-    def loop(name):
-        def run(after_step):
-            for step in range(3):
-                seen.append((name, step))
-                after_step()
-            seen.append((name, -1))
-
-        return run
-
-    first, second = (training_arms.Turns(loop(name)) for name in "ab")
-    for turn in (first, second, second, first, first, second):
-        turn.advance()
-    assert seen == [("a", 0), ("b", 0), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]
-    first.finish()
-    assert seen[-1] == ("a", -1)
-    second.finish()
-
-
-def test_an_error_in_a_loop_comes_out_where_turns_are_given():
-    def broken(after_step):
-        after_step()
-        raise RuntimeError("broken")
-
-    turns = training_arms.Turns(broken)
-    turns.advance()
-    with pytest.raises(RuntimeError, match="broken"):
-        turns.advance()
-
-
 @pytest.mark.parametrize("kind", ["image", "text"])
 def test_both_sides_of_a_comparison_read_the_same_input(cases, kind):
     """At its start LoRA changes nothing, so the loss of our pass is that of the plain model on the plain batch."""
@@ -97,37 +64,6 @@ def test_both_sides_of_a_comparison_read_the_same_input(cases, kind):
     compressed = Region.VISUAL if case.vlm else Region.CONTEXT
     assert int((batch.regions_BN == compressed).sum()) == 2 * case.compressed
     assert batch.record_ids == ["record-0", "record-1"]
-
-
-@pytest.mark.slow
-@sampled("kind", ["image", "text"], every=2)
-def test_every_side_takes_its_steps(cost, cases, kind):
-    makes = cost.sides(cases[kind], "cpu", torch.float32)
-    clock = iter(range(10_000)).__next__
-    for names in (("routed", "unrouted"), ("ours", "plain")):
-        seconds = cost.timed({name: makes[name] for name in names}, 2, clock)
-        assert seconds == {name: [1, 1] for name in names}
-
-
-@pytest.mark.slow
-def test_the_peak_holds_weights_and_more_with_routers(cost, cases):
-    held = cost.peaks(cases["image"], "cpu", torch.float32)
-    assert list(held) == ["float32", "bfloat16"]
-    for kind, peak in held.items():
-        weights = sum(part.nbytes for part in cases["image"].model("cpu", getattr(torch, kind)).parameters())
-        assert weights < peak["unrouted"] < peak["routed"]
-
-
-def test_a_record_keeps_the_rows_that_were_not_measured_anew(cost, tmp_path):
-    path = tmp_path / "record.json"
-    rows = [{"case": name, "run": 1} for name in ("llava-reduced", "tiny-llava")]
-    path.write_text(json.dumps({"rows": rows}))
-    merged = cost.merged(path, {"rows": [{"case": "tiny-llava", "run": 2}, {"case": "llama-quest", "run": 2}]})
-    assert [(row["case"], row["run"]) for row in merged["rows"]] == [
-        ("llava-reduced", 1),
-        ("llama-quest", 2),
-        ("tiny-llava", 2),
-    ]
 
 
 def test_what_was_recorded_keeps_the_promises(cost):
@@ -196,17 +132,6 @@ def test_sides_take_turns_and_the_order_alternates(sides):
     assert in_turns(["a", "b"], 1) == ["b", "a"]
 
 
-def test_an_error_is_an_answer_and_an_end_is_told(sides):
-    workers, _ = sides
-    with pytest.raises(RuntimeError, match="ValueError: no such press"):
-        workers["ours"].ask(do="fill", method="broken")
-    assert workers["ours"].ask(do="decode", method="none", steps=1) == 0.001  # it lives
-    with pytest.raises(RuntimeError, match="exit code 3"):
-        workers["ours"].ask(do="end", method="none")
-    with pytest.raises(RuntimeError, match="exit code 3"):
-        workers["ours"].ask(do="end", method="none")
-
-
 def test_rows_pair_the_rounds_and_name_what_one_side_cannot(sides):
     workers, _ = sides
     rows = {row["method"]: row for row in peers.measure(workers, 32768, 2, peers.able(32768, 2**30))}
@@ -222,14 +147,6 @@ def test_rows_pair_the_rounds_and_name_what_one_side_cannot(sides):
     lines = peers.table({"rows": list(rows.values())}).splitlines()
     assert len({line.count("|") for line in lines}) == 1
     assert "| 0.50 [0.50, 0.50] | 0.67 [0.67, 0.67] |" in lines[3]
-
-
-def test_what_is_measured_anew_takes_its_place():
-    def row(length, method, run=0):
-        return {"length": length, "method": method, "run": run}
-
-    rows = peers.merged([row(8192, "none"), row(2048, "think"), row(2048, "none")], [row(2048, "think", 1)])
-    assert rows == [row(2048, "none"), row(2048, "think", 1), row(8192, "none")]
 
 
 def test_our_side_answers_as_the_protocol_says(tmp_path, monkeypatch):

@@ -9,13 +9,12 @@ from subtoken_train.engine.attention_rows import row_attention
 from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.families.images import Video
 from subtoken_train.families.lora import LoraSettings, add_lora
-from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.visionzip import zipped
 from subtoken_train.types import Region
 from tests.support.helpers import ALL_GROUPS, REDUCTIONS, ROUTED, compress, gqa_family, make_batch, only_sample, unread
-from tests.support.tiny.llava_onevision import FRAME, noise, onevision_family, onevision_records
+from tests.support.tiny.llava_onevision import noise, onevision_family, onevision_records
 from tests.support.tiny.qwen import TOKENS, qwen_batch, qwen_family, qwen_records
 
 KINDS = {
@@ -233,27 +232,3 @@ def test_prompts_with_videos_are_the_backbone(onevision, pictures):
     neutral = compress(onevision, ALL_GROUPS, name="fastv", keep_ratio=1.0)
     got = neutral.logits(neutral.run(batch))
     assert torch.equal(got, expected) if pictures == 1 else torch.allclose(got, expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("ratio", [0.25, 0.5])
-@torch.no_grad()
-def test_visionzip_keeps_a_share_of_every_frame(onevision, ratio):
-    video = Video(tuple(noise(30, 44, seed) for seed in range(4)))
-    given = inputs_of(onevision, "what moves?", [video])
-    batch = batch_from_inputs(onevision, given["input_ids"], given["attention_mask"].bool(), given, None)
-    rows = compress(onevision, name="visionzip", keep_ratio=ratio).run(batch).rows
-    visual = rows.index_BM[0, rows.regions_BM[0] == Region.VISUAL] - 3
-    assert (visual // FRAME).bincount().tolist() == [4 * ratio] * 4
-
-
-@pytest.mark.parametrize("shown", ["image", "images", "video"])
-def test_greedy_generation_is_transformers(onevision, shown):
-    pictures = {
-        "image": [noise(20, 30)],
-        "images": [noise(20, 30), noise(40, 30, 1)],
-        "video": [Video(tuple(noise(30, 44, seed) for seed in range(3)))],
-    }[shown]
-    given = inputs_of(onevision, "what is shown?", pictures)
-    expected = onevision.model.generate(**given, max_new_tokens=12, do_sample=False)
-    model = SubTokenModel.around(compress(onevision, ALL_GROUPS))
-    assert torch.equal(model.generate(**given, max_new_tokens=12, do_sample=False), expected)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import runpy
-import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -58,24 +55,6 @@ def test_is_valid(path):
         compile(cell, str(path), "exec")
         assert "IPython" not in cell
         assert not cell.lstrip().startswith(("%", "!"))
-
-
-def test_they_are_executed_in_their_folder(monkeypatch):
-    """Neither nbformat nor nbclient is needed: this ends where the client would start."""
-
-    class Client:
-        def __init__(self, notebook, **settings):
-            self.folder = settings["resources"]["metadata"]["path"]
-
-        def execute(self):
-            raise InterruptedError(self.folder)
-
-    formats = SimpleNamespace(NotebookNode=dict, read=lambda path, as_version: None)
-    monkeypatch.setitem(sys.modules, "nbformat", formats)
-    monkeypatch.setitem(sys.modules, "nbclient", SimpleNamespace(NotebookClient=Client))
-    program = runpy.run_path(str(FOLDER / "execute.py"))
-    with pytest.raises(InterruptedError, match=f"^{FOLDER}$"):
-        program["run"](NOTEBOOKS[0])
 
 
 @pytest.mark.slow

@@ -20,19 +20,13 @@ from subtoken_train.evaluation.runner.dry_run import check_lines, dry_run, plann
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import SUITES, TaskSpec, read_grid
 from subtoken_train.evaluation.tasks import build_task
-from subtoken_train.families import FAMILIES
-from subtoken_train.families.family import check_served
 from subtoken_train.inference.compression import parse_keep
-from subtoken_train.reducers import REDUCERS, build_reducer
 from subtoken_train.resources import recipe_text
 from tests.recipes.backbones import BACKBONES
 from tests.support.helpers import save_backbone
 from tests.support.places import RECIPES, ROOT, recipe
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
-from tests.support.tiny.llava_next import next_family
-from tests.support.tiny.llava_onevision import onevision_family
-from tests.support.vqa_cases import write_rows
 
 GRIDS = sorted((RECIPES / "eval").glob("*.yaml"))
 PAPER_GRIDS = {
@@ -138,41 +132,6 @@ def test_table_has_the_papers_arms(name):
     assert [task.name for task in grid.tasks] == PAPER_TASKS[table]
 
 
-def test_section_35_sets_each_router_beside_its_twin():
-    """Every query-conditioned arm has its content-based one and their anchor; the two differ by that setting alone."""
-    names = [Path(arm.adapter).parent.name for arm in read_grid(RECIPES / "eval" / "section35_llava7b.yaml").arms]
-    asking = [name for name in names if name.endswith("_query")]
-    reducers = ("fastv25", "fastv12p5", "visionzip25", "visionzip12p5")
-    assert sorted(asking) == sorted(f"llava7b_{reducer}_s16k4_query" for reducer in reducers)
-    assert len(names) == 3 * len(asking)
-    for name in asking:
-        plain = name.removesuffix("_query")
-        assert {plain, f"{plain}_anchor"} <= set(names)
-        ours, twin = (yaml.safe_load(recipe_text(recipe(each))) for each in (name, plain))
-        assert ours["model"]["routing"].pop("query_conditioned") is True
-        assert ours | {"output_dir": twin["output_dir"]} == twin
-
-
-def serves(name, model):
-    """Whether a reducer serves a published model."""
-    family = next(each for each in FAMILIES.values() if model in each.published)
-    try:
-        check_served(build_reducer(name, 0.5), family, family.published[model]())
-    except ValueError:
-        return False
-    return True
-
-
-def test_every_pruner_of_images_is_on_the_three_models_that_it_serves():
-    """All of them but those of videos; pyramiddrop and fitprune at the shares that they can keep."""
-    grid = read_grid(RECIPES / "eval" / "visual_pruners_2026.yaml")
-    found = {(arm.reducer, arm.backbone) for arm in grid.arms if arm.reducer is not None}
-    models = {arm.backbone for arm in grid.arms}
-    assert len(models) == 3
-    names = set(REDUCERS) - {"none", "quest", "evs", "vidcom2"}
-    assert found == {(name, model) for name in names for model in models if serves(name, model)}
-
-
 @pytest.mark.parametrize("name", OTHER_TABLES)
 def test_other_tables_have_all_their_arms(name):
     grid = read_grid(RECIPES / "eval" / f"{name}.yaml")
@@ -198,23 +157,11 @@ def test_dry_run_passes(path):
     assert all(f"adapter {name}: subtoken-train fit --config {Path(name).parent.name}" in said for name in absent)
 
 
-@pytest.mark.parametrize("free", CAPPED)
-def test_a_capped_twin_differs_by_its_cap(free):
-    """Neither the grid nor the adapters' recipes cap images: 144 tokens are an image's own size, or the twin's cap."""
-    one, twin = (read_grid(RECIPES / "eval" / f"{name}.yaml") for name in (free, CAPPED[free]))
-    assert {arm.max_pixels for arm in one.arms} == {12845056}
-    assert [replace(arm, max_pixels=112896) for arm in one.arms] == list(twin.arms)
-    recipes = [yaml.safe_load(recipe_text(recipe_of(arm.adapter))) for arm in one.arms]
-    assert {own["model"]["backbone"]["max_pixels"] for own in recipes} == {None}
-    assert (one.tasks, one.anchors, one.limit) == (twin.tasks, twin.anchors, twin.limit)
-
-
 CHAT = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 UNKNOWN = "ignore:.*is unknown to the tokenizer"
-SEEING = {"vlcache_table2": next_family, "aircache_table4": onevision_family, "tgvkv_main": next_family}
 TEXT = {"kvcompose_table2_3_agnostic": "no", "kvcompose_table2_3_aware": "yes", "kvcompose_table4": "no"}
 """Grid -> whether the question is compressed."""
 
@@ -269,23 +216,3 @@ def test_kvcomposes_grids_run(name, tmp_path, ruler):
         assert (run.asked, run.question_compressed) == (f"in the chat template; question {word}", word == "compressed")
     for record in read_samples(tmp_path / "out" / evicted[0].name / "ruler").values():
         assert 0 < record.entries_after < record.entries_before
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings(UNKNOWN)
-@pytest.mark.parametrize("name", SEEING)
-def test_grids_about_pictures_run(name, tmp_path, monkeypatch):
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    task = "chartqa" if name == "aircache_table4" else "docvqa"
-    row = {"question": "What?", "type": "human_test", "answer": "7", "answers": ["7"], "question_types": ["form"]}
-    path = {"chartqa": "data/test-00000-of-00001", "docvqa": "DocVQA/validation-00000-of-00001"}[task]
-    source = write_rows(tmp_path / "data", path, [{**row, "questionId": str(i)} for i in range(2)])
-    grid = small(name, save_backbone(SEEING[name](), tmp_path / "backbone"), source, tmp_path / "out", task)
-    run_grid(grid, say=lambda line: None)
-    for arm in read_results([tmp_path / "out"]):
-        (run,) = arm.runs[task].values()
-        assert (len(run.samples), run.asked) == (2, "in the family's chat format; question kept")
-        if arm.compressed:
-            assert run.cost.total["entries_after"] < run.cost.total["entries_before"]

@@ -125,20 +125,6 @@ def test_a_text_only_batch_touches_every_beta(tiny_family):
     assert not any(itertools.chain(*routers, betas))
 
 
-@pytest.mark.parametrize("prior", ["value_norm", "output_norm"])
-@pytest.mark.parametrize("budget", ["per_token", "global", "ranked"])
-@torch.no_grad()
-def test_with_a_silent_router_the_prior_is_its_selector(tiny_family, prior, budget):
-    """Zero router weights leave the prior alone."""
-    batch, masks = make_batch(MIXED), []
-    for routing in (RoutingConfig(score_prior=prior, budget=budget), RoutingConfig(selector=prior, budget=budget)):
-        backbone = compress(tiny_family, routing, **FASTV)
-        for parameter in backbone.bank.parameters():
-            parameter.zero_()
-        masks.append(torch.stack(list(backbone.run(batch).state.masks.values())))
-    assert torch.equal(*masks)
-
-
 @torch.no_grad()
 def test_everything_reads_the_logits_with_the_prior(tiny_family):
     """Choice, balance loss and gate; the straight-through sigmoid takes the same tensor."""

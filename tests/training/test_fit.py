@@ -79,16 +79,6 @@ def test_resume_gives_the_weights_of_never_having_stopped(tiny_run, tmp_path):
     assert (logs / "csv-2" / "metrics.csv").exists()
 
 
-@pytest.mark.slow
-def test_output_folder_that_cannot_be_made(tiny_run, tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert main(tiny_run("--trainer.max_steps=1", output="file/run")) == 2
-    said, line = capsys.readouterr().err.splitlines()
-    assert said.startswith("training data: 0 % of the text is unknown")
-    assert line.startswith("subtoken-train: error: File exists: ")
-    assert line.endswith("; name another place")
-
-
 @pytest.fixture
 def finished(tiny_run, tmp_path):
     """A run of one step, and what lies in it."""

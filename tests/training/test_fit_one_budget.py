@@ -58,17 +58,6 @@ def test_three_steps_move_exactly_the_trainables(recipe, extra):
     assert any(name.startswith("bank.") for name in moved)
 
 
-def test_check_says_what_is_spent(recipe, capsys):
-    assert main(["check", *recipe(), "--offline"]) == 0
-    out = capsys.readouterr().out
-    assert (
-        "S8 bytes 0.25 linear, contiguous, keys and groups in 25 % of the bytes of each layer, sinks 2, window 2" in out
-    )
-    assert "context region: 8.00 KiB of 32.00 KiB, 25 %" in out
-    assert main(["check", *recipe({**BYTES, "byte_pool": "all"}), "--offline"]) == 0
-    assert "keys and groups in 25 % of the bytes of all layers together" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -140,12 +129,6 @@ def test_a_text_is_asked_blind_and_its_cache_saved(trained, tmp_path):
     first = account_of(model)
     model.ask(TEXT, ["What is it ?"], max_new_tokens=4)
     assert account_of(model) == first  # whatever is asked
-
-
-def test_an_eviction_on_top_is_refused(trained, capsys):
-    eviction = ("--eviction", "snapkv", "--eviction-keep", "0.5")
-    words = refused(capsys, "generate", "--adapter", str(trained), "--prompt", TEXT, *eviction)
-    assert "eviction 'snapkv' does not go with budget 'bytes' of the routers" in words
 
 
 def test_the_anchor_keeps_as_many_bytes_in_whole_tokens(recipe, tmp_path, capsys):

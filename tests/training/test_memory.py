@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import recipe_memory
-from subtoken_train.benchmarking.rounds import LiveTensors, tensors_of
+from subtoken_train.benchmarking.rounds import tensors_of
 from subtoken_train.engine.build import assemble
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import load_family
@@ -98,18 +98,6 @@ def test_activations_grow_with_the_batch_and_shrink_with_checkpointing_and_reduc
     whole = assemble(tiny_family, LoraSettings(), build_reducer("none"), None)[0]
     assert sizes(whole)["kept for backward"] > kept
     assert estimate_memory(parts, STEP).rows == (160, 112)
-
-
-def test_live_tensors_are_counted_once_and_forgotten():
-    held = torch.ones(10)
-    with LiveTensors([held, held]) as live:
-        first = torch.zeros(100)
-        view = first[:50].view(5, 10)
-        assert live.live == 40 + 400
-        del first
-        assert live.live == 440
-        del view
-        assert (live.live, live.peak) == (40, 440)
 
 
 @sampled(
