@@ -31,8 +31,7 @@ from subtoken_train.functional.causal_attention import Seen, SlidingWindow, caus
 from subtoken_train.functional.dropped_keys import with_key_gradient
 from subtoken_train.functional.rotary import Rotation
 from subtoken_train.reducers.base import ContextReducer
-from subtoken_train.routing.bank import LateValues, RouterBank
-from subtoken_train.routing.state import RoutingState
+from subtoken_train.routing.bank import LateValues, RouterBank, RoutingState
 from subtoken_train.types import Region, before_compressed_ends, in_compressed_region
 from subtoken_train.view.view import View
 

@@ -40,8 +40,7 @@ from subtoken_train.reducers.base import ContextReducer, RankingReducer, Reducer
 from subtoken_train.reducers.scored_context import ScoredContext
 from subtoken_train.reducers.staged import DecoderReducer
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.routing.bank import RouterBank
-from subtoken_train.routing.state import RoutingState
+from subtoken_train.routing.bank import RouterBank, RoutingState
 from subtoken_train.types import Batch, KeyAxes, Region, in_compressed_region
 from subtoken_train.view.view import ABSENT, View
 

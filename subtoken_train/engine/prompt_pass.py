@@ -18,7 +18,7 @@ from subtoken_train.functional.gather import count_positions, kept_index, take_r
 from subtoken_train.functional.merging import joined_means
 from subtoken_train.reducers.base import PositionPolicy
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.routing.state import RoutingState
+from subtoken_train.routing.bank import RoutingState
 from subtoken_train.types import Batch, LayerPlan, Plan, Region
 
 

@@ -27,7 +27,7 @@ from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.hashing import sample_seeds
 from subtoken_train.functional.moving import on_device
 from subtoken_train.reducers.base import PositionPolicy
-from subtoken_train.routing.state import RoutingState
+from subtoken_train.routing.bank import RoutingState
 from subtoken_train.types import Batch, Region
 
 LayerFinished = Callable[[int, Rows, Tensor | None, Tensor | None, Tensor | None], None]

@@ -23,7 +23,7 @@ from subtoken_train.families.family import Family
 from subtoken_train.functional.objective import answer_loss, predicting_rows
 from subtoken_train.reducers import build_reducer
 from subtoken_train.registry import Registry
-from subtoken_train.routing.state import RoutingState
+from subtoken_train.routing.bank import RoutingState
 from subtoken_train.typed import own_settings
 from subtoken_train.types import Batch
 

@@ -30,7 +30,7 @@ from subtoken_train.families.lora import LoraSettings
 from subtoken_train.functional.objective import answer_loss, distillation_loss, predicting_rows
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig, with_defaults
-from subtoken_train.routing.state import RoutingState
+from subtoken_train.routing.bank import RoutingState
 from subtoken_train.training.checkpoints import read_marker, state_path
 from subtoken_train.training.loss import (
     CrossEntropy,

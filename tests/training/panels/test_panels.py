@@ -12,7 +12,7 @@ from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.ledger.flops import DecoderSize, TrainingFlops
 from subtoken_train.reducers import build_reducer
-from subtoken_train.routing.state import RoutingState
+from subtoken_train.routing.bank import RoutingState
 from subtoken_train.training.module import StepRecord, SubTokenModule
 from subtoken_train.training.panels import by_kind_and_layer, kind_and_layer, logs_next, logs_now, stepped
 from subtoken_train.training.panels.per_layer import FirstGradients, RoutingPanel, SilentTensors, TrainedPanel
