@@ -25,6 +25,7 @@ SHOWN = {
     "subtoken_train.training.adapter_parts": "adapter_config",
     "subtoken_train.training.distillation": "DistillationConfig",
     "subtoken_train.training.strategies.fsdp2": "Fsdp2Strategy",
+    "subtoken_train.training.strategies.zero": "ZeroStrategy",
 }
 
 

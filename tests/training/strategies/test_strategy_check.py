@@ -13,8 +13,14 @@ from subtoken_train.cli.trainer_parts import build_parts
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.preflight import check_devices
 from subtoken_train.training.sharding import see_blank_image
-from subtoken_train.training.strategies import PRESETS, Fsdp2Strategy, check_fit, check_kind
-from subtoken_train.training.strategies.zero import ZeroStrategy, zero_settings
+from subtoken_train.training.strategies import (
+    PRESETS,
+    Fsdp2Strategy,
+    ZeroStrategy,
+    check_fit,
+    check_kind,
+    zero_settings,
+)
 from tests.support.commands import refused
 from tests.support.helpers import compress, make_batch
 from tests.support.sampling import sampled
