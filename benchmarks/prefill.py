@@ -37,8 +37,7 @@ from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.text import TextFamily
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.routing.bank import RouterBank
-from subtoken_train.routing.state import RoutingState
+from subtoken_train.routing.bank import RouterBank, RoutingState
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
 from subtoken_train.view.view import View

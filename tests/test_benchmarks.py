@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import hashlib
 import importlib
@@ -9,8 +10,15 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from torch.nn.functional import linear
 
 from benchmarks import pairs
+from benchmarks.bf16_products import WideProducts
+from benchmarks.goldens import COLUMNS, TABLE, golden_tests, noted
+from benchmarks.mutants import Tree, counted, mutants_of
+from benchmarks.run_records import add_run, has_run, read_runs
+from tests.support.golden_cases import record
 from tests.support.places import shown
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -64,3 +72,185 @@ def test_pairs_alternate_and_ratios_are_medians_of_rounds():
     median, low, high = pairs.ratio({"x": [1.0, 2.0, 9.0], "y": [1.0, 1.0, 3.0]}, "x", "y")
     assert (median, low, high) == (2.0, 1.0, 3.0)
     assert pairs.cell((0.5, 0.25, 1.0)) == "0.50 [0.25, 1.00]"
+
+
+UNIT = 2**-8
+"""A bfloat16 number lies at most this part of itself from what it was rounded from."""
+
+
+def exact(rows, weight, bias=None):
+    with torch.autocast("cpu", enabled=False):
+        return linear(rows.double(), weight.double(), None if bias is None else bias.double())
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_sums_are_rounded_once(biased, autocast):
+    draw = torch.Generator().manual_seed(0)
+    rows, weight, bias = (torch.randn(shape, generator=draw).bfloat16() for shape in ((2, 5, 64), (7, 64), (7,)))
+    given = (bias if biased else None,)
+    truth = exact(rows, weight, *given)
+    if autocast:
+        rows, weight = rows.float(), weight.float()
+    with WideProducts(), torch.autocast("cpu", torch.bfloat16, enabled=autocast), torch.no_grad():
+        first, again = (linear(rows, weight, *given) for _ in range(2))
+        by_name = linear(rows, weight, bias=given[0])
+    assert first.dtype == torch.bfloat16
+    assert torch.equal(first, again)
+    assert torch.equal(first, by_name)
+    assert bool(((first.double() - truth).abs() <= UNIT * truth.abs() + 1e-5).all())
+
+
+def test_gradients_are_rounded_once():
+    draw = torch.Generator().manual_seed(1)
+    rows, weight, pull = (torch.randn(shape, generator=draw).bfloat16() for shape in ((6, 32), (9, 32), (6, 9)))
+    rows.requires_grad_()
+    weight.requires_grad_()
+    with WideProducts():
+        linear(rows, weight).backward(pull)
+    truths = pull.double() @ weight.double(), pull.double().T @ rows.double()
+    for own, truth in zip((rows.grad, weight.grad), truths, strict=True):
+        assert bool(((own.double() - truth).abs() <= UNIT * truth.abs() + 1e-5).all())
+
+
+def test_a_trained_weight_is_read_anew_and_fp32_is_left_alone():
+    rows, weight = torch.ones(1, 4).bfloat16(), torch.ones(2, 4).bfloat16().requires_grad_()
+    with WideProducts() as mode, torch.no_grad():
+        assert linear(rows, weight).tolist() == [[4, 4]]
+        weight.mul_(2)
+        assert linear(rows, weight).tolist() == [[8, 8]]
+        assert linear(rows.float(), weight.float()).dtype == torch.float32
+    assert not mode.held
+
+
+def test_a_table_gives_back_what_was_added(tmp_path):
+    folder = tmp_path / "new"
+    assert read_runs(folder) == []
+    measured = {"log_likelihood": [-0.1234, None], "digit_f1": [1.0, 0.0]}
+    runs = [
+        {"arm": "b", "seed": 0, "scores": [0.3333, 1.0], "kinds": ["read", "list"], "measures": measured},
+        {"arm": "a", "seed": 1, "scores": [], "predictions": ["é\n", ""], "commit": "c0ffee"},
+        {"arm": "a", "seed": 0, "scores": [1e-300], "measures": {}},
+    ]
+    for run in runs:
+        add_run(folder, run)
+    assert read_runs(folder) == [runs[2], runs[1], runs[0]]
+    assert has_run(folder, "a", 1)
+    assert not has_run(folder, "b", 1)
+
+
+def test_a_run_takes_the_place_of_the_one_before(tmp_path):
+    for score in (0.0, 1.0):
+        add_run(tmp_path, {"arm": "a", "seed": 0, "scores": [score]})
+    assert read_runs(tmp_path) == [{"arm": "a", "seed": 0, "scores": [1.0]}]
+    assert sorted(path.name for path in tmp_path.iterdir()) in (["runs.parquet"], [".runs.lock", "runs.parquet"])
+
+
+TEXT = """'''Text with 1 number.'''
+LIMIT = 5  # ü
+
+def clamp(value: "Literal[3]", low: int = 2) -> int:
+    note: Literal[4] = f"ü {value + 1}"
+    if not value < low and value in (7,):
+        raise ValueError("ü")
+    value += low
+    print(value)
+    return low - value
+"""
+
+
+def test_every_kind_of_fault_and_nothing_else():
+    found = [(each.line, each.kind, each.before, each.after) for each in mutants_of("a.py", TEXT)]
+    assert sorted(found) == [
+        (6, "comparison", "value < low", "(value <= low)"),
+        (6, "comparison", "value in (7,)", "(value not in (7,))"),
+        (6, "condition", "not value < low", "(value < low)"),
+        (6, "condition", "not value < low and value in (7,)", "(not value < low or value in (7,))"),
+        (6, "number", "7", "8"),
+        (7, "dropped", 'raise ValueError("ü")', "pass"),
+        (8, "dropped", "value += low", "pass"),
+        (9, "dropped", "print(value)", "pass"),
+        (10, "arithmetic", "low - value", "(low + value)"),
+    ]
+
+
+def test_a_mutant_is_the_file_with_one_fault():
+    for mutant in mutants_of("a.py", TEXT):
+        changed = mutant.applied(TEXT)
+        ast.parse(changed)
+        assert changed != TEXT
+        assert len(changed.splitlines()) == len(TEXT.splitlines())
+        assert [i for i, pair in enumerate(zip(TEXT.splitlines(), changed.splitlines(), strict=True), 1)
+                if pair[0] != pair[1]] == [mutant.line]  # fmt: skip
+
+
+def test_kills_are_counted_by_who_kills():
+    found = [{"name": name, "killed_by": by} for name, by in [("b", "quick"), ("a", None), ("c", "slow")]]
+    counts = counted(found)
+    assert (counts["mutants"], counts["killed"], counts["killed_by_quick"]) == (3, 2, 1)
+    assert [each["name"] for each in counts["each"]] == ["a", "b", "c"]
+
+
+@pytest.mark.slow
+def test_a_mutant_is_tried_and_taken_out_again(tmp_path):
+    """Killed by a quick test, by a slow one only, by none; a test that fails anyway kills nothing."""
+    code = "def clamp(value):\n    return value < 3\n"
+    tree = Tree(tmp_path / "tree")
+    tree.path.mkdir()
+    (tree.path / "clamping.py").write_text(code)
+    (tree.path / "test_clamping.py").write_text(
+        "from clamping import clamp\n"
+        "def test_far(): assert clamp(1)\n"
+        "def test_edge(): assert not clamp(3)\n"
+        "def test_wrong(): assert not clamp(1)\n"
+    )
+    mutant = next(each for each in mutants_of("clamping.py", code) if each.kind == "comparison")
+    far, edge, wrong, gone = ([f"test_clamping.py::test_{name}"] for name in ("far", "edge", "wrong", "gone"))
+    given = [(far, edge), (wrong, far), (wrong + edge, []), (far + gone + edge, [])]
+    assert [tree.verdict(mutant, *tests)["killed_by"] for tests in given] == ["slow", None, "quick", "quick"]
+    assert (tree.path / "clamping.py").read_text() == code
+    assert tree.unsound == {*wrong, *gone}
+
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "quality.md"
+
+
+def table():
+    with TABLE.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def explained():
+    """Folders that the page names with a reason."""
+    rows = PAGE.read_text().split("<!-- goldens:start -->\n")[1].split("<!-- goldens:end -->")[0].splitlines()[2:]
+    return {name.strip() for row in rows for name in row.split("|")[1].split(",")}
+
+
+def test_every_folder_is_compared_or_explained(shared):
+    """A case begins with its folder's name, or holds it as a word."""
+    folders = {path.name for path in (shared / "golden").iterdir()}
+    words = {word.strip(":,") for _, case, _ in table()[1:] for word in case.split()}
+    assert folders - words - explained() == set()
+    assert explained() <= folders
+
+
+def test_sets_are_the_originals_and_scores_are_near():
+    header, *rows = table()
+    assert header == COLUMNS
+    assert len({(method, case) for method, case, _ in rows}) == len(rows)
+    for method, case, difference in rows:
+        exact = "that differ" in case or "counts" in case
+        assert "misses" in case or float(difference) <= (0 if exact else 1e-4), (method, case)
+
+
+def test_notes_become_rows(tmp_path, monkeypatch):
+    notes = tmp_path / "notes.csv"
+    monkeypatch.setenv("SUBTOKEN_GOLDEN_TABLE", str(notes))
+    for case, difference in (("b, with a comma", 0.25), ("a", 1e-7), ("b, with a comma", 0.5)):
+        record("some", case, difference)
+    assert noted(notes) == [["some", "a", "1e-07"], ["some", "b, with a comma", "0.5"]]
+
+
+def test_tests_that_note_are_found():
+    names = {path.name for path in golden_tests()}
+    assert {"test_snapkv.py", "test_kvcompose.py", "test_key_channels.py", "test_fastv.py", "test_merging.py"} <= names

@@ -2,50 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.comparison_lists import ArmPlan, Questions, read_comparison
+from benchmarks import arm_training
+from benchmarks.arm_training import Trainer
+from benchmarks.comparison_lists import ArmPlan, Questions, plain_arm, read_comparison
 from benchmarks.comparison_tables import Arm, comparison_markdown, long_rows, trials_markdown
-from checkpoints.tiny_llava import VISUAL_TOKENS
-from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.scenes import KINDS
-from subtoken_train.ledger.kv_budget import KVBudget
-from tests.support.places import RECIPES, recipe, run_recipes
+from tests.support.places import RECIPES, run_recipes
 
 LISTS = sorted((RECIPES / "ablations").glob("*.yaml"))
-
-
-def total_kv(name):
-    """rho_total of a recipe."""
-    model = RecipeCLI(["--config", str(recipe(name))]).model
-    routing = model.routing_config
-    budget = KVBudget() if routing is None else routing.token_budget
-    return float(replace(budget, keep_ratio=model.reducer_config.keep_ratio).total_of(VISUAL_TOKENS))
 
 
 @pytest.mark.parametrize("path", LISTS, ids=lambda path: path.stem)
 def test_listed_arms_are_recipes(path):
     comparison = read_comparison(path)
     assert {arm.recipe for arm in comparison.arms.values()} <= {path.stem for path in run_recipes()}
-
-
-@pytest.mark.slow
-def test_the_two_stage_list_is_table_4():
-    """Five rows per budget, after their stage 1, each against the matched anchor; all differences at equal bytes."""
-    comparison = read_comparison(RECIPES / "ablations" / "two_stage_tiny.yaml")
-    names = list(comparison.arms)
-    for keep in ("25", "12p5"):
-        variants = ("s4k1", "s8k2", "s16k4", "s16k4_mlp", "s16k4_olora")
-        wanted = [f"tiny_fastv{keep}_{variant}_stage2" for variant in variants]
-        start = names.index(wanted[0])
-        assert names[start : start + 5] == wanted
-        assert f"tiny_fastv{keep}" in names[:start]
-        assert {(name, f"tiny_fastv{keep}_s16k4_anchor") for name in wanted} <= set(comparison.pairs)
-    kv = {name: total_kv(name) for pair in comparison.pairs for name in pair}
-    assert all(kv[first] == kv[second] for first, second in comparison.pairs)
 
 
 def drawn(folder, content, **scores):
@@ -68,21 +43,6 @@ def test_a_table_has_the_rows_and_differences_of_its_list(tmp_path):
     assert trials_markdown(arms, listed).splitlines()[2:] == ["| first - second | 1 | +25.0 [+25.0, +25.0] |"]
     (row,) = [row for row in long_rows("x", arms, listed) if row["less"]]
     assert (row["arm"], row["less"], row["seeds"], row["measure"], row["mean"]) == ("first", "second", 1, "score", 0.25)
-
-
-def test_a_section_has_its_arms_without_their_common_words_and_their_pairs(tmp_path):
-    path = tmp_path / "list.yaml"
-    content = (
-        "arms: {x_a: 'left: first', x_b: 'left: second', y_a: 'right: first'}\ndifferences: [[x_b, x_a], [y_a, x_a]]\n"
-    )
-    path.write_text(content + "sections: {one: [x_], two: [y_]}\n")
-    one, two = map(read_comparison(path).section, ("one", "two"))
-    assert [one.arms[name].words for name in one.own] == ["first", "second"]
-    assert (one.pairs, two.pairs) == ((("x_b", "x_a"),), (("y_a", "x_a"),))
-    assert [two.arms[name].words for name in ("y_a", "x_a")] == ["first", "left: first"]
-    path.write_text(content + "sections: {one: [x_]}\n")
-    with pytest.raises(ValueError, match="y_a must stand in one of the sections one"):
-        read_comparison(path)
 
 
 def test_arms_take_the_lists_training_and_their_own_settings(tmp_path):
@@ -135,9 +95,76 @@ def test_wrong_lists(tmp_path, content, words):
         read_comparison(path)
 
 
-def test_the_routed_recall_asks_the_adapters_that_its_screen_trained():
-    final, screen = (read_comparison(RECIPES / "ablations" / f"{name}_tiny.yaml") for name in ("routed_recall", "fill"))
-    assert final.arms.keys() - screen.arms.keys() == {"lead"}  # the control
-    for name in final.arms.keys() & screen.arms.keys():
-        assert final.arms[name].content({"model": {}}) == screen.arms[name].content({"model": {}})
-    assert final.questions != screen.questions
+FIRST, SECOND = plain_arm("first", "one"), plain_arm("second", "two")
+LATER = ArmPlan("later", "reduced at evaluation", "other", adapter_of="first")
+
+
+class Calls(Trainer):
+    """A trainer over two small recipes, with a ``fit`` that only writes down what it was asked."""
+
+    def __init__(self, work):
+        super().__init__({arm.name: arm for arm in (FIRST, SECOND, LATER)}, work)
+        self.calls = []
+
+    @property
+    def names(self):
+        return [name for name, _ in self.calls]
+
+
+@pytest.fixture
+def trainer(tmp_path, monkeypatch):
+    recipes = tmp_path / "recipes"
+    recipes.mkdir()
+    (recipes / "first.yaml").write_text("model: {routing: null}\n")
+    (recipes / "second.yaml").write_text("model: {stage2: {adapter: runs/first/adapter}}\n")
+    made = Calls(tmp_path / "work")
+
+    def fit(argv):
+        folder = Path(argv[argv.index("--output_dir") + 1])
+        made.calls.append((folder.name, argv))
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        return 0
+
+    monkeypatch.setattr(arm_training, "recipe_path", lambda recipe: recipes / f"{recipe}.yaml")
+    monkeypatch.setattr(arm_training, "subtoken", fit)
+    return made
+
+
+def test_stage_1_of_the_same_seed_is_trained_first_and_once(trainer, tmp_path):
+    adapter, trained = trainer.adapter(SECOND, 3)
+    assert adapter == tmp_path / "work" / "second-seed3" / "adapter"
+    assert trained.keys() == {"commit", "train_seconds"}
+    assert trainer.names == ["first-seed3", "second-seed3"]
+    for _, argv in trainer.calls:
+        assert [argv[argv.index(key) + 1] for key in ("--seed_everything", "--data.seed")] == ["3", "3"]
+    assert not (tmp_path / "work" / "second-seed3" / "checkpoints").exists()
+    assert trainer.adapter(SECOND, 3) == (adapter, trained)
+    trainer.adapter(FIRST, 3)
+    assert len(trainer.calls) == 2
+    trainer.adapter(SECOND, 4)
+    assert trainer.names[2:] == ["first-seed4", "second-seed4"]
+
+
+def test_an_arm_that_is_reduced_at_evaluation_takes_the_other_arms_adapter(trainer, tmp_path):
+    assert trainer.adapter(LATER, 1)[0] == tmp_path / "work" / "first-seed1" / "adapter"
+    trainer.adapter(FIRST, 1)
+    assert trainer.names == ["first-seed1"]
+
+
+def test_an_arms_settings_reach_fit_and_other_settings_train_anew(trainer):
+    changed = ArmPlan("first", "one", "first", {"trainer.max_steps": 7, "model.routing": None})
+    trainer.adapter(changed, 0)
+    assert trainer.calls[0][1][-4:] == ["--trainer.max_steps", "7", "--model.routing", "null"]
+    trainer.adapter(FIRST, 0)
+    assert trainer.names == ["first-seed0"] * 2
+
+
+def test_a_changed_recipe_trains_anew_with_all_that_stands_on_it(trainer, tmp_path):
+    trainer.adapter(SECOND, 0)
+    recipe = tmp_path / "recipes" / "first.yaml"
+    recipe.write_text(recipe.read_text() + "# a comment\n")
+    trainer.adapter(SECOND, 0)
+    assert trainer.names == ["first-seed0", "second-seed0"]
+    recipe.write_text(recipe.read_text() + "seed_everything: 3\n")
+    trainer.adapter(SECOND, 0)
+    assert trainer.names == ["first-seed0", "second-seed0"] * 2

@@ -8,18 +8,17 @@ import pytest
 
 from benchmarks import trained_results
 from benchmarks.arm_training import digest
+from benchmarks.choosing import Regime, choice_words, choose
+from benchmarks.choosing_page import PAGE, table
 from benchmarks.comparison_lists import read_comparison
-from benchmarks.comparison_tables import long_rows, read_records, trials_markdown
-from benchmarks.run_records import add_run, read_runs
+from benchmarks.comparison_tables import Arm, long_rows, read_records, trials_markdown
+from benchmarks.run_records import read_runs
 from benchmarks.trials_page import comparisons, lines
-from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
-from subtoken_train.ledger.kv_budget import KVBudget
 from tests.support.places import RECIPES, ROOT, shown
 from tests.support.sampling import sampled
 
 RESULTS = ROOT / "benchmarks" / "results"
 LISTS = list(map(read_comparison, sorted((RECIPES / "ablations").glob("*.yaml"))))
-FIRST = read_comparison(RECIPES / "ablations/first_tiny.yaml")
 TRIALS = comparisons()
 
 
@@ -49,23 +48,6 @@ def test_trials_without_records_are_printed_from_their_table(topic):
     assert shown(ROOT / "docs/trials.md", topic) == lines(topic)
 
 
-def test_records_cover_every_arm_with_the_same_seeds_and_questions():
-    arms = read_records(RESULTS)
-    assert set(FIRST.arms) <= set(arms)
-    assert {len(arms[name].scores_sn) for name in FIRST.arms} == {5}
-    kinds = next(iter(arms.values())).kinds
-    assert (~np.isin(kinds, DESCRIPTION_KINDS)).sum() >= 4000
-    assert all((arm.kinds == kinds).all() for arm in arms.values())
-
-
-def test_dropping_tokens_costs_enough_to_show_anything():
-    """On short questions; what it costs descriptions stands in the table."""
-    arms = read_records(RESULTS)
-    unrouted = arms["tiny_fastv25"].scores_of("questions").mean()
-    assert unrouted - arms["tiny_fastv25_s16k4_anchor"].scores_of("questions").mean() > 0.04
-    assert unrouted - arms["tiny_fastv12p5_s16k4_anchor"].scores_of("questions").mean() > 0.08
-
-
 @sampled("folder", sorted({comparison.folder for comparison in LISTS}), every=3)
 def test_records_belong_to_an_arm_of_a_table_as_it_is(folder):
     arms = {name: arm for listed in LISTS if listed.folder == folder for name, arm in listed.arms.items()}
@@ -75,26 +57,57 @@ def test_records_belong_to_an_arm_of_a_table_as_it_is(folder):
         assert len(run["scores"]) == len(run["kinds"])
 
 
-def test_compared_arms_hold_equal_bytes():
-    arms = read_records(RESULTS)
-    for first, second in FIRST.pairs[:4]:
-        assert arms[first].nominal_kv == pytest.approx(arms[second].nominal_kv)
-    assert arms["tiny_fastv25_s16k4"].nominal_kv == KVBudget(0.25, 16, 4).total_kv_fraction
+WORDS = {"router": "the router", "gated": "the gated router", "value": "value norm"}
+REGIME = Regime("any", ("router", "gated"), {"router": "anchor", "gated": "anchor"}, {"router": "value"}, "whole")
 
 
-def test_mixed_question_files_are_refused(tmp_path):
-    record = {
-        "arm": "a",
-        "seed": 0,
-        "kinds": ["read"],
-        "scores": [1.0],
-        "visual_tokens": "1/1",
-        "nominal_kv": 1,
-        "realised_kv": 1,
-    }
-    with pytest.raises(ValueError, match="no run records"):
-        read_records(tmp_path)
-    for seed, asked in enumerate(("x", "y")):
-        add_run(tmp_path, {**record, "seed": seed, "data_sha256": asked})
-    with pytest.raises(ValueError, match="different question files"):
-        read_records(tmp_path)
+def arm(name, share, seeds=(0, 1, 2), questions=2000):
+    """Right on the first ``share`` of the questions in every seed, so that pairs differ by no chance."""
+    right = np.tile((np.arange(questions) < share * questions).astype(float), (len(seeds), 1))
+    return Arm(name, tuple(seeds), right, np.array(["color"] * questions), "16/64", 0.15625, 0.15625)
+
+
+def made(**shares):
+    return {name: arm(name, share) for name, share in shares.items()}
+
+
+def test_a_winner_beats_its_anchor_and_its_router_free_twin():
+    choice = choose(made(router=0.7, anchor=0.5, value=0.6, whole=0.75), REGIME, "questions")
+    assert (choice.arm, choice.nearest) == ("router", "router")
+    assert choice.to_anchor.points == pytest.approx(20)
+    assert choice.to_anchor.low > 0
+    assert choice.to_unrouted.points == pytest.approx(-5)  # shown, and no hurdle
+    cells = choice_words(choice, WORDS).split(" | ")
+    assert cells[0] == "the router"
+    assert cells[1].startswith("+20.0 [+")
+    assert len(cells) == 4
+
+
+@pytest.mark.parametrize(
+    ("shares", "taken"),
+    [
+        ({"anchor": 0.7, "value": 0.5}, "token-only (nearest: the router) | "),
+        (
+            {"anchor": 0.5, "value": 0.7},
+            "groups by value norm (nearest: the router, above token-only, not above value norm) | ",
+        ),
+    ],
+)
+def test_level_with_one_twin_is_said_in_words(shares, taken):
+    choice = choose(made(router=0.7, **shares), REGIME, "questions")
+    assert (choice.arm, choice.nearest) == (None, "router")
+    words = choice_words(choice, WORDS)
+    assert words.startswith(taken)
+    assert words.endswith(" | -")
+
+
+def test_a_weaker_winner_goes_before_a_better_arm_that_does_not_win():
+    """The gated one needs no router-free twin here; the router, ahead of it, loses to its own."""
+    arms = made(router=0.8, gated=0.7, anchor=0.5, value=0.9)
+    assert choose(arms, REGIME, "questions").arm == "gated"
+
+
+def test_the_page_is_what_the_records_say():
+    printed = shown(PAGE, "matched")
+    assert {len(line.split(" | ")) for line in printed.splitlines() if line.startswith("| ")} == {7}
+    assert printed == table()

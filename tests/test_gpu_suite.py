@@ -6,18 +6,14 @@ import json
 import os
 import sys
 import time
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks import gpu_sizes, gpu_suite, gpu_units
-from benchmarks.gpu_units import ROOT
 from tests.support.sampling import sampled
 
 TINY = gpu_units.Settings("cpu", torch.bfloat16, gpu_sizes.QUICK)
-TEXT = "checkpoints/tiny-llama"
 MEASURED = [name for name in gpu_units.units(gpu_sizes.QUICK) if not name.startswith(("tests", "table8"))]
 """All but two that run what other tests are about."""
 
@@ -31,52 +27,6 @@ def test_a_unit_runs_and_states_its_goals(name):
     for goal in found["goals"]:
         assert set(goal) == {"what", "value", "bound", "met"}
         assert goal["value"] >= 0
-
-
-def test_table8_is_the_commands_own(monkeypatch):
-    def command(words):
-        assert words[:3] == ["benchmark", "--model", gpu_sizes.QUICK.models[0]]
-        ratios = {"prefill": {"same_tokens": (1.04, 1.0, 1.1)}, "step": {"same_tokens": (0.9, 0.8, 1.0)}}
-        record = {"rows": [{"table8": "FastV 25 %", "ratios": ratios}]}
-        Path(words[words.index("--out") + 1]).write_text(json.dumps(record))
-        return 0
-
-    monkeypatch.setattr(gpu_units, "command", command)
-    goals = gpu_units.table8(TINY, TINY.sizes.models[0])["goals"]
-    assert [(goal["value"], goal["met"]) for goal in goals] == [(1.04, False), (0.9, True)]
-
-
-def test_a_command_that_is_refused_says_why():
-    found = gpu_suite.run_unit(f"table8/{TEXT}", replace(TINY, sizes=replace(TINY.sizes, models=(TEXT,))))
-    assert "exit code 2" in found["error"]["message"]
-    assert "--table8 is about a prompt with an image" in found["error"]["message"]
-
-
-def test_full_sizes_cover_what_is_promised():
-    names = gpu_units.units(gpu_sizes.FULL)
-    assert {"tests", "decode/256", "decode/131072", "graph/8192", "share/32768", "prefill/8192"} < set(names)
-    assert {f"{kind}/{case}" for kind in ("training", "memory") for case in ("llava-7b", "llama-7b")} < set(names)
-
-
-@pytest.mark.parametrize(
-    ("value", "bound", "least", "met"),
-    [(1.02, 1.02, False, True), (1.03, 1.02, False, False), (0.7, 0.7, True, True), (0.69, 0.7, True, False)],
-)
-def test_a_goal_is_met_up_to_its_bound(value, bound, least, met):
-    assert gpu_units.goal("x", value, bound, least)["met"] is met
-
-
-@pytest.mark.slow
-def test_long_contexts_have_goals_of_their_own(monkeypatch):
-    monkeypatch.setattr(
-        gpu_units, "share_of_copy", lambda decoder, entries, pairs: {"share": {"routed": (0.71, 0.7, 0.72)}}
-    )
-    assert gpu_units.copies(TINY, 1)["goals"][0]["met"]
-    for entries, bound in ((8191, "<= 1.02"), (8192, "<= 0.8")):
-        row = {"entries": entries, "step_vs_token_only": (0.9, 0, 1), "step_vs_same_bytes": (1.1, 0, 1)}
-        monkeypatch.setattr(gpu_units, "graphed_steps", lambda *_, row=row: row)
-        goals = gpu_units.graphs(TINY, entries)["goals"]
-        assert [(goal["bound"], goal["met"]) for goal in goals] == [(bound, entries < 8192), ("<= 1.05", False)]
 
 
 def test_what_fails_is_recorded_and_the_others_go_on(tmp_path, capsys):
@@ -143,32 +93,6 @@ def test_a_stopped_run_goes_on_by_the_same_sources(tmp_path):
     path.write_text(json.dumps({**header, "units": units}))
     assert list(gpu_suite.ended(path, header)) == ["a"]
     assert gpu_suite.ended(path, {**header, "sources": "others"}) == {}
-
-
-def test_units_run_in_the_order_asked_and_a_record_of_others_is_not_replaced_in_silence(tmp_path, monkeypatch, capsys):
-    out, ran = tmp_path / "record.json", []
-    out.write_text(
-        json.dumps({**gpu_suite.header("cpu", quick=True), "sources": "others", "units": {"a": {"goals": []}}})
-    )
-    monkeypatch.setattr(gpu_suite, "units", lambda sizes: dict.fromkeys(("a/1", "b/1", "b/2")))
-    monkeypatch.setattr(
-        gpu_suite, "suite", lambda names, *_: ran.extend(names) or _[1].update(summary=gpu_suite.summary({}))
-    )
-    assert gpu_suite.main(["--device", "cpu", "--quick", "--units", "b/2", "a", "b", "--out", str(out)]) == 0
-    assert ran == ["b/2", "a/1", "b/1"]
-    assert "is of other sources, sizes or hardware (its threads too): it is written anew" in capsys.readouterr().out
-
-
-def test_gpu_tests_are_counted(monkeypatch):
-    class Run:
-        returncode = 1
-        stdout = f"F.s\nFAILED x - see {ROOT}/tests/x.py\n1 failed, 2 passed, 3 skipped, 40 deselected in 1.00s\n"
-
-    monkeypatch.setattr(gpu_units.subprocess, "run", lambda *_, **__: Run)
-    found = gpu_units.gpu_tests(TINY)
-    assert found["counts"] == {"failed": 1, "passed": 2, "skipped": 3, "deselected": 40}
-    assert [goal["met"] for goal in found["goals"]] == [False, True]
-    assert found["tail"][1] == "FAILED x - see tests/x.py"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.colors import to_hex
 
+from benchmarks import pruners_scenes
 from benchmarks.mini_suite import (
     ARMS,
     CSV_FILE,
@@ -69,3 +70,19 @@ def test_its_bars_are_the_scores_and_those_of_one_word_after_an_eviction_are_gre
     late = {arm for (arm, _), row in found.items() if is_moot(row)}
     assert len(late) == 6
     assert sum(line.count("†") for line in table().splitlines() if line.startswith("|")) == len(late) * len(ONE_WORD)
+
+
+def test_the_picture_is_drawn_from_the_committed_csv():
+    text = pruners_scenes.SVG_FILE.read_text(encoding="utf-8")
+    assert text == pruners_scenes.drawing()
+    words = " ".join(ElementTree.fromstring(text).itertext())
+    assert all(name in words for name, _ in pruners_scenes.means() if name != pruners_scenes.WHOLE)
+
+
+def test_its_bars_are_the_means():
+    drawn = pruners_scenes.figure()
+    assert clipped_texts(drawn) == []
+    heights = sorted(bar.get_height() for bar in drawn.axes[0].patches)
+    assert heights == pytest.approx(
+        sorted(mean for (name, _), mean in pruners_scenes.means().items() if name != pruners_scenes.WHOLE)
+    )

@@ -76,13 +76,6 @@ def _forget() -> None:
         sys.modules.pop(name, None)
 
 
-def test_the_package_has_one_of_each():
-    named = {group: registry for registry in ADDED.values() for group in [registry.group]}
-    assert PROJECT["entry-points"].keys() == named.keys()
-    files = {path.stem for path in (PACKAGE / "more_methods").glob("*.py")} - {"__init__"}
-    assert files == ADDED.keys() == {name for own in PROJECT["entry-points"].values() for name in own}
-
-
 def test_names_are_listed_and_nothing_is_imported(capsys):
     with pytest.raises(SystemExit):
         main(["generate", "--help"])
@@ -95,23 +88,6 @@ def test_names_are_listed_and_nothing_is_imported(capsys):
     assert main(["data", "capitals", "--option", "time=3"]) == 2
     assert "unknown option of task capitals 'time'. Did you mean 'times'?" in capsys.readouterr().err
     assert imported() == {"more_methods.capitals"}
-
-
-@pytest.mark.parametrize("line", ["eviction: oldst", "reducer: leadin"])
-def test_a_misspelt_name_in_a_grid_leads_to_the_nearest(tmp_path, capsys, line):
-    keep = "keep_ratio: 0.5" if line.startswith("reducer") else "eviction_keep: 0.5"
-    arm = f"  - backbone: checkpoints/tiny-llava\n    {line}\n    {keep}\n"
-    (tmp_path / "grid.yaml").write_text(f"arms:\n{arm}tasks: [capitals]\nout: {tmp_path / 'out'}\n")
-    assert main(["evaluate", "--config", str(tmp_path / "grid.yaml")]) == 2
-    near = {"eviction: oldst": "oldest", "reducer: leadin": "leading"}[line]
-    assert f"Did you mean {near!r}?" in capsys.readouterr().err
-
-
-def test_the_eviction_compresses_a_cache(capsys):
-    prompt = "one two three four five six seven eight nine ten. " * 4
-    argv = ["--backbone", "checkpoints/tiny-llama", "--prompt", prompt, "--max-new-tokens", "2"]
-    assert main(["generate", *argv, "--eviction", "oldest", "--eviction-keep", "0.5"]) == 0, capsys.readouterr().err
-    assert "oldest" not in capsys.readouterr().err
 
 
 @pytest.mark.slow

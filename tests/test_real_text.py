@@ -13,7 +13,6 @@ from benchmarks.real_text import (
     FACTS,
     NETS,
     OUT,
-    SHARED,
     Arm,
     add,
     arms,
@@ -23,20 +22,13 @@ from benchmarks.real_text import (
     facts_above,
     measure,
     read,
-    shared,
     turned_arms,
 )
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.calibrations import read_calibration
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.datasets.corpus import Document, iterate_blocks
-from subtoken_train.datasets.english import documents
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.kvzap import TokenScorers
-from subtoken_train.families.backbone_config import BackboneConfig
-from subtoken_train.families.load import load_family
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import append, contexts_of, prefill
 from subtoken_train.inference.text_prompts import EncodedText, text_batch
@@ -85,14 +77,6 @@ def test_a_record_counts_bytes_and_scores_facts_and_text(backbone):
     assert whole["facts"][0][0] == pytest.approx(-float(logprobs.gather(-1, ids[0, -scored:, None]).sum()), abs=2e-3)
 
 
-def test_methods_share_a_pass_that_read_a_prompt_once_and_hold_whole_entries():
-    found = arms("smollm2")
-    names = ["knorm", "full", "kvzip", "cur", "snapkv seen", "kvzip channels", "random"]
-    joined = [{arm.words.split(" ")[0] for arm in some} for some in shared([*(found[name] for name in names), []])]
-    assert joined == [{"full"}, {"kvzip"}, {"kvzip"}, {"knorm", "cur", "random"}, {"snapkv"}]
-    assert [len(some) for some in shared([found["knorm"]] * (SHARED + 1))] == [3 * SHARED, 3]
-
-
 @pytest.mark.parametrize("file", sorted(OUT.glob("*.jsonl.xz")), ids=lambda file: file.name.partition(".")[0])
 def test_records_are_whole(file):
     records = by_arm(file)
@@ -126,16 +110,6 @@ def test_arms_of_one_budget_are_asked_the_same(model):
     assert {each["size"] for each in records} <= real_text_bytes.SIZES.keys()
 
 
-def test_arms_that_one_budget_is_told_from_have_records():
-    """Of both models, at every size, of one machine but for the longest training."""
-    for model in real_text_bytes.HEADS:
-        asked = {own["arm"]: own for own in read(OUT / f"{model}.jsonl.xz") if "gpu" in own}
-        assert {name for _, _, names in real_text_bytes.SIZES.values() for name in names} <= asked.keys()
-        own = read(real_text_bytes.records_of(model))
-        assert {each["gpu"] for each in [*own, *asked.values()] if "gpu" in each} == {"NVIDIA H200"}
-        assert {each["learns"] for each in own if "gpu" not in each} <= {"router and LoRA, 320 steps"}
-
-
 def test_an_arm_is_told_from_the_full_cache_of_its_own_machine(tmp_path):
     """The GPU's record stands for an arm that two machines were asked; what one alone was asked is marked."""
     made = {"exact": [[1]], "share": [0.5], "text": [127.0]}
@@ -150,34 +124,6 @@ def test_an_arm_is_told_from_the_full_cache_of_its_own_machine(tmp_path):
         add(tmp_path / "m.jsonl.xz", record)
     found = by_arm(tmp_path / "m.jsonl.xz")
     assert [float(facts_above(found[arm])[0]) for arm in ("full cache", "both", "one")] == [0, 1, 4]
-
-
-def test_the_copy_with_turned_values_takes_the_nets_of_its_model(tmp_path, monkeypatch):
-    copy = places.ROOT / "checkpoints/tiny-llama"
-    monkeypatch.setattr(real_text_bytes, "weights_of", lambda model, turned: copy)
-    file = real_text_bytes.nets_for("smollm2", True, tmp_path)
-    found, given = (read_calibration(str(each), "kvzap", TokenScorers) for each in (file, NETS / "smollm2.json"))
-    assert found.backbone.path == str(copy)
-    assert found.backbone.digest != given.backbone.digest
-    assert all(torch.equal(*pair) for pair in zip(*(x.numbers.nets[0] for x in (found, given)), strict=True))
-    assert real_text_bytes.nets_for("smollm2", False, tmp_path) == NETS / "smollm2.json"
-
-
-def test_documents_fill_a_block_and_every_other_says_its_context_again():
-    tokenizer = load_family(BackboneConfig(str(places.ROOT / "checkpoints/tiny-llama"))).tokenizer
-    text = " ".join(documents("train")[:3])
-    block, context = 64, 48
-    found = real_text_bytes.documents(tokenizer, text, block, context)
-    assert len(found) > 4
-    made = list(iterate_blocks([Document(each) for each in found], tokenizer, block))
-    assert len(made) == len(found)
-    started = tokenizer.bos_token_id is not None
-    for number, each in enumerate(made):
-        ids = each.input_ids
-        assert ids[-1] == tokenizer.eos_token_id
-        after, before = ids[context:-1], ids[started:context]
-        again = any(before[i : i + len(after)] == after for i in range(len(before)))
-        assert again or not number % 2
 
 
 def test_every_arm_of_one_budget_is_a_recipe(capsys):

@@ -5,7 +5,6 @@ The linters are in the extra ``release``; where one is absent its test is skippe
 
 from __future__ import annotations
 
-import json
 import re
 import runpy
 import shutil
@@ -18,8 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks import version_bounds
-from benchmarks.version_bounds import counts, direct_dependencies
+from benchmarks.version_bounds import direct_dependencies
 from subtoken_train.version import __version__
 from tests.support.places import ON_AN_INDEX, ROOT
 
@@ -27,7 +25,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 TEMPLATES = ROOT / ".github" / "ISSUE_TEMPLATE"
 STEPS = runpy.run_path(str(ROOT / ".ci" / "container_steps.py"))
-DOCKERFILE = STEPS["instructions"]((ROOT / "Dockerfile").read_text(encoding="utf-8"))
 BUNDLED = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
 
 
@@ -62,53 +59,6 @@ def test_the_container_is_given_what_the_wheel_bundles(bundled):
     assert set(known.stdout.splitlines()) <= set(wanted)
 
 
-@pytest.mark.parametrize(
-    ("path", "out"),
-    [
-        ("subtoken_train/types.py", False),
-        ("data/digits/x.npz", False),
-        ("subtoken_train/__pycache__/a.pyc", True),
-        ("tests/conftest.py", True),
-        ("data/README.md", True),
-        (".git/config", True),
-    ],
-)
-def test_what_dockerignore_leaves_out(path, out):
-    rules = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()[1:]
-    assert STEPS["ignored"](path, rules) is out
-
-
-def test_the_base_is_an_argument_and_the_default_command_is_the_tiny_run():
-    assert DOCKERFILE[0][0] == "ARG"
-    assert DOCKERFILE[0][1].startswith("BASE=")
-    assert ("FROM", "${BASE}") in DOCKERFILE
-    name, words = DOCKERFILE[-1]
-    shell, flag, line = json.loads(words)
-    assert (name, shell, flag) == ("CMD", "sh", "-c")
-    assert re.findall(r"subtoken-train (\w+)", line) == ["data", "fit", "generate"]
-    recipe = re.search(r"--config (\S+)", line)[1]
-    assert (ROOT / "recipes" / f"{recipe}.yaml").is_file()
-    assert f"runs/{recipe} " in line
-
-
-def test_the_dockerfile_says_how_it_is_called():
-    header = (ROOT / "Dockerfile").read_text(encoding="utf-8").partition("\nARG")[0]
-    mounted = [line for line in header.splitlines() if " -v " in line]
-    assert mounted
-    assert all('--user "$(id -u):$(id -g)"' in line for line in mounted)  # a mounted folder is its owner's
-    arguments = re.findall(r"--build-arg (\w+)=", header)
-    assert set(arguments) <= {words.partition("=")[0] for name, words in DOCKERFILE if name == "ARG"}
-    extras = re.findall(r"EXTRAS=\[(\w+)\]", header)
-    assert extras
-    assert set(extras) <= set(PROJECT["project"]["optional-dependencies"])
-
-
-def test_the_trial_of_the_container_stays_in_its_folder(tmp_path):
-    assert STEPS["here"]("/opt/venv/bin/pip /wheels/*.whl my/runs /runsheet", tmp_path) == (
-        f"{tmp_path}/opt/venv/bin/pip {tmp_path}/wheels/*.whl my/runs /runsheet"
-    )
-
-
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_a_workflow_calls_what_is_there_and_may_do_little(path):
     workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -134,23 +84,6 @@ def test_make_removes_nothing_that_a_user_may_have_put_there():
 
 def jobs_of(workflow):
     return yaml.safe_load((ROOT / ".github" / "workflows" / f"{workflow}.yml").read_text(encoding="utf-8"))["jobs"]
-
-
-def variables(workflow, command):
-    """What the step that runs ``command`` is given."""
-    steps = [step for job in jobs_of(workflow).values() for step in job["steps"]]
-    return next(step for step in steps if step.get("run") == command).get("env", {})
-
-
-def test_what_ships_is_tried_with_the_demo():
-    assert variables("publish", "make wheel") == {"EXTRAS": "[demo]"}
-    steps = [step.get("run", "") for step in jobs_of("tests")["demo"]["steps"]]
-    assert steps.index("pip install -e '.[dev,demo]' playwright") < steps.index("pytest tests/demo")
-
-
-def test_the_site_links_to_its_repository():
-    address = {"REPOSITORY_URL": "${{ github.server_url }}/${{ github.repository }}"}
-    assert variables("docs", "make docs") == address
 
 
 def test_publishing_is_by_identity():
@@ -189,50 +122,7 @@ def test_hadolint_finds_nothing_in_the_dockerfile():
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_counts_of_pytest():
-    line = "2 failed, 946 passed, 3 skipped, 1 xfailed, 2 errors in 41.60s"
-    assert counts(line) == {"failed": 2, "passed": 946, "skipped": 3, "xfailed": 1, "error": 2}
-    assert counts("1 error in 0.5s") == {"error": 1}
-    assert counts("no tests ran in 0.1s") == {}
-
-
 def test_both_bounds_are_of_every_direct_dependency():
     names = direct_dependencies()
     assert {"torch", "peft", "lm-eval", "huggingface-hub", "types-pyyaml"} <= set(names)
     assert not any(re.search(r"[^a-z0-9-]", name) for name in names)
-
-
-@pytest.fixture
-def bounds(tmp_path, monkeypatch):
-    """Puts a record, the run of tests and words in the program's place; its environments are names."""
-    monkeypatch.chdir(tmp_path)
-    record = tmp_path / "whole.json"
-
-    def given(before, run_tests, words):
-        record.write_text(json.dumps(before))
-        stand_ins = {"ROOT": tmp_path, "OUT": record, "make": str, "run_tests": run_tests}
-        for name, stand_in in {**stand_ins, "installed": lambda name: {"torch": name}}.items():
-            monkeypatch.setattr(version_bounds, name, stand_in)
-        monkeypatch.setattr(sys, "argv", ["version_bounds.py", *words])
-        return record
-
-    return given
-
-
-@pytest.mark.parametrize(
-    ("words", "kept", "judged"),
-    [
-        ([], {"lowest": 1, "highest": 0}, 1),
-        (["--only", "highest"], {"lowest": 5, "highest": 0}, 0),  # the other one's failures are not this run's
-        (["--only", "lowest"], {"lowest": 1, "highest": 5}, 1),
-        (["tests/cli"], {"lowest": 5, "highest": 5}, 1),  # a part leaves the whole's record alone
-        (["tests/cli", "--out", "mine.json"], {"lowest": 5, "highest": 5}, 1),
-    ],
-)
-def test_a_record_of_bounds_is_of_what_ran(bounds, words, kept, judged):
-    found = {"lowest": {"exit_code": 1, "counts": {}}, "highest": {"exit_code": 0, "counts": {}}}
-    record = bounds({name: {"exit_code": 5} for name in version_bounds.BOUNDS}, lambda name, tests: found[name], words)
-    assert version_bounds.main() == judged
-    assert {name: each["exit_code"] for name, each in json.loads(record.read_text()).items()} == kept
-    if "--out" in words:
-        assert set(json.loads(Path("mine.json").read_text())) == {"lowest", "highest"}

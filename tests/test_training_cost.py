@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import training_arms, training_cases
+from benchmarks import peer_side, peers, training_arms, training_cases
+from benchmarks.workers import Worker, in_turns
 from checkpoints.tiny_llava import build_model
 from subtoken_train.engine.build import assemble
 from subtoken_train.functional.objective import answer_loss, predicting_rows
 from subtoken_train.types import Region
-from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 
 RECORD = Path(__file__).resolve().parents[1] / "benchmarks/results/speed/training-cpu-float32.json"
@@ -46,38 +48,6 @@ def cases():
     return {"image": image, "text": text}
 
 
-def test_loops_take_turns_and_end():
-    seen: list[tuple[str, int]] = []
-
-    def loop(name):
-        def run(after_step):
-            for step in range(3):
-                seen.append((name, step))
-                after_step()
-            seen.append((name, -1))
-
-        return run
-
-    first, second = (training_arms.Turns(loop(name)) for name in "ab")
-    for turn in (first, second, second, first, first, second):
-        turn.advance()
-    assert seen == [("a", 0), ("b", 0), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]
-    first.finish()
-    assert seen[-1] == ("a", -1)
-    second.finish()
-
-
-def test_an_error_in_a_loop_comes_out_where_turns_are_given():
-    def broken(after_step):
-        after_step()
-        raise RuntimeError("broken")
-
-    turns = training_arms.Turns(broken)
-    turns.advance()
-    with pytest.raises(RuntimeError, match="broken"):
-        turns.advance()
-
-
 @pytest.mark.parametrize("kind", ["image", "text"])
 def test_both_sides_of_a_comparison_read_the_same_input(cases, kind):
     """At its start LoRA changes nothing, so the loss of our pass is that of the plain model on the plain batch."""
@@ -96,37 +66,6 @@ def test_both_sides_of_a_comparison_read_the_same_input(cases, kind):
     assert batch.record_ids == ["record-0", "record-1"]
 
 
-@pytest.mark.slow
-@sampled("kind", ["image", "text"], every=2)
-def test_every_side_takes_its_steps(cost, cases, kind):
-    makes = cost.sides(cases[kind], "cpu", torch.float32)
-    clock = iter(range(10_000)).__next__
-    for names in (("routed", "unrouted"), ("ours", "plain")):
-        seconds = cost.timed({name: makes[name] for name in names}, 2, clock)
-        assert seconds == {name: [1, 1] for name in names}
-
-
-@pytest.mark.slow
-def test_the_peak_holds_weights_and_more_with_routers(cost, cases):
-    held = cost.peaks(cases["image"], "cpu", torch.float32)
-    assert list(held) == ["float32", "bfloat16"]
-    for kind, peak in held.items():
-        weights = sum(part.nbytes for part in cases["image"].model("cpu", getattr(torch, kind)).parameters())
-        assert weights < peak["unrouted"] < peak["routed"]
-
-
-def test_a_record_keeps_the_rows_that_were_not_measured_anew(cost, tmp_path):
-    path = tmp_path / "record.json"
-    rows = [{"case": name, "run": 1} for name in ("llava-reduced", "tiny-llava")]
-    path.write_text(json.dumps({"rows": rows}))
-    merged = cost.merged(path, {"rows": [{"case": "tiny-llava", "run": 2}, {"case": "llama-quest", "run": 2}]})
-    assert [(row["case"], row["run"]) for row in merged["rows"]] == [
-        ("llava-reduced", 1),
-        ("llama-quest", 2),
-        ("tiny-llava", 2),
-    ]
-
-
 def test_what_was_recorded_keeps_the_promises(cost):
     """Routers cost at most 5 % of a step and of the peak; our fit is no slower than the plain one.
 
@@ -140,3 +79,93 @@ def test_what_was_recorded_keeps_the_promises(cost):
         assert row["step_ratio"][0] <= (1.10 if tiny else 1.05)
         assert row["tokens_ratio"][0] >= (0.99 if tiny else 1.0)
         assert all(memory <= (1.15 if tiny else 1.05) for memory in row["memory_ratio"].values())
+
+
+FAKE = """
+import json, os, sys
+name, log = sys.argv[1:]
+print(json.dumps({"fake": name}), flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    with open(log, "a") as file:
+        print(name, asked["do"], asked["method"], file=file)
+    if asked["do"] == "end":
+        sys.exit(3)
+    if asked["method"] == "broken":
+        answer = {"error": "ValueError: no such press"}
+    elif asked["do"] == "fill":
+        answer = {"seconds": 1.0 + (name == "kvpress") + (asked["method"] != "none"), "bytes": 4}
+    elif asked["do"] == "decode":
+        answer = 0.001 if name == "ours" else 0.002
+    else:
+        answer = [1.0, 2.0 if name == "ours" else 2.5]
+    print(json.dumps(answer), flush=True)
+"""
+
+
+@pytest.fixture
+def sides(tmp_path):
+    """Two workers without a library, and the log of what they were asked."""
+    log = tmp_path / "log"
+    workers = {name: Worker(sys.executable, "-c", FAKE, name, str(log)) for name in ("ours", "kvpress")}
+    yield workers, log
+    for worker in workers.values():
+        worker.close()
+
+
+def test_sides_take_turns_and_the_order_alternates(sides):
+    workers, log = sides
+    assert {side: worker.versions for side, worker in workers.items()} == {n: {"fake": n} for n in ("ours", "kvpress")}
+    able = {"none": ["ours", "kvpress"], "kvcompose": ["ours"]}
+    answers, last = peers.rounds(workers, able, 2, 1, 1, do="fill")
+    assert [line.split()[::2] for line in log.read_text().splitlines()] == [
+        *(["ours", "none"], ["kvpress", "none"], ["ours", "kvcompose"]),
+        *(["ours", "kvcompose"], ["kvpress", "none"], ["ours", "none"]),
+        *(["ours", "none"], ["kvpress", "none"]),  # the side that is alone has had its one round
+    ]
+    assert {name: {side: len(each) for side, each in of.items()} for name, of in answers.items()} == {
+        "none": {"ours": 2, "kvpress": 2},
+        "kvcompose": {"ours": 1},
+    }
+    assert last["none"]["kvpress"] == {"seconds": 2.0, "bytes": 4}
+    assert in_turns(["a", "b"], 0) == ["a", "b"]
+    assert in_turns(["a", "b"], 1) == ["b", "a"]
+
+
+def test_rows_pair_the_rounds_and_name_what_one_side_cannot(sides):
+    workers, _ = sides
+    rows = {row["method"]: row for row in peers.measure(workers, 32768, 2, peers.able(32768, 2**30))}
+    assert list(rows) == list(peers.METHODS)
+    snapkv, alone = rows["snapkv"], rows["kvcompose"]
+    assert snapkv["pass_ratio"] == (2 / 3,) * 3
+    assert snapkv["step_ratio"] == (0.5,) * 3
+    assert snapkv["adds_seconds"] == {"ours": (1.0,) * 3, "kvpress": (1.0,) * 3}
+    assert snapkv["logits_apart"] == 0.5
+    assert rows["none"]["adds_seconds"]["ours"] == (0.0,) * 3
+    assert set(alone["bytes"]) == {"ours"}
+    assert alone["pass_ratio"] is alone["step_ratio"] is alone["logits_apart"] is None
+    lines = peers.table({"rows": list(rows.values())}).splitlines()
+    assert len({line.count("|") for line in lines}) == 1
+    assert "| 0.50 [0.50, 0.50] | 0.67 [0.67, 0.67] |" in lines[3]
+
+
+def test_our_side_answers_as_the_protocol_says(tmp_path, monkeypatch):
+    """Every method: a step leaves the cache as it was, half of the entries or key channels are not held."""
+    small = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 16}
+    monkeypatch.setattr(peer_side, "SHAPE", {**peer_side.SHAPE, **small})
+    peer_side.random_weights(256, tmp_path)
+    ours = import_module("benchmarks.peers_ours")
+    answers = peer_side.Answers(ours.Ours(peer_side.load(256, tmp_path)), 256)
+    dense = 2 * 2 * 2 * 16 * 256 * 4
+    held = {}
+    with torch.no_grad():
+        for method in ours.COMPRESSIONS:
+            held[method] = answers.fill(method)["bytes"]
+            before = answers.logits(method)
+            assert answers.decode(method, 3) >= 0
+            assert answers.logits(method) == before
+    assert set(held) == set(peers.METHODS)
+    assert held["none"] == dense
+    assert held["snapkv"] == held["kvcompose"] == dense // 2
+    assert dense // 2 <= held["kvcompose_heads"] < 0.51 * dense
+    assert 0.75 * dense < held["think"] < 0.8 * dense  # the last 32 of 256 keys stay whole

@@ -47,8 +47,7 @@ from subtoken_train.training.preflight import (
     seconds_per_batch,
 )
 from subtoken_train.training.run_folder import RunFolder
-from subtoken_train.training.strategies import PRESETS, check_kind, check_parts
-from subtoken_train.training.strategies.zero import ZeroStrategy, zero_settings
+from subtoken_train.training.strategies import PRESETS, ZeroStrategy, check_kind, check_parts, zero_settings
 from subtoken_train.types import Region
 
 T = TypeVar("T")

@@ -178,7 +178,7 @@ def read_parts(source: Source, cli: Any, backbone: str | None) -> tuple[AdapterC
     """Configuration, parts and LoRA of a source, its backbone on the meta device and named ``backbone`` if given."""
     from subtoken_train.artifact.config import read_config
     from subtoken_train.artifact.folder import read_adapter
-    from subtoken_train.training.adapter_parts import adapter_config, lay_out_checkpoint
+    from subtoken_train.training.module import adapter_config, lay_out_checkpoint
 
     if source.is_adapter:
         named = read_config(source.folder).backbone

@@ -30,13 +30,13 @@ from subtoken_train.documents import read_yaml, real_path
 from subtoken_train.errors import UncutError, check_package, shell_words
 from subtoken_train.families.load import family_class, with_processor
 from subtoken_train.resources import find_recipe
-from subtoken_train.training.adapter_parts import adapter_config
 from subtoken_train.training.checkpoints import incomplete, newest_complete, state_path
+from subtoken_train.training.module import adapter_config
 from subtoken_train.training.preflight import check_bytes, lay_out, nominal_prompt
-from subtoken_train.training.run_checkpoints import RunCheckpoints, RunStopped, trained_shapes
+from subtoken_train.training.run_checkpoints import RunCheckpoints, RunStopped
 from subtoken_train.training.run_folder import RunFolder
 from subtoken_train.training.strategies import check_fit, check_parts, shares_weights
-from subtoken_train.training.trained_tensors import check_resumable, finished_parts
+from subtoken_train.training.trained_tensors import check_resumable, finished_parts, trained_shapes
 
 
 def run_fit(cli: RecipeCLI) -> int:

@@ -52,7 +52,7 @@ KINDS = {
             f"{_LIGHTNING}.strategies:Strategy",
             **dict.fromkeys(("auto", "ddp"), f"{_LIGHTNING}.strategies:DDPStrategy"),
             **dict.fromkeys(
-                ("zero1", "zero2", "zero3", "zero3_offload"), "subtoken_train.training.strategies.zero:ZeroStrategy"
+                ("zero1", "zero2", "zero3", "zero3_offload"), "subtoken_train.training.strategies:ZeroStrategy"
             ),
             fsdp2="subtoken_train.training.strategies:Fsdp2Strategy",
         ),

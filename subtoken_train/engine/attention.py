@@ -1,13 +1,10 @@
 """The attention of a compressed language model, registered with transformers, and the context split that it runs.
 
-One function per implementation that it wraps (``subtoken_sdpa``, ``subtoken_flash_attention_2``, ...), set for the
-language model only. A prompt's pass runs the wrapped implementation unchanged, or the context split where one is given,
-and then shows rotated queries, keys and values to its observer; decoding reads packed storage. Rows that follow others
-of their layer (``engine/spans.py``), and layers with windows, pass ``seen`` instead of a mask.
+One function per implementation that it wraps (``subtoken_sdpa``, ...). A prompt's pass runs that, or the context split,
+and then shows rotated queries, keys and values to its observer; decoding reads packed storage.
 
-The context split: context rows attend to all context before them, with whole values; query rows (and the answer after
-them) see the kept context tokens only, with routed values, and each other. Which tokens stay is decided per layer.
-Under one byte budget the visual tokens of a model that sees images are such a context.
+The context split: context rows attend to all context before them, with whole values; later rows see the kept context
+tokens only, with routed values, and each other. Which tokens stay is decided per layer.
 
 Legend: B batch, N rows, M columns, q query rows, H query heads, h key-value heads, d head width.
 """
@@ -34,61 +31,34 @@ from subtoken_train.functional.causal_attention import Seen, SlidingWindow, caus
 from subtoken_train.functional.dropped_keys import with_key_gradient
 from subtoken_train.functional.rotary import Rotation
 from subtoken_train.reducers.base import ContextReducer
-from subtoken_train.routing.bank import RouterBank
-from subtoken_train.routing.state import RoutingState
+from subtoken_train.routing.bank import LateValues, RouterBank, RoutingState
 from subtoken_train.types import Region, before_compressed_ends, in_compressed_region
 from subtoken_train.view.view import View
 
 
-@dataclass(frozen=True)
-class LateStates:
-    """A layer as its query rows, and all later ones, read it.
-
-    Attributes:
-        value_BhNd: as they read it.
-        learns_BN: context tokens whose keys were chosen among, bool.
-        keys_BhN: keys that stay, bool; None: all.
-        key_logits_BhN: what they were chosen by; None likewise.
-    """
-
-    value_BhNd: Tensor
-    learns_BN: Tensor
-    keys_BhN: Tensor | None = None
-    key_logits_BhN: Tensor | None = None
-
-
 @dataclass
 class ContextSplit:
-    """One pass over a batch of contexts and queries, right- or left-padded.
-
-    Attributes:
-        regions_BN: ``Region`` codes; the rows of the compressed region, and all before it, attend to all context with
-            whole values.
-        asks_BN: the query rows that choose, bool.
-        collects: remember the routed values of every layer in ``routed``, for a cache.
-        windows: of every layer, as ``DecoderStack.windows``; empty: none has one.
-        position_BN: of the rows, where a layer has a window or a reducer chooses.
-        rotate: gives a layer's rotation at position ids, where a reducer chooses.
-        seen: per layer the rows that query rows and all later ones see, before any key is dropped, bool [B, N].
-        routed: per layer the routed values, [B, h, N, d], where ``collects``.
-        ahead: what ``decide`` gave of a layer whose rows do not run at once.
-        again: by layer what a second pass over the contexts scored, see ``View.again``.
-    """
+    """One pass over a batch of contexts and queries, right- or left-padded."""
 
     reducer: ContextReducer | None
-    regions_BN: Tensor
+    regions_BN: Tensor  # the rows of the compressed region, and all before it, attend to all context with whole values
     spared_BN: Tensor
-    asks_BN: Tensor
+    asks_BN: Tensor  # the query rows that choose, bool
     bank: RouterBank | None = None
     routing: RoutingState | None = None
-    collects: bool = False
-    windows: Sequence[int | None] = ()
-    position_BN: Tensor | None = None
+    collects: bool = False  # remember the routed values of every layer, for a cache
+    windows: Sequence[int | None] = ()  # every layer's; empty: none has one
+    position_BN: Tensor | None = None  # the rows' positions, where a layer has a window or a reducer chooses
     rotate: Callable[[int, Tensor], Rotation] | None = None
+    """A layer's rotation at position ids, where a reducer chooses."""
     seen: dict[int, Tensor] = field(default_factory=dict)
+    """By layer the rows that query rows and all later ones see, before any key is dropped, bool [B, N]."""
     routed: dict[int, Tensor] = field(default_factory=dict)
-    ahead: dict[int, LateStates] = field(default_factory=dict)
+    """By layer the routed values, [B, h, N, d], where ``collects``."""
+    ahead: dict[int, LateValues] = field(default_factory=dict)
+    """The result of ``decide`` for a layer whose rows do not run at once."""
     again: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """By layer what a second pass over the contexts scored, ``View.again``."""
 
     def __post_init__(self) -> None:
         """Read from the device, once, what every layer needs and none changes."""
@@ -109,7 +79,7 @@ class ContextSplit:
         self._elsewhere: dict[torch.device, ContextSplit] = {}
 
     def _in_reach(self, size: int) -> Tensor:
-        """Rows that the first late row of their sample, or what follows it, still sees in a window, bool [B, N]."""
+        """Rows that the first late row of their sample still sees in a window, bool [B, N]."""
         assert self.position_BN is not None
         next_B1 = self.position_BN.masked_fill(~self.visible_BN, -1).amax(-1, keepdim=True) + 1
         first_B1 = torch.where(self.late_BN, self.position_BN, next_B1).amin(-1, keepdim=True)
@@ -126,9 +96,7 @@ class ContextSplit:
             return self
         if device not in self._elsewhere:
             moved = self._elsewhere[device] = copy(self)
-            for name, part in vars(self).items():
-                if isinstance(part, Tensor):
-                    setattr(moved, name, part.to(device))
+            vars(moved).update({name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)})
         return self._elsewhere[device]
 
     def keep(self, layer: int, query_BHNd: Tensor, key_BhNd: Tensor, value_BhNd: Tensor, scale: float) -> Tensor:
@@ -138,11 +106,10 @@ class ContextSplit:
         if self.reducer is not None and any(counts):
             assert self.position_BN is not None
             assert self.rotate is not None
+            states = [each.detach() for each in (query_BHNd, key_BhNd, value_BhNd)]
             view = View(
                 layer,
-                query_BHNd.detach(),
-                key_BhNd.detach(),
-                value_BhNd.detach(),
+                *states,
                 self.regions_BN,
                 scale,
                 self.reducer.needs,
@@ -160,20 +127,15 @@ class ContextSplit:
         self.seen[layer] = kept_BN | (self.visible_BN & ~self.context_BN)
         return kept_BN
 
-    def decide(self, layer: int, query_BHNd: Tensor, key_BhNd: Tensor, value_BhNd: Tensor, scale: float) -> LateStates:
-        """Choose a layer's context tokens and value groups from all of its rows; see ``keep`` and ``route``."""
-        return self.route(layer, self.keep(layer, query_BHNd, key_BhNd, value_BhNd, scale), value_BhNd)
-
-    def route(self, layer: int, kept_BN: Tensor, value_BhNd: Tensor) -> LateStates:
-        """Return what query rows read of a layer; the budget counts the kept tokens."""
+    def decide(self, layer: int, query_BHNd: Tensor, key_BhNd: Tensor, value_BhNd: Tensor, scale: float) -> LateValues:
+        """Choose what query rows read of a layer: context tokens, then their groups, in a budget that counts these."""
+        kept_BN = self.keep(layer, query_BHNd, key_BhNd, value_BhNd, scale)
         if self.bank is None or self.routing is None:
-            return LateStates(value_BhNd, kept_BN)
+            return LateValues(value_BhNd, kept_BN)
         late = self.bank.route_deferred(layer, self.routing, kept_BN)
-        batch, heads, length, width = value_BhNd.shape
-        routed_BhNd = late.value_BND.reshape(batch, length, heads, width).transpose(1, 2)
         if self.collects:
-            self.routed[layer] = routed_BhNd
-        return LateStates(routed_BhNd, late.learns_BN, late.keys_BhN, late.key_logits_BhN)
+            self.routed[layer] = late.value_BhNd
+        return late
 
 
 ROW_BLOCK = 512
@@ -181,7 +143,7 @@ ROW_BLOCK = 512
 
 
 def runs_sdpa(config: Any) -> bool:
-    """Return whether a decoder was loaded with ``sdpa``."""
+    """True if a decoder was loaded with ``sdpa``."""
     return bool(config._attn_implementation.removeprefix(PREFIX) == "sdpa")
 
 
@@ -198,9 +160,7 @@ def split_attention(
     split: ContextSplit, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float
 ) -> Tensor:
     """Attention of one layer under a split, [B, q, H, d]: [B, H, q, d] queries on [B, h, N, d] keys and values."""
-    read = split.ahead.get(layer)
-    if read is None:
-        read = split.decide(layer, query, key, value, scale)
+    read = split.ahead.get(layer) or split.decide(layer, query, key, value, scale)
     length, start = key.shape[2], key.shape[2] - query.shape[2]
     window = split.window(layer)
 
@@ -215,7 +175,11 @@ def split_attention(
     if late_start < length:
         places_BN = None if split.unpadded and split.reducer is None else split.seen[layer]
         late = attend(late_start, length, read.value_BhNd, places_BN, read.keys_BhN)
-        late = _teaching_keys(late, query[:, :, late_start - start :], key, value, read, Seen(places_BN, window), scale)
+        logits, keep = read.key_logits_BhN, read.keys_BhN
+        if keep is not None and logits is not None and torch.is_grad_enabled() and logits.requires_grad:
+            back = torch.where(keep[..., None], read.value_BhNd, value)  # a dropped entry would come back whole
+            states, seen = (query[:, :, late_start - start :], key, back), Seen(places_BN, window)
+            late = with_key_gradient(late, logits, states, keep, read.learns_BN, seen, scale, ROW_BLOCK)
     if split.unpadded and whole.shape[2] + late.shape[2] == query.shape[2]:  # all samples are cut at one row
         return torch.cat([whole.transpose(1, 2), late.transpose(1, 2)], 1)
     out = torch.nn.functional.pad(whole, (0, 0, 0, query.shape[2] - whole.shape[2]))
@@ -223,24 +187,6 @@ def split_attention(
         late = torch.cat([out[:, :, : late_start - start], late], dim=2)
         out = torch.where(split.late_BN[:, None, start:length, None], late, out)
     return out.transpose(1, 2).contiguous()
-
-
-def _teaching_keys(
-    late_BHqd: Tensor,
-    query_BHqd: Tensor,
-    key_BhNd: Tensor,
-    value_BhNd: Tensor,
-    read: LateStates,
-    seen: Seen,
-    scale: float,
-) -> Tensor:
-    """Return the attention of late rows, with a gradient to the logits by which keys were chosen, if there are any."""
-    logits, keep = read.key_logits_BhN, read.keys_BhN
-    if logits is None or keep is None or not (torch.is_grad_enabled() and logits.requires_grad):
-        return late_BHqd
-    back_BhNd = torch.where(keep[..., None], read.value_BhNd, value_BhNd)  # a dropped entry would come back whole
-    states = query_BHqd, key_BhNd, back_BhNd
-    return with_key_gradient(late_BHqd, logits, states, keep, read.learns_BN, seen, scale, ROW_BLOCK)
 
 
 Observer = Callable[[int, Tensor, Tensor, Tensor, float], None]

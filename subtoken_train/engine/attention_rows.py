@@ -24,12 +24,7 @@ ROW_BLOCK = 32
 def row_attention(
     family: Family, layer: int, hidden_BND: Tensor, visible_BN: Tensor, position_ids: Tensor, row_B: Tensor
 ) -> Tensor:
-    """Head-mean attention that position ``row_B`` pays to all positions in ``layer``, [B, N] in fp32.
-
-    Args:
-        family: the backbone; its layer's own norm and q/k projections (LoRA included) are used.
-        row_B: index of the query row of each sample; negative rows are read as 0 (their result is meaningless).
-    """
+    """Head-mean attention of rows ``row_B`` (negative: row 0) to all positions in ``layer``, [B, N] in fp32."""
     with gathered_weights(family.decoder.layers[layer]):
         attention = LayerAttention(family, layer, hidden_BND, visible_BN, position_ids)
         return attention.rows(row_B.clamp(min=0)[:, None]).squeeze(1).to(hidden_BND.device)
@@ -47,11 +42,7 @@ def scouted_row(
     deep_nBND: Tensor | None = None,
     frozen: bool = False,
 ) -> Tensor:
-    """``row_attention`` from input embeddings: the layers below run for it, unrouted, up to the last of the rows.
-
-    ``size``: a chunk of rows at a time, see ``engine/spans.py``; None: all at once. ``deep_nBND``: what the first
-    layers add to their outputs. ``frozen``: the backbone alone, without LoRA.
-    """
+    """``row_attention`` from embeddings: layers below run unrouted, ``size`` rows at a time; ``frozen``: no LoRA."""
     length = int(row_B.max().clamp(min=0)) + 1
     visible, position = visible_BN[:, :length], position_ids[..., :length]
     deep = None if deep_nBND is None else deep_nBND[:, :, :length]
@@ -59,13 +50,10 @@ def scouted_row(
         if size is None:
             below = family.run_layers(hidden_BND[:, :length], visible, position, stop=layer, deep_nBND=deep)
         else:
-            below = hidden_BND[:, :length]
-            unpadded = bool(visible.all())
+            below, unpadded = hidden_BND[:, :length], bool(visible.all())
             for lower in range(layer):
-                dense = family.dense_cache()  # of one layer
-                below = run_chunks(
-                    family, dense, lower, below, visible, position, size, deep_nBND=deep, unpadded=unpadded
-                )
+                given = family.dense_cache(), lower, below, visible, position, size  # a cache of one layer
+                below = run_chunks(family, *given, deep_nBND=deep, unpadded=unpadded)
         row = row_attention(family, layer, below, visible, position, row_B)
     return nn.functional.pad(row, (0, hidden_BND.shape[1] - length))
 
@@ -80,12 +68,7 @@ def region_attention(
     region_BN: Tensor,
     normed: bool = False,
 ) -> Tensor:
-    """Attention that a region pays to all positions in ``layer``, the mean over its rows and heads, [B, N] in fp32.
-
-    Args:
-        region_BN: the attending rows, bool; a sample without any gets zeros.
-        normed: ``hidden_BND`` is the output of the layer's norm already.
-    """
+    """Mean attention of rows ``region_BN`` (none: zeros) over heads, [B, N] in fp32; ``normed``: the norm has run."""
     attention = LayerAttention(family, layer, hidden_BND, visible_BN, position_ids, normed)
     total_BN = torch.zeros(visible_BN.shape, device=hidden_BND.device)
     for index_BR, valid_BR in _row_blocks(region_BN):
@@ -106,7 +89,7 @@ def query_attention(
 
 
 class LayerAttention:
-    """A layer's rotated keys, and the attention of any rows over them; arguments as of ``row_attention``."""
+    """A layer's rotated keys, and the attention of any rows over them."""
 
     def __init__(
         self,
@@ -123,9 +106,8 @@ class LayerAttention:
         self.normed_BND = hidden_BND if normed else family.attention_input(layer, hidden_BND)
         self.visible_BN = visible_BN.to(self.normed_BND.device)
         self.position_BN = position_ids.to(self.normed_BND.device) if position_ids.dim() == 2 else None
-        angles = family.angles(layer, self.normed_BND, position_ids)
-        cos, sin = (each.to(self.normed_BND.device) for each in angles)
-        self.cos, self.sin = cos.expand(len(hidden_BND), -1, -1), sin.expand(len(hidden_BND), -1, -1)
+        cos, sin = (each.to(self.normed_BND.device) for each in family.angles(layer, self.normed_BND, position_ids))
+        self.cos, self.sin = (each.expand(len(hidden_BND), -1, -1) for each in (cos, sin))
         key = family.key_heads(layer, self.normed_BND)
         _, self.key_BhNd = family.rotate(layer, key[:, :0], key, (self.cos, self.sin))  # without queries
 
@@ -141,7 +123,7 @@ class LayerAttention:
 
     @torch.no_grad()
     def pull_blocks(self, marks_BN: Tensor) -> Iterator[Tensor]:
-        """Yield what the rotary embedding alone makes of the same rows, see ``View.rotary_pull``."""
+        """Yield what the rotary embedding alone makes of the same rows, as ``View.rotary_pull`` yields it."""
         place, width = self.cos.device, self.key_BhNd.shape[-1]
         ones_B1Nd = torch.ones(*self.visible_BN.shape, width, device=place)[:, None]
         _, key_B1Nd = self.family.rotate(self.layer, ones_B1Nd, ones_B1Nd, (self.cos.float(), self.sin.float()))
@@ -172,7 +154,6 @@ class LayerAttention:
 
 
 def _row_blocks(marks_BN: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Indices of marked rows, [B, R], and which of them count; at least one block."""
     index_BR, valid_BR = kept_index(marks_BN, pad_left=False)
     if not index_BR.shape[1]:  # nothing is marked: a row that does not count
         valid_BR = marks_BN[:, :1]

@@ -40,26 +40,6 @@ class Stage2Config:
     output_lora: LoraSettings | None = None
 
 
-def add_stage2_lora(family: Family, settings: LoraSettings, stage2: Stage2Config) -> PeftModel:
-    """Put in the frozen q/v LoRA with stage 1's ``settings``, its tensors still to be loaded, and any on ``o_proj``."""
-    peft_model = add_lora(family, replace(settings, dropout=0.0))
-    family.model.requires_grad_(False)
-    if stage2.output_lora is not None:
-        add_output_lora(family, peft_model, stage2.output_lora)
-    return peft_model
-
-
-def check_stage2(stage2: Stage2Config, bank: RouterBank | None) -> None:
-    """Raise a worded ``ValueError`` where stage 2 routes nothing or trains nothing."""
-    if bank is None:
-        raise ValueError("model.stage2 trains routers on a token-only adapter: set model.routing, or drop model.stage2")
-    if not bank.learned and stage2.output_lora is None:
-        raise ValueError(
-            f"model.stage2 has nothing to train: selector {bank.config.selector!r} has no parameters and output_lora "
-            "is null; choose a learned router (linear, mlp or bilinear) or set output_lora"
-        )
-
-
 def build(
     backbone: BackboneConfig,
     lora: LoraSettings,
@@ -102,11 +82,22 @@ def assemble(
     """Attach reducer, LoRA and routers to a family that is already loaded (or laid out on the meta device)."""
     peft_model = add_adapters(family, lora, stage2)
     bank = None if routing is None else RouterBank(routing, family.hidden_size, family.shape)
-    if stage2 is not None:
-        check_stage2(stage2, bank)
+    if stage2 is not None and bank is None:
+        raise ValueError("model.stage2 trains routers on a token-only adapter: set model.routing, or drop model.stage2")
+    if stage2 is not None and bank is not None and not bank.learned and stage2.output_lora is None:
+        raise ValueError(
+            f"model.stage2 has nothing to train: selector {bank.config.selector!r} has no parameters and output_lora "
+            "is null; choose a learned router (linear, mlp or bilinear) or set output_lora"
+        )
     return CompressedBackbone(family, reducer, bank), peft_model
 
 
 def add_adapters(family: Family, lora: LoraSettings, stage2: Stage2Config | None) -> PeftModel:
-    """LoRA alone: that of an ordinary run, or stage 1's and any on ``o_proj``."""
-    return add_lora(family, lora) if stage2 is None else add_stage2_lora(family, lora, stage2)
+    """LoRA alone: that of an ordinary run, or stage 1's, frozen and still to be loaded, and any on ``o_proj``."""
+    if stage2 is None:
+        return add_lora(family, lora)
+    peft_model = add_lora(family, replace(lora, dropout=0.0))
+    family.model.requires_grad_(False)
+    if stage2.output_lora is not None:
+        add_output_lora(family, peft_model, stage2.output_lora)
+    return peft_model

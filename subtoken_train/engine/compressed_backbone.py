@@ -8,8 +8,6 @@ A pass (``CompressedBackbone.run``) is five stages, which stand in this file in 
 4. run the layers, routed from the first one that sees a reduced set on (``decoder`` reducers cut between them);
 5. finish: hand over what the pass leaves behind.
 
-A reducer acts in one of them. Where it does not, and without routers, a stage does nothing.
-
 Legend: B batch, N positions before the reducer, M positions after it, D model width, V vocabulary, S value groups.
 """
 
@@ -42,8 +40,7 @@ from subtoken_train.reducers.base import ContextReducer, RankingReducer, Reducer
 from subtoken_train.reducers.scored_context import ScoredContext
 from subtoken_train.reducers.staged import DecoderReducer
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.routing.bank import RouterBank
-from subtoken_train.routing.state import RoutingState
+from subtoken_train.routing.bank import RouterBank, RoutingState
 from subtoken_train.types import Batch, KeyAxes, Region, in_compressed_region
 from subtoken_train.view.view import ABSENT, View
 
@@ -53,11 +50,8 @@ class CompressedBackbone(nn.Module):
 
     def __init__(self, family: Family, reducer: Reducer, bank: RouterBank | None = None) -> None:
         super().__init__()
-        self.family = family
-        self.model = family.model
-        self.reducer = reducer
-        self.bank = bank
         check_reducer(reducer, family)
+        self.family, self.model, self.reducer, self.bank = family, family.model, reducer, bank
         self._detached = False
         routing, reads_text = self.active_routing, family.image_token_id is None
         drops_keys = routing is not None and routing.budget == "bytes"
@@ -118,12 +112,7 @@ class CompressedBackbone(nn.Module):
         return anew and self.family.tower_positions == "renumber"
 
     def promised_fraction(self, samples: Sequence[int], key_channels: float = 1.0, key_axes: KeyAxes = "own") -> float:
-        """Share of the compressed region's KV that reducer and routing promise, without the index; 1 where it is empty.
-
-        Args:
-            samples: tokens of each one's compressed region, before the reducer.
-            key_channels: share of their keys that stays.
-        """
+        """Share of the region's KV that is promised, without the index, for ``samples`` of so many tokens."""
         region = (Region.CONTEXT if self.family.image_token_id is None else Region.VISUAL).label
         shape, budget = self.family.shape, replace(self.group_budget, key_channels=key_channels, key_axes=key_axes)
         layers = [self.reducer.layer_tokens(tokens, shape.num_layers) for tokens in samples if tokens]
@@ -153,7 +142,6 @@ class CompressedBackbone(nn.Module):
 
         Args:
             cache: filled when given (prefill), values as routed, dropped groups (0, or filled) too, until it is packed.
-            pad_left: side on which samples with fewer kept rows are padded.
             force_gather: run ranking and gather even at keep_ratio 1 (a test of the machinery).
             observer: sees every layer's attention; needs ``use_packed_attention``.
             chunks: run every layer in chunks of rows into ``cache``, without gradient; needs the same.
@@ -282,27 +270,20 @@ class CompressedBackbone(nn.Module):
         run.spans.append((start, depth, run.rows))
 
     def _run_stretch(self, run: RunningPass, start: int, stop: int) -> None:
-        """Run layers ``start`` to ``stop`` (exclusive) on the rows that are left, under routing if there is a state."""
         with nullcontext() if self.bank is None or run.state is None else self.bank.routing(run.state):
             run.hidden_BMD = run_span(self.family, run, start, stop)
 
     def _routing_state(self, run: RunningPass, deferred: bool = False) -> RoutingState | None:
-        """Return what the routers read of the rows that are left; None without routers."""
         if self.bank is None:
             return None
         rows, before = run.rows, run.state
-        state = RoutingState(
-            routed_BN=in_compressed_region(rows.regions_BM),
-            query_BN=question_rows(run.batch, rows),
-            position_BN=rows.ordinal_BM,
-            sample_seed_B=run.sample_seeds,
-            rank_BN=None if run.rank_BN is None else take_rows(run.rank_BN, rows.index_BM),
-            deferred={} if deferred else None,
-            masks={} if before is None else before.masks,
-            keys={} if before is None else before.keys,
-            fills={} if before is None else before.fills,
-            choices={} if before is None else before.choices,
-        )
+        reads = in_compressed_region(rows.regions_BM), question_rows(run.batch, rows), rows.ordinal_BM
+        state = RoutingState(*reads, run.sample_seeds, {} if deferred else None)
+        if run.rank_BN is not None:
+            state.rank_BN = take_rows(run.rank_BN, rows.index_BM)
+        if before is not None:  # what the layers below noted
+            state.masks, state.keys = before.masks, before.keys
+            state.fills, state.choices = before.fills, before.choices
         if "attention" in self.bank.config.features:
             state.query_attention = query_attention(self.family, rows.visible_BM, rows.position, state.query_BN)
         return state
@@ -319,24 +300,12 @@ class CompressedBackbone(nn.Module):
                 for layer, routed_BhNd in routed.items():
                     run.cache.layers[layer].values = routed_BhNd
             kept = on_device(run.split.seen, run.rows.regions_BM.device)
-        return PromptPass(
-            run.hidden_BMD,
-            run.rows,
-            run.spans,
-            run.state,
-            self.active_routing,
-            kept,
-            run.embeds_BND,
-            self.family.windows,
-        )
+        left = run.hidden_BMD, run.rows, run.spans, run.state, self.active_routing, kept, run.embeds_BND
+        return PromptPass(*left, self.family.windows)
 
 
 class Cutting:
-    """Makes the cuts of one pass; the embeddings are looked at once, before layer 0.
-
-    Args:
-        always: make cuts that keep all, too: their ranking is read, the machinery is tested, or a model is trained.
-    """
+    """Makes the cuts of one pass, ``always`` those that keep all, too; looks at embeddings once, before layer 0."""
 
     def __init__(self, family: Family, reducer: DecoderReducer, run: RunningPass, always: bool = False) -> None:
         self.family, self.reducer, self.always = family, reducer, always
@@ -350,7 +319,7 @@ class Cutting:
             self.raters_BN = reducer.raters(run.hidden_BMD, batch.regions_BN, self.prompt_BN)
 
     def keeps_all(self, layer: int) -> bool:
-        """Return whether the cut before ``layer`` leaves nothing out."""
+        """True if the cut before ``layer`` leaves nothing out."""
         return not self.always and all(counts[layer] == counts[layer - 1] for counts in self.counts)
 
     def cut(self, run: RunningPass, layer: int, below_BMD: Tensor) -> None:
@@ -397,11 +366,7 @@ class Cutting:
 
 
 def images_of_samples(tokens: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """Count the images of every sample.
-
-    Args:
-        sizes: those of each image of the batch, sample after sample; of a video a frame (or a layer of two) is one.
-    """
+    """Images of every sample, from its tokens and the sizes of the batch's images (of a video a frame or two)."""
     counts, image = [], 0
     for own in tokens:
         first, seen = image, 0

@@ -1,7 +1,4 @@
-"""Attention whose heads are a mixture of full and streaming attention: what DuoAttention learns its alphas through.
-
-A key-value head's output is ``alpha * full + (1 - alpha) * streaming``; streaming sees the first entries and the recent
-ones. For calibration alone: both are computed with masks of N x N, and no cache is filled.
+"""Heads that mix full and streaming attention (first and recent entries): what DuoAttention learns its alphas through.
 
 Legend: B batch, N rows, H query heads, h key-value heads, d head width, L layers, D model width.
 """

@@ -6,7 +6,7 @@ Legend: B batch, N rows, D model width.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -21,34 +21,25 @@ from subtoken_train.routing.bank import RouterBank
 
 
 @contextmanager
-def evaluation_mode(module: nn.Module) -> Iterator[None]:
+def _switched(parts: list[Any], name: str, inside: bool) -> Iterator[None]:
+    def switch(value: bool) -> None:
+        for part in parts:
+            setattr(part, name, value)
+
+    with undoing(partial(switch, not inside)):
+        switch(inside)
+        yield
+
+
+def evaluation_mode(module: nn.Module) -> AbstractContextManager[None]:
     """Dropout and checkpointing off inside the block; every submodule's own mode is restored."""
-    training = [part for part in module.modules() if part.training]
-
-    def switch(mode: bool) -> None:
-        for part in training:
-            part.training = mode
-
-    with undoing(partial(switch, True)):
-        switch(False)
-        yield
+    return _switched([part for part in module.modules() if part.training], "training", False)
 
 
-@contextmanager
-def without_lora(module: nn.Module) -> Iterator[None]:
-    """Every LoRA in ``module`` is left out inside the block, the one on ``o_proj`` too; nothing else changes.
-
-    peft's own switch (``enable_adapters``) also writes ``requires_grad``: it would free the frozen LoRA of stage 2.
-    """
+def without_lora(module: nn.Module) -> AbstractContextManager[None]:
+    """Leave every LoRA in ``module`` out inside the block; peft's own switch would also free stage 2's frozen one."""
     active = [part for part in module.modules() if isinstance(part, BaseTunerLayer) and not part.disable_adapters]
-
-    def switch(disabled: bool) -> None:
-        for part in active:
-            part._disable_adapters = disabled
-
-    with undoing(partial(switch, False)):
-        switch(True)
-        yield
+    return _switched(active, "_disable_adapters", True)
 
 
 @contextmanager
@@ -65,14 +56,10 @@ def gathered_weights(module: nn.Module) -> Iterator[None]:
 
 
 def enable_checkpointing(family: Family, bank: RouterBank | None) -> None:
-    """Non-reentrant gradient checkpointing; layers are recomputed under the routing they first ran with.
-
-    transformers only checkpoints layers in training mode, and the frozen backbone is not: the layers' own flags are
-    set here (not those of what is in them), which nothing else reads.
-    """
+    """Non-reentrant gradient checkpointing; layers are recomputed under the routing they first ran with."""
     options = {"use_reentrant": False, **({} if bank is None else {"context_fn": bank.checkpoint_contexts})}
     family.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
-    for layer in family.decoder.layers:
+    for layer in family.decoder.layers:  # transformers asks a layer's own mode, and the frozen backbone is not training
         layer.training = True
 
 

@@ -18,16 +18,12 @@ from subtoken_train.functional.gather import count_positions, kept_index, take_r
 from subtoken_train.functional.merging import joined_means
 from subtoken_train.reducers.base import PositionPolicy
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.routing.state import RoutingState
+from subtoken_train.routing.bank import RoutingState
 from subtoken_train.types import Batch, LayerPlan, Plan, Region
 
 
 def protected_rows(batch: Batch) -> Tensor:
-    """Return the rows that no reducer drops, bool [B, N]: the last one before each answer, and the last of a prompt.
-
-    A token is read from each of them, whatever it holds. A batch whose prompts go on later (``followed``) has no last
-    row.
-    """
+    """Rows that no reducer drops, bool [B, N]: a token is read from them (before an answer, at a prompt's end)."""
     regions_BN = batch.regions_BN
     after_BN = torch.nn.functional.pad(regions_BN[:, 1:], (0, 1), value=int(Region.PADDING))
     answers_BN = (after_BN == Region.ANSWER) & (regions_BN != Region.ANSWER)
@@ -37,26 +33,19 @@ def protected_rows(batch: Batch) -> Tensor:
 
 @dataclass
 class Rows:
-    """The rows that run through a span of layers.
+    """The rows that run through a span of layers."""
 
-    Attributes:
-        index_BM: row of the unreduced sequence each one came from; 0 where ``visible`` is False.
-        position: position ids for the rotary embedding, [B, M], or [3, B, M] (time, height, width) under mRoPE.
-        ordinal_BM: real tokens before it in the unreduced sequence; does not depend on the padding side.
-        next_position: position id of the first token after the prompt, [B, 1] or [3, B, 1]: one past the largest of the
-            unreduced prompt, whatever was dropped since.
-        deep_nBMD: what the first n layers add to their outputs (visual features of their own); None for most models.
-        attended_BM: of one layer, once a window made some of its rows no entries: the rows that others could see, bool.
-    """
-
-    index_BM: Tensor
+    index_BM: Tensor  # row of the unreduced sequence each one came from; 0 where it is not visible
     visible_BM: Tensor
-    position: Tensor
-    ordinal_BM: Tensor
+    position: Tensor  # position ids for the rotary embedding, [B, M], or [3, B, M] (time, height, width) under mRoPE
+    ordinal_BM: Tensor  # real tokens before it in the unreduced sequence; does not depend on the padding side
     regions_BM: Tensor
     next_position: Tensor
+    """The first token's after the prompt, [B, 1] or [3, B, 1]: one past the largest, whatever was dropped since."""
     deep_nBMD: Tensor | None = None
+    """Added to the outputs of the first n layers (visual features of their own); None for most models."""
     attended_BM: Tensor | None = None
+    """Rows of one layer that others could see, once a window made some of them no entries, bool."""
 
     @classmethod
     def whole(cls, regions_BN: Tensor, position: Tensor, deep_nBND: Tensor | None = None) -> Rows:
@@ -67,11 +56,7 @@ class Rows:
         return cls(index_BN, visible_BN, position, count_positions(visible_BN), regions_BN, following, deep_nBND)
 
     def take(self, keep_BM: Tensor, pad_left: bool, policy: PositionPolicy = "original") -> tuple[Rows, Tensor]:
-        """The kept rows, and the index that gathers other tensors alike.
-
-        ``policy``: kept rows stay at their own position ids (``original``, and ``mrope``), or count anew
-        (``renumber``), and then so does what follows: one past the last kept row.
-        """
+        """The kept rows and the index that gathers others alike; ``renumber``: positions count anew."""
         index, valid = kept_index(keep_BM, pad_left)
         regions = take_rows(self.regions_BM, index).masked_fill(~valid, Region.PADDING)
         if policy == "renumber":
@@ -90,7 +75,7 @@ class Rows:
         return bool(self.visible_BM.all())
 
     def in_window(self, size: int | None) -> Rows:
-        """Return the rows as a layer with a window of ``size`` holds them (None: no window)."""
+        """The rows as a layer with a window of ``size`` holds them (None: no window)."""
         if size is None:
             return self
         left_BM = ~in_window(self.next_position, self.position, size)[:, 0]
@@ -114,21 +99,14 @@ def one_past(position: Tensor, visible_BN: Tensor) -> Tensor:
 
 
 def question_rows(batch: Batch, rows: Rows) -> Tensor:
-    """Return the QUERY rows up to ``Batch.rank_position_B``, bool [B, M]: the question that choices may depend on."""
+    """The QUERY rows up to ``Batch.rank_position_B``, bool [B, M]: the question that choices may depend on."""
     return (rows.regions_BM == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None])
 
 
 def layer_plan(
     keep_BhM: Tensor, groups_BMS: Tensor | None = None, index_BM: Tensor | None = None, longest: int | None = None
 ) -> LayerPlan:
-    """Make a layer's plan from marks on the rows of a pass.
-
-    Args:
-        keep_BhM: entries that stay, bool; [B, 1, M] where all heads share a set.
-        groups_BMS: kept value groups of every row, bool; None where all are.
-        index_BM: row of the unreduced sequence that each row came from; None where nothing was reduced.
-        longest: the most entries of a sample; None: it is read from the device.
-    """
+    """Plan a layer from kept entries (bool, [B, 1, M]: all heads alike); ``longest``: the most of a sample."""
     rows, valid = kept_index(keep_BhM.any(1), pad_left=False, longest=longest)
     entries = (rows if index_BM is None else take_rows(index_BM, rows)).masked_fill(~valid, -1)
     heads = None if keep_BhM.shape[1] == 1 else take_rows(keep_BhM.transpose(1, 2), rows) & valid[..., None]
@@ -138,14 +116,12 @@ def layer_plan(
 def layer_plans(
     keep: Sequence[Tensor], groups: Mapping[int, Tensor], indices: Sequence[Tensor | None]
 ) -> list[LayerPlan]:
-    """Make the plans of all layers, see ``layer_plan``; the device is read once."""
+    """The plans of all layers; the device is read once."""
     alike = [(id(marks), id(index)) for marks, index in zip(keep, indices, strict=True)]
     first = {pair: layer for layer, pair in reversed(list(enumerate(alike)))}
     longest = torch.stack([keep[layer].any(1).sum(-1).max() for layer in first.values()]).tolist()
-    made = {
-        pair: layer_plan(keep[layer], None, indices[layer], most)
-        for (pair, layer), most in zip(first.items(), longest, strict=True)
-    }
+    most = dict(zip(first, longest, strict=True))
+    made = {pair: layer_plan(keep[layer], None, indices[layer], most[pair]) for pair, layer in first.items()}
     plans = [replace(made[pair]) for pair in alike]
     for layer, groups_BMS in groups.items():
         rows_BN = plans[layer].rows_BN
@@ -156,30 +132,22 @@ def layer_plans(
 
 @dataclass
 class PromptPass:
-    """The results of a pass over a batch.
+    """The results of a pass over a batch."""
 
-    Attributes:
-        hidden_BMD: last layer's output, before the final norm.
-        spans: (first layer, last layer + 1, rows) of each stretch of layers that ran on the same rows.
-        state: what the routers did; None without routing.
-        routing: settings of the routing that acted; None where every group stays as it is.
-        kept: under a context reducer, per layer the rows that later rows see, bool [B, M].
-        embeds_BND: input embeddings of the unreduced sequence; after a tower's reducer, its features stand in place,
-            and in the row that dropped ones were merged into, their mean.
-        windows: of every layer, as ``DecoderStack.windows``; empty: none has one.
-    """
-
-    hidden_BMD: Tensor
+    hidden_BMD: Tensor  # last layer's output, before the final norm
     rows: Rows
     spans: list[tuple[int, int, Rows]] = field(default_factory=list)
-    state: RoutingState | None = None
-    routing: RoutingConfig | None = None
+    """(first layer, last layer + 1, rows) of each stretch of layers that ran on the same rows."""
+    state: RoutingState | None = None  # notes of the routers; None without routing
+    routing: RoutingConfig | None = None  # settings of the routing that acted; None where every group stays as it is
     kept: dict[int, Tensor] = field(default_factory=dict)
+    """Under a context reducer, per layer the rows that later rows see, bool [B, M]."""
     embeds_BND: Tensor | None = None
-    windows: list[int | None] = field(default_factory=list)
+    """Input embeddings of the unreduced sequence; after a tower's reducer its features, merged where it merges."""
+    windows: list[int | None] = field(default_factory=list)  # every layer's; empty: none has one
 
     def layer_rows(self) -> list[tuple[Rows, Tensor]]:
-        """Return per layer its rows, and the regions of those that its cache holds, [B, M]; PADDING for the others."""
+        """Per layer its rows, and the regions of those that its cache holds, [B, M]; PADDING for the others."""
         spread = [(layer, rows) for start, stop, rows in self.spans for layer in range(start, stop)]
         if any(self.windows):
             spread = [(layer, rows.in_window(self.windows[layer])) for layer, rows in spread]
@@ -198,7 +166,7 @@ class PromptPass:
         return Plan(layers) if self.routing is None else Plan(layers, self.routing.layout)
 
     def entries(self) -> list[Tensor]:
-        """Return per layer the entries that reducer and routers leave, bool [B, h, M] (h = 1: one set for all)."""
+        """Per layer the entries that reducer and routers leave, bool [B, h, M] (h = 1: one set for all)."""
         keys = {} if self.state is None or self.routing is None else self.state.keys
         regions = [regions_BM for _, regions_BM in self.layer_rows()]
         real = {id(regions_BM): (regions_BM != Region.PADDING)[:, None] for regions_BM in regions}
@@ -206,15 +174,15 @@ class PromptPass:
         return [entries & keys[layer] if layer in keys else entries for layer, entries in enumerate(kept)]
 
     def groups(self) -> dict[int, Tensor]:
-        """Return the kept value groups of the layers that route, by layer, bool [B, M, S]."""
+        """The kept value groups of the layers that route, by layer, bool [B, M, S]."""
         return {} if self.state is None or self.routing is None else self.state.masks
 
     def fills(self) -> dict[int, Tensor]:
-        """Return the vectors that dropped groups read as, by layer, see ``RoutingState.fills``."""
+        """The vectors that dropped groups read as, by layer."""
         return {} if self.state is None or self.routing is None else self.state.fills
 
     def labels(self, labels_BN: Tensor) -> Tensor:
-        """Return the labels of the rows that are left, [B, M]; padding gets -100."""
+        """The labels of the rows that are left, [B, M]; padding gets -100."""
         return take_rows(labels_BN, self.rows.index_BM).masked_fill(~self.rows.visible_BM, -100)
 
 

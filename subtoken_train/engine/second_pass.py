@@ -1,13 +1,8 @@
 """A second pass: rows that run after a prompt's cache, so that a method sees what a reader of it would look at.
 
-KVCompose repeats the context and lets all of it ask; KVzip has a task (``TaskPlan``) and a pass for every piece. The
-rows take the positions that follow the prompt, see its cache before any eviction and each other causally, and meet no
-reducer and no router. Layers run one after another, a block of rows at a time; the cache is then as it was.
-
-A context reducer that such a method drives (``context_scores``), and routers that share one byte budget among all
-layers (``one_budget``), choose before the pass that counts: the contexts of a batch run alone, without routing, dropout
-or gradient, but with LoRA, so that training and inference choose alike. It costs a forward pass over the contexts, and
-under a reducer one over what is repeated, with the keys and values of all layers in memory.
+The rows take the positions that follow the prompt, see its cache before any eviction and each other causally, and meet
+no reducer and no router. A context reducer that such a method drives, and routers that share one byte budget among all
+layers, choose in it before the pass that counts, on the contexts alone: with LoRA, without routing and dropout.
 
 Legend: B batch, N rows of a layer's cache (of a context reducer: positions), M rows of the contexts, S rows of the
 task (of routers: value groups), O outputs of a router, K = N + S, D model width, H query heads, h key-value heads, d
@@ -33,92 +28,66 @@ from subtoken_train.families.family import Family
 from subtoken_train.families.positions import warn_beyond
 from subtoken_train.functional.gather import kept_index, take_rows
 from subtoken_train.reducers.scored_context import ScoredContext
-from subtoken_train.routing.bank import RouterBank
-from subtoken_train.routing.state import RoutingState, Spent
+from subtoken_train.routing.bank import RouterBank, RoutingState, Spent
 from subtoken_train.types import Region, before_compressed_ends
 from subtoken_train.view.view import OF_TASKS, Opening, TaskPlan, View
 
 BLOCK = 1024  # rows that run through a layer at a time
 
-TaskObserver = Callable[[int, Tensor, Tensor, Tensor, float, Tensor], None]
-"""Called after each layer with (layer, query [B, H, S, d], key [B, h, K, d], value of the prompt [B, h, N, d], scale,
-rows_BS): the prompt's keys come first, ``rows_BS`` marks what is no padding."""
+TaskObserver = Callable[[int, Tensor, Tensor, Tensor, float], None]
+"""Called after each layer with (layer, query [B, H, S, d], key [B, h, K, d], value of the prompt [B, h, N, d], scale):
+the prompt's keys come first."""
 Again = dict[int, tuple[Tensor, Tensor]]
 """By layer, ``View.again``: the rows that were scored, bool [B, N], and their scores, [B, h, N] in fp32."""
 
 
 @dataclass(frozen=True)
 class TaskRows:
-    """Rows that look back at a prompt.
-
-    Attributes:
-        rows_BS: False is padding, on either side.
-        position: position ids, [B, S], or [3, B, S] under mRoPE.
-        deep_nBSD: what the first n layers add to their outputs; None for most models.
-    """
+    """Rows that look back at a prompt; padding, on either side, is False in ``rows_BS``."""
 
     hidden_BSD: Tensor
     rows_BS: Tensor
-    position: Tensor
-    deep_nBSD: Tensor | None = None
-
-
-def repeated(result: PromptPass) -> TaskRows:
-    """The prompt again: the rows that its token reducer left, in all layers, at the positions that follow it."""
-    rows = result.rows
-    assert result.embeds_BND is not None
-    hidden_BSD = take_rows(result.embeds_BND, rows.index_BM)
-    return TaskRows(hidden_BSD, rows.visible_BM, rows.next_position + rows.position, rows.deep_nBMD)
+    position: Tensor  # position ids, [B, S], or [3, B, S] under mRoPE
+    deep_nBSD: Tensor | None = None  # added to the outputs of the first n layers; None for most models
 
 
 def rows_of_task(family: Family, result: PromptPass, plan: TaskPlan) -> TaskRows:
-    """A task's rows, at the positions after the prompt: a text's count on, repeated tokens keep their distances."""
+    """A task's rows after the prompt: a text's count on, repeated tokens (no pieces: all) keep their distances."""
+    rows = result.rows
+    start, deep = rows.next_position, rows.deep_nBMD
+    assert result.embeds_BND is not None
     if plan.pieces is None:
-        return repeated(result)
-    batch, start = len(result.rows.regions_BM), result.rows.next_position
+        hidden_BSD = take_rows(result.embeds_BND, rows.index_BM)
+        return TaskRows(hidden_BSD, rows.visible_BM, start + rows.position, deep)
     parts: list[TaskRows] = []
     for piece in plan.pieces:
-        if not isinstance(piece, Tensor):
-            ids = torch.tensor(_token_ids(family, piece, result.rows.regions_BM), dtype=torch.long, device=start.device)
-            hidden_BSD = family.token_states(ids).expand(batch, -1, -1)
-            rows_BS = torch.ones(batch, len(ids), dtype=torch.bool, device=start.device)
-            parts.append(TaskRows(hidden_BSD, rows_BS, start + torch.arange(len(ids), device=start.device)))
+        if isinstance(piece, Tensor):
+            parts.append(_again(result.embeds_BND, rows, piece, start))
         else:
-            parts.append(_again(result, piece, start))
+            ids = torch.tensor(_token_ids(family, piece, rows.regions_BM), dtype=torch.long, device=start.device)
+            hidden_BSD = family.token_states(ids).expand(len(rows.regions_BM), -1, -1)
+            added = None if deep is None else hidden_BSD.new_zeros(len(deep), *hidden_BSD.shape)  # nothing to a text
+            rows_BS = torch.ones(hidden_BSD.shape[:2], dtype=torch.bool, device=start.device)
+            parts.append(TaskRows(hidden_BSD, rows_BS, start + torch.arange(len(ids), device=start.device), added))
         if parts[-1].rows_BS.shape[1]:
             start = torch.maximum(start, one_past(parts[-1].position, parts[-1].rows_BS))
     return TaskRows(
         torch.cat([part.hidden_BSD for part in parts], 1),
         torch.cat([part.rows_BS for part in parts], 1),
         torch.cat([part.position for part in parts], -1),
-        _deep_of(parts),
+        None if deep is None else torch.cat([part.deep_nBSD for part in parts if part.deep_nBSD is not None], 2),
     )
 
 
-def _deep_of(parts: list[TaskRows]) -> Tensor | None:
-    """Join what layers add to the rows of all parts; nothing is added to a text."""
-    layers = next((len(part.deep_nBSD) for part in parts if part.deep_nBSD is not None), None)
-    if layers is None:
-        return None
-    each = [
-        part.hidden_BSD.new_zeros(layers, *part.hidden_BSD.shape) if part.deep_nBSD is None else part.deep_nBSD
-        for part in parts
-    ]
-    return torch.cat(each, 2)
-
-
-def _again(result: PromptPass, marked_BN: Tensor, start: Tensor) -> TaskRows:
-    """Return the marked tokens that the token reducer left; the first of them stands at ``start``."""
-    rows = result.rows
-    assert result.embeds_BND is not None
+def _again(embeds_BND: Tensor, rows: Rows, marked_BN: Tensor, start: Tensor) -> TaskRows:
     index_BS, valid_BS = kept_index(take_rows(marked_BN, rows.index_BM) & rows.visible_BM, pad_left=False)
-    hidden_BSD = take_rows(result.embeds_BND, take_rows(rows.index_BM, index_BS))
+    hidden_BSD = take_rows(embeds_BND, take_rows(rows.index_BM, index_BS))
     position = rows.position.gather(-1, index_BS.expand(*rows.position.shape[:-1], -1))
     deep = None if rows.deep_nBMD is None else torch.stack([take_rows(each, index_BS) for each in rows.deep_nBMD])
-    if not index_BS.shape[1]:
-        return TaskRows(hidden_BSD, valid_BS, position, deep)
-    first = position[..., :1] if position.dim() == 2 else position[..., :1].amin(0, keepdim=True)
-    return TaskRows(hidden_BSD, valid_BS, (start + position - first).masked_fill(~valid_BS, 0), deep)
+    if index_BS.shape[1]:
+        first = position[..., :1] if position.dim() == 2 else position[..., :1].amin(0, keepdim=True)
+        position = (start + position - first).masked_fill(~valid_BS, 0)
+    return TaskRows(hidden_BSD, valid_BS, position, deep)
 
 
 def task_view(
@@ -131,13 +100,11 @@ def task_view(
     key: Tensor,
     value: Tensor,
     scale: float,
-    rows_BS: Tensor,
 ) -> View:
     """Return one layer of a task as a method sees it, on the layer's device."""
     about_BM = rows.visible_BM if plan.about_BN is None else take_rows(plan.about_BN, rows.index_BM)
-    about_BM, regions_BM, asks_BS = (
-        each.to(query.device) for each in (about_BM & rows.visible_BM, rows.regions_BM, rows_BS)
-    )
+    marks = about_BM & rows.visible_BM, rows.regions_BM, task.rows_BS
+    about_BM, regions_BM, asks_BS = (each.to(query.device) for each in marks)
     reach = None
     if family.windows[layer] is not None:
         reach = family.window(layer, torch.cat([rows.position, task.position], -1).to(query.device))
@@ -154,7 +121,6 @@ def task_tokens(family: Family, plan: TaskPlan, regions_BN: Tensor) -> Tensor:
 
 
 def _token_ids(family: Family, piece: str | Opening, regions_BN: Tensor) -> list[int]:
-    """Return the tokens of a text, or of an opening after prompts with these regions."""
     if isinstance(piece, Opening):
         tokenizer = family.tokenizer
         # a language model's prompt that is written in the template has a SYSTEM region, a raw one has none
@@ -173,11 +139,10 @@ def second_pass(
     observe: TaskObserver,
     positions: list[Tensor] | None = None,
 ) -> None:
-    """Run a task after a prompt and show every layer's attention to ``observe``.
+    """Run a task after a prompt and show every layer's attention to ``observe``; the cache is left as it came.
 
     Args:
         family: in evaluation mode, with ``use_packed_attention``.
-        cache: of the prompt; grows by a layer's rows at a time and is left as it came.
         entries: per layer the rows of the cache that may be seen, bool [B, N].
         positions: per layer those of the cache's rows, [B, N]; needed where a layer has a window.
     """
@@ -189,7 +154,7 @@ def second_pass(
         notes, seen_BK = QueryNotes(), torch.cat([entries_BN, task.rows_BS], 1)
         further: dict[str, Any] = {"deep_nBND": task.deep_nBSD, "earlier_BM": earlier, "unpadded": unpadded}
         hidden_BSD = run_chunks(family, cache, layer, hidden_BSD, seen_BK, task.position, BLOCK, notes, **further)
-        observe(layer, notes.taken(), states.keys, values, notes.scale, task.rows_BS)
+        observe(layer, notes.taken(), states.keys, values, notes.scale)
         states.keys, states.values = keys, values
 
 
@@ -197,20 +162,27 @@ def second_pass(
 def context_scores(family: Family, reducer: ScoredContext, run: RunningPass) -> Again:
     """Return the scores that a second pass over a batch's contexts gives; empty where the method needs none."""
     whole, method = run.rows, reducer.scorer
-    before_BN = _context_rows(whole.regions_BM)
-    regions_BN = whole.regions_BM.masked_fill(~before_BN, Region.PADDING)
+    regions_BN = whole.regions_BM.masked_fill(~_context_rows(whole.regions_BM), Region.PADDING)
     asked_B1 = method.second_pass(regions_BN)[:, None]
     if not bool(asked_B1.any()):
         return {}
-    if run.chunks is not None:
-        raise ValueError(
-            f"prefill_chunk: reducer {reducer.name!r} runs a context twice, of which chunks keep nothing; leave "
-            "prefill_chunk out"
-        )
-    assert run.embeds_BND is not None
-    rows, index_BM = _contexts_alone(run)
-    depth, cache = family.shape.num_layers, family.dense_cache()
+    rows, index_BM = _contexts_alone(run, f"reducer {reducer.name!r}")
+    depth, cache, length = family.shape.num_layers, family.dense_cache(), whole.index_BM.shape[1]
     found: Again = {}
+
+    def note(plan: TaskPlan, task: TaskRows, layer: int, *states: Any) -> None:
+        view = task_view(family, plan, held[layer][0], task, layer, *states)
+        with torch.autocast(view.about_BN.device.type, enabled=False):
+            scores_BhM = method.score_task(view).expand(-1, view.value_BhNd.shape[1], -1)
+        again_BhN = _placed(scores_BhM.float().mT, held[layer][0], length).mT
+        about_BM1 = (view.about_BN & asked_B1.to(view.about_BN.device))[..., None]
+        about_BN = _placed(about_BM1, held[layer][0], length)[..., 0]
+        if layer in found:
+            before_BN, before_BhN = found[layer]
+            again_BhN = torch.where(about_BN[:, None], again_BhN, before_BhN)
+            about_BN = about_BN | before_BN
+        found[layer] = about_BN, again_BhN.contiguous()
+
     with evaluation_mode(family.decoder):
         hidden_BMD = take_rows(run.embeds_BND, index_BM)
         family.run_layers(hidden_BMD, rows.visible_BM, rows.position, cache, 0, depth, rows.deep_nBMD)
@@ -220,27 +192,14 @@ def context_scores(family: Family, reducer: ScoredContext, run: RunningPass) -> 
         for plan in method.tasks(regions_BN):
             task = rows_of_task(family, result, plan)
             warn_beyond(family.decoder.config, int(task.position.max()) + 1)
-            watch = partial(_note, family, reducer, held, plan, task, asked_B1, whole.index_BM.shape[1], found)
-            second_pass(family, cache, entries, task, watch, [each.position for each, _ in held])
+            second_pass(family, cache, entries, task, partial(note, plan, task), [each.position for each, _ in held])
     return found
 
 
 @torch.no_grad()
 def one_budget(family: Family, bank: RouterBank, run: RunningPass, held: Sequence[Tensor]) -> dict[int, Spent]:
-    """Choose keys and groups of all layers within one byte budget, by a pass over a batch's contexts alone.
-
-    Args:
-        bank: its routers, which read nothing behind the context.
-        held: of every layer the context tokens that are chosen among, bool [B, N].
-
-    Returns:
-        By layer, ``RoutingState.chosen``.
-    """
-    if run.chunks is not None:
-        raise ValueError(
-            "prefill_chunk: byte_pool 'all' runs a context twice, of which chunks keep nothing; leave prefill_chunk out"
-        )
-    rows, index_BM = _contexts_alone(run)
+    """Choose keys and groups of all layers within one byte budget, among ``held`` of each layer, bool [B, N]."""
+    rows, index_BM = _contexts_alone(run, "byte_pool 'all'")
     if not index_BM.shape[1]:
         return {}  # no sample has anything to choose among
     scopes = [take_rows(marks_BN, index_BM) & rows.visible_BM for marks_BN in held]
@@ -248,57 +207,27 @@ def one_budget(family: Family, bank: RouterBank, run: RunningPass, held: Sequenc
     state = RoutingState(asks_BM, asks_BM, rows.ordinal_BM, run.sample_seeds, scopes=scopes)
     with evaluation_mode(family.decoder), bank.routing(state):
         family.run_layers(take_rows(run.embeds_BND, index_BM), rows.visible_BM, rows.position, deep_nBND=rows.deep_nBMD)
-    place_BM = rows.index_BM.masked_fill(~rows.visible_BM, run.rows.index_BM.shape[1])  # padding: past all
+    length, home = run.rows.index_BM.shape[1], run.rows.index_BM.device
+    scores = [_placed(state.scores[layer], rows, length).to(home) for layer in range(len(held))]
+    return dict(enumerate(bank.spend(scores, held)))
 
-    def placed(scores_BMO: Tensor) -> Tensor:
-        batch, _, outputs = scores_BMO.shape
-        whole = scores_BMO.new_zeros(batch, run.rows.index_BM.shape[1] + 1, outputs)
-        return whole.scatter_(1, place_BM.to(whole.device)[..., None].expand_as(scores_BMO), scores_BMO)[:, :-1]
 
-    home = run.rows.index_BM.device
-    spent = bank.spend([placed(state.scores[layer].to(home)) for layer in range(len(held))], held)
-    return dict(enumerate(spent))
+def _placed(x_BMO: Tensor, rows: Rows, length: int) -> Tensor:
+    """Put what stands at rows of the contexts where these stand in a batch of ``length`` positions, [B, N, O]."""
+    place_BM1 = rows.index_BM.masked_fill(~rows.visible_BM, length).to(x_BMO.device)[..., None]  # padding: past all
+    whole = x_BMO.new_zeros(len(x_BMO), length + 1, x_BMO.shape[2])
+    return whole.scatter_(1, place_BM1.expand_as(x_BMO), x_BMO)[:, :-1]
 
 
 def _context_rows(regions_BM: Tensor) -> Tensor:
-    """Rows of the contexts and before them, bool [B, M]; see ``ContextSplit``."""
     return before_compressed_ends(regions_BM) | (regions_BM == Region.SYSTEM)
 
 
-def _contexts_alone(run: RunningPass) -> tuple[Rows, Tensor]:
+def _contexts_alone(run: RunningPass, who: str) -> tuple[Rows, Tensor]:
     """Return the rows of the contexts, with what stands before them, and the index that gathers them."""
-    regions_BM = run.rows.regions_BM
-    rows, index_BM = run.rows.take(_context_rows(regions_BM), pad_left=True)
+    if run.chunks is not None:
+        raise ValueError(
+            f"prefill_chunk: {who} runs a context twice, of which chunks keep nothing; leave prefill_chunk out"
+        )
+    rows, index_BM = run.rows.take(_context_rows(run.rows.regions_BM), pad_left=True)
     return replace(rows, next_position=one_past(rows.position, rows.visible_BM)), index_BM
-
-
-def _note(
-    family: Family,
-    reducer: ScoredContext,
-    held: list[tuple[Rows, Tensor]],
-    plan: TaskPlan,
-    task: TaskRows,
-    asked_B1: Tensor,
-    length: int,
-    found: Again,
-    layer: int,
-    *states: Any,
-) -> None:
-    """Put a task's scores of one layer where its rows stand in the batch; ``states`` as ``TaskObserver`` has them."""
-    rows, _ = held[layer]
-    view = task_view(family, plan, rows, task, layer, *states)
-    with torch.autocast(view.about_BN.device.type, enabled=False):
-        scores_BhM = reducer.scorer.score_task(view).expand(-1, view.value_BhNd.shape[1], -1)
-    place_B1M = rows.index_BM.masked_fill(~rows.visible_BM, length).to(scores_BhM.device)[:, None]  # padding: past all
-
-    def placed(marks: Tensor) -> Tensor:
-        whole = marks.new_zeros(*marks.shape[:2], length + 1)
-        return whole.scatter_(-1, place_B1M.expand_as(marks), marks)[..., :length]
-
-    about_BN = placed((view.about_BN & asked_B1.to(view.about_BN.device))[:, None])[:, 0]
-    again_BhN = placed(scores_BhM.float())
-    if layer in found:
-        before_BN, before_BhN = found[layer]
-        again_BhN = torch.where(about_BN[:, None], again_BhN, before_BhN)
-        about_BN = about_BN | before_BN
-    found[layer] = about_BN, again_BhN

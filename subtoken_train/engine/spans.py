@@ -1,10 +1,8 @@
 """Run a stretch of decoder layers on a batch's rows: all rows at once, or a chunk of rows at a time.
 
-In chunks, all rows of a prompt run through a layer before the next layer begins: exact, without a mask of all rows and
-without wide intermediates of all. What is wide exists for a chunk alone (MLP, attention masks), and of keys and values
-those of one layer, once ``finished`` takes them from the cache. What a layer decides from all of its rows (value
-groups, a context reducer's pages) is decided before they run, from projections of the whole layer's input; the value
-projection runs twice then, under a context reducer queries and keys as well.
+In chunks, all rows of a prompt run through a layer before the next layer begins: exact, and what is wide (MLP, masks)
+exists for a chunk alone. What a layer decides from all of its rows (value groups, a context reducer's pages) is decided
+before they run, from projections of the whole layer's input, which run twice then.
 
 Legend: B batch, N or M rows, D model width, S value groups, H query heads, h key-value heads, d head width.
 """
@@ -29,7 +27,7 @@ from subtoken_train.functional.gather import take_rows
 from subtoken_train.functional.hashing import sample_seeds
 from subtoken_train.functional.moving import on_device
 from subtoken_train.reducers.base import PositionPolicy
-from subtoken_train.routing.state import RoutingState
+from subtoken_train.routing.bank import RoutingState
 from subtoken_train.types import Batch, Region
 
 LayerFinished = Callable[[int, Rows, Tensor | None, Tensor | None, Tensor | None], None]
@@ -39,18 +37,14 @@ keys and values are in the cache; its rows' region is PADDING where they are no 
 
 @dataclass(frozen=True)
 class Chunks:
-    """Settings of a pass in chunks.
-
-    Attributes:
-        size: rows at a time.
-    """
+    """Settings of a pass in chunks of ``size`` rows."""
 
     size: int
     finished: LayerFinished
 
 
 PromptObserver = Callable[[int, Tensor, Tensor, Tensor, float, Rows], None]
-"""Called with (layer, query, key, value, scale, rows) after each layer's attention, see ``Observer``.
+"""Called with (layer, query, key, value, scale, rows) after each layer's attention.
 
 ``rows`` are the layer's, on its device, their region PADDING where a row is no entry of its cache.
 """
@@ -58,38 +52,29 @@ PromptObserver = Callable[[int, Tensor, Tensor, Tensor, float, Rows], None]
 
 @dataclass
 class RunningPass:
-    """One pass over a batch, which its stages hand on.
-
-    Attributes:
-        observer: sees every layer's attention.
-        chunks: how layers run in chunks of rows; None: all rows at once.
-        hidden_BMD: states of the rows: their embeddings, then the output of the last layer that ran.
-        rows: what is left of the batch.
-        embeds_BND: input embeddings of the unreduced sequence.
-        rank_BN: the reducer's rank of every row of the unreduced sequence, int64, 0 where a row is gone; None where it
-            ranks nothing.
-        state: what the routers read of these rows, and did; None in layers without routing.
-        spans: (first layer, last layer + 1, rows) of each stretch that ran.
-    """
+    """One pass over a batch, which its stages hand on."""
 
     batch: Batch
     cache: Cache | None
     pad_left: bool
     observer: PromptObserver | None
     inputs: InputObserver | None
-    chunks: Chunks | None
+    chunks: Chunks | None  # none: all rows at once
     acts: bool
     hidden_BMD: Tensor = field(init=False)
-    rows: Rows = field(init=False)
-    embeds_BND: Tensor = field(init=False)
+    """States of the rows: their embeddings, then the output of the last layer that ran."""
+    rows: Rows = field(init=False)  # the rest of the batch
+    embeds_BND: Tensor = field(init=False)  # input embeddings of the unreduced sequence
     rank_BN: Tensor | None = None
+    """The reducer's rank of its rows, int64, 0 where a row is gone; None where it ranks nothing."""
     split: ContextSplit | None = None
-    state: RoutingState | None = None
+    state: RoutingState | None = None  # input and notes of the routers; None in layers without routing
     spans: list[tuple[int, int, Rows]] = field(default_factory=list)
+    """(first layer, last layer + 1, rows) of each stretch that ran."""
 
     @cached_property
     def protected(self) -> Tensor:
-        """Rows of the batch that no reducer drops, bool [B, N], see ``protected_rows``."""
+        """Rows of the batch that no reducer drops, bool [B, N]."""
         return protected_rows(self.batch)
 
     @cached_property
@@ -98,12 +83,12 @@ class RunningPass:
         return sample_seeds(self.batch.record_ids, self.batch.regions_BN.device)
 
     def keep(self, hidden: Tensor, keep_BM: Tensor, policy: PositionPolicy = "original") -> None:
-        """Go on with the kept rows of ``hidden``, see ``Rows.take``."""
+        """Go on with the kept rows of ``hidden``."""
         self.rows, index = self.rows.take(keep_BM, self.pad_left, policy)
         self.hidden_BMD = take_rows(hidden, index)
 
     def entries(self, layer: int, window: int | None) -> Rows:
-        """Return the rows as a layer's cache holds them: the region of one that is no entry is PADDING."""
+        """The rows as a layer's cache holds them: the region of one that is no entry is PADDING."""
         rows = self.rows
         if self.split is not None:
             seen_BM = self.split.seen[layer].to(rows.regions_BM.device)
@@ -124,13 +109,12 @@ def run_span(family: Family, run: RunningPass, start: int, stop: int) -> Tensor:
             watch(layer, query, key, value, scale, on_device(run.entries(layer, family.windows[layer]), query.device))
 
         options["observer"] = observe
-    where = rows.visible_BM, rows.position, run.cache
+    given = run.hidden_BMD, rows.visible_BM, rows.position, run.cache, start, stop, rows.deep_nBMD
     with watching_inputs(family, run.inputs):
-        return family.run_layers(run.hidden_BMD, *where, start, stop, rows.deep_nBMD, **options)
+        return family.run_layers(*given, **options)
 
 
 def _in_chunks(family: Family, run: RunningPass, chunks: Chunks, layers: range) -> Tensor:
-    """Run layers one after another, each a chunk of rows at a time, and hand each one's keys and values over."""
     hidden_BMD, rows, split, state, cache = run.hidden_BMD, run.rows, run.split, run.state, run.cache
     assert cache is not None
     for layer in layers:
@@ -205,15 +189,11 @@ def run_chunks(
     Args:
         seen_BN: what may be seen, bool: of the cache's rows first, then of these.
         observer: sees every chunk: its queries, all keys and values so far.
-        deep_nBND: what the first layers add to their outputs, of the n rows.
         earlier_BM: positions of the cache's rows, in a layer with a window; None: it holds none yet.
-        unpadded: whether all of ``seen_BN`` is known to be seen; then no mask is made where none is needed.
+        unpadded: all of ``seen_BN`` is known to be seen; then no mask is made where none is needed.
     """
-    block, config = family.decoder.layers[layer], family.decoder.config
-    before = seen_BN.shape[1] - hidden_BND.shape[1]
-    out_BND = torch.empty_like(hidden_BND)
-    options: dict[str, Any] = {"observer": observer}
-    options |= {} if split is None else {"context_split": split}
+    before, out_BND = seen_BN.shape[1] - hidden_BND.shape[1], torch.empty_like(hidden_BND)
+    options: dict[str, Any] = {"observer": observer, **({} if split is None else {"context_split": split})}
     window = None
     if family.windows[layer] is not None:
         window = family.window(layer, position if earlier_BM is None else torch.cat([earlier_BM, position], 1))
@@ -224,13 +204,12 @@ def run_chunks(
             state.part = part.start, part.stop
         rows, places = hidden_BND[:, part], position[..., part]
         deep = None if deep_nBND is None else deep_nBND[:, :, part]
-        if runs_sdpa(config):
-            options["seen"] = all_seen.until(before + part.stop)
+        if runs_sdpa(family.decoder.config):
+            options["seen"], block = all_seen.until(before + part.stop), family.decoder.layers[layer]
             out_BND[:, part] = family.through([block], rows, None, places, cache, deep, **options)
         else:
-            out_BND[:, part] = family.run_layers(
-                rows, seen_BN[:, : before + part.stop], places, cache, layer, layer + 1, deep, **options
-            )
+            given = rows, seen_BN[:, : before + part.stop], places, cache, layer, layer + 1, deep
+            out_BND[:, part] = family.run_layers(*given, **options)
     return out_BND
 
 
@@ -242,7 +221,6 @@ class QueryNotes:
         self.scale = 0.0
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
-        """See ``Observer``."""
         self.parts.append(query)
         self.scale = scale
 

@@ -1,4 +1,4 @@
-"""Value-group selectors, one file each; a new one is its file and a line in ``SELECTORS``."""
+"""Value-group selectors; a new one is its class and a line in ``SELECTORS``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SELECTORS: Registry[Selector] = Registry(
         "mlp": "routers:MLPRouter",
         "bilinear": "routers:BilinearRouter",
         "value_norm": "controls:ValueNormSelector",
-        "output_norm": "output_norm:OutputNormSelector",
+        "output_norm": "controls:OutputNormSelector",
         "random": "controls:RandomSelector",
         "static": "controls:StaticSelector",
         "leading": "controls:LeadingSelector",
@@ -32,23 +32,18 @@ SELECTORS: Registry[Selector] = Registry(
 
 def build_selector(hidden_size: int, config: RoutingConfig) -> Selector:
     """Build one layer's selector; an unknown name or setting is a worded ``ValueError``."""
-    own = _own(config)
-    selector = SELECTORS.find(config.selector)(hidden_size, config, *([] if own is None else [own]))
+    name, own = config.selector, _own(config)
+    selector = SELECTORS.find(name)(hidden_size, config, *([] if own is None else [own]))
+    routers = "a learned router (linear, mlp or bilinear)"
     if config.budget == "bytes" and not selector.learned:
         raise ValueError(
-            f"budget 'bytes' needs a logit for every key, which selector {config.selector!r} does not give: use a "
-            "learned router (linear, mlp or bilinear), or another budget"
+            f"budget 'bytes' needs a logit for every key, which selector {name!r} does not give: use {routers}, or "
+            "another budget"
         )
     if config.query_conditioned and selector.learned and not selector.query_conditioned:
-        raise ValueError(
-            f"query_conditioned does nothing with selector {config.selector!r}, which reads no query: leave it out"
-        )
-    refused = [] if selector.learned else config.of_routers()
-    if refused:
-        raise ValueError(
-            f"{refused[0]} needs a learned router (linear, mlp or bilinear), not {config.selector!r}: use one of "
-            f"them, or leave {refused[0]} out"
-        )
+        raise ValueError(f"query_conditioned does nothing with selector {name!r}, which reads no query: leave it out")
+    for setting in [] if selector.learned else config.of_routers():
+        raise ValueError(f"{setting} needs {routers}, not {name!r}: use one of them, or leave {setting} out")
     return selector
 
 
@@ -59,7 +54,6 @@ def with_defaults(config: RoutingConfig) -> RoutingConfig:
 
 
 def _own(config: RoutingConfig) -> Any:
-    """Return what ``Selector.settings`` declares, built; None where it declares none."""
     kind, owner = SELECTORS.find(config.selector).settings, f"selector {config.selector!r}"
     return own_settings(kind, config.selector_options, "routing.selector_options", owner)
 
@@ -67,13 +61,14 @@ def _own(config: RoutingConfig) -> Any:
 def check_untrained(selector: str) -> None:
     """Raise a worded ``ValueError`` unless a selector chooses without training."""
     free = [name for name in SELECTORS if not SELECTORS[name].learned]
-    if selector in SELECTORS and selector not in free:
-        raise ValueError(
-            f"selector {selector!r} is a router, which chooses by training: give an adapter that was trained with it, "
-            f"or use {', '.join(free)}"
-        )
-    if selector not in free:
+    if selector in free:
+        return
+    if selector not in SELECTORS:
         raise unknown_name("selector without training", selector, free)
+    raise ValueError(
+        f"selector {selector!r} is a router, which chooses by training: give an adapter that was trained with it, or "
+        f"use {', '.join(free)}"
+    )
 
 
 def untrained_routing(
@@ -98,9 +93,7 @@ def untrained_routing(
         raise ValueError(f"groups {groups!r} must be two whole numbers, S and K, for instance 16,12") from None
     chosen = "value_norm" if selector is None else selector
     check_untrained(chosen)
-    return RoutingConfig(
-        chosen, num_groups, kept_groups, cast("Layout", layout or "contiguous"), seed=0 if seed is None else seed
-    )
+    return RoutingConfig(chosen, num_groups, kept_groups, cast("Layout", layout or "contiguous"), seed=seed or 0)
 
 
 __all__ = [

@@ -1,22 +1,8 @@
 """The routers of all layers, and where they act: on the output of every ``v_proj``, or on the values of a fused one.
 
-A forward hook on the value projection (outside its LoRA) sees the router's input and the value vector at once and
-returns the routed values; q, k, positions, scores and ``o_proj`` are untouched, and any attention implementation
-works. The hooks are there inside ``with bank.routing(...)`` alone: decoding never calls a router, and a model that
-somebody handed over is as it was.
-
-Routing is deferred where some rows of a layer read whole values (a language model's context) and which tokens stay is
-known only in its attention. Then a layer takes two steps: the hook notes the projection's input and output in
-``RoutingState.deferred`` and changes nothing; whoever computes the attention asks ``route_deferred`` for the routed
-values of the tokens that stay.
-
-A layer that runs a chunk of rows at a time is routed before its rows run, from the projection of all of them (a budget,
-a score prior or a query summary is of a whole prompt); the hook then gives every chunk its part.
-
-Under the budget ``bytes`` a router gives a logit for every key-value head's key behind those of the groups, and a head
-of a token may lose its key: whoever computes the attention leaves it out (``LateValues``), a cache does not store it.
-Where all layers share the bytes, every layer's logits are noted first (``RoutingState.scopes``): in the pass itself,
-where nothing in it reads what is kept (``route_noted``), and in a pass before it otherwise.
+A forward hook on the value projection (outside its LoRA) sees input and value vector at once and returns the routed
+values, inside ``with bank.routing(...)`` alone. Where some rows read whole values (a text's context), it notes both,
+and the attention, which knows what stays, asks ``route_deferred``. Under the budget ``bytes`` keys have logits, too.
 
 Legend: B batch, N positions, D model width, S value groups, L layers, h key-value heads, s groups of a head, O a
 router's outputs.
@@ -24,14 +10,15 @@ router's outputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.hooks import RemovableHandle
 
 from subtoken_train.forks import undoing
@@ -39,21 +26,76 @@ from subtoken_train.functional.gather import last_marked, masked_mean
 from subtoken_train.functional.group_norms import standardised_log
 from subtoken_train.functional.groups import apply_group_mask, split_groups
 from subtoken_train.functional.masks import counted_mask, fixed_mask, global_mask, ranked_counts, straight_through
+from subtoken_train.functional.objective import balance_loss
 from subtoken_train.functional.one_budget import best_in_bytes, budget_bytes, cut_logit
 from subtoken_train.ledger.kv_budget import KVShape, exact, head_costs
 from subtoken_train.routing import SELECTORS, RoutingConfig, build_selector
-from subtoken_train.routing.output_norm import OutputNorms
+from subtoken_train.routing.controls import OutputNorms
 from subtoken_train.routing.routers import fp32_linear, init_router
-from subtoken_train.routing.state import RoutingState, Spent
 from subtoken_train.view.view import ABSENT, View
 
 
-class ValueGate(nn.Module):
-    """One layer's factor 2 * sigmoid(beta * logit) on kept groups, with one learned number beta.
+class Spent(NamedTuple):
+    """A layer's choice within a byte budget."""
 
-    beta starts at 0, where the factor is 1 exactly: gated values are what is cached, and neutral settings stay exact.
-    It costs no byte and nothing in decoding, and it saves none.
-    """
+    groups_BNS: Tensor  # groups that stay, bool
+    keys_BhN: Tensor  # keys that stay, bool; of tokens that are not routed, all
+    cut_Bh: Tensor  # the logit of a group that was only just worth its bytes, fp32
+
+
+@dataclass
+class RoutingState:
+    """One prompt pass: what is routed (bool), and by layer what the layers did."""
+
+    routed_BN: Tensor
+    query_BN: Tensor  # tokens of the query summary, bool
+    position_BN: Tensor  # original positions, int64
+    sample_seed_B: Tensor
+    deferred: dict[int, tuple[Tensor, Tensor]] | None = None
+    """The projection's input and output that wait for ``route_deferred``; None where nothing waits."""
+    rank_BN: Tensor | None = None
+    """The reducer's rank of each routed token within its sample, int64, 0 the best; None where it ranks nothing."""
+    masks: dict[int, Tensor] = field(default_factory=dict)
+    """The hard mask, bool [B, N, S]; True for every group of an unrouted token."""
+    keys: dict[int, Tensor] = field(default_factory=dict)
+    """Keys that stay under a byte budget, bool [B, h, N], all of an unrouted token; empty under other budgets."""
+    scopes: list[Tensor] | None = None
+    """Tokens that one budget of all layers chooses among, bool; None outside of the pass that looks for it."""
+    scores: dict[int, Tensor] = field(default_factory=dict)
+    """Found by that pass: logits of groups and keys, [B, N, O] in fp32."""
+    chosen: dict[int, Spent] = field(default_factory=dict)  # the choice of such a budget
+    fills: dict[int, Tensor] = field(default_factory=dict)
+    """Values that dropped groups read as, [B, d_v] in the values' dtype, without gradient; empty where that is zero."""
+    choices: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+    """For the balance loss, of learned selectors: the scores, the hard mask, and the tokens it was chosen for."""
+    ahead: dict[int, Tensor] = field(default_factory=dict)
+    """The projection's output over all rows, of a layer that runs a chunk of rows at a time."""
+    query_attention: Callable[[int, Tensor], Tensor] | None = None
+    """From layer and input [B, N, D] to the attention of rows ``query_BN`` to all, [B, N] in fp32; None: not read."""
+    part: tuple[int, int] = (0, 0)  # the rows of that chunk, (first, one past the last)
+
+    def on(self, device: torch.device) -> RoutingState:
+        """The same for a layer on a device; what layers note stands in one place."""
+        if device == self.routed_BN.device:
+            return self
+        tensors: dict[str, Any] = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **tensors)
+
+    def mean_balance(self) -> Tensor:
+        """Return the balance loss averaged over layers and samples, a scalar; 0 where nothing is learned."""
+        return self.balances().mean() if self.choices else torch.zeros((), device=self.routed_BN.device)
+
+    def balances(self) -> Tensor:
+        """Return the balance loss of each of ``choices`` and sample, [layers, B]; rows that are gone are unrouted."""
+        scores, hard, routed = (
+            pad_sequence([part.transpose(0, 1) for part in parts], batch_first=True).transpose(1, 2).flatten(0, 1)
+            for parts in zip(*self.choices.values(), strict=True)
+        )
+        return balance_loss(scores, hard, routed).reshape(len(self.choices), -1)
+
+
+class ValueGate(nn.Module):
+    """One layer's factor 2 * sigmoid(beta * logit) on kept groups; the learned number beta starts at 0: factor 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,78 +107,59 @@ class ValueGate(nn.Module):
 
 
 class FeatureMap(nn.Module):
-    """One layer's learned linear map from features of a token to logits (ours), drawn from N(0, 0.02), without a bias.
+    """One layer's learned linear map from features of a token to a router's O logits (ours), without a bias.
 
-    ``norm``: log of the value norm of each group, S numbers a token. ``attention``: log of the attention that the
-    query's rows pay the token in that layer, the mean over rows and heads, one number. Both are standardised over the
-    routed tokens of a sample and have no gradient: a router learns to read them, and nothing to make them.
-    ``outputs``: of the router, O.
+    Logs of each group's value norm (``norm``, S numbers) and of the query's mean attention (``attention``, one),
+    without gradient, standardised over the routed tokens of a sample.
     """
 
     def __init__(self, config: RoutingConfig, outputs: int) -> None:
         super().__init__()
         self.names = config.features
-        sizes = {"norm": config.num_groups, "attention": 1}
-        self.map = nn.Linear(sum(sizes[name] for name in self.names), outputs, bias=False)
+        width = sum(config.num_groups if name == "norm" else 1 for name in self.names)
+        self.map = nn.Linear(width, outputs, bias=False)
         init_router(self)
 
     def forward(self, view: View, routed_BN: Tensor) -> Tensor:
         """Return what is added to a router's logits, [B, N, O] in fp32; ``routed_BN`` marks the compared tokens."""
-        found = []
-        for name in self.names:
-            if name == "norm":
-                raw = torch.linalg.vector_norm(view.value_groups_BNSg.detach().float(), dim=-1)
-            else:
-                raw = view.query_attention()[..., None]
-            found.append(standardised_log(raw, routed_BN))
-        return fp32_linear(self.map, torch.cat(found, -1))
+        raw = {
+            "norm": lambda: torch.linalg.vector_norm(view.value_groups_BNSg.detach().float(), dim=-1),
+            "attention": lambda: view.query_attention()[..., None],
+        }
+        return fp32_linear(self.map, torch.cat([standardised_log(raw[name](), routed_BN) for name in self.names], -1))
 
 
 @dataclass(frozen=True)
 class LateValues:
-    """A layer's routed tokens, as rows after them read them.
+    """A layer's tokens, as rows after them read them."""
 
-    Attributes:
-        value_BND: routed values, [B, N, d_v]: unselected groups filled, kept ones gated.
-        learns_BN: tokens that had a choice, bool; the choice of all others has no gradient.
-        keys_BhN: keys that stay, bool; of tokens that are not routed, all. None: every key stays.
-        key_logits_BhN: what they were chosen by, fp32; None likewise.
-    """
-
-    value_BND: Tensor
-    learns_BN: Tensor
-    keys_BhN: Tensor | None = None
-    key_logits_BhN: Tensor | None = None
+    value_BhNd: Tensor  # routed values: unselected groups filled, kept ones gated
+    learns_BN: Tensor  # tokens that had a choice, bool; the choice of all others has no gradient
+    keys_BhN: Tensor | None = None  # keys that stay, bool; of tokens that are not routed, all. None: every key stays
+    key_logits_BhN: Tensor | None = None  # logits by which they were chosen, fp32; None likewise
 
 
 class RouterBank(nn.Module):
     """One selector per decoder layer, with its value gate; ``attach`` hooks them to the value projections.
 
     A dropped group reads as zero or, with the fill ``mean`` (ours), as the mean of the sample's routed tokens in that
-    layer: one value vector per layer and sample, which a cache stores and every budget counts. Routing then acts on
-    what is left of a value without it, v' = mu + f * (v - mu), and so do the norms that choose.
-
-    A score prior is added to a router's logits, and everything reads the sum: the choice, the straight-through
-    sigmoid and the balance loss, whose probabilities would otherwise be of another router than the one that chooses,
-    and the gate. Where K = S nothing is chosen, so the straight-through gradient is left out: the gradient of a gate
-    over all groups is then exact.
+    layer. Routing, and the norms that choose, then act on what is left of a value, v' = mu + f * (v - mu). Choice,
+    straight-through sigmoid, balance loss and gate all read the sum of logits and score prior. Where K = S nothing is
+    chosen, and the gate's gradient is exact.
     """
 
     def __init__(self, config: RoutingConfig, hidden_size: int, shape: KVShape) -> None:
         super().__init__()
         config.check(shape)
-        self.config = config
-        self.shape = shape
+        self.config, self.shape = config, shape
         self.whole = config.budget == "bytes" and config.num_groups == shape.num_kv_heads
         """True where an entry's only group goes with its key."""
-        keys = shape.num_kv_heads if config.budget == "bytes" else 0
+        keys, layers = shape.num_kv_heads if config.budget == "bytes" else 0, range(shape.num_layers)
         self.outputs = keys if self.whole else config.num_groups + keys
         scored = replace(config, num_groups=self.outputs)
-        self.selectors = nn.ModuleList([build_selector(hidden_size, scored) for _ in range(shape.num_layers)])
-        self.gates = nn.ModuleList([ValueGate() for _ in self.selectors] if config.value_gate else [])
-        self.features = nn.ModuleList(
-            [FeatureMap(config, self.outputs) for _ in self.selectors] if config.features else []
-        )
+        self.selectors = nn.ModuleList([build_selector(hidden_size, scored) for _ in layers])
+        self.gates = nn.ModuleList([ValueGate() for _ in layers if config.value_gate])
+        self.features = nn.ModuleList([FeatureMap(config, self.outputs) for _ in layers if config.features])
         prior = config.score_prior
         self.prior = None if prior == "none" else SELECTORS[prior](hidden_size, config)
         self._output_norms: OutputNorms | None = None
@@ -146,28 +169,23 @@ class RouterBank(nn.Module):
 
     @property
     def learned(self) -> bool:
-        """Return whether the selectors or gates have parameters to train."""
+        """True if selectors, gates or features have parameters to train."""
         return any(parameter.requires_grad for parameter in self.parameters())
 
     @property
     def reads_query(self) -> bool:
-        """Return whether the choice depends on the question."""
+        """True if the choice depends on the question."""
         return "attention" in self.config.features or any(part.query_conditioned for part in self.selectors)
 
     @property
     def neutral(self) -> bool:
-        """Return whether every group is kept as it is."""
+        """True if every group is kept as it is."""
         return not self.config.drops and not self.config.value_gate
 
     def attach(
         self, value_projections: Sequence[nn.Module], output_projections: Sequence[nn.Module], value_start: int = 0
     ) -> None:
-        """Say where ``routing`` acts: on every layer's value projection (its outermost module, LoRA included).
-
-        Args:
-            value_start: first channel of the values in what the former give, where they are fused; they come last.
-        """
-        assert len(value_projections) == len(output_projections) == len(self.selectors)
+        """Say where ``routing`` acts: every layer's value projection, LoRA included, from channel ``value_start``."""
         self._value_start = value_start
         if any(part.reads_output for part in (*self.selectors, self.prior) if part is not None):
             self._output_norms = OutputNorms(output_projections, self.config, self.shape)
@@ -207,7 +225,6 @@ class RouterBank(nn.Module):
         return nullcontext(), nullcontext() if state is None else self.routing(state)
 
     def _hook(self, layer: int, module: nn.Module, args: tuple[Tensor, ...], output_BND: Tensor) -> Tensor:
-        """Forward hook of a value projection; of a fused one, queries and keys pass as they are."""
         state, start = self._state, self._value_start
         if state is None:  # see ``query_attention``
             return output_BND
@@ -221,7 +238,8 @@ class RouterBank(nn.Module):
         elif state.deferred is not None:
             state.deferred[layer] = (args[0], value_BND)
         else:
-            value_BND = self._route(layer, args[0], value_BND, state, state.routed_BN).value_BND
+            routed = self._route(layer, args[0], value_BND, state, state.routed_BN)
+            value_BND = routed.value_BhNd.transpose(1, 2).flatten(2)
         return torch.cat([output_BND[..., :start], value_BND.to(output_BND)], -1) if start else value_BND
 
     def route_deferred(self, layer: int, state: RoutingState, routed_BN: Tensor) -> LateValues:
@@ -232,7 +250,6 @@ class RouterBank(nn.Module):
     def _route(
         self, layer: int, hidden_BND: Tensor, value_BND: Tensor, state: RoutingState, routed_BN: Tensor
     ) -> LateValues:
-        """Route the tokens ``routed_BN`` of a layer; what stays, and what the balance loss is made of, is noted."""
         config, device = self.config, value_BND.device
         routed_BN = routed_BN.to(device)
         fill_BV = masked_mean(value_BND, routed_BN) if config.fill == "mean" else None  # with the mean's gradient
@@ -244,22 +261,13 @@ class RouterBank(nn.Module):
         return self._kept(layer, scores_BNO, value_BND, state, routed_BN, fill_BV)
 
     def route_noted(self, state: RoutingState, values: Sequence[Tensor]) -> list[Tensor]:
-        """Choose in all layers at once, after a pass that noted its logits; what stays is noted.
-
-        Args:
-            values: of every layer, as they were projected, [B, h, N, d].
-
-        Returns:
-            Of every layer the values that a cache holds, likewise.
-        """
+        """Choose in all layers at once, after a pass that noted its logits: projected values to held, [B, h, N, d]."""
         assert state.scopes is not None
         scores, routed = [state.scores[layer] for layer in range(len(values))], []
         state.chosen = dict(enumerate(self.spend(scores, state.scopes)))
         for layer, value_BhNd in enumerate(values):
-            value_BNhd = value_BhNd.transpose(1, 2)
-            own = scores[layer].to(value_BhNd.device), value_BNhd.flatten(2)
-            kept = self._kept(layer, *own, state, state.scopes[layer].to(value_BhNd.device))
-            routed.append(kept.value_BND.view_as(value_BNhd).transpose(1, 2))
+            own = scores[layer].to(value_BhNd.device), value_BhNd.transpose(1, 2).flatten(2)
+            routed.append(self._kept(layer, *own, state, state.scopes[layer].to(value_BhNd.device)).value_BhNd)
         return routed
 
     def _kept(
@@ -271,11 +279,9 @@ class RouterBank(nn.Module):
         routed_BN: Tensor,
         fill_BV: Tensor | None = None,
     ) -> LateValues:
-        """Note what a layer's scores leave of its routed tokens, and return its values; arguments as in ``_route``."""
         config, home, device = self.config, state.routed_BN.device, value_BND.device
         scores_BNS, keys_BhN, key_logits_BhN = scores_BNO[..., : config.num_groups], None, None
-        learns_BN = routed_BN
-        margin_BNS = scores_BNS
+        learns_BN, margin_BNS = routed_BN, scores_BNS
         if config.budget == "bytes":
             chosen = state.chosen[layer] if layer in state.chosen else self.spend([scores_BNO], [routed_BN])[0]
             hard_BNS, keys_BhN, cut_Bh = (part.to(device) for part in chosen)
@@ -293,15 +299,13 @@ class RouterBank(nn.Module):
             state.choices.setdefault(layer, (scores_BNS, hard_BNS, routed_BN))
             factor_BNS = self._factors(layer, factor_BNS, scores_BNS, margin_BNS, routed_BN1, learns_BN[..., None])
         value_BND = apply_group_mask(value_BND, factor_BNS, self.shape.num_kv_heads, config.layout, fill_BV)
-        return LateValues(value_BND, learns_BN, keys_BhN, key_logits_BhN)
+        value_BhNd = value_BND.unflatten(-1, (self.shape.num_kv_heads, -1)).transpose(1, 2)
+        return LateValues(value_BhNd, learns_BN, keys_BhN, key_logits_BhN)
 
     def _scores(
         self, layer: int, hidden_BND: Tensor, value_BND: Tensor, state: RoutingState, routed_BN: Tensor
     ) -> Tensor:
-        """Scores of a layer's groups, and keys behind them, [B, N, S + h] in fp32 ([B, N, S] without), prior included.
-
-        They are of values less what dropped groups read as.
-        """
+        """Scores of groups, and keys behind them, [B, N, S + h] in fp32; values without what dropped groups read as."""
         selector, config = self.selectors[layer], self.config
 
         def query_attention() -> Tensor:
@@ -322,7 +326,9 @@ class RouterBank(nn.Module):
             num_kv_heads=self.shape.num_kv_heads,
         )
         scores_BNO: Tensor = selector(view)
-        self._check_scores(scores_BNO, layer, (*hidden_BND.shape[:2], self.outputs))
+        shape = torch.Size([*hidden_BND.shape[:2], self.outputs])
+        if not (isinstance(scores_BNO, Tensor) and scores_BNO.shape == shape and scores_BNO.dtype == torch.float32):
+            raise self._wrong_scores(scores_BNO, layer, shape)  # a selector may be another package's
         if self.features:
             scores_BNO = scores_BNO + self.features[layer](view, routed_BN)
         if self.prior is not None:
@@ -330,20 +336,16 @@ class RouterBank(nn.Module):
             scores_BNO = scores_BNO + nn.functional.pad(prior_BNS, (0, self.outputs - config.num_groups))
         return torch.cat([scores_BNO, scores_BNO], -1) if self.whole else scores_BNO
 
-    def _check_scores(self, found: Any, layer: int, wanted: tuple[int, ...]) -> None:
-        """Raise a worded ``ValueError`` unless a selector, which may be another package's, gave what it must."""
-        if isinstance(found, Tensor) and found.shape == wanted and found.dtype == torch.float32:
-            return
+    def _wrong_scores(self, found: Any, layer: int, wanted: torch.Size) -> ValueError:
         got = f"no tensor but {type(found).__name__}"
         if isinstance(found, Tensor):
             got = f"{str(found.dtype).removeprefix('torch.')} scores of shape {list(found.shape)}"
-        raise ValueError(
+        return ValueError(
             f"selector {self.config.selector!r} gave {got} in layer {layer}; it must give float32 scores of shape "
             f"{list(wanted)}: batch, tokens, groups"
         )
 
     def _choose(self, scores_BNS: Tensor, state: RoutingState, routed_BN: Tensor) -> Tensor:
-        """The hard mask of the budget, bool [B, N, S]."""
         config = self.config
         if config.budget == "global":
             return global_mask(scores_BNS, config.kept_groups, routed_BN)
@@ -354,15 +356,7 @@ class RouterBank(nn.Module):
         return fixed_mask(scores_BNS, config.kept_groups)
 
     def spend(self, scores: Sequence[Tensor], routed: Sequence[Tensor]) -> list[Spent]:
-        """Spend one byte budget on the keys and groups of layers; a head's groups are those of its own key.
-
-        Args:
-            scores: logits of every layer's groups and keys, [B, N, S + h].
-            routed: of every layer the tokens that it chooses among, bool [B, N].
-
-        Returns:
-            Of every layer what stays.
-        """
+        """Spend one byte budget on layers' keys and groups, by logits [B, N, S + h] among marked tokens [B, N]."""
         config, heads = self.config, self.shape.num_kv_heads
         logits = [(x.detach()[..., : config.num_groups], x.detach()[..., config.num_groups :]) for x in scores]
         if not config.drops:  # the index would not be paid for
@@ -385,7 +379,7 @@ class RouterBank(nn.Module):
         ]
 
     def _always(self, routed_BN: Tensor) -> Tensor:
-        """Return the routed tokens that a byte budget keeps whole without a choice, bool [B, N]."""
+        """Routed tokens that a byte budget keeps whole without a choice, bool [B, N]."""
         first_BN = routed_BN.cumsum(-1) <= self.config.sinks
         return routed_BN & (first_BN | last_marked(routed_BN, self.config.window))
 
@@ -398,11 +392,7 @@ class RouterBank(nn.Module):
         routed_BN1: Tensor,
         learns_BN1: Tensor,
     ) -> Tensor:
-        """Return a learned router's factors of groups, [B, N, S] in fp32: the mask, times the gate of routed tokens.
-
-        The slope of a choice is the sigmoid's at ``margin_BNS``: under a byte budget the logit less what it was cut at.
-        Of entries that are kept whole, the key's choice alone has one; of those that always stay, neither.
-        """
+        """A learned router's factors of groups, [B, N, S] in fp32: the mask, with a slope, times the gate."""
         if self.config.drops and not self.whole:
             factors_BNS = straight_through(mask_BNS, margin_BNS, learns_BN1)
         else:

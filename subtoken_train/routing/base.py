@@ -6,6 +6,7 @@ Legend: B batch, N positions, D model width, S value groups, g channels of a gro
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, cast, get_args
 
@@ -22,7 +23,6 @@ GroupBudget = Literal["per_token", "global", "ranked"]
 BudgetKind = Literal[GroupBudget, "bytes"]
 BytePool = Literal["head", "layer", "all"]
 POOLS: dict[str, str] = {"head": "each head", "layer": "each layer", "all": "all layers together"}
-"""Byte pools in words."""
 FeatureName = Literal["norm", "attention"]
 ScorePrior = Literal["none", "value_norm", "output_norm"]
 
@@ -39,12 +39,10 @@ class RoutingConfig:
         layout: ``contiguous`` splits the whole value vector; ``per_head`` splits every head alike.
         budget: ``per_token`` keeps K groups of each token; ``global`` the best N*K pairs of each sample; ``ranked`` as
             many pairs, of which a token gets the more the higher the token reducer ranks it; ``bytes`` spends bytes on
-            keys and on groups, so that a head of a token may keep any number of its groups, or no key and nothing.
-            Visual tokens then read each other whole, as a text's context does. ``kept_groups`` is then ``num_groups``,
-            which must be a multiple of the key-value heads; as many as these, and a head of a token is kept whole or
-            not at all.
-        byte_share: share of the bf16 bytes of a sample's routed tokens that ``bytes`` spends, the index of the groups
-            included.
+            keys and on groups: a head of a token keeps any number of its groups, or no key and nothing, and visual
+            tokens then read each other whole, as a text's context does. ``kept_groups`` is then ``num_groups``, a
+            multiple of the key-value heads; as many as these keep a head of a token whole or not at all.
+        byte_share: share of the bf16 bytes of a sample's routed tokens that ``bytes`` spends, its index included.
         byte_pool: what shares those bytes: each ``head`` has its own, the heads of a ``layer``, or ``all`` heads of all
             layers, for which the context runs once more before the pass that counts.
         sinks: first routed tokens that ``bytes`` keeps whole, inside its bytes and as far as they reach.
@@ -90,78 +88,79 @@ class RoutingConfig:
     selector_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_range("routing balance_weight", self.balance_weight, 0, 10**6)
-        check_range("routing query_rank", self.query_rank, 1, 4096)
-        check_range("routing sinks", self.sinks, 0, MAX_TOKENS)
-        check_range("routing window", self.window, 0, MAX_TOKENS)
+        for name, low, high in _RANGES:
+            check_range(f"routing {name}", getattr(self, name), low, high)
         self.features = tuple(self.features)  # a list is as good, and compares with the default as one
         for name in self.features:
             check_word("routing feature", name, get_args(FeatureName))
             if self.features.count(name) > 1:
                 raise ValueError(f"routing features names {name!r} twice; once is enough")
-        for setting, kept in _RETIRED.items():
-            if getattr(self, setting) != kept:
-                raise _retired(setting, getattr(self, setting), f"leave it out, or set it to {kept!r}")
-        if self.fill == "learned":
-            raise _retired("fill", self.fill, "use zero or mean")
+        for name, gone, remedy in _RETIRED:
+            value = getattr(self, name)
+            if gone(value):
+                raise ValueError(
+                    f"routing {name} {value!r} is gone, since it brought nothing where we measured it; {remedy}, or "
+                    "use version 0.2, which has it"
+                )
         check_word("fill", self.fill, get_args(Fill))
-        check_range("routing seed", self.seed, 0, MAX_SEED)
 
     def check(self, shape: KVShape) -> None:
         """Raise a worded ``ValueError`` where the settings do not fit the backbone."""
-        check_groups(self.num_groups, self.kept_groups, shape.num_kv_heads, shape.head_dim, self.layout)
+        groups, fill = self.num_groups, self.fill
+        check_groups(groups, self.kept_groups, shape.num_kv_heads, shape.head_dim, self.layout)
         check_word("budget", self.budget, get_args(BudgetKind))
         check_word("score_prior", self.score_prior, get_args(ScorePrior))
+        problem = None
         if self.selector != "bilinear" and self.query_rank != RoutingConfig.query_rank:
-            raise ValueError(
-                f"query_rank {self.query_rank} is the rank of selector 'bilinear', and {self.selector!r} has none: "
-                "use 'bilinear', or leave query_rank out"
+            problem = (
+                f"query_rank {self.query_rank} is the rank of selector 'bilinear', and {self.selector!r} has none: use "
+                "'bilinear', or leave query_rank out"
             )
-        self._check_bytes(shape)
-        if self.fill != "zero" and self.kept_groups == self.num_groups and not self.value_gate:
-            raise ValueError(
-                f"fill {self.fill!r} does nothing where kept_groups = num_groups = {self.num_groups}: no group is "
-                "dropped; keep fewer groups, or leave fill out"
+        elif self.budget == "bytes":
+            problem = self._bytes_problem(shape)
+        elif name := next(iter(self._changed(_OF_BYTES)), None):
+            problem = (
+                f"{name} {getattr(self, name)!r} is a setting of budget 'bytes', and the budget is {self.budget!r}: "
+                f"use 'bytes', or leave {name} out"
             )
+        elif fill != "zero" and self.kept_groups == groups and not self.value_gate:
+            problem = (
+                f"fill {fill!r} does nothing where kept_groups = num_groups = {groups}: no group is dropped; keep "
+                "fewer groups, or leave fill out"
+            )
+        if problem is not None:
+            raise ValueError(problem)
 
-    def _check_bytes(self, shape: KVShape) -> None:
-        """Raise a worded ``ValueError`` where a byte budget does not fit, or its settings stand without one."""
-        if self.budget != "bytes":
-            for name in _OF_BYTES:
-                if getattr(self, name) != getattr(RoutingConfig, name):
-                    raise ValueError(
-                        f"{name} {getattr(self, name)!r} is a setting of budget 'bytes', and the budget is "
-                        f"{self.budget!r}: use 'bytes', or leave {name} out"
-                    )
-            return
+    def _bytes_problem(self, shape: KVShape) -> str | None:
         check_word("byte_pool", self.byte_pool, get_args(BytePool))
         check_share("byte_share", self.byte_share)
-        if self.kept_groups != self.num_groups:
-            raise ValueError(
+        groups, heads = self.num_groups, shape.num_kv_heads
+        if self.kept_groups != groups:
+            return (
                 f"budget 'bytes' says by byte_share what stays, and kept_groups={self.kept_groups} is another budget: "
-                f"set kept_groups to num_groups, {self.num_groups}"
+                f"set kept_groups to num_groups, {groups}"
             )
-        if self.layout != "contiguous" or self.num_groups % shape.num_kv_heads:
-            near = [heads * shape.num_kv_heads for heads in (1, 2, 4, 8) if not shape.head_dim % heads]
-            raise ValueError(
+        if self.layout != "contiguous" or groups % heads:
+            near = ", ".join(str(each * heads) for each in (1, 2, 4, 8) if not shape.head_dim % each)
+            return (
                 f"budget 'bytes' lets every key-value head keep groups of its own, but {self.layout} groups, "
-                f"num_groups={self.num_groups}, span the {shape.num_kv_heads} heads: use contiguous groups, as many "
-                f"as {', '.join(map(str, near))}"
+                f"num_groups={groups}, span the {heads} heads: use contiguous groups, as many as {near}"
             )
         if self.fill != "zero":
-            raise ValueError(f"fill {self.fill!r} is not stored under budget 'bytes': leave fill out")
+            return f"fill {self.fill!r} is not stored under budget 'bytes': leave fill out"
         if self.warm_start is not None and self.selector != "linear":
-            raise ValueError(
+            return (
                 f"warm_start {self.warm_start!r} is of linear nets, and selector {self.selector!r} is none: use "
                 "'linear', or leave warm_start out"
             )
         asks = "query_conditioned" if self.query_conditioned or self.selector == "bilinear" else None
         asks = "feature 'attention'" if "attention" in self.features else asks
         if self.byte_pool == "all" and asks is not None:
-            raise ValueError(
+            return (
                 f"byte_pool 'all' chooses before the question is read, which {asks} reads: use byte_pool 'layer', or a "
                 "router without it"
             )
+        return None
 
     def check_tokens(self, shape: KVShape, tokens: int) -> None:
         """Raise a worded ``ValueError`` where a byte budget is less than what sinks and window take of ``tokens``."""
@@ -181,31 +180,32 @@ class RoutingConfig:
 
     @property
     def drops(self) -> bool:
-        """Return whether routed tokens keep less than all."""
+        """True if routed tokens keep less than all."""
         return self.kept_groups < self.num_groups or (self.budget == "bytes" and self.byte_share < 1)
 
     @property
     def size(self) -> str:
-        """Return what stays in short: ``S16K4``, or ``S16 bytes 0.2``."""
-        if self.budget == "bytes":
-            return f"S{self.num_groups} bytes {self.byte_share:.6g}"
-        return f"S{self.num_groups}K{self.kept_groups}"
+        """Words for what stays, in short: ``S16K4``, or ``S16 bytes 0.2``."""
+        kept = f" bytes {self.byte_share:.6g}" if self.budget == "bytes" else f"K{self.kept_groups}"
+        return f"S{self.num_groups}{kept}"
 
     @property
     def words(self) -> str:
-        """Return what stays and who selects it: ``S16K4 linear``."""
+        """Words for what stays and who selects it: ``S16K4 linear``."""
         return f"{self.size} {self.selector}"
 
     @property
     def token_budget(self) -> KVBudget:
-        """Return what a routed token stores, and what is stored beside all of them; without a keep ratio."""
-        return KVBudget(
-            1.0, self.num_groups, self.kept_groups, fill=cast("Fill", self.fill), byte_share=self.byte_share
-        )
+        """The storage of a routed token, and what is stored beside all of them; without a keep ratio."""
+        fill = cast("Fill", self.fill)
+        return KVBudget(1.0, self.num_groups, self.kept_groups, fill=fill, byte_share=self.byte_share)
+
+    def _changed(self, names: tuple[str, ...]) -> list[str]:
+        return [name for name in names if getattr(self, name) != getattr(RoutingConfig, name)]
 
     def of_routers(self) -> list[str]:
         """Settings away from their defaults that only learned routers have."""
-        return [name for name in _OF_ROUTERS if getattr(self, name) != getattr(RoutingConfig, name)]
+        return self._changed(_OF_ROUTERS)
 
     def without_router(self, selector: str) -> RoutingConfig:
         """Return the same under a router-free selector; settings that only routers have take their defaults."""
@@ -215,19 +215,21 @@ class RoutingConfig:
 
 _OF_BYTES = ("byte_share", "byte_pool", "sinks", "window", "warm_start")
 _OF_ROUTERS = ("query_conditioned", "value_gate", "score_prior", "query_rank", "features")
-_RETIRED = {"balance_scope": "sample", "temperature": 1.0}
-"""Settings of version 0.2 that brought nothing, and the value that is still read."""
-
-
-def _retired(setting: str, value: object, remedy: str) -> ValueError:
-    return ValueError(
-        f"routing {setting} {value!r} is gone, since it brought nothing where we measured it; {remedy}, or use version "
-        "0.2, which has it"
-    )
-
-
+_RANGES = (
+    ("balance_weight", 0, 10**6),
+    ("query_rank", 1, 4096),
+    ("sinks", 0, MAX_TOKENS),
+    ("window", 0, MAX_TOKENS),
+    ("seed", 0, MAX_SEED),
+)
+_RETIRED: tuple[tuple[str, Callable[[object], bool], str], ...] = (
+    ("balance_scope", lambda value: value != "sample", "leave it out, or set it to 'sample'"),
+    ("temperature", lambda value: value != 1, "leave it out, or set it to 1.0"),
+    ("fill", lambda value: value == "learned", "use zero or mean"),
+)
+"""Settings of version 0.2, which of their values are gone, and what to write instead."""
 SelectorInput = View
-"""The name up to version 0.3, by which selectors written for it import it."""
+"""Its name up to version 0.3."""
 
 
 class Selector(nn.Module, ABC):

@@ -1,14 +1,19 @@
-"""Router-free controls that read a value or nothing; ``output_norm.py`` has the one that reads the output projection.
+"""Router-free controls: selectors without parameters, which read a value, the output projection, or nothing.
 
-Legend: B batch, N positions, S value groups, g channels of a group.
+Legend: B batch, N positions, D value width, S value groups, g channels of a group.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Sequence
 
+import torch
+from torch import Tensor, nn
+
+from subtoken_train.functional.group_norms import contribution_norms, head_grams
 from subtoken_train.functional.hashing import uniform_hash
+from subtoken_train.functional.quantized import dense_weight, is_readable
+from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing.base import RoutingConfig, Selector
 from subtoken_train.view.view import View
 
@@ -27,6 +32,15 @@ class ValueNormSelector(Control):
     def forward(self, view: View) -> Tensor:
         norms_BNS: Tensor = torch.linalg.vector_norm(view.value_groups_BNSg.detach().float(), dim=-1)
         return norms_BNS
+
+
+class OutputNormSelector(Control):
+    """Router-free control (ours): keep the groups that add most to the layer's output, by the norm of W_o,g v_g."""
+
+    reads_output = True
+
+    def forward(self, view: View) -> Tensor:
+        return view.output_norms()
 
 
 class RandomSelector(Control):
@@ -50,9 +64,8 @@ class StaticSelector(Control):
 
 
 class LeadingSelector(Control):
-    """Router-free control: the first groups of each head, the same for all tokens, which nothing has to name.
+    """Router-free control: the first groups of each head, by their mean place in it, the same for all tokens.
 
-    Groups are scored by how early in a head their channels lie on average; ties go to the lower group.
     Of values turned to their axes (``subtoken-train axes``), whose first channels hold the most, this is the low-rank
     cut of every value: what a choice for each token has to beat in the same bytes.
     """
@@ -61,10 +74,41 @@ class LeadingSelector(Control):
 
     def forward(self, view: View) -> Tensor:
         batch, length, num_groups, channels = view.value_groups_BNSg.shape
-        device = view.value_groups_BNSg.device
-        order_S = torch.arange(num_groups, device=device)
+        order_S = torch.arange(num_groups, device=view.value_groups_BNSg.device)
         if self.config.layout == "contiguous":
             width = num_groups * channels // view.num_kv_heads
-            places_Sg = torch.arange(num_groups * channels, device=device).view(num_groups, channels) % width
+            places_Sg = torch.arange(num_groups * channels, device=order_S.device).view(num_groups, channels) % width
             order_S = places_Sg.sum(1).argsort(stable=True).argsort()
         return -order_S.float().expand(batch, length, num_groups)
+
+
+class OutputNorms:
+    """Contribution norms of every layer, from the Gram matrices (fp32, made when needed) of its output projection."""
+
+    def __init__(self, projections: Sequence[nn.Module], config: RoutingConfig, shape: KVShape) -> None:
+        self._projections = [_base_layer(projection) for projection in projections]
+        self._config, self._shape = config, shape
+        self._grams: dict[int, Tensor] = {}
+
+    @torch.no_grad()
+    def __call__(self, layer: int, value_BND: Tensor) -> Tensor:
+        """Norms [B, N, S] in fp32 of a layer's value vectors, whole as ``v_proj`` gives them; no gradient."""
+        config, shape = self._config, self._shape
+        gram = self._grams.get(layer)
+        if gram is None or gram.device != value_BND.device:
+            weight = dense_weight(self._projections[layer], torch.float32).to(value_BND.device)
+            gram = head_grams(weight, shape.num_kv_heads, shape.head_dim, config.num_groups, config.layout)
+            self._grams[layer] = gram
+        return contribution_norms(value_BND, gram, config.num_groups, config.layout)
+
+
+def _base_layer(projection: nn.Module) -> nn.Module:
+    layer: nn.Module = getattr(projection, "base_layer", projection)
+    if not is_readable(layer):
+        weight = getattr(layer, "weight", None)
+        found = "no weight tensor" if weight is None else f"a weight of {str(weight.dtype).removeprefix('torch.')}"
+        raise ValueError(
+            f"output_norm needs output projections in floating point, nf4 or int8, but o_proj has {found}: leave it "
+            "unquantised, or use value_norm"
+        )
+    return layer

@@ -22,14 +22,12 @@ def fp32_linear(layer: nn.Linear, inputs: Tensor) -> Tensor:
     """``layer(inputs)`` in fp32, whatever the parameters' dtype or the autocast around it."""
     with torch.autocast(inputs.device.type, enabled=False):
         bias = None if layer.bias is None else layer.bias.float()
-        if inputs.dtype == torch.float32:
-            return F.linear(inputs, layer.weight.float(), bias)
-        linear: Callable[..., Tensor] = _CastLinear.apply
+        linear: Callable[..., Tensor] = F.linear if inputs.dtype == torch.float32 else _CastLinear.apply
         return linear(inputs, layer.weight.float(), bias)
 
 
 class _CastLinear(torch.autograd.Function):
-    """A linear map in fp32 of a half-precision input; the backward pass keeps the input itself, not its fp32 copy."""
+    """A linear map in fp32 of a half-precision input, which the backward pass keeps in the place of an fp32 copy."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -46,7 +44,7 @@ class _CastLinear(torch.autograd.Function):
 
 
 def init_router(module: nn.Module) -> None:
-    """Draw weights from N(0, 0.02), so that ties do not favour the first groups; biases are 0 (READING, see above)."""
+    """Draw weights from N(0, 0.02), so that ties do not favour the first groups; biases are 0."""
     for part in module.modules():
         if isinstance(part, nn.Linear):
             nn.init.normal_(part.weight, std=INIT_STD)
@@ -57,9 +55,8 @@ def init_router(module: nn.Module) -> None:
 class LinearRouter(Selector):
     """Linear router (paper, section 3.3 and appendix B.1): a_i = W h_i + b, one logit per value group.
 
-    Optionally plus a linear map of the query summary.
-    READING. The paper's h_i is "the layer input hidden state", here what ``v_proj`` reads, that input after the layer's
-    norm; the bias, and weights that start at N(0, 0.02), are ours.
+    Optionally plus a linear map of the query summary. READING. The paper's h_i is "the layer input hidden state", here
+    what ``v_proj`` reads, that input after the layer's norm; the bias, and weights from N(0, 0.02), are ours.
     """
 
     learned = True
@@ -73,10 +70,7 @@ class LinearRouter(Selector):
 
     @torch.no_grad()
     def start_from(self, weight_hD: Tensor, bias_h: Tensor) -> None:
-        """Let every head's logits, of its value groups and then of its key, start as one linear map; the query's at 0.
-
-        A group is then worth what its key is, and takes fewer bytes: under a byte budget entries start whole.
-        """
+        """Let every head's logits, of groups and key, start as one linear map (entries are whole), the query's at 0."""
         heads = len(bias_h)
         groups = (len(self.token.bias) - heads) // heads
         for own, given in ((self.token.weight, weight_hD), (self.token.bias, bias_h)):
@@ -92,10 +86,7 @@ class LinearRouter(Selector):
 
 
 class MLPRouter(Selector):
-    """Two-layer MLP router (paper, section 4.4) over the token's state and, optionally, the query summary.
-
-    READING. The paper says no more: the hidden width D/4, the GELU, what it reads, biases and initial weights are ours.
-    """
+    """Two-layer MLP router (paper, section 4.4) over token and query. READING: width D/4, GELU and biases are ours."""
 
     learned = True
 
@@ -118,13 +109,8 @@ class MLPRouter(Selector):
 class BilinearRouter(LinearRouter):
     """Bilinear router (ours): a_i = W h_i + b + E [(A h_i) * (C s_Q)], so that a token's logits depend on the query.
 
-    With ``query_conditioned`` the linear router's map of s_Q is added.
-    The paper's query conditioning (section 3.4) adds one number per group to all tokens of a sample: within a group the
-    order of tokens cannot follow the question. Here the question chooses, through a small rank, which directions of a
-    token count.
-
-    A and C are [R, D], E is [S, R], without biases. All are drawn from N(0, 0.02), as routers are: the product of three
-    small factors starts far below W h and yet gives every one of them a gradient, where zeros would give none to two.
+    The paper's query conditioning (section 3.4) adds one number per group to all tokens of a sample. A and C are
+    [R, D], E is [S, R], without biases, all drawn from N(0, 0.02): each of them has a gradient from the start.
     """
 
     def __init__(self, hidden_size: int, config: RoutingConfig) -> None:

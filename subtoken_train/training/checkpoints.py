@@ -1,11 +1,7 @@
 """The checkpoints of a run on disk: one folder each, whole or not there.
 
-``output_dir/checkpoints/step-<optimiser step>/`` holds ``state.ckpt``, which is what Lightning's strategy writes (a
-file, or a folder of shards), and ``COMPLETE``, a small JSON text that can be read without torch. A checkpoint is
-written as ``step-<step>.partial``, flushed to disk, marked and then renamed: whatever stops the process, a folder
-without ``.partial`` that holds the marker is whole.
-
-These functions touch the file system alone; ``run_checkpoints`` decides when, and asks the strategy for the state.
+``step-<optimiser step>/`` holds ``state.ckpt`` of Lightning's strategy (a file, or a folder of shards) and a JSON text,
+``COMPLETE``. It is written as ``step-<step>.partial``, flushed to disk, marked and then renamed.
 """
 
 from __future__ import annotations
@@ -54,7 +50,7 @@ def incomplete(folder: Path) -> list[Path]:
 
 
 def state_path(checkpoint: Path) -> Path:
-    """Return what the strategy wrote: a file, or a folder of shards."""
+    """Return the strategy's part of a whole checkpoint: a file, or a folder of shards."""
     read_marker(checkpoint)
     return checkpoint / STATE
 
@@ -109,17 +105,9 @@ def seal(partial: Path, marker: Marker) -> Path:
     return checkpoint
 
 
-def discard(folder: Path, step: int) -> None:
-    """Remove what was written of a checkpoint that failed, as far as it can be removed."""
-    shutil.rmtree(folder / f"step-{step}{PARTIAL}", ignore_errors=True)
-
-
 def keep_newest(folder: Path, count: int) -> None:
-    """Remove all but the newest ``count`` whole checkpoints, and every ``.partial`` folder.
-
-    A folder loses its name before its content, so that half of it is never taken for a checkpoint.
-    """
-    for checkpoint in complete(folder)[:-count]:
+    """Remove all but the newest ``count`` whole checkpoints, and every ``.partial`` folder."""
+    for checkpoint in complete(folder)[:-count]:  # half of one is never taken for a checkpoint
         checkpoint.rename(checkpoint.with_name(checkpoint.name + PARTIAL))
     for item in _steps(folder):
         if item.suffix == PARTIAL:

@@ -1,7 +1,7 @@
-"""Losses of the answers by name: cross-entropy, or what another installed package brings as an entry point.
+"""Losses of the answers by name: cross-entropy, or what another installed package brings; and distillation.
 
-A recipe names one by ``model.loss`` and gives its settings by ``model.loss_options``. The routers' balance loss and
-distillation are added to it, whatever it is, and ``val/loss`` stays cross-entropy, so that runs can be compared.
+The teacher is the run's own frozen backbone, without LoRA, reducer, routing and dropout, on the same batch (Hinton,
+Vinyals and Dean 2015, "Distilling the Knowledge in a Neural Network", section 2).
 
 Legend: B batch, M positions after the reducer, L labelled targets of the batch, V vocabulary.
 """
@@ -16,27 +16,30 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.functional.objective import answer_loss
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.modes import evaluation_mode, without_lora
+from subtoken_train.errors import check_range
+from subtoken_train.families.family import Family
+from subtoken_train.functional.objective import answer_loss, predicting_rows
+from subtoken_train.reducers import build_reducer
 from subtoken_train.registry import Registry
-from subtoken_train.routing.state import RoutingState
+from subtoken_train.routing.bank import RoutingState
 from subtoken_train.typed import own_settings
+from subtoken_train.types import Batch
 
 
 @dataclass(frozen=True)
 class LossInput:
-    """Hold what a loss is given of one micro-batch.
-
-    Attributes:
-        logits_LV: of the rows that predict a label, with gradient, in the dtype of the pass.
-        targets_L: the tokens that these rows should predict, int64; L is 0 in a batch without a label.
-        rows_BM: which rows of the reduced sequence they are, bool; ``rows_BM.nonzero()[:, 0]`` is each one's sample.
-        routing: what the routers did, per layer: ``choices`` holds their logits, with gradient; None without routing.
-    """
+    """Hold what a loss is given of one micro-batch."""
 
     logits_LV: Tensor
+    """Logits of the rows that predict a label, with gradient, in the dtype of the pass."""
     targets_L: Tensor
+    """The tokens that these rows should predict, int64; L is 0 in a batch without a label."""
     rows_BM: Tensor
+    """These rows in the reduced sequence, bool; ``rows_BM.nonzero()[:, 0]`` is each one's sample."""
     routing: RoutingState | None = None
+    """Notes of the routers, per layer: ``choices`` holds their logits, with gradient; None without routing."""
     uncompressed_LV: Tensor | None = None
 
     def full_logits(self) -> Tensor:
@@ -70,7 +73,6 @@ class CrossEntropy(Loss):
     name: ClassVar[str] = "cross_entropy"
 
     def summed(self, view: LossInput) -> Tensor:
-        """Return ``answer_loss``."""
         return answer_loss(view.logits_LV, view.targets_L)
 
 
@@ -93,7 +95,6 @@ def build_loss(name: str, options: Mapping[str, Any]) -> Loss:
 def checked_loss(loss: Loss, view: LossInput) -> Tensor:
     """Return what a loss gives."""
     value: Any = loss.summed(view)
-    problem = ""
     if not isinstance(value, Tensor):
         problem = f"no tensor but {type(value).__name__}"
     elif value.shape:
@@ -102,9 +103,42 @@ def checked_loss(loss: Loss, view: LossInput) -> Tensor:
         problem = "a value without gradient"
     elif not isinstance(loss, CrossEntropy) and not bool(torch.isfinite(value.detach())):
         problem = "NaN or infinity"
-    if problem or not isinstance(value, Tensor):
-        raise ValueError(
-            f"loss {loss.name!r} gave {problem}; it must give the sum over the targets: a finite scalar tensor with "
-            "gradient"
-        )
-    return value
+    else:
+        return value
+    raise ValueError(
+        f"loss {loss.name!r} gave {problem}; it must give the sum over the targets: a finite scalar tensor with "
+        "gradient"
+    )
+
+
+@dataclass
+class DistillationConfig:
+    """Settings of the second term of the loss.
+
+    Attributes:
+        weight: of the divergence beside the answers' cross-entropy, which keeps weight 1; 0 only logs it.
+        temperature: T; both distributions are softened by it, and the divergence is multiplied by T^2, so that its
+            gradient keeps its size.
+    """
+
+    weight: float = 1.0
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_range("distillation weight", self.weight, 0, 10**6)
+        check_range("distillation temperature", self.temperature, 0.01, 1000)
+
+
+class Teacher:
+    """The frozen backbone of a run, uncompressed and without its LoRA."""
+
+    def __init__(self, family: Family) -> None:
+        self._backbone = CompressedBackbone(family, build_reducer("none"))
+
+    @torch.no_grad()
+    def logits(self, batch: Batch) -> Tensor:
+        """Return the logits of rows that predict a label, [L, V] in the backbone's dtype, in the labels' order."""
+        rows_BN, _ = predicting_rows(batch.labels_BN)
+        model = self._backbone.model
+        with evaluation_mode(model), without_lora(model):
+            return self._backbone.logits(self._backbone.run(batch), rows_BN)

@@ -1,11 +1,6 @@
 """Peak memory of a training step on one device, predicted from a recipe before anything is loaded.
 
-Counted are live tensors, op by op as autograd keeps them; no factor is fitted. docs/memory.md compares the prediction
-with measured steps and says what is left out. Weights, trained tensors, their gradients and moments, and the batch are
-held all the time; on top comes what the forward pass keeps (``ActivationBytes``) and, whichever is larger, the loss or
-the backward pass of one MLP. The vision tower and a teacher's pass come before that, without gradient, and count where
-one needs more than all that follows. What ZeRO-3 and FSDP2 share out is divided evenly, with one decoder layer
-gathered.
+Counted are live tensors, op by op as autograd keeps them; no factor is fitted (docs/memory.md compares with steps).
 
 Legend: e bytes per element of the backbone's dtype; D hidden, F MLP, v the value projection's width; M rows of a layer.
 """
@@ -21,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.errors import refuse
 from subtoken_train.families.images import FP32_BYTES
 from subtoken_train.functional.quantized import Quantization, dense_shape, quantised_bytes
 from subtoken_train.training.optimizer import MIN_8BIT_ELEMENTS, OptimizerName
@@ -28,34 +24,22 @@ from subtoken_train.training.optimizer import MIN_8BIT_ELEMENTS, OptimizerName
 
 @dataclass(frozen=True)
 class Step:
-    """A step as far as its memory depends on it.
+    """A step as far as its memory depends on it; positions and bytes are a record's."""
 
-    Attributes:
-        batch_size: records of one forward pass on one device.
-        length: positions of a record before the reducer.
-        compressed: of them, tokens of the image or the context.
-        labelled: positions of a record with a loss.
-        pixel_bytes: of a record's image.
-        autocast: the trainer's precision is ``bf16-mixed`` or ``16-mixed``.
-        on_cpu: on a CPU a dropout mask is fp32; on a GPU a byte per element.
-        quantization: of the decoder's linear layers.
-        distilled: the uncompressed backbone's logits of the labels are learned, too.
-    """
-
-    batch_size: int
-    length: int
-    compressed: int
-    labelled: int
+    batch_size: int  # records of one forward pass on one device
+    length: int  # positions before the reducer
+    compressed: int  # of them, tokens of the image or the context
+    labelled: int  # positions with a loss
     pixel_bytes: int = 0
     checkpointing: bool = False
-    autocast: bool = False
+    autocast: bool = False  # the trainer's precision is ``bf16-mixed`` or ``16-mixed``
     dropout: bool = True
-    on_cpu: bool = False
-    quantization: Quantization = "none"
+    on_cpu: bool = False  # a dropout mask is fp32 then; on a GPU a byte per element
+    quantization: Quantization = "none"  # of the decoder's linear layers
     optimizer: OptimizerName = "adamw"
     strategy: str = "auto"
     processes: int = 1
-    distilled: bool = False
+    distilled: bool = False  # the uncompressed backbone's logits of the labels are learned, too
 
 
 class ActivationBytes:
@@ -64,8 +48,11 @@ class ActivationBytes:
     def __init__(self, parts: CompressedBackbone, step: Step) -> None:
         shape, config = parts.family.shape, parts.family.decoder.config
         self.step, self.bank, self.splits = step, None if parts.active_routing is None else parts.bank, parts.splits
-        self.element, self.hidden = shape.element_bytes, int(config.hidden_size)
-        self.mlp = int(config.intermediate_size)
+        self.element, self.hidden, self.mlp = (
+            shape.element_bytes,
+            int(config.hidden_size),
+            int(config.intermediate_size),
+        )
         self.heads, self.vocabulary = int(config.num_attention_heads), int(config.vocab_size)
         self.query, self.value = self.heads * shape.head_dim, shape.value_dim
         self.mask_bytes = FP32_BYTES if step.on_cpu else 1
@@ -75,15 +62,14 @@ class ActivationBytes:
         self.rank = int(next(iter(adapted.r.values())))
 
     def input(self, rows: int) -> int:
-        """Return what checkpointing keeps of a layer: its input, and the masks of its values."""
+        """Count what checkpointing keeps of a layer: its input, and the masks of its values."""
         return rows * (self.element * self.hidden + (0 if self.bank is None else self.bank.config.num_groups))
 
     def layer(self, rows: int) -> int:
-        """Return what the backward pass of a layer needs.
+        """Count what the backward pass of a layer needs.
 
         Per row: two norms (4 D each, their input in fp32); rotated query, key, value and output, e each, and a log-sum
-        per head; gate, its SiLU and up of the MLP, 3 e F. Where records are padded or the context is split, a layer has
-        its own [M, M] mask, and grouped keys and values are repeated to the query's width, under a split in fp32 too.
+        per head; gate, its SiLU and up of the MLP, 3 e F. Padded records and splits add an [M, M] mask.
         """
         e, padded = self.element, self.splits or self.step.batch_size > 1
         key_value = 2 * (self.query if padded and not self.splits else self.value)
@@ -102,11 +88,7 @@ class ActivationBytes:
         return rows * self.hidden * (masks + (0 if shared else FP32_BYTES))
 
     def _adapters(self) -> int:
-        """Return the inputs of LoRA on q and v and of the router, per row.
-
-        Each LoRA keeps its own copy, in bf16 under autocast and in fp32 without, and its dropout a mask; only without
-        dropout and with an fp32 backbone is it the norm's output itself, kept once for all. The router reads fp32.
-        """
+        """Inputs of the router (fp32) and of LoRA on q and v per row: own copies, but in fp32 without dropout."""
         own = self.element if self.step.autocast else FP32_BYTES
         learned = self.bank is not None and self.bank.learned
         inner = 2 * self.rank * own
@@ -124,17 +106,12 @@ class ActivationBytes:
         return kept * self.element * self.value + FP32_BYTES * numbers
 
     def loss(self) -> int:
-        """Return the final norm's input, and the largest moment of logits, cross-entropy and their gradients.
-
-        Three fp32 numbers meet per row and entry: log-probabilities, their gradient, and that of the logits. With
-        distillation that is where the divergence is made: logits, three log-probabilities, and three more on the way to
-        their product.
-        """
+        """Count the final norm's input, and the largest moment of logits, cross-entropy and gradients."""
         entry = 6 * FP32_BYTES + self.element if self.step.distilled else 3 * FP32_BYTES
         return self.step.labelled * (FP32_BYTES * self.hidden + entry * self.vocabulary)
 
     def teacher(self, rows: int) -> int:
-        """Return the peak of a layer without gradient: residual stream, norm's output, MLP, and any mask."""
+        """Count the peak of a layer without gradient: residual stream, norm's output, MLP, and any mask."""
         mask = self.element * rows * rows if self.splits or self.step.batch_size > 1 else 0
         return rows * self.element * (3 * self.hidden + 3 * self.mlp) + mask
 
@@ -163,18 +140,15 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        """Return the sum."""
+        """The sum."""
         return sum(size for _, size in self.parts)
 
 
 def estimate_memory(parts: CompressedBackbone, step: Step) -> MemoryEstimate:
-    """Estimate a step's peak memory, as the module's text says, for a model that is loaded or laid out."""
-    if step.length <= step.compressed:
-        raise ValueError(
-            f"max_length={step.length} leaves no room for text beside the {step.compressed} tokens of an image"
-        )
-    rows = record_rows(parts, step.length, step.compressed)
-    sizes = ActivationBytes(parts, step)
+    """Estimate a step's peak memory for a model that is loaded or laid out."""
+    no_room = f"max_length={step.length} leaves no room for text beside the {step.compressed} tokens of an image"
+    refuse((step.length <= step.compressed, no_room))
+    rows, sizes = record_rows(parts, step.length, step.compressed), ActivationBytes(parts, step)
     kept = sum(sizes.layer(count) for count in rows) - sizes.first(rows[0])
     backward = sizes.backward(max(rows))
     if step.checkpointing:
@@ -189,24 +163,19 @@ def estimate_memory(parts: CompressedBackbone, step: Step) -> MemoryEstimate:
         held = step.batch_size * sizes.teacher_logits()
         phases = (("teacher's logits", held), *phases)
         before = max(before, ("teacher's pass", step.batch_size * sizes.teacher(step.length) + held), key=itemgetter(1))
-    return MemoryEstimate(
-        (step.length, rows[-1]),
-        (
-            *_held(parts, step),
-            ("batch", step.batch_size * (step.pixel_bytes + 3 * 8 * step.length)),
-            *(phases if sum(size for _, size in phases) >= before[1] else (before,)),
-        ),
-    )
+    batch = ("batch", step.batch_size * (step.pixel_bytes + 3 * 8 * step.length))
+    largest = phases if sum(size for _, size in phases) >= before[1] else (before,)
+    return MemoryEstimate((step.length, rows[-1]), (*_held(parts, step), batch, *largest))
 
 
 def record_rows(parts: CompressedBackbone, length: int, compressed: int) -> list[int]:
-    """Return the rows of one record in each layer, where the reducer has ``compressed`` of its ``length`` positions."""
+    """Rows of a record of ``length`` positions in each layer, where the reducer has ``compressed`` of them."""
     counts = parts.reducer.running_tokens(compressed, parts.family.shape.num_layers)
     return [length - compressed + count for count in counts]
 
 
 def checkpoint_bytes(parts: CompressedBackbone, optimizer: OptimizerName) -> tuple[int, int]:
-    """Return the bytes of what trains, in fp32, and of a checkpoint: these with the optimiser's state."""
+    """Bytes of what trains, in fp32, and of a checkpoint: these with the optimiser's state."""
     trained = [parameter.numel() for parameter in parts.parameters() if parameter.requires_grad]
     adapter = FP32_BYTES * sum(trained)
     return adapter, adapter + sum(_state_bytes(count, optimizer) for count in trained)
@@ -236,20 +205,16 @@ def _held(parts: CompressedBackbone, step: Step) -> Iterator[tuple[str, int]]:
 
 
 def _frozen_bytes(parts: CompressedBackbone, quantization: Quantization) -> tuple[int, int]:
-    """Return the bytes of frozen weights as they are held: all of them, and those of one decoder layer."""
     layers = parts.family.decoder.layers
     linear = {id(module.weight) for module in layers.modules() if isinstance(module, nn.Linear)}
 
-    def held(module: nn.Module) -> int:
-        total = 0
-        for parameter in module.parameters():
-            if quantization != "none" and id(parameter) in linear and not parameter.requires_grad:
-                total += quantised_bytes(dense_shape(parameter), quantization)
-            elif not parameter.requires_grad:
-                total += parameter.numel() * parameter.element_size()
-        return total
+    def held(parameter: nn.Parameter) -> int:
+        if quantization != "none" and id(parameter) in linear:
+            return quantised_bytes(dense_shape(parameter), quantization)
+        return parameter.numel() * parameter.element_size()
 
-    return held(parts), held(layers[0])
+    whole, layer = (sum(held(p) for p in each.parameters() if not p.requires_grad) for each in (parts, layers[0]))
+    return whole, layer
 
 
 def _state_bytes(elements: int, optimizer: OptimizerName) -> int:

@@ -5,7 +5,7 @@ Legend: B batch, N positions before the reducer, M positions after it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,42 +16,52 @@ from peft import PeftModel, set_peft_model_state_dict
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from subtoken_train.artifact.folder import FirstStage, read_first_stage
+from subtoken_train.artifact.config import AdapterConfig
+from subtoken_train.artifact.folder import FirstStage, put_lora, read_first_stage
+from subtoken_train.artifact.identity import identify
 from subtoken_train.engine.build import Stage2Config, assemble, build
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.modes import enable_checkpointing
-from subtoken_train.engine.prompt_pass import Rows
+from subtoken_train.engine.prompt_pass import PromptPass, Rows
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
+from subtoken_train.families.load import layout_family
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.functional.objective import answer_loss, distillation_loss, predicting_rows
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig, with_defaults
-from subtoken_train.routing.state import RoutingState
-from subtoken_train.training.distillation import DistillationConfig, Teacher
-from subtoken_train.training.loss import LossInput, build_loss, checked_loss
+from subtoken_train.routing.bank import RoutingState
+from subtoken_train.training.checkpoints import read_marker, state_path
+from subtoken_train.training.loss import (
+    CrossEntropy,
+    DistillationConfig,
+    LossInput,
+    Teacher,
+    build_loss,
+    checked_loss,
+)
 from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer, check_optimizer
 from subtoken_train.training.sharding import is_sharded, see_blank_image, shard_layers
-from subtoken_train.training.trained_tensors import adapter_tensors, check_same_shapes, shapes_of
+from subtoken_train.training.trained_tensors import (
+    adapter_tensors,
+    check_same_shapes,
+    read_state,
+    shapes_of,
+    trained_shapes,
+    trained_tensors,
+)
 from subtoken_train.types import Batch, Region, in_compressed_region
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """The rows of a pass and what its routers did; not its activations.
+    """The rows of a pass (of the last layer, and by ``PromptPass.spans``) and what its routers did; no activations."""
 
-    Attributes:
-        regions_BN: ``Region`` codes of the unreduced batch.
-        rows: the rows of the last layer.
-        spans: (first layer, last layer + 1, rows) of each stretch of layers that ran on the same rows.
-        kept: under a context reducer, per layer the rows that later rows see, bool [B, M].
-    """
-
-    regions_BN: Tensor
+    regions_BN: Tensor  # codes of the unreduced batch
     rows: Rows
     spans: list[tuple[int, int, Rows]]
     state: RoutingState | None
-    kept: dict[int, Tensor]
+    kept: dict[int, Tensor]  # under a context reducer, per layer the rows that later rows see, bool [B, M]
 
     def lengths_before(self) -> Tensor:
         """Count the tokens of each sample before the reducer, int64 [B]."""
@@ -131,12 +141,12 @@ class SubTokenModule(L.LightningModule):
 
     @property
     def family(self) -> Family:
-        """Return the backbone's family; loads the model on first use."""
+        """The backbone's family; loads the model on first use."""
         return self.parts.family
 
     @property
     def parts(self) -> CompressedBackbone:
-        """Return backbone, reducer and routers; built on first use."""
+        """Backbone, reducer and routers; built on first use."""
         if self.compressed is None:
             self.configure_model()
         assert self.compressed is not None
@@ -144,7 +154,7 @@ class SubTokenModule(L.LightningModule):
 
     @property
     def has_teacher(self) -> bool:
-        """Return whether every step runs the uncompressed backbone, too."""
+        """True if every step runs the uncompressed backbone, too."""
         return self.distillation_config is not None or self.loss.reads_full_logits
 
     def configure_model(self) -> None:
@@ -157,9 +167,8 @@ class SubTokenModule(L.LightningModule):
     def _build(self) -> None:
         check_optimizer(self.optimizer_config)
         source, first = self.backbone_config, self.read_first_stage()
-        compressed, peft_model = build(
-            source, self.lora_settings, self.reducer_config, self.routing_config, self.stage2_config
-        )
+        recipe = self.lora_settings, self.reducer_config, self.routing_config, self.stage2_config
+        compressed, peft_model = build(source, *recipe)
         if first is not None:
             set_peft_model_state_dict(peft_model, first.tensors(compressed.family, source, peft_model))
             self.first_stage_digest = first.digest()
@@ -193,9 +202,7 @@ class SubTokenModule(L.LightningModule):
         if self.has_teacher and self._teacher is None:
             self._teacher = Teacher(self.family)
         teacher = self._teacher.logits(micro) if self._teacher is not None else None
-        result = self.parts.run(micro)
-        rows, targets = predicting_rows(result.labels(micro.labels_BN))
-        logits = self.parts.logits(result, rows)
+        result, rows, targets, logits = self.answered(micro)
         # Lightning divides by accumulate_grad_batches; an epoch's last window may be shorter
         accumulation = self.trainer.accumulate_grad_batches
         share = accumulation / max(self._global_tokens(window_tokens), 1)  # 0: nothing of the window is learnt
@@ -214,14 +221,18 @@ class SubTokenModule(L.LightningModule):
         self.log("train/distillation", divergence.detach() * window_size / accumulation, sync_dist=True)
         return loss + self.distillation_config.weight * divergence
 
+    def answered(self, batch: Batch) -> tuple[PromptPass, Tensor, Tensor, Tensor]:
+        """Run a batch; return the pass, the rows that predict a label, these labels, and the rows' logits."""
+        result = self.parts.run(batch)
+        rows, targets = predicting_rows(result.labels(batch.labels_BN))
+        return result, rows, targets, self.parts.logits(result, rows)
+
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Log token-normalised answer loss and token accuracy (teacher-forced) on held-out records."""
         if self.in_step:
             see_blank_image(self.parts, batch)
-        result = self.parts.run(batch)
-        rows, targets = predicting_rows(result.labels(batch.labels_BN))
-        logits, tokens = self.parts.logits(result, rows), len(targets)
-        most = max(tokens, 1)  # a block of a conversation may hold nothing that is learnt
+        _, _, targets, logits = self.answered(batch)
+        tokens, most = len(targets), max(len(targets), 1)  # a block of a conversation may hold nothing that is learnt
         loss, right = answer_loss(logits, targets) / most, (logits.argmax(-1) == targets).sum() / most
         self.log("val/loss", loss, batch_size=tokens, sync_dist=True, prog_bar=True)
         self.log("val/token_accuracy", right, batch_size=tokens, sync_dist=True, prog_bar=True)
@@ -254,7 +265,7 @@ class SubTokenModule(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of another set of trained tensors, or one that stands on another stage 1."""
         self.configure_model()
-        check_same_shapes(shapes_of(self.trained()), shapes_of(checkpoint["state_dict"]))
+        check_same_shapes(trained_shapes(self), shapes_of(checkpoint["state_dict"]))
         self.check_first_stage(checkpoint.get(FIRST_STAGE_KEY))
 
     def check_first_stage(self, digest: str | None) -> None:
@@ -266,8 +277,59 @@ class SubTokenModule(L.LightningModule):
             )
 
     def _global_tokens(self, window_tokens: int) -> float:
-        """Count the window's labelled tokens, averaged over processes (their gradients are averaged too)."""
+        """Count the window's labelled tokens, averaged over processes, as their gradients are."""
         if self.trainer.world_size == 1:
             return float(window_tokens)
         counts = torch.tensor(float(window_tokens), device=self.device)
         return float(self.trainer.strategy.reduce(counts, reduce_op="mean"))
+
+
+def lay_out_checkpoint(module: SubTokenModule, checkpoint: Path) -> None:
+    """Build ``module``'s parts around the tensors of a checkpoint folder; its backbone stays on the meta device."""
+    state = state_path(checkpoint)
+    tensors, digest = trained_tensors(state), _noted(state, FIRST_STAGE_KEY)
+    check_same_shapes(read_marker(checkpoint).trained, shapes_of(tensors), checkpoint)
+    first = module.read_first_stage()
+    family = layout_family(module.backbone_config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # of routers below a reducer's cut, which no checkpoint has
+        compressed, peft_model = module.lay_out(family)
+    if first is not None:
+        put_lora(peft_model, first.tensors(family, module.backbone_config, peft_model))
+        module.first_stage_digest = first.digest()
+    module.check_first_stage(digest)
+    module.compressed = compressed
+    object.__setattr__(module, "peft_model", peft_model)  # as configure_model does
+    check_same_shapes(trained_shapes(module), shapes_of(tensors), checkpoint)
+    own = {name.removeprefix("compressed."): tensor for name, tensor in tensors.items()}
+    assert not compressed.load_state_dict(own, strict=False, assign=True).unexpected_keys
+    compressed.eval()
+
+
+def adapter_config(module: SubTokenModule, family: Family, training: dict[str, Any]) -> AdapterConfig:
+    """Return a built module's ``subtoken_config.json``; stage 1, loss and distillation join ``training``."""
+    if (first := module.first_stage) is not None:
+        stage1 = {**first.config.training, "reading": first.reading, "sha256": module.first_stage_digest}
+        training = {**training, "stage1": stage1}
+    if module.distillation_config is not None:
+        training = {**training, "distillation": asdict(module.distillation_config)}
+    if module.loss.name != CrossEntropy.name:
+        training = {**training, "loss": {"name": module.loss.name, **asdict(module.loss)}}
+    return AdapterConfig(
+        backbone=module.backbone_config,
+        lora=module.lora_settings,
+        reducer=module.reducer_config,
+        routing=module.routing_config,
+        identity=identify(family, module.backbone_config),
+        stage2=module.stage2_config,
+        training=training,
+    )
+
+
+def _noted(state: Path, key: str) -> Any:
+    if not state.is_dir():
+        return read_state(state).get(key)
+    file = min(state.rglob("*_model_states.pt"), default=None)
+    if file is None:
+        raise ValueError(f"{state} is not a complete DeepSpeed checkpoint: it holds no *_model_states.pt")
+    return torch.load(file, map_location="cpu", weights_only=True, mmap=True).get(key)

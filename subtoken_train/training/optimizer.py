@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from subtoken_train.errors import MAX_COUNT, check_package, check_range, unknown_name
+from subtoken_train.errors import MAX_COUNT, check_package, check_range, check_word
 
 Schedule = Literal["cosine", "constant"]
 OptimizerName = Literal["adamw", "paged_adamw_8bit"]
@@ -40,16 +40,15 @@ class OptimizerConfig:
     final_fraction: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, high in (("learning_rate", 100), ("router_learning_rate", 100), ("weight_decay", 100)):
-            check_range(f"optimizer.{name}", getattr(self, name), 0, high)
+        for name in ("learning_rate", "router_learning_rate", "weight_decay"):
+            check_range(f"optimizer.{name}", getattr(self, name), 0, 100)
         check_range("optimizer.warmup_steps", self.warmup_steps, 0, MAX_COUNT)
         check_range("optimizer.final_fraction", self.final_fraction, 0, 1)
 
 
 def rate_scale(config: OptimizerConfig, total_steps: int) -> Callable[[int], float]:
     """Return the factor on the peak learning rate as a function of the optimiser step (0-based)."""
-    if config.schedule not in get_args(Schedule):
-        raise unknown_name("schedule", config.schedule, get_args(Schedule))
+    check_word("schedule", config.schedule, get_args(Schedule))
 
     def scale(step: int) -> float:
         warm = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
@@ -70,11 +69,8 @@ def build_optimizer(
     check_optimizer(config)
     router_rate = config.learning_rate if config.router_learning_rate is None else config.router_learning_rate
     rates = {"lora": config.learning_rate, "router": router_rate}
-    groups = [
-        {"params": parameters, "lr": rates[name], "name": name}
-        for name, parameters in (("lora", lora), ("router", routers))
-        if parameters
-    ]
+    parts = {"lora": lora, "router": routers}
+    groups = [{"params": each, "lr": rates[name], "name": name} for name, each in parts.items() if each]
     make: Callable[..., Optimizer] = AdamW
     if config.name == "paged_adamw_8bit":
         from bitsandbytes.optim.adamw import PagedAdamW8bit
@@ -86,8 +82,6 @@ def build_optimizer(
 
 def check_optimizer(config: OptimizerConfig) -> None:
     """Raise ``ValueError`` if the optimiser's name is unknown or its package is not installed."""
-    if config.name not in get_args(OptimizerName):
-        raise unknown_name("optimizer", config.name, get_args(OptimizerName))
+    check_word("optimizer", config.name, get_args(OptimizerName))
     if config.name == "paged_adamw_8bit":
-        need = "optimizer.name 'paged_adamw_8bit'"
-        check_package("bitsandbytes", "gpu", need, "set model.optimizer.name: adamw")
+        check_package("bitsandbytes", "gpu", f"optimizer.name {config.name!r}", "set model.optimizer.name: adamw")

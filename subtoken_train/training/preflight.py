@@ -1,7 +1,4 @@
-"""Work out what a recipe trains, for how long, on which prompt and devices, before weights are loaded.
-
-The architecture lies on the meta device; only ``seconds_per_batch`` measures the real model.
-"""
+"""Work out what a recipe trains, for how long, on which prompt and devices, before weights are loaded."""
 
 from __future__ import annotations
 
@@ -24,10 +21,10 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.backbone_config import BackboneConfig, is_hub_id
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import layout_family, with_processor
-from subtoken_train.functional.objective import answer_loss, predicting_rows
+from subtoken_train.functional.objective import answer_loss
 from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.ledger.ledger import Anchor, Entry, Ledger, nominal_ledger, solve_anchor, staged_anchor
-from subtoken_train.reducers.base import matched_reducer
+from subtoken_train.reducers.base import Reducer, matched_reducer
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.types import Batch
 
@@ -59,18 +56,14 @@ def check_devices(devices: int | str | list[int], accelerator: str) -> None:
 
 
 def check_cpus(devices: int | str | list[int], accelerator: str) -> None:
-    """Raise ``ValueError`` for devices of a CPU that are no count: it has no numbered ones."""
+    """Raise ``ValueError`` for devices of a CPU that are no count."""
     if accelerator == "cpu" and devices != "auto" and (isinstance(devices, list) or not str(devices).isdecimal()):
         raise ValueError(f"trainer.devices is {devices!r}; on a CPU it is a count of processes, or auto")
 
 
 @dataclass(frozen=True)
 class NominalPrompt:
-    """Prompt that a pre-flight assumes: its words, and the tokens of each region before reduction.
-
-    Attributes:
-        region: the region that reducer and routers compress, ``visual`` or ``context``.
-    """
+    """Prompt that a pre-flight assumes: words, compressed region (``visual``, ``context``), tokens of each region."""
 
     title: str
     note: str
@@ -79,15 +72,21 @@ class NominalPrompt:
 
     @property
     def tokens(self) -> int:
-        """Count the tokens of the compressed region."""
+        """Tokens of the compressed region."""
         return self.regions[self.region]
 
 
 def nominal_prompt(family: Family, data: OrderedDataModule[Any]) -> NominalPrompt:
     """Return one image and as many text tokens as the paper's; for a language model a block of the recipe's corpus."""
-    if family.image_token_id is not None and isinstance(data, CorpusDataModule | RecallDataModule):
+    text, images = isinstance(data, CorpusDataModule | RecallDataModule), family.image_token_id is not None
+    if images and text:
         raise ValueError(
             f"{family.name} reads images, but data names text without any; name instruction records in data.train_file"
+        )
+    if not images and not text:
+        raise ValueError(
+            f"{family.model.config.model_type} is a language model, but data names instruction records; name a corpus "
+            "in data.train (recipes/llama7b_quest25_s8k7.yaml shows one)"
         )
     if isinstance(data, RecallDataModule):
         regions = {"context": data.context_length}
@@ -96,15 +95,10 @@ def nominal_prompt(family: Family, data: OrderedDataModule[Any]) -> NominalPromp
         regions = {"context": data.context_length, "query": data.block_length - data.context_length}
         note = f"{regions['context']:,} context + {regions['query']:,} query tokens"
         return NominalPrompt("KV budget of a block of text", note, "context", regions)
-    if family.image_token_id is None:
-        raise ValueError(
-            f"{family.model.config.model_type} is a language model, but data names instruction records; name a corpus "
-            "in data.train (recipes/llama7b_quest25_s8k7.yaml shows one)"
-        )
     words = family.nominal_text
-    text = " + ".join(f"{count} {region}" for region, count in words.items())
+    counts = " + ".join(f"{count} {region}" for region, count in words.items())
     as_in = "as in the paper" if words == family.paper_text else "as in the paper, but for the chat format"
-    note = f"{sum(words.values())} text tokens {as_in} ({text}), no answer"
+    note = f"{sum(words.values())} text tokens {as_in} ({counts}), no answer"
     regions = {"system": words["system"], "visual": family.visual_tokens(), "query": words["query"]}
     return NominalPrompt("KV budget of a prompt with one image", note, "visual", regions)
 
@@ -141,27 +135,27 @@ def budget_of(parts: CompressedBackbone) -> KVBudget:
 def layer_bands(ledger: Ledger) -> list[LayerBand]:
     """Return the ledger's rows, with equal neighbouring layers taken together."""
     layers = [tuple(rows) for _, rows in groupby(ledger.entries, key=lambda entry: entry.layer)]
-    bands = groupby(layers, key=lambda rows: [replace(row, layer=0) for row in rows])
-    alike = [list(members) for _, members in bands]
+    alike = [list(members) for _, members in groupby(layers, lambda rows: [replace(row, layer=0) for row in rows])]
     return [LayerBand(members[0][0].layer, members[-1][0].layer, members[0]) for members in alike]
 
 
 def equal_bytes_anchor(parts: CompressedBackbone, prompt: NominalPrompt) -> Anchor:
     """Return the token-only arm, cut at the same layers, with the bytes that the recipe really keeps of the region."""
-    shape = parts.family.shape
-    config = matched_reducer(parts.reducer, parts.group_budget, shape.num_layers, prompt.tokens)
-    counts = config.layer_tokens(prompt.tokens, shape.num_layers)
-    return staged_anchor(shape, prompt.tokens, counts, config.keep_ratio, prompt.region)
+    layers = parts.family.shape.num_layers
+    return _staged(parts, prompt, matched_reducer(parts.reducer, parts.group_budget, layers, prompt.tokens))
 
 
 def nominal_anchor(parts: CompressedBackbone, prompt: NominalPrompt) -> Anchor:
     """Return the anchor for the paper's fraction r (1 + K/S) / 2 of *all* layers."""
     shape, reducer, share = parts.family.shape, parts.reducer, budget_of(parts).total_of(prompt.tokens)
     if reducer.staged:
-        config = reducer.at_share(share, shape.num_layers)
-        counts = config.layer_tokens(prompt.tokens, shape.num_layers)
-        return staged_anchor(shape, prompt.tokens, counts, config.keep_ratio, prompt.region)
+        return _staged(parts, prompt, reducer.at_share(share, shape.num_layers))
     return solve_anchor(shape, prompt.tokens, share, parts.cut_layer, prompt.region)
+
+
+def _staged(parts: CompressedBackbone, prompt: NominalPrompt, config: Reducer) -> Anchor:
+    counts = config.layer_tokens(prompt.tokens, parts.family.shape.num_layers)
+    return staged_anchor(parts.family.shape, prompt.tokens, counts, config.keep_ratio, prompt.region)
 
 
 @dataclass(frozen=True)
@@ -183,11 +177,7 @@ class StepPlan:
 
 
 def lay_out(module: SubTokenModule, offline: bool = False) -> CompressedBackbone:
-    """Lay out everything a module builds, without weights.
-
-    What stage 2, or a router, starts from is read and checked; with ``offline`` it is not, and the recipe's LoRA
-    settings are taken for stage 1's.
-    """
+    """Lay out what a module builds, without weights; what it starts from is read and checked, but if ``offline``."""
     family = layout_family(module.backbone_config)
     first = None if offline else module.read_first_stage()
     with torch.device("meta"):
@@ -201,23 +191,18 @@ def lay_out(module: SubTokenModule, offline: bool = False) -> CompressedBackbone
 
 def lora_groups(parts: CompressedBackbone, trained: bool = True) -> list[ParameterGroup]:
     """Return the LoRA that trains (or stage 1's, which does not) on q, v and, if there is one, the output."""
-    lora = {
-        name: parameter
-        for name, parameter in parts.model.named_parameters()
-        if ".lora_" in name and parameter.requires_grad == trained
-    }
+    lora = [(name, p) for name, p in parts.model.named_parameters() if ".lora_" in name and p.requires_grad == trained]
     sides = ("q_proj", "v_proj", "qkv_proj", "o_proj")
-    groups = [_count(f"LoRA {side}", (p for name, p in lora.items() if f".{side}." in name)) for side in sides]
+    groups = [_count(f"LoRA {side}", (p for name, p in lora if f".{side}." in name)) for side in sides]
     return [group for group in groups if group.tensors]
 
 
 def trained_groups(parts: CompressedBackbone) -> list[ParameterGroup]:
     """Return the LoRA that trains, and the routers if there are any."""
-    groups = lora_groups(parts)
-    if parts.bank is not None and parts.bank.learned:
-        groups.append(
-            _count(f"routers ({parts.bank.config.selector})", (p for p in parts.bank.parameters() if p.requires_grad))
-        )
+    groups, bank = lora_groups(parts), parts.bank
+    if bank is not None and bank.learned:
+        name = f"routers ({bank.config.selector})"
+        groups.append(_count(name, (parameter for parameter in bank.parameters() if parameter.requires_grad)))
     return groups
 
 
@@ -229,10 +214,7 @@ def frozen_group(parts: CompressedBackbone) -> ParameterGroup:
 def plan_steps(
     samples_per_step: int, max_steps: int, max_epochs: int | None, batches: int | None, accumulate: int
 ) -> StepPlan:
-    """Plan optimiser steps and epochs; a limit of -1 (of epochs None, too) is none.
-
-    ``batches`` are full ones per device in an epoch, at least one; None where the data was not read.
-    """
+    """Plan steps and epochs; -1 (or None): no limit. ``batches``: of an epoch and device; None: data was not read."""
     if batches is None:
         return StepPlan(max_steps if max_steps >= 0 else None, samples_per_step, None)
     per_epoch = math.ceil(batches / accumulate)
@@ -257,18 +239,14 @@ def _count(name: str, parameters: Iterable[nn.Parameter]) -> ParameterGroup:
 
 
 def seconds_per_batch(module: SubTokenModule, batches: Iterator[Batch]) -> float | None:
-    """Measure the mean seconds from reading a batch to its gradients, without the first; None without batches.
-
-    The weights are loaded on the CPU. Optimiser, logging, validation and checkpoints are not in it.
-    """
-    parts, seconds = module.parts, list[float]()
-    parts.train()
+    """Measure the mean seconds from reading a batch to its gradients, on the CPU, without the first; None: no batch."""
+    seconds = list[float]()
+    module.parts.train()
     clock = time.perf_counter()
     for batch in batches:
-        result = parts.run(batch)
-        rows, targets = predicting_rows(result.labels(batch.labels_BN))
         with torch.enable_grad():
-            torch.autograd.backward(answer_loss(parts.logits(result, rows), targets))
+            _, _, targets, logits = module.answered(batch)
+            torch.autograd.backward(answer_loss(logits, targets))
         seconds.append(time.perf_counter() - clock)
         clock = time.perf_counter()
     counted = seconds[1:] or seconds

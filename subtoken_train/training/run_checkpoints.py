@@ -1,13 +1,11 @@
-"""The callback that guards a run at the end of every optimiser step, and what it needs: signals, checks, checkpoints.
-
-A checkpoint is written by all processes of a run: whole, or an error that all of them raise.
-"""
+"""The callback that guards a run at the end of every optimiser step, with its signals, checks and checkpoints."""
 
 from __future__ import annotations
 
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import threading
@@ -27,15 +25,11 @@ from torch.nn.utils import get_total_norm
 
 from subtoken_train.errors import MAX_COUNT, check_range
 from subtoken_train.training import checkpoints
-from subtoken_train.training.trained_tensors import shapes_of
+from subtoken_train.training.trained_tensors import trained_shapes
 
 
 class RunStopped(BaseException):
-    """A run ended before its last step. Like ``KeyboardInterrupt`` no ``Exception``: a library must not swallow it.
-
-    Args:
-        alone: only this process stops; the others are left to whatever started them.
-    """
+    """A run ended early (``alone``: in this process). No ``Exception``: a library must not swallow it."""
 
     def __init__(self, reason: str, exit_code: int = 1, alone: bool = False) -> None:
         super().__init__(reason)
@@ -60,17 +54,13 @@ class CheckpointFailed(RunStopped):
 class StopSignals:
     """Notes SIGINT, SIGTERM and, in a SLURM job, the requeue signal, until training can stop between two steps.
 
-    Before training has started, and at the second signal, the run is left at once. Lightning's own handlers are
-    replaced: at SIGTERM they start a collective inside the handler, which deadlocks where only some processes got the
-    signal, and at SLURM's signal they save in the middle of a step.
+    Before training, and at the second signal, the run is left at once. Lightning's own handlers may deadlock.
     """
 
     def __init__(self) -> None:
-        self.number = 0
-        self.saving = False
-        self._requeue_signal = 0
+        self.number, self.saving = 0, False
         self._previous: dict[int, Any] = {}
-        self._process = os.getpid()
+        self._requeue_signal, self._process = 0, os.getpid()
 
     def install(self, trainer: L.Trainer) -> None:
         """Take the signals over; again, wherever Lightning may have taken them back. Only a main thread can."""
@@ -114,11 +104,7 @@ class StopSignals:
         self.number = number
 
 
-FAULTS = (
-    "",
-    "a gradient was not finite: the trained weights are NaN or infinite",
-    "the loss is NaN or infinite",
-)
+FAULTS = ("", "a gradient was not finite: the trained weights are NaN or infinite", "the loss is NaN or infinite")
 """Messages by a fault's number; 0: there is none. The greatest of all processes counts."""
 
 
@@ -141,20 +127,10 @@ class LossWatch:
 
 
 def weights_are_finite(module: nn.Module) -> bool:
-    """Return whether this process's part of the trained weights is finite.
-
-    Looked at after an optimiser step. A NaN or infinite gradient makes AdamW's weights NaN in the same step, in every
-    strategy, while gradients themselves are out of sight where DeepSpeed reduces them, and under fp16 infinite ones are
-    skipped on purpose.
-    """
-    parts = [_local(parameter) for parameter in module.parameters() if parameter.requires_grad]
-    return math.isfinite(float(get_total_norm([part for part in parts if part.numel()], math.inf)))
-
-
-def _local(parameter: Any) -> Tensor:
-    part = getattr(parameter, "ds_tensor", parameter)
-    tensor: Tensor = part.to_local() if hasattr(part, "to_local") else part
-    return tensor.detach()
+    """Return whether this process's trained weights are finite: a NaN gradient makes AdamW's NaN in the same step."""
+    parts = [getattr(each, "ds_tensor", each) for each in module.parameters() if each.requires_grad]
+    local = [part.to_local() if hasattr(part, "to_local") else part for part in parts]
+    return math.isfinite(float(get_total_norm([part.detach() for part in local if part.numel()], math.inf)))
 
 
 class RandomState(Callback):
@@ -164,7 +140,7 @@ class RandomState(Callback):
         self._resumed: dict[str, Any] = {}
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Put the states of all processes into ``checkpoint``; all of them take part."""
+        """Put the states of all processes, which take part, into ``checkpoint``."""
         states = [current_state()]
         if trainer.world_size > 1:
             states *= trainer.world_size
@@ -210,10 +186,7 @@ def restore_state(state: dict[str, Any]) -> None:
 
 
 def write_checkpoint(trainer: L.Trainer, folder: Path, keep_last: int, on_whole: Callable[[], object]) -> None:
-    """Write the checkpoint of the present step; all processes call it.
-
-    Process 0 calls ``on_whole`` once it stands, before all but ``keep_last`` whole ones go.
-    """
+    """Write the step's checkpoint, by all processes: whole, or an error of all; process 0 then calls ``on_whole``."""
     step, strategy = trainer.global_step, trainer.strategy
     partial = folder / f"step-{step}{checkpoints.PARTIAL}"
     _on_first(trainer, folder, lambda: checkpoints.begin(folder, step))
@@ -245,38 +218,26 @@ def _on_first(trainer: L.Trainer, folder: Path, action: Callable[[], object]) ->
             action()
         except OSError as error:
             failure = error
-            checkpoints.discard(folder, trainer.global_step)  # it may be what fills the disk
+            partial = folder / f"step-{trainer.global_step}{checkpoints.PARTIAL}"
+            shutil.rmtree(partial, ignore_errors=True)  # it may be what fills the disk
     failure = trainer.strategy.broadcast(failure)
     if failure is not None:
         where = f"the checkpoint of step {trainer.global_step} could not be written to {folder}"
         raise CheckpointFailed(f"{where}: {failure.strerror or failure}") from failure
 
 
-def trained_shapes(module: nn.Module) -> dict[str, list[int]]:
-    """Return the whole shape of every trained parameter."""
-    return shapes_of({name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad})
-
-
 class RunCheckpoints(Checkpoint):
     """Saves whole checkpoints, every so often, at the end, and before a signal stops the run; never a broken state.
 
-    Everything happens right after an optimiser step, the only moment that resumes exactly: the gradients of a
-    half-accumulated window are in no checkpoint. So a stop that falls inside a window (a signal, ``max_time``, early
-    stopping) waits for its end. All processes decide alike: a signal may have reached only one of them.
-
-    Args:
-        every_n_train_steps: optimiser steps between two checkpoints.
-        keep_last: whole checkpoints that stay; an older one goes once a newer one is whole.
-
-    Attributes:
-        on_whole: what process 0 calls whenever a checkpoint stands, before older ones go.
+    Right after an optimiser step alone, which resumes exactly: a stop inside an accumulation window waits for its end.
+    All processes decide alike: a signal may have reached only one of them.
     """
 
     def __init__(self, folder: str = "checkpoints", every_n_train_steps: int = 500, keep_last: int = 2) -> None:
         for name, value in (("every_n_train_steps", every_n_train_steps), ("keep_last", keep_last)):
             check_range(f"checkpoint.{name}", value, 1, MAX_COUNT)
         self.folder, self.every, self.keep_last = Path(folder), every_n_train_steps, keep_last
-        self.on_whole: Callable[[], object] = lambda: None
+        self.on_whole: Callable[[], object] = lambda: None  # by process 0, before older checkpoints go
         self._signals, self._losses = StopSignals(), LossWatch()
         self._step_before = self._saved_step = 0
         self._inside_window = self._stop_held = False
@@ -340,7 +301,6 @@ class RunCheckpoints(Checkpoint):
         self._signals.restore()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Give the signals back."""
         self._signals.restore()
 
     def save(self, trainer: L.Trainer) -> None:
@@ -355,11 +315,9 @@ class RunCheckpoints(Checkpoint):
             raise TrainingInterrupted(number, f"after step {trainer.global_step}{requeued}")
 
     def _between_steps(self) -> bool:
-        """Return whether training has begun and no window is half-accumulated: a save now resumes exactly."""
         return self._signals.saving and not self._inside_window
 
     def _hold_stop(self, trainer: L.Trainer) -> None:
-        """Put off a stop that was asked for inside an accumulation window; its gradients would be lost."""
         if trainer.should_stop and self._inside_window:
             self._stop_held, trainer.should_stop = True, False
         elif self._stop_held and not self._inside_window:

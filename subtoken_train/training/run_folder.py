@@ -1,8 +1,7 @@
 """Folder of a run: its marker and lock, and the new name of the run that was there.
 
-``--overwrite`` renames a run to ``NAME.1`` (the next free number) when its successor has passed every check and begins;
-nothing is deleted, and nothing that is running is renamed. A successor that fails before its first step gives the name
-back. These functions touch the file system alone, in the first process of a run only.
+``--overwrite`` renames a run to ``NAME.1`` (the next free number) when its successor begins; nothing is deleted. A
+successor that fails before its first step gives the name back.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from filelock import FileLock, Timeout
 
 from subtoken_train.artifact.whole_folder import CONFIG_FILE, RECIPE_FILE
 from subtoken_train.documents import read_json, real_path
+from subtoken_train.errors import refuse
 from subtoken_train.outputs import make_folder, take_lock, unmake_folders, write_whole
 from subtoken_train.training.checkpoints import newest_complete
 from subtoken_train.typed import typed
@@ -42,7 +42,7 @@ class RunMarker:
 
 
 def new_marker() -> RunMarker:
-    """Return the marker of a run that begins now."""
+    """Make the marker of a run that begins now."""
     return RunMarker(__version__, datetime.now(UTC).isoformat(timespec="seconds"), os.environ.get("SLURM_JOB_ID"))
 
 
@@ -66,19 +66,15 @@ def write_run_marker(folder: Path, marker: RunMarker) -> None:
 
 
 def has_work(folder: Path) -> bool:
-    """Return whether a folder holds what a run made: a whole checkpoint, or an adapter."""
+    """True if a folder holds what a run made: a whole checkpoint, or an adapter."""
     return newest_complete(folder / "checkpoints") is not None or (folder / "adapter" / CONFIG_FILE).is_file()
 
 
 def requeued_with_work(folder: Path, overwrite: bool) -> bool:
-    """Return whether SLURM runs this job again (the first command, repeated) and a checkpoint is there to go on from.
-
-    A run that another job began, and that this one is to ``overwrite``, is not its own work.
-    """
-    again = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0 and newest_complete(folder / "checkpoints") is not None
-    if not again or not overwrite:
-        return again
-    marker = read_run_marker(folder)
+    """True if SLURM runs this job again and a checkpoint of its own (another job's may be overwritten) is there."""
+    if int(os.environ.get("SLURM_RESTART_COUNT", "0")) <= 0 or newest_complete(folder / "checkpoints") is None:
+        return False
+    marker = read_run_marker(folder) if overwrite else None
     return marker is None or marker.job == os.environ.get("SLURM_JOB_ID")  # a run of 0.1 does not say
 
 
@@ -91,19 +87,11 @@ def lock_run(folder: Path, seconds: float | None = None) -> FileLock:
 
 
 class RunFolder:
-    """The folder of one run from before its start to its end.
-
-    Args:
-        folder: ``output_dir``, as the user named it.
-        replaces: whether a run is there that is to be renamed.
-
-    Attributes:
-        aside: new name of the run that was there; None: none was renamed.
-    """
+    """The folder of one run from before its start to its end; ``replaces``: a run is there that is to be renamed."""
 
     def __init__(self, folder: Path, replaces: bool = False) -> None:
         self.folder, self.replaces = folder, replaces
-        self.aside: Path | None = None
+        self.aside: Path | None = None  # the new name of that run, once it has one
         linked = folder.is_symlink() or folder.name in ("", "..")
         self._real = real_path(folder) if linked else folder  # a link stays where it is
         self._locks: list[FileLock] = []
@@ -113,37 +101,27 @@ class RunFolder:
 
     def check(self, resume: bool) -> None:
         """Find out before anything is loaded whether a run may be written here, and keep others out of an old one."""
-        if "\0" in str(self.folder):
-            raise ValueError(f"{self.folder} contains a NUL character, which no folder name can")
+        refuse(("\0" in str(self.folder), f"{self.folder} contains a NUL character, which no folder name can"))
         if not self.folder.is_dir():
-            if self.folder.exists():
-                raise ValueError(f"{self.folder} is a file; choose another --output_dir")
-            if ".." in self.folder.parts:  # making it would make what it leads through
-                raise ValueError(
-                    f"{self.folder} leads through a folder that does not exist; choose another --output_dir"
-                )
+            missing = "leads through a folder that does not exist"  # making it would make what it leads through
+            refuse(
+                (self.folder.exists(), f"{self.folder} is a file; choose another --output_dir"),
+                (".." in self.folder.parts, f"{self.folder} {missing}; choose another --output_dir"),
+            )
             return
-        marker = read_run_marker(self.folder)
-        if self.replaces:
-            self._check_movable()
-        elif not resume:
-            self._check_free(marker is not None)
+        marker, real, new = read_run_marker(self.folder), real_path(self.folder), not self.replaces and not resume
+        begun = (LOCK_FILE, MARKER_FILE, f".{MARKER_FILE}")  # a run that was killed before its marker stood
+        others = marker is None and not all(item.name.startswith(begun) for item in self.folder.iterdir())
+        inside = self.replaces and real_path(Path.cwd()).is_relative_to(real)
+        mounted = self.replaces and real.is_mount()
+        refuse(
+            (inside, f"{self.folder} holds the folder you are in; choose another --output_dir, or leave it"),
+            (mounted, f"{self.folder} is a mount point and cannot be renamed; choose a folder in it"),
+            (new and has_work(real), f"{self.folder} holds a run; pass --overwrite, --resume, or another --output_dir"),
+            (new and others, f"{self.folder} holds files but is not a run; choose another --output_dir"),
+        )
         if (self.replaces or resume) and not self._locks:
             self._locks.append(lock_run(self.folder))
-
-    def _check_free(self, marked: bool) -> None:
-        if has_work(self.folder):
-            raise ValueError(f"{self.folder} holds a run; pass --overwrite, --resume, or another --output_dir")
-        begun = (LOCK_FILE, MARKER_FILE, f".{MARKER_FILE}")  # a run that was killed before its marker stood
-        if not marked and not all(item.name.startswith(begun) for item in self.folder.iterdir()):
-            raise ValueError(f"{self.folder} holds files but is not a run; choose another --output_dir")
-
-    def _check_movable(self) -> None:
-        folder = real_path(self.folder)
-        if real_path(Path.cwd()).is_relative_to(folder):
-            raise ValueError(f"{self.folder} holds the folder you are in; choose another --output_dir, or leave it")
-        if folder.is_mount():
-            raise ValueError(f"{self.folder} is a mount point and cannot be renamed; choose a folder in it")
 
     def open(self, resume: bool) -> None:
         """Rename the run that was there, then make, lock and mark the folder; a resumed run has one."""
@@ -175,11 +153,7 @@ class RunFolder:
         return True
 
     def close(self, keep: bool) -> None:
-        """Let go of the folder; a second time there is nothing to do.
-
-        Without ``keep``, a run without a whole checkpoint goes as far as this call made it, and the run that had its
-        name gets it back.
-        """
+        """Let go; without ``keep``, a run without a whole checkpoint goes, and the former one gets its name back."""
         if self._empty and not keep and not has_work(self._real):
             for name in (MARKER_FILE, LOCK_FILE, RECIPE_FILE):
                 (self._real / name).unlink(missing_ok=True)

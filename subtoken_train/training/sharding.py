@@ -1,7 +1,4 @@
-"""Weights that processes share out: how FSDP2 does it, how to see it, and how a tensor becomes whole again.
-
-Processes gather a module's weights as it is called; a text-only batch calls the vision tower on a stand-in.
-"""
+"""Weights that processes share out: how FSDP2 does it, how to see it, and how a tensor becomes whole again."""
 
 from __future__ import annotations
 
@@ -20,11 +17,9 @@ BLANK_SIZE = (64, 64)
 
 
 def shard_layers(parts: CompressedBackbone, mesh: DeviceMesh) -> None:
-    """Shard a built model in place: one group per decoder layer, and one for all else.
+    """Shard a built model in place: one group per decoder layer, and one for all else, gathered once per step.
 
-    The other group (embeddings, vision tower, head, routers) is gathered once per step, whether the batch holds images
-    or not. What is trained takes the first process's values; gradients are averaged over ``mesh``, the data-parallel
-    processes.
+    What is trained takes the first process's values; gradients are averaged over ``mesh``, the data-parallel processes.
     """
     for parameter in parts.parameters():
         if parameter.requires_grad:  # as under DDP and ZeRO; FSDP2 trusts its caller
@@ -40,29 +35,24 @@ def shard_layers(parts: CompressedBackbone, mesh: DeviceMesh) -> None:
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Return whether a process holds only a part of a model's weights (ZeRO-3, FSDP2)."""
+    """True if a process holds only a part of a model's weights (ZeRO-3, FSDP2)."""
     return any(isinstance(tensor, DTensor) or hasattr(tensor, "ds_id") for tensor in module.parameters())
 
 
 def gathered(tensor: Tensor) -> Tensor:
     """Return a copy on the CPU, gathered if it is sharded."""
-    if isinstance(tensor, DTensor):
-        return tensor.full_tensor().detach().cpu().clone()
     if hasattr(tensor, "ds_id"):
         import deepspeed
 
         with deepspeed.zero.GatheredParameters([tensor]):
             return tensor.detach().cpu().clone()
-    return tensor.detach().cpu().clone()
+    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole.detach().cpu().clone()
 
 
 @torch.no_grad()
 def see_blank_image(parts: CompressedBackbone, batch: Batch) -> None:
-    """Run the vision tower on a black image and drop the result, if a batch has no image of its own.
-
-    Called before ``parts.run``, it makes a text-only batch call the modules that one with images calls, in the same
-    order.
-    """
+    """Call the tower on a black image before a text-only batch: processes must call the same modules in one order."""
     family, reducer = parts.family, parts.reducer
     if batch.pixel_values is not None or family.image_token_id is None:
         return

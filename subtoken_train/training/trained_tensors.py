@@ -1,7 +1,6 @@
 """Trained tensors of a run, plain and whole: out of a checkpoint of any strategy, or out of a model in training.
 
-A checkpoint's state file is written whole or not at all, and read as data: nothing in it is run, and damage is found
-before anything is loaded. So is whether a run can go on from it.
+A checkpoint is read as data: nothing in it is run, and damage is found before anything is loaded.
 """
 
 from __future__ import annotations
@@ -16,32 +15,22 @@ import lightning as L
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from peft import PeftModel
-from torch import Tensor
+from torch import Tensor, nn
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import check_package
 from subtoken_train.families.load import layout_family
 from subtoken_train.outputs import write_whole
-from subtoken_train.training.checkpoints import STATE, Marker, read_marker
+from subtoken_train.training.checkpoints import STATE, read_marker
 from subtoken_train.training.sharding import gathered
 
-_HOLDS = {
-    "loops": dict,
-    "optimizer_states": list,
-    "lr_schedulers": list,
-    "epoch": int,
-    "global_step": int,
-    "random_state": list,
-    "pytorch-lightning_version": str,
-}
+_LISTS = dict.fromkeys(("optimizer_states", "lr_schedulers", "random_state"), list)
+_HOLDS = {"loops": dict, "epoch": int, "global_step": int, "pytorch-lightning_version": str, **_LISTS}
 """Parts that are restored beside the tensors, and their types."""
 
 
 def read_state(state: Path, resumes: bool = False) -> dict[str, Any]:
-    """Read a file of ``trainer.save_checkpoint``, on the CPU; tensors are mapped from it.
-
-    Where training ``resumes`` from it, more than the trained tensors must be there.
-    """
+    """Read a file of ``trainer.save_checkpoint`` on the CPU; where training ``resumes`` from it, all of its parts."""
     check_archive(state)
     try:
         content = torch.load(state, map_location="cpu", weights_only=True, mmap=True)
@@ -97,11 +86,7 @@ DEEPSPEED_TAG = "checkpoint"
 
 
 def trained_tensors(state: Path) -> dict[str, Tensor]:
-    """Return a checkpoint's trained tensors, whole, fp32, on the CPU, named as in ``SubTokenModule.state_dict()``.
-
-    ``state`` is a file (one device, DDP, FSDP2) or DeepSpeed's folder. No process group, no model and, but for
-    DeepSpeed's, no other library is needed.
-    """
+    """Return the tensors of a state file or DeepSpeed's folder: whole, fp32, on the CPU, by name in the module."""
     if state.is_dir():
         tensors = _of_deepspeed(state)
     elif state.is_file():
@@ -116,10 +101,15 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
     return {name: list(getattr(tensor, "ds_shape", tensor.shape)) for name, tensor in tensors.items()}
 
 
+def trained_shapes(module: nn.Module) -> dict[str, list[int]]:
+    """Return the whole shape of every trained parameter."""
+    return shapes_of({name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad})
+
+
 def check_same_shapes(
     wanted: Mapping[str, list[int]], found: Mapping[str, list[int]], where: object = "the checkpoint"
 ) -> None:
-    """Raise ``ValueError`` unless a checkpoint's tensors are those that a recipe trains, see ``shapes_of``."""
+    """Raise ``ValueError`` unless the shapes of a checkpoint's tensors are those that a recipe trains."""
     differing = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
     if differing:
         first = differing[0]
@@ -131,10 +121,18 @@ def check_same_shapes(
 
 def check_resumable(checkpoint: Path, trainer: L.Trainer, here: dict[str, list[int]]) -> None:
     """Compare a checkpoint with the run that wants to go on from it, and read its state through."""
-    marker = read_marker(checkpoint)
-    _check_strategy(checkpoint, marker, trainer)
+    marker, state, kind = read_marker(checkpoint), checkpoint / STATE, type(trainer.strategy).__name__
+    if kind != marker.strategy and not {kind, marker.strategy} <= _ONE_FILE:
+        raise ValueError(
+            f"{checkpoint} was written by {marker.strategy} and cannot be read by {kind}; resume with the trainer."
+            "strategy that wrote it"
+        )
+    if state.is_dir() and trainer.world_size != marker.world_size:
+        raise ValueError(
+            f"{checkpoint} holds the parts of {marker.world_size} process(es), this run has {trainer.world_size}; "
+            "resume with as many as wrote it"
+        )
     check_same_shapes(here, marker.trained, checkpoint)
-    state = checkpoint / STATE
     if state.is_dir() and marker.strategy not in _ONE_FILE:
         for part in sorted(state.rglob("*.pt")):
             check_archive(part)
@@ -143,18 +141,12 @@ def check_resumable(checkpoint: Path, trainer: L.Trainer, here: dict[str, list[i
 
 
 def adapter_tensors(parts: CompressedBackbone) -> dict[str, Tensor]:
-    """Return a model's LoRA and routers, trained or frozen, whole, on the CPU, by their names in ``parts``.
-
-    Where processes hold parts of them, every process must call this.
-    """
+    """Return a model's LoRA and routers, whole, on the CPU, by name in ``parts``; every process must call this."""
     return {name: _checked(name, gathered(tensor)) for name, tensor in _adapter_names(parts).items()}
 
 
 def finished_parts(module: Any) -> tuple[CompressedBackbone, PeftModel]:
-    """Return a trained ``SubTokenModule``'s parts with a whole adapter, ready to be written.
-
-    Where the strategy shards the weights, they are a layout without any, but for the adapter that was gathered.
-    """
+    """Return a ``SubTokenModule``'s parts with a whole adapter; if sharded, all but the adapter is a mere layout."""
     if module.gathered is None:
         return module.parts, module.peft_model
     family = layout_family(module.backbone_config)
@@ -189,17 +181,3 @@ def _checked(name: str, tensor: Tensor) -> Tensor:
     if tensor.numel() == 0:
         raise ValueError(f"tensor {name} is empty: it was taken from a model whose weights are shared out")
     return tensor
-
-
-def _check_strategy(checkpoint: Path, marker: Marker, trainer: L.Trainer) -> None:
-    here = type(trainer.strategy).__name__
-    if here != marker.strategy and not {here, marker.strategy} <= _ONE_FILE:
-        raise ValueError(
-            f"{checkpoint} was written by {marker.strategy} and cannot be read by {here}; resume with the trainer."
-            "strategy that wrote it"
-        )
-    if (checkpoint / STATE).is_dir() and trainer.world_size != marker.world_size:
-        raise ValueError(
-            f"{checkpoint} holds the parts of {marker.world_size} process(es), this run has {trainer.world_size}; "
-            "resume with as many as wrote it"
-        )

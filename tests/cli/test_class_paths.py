@@ -17,8 +17,7 @@ from subtoken_train.cli.trainer_parts import KINDS, SETTINGS, ZERO_SETTINGS, nam
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
-from subtoken_train.training.strategies import PRESETS
-from subtoken_train.training.strategies.zero import _RECIPE_SAYS
+from subtoken_train.training.strategies import _RECIPE_SAYS, PRESETS
 from subtoken_train.typed import SettingsPlan
 from tests.support.places import RECIPES, recipe, run_recipes
 from tests.support.sampling import sampled

@@ -7,11 +7,13 @@ import torch
 
 from subtoken_train.engine import attention_rows as rows_module
 from subtoken_train.engine.attention_rows import region_attention, row_attention
+from subtoken_train.engine.mixed_heads import HeadMix, mixed_hidden
 from subtoken_train.engine.prompt_pass import Rows, protected_rows
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.types import Region
 from tests.support.helpers import gqa_family, make_batch, sharpen
 from tests.support.sampling import sampled
+from tests.support.text_families import text_batch, text_family
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
 
@@ -60,18 +62,6 @@ def test_equals_eager_attention(family, pad_left):
             assert row.dtype == torch.float32
             assert torch.allclose(row, expected, atol=1e-5)
     assert expected.std() > 0.01  # far from uniform, so that a wrong head or position shows
-
-
-@pytest.mark.parametrize("pad_left", [False, True])
-@torch.no_grad()
-def test_sees_neither_padding_nor_what_comes_later(family, pad_left):
-    batch = make_batch(MIXED, pad_left)
-    row_B = batch.rank_position_B.clamp(min=0) if not pad_left else torch.full((3,), batch.regions_BN.shape[1] - 3)
-    row = row_of(family, batch, 2, row_B)
-    columns = torch.arange(row.shape[1])
-    hidden = (batch.regions_BN == Region.PADDING) | (columns > row_B[:, None])
-    assert not row[hidden].any()
-    assert torch.allclose(row.sum(-1), torch.ones(3))
 
 
 @torch.no_grad()
@@ -143,3 +133,86 @@ def test_what_follows_stands_where_it_did():
     keep = torch.tensor([[1, 1, 0, 1, 0], [0, 0, 1, 0, 1]]).bool()
     assert rows.take(keep, pad_left=True)[0].next_position.tolist() == [[5], [3]]
     assert rows.take(keep, pad_left=False, policy="renumber")[0].next_position.tolist() == [[3], [2]]
+
+
+SAMPLES = [(20, 4, 3), (11, 3, 2), (5, 2, 0)]
+
+
+@pytest.fixture(scope="module")
+def text():
+    return text_family(layers=2)
+
+
+def hidden_of(text, batch, alpha, sinks=2, recent=4):
+    visible = batch.regions_BN != Region.PADDING
+    mix = HeadMix(alpha, sinks, recent, visible)
+    return mixed_hidden(text, text.embed(batch), text.positions(batch), mix), visible
+
+
+def masked(text, batch, sinks, recent):
+    """The model itself, run on one mask for all layers: streaming, written as a loop over places."""
+    visible = batch.regions_BN != Region.PADDING
+    mask = torch.full((len(visible), 1, visible.shape[1], visible.shape[1]), torch.finfo(torch.float32).min)
+    for sample, marks in enumerate(visible):
+        rows = marks.nonzero()[:, 0].tolist()
+        for i, row in enumerate(rows):
+            for j, key in enumerate(rows[: i + 1]):
+                if j < sinks or i - j < recent:
+                    mask[sample, 0, row, key] = 0
+        for row in range(len(marks)):
+            mask[sample, 0, row, row] = 0
+    out = text.model.model(
+        inputs_embeds=text.embed(batch),
+        attention_mask=mask,
+        position_ids=text.positions(batch),
+        use_cache=False,
+    )
+    return out.last_hidden_state
+
+
+@pytest.mark.parametrize("pad_left", [False, True])
+@pytest.mark.parametrize(("alpha", "sinks", "recent"), [(1.0, 2, 4), (0.0, 2, 4), (0.0, 0, 1), (0.0, 3, 1000)])
+@torch.no_grad()
+def test_the_ends_are_masked_models(text, pad_left, alpha, sinks, recent):
+    batch = text_batch(SAMPLES, pad_left)
+    hidden, visible = hidden_of(text, batch, torch.full((2, 2), alpha), sinks, recent)
+    expected = masked(text, batch, 0, 1000) if alpha == 1 else masked(text, batch, sinks, recent)
+    torch.testing.assert_close(hidden[visible], expected[visible], atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_head_is_mixed_by_its_own_alpha(text):
+    """What the first layer hands to its output projection: query heads 0 and 1 read key-value head 0."""
+    batch, heard = text_batch(SAMPLES), []
+    hook = text.decoder.layers[0].self_attn.o_proj.register_forward_hook(lambda _, args, out: heard.append(args[0]))
+    for row in ([1.0, 1.0], [0.0, 0.0], [0.3, 0.8]):
+        hidden_of(text, batch, torch.tensor([row, [1.0, 1.0]]))
+    hook.remove()
+    full, streaming, mixed = heard
+    alpha = torch.tensor([0.3, 0.8]).repeat_interleave(2 * 16)
+    torch.testing.assert_close(mixed, alpha * full + (1 - alpha) * streaming)
+    assert not torch.allclose(full, streaming)
+
+
+def test_the_gradient_is_that_of_a_difference(text):
+    batch = text_batch(SAMPLES)
+    alpha = torch.tensor([[0.4, 0.6], [0.2, 0.9]], requires_grad=True)
+
+    def loss(values):
+        hidden, visible = hidden_of(text, batch, values)
+        return hidden[visible].double().pow(2).mul(torch.arange(hidden.shape[-1])).mean()
+
+    loss(alpha).backward()
+    step = 1e-2
+    with torch.no_grad():
+        for layer, head in ((0, 1), (1, 0)):
+            change = torch.zeros(2, 2).index_put((torch.tensor(layer), torch.tensor(head)), torch.tensor(step))
+            slope = (loss(alpha + change) - loss(alpha - change)) / (2 * step)
+            assert float(alpha.grad[layer, head]) == pytest.approx(float(slope), rel=0.05)
+
+
+def test_the_model_s_own_attention_comes_back(text):
+    before = text.decoder.config._attn_implementation
+    with pytest.raises(RuntimeError):
+        hidden_of(text, text_batch(SAMPLES), torch.ones(1, 2, 3))  # no such heads
+    assert text.decoder.config._attn_implementation == before

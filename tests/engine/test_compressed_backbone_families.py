@@ -1,19 +1,28 @@
-"""Reducers and routers on Qwen2.5-VL and LLaVA-OneVision: neutral settings are the backbone, a batch is its samples."""
+"""Reducers and routers on families that see images: neutral settings are the backbone, a batch is its samples."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from subtoken_train.engine.attention_rows import row_attention
+from subtoken_train.engine.modes import enable_checkpointing
+from subtoken_train.families.images import Video
 from subtoken_train.families.lora import LoraSettings, add_lora
+from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
+from subtoken_train.reducers import build_reducer
+from subtoken_train.reducers.visionzip import zipped
 from subtoken_train.types import Region
-from tests.support.helpers import ALL_GROUPS, REDUCTIONS, ROUTED, compress
-from tests.support.sampling import sampled
-from tests.support.tiny.llava_onevision import onevision_family, onevision_records
-from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
+from tests.support.helpers import ALL_GROUPS, REDUCTIONS, ROUTED, compress, gqa_family, make_batch, only_sample, unread
+from tests.support.tiny.llava_onevision import noise, onevision_family, onevision_records
+from tests.support.tiny.qwen import TOKENS, qwen_batch, qwen_family, qwen_records
 
-KINDS = {"qwen": (qwen_family, qwen_records), "onevision": (onevision_family, onevision_records)}
-KEPT = {"qwen": [3, 7, 0], "onevision": [12, 5, 0]}
+KINDS = {
+    "llava": (gqa_family, lambda folder: [(1, 9), (2, 7), (0, 12)], lambda family, *given: make_batch(*given)),
+    "qwen": (qwen_family, qwen_records, qwen_batch),
+    "onevision": (onevision_family, onevision_records, qwen_batch),
+}
+KEPT = {"llava": [16, 32, 0], "qwen": [3, 7, 0], "onevision": [12, 5, 0]}
 """Visual tokens of each record that stay at a keep ratio of 0.25.
 
 Of OneVision's 51 tokens 12 stay; of two pictures of ten 5 together, whether they are ranked together or share them out.
@@ -31,84 +40,195 @@ def family(kind):
 
 
 @pytest.fixture
-def records(kind, tmp_path):
-    return KINDS[kind][1](tmp_path)
-
-
-def qwen_logits(family, batch):
-    """Transformers' own forward, which makes its mRoPE ids itself from the token types."""
-    return family.model(
-        input_ids=batch.input_ids_BN,
-        attention_mask=(batch.regions_BN != Region.PADDING).long(),
-        pixel_values=batch.pixel_values,
-        image_grid_thw=batch.image_grid_I3,
-        mm_token_type_ids=(batch.input_ids_BN == family.image_token_id).int(),
-        use_cache=False,
-    ).logits
-
-
-def onevision_logits(family, batch):
-    shown = {}
-    if batch.pixel_values is not None:
-        shown = family.given_images(batch.pixel_values, batch.image_grid_I3, batch.input_ids_BN)
-        shown["batch_num_images"] = batch.images_per_sample_B[batch.images_per_sample_B > 0]
-    visible_BN = (batch.regions_BN != Region.PADDING).long()
-    position_BN = (visible_BN.cumsum(-1) - 1).clamp(min=0)
-    return family.model(
-        input_ids=batch.input_ids_BN, attention_mask=visible_BN, position_ids=position_BN, use_cache=False, **shown
-    ).logits
+def batches(kind, family, tmp_path):
+    """A batch of the records in a slice, padded on a side."""
+    _, records, batch = KINDS[kind]
+    return lambda part=slice(None), pad_left=False: batch(family, records(tmp_path)[part], pad_left)
 
 
 def hf_logits(family, batch):
-    return (qwen_logits if family.name == "qwen2_5_vl" else onevision_logits)(family, batch)
+    """Transformers' own forward; Qwen's makes its mRoPE ids itself from the token types."""
+    visible_BN = (batch.regions_BN != Region.PADDING).long()
+    given = {"position_ids": (visible_BN.cumsum(-1) - 1).clamp(min=0), "pixel_values": batch.pixel_values}
+    if family.name == "qwen2_5_vl":
+        types_BN = (batch.input_ids_BN == family.image_token_id).int()
+        given = {"image_grid_thw": batch.image_grid_I3, "mm_token_type_ids": types_BN, **given, "position_ids": None}
+    elif family.name == "llava_onevision" and batch.pixel_values is not None:
+        given |= family.given_images(batch.pixel_values, batch.image_grid_I3, batch.input_ids_BN)
+        given["batch_num_images"] = batch.images_per_sample_B[batch.images_per_sample_B > 0]
+    return family.model(batch.input_ids_BN, attention_mask=visible_BN, use_cache=False, **given).logits
 
 
 @pytest.mark.parametrize("reducer", ["fastv", "visionzip"])
 @pytest.mark.parametrize("pad_left", [False, True])
 @torch.no_grad()
-def test_neutral_settings_are_the_backbone_bit_for_bit(family, records, pad_left, reducer):
-    batch = qwen_batch(family, records, pad_left)
+def test_neutral_settings_are_the_backbone_bit_for_bit(family, batches, pad_left, reducer):
+    batch = batches(pad_left=pad_left)
     expected = hf_logits(family, batch)
     add_lora(family, LoraSettings(dropout=0.0))
-    neutral = compress(family, ALL_GROUPS, name=reducer, keep_ratio=1.0)
-    got = neutral.logits(neutral.run(batch))
-    real = batch.regions_BN != Region.PADDING
-    assert torch.equal(got[real], expected[real])
+    neutral, real = compress(family, ALL_GROUPS, name=reducer, keep_ratio=1.0), batch.regions_BN != Region.PADDING
+    assert torch.equal(neutral.logits(neutral.run(batch))[real], expected[real])
 
 
 @torch.no_grad()
-def test_a_text_only_batch_is_the_backbone_bit_for_bit(family, records):
-    batch = qwen_batch(family, records[2:])
+def test_a_text_only_batch_is_the_backbone_bit_for_bit(family, batches):
+    batch = batches(slice(2, None))
     neutral = compress(family, ALL_GROUPS, name="visionzip", keep_ratio=0.25)
     assert torch.equal(neutral.logits(neutral.run(batch)), hf_logits(family, batch))
 
 
-@sampled(("kind", "kv_heads"), [("qwen", 1), ("qwen", 2), ("qwen", 4), ("onevision", None)], every=4)
 @pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda r: "-".join(r.values()))
 @pytest.mark.parametrize("pad_left", [False, True])
 @torch.no_grad()
-def test_forced_gather_with_everything_kept(records, pad_left, reduction, kind, kv_heads):
-    """VisionZip too: without a class token and with nothing to merge it is the identity."""
-    family = onevision_family() if kv_heads is None else qwen_family(kv_heads=kv_heads)
-    batch = qwen_batch(family, records, pad_left)
-    backbone = compress(family, ALL_GROUPS, keep_ratio=1.0, **reduction)
+def test_forced_gather_with_everything_kept(kind, family, batches, pad_left, reduction):
+    """VisionZip too: without a class token (LLaVA has one) and with nothing to merge it is the identity."""
+    if (kind, reduction["name"]) == ("llava", "visionzip"):
+        return
+    batch = batches(pad_left=pad_left)
+    real, backbone = batch.regions_BN != Region.PADDING, compress(family, ALL_GROUPS, keep_ratio=1.0, **reduction)
     result = backbone.run(batch, force_gather=True, pad_left=pad_left)
-    real = batch.regions_BN != Region.PADDING
     assert torch.equal(result.rows.visible_BM, real)
     assert (backbone.logits(result)[real] - hf_logits(family, batch)[real]).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda r: "-".join(r.values()))
 @torch.no_grad()
-def test_a_batch_equals_its_samples_on_either_side(kind, family, records, reduction):
-    backbone = compress(family, ROUTED, keep_ratio=0.25, **reduction)
-    alone = [qwen_batch(family, [record]) for record in records]
+def test_a_batch_equals_its_samples_on_either_side(kind, family, batches, reduction):
+    backbone, whole = compress(family, ROUTED, keep_ratio=0.25, **reduction), batches()
+    alone = [only_sample(whole, index) for index in range(3)]
     expected = [backbone.logits(backbone.run(batch))[0] for batch in alone]
     assert [len(rows) for rows in expected] == [
         int((batch.regions_BN != Region.VISUAL).sum()) + count for batch, count in zip(alone, KEPT[kind], strict=True)
     ]
     for pad_left in (False, True):
-        result = backbone.run(qwen_batch(family, records, pad_left), pad_left=pad_left)
+        result = backbone.run(batches(pad_left=pad_left), pad_left=pad_left)
         logits = backbone.logits(result)
         for sample, rows in enumerate(expected):
             torch.testing.assert_close(logits[sample][result.rows.visible_BM[sample]], rows, rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture
+def qwen():
+    return qwen_family()
+
+
+@pytest.fixture
+def qwen_files(tmp_path):
+    return qwen_records(tmp_path)
+
+
+@pytest.mark.parametrize("pad_left", [False, True])
+@pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda r: "-".join(r.values()))
+@torch.no_grad()
+def test_kept_rows_keep_their_own_ids_and_decoding_goes_on_after_them(qwen, qwen_files, reduction, pad_left):
+    batch = qwen_batch(qwen, qwen_files, pad_left)
+    rows = compress(qwen, keep_ratio=0.25, **reduction).run(batch, pad_left=pad_left).rows
+    before = qwen.positions(batch)
+    own = before.gather(-1, rows.index_BM.expand(3, -1, -1))
+    assert torch.equal(rows.position[:, rows.visible_BM], own[:, rows.visible_BM])
+    assert torch.equal(rows.next_position[..., 0], (before.amax((0, 2)) + 1).expand(3, -1))
+
+
+@torch.no_grad()
+def test_visionzip_is_what_plain_transformers_would_make_of_the_same_rows(qwen, qwen_files):
+    batch = qwen_batch(qwen, qwen_files[:1])
+    states = qwen.visual_states(batch, "received")
+    merged = build_reducer("visionzip", 0.5).merge(states, unread(states))
+    assert len(merged.tokens[0]) == TOKENS[0] // 2
+    keep = batch.regions_BN[0] != Region.VISUAL
+    keep[batch.regions_BN[0] == Region.VISUAL] = merged.slots[0]
+    embeds = qwen.model.get_input_embeddings()(batch.input_ids_BN)
+    embeds[0, keep & (batch.regions_BN[0] == Region.VISUAL)] = merged.tokens[0]
+    position = qwen.positions(batch)[..., keep]
+    ones = torch.ones(1, int(keep.sum()), dtype=torch.long)
+    state = qwen.decoder(inputs_embeds=embeds[:, keep], position_ids=position, attention_mask=ones)
+    backbone = compress(qwen, name="visionzip", keep_ratio=0.5)
+    expected = qwen.model.lm_head(state.last_hidden_state)
+    torch.testing.assert_close(backbone.logits(backbone.run(batch)), expected, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_fastv_ranks_by_the_attention_of_the_mrope_decoder(qwen, qwen_files):
+    batch = qwen_batch(qwen, qwen_files, pad_left=True)
+    visible, positions = batch.regions_BN != Region.PADDING, qwen.positions(batch)
+    qwen.model.set_attn_implementation("eager")
+    full = qwen.decoder(
+        inputs_embeds=qwen.embed(batch),
+        attention_mask=visible.long(),
+        position_ids=positions,
+        output_attentions=True,
+        use_cache=False,
+    ).attentions
+    qwen.model.set_attn_implementation("sdpa")
+    row_B = torch.tensor([batch.rank_position_B[0], batch.rank_position_B[1], visible.shape[1] - 1])
+    for layer in range(4):
+        below = qwen.run_layers(qwen.embed(batch), visible, positions, stop=layer)
+        row = row_attention(qwen, layer, below, visible, positions, row_B)
+        expected = full[layer].mean(1)[torch.arange(3), row_B]
+        torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-5)
+    assert row.std() > 0.01
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda r: "-".join(r.values()))
+def test_checkpointing_gives_the_same_gradients_to_every_adapter(qwen, qwen_files, reduction):
+    add_lora(qwen, LoraSettings(dropout=0.0))
+    backbone = compress(qwen, ROUTED, keep_ratio=0.5, **reduction)
+    backbone.train()
+    batch, grads = qwen_batch(qwen, qwen_files), []
+    for checkpointing in (False, True):
+        if checkpointing:
+            enable_checkpointing(qwen, backbone.bank)
+        backbone.zero_grad()
+        result = backbone.run(batch)
+        (backbone.logits(result).pow(2).mean() + result.state.mean_balance()).backward()
+        grads.append({name: p.grad.clone() for name, p in backbone.named_parameters() if p.grad is not None})
+    routed_layers = 4 - backbone.cut_layer
+    assert len(grads[0]) == 4 * 2 * 2 + 2 * routed_layers  # LoRA's A and B on q and v, routers' weight and bias
+    assert all(grad.abs().sum() > 0 for name, grad in grads[0].items() if "lora_A" not in name)
+    assert grads[0].keys() == grads[1].keys()
+    for name, plain in grads[0].items():
+        torch.testing.assert_close(plain, grads[1][name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture
+def onevision():
+    return onevision_family()
+
+
+@pytest.fixture
+def shown_records(tmp_path):
+    return onevision_records(tmp_path)
+
+
+@pytest.mark.parametrize(("ratio", "newlines"), [(0.25, 0), (0.9, 0), (0.95, 3)])
+@torch.no_grad()
+def test_visionzip_leaves_newlines_out_until_all_patches_stay(onevision, shown_records, ratio, newlines):
+    """Of 51 tokens six are newlines; without them the rest is what a picture of 45 patches would give."""
+    batch = qwen_batch(onevision, shown_records[:1])
+    states = onevision.visual_states(batch, "received")
+    reducer = compress(onevision, name="visionzip", keep_ratio=ratio).reducer
+    merged = reducer.merge(states, [torch.zeros(51, dtype=torch.bool)])
+    is_newline = states.tiles[0] < 0
+    assert int(is_newline.sum()) == 6
+    kept = reducer.kept_tokens(51)
+    assert int(merged.slots[0].sum()) == len(merged.tokens[0]) == kept
+    assert int((merged.slots[0] & is_newline).sum()) == newlines
+    count = min(kept, 45)
+    parts = (states.tokens[0], states.received[0], states.keys[0])
+    dominant, places, merged_cC = zipped(*(part[~is_newline] for part in parts), count, 0)
+    expected = states.tokens[0][~is_newline].index_copy(0, places, merged_cC)
+    taken = torch.cat([dominant, places]).sort().values
+    assert torch.equal(merged.tokens[0][~is_newline[merged.slots[0]]], expected[taken])
+
+
+@pytest.mark.parametrize("pictures", [1, 2], ids=["video", "video-and-image"])
+@torch.no_grad()
+def test_prompts_with_videos_are_the_backbone(onevision, pictures):
+    """A video alone bit for bit; beside an image the tower runs once, transformers' twice."""
+    video = Video(tuple(noise(30, 44, seed) for seed in range(3)))
+    given = inputs_of(onevision, "what moves?", [video, noise(20, 30)][:pictures])
+    batch = batch_from_inputs(onevision, given["input_ids"], given["attention_mask"].bool(), given, None)
+    expected = onevision.model(**given, use_cache=False).logits
+    neutral = compress(onevision, ALL_GROUPS, name="fastv", keep_ratio=1.0)
+    got = neutral.logits(neutral.run(batch))
+    assert torch.equal(got, expected) if pictures == 1 else torch.allclose(got, expected, atol=1e-5)

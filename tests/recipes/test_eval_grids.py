@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import csv
+import io
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from checkpoints.tiny_llama import build_tokenizer
+from subtoken_train.evaluation.reporting.exports import report_csv
+from subtoken_train.evaluation.reporting.report import make_report
+from subtoken_train.evaluation.reporting.runs import read_results
+from subtoken_train.evaluation.results import read_samples
 from subtoken_train.evaluation.runner.dry_run import check_lines, dry_run, planned_adapter
-from subtoken_train.evaluation.runner.spec import SUITES, read_grid
+from subtoken_train.evaluation.runner.run import run_grid
+from subtoken_train.evaluation.runner.spec import SUITES, TaskSpec, read_grid
 from subtoken_train.evaluation.tasks import build_task
-from subtoken_train.families import FAMILIES
-from subtoken_train.families.family import check_served
 from subtoken_train.inference.compression import parse_keep
-from subtoken_train.reducers import REDUCERS, build_reducer
 from subtoken_train.resources import recipe_text
 from tests.recipes.backbones import BACKBONES
+from tests.support.helpers import save_backbone
 from tests.support.places import RECIPES, ROOT, recipe
 from tests.support.sampling import sampled
+from tests.support.text_families import text_family
 
 GRIDS = sorted((RECIPES / "eval").glob("*.yaml"))
 PAPER_GRIDS = {
@@ -56,12 +63,8 @@ OTHER_TABLES = {
 FULL = ("table3_llama7b", "table3_qwen7b")
 """Grids of the paper with an arm that nothing was trained for."""
 CAPPED = {"table2_qwenvl3b": "table2_qwenvl3b_capped", "table2_qwenvl7b": "table2_qwenvl7b_capped"}
-PAPER_TASKS = {
-    "1": ["mmbench", "textvqa", "gqa", "pope", "mme", "scienceqa", "vqav2"],
-    "2": ["mmbench", "textvqa", "gqa", "pope", "mme", "scienceqa", "vqav2"],
-    "3": ["mmlu"],
-    "4": ["mmbench", "textvqa", "gqa", "pope", "mme", "scienceqa", "vqav2"],
-}
+OF_IMAGES = ["mmbench", "textvqa", "gqa", "pope", "mme", "scienceqa", "vqav2"]
+PAPER_TASKS = {"1": OF_IMAGES, "2": OF_IMAGES, "3": ["mmlu"], "4": OF_IMAGES}
 
 
 def recipe_of(adapter):
@@ -86,15 +89,9 @@ def printed_budgets(table, model):
     """The same of the paper's rows."""
     with (RECIPES / "paper_rows.csv").open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if (row["table"], row["model"]) == (table, model)]
-    return [
-        (
-            row["reducer"].lower() or "none",
-            round(float(row["token_keep"]), 2),
-            int(row["num_groups"] or 0),
-            int(row["kept_groups"] or 0),
-        )
-        for row in rows
-    ]
+    groups = [tuple(int(row[name] or 0) for name in ("num_groups", "kept_groups")) for row in rows]
+    shares = [(row["reducer"].lower() or "none", round(float(row["token_keep"]), 2)) for row in rows]
+    return [(*share, *own) for share, own in zip(shares, groups, strict=True)]
 
 
 def test_no_grid_is_forgotten():
@@ -121,14 +118,6 @@ def test_grid_can_be_run(path):
         assert arm.eviction_keep is None or parse_keep(str(arm.eviction_keep))[1] == "fraction"
 
 
-@pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
-def test_its_own_commands_name_it(path):
-    lines = path.read_text(encoding="utf-8").splitlines()
-    text = "\n".join(line for line in lines if line.startswith("#"))
-    assert f"--config recipes/eval/{path.name}" in text or "--suite mini" in text
-    assert str(read_grid(path).out) in text
-
-
 @sampled("name", PAPER_GRIDS, every=7)
 def test_table_has_the_papers_arms(name):
     table, model = PAPER_GRIDS[name]
@@ -141,46 +130,6 @@ def test_table_has_the_papers_arms(name):
     assert all(adapter.startswith(f"runs/{name.partition('_')[2]}_") for adapter in trained)
     assert not any(arm.overrides or arm.eviction or arm.name for arm in grid.arms)
     assert [task.name for task in grid.tasks] == PAPER_TASKS[table]
-
-
-def test_section_35_sets_each_router_beside_its_twin():
-    """Every query-conditioned arm has its content-based one and their anchor; the two differ by that setting alone."""
-    names = [Path(arm.adapter).parent.name for arm in read_grid(RECIPES / "eval" / "section35_llava7b.yaml").arms]
-    asking = [name for name in names if name.endswith("_query")]
-    reducers = ("fastv25", "fastv12p5", "visionzip25", "visionzip12p5")
-    assert sorted(asking) == sorted(f"llava7b_{reducer}_s16k4_query" for reducer in reducers)
-    assert len(names) == 3 * len(asking)
-    for name in asking:
-        plain = name.removesuffix("_query")
-        assert {plain, f"{plain}_anchor"} <= set(names)
-        ours, twin = (yaml.safe_load(recipe_text(recipe(each))) for each in (name, plain))
-        assert ours["model"]["routing"].pop("query_conditioned") is True
-        assert ours | {"output_dir": twin["output_dir"]} == twin
-
-
-def serves(name, model):
-    """Whether a reducer serves a published model."""
-    family = next(each for each in FAMILIES.values() if model in each.published)
-    try:
-        check_served(build_reducer(name, 0.5), family, family.published[model]())
-    except ValueError:
-        return False
-    return True
-
-
-def test_every_pruner_of_images_is_on_the_three_models_that_it_serves():
-    """All of them but those of videos; pyramiddrop and fitprune at the shares that they can keep."""
-    grid = read_grid(RECIPES / "eval" / "visual_pruners_2026.yaml")
-    found = {(arm.reducer, arm.backbone) for arm in grid.arms if arm.reducer is not None}
-    models = {arm.backbone for arm in grid.arms}
-    assert len(models) == 3
-    served = {
-        (name, model)
-        for name in set(REDUCERS) - {"none", "quest", "evs", "vidcom2"}
-        for model in models
-        if serves(name, model)
-    }
-    assert found == served
 
 
 @pytest.mark.parametrize("name", OTHER_TABLES)
@@ -208,12 +157,62 @@ def test_dry_run_passes(path):
     assert all(f"adapter {name}: subtoken-train fit --config {Path(name).parent.name}" in said for name in absent)
 
 
-@pytest.mark.parametrize("free", CAPPED)
-def test_a_capped_twin_differs_by_its_cap(free):
-    """Neither the grid nor the adapters' recipes cap images: 144 tokens are an image's own size, or the twin's cap."""
-    one, twin = (read_grid(RECIPES / "eval" / f"{name}.yaml") for name in (free, CAPPED[free]))
-    assert {arm.max_pixels for arm in one.arms} == {12845056}
-    assert [replace(arm, max_pixels=112896) for arm in one.arms] == list(twin.arms)
-    recipes = [yaml.safe_load(recipe_text(recipe_of(arm.adapter))) for arm in one.arms]
-    assert {own["model"]["backbone"]["max_pixels"] for own in recipes} == {None}
-    assert (one.tasks, one.anchors, one.limit) == (twin.tasks, twin.anchors, twin.limit)
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+UNKNOWN = "ignore:.*is unknown to the tokenizer"
+TEXT = {"kvcompose_table2_3_agnostic": "no", "kvcompose_table2_3_aware": "yes", "kvcompose_table4": "no"}
+"""Grid -> whether the question is compressed."""
+
+
+def small(name, backbone, source, out, task):
+    """The grid's arms at one budget, on the tiny model and one task with the grid's options."""
+    grid = read_grid(RECIPES / "eval" / f"{name}.yaml", out=out, limit=2, batch_size=2, anchors="none")
+    arms = {}
+    for arm in grid.arms:
+        options = {key: value for key, value in arm.eviction_options.items() if key != "calibration"}
+        keep = None if arm.eviction is None else 0.5
+        ratio = None if arm.keep_ratio is None else 0.5
+        own = {"eviction_keep": keep, "eviction_options": options, "keep_ratio": ratio}
+        own = replace(arm, backbone=str(backbone), dtype=None, **own)
+        arms.setdefault(repr(own), own)
+    (spec,) = (each for each in grid.tasks if each.name == task)
+    options = {**spec.options, "tasks": ["vt"]} if task == "ruler" else spec.options
+    return replace(grid, arms=tuple(arms.values()), tasks=(TaskSpec(task, str(source), options),))
+
+
+@pytest.fixture
+def ruler(tmp_path):
+    """Two samples of one of RULER's tasks, as its own programs write them."""
+    path = tmp_path / "ruler" / "vt" / "validation.jsonl"
+    path.parent.mkdir(parents=True)
+    text = "VAR A = 12 \n" * 30 + "Question: Find all variables that are assigned the value 12. Answer: they are: "
+    rows = [{"index": i, "input": f"{i} {text}", "outputs": ["A"]} for i in range(2)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path.parents[1]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(UNKNOWN)
+@pytest.mark.parametrize("name", TEXT)
+def test_kvcomposes_grids_run(name, tmp_path, ruler):
+    tokenizer = build_tokenizer()
+    family = text_family("llama", vocab_size=len(tokenizer), max_position_embeddings=2048)
+    tokenizer.chat_template = CHAT
+    family.processor = tokenizer
+    grid = small(name, save_backbone(family, tmp_path / "backbone"), ruler, tmp_path / "out", "ruler")
+    run_grid(grid, say=lambda line: None)
+    arms = read_results([tmp_path / "out"])
+    assert len(arms) == len(grid.arms)
+    rows = csv.DictReader(io.StringIO(report_csv(make_report([tmp_path / "out"]))))
+    rows = [row for row in rows if row["eviction"] != "-"]
+    assert rows
+    assert {row["query_aware"] for row in rows} == {TEXT[name]}
+    evicted = [arm for arm in arms if arm.facts.eviction != "-"]
+    word = "compressed" if TEXT[name] == "yes" else "kept"
+    for arm in evicted:
+        (run,) = arm.runs["ruler"].values()
+        assert (run.asked, run.question_compressed) == (f"in the chat template; question {word}", word == "compressed")
+    for record in read_samples(tmp_path / "out" / evicted[0].name / "ruler").values():
+        assert 0 < record.entries_after < record.entries_before

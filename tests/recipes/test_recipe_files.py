@@ -31,12 +31,7 @@ PATTERN = (
 BEST = {"selector": "bilinear", "prior": "_prior", "gated": "_gated", "frozen": "_frozen"}
 """What "best" stands for, beside the question's attention as a feature."""
 SELECTORS = {
-    "mlp": "mlp",
-    "bilinear": "bilinear",
-    "valuenorm": "value_norm",
-    "outputnorm": "output_norm",
-    "random": "random",
-    "static": "static",
+    name.replace("_", ""): name for name in ("mlp", "bilinear", "value_norm", "output_norm", "random", "static")
 }
 CONTEXT = ("quest", "compactor", "expected_attention", "kvzip")
 FIXED = ("valuenorm", "outputnorm", "random", "static")
@@ -108,9 +103,8 @@ def test_reducer(recipe):
         routed, held = places.recipe(recipe.name.removesuffix("_anchor")), []
         for path in (routed, places.recipe(recipe.name)):
             config = RecipeCLI(["--config", str(path)]).model
-            held.append(
-                staged_ledger(recipe.model, config.reducer_config, config.routing_config).bytes_of("visual", False)
-            )
+            ledger = staged_ledger(recipe.model, config.reducer_config, config.routing_config)
+            held.append(ledger.bytes_of("visual", False))
         assert reducer.round_up
         assert reducer.matches == recipe.budget.keep_ratio
         shape = recipe.model.geometry
@@ -157,28 +151,6 @@ def test_routing(recipe):
     assert routing.features == (("attention",) if words["best"] else ())
     assert (routing.temperature, routing.balance_scope) == (1, "sample")  # no word names them
     assert routing.fill == ("zero" if words["anchor"] else words["fill"] or "zero")
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("tiny_fastv25_s64k16_global_prior_gated", ["64", "16", None, "global", "_prior", "_gated", None, None, None]),
-        ("tiny_fastv25_s16k4_mlp_ranked_lf4", ["16", "4", "mlp", "ranked", None, None, None, "4", None]),
-        ("tiny_fastv25_s16k4_outputnorm_global", ["16", "4", "outputnorm", "global", None, None, None, None, None]),
-        ("tiny_fastv25_s16k4_gated_anchor", ["16", "4", None, None, None, "_gated", None, None, "_anchor"]),
-        ("tiny_fastv25_s16k16_gated", ["16", "16", None, None, None, "_gated", None, None, None]),
-        ("tiny_fastv25_s16k4_gated_mean_lf4", ["16", "4", None, None, None, "_gated", "mean", "4", None]),
-        ("tiny_fastv25_s16k3_mean", ["16", "3", None, None, None, None, "mean", None, None]),
-        ("tiny_fastv25_s16k3_mean_gated", None),
-        ("tiny_fastv25_s16k4_gated_prior", None),
-        ("tiny_fastv25_s16k4_global_ranked", None),
-        ("tiny_fastv25_s16k4_global_mlp", None),
-    ],
-)
-def test_names_hold_their_words_in_one_order(name, words):
-    match = NAME.fullmatch(name)
-    keys = ("num_groups", "kept_groups", "selector", "budget", "prior", "gated", "fill", "layer", "anchor")
-    assert (match and [match[key] for key in keys]) == words
 
 
 def test_stage2(recipe):

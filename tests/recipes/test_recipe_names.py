@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,18 @@ import yaml
 
 from subtoken_train.cli import recipes
 from subtoken_train.cli.main import main
+from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.cli.trainer_parts import KINDS
+from subtoken_train.evaluation.runner.spec import read_grid
+from subtoken_train.evaluation.tasks import TASKS
 from subtoken_train.resources import NamedRecipe, read_names, recipe_file, recipe_text
-from tests.support.places import RECIPES, recipe, run_recipes
+from subtoken_train.training.preflight import count_devices
+from tests.support.places import RECIPES, ROOT, recipe, run_recipes
+from tests.support.sampling import sampled
 
 with (Path(__file__).parent / "settings_digests.csv").open(encoding="utf-8") as file:
     DIGESTS = {row["name"]: row["sha256"] for row in csv.DictReader(file)}
 """sha256 of each recipe's parsed settings as JSON with sorted keys, taken when every recipe was a file of its own."""
-
 BASE = """\
 # Tiny · 25 %
 #   train   fit --config recipes/tiny_a25_s4k1.yaml
@@ -81,3 +87,72 @@ def test_copy_writes_the_whole_recipe(tmp_path, monkeypatch, capsys):
 def test_a_name_that_is_no_grid_says_so(capsys):
     assert main(["evaluate", "--config", "tiny_fastv25_s16k4_global"]) == 2
     assert "unknown key" in capsys.readouterr().err
+
+
+TASKS_PAGE, GRID_PAGE = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("tasks.md", "evaluation.md"))
+
+
+def rows():
+    """Task -> the cells beside its name."""
+    table = TASKS_PAGE.partition("<!-- tasks:start -->")[2].partition("<!-- tasks:end -->")[0].strip().splitlines()[2:]
+    found = {}
+    for line in table:
+        names, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        found |= dict.fromkeys(re.findall(r"`(\w+)`", names), cells)
+    return found
+
+
+def test_every_task_has_a_row():
+    assert sorted(rows()) == sorted(TASKS)
+
+
+def test_rows_have_the_tasks_numbers():
+    for name, (_, samples, _, score) in rows().items():
+        task = TASKS[name]
+        assert samples == (f"{task.rows:,}" if task.rows else samples)
+        assert task.rows or samples in ("any", "yours")
+        assert f"`{task.primary}`" in score or task.primary == "answered"
+
+
+def test_its_grid_can_be_read(tmp_path):
+    text = GRID_PAGE.partition("## The grid file\n")[2].partition("```yaml\n")[2].partition("```")[0]
+    path = tmp_path / "grid.yaml"
+    path.write_text(text, encoding="utf-8")
+    grid = read_grid(path)
+    assert len(grid.arms) == 8
+    assert [task.name for task in grid.tasks] == ["scenes_pope", "scenes_textvqa"]
+
+
+OVERLAYS = sorted((RECIPES / "strategy").glob("*.yaml"))
+PAPER = recipe("llava7b_fastv25_s16k4")
+
+
+def test_every_strategy_has_an_overlay():
+    assert {path.stem for path in OVERLAYS} - {"slurm"} == set(KINDS["strategy"].names) - {"auto"}
+
+
+@sampled("path", OVERLAYS, every=4, ids=lambda path: path.stem)
+def test_an_overlay_on_a_recipe(path):
+    text = path.read_text()
+    assert text.startswith("# overlay · ")
+    assert f"recipes/strategy/{path.stem}." in text
+    assert list(yaml.safe_load(text)) == ["trainer"]
+    plain = RecipeCLI(["--config", str(PAPER)]).config
+    laid_over = RecipeCLI(["--config", str(PAPER), "--config", str(path)]).config
+    assert laid_over.trainer.strategy == ("ddp" if path.stem == "slurm" else path.stem)
+    assert laid_over.model == plain.model
+
+    def records(config) -> int:
+        trainer = config.trainer
+        processes = count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
+        return processes * config.data.batch_size * trainer.accumulate_grad_batches
+
+    assert records(laid_over) == records(plain)
+
+
+def test_the_batch_script_starts_what_its_overlay_says():
+    script = (RECIPES / "strategy" / "slurm.sbatch").read_text()
+    trainer = yaml.safe_load((RECIPES / "strategy" / "slurm.yaml").read_text())["trainer"]
+    asked = {name: int(value) for name, value in re.findall(r"#SBATCH --([\w-]+)=(\d+)\n", script)}
+    assert asked["nodes"] == trainer["num_nodes"]
+    assert asked["ntasks-per-node"] == asked["gpus-per-node"] == trainer["devices"]

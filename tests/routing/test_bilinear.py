@@ -11,7 +11,6 @@ from subtoken_train.engine.attention_rows import region_attention
 from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.functional.group_norms import standardised_log
-from subtoken_train.functional.masks import fixed_mask
 from subtoken_train.routing import RoutingConfig, build_selector
 from subtoken_train.routing.bank import FeatureMap
 from subtoken_train.types import Region
@@ -57,15 +56,6 @@ def test_the_order_of_tokens_within_a_group_follows_the_query():
     assert not torch.equal(*orders[0])
     first, second = (additive(view)[0] for view in asked)
     assert torch.allclose(first - second, (first - second)[:1].expand_as(first), atol=1e-4)
-
-
-def test_it_starts_near_the_linear_router_and_every_factor_learns():
-    selector, view = build(), look()
-    linear = torch.nn.functional.linear(view.hidden_BND, selector.token.weight, selector.token.bias)
-    logits = selector(view)
-    assert (logits - linear).std() < 0.2 * linear.std()
-    (logits * look(seed=7).value_groups_BNSg[..., 0]).sum().backward()
-    assert all(parameter.grad.abs().max() > 1e-6 for parameter in selector.parameters())
 
 
 def test_features_may_be_written_as_a_list():
@@ -167,8 +157,3 @@ def test_every_tensor_learns_and_checkpointing_changes_nothing(tiny_family, redu
     assert any("features" in name for name in found[0])
     for name, gradient in found[0].items():
         assert torch.allclose(gradient, found[1][name], atol=1e-6), name
-
-
-def test_fresh_bilinear_masks_are_spread():
-    mask = fixed_mask(build()(look(8, 64)), 4)
-    assert mask.float().mean((0, 1)).max() < 0.5

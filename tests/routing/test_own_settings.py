@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import pytest
 import torch
 from torch import nn
 
+from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import SELECTORS, RoutingConfig, Selector, build_selector, with_defaults
 from subtoken_train.routing.routers import fp32_linear
 from subtoken_train.typed import typed
@@ -57,7 +58,7 @@ def test_settings_reach_the_selector_and_defaults_are_written_out():
     whole = with_defaults(low_rank(rank=3))
     assert whole.selector_options == {"rank": 3, "scales": (1.0,)}
     assert with_defaults(typed(RoutingConfig, json.loads(json.dumps(asdict(whole))), "file")) == whole
-    assert whole.without_router("random") == RoutingConfig("random")
+    assert replace(whole, fill="mean").without_router("random") == RoutingConfig("random", fill="mean")
     assert with_defaults(RoutingConfig()) == RoutingConfig()
 
 
@@ -97,8 +98,49 @@ def test_scores_that_are_none_are_worded(tiny_family, monkeypatch, spoil, words)
         backbone.run(make_batch([(1, 7)]))
 
 
-def test_a_router_that_reads_no_query_is_not_conditioned_on_it():
-    with pytest.raises(
-        ValueError, match="query_conditioned does nothing with selector 'low_rank', which reads no query"
-    ):
-        build_selector(32, RoutingConfig("low_rank", query_conditioned=True))
+SHAPE = KVShape(4, 4, 32)
+REFUSED = [
+    ({"selector": "linaer"}, r"unknown selector 'linaer'\. Did you mean 'linear'\?"),
+    ({"budget": "globl"}, r"unknown budget 'globl'\. Did you mean 'global'\?"),
+    ({"score_prior": "value_nrm"}, r"unknown score_prior 'value_nrm'\. Did you mean 'value_norm'\?"),
+    ({"balance_weight": -0.1}, r"routing balance_weight is -0\.1; it must be 0 to"),
+    ({"temperature": 2.0}, r"routing temperature 2\.0 is gone, .*; leave it out, or set it to 1\.0"),
+    ({"balance_scope": "batch"}, "routing balance_scope 'batch' is gone, .*; leave it out"),
+    ({"query_rank": 0}, "routing query_rank is 0; it must be 1 to"),
+    ({"selector": "mlp", "query_rank": 4}, "query_rank 4 is the rank of selector 'bilinear', and 'mlp' has none: use"),
+    ({"features": ("norms",)}, r"unknown routing feature 'norms'\. Did you mean 'norm'\?"),
+    ({"features": ("norm", "norm")}, "routing features names 'norm' twice"),
+    ({"selector": "low_rank", "query_conditioned": True}, "query_conditioned does nothing with selector 'low_rank'"),
+    ({"num_groups": 12}, "num_groups=12 does not divide the value width 128"),
+    ({"kept_groups": 16, "fill": "mean"}, "fill 'mean' does nothing where kept_groups = num_groups = 16"),
+    ({"fill": "meen"}, r"unknown fill 'meen'\. Did you mean 'mean'\?"),
+    ({"fill": "learned"}, r"routing fill 'learned' is gone, .*; use zero or mean, or use version 0\.2"),
+]
+OF_ROUTERS = {"query_conditioned": True, "value_gate": True, "score_prior": "value_norm", "query_rank": 4}
+OF_ROUTERS["features"] = ("norm",)
+
+
+def made(**settings):
+    config = RoutingConfig(**settings)
+    config.check(SHAPE)
+    return build_selector(128, config)
+
+
+@pytest.mark.parametrize(("settings", "words"), REFUSED)
+def test_a_wrong_setting_is_refused_in_words(settings, words):
+    with pytest.raises(ValueError, match=words):
+        made(**settings)
+
+
+@pytest.mark.parametrize("option", OF_ROUTERS)
+def test_controls_refuse_what_belongs_to_routers(option):
+    words = rf"{option} needs a learned router \(linear, mlp or bilinear\), not 'static': use .*, or leave {option} out"
+    with pytest.raises(ValueError, match=words):
+        build_selector(128, RoutingConfig(selector="static", num_groups=16, **{option: OF_ROUTERS[option]}))
+
+
+def test_what_adapters_of_earlier_versions_say_and_single_channels_pass():
+    RoutingConfig(balance_scope="sample", temperature=1).check(SHAPE)
+    RoutingConfig(kept_groups=16, value_gate=True, fill="mean").check(SHAPE)
+    for num_groups in (64, 128):
+        RoutingConfig(num_groups=num_groups, kept_groups=num_groups, balance_weight=0).check(SHAPE)

@@ -3,15 +3,16 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from subtoken_train.functional.masks import fixed_mask
 from subtoken_train.routing import SELECTORS, RoutingConfig, build_selector
+from subtoken_train.routing.routers import fp32_linear
 from subtoken_train.view.view import View
 from tests.support.helpers import random_scores
 
 WIDTH, GROUPS = 128, 16
 LEARNED = ("linear", "mlp", "bilinear")
-CONTROLS = ("value_norm", "output_norm", "random", "static", "leading")
 
 
 def look(batch=2, length=12, width=WIDTH, seed=0, layer=0, dtype=torch.float32):
@@ -34,24 +35,17 @@ def build(name, width=WIDTH, **settings):
     return build_selector(width, RoutingConfig(selector=name, num_groups=GROUPS, **settings))
 
 
-@pytest.mark.parametrize(
-    ("name", "query_conditioned", "expected"),
-    [
-        ("linear", False, WIDTH * GROUPS + GROUPS),
-        ("linear", True, 2 * WIDTH * GROUPS + GROUPS),
-        ("mlp", False, WIDTH * 32 + 32 + 32 * GROUPS + GROUPS),
-        ("mlp", True, 2 * WIDTH * 32 + 32 + 32 * GROUPS + GROUPS),
-        ("bilinear", False, WIDTH * GROUPS + GROUPS + 2 * WIDTH * 16 + 16 * GROUPS),
-        ("bilinear", True, 2 * WIDTH * GROUPS + GROUPS + 2 * WIDTH * 16 + 16 * GROUPS),
-        ("value_norm", False, 0),
-        ("output_norm", False, 0),
-        ("random", False, 0),
-        ("static", False, 0),
-        ("leading", False, 0),
-    ],
-)
-def test_parameter_counts(name, query_conditioned, expected):
-    selector = build(name, query_conditioned=query_conditioned)
+LINEAR, MLP = WIDTH * GROUPS + GROUPS, WIDTH * 32 + 32 + 32 * GROUPS + GROUPS
+PARAMETERS = {"linear": LINEAR, "mlp": MLP, "bilinear": LINEAR + 2 * WIDTH * 16 + 16 * GROUPS}
+
+
+@pytest.mark.parametrize("query_conditioned", [False, True])
+@pytest.mark.parametrize("name", SELECTORS)
+def test_parameter_counts(name, query_conditioned):
+    if name not in LEARNED and query_conditioned:
+        return
+    selector, of_query = build(name, query_conditioned=query_conditioned), WIDTH * (32 if name == "mlp" else GROUPS)
+    expected = PARAMETERS.get(name, 0) + of_query * query_conditioned
     assert sum(parameter.numel() for parameter in selector.parameters()) == expected
     assert selector.learned == (expected > 0)
 
@@ -64,14 +58,6 @@ def test_initialisation(name):
         else:
             assert parameter.std().item() == pytest.approx(0.02, rel=0.06)
             assert abs(parameter.mean().item()) < 0.002
-
-
-@pytest.mark.parametrize("name", LEARNED)
-@torch.no_grad()
-def test_fresh_routers_do_not_prefer_the_first_groups(name):
-    """With zero weights every token would tie and keep groups 0 to 3; an even share of them is 1/4."""
-    mask = fixed_mask(build(name)(look(8, 64)), 4)
-    assert 0.1 < mask[..., :4].sum().item() / mask.sum().item() < 0.45
 
 
 @pytest.mark.parametrize("name", ["linear", "mlp"])
@@ -145,11 +131,8 @@ def test_random_follows_positions_not_slots():
     view = look(1)
     whole = build("random")(view)
     rows = torch.tensor([3, 7, 8])
-    picked = view.replaced(
-        hidden_BND=view.hidden_BND[:, rows],
-        value_groups_BNSg=view.value_groups_BNSg[:, rows],
-        ordinal_BN=rows[None],
-    )
+    own = {"hidden_BND": view.hidden_BND[:, rows], "value_groups_BNSg": view.value_groups_BNSg[:, rows]}
+    picked = view.replaced(ordinal_BN=rows[None], **own)
     assert torch.equal(build("random")(picked), whole[:, rows])
 
 
@@ -185,3 +168,48 @@ def test_leading_weighs_groups_that_span_heads_by_their_channels():
     scores = build("leading")(view)
     assert scores[0, 1].argsort(descending=True).tolist() == expected
     assert build("leading").same_for_all
+
+
+HALF = [torch.bfloat16, torch.float16]
+
+
+def layer_of(bias: bool = True) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(24, 4, bias=bias)
+
+
+def gradients(layer, inputs, upstream):
+    layer.zero_grad()
+    fp32_linear(layer, inputs).backward(upstream)
+    return [parameter.grad.clone() for parameter in layer.parameters()]
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(3, 5, 24), (2, 24)])
+def test_a_half_precision_input_gives_value_and_gradients_of_its_fp32_copy(dtype, bias, shape):
+    layer, inputs = layer_of(bias), random_scores(1, *shape).to(dtype).requires_grad_()
+    copy = inputs.detach().float().requires_grad_()
+    upstream = random_scores(2, *shape[:-1], 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(fp32_linear(layer, inputs), fp32_linear(layer, copy))
+    assert fp32_linear(layer, inputs).dtype == torch.float32
+    for got, wanted in zip(gradients(layer, inputs, upstream), gradients(layer, copy, upstream), strict=True):
+        assert torch.allclose(got, wanted, rtol=1e-5, atol=1e-6)
+    assert inputs.grad.dtype == dtype
+    assert torch.allclose(inputs.grad.float(), copy.grad, rtol=1e-2, atol=1e-2)
+
+
+def test_bf16_parameters_get_bf16_gradients():
+    layer, inputs = layer_of().bfloat16(), random_scores(1, 2, 5, 24).bfloat16()
+    found = gradients(layer, inputs, torch.ones(2, 5, 4))
+    assert [gradient.dtype for gradient in found] == [torch.bfloat16] * 2
+    assert torch.equal(found[1], torch.full((4,), 10.0, dtype=torch.bfloat16))
+
+
+def test_no_fp32_copy_of_the_input_is_kept():
+    layer, inputs = layer_of(), random_scores(1, 3, 5, 24).bfloat16().requires_grad_()
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        fp32_linear(layer, inputs)
+    assert {(tensor.dtype, tensor.numel()) for tensor in kept} == {(torch.bfloat16, 360), (torch.float32, 96)}

@@ -6,27 +6,14 @@ import tomllib
 import pytest
 from making import catalogue
 from making.catalogue import SHELVES, catalogue_page, shelf_page
-from making.commands import command_page, commands_page
 from making.kinds import CONTEXT_KIND, EVICTION_KINDS, REDUCER_KINDS, WRAPPER_KIND, page_of
+from making.links import Links, outside_code
 from making.methods import context_cards, eviction_cards, reducer_cards, wrapper_cards
-from making.originals import beside_original
-from making.pictures import ANCHOR, ROUTED, TOKENS, cache_picture
-from making.results import results_page
 
-from subtoken_train.cli.main import COMMANDS
 from subtoken_train.evictions import EVICTIONS, WRAPPERS
 from subtoken_train.reducers import REDUCERS
 from subtoken_train.resources import recipe_files
-from tests.support.readme_blocks import ROOT
-
-
-def test_every_command_and_action_has_its_help():
-    listed = commands_page()
-    for name, summary in COMMANDS.items():
-        assert f"[`{name}`](cli/{name}.md) | {summary} |\n" in listed
-        assert command_page(name).startswith(f"# subtoken-train {name}\n")
-    assert "usage: subtoken-train recipes anchor" in command_page("recipes")
-    assert "--eviction-keep" in command_page("generate")
+from tests.support.readme_blocks import PAGES, ROOT
 
 
 def test_every_recipe_is_in_the_catalogue_once():
@@ -61,49 +48,76 @@ def test_a_method_without_a_page_is_refused_in_words():
         page_of("vl_cache", (*EVICTION_KINDS, EVICTION_KINDS[0]))
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("q_filter", "There are no recorded outputs of an original to compare with."),
-        ("duo_attention", "Beside the original (1 recorded case): entries or counts that differ 0."),
-        (
-            "critical",  # its rows stand under critical(knorm)
-            "Beside the original (3 recorded cases): entries or counts that differ 0; largest difference of scores and "
-            "tensors 7.6e-05.",
-        ),
-        (
-            "tgv_kv",
-            "Beside the original (4 recorded cases, 2 of formulas that are a reconstruction): largest difference of "
-            "scores and tensors 7.6e-06.",
-        ),
-        (
-            "ada",
-            "Beside the original (3 recorded cases): entries or counts that differ 0; the release misses its own "
-            "budget by up to 1.",
-        ),
-    ],
-)
-def test_what_is_said_of_an_original(name, said):
-    assert beside_original(name) == said
-
-
-def test_results_lead_to_every_section_with_a_table():
-    page = results_page()
-    assert "[Whole caches beside kvpress](../docs/speed.md#whole-caches-beside-" in page
-    assert "[The mini-suite](../docs/mini_suite.md)" in page
-    assert "| `keydiff` | kvpress_keydiff: places that differ | 0 |" in page
-
-
-def test_the_drawing_has_as_many_tokens_as_it_says():
-    """Empty places have another class; a routed token has four stored groups."""
-    picture = cache_picture()
-    assert picture.count('class="k"') == TOKENS + 2 * ROUTED + ANCHOR
-    assert picture.count('class="v"') == TOKENS + ROUTED + 4 * ROUTED + ANCHOR
-    assert "8 of 32 tokens: 15.625 %" in picture
-    assert "5 of 32 tokens: 15.625 %" in picture
-
-
 def test_every_extra_is_explained():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     assert [name for name in extras if f"\n| `{name}` |" not in page] == []
+
+
+HOST = "https://code.example/me/it"
+OUTSIDE = {"recipes/README.md", "benchmarks/README.md", "benchmarks/results/screens/README.md", "CONTRIBUTING.md"}
+
+
+def link(page, target, address=HOST):
+    return Links(ROOT, OUTSIDE, address).page_text(page, f"a [b]({target}) c")
+
+
+@pytest.mark.parametrize(
+    ("page", "target", "leads"),
+    [
+        ("choosing.md", "trials.md#a", "trials.md#a"),
+        ("choosing.md", "../recipes/README.md#grids", "recipes/README.md#grids"),
+        ("recipes/README.md", "../docs/trials.md", "../trials.md"),
+        ("CONTRIBUTING.md", "docs/architecture.md", "architecture.md"),
+        ("benchmarks/README.md", "results/screens/README.md", "results/screens/README.md"),
+        ("choosing.md", "../subtoken_train/types.py", f"{HOST}/blob/HEAD/subtoken_train/types.py"),
+        ("choosing.md", "../notebooks", f"{HOST}/blob/HEAD/notebooks"),
+        ("own_router.md", "example_package/pyproject.toml", f"{HOST}/blob/HEAD/docs/example_package/pyproject.toml"),
+        ("choosing.md", "../nowhere.md", "../nowhere.md"),  # left for the strict build to name
+        ("choosing.md", "https://a.example/b.md", "https://a.example/b.md"),
+        ("choosing.md", "#here", "#here"),
+    ],
+)
+def test_where_a_link_leads(page, target, leads):
+    assert link(page, target) == f"a [b]({leads}) c"
+
+
+def test_without_an_address_a_link_to_a_source_is_its_words():
+    assert link("choosing.md", "../subtoken_train/types.py", address="") == "a b c"
+
+
+def test_pictures_move_with_their_pages():
+    text = Links(ROOT, {"benchmarks/results/mini_suite.svg"}, "").page_text(
+        "results.md", "![a](../benchmarks/results/mini_suite.svg)"
+    )
+    assert text == "![a](benchmarks/results/mini_suite.svg)"
+
+
+def test_tests_that_pages_name_are_there():
+    named = {name for page in PAGES for name in re.findall(r"`(tests/[\w/.]+)`", page.read_text(encoding="utf-8"))}
+    assert len(named) > 3
+    assert [name for name in named if "NAME" not in name and not (ROOT / name).exists()] == []
+
+
+def test_a_list_after_a_line_gets_its_blank_line_and_code_stays():
+    text = "These:\n- one\n  more\n- two\n\n```\nsay:\n- [a](../recipes/README.md)\n```\n"
+    expected = "These:\n\n- one\n  more\n- two\n\n```\nsay:\n- [a](../recipes/README.md)\n```\n"
+    assert Links(ROOT, OUTSIDE, "").page_text("choosing.md", text) == expected
+
+
+def test_needs_are_said_and_other_marks_are_not():
+    text = "<!-- needs: a GPU -->\n```\nx\n```\n<!-- run: in a checkout -->\n```\ny\n```\n<!-- shows -->\n```\nz\n```\n"
+    made = Links(ROOT, OUTSIDE, "").page_text("choosing.md", text)
+    assert made == "*Needs a GPU:*\n\n```\nx\n```\n\n```\ny\n```\n\n```\nz\n```\n"
+
+
+def test_code_is_not_changed():
+    assert outside_code("a\n```\na\n```\na", str.upper) == "A\n```\na\n```\nA"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_code_host_finds_what_a_page_links_to(path):
+    """On a code host nothing is made in a build: every relative link is a file."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    targets = [target for target in re.findall(r"\]\(([^)#\s]+)", text) if ":" not in target]
+    assert [target for target in targets if not (path.parent / target).exists()] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from making.paper_items import PAPERS, PaperItem, exists, paper_items_page, paper_page, part_faults, read_items
+from making.paper_items import PAPERS, PaperItem, exists, part_faults, read_items
 
 ITEMS = read_items()
 
@@ -40,30 +40,6 @@ def test_a_better_item_than_its_parts_is_a_fault():
     assert part_faults([PaperItem("Table 1: all", "reading"), *rows]) == []
 
 
-def test_the_tables_of_the_sub_token_paper_name_what_they_stand_on():
-    own = {item.item.partition(":")[0]: item for item in ITEMS["subtoken_routing"]}
-    assert all(own[f"Table {number}"].parts and own[f"Table {number}"].how == "reading" for number in range(1, 5))
-
-
-def test_claims_without_a_number_have_items():
-    """Each says what is here, or why it is not reproduced."""
-    claims = {
-        "subtoken_routing": (
-            "Section 4.2, results are stable",
-            "Section 4.4, every pure router",
-            "Appendix C.1, training",
-        ),
-        "aircache": ("Section 4.1, models: LLaVA-Video",),
-        "kvcompose": ("Section 4.2: curves of accuracy", "Section 5: ablation"),
-        "tgv_kv": ("Observation 1", "Observation 2", "Observation 3", "Ablation: TextVQA-lite"),
-        "vl_cache": ("Appendix A.4",),
-    }
-    for paper, begun in claims.items():
-        for words in begun:
-            (item,) = (item for item in ITEMS[paper] if item.item.startswith(words))
-            assert item.how == "reading" or item.note.startswith("not reproduced, because "), words
-
-
 @pytest.mark.parametrize("paper", ITEMS)
 def test_every_numbered_table_and_figure_has_an_item(paper, shared):
     """Those that the paper's text names; "Table 3: ..." is Table 3's."""
@@ -71,17 +47,6 @@ def test_every_numbered_table_and_figure_has_an_item(paper, shared):
     numbered = {f"{kind} {number}" for kind, number in re.findall(r"\b(Table|Figure)s? (\d+)", text)}
     found = {match[0] for item in ITEMS[paper] if (match := re.match(r"(Table|Figure) \d+", item.item))}
     assert numbered <= found, sorted(numbered - found)
-
-
-def test_every_row_of_the_training_tables_has_an_item(shared):
-    """Tables 5 and 7 of the sub-token paper, by a word of each row that is a setting."""
-    names = " ".join(item.item for item in ITEMS["subtoken_routing"])
-    for words in (
-        "rank 32, scaling 16, dropout 0.05", "chunk/window 16/64", "Sequence length 2048, context/query 1024/1024",
-        "rate 3e-5, weight decay 0.01", "Warmup 4000", "steps 25,000", "rank 16, scaling 32, dropout 0.05",
-        "aspect-ratio padding", "rate 2e-4, weight decay 0.0", "Warmup 1000", "steps 10,000", "665K",
-    ):  # fmt: skip
-        assert words in names
 
 
 @pytest.mark.parametrize(
@@ -131,18 +96,3 @@ def test_a_broken_file_is_refused(tmp_path):
     path.write_text("aircache:\n  - {item: Table 1, how: exact, were: [docs]}\n")
     with pytest.raises(ValueError, match=r"items.yaml: aircache\[0\]: unknown key 'were'. Did you mean 'where'"):
         read_items(path)
-
-
-@pytest.mark.parametrize("paper", ITEMS)
-def test_the_page_has_every_item(paper):
-    page = paper_page(paper)
-    rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| item")]
-    assert len(rows) == len(ITEMS[paper])
-    assert page.startswith(f"# {PAPERS[paper]}, item by item\n")
-    assert f"| [{PAPERS[paper]}](papers/{paper}.md) |" in paper_items_page()
-
-
-def test_items_lead_to_recipes_and_code():
-    page = paper_page("subtoken_routing")
-    assert "[`table1_llava7b`](../../recipes/eval/table1_llava7b.yaml)" in page
-    assert "[`KVBudget`](../../subtoken_train/ledger/kv_budget.py)" in page

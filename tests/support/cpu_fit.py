@@ -13,8 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from subtoken_train.cli.trainer_parts import KINDS
-from subtoken_train.training.strategies import PRESETS
-from subtoken_train.training.strategies.zero import ZeroStrategy
+from subtoken_train.training.strategies import PRESETS, ZeroStrategy
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TIMEOUT = 400

@@ -29,7 +29,7 @@ from subtoken_train.families.load import load_weights
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.training.distillation import DistillationConfig
+from subtoken_train.training.loss import DistillationConfig
 from subtoken_train.training.memory import Step, estimate_memory
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.optimizer import OptimizerConfig

@@ -1,12 +1,18 @@
 """Checkpoint folders on disk: what counts as whole, and what every interruption leaves."""
 
+from __future__ import annotations
+
+import io
 import json
+import pickle
 import shutil
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from subtoken_train.artifact.folder import read_adapter
+from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.training import checkpoints
 from subtoken_train.training.checkpoints import (
@@ -16,12 +22,21 @@ from subtoken_train.training.checkpoints import (
     incomplete,
     keep_newest,
     newest_complete,
+    read_marker,
     seal,
+    state_path,
 )
-from subtoken_train.training.run_checkpoints import trained_shapes
 from subtoken_train.training.run_folder import new_marker, write_run_marker
-from subtoken_train.training.trained_tensors import check_resumable
-from tests.support.toy_fit import Toy
+from subtoken_train.training.sharding import is_sharded
+from subtoken_train.training.trained_tensors import (
+    adapter_tensors,
+    check_resumable,
+    finished_parts,
+    read_state,
+    shapes_of,
+    trained_tensors,
+)
+from tests.support.faults import Canary, put
 
 
 def written(folder, step, content="state"):
@@ -61,14 +76,6 @@ def test_a_half_written_one_is_written_anew(tmp_path):
     assert sorted(item.name for item in folder.iterdir()) == ["COMPLETE", "state.ckpt"]
 
 
-def test_folders_of_shards(tmp_path):
-    partial = begin(tmp_path, 1)
-    (partial / "state.ckpt/checkpoint").mkdir(parents=True)
-    (partial / "state.ckpt/checkpoint/rank0.pt").write_text("part")
-    folder = seal(partial, Marker(1, 2, "DeepSpeedStrategy", {}))
-    assert (checkpoints.state_path(folder) / "checkpoint/rank0.pt").read_text() == "part"
-
-
 def test_older_ones_and_rubbish_go(tmp_path):
     for step in range(1, 5):
         written(tmp_path, step)
@@ -101,62 +108,61 @@ def test_an_interrupted_write_leaves_the_previous_one(tmp_path, monkeypatch, mom
     assert newest_complete(tmp_path) == tmp_path / "step-1"
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"schema_version": 2, "anything": 1}', r"written in layout 2; this version of subtoken_train reads up to 1"),
-        ('{"schema_version": 1, "step": 1}', "cannot be read"),
-        ('{"schema_v', "cannot be read"),
-        ("[1]", "cannot be read"),
-        ("", "cannot be read"),
-    ],
-)
-def test_markers_of_other_versions(tmp_path, content, message):
-    folder = written(tmp_path, 1)
-    (folder / "COMPLETE").write_text(content)
-    with pytest.raises(ValueError, match=message):
-        checkpoints.state_path(folder)
+SHAPES = {"a": [4, 4]}
 
 
-def resumable(folder, strategy="DDPStrategy", shards=False):
-    partial = begin(folder, 1)
-    if shards:
-        (partial / "state.ckpt").mkdir()
-    else:
-        parts = {
-            "loops": {},
-            "optimizer_states": [],
-            "lr_schedulers": [],
-            "epoch": 0,
-            "global_step": 1,
-            "random_state": [],
-        }
-        torch.save({"state_dict": Toy().layer.state_dict(prefix="layer."), **parts}, partial / "state.ckpt")
-    return seal(partial, Marker(1, 2, strategy, trained_shapes(Toy())))
+def state(**changes):
+    parts = {"loops": {}, "optimizer_states": [], "lr_schedulers": [], "epoch": 0, "global_step": 2, "random_state": []}
+    parts["pytorch-lightning_version"] = "2.6.0"
+    return {"state_dict": {"a": torch.ones(4, 4)}, **parts, **changes}
 
 
-def trainer(strategy, world_size=1):
+def saved(content):
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+def resumable(folder, strategy="SingleDeviceStrategy"):
+    partial = begin(folder, 2)
+    (partial / "state.ckpt").write_bytes(saved(state()))
+    return seal(partial, Marker(2, 1, strategy, SHAPES))
+
+
+def trainer(strategy="SingleDeviceStrategy", world_size=1):
     return SimpleNamespace(strategy=type(strategy, (), {})(), world_size=world_size)
 
 
-@pytest.mark.parametrize(("here", "there"), [("SingleDeviceStrategy", "DDPStrategy"), ("X", "X")])
-def test_strategies_that_read_each_other(tmp_path, here, there):
-    check_resumable(resumable(tmp_path, there), trainer(here), trained_shapes(Toy()))
+@pytest.fixture
+def checkpoint(tmp_path):
+    return resumable(tmp_path)
 
 
-def test_what_does_not_fit(tmp_path):
-    with pytest.raises(ValueError, match="written by DeepSpeedStrategy and cannot be read by DDPStrategy"):
-        check_resumable(resumable(tmp_path / "a", "DeepSpeedStrategy"), trainer("DDPStrategy"), trained_shapes(Toy()))
-    with pytest.raises(ValueError, match=r"holds the parts of 2 process\(es\), this run has 4"):
-        check_resumable(resumable(tmp_path / "b", "Z", shards=True), trainer("Z", 4), trained_shapes(Toy()))
-    with pytest.raises(ValueError, match=r"2 trained tensors differ, first layer.bias \(there \[4\], here \[5\]\)"):
-        check_resumable(resumable(tmp_path / "c"), trainer("DDPStrategy"), trained_shapes(Toy(width=5)))
+def unfit(checkpoint, words, here=SHAPES, **run):
+    with pytest.raises(ValueError, match=words) as error:
+        check_resumable(checkpoint, trainer(**run), here)
+    assert len(str(error.value)) < 500
+    assert str(error.value).isprintable()
 
 
-def test_shapes_under_zero_3():
-    module = Toy()
-    module.layer.weight.ds_shape = (7, 9)
-    assert trained_shapes(module) == {"layer.weight": [7, 9], "layer.bias": [4]}
+@pytest.mark.parametrize("there", ["SingleDeviceStrategy", "DDPStrategy"])
+def test_strategies_that_read_each_other(tmp_path, there):
+    check_resumable(resumable(tmp_path, there), trainer("DDPStrategy"), SHAPES)
+
+
+def test_what_does_not_fit(tmp_path, checkpoint):
+    words = "written by DeepSpeedStrategy and cannot be read by DDPStrategy"
+    unfit(resumable(tmp_path / "a", "DeepSpeedStrategy"), words, strategy="DDPStrategy")
+    differ = r"1 trained tensors differ, first [ab] \(there .*, here .*\); resume with the recipe that wrote it"
+    for here in ({}, {"a": [5, 4]}, {**SHAPES, "b": [1]}):
+        unfit(checkpoint, differ, here)
+    put(checkpoint, "COMPLETE", "trained", {})
+    unfit(checkpoint, "does not fit this recipe")
+    shards = resumable(tmp_path / "b", "DDPStrategy")
+    (shards / "state.ckpt").unlink()
+    (shards / "state.ckpt").mkdir()
+    unfit(shards, "it is missing")
+    unfit(shards, r"holds the parts of 1 process\(es\), this run has 4", world_size=4)
 
 
 def test_a_requeued_job_resumes_also_where_its_command_says_overwrite(tmp_path, monkeypatch):
@@ -168,3 +174,115 @@ def test_a_requeued_job_resumes_also_where_its_command_says_overwrite(tmp_path, 
     write_run_marker(tmp_path, new_marker())
     cli = RecipeCLI(argv)
     assert (cli.config.resume, cli.config.overwrite, cli.replaces) == (True, False, False)
+
+
+def test_every_cut_and_every_flipped_bit_is_found(checkpoint):
+    path = checkpoint / "state.ckpt"
+    content = path.read_bytes()
+    assert len(content) > 500
+    for place in range(0, len(content), 23):
+        path.write_bytes(content[:place])
+        unfit(checkpoint, "state.ckpt cannot be read as a checkpoint: .*; remove ")
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :])
+        try:
+            found = read_state(path, resumes=True)
+        except ValueError:
+            continue
+        assert torch.equal(found["state_dict"]["a"], torch.ones(4, 4))  # a bit that says nothing (padding, a date)
+
+
+STATES = [
+    ([1], "has no state_dict"),
+    ({}, "has no state_dict"),
+    (state(state_dict=[]), "has no state_dict"),
+    (state(state_dict={"a": 1}), "a is not a tensor of trainable numbers"),
+    (state(state_dict={"a": torch.ones(4, 4, dtype=torch.int32)}), "not a tensor of"),
+    (state(state_dict={"a": torch.full((4, 4), float("nan"))}), "tensor a holds NaN"),
+    (state(state_dict={"a": torch.ones(5)}), "does not fit this recipe"),
+    (state(optimizer_states=None), "has no optimizer_states"),
+    (state(**{"pytorch-lightning_version": []}), "has no pytorch-lightning_version"),
+    (state(loops=3), "has no loops"),
+    (state(epoch="1"), "has no epoch"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), STATES)
+def test_states_of_another_kind(checkpoint, content, words):
+    (checkpoint / "state.ckpt").write_bytes(saved(content))
+    unfit(checkpoint, words)
+
+
+def test_code_in_a_state_is_not_run(checkpoint, tmp_path):
+    for content in (saved(state(more=Canary(tmp_path / "ran"))), pickle.dumps(Canary(tmp_path / "ran"))):
+        (checkpoint / "state.ckpt").write_bytes(content)
+        unfit(checkpoint, "cannot be read as a checkpoint")
+        with pytest.raises(ValueError, match="cannot be read as a checkpoint"):
+            trained_tensors(checkpoint / "state.ckpt")
+    assert not (tmp_path / "ran").exists()
+
+
+MARKERS = {
+    "step": ("x", -1, True),
+    "world_size": (0,),
+    "strategy": (None,),
+    "trained": (None, []),
+    "trained.a": (["4", 4], 4),
+    "schema_version": ("1", ...),
+    "more": (1,),
+}
+
+
+@pytest.mark.parametrize(("place", "value"), [(place, value) for place, own in MARKERS.items() for value in own])
+def test_markers_are_typed(checkpoint, place, value):
+    put(checkpoint, "COMPLETE", place, value)
+    with pytest.raises(ValueError, match=r"COMPLETE cannot be read .* to continue from an older checkpoint"):
+        read_marker(checkpoint)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"schema_version": 2, "more": 1}', '{"schema_version": 1, "step": 1}', '{"s', "[1]", ""]
+)
+def test_markers_of_other_versions(checkpoint, text):
+    (checkpoint / "COMPLETE").write_text(text)
+    words = "written in layout 2; this version of subtoken_train reads up to 1" if "2" in text else "cannot be read"
+    with pytest.raises(ValueError, match=words):
+        checkpoints.state_path(checkpoint)
+
+
+@pytest.mark.slow
+def test_of_a_checkpoint_file(tiny_run, tmp_path):
+    assert main(tiny_run("--trainer.max_steps=2", "--checkpoint.every_n_train_steps=2")) == 0
+    tensors = trained_tensors(state_path(tmp_path / "run" / "checkpoints" / "step-2"))
+    _, parts, _ = read_adapter(tmp_path / "run" / "adapter")
+    written = {f"compressed.{name}": tensor for name, tensor in parts.named_parameters() if tensor.requires_grad}
+    assert tensors.keys() == written.keys()
+    assert all(torch.equal(tensor, written[name]) for name, tensor in tensors.items())
+
+
+def test_what_is_no_checkpoint(tmp_path):
+    torch.save({"state_dict": {"a": torch.empty(0)}}, tmp_path / "empty.ckpt")
+    for name, words in (
+        ("nowhere.ckpt", "does not exist"),
+        (".", "not a complete DeepSpeed checkpoint"),
+        ("empty.ckpt", "tensor a is empty"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            trained_tensors(tmp_path / name)
+
+
+def test_a_gathered_adapter_is_written_without_the_backbones_weights(tiny_run):
+    module = RecipeCLI(tiny_run()[1:]).model
+    assert not is_sharded(module.parts)
+    assert finished_parts(module) == (module.parts, module.peft_model)
+    module.gathered = adapter_tensors(module.parts)
+    parts, _ = finished_parts(module)
+    for name, tensor in parts.named_parameters():
+        assert tensor.is_meta == (name not in module.gathered)
+        assert tensor.is_meta or torch.equal(tensor, module.gathered[name])
+    assert {name for name, tensor in parts.named_parameters() if tensor.requires_grad} == module.gathered.keys()
+
+
+def test_whole_shapes_stay_where_zero_3_leaves_an_empty_tensor():
+    split = torch.zeros(0)
+    split.ds_shape = torch.Size([3])
+    assert shapes_of({"a": torch.zeros(2), "b": split}) == {"a": [2], "b": [3]}

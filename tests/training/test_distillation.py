@@ -19,11 +19,11 @@ from subtoken_train.families.lora import LoraSettings
 from subtoken_train.functional.objective import IGNORE_INDEX, predicting_rows
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.training.distillation import DistillationConfig, Teacher
+from subtoken_train.training.loss import DistillationConfig, Teacher
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.types import Region
 from tests.support.commands import refused
-from tests.support.helpers import interrupted_fit, make_batch, moved_by_fit, only_sample
+from tests.support.helpers import make_batch, moved_by_fit, only_sample
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 
@@ -189,17 +189,6 @@ def test_stage_2_keeps_its_first_lora_frozen_and_says_what_it_learned(tiny_run, 
     (folder / "subtoken_config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"training\.distillation"):
         read_adapter(folder)
-
-
-@pytest.mark.slow
-def test_resuming_gives_the_weights_of_never_having_stopped(tiny_run, tmp_path):
-    options = ["--model.lora.dropout=0.1", "--trainer.max_steps=4", ON]
-    assert main(tiny_run(*options, output="whole")) == 0
-    assert interrupted_fit(tiny_run(*options, output="parts"), after_step=2) == 130
-    assert main(tiny_run(*options, "--resume", output="parts")) == 0
-    for name in ("adapter_model.safetensors", "router.safetensors"):
-        whole, parts = ((tmp_path / run / "adapter" / name).read_bytes() for run in ("whole", "parts"))
-        assert whole == parts
 
 
 @sampled(

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import csv
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -83,32 +79,6 @@ def test_resume_gives_the_weights_of_never_having_stopped(tiny_run, tmp_path):
     assert (logs / "csv-2" / "metrics.csv").exists()
 
 
-def test_ctrl_c_saves_and_says_where(tiny_run, tmp_path):
-    command = [sys.executable, "-m", "subtoken_train", *tiny_run("--trainer.max_steps=10000")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    metrics = tmp_path / "run" / "logs" / "csv" / "metrics.csv"
-    deadline = time.monotonic() + 120
-    while not metrics.exists() and time.monotonic() < deadline:
-        time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert f"last good checkpoint: {tmp_path / 'run' / 'checkpoints' / 'step-'}" in stderr
-    assert f"continue with: subtoken-train fit --config {tmp_path / 'run' / 'recipe.yaml'} --resume" in stderr
-    assert "Traceback" not in stderr
-    assert last_state(tmp_path / "run")["global_step"] > 0
-
-
-@pytest.mark.slow
-def test_output_folder_that_cannot_be_made(tiny_run, tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert main(tiny_run("--trainer.max_steps=1", output="file/run")) == 2
-    said, line = capsys.readouterr().err.splitlines()
-    assert said.startswith("training data: 0 % of the text is unknown")
-    assert line.startswith("subtoken-train: error: File exists: ")
-    assert line.endswith("; name another place")
-
-
 @pytest.fixture
 def finished(tiny_run, tmp_path):
     """A run of one step, and what lies in it."""
@@ -147,20 +117,3 @@ def test_a_longer_run_says_what_differs(tiny_run, finished, capsys):
     assert f"resuming from {finished / 'checkpoints' / 'step-1'}" in said
     assert "schedule: trainer.max_steps: 1, here 2" in said
     assert last_state(finished)["global_step"] == 2
-
-
-@pytest.mark.slow
-def test_a_loss_that_is_nan_names_the_last_good_checkpoint(tiny_run, tmp_path, capsys, monkeypatch):
-    from subtoken_train.training.module import SubTokenModule
-
-    step = SubTokenModule.training_step
-
-    def diverging(self, *args):
-        return step(self, *args) * (float("nan") if self.trainer.global_step == 1 else 1)
-
-    monkeypatch.setattr(SubTokenModule, "training_step", diverging)
-    assert main(tiny_run("--checkpoint.every_n_train_steps=1")) == 1
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    assert "NaN or infinite" in said
-    assert "it was not saved" in said

@@ -6,14 +6,17 @@ import json
 from functools import partial
 
 import pytest
-from transformers import InternVLConfig, InternVLForConditionalGeneration
 
 from subtoken_train.artifact.folder import read_adapter
+from subtoken_train.artifact.identity import identify
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
-from tests.support import training_memory
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.load import load_family
+from subtoken_train.reducers.fitprune import PruneSchedules
 from tests.support.commands import refused
 from tests.support.helpers import moved_by_fit, save_backbone
+from tests.support.kvzap_files import written
 from tests.support.sampling import sampled
 from tests.support.tiny.glm4v import glm_family
 from tests.support.tiny.idefics3 import idefics_family
@@ -38,15 +41,7 @@ FAMILIES = {
     "llava_next": next_family,  # five tiles of 3 x 3 patches
     "llava_next_llama": partial(next_family, "llama"),
 }
-LAYERS = {
-    "internvl": 3,
-    "smolvlm": 3,
-    "mistral3": 3,
-    "glm4v": 3,
-    "glm4v_moe": 3,
-    "llava_next": 3,
-    "llava_next_llama": 3,
-}
+LAYERS = dict.fromkeys(("internvl", "smolvlm", "mistral3", "glm4v", "glm4v_moe", "llava_next", "llava_next_llama"), 3)
 VISIONZIP, DECODER = "--model.reducer.name=visionzip", "--model.reducer.stage=decoder"
 MLP = "--model.routing.selector=mlp"
 IN_TOWER_BF16 = [VISIONZIP, MLP, "--model.gradient_checkpointing=true", "--trainer.precision=bf16-mixed"]
@@ -134,23 +129,6 @@ def test_a_cap_of_pixels_is_refused_in_words(seeing_run, capsys):
     assert "max_pixels=5000: llava_onevision cuts images into tiles" in refused(capsys, *words)
 
 
-def larger_internvl() -> InternVLForConditionalGeneration:
-    """Large enough that tensors outweigh what a prediction leaves out; tiles of 84 pixels."""
-    text = {**training_memory._TEXT, "model_type": "qwen2", "tie_word_embeddings": False}
-    vision = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4}
-    vision |= {"attention_bias": True, "image_size": 84, "patch_size": 14}
-    config = InternVLConfig(text_config=text, vision_config=vision, image_token_id=4, tie_word_embeddings=False)
-    return InternVLForConditionalGeneration(config)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_steps_hold_what_was_predicted(monkeypatch, tmp_path, checkpointing):
-    monkeypatch.setitem(training_memory.FURTHER, "internvl", larger_internvl)
-    case = training_memory.Case("internvl", reducer="fastv", checkpointing=checkpointing)
-    assert abs(training_memory.measure(case, tmp_path)["error"]) < 0.07
-
-
 @sampled("kind, name", [("qwen2_vl", "evs"), ("llava_onevision", "vidcom2"), ("qwen3_vl", "evs")], every=2)
 def test_reducers_of_videos_train_on_videos_and_refuse_scenes(seeing_run, tmp_path, capsys, kind, name):
     asked = seeing_run(kind, f"--model.reducer.name={name}", "--model.reducer.keep_ratio=0.6", "--data.val_file=null")
@@ -162,12 +140,65 @@ def test_reducers_of_videos_train_on_videos_and_refuse_scenes(seeing_run, tmp_pa
             noise(40, 60, seed=4 * number + frame).save(tmp_path / f"v{number}" / f"{frame}.png")
     rows = [{"id": str(number), "video": f"v{number}", "conversations": turns} for number in range(4)]
     (tmp_path / "videos.json").write_text(json.dumps(rows))
-    cli = RecipeCLI(
-        [
-            *asked[1:],
-            "--data.batch_size=2",
-            f"--data.train_file={tmp_path / 'videos.json'}",
-            f"--data.image_folder={tmp_path}",
-        ]
-    )
+    data = [f"--data.train_file={tmp_path / 'videos.json'}", f"--data.image_folder={tmp_path}"]
+    cli = RecipeCLI([*asked[1:], "--data.batch_size=2", *data])
     assert {f"compressed.{name}" for name in moved_by_fit(cli)} == set(cli.model.trained())
+
+
+RANKED = "--model.routing.budget=ranked"
+KINDS = {
+    "visionzip-linear": ["--model.reducer.name=visionzip"],
+    "visionzip-mlp": ["--model.reducer.name=visionzip", "--model.routing.selector=mlp"],
+    "visionzip-anchor": ["--model.reducer.name=visionzip", "--model.routing=null"],
+    "fastervlm-linear": ["--model.reducer.name=fastervlm"],
+    "prumerge-linear": ["--model.reducer.name=prumerge", "--model.reducer.plus=true", "--model.reducer.adaptive=true"],
+    "sparsevlm-ranked": ["--model.reducer.name=sparsevlm", "--model.reducer.keep_ratio=0.6", RANKED],
+    "pyramiddrop-linear": ["--model.reducer.name=pyramiddrop", "--model.reducer.keep_ratio=0.6"],
+    "divprune-ranked": ["--model.reducer.name=divprune", "--model.routing.budget=ranked"],
+    "cdpruner-linear": ["--model.reducer.name=cdpruner"],
+    "dart-linear": ["--model.reducer.name=dart"],
+    "dart-decoder": ["--model.reducer.name=dart", "--model.reducer.stage=decoder"],
+    "vispruner-anchor": ["--model.reducer.name=vispruner", "--model.routing=null"],
+    "fastv-decoder": ["--model.reducer.stage=decoder"],
+    "fastv-query": ["--model.routing.query_conditioned=true"],
+    "fastv-bilinear": ["--model.routing.selector=bilinear", "--model.routing.features=[norm, attention]"],
+    "fastv-global-gated": ["--model.routing.budget=global", "--model.routing.value_gate=true"],
+    "fastv-ranked-prior": ["--model.routing.budget=ranked", "--model.routing.score_prior=value_norm"],
+    "fastv-output-prior-mlp": ["--model.routing.score_prior=output_norm", "--model.routing.selector=mlp"],
+    "fastv-mean": ["--model.routing.fill=mean", "--model.routing.value_gate=true"],
+    "fastv-mean-norm": ["--model.routing.fill=mean", "--model.routing.selector=value_norm"],
+    "gated-anchor": ["--model.routing.kept_groups=16", "--model.routing.value_gate=true"],
+    "output-norm": ["--model.routing.selector=output_norm"],
+}
+
+
+@sampled("extra", KINDS.values(), every=9, ids=KINDS)
+def test_three_steps_move_exactly_the_trainables_kinds(tiny_run, extra):
+    cli = RecipeCLI(tiny_run("--trainer.max_steps=3", "--model.optimizer.warmup_steps=0", *extra)[1:])
+    moved = moved_by_fit(cli)
+    assert {f"compressed.{name}" for name in moved} == set(cli.model.trained())
+    assert sum("lora_" in name for name in moved) == 4 * 2 * 2
+
+
+@sampled(
+    "kind",
+    [kind for kind in KINDS if not kind.endswith(("anchor", "query", "fastv-mean", "fastv-decoder"))],
+    every=9,
+)
+def test_adapter_folders_read_back(tiny_run, tmp_path, kind):
+    assert main(tiny_run("--trainer.max_steps=1", *KINDS[kind])) == 0
+    config, backbone, _ = read_adapter(tmp_path / "run" / "adapter")
+    assert backbone.reducer.name == config.reducer.name == kind.split("-")[0]
+    assert backbone.bank.config == config.routing
+
+
+@pytest.mark.slow
+def test_fitprune_trains_by_its_calibration_and_reads_back(tiny_run, tiny_family, tmp_path):
+    backbone = BackboneConfig(str(tmp_path / "backbone"))
+    schedule = PruneSchedules([[1.0, 0.5, 0.25, 0.25]])
+    file = written(tmp_path / "schedules.json", "fitprune", schedule, identify(load_family(backbone), backbone))
+    reducer = ["--model.reducer.name=fitprune", "--model.reducer.keep_ratio=0.5", f"--model.reducer.calibration={file}"]
+    argv = tiny_run("--trainer.max_steps=3", "--model.optimizer.warmup_steps=0", *reducer)
+    assert main([*argv, f"--output_dir={tmp_path / 'again'}"]) == 0
+    config, backbone, _ = read_adapter(tmp_path / "again" / "adapter")
+    assert (config.reducer.name, backbone.reducer.calibration) == ("fitprune", file)

@@ -9,7 +9,6 @@ from functools import partial
 
 import pytest
 
-from subtoken_train import SubTokenModel
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
@@ -21,11 +20,9 @@ from subtoken_train.training.run_folder import new_marker, write_run_marker
 from tests.support.chats import CHATML, byte_level
 from tests.support.commands import refused
 from tests.support.helpers import moved_by_fit
-from tests.support.places import ROOT
-from tests.support.real_models import real_folder
 from tests.support.sampling import sampled
 from tests.support.text_families import DECODERS, NAMED
-from tests.support.tiny_fits import QUEST, RECALL, ROUTING, save_language_model, text_recipe
+from tests.support.tiny_fits import RECALL, ROUTING, save_language_model, text_recipe
 
 
 @pytest.fixture(scope="module")
@@ -130,35 +127,6 @@ def test_sixty_short_chats_train(recipe, chats, tmp_path, capsys):
     assert backbone.reducer.name == "quest"
 
 
-@pytest.mark.slow
-def test_smollm2_trains_on_a_dozen_chats_and_answers_in_them(recipe, tmp_path, monkeypatch):
-    """From the run, from what is exported, and from merged weights: one answer, to a question and about a text."""
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    train = {"name": str(ROOT / "data/samples/chats/chats.jsonl"), "documents": "conversations"}
-    data = {"train": train, "block_length": 512, "context_length": 384, "prefix_tokens": 32, "batch_size": 2}
-    optimizer = {"learning_rate": 0.001, "warmup_steps": 0}
-    argv = recipe(str(real_folder("smollm2")), data=data, optimizer=optimizer)
-    assert main(["fit", *argv, "--trainer.log_every_n_steps=1"]) == 0
-    (log,) = (tmp_path / "run").rglob("metrics.csv")
-    losses = [float(row["train/loss"]) for row in csv.DictReader(log.open()) if row["train/loss"]]
-    assert len(losses) == 3
-    assert all(0 < loss < 10 for loss in losses)
-    assert main(["export", str(tmp_path / "run"), str(tmp_path / "adapter")]) == 0
-    assert main(["export", str(tmp_path / "run"), str(tmp_path / "merged"), "--merge-lora"]) == 0
-    text = json.loads((ROOT / "data/samples/chats/chats.jsonl").read_text().splitlines()[0])["messages"][0]["content"]
-    found = []
-    for folder in ("run/adapter", "adapter", "merged"):
-        model = SubTokenModel.from_pretrained(tmp_path / folder)
-        said = [
-            model.chat(each, max_new_tokens=8, do_sample=False) for each in ("What is the capital of France?", text)
-        ]
-        found.append((said, model.cache_report().realised_fraction))
-    assert found[0] == found[1] == found[2]
-    assert "Paris" in found[0][0][0]
-    assert found[0][0][1]
-    assert found[0][1] == pytest.approx(QUEST["keep_ratio"] * (1 + 6 / 8) / 2, abs=0.01)  # keys stay whole
-
-
 def test_a_conversation_that_the_template_refuses_stops_in_words(recipe, backbones, chats, capsys):
     argv, template = recipe("chatml", data=chats), backbones / "chatml/chat_template.jinja"
     said = [("system", "Be short."), ("user", "hi"), ("assistant", "yes")]
@@ -173,12 +141,6 @@ def test_a_conversation_that_the_template_refuses_stops_in_words(recipe, backbon
             said = capsys.readouterr()
             assert "record 'b7': the tokenizer's chat template cannot be filled: no system here" in said.err
             assert "Traceback" not in said.err
-
-
-@pytest.mark.slow
-def test_a_token_only_arm_trains_too(recipe, tmp_path):
-    assert main(["fit", *recipe(routing=None)]) == 0
-    assert not (tmp_path / "run" / "adapter" / "router.safetensors").exists()
 
 
 @sampled(
@@ -198,28 +160,11 @@ def test_data_errors_lose_nothing(recipe, corpus, tmp_path, capsys, changed, mes
     assert message in refused(capsys, "fit", *recipe(data=data), "--overwrite")
 
 
-@pytest.mark.slow
-def test_a_budget_below_a_page_and_the_window_is_trained(recipe):
-    """4 of 48 context tokens: a page is cut, and the window shrinks."""
-    data = {**RECALL, "context_length": 48}
-    assert main(["fit", *recipe(data=data, reducer={**QUEST, "keep_ratio": 0.1})]) == 0
-
-
 def test_records_of_images_are_refused(recipe, tmp_path, capsys):
     data = {"train_file": str(tmp_path / "records.json"), "batch_size": 1}
     turns = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]
     (tmp_path / "records.json").write_text(json.dumps([{"conversations": turns}]))
     assert "llama is a language model, but data names instruction records" in refused(capsys, "fit", *recipe(data=data))
-
-
-@sampled(
-    "setting",
-    ["--data.batch_size=100000", "--data.seed=-1", "--model.reducer.window=-1", "--data.num_facts=500"],
-    every=2,
-)
-@pytest.mark.usefixtures("old_run")
-def test_settings_that_stop_a_run_at_once_lose_nothing(recipe, capsys, setting):
-    refused(capsys, "fit", *recipe(), "--overwrite", setting)
 
 
 @sampled("trainer", [["--trainer.max_steps=-1"], ["--trainer.limit_train_batches=2"]], every=2)

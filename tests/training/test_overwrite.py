@@ -2,19 +2,21 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 
 import pytest
 
 from subtoken_train.cli.main import main
+from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.training import checkpoints, run_folder
 from subtoken_train.training.checkpoints import newest_complete
 from subtoken_train.training.run_folder import MARKER_FILE
 from tests.support.commands import refused
 from tests.support.cpu_fit import run_fit
 from tests.support.helpers import interrupted_fit, last_state
-from tests.support.killed_runs import RunServer, wait_until
+from tests.support.killed_runs import RunServer, Scene, complete_run, differences, kill_at, kill_writing, wait_until
 from tests.support.run_folders import content
 from tests.support.sampling import sampled
 
@@ -97,26 +99,6 @@ def test_ctrl_c_keeps_both_runs_and_says_where(tiny_run, finished, capsys):
     assert rank(finished) == 4
 
 
-@pytest.mark.slow
-def test_a_loss_that_is_nan_leaves_the_old_run(tiny_run, finished, capsys, monkeypatch):
-    from subtoken_train.training.module import SubTokenModule
-
-    old, step = content(finished), SubTokenModule.training_step
-
-    def diverging(self, *args):
-        return step(self, *args) * (float("nan") if self.trainer.global_step == 2 else 1)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(SubTokenModule, "training_step", diverging)
-        assert main(tiny_run("--overwrite")) == 1
-    said = capsys.readouterr().err
-    assert f"the run that was there is in {finished}.1" in said
-    assert f"its logs: {finished / 'logs'}" in said  # they show how it diverged
-    assert same(finished.with_name("run.1"), old)
-    assert main(tiny_run("--overwrite", SHORT)) == 0
-    assert beside(finished) == ["run.1"]
-
-
 @sampled(
     "mistake",
     [
@@ -137,22 +119,6 @@ def test_a_recipe_that_is_refused_or_reads_from_the_run_moves_nothing(tiny_run, 
     assert "{run}" not in mistake or "which --overwrite would rename" in said
     assert same(finished, old)
     assert beside(finished) == []
-
-
-@pytest.mark.slow
-def test_an_error_before_the_first_step_gives_the_name_back(tiny_run, finished, tmp_path, monkeypatch):
-    from subtoken_train.training.module import SubTokenModule
-
-    def broken(self, *args):
-        raise ValueError("an image cannot be read")
-
-    monkeypatch.setattr(SubTokenModule, "training_step", broken)
-    before = set(tmp_path.iterdir())
-    assert main(tiny_run(SHORT, output="deep/run")) == 2
-    old = content(finished)
-    assert main(tiny_run("--overwrite", SHORT)) == 2
-    assert same(finished, old)
-    assert set(tmp_path.iterdir()) == before
 
 
 @pytest.mark.slow
@@ -196,3 +162,36 @@ def test_kills_leave_the_old_run_and_a_second_attempt_goes_on(tiny_run, finished
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
     assert same(aside, old)
+
+
+def end_politely(server: RunServer, scene: Scene, run: str) -> None:
+    """SIGTERM to the run and its workers, as a cluster sends it."""
+    before = scene.newest(run)
+    pid = server.start(scene.restart(run))
+    wait_until(lambda: scene.newest(run) != before, server)
+    os.killpg(pid, signal.SIGTERM)
+    assert server.wait() == 143
+    said = server.log.read_text()
+    assert "SIGTERM: stopped after step" in said
+    assert f"last good checkpoint: {scene.newest(run)}" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_three_kills_change_nothing(tmp_path):
+    write_scenes(tmp_path / "scenes", train=20, dev=1, test=1)  # passes of five micro-batches, windows of 2, 2 and 1
+    scene, rng = Scene(tmp_path, steps=12), random.Random()
+    with RunServer(tmp_path / "log.txt") as server:
+        complete_run(server, scene, "unbroken")
+        first = kill_at(server, scene, "killed", rng.randrange(3), rng.uniform(0, 0.05))
+        second = kill_writing(server, scene, "killed", nth=1)
+        kill_at(server, scene, "killed", 2 * (second.resumed_from or 0) + rng.randrange(2), rng.uniform(0, 0.05))
+        end_politely(server, scene, "killed")
+        complete_run(server, scene, "killed")
+    assert second.resumed_from == first.resumed_from
+    assert f"step-{(first.resumed_from or 0) + 1}.partial" in second.left_behind
+    assert differences(scene, "unbroken", "killed") == []
+    seen = [name for names in scene.samples("killed") for name in names]
+    assert len(scene.samples("killed")) == 20
+    for start in range(0, len(seen), 20):  # each record once in every pass
+        assert len(set(seen[start : start + 20])) == 20

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from subtoken_train.cli.main import main
 from subtoken_train.training.loss import LOSSES, CrossEntropy, Loss, LossInput, build_loss, checked_loss
 from tests.support.commands import refused
-from tests.support.helpers import make_batch, only_sample
+from tests.support.helpers import make_batch
 from tests.training.test_distillation import gradients, made, plain_logits
 
 MIXED = [(1, 7), (1, 5), (0, 6)]
@@ -68,7 +68,7 @@ def _there(monkeypatch):
     Spoilt.calls.clear()
 
 
-def test_gamma_0_is_cross_entropy_and_windows_of_single_samples_are_one_batch(tiny_family):
+def test_gamma_0_is_cross_entropy(tiny_family):
     batch, module = make_batch(MIXED), made(tiny_family)
     plain = gradients(module, module.training_step((batch, 6, 1), 0))
     module.loss = build_loss("focal", {"gamma": 0})
@@ -77,10 +77,6 @@ def test_gamma_0_is_cross_entropy_and_windows_of_single_samples_are_one_batch(ti
     module.loss = build_loss("focal", {})
     whole = gradients(module, module.training_step((batch, 6, 1), 0))
     assert any(not torch.allclose(whole[name], plain[name], atol=1e-3) for name in plain)
-    module.stub.accumulate_grad_batches = 3
-    parts = [module.training_step((only_sample(batch, index), 6, 3), index) / 3 for index in range(3)]
-    found = gradients(module, sum(parts))
-    assert all(torch.allclose(found[name], whole[name], atol=1e-5) for name in whole)
 
 
 @pytest.mark.parametrize("pad_left", [False, True])
@@ -139,11 +135,7 @@ def test_names_and_settings_are_worded():
         ("focl", {}, r"unknown loss 'focl'\. Did you mean 'focal'"),
         ("focal", {"gama": 1}, r"model\.loss_options: unknown key 'gama'\. Did you mean 'gamma'\? Allowed: gamma"),
         ("focal", {"gamma": "2"}, r"model\.loss_options: gamma is '2'; it must be a number"),
-        (
-            "cross_entropy",
-            {"gamma": 2},
-            r"'cross_entropy' has no settings of its own, and model\.loss_options names gam",
-        ),
+        ("cross_entropy", {"gamma": 2}, r"'cross_entropy' has no settings of its own, and model\.loss_options names"),
     ):
         with pytest.raises(ValueError, match=words):
             build_loss(name, options)
@@ -155,12 +147,8 @@ def test_a_recipe_names_it_check_shows_it_and_a_bad_one_stops_before_a_step(tiny
         "subtoken-train: error: loss 'spoilt' gave no tensor but NoneType; it must give the sum over the targets: a "
         "finite scalar tensor with gradient"
     )
-    command = [
-        "check",
-        *tiny_run("--model.loss=focal", "--model.loss_options.gamma=3", output="never")[1:],
-        "--offline",
-    ]
-    assert main(command) == 0
+    argv = tiny_run("--model.loss=focal", "--model.loss_options.gamma=3", output="never")
+    assert main(["check", *argv[1:], "--offline"]) == 0
     assert "loss       focal, gamma 3.0" in capsys.readouterr().out
     line = refused(capsys, *tiny_run("--model.loss=focal", "--model.loss_options.gama=3"))
     assert "model.loss_options: unknown key 'gama'" in line

@@ -72,10 +72,9 @@ def test_a_signal_finishes_the_step_saves_and_leaves(folder, number, code, batch
 
 
 def test_the_second_signal_leaves_at_once(folder):
+    twice = [At(batch, send(signal.SIGINT)) for batch in (4, 5)]
     with pytest.raises(TrainingInterrupted, match="stopped at once"):
-        fit_toy(
-            Toy(), folder, At(4, send(signal.SIGINT)), At(5, send(signal.SIGINT)), every=100, accumulate_grad_batches=6
-        )
+        fit_toy(Toy(), folder, *twice, every=100, accumulate_grad_batches=6)
     assert not folder.exists()
 
 
@@ -140,9 +139,7 @@ def test_a_requeue_that_fails_is_said(folder, tmp_path, monkeypatch):
     slurm(monkeypatch, tmp_path, code=1)
     with pytest.raises(TrainingInterrupted, match=r"job 77 could not be requeued \(no such job\)"):
         fit_toy(Toy(), folder, At(1, send(signal.SIGUSR1)), every=100, plugins=[SLURMEnvironment()])
-    with pytest.raises(
-        TrainingInterrupted, match=r"SIGTERM: stopped after step 4$"
-    ):  # only the requeue signal requeues
+    with pytest.raises(TrainingInterrupted, match=r"SIGTERM: stopped after step 4$"):  # which does not requeue
         fit_toy(Toy(), folder, At(3, send(signal.SIGTERM)), every=100, plugins=[SLURMEnvironment()])
 
 

@@ -82,14 +82,6 @@ def test_the_page_names_the_tags_that_a_run_writes(events):
     assert written - kinds == documented()
 
 
-@pytest.mark.slow
-def test_every_layer_has_its_panel(events):
-    tags = names(events)
-    for tag in documented():
-        if tag.endswith("layer_N"):
-            assert {tag.replace("layer_N", f"layer_{layer}") for layer in range(LAYERS)} <= tags
-
-
 def test_values_are_what_they_say(runs):
     table = rows(runs / "watched")
     panels = [row for row in table if "tokens_per_s/after" in row]

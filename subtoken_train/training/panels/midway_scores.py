@@ -1,8 +1,4 @@
-"""Scores in the middle of training: a small task, answered by the model as it is; and stopping where none improves.
-
-What is evaluated, and how, is a function that the command line hands in: ``training`` and ``evaluation`` do not know
-each other.
-"""
+"""Scores in the middle of training: a small task, answered by the model as it is; and stopping where none improves."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.modes import evaluation_mode
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, check_range, unknown_name
-from subtoken_train.training.panels.readings import stepped, write
+from subtoken_train.training.panels import stepped, write
 from subtoken_train.training.panels.throughput import Stopwatch
 
 Evaluate = Callable[[CompressedBackbone], dict[str, float]]
@@ -54,26 +50,19 @@ class EvaluationConfig:
 
 
 class MidwayEvaluation(Callback):
-    """Logs ``eval/NAME`` every so many optimiser steps.
-
-    Weights, random state, dropout, checkpointing and the attention implementation are afterwards what they were:
-    training goes on as if nothing had been asked. Under several processes each answers everything, in step with the
-    others, so that sharded weights can be gathered.
-    """
+    """Logs ``eval/NAME`` every so many optimiser steps, in every process alike; training then goes on as if unasked."""
 
     def __init__(self, evaluate: Evaluate, every_n_steps: int, watch: Stopwatch) -> None:
         self.evaluate, self.every_n_steps, self.watch = evaluate, every_n_steps, watch
 
     def due(self, trainer: L.Trainer, batch_idx: int) -> bool:
-        """Return whether the micro-batch that just ended is followed by an evaluation."""
+        """True if the micro-batch that just ended is followed by an evaluation."""
         return stepped(trainer, batch_idx) and trainer.global_step % self.every_n_steps == 0
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Evaluate and log where it is time."""
         if not self.due(trainer, batch_idx):
             return
-        parts = pl_module.parts
-        decoder = parts.family.decoder.config
+        parts, decoder = pl_module.parts, pl_module.parts.family.decoder.config
         attention = decoder._attn_implementation
         with self.watch.pause(), isolate_rng(), evaluation_mode(parts):
             scores = self.evaluate(parts)
@@ -123,23 +112,14 @@ class EarlyStoppingConfig:
 
 
 class StopEarly(EarlyStopping):
-    """Lightning's, which checks after validation; ``eval/...`` is checked after each evaluation.
-
-    It must stand behind ``midway`` in the list of callbacks.
-    """
+    """Lightning's; ``eval/...`` is checked after each evaluation: it must stand behind ``midway`` in the list."""
 
     def __init__(self, config: EarlyStoppingConfig, mode: str, midway: MidwayEvaluation | None) -> None:
-        super().__init__(
-            config.monitor,
-            min_delta=config.min_delta,
-            patience=config.patience,
-            mode=mode,
-            check_on_train_epoch_end=False,  # but where the scores are made, in one epoch several times or never
-        )
+        # checked where the scores are made, in one epoch several times or never
+        super().__init__(config.monitor, config.min_delta, config.patience, mode=mode, check_on_train_epoch_end=False)
         self._midway = midway
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Check a validation score."""
         if self._midway is None:
             super().on_validation_end(trainer, pl_module)
 

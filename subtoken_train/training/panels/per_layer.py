@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from subtoken_train.functional.usage import choice_entropy, group_usage, mask_entropy, masked_moments, usage_entropy
 from subtoken_train.training.module import SubTokenModule
-from subtoken_train.training.panels.readings import (
+from subtoken_train.training.panels import (
     by_kind_and_layer,
     gradients_of,
     kind_and_layer,
@@ -33,16 +33,11 @@ from subtoken_train.training.panels.readings import (
     write,
 )
 
-_WATCHED = ("router", "lora_B")
 _NAMED = 3
 
 
 class FirstGradients(Callback):
-    """Stops a run whose first optimiser step leaves a trained tensor without a finite gradient.
-
-    Not under DeepSpeed, whose engine keeps gradients to itself. Under fp16 with loss scaling the first gradients may
-    overflow, which the scaler answers by a smaller scale: there only missing ones stop the run.
-    """
+    """Stops a run whose first step leaves a trained tensor without a (finite) gradient; not under DeepSpeed."""
 
     def __init__(self) -> None:
         self._checked = False
@@ -67,15 +62,10 @@ class FirstGradients(Callback):
 
 
 class SilentTensors(Callback):
-    """Warns once where routers or LoRA's B did not move, or got no gradient but zeros, in the first ``after`` steps.
-
-    Gradients are looked at on logging steps and on the last one watched. Under DeepSpeed's stage 3, where weights are
-    inside the engine, nothing is watched.
-    """
+    """Warns once where routers or LoRA's B did not move, or got no gradient but zeros, in the first ``after`` steps."""
 
     def __init__(self, after: int = 20) -> None:
-        self.after = after
-        self._last = -1
+        self.after, self._last = after, -1
         self._initial: dict[str, Tensor] = {}
         self._gradient: dict[str, Tensor] = {}
 
@@ -110,11 +100,8 @@ class SilentTensors(Callback):
     @staticmethod
     def _watched(module: L.LightningModule) -> dict[str, Tensor]:
         assert isinstance(module, SubTokenModule)
-        return {
-            name: whole(parameter.detach())
-            for name, parameter in module.trained().items()
-            if parameter.numel() and kind_and_layer(name)[0] in _WATCHED
-        }
+        here = {name: each.detach() for name, each in module.trained().items() if each.numel()}
+        return {name: whole(each) for name, each in here.items() if kind_and_layer(name)[0] in ("router", "lora_B")}
 
 
 def _some(names: list[str], of: int) -> str:
@@ -130,11 +117,7 @@ def _layers_of(names: list[str]) -> str:
 
 
 class TrainedPanel(Callback):
-    """Logs ``gradient_norm`` (before clipping) and ``weight_norm`` (before the step) of the logging steps.
-
-    ``q_proj``, ``v_proj`` and ``o_proj`` of a layer are taken together, as are a router's weights and biases. Under
-    DeepSpeed gradients and, in stage 3, weights are inside its engine: those norms are left out.
-    """
+    """Logs ``gradient_norm`` (before clipping) and ``weight_norm`` of each layer in logging steps; not DeepSpeed's."""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if isinstance(trainer.strategy, DeepSpeedStrategy):
@@ -159,22 +142,17 @@ def _by_layer(tag: str, tensors: Mapping[str, Tensor | None]) -> dict[str, Tenso
 
 
 class RoutingPanel(Callback):
-    """Logs group usage and mask entropy of every layer, and of learned routers their logits (without a score prior).
-
-    Of the last micro-batch of a logging step, in the first process; logits are kept for those steps only.
-    """
+    """Logs group usage, mask entropy and routers' logits per layer, of the last micro-batch of a logging step."""
 
     def __init__(self) -> None:
         self._logits: dict[int, Tensor] = {}
         self._hooks: list[RemovableHandle] = []
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Listen to the routers if the step is to be logged."""
         bank = pl_module.parts.bank
         if bank is not None and bank.learned and logs_next(trainer):
-            self._hooks = [
-                router.register_forward_hook(partial(self._note, layer)) for layer, router in enumerate(bank.selectors)
-            ]
+            notes = [partial(self._note, layer) for layer in range(len(bank.selectors))]
+            self._hooks = [each.register_forward_hook(note) for each, note in zip(bank.selectors, notes, strict=True)]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         for hook in self._hooks:
@@ -187,7 +165,6 @@ class RoutingPanel(Callback):
         self._logits[layer] = logits_BNS.detach()
 
     def _statistics(self, module: SubTokenModule) -> dict[str, float]:
-        """Return numbers by tag, read from the device together; none for a batch that routed nothing."""
         record = module.last_step
         if record is None or record.state is None or not bool(record.state.routed_BN.any()):
             return {}
@@ -199,9 +176,8 @@ class RoutingPanel(Callback):
             found[f"mask_entropy/layer_{layer}"] = mask_entropy(mask_BNS, routed_BN)
             if layer in self._logits:
                 logits_BNS = self._logits[layer][..., : mask_BNS.shape[-1]]  # of keys under a byte budget, behind
-                mean, deviation = masked_moments(logits_BNS, routed_BN)
-                found[f"router_logit_mean/layer_{layer}"] = mean
-                found[f"router_logit_std/layer_{layer}"] = deviation
+                mean, deviation = f"router_logit_mean/layer_{layer}", f"router_logit_std/layer_{layer}"
+                found[mean], found[deviation] = masked_moments(logits_BNS, routed_BN)
                 found[f"router_entropy/layer_{layer}"] = choice_entropy(logits_BNS, routed_BN)
         numbers = read_together(found)
         for layer, usage_S in zip(usages, torch.stack(list(usages.values())).cpu(), strict=True):

@@ -22,11 +22,10 @@ class BarProgress(RichProgressBar):
     """Names the last epoch only where there is one, and no version of a logger."""
 
     def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
-        """Return what modules log for the bar; runs are told apart by their folders, not by ``v_num``."""
+        """Return the modules' metrics; runs are told apart by their folders, not by ``v_num``."""
         return {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
 
     def _get_train_description(self, current_epoch: int) -> str:
-        """Return ``Epoch 0/2``, or ``Epoch 0`` if ``max_steps`` ends the run (Lightning: ``Epoch 0/-2``)."""
         described = str(super()._get_train_description(current_epoch))
         return described.replace("/-2", "") if self.trainer.max_epochs == -1 else described
 
@@ -62,10 +61,7 @@ class LineProgress(ProgressBar):
 
 
 class LogRecipe(Callback):
-    """Hands the recipe to each logger as hyper-parameters, once, in the first process only.
-
-    TensorBoard shows it as a text, ``recipe``.
-    """
+    """Hands the recipe to each logger as hyper-parameters, once; TensorBoard shows it as a text, ``recipe``."""
 
     def __init__(self, recipe: dict[str, Any]) -> None:
         self.recipe = recipe
@@ -80,12 +76,7 @@ class LogRecipe(Callback):
 
 
 class SampleLog(Callback):
-    """Writes the ids of every micro-batch to ``logs/samples-rank<rank>.jsonl``, one line each.
-
-    A resumed run first drops the lines that its checkpoint does not contain, since it will see those records again: the
-    file always lists what made the present weights, in order. Off unless a recipe asks for it:
-    ``trainer.callbacks: samples``.
-    """
+    """Writes micro-batches' ids to ``logs/samples-rank<rank>.jsonl``; a resumed run drops those it will see again."""
 
     def __init__(self) -> None:
         self._path = Path()

@@ -1,7 +1,6 @@
 """Tokens per second and model FLOPs utilisation, before and after reduction, the budget, and learning rates.
 
-Per device: the figures are those of the first process. Wall time from one reading to the next, loading data and writing
-checkpoints included, validation and evaluation left out. Nothing is read from the device between two logging steps.
+Of the first process; wall time from one reading to the next, without validation and evaluation.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from subtoken_train.families.family import Family
 from subtoken_train.ledger.flops import DecoderSize, TrainingFlops
 from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.training.module import StepRecord, SubTokenModule
-from subtoken_train.training.panels.readings import kind_and_layer, logs_now
+from subtoken_train.training.panels import kind_and_layer, logs_now
 
 _HALF_TYPES = {"bf16": torch.bfloat16, "16": torch.float16}
 
@@ -55,11 +54,8 @@ class Stopwatch:
 class Throughput(Callback):
     """Logs ``tokens_per_s``, ``mfu``, ``train/kv_fraction``, ``train/kept_visual_fraction`` and ``learning_rate``.
 
-    The KV fraction is that of the last micro-batch: entries that stay, times what a routed token keeps of its KV.
-
-    Model FLOPs utilisation is what the rows cost by ``functional/flops.py`` over what the device could have done by
-    Lightning's table of peaks. ``after`` counts the rows that ran; ``before`` counts the whole input, as if nothing had
-    been reduced, so it can exceed 1. A device without an entry in the table (every CPU) gets none.
+    ``mfu`` is the rows' FLOPs over Lightning's table of peaks (none for a CPU). ``after`` counts the rows that ran,
+    ``before`` the whole input as if nothing were reduced: it can exceed 1.
     """
 
     def __init__(self) -> None:
@@ -68,15 +64,15 @@ class Throughput(Callback):
         self._peak: float | None = None
         self._tokens: Tensor | None = None
         self._work: Tensor | None = None
-        self._pause: Any = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         half = _HALF_TYPES.get(str(trainer.precision).split("-")[0])
-        self._peak = peak_flops(pl_module.device, half or pl_module.family.model.dtype)
+        dtype, device = half or pl_module.family.model.dtype, pl_module.device
+        self._peak = peak_flops(device, dtype)
         if self._peak is not None:
             self._flops = flops_of(pl_module.family, pl_module.trained())
-        elif pl_module.device.type != "cpu":  # whose peak no table has
-            rank_zero_info(f"mfu is not logged: the peak FLOP/s of this device ({pl_module.device}) is unknown")
+        elif device.type != "cpu":  # whose peak no table has
+            rank_zero_info(f"mfu is not logged: the peak FLOP/s of this device ({device}) is unknown")
         self._restart()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -126,7 +122,7 @@ class Throughput(Callback):
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Return a CUDA device's peak FLOP/s for matrix products in ``dtype``, by Lightning's table; None if unknown."""
+    """A CUDA device's peak FLOP/s for matrix products in ``dtype``, by Lightning's table; None if unknown."""
     return None if device.type != "cuda" else get_available_flops(device, dtype)
 
 

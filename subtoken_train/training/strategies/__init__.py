@@ -1,26 +1,207 @@
 """The strategies that a recipe may name in ``trainer.strategy``; each is Lightning's own with our settings.
 
-What one cannot do with a recipe or a machine is found before anything is loaded or written.
+ZeRO is DeepSpeed's, through Lightning: optimiser states (1), gradients (2) and weights (3) over processes. Only what is
+trained has gradients and states, so 1 and 2 save little and 3 is for backbones that do not fit on one device.
 """
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric.strategies.deepspeed import _validate_device_index_selection
+from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
+from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from subtoken_train.documents import read_json
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.training.strategies.zero import PRECISIONS, ZeroStrategy
-from subtoken_train.training.trained_tensors import check_same_shapes, shapes_of, trained_tensors
+from subtoken_train.errors import check_package, refuse
+from subtoken_train.training.trained_tensors import check_same_shapes, shapes_of, trained_shapes, trained_tensors
+
+BUCKET = 50_000_000
+"""Elements that are communicated at once; Lightning's 200 million would reserve 800 MB for adapters of a tenth."""
+
+_RECIPE_SAYS = {
+    "gradient_accumulation_steps": "trainer.accumulate_grad_batches",
+    "gradient_clipping": "trainer.gradient_clip_val",
+    **dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu"), "data.batch_size"),
+    "optimizer": "model.optimizer",
+    "scheduler": "model.optimizer.schedule",
+    **dict.fromkeys(("fp16", "bf16", "torch_autocast"), "trainer.precision"),
+}
+
+
+def zero_settings(stage: int, offload: bool, config: dict[str, Any] | str | None) -> dict[str, Any]:
+    """Return DeepSpeed's JSON for stage 1, 2 or 3; ``config``, settings or a JSON file with them, goes on top."""
+    extra = config or {}
+    if isinstance(config, str):
+        try:
+            extra = read_json(config)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"trainer.strategy: the DeepSpeed settings {config} cannot be read: {error}") from None
+    if not isinstance(extra, dict):
+        raise ValueError(f"trainer.strategy: the DeepSpeed settings {config} are not a JSON object")
+    for key, ours in _RECIPE_SAYS.items():
+        if key in extra:
+            raise ValueError(f"the DeepSpeed settings hold {key!r}, which the recipe sets in {ours}; remove it there")
+    if stage not in (1, 2, 3):
+        raise ValueError(f"ZeRO stage {stage} is not one of 1, 2, 3")
+    zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": True, "overlap_comm": True}
+    zero |= {"reduce_bucket_size": BUCKET, "allgather_bucket_size": BUCKET}
+    if offload:
+        zero["offload_optimizer"] = {"device": "cpu"}
+        if stage == 3:
+            zero["offload_param"] = {"device": "cpu"}
+    return {
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,  # offloaded states are updated by torch's AdamW too
+        **extra,
+        "zero_optimization": {**zero, **extra.get("zero_optimization", {})},
+    }
+
+
+PRECISIONS = ("32-true", "bf16-mixed")
+"""Others would round what is trained."""
+
+
+class ZeroStrategy(DeepSpeedStrategy):
+    """ZeRO with torch's own AdamW, whose steps are those of DDP: the same loss, the same accumulation windows.
+
+    * Accumulation is Lightning's: DeepSpeed is told where a window ends, so that a short last window of an epoch is a
+      step of its own, and it divides by nothing (it would divide a second time).
+    * LoRA and routers stay fp32 under ``bf16-mixed`` (torch's autocast), and are reduced in fp32; frozen weights keep
+      the recipe's dtype. DeepSpeed's own bf16 mode would round them all.
+    * Checkpoints hold what is trained only. Stage 3 splits the backbone's weights as they are read.
+
+    Args:
+        offload: keep optimiser states (and in stage 3 the weights) in the host's memory.
+        config: more settings of DeepSpeed's JSON, or the path of such a file; they go on top of ours.
+    """
+
+    def __init__(self, stage: int = 2, offload: bool = False, config: dict[str, Any] | str | None = None) -> None:
+        check_package("deepspeed", "deepspeed", "trainer.strategy", "use trainer.strategy ddp")
+        super().__init__(config=zero_settings(stage, offload, config), exclude_frozen_parameters=True)
+        self._hf_config: Any = None
+
+    def check_accelerator(self) -> None:
+        """Refuse what is no CUDA device; the one thing in which the strategy of the CPU tests differs."""
+        if not isinstance(self.accelerator, CUDAAccelerator):
+            raise ValueError("trainer.strategy: ZeRO runs on CUDA GPUs; use trainer.strategy ddp or fsdp2 on a CPU")
+        assert self.parallel_devices is not None
+        try:
+            _validate_device_index_selection(self.parallel_devices)
+        except RuntimeError as error:
+            raise ValueError(f"trainer.devices: {error}") from None
+
+    def setup_environment(self) -> None:
+        """Start the process group; from then on stage 3 shards what transformers loads, by the configuration."""
+        self.check_accelerator()
+        DDPStrategy.setup_environment(self)
+        self._init_config_if_needed()
+        if self.zero_stage_3:
+            from transformers.integrations.deepspeed import HfDeepSpeedConfig
+
+            assert isinstance(self.config, dict)
+            dtype = _module(self).backbone_config.dtype  # DeepSpeed would load it in the dtype of what is trained
+            load = {"bf16": {"enabled": dtype == "bfloat16"}, "fp16": {"enabled": dtype == "float16"}}
+            self._hf_config = HfDeepSpeedConfig({**self.config, **load})
+
+    def setup_distributed(self) -> None:
+        """Set up as Lightning does, whose check of the device indices is in ``check_accelerator``."""
+        reset_seed()
+        self.set_world_ranks()
+        self._init_deepspeed_distributed()
+
+    @contextmanager
+    def model_sharded_context(self) -> Generator[None]:
+        """Do nothing: ``setup`` splits LoRA and routers, which inside ``deepspeed.zero.Init`` would start empty."""
+        yield
+
+    def setup(self, trainer: Trainer) -> None:
+        """Hand the model to DeepSpeed; stage 3 gathers every layer as it is called, so all processes call the same."""
+        _module(self).in_step = self.zero_stage_3
+        super().setup(trainer)
+
+    def _setup_model_and_optimizer(
+        self, model: nn.Module, optimizer: Optimizer | None, lr_scheduler: Any = None
+    ) -> tuple[Any, Optimizer]:
+        import deepspeed
+
+        index = self.root_device.index
+        engine, made, _, _ = deepspeed.initialize(
+            args=argparse.Namespace(device_rank=self.local_rank if index is None else index),
+            config=self.config,
+            model=model,
+            model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
+            optimizer=optimizer,
+            lr_scheduler=lr_scheduler,
+            dist_init_required=False,
+        )
+        return engine, made
+
+    @property
+    def handles_gradient_accumulation(self) -> bool:
+        """False: Lightning calls for a step at a window's end."""
+        return False
+
+    @contextmanager
+    def block_backward_sync(self) -> Generator[None]:
+        """Do nothing: ``pre_backward`` says when stage 1 reduces; 2 and 3 always do."""
+        yield
+
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        """Tell DeepSpeed whether this micro-batch is the last of its window."""
+        last = not _module(self).trainer.fit_loop._should_accumulate()
+        self.deepspeed_engine.set_gradient_accumulation_boundary(last)
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """Load as Lightning does, after a check; the trained tensors are in the result, as with any strategy."""
+        tensors = fitting_tensors(self, Path(checkpoint_path))
+        return {**super().load_checkpoint(checkpoint_path, weights_only), "state_dict": tensors}
+
+    def teardown(self) -> None:
+        """Forget the configuration for loading: a model that is loaded after the run is loaded whole."""
+        self._hf_config = None
+        super().teardown()
+
+    def _format_batch_size_and_grad_accum_config(self) -> None:
+        assert isinstance(self.config, dict)
+        trainer = _module(self).trainer
+        self.config["gradient_accumulation_steps"] = 1  # Lightning divides already
+        self.config["train_micro_batch_size_per_gpu"] = getattr(trainer.datamodule, "batch_size", 1)
+        self.config["gradient_clipping"] = trainer.gradient_clip_val or 0.0
+
+    def _format_config(self) -> None:
+        assert isinstance(self.config, dict)
+        self.config["bf16"] = {"enabled": False}
+        if self.precision_plugin.precision == "bf16-mixed":
+            # an empty list: nothing that is trained is communicated in bf16
+            autocast = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
+            self.config["torch_autocast"] = autocast
+        super()._format_config()
+
+
+def fitting_tensors(strategy: Strategy, state: Path) -> dict[str, Tensor]:
+    """Return a checkpoint's trained tensors, once they are those of the strategy's module."""
+    tensors = trained_tensors(state)
+    check_same_shapes(trained_shapes(_module(strategy)), shapes_of(tensors))
+    return tensors
+
+
+def _module(strategy: Strategy) -> Any:
+    assert strategy.lightning_module is not None
+    return strategy.lightning_module
 
 
 class Fsdp2Strategy(ModelParallelStrategy):
-    """All processes form one data-parallel group; checkpoints are plain single files with whole tensors.
-
-    The module shards itself by ``shard_layers`` once it is built.
-    """
+    """All processes form one data-parallel group; checkpoints are plain single files with whole tensors."""
 
     def __init__(self) -> None:
         super().__init__(data_parallel_size=1, tensor_parallel_size=1, save_distributed_checkpoint=False)
@@ -32,29 +213,18 @@ class Fsdp2Strategy(ModelParallelStrategy):
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         """Load as Lightning does, after a check; the trained tensors are in the result, as with any strategy."""
-        module: Any = self.lightning_module
-        tensors = trained_tensors(Path(checkpoint_path))
-        check_same_shapes(shapes_of(module.trained()), shapes_of(tensors))
-        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
-        return {**checkpoint, "state_dict": tensors}
+        tensors = fitting_tensors(self, Path(checkpoint_path))
+        return {**super().load_checkpoint(checkpoint_path, weights_only), "state_dict": tensors}
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "zero1": {"stage": 1},
-    "zero2": {"stage": 2},
-    "zero3": {"stage": 3},
-    "zero3_offload": {"stage": 3, "offload": True},
-}
-"""Settings that a name stands for.
-
-``auto``: one device, or DDP on several. ``ddp`` is Lightning's as it comes: NCCL on GPUs, gloo on CPUs, and every
-trained tensor must get a gradient in every step (``find_unused_parameters=False``), from a text-only batch too.
-"""
+_STAGES: dict[str, dict[str, Any]] = {f"zero{stage}": {"stage": stage} for stage in (1, 2, 3)}
+PRESETS = {**_STAGES, "zero3_offload": {"stage": 3, "offload": True}}
+"""Settings of a name; ``auto`` (one device, or DDP on several) and ``ddp`` are Lightning's as they come."""
 _BARE = DeepSpeedStrategy | FSDPStrategy | ModelParallelStrategy
 
 
 def shares_weights(strategy: Strategy) -> bool:
-    """Return whether a strategy's processes hold parts of the weights, which none may load before the others."""
+    """True if a strategy's processes hold parts of the weights, which none may load before the others."""
     return isinstance(strategy, Fsdp2Strategy) or (isinstance(strategy, ZeroStrategy) and strategy.zero_stage_3)
 
 
@@ -68,50 +238,47 @@ def check_fit(trainer: Trainer, module: Any) -> None:
 
 def check_kind(kind: type[Strategy], precision: str, module: Any) -> None:
     """Check the strategy's class alone, before there is a trainer, and without looking at the machine."""
-    if issubclass(kind, ZeroStrategy):
-        if precision not in PRECISIONS:
-            raise ValueError(
-                f"trainer.precision {precision} would round LoRA and routers under ZeRO; use one of "
-                f"{', '.join(PRECISIONS)}"
-            )
-    elif issubclass(kind, _BARE) and not issubclass(kind, Fsdp2Strategy):
-        raise ValueError(
-            f"trainer.strategy {kind.__name__} knows nothing of frozen weights, routers and accumulation "
-            "windows; use one of auto, ddp, zero1, zero2, zero3, zero3_offload, fsdp2"
-        )
-    if issubclass(kind, Fsdp2Strategy) and module.gradient_checkpointing and module.routing_config is not None:
-        # seen: processes reduce in different orders as soon as one has a text-only batch and another images
-        raise ValueError(
+    zero, fsdp2, routing = issubclass(kind, ZeroStrategy), issubclass(kind, Fsdp2Strategy), module.routing_config
+    shares, optimizer = zero or fsdp2, module.optimizer_config.name
+    own_loss = module.has_teacher and module.distillation_config is None
+    who = f"model.loss {module.loss.name}" if own_loss else "model.distillation"
+    refuse(
+        (
+            zero and precision not in PRECISIONS,
+            f"trainer.precision {precision} would round LoRA and routers under ZeRO; use one of "
+            f"{', '.join(PRECISIONS)}",
+        ),
+        (
+            issubclass(kind, _BARE) and not shares,
+            f"trainer.strategy {kind.__name__} knows nothing of frozen weights, routers and accumulation windows; use "
+            "one of auto, ddp, zero1, zero2, zero3, zero3_offload, fsdp2",
+        ),
+        (  # seen: processes reduce in different orders as soon as one has a text-only batch and another images
+            fsdp2 and module.gradient_checkpointing and routing is not None,
             "trainer.strategy fsdp2 cannot train routers with model.gradient_checkpointing; use ddp, zero2 or zero3, "
-            "or set it to false"
-        )
-    if not issubclass(kind, ZeroStrategy | Fsdp2Strategy):
-        return
-    if module.has_teacher:
-        who = "model.distillation" if module.distillation_config is not None else f"model.loss {module.loss.name}"
-        raise ValueError(
+            "or set it to false",
+        ),
+        (
+            shares and module.has_teacher,
             f"{who} runs every layer twice in a step, for its teacher too, which is not tried under ZeRO and FSDP2; "
-            "use trainer.strategy ddp, or leave it out"
-        )
-    if module.routing_config is not None and "attention" in module.routing_config.features:
-        raise ValueError(
+            "use trainer.strategy ddp, or leave it out",
+        ),
+        (
+            shares and routing is not None and "attention" in routing.features,
             "model.routing.features attention runs a layer's q and k projections twice, which is not tried under ZeRO "
-            "and FSDP2; use trainer.strategy ddp, or leave attention out"
-        )
-    if (optimizer := module.optimizer_config.name) != "adamw":
-        raise ValueError(
-            f"model.optimizer.name {optimizer} keeps its own states, which {kind.__name__} would share out; "
-            "use adamw, or trainer.strategy ddp"
-        )
+            "and FSDP2; use trainer.strategy ddp, or leave attention out",
+        ),
+        (
+            shares and optimizer != "adamw",
+            f"model.optimizer.name {optimizer} keeps its own states, which {kind.__name__} would share out; use adamw, "
+            "or trainer.strategy ddp",
+        ),
+    )
 
 
 def check_parts(kind: type[Strategy], parts: CompressedBackbone) -> None:
-    """Raise ``ValueError`` if a strategy's class cannot run a model (built or laid out).
-
-    FSDP2 copies what it finds in a layer's arguments, so that a layer would note its routing in a copy of the split
-    between context and query that no other layer sees.
-    """
-    if issubclass(kind, Fsdp2Strategy) and parts.splits:
+    """Raise ``ValueError`` if a strategy's class cannot run a model (built or laid out)."""
+    if issubclass(kind, Fsdp2Strategy) and parts.splits:  # it copies a layer's arguments, the split's notes among them
         raise ValueError(
             "trainer.strategy fsdp2 cannot train a language model whose context is compressed; use ddp, zero2 or zero3"
         )

@@ -1,11 +1,14 @@
 """Progress on terminals and in logs."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
+import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from subtoken_train.training.panels.run_progress import BarProgress, LineProgress
+from subtoken_train.training.panels.run_progress import BarProgress, LineProgress, SampleLog
+from subtoken_train.training.panels.throughput import Stopwatch, peak_flops
 from tests.support.toy_fit import Toy, fit_toy
 
 
@@ -43,3 +46,51 @@ def test_an_open_end_shows_the_epoch_and_other_processes_nothing(tmp_path, capsy
     quiet.disable()
     fit_toy(Toy(), tmp_path / "more", quiet, batches=3)
     assert capsys.readouterr().out == ""
+
+
+def test_stopwatch_leaves_pauses_out(monkeypatch):
+    times = iter([10.0, 12.0, 17.0, 20.0])
+    monkeypatch.setattr("subtoken_train.training.panels.throughput.time.perf_counter", lambda: next(times))
+    watch = Stopwatch()
+    with watch.pause():
+        pass
+    assert watch.seconds() == 20 - 10 - 5
+
+
+def test_a_cpu_has_no_peak():
+    assert peak_flops(torch.device("cpu"), torch.float32) is None
+
+
+def trainer(tmp_path, consumed):
+    data = SimpleNamespace(batches_consumed=lambda: consumed)
+    process = SimpleNamespace(broadcast=lambda folder: str(tmp_path))  # what process 0 says
+    return SimpleNamespace(
+        default_root_dir="elsewhere", strategy=process, global_rank=1, global_step=consumed // 2, datamodule=data
+    )
+
+
+def consume(log, tmp_path, number):
+    log.on_train_batch_start(trainer(tmp_path, number), None, (SimpleNamespace(record_ids=[f"r{number}"]), 1, 1), 0)
+
+
+def test_lines_after_the_checkpoint_are_dropped_on_resume(tmp_path):
+    path = tmp_path / "logs" / "samples-rank1.jsonl"
+    log = SampleLog()
+    log.on_train_start(trainer(tmp_path, 0), None)
+    for number in range(4):
+        consume(log, tmp_path, number)
+    with path.open("a") as file:
+        file.write('{"batch": 4, "ids')  # killed while writing
+    again = SampleLog()
+    again.on_train_start(trainer(tmp_path, 2), None)
+    consume(again, tmp_path, 2)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines == [{"batch": n, "step": n // 2, "ids": [f"r{n}"]} for n in range(3)]
+
+
+def test_a_link_in_the_place_of_the_temporary_file_leads_nowhere(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "logs" / "samples-rank1.partial").symlink_to(tmp_path / "mine")
+    SampleLog().on_train_start(trainer(tmp_path, 0), None)
+    assert (tmp_path / "mine").read_text() == "mine"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -11,10 +12,19 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, ModelPa
 from subtoken_train.cli.trainer_parts import build_parts
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.preflight import check_devices
-from subtoken_train.training.strategies import PRESETS, Fsdp2Strategy, check_fit, check_kind
-from subtoken_train.training.strategies.zero import ZeroStrategy, zero_settings
+from subtoken_train.training.sharding import see_blank_image
+from subtoken_train.training.strategies import (
+    PRESETS,
+    Fsdp2Strategy,
+    ZeroStrategy,
+    check_fit,
+    check_kind,
+    zero_settings,
+)
 from tests.support.commands import refused
+from tests.support.helpers import compress, make_batch
 from tests.support.sampling import sampled
+from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
 
 
 def module(
@@ -38,35 +48,25 @@ def trainer(strategy) -> SimpleNamespace:
     return SimpleNamespace(strategy=strategy)
 
 
-def test_unknown_strategy(arena, capsys):
-    line = refused(capsys, *arena.argv("never", "--trainer.strategy=zero4"))
-    assert line.startswith("unknown trainer.strategy 'zero4'. Did you mean 'zero")
-    assert "fsdp2" in line
+@pytest.mark.parametrize(
+    ("extra", "strategy", "words"),
+    [
+        (["--trainer.strategy=zero4"], None, ["unknown trainer.strategy 'zero4'. Did you mean 'zero", "fsdp2"]),
+        (["--trainer.strategy=deepspeed_stage_2"], None, ["unknown trainer.strategy 'deepspeed_stage_2'"]),
+        (["--trainer.devices=1"], "zero2", ["ZeRO runs on CUDA GPUs; use trainer.strategy ddp or fsdp2"]),
+        (["--trainer.devices=1000"], None, ["trainer.devices asks for 1000 process(es)"]),
+    ],
+)
+def test_what_a_machine_cannot_do_is_said_before_anything_is_made(arena, capsys, extra, strategy, words):
+    line = refused(capsys, *arena.argv("never", *extra, **({} if strategy is None else {"strategy": strategy})))
+    assert all(part in line for part in words)
     assert not (arena.folder / "never").exists()
-
-
-def test_lightnings_own_deepspeed_is_no_way_around(capsys, arena):
-    assert "unknown trainer.strategy 'deepspeed_stage_2'" in refused(
-        capsys, *arena.argv("never", "--trainer.strategy=deepspeed_stage_2")
-    )
-
-
-def test_zero_needs_a_gpu_and_nothing_is_made(arena, capsys):
-    line = refused(capsys, *arena.argv("new", "--trainer.devices=1", strategy="zero2"))
-    assert "ZeRO runs on CUDA GPUs; use trainer.strategy ddp or fsdp2" in line
-    assert not (arena.folder / "new").exists()
 
 
 def test_deepspeed_is_not_installed(arena, capsys, monkeypatch):
     monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None)
     line = refused(capsys, *arena.argv("never", "--trainer.devices=1", strategy="zero2"))
     assert "pip install 'subtoken_train[deepspeed]'" in line
-
-
-def test_more_processes_than_cores(arena, capsys):
-    line = refused(capsys, *arena.argv("never", "--trainer.devices=1000"))
-    assert "trainer.devices asks for 1000 process(es)" in line
-    assert not (arena.folder / "never").exists()
 
 
 @pytest.mark.parametrize("devices", [3, "3", [0, 1, 2], "0,1,2"])
@@ -105,53 +105,96 @@ def test_deepspeed_settings_file(tmp_path):
     assert settings["zero_optimization"]["offload_param"] == {"device": "cpu"}
     assert settings["steps_per_print"] == 5
     path.write_text("[1]")
-    with pytest.raises(ValueError, match="not a JSON object"):
-        zero_settings(3, False, str(path))
-    with pytest.raises(ValueError, match="cannot be read"):
-        zero_settings(3, False, str(tmp_path / "nowhere.json"))
-    with pytest.raises(ValueError, match="stage 4 is not one of"):
-        zero_settings(4, False, None)
+    for given, words in (
+        ((3, False, str(path)), "not a JSON object"),
+        ((3, False, str(tmp_path / "nowhere.json")), "cannot be read"),
+        ((4, False, None), "stage 4 is not one of"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            zero_settings(*given)
 
 
-def test_fsdp2_recomputes_no_routers():
-    with pytest.raises(ValueError, match=r"cannot train routers with model\.gradient_checkpointing"):
-        check_fit(trainer(Fsdp2Strategy()), module(checkpointing=True))
+REFUSED = [
+    (lambda: check_fit(trainer(Fsdp2Strategy()), module(checkpointing=True)), "cannot train routers with model.gradie"),
+    (lambda: check_kind(ZeroStrategy, "32-true", module(distillation=object())), "model.distillation runs every layer"),
+    (lambda: check_kind(Fsdp2Strategy, "32-true", module(distillation=object())), "use trainer.strategy ddp"),
+    (lambda: check_kind(ZeroStrategy, "32-true", module(features=("attention",))), "features attention runs"),
+    (lambda: check_kind(Fsdp2Strategy, "32-true", module(features=("attention",))), "or leave attention out"),
+    (lambda: check_fit(trainer(Fsdp2Strategy()), module(optimizer="paged_adamw_8bit")), "use adamw, or trainer.strat"),
+    (lambda: check_kind(ZeroStrategy, "bf16-true", module()), "would round LoRA and routers"),
+    (lambda: check_fit(trainer(DeepSpeedStrategy()), module()), "DeepSpeedStrategy knows nothing of frozen weights"),
+    (lambda: check_fit(trainer(ModelParallelStrategy()), module()), "ModelParallelStrategy knows nothing of frozen"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), REFUSED, ids=[words for _, words in REFUSED])
+def test_what_a_strategy_cannot_do(call, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        call()
+
+
+def test_what_strategies_can_do():
     check_fit(trainer(Fsdp2Strategy()), module())
-
-
-def test_a_teacher_is_not_for_weights_that_are_shared_out():
     for kind in (ZeroStrategy, Fsdp2Strategy):
-        with pytest.raises(
-            ValueError, match=r"model\.distillation runs every layer twice .* use trainer\.strategy ddp"
-        ):
-            check_kind(kind, "32-true", module(distillation=object()))
-    check_kind(DDPStrategy, "32-true", module(distillation=object()))
-
-
-@pytest.mark.parametrize("kind", [ZeroStrategy, Fsdp2Strategy])
-def test_attention_as_a_feature_is_for_whole_weights(kind):
-    with pytest.raises(ValueError, match=r"features attention .* use trainer\.strategy ddp, or leave attention out"):
-        check_kind(kind, "32-true", module(features=("norm", "attention")))
-    check_kind(kind, "32-true", module(features=("norm",)))
-
-
-def test_an_eight_bit_optimiser_is_for_whole_tensors():
-    with pytest.raises(ValueError, match=r"use adamw, or trainer\.strategy ddp"):
-        check_fit(trainer(Fsdp2Strategy()), module(optimizer="paged_adamw_8bit"))
-
-
-def test_precision_that_rounds_adapters():
-    with pytest.raises(ValueError, match="would round LoRA and routers"):
-        check_kind(ZeroStrategy, "bf16-true", module())
-
-
-@pytest.mark.parametrize("strategy", [DeepSpeedStrategy, ModelParallelStrategy])
-def test_lightnings_bare_classes(strategy):
-    with pytest.raises(ValueError, match=f"{strategy.__name__} knows nothing of frozen weights"):
-        check_fit(trainer(strategy()), module())
+        check_kind(kind, "32-true", module(features=("norm",)))
+    check_kind(DDPStrategy, "32-true", module(distillation=object(), features=("attention",)))
 
 
 def test_names_give_strategies():
     (zero,) = build_parts("strategy", {"zero3": {"config": {"steps_per_print": 7}}}, **PRESETS)
     assert (zero.zero_stage_3, zero.config["steps_per_print"]) == (True, 7)
     assert [type(each) for each in build_parts("strategy", "fsdp2")] == [Fsdp2Strategy]
+
+
+REDUCERS = [
+    {},
+    {"name": "random", "keep_ratio": 0.5},
+    {"name": "fastv", "keep_ratio": 0.25},
+    {"name": "fastv", "keep_ratio": 0.25, "stage": "decoder"},
+    {"name": "visionzip", "keep_ratio": 0.25},
+    {"name": "visionzip", "keep_ratio": 1.0},
+    {"name": "sparsevlm", "keep_ratio": 0.6},
+]
+ROUTING = RoutingConfig(num_groups=4, kept_groups=1)
+
+
+def calls(parts, batch) -> list[str]:
+    """Every module that a training pass calls, in order."""
+    seen = []
+    hooks = [
+        module.register_forward_pre_hook(lambda _module, _args, name=name: seen.append(name))
+        for name, module in parts.named_modules()
+        if name and not list(module.children())
+    ]
+    see_blank_image(parts, batch)
+    parts.logits(parts.run(batch))
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+def named(reducer) -> str:
+    return "-".join(str(value) for value in reducer.values()) or "none"
+
+
+@sampled("reducer", REDUCERS, every=3, ids=named)
+def test_llava_calls(tiny_family, reducer):
+    parts = compress(tiny_family, ROUTING, **reducer)
+    with_images, text = make_batch([(1, 6), (2, 5)]), make_batch([(0, 7), (0, 4)])
+    assert text.pixel_values is None
+    assert calls(parts, text) == calls(parts, with_images)
+
+
+@sampled("reducer", REDUCERS, every=3, ids=named)
+def test_qwen_calls(tmp_path, reducer):
+    family, records = qwen_family(), qwen_records(tmp_path)
+    parts = compress(family, ROUTING, **reducer)
+    assert calls(parts, qwen_batch(family, records[2:])) == calls(parts, qwen_batch(family, records[:2]))
+
+
+def test_a_blank_image_changes_nothing(tiny_family):
+    parts = compress(tiny_family, ROUTING, name="visionzip", keep_ratio=0.25)
+    text = make_batch([(0, 7), (0, 4)])
+    before = parts.logits(parts.run(text))
+    see_blank_image(parts, text)
+    assert torch.equal(parts.logits(parts.run(text)), before)
