@@ -56,10 +56,7 @@ def runs_of(kinds_BN: Tensor) -> Runs:
 
 
 def pictures_in(
-    runs: Runs,
-    grids: tuple[Tensor | None, ...],
-    runs_for: Callable[[int, list[int]], list[int]],
-    names: list[str],
+    runs: Runs, grids: tuple[Tensor | None, ...], runs_for: Callable[[int, list[int]], list[int]], names: list[str]
 ) -> tuple[list[int], list[int]]:
     """Match the runs of placeholders in some prompts with pictures.
 

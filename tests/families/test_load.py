@@ -214,8 +214,7 @@ def test_a_backbone_names_no_attention_of_its_own(folder, key):
 
 @pytest.mark.parametrize("load", [load_family, layout_family])
 @pytest.mark.parametrize(
-    ("kind", "taken"),
-    [(kind, taken) for family in FAMILIES.values() for kind, taken in family.originals.items()],
+    ("kind", "taken"), [(kind, taken) for family in FAMILIES.values() for kind, taken in family.originals.items()]
 )
 def test_a_checkpoint_in_its_authors_own_format_names_the_one_to_take(tmp_path, kind, taken, load):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "auto_map": CODE}))

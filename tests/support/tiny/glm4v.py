@@ -8,12 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from transformers import (
-    Glm4vConfig,
-    Glm4vForConditionalGeneration,
-    Glm4vMoeConfig,
-    Glm4vMoeForConditionalGeneration,
-)
+from transformers import Glm4vConfig, Glm4vForConditionalGeneration, Glm4vMoeConfig, Glm4vMoeForConditionalGeneration
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 
 from subtoken_train.families.glm4v import Glm4vFamily, Glm4vMoeFamily, GlmProcessor

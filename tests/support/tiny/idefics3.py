@@ -54,11 +54,7 @@ def idefics_family(kind: str = "smolvlm", seed: int = 0, kv_heads: int = 2, **se
     vision = {**TOWER, "image_size": SIDE, "patch_size": 8, "initializer_range": 0.2}
     make, model, family = KINDS[kind]
     config = make(
-        text_config=text,
-        vision_config=vision,
-        image_token_id=ids["<image>"],
-        tie_word_embeddings=False,
-        **settings,
+        text_config=text, vision_config=vision, image_token_id=ids["<image>"], tie_word_embeddings=False, **settings
     )
     made = model(config).eval()
     with torch.no_grad():
