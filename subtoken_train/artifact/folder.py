@@ -1,19 +1,13 @@
 """Write and read the adapter folder; read the one that stage 2 of two-stage training starts from.
 
-``adapter_config.json`` and ``adapter_model.safetensors`` load with plain peft; ``router.safetensors`` holds the routers
-(peft would drop or double them silently); ``subtoken_config.json`` says how they were trained; ``README.md`` is the
-model card. After two-stage training the folder holds stage 1's LoRA at the top, as ever, and in ``output/`` the LoRA on
-``o_proj`` where there is one, loadable with plain peft as a second adapter. A *merged* folder holds
+``adapter_config.json`` and ``adapter_model.safetensors`` load with plain peft, and so does the LoRA on ``o_proj`` in
+``output/``; ``router.safetensors`` holds the routers, which peft would drop or double silently. A *merged* folder holds
 a whole transformers checkpoint in the place of the LoRA. No pickle, no remote code.
 
 READING. The paper (section 4.4) says that "the LoRA-adapted VLM backbone and token-level anchor are first trained and
-fixed", not at which token keep ratio. Three adapters fit these words, and each is taken under its own name:
-
-- ``SAME_TOKENS``: token-only, trained under the very reducer of stage 2 (the default, which the recipes name);
-- ``LORA_ONLY``: LoRA trained without a token reducer;
-- ``MATCHED_ANCHOR``: token-only, the same reducer at the keep ratio that has stage 2's bytes.
-
-The name stands in what ``check`` prints, in what ``fit`` says at its start, and in the adapter's card.
+fixed", not at which token keep ratio. Three adapters fit these words: token-only, trained under stage 2's reducer
+(``SAME_TOKENS``, the default); LoRA trained without a token reducer (``LORA_ONLY``); token-only under the same reducer
+at the keep ratio that has stage 2's bytes (``MATCHED_ANCHOR``). ``check``, ``fit`` and the card say which it is.
 """
 
 from __future__ import annotations
@@ -100,12 +94,11 @@ def read_adapter(
 
     Args:
         folder: the adapter folder.
-        backbone: overrides where the backbone is loaded from (a local copy, another dtype); its identity must match.
-            A merged folder is its own backbone.
+        backbone: where to load the backbone from instead (a local copy, another dtype); its identity must match.
         layout: leave the backbone on the meta device, without weights: enough to write the adapter again.
 
     Returns:
-        Configuration, model, and the ``PeftModel`` around it; None for a merged folder, which has no LoRA.
+        Configuration, model, and the ``PeftModel`` around it; None for a merged folder, its own backbone without LoRA.
     """
     config = read_config(folder)
     source = backbone or config.backbone
@@ -130,28 +123,26 @@ def put_adapter(
     peft_model = None if config.merged else add_adapters(family, config.lora, config.stage2)
     check_identity(config.identity, identify(family, source))
     if peft_model is not None:
-        load_lora(folder, peft_model)
+        for adapter in peft_model.peft_config:
+            put_lora(peft_model, lora_tensors(folder, peft_model, adapter), adapter)
+        if OUTPUT_ADAPTER not in peft_model.peft_config and (folder / OUTPUT_ADAPTER).exists():
+            raise ValueError(f"{folder} holds {OUTPUT_ADAPTER}/, but its {CONFIG_FILE} names no output LoRA")
     elif family.model.device.type != "meta":
         check_finite(dict(family.model.named_parameters()), folder)
     bank = None if config.routing is None else RouterBank(config.routing, family.hidden_size, family.shape)
-    if routers:
-        load_routers(folder, bank)
+    if routers and (wanted := _router_tensors(bank)):
+        assert bank is not None
+        bank.load_state_dict(read_exactly(folder / ROUTER_FILE, wanted))
+    elif routers and (folder / ROUTER_FILE).exists():
+        raise ValueError(f"{folder} holds {ROUTER_FILE}, but its {CONFIG_FILE} names no router: the files disagree")
     # last, because it puts hooks on the family
     compressed = CompressedBackbone(family, config.reducer, bank)
     compressed.eval()
     return compressed, peft_model
 
 
-def load_lora(folder: Path, peft_model: PeftModel) -> None:
-    """Put a folder's LoRA, and any on ``o_proj``, into the model; onto the CPU where the model has no weights."""
-    for adapter in peft_model.peft_config:
-        put_lora(peft_model, lora_tensors(folder, peft_model, adapter), adapter)
-    if OUTPUT_ADAPTER not in peft_model.peft_config and (folder / OUTPUT_ADAPTER).exists():
-        raise ValueError(f"{folder} holds {OUTPUT_ADAPTER}/, but its {CONFIG_FILE} names no output LoRA")
-
-
 def put_lora(peft_model: PeftModel, tensors: dict[str, Tensor], adapter: str = MAIN_ADAPTER) -> None:
-    """Put tensors, named as in peft's files, into one LoRA of the model."""
+    """Put tensors, named as in peft's files, into one LoRA of the model; onto the CPU where that has no weights."""
     model = peft_model.base_model.model
     if model.device.type != "meta":
         set_peft_model_state_dict(peft_model, tensors, adapter_name=adapter)
@@ -162,16 +153,6 @@ def put_lora(peft_model: PeftModel, tensors: dict[str, Tensor], adapter: str = M
     assert not model.load_state_dict(renamed, strict=False, assign=True).unexpected_keys
 
 
-def load_routers(folder: Path, bank: RouterBank | None) -> None:
-    """Put a folder's routers into the bank; a file that none needs is an error."""
-    routers = _router_tensors(bank)
-    if routers:
-        assert bank is not None
-        bank.load_state_dict(read_exactly(folder / ROUTER_FILE, routers))
-    elif (folder / ROUTER_FILE).exists():
-        raise ValueError(f"{folder} holds {ROUTER_FILE}, but its {CONFIG_FILE} names no router: the files disagree")
-
-
 def lora_tensors(folder: Path, peft_model: PeftModel, adapter: str = MAIN_ADAPTER) -> dict[str, Tensor]:
     """Read the tensors of one of a folder's LoRAs, which must fit ``peft_model``'s exactly."""
     expected = get_peft_model_state_dict(peft_model, adapter_name=adapter, save_embedding_layers=False)
@@ -179,7 +160,6 @@ def lora_tensors(folder: Path, peft_model: PeftModel, adapter: str = MAIN_ADAPTE
 
 
 def _router_tensors(bank: RouterBank | None) -> dict[str, Tensor]:
-    """Return the routers' tensors; empty for token-only arms and router-free selectors."""
     return {} if bank is None else {name: tensor.contiguous() for name, tensor in bank.state_dict().items()}
 
 
@@ -191,11 +171,7 @@ def write_merged(
     overwrite: bool = False,
     sections: CardSections | None = None,
 ) -> Path:
-    """Merge every LoRA into the weights and write model, processor, routers, configuration and card.
-
-    The update is added in the dtype of the backbone's weights: exact to rounding in fp32, and rounded to bfloat16 in
-    bfloat16. The model that was handed in has no LoRA afterwards.
-    """
+    """Merge every LoRA into the weights, in their dtype, and write the folder; the given model has no LoRA any more."""
     check_mergeable(backbone)
     with whole_folder(folder, overwrite) as temporary:
         model = peft_model.merge_and_unload(safe_merge=True, adapter_names=list(peft_model.peft_config))
@@ -233,7 +209,7 @@ ONE_TOKEN = Fraction(1, 64)
 
 @dataclass(frozen=True)
 class FirstStage:
-    """An adapter that a recipe's stage 2 may start from; ``reading``: which of the three stages 1 above it is."""
+    """An adapter that stage 2 of a recipe may start from, and which of the three readings it is."""
 
     folder: Path
     config: AdapterConfig
@@ -252,11 +228,7 @@ class FirstStage:
 def read_first_stage(
     folder: Path, reducer: Reducer, routing: RoutingConfig | None, lora: LoraSettings | None
 ) -> FirstStage:
-    """Read stage 1's configuration (no weights), check it against stage 2's recipe, and name the reading that it is.
-
-    ``folder`` is the token-only adapter, or its run. The recipe's routing tells a matched anchor by its bytes; its LoRA
-    settings, if any, must be stage 1's.
-    """
+    """Read stage 1's configuration (no weights) from an adapter or its run, and check it against stage 2's recipe."""
     if not folder.is_dir():
         raise ValueError(f"stage2.adapter {folder} does not exist; train the token-only recipe (routing: null) first")
     folder = adapter_in(folder) or folder
@@ -268,33 +240,26 @@ def read_first_stage(
         )
     if lora is not None and (differing := _differing("lora", config.lora, lora)):
         raise ValueError(f"stage2.adapter {folder} was trained with {', '.join(differing)}")
-    reading = _reading(config.reducer, reducer, routing)
-    if reading is None:
-        differing = _differing("reducer", config.reducer, reducer)
-        raise ValueError(
-            f"stage2.adapter {folder} was trained with {', '.join(differing)}; stage 1 has the recipe's reducer, or "
-            "none (lora_only), or is the matched anchor"
-        )
-    return FirstStage(folder, config, reading)
+    if not (differing := _differing("reducer", config.reducer, reducer)):
+        return FirstStage(folder, config, SAME_TOKENS)
+    if not config.reducer.acts:
+        return FirstStage(folder, config, LORA_ONLY)
+    if routing is not None and _is_anchor(config.reducer, reducer, routing):
+        return FirstStage(folder, config, MATCHED_ANCHOR)
+    raise ValueError(
+        f"stage2.adapter {folder} was trained with {', '.join(differing)}; stage 1 has the recipe's reducer, or "
+        "none (lora_only), or is the matched anchor"
+    )
 
 
-def _reading(trained: Reducer, recipe: Reducer, routing: RoutingConfig | None) -> str | None:
-    """Name what stage 1 was trained as; None where it is none of the three."""
-    if not _differing("reducer", trained, recipe):
-        return SAME_TOKENS
-    if not trained.acts:
-        return LORA_ONLY
-    if routing is None or recipe.staged or not trained.round_up or _own(trained) != _own(recipe):
-        return None
-    if trained.matches not in (None, recipe.keep_ratio):
-        return None
+def _is_anchor(trained: Reducer, recipe: Reducer, routing: RoutingConfig) -> bool:
+    """Return whether stage 1 keeps the bytes of stage 2 in whole tokens, rounded up, and all else is the same."""
+    kept = {"keep_ratio": recipe.keep_ratio, "round_up": recipe.round_up, "matches": recipe.matches}
+    if recipe.staged or not trained.round_up or {**asdict(trained), **kept} != asdict(recipe):
+        return False
     total = replace(routing.token_budget, keep_ratio=recipe.keep_ratio).exact_total
-    return MATCHED_ANCHOR if total <= Fraction(str(trained.keep_ratio)) < total + ONE_TOKEN else None
-
-
-def _own(reducer: Reducer) -> dict[str, Any]:
-    """Return a reducer's settings but for how many tokens it keeps."""
-    return {key: value for key, value in asdict(reducer).items() if key not in ("keep_ratio", "round_up", "matches")}
+    right = trained.matches in (None, recipe.keep_ratio)
+    return right and total <= Fraction(str(trained.keep_ratio)) < total + ONE_TOKEN
 
 
 def _differing(group: str, trained: Any, recipe: Any) -> list[str]:

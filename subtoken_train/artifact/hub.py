@@ -1,7 +1,6 @@
-"""Find an adapter in a folder or on the Hugging Face Hub, and publish one there.
+"""Find an adapter in a folder or on the Hugging Face Hub, publish one there, and which models ``data`` fetches by name.
 
 What can be refused is found out before a push, and a push is one commit.
-What the Hub's client raises is one worded ``ValueError`` (``hub_errors``).
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from subtoken_train.artifact.published import check_fetched
 from subtoken_train.artifact.whole_folder import CONFIG_FILE, PICTURE_FILE, RECIPE_FILE
 from subtoken_train.errors import shell_words
 from subtoken_train.families.backbone_config import check_revision, is_hub_id, resolve
 from subtoken_train.families.online import hub_asked, silence
+from subtoken_train.resources import published_models
 
 NO_TOKEN = (
     "no Hugging Face token was found: run 'hf auth login', or set HF_TOKEN, with a token that may write "
@@ -42,12 +41,51 @@ OFFLINE = "HF_HUB_OFFLINE is set, so the Hub cannot be reached; unset it"
 KNOWN = (HfHubHTTPError, httpx2.HTTPError, OfflineModeIsEnabled, LocalEntryNotFoundError, LocalTokenNotFoundError)
 """Errors that ``worded`` understands."""
 _OURS = ["*.safetensors", "*.safetensors.index.json", "*.json", RECIPE_FILE, PICTURE_FILE]
-"""Files that an earlier push may have left and a new one has not: it would make the folder disagree with itself."""
+"""Files of an earlier push, which would disagree with a new one's."""
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """A model on the Hub in its authors' precision, and as a GGUF file: the packages' largest files, in their order."""
+
+    hub_id: str
+    packages: tuple[str, ...]
+    version: str
+    sha256: str
+    """SHA-256 of the GGUF file."""
+    megabytes: int
+    """Measured size of the packages."""
+    gigabytes: float
+    """Measured size of the folder in fp32."""
+    licence: str
+
+
+def _model(package: str, parts: int | None = None, **row: Any) -> PublishedModel:
+    names = [package] if parts is None else [f"{package}{part}" for part in range(1, parts + 1)]
+    return PublishedModel(packages=tuple(names), **row)
+
+
+MODELS = {name: _model(**row) for name, row in published_models()["fetched"].items()}
+"""Language models that ``subtoken-train data`` fetches, by short name."""
+
+
+def check_fetched(path: str) -> None:
+    """Raise ``ValueError`` with the command that fetches a backbone, where it is one of these and its folder is absent.
+
+    ``checkpoints/NAME`` reads as a Hub id too, and is none; other ids are left to the Hub.
+    """
+    model, folder = MODELS.get(Path(path).name), Path(resolve(path))
+    local = Path(path).parent == Path("checkpoints") or not is_hub_id(path)
+    if model is not None and local and not folder.exists():
+        raise ValueError(
+            f"backbone {path} is not on this machine; get it ({model.megabytes:,} MB): "
+            f"subtoken-train data {Path(path).name} --out {shell_words(path)}"
+        )
 
 
 @dataclass(frozen=True)
 class Destination:
-    """Place of a folder on the Hub; name and branch (``revision``, None: the default one) are made if need be."""
+    """Place of a folder on the Hub; name and branch (None: the default one) are made if need be."""
 
     repo_id: str
     private: bool = False
@@ -91,11 +129,7 @@ def check_destination(destination: Destination) -> None:
 
 
 def push_folder(folder: Path, destination: Destination) -> str:
-    """Upload a folder as one commit and return its address; files that only an earlier push had are removed.
-
-    The commit comes after all files have arrived: a connection that breaks leaves the repository as it was, and what
-    did arrive is not sent again.
-    """
+    """Upload a folder as one commit, after all its files have arrived, and return its address."""
     repo_id, revision = destination.repo_id, destination.revision
     api = HfApi()
     with hub_errors(repo_id, revision):
@@ -114,8 +148,8 @@ def push_folder(folder: Path, destination: Destination) -> str:
 
 def _check_owner(user: dict[str, Any], repo_id: str) -> None:
     """Check that a token's user, with the token's role, may write under a name."""
-    owner, allowed = repo_id.split("/", maxsplit=1)[0], [user["name"], *(org["name"] for org in user.get("orgs", []))]
-    if owner not in allowed:
+    allowed = [user["name"], *(org["name"] for org in user.get("orgs", []))]
+    if repo_id.split("/", maxsplit=1)[0] not in allowed:
         names = ", ".join(f"{name}/..." for name in allowed)
         raise ValueError(f"the token of {user['name']!r} may not write to {repo_id}; allowed: {names}")
     if user.get("auth", {}).get("accessToken", {}).get("role") == "read":
@@ -140,23 +174,23 @@ def hub_errors(repo_id: str, revision: str | None = None) -> Iterator[None]:
 def worded(error: BaseException, repo_id: str, revision: str | None = None) -> str:
     """Return one line for an error of the client."""
     offline = silence() or OFFLINE  # who decided that nothing is asked
-    fixed = {
-        LocalTokenNotFoundError: NO_TOKEN,
-        GatedRepoError: f"{repo_id} is gated: ask for access at {constants.ENDPOINT}/{repo_id}, then 'hf auth login'",
-        RevisionNotFoundError: f"{repo_id} has no revision {revision!r}; name a branch, a tag or a commit of it",
-        OfflineModeIsEnabled: offline,
-    }
-    for kind, words in fixed.items():
-        if isinstance(error, kind):
-            return words
-    if isinstance(error, LocalEntryNotFoundError):
-        cause = error.__cause__
-        reason = worded(cause, repo_id, revision) if isinstance(cause, KNOWN) else offline
-        name = repo_id if revision is None else f"{repo_id}@{revision}"
-        return f"{name} is not in the local cache ({constants.HF_HUB_CACHE}): {reason}"
-    if isinstance(error, HfHubHTTPError):
-        return _status(error, repo_id)
-    return f"no answer from {constants.ENDPOINT} ({type(error).__name__}: {error}); check the network"
+    words = f"no answer from {constants.ENDPOINT} ({type(error).__name__}: {error}); check the network"
+    match error:
+        case LocalTokenNotFoundError():
+            words = NO_TOKEN
+        case GatedRepoError():
+            words = f"{repo_id} is gated: ask for access at {constants.ENDPOINT}/{repo_id}, then 'hf auth login'"
+        case RevisionNotFoundError():
+            words = f"{repo_id} has no revision {revision!r}; name a branch, a tag or a commit of it"
+        case OfflineModeIsEnabled():
+            words = offline
+        case LocalEntryNotFoundError(__cause__=cause):
+            reason = worded(cause, repo_id, revision) if isinstance(cause, KNOWN) else offline
+            name = repo_id if revision is None else f"{repo_id}@{revision}"
+            words = f"{name} is not in the local cache ({constants.HF_HUB_CACHE}): {reason}"
+        case HfHubHTTPError():
+            words = _status(error, repo_id)
+    return words
 
 
 def _status(error: HfHubHTTPError, repo_id: str) -> str:
@@ -178,8 +212,8 @@ def _status(error: HfHubHTTPError, repo_id: str) -> str:
     return f"the Hub refused {repo_id}: {first}"
 
 
-RUN_ADAPTER, CHECKPOINTS = "adapter", "checkpoints"
-"""Folders of a run."""
+CHECKPOINTS = "checkpoints"
+"""Folder of a run."""
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.md"]
 """Data only: no pickle, no code. A merged folder's chat template is a .jinja file."""
 
@@ -199,10 +233,7 @@ def adapter_folder(name: str | Path, revision: str | None = None) -> Path:
 
 
 def find_adapter(name: str | Path, revision: str | None = None) -> Path | None:
-    """Return ``adapter_folder``, or None for what is no adapter: a backbone, or a missing folder.
-
-    With HF_HUB_OFFLINE set, or without a connection, the local cache is read.
-    """
+    """Return ``adapter_folder``, or None for what is no adapter: a backbone, or a missing folder."""
     check_fetched(str(name))
     if not is_hub_id(str(name)):
         if revision is not None:
@@ -226,5 +257,5 @@ def adapter_in(folder: Path) -> Path | None:
     """Return the adapter that a folder is, or that a run's folder (which is no backbone) holds; None for others."""
     if (folder / CONFIG_FILE).is_file():
         return folder
-    own = folder / RUN_ADAPTER
+    own = folder / "adapter"
     return own if (own / CONFIG_FILE).is_file() and not (folder / "config.json").is_file() else None

@@ -1,8 +1,4 @@
-"""Identity of the backbone that an adapter belongs to: name, revision, and a hash of configuration and tensor shapes.
-
-And what an adapter folder holds, as one number: two trainings never have the same. And which model made a cache: there
-the weights themselves count.
-"""
+"""Identity of an adapter's backbone (name, revision, configuration, shapes), of an adapter, and of a cache's model."""
 
 from __future__ import annotations
 
@@ -27,10 +23,9 @@ from subtoken_train.types import Identity
 
 
 def identify(family: Family, config: BackboneConfig) -> Identity:
-    """Return the identity of a loaded (or laid-out) backbone.
+    """Return the identity of a loaded (or laid-out) backbone, whatever its LoRA, quantisation and sharding.
 
-    The same with and without LoRA, however it is quantised, and whether its weights are shared out or not. The revision
-    of a GGUF file is its SHA-256: its rounding is part of what an adapter was trained on.
+    The revision of a GGUF file is its SHA-256: its rounding is part of what an adapter was trained on.
     """
     revision = _FILE + gguf_digest(Path(resolve(config.path))) if is_gguf(config.path) else config.revision
     return Identity(config.path, revision, str(family.model.config.model_type), shapes_digest(family))
@@ -56,17 +51,13 @@ _FILES = ("*.json", "*.safetensors")
 
 
 def adapter_digest(folder: Path) -> str:
-    """Return the SHA-256 of an adapter folder's settings and tensors, in hexadecimal, wherever the folder lies.
-
-    A merged folder's whole weights are read.
-    """
-    paths = sorted(
-        (path.relative_to(folder).as_posix(), path) for kind in _FILES for path in folder.rglob(kind) if path.is_file()
-    )
+    """Return the SHA-256 of an adapter folder's settings and tensors (merged weights too), wherever it lies."""
+    paths = {path.relative_to(folder).as_posix(): path for kind in _FILES for path in folder.rglob(kind)}
     digest = hashlib.sha256()
-    for name, path in paths:
-        with path.open("rb") as file:
-            digest.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    for name, path in sorted(paths.items()):
+        if path.is_file():
+            with path.open("rb") as file:
+                digest.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     return digest.hexdigest()
 
 
@@ -76,24 +67,19 @@ SAMPLED = 64
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """Model that a cache belongs to, wherever it was loaded from.
-
-    Attributes:
-        backbone: its identity; the path is for the reader.
-        weights: SHA-256 of ``SAMPLED`` numbers of each of the backbone's tensors, evenly spaced, as they are stored
-            (another dtype or quantisation is another model), of rotary settings, windows and the norm's epsilon.
-        adapter: SHA-256 of LoRA (scaling included), routers and the routing's settings; None without any.
-        tokenizer: see ``tokenizer_digest``; None in files of version 0.2, which did not note it.
-    """
+    """Model that a cache belongs to, wherever it was loaded from."""
 
     backbone: Identity
     weights: str
+    """SHA-256 of ``SAMPLED`` numbers of each of its tensors as they are stored, rotary settings, windows, epsilon."""
     adapter: str | None
+    """SHA-256 of LoRA (scaling included), routers and the routing's settings; None without any."""
     tokenizer: str | None = None
+    """As ``tokenizer_digest`` makes it; None in files of version 0.2."""
 
 
 def model_identity(backbone: CompressedBackbone) -> ModelIdentity:
-    """Return the identity of what is loaded; a second of reading for billions of weights, no pass over them."""
+    """Return the identity of what is loaded; it takes a second for billions of weights, of which a few are read."""
     family, bank = backbone.family, backbone.bank
     own: dict[str, Tensor] = {}
     lora: dict[str, Tensor] = {}
@@ -104,20 +90,17 @@ def model_identity(backbone: CompressedBackbone) -> ModelIdentity:
     weights = _digest(beside, ((name, _sampled(tensor)) for name, tensor in own.items()))
     adapter = None
     if lora or bank is not None:
-        settings = [None if bank is None else asdict(bank.config), _scalings(family.model)]
+        parts = [(name, part) for name, part in family.model.named_modules() if isinstance(part, BaseTunerLayer)]
+        scalings = [[name, getattr(part, "scaling", None), list(part.active_adapters)] for name, part in parts]
         routers = {} if bank is None else {f"routers.{name}": tensor for name, tensor in bank.state_dict().items()}
-        adapter = _digest(settings, {**lora, **routers}.items())
+        adapter = _digest([None if bank is None else asdict(bank.config), scalings], {**lora, **routers}.items())
     whole = family.model.config
     found = Identity(str(whole._name_or_path), None, str(whole.model_type), shapes_digest(family))
     return ModelIdentity(found, weights, adapter, tokenizer_digest(family.tokenizer))
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """Return the SHA-256 of what makes ids of a text, in hexadecimal: the same wherever the tokenizer lies.
-
-    Vocabulary, merges, added tokens, normaliser and splitting count. The settings of single calls (padding, truncation)
-    do not, nor does the chat template: what stands around a cache's questions is kept in its file.
-    """
+    """Return the SHA-256 of what makes ids of a text: not of padding, truncation and the chat template."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:  # one without a tokenizer.json
         content = json.dumps([sorted(tokenizer.get_vocab().items()), sorted(tokenizer.all_special_tokens)])
@@ -161,9 +144,3 @@ def _sampled(tensor: Tensor) -> Tensor:
     while math.gcd(step, width) > 1:
         step -= 1
     return flat[::step][:SAMPLED]
-
-
-def _scalings(model: Any) -> list[Any]:
-    """Return the factors of the LoRAs, which are no tensors."""
-    parts = [(name, part) for name, part in model.named_modules() if isinstance(part, BaseTunerLayer)]
-    return [[name, getattr(part, "scaling", None), list(part.active_adapters)] for name, part in parts]

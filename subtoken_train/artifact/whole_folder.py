@@ -13,8 +13,6 @@ from pathlib import Path
 from subtoken_train.documents import read_json
 from subtoken_train.outputs import remove_if_empty, stage, take_left
 
-_NAMED = 3  # names in a message
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -36,38 +34,29 @@ class Layout:
         return [item for item, ours in self._sorted(root, root) if not ours]
 
     def remove(self, root: Path) -> list[Path]:
-        """Remove what is ours, and the folders that it leaves empty, ``root`` too; returns what stays.
-
-        Symbolic links are removed themselves, never what they point to.
-        """
-        found = list(self._sorted(root, root))
-        last = root / self.last
+        """Remove what is ours (of a link, the link) and the folders that it leaves empty; returns what stays."""
+        found, last = list(self._sorted(root, root)), root / self.last
         for item, ours in found:
-            if ours and item != last:
+            if ours and item.is_dir() and not item.is_symlink():
+                remove_if_empty(item)
+            elif ours and item != last:
                 item.unlink()
-        for folder in self._folders(root, root):
-            remove_if_empty(folder)
         if [item for item in root.iterdir() if item != last] == []:
             last.unlink(missing_ok=True)
             root.rmdir()
         return [item for item, ours in found if not ours]
 
     def _sorted(self, folder: Path, root: Path) -> Iterator[tuple[Path, bool]]:
+        """Yield what lies in a folder, and whether it is ours; our folders come behind what is in them."""
         for item in sorted(folder.iterdir()):
             name = item.relative_to(root).as_posix()
             if item.is_symlink() or not item.is_dir():
                 yield item, self.files.fullmatch(name) is not None
-            elif self.folders.fullmatch(name):
+            elif ours := self.folders.fullmatch(name) is not None:
                 yield from self._sorted(item, root)
+                yield item, ours
             else:
-                yield item, False
-
-    def _folders(self, folder: Path, root: Path) -> Iterator[Path]:
-        """Return our folders, inner ones first."""
-        for item in sorted(folder.iterdir()):
-            if item.is_dir() and not item.is_symlink() and self.folders.fullmatch(item.relative_to(root).as_posix()):
-                yield from self._folders(item, root)
-                yield item
+                yield item, ours
 
 
 CONFIG_FILE = "subtoken_config.json"
@@ -107,7 +96,7 @@ def check_target(folder: Path, overwrite: bool, layout: Layout = ADAPTER) -> Non
             "choose another"
         )
     if others := [item.relative_to(folder).as_posix() for item in layout.others(folder)]:
-        names = ", ".join(others[:_NAMED]) + (f" and {len(others) - _NAMED:,} more" if len(others) > _NAMED else "")
+        names = ", ".join(others[:3]) + (f" and {len(others) - 3:,} more" if len(others) > 3 else "")
         raise ValueError(
             f"{folder} holds files that do not belong to {layout.kind} ({names}), so it is "
             "not replaced; move them away, or choose another folder"
@@ -120,7 +109,6 @@ def mark_data(folder: Path, layout: Layout) -> None:
 
 
 def _maker(marker: Path) -> str | None:
-    """Return the command that a data set's marker names."""
     try:
         content = read_json(marker)
     except ValueError:
@@ -132,8 +120,8 @@ def _maker(marker: Path) -> str | None:
 def whole_folder(folder: Path, overwrite: bool, layout: Layout = ADAPTER) -> Iterator[Path]:
     """Yield a new folder to write into, which takes ``folder``'s name at the end, or vanishes after an error.
 
-    It lies in a stage (``outputs.stage``). An old folder is renamed to ``NAME.replaced-`` and the stage's token before,
-    and removed after; what a killed process left of that is settled first, or by the next call.
+    An old folder is renamed to ``NAME.replaced-`` and the stage's token before, and removed after; what a killed
+    process left of that is settled by the next call.
     """
     _settle(folder, layout)
     check_target(folder, overwrite, layout)
@@ -155,7 +143,6 @@ def whole_folder(folder: Path, overwrite: bool, layout: Layout = ADAPTER) -> Ite
 
 
 def _replaced(folder: Path, own: Path) -> Path:
-    """Return an old folder's name while the one in the stage ``own`` takes its place."""
     return folder.with_name(f"{folder.name}.replaced-{own.name[-8:]}")
 
 

@@ -36,7 +36,7 @@ def run_raw(argv: list[str]) -> int:
     from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
-    from subtoken_train.artifact.published import check_fetched
+    from subtoken_train.artifact.hub import check_fetched
     from subtoken_train.cli import run_plan
     from subtoken_train.cli.check_lines import check_ready, data_lines, folder_lines, machine_lines, settings_lines
     from subtoken_train.cli.recipe import RecipeCLI

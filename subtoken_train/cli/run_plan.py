@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from huggingface_hub import constants, try_to_load_from_cache
 
-from subtoken_train.artifact.published import check_fetched
+from subtoken_train.artifact.hub import check_fetched
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.recipe_source import RecipeSource
 from subtoken_train.cli.terminal import about

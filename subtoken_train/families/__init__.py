@@ -26,7 +26,7 @@ FAMILIES: Registry[Family] = Registry(
     builtin={
         "llava": "llava:LlavaFamily",
         "qwen2_vl": "qwen_vl:Qwen2VLFamily",
-        "llava_next": "llava_next:LlavaNextFamily",
+        "llava_next": "llava:LlavaNextFamily",
         "llava_onevision": "llava_onevision:LlavaOnevisionFamily",
         "qwen2_5_vl": "qwen_vl:Qwen25VLFamily",
         "qwen3_vl": "qwen_vl:Qwen3VLFamily",
@@ -35,8 +35,8 @@ FAMILIES: Registry[Family] = Registry(
         "idefics3": "idefics3:Idefics3Family",
         "smolvlm": "idefics3:SmolVLMFamily",
         "mistral3": "mistral3:Mistral3Family",
-        "glm4v": "glm4v:Glm4vFamily",
-        "glm4v_moe": "glm4v:Glm4vMoeFamily",
+        "glm4v": "qwen_vl:Glm4vFamily",
+        "glm4v_moe": "qwen_vl:Glm4vMoeFamily",
         **dict.fromkeys(("llama", "qwen2", "qwen3", "mistral"), "text:TextFamily"),
     },
 )

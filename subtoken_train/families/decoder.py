@@ -33,8 +33,6 @@ from subtoken_train.ledger.kv_budget import KVShape
 
 CACHE = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"
 """``cache`` from transformers 5.24 on, where the old name costs a warning a layer and step."""
-
-
 PREFIX = "subtoken_"
 """Prefix of attention functions that also read packed storage."""
 WINDOWED = ("mistral", "qwen2", "qwen3")
@@ -61,7 +59,6 @@ class Projection:
         return output if self.start == 0 and self.stop is None else output[..., self.start : self.stop]
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Project [..., D]."""
         return self.of(self.module(hidden))
 
 
@@ -78,8 +75,14 @@ def layer_windows(config: Any, mrope: bool = False) -> list[int | None]:
         slides = [kind == "sliding_attention" for kind in kinds]
     else:  # Mistral knows no kinds of layers: a window is every layer's
         slides = [window is not None] * text.num_hidden_layers
-    if any(slides):
-        _check_window(text.model_type, window, mrope, alone=text is config)
+    if any(slides) and (mrope or not (text is config or text.model_type in WINDOWED)):
+        seen = f"with images, they are supported only for {', '.join(WINDOWED)}"
+        raise ValueError(
+            f"{text.model_type} with sliding-window attention (window {window}) is not supported: "
+            f"{'places in a grid have no distance' if mrope else seen}; use a model, or a config.json, without it"
+        )
+    if any(slides) and (type(window) is not int or window < 1):
+        raise ValueError(f"{text.model_type}: sliding_window={window!r} must be a whole number of at least 1")
     others = sorted(set(kinds) - {"full_attention", "sliding_attention"})
     if not kinds and getattr(text, "attention_chunk_size", None) is not None:
         others = ["chunked_attention"]
@@ -92,19 +95,6 @@ def layer_windows(config: Any, mrope: bool = False) -> list[int | None]:
             "attention, or sliding windows, in every layer"
         )
     return [window if slides_here else None for slides_here in slides]
-
-
-def _check_window(model_type: str, window: Any, mrope: bool, alone: bool) -> None:
-    if mrope or not (alone or model_type in WINDOWED):
-        why = "places in a grid have no distance"
-        if not mrope:
-            why = f"with images, they are supported only for {', '.join(WINDOWED)}"
-        raise ValueError(
-            f"{model_type} with sliding-window attention (window {window}) is not supported: {why}; use a model, or a "
-            "config.json, without it"
-        )
-    if type(window) is not int or window < 1:
-        raise ValueError(f"{model_type}: sliding_window={window!r} must be a whole number of at least 1")
 
 
 def check_window_runs(windows: list[int | None], implementation: str | None) -> None:
@@ -122,7 +112,7 @@ class DecoderStack:
 
     model: Any
     windows: list[int | None]
-    """Positions that a row sees in each layer, its own included; None where it sees all before it."""
+    """As ``layer_windows`` reads them."""
     lora_pattern = r"model\.language_model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
     """Modules of the q/v LoRA, anchored (towers have a ``q_proj`` too); it ends in ``QV``. See ``adapted``."""
     _length: Tensor | None = None
@@ -229,10 +219,7 @@ class DecoderStack:
 
     @contextmanager
     def as_long_as(self, ends: Tensor) -> Iterator[None]:
-        """Give all angles inside the block the frequencies of one sequence, of which only parts may run.
-
-        ``ends``: one past the last position of each sample, of any shape; the largest counts.
-        """
+        """Give all angles inside the block the frequencies of one sequence: ``ends`` is past each sample's last one."""
         with undoing(partial(setattr, self, "_length", self._length)):
             if self.length_dependent:
                 self._length = ends.max()
@@ -265,15 +252,14 @@ class DecoderStack:
     def query_heads(self, layer: int, normed_BND: Tensor, position_BN: Tensor | None = None) -> Tensor:
         """Return a layer's queries [B, H, N, d] of its normed input, before the rotary embedding, after any norm.
 
-        ``position_BN``: of the rows; what a model stretches far queries by (Ministral 3) is in them then.
+        With ``position_BN``, they are stretched as Ministral 3 stretches far ones.
         """
         query_BHNd = self._heads(layer, "q", normed_BND)
         settings = getattr(self.decoder.config, "rope_parameters", None) or {}
         if position_BN is None or (beta := settings.get("llama_4_scaling_beta")) is None:
             return query_BHNd
         laps_BN = position_BN.to(query_BHNd.device) // settings["original_max_position_embeddings"]
-        stretched: Tensor = query_BHNd * (1 + beta * torch.log(1 + laps_BN))[:, None, :, None].to(query_BHNd.dtype)
-        return stretched
+        return query_BHNd * (1 + beta * torch.log(1 + laps_BN))[:, None, :, None].to(query_BHNd.dtype)
 
     def key_heads(self, layer: int, normed_BND: Tensor) -> Tensor:
         """Return a layer's keys [B, h, N, d], alike."""
@@ -303,16 +289,15 @@ class DecoderStack:
         """Run decoder layers ``start`` to ``stop`` (exclusive), without the final norm.
 
         The padding mask is always passed: without one, transformers takes jumps in the position ids (of shortened
-        inputs) for packed sequences and silently cuts the attention between the pieces.
-        ``position_ids`` are [B, N], or [3, B, N] under mRoPE; ``deep_nBND`` is added as in ``through``; ``options``
-        reach every layer's attention function.
+        inputs) for packed sequences and silently cuts the attention between the pieces. ``position_ids`` are [B, N], or
+        [3, B, N] under mRoPE; ``options`` reach every layer's attention function.
         """
         decoder = self.decoder
         full = create_causal_mask(
             config=decoder.config,
             inputs_embeds=hidden_BND,
             attention_mask=attention_mask_BN,
-            position_ids=_text_positions(position_ids),
+            position_ids=position_ids if position_ids.dim() == 2 else None,
             layer_idx=start,
             **{CACHE: cache},
         )
@@ -324,11 +309,7 @@ class DecoderStack:
         return self.through(decoder.layers[start:stop], hidden_BND, mask, position_ids, cache, deep_nBND, **options)
 
     def decode(self, hidden_BqD: Tensor, position_ids: Tensor, cache: Cache) -> Tensor:
-        """Run all decoder layers on new tokens after a packed prompt, without the final norm.
-
-        No mask is made: packed storage holds no padding, and new tokens see each other causally. ``position_ids`` are
-        [B, q], or [3, B, q] under mRoPE.
-        """
+        """Run all layers on new tokens after a packed prompt, which needs no mask, without the final norm."""
         return self.through(self.decoder.layers, hidden_BqD, None, position_ids, cache)
 
     def through(
@@ -341,14 +322,12 @@ class DecoderStack:
         deep_nBND: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """Run some decoder layers under transformers' mask, or under one mask for each window.
+        """Run some decoder layers under transformers' mask, or under one mask, or ``Seen``, for each window.
 
-        Where an attention makes its own masks, ``Seen`` stands in a mask's place.
-
-        ``deep_nBND``: what the first n layers of the model add to their outputs (``Rows.deep_nBMD``). Where the layers
-        lie on several devices, what comes out lies where ``hidden`` did.
+        ``deep_nBND``: what the first n layers of the model add to their outputs. What comes out lies where ``hidden``
+        did, whatever devices the layers lie on.
         """
-        home = hidden.device
+        home, text_positions = hidden.device, position_ids if position_ids.dim() == 2 else None
         angles: dict[str | None, tuple[Tensor, Tensor]] = {}
         for layer in layers:
             index = layer.self_attn.layer_idx
@@ -359,7 +338,7 @@ class DecoderStack:
             hidden = layer(
                 hidden,
                 attention_mask=None if seen else own,
-                position_ids=_text_positions(position_ids),
+                position_ids=text_positions,
                 use_cache=cache is not None,
                 position_embeddings=angles[kind],
                 **{CACHE: cache},
@@ -402,8 +381,3 @@ def _windowed(
     allowed_BNN = SlidingWindow(size, position_BN).of_rows(0, len(rows_N)) & visible_BN[:, None]
     # a row of padding sees itself: one that sees nothing can turn NaN
     return (allowed_BNN & (rows_N[:, None] >= rows_N) | (rows_N[:, None] == rows_N))[:, None]
-
-
-def _text_positions(position_ids: Tensor) -> Tensor | None:
-    """Return position ids as transformers' layers take them; None under mRoPE."""
-    return position_ids if position_ids.dim() == 2 else None

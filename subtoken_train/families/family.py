@@ -35,7 +35,7 @@ class PilProcessor:
     """A checkpoint's tokenizer and image processor; the same pixels with and without torchvision."""
 
     image_reader: ClassVar[Any]
-    """The PIL image processor's class."""
+    """The PIL image processor's class, whichever the checkpoint names."""
     image_token: ClassVar[str]
     """Placeholder of a visual token of an image."""
 
@@ -45,11 +45,9 @@ class PilProcessor:
 
     @classmethod
     def from_pretrained(cls, source: str, revision: str | None = None, trust_remote_code: bool = False) -> Self:
-        """Read both from a folder or the Hub, whichever image processor class the checkpoint names."""
-        return cls(
-            cls.image_reader.from_pretrained(source, revision=revision),
-            AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code),
-        )
+        """Read both from a folder or the Hub."""
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
+        return cls(cls.image_reader.from_pretrained(source, revision=revision), tokenizer)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write both into a checkpoint folder."""
@@ -78,11 +76,10 @@ def _published_config(row: Mapping[str, Any]) -> Any:
     text = {**table["parts"][row["text"]], **dict(zip(table["sizes"], row["sizes"], strict=True))}
     if "own" not in row:
         return CONFIG_MAPPING[text["model_type"]](**text)
-    towers = {}
-    if "vision" in row:
-        vision = table["parts"][row["vision"]].items()
-        # a size of the tower may be named after the text's
-        towers["vision_config"] = {key: text[size] if size in table["sizes"] else size for key, size in vision}
+    # a size of the tower may be named after the text's
+    vision = table["parts"][row["vision"]] if "vision" in row else {}
+    tower = {key: text[size] if size in table["sizes"] else size for key, size in vision.items()}
+    towers = {"vision_config": tower} if "vision" in row else {}
     return CONFIG_MAPPING[row["own"]["model_type"]](text_config=text, **towers, **row["own"])
 
 
@@ -100,11 +97,9 @@ class Family(DecoderStack, ABC):
     licences: ClassVar[dict[str, Licence]] = {}
     """Licences of published backbones by their Hub ids, for model cards: an adapter's is the same."""
     sees_images: ClassVar[bool] = True
-    """False for a language model."""
     takes_videos: ClassVar[bool] = False
-    """True where a prompt may show videos."""
     tells_frames: ClassVar[bool] = False
-    """True where a batch tells videos from images, and their frames (``picture_frames``)."""
+    """Whether a batch tells videos from images, and their frames (``picture_frames``)."""
     unquantised: ClassVar[tuple[str, ...]] = ("lm_head", "model.vision_tower", "model.multi_modal_projector")
     """Modules that quantisation leaves alone: all outside the decoder."""
     auto_model: Any = AutoModelForImageTextToText
@@ -114,7 +109,7 @@ class Family(DecoderStack, ABC):
     tower_positions: PositionPolicy = "renumber"
     """Position ids of what a tower reducer leaves: counted anew, or (mRoPE) each row's own."""
     in_tiles: ClassVar[bool] = False
-    """True where a picture's tokens are those of several tiles, which make no one grid."""
+    """Whether a picture's tokens are those of several tiles, which make no one grid."""
     nominal_image: tuple[int, int] | None = None
     """(height, width) in pixels that figures without an image are about; None where all images give as many tokens."""
     paper_text: ClassVar[dict[str, int]]
@@ -122,9 +117,14 @@ class Family(DecoderStack, ABC):
     chat: ChatFormat
     """Texts around what is said, for a family that does not write its own (``render``)."""
     chooses_chat: ClassVar[bool] = False
-    """True where ``choose_chat`` takes names: the family was published with several chat formats."""
+    """Whether ``choose_chat`` takes names: the family was published with several chat formats."""
     may_pad: ClassVar[bool] = False
-    """True where ``pad_images`` is a choice: images keep their shape otherwise."""
+    """Whether ``pad_images`` is a choice: images keep their shape otherwise."""
+
+    def __init_subclass__(cls) -> None:
+        """Take what the table of published models has of its model type."""
+        if "published" not in vars(cls) and "name" in vars(cls):
+            cls.published, cls.licences = published_of(cls.name)
 
     def __init__(self, model: Any, processor: Any) -> None:
         self.windows = layer_windows(model.config, self.tower_positions == "mrope")
@@ -134,8 +134,7 @@ class Family(DecoderStack, ABC):
 
     @property
     def output_pattern(self) -> str:
-        """Return the modules of the output projection's LoRA: ``lora_pattern``, but for ``o_proj``."""
-        assert QV in self.lora_pattern
+        """Return the modules of the output projection's LoRA."""
         return self.lora_pattern.replace(QV, "o_proj")
 
     @property
@@ -155,8 +154,7 @@ class Family(DecoderStack, ABC):
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
         """Return the visual tokens of one image of (height, width) pixels, by default of ``nominal_image``.
 
-        A fixed-resolution family ignores the size. ``together``: images of the same prompt (videos not counted), which
-        some families show in less detail where there are several.
+        ``together``: images of the same prompt (videos not counted), which some families show in less detail.
         """
 
     def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
@@ -201,10 +199,10 @@ class Family(DecoderStack, ABC):
         """
 
     def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
-        """Turn pictures as a processor gives them, by the names ``image_inputs``, into a batch's.
+        """Turn pictures as a processor gives them into a batch's.
 
         Args:
-            given: its output, some of whose names may be missing, and ``input_ids``.
+            given: its output by the names ``image_inputs``, some of which may be missing, and ``input_ids``.
             visual_BN: placeholders of visual tokens in the prompts, bool.
         """
         pixels = given.get("pixel_values")
@@ -328,7 +326,7 @@ def check_calibration(calibration: Calibration[Any] | None, family: Family) -> N
 
 
 def only_videos(record: str) -> ValueError:
-    """Return the error for an image where the reducer chooses among frames."""
+    """Return the error for an image where a reducer chooses among frames."""
     return ValueError(
         f"record {record!r} shows an image, and its reducer chooses among the frames of videos; leave images out, or "
         "name a reducer that takes them (divprune, dart)"

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers.models.idefics3 import image_processing_pil_idefics3 as tiling
 
 from subtoken_train.families.chat import ChatFormat, joined
-from subtoken_train.families.family import GivenImages, PilProcessor, published_of
+from subtoken_train.families.family import GivenImages, PilProcessor
 from subtoken_train.families.images import Picture, Video
 from subtoken_train.families.tiles import MergedTilesFamily, padded_tiles
 from subtoken_train.families.towers import merged_statistics, with_statistics
@@ -42,7 +42,6 @@ class Idefics3Processor(PilProcessor):
 
 
 def _words(prompt: str, picture: str) -> str:
-    """Write a question behind ``User:``, with a space before words."""
     words = joined(prompt, picture)
     return words if words.startswith(picture) else f" {words}"
 
@@ -55,7 +54,6 @@ class Idefics3Family(MergedTilesFamily):
     lora_pattern = r"model\.text_model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
     unquantised = ("lm_head", "model.vision_model", "model.connector")
     image_inputs = ("pixel_values", "pixel_attention_mask")
-    published, licences = published_of("idefics3")
     # a photograph: four by three tiles and the whole, 832 visual tokens of SmolVLM-500M
     nominal_image = (768, 1024)
     # our reading, of a question of six tokens: <|im_start|>User: and the marks of the first tile; then the other tiles'
@@ -87,7 +85,7 @@ class Idefics3Family(MergedTilesFamily):
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return the rows and columns of tiles of an image of (height, width) pixels; (0, 0): it is its whole alone.
 
-        Written out, because the second side follows the rounded first one, which transformers' own count leaves out.
+        Transformers' own count leaves out that the second side follows the rounded first one.
         """
         if not self.cuts:
             return 0, 0
@@ -106,7 +104,6 @@ class Idefics3Family(MergedTilesFamily):
         return (rows * columns + 1) * self.tile_tokens
 
     def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
-        """Return an image's tiles row by row, then its whole, each behind its marks."""
         if isinstance(picture, Video):
             raise self.no_video()
         (rows, columns), shown = self.grid((picture.height, picture.width)), marker * self.tile_tokens
@@ -142,7 +139,6 @@ class Idefics3Family(MergedTilesFamily):
         return GivenImages(pixels, None, tokens_B // self.tile_tokens)
 
     def given_images(self, pixels: Tensor, grid_I3: Tensor | None, input_ids_BN: Tensor) -> dict[str, Tensor]:
-        """Return them as transformers' processor does, prompts of fewer tiles filled up with zeros."""
         tiles_B = self.is_visual(input_ids_BN).sum(-1) // self.tile_tokens
         return {"pixel_values": padded_tiles(pixels, tiles_B.tolist())}
 
@@ -173,4 +169,3 @@ class SmolVLMFamily(Idefics3Family):
     """SmolVLM2 (256M, 500M, 2.2B): Idefics3's parts around SmolLM2; images, and no videos."""
 
     name = "smolvlm"
-    published, licences = published_of("smolvlm")

@@ -1,18 +1,13 @@
-"""Images and videos of a prompt: made upright RGB, padded to squares, counted; PIL only.
+"""Images and videos of a prompt: made upright RGB, padded to squares, counted; PIL only. Legend: F frames.
 
 Every reader of pictures calls ``rgb_pixels``:
 
-* It is turned as the file says: EXIF's orientation (JPEG, PNG, WebP, TIFF, AVIF, MPO), else XMP's ``tiff:Orientation``.
-  An orientation outside of 1 to 8 says nothing. EXIF that is too damaged to tell leaves the picture as it is stored,
-  with a ``SubTokenWarning``.
-* What is transparent shows white.
-* Greys of 16 bits (``I;16`` in either byte order, and ``I`` of a PNG or PPM file) are divided by 257. Pillow's ``I``
-  and ``F`` name no depth, so their values tell it: ``I`` from 0 to 255 is taken as it is and up to 65,535 as 16 bits;
-  ``F`` from 0 to 1 is multiplied by 255, and up to 255 taken as it is unless all of it is below 16. All else runs from
-  black, its least value, to white, its greatest; where those are equal it is a middle grey.
-* CMYK, YCbCr, HSV and Lab are converted by Pillow; colour profiles are not applied.
-
-Legend: F frames.
+* It is turned as EXIF says, else XMP's ``tiff:Orientation``; damaged EXIF leaves it as stored, with a warning.
+* What is transparent shows white; CMYK, YCbCr, HSV and Lab are converted by Pillow, without colour profiles.
+* Greys of 16 bits (``I;16``, and ``I`` of a PNG or PPM file) are divided by 257. Pillow's ``I`` and ``F`` name no
+  depth, so their values tell it: ``I`` from 0 to 255 is taken as it is and up to 65,535 as 16 bits; ``F`` from 0 to 1
+  is multiplied by 255, and up to 255 taken as it is unless all of it is below 16. All else runs from black, its least
+  value, to white, its greatest; where those are equal it is a middle grey.
 """
 
 from __future__ import annotations
@@ -43,7 +38,7 @@ class PixelError(ValueError):
 
 
 def to_rgb(image: Any, name: str) -> Image.Image:
-    """Return the pixels of an image that somebody opened, see ``rgb_pixels``."""
+    """Return ``rgb_pixels`` of an image that somebody opened."""
     if not isinstance(image, Image.Image):
         raise ValueError(f"{name} is not an image; open it with PIL first")
     try:
@@ -54,25 +49,16 @@ def to_rgb(image: Any, name: str) -> Image.Image:
 
 
 def rgb_pixels(image: Image.Image, name: str) -> Image.Image:
-    """Read an opened image's pixels as a new RGB image, turned upright; see above for what becomes of other modes.
-
-    An image that ``ImageOps.exif_transpose`` turned carries no orientation any more and stays as it is, and so does
-    what this function returned. One that was turned by hand and still carries it is turned once more.
-    """
+    """Read an opened image's pixels as a new RGB image, turned upright, which carries no orientation any more."""
     if 0 in image.size:
         raise PixelError("it has no pixels")
     image.load()
-    return _upright(_flat(_eight_bits(image)), _orientation(image, name))
-
-
-def _upright(image: Image.Image, orientation: int) -> Image.Image:
-    """Turn an image, and take away all that a file says beside its pixels, so that nobody turns it again."""
-    told = Image.Exif()
-    told[ExifTags.Base.Orientation] = orientation
-    image.info = {"exif": told.tobytes()}  # nothing else, whose damage would be in the way
-    ImageOps.exif_transpose(image, in_place=True)
-    image.info = {}
-    return image
+    shown, told = _flat(_eight_bits(image)), Image.Exif()
+    told[ExifTags.Base.Orientation] = _orientation(image, name)
+    shown.info = {"exif": told.tobytes()}  # nothing else, whose damage would be in the way
+    ImageOps.exif_transpose(shown, in_place=True)
+    shown.info = {}
+    return shown
 
 
 def _orientation(image: Image.Image, name: str) -> int:
@@ -93,7 +79,6 @@ def _orientation(image: Image.Image, name: str) -> int:
 
 
 def _flat(image: Image.Image) -> Image.Image:
-    """Convert an image of 8 bits to RGB, on white where it is transparent."""
     if not image.has_transparency_data:
         return image.convert("RGB")
     seen = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
@@ -120,7 +105,6 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _range(image: Image.Image, least: float, most: float) -> tuple[float, float]:
-    """Return which values are black and white."""
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         return 0, _WHITE_16
     if image.mode == "F" and least >= 0 and most <= 1:
@@ -171,13 +155,18 @@ Picture = Image.Image | Video
 
 
 def count_images(pictures: Sequence[Picture]) -> int:
-    """Count a prompt's images, which families call ``together``. Videos are shown as they are alone."""
+    """Count a prompt's images, which families call ``together``; videos are shown as they are alone."""
     return sum(not isinstance(picture, Video) for picture in pictures)
 
 
 def copied_bytes(pixel_bytes: int, element: int) -> int:
     """Return the bytes of a copy of fp32 pixels in a tower's dtype of ``element`` bytes; 0 if that is fp32 too."""
     return 0 if element == FP32_BYTES else pixel_bytes * element // FP32_BYTES
+
+
+def tower_peak(pixel_bytes: int, element: int, side: int, live: int) -> int:
+    """Return the bytes of fp32 pixels in a tower's dtype, and of ``live`` numbers for each of their square tiles."""
+    return int(copied_bytes(pixel_bytes, element) + pixel_bytes // (FP32_BYTES * 3 * side**2) * element * live)
 
 
 MOST_SIDE = 13_377
@@ -194,15 +183,14 @@ def check_square(height: int, width: int) -> None:
 
 
 def pad_to_square(image: Image.Image, fill: tuple[int, int, int]) -> Image.Image:
-    """Centre an RGB image on the smallest square that holds it, as LLaVA does before resizing; a square is returned.
+    """Centre an RGB image on the smallest square, in a colour of 0..255 a channel, as LLaVA does before resizing.
 
-    ``fill``: colour of the bars, 0..255 per channel. An odd bar is one pixel wider on the right or bottom.
+    A square image is returned; an odd bar is one pixel wider on the right or bottom.
     """
     width, height = image.size
     check_square(height, width)
-    if width == height:
+    if (side := max(width, height)) == min(width, height):
         return image
-    side = max(width, height)
     square = Image.new("RGB", (side, side), fill)
     square.paste(image, ((side - width) // 2, (side - height) // 2))
     return square

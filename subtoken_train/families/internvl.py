@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers.models.got_ocr2 import image_processing_pil_got_ocr2 as tiling
 
 from subtoken_train.families.chat import CHATML
-from subtoken_train.families.family import GivenImages, PilProcessor, published_of
+from subtoken_train.families.family import GivenImages, PilProcessor
 from subtoken_train.families.images import Picture, Video
 from subtoken_train.families.tiles import MergedTilesFamily
 from subtoken_train.families.towers import class_attention, merged_statistics, with_inputs
@@ -42,7 +42,6 @@ class InternVLFamily(MergedTilesFamily):
 
     name = "internvl"
     auto_processor = InternVLProcessor
-    published, licences = published_of("internvl")
     originals: ClassVar[dict[str, str]] = {"internvl_chat": "OpenGVLab/InternVL3-8B-hf"}
     takes_videos = True
     merge, class_tokens = 2, 1
@@ -79,7 +78,6 @@ class InternVLFamily(MergedTilesFamily):
         return self.tiles(image_size or self.nominal_image) * self.tile_tokens
 
     def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
-        """Return an image between its marks; a video's frames line by line."""
         if isinstance(picture, Video):
             shown = f"<img>{marker * self.tile_tokens}</img>"
             return "\n".join(f"Frame{i + 1}: {shown}" for i in range(len(picture.frames)))
@@ -87,19 +85,19 @@ class InternVLFamily(MergedTilesFamily):
 
     def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, None]:
         """Return all pictures' tiles, [I, 3, H, W]: an image's row by row, then its whole; a video's, one a frame."""
-        made = []
+        made, cut = [], {"max_patches": self.most_tiles, "return_tensors": "pt"}
         for picture in images:
             is_video = isinstance(picture, Video)
-            cut = {"crop_to_patches": not is_video, "max_patches": self.most_tiles, "return_tensors": "pt"}
             frames = list(picture.frames) if is_video else [picture]
-            made.append(self.processor.image_processor(frames, **cut)["pixel_values"])
+            made.append(self.processor.image_processor(frames, crop_to_patches=not is_video, **cut)["pixel_values"])
         pixels = torch.cat(made)
         self.check_tiles(pixels)
         return pixels, None
 
     def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
         """Read tiles one after another; every run of image tokens is a picture."""
-        pixels, runs = given.get("pixel_values"), [_runs(row) for row in visual_BN.tolist()]
+        pixels = given.get("pixel_values")
+        runs = [[len(list(run)) for is_visual, run in groupby(row) if is_visual] for row in visual_BN.tolist()]
         if pixels is not None:
             self.check_tiles(pixels)
             for odd in (run for of_sample in runs for run in of_sample if run % self.tile_tokens):
@@ -110,15 +108,11 @@ class InternVLFamily(MergedTilesFamily):
 
     @classmethod
     def tower_statistics(cls, config: Any) -> frozenset[TowerStatistics]:
-        """Return all kinds: the class token's attention, by heads and unsplit."""
         return frozenset({"received", "class", "unsplit"})
 
     @torch.no_grad()
     def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
-        """Return every tile's merged patches, an entry per tile; statistics are the last layer's (``towers``).
-
-        The class token has no place among merged tokens: no reducer is given it to emit.
-        """
+        """Return every tile's merged patches (no class token), an entry per tile; statistics are the last layer's."""
         if batch.pixel_values is None:
             return None
         tower, pixels = self.model.model.vision_tower, batch.pixel_values.to(self.model.dtype)
@@ -136,8 +130,3 @@ class InternVLFamily(MergedTilesFamily):
         grid = patches_IPc.reshape(len(patches_IPc), self.high, self.high, -1)
         shuffled: Tensor = self.model.model.pixel_shuffle(grid, scale_factor=0.5)
         return shuffled.flatten(1, 2)
-
-
-def _runs(visual_N: list[bool]) -> list[int]:
-    """Return the lengths of the runs of image tokens."""
-    return [len(list(run)) for is_visual, run in groupby(visual_N) if is_visual]

@@ -24,8 +24,8 @@ from torch import Tensor
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 
 from subtoken_train.families.chat import CHATML, pictures_first
-from subtoken_train.families.family import Family, GivenImages, PilProcessor, published_of
-from subtoken_train.families.images import FP32_BYTES, Picture, Video, check_square, copied_bytes
+from subtoken_train.families.family import Family, GivenImages, PilProcessor
+from subtoken_train.families.images import FP32_BYTES, Picture, Video, check_square, tower_peak
 from subtoken_train.families.tiles import TileLayout, ordered_pictures, padded_tiles
 from subtoken_train.families.towers import features_with_statistics, patch_features
 from subtoken_train.types import Batch, Frames, TowerStatistics, VisualStates
@@ -36,11 +36,7 @@ Pictures = tuple[list[Tensor], list[tuple[int, int, int]]]
 
 
 class OnevisionProcessor(PilProcessor):
-    """Tokenizer and PIL image processor.
-
-    transformers' own processor wants a video processor, which needs torchvision. Frames go through the image processor
-    here, as the whole of a picture does; that the video processor gives the same pixels is not proven.
-    """
+    """Tokenizer and PIL image processor, which frames go through too: that they have the same pixels is not proven."""
 
     image_reader = LlavaOnevisionImageProcessorPil
     image_token = "<image>"
@@ -55,7 +51,6 @@ class LlavaOnevisionFamily(Family):
     takes_videos = tells_frames = True
     in_tiles = True
     image_inputs = ("pixel_values", "image_sizes", "batch_num_images", "pixel_values_videos")
-    published, licences = published_of("llava_onevision")
     # four tiles and the whole: 3,645 patches and 54 newlines; this chat format makes 15 of a question of six tokens
     nominal_image = (768, 768)
     paper_text: ClassVar[dict[str, int]] = {"system": 3, "query": 12}
@@ -95,26 +90,24 @@ class LlavaOnevisionFamily(Family):
 
     def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, Tensor]:
         """Return the tiles and frames of all pictures, [I, 3, side, side], and ``image_grid_I3``."""
-        pixels, grid = [], []
+        pixels, grid, make = [], [], self.processor.image_processor
         for picture, others in zip(images, together or [1] * len(images), strict=True):
-            if isinstance(picture, Video):
-                shown, row = self._frames(picture), (len(picture.frames), 0, 0)
-            else:
-                # of several pictures in a list the processor makes one tile each
+            if isinstance(picture, Video):  # each frame as the whole of a picture
+                one_tile = {"image_grid_pinpoints": [[self.layout.side] * 2], "return_tensors": "pt"}
+                pixels.append(make(list(picture.frames), **one_tile)["pixel_values"][:, 0])
+                grid.append((len(picture.frames), 0, 0))
+            else:  # of several pictures in a list the processor makes one tile each
                 given = [picture] if others == 1 else [[picture, picture]]
-                shown = self.processor.image_processor(given, return_tensors="pt")["pixel_values"][0]
-                row = (len(shown), picture.height, picture.width)
-            pixels.append(shown)
-            grid.append(row)
+                pixels.append(make(given, return_tensors="pt")["pixel_values"][0])
+                grid.append((len(pixels[-1]), picture.height, picture.width))
         return torch.cat(pixels), torch.tensor(grid)
 
     def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
-        """Read tiles and frames in the prompts' order, without padding; ``given`` has ``input_ids`` too.
+        """Read tiles and frames in the prompts' order, without padding.
 
-        The processor pads images to the largest one's tiles (``pixel_values``, [images, tiles, 3, side, side], with
-        ``image_sizes``), says how many images each prompt with images has (``batch_num_images``; where it is missing
-        each image is its prompt's only one, as for transformers' model), and stacks videos of equal length
-        (``pixel_values_videos``, [videos, frames, 3, side, side]).
+        The processor pads images to the largest one's tiles ([images, tiles, 3, side, side], with ``image_sizes``),
+        says how many each prompt with images has (``batch_num_images``; where it is missing, one, as for transformers'
+        model), and stacks videos of equal length ([videos, frames, 3, side, side]).
         """
         kind_BN = visual_BN * (1 + self._is_video(given["input_ids"]).long())
         pictures = {IMAGE: _images(given, self.layout), VIDEO: _videos(given, self.layout)}
@@ -146,30 +139,21 @@ class LlavaOnevisionFamily(Family):
         return made | ({"pixel_values_videos": torch.stack(videos)} if videos else {})
 
     def image_bytes(self) -> int:
-        return self.layout.tiles(self.nominal_image) * self._tile_bytes()
+        return self.layout.tiles(self.nominal_image) * FP32_BYTES * 3 * self.layout.side**2
 
     def tower_bytes(self, pixel_bytes: int) -> int:
-        """Return the peak bytes, with patches of C channels and an MLP of M.
-
-        At work is an MLP: the residual, its input to the GELU and the output, 2 C and 2 M in the tower's dtype; beside
-        them the pixels (fp32 in ``pixel_bytes``) in that dtype.
-        """
-        vision, element = self.model.config.vision_config, self.shape.element_bytes
-        patches = pixel_bytes // self._tile_bytes() * self.layout.whole
-        live = 2 * vision.hidden_size + 2 * vision.intermediate_size
-        return int(copied_bytes(pixel_bytes, element) + patches * element * live)
+        """Return the peak bytes, at an MLP: the residual, its input to the GELU and the output."""
+        vision = self.model.config.vision_config
+        live = self.layout.whole * (2 * vision.hidden_size + 2 * vision.intermediate_size)
+        return tower_peak(pixel_bytes, self.shape.element_bytes, self.layout.side, live)
 
     @torch.no_grad()
     def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
-        """Return projected features with newlines; statistics are from the layer that made them (``towers``).
-
-        There is no class token. What patches say is cropped, scaled and pooled as their features are.
-        """
+        """Return projected features with newlines; statistics of the layer that made them are packed as they are."""
         if batch.pixel_values is None:
             return None
         assert batch.image_grid_I3 is not None
-        config, model = self.model.config, self.model.model
-        chosen = config.vision_feature_layer
+        model, chosen = self.model.model, self.model.config.vision_feature_layer
         layers = [chosen] if isinstance(chosen, int) else list(chosen)
         pixels, grid = batch.pixel_values.to(self.model.dtype), batch.image_grid_I3.tolist()
         if statistics is None:
@@ -184,16 +168,11 @@ class LlavaOnevisionFamily(Family):
         return VisualStates(tokens, None, received, keys, tiles=[part_T.long() for part_T in tiles])
 
     def project(self, states_TC: Tensor) -> Tensor:
-        """Return the features unchanged: they are projected before they are resampled."""
-        return states_TC
+        return states_TC  # they are projected before they are resampled
 
     def _is_video(self, ids: Tensor) -> Tensor:
         found: Tensor = ids == self.model.config.video_token_id
         return found
-
-    def _tile_bytes(self) -> int:
-        """Return the bytes of a tile's pixels, fp32."""
-        return FP32_BYTES * 3 * self.layout.side**2
 
     def visual_rows(self, row: Sequence[int]) -> int:
         """Count the visual tokens of a picture, by its row of ``image_grid_I3``."""
@@ -207,13 +186,6 @@ class LlavaOnevisionFamily(Family):
     def picture_frames(self, batch: Batch) -> list[Frames | None]:
         rows = [] if batch.image_grid_I3 is None else batch.image_grid_I3.tolist()
         return [None if height else self.frames_of(count) for count, height, _ in rows]
-
-    def _frames(self, video: Video) -> Tensor:
-        """Process each frame as the whole of a picture, [frames, 3, side, side]."""
-        frames, side = list(video.frames), self.layout.side
-        made = self.processor.image_processor(frames, image_grid_pinpoints=[[side, side]], return_tensors="pt")
-        whole: Tensor = made["pixel_values"][:, 0]
-        return whole
 
     def _packed(self, values_IPC: Tensor, grid: list[list[int]], newline_C: Tensor) -> list[Tensor]:
         """Put every tile's patches in the order of placeholders, [T, C] for each image and frame."""
@@ -248,7 +220,6 @@ def _images(given: Mapping[str, Tensor], layout: TileLayout) -> Pictures:
 
 
 def _are_sizes(sizes: Tensor) -> bool:
-    """Return whether a tensor is [images, 2] of whole numbers above 0, of at least one image."""
     whole = sizes.dim() == 2 and sizes.shape[1] == 2 and len(sizes) > 0 and not sizes.is_floating_point()
     return whole and bool((sizes > 0).all())
 

@@ -83,11 +83,7 @@ def remove_lora(family: Family) -> None:
 
 def _peft_config(settings: LoraSettings, pattern: str) -> LoraConfig:
     return LoraConfig(
-        r=settings.rank,
-        lora_alpha=settings.alpha,
-        lora_dropout=settings.dropout,
-        target_modules=pattern,
-        bias="none",
+        r=settings.rank, lora_alpha=settings.alpha, lora_dropout=settings.dropout, target_modules=pattern, bias="none"
     )
 
 

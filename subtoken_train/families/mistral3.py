@@ -29,7 +29,7 @@ from transformers.models.pixtral.image_processing_pil_pixtral import (
 from transformers.models.pixtral.modeling_pixtral import apply_rotary_pos_emb
 
 from subtoken_train.families.chat import ChatFormat
-from subtoken_train.families.family import Family, GivenImages, PilProcessor, published_of
+from subtoken_train.families.family import Family, GivenImages, PilProcessor
 from subtoken_train.families.images import FP32_BYTES, Picture, Video, copied_bytes
 from subtoken_train.families.tiles import pictures_per_sample
 from subtoken_train.families.towers import received_attention, with_inputs
@@ -52,7 +52,6 @@ class Mistral3Family(Family):
     name = "mistral3"
     auto_processor = Mistral3Processor
     image_inputs = ("pixel_values", "image_sizes")
-    published, licences = published_of("mistral3")
     # a photograph: 24 x 32 visual tokens
     nominal_image = (672, 896)
     # our reading, of a question of six tokens: <s>[INST]; the marks of 24 rows and [/INST]
@@ -72,7 +71,6 @@ class Mistral3Family(Family):
         self.longest = _LONGEST if processor is None else int(processor.image_processor.size["longest_edge"])
 
     def limit_pixels(self, max_pixels: int) -> None:
-        """Scale pictures down so far that a square has at most ``max_pixels``."""
         if max_pixels < self.unit**2:
             raise ValueError(f"max_pixels={max_pixels} is below one visual token of mistral3, {self.unit**2} pixels")
         self.longest = min(self.longest, math.isqrt(max_pixels) // self.unit * self.unit)
@@ -94,7 +92,6 @@ class Mistral3Family(Family):
         return rows * columns
 
     def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
-        """Return an image's placeholders row by row."""
         if isinstance(picture, Video):
             raise self.no_video()
         rows, columns = self.grid((picture.height, picture.width))
@@ -124,7 +121,6 @@ class Mistral3Family(Family):
         return GivenImages(patches, self._grids(sizes), pictures_per_sample(tokens, visual_BN))
 
     def given_images(self, pixels: Tensor, grid_I3: Tensor | None, input_ids_BN: Tensor) -> dict[str, Tensor]:
-        """Return them as transformers' processor does, padded to the largest picture."""
         assert grid_I3 is not None
         return {"pixel_values": self._padded(pixels, grid_I3), "image_sizes": grid_I3[:, 1:] * self.patch}
 
@@ -132,11 +128,7 @@ class Mistral3Family(Family):
         return FP32_BYTES * 3 * self.unit**2 * self.visual_tokens()
 
     def tower_bytes(self, pixel_bytes: int) -> int:
-        """Return the peak bytes for all pictures together, of P patches.
-
-        That is the pixels in the tower's dtype, flat and padded, the mask of P * P, and a layer's MLP at work: its
-        input, the stream after attention and its norm, and three states around the gate.
-        """
+        """Return the peak bytes: the pixels, flat and padded, the mask of P * P, six states of a patch at an MLP."""
         vision, element = self.model.config.vision_config, self.shape.element_bytes
         patches = pixel_bytes // (FP32_BYTES * 3 * self.patch**2)
         states = 3 * vision.hidden_size + 3 * vision.intermediate_size
@@ -145,11 +137,7 @@ class Mistral3Family(Family):
 
     @torch.no_grad()
     def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
-        """Return every picture's normed patches, merged two by two; statistics are from the last layer.
-
-        Our reading, as of Qwen's merge groups: a merged token receives what its four patches do, on average, and its
-        key, taken after the rotary embedding, is the mean of theirs.
-        """
+        """Return every picture's normed patches, merged two by two; statistics are the last layer's, as Qwen's are."""
         if batch.pixel_values is None:
             return None
         assert batch.image_grid_I3 is not None
@@ -177,18 +165,15 @@ class Mistral3Family(Family):
         return made
 
     def project(self, states_TC: Tensor) -> Tensor:
-        """Apply the patch merger's map and the projector behind it."""
         projector = self.model.model.multi_modal_projector
         merged = projector.patch_merger.merging_layer(states_TC)
         features: Tensor = projector.linear_2(projector.act(projector.linear_1(merged)))
         return features
 
     def _grids(self, sizes_I2: Tensor) -> Tensor:
-        """Return (1, rows, columns) of patches for sizes in pixels."""
         return F.pad(sizes_I2.long() // self.patch, (1, 0), value=1)
 
     def _flat(self, image_3HW: Tensor) -> Tensor:
-        """Return a picture's patches, [rows * columns, 3 * pixels]."""
         return F.unfold(image_3HW[None], self.patch, stride=self.patch)[0].T
 
     def _padded(self, patches: Tensor, grid_I3: Tensor) -> Tensor:
@@ -203,10 +188,7 @@ class Mistral3Family(Family):
 
 
 def _patch_statistics(attention: Any, lengths: list[int], options: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """Recompute the attention that patches receive in a Pixtral layer, [P], and their turned keys, [P, d], in fp32.
-
-    ``lengths``: patches of each picture, which see each other alone; ``options``: what the layer was called with.
-    """
+    """Recompute the attention that patches of a picture's length receive, [P], and their turned keys, [P, d], fp32."""
     split = (1, -1, attention.num_heads, attention.head_dim)
     projected = (part(options["hidden_states"]).view(split) for part in (attention.q_proj, attention.k_proj))
     query, key = (each.transpose(1, 2) for each in projected)

@@ -1,16 +1,15 @@
 """Pictures of Qwen's VLMs: sizes, patches, grids, runs of placeholders, processor names and mRoPE positions.
 
 An image is one layer of its grid, a video one layer of patches per two frames (the last frame twice where they are
-odd); both are VISUAL rows. Frames are scaled by the same rule as images, by PIL: the published video processors resize
-by torchvision, whose pixels differ in the last bits. A whole video takes at most ``VIDEO_LAYERS`` times the pixels of
-an image, a bound of ours that keeps one within the model's positions.
+odd). Frames are scaled by the same rule as images, by PIL: torchvision's pixels, in the published video processors,
+differ in the last bits. A video takes at most ``VIDEO_LAYERS`` times the pixels of an image, a bound of ours.
 
 Legend: B batch, N positions, I images and videos, V videos, F frames, P patches of a frame.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, ClassVar
 
@@ -25,17 +24,13 @@ from subtoken_train.types import Batch, Frames, Region
 
 IMAGE, VIDEO = 1, 2
 """Values of ``mm_token_type_ids``."""
-Runs = list[list[tuple[int, int]]]
-"""Kind and length of each prompt's runs of placeholders, in order."""
 
 
 def video_patches(processor: Any, video: Video, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Return flattened patches [layers * P, channels * pixels] of a video's frames, and its grid [1, 3].
 
-    Args:
-        processor: a PIL image processor of Qwen's, which repeats a frame to fill a patch's time.
-        video: its last frame stands again where frames are too few to fill a layer.
-        size: (height, width) in pixels that frames are scaled to, in whole visual tokens.
+    ``processor`` is an image processor, which repeats a frame to fill a patch's time; ``size`` is (height, width) in
+    pixels that frames are scaled to, in whole visual tokens.
     """
     depth, side = int(processor.temporal_patch_size), int(processor.patch_size)
     frames = [frame.resize(size[::-1], Image.Resampling(processor.resample)) for frame in video.frames]
@@ -48,51 +43,6 @@ def video_patches(processor: Any, video: Video, size: tuple[int, int]) -> tuple[
     layers = whole.reshape(-1, depth, *whole.shape[1:]).permute(0, 2, 3, 1, 4)
     _, height, width = made["image_grid_thw"][0].tolist()
     return layers.flatten(2).flatten(0, 1), torch.tensor([[len(layers), height, width]])
-
-
-def runs_of(kinds_BN: Tensor) -> Runs:
-    """Return the runs of placeholders of each prompt; 0 is text."""
-    return [[(kind, len(list(run))) for kind, run in groupby(row) if kind] for row in kinds_BN.tolist()]
-
-
-def pictures_in(
-    runs: Runs,
-    grids: tuple[Tensor | None, ...],
-    runs_for: Callable[[int, list[int]], list[int]],
-    names: list[str],
-) -> tuple[list[int], list[int]]:
-    """Match the runs of placeholders in some prompts with pictures.
-
-    Args:
-        runs: of each prompt.
-        grids: of all pictures in order, or of the images and of the videos by themselves.
-        runs_for: lengths of the runs that stand for a picture of a kind and grid.
-        names: of the prompts, for messages.
-
-    Returns:
-        (kind of every picture in order, pictures of each prompt).
-    """
-    rows = [[] if grid is None else grid.tolist() for grid in grids]
-    left: list[Iterator[list[int]]] = [iter(each) for each in rows]
-    of_kind = {IMAGE: left[0], VIDEO: left[-1]}
-    kinds, counts, fit = [], [], True
-    for prompt in runs:
-        ahead, count = list(prompt), 0
-        while ahead and fit:
-            kind = ahead[0][0]
-            grid = next(of_kind[kind], None)
-            wanted = [] if grid is None else [(kind, length) for length in runs_for(kind, grid)]
-            fit = bool(wanted) and ahead[: len(wanted)] == wanted
-            ahead, count = ahead[len(wanted) :], count + 1
-            kinds.append(kind)
-        counts.append(count)
-    if fit and all(next(each, None) is None for each in left):
-        return kinds, counts
-    sizes = [sum(runs_for(IMAGE, grid)) for each in rows for grid in each]
-    lengths = [length for prompt in runs for _, length in prompt]
-    raise ValueError(
-        f"images of {sizes} visual tokens but runs of {lengths} image tokens in the batch of records {', '.join(names)}"
-    )
 
 
 def _checked_pixels(
@@ -114,7 +64,6 @@ def _checked_pixels(
 
 
 def _of_each(pixels: Tensor | None, grid_I3: Tensor | None) -> list[tuple[Tensor, Tensor]]:
-    """Return (patches, grid [3]) of each picture; none without pixels."""
     if pixels is None or grid_I3 is None:
         return []
     return list(zip(torch.split(pixels, grid_I3.prod(-1).tolist()), grid_I3, strict=True))
@@ -170,7 +119,6 @@ class QwenInputs(Family):
         return kinds
 
     def limit_pixels(self, max_pixels: int) -> None:
-        """Scale images of more than ``max_pixels`` down (aspect ratio kept), instead of the default cap."""
         if max_pixels < self.min_pixels:
             raise ValueError(
                 f"max_pixels={max_pixels} is below {self.min_pixels}, the pixels that small images are scaled up to"
@@ -178,8 +126,7 @@ class QwenInputs(Family):
         self.max_pixels = max_pixels
 
     def pad_images(self) -> None:
-        """Show images as squares from now on; frames of videos keep their shape."""
-        self.pads = True
+        self.pads = True  # frames of videos keep their shape
 
     def framed(self, image: Image.Image) -> Image.Image:
         return pad_to_square(image, mean_colour(self.processor.image_processor)) if self.pads else image
@@ -242,10 +189,35 @@ class QwenInputs(Family):
         return int(time * height * width) // int(self.vision.spatial_merge_size) ** 2
 
     def _pictures(self, kinds_BN: Tensor, names: list[str], *grids: Tensor | None) -> tuple[list[int], list[int]]:
-        def runs_for(kind: int, grid: list[int]) -> list[int]:
-            return self.video_runs(grid) if kind == VIDEO else [self.grid_tokens(grid)]
+        """Match runs of placeholders with grids: of all pictures in order, or of images and of videos by themselves.
 
-        return pictures_in(runs_of(kinds_BN), grids, runs_for, names)
+        Returns:
+            (kind of every picture in order, pictures of each prompt).
+        """
+        runs = [[(kind, len(list(run))) for kind, run in groupby(row) if kind] for row in kinds_BN.tolist()]
+        rows = [[] if grid is None else grid.tolist() for grid in grids]
+        left: list[Iterator[list[int]]] = [iter(each) for each in rows]
+        kinds, counts, fit = [], [], True
+        for prompt in runs:
+            ahead, before = list(prompt), len(kinds)
+            while ahead and fit:
+                kind = ahead[0][0]
+                if (grid := next(left[0 if kind == IMAGE else -1], None)) is None:
+                    wanted = []
+                else:
+                    lengths = self.video_runs(grid) if kind == VIDEO else [self.grid_tokens(grid)]
+                    wanted = [(kind, length) for length in lengths]
+                fit = bool(wanted) and ahead[: len(wanted)] == wanted
+                ahead = ahead[len(wanted) :]
+                kinds.append(kind)
+            counts.append(len(kinds) - before)
+        if fit and all(next(each, None) is None for each in left):
+            return kinds, counts
+        raise ValueError(
+            f"images of {[self.grid_tokens(grid) for each in rows for grid in each]} visual tokens but runs of "
+            f"{[length for prompt in runs for _, length in prompt]} image tokens in the batch of records "
+            f"{', '.join(names)}"
+        )
 
     def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
         """Read flattened patches and the grids that count them; images and videos in the order of the prompts."""
@@ -265,7 +237,6 @@ class QwenInputs(Family):
         return None
 
     def given_images(self, pixels: Tensor, grid_I3: Tensor | None, input_ids_BN: Tensor) -> dict[str, Tensor]:
-        """Return them by the names of Qwen's processor."""
         kinds_BN = self.kinds(input_ids_BN)
         kinds, _ = self._pictures(kinds_BN, ["the prompt"] * len(kinds_BN), grid_I3)
         made, parts = {"mm_token_type_ids": kinds_BN}, _of_each(pixels, grid_I3)
@@ -296,7 +267,6 @@ class QwenInputs(Family):
         return on_device
 
     def picture_frames(self, batch: Batch) -> list[Frames | None]:
-        """Return the tokens of videos; a frame is a layer of two."""
         kinds_BN = self.kinds(batch.input_ids_BN) * (batch.regions_BN != Region.PADDING).int()
         kinds, _ = self._pictures(kinds_BN, batch.record_ids, batch.image_grid_I3)
         grids = [] if batch.image_grid_I3 is None else batch.image_grid_I3.tolist()

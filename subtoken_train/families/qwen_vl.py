@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and its MoE in the transformers 5 format: chat format, tower, memory.
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL, GLM-4.1V and GLM-4.5V in the transformers 5 format: chat format, tower, memory.
 
 Legend: B batch, N positions, D model width, P patches of all images in the tower's window order, T visual tokens of all
 images, C tower output width (= D here), H heads, d head width, L layers of all grids, n decoder layers that are given
@@ -14,15 +14,17 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+from transformers.models.glm4v.image_processing_pil_glm4v import smart_resize as glm_resize
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize
 from transformers.vision_utils import get_vision_window_index
 
-from subtoken_train.families.chat import CHATML, joined
-from subtoken_train.families.family import PilProcessor, published_of
+from subtoken_train.families.chat import CHATML, ChatFormat, joined
+from subtoken_train.families.family import PilProcessor
 from subtoken_train.families.images import FP32_BYTES, Picture, Video, copied_bytes
-from subtoken_train.families.qwen_inputs import VIDEO, VIDEO_LAYERS, QwenInputs
+from subtoken_train.families.qwen_inputs import IMAGE, VIDEO, VIDEO_LAYERS, QwenInputs
 from subtoken_train.families.towers import received_attention, with_inputs
 from subtoken_train.types import Batch, TowerStatistics, VisualStates
 
@@ -54,10 +56,7 @@ class QwenVLFamily(QwenInputs):
 
     @torch.no_grad()
     def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
-        """Return the tower's merged embeddings, in raster order; statistics are from its last block.
-
-        There is no class token; see ``tower_with_statistics``.
-        """
+        """Return the tower's merged embeddings, in raster order; statistics are from its last block."""
         if batch.pixel_values is None:
             return None
         assert batch.image_grid_I3 is not None
@@ -75,8 +74,7 @@ class QwenVLFamily(QwenInputs):
         return VisualStates(list(torch.split(made.pooler_output, sizes)), None, received, keys, deep)
 
     def project(self, states_TC: Tensor) -> Tensor:
-        """Return the states unchanged: the tower ends in the language model's width."""
-        return states_TC
+        return states_TC  # the tower ends in the language model's width
 
     def image_bytes(self) -> int:
         return int(self.visual_tokens() * self.vision.spatial_merge_size**2 * self._patch_bytes())
@@ -91,11 +89,7 @@ class QwenVLFamily(QwenInputs):
         """Return the peak bytes in the tower's blocks for a patch, with elements of ``element`` bytes."""
 
     def attention_bytes(self, channels: int, element: int) -> int:
-        """Return the bytes of an attention over patches of C channels, for a patch.
-
-        Queries and keys are turned in fp32: the two copies, the turned query, and three products of the key, 4 C each,
-        beside query, key and value, the residual and the norm's output.
-        """
+        """Return the bytes of an attention for a patch: 6 C of turned queries and keys in fp32, and 5 C of states."""
         return channels * (6 * FP32_BYTES + 5 * element)
 
     def _patch_bytes(self) -> int:
@@ -109,10 +103,8 @@ class Qwen2VLFamily(QwenVLFamily):
 
     name = "qwen2_vl"
     title = "Qwen2-VL"
-    published, licences = published_of("qwen2_vl")
 
     def block_bytes(self, element: int) -> int:
-        """Return an attention's, or an MLP's: residual, norm, and three of ``mlp_ratio`` C around the quick GELU."""
         channels, ratio = self.vision.embed_dim, self.vision.mlp_ratio
         return int(max(self.attention_bytes(channels, element), channels * element * (2 + 3 * ratio)))
 
@@ -122,17 +114,15 @@ class Qwen25VLFamily(QwenVLFamily):
 
     name = "qwen2_5_vl"
     title = "Qwen2.5-VL"
-    published, licences = published_of("qwen2_5_vl")
     image_inputs = (*QwenVLFamily.image_inputs, "second_per_grid_ts")
 
     def seconds(self, pictures: Sequence[Picture]) -> Tensor | None:
-        """Return the seconds of a video's layer; None without a video."""
         depth = self.vision.temporal_patch_size
         found = [depth / picture.fps if isinstance(picture, Video) else 0.0 for picture in pictures]
         return torch.tensor(found) if any(found) else None
 
     def read_seconds(self, given: Mapping[str, Tensor], kinds: list[int]) -> Tensor | None:
-        """Read ``second_per_grid_ts``, of the videos alone; one second if it is not given, as in transformers."""
+        """Read ``second_per_grid_ts``, of the videos; one second if it is not given, as in transformers."""
         videos, given_V = kinds.count(VIDEO), given.get("second_per_grid_ts")
         if given_V is not None and given_V.numel() != videos:
             raise ValueError(
@@ -152,7 +142,6 @@ class TimedVLFamily(QwenVLFamily):
     """A family that shows each layer of a video as a run of its own beside its time, which is text."""
 
     def frame_size(self, video: Video) -> tuple[int, int]:
-        """Return (height, width) in pixels, by the rule of its video processor: all frames together are bounded."""
         self.check_aspect(*video.size)
         depth = int(self.vision.temporal_patch_size)
         frames, bound = max(len(video.frames), depth), VIDEO_LAYERS * depth * self.max_pixels
@@ -161,7 +150,6 @@ class TimedVLFamily(QwenVLFamily):
         return int(high), int(wide)
 
     def video_runs(self, grid: list[int]) -> list[int]:
-        """Return a run per layer."""
         return [self.grid_tokens([1, *grid[1:]])] * grid[0]
 
 
@@ -181,13 +169,11 @@ class Qwen3VLFamily(TimedVLFamily):
     name = "qwen3_vl"
     title = "Qwen3-VL"
     least_pixels = 256 * 256
-    published, licences = published_of("qwen3_vl")
     chat = _CHAT
     # 336 x 336 scaled to 320 x 320 is 100 tokens; the same six-token question, and no system text
     paper_text: ClassVar[dict[str, int]] = {"system": 4, "query": 12}
 
     def video_text(self, video: Video, tokens: int) -> str:
-        """Return the layers' times and placeholders."""
         depth, last = int(self.vision.temporal_patch_size), len(video.frames) - 1
         run = f"<|vision_start|>{self.processor.video_token * tokens}<|vision_end|>"
         starts = range(0, len(video.frames), depth)
@@ -195,7 +181,6 @@ class Qwen3VLFamily(TimedVLFamily):
         return "".join(f"<{(first + end) / 2:.1f} seconds>{run}" for first, end in ends)
 
     def block_bytes(self, element: int) -> int:
-        """Return an attention's, or the position embeddings': four of a patch, and each times its weight in fp32."""
         channels, merged = self.vision.hidden_size, self.vision.spatial_merge_size**2
         deep = len(self.vision.deepstack_visual_indexes) * self.hidden_size * element // merged
         embedding = channels * (5 * element + 4 * FP32_BYTES)
@@ -206,22 +191,85 @@ class Qwen3VLMoeFamily(Qwen3VLFamily):
     """Qwen3-VL with experts (30B-A3B, 235B-A22B): all else is Qwen3-VL's."""
 
     name = "qwen3_vl_moe"
-    published, licences = published_of("qwen3_vl_moe")
+
+
+class GlmProcessor(PilProcessor):
+    """Tokenizer and PIL image processor, to which frames of videos are images."""
+
+    image_reader = Glm4vImageProcessorPil
+    image_token = "<|image|>"
+    video_token: ClassVar[str] = image_token
+
+
+class Glm4vFamily(TimedVLFamily):
+    """GLM-4.1V (9B): Qwen's patches, grids and mRoPE positions, which turn half of a head's channels.
+
+    It thinks before it answers, and its template has no way to turn that off. An image's bounds count its pixels twice,
+    once for each frame of a patch. One placeholder stands for images and for videos, which are told by the marks around
+    them; each layer of a video stands between an image's marks and has the whole seconds of its first frame behind it.
+    Frames are given: the published processors choose them by themselves.
+    """
+
+    name = "glm4v"
+    title = "GLM-4V"
+    least_pixels = 112 * 112 // 2
+    counted = 2
+    auto_processor: Any = GlmProcessor
+    # of a question of six tokens: [gMASK]<sop><|user|>\n<|begin_of_image|>; <|end_of_image|> and <|assistant|>\n
+    paper_text: ClassVar[dict[str, int]] = {"system": 5, "query": 9}
+    # an answer's <|user|> opens the next question and ends what the model says, as in the authors' own fine-tuning
+    chat = ChatFormat("\n{}<|assistant|>\n", "{}<|user|>", "[gMASK]<sop><|user|>")
+
+    def kinds(self, ids: Tensor) -> Tensor:
+        """Return ``mm_token_type_ids``: 2 at placeholders between a video's marks, 1 at others, 0 at text."""
+        config = self.model.config
+        opened, closed = ((ids == mark).cumsum(-1) for mark in (config.video_start_token_id, config.video_end_token_id))
+        kinds: Tensor = (ids == config.image_token_id).int() * torch.where(opened > closed, VIDEO, IMAGE)
+        return kinds
+
+    def image_size(self, height: int, width: int) -> tuple[int, int]:
+        """Return (height, width) in pixels; a side below a visual token is scaled up first, the other with it."""
+        self.check_aspect(height, width)
+        bounds = (self.counted * self.min_pixels, self.counted * self.max_pixels)
+        high, wide = glm_resize(self.counted, height, width, self.counted, self.unit, *bounds)
+        return int(high), int(wide)
+
+    def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
+        text = super().picture_text(picture, marker, together)
+        return f"<|begin_of_video|>{text}<|end_of_video|>" if isinstance(picture, Video) else _marked(text)
+
+    def video_text(self, video: Video, tokens: int) -> str:
+        run = _marked(self.processor.video_token * tokens)
+        starts = range(0, len(video.frames), int(self.vision.temporal_patch_size))
+        return "".join(f"{run}{int(start / video.fps)}" for start in starts)
+
+    def block_bytes(self, element: int) -> int:
+        channels, inner = self.vision.hidden_size, self.vision.out_hidden_size
+        return int(max(self.attention_bytes(channels, element), element * (2 * channels + 3 * inner)))
+
+
+class Glm4vMoeFamily(Glm4vFamily):
+    """GLM-4.5V (106B-A12B): GLM-4.1V's tower before a decoder with experts; asked and trained with its thinking off."""
+
+    name = "glm4v_moe"
+    title = "GLM-4.5V"
+    # and /nothink, <think></think>\n
+    paper_text: ClassVar[dict[str, int]] = {"system": 5, "query": 13}
+    chat = replace(Glm4vFamily.chat, asked="\n{}/nothink<|assistant|>\n<think></think>\n")
+
+
+def _marked(placeholders: str) -> str:
+    return f"<|begin_of_image|>{placeholders}<|end_of_image|>"
 
 
 @torch.no_grad()
 def tower_with_statistics(tower: Any, patches: Tensor, grid_I3: Tensor) -> tuple[Any, Tensor, Tensor]:
     """Run the tower and recompute what VisionZip reads of its last block, so that it keeps its fast attention.
 
-    There is no class token: a patch counts by the attention it receives, summed over the patches of its own image (of a
-    video: of its own layer of two frames, as the towers attend) and averaged over heads; a visual token is the mean of
-    its merge group. Keys are taken after the rotary embedding, as in VisionZip's Qwen2.5-VL release, and averaged over
-    the group, then over heads. Unlike that release's flash path, the images of a batch never attend to each other.
-
-    Args:
-        tower: Qwen2-VL's, Qwen2.5-VL's or Qwen3-VL's.
-        patches: its input, [P, channels * pixels of a patch].
-        grid_I3: (time, height, width) of every image in patches.
+    A patch counts by the attention it receives, summed over the patches of its own image (of a video: of its own layer
+    of two frames) and averaged over heads; a visual token is the mean of its merge group. Keys are taken after the
+    rotary embedding, as in VisionZip's Qwen2.5-VL release, and averaged over the group, then over heads. Unlike that
+    release's flash path, the images of a batch never attend to each other.
 
     Returns:
         (the tower's output, attention received [T], keys [T, d]), the last two in fp32, in raster order.
@@ -248,9 +296,6 @@ def tower_with_statistics(tower: Any, patches: Tensor, grid_I3: Tensor) -> tuple
 
 
 def per_token(values_P: Tensor, window_index_T: Tensor) -> Tensor:
-    """Average the patches of each visual token, [P, ...] to [T, ...] in fp32, from window order to raster order.
-
-    ``window_index_T``: the raster place of the token that stands at each place of the window order.
-    """
+    """Average each visual token's patches, [P, ...] to [T, ...] in fp32, from window order (of raster places)."""
     merged_T = values_P.float().reshape(len(window_index_T), -1, *values_P.shape[1:]).mean(1)
     return merged_T[window_index_T.argsort().to(merged_T.device)]

@@ -1,10 +1,8 @@
 """Pictures of any resolution as tiles: as LLaVA-NeXT and OneVision cut, pad and order them, and as runs of one length.
 
-LLaVA's: a picture is scaled and padded to the best of a list of resolutions and cut into square tiles; before them
-stands the whole picture, scaled to one tile. Of the tiles' patches, those that show padding alone are cropped; each row
-that is left ends with the newline embedding. So a picture's placeholders are the whole's patches, then row after row of
-patches and a newline each. OneVision also scales a crop of too many patches down. Choice, crop and count are
-transformers' own functions, so placeholders and features cannot disagree.
+LLaVA's: a picture is scaled and padded to the best of a list of resolutions and cut into square tiles, behind the whole
+picture, scaled to one. Patches that show padding alone are cropped; each row that is left ends with the newline
+embedding. OneVision also scales a crop of too many patches down. Choice, crop and count are transformers' own.
 
 Legend: B batch, N positions; of one picture: I tiles (the whole first), P patches of a tile, C channels, T
 placeholders; of a batch: I pictures, M tiles of the largest, T tiles of all.
@@ -27,11 +25,11 @@ from transformers.models.llava_next.modeling_llava_next import (
 )
 
 from subtoken_train.families.family import Family
-from subtoken_train.families.images import FP32_BYTES, copied_bytes
+from subtoken_train.families.images import FP32_BYTES, tower_peak
 
 
 def joined_tiles(padded_IM3HW: Tensor, tiles: Sequence[int]) -> Tensor:
-    """Return every picture's own tiles, [T, 3, H, W], without the padding of pictures with fewer tiles."""
+    """Return every picture's own tiles, [T, 3, H, W], without padding tiles."""
     return torch.cat([own[:count] for own, count in zip(padded_IM3HW, tiles, strict=True)])
 
 
@@ -47,19 +45,17 @@ def ordered_pictures(kind_BN: Tensor, tokens: Mapping[int, Sequence[int]]) -> li
         kind_BN: of what kind of picture each token is a placeholder, int64; 0 for text.
         tokens: visual tokens of every picture of a kind, in order.
     """
-    following = dict.fromkeys(tokens, 0)
-    samples, fit = [], True
+    left, samples, fit = {kind: enumerate(own) for kind, own in tokens.items()}, [], True
     for row in kind_BN.tolist():
         shown, kinds = [], [kind for kind in row if kind]
         while kinds and fit:
             kind = kinds[0]
-            number, own = following[kind], tokens[kind]
-            count = own[number] if number < len(own) else 0
+            number, count = next(left[kind], (0, 0))
             fit = count > 0 and kinds[:count] == [kind] * count
             shown.append((kind, number))
-            following[kind], kinds = number + 1, kinds[count:]
+            kinds = kinds[count:]
         samples.append(shown)
-    if not fit or any(following[kind] < len(own) for kind, own in tokens.items()):
+    if not fit or any(next(pictures, None) is not None for pictures in left.values()):
         counts = [count for own in tokens.values() for count in own]
         raise ValueError(
             f"pictures of {counts} visual tokens but prompts of {(kind_BN != 0).sum(-1).tolist()} placeholders; pass "
@@ -69,7 +65,7 @@ def ordered_pictures(kind_BN: Tensor, tokens: Mapping[int, Sequence[int]]) -> li
 
 
 def pictures_per_sample(tokens: Sequence[int], visual_BN: Tensor) -> Tensor:
-    """Count each sample's pictures, int64 [B], if all are of one kind, see ``ordered_pictures``."""
+    """Count each sample's pictures, int64 [B], if all are of one kind."""
     samples = ordered_pictures(visual_BN.long(), {1: tokens})
     return torch.tensor([len(shown) for shown in samples], device=visual_BN.device)
 
@@ -80,19 +76,16 @@ _TOO_MANY = 1.1
 
 @dataclass(frozen=True)
 class TileLayout:
-    """Cut of a model's pictures into tiles.
-
-    Attributes:
-        resolutions: (height, width) in pixels that pictures are scaled to, multiples of ``side``.
-        side: of a tile, in pixels.
-        patches: in a row of a tile.
-        most_tiles: patches of a crop at most, in tiles (``anyres_max_9``: 9); None: no limit.
-    """
+    """Cut of a model's pictures into tiles."""
 
     resolutions: tuple[tuple[int, int], ...]
+    """(height, width) in pixels that pictures are scaled to, multiples of ``side``."""
     side: int
+    """Of a tile, in pixels."""
     patches: int
+    """In a row of a tile."""
     most_tiles: int | None = None
+    """Patches of a crop at most, in tiles (``anyres_max_9``: 9); None: no limit."""
 
     @classmethod
     def of(cls, config: Any, most_tiles: int | None = None) -> TileLayout:
@@ -111,7 +104,7 @@ class TileLayout:
         return int(image_size_to_num_patches(tuple(size), list(self.resolutions), self.side))
 
     def crop(self, size: Sequence[int]) -> tuple[int, int]:
-        """Return the rows and columns of patches left of a picture of (height, width) pixels; newlines end the rows."""
+        """Return the rows and columns of patches left of a picture of (height, width) pixels, without newlines."""
         rows, columns = self._grid(size)
         grid = torch.empty(1, rows * self.patches, columns * self.patches, device="meta")
         high, wide = unpad_image(grid, tuple(size)).shape[1:]
@@ -123,12 +116,9 @@ class TileLayout:
         return self.whole + high * (wide + 1)
 
     def pack(self, tiles_IPC: Tensor, size: Sequence[int], newline_C: Tensor) -> Tensor:
-        """Put a picture's patches in the order of its placeholders, [T, C].
+        """Put the patches of a picture of (height, width) pixels in the order of its placeholders, [T, C].
 
-        Args:
-            tiles_IPC: of every tile, the whole first; I = 1 for a picture that is not cut.
-            size: (height, width) of the picture in pixels.
-            newline_C: what stands at the end of a row.
+        ``tiles_IPC``: the whole first, and alone where a picture is not cut.
         """
         newline_C = newline_C.to(tiles_IPC)
         if len(tiles_IPC) == 1:
@@ -143,7 +133,6 @@ class TileLayout:
         return torch.cat([tiles_IPC[0], torch.cat([crop_Chw, ends_Ch1], 2).flatten(1).T])
 
     def _grid(self, size: Sequence[int]) -> tuple[int, int]:
-        """Return rows and columns of tiles."""
         rows, columns = get_anyres_image_grid_shape(tuple(size), list(self.resolutions), self.side)
         return int(rows), int(columns)
 
@@ -187,15 +176,10 @@ class MergedTilesFamily(Family):
         return FP32_BYTES * 3 * self.side**2 * (self.visual_tokens() // self.tile_tokens)
 
     def tower_bytes(self, pixel_bytes: int) -> int:
-        """Return the peak bytes for all tiles: the pixels in the tower's dtype and a layer's MLP at work.
-
-        That is three states of a patch (the layer's input, the stream after attention, normed), and what goes into the
-        GELU and comes out.
-        """
-        vision, element = self.model.config.vision_config, self.shape.element_bytes
-        patches = (self.high**2 + self.class_tokens) * (pixel_bytes // (FP32_BYTES * 3 * self.side**2))
-        states = 3 * vision.hidden_size + 2 * vision.intermediate_size
-        return int(copied_bytes(pixel_bytes, element) + patches * element * states)
+        """Return the peak bytes, at a layer's MLP: its input, the stream, normed, and the GELU's input and output."""
+        vision, patches = self.model.config.vision_config, self.high**2 + self.class_tokens
+        live = patches * (3 * vision.hidden_size + 2 * vision.intermediate_size)
+        return tower_peak(pixel_bytes, self.shape.element_bytes, self.side, live)
 
     def check_tiles(self, pixels: Tensor) -> None:
         """Raise ``ValueError`` unless pixels are tiles of the model's size."""

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from subtoken_train.artifact.published import check_fetched
+from subtoken_train.artifact.hub import check_fetched
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.run_plan import Reading, RunPlan, added, plan_of_fit, plan_of_recipe, training_step

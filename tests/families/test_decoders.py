@@ -1,20 +1,44 @@
-"""Language models that the registry does not name: what is served, by cells of packed = truth, and what is refused."""
+"""Language models: windows, published sizes, what is served by cells of packed = truth, and what is refused."""
 
 from __future__ import annotations
 
 import json
 import re
+from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
 import transformers
+from peft import LoraConfig, inject_adapter_in_model
+from transformers import (
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    MistralConfig,
+    Qwen2_5_VLConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
+from checkpoints.tiny_llava import build_model
+from subtoken_train.engine.attention import use_packed_attention
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.decoder import CACHE, layer_windows
+from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.families.load import layout_family, load_family
 from subtoken_train.families.proof import check_structure, prove
+from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.reducers import build_reducer
+from subtoken_train.view.view import View
+from tests.support.generation_cells import CELL as PLAIN_PROMPT
+from tests.support.generation_cells import PLAIN, inputs_of
 from tests.support.sampling import sampled
-from tests.support.text_families import DECODERS, KINDS, text_family
-from tests.support.truth_cells import PLAIN_CELL, difference
+from tests.support.text_families import DECODERS, KINDS, text_batch, text_family
+from tests.support.truth_cells import PLAIN_CELL, backbone_of, compression_of, difference
+from tests.support.truth_models import CONTEXT, FAMILIES, family_of, prompts
 
 ROUTED = PLAIN_CELL | {"selector": "linear", "batch": "three_left", "scope": "context", "protocol": "query_aware"}
 CELLS = {
@@ -101,3 +125,196 @@ def test_what_is_not_understood_is_refused_before_its_weights(tmp_path, name):
     for load in (layout_family, load_family):  # there are no weights
         with pytest.raises(ValueError, match=re.escape(REFUSED[name])):
             load(BackboneConfig(path=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters", "kibibytes"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", 8_030_261_248, 128),
+        ("mistralai/Mistral-7B-v0.1", 7_241_732_096, 128),
+        ("Qwen/Qwen3-8B", 8_190_735_360, 144),
+        ("Qwen/Qwen3-14B", 14_768_307_200, 160),
+    ],
+)
+def test_published_language_models_have_their_published_sizes(path, parameters, kibibytes):
+    family = layout_family(BackboneConfig(path, dtype="bfloat16"))
+    assert sum(parameter.numel() for parameter in family.model.parameters()) == parameters
+    assert family.shape.token_bytes == kibibytes * 1024
+    assert family.licences[path].identifier in ("llama3.1", "apache-2.0")
+
+
+def test_llama_31_scales_its_slow_frequencies():
+    inverse_d = text_family("llama31").decoder.rotary_emb.inv_freq
+    plain_d = text_family("llama").decoder.rotary_emb.inv_freq
+    ratio_d = plain_d / inverse_d
+    assert ratio_d[0] == 1
+    assert ratio_d[-1] == 8
+    assert bool(((ratio_d > 1.01) & (ratio_d < 7.9)).any())
+
+
+@sampled("kind", KINDS, every=4)
+@torch.no_grad()
+def test_heads_before_their_rotation_are_the_models(kind):
+    """What evictions undo of cached queries and keys is what ``query_heads`` and ``key_heads`` make."""
+    family, batch, seen = text_family(kind), text_batch([(20, 4, 0), (11, 3, 0)]), {}
+    position = family.positions(batch)
+
+    def note(layer, _, __, given):
+        seen[layer] = given["hidden_states"]
+
+    handles = [
+        layer.self_attn.register_forward_pre_hook(partial(note, number), with_kwargs=True)
+        for number, layer in enumerate(family.decoder.layers)
+    ]
+    cache, mask = family.dense_cache(), (batch.regions_BN != 0).long()
+    family.model(batch.input_ids_BN, attention_mask=mask, position_ids=position, **{CACHE: cache})
+    for handle in handles:
+        handle.remove()
+    for layer, normed_BND in seen.items():
+        key_BhNd, before = cache.layers[layer].keys, family.key_heads(layer, normed_BND)
+        rotation = family.rotation(layer, position)
+        torch.testing.assert_close(rotation.turn(before), key_BhNd, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(rotation.turn_back(key_BhNd), before, rtol=1e-4, atol=1e-4)
+        assert family.query_heads(layer, normed_BND, position).shape == (2, 4, 25, 16)
+
+
+@pytest.mark.parametrize("pad_left", [True, False])
+@sampled("kind", KINDS, every=4)
+@torch.no_grad()
+def test_answers_without_compression_are_those_of_transformers(kind, pad_left):
+    """Left-padded prompts as ``generate`` takes them; of right-padded ones, the first token."""
+    cell = PLAIN_PROMPT | PLAIN | {"family": kind}
+    model = SubTokenModel.around(backbone_of(cell), compression_of(cell))
+    inputs, settings = inputs_of(model, pad_left=pad_left), {"pad_token_id": model.tokenizer.pad_token_id}
+    if pad_left:
+        expected = model.backbone.model.generate(**inputs, max_new_tokens=12, do_sample=False, **settings)
+        got = model.generate(**inputs, context_length=CONTEXT, max_new_tokens=12, do_sample=False, **settings)
+        assert torch.equal(got, expected)
+    else:
+        logits = model.backbone.model(**inputs).logits
+        got = model.generate(**inputs, context_length=CONTEXT, max_new_tokens=1, do_sample=False, **settings)
+        last_B = inputs["attention_mask"].sum(-1) - 1
+        assert torch.equal(got[:, -1], logits[torch.arange(len(last_B)), last_B].argmax(-1))
+
+
+def test_images_are_refused_by_names_that_the_registry_holds():
+    with pytest.raises(ValueError, match=r"takes no images; use a backbone that does \(.*llava.*\)"):
+        text_family().visual_tokens()
+
+
+SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 90}
+FULL = ["full_attention"] * 2
+HALF = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+
+
+def vlm(text) -> LlavaConfig:
+    """The tiny LLaVA around another text model."""
+    return LlavaConfig(vision_config=build_model().config.vision_config, text_config=text, image_token_index=4)
+
+
+OTHER_KINDS = {
+    "chunks": (LlamaConfig(**SMALL, attention_chunk_size=8), "llama with layers of chunked_attention is not supported"),
+    "linear": (
+        LlamaConfig(**SMALL, layer_types=["full_attention", "linear_attention"]),
+        "llama with layers of linear_attention is not supported: they keep a state instead of keys and values",
+    ),
+    "no length": (MistralConfig(**SMALL, sliding_window=0), "sliding_window=0 must be a whole number of at least 1"),
+}
+WINDOWS = [
+    (MistralConfig(**SMALL, sliding_window=8), [8, 8]),
+    (MistralConfig(**SMALL, sliding_window=8, layer_types=FULL), [8, 8]),
+    (MistralConfig(**SMALL, sliding_window=None), [None, None]),
+    (Qwen2Config(**SMALL, **HALF), [None, 8]),
+    (Qwen2Config(**SMALL, sliding_window=8), [None, None]),
+    (Qwen3Config(**SMALL, **HALF), [None, 8]),
+    (LlamaConfig(**SMALL, layer_types=FULL), [None, None]),
+]
+
+
+@pytest.mark.parametrize("name", OTHER_KINDS)
+@pytest.mark.parametrize("wrap", [lambda text: text, vlm], ids=["text", "vlm"])
+def test_other_kinds_are_refused(name, wrap):
+    text, words = OTHER_KINDS[name]
+    with pytest.raises(ValueError, match=words):
+        layer_windows(wrap(text))
+
+
+@pytest.mark.parametrize(("text", "windows"), WINDOWS)
+def test_windows_are_read_layer_by_layer(text, windows):
+    assert layer_windows(text) == layer_windows(vlm(text)) == windows
+
+
+def test_beside_images_known_windows_alone_are_served():
+    gemma = Gemma3TextConfig(**SMALL, sliding_window=8, layer_types=["sliding_attention", "full_attention"])
+    assert layer_windows(gemma) == [8, None]
+    with pytest.raises(ValueError, match="with images, they are supported only for mistral, qwen2, qwen3"):
+        layer_windows(vlm(gemma))
+
+
+def test_a_grid_has_no_window():
+    text = {**SMALL, **HALF, "num_key_value_heads": 2, "model_type": "qwen2_5_vl_text"}
+    with pytest.raises(ValueError, match=r"window 8\) is not supported: places in a grid have no distance"):
+        layer_windows(Qwen2_5_VLConfig(text_config=text), mrope=True)
+
+
+def test_a_vlm_of_unknown_kind_is_refused_before_its_weights(tmp_path):
+    config = vlm(OTHER_KINDS["chunks"][0])
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    for load in (load_family, layout_family):  # there are no weights
+        with pytest.raises(ValueError, match="llama with layers of chunked_attention"):
+            load(BackboneConfig(path=str(tmp_path)))
+    with pytest.raises(ValueError, match="llama with layers of chunked_attention"):
+        LlavaFamily(LlavaForConditionalGeneration(config), None)
+
+
+@pytest.mark.parametrize("load", [load_family, layout_family])
+def test_a_window_runs_on_sdpa_alone(tmp_path, load):
+    (tmp_path / "config.json").write_text(json.dumps(vlm(WINDOWS[0][0]).to_dict()))
+    with pytest.raises(ValueError, match=r"a sliding window \(8 positions\) runs on attention: sdpa, not on 'eager'"):
+        load(BackboneConfig(path=str(tmp_path), attention="eager"))
+
+
+@pytest.mark.parametrize("pad_left", [True, False])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_states_before_their_rotation(name, pad_left):
+    family, seen = family_of(name), {}
+    batch = prompts(family, "three", pad_left)
+    use_packed_attention(family.decoder.config)
+
+    def observe(layer, query, key, value, scale, rows):
+        view = View(layer, query, key, value, rows.regions_BM, scale, frozenset())
+        view.position, view.next_position = rows.position, rows.next_position
+        view.rotate = partial(family.rotation, layer)
+        seen[layer] = view
+
+    CompressedBackbone(family, build_reducer("none")).run(batch, observer=observe)
+    block = family.decoder.layers[0]
+    with torch.no_grad():
+        normed = block.input_layernorm(family.embed(batch))
+        for side, states in (("q", seen[0].unrotated_queries()), ("k", seen[0].unrotated_keys())):
+            heads = getattr(block.self_attn, f"{side}_proj")(normed).unflatten(-1, (-1, states.shape[-1]))
+            norm = getattr(block.self_attn, f"{side}_norm", torch.nn.Identity())  # Qwen3's, of every head
+            expected = norm(heads).transpose(1, 2)
+            entries = seen[0].entries_BN[:, None].expand(expected.shape[:3])
+            assert torch.allclose(states[entries], expected[entries], atol=1e-4)
+    following = seen[0].next_position[..., :, 0]
+    assert (following > seen[0].position.masked_fill(~seen[0].entries_BN, -1).amax(-1)).all()
+
+
+def test_the_output_projection_with_its_lora():
+    family = deepcopy(family_of("llama"))
+    projection = family.decoder.layers[1].self_attn.o_proj
+    assert torch.equal(family.output_weight(1), projection.weight)
+    inject_adapter_in_model(LoraConfig(r=2, target_modules=["o_proj"], init_lora_weights=False), family.model)
+    wrapped = family.decoder.layers[1].self_attn.o_proj
+    inputs = torch.randn(3, projection.in_features)
+    with torch.no_grad():
+        assert torch.allclose(inputs @ family.output_weight(1).T, wrapped(inputs), atol=1e-5)
+
+
+def test_an_unreadable_output_projection_is_a_mistake():
+    family = deepcopy(family_of("qwen2"))
+    projection = family.decoder.layers[0].self_attn.o_proj
+    projection.weight = torch.nn.Parameter(torch.zeros(4, 4, dtype=torch.uint8), requires_grad=False)
+    with pytest.raises(ValueError, match="o_proj is quantised"):
+        family.output_weight(0)

@@ -69,10 +69,7 @@ def test_a_header_is_enough_to_lay_it_out(file, monkeypatch):
         ({"general__type": "mmproj"}, "vision tower of a model that sees"),
         ({"general__type": "adapter"}, "is a LoRA, not a model"),
         ({"split__count": 3}, "one of 3 parts; join them"),
-        (
-            {"architecture": "qwen2vl"},
-            "architecture 'qwen2vl', which transformers does not read from GGUF; use",
-        ),
+        ({"architecture": "qwen2vl"}, "architecture 'qwen2vl', which transformers does not read from GGUF; use"),
         ({"architecture": "mamba"}, "mamba"),
         ({"llama__rope__scaling__type": "yarn"}, "scales its rotary positions"),
     ],

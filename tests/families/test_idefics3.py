@@ -5,13 +5,7 @@ import torch
 from PIL import Image
 
 from subtoken_train.types import Region
-from tests.support.tiny.idefics3 import (
-    GRIDS,
-    KINDS,
-    SIZES,
-    idefics_family,
-    tiler,
-)
+from tests.support.tiny.idefics3 import GRIDS, KINDS, SIZES, idefics_family, tiler
 from tests.support.tiny_parts import noises, padded, three_records
 
 TILES = [rows * columns + 1 for rows, columns in GRIDS]
@@ -43,9 +37,7 @@ def test_tiles_are_counted_as_the_image_processor_cuts_them():
     for longest in (32, 64, 96, 100, 130):
         family.longest = longest
         cut = tiler()(
-            [[Image.new("RGB", size[::-1])] for size in sizes],
-            size={"longest_edge": longest},
-            return_row_col_info=True,
+            [[Image.new("RGB", size[::-1])] for size in sizes], size={"longest_edge": longest}, return_row_col_info=True
         )
         assert [family.grid(size) for size in sizes] == [
             (rows[0], columns[0]) for rows, columns in zip(cut["rows"], cut["cols"], strict=True)

@@ -1,10 +1,20 @@
-"""Padding to a square, and what a video is."""
+"""Pictures are read upright, in RGB, on white, whatever their file is; padding to a square; what a video is."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
+import subtoken_train
+from subtoken_train.datasets.image_sources import EncodedImage, open_image
+from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.images import Video, check_square, pad_to_square, to_rgb
 from subtoken_train.inference.prompt_inputs import inputs_of
 from tests.support.tiny.glm4v import glm_family
@@ -15,6 +25,200 @@ from tests.support.tiny.llava_next import next_family
 from tests.support.tiny.llava_onevision import onevision_family
 from tests.support.tiny.mistral3 import mistral3_family
 from tests.support.tiny.qwen import qwen2_family, qwen3_family, qwen_family
+
+RNG = np.random.default_rng(0)
+UPRIGHT = RNG.integers(0, 256, (24, 40, 3), dtype=np.uint8)
+STORED = {
+    1: UPRIGHT,
+    2: UPRIGHT[:, ::-1],
+    3: UPRIGHT[::-1, ::-1],
+    4: UPRIGHT[::-1],
+    5: UPRIGHT.transpose(1, 0, 2),
+    6: np.rot90(UPRIGHT, 1),
+    7: UPRIGHT.transpose(1, 0, 2)[::-1, ::-1],
+    8: np.rot90(UPRIGHT, -1),
+}
+"""How a camera stores the picture under each orientation, from EXIF's own words: where row 0 and column 0 are."""
+LOSSLESS = {"PNG": {}, "WEBP": {"lossless": True, "exact": True}, "TIFF": {}}
+
+
+def tagged(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[274] = orientation
+    return exif
+
+
+def content(pixels: np.ndarray, kind: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def read(encoded: bytes) -> np.ndarray:
+    """What every reader sees, both of a file and of an object that somebody opened."""
+    from_file = np.asarray(open_image(EncodedImage(lambda: encoded, "row 1")))
+    with Image.open(io.BytesIO(encoded)) as image:
+        assert np.array_equal(np.asarray(to_rgb(image, "image 1")), from_file)
+    return from_file
+
+
+@pytest.mark.parametrize("kind", LOSSLESS)
+@pytest.mark.parametrize("orientation", STORED)
+def test_every_orientation_is_turned_upright_pixel_for_pixel(kind, orientation):
+    encoded = content(STORED[orientation], kind, exif=tagged(orientation), **LOSSLESS[kind])
+    assert np.array_equal(read(encoded), UPRIGHT)
+
+
+@pytest.mark.parametrize("text", ['tiff:Orientation="6"', "<tiff:Orientation>6</tiff:Orientation>"])
+def test_xmp_tells_it_where_exif_does_not(text):
+    encoded = content(STORED[6], "WEBP", lossless=True, exact=True, xmp=f"<x {text}/>".encode())
+    assert np.array_equal(read(encoded), UPRIGHT)
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 255])
+def test_an_orientation_that_is_none_turns_nothing(orientation):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.array_equal(read(content(UPRIGHT, "PNG", exif=tagged(orientation))), UPRIGHT)
+
+
+def test_what_was_turned_is_not_turned_again():
+    with Image.open(io.BytesIO(content(STORED[6], "PNG", exif=tagged(6)))) as image:
+        turned = ImageOps.exif_transpose(image)
+        once = to_rgb(image, "image 1")
+    assert np.array_equal(np.asarray(to_rgb(turned, "image 1")), UPRIGHT)
+    assert np.array_equal(np.asarray(to_rgb(once, "image 1")), UPRIGHT)
+
+
+DAMAGED = {
+    "cut": tagged(6).tobytes()[:-12],
+    "no tiff": b"Exif\x00\x00" + b"\x99" * 30,
+    "header alone": b"Exif\x00\x00MM",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_damaged_exif_leaves_the_picture_as_it_is_stored_and_says_so(damage):
+    encoded = content(UPRIGHT, "PNG", exif=DAMAGED[damage])
+    with pytest.warns(SubTokenWarning, match=r"^record 'one': image row 1: its EXIF is damaged .* as stored$"):
+        image = open_image(EncodedImage(lambda: encoded, "row 1"), "one")
+    assert np.array_equal(np.asarray(image), UPRIGHT)
+
+
+def test_damage_elsewhere_in_the_exif_hides_no_orientation():
+    exif = tagged(8)
+    exif[305] = "a program of so many letters"
+    whole = exif.tobytes()
+    encoded = content(STORED[8], "PNG", exif=whole[:-20])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SubTokenWarning)
+        assert np.array_equal(read(encoded), UPRIGHT)
+
+
+GREY = np.array([[0, 1, 128, 129, 257, 385, 386, 32_768, 65_278, 65_535]])
+GREY_8 = np.array([[0, 0, 0, 1, 1, 1, 2, 128, 254, 255]])
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
+def test_sixteen_bits_are_scaled_to_eight(kind):
+    assert np.array_equal(read(content(GREY.astype(np.uint16), kind))[..., 0], GREY_8)
+
+
+@pytest.mark.parametrize("dtype", ["<u2", ">u2", "<i4"])
+def test_so_they_are_in_memory(dtype):
+    assert np.array_equal(np.asarray(to_rgb(Image.fromarray(GREY.astype(dtype)), "it"))[..., 2], GREY_8)
+
+
+VALUES = {
+    "floats up to 1": (np.float32([0, 0.25, 0.5, 1]), [0, 64, 128, 255]),
+    "floats up to 255": (np.float32([0, 16.4, 100, 255]), [0, 16, 100, 255]),
+    "floats above 1, none a grey of 8 bits": (np.float32([0, 1, 2, 4]), [0, 64, 128, 255]),
+    "floats of both signs": (np.float32([-2, -1, 0, 2]), [0, 64, 128, 255]),
+    "large floats": (np.float32([-3e38, 0, 3e38, 3e38]), [0, 128, 255, 255]),
+    "half everywhere": (np.float32([0.5] * 4), [128] * 4),
+    "a thousand everywhere": (np.float32([1000] * 4), [128] * 4),
+    "whole numbers of 8 bits": (np.int32([0, 3, 7, 255]), [0, 3, 7, 255]),
+    "whole numbers of 17 bits": (np.int32([0, 1000, 50_000, 100_000]), [0, 3, 128, 255]),
+    "whole numbers below 0": (np.int32([-4, -3, -2, 0]), [0, 64, 128, 255]),
+    "one below 0": (np.int32([-7] * 4), [128] * 4),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_numbers_without_a_depth_tell_it_by_their_range(name):
+    values, expected = VALUES[name]
+    pixels = read(content(values.reshape(2, 2), "TIFF"))
+    assert np.array_equal(pixels, np.uint8(expected).reshape(2, 2, 1).repeat(3, 2))
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_is_refused_in_words(number):
+    image = Image.fromarray(np.float32([[0, 1], [number, 0.5]]))
+    with pytest.raises(ValueError, match=r"^image 2 cannot be read \(some of its pixels are NaN or infinite\)"):
+        to_rgb(image, "image 2")
+    encoded = content(np.float32([[0, 1], [number, 0.5]]), "TIFF")
+    with pytest.raises(ValueError, match=r"^record 'one': image row 1 cannot be read \(some of its pixels are NaN"):
+        open_image(EncodedImage(lambda: encoded, "row 1"), "one")
+
+
+def test_an_image_without_a_pixel_is_refused_in_words():
+    with pytest.raises(ValueError, match=r"^image 1 cannot be read \(it has no pixels\)"):
+        to_rgb(Image.new("RGB", (0, 4)), "image 1")
+
+
+CLEAR = Image.fromarray(np.uint8([[[0, 0, 0, 0], [0, 0, 0, 255]], [[10, 20, 30, 255], [0, 0, 0, 51]]]))
+ON_WHITE = np.uint8([[[255] * 3, [0] * 3], [[10, 20, 30], [204] * 3]])
+
+
+def test_what_is_transparent_shows_white():
+    assert np.array_equal(np.asarray(to_rgb(CLEAR, "it")), ON_WHITE)
+    grey = Image.fromarray(np.uint8([[[0, 0], [0, 255]], [[9, 255], [0, 51]]]))
+    assert grey.mode == "LA"
+    assert np.asarray(to_rgb(grey, "it"))[..., 0].tolist() == [[255, 0], [9, 204]]
+    assert np.asarray(to_rgb(grey.convert("La"), "it"))[..., 0].tolist() == [[255, 0], [9, 204]]
+    assert np.array_equal(np.asarray(to_rgb(CLEAR.convert("RGBa"), "it")), ON_WHITE)
+
+
+@pytest.mark.parametrize("mode", ["P", "L", "RGB", "1", "I;16"])
+def test_one_transparent_colour_is_white_too(mode):
+    """``tRNS`` of a PNG that has no alpha channel."""
+    clear, dark, seen = {"I;16": (500, 0, 65_535), "1": (0, 1, 1), "RGB": ((1, 2, 3), (0,) * 3, (255,) * 3)}.get(
+        mode, (7, 0, 9)
+    )
+    image = Image.new(mode, (3, 1), dark)
+    if mode == "P":
+        image.putpalette([0, 0, 0] * 9 + [90, 91, 92])
+    image.putpixel((0, 0), clear)
+    image.putpixel((2, 0), seen)
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", transparency=clear)
+    shown = {"P": [255, 0, 90], "L": [255, 0, 9], "1": [255, 255, 255]}.get(mode, [255, 0, 255])
+    assert read(buffer.getvalue())[0, :, 0].tolist() == shown
+
+
+def test_a_palette_with_an_alpha_of_its_own_shows_white():
+    image = Image.new("PA", (2, 1))
+    image.putpalette([9, 9, 9, 60, 60, 60])
+    image.putpixel((0, 0), (1, 0))
+    image.putpixel((1, 0), (1, 255))
+    assert np.asarray(to_rgb(image, "it"))[0, :, 0].tolist() == [255, 60]
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "HSV", "LAB", "RGBX", "1", "L", "P"])
+def test_every_other_mode_is_converted(mode):
+    """A colour comes back, within what the mode can hold."""
+    red = Image.new("RGB", (4, 4), {"1": (255,) * 3, "L": (90,) * 3, "P": (204, 51, 0)}.get(mode, (200, 30, 40)))
+    seen = np.asarray(to_rgb(red.convert(mode), "it"))
+    assert np.abs(seen.astype(int) - np.asarray(red)).max() <= 3
+
+
+def test_nothing_else_opens_or_converts_pictures():
+    """Charts read what they drew themselves."""
+    package = Path(subtoken_train.__file__).parent
+    call = re.compile(r"(?<!PIL\.)Image\.open\(|\.convert\(\"RGB\"\)|import (read|decode)_image")
+    found = {path.name for path in package.rglob("*.py") if call.search(path.read_text())}
+    assert found == {"charts.py", "image_sources.py", "images.py"}
+
 
 FILL = (10, 20, 30)
 

@@ -8,14 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from subtoken_train.datasets.collate import answer_tokens, encode
 from subtoken_train.datasets.records import Record
-from subtoken_train.families.literal_marks import (
-    escaped,
-    hidden,
-    hidden_specials,
-    picture_marks,
-    tokenise,
-    unescaped,
-)
+from subtoken_train.families.literal_marks import escaped, hidden, hidden_specials, picture_marks, tokenise, unescaped
 from subtoken_train.inference.prompt_inputs import inputs_of
 from subtoken_train.inference.text_prompts import picture_frame
 from subtoken_train.types import Region, Turn

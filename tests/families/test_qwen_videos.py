@@ -114,11 +114,6 @@ def test_placeholders_are_what_the_processor_writes(family):
     assert family.picture_text(PICTURE, theirs.image_token) == of_image.format(image)
 
 
-def test_times_of_qwen3():
-    text = qwen3_family().picture_text(qwen_video(5, fps=2.0), "")
-    assert [part.split("<")[-1] for part in text.split(" seconds>")[:-1]] == ["0.2", "1.2", "2.0"]
-
-
 @pytest.mark.parametrize("kind", PICTURES)
 def test_inputs_read_back_are_the_batch_and_collate_makes_the_same(family, kind):
     pictures = PICTURES[kind]
@@ -183,22 +178,6 @@ def test_greedy_answers_are_transformers_own(family, kind):
     expected = family.model.generate(**inputs, **settings)
     family.model.model.rope_deltas = None
     assert torch.equal(SubTokenModel.around(compress(family)).generate(**inputs, **settings), expected)
-
-
-@torch.no_grad()
-def test_features_are_transformers_in_order(family):
-    inputs = inputs_of(family, PICTURES["mixed"])
-    batch = batch_from_inputs(family, inputs["input_ids"], inputs["attention_mask"].bool(), inputs, None)
-    states = family.visual_states(batch)
-    patches = batch.image_grid_I3.prod(-1).tolist()
-    for picture, (pixels, grid) in enumerate(zip(batch.pixel_values.split(patches), batch.image_grid_I3, strict=True)):
-        alone = family.model.model.get_video_features(pixels, grid[None])
-        torch.testing.assert_close(states.tokens[picture], alone.pooler_output[0], rtol=1e-4, atol=1e-5)
-        if states.deep is not None:
-            torch.testing.assert_close(
-                states.deep[picture], torch.stack([each[0] for each in alone.deepstack_features]), rtol=1e-4, atol=1e-5
-            )
-    assert (states.deep is None) == (not family.name.startswith("qwen3_vl"))
 
 
 def test_a_video_is_bounded_like_a_few_images(family):

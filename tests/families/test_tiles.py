@@ -161,10 +161,6 @@ def test_pictures_that_fit_no_division_are_refused(tokens, prompts):
 
 def test_images_and_videos_stand_in_the_order_of_their_placeholders():
     kinds = torch.tensor([[0, 2, 2, 2, 1, 1, 0, 1, 1, 1], [0, 0, 1, 1, 2, 2, 2, 2, 0, 0], [0] * 10])
-    assert ordered_pictures(kinds, {1: [2, 3, 2], 2: [3, 4]}) == [
-        [(2, 0), (1, 0), (1, 1)],
-        [(1, 2), (2, 1)],
-        [],
-    ]
+    assert ordered_pictures(kinds, {1: [2, 3, 2], 2: [3, 4]}) == [[(2, 0), (1, 0), (1, 1)], [(1, 2), (2, 1)], []]
     with pytest.raises(ValueError, match=r"pictures of \[2, 3, 2, 4, 3\] visual tokens but prompts of \[8, 6, 0\]"):
         ordered_pictures(kinds, {1: [2, 3, 2], 2: [4, 3]})

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from subtoken_train.functional import objective
 from subtoken_train.functional.masks import fixed_mask, global_mask
 from subtoken_train.functional.objective import IGNORE_INDEX, answer_loss, balance_loss, distillation_loss
-from subtoken_train.routing.state import RoutingState
+from subtoken_train.routing.bank import RoutingState
 from tests.support.helpers import random_mask, random_scores
 
 SEEDS = st.integers(0, 10_000)

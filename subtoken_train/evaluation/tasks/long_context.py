@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
-from subtoken_train.artifact.published import check_fetched
+from subtoken_train.artifact.hub import check_fetched
 from subtoken_train.errors import clipped
 from subtoken_train.evaluation.metrics.metric import MeanScores, mean
 from subtoken_train.evaluation.tasks.task import Task

@@ -11,7 +11,7 @@ import torch
 from transformers import Glm4vConfig, Glm4vForConditionalGeneration, Glm4vMoeConfig, Glm4vMoeForConditionalGeneration
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 
-from subtoken_train.families.glm4v import Glm4vFamily, Glm4vMoeFamily, GlmProcessor
+from subtoken_train.families.qwen_vl import Glm4vFamily, Glm4vMoeFamily, GlmProcessor
 from tests.support.tiny import TinyFamily, TinyPicture
 from tests.support.tiny.qwen import BLOCKS, EXPERTS, qwen_tokenizer
 from tests.support.tiny_parts import decoder_sizes

@@ -21,7 +21,7 @@ from transformers.models.llava_next.image_processing_pil_llava_next import Llava
 from checkpoints.tiny_llava import build_tokenizer
 from subtoken_train.datasets.records import Record
 from subtoken_train.families.family import Family
-from subtoken_train.families.llava_next import LlavaNextFamily
+from subtoken_train.families.llava import LlavaNextFamily
 from tests.support.tiny import TinyFamily, TinyPicture
 from tests.support.tiny_parts import TOWER, decoder_sizes, padded, records_of
 

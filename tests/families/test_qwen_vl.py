@@ -1,20 +1,32 @@
-"""The Qwen2.5-VL family: image sizes, mRoPE ids, the tower's tokens."""
+"""Qwen's VLMs and GLM's: image sizes, mRoPE ids, deep features, experts between packed layers."""
 
 import copy
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from subtoken_train.datasets.collate import encode
 from subtoken_train.families.qwen_vl import Qwen25VLFamily, QwenProcessor
+from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region
 from tests.support.helpers import compress
-from tests.support.tiny.qwen import TOKENS, made_as_counted, qwen_batch, qwen_family, qwen_records, qwen_video
+from tests.support.sampling import sampled
+from tests.support.tiny.glm4v import glm_family
+from tests.support.tiny.qwen import (
+    TOKENS,
+    made_as_counted,
+    qwen3_family,
+    qwen_batch,
+    qwen_family,
+    qwen_records,
+    qwen_video,
+)
+from tests.support.truth_cells import CELL, difference
 
 FAMILY = qwen_family()
 
@@ -59,21 +71,6 @@ def test_a_huge_default_cap_is_lowered_and_a_small_one_kept(family, own, cap):
     capped = Qwen25VLFamily(family.model, processor)
     assert capped.visual_tokens((4000, 4000)) <= cap // 784
     assert capped.max_pixels == cap
-
-
-def test_a_cap_below_the_smallest_size_is_refused(family):
-    with pytest.raises(ValueError, match="max_pixels=784 is below 3136, the pixels that small images are scaled up to"):
-        family.limit_pixels(784)
-
-
-def test_a_family_of_one_size_takes_no_cap(tiny_family):
-    with pytest.raises(ValueError, match="max_pixels=3136: llava scales every image to one size; remove max_pixels"):
-        tiny_family.limit_pixels(3136)
-
-
-def test_a_ribbon_is_refused(family):
-    with pytest.raises(ValueError, match=r"an image of 10 x 2001 pixels: .* at most 200 times the shorter one"):
-        family.visual_tokens((10, 2001))
 
 
 def test_a_record_with_a_ribbon_is_named(family, records):
@@ -137,17 +134,6 @@ def test_nothing_is_kept_between_batches(family, records):
     assert torch.equal(backbone.run(second).hidden_BMD, fresh)
 
 
-@torch.no_grad()
-def test_features_are_transformers_in_order(family, records):
-    batch = qwen_batch(family, records)
-    states = family.visual_states(batch)
-    expected = family.model.model.get_image_features(batch.pixel_values, batch.image_grid_I3).pooler_output
-    assert [len(tokens) for tokens in states.tokens] == list(TOKENS)
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(states.tokens, expected, strict=True))
-    assert states.cls is states.received is states.keys is None
-    assert family.visual_states(qwen_batch(family, records[2:])) is None
-
-
 def test_images_are_padded_to_squares_where_that_is_asked_for(family):
     """The same pixels and tokens as of an image that was put on the processor's mean by hand."""
     image = Image.effect_noise((90, 40), 60).convert("RGB")
@@ -172,3 +158,92 @@ def test_a_video_keeps_its_shape(family):
     video, frames = qwen_video(2, (40, 90)), family.frame_size(qwen_video(2, (40, 90)))
     family.pad_images()
     assert family.frame_size(video) == frames
+
+
+PICTURES = [Image.effect_noise((160, 100), 60).convert("RGB"), qwen_video(4)]
+
+
+@pytest.fixture(scope="module")
+def deep_family():
+    return qwen3_family()
+
+
+def batch_with(deep_family, *pictures):
+    inputs = inputs_of(deep_family, "first " + "<image> then " * len(pictures) + "where ?", pictures)
+    return batch_from_inputs(deep_family, inputs["input_ids"], inputs["attention_mask"].bool(), inputs, None)
+
+
+def test_text_between_the_layers_of_a_video_is_no_visual_row(deep_family):
+    batch = batch_with(deep_family, qwen_video(4))
+    runs = torch.nn.functional.pad((batch.regions_BN[0] == Region.VISUAL).int(), (1, 1)).diff()
+    assert int((runs == 1).sum()) == 2
+
+
+@torch.no_grad()
+def test_deep_features_meet_the_rows_that_are_there_and_count(deep_family):
+    """Rows that a reducer drops take theirs along: what stays runs as if by transformers' decoder with these alone."""
+    batch = batch_with(deep_family, *PICTURES)
+    backbone = compress(deep_family, name="fastv", keep_ratio=0.25)
+    result = backbone.run(batch)
+    kept = result.rows.index_BM[0]
+    states = deep_family.visual_states(batch)
+    deep_nTD = torch.cat(states.deep, 1)
+    visual = deep_family.is_visual(batch.input_ids_BN[0])
+    number = visual.cumsum(0) - 1
+    shown = visual[kept]
+    assert 0 < int(shown.sum()) < int(visual.sum())
+    embeds = deep_family.embed(batch, states)[:, kept]
+    positions = deep_family.positions(batch)[..., kept]
+    settings = {"inputs_embeds": embeds, "position_ids": positions, "use_cache": False}
+    features = [each[number[kept[shown]]] for each in deep_nTD]
+    expected = deep_family.decoder(**settings, visual_pos_masks=shown[None], deepstack_visual_embeds=features)
+    found = deep_family.decoder.norm(result.hidden_BMD)
+    torch.testing.assert_close(found, expected.last_hidden_state, rtol=1e-4, atol=1e-4)
+    without = deep_family.decoder(**settings).last_hidden_state
+    assert (found - without).abs().max() > 0.1
+
+
+@torch.no_grad()
+def test_merged_tokens_keep_their_targets_deep_features(deep_family):
+    batch = batch_with(deep_family, PICTURES[0])
+    result = compress(deep_family, name="visionzip", keep_ratio=0.5).run(batch)
+    kept = result.rows.index_BM[0]
+    states = deep_family.visual_states(batch, "received")
+    merged = compress(deep_family, name="visionzip", keep_ratio=0.5).reducer.merge(
+        states, [torch.zeros(len(tokens), dtype=torch.bool) for tokens in states.tokens]
+    )
+    assert len(merged.tokens[0]) == int(merged.slots[0].sum()) == int((result.rows.regions_BM == Region.VISUAL).sum())
+    shown = batch.regions_BN[0, kept] == Region.VISUAL
+    expected = states.deep[0][:, merged.slots[0]]
+    assert torch.equal(result.rows.deep_nBMD[:, 0, shown], expected)
+    assert not result.rows.deep_nBMD[:, 0, ~shown].any()
+
+
+GLM = glm_family()
+
+
+@given(height=st.integers(1, 400), width=st.integers(1, 400), cap=st.sampled_from([3136, 20_000, 112_896, 1_003_520]))
+@example(height=1, width=2, cap=3136)
+def test_counted_tokens_of_glm_are_what_its_processor_makes(height, width, cap):
+    _, grid = made_as_counted(GLM, height, width, cap)
+    most = max(cap, 28 * max(height, width) * 28 / min(height, width))
+    if round(height / 28) * round(width / 28) * 28**2 < GLM.min_pixels:  # scaled up, perhaps past the cap
+        most = max(most, 4 * GLM.min_pixels)
+    assert grid.prod() * 14**2 <= most
+
+
+ROUTED = {**CELL, "scope": "context", "batch": "three_left", "protocol": "query_aware"}
+CELLS = {
+    "cut": {"reducer": "fastv_decoder", "eviction": "snapkv"},
+    "shortened": {"reducer": "fastv_embeds", "eviction": "none", "batch": "last_right"},
+    "merged": {"reducer": "visionzip", "eviction": "own_sets", "batch": "text_right"},
+    "dropped": {"reducer": "sparsevlm", "selector": "none", "eviction": "kvzip"},
+}
+
+
+@sampled("cell", CELLS, every=3)
+@pytest.mark.parametrize("name", ["qwen3_vl_moe", "glm4v_moe"])
+def test_experts_between_packed_layers_are_those_of_a_full_recompute(name, cell):
+    """In fp32: rounded states can choose other experts."""
+    found = difference(ROUTED | CELLS[cell] | {"family": name}, 8)
+    assert found.fits("fp32"), found
