@@ -116,8 +116,7 @@ _ADVICE = {
     errno.EROFS: "nothing can be written there; name another place",
     errno.ENXIO: "nobody answers there; name a regular file",
     **dict.fromkeys(
-        (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
-        "nothing that was there is lost: make room, or write elsewhere",
+        (errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "nothing that was there is lost: make room, or write elsewhere"
     ),
 }
 

@@ -87,14 +87,12 @@ class ArmSettings:
         ),
     ] = None
     layout: Annotated[
-        Words,
-        Setting("layout of `groups`: contiguous (the default) or per_head", "NAME", harness=False),
+        Words, Setting("layout of `groups`: contiguous (the default) or per_head", "NAME", harness=False)
     ] = None
     eviction: Annotated[
         Words,
         Setting(
-            "KV eviction after the prompt: {evictions}; or {wrappers} around one, 'ada(snapkv)' (default: none)",
-            "NAME",
+            "KV eviction after the prompt: {evictions}; or {wrappers} around one, 'ada(snapkv)' (default: none)", "NAME"
         ),
     ] = None
     eviction_keep: Annotated[
@@ -154,8 +152,7 @@ class ArmSettings:
     ] = None
     rerotate: Annotated[bool, Setting("rotate the keys that stay to consecutive positions")] = False
     dtype: Annotated[
-        Words,
-        Setting("dtype of the frozen weights: float32, bfloat16 or float16 (default: the adapter's)", "NAME"),
+        Words, Setting("dtype of the frozen weights: float32, bfloat16 or float16 (default: the adapter's)", "NAME")
     ] = None
     max_pixels: Annotated[
         int | None,
@@ -164,9 +161,7 @@ class ArmSettings:
     seed: Annotated[
         int | None,
         Setting(
-            "seed of the reducer, selector or eviction random, or of the selector static",
-            flagged=False,
-            harness=False,
+            "seed of the reducer, selector or eviction random, or of the selector static", flagged=False, harness=False
         ),
     ] = None
 

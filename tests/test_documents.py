@@ -9,15 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import subtoken_train
-from subtoken_train.documents import (
-    MAX_DEPTH,
-    parse_json,
-    parse_yaml,
-    read_json,
-    read_text,
-    read_yaml,
-    real_path,
-)
+from subtoken_train.documents import MAX_DEPTH, parse_json, parse_yaml, read_json, read_text, read_yaml, real_path
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

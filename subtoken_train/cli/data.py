@@ -36,11 +36,7 @@ _MADE = {"scenes": "data/scenes", "english": "data/english_text", "samples": "da
 
 _MODELS = ("smollm2", "qwen05", "qwen15", "gemma3-270m")
 
-_OPTIONS = {
-    "llava665k": ("root", "missing_list"),
-    "images": ("root", "file", "missing_list"),
-    "wikitext103": ("root",),
-}
+_OPTIONS = {"llava665k": ("root", "missing_list"), "images": ("root", "file", "missing_list"), "wikitext103": ("root",)}
 _BENCHMARK_OPTIONS = ("root", "option", "limit")
 
 

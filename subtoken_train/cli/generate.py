@@ -64,10 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--images-outside-folder", action="store_true", help="allow image paths outside the folder of --prompts"
     )
     parser.add_argument(
-        "--context-length",
-        type=int,
-        metavar="N",
-        help="a text prompt's first tokens that are compressed",
+        "--context-length", type=int, metavar="N", help="a text prompt's first tokens that are compressed"
     )
     add_compression_options(parser)
     parser.add_argument("--max-new-tokens", type=int, default=64, help="cap on the answer in tokens (default: 64)")

@@ -17,12 +17,7 @@ from subtoken_train.documents import check_regular
 from subtoken_train.errors import check_package
 
 FOLDER = "logs"
-OVERVIEW = (
-    "train/loss",
-    "val/loss",
-    "eval/accuracy",
-    "val/token_accuracy",
-)
+OVERVIEW = ("train/loss", "val/loss", "eval/accuracy", "val/token_accuracy")
 _LAST = {"epoch": 3, "weight_norm": 3, "gradient_norm": 4}
 
 

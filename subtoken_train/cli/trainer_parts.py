@@ -269,10 +269,7 @@ _FREE = (
 )
 SETTINGS: dict[str, Check] = {
     **dict.fromkeys((*KINDS, *_FREE), lambda value: None),  # true or false, or what the parser or the trainer knows
-    **dict.fromkeys(
-        ("fast_dev_run", "min_epochs", "min_steps", "reload_dataloaders_every_n_epochs"),
-        _whole(0),
-    ),
+    **dict.fromkeys(("fast_dev_run", "min_epochs", "min_steps", "reload_dataloaders_every_n_epochs"), _whole(0)),
     **dict.fromkeys(("limit_val_batches", "limit_test_batches", "limit_predict_batches"), _batches(0)),
     "overfit_batches": _batches(0),
     **dict.fromkeys(("limit_train_batches", "val_check_interval"), _batches(1)),

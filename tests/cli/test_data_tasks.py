@@ -44,10 +44,7 @@ def test_a_part_of_a_set(tmp_path, capsys):
     (tmp_path / "vt" / "validation.jsonl").write_text("".join(lines))
     argv = ["data", "ruler", "--root", str(tmp_path), "--option", "tasks=[vt]"]
     whole, short = ["--option", "rows_per_task=3"], f"task ruler has 3 of 500 samples in {tmp_path}"
-    for limit, words in (
-        ([], "complete: 3 samples"),
-        (["--limit", "4"], "enough for a limit of 4: 3 samples"),
-    ):
+    for limit, words in (([], "complete: 3 samples"), (["--limit", "4"], "enough for a limit of 4: 3 samples")):
         assert short in refused(capsys, *argv, *limit, reports=True)
         assert printed(capsys, *argv, *limit, *whole, silent=True).splitlines()[-1] == words
     out = printed(capsys, *argv, "--limit", 2, silent=True)

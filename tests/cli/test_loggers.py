@@ -16,14 +16,7 @@ import lightning.pytorch.loggers.wandb as lightning_wandb
 import pytest
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger
 
-from subtoken_train.cli.loggers import (
-    OVERVIEW,
-    SortedTensorBoard,
-    csv_parts,
-    logged,
-    run_loggers,
-    tensorboard_tag,
-)
+from subtoken_train.cli.loggers import OVERVIEW, SortedTensorBoard, csv_parts, logged, run_loggers, tensorboard_tag
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.trainer_parts import KINDS

@@ -93,12 +93,7 @@ def test_long_lists_of_names_end():
 
 
 @pytest.mark.parametrize(
-    "argv",
-    [
-        ["export", "\udcff", "out"],
-        ["data", "images", "--file", "/dev/null"],
-        ["\x1b[31mred"],
-    ],
+    "argv", [["export", "\udcff", "out"], ["data", "images", "--file", "/dev/null"], ["\x1b[31mred"]]
 )
 def test_odd_paths_on_the_command_line(argv, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
