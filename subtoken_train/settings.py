@@ -177,7 +177,6 @@ def settings_of(declared: type) -> dict[str, Setting]:
 
 
 def _kind(hint: Any) -> type:
-    """Return the kind of an annotation: the first of a union, ``str`` for words, ``dict`` for a mapping."""
     first = get_args(hint)[0] if get_origin(hint) is UnionType else hint
     return dict if get_origin(first) is Mapping else first if first in KINDS else str
 

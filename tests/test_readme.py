@@ -11,7 +11,7 @@ import pytest
 
 from subtoken_train.artifact.published import MODELS
 from subtoken_train.cli.command_line import Parser, check_options
-from subtoken_train.cli.main import COMMANDS, main
+from subtoken_train.cli.main import COMMANDS, command_module, main
 from subtoken_train.resources import find_recipe, shipped_recipe
 from tests.support.readme_blocks import DOCUMENTS, README, ROOT, Block, blocks, command_line
 from tests.support.sampling import sampled
@@ -49,7 +49,7 @@ def test_what_runs_needs_no_placeholder():
 @pytest.mark.parametrize(("place", "argv"), OURS)
 def test_options_are_known(place, argv):
     name, *rest = argv
-    module = importlib.import_module(f"subtoken_train.cli.{name}")
+    module = command_module(name)
     if hasattr(module, "run_raw"):
         return
     parser = Parser(prog=name)

@@ -191,7 +191,6 @@ def _encoded(family: Family, record: Record, data: InstructionDataModule, length
 
 
 def _each(places: Sequence[int], make: Callable[[int], T]) -> tuple[list[T], list[str]]:
-    """Return what is made of each place, and what is wrong with the others."""
     made, broken = list[T](), list[str]()
     for place in places:
         try:
@@ -354,7 +353,6 @@ def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool, reading
 
 
 def _corpus_lines(data: CorpusDataModule, offline: bool, chats: bool) -> Iterator[str]:
-    """Yield the source of the text and the layout of a block or chat; it is tokenised when training starts."""
     source, prefix = data.train_source, data.prefix_tokens
     name = source.name if source.config is None else f"{source.name}, {source.config}"
     rows: Any = None if offline else load_rows(source, data.streaming)

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.cli.arm_flags import add_compression_options, add_settings, arm_options, flag_name
-from subtoken_train.cli.command_line import check_counts
+from subtoken_train.cli.command_line import add_compression_options, add_settings, arm_options, check_counts, flag_name
 from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import check_word, plain, shell_words
 from subtoken_train.outputs import check_place
@@ -68,7 +67,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_file(args: argparse.Namespace) -> int:
-    """One data file, all adapters, a table."""
     if args.out:
         if os.path.lexists(args.out):
             raise ValueError(f"{args.out} exists; choose another --out")
@@ -94,8 +92,7 @@ def _run_file(args: argparse.Namespace) -> int:
 
 
 def _answer(adapter: str | None, records: InstructionRecords, asked: bytes, args: argparse.Namespace) -> Run:
-    """Answer the questions with one adapter, or the backbone; ``asked`` is their file's content."""
-    from subtoken_train.cli.arm_flags import flagged_model
+    from subtoken_train.cli.command_line import flagged_model
     from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.unknown_tokens import say_unknown
     from subtoken_train.evaluation.runner.arms import adapter_name
@@ -124,7 +121,6 @@ SHORT = {"eviction": "cache", "KV bytes, text and index included": "KV bytes"}
 
 
 def _table(runs: list[Run]) -> Table:
-    """One column per arm: its budget, then the score of every question kind with its 95 % interval."""
     from rich.table import Table
     from rich.text import Text
 
@@ -154,7 +150,6 @@ def _table(runs: list[Run]) -> Table:
 
 
 def _difference(first: Run, other: Run) -> str:
-    """The first arm less another one, in words: both answered the same questions, so that these pair."""
     from subtoken_train.artifact.card import printed
     from subtoken_train.evaluation.intervals import bootstrap_interval
     from subtoken_train.evaluation.runner.data_file import MEASURES, measure_names, paired, verdict_words
@@ -244,7 +239,6 @@ def run_grids(args: argparse.Namespace) -> int:
 
 
 def _print_check(grid: Grid, config: str | None) -> int:
-    """Print what a grid would run; 0 where it would, whatever has still to be fetched or trained."""
     from subtoken_train.cli.run_plan import plan_of_grid
     from subtoken_train.evaluation.runner.dry_run import check_lines, dry_run, planned_adapter
 

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     from subtoken_train.artifact.folder import write_adapter, write_merged
     from subtoken_train.artifact.hub import Destination, check_destination, check_published
     from subtoken_train.cli.recipe import RecipeCLI
-    from subtoken_train.cli.run_scores import card_sections
+    from subtoken_train.cli.run_plan import card_sections
 
     cli: Any = None if source.recipe is None else RecipeCLI(recipe)
     destination = None
@@ -158,7 +158,6 @@ def find_source(path: Path) -> Source:
 
 
 def _checkpoint_of(path: Path) -> Path:
-    """A checkpoint folder itself, or the newest complete one of a run or of its ``checkpoints``."""
     if path.name.startswith("step-"):
         return path
     folder = path if path.name == "checkpoints" else path / "checkpoints"

@@ -18,12 +18,12 @@ import yaml
 from subtoken_train.artifact.folder import write_adapter
 from subtoken_train.artifact.hub import check_destination, check_published
 from subtoken_train.artifact.whole_folder import RECIPE_FILE, check_target
-from subtoken_train.cli.anchor import SUFFIX
 from subtoken_train.cli.export import publish
 from subtoken_train.cli.loggers import logged
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.recipe_source import read_recipe
-from subtoken_train.cli.run_scores import card_sections
+from subtoken_train.cli.recipes import SUFFIX
+from subtoken_train.cli.run_plan import card_sections
 from subtoken_train.cli.terminal import PROGRAM, USER_ERRORS, one_line
 from subtoken_train.datasets.unknown_tokens import say_unknown
 from subtoken_train.documents import read_yaml, real_path

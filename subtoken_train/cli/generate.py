@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.cli.arm_flags import add_compression_options, add_settings, arm_options
-from subtoken_train.cli.command_line import check_counts
+from subtoken_train.cli.command_line import add_compression_options, add_settings, arm_options, check_counts
 from subtoken_train.documents import parse_json, real_path
 from subtoken_train.errors import COLD, plain
 from subtoken_train.outputs import check_place, whole_file
@@ -149,7 +148,7 @@ def _pictures(args: argparse.Namespace, prompt: str) -> list[Picture]:
 
 
 def _load(args: argparse.Namespace) -> SubTokenModel:
-    from subtoken_train.cli.arm_flags import flagged_model
+    from subtoken_train.cli.command_line import flagged_model
     from subtoken_train.evaluation.picture import check_drawable, check_places
 
     model = flagged_model(args, args.adapter or None, args.device)

@@ -78,8 +78,8 @@ def run(args: argparse.Namespace) -> int:
     from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
-    from subtoken_train.cli.anchor import anchor_text
     from subtoken_train.cli.init_recipe import chat_tokenizer, choose_backbone, own_recipe, own_recipe_text, said
+    from subtoken_train.cli.recipes import anchor_text
     from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.own_data import read_own
 
@@ -120,7 +120,6 @@ def _records(data: OwnData, tokenizer: Any) -> dict[str, str]:
 
 
 def _question(row: dict[str, Any], number: int, tokenizer: Any) -> dict[str, Any]:
-    """Return a conversation as a line of the task ``local_text``: its last answer that is learnt is asked for."""
     from subtoken_train.datasets.conversations import chat_messages, conversation_document
     from subtoken_train.datasets.record_format import answer_is_learnt, said_turns
 

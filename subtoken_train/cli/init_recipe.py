@@ -214,7 +214,6 @@ def own_recipe_text(content: dict[str, Any], chosen: Chosen, path: Path, data: P
 
 
 def _raise_length(band: dict[str, Any], longest: int, positions: int) -> list[str]:
-    """Set ``max_length`` so that no record is cut where the backbone has positions for it; says so in a line."""
     before, band["max_length"] = band["max_length"], max(band["max_length"], min(longest, positions))
     if band["max_length"] == before:
         return []

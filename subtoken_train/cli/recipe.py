@@ -20,13 +20,15 @@ from subtoken_train.artifact.hub import Destination
 from subtoken_train.cli.command_line import FLAGS
 from subtoken_train.cli.loggers import check_remote, run_loggers
 from subtoken_train.cli.recipe_source import RecipeSource, read_source, unknown_key
-from subtoken_train.cli.run_scores import check_attention, midway_evaluator
 from subtoken_train.cli.trainer_parts import ACCELERATORS, KINDS, build_parts, named_parts
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
+from subtoken_train.datasets.records import InstructionRecords
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import MAX_SEED, check_range
+from subtoken_train.evaluation.runner.data_file import answer_records
 from subtoken_train.outputs import write_whole
 from subtoken_train.reducers import REDUCERS
 from subtoken_train.training.memory import check_strategy
@@ -34,6 +36,7 @@ from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels.midway_scores import (
     VALIDATION_SCORES,
     EarlyStoppingConfig,
+    Evaluate,
     EvaluationConfig,
     MidwayEvaluation,
     StopEarly,
@@ -219,7 +222,6 @@ class RecipeCLI:
             check_attention(self.config.model.backbone.attention)
 
     def _early_stopping_mode(self) -> str | None:
-        """Return ``min`` or ``max`` for early stopping, checked against the scores that the run will have."""
         if self.early_stopping is None:
             return None
         scores = ["eval/accuracy"] if self.evaluation else []
@@ -271,3 +273,34 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return list(map(_plain, value))
     return str(value) if isinstance(value, str | Path) else value
+
+
+def midway_evaluator(config: EvaluationConfig, attention: str) -> Evaluate:
+    """A function from a backbone to its scores on the recipe's ``evaluation`` band; the data are read at once.
+
+    Scores are means: ``accuracy`` over all questions (exact match; F1 of the objects for scene descriptions), and one
+    per kind where the records name several.
+    """
+    check_attention(attention)
+    records = InstructionRecords(config.data, config.image_folder, config.images_outside_folder)
+
+    def evaluate(backbone: CompressedBackbone) -> dict[str, float]:
+        answers = answer_records(
+            backbone,
+            records,
+            max_length=config.max_length,
+            batch_size=config.batch_size,
+            max_new_tokens=config.max_new_tokens,
+            limit=config.limit,
+        )
+        kinds = answers.by_kind()
+        named = {"accuracy": answers.scores, **(kinds if len(kinds) > 1 else {})}
+        return {name: sum(found) / len(found) for name, found in named.items()}
+
+    return evaluate
+
+
+def check_attention(attention: str) -> None:
+    """Raise a worded ``ValueError`` for an attention that cannot read packed caches."""
+    if attention == "eager":
+        raise ValueError("evaluation decodes from a packed cache, which eager attention cannot; use attention: sdpa")

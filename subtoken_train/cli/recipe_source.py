@@ -134,7 +134,6 @@ def _piece(key: str, text: str | None) -> dict[str, Any]:
 
 
 def _check_content(content: dict[str, Any], kind: str) -> None:
-    """Check the ``trainer`` band and the length of texts; other bands are checked with the classes behind them."""
     _check_texts(content, "")
     band = content.get("trainer")
     for name, value in band.items() if isinstance(band, dict) else ():

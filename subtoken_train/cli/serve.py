@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.cli.arm_flags import add_compression_options, add_settings, arm_options
-from subtoken_train.cli.command_line import check_counts
+from subtoken_train.cli.command_line import add_compression_options, add_settings, arm_options, check_counts
 from subtoken_train.demo.local_server import check_address
 from subtoken_train.documents import read_text
 from subtoken_train.errors import SubTokenWarning, check_package, check_range, unknown_name
@@ -104,7 +103,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _server(args: argparse.Namespace, device: str) -> ChatServer:
-    """Load the model and what stands around it."""
     from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()

@@ -172,7 +172,6 @@ def _part(key: str, value: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _check_settings(key: str, value: str, settings: dict[str, Any]) -> None:
-    """Raise a worded ``ValueError`` where a name gets a setting that is not listed, or more than plain values."""
     allowed = KINDS[key].settings.get(value, ())
     for name, each in settings.items():
         if not allowed:

@@ -192,7 +192,6 @@ class SideBySide:
         stopped: threading.Event,
         say: Callable[[str], None],
     ) -> SideAnswer:
-        """Wait for the turn, put the side on the backbone, and generate."""
         with self._turn, warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always", SubTokenWarning)
             backbone = side.load()
@@ -218,7 +217,6 @@ def _settings(stream: AnswerStream) -> dict[str, Any]:
 
 
 def _whole(model: SubTokenModel, about: Image.Image | str, question: str, stream: AnswerStream) -> Generated:
-    """Answer a prompt that holds its question."""
     prompt = (f"{about}\n\n{question}",) if isinstance(about, str) else (question, [about])
     inputs: dict[str, Any] = model.inputs(*prompt)
     model.generate(**inputs, **_settings(stream))
@@ -228,7 +226,6 @@ def _whole(model: SubTokenModel, about: Image.Image | str, question: str, stream
 
 
 def _blind(model: SubTokenModel, text: str, question: str, stream: AnswerStream) -> Generated:
-    """Answer a question of a text that was compressed before."""
     clock = time.perf_counter()
     batch, frames = context_batches(model.backbone, model.compression, [text])
     with serving(model.backbone.family):
@@ -269,7 +266,6 @@ def _of_adapter(pool: ModelPool, adapter: str, anchor: str | None, backbone: str
 
 
 def _check_backbones(pool: ModelPool, adapter: str, anchor: str, backbone: str | None) -> None:
-    """Raise a worded ``ValueError`` unless two adapters share one loaded backbone."""
     own, other = (
         vars(in_one_place(adapter_backbone(pool.folder(name), pool.adapter(name), backbone)))
         for name in (adapter, anchor)

@@ -188,7 +188,7 @@ REFUSED = {
     ),
     "a recipe's second reducer": (
         ["--config", "tiny_fastv25_s16k4", "--reducer", "fastv", "--keep-ratio", "0.5"],
-        "--reducer: the recipe names its own",
+        "--reducer is not read: the recipe names its own",
     ),
     "a file for a folder": (
         ["--adapter", VLM, "--out", f"{VLM}/README.md/record.json"],

@@ -7,7 +7,7 @@ import json
 import datasets
 import pytest
 
-from subtoken_train.cli import data_checks
+from subtoken_train.cli import data
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.corpus import CorpusSource, load_rows
 from subtoken_train.datasets.english import documents
@@ -78,13 +78,13 @@ PARTS = ("coco/train2017/1.jpg", "gqa/images/2.jpg", "ocr_vqa/images/3.jpg", "vg
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     """Six records, one of them text only, whose five images are there (one as .gif)."""
-    monkeypatch.setattr(data_checks, "MIX665K_RECORDS", 6)
+    monkeypatch.setattr(data, "MIX665K_RECORDS", 6)
     rows = [
         {"id": i, "image": name, "conversations": [talk("<image> hi"), talk("yes", "gpt")]}
         for i, name in enumerate(PARTS)
     ]
     rows.append({"id": "text", "model": "", "conversations": [talk("hi"), talk("yes", "gpt")]})
-    (tmp_path / data_checks.MIX665K).write_text(json.dumps(rows))
+    (tmp_path / data.MIX665K).write_text(json.dumps(rows))
     for name in PARTS:
         path = tmp_path / "images" / name.replace("3.jpg", "3.gif")
         path.parent.mkdir(parents=True)
@@ -113,7 +113,7 @@ def test_a_complete_set(root, capsys):
     assert main(["data", "llava665k", "--root", str(root)]) == 0
     out = capsys.readouterr().out
     assert "train2017.zip" in out
-    assert f"{root / data_checks.MIX665K}: 6 records, 1 without an image" in out
+    assert f"{root / data.MIX665K}: 6 records, 1 without an image" in out
     assert "coco/train2017          1 named, all there\n" in out
     assert "ocr_vqa/images          1 named, all there, 1 under another suffix\n" in out
     assert out.endswith("complete: 6 records, 5 images\n")
@@ -140,7 +140,7 @@ def test_missing_images_are_counted_listed_and_written_on_request(root, capsys, 
 
 
 def test_another_number_of_records(root, capsys, monkeypatch):
-    monkeypatch.setattr(data_checks, "MIX665K_RECORDS", 665_298)
+    monkeypatch.setattr(data, "MIX665K_RECORDS", 665_298)
     _, err = failed(capsys, ["llava665k", "--root", str(root)])
     assert "holds 6 records, not the 665,298 of LLaVA-v1.5's mix665k; fetch it again" in err
 
@@ -167,8 +167,8 @@ def test_options_that_do_not_fit(capsys, argv, message):
 @pytest.fixture
 def wikitext(tmp_path, monkeypatch):
     """A small set laid out as the public one."""
-    monkeypatch.setattr(data_checks, "WIKITEXT_ROWS", {"train": 6, "validation": 1, "test": 1})
-    folder = tmp_path / data_checks.WIKITEXT
+    monkeypatch.setattr(data, "WIKITEXT_ROWS", {"train": 6, "validation": 1, "test": 1})
+    folder = tmp_path / data.WIKITEXT
     folder.mkdir()
     lines = [" = A title = \n", " words \n", "\n"]
     for name, rows in (("train-00000-of-00002", lines), ("train-00001-of-00002", lines)):
@@ -182,13 +182,13 @@ def test_wikitext(wikitext, capsys):
     assert main(["data", "wikitext103", "--root", str(wikitext)]) == 0
     out = capsys.readouterr().out
     assert "train               6 rows in 2 files\n" in out
-    assert f"train: {{name: {wikitext / data_checks.WIKITEXT}, documents: wikitext}}" in out
+    assert f"train: {{name: {wikitext / data.WIKITEXT}, documents: wikitext}}" in out
 
 
 @sampled("streaming", [False, True], every=2)
 def test_its_folder_is_a_corpus(wikitext, tmp_path, monkeypatch, streaming):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    folder = str(wikitext / data_checks.WIKITEXT)
+    folder = str(wikitext / data.WIKITEXT)
     train = load_rows(CorpusSource(folder, documents="wikitext"), streaming)
     assert len(list(train)) == 6
     assert len(list(load_rows(CorpusSource(folder, split="validation"), streaming))) == 1
@@ -203,7 +203,7 @@ def test_its_folder_is_a_corpus(wikitext, tmp_path, monkeypatch, streaming):
     ],
 )
 def test_wikitext_with_something_missing(wikitext, capsys, name, content, message):
-    path = wikitext / data_checks.WIKITEXT / f"{name}.parquet"
+    path = wikitext / data.WIKITEXT / f"{name}.parquet"
     path.unlink()
     if content:
         path.write_bytes(content)
@@ -211,6 +211,6 @@ def test_wikitext_with_something_missing(wikitext, capsys, name, content, messag
 
 
 def test_wikitext_with_other_rows(wikitext, capsys, monkeypatch):
-    monkeypatch.setattr(data_checks, "WIKITEXT_ROWS", {"train": 1_801_350})
+    monkeypatch.setattr(data, "WIKITEXT_ROWS", {"train": 1_801_350})
     _, err = failed(capsys, ["wikitext103", "--root", str(wikitext)])
     assert "split train: 6 rows, not 1,801,350; fetch it again" in err

@@ -11,7 +11,7 @@ from importlib.metadata import version
 import pytest
 
 import subtoken_train
-from subtoken_train.cli import env
+from subtoken_train.cli import check
 from subtoken_train.cli.command_line import Parser, check_options
 from subtoken_train.cli.main import COMMANDS, main
 from subtoken_train.cli.terminal import guarded
@@ -184,12 +184,12 @@ def test_json_holds_versions_and_hardware(capsys):
     assert facts["python"] == platform.python_version()
     assert facts["torch"] == version("torch")
     assert facts["cpu_count"] == os.cpu_count()
-    assert {"subtoken_train", "platform", "nvidia_smi", *env.PACKAGES} <= set(facts)
+    assert {"subtoken_train", "platform", "nvidia_smi", *check.PACKAGES} <= set(facts)
 
 
 def test_absent_package_and_absent_gpu(capsys, monkeypatch):
-    monkeypatch.setattr(env, "PACKAGES", ("no-such-package-at-all",))
-    monkeypatch.setattr(env.shutil, "which", lambda name: None)
+    monkeypatch.setattr(check, "PACKAGES", ("no-such-package-at-all",))
+    monkeypatch.setattr(check.shutil, "which", lambda name: None)
     assert main(["env"]) == 0
     rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert rows["no-such-package-at-all"] == "not installed"

@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from subtoken_train.cli import generate
-from subtoken_train.cli.arm_flags import arm_options
-from subtoken_train.cli.command_line import Parser
+from subtoken_train.cli.command_line import Parser, arm_options
 from subtoken_train.cli.recommend import GOALS, MeasuredArm, least, lines, read_measured, spellings
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.settings import ARM_SETTINGS

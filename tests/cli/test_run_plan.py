@@ -177,6 +177,6 @@ def test_a_missing_model_names_its_command(capsys, tmp_path, monkeypatch):
     name = "recipes/real/smollm2_kvzip25_s16k12.yaml"
     assert refused(capsys, "check", "--config", name, "--model.backbone.path", "my/models/smollm2") == words
     with pytest.raises(ValueError, match="get it"):
-        plan_of_recipe(RecipeCLI(["--config", name, "--model.backbone.path", "my/models/smollm2"]).source)
+        plan_of_recipe(RecipeCLI(["--config", name, "--model.backbone.path", "my/models/smollm2"]))
     assert refused(capsys, "generate", "--backbone", "my/models/smollm2", "--prompt", "hi") == words
     check_fetched("mine/smollm2")  # an id of the Hub
