@@ -99,12 +99,9 @@ def test_a_text_of_a_command_line_is_read_as_what_is_asked_for(hint, text, value
     assert (found, type(found)) == (value, type(value))
 
 
-def test_texts_of_a_command_line_in_a_mapping_are_what_they_write():
+def test_texts_in_a_mapping_and_in_a_file():
     given = {"a": Written("4"), "b": {"c": Written("1e-4"), "d": Written("x3"), "e": Written("false")}, "f": "5"}
     assert written_as(dict[str, Any], given, "key") == {"a": 4, "b": {"c": 1e-4, "d": "x3", "e": False}, "f": "5"}
-
-
-def test_a_text_in_a_file_stays_one_where_texts_are_taken():
     assert written_as(str | int, "5", "key") == "5"
     assert written_as(int | None, "5", "key") == 5
     with pytest.raises(ValueError, match="key is 'true'; it must be true or false"):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from subtoken_train.artifact.whole_folder import CONFIG_FILE, PICTURE_FILE, RECIPE_FILE, check_target
+from subtoken_train.cli.command_line import check_unused
 from subtoken_train.documents import check_regular, real_path
 from subtoken_train.errors import UncutError, shell_words
 from subtoken_train.outputs import check_place
@@ -52,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
     """Check, read, write, publish."""
     from subtoken_train.cli.recipe_source import read_source
 
-    _check_options(args)
+    publishing = "only applies when publishing; add --push-to-hub user/name, or leave it out"
+    check_unused(args, () if args.push_to_hub else ("private", "revision", "message"), publishing)
     out, source = Path(args.out), find_source(Path(args.source))
     if real_path(source.folder) in real_path(out).parents:
         raise ValueError(f"{out} lies inside {source.folder}, which is being exported; choose a folder outside it")
@@ -90,12 +92,6 @@ def run(args: argparse.Namespace) -> int:
     if destination is not None:
         publish(out, destination, _retry(args))
     return 0
-
-
-def _check_options(args: argparse.Namespace) -> None:
-    for option in ("private", "revision", "message"):
-        if getattr(args, option) and not args.push_to_hub:
-            raise ValueError(f"--{option} only applies when publishing; add --push-to-hub user/name, or leave it out")
 
 
 def publish(folder: Path, destination: Destination, retry: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What ``fit`` says and returns when training ends early."""
+"""What ``fit`` says and returns when training ends early, and which recipes may go on with a run."""
 
 import copy
 from types import SimpleNamespace
@@ -24,20 +24,17 @@ def ended(error, tmp_path, rank=0):
     return train(cli, None, RunFolder(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "words"),
-    [
-        (TrainingInterrupted(2, "after step 5"), 130, "subtoken-train: SIGINT: stopped after step 5\n"),
-        (TrainingInterrupted(15, "after step 5"), 143, "subtoken-train: SIGTERM: stopped after step 5\n"),
-        (CheckpointFailed("the disk"), 1, "subtoken-train: the disk\n"),
-        (
-            OSError(28, "No space left on device", "m.csv"),
-            1,
-            "stopped: No space left on device: m.csv; nothing that was there is lost: make room, or write elsewhere\n",
-        ),
-        (ConnectionError("api.wandb.ai"), 1, "subtoken-train: stopped: api.wandb.ai\n"),
-    ],
-)
+FULL = OSError(28, "No space left on device", "m.csv")
+ENDS = [
+    (TrainingInterrupted(2, "after step 5"), 130, "subtoken-train: SIGINT: stopped after step 5\n"),
+    (TrainingInterrupted(15, "after step 5"), 143, "subtoken-train: SIGTERM: stopped after step 5\n"),
+    (CheckpointFailed("the disk"), 1, "subtoken-train: the disk\n"),
+    (FULL, 1, "stopped: No space left on device: m.csv; nothing that was there is lost: make room, or"),
+    (ConnectionError("api.wandb.ai"), 1, "subtoken-train: stopped: api.wandb.ai\n"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "words"), ENDS)
 def test_one_message_names_the_last_good_checkpoint(tmp_path, capsys, error, code, words):
     assert ended(error, tmp_path) == code
     said = capsys.readouterr().err
@@ -64,7 +61,7 @@ def test_the_other_processes_of_a_run_that_stops_say_nothing(tmp_path, capsys):
     assert ended(TrainingInterrupted(15, "after step 5"), tmp_path, rank=1) == 0
     assert capsys.readouterr().err == ""
     assert ended(TrainingInterrupted(15, "at once", alone=True), tmp_path, rank=1) == 143
-    assert ended(OSError(28, "No space left on device"), tmp_path, rank=1) == 1
+    assert ended(FULL, tmp_path, rank=1) == 1
 
 
 RECIPE = {
@@ -74,83 +71,55 @@ RECIPE = {
         "backbone": {"path": "a", "dtype": "float32"},
         "routing": {"selector": "linear", "kept_groups": 4},
         "optimizer": {"learning_rate": 0.1},
+        "reducer": {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 16},
     },
     "data": {"train_file": "a.json", "batch_size": 8, "seed": 0, "num_workers": 0},
     "trainer": {"max_steps": 10, "devices": 1, "precision": None, "accumulate_grad_batches": 1},
 }
 
 
-def compared(tmp_path, *changes, dropped=()):
+def put(key, value):
+    """The recipe with one value changed."""
     now = copy.deepcopy(RECIPE)
-    for key, value in changes:
-        *groups, leaf = key.split(".")
-        place = now
-        for group in groups:
-            place = place[group]
-        place[leaf] = value
-    before = {name: value for name, value in RECIPE.items() if name not in dropped}
+    place, (*groups, leaf) = now, key.split(".")
+    for group in groups:
+        place = place[group]
+    place[leaf] = value
+    return now
+
+
+def compared(tmp_path, before, now):
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(before))
     return compare_recipes(tmp_path / "recipe.yaml", yaml.safe_dump(now))
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("output_dir", "b"),
-        ("trainer.devices", 2),
-        ("model.backbone.path", "elsewhere"),
-        ("data.train_file", "elsewhere.json"),
-        ("data.num_workers", 4),
-        ("data.batch_size", 4),
-    ],
-)
-def test_what_may_change(tmp_path, key, value):
-    assert compared(tmp_path, (key, value)) == ""
+def test_what_may_change_and_what_is_noted(tmp_path):
+    free = {"output_dir": "b", "trainer.devices": 2, "model.backbone.path": "x", "data.train_file": "x.json"}
+    for key, value in {**free, "data.num_workers": 4, "data.batch_size": 4}.items():
+        assert compared(tmp_path, RECIPE, put(key, value)) == ""
+    assert compared(tmp_path, RECIPE, put("trainer.max_steps", 20)) == "trainer.max_steps: 10, here 20"
+    older = {key: value for key, value in RECIPE.items() if key not in ("model", "data")}
+    assert compared(tmp_path, older, RECIPE) == ""
+    all_reducers = {**RECIPE["model"]["reducer"], "stage": "embeds", "layer": 2, "seed": 0}
+    assert compared(tmp_path, put("model.reducer", all_reducers), RECIPE) == ""  # as version 0.1 saved it
 
 
-def test_what_is_noted(tmp_path):
-    assert compared(tmp_path, ("trainer.max_steps", 20)) == "trainer.max_steps: 10, here 20"
+DECISIVE = {"seed_everything": 1, "model.backbone.dtype": "bfloat16", "model.optimizer.learning_rate": 0.2}
+DECISIVE |= {"data.seed": 1, "trainer.precision": "bf16-mixed", "trainer.accumulate_grad_batches": 2}
+DECISIVE |= {"model.reducer.page_size": 8}
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("seed_everything", 1),
-        ("model.backbone.dtype", "bfloat16"),
-        ("model.optimizer.learning_rate", 0.2),
-        ("data.seed", 1),
-        ("trainer.precision", "bf16-mixed"),
-        ("trainer.accumulate_grad_batches", 2),
-    ],
-)
+@pytest.mark.parametrize(("key", "value"), DECISIVE.items())
 def test_what_may_not(tmp_path, key, value):
     with pytest.raises(ValueError, match=rf"another recipe \({key}: .*, here {value}\); resume with .*recipe.yaml"):
-        compared(tmp_path, (key, value))
+        compared(tmp_path, RECIPE, put(key, value))
 
 
-def test_a_group_that_is_off(tmp_path):
+def test_groups_that_are_off_and_many_differences(tmp_path):
     with pytest.raises(ValueError, match=r"model.routing: set, here None"):
-        compared(tmp_path, ("model.routing", None))
-
-
-def test_many_differences_are_counted(tmp_path):
-    changes = [(f"model.routing.{name}", 1) for name in ("selector", "kept_groups")]
-    changes += [("data.seed", 1), ("seed_everything", 1), ("model.backbone.dtype", "x")]
+        compared(tmp_path, RECIPE, put("model.routing", None))
+    other = put("model.routing", {"selector": 1, "kept_groups": 1})
+    other |= {"seed_everything": 1, "data": {**RECIPE["data"], "seed": 1}}
+    other["model"]["backbone"]["dtype"] = "x"
     with pytest.raises(ValueError, match="; and 1 more"):
-        compared(tmp_path, *changes)
-
-
-def test_keys_that_the_old_recipe_did_not_have(tmp_path):
-    assert compared(tmp_path, dropped=("model", "data")) == ""
-
-
-def test_a_recipe_saved_by_version_0_1_names_the_settings_of_every_reducer(tmp_path):
-    own = {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 16}
-    now = {**RECIPE, "model": {**RECIPE["model"], "reducer": own}}
-    before = {**RECIPE, "model": {**RECIPE["model"], "reducer": {**own, "stage": "embeds", "layer": 2, "seed": 0}}}
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(before))
-    assert compare_recipes(tmp_path / "recipe.yaml", yaml.safe_dump(now)) == ""
-    before["model"]["reducer"]["page_size"] = 8
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(before))
-    with pytest.raises(ValueError, match=r"model.reducer.page_size: 8, here 4"):
-        compare_recipes(tmp_path / "recipe.yaml", yaml.safe_dump(now))
+        compared(tmp_path, RECIPE, other)

@@ -122,7 +122,7 @@ REFUSED = {
     "a value twice": (swept("--set", "a=1,1"), "two runs would share the folder a=1"),
     "one folder": (swept("--set", "a=b/c,b:c"), "two runs would share the folder a=b_c"),
     "the folder": (swept("--set", "output_dir=x"), "--output_dir DIR moves all of them"),
-    "a flag": (swept("--set", "--resume=true"), "a sweep sets it for every run itself"),
+    "a flag": (swept("--set=--resume=true"), "a sweep sets it for every run itself"),
     "no such key": (swept("--set", "model.routing.kept_group=2,4"), f"kept_group=2: {MISSPELT}"),
     "no such key of the trainer": (swept("--set", "trainer.max_stepss=1"), "Did you mean '--trainer.max_steps'?"),
     "a value of the last": (swept("--set", "data.batch_size=8,many"), "data.batch_size is 'many'; it must be a whole"),
