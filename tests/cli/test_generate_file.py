@@ -9,7 +9,7 @@ from subtoken_train import SubTokenModel
 from subtoken_train.cli import terminal
 from subtoken_train.cli.main import main
 from tests.support.chats import CHATML
-from tests.support.commands import refused
+from tests.support.commands import printed, refused
 from tests.support.helpers import write_text_adapter
 
 LINES = [
@@ -33,15 +33,20 @@ def write(path, *lines):
     return path
 
 
-def command(capsys, *argv):
+def command(adapter, prompts, output, *argv):
+    files = "--adapter", adapter, "--prompts", prompts, "--output", output
+    return ["generate", "--device", "cpu", *files, "--max-new-tokens", "5", *argv]
+
+
+def call(capsys, *argv):
     """Exit code and stderr."""
-    code = main(["generate", "--device", "cpu", *map(str, argv)])
+    code = main([*map(str, command(*argv))])
     return code, capsys.readouterr().err
 
 
-def call(capsys, adapter, prompts, output, *argv):
-    files = "--adapter", adapter, "--prompts", prompts, "--output", output
-    return command(capsys, *files, "--max-new-tokens", 5, *argv)
+def stopped(capsys, *argv):
+    """The message of a call that must be refused."""
+    return refused(capsys, *command(*argv), reports=True)
 
 
 def answers(path):
@@ -105,32 +110,27 @@ def test_other_prompts_or_settings_are_refused(vlm_adapter, asked, tmp_path, cap
         (["--max-new-tokens", 6], "task options {'max_new_tokens': 5}, and now it is {'max_new_tokens': 6}"),
         (["--kv-dtype", "int8"], "int8"),
     ):
-        code, err = call(capsys, vlm_adapter, asked, output, *argv)
-        assert code == 2
-        assert "was begun with other prompts or settings" in err
-        assert words in err
+        said = stopped(capsys, vlm_adapter, asked, output, *argv)
+        assert "was begun with other prompts or settings" in said
+        assert words in said
     write(asked, {**LINES[0], "prompt": "another"}, *LINES[1:])
-    code, err = call(capsys, vlm_adapter, asked, output)
-    assert code == 2
-    assert "answers to other samples" in err
+    assert "answers to other samples" in stopped(capsys, vlm_adapter, asked, output)
     assert output.read_bytes() == before
     (tmp_path / "mine.jsonl").write_text("{}\n")
-    code, err = call(capsys, vlm_adapter, asked, tmp_path / "mine.jsonl")
-    assert (code, "has no mine.jsonl.records to continue from" in err) == (2, True)
+    said = stopped(capsys, vlm_adapter, asked, tmp_path / "mine.jsonl")
+    assert "has no mine.jsonl.records to continue from" in said
 
 
 def test_a_language_model_answers_texts(tmp_path, capsys):
     adapter = write_text_adapter(tmp_path)
-    prompts = write(tmp_path / "p.jsonl", {"prompt": "the bee and the spider met in the garden. " * 12})
+    text = "the bee and the spider met in the garden. " * 12
+    prompts = write(tmp_path / "p.jsonl", {"prompt": text})
     assert call(capsys, adapter, prompts, tmp_path / "out.jsonl")[0] == 0
     (row,) = answers(tmp_path / "out.jsonl")
-    model = SubTokenModel.from_pretrained(adapter)
-    assert row["answer"] == model.chat(
-        "the bee and the spider met in the garden. " * 12, max_new_tokens=5, do_sample=False
-    )
+    assert row["answer"] == SubTokenModel.from_pretrained(adapter).chat(text, max_new_tokens=5, do_sample=False)
     write(prompts, {"prompt": "hi", "image": "a.png"})
-    code, err = call(capsys, adapter, prompts, tmp_path / "other.jsonl")
-    assert (code, "p.jsonl, line 1: there is an image, and the model reads texts alone" in err) == (2, True)
+    said = stopped(capsys, adapter, prompts, tmp_path / "other.jsonl")
+    assert "p.jsonl, line 1: there is an image, and the model reads texts alone" in said
 
 
 def test_a_chat_template_is_asked_unless_the_prompts_are_raw(tmp_path, capsys):
@@ -138,20 +138,19 @@ def test_a_chat_template_is_asked_unless_the_prompts_are_raw(tmp_path, capsys):
     (tmp_path / "backbone" / "chat_template.jinja").write_text(CHATML)
     talk = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the bee ?"}]
     prompts = write(tmp_path / "p.jsonl", {"prompt": "the bee"}, {"messages": talk})
-    code, err = call(capsys, adapter, prompts, tmp_path / "raw.jsonl", "--raw")
-    assert (code, "raw prompts are texts" in err) == (2, True)
+    assert "raw prompts are texts" in stopped(capsys, adapter, prompts, tmp_path / "raw.jsonl", "--raw")
     assert call(capsys, adapter, prompts, tmp_path / "out.jsonl")[0] == 0
     model = SubTokenModel.from_pretrained(adapter)
     wanted = [model.chat(asked, max_new_tokens=5, do_sample=False) for asked in ("the bee", talk)]
     assert [row["answer"] for row in answers(tmp_path / "out.jsonl")] == wanted
     write(prompts, {"prompt": "the bee"})
-    code, err = call(capsys, adapter, prompts, tmp_path / "out.jsonl", "--raw")
-    assert (code, "was begun with other prompts or settings" in err) == (2, True)
+    said = stopped(capsys, adapter, prompts, tmp_path / "out.jsonl", "--raw")
+    assert "was begun with other prompts or settings" in said
     write(prompts, {"messages": [{"role": "usr", "content": "hi"}]})
-    code, err = call(capsys, adapter, prompts, tmp_path / "other.jsonl")
-    assert (code, "p.jsonl, line 1: unknown role of message 1 'usr'" in err) == (2, True)
-    code, err = command(capsys, "--adapter", adapter, "--prompt", "the bee", "--raw", "--max-new-tokens", 2)
-    assert (code, "a raw prompt for a model with a chat template" in err) == (0, True)
+    said = stopped(capsys, adapter, prompts, tmp_path / "other.jsonl")
+    assert "p.jsonl, line 1: unknown role of message 1 'usr'" in said
+    assert main(["generate", "--adapter", str(adapter), "--prompt", "the bee", "--raw", "--max-new-tokens", "2"]) == 0
+    assert "a raw prompt for a model with a chat template" in capsys.readouterr().err
 
 
 def test_a_chat_template_gets_its_variables(tmp_path, capsys):
@@ -164,31 +163,17 @@ def test_a_chat_template_gets_its_variables(tmp_path, capsys):
     wanted = model.chat("the bee", max_new_tokens=5, do_sample=False, chat_template_kwargs={"style": "the"})
     (row,) = answers(tmp_path / "out.jsonl")
     assert row["answer"] == wanted
-    code, err = call(capsys, adapter, prompts, tmp_path / "out.jsonl")
-    assert (code, "was begun with other prompts or settings" in err) == (2, True)
-    main(
-        [
-            "generate",
-            "--device",
-            "cpu",
-            "--adapter",
-            str(adapter),
-            "--prompt",
-            "the bee",
-            *given,
-            "--max-new-tokens",
-            "5",
-        ]
-    )
-    assert capsys.readouterr().out.strip().startswith(wanted)
+    said = stopped(capsys, adapter, prompts, tmp_path / "out.jsonl")
+    assert "was begun with other prompts or settings" in said
+    alone = ["generate", "--adapter", adapter, "--prompt", "the bee", *given, "--max-new-tokens", 5]
+    assert printed(capsys, *alone).strip().startswith(wanted)
     for value, words in (
         ('{"stile": 1}', "reads only style; leave it out"),
         ("[1]", "must be names and values in braces"),
         ("{", "--chat-template-kwargs"),
     ):
-        flags = ("--adapter", adapter, "--prompt", "x", "--chat-template-kwargs", value)
-        code, err = command(capsys, *flags)
-        assert (code, words in err) == (2, True)
+        argv = ("generate", "--adapter", adapter, "--prompt", "x", "--chat-template-kwargs", value)
+        assert words in refused(capsys, *argv)
 
 
 @pytest.mark.parametrize(
@@ -215,36 +200,34 @@ def test_a_chat_template_gets_its_variables(tmp_path, capsys):
 )
 def test_mistakes_name_their_line(vlm_adapter, tmp_path, capsys, line, words):
     prompts = write(tmp_path / "p.jsonl", {"id": "a", "prompt": "hi"}, line)
-    code, err = call(capsys, vlm_adapter, prompts, tmp_path / "out.jsonl")
-    assert code == 2
-    assert words in err
+    assert words in stopped(capsys, vlm_adapter, prompts, tmp_path / "out.jsonl")
     assert not (tmp_path / "out.jsonl.records").exists()
 
 
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["--prompts", "p.jsonl"], "--prompts needs --output FILE.jsonl beside --prompts FILE.jsonl"),
-        (["--output", "o.jsonl"], "--output needs --prompts FILE.jsonl beside --output FILE.jsonl"),
-        (["--batch-size", "2", "--prompt", "x"], "--batch-size needs --prompts FILE.jsonl"),
-        (["--prompts", "p.jsonl", "--output", "o.txt"], "--output o.txt must end in .jsonl"),
-        (["--prompts", "p.jsonl", "--output", "./p.jsonl"], "is the file of the prompts; name another"),
-        (["--prompts", "p.jsonl", "--output", "o.jsonl", "--prompt", "x"], "--prompt is for a single prompt"),
-        (["--prompts", "p.jsonl", "--output", "o.jsonl", "--image", "a.png"], "--image is for a single prompt"),
-        (["--prompts", "p.jsonl", "--output", "o.jsonl", "--num-beams", "2"], "--num-beams is for a single prompt"),
-        (["--prompts", "p.jsonl", "--output", "o.jsonl", "--batch-size", "0"], "--batch-size 0 must be at least 1"),
-        (["--prompts", "none.jsonl", "--output", "o.jsonl"], "none.jsonl is missing or cannot be read"),
-        ([], "give --prompt TEXT, or --prompts FILE.jsonl with --output FILE.jsonl"),
-    ],
-)
-def test_mistakes_of_options(vlm_adapter, capsys, argv, words):
-    assert words in refused(capsys, "generate", "--adapter", str(vlm_adapter), *argv)
+BOTH = "--prompts p.jsonl --output o.jsonl"
+REFUSED = {
+    "--prompts p.jsonl": "--prompts needs --output FILE.jsonl beside --prompts FILE.jsonl",
+    "--output o.jsonl": "--output needs --prompts FILE.jsonl beside --output FILE.jsonl",
+    "--batch-size 2 --prompt x": "--batch-size needs --prompts FILE.jsonl",
+    "--prompts p.jsonl --output o.txt": "--output o.txt must end in .jsonl",
+    "--prompts p.jsonl --output ./p.jsonl": "is the file of the prompts; name another",
+    f"{BOTH} --prompt x": "--prompt is for a single prompt",
+    f"{BOTH} --image a.png": "--image is for a single prompt",
+    f"{BOTH} --num-beams 2": "--num-beams is for a single prompt",
+    f"{BOTH} --batch-size 0": "--batch-size 0 must be at least 1",
+    "--prompts none.jsonl --output o.jsonl": "none.jsonl is missing or cannot be read",
+    "": "give --prompt TEXT, or --prompts FILE.jsonl with --output FILE.jsonl",
+}
+
+
+@pytest.mark.parametrize("argv", REFUSED)
+def test_mistakes_of_options(vlm_adapter, capsys, argv):
+    assert REFUSED[argv] in refused(capsys, "generate", "--adapter", vlm_adapter, *argv.split())
 
 
 def test_there_must_be_a_model_and_prompts(tmp_path, vlm_adapter, capsys):
     prompts = write(tmp_path / "p.jsonl")
-    code, err = call(capsys, vlm_adapter, prompts, tmp_path / "out.jsonl")
-    assert (code, "p.jsonl holds no prompt; write a .jsonl file" in err) == (2, True)
-    assert "give --adapter DIR, or --backbone PATH" in refused(
-        capsys, "generate", "--prompts", str(prompts), "--output", str(tmp_path / "o.jsonl")
-    )
+    said = stopped(capsys, vlm_adapter, prompts, tmp_path / "out.jsonl")
+    assert "p.jsonl holds no prompt; write a .jsonl file" in said
+    files = "--prompts", prompts, "--output", tmp_path / "o.jsonl"
+    assert "give --adapter DIR, or --backbone PATH" in refused(capsys, "generate", *files)

@@ -15,12 +15,13 @@ import lightning.pytorch.loggers.mlflow as lightning_mlflow
 import lightning.pytorch.loggers.wandb as lightning_wandb
 import pytest
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger
+from lightning.pytorch.utilities import rank_zero_only
 
 from subtoken_train.cli.loggers import OVERVIEW, SortedTensorBoard, csv_parts, logged, run_loggers, tensorboard_tag
-from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.trainer_parts import KINDS
 from subtoken_train.training.panels.run_progress import LogRecipe
+from tests.support.commands import refused
 from tests.support.places import RECIPES, recipe
 
 RECIPE = recipe("tiny_fastv25_s16k4")
@@ -100,57 +101,47 @@ def mlflow_stub(monkeypatch) -> None:
     monkeypatch.setattr(lightning_mlflow, "_get_resolve_tags", lambda: lambda tags: tags)
 
 
-@pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_a_missing_package_is_one_line(capsys, monkeypatch, tmp_path, name):
+def test_a_missing_package_is_one_line(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("subtoken_train.cli.loggers.find_spec", lambda package: None)
-    assert main(["fit", *argv(name, tmp_path / "run")]) == 2
-    expected = f"trainer.logger {name} needs the package {name}; 'pip install {name}' adds it"
-    assert capsys.readouterr().err == f"subtoken-train: error: {expected}\n"
+    for name in ("wandb", "mlflow"):
+        words = f"trainer.logger {name} needs the package {name}; 'pip install {name}' adds it"
+        assert refused(capsys, "fit", *argv(name, tmp_path / "run")) == words
     assert not (tmp_path / "run").exists()
 
 
-def test_wandb_gets_the_recipe_and_the_metrics_beside_csv_and_tensorboard(wandb_runs, tmp_path):
-    cli = RecipeCLI(argv("wandb", tmp_path / "mine"))
-    assert [type(logger).__name__ for logger in cli.trainer.loggers] == [
-        "CSVLogger",
-        "SortedTensorBoard",
-        "WandbLogger",
-    ]
-    assert wandb_runs == []  # nothing is made before training
-    notes = next(callback for callback in cli.trainer.callbacks if isinstance(callback, LogRecipe))
-    notes.on_fit_start(cli.trainer, cli.model)
+def begin(cli: RecipeCLI, step: int = 3) -> None:
+    """What a fit says first to all its loggers, and a loss."""
+    next(each for each in cli.trainer.callbacks if isinstance(each, LogRecipe)).on_fit_start(cli.trainer, cli.model)
     for logger in cli.trainer.loggers:
-        logger.log_metrics({"train/loss": 0.5}, step=3)
+        logger.log_metrics({"train/loss": 0.5}, step=step)
+
+
+def test_wandb_gets_the_recipe_and_the_metrics_beside_csv_and_tensorboard(wandb_runs, tmp_path, monkeypatch):
+    cli = RecipeCLI(argv("wandb", tmp_path / "mine"))
+    kinds = ["CSVLogger", "SortedTensorBoard", "WandbLogger"]
+    assert [type(logger).__name__ for logger in cli.trainer.loggers] == kinds
+    with monkeypatch.context() as patch:
+        patch.setattr(rank_zero_only, "rank", 1)
+        begin(cli)
+        assert wandb_runs == []  # only the first process makes a run
+        assert not (tmp_path / "mine").exists()
+    cli = RecipeCLI(argv("wandb", tmp_path / "mine"))
+    begin(cli)
     (run,) = wandb_runs
-    assert run.settings["name"] == "mine"
-    assert run.settings["project"] == "subtoken_train"
-    assert run.settings["dir"] == str(tmp_path / "mine" / "logs")
+    settings = {"name": "mine", "project": "subtoken_train", "dir": str(tmp_path / "mine" / "logs")}
+    assert settings.items() <= run.settings.items()
     assert run.recipe["model"]["routing"]["kept_groups"] == 4
     assert run.logged == [{"train/loss": 0.5, "trainer/global_step": 3}]
-
-
-def test_only_the_first_process_makes_a_run(wandb_runs, monkeypatch, tmp_path):
-    from lightning.pytorch.utilities import rank_zero_only
-
-    cli = RecipeCLI(argv("wandb", tmp_path / "mine"))
-    monkeypatch.setattr(rank_zero_only, "rank", 1)
-    next(c for c in cli.trainer.callbacks if isinstance(c, LogRecipe)).on_fit_start(cli.trainer, cli.model)
-    for logger in cli.trainer.loggers:
-        logger.log_metrics({"train/loss": 0.5}, step=3)
-    assert wandb_runs == []
-    assert not (tmp_path / "mine").exists()
 
 
 def test_mlflow_gets_the_recipe_and_the_metrics(mlflow_stub, tmp_path):
     cli = RecipeCLI(argv("mlflow", tmp_path / "mine"))
     logger = cli.trainer.loggers[-1]
-    next(c for c in cli.trainer.callbacks if isinstance(c, LogRecipe)).on_fit_start(cli.trainer, cli.model)
-    logger.log_metrics({"router_entropy/layer_3": 0.25}, step=7)
+    begin(cli)
     client = logger.experiment
     assert client.runs == [("subtoken_train", {"run": "mine"})]
     noted = {entry.key: entry.value for entry in client.batches}
-    assert noted["model/routing/kept_groups"] == "4"
-    assert noted["router_entropy/layer_3"] == 0.25
+    assert (noted["model/routing/kept_groups"], noted["train/loss"]) == ("4", 0.5)
 
 
 def test_a_run_that_replaces_another_begins_its_logs_anew(tmp_path):
