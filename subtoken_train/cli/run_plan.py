@@ -1,7 +1,7 @@
 """Plans of runs and grids before they start: one ``RunPlan`` for all commands, and the lines that they print.
 
-Operations are those of ``ledger/flops.py``, here with the recomputation of gradient checkpointing and distillation's
-teacher; GPU time is these over a named GPU's peak at ``UTILISATION`` of it. Money is not guessed.
+Operations are those of ``ledger/flops.py``, with recomputation and distillation's teacher; GPU time is these over a
+named GPU's peak at ``UTILISATION`` of it.
 """
 
 from __future__ import annotations
@@ -52,10 +52,8 @@ from subtoken_train.training.preflight import (
 if TYPE_CHECKING:
     from subtoken_train.evaluation.runner.dry_run import DryRun
 
-PUBLISHED_BYTES = 2
-"""Bytes of a parameter in the files of published models, which are in bf16 or fp16."""
-RECORD_BYTES = 800
-"""Bytes of an answer in a grid's records, as measured on ``recall``; long answers take more."""
+PUBLISHED_BYTES, RECORD_BYTES = 2, 800
+"""Bytes of a parameter in a published model's files, and of an answer in records (measured on ``recall``)."""
 
 
 @dataclass
@@ -81,9 +79,7 @@ class RunPlan:
     """Needs of a run, or of several; None or empty where something is not known, or no part of it.
 
     Attributes:
-        work: what is computed, in words.
-        flops: fewest and most operations; None where they cannot be told, as ``work`` explains.
-        on_cpu: it is to run on a CPU.
+        work: what is computed, or why operations (fewest and most) cannot be told.
         seconds: at the pace that was measured on this machine.
         memory: peak bytes of one device.
         disk: (what is written, bytes at most).
