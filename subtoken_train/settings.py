@@ -1,8 +1,6 @@
 """Settings of an arm, each declared once: name, type, default, and the words that explain it.
 
-Flags, keys of a grid's arms, a harness's ``model_args``, type checks and the tables of the docs are made from
-``ArmSettings``. Nothing here imports torch. Ranges, and what goes together, are for ``Compression`` and
-the methods to check.
+Flags, keys of a grid's arms, a harness's ``model_args``, type checks and the tables of the docs are made from these.
 """
 
 from __future__ import annotations
@@ -23,12 +21,11 @@ class Setting:
     """Type and explanation of one setting.
 
     Attributes:
-        words: what it is, as a phrase. ``{reducers}``, ``{evictions}`` and ``{wrappers}`` stand for the methods' names,
-            other settings stand in backticks.
-        metavar: what stands for a value in ``--help``.
+        words: a phrase; ``{reducers}``, ``{evictions}`` and ``{wrappers}`` stand for the methods' names, other settings
+            in backticks.
         flagged: whether it is an option of the commands that run an arm.
         harness: whether a harness's ``model_args`` may hold it.
-        kind: type of its values, one of ``KINDS``; read off the annotation.
+        kind: one of ``KINDS``; read off the annotation.
     """
 
     words: str

@@ -99,12 +99,10 @@ def run(args: argparse.Namespace) -> int:
         (partial / anchor.name).write_text(anchor_text(written, anchor), encoding="utf-8")
         mark_data(partial, layout)
     trained = [run for run in (f"runs/{name}", f"runs/{name}_anchor") if Path(run).exists()]
-    lines = [*_said(args.folder, out, data, chosen), *notes]
+    print(*_said(args.folder, out, data, chosen), *notes, sep="\n")
     if trained:
-        lines.append(
-            f"{' and '.join(trained)} may have been trained on other data: train both again, with --overwrite as below"
-        )
-    print(*lines, sep="\n")
+        again = "train both again, with --overwrite as below"
+        print(f"{' and '.join(trained)} may have been trained on other data: {again}")
     following = _next(data, args.folder, recipe, name, ["--overwrite"] if trained else [], tokenizer)
     print("\nwhat follows:", *(f"  {shell_words(*line)}" for line in following), sep="\n")
     return 0

@@ -1,13 +1,13 @@
 """A recipe as typed settings, for ``fit``, ``check`` and all that reads recipes: its model, data, and trainer.
 
-The bands ``model``, ``data``, ``trainer`` and ``checkpoint`` are the arguments of SubTokenModule, a data module
-(``data_module_of``), Lightning's Trainer and RunCheckpoints; types and defaults are read off these classes.
+Types and defaults of a band are read off the class behind it.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -104,23 +104,15 @@ def laid_over(groups: set[str], into: dict[str, Any], content: Mapping[str, Any]
 
 
 class RecipeCLI:
-    """A recipe with what the command line says, read into model and data (neither loads anything yet).
+    """A recipe (``--config RECIPE`` and overrides) read into model and data, neither of which loads anything yet.
 
-    What a recipe names is built with the trainer, at the first use of ``trainer``, and not before.
-
-    Args:
-        source: ``--config RECIPE`` and overrides, or what ``read_source`` made of them.
-
-    Attributes:
-        config: every setting, defaults included.
-        replaces: whether ``--overwrite`` renames a run that is there.
+    What it names is built at the first use of ``trainer``; ``replaces``: ``--overwrite`` renames a run that is there.
     """
 
     def __init__(self, source: list[str] | RecipeSource) -> None:
         self.source = read_source(source) if isinstance(source, list) else source
         if not self.source.contents:
             raise ValueError(_NO_RECIPE)
-        self._trainer: L.Trainer | None = None
         self._plan = recipe_plan(self.source.reducer, data_module_of(self.source.data_keys()))
         self.config = self._read()
         check_range("seed_everything", self.config.seed_everything, 0, MAX_SEED)
@@ -167,13 +159,6 @@ class RecipeCLI:
         return given[0][0] if given else "auto"
 
     @property
-    def trainer(self) -> L.Trainer:
-        """The recipe's trainer with all that the recipe names; built at the first use."""
-        if self._trainer is None:
-            self._trainer = self.build_trainer()
-        return self._trainer
-
-    @property
     def output_dir(self) -> Path:
         """The run's folder."""
         return Path(self.config.output_dir)
@@ -190,6 +175,11 @@ class RecipeCLI:
         if private and repo_id is None:
             raise ValueError("--private only applies when publishing; add --push_to_hub user/name, or leave it out")
         return None if repo_id is None else Destination(repo_id, private)
+
+    @cached_property
+    def trainer(self) -> L.Trainer:
+        """The recipe's trainer, built at the first use."""
+        return self.build_trainer()
 
     def build_trainer(self) -> L.Trainer:
         """Build the recipe's trainer with its loggers, progress, atomic checkpoints and our callbacks."""

@@ -1,7 +1,6 @@
 """Models on one loaded backbone, asked in turn about a picture or a text: answers as they are made.
 
-They are the backbone, an anchor and a routed model, or a backbone alone and the same one compressed. A text is
-compressed before its question is seen, as ``SubTokenModel.ask`` does it, unless what compresses reads the question.
+A text is compressed before its question is seen, unless what compresses reads the question.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import SubTokenWarning
+from subtoken_train.errors import SubTokenWarning, refuse
 from subtoken_train.evaluation.picture import check_places, visual_grid
 from subtoken_train.evaluation.runner.arms import groups_words
 from subtoken_train.evictions.thresholds import threshold_file
@@ -45,7 +44,6 @@ class SideAnswer(NamedTuple):
         method: reducer, groups and eviction, as tables name them; ``-`` where nothing is compressed.
         image: what was asked about; None where it was a text.
         batch: the prompt, without pixels.
-        decode_seconds: of everything after the prompt's pass.
         undrawn: why kept tokens cannot be drawn on the picture; None where they can.
         notes: warnings that came with the answer.
     """
@@ -92,10 +90,7 @@ def why_undrawn(backbone: CompressedBackbone, batch: Batch) -> str | None:
 
 
 class ShownModel(NamedTuple):
-    """One of the models that are asked, and whether the page's eviction acts on it.
-
-    ``load`` takes its turn on the loaded backbone; what was handed out before runs no more.
-    """
+    """One of the models that are asked; ``load`` takes its turn on the backbone, and what had it before runs no more."""
 
     title: str
     load: Callable[[], CompressedBackbone]
@@ -105,9 +100,8 @@ class ShownModel(NamedTuple):
 class SideBySide:
     """Loads what an adapter names, and asks its sides (backbone, anchor where there is one, itself) one after another.
 
-    The frozen backbone is in memory once: each side puts its LoRA, reducer and routers on it in its turn. Turns of
-    several askers wait for each other. Without ``backbone`` it is where the adapters say; without ``adapter`` it is the
-    one side, and itself under the page's compression the other. ``device`` is as ``ModelPool`` takes it.
+    The frozen backbone is in memory once; several askers wait for each other. Without ``backbone`` it is where the
+    adapters say; without ``adapter`` it is the one side, and itself under the page's compression the other.
     """
 
     def __init__(
@@ -129,8 +123,7 @@ class SideBySide:
     ) -> Iterator[Spoken]:
         """Every side's answer, piece by piece; an iterator that is closed stops after the next token.
 
-        Eviction (None: none), what it keeps and the cache's numbers are as they are written, and of all sides but the
-        backbone. The question about a picture has no placeholder, or one ``<image>``.
+        Eviction (None: none), what it keeps and the cache's numbers are those of all sides but the backbone.
         """
         if eviction is not None and threshold_file(keep) is not None:  # which whoever sees the page would choose
             raise ValueError("eviction_keep of this page reads no file; write threshold:-4, or a share")
@@ -149,13 +142,9 @@ class SideBySide:
     def _check_text(self, text: str, question: str) -> None:
         if not text.strip() or not question.strip():
             raise ValueError("text or question is empty; write both, or use the example")
-        bound = position_bound(self._family.model.config)
-        length = len(self._family.tokenizer(text)["input_ids"])
-        if bound is not None and length > bound - ANSWER_TOKENS:
-            raise ValueError(
-                f"the text has {length:,} tokens, and the model was made for {bound:,}, its answer among them; "
-                "shorten the text"
-            )
+        bound, length = position_bound(self._family.model.config), len(self._family.tokenizer(text)["input_ids"])
+        words = f"the text has {length:,} tokens, and the model was made for {bound or 0:,}, its answer among them; shorten it"
+        refuse((bound is not None and length > bound - ANSWER_TOKENS, words))
 
     def _answer(
         self, place: int, side: ShownModel, asked: Callable[[Callable[[str], None]], SideAnswer]
@@ -240,10 +229,8 @@ def _blind(model: SubTokenModel, text: str, question: str, stream: AnswerStream)
 def _of_backbone(pool: ModelPool, anchor: str | None, backbone: str | None) -> list[ShownModel]:
     if backbone is None:
         raise ValueError("name an adapter (--adapter DIR), or a backbone to compress (--backbone PATH)")
-    if anchor is not None:
-        raise ValueError(
-            f"anchor {anchor} is to be told from an adapter; name it (--adapter DIR), or leave --anchor out"
-        )
+    words = f"anchor {anchor} is to be told from an adapter; name it (--adapter DIR), or leave --anchor out"
+    refuse((anchor is not None, words))
     if pool.find(backbone) is not None:  # both sides would be routed
         raise ValueError(f"--backbone {backbone} is an adapter; write --adapter {backbone}")
     load = partial(pool.get, backbone)
@@ -271,8 +258,5 @@ def _check_backbones(pool: ModelPool, adapter: str, anchor: str, backbone: str |
         for name in (adapter, anchor)
     )
     differ = [f"{name} {own[name]} and {other[name]}" for name in own if own[name] != other[name]]
-    if differ:
-        raise ValueError(
-            f"{adapter} and its anchor {anchor} are not on one backbone ({', '.join(differ)}); use an anchor that was "
-            "trained on the same one"
-        )
+    words = f"{adapter} and its anchor {anchor} are not on one backbone ({', '.join(differ)})"
+    refuse((differ, f"{words}; use an anchor that was trained on the same one"))
