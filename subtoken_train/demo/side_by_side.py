@@ -90,7 +90,7 @@ def why_undrawn(backbone: CompressedBackbone, batch: Batch) -> str | None:
 
 
 class ShownModel(NamedTuple):
-    """One of the models that are asked; ``load`` takes its turn on the backbone, and what had it before runs no more."""
+    """One of the models that are asked; ``load`` takes its turn on the backbone, and what had it runs no more."""
 
     title: str
     load: Callable[[], CompressedBackbone]
@@ -143,8 +143,8 @@ class SideBySide:
         if not text.strip() or not question.strip():
             raise ValueError("text or question is empty; write both, or use the example")
         bound, length = position_bound(self._family.model.config), len(self._family.tokenizer(text)["input_ids"])
-        words = f"the text has {length:,} tokens, and the model was made for {bound or 0:,}, its answer among them; shorten it"
-        refuse((bound is not None and length > bound - ANSWER_TOKENS, words))
+        words = f"the text has {length:,} tokens, and the model was made for {bound or 0:,}, its answer among them"
+        refuse((bound is not None and length > bound - ANSWER_TOKENS, f"{words}; shorten the text"))
 
     def _answer(
         self, place: int, side: ShownModel, asked: Callable[[Callable[[str], None]], SideAnswer]
