@@ -1,7 +1,4 @@
-"""Calibrations: numbers of a method per layer, or per head, found once for a backbone, in one small JSON file.
-
-One format for all methods; what the numbers are, each says with a dataclass of its own (``CalibratedNumbers``).
-"""
+"""Calibrations: numbers of a method per layer, or per head, found once for a backbone, in one small JSON file."""
 
 from __future__ import annotations
 

@@ -245,10 +245,7 @@ def _lock(marker: Path) -> int | None:
 
 
 def take_lock(path: Path, seconds: float = -1) -> FileLock:
-    """Lock a file until ``release``, so that others wait up to ``seconds`` (-1: as long as it takes).
-
-    Whatever ends this process, the system gives the lock back.
-    """
+    """Lock a file until ``release``, so that others wait up to ``seconds`` (-1: as long as it takes)."""
     lock = FileLock(path)
     try:
         lock.acquire(timeout=seconds)

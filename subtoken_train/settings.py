@@ -1,7 +1,4 @@
-"""Settings of an arm, each declared once: name, type, default, and the words that explain it.
-
-Flags, keys of a grid's arms, a harness's ``model_args``, type checks and the tables of the docs are made from these.
-"""
+"""Settings of an arm, each declared once: name, type, default, and the words that explain it."""
 
 from __future__ import annotations
 

@@ -237,10 +237,7 @@ def _settle(args: argparse.Namespace, on_gpu: bool) -> Shrink:
 
 @dataclass(frozen=True)
 class BenchmarkSource:
-    """A model that can be looked at without its weights (laid out, its identity and shapes checked); ``load`` loads it.
-
-    An adapter, a recipe's untrained arm or a backbone.
-    """
+    """A model that can be looked at without its weights: laid out, identity and shapes checked; ``load`` loads it."""
 
     words: str
     backbone: BackboneConfig

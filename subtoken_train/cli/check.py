@@ -95,10 +95,7 @@ def run_raw(argv: list[str]) -> int:
 
 
 def environment() -> dict[str, str | int | None]:
-    """Return the facts that a bug report needs, by name; ``nvidia_smi`` is the driver tool's path, None without one.
-
-    ``kernel`` is the path that decoding takes here (``kernels/choice.py``), taking a driver for a device.
-    """
+    """Return the facts that a bug report needs, by name; ``nvidia_smi`` is the driver tool's path, None without one."""
     found = dict.fromkeys(PACKAGES, "not installed")
     for package in PACKAGES:
         with suppress(PackageNotFoundError):

@@ -1,7 +1,4 @@
-"""The words of a command line: argparse's with mistakes in our words, and those behind commands that take a recipe.
-
-A mistake is one short ``ValueError`` that names the nearest valid option or choice.
-"""
+"""The words of a command line: argparse's with mistakes in our words, and those behind commands that take a recipe."""
 
 from __future__ import annotations
 
@@ -82,10 +79,7 @@ def check_unused(args: Namespace, names: Iterable[str], words: str, **defaults: 
 
 @dataclass(frozen=True)
 class Words:
-    """Words that follow ``fit``, ``check`` or ``preview``.
-
-    Recipes, options with their texts (None: none), and others.
-    """
+    """Words behind ``fit``, ``check`` or ``preview``: recipes, options with their texts (None: none), and others."""
 
     configs: tuple[str, ...]
     options: tuple[tuple[str, str | None], ...]

@@ -1,7 +1,4 @@
-"""``subtoken-train data``: make the embedded data sets, fetch a real model, check the public data sets.
-
-A public data set is checked by listings and counts, a benchmark by its rows, ids and a few opened images.
-"""
+"""``subtoken-train data``: make the embedded data sets, fetch a real model, check the public data sets."""
 
 from __future__ import annotations
 
@@ -225,10 +222,7 @@ def _image_lines(folders: Sequence[FolderImages], image_folder: Path) -> Iterato
 
 
 def check_task(name: str, root: Path | None, options: Sequence[str], limit: int | None = None) -> str:
-    """Print where a benchmark comes from and, with its folder, what is there; returns the last line.
-
-    With a ``limit`` of samples the set need not be whole, and only they are checked.
-    """
+    """Print where a benchmark comes from and, with its folder, what is there; returns the last line."""
     import datasets
 
     from subtoken_train.evaluation.tasks import build_task

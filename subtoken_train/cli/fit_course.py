@@ -144,10 +144,7 @@ Courses = Mapping[str, Mapping[int, float]]
 
 
 def picture_of_run(folder: Path) -> bytes | None:
-    """Return a PNG of a run's course; None where no loss was logged, or it cannot be drawn, which is said on stderr.
-
-    A plotting error must not cost a trained adapter.
-    """
+    """Return a PNG of a run's course; None where no loss was logged, or it cannot be drawn, which is said on stderr."""
     try:
         return draw_run(folder)
     except Exception as error:

@@ -1,9 +1,7 @@
 """Entry point of ``subtoken-train``: finds the command, parses its arguments, guards its errors.
 
-A new command costs its file, which has its name, and one line here. The module exposes ``HELP`` (the text above its
-options), ``add_arguments(parser)`` and ``run(args) -> int``; a raw command parses its own arguments and exposes
-``HELP`` (the whole text) and ``run_raw(argv) -> int`` instead. Modules are imported when their command is called, never
-for the list.
+A new command costs its file, which has its name, and one line here. The module exposes ``HELP``,
+``add_arguments(parser)`` and ``run(args) -> int``, or ``HELP`` (the whole text) and ``run_raw(argv) -> int``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A recipe as typed settings, for ``fit``, ``check`` and all that reads recipes: its model, data, and trainer.
-
-Types and defaults of a band are read off the class behind it.
-"""
+"""A recipe as typed settings, for ``fit``, ``check`` and all that reads recipes: its model, data, and trainer."""
 
 from __future__ import annotations
 

@@ -358,10 +358,7 @@ def percent(fraction: float) -> str:
 def card_sections(
     cli: Any, parts: CompressedBackbone, recipe: Path | None, arm: str, metrics: str | None, repo_id: str | None
 ) -> CardSections:
-    """Return the sections of a model card besides the configuration; without a recipe the scores alone.
-
-    Scores are those of ``arm`` in ``metrics``, a file of ``evaluate --out``. The backbone may be on the meta device.
-    """
+    """Return the sections of a model card besides the configuration; without a recipe the scores alone."""
     evaluation = None if metrics is None else read_scores(Path(metrics), arm)
     if recipe is None:
         return CardSections(evaluation=evaluation, repo_id=repo_id)

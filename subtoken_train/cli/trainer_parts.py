@@ -122,10 +122,7 @@ ZERO_SETTINGS = (
     *("gradient_accumulation_steps", "gradient_clipping", "train_batch_size", "train_micro_batch_size_per_gpu"),
     *("optimizer", "scheduler", "fp16", "bf16", "torch_autocast"),
 )
-"""Keys of DeepSpeed's JSON that ``config`` may hold; others compile, profile, load or tune by what they name.
-
-``zero_settings`` refuses those of the last two lines, and says where the recipe says them.
-"""
+"""Keys of DeepSpeed's JSON that ``config`` may hold; ``zero_settings`` refuses those that the recipe says elsewhere."""
 
 
 def named_parts(key: str, value: Any) -> list[tuple[str, dict[str, Any]]]:

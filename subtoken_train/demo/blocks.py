@@ -1,7 +1,4 @@
-"""The demo page in Gradio: prompts, answers side by side, and what their caches kept, took and cost.
-
-Nothing is fetched from elsewhere: fonts are the reader's own, and Gradio's scripts come from this server.
-"""
+"""The demo page in Gradio: prompts, answers side by side, and what their caches kept, took and cost."""
 
 from __future__ import annotations
 

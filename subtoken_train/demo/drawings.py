@@ -102,10 +102,7 @@ def _marks(layer: LayerPlan, regions_N: Tensor, keys: int, groups: int) -> Tenso
 
 
 def token_words(answer: SideAnswer, layer: int) -> list[tuple[str, float | None]]:
-    """The text in pieces of whole characters, and the mean share of a layer's heads that keep a piece's tokens.
-
-    Shares are None where tokens have no place in the text (``answer.undrawn``).
-    """
+    """The text in pieces of whole characters, and the mean share of a layer's heads that keep a piece's tokens."""
     shown_N = in_compressed_region(answer.batch.regions_BN[0])
     shares = kept_tokens(answer.plan.layers[layer], shown_N).share_T.tolist()
     decode, words = answer.family.tokenizer.decode, list[tuple[str, float | None]]()

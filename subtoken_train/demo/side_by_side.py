@@ -1,7 +1,4 @@
-"""Models on one loaded backbone, asked in turn about a picture or a text: answers as they are made.
-
-A text is compressed before its question is seen, unless what compresses reads the question.
-"""
+"""Models on one loaded backbone, asked in turn about a picture or a text: answers as they are made."""
 
 from __future__ import annotations
 
@@ -121,10 +118,7 @@ class SideBySide:
     def ask(
         self, about: Image.Image | str, question: str, eviction: str | None, keep: str, kv_dtype: KVDtype = "model"
     ) -> Iterator[Spoken]:
-        """Every side's answer, piece by piece; an iterator that is closed stops after the next token.
-
-        Eviction (None: none), what it keeps and the cache's numbers are those of all sides but the backbone.
-        """
+        """Every side's answer, piece by piece; an iterator that is closed stops after the next token."""
         if eviction is not None and threshold_file(keep) is not None:  # which whoever sees the page would choose
             raise ValueError("eviction_keep of this page reads no file; write threshold:-4, or a share")
         kept = keep if eviction else None
