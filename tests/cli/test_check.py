@@ -243,24 +243,6 @@ def test_wrong_settings(capsys, tiny, changed):
     assert re.search(REFUSED[changed], line), line
 
 
-@sampled("key", ["model.lora", "model.routing", "trainer.gradient_clip_val"], every=3)
-def test_a_null_where_none_is_a_value(tiny, capsys, key):
-    assert main(["check", *tiny, "--offline", f"--{key}=null"]) == 0
-    assert "ready: subtoken-train fit" in capsys.readouterr().out
-
-
-PLACEHOLDER = '[{"id": 7, "conversations": [{"from": "human", "value": "<image> hi"}, {"from": "gpt", "value": "x"}]}]'
-WRONG = [(None, "does not exist"), ("[]", "holds no record"), ("[{", "invalid JSON"), (PLACEHOLDER, "'7'")]
-
-
-@pytest.mark.parametrize(("content", "words"), WRONG, ids=["missing", "empty", "broken", "placeholder"])
-def test_wrong_data(capsys, tiny, tmp_path, content, words):
-    path = tmp_path / "data.json"
-    if content is not None:
-        path.write_text(content)
-    assert words in refused(capsys, [*tiny, "--data.train_file", str(path)])
-
-
 def test_missing_images_are_counted_and_the_command_lists_them(capsys, tiny, data_file):
     (data_file.parent / "other.png").unlink()
     files = ["--data.train_file", str(data_file), "--data.batch_size", "1"]

@@ -181,17 +181,12 @@ def test_the_card(run, root, tmp_path, capsys):
     results = {result.metric_name.split(" [")[0]: result for result in card.data.eval_results}
     together = next(result for name, result in results.items() if name.startswith("all, "))
     assert together.metric_value == pytest.approx(100 * sum(scored["scores"]) / len(scored["scores"]), abs=0.01)
-    assert {name.split(", ")[0] for name in results} >= {"all", *scored["kinds"]}
-    assert {name.split(", ")[1] for name in results} >= scored["measures"].keys()
-    assert together.dataset_name == "dev.json"
-    assert together.dataset_revision == scored["data_sha256"]
-    assert card.data.library_name == "peft"
-    assert card.data.base_model is None  # a folder is no Hub id
+    assert (together.dataset_name, together.dataset_revision) == ("dev.json", scored["data_sha256"])
+    assert (card.data.library_name, card.data.base_model) == ("peft", None)  # a folder is no Hub id
     assert (run / "recipe.yaml").read_text().strip() in card.text
     assert "| 0-1 | visual | 64 | 64 |" in card.text
     assert "| 2-3 | visual | 64 | 16 | 8,192 | 2,048 | 32 | 15.6250% |" in card.text
     assert re.search(r"\| all \(6, \w+\) \| [\d.]+ \[[\d.]+, [\d.]+\] \|", card.text)
-    assert "licence of its backbone: see the backbone." in card.text
 
 
 def test_metrics_that_are_none(run, tmp_path, capsys):

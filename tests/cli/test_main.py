@@ -103,14 +103,6 @@ def test_public_names_are_lazy():
         _ = subtoken_train.Nothing
 
 
-def test_module_runs_as_a_program():
-    done = subprocess.run(
-        [sys.executable, "-m", "subtoken_train", "nothing"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("subtoken-train: error: unknown command 'nothing'")
-
-
 def test_our_warnings_are_one_line_and_others_stay_as_they_are(capsys):
     def action():
         warnings.warn("layer 0 keeps\n nothing", SubTokenWarning, stacklevel=1)

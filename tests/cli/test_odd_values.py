@@ -50,7 +50,8 @@ REFUSED += [f"--{each}" for each in (*OTHERS.split(), *GROUPS)]
 TAKEN = """
     --trainer.max_steps=-1 --trainer.gradient_clip_val=0 --trainer.limit_train_batches=1.0
     --trainer.max_time=00:01:00:00 --trainer.devices=1 --trainer.callbacks=learning_rate
-    --model.optimizer.learning_rate=1e-4 --model.lora=null --model.routing=null --data.num_workers=64
+    --model.optimizer.learning_rate=1e-4 --model.lora=null --model.routing=null --trainer.gradient_clip_val=null
+    --data.num_workers=64
 """
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import os
 import sys
 from pathlib import Path
 from types import NoneType
@@ -123,19 +122,11 @@ def test_what_is_not_listed_is_refused_with_what_to_write(value, words):
         named_parts("logger", yaml.safe_load(value) if value == "3" else value)
 
 
-NESTED, BOMB = "[" * 3000, "a: &a [x,x,x,x,x,x,x,x,x]\n"
-for before, now in zip("abcdefgh", "bcdefghi", strict=True):
-    BOMB += f"{now}: &{now} [{','.join([f'*{before}'] * 9)}]\n"
-HOSTILE = {
-    "deep": f"trainer: {NESTED}",
-    "deep in a text": f"output_dir: '{NESTED}{']' * 3000}'",
-    "an alias of itself": "trainer: &a {x: *a}",
-    "a bomb": BOMB,
+HOSTILE = {  # of what YAML itself allows, and tests/test_documents.py refuses, two
+    "deep": f"trainer: {'[' * 3000}",
+    "deep in a text": f"output_dir: '{'[' * 3000}{']' * 3000}'",
     "a key twice": "output_dir: a\noutput_dir: b",
-    "two documents": "output_dir: a\n---\noutput_dir: b",
-    "no text": "\x00",
     "a number as a key": "3: 4",
-    "a list as a key": "? [1]\n: 4",
     "many digits": "seed_everything: " + "9" * 5000,
     "a long text": f"output_dir: {'x' * 5000}",
     "pairs": "trainer: {strategy: !!pairs []}",
@@ -152,14 +143,6 @@ def test_hostile_files_are_refused_in_words(tmp_path, sung, text):
         read_source(["--config", str(path)])
     assert len(str(error.value)) < 400 + len(str(tmp_path))
     assert not sung.exists()
-
-
-@pytest.mark.parametrize("name", [".", "pipe"])
-def test_what_is_no_file(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    os.mkfifo("pipe")
-    with pytest.raises(ValueError, match="is not a regular file"):
-        read_source(["--config", name])
 
 
 CANARY = "recipe_canary"
