@@ -1,16 +1,20 @@
-"""``subtoken-train generate``: the answer, its line of figures, the picture, and mistakes in one line."""
+"""``subtoken-train generate``: one prompt and its line of figures, a file of prompts, and mistakes in one line."""
 
 from __future__ import annotations
 
 import io
+import json
 import re
 
 import pytest
 from PIL import Image
 
 from subtoken_train import SubTokenModel
+from subtoken_train.cli import terminal
 from subtoken_train.cli.main import main
+from tests.support.chats import CHATML
 from tests.support.commands import printed, refused
+from tests.support.helpers import write_text_adapter
 
 LINE = re.compile(
     r"(\d+) tokens after (\d+) \| KV [\d,]+ of [\d,]+ bytes \([\d.]+%(?:, in int8)?\); compressed region ([\d.]+)% of "
@@ -170,3 +174,224 @@ def test_videos_are_refused_before_weights_are_read(capsys, vlm_adapter, tmp_pat
     assert wanted in refused(capsys, "generate", "--adapter", vlm_adapter, "--video", tmp_path, "--prompt", "what ?")
     frames = "--frames and --fps need --video FOLDER"
     assert frames in refused(capsys, "generate", "--adapter", vlm_adapter, "--frames", 4, "--prompt", "what ?")
+
+
+LINES = [
+    {"id": "b", "prompt": "is there a 0 ?", "image": "a.png"},
+    {"prompt": "where is <image> beside <image> ?", "images": ["a.png", "sub/b.png"]},
+    {"id": 7, "prompt": "hello there"},
+]
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """A file of three prompts, with its images."""
+    (tmp_path / "in" / "sub").mkdir(parents=True)
+    for name in ("a.png", "sub/b.png"):
+        Image.effect_noise((60, 40), 60).convert("RGB").save(tmp_path / "in" / name)
+    return write(tmp_path / "in" / "prompts.jsonl", *LINES)
+
+
+def write(path, *lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def command(adapter, prompts, output, *argv):
+    files = "--adapter", adapter, "--prompts", prompts, "--output", output
+    return ["generate", "--device", "cpu", *files, "--max-new-tokens", "5", *argv]
+
+
+def call(capsys, *argv):
+    """Exit code and stderr."""
+    code = main([*map(str, command(*argv))])
+    return code, capsys.readouterr().err
+
+
+def stopped(capsys, *argv):
+    """The message of a call that must be refused."""
+    return refused(capsys, *command(*argv), reports=True)
+
+
+def answers(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.slow
+def test_answers_are_those_of_single_prompts(vlm_adapter, asked, tmp_path, capsys):
+    output = tmp_path / "out.jsonl"
+    assert call(capsys, vlm_adapter, asked, output)[0] == 0
+    found = answers(output)
+    assert [row["id"] for row in found] == ["b", "2", "7"]
+    model = SubTokenModel.from_pretrained(vlm_adapter)
+    for row, line in zip(found, LINES, strict=True):
+        names = line.get("images", [line["image"]] if "image" in line else [])
+        images = [Image.open(asked.parent / name) for name in names]
+        assert row["answer"] == model.chat(line["prompt"], images, max_new_tokens=5, do_sample=False)
+        assert (0 < row["kv_bytes"] < row["dense_kv_bytes"]) if names else row["kv_bytes"] == row["dense_kv_bytes"]
+        assert 1 <= row["tokens"] <= 5
+        assert row["seconds"] > 0
+    assert sorted(found[0]) == ["answer", "dense_kv_bytes", "id", "kv_bytes", "seconds", "tokens"]
+    together = tmp_path / "together.jsonl"
+    assert call(capsys, vlm_adapter, asked, together, "--batch-size", 3)[0] == 0
+    assert [row["answer"] for row in answers(together)] == [row["answer"] for row in found]
+
+
+def test_a_run_goes_on_where_it_stopped(vlm_adapter, asked, tmp_path, capsys, monkeypatch):
+    whole, output = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    assert call(capsys, vlm_adapter, asked, whole)[0] == 0
+
+    def stopping(what):
+        def stop(done, total):
+            raise KeyboardInterrupt
+
+        return stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(terminal, "counter", stopping)
+        code, err = call(capsys, vlm_adapter, asked, output)
+    assert code == 130
+    assert "the answers so far are in" in err
+    (first,) = answers(output)
+    records = tmp_path / "out.jsonl.records"
+    (samples,) = records.glob("samples-*.jsonl")
+    with samples.open("ab") as file:
+        file.write(b'{"id":"torn')  # as a kill leaves it
+    assert call(capsys, vlm_adapter, asked, output)[0] == 0
+    kept = [row for row in answers(output) if row["id"] == first["id"]]
+    assert kept == [first]  # seconds too: it was not answered again
+    assert [row["answer"] for row in answers(output)] == [row["answer"] for row in answers(whole)]
+    write(asked, *LINES, {"prompt": "one more"})
+    assert call(capsys, vlm_adapter, asked, output)[0] == 0
+    assert [row["id"] for row in answers(output)] == ["b", "2", "7", "4"]
+
+
+def test_other_prompts_or_settings_are_refused(vlm_adapter, asked, tmp_path, capsys):
+    output = tmp_path / "out.jsonl"
+    assert call(capsys, vlm_adapter, asked, output)[0] == 0
+    before = output.read_bytes()
+    for argv, words in (
+        (["--max-new-tokens", 6], "task options {'max_new_tokens': 5}, and now it is {'max_new_tokens': 6}"),
+        (["--kv-dtype", "int8"], "int8"),
+    ):
+        said = stopped(capsys, vlm_adapter, asked, output, *argv)
+        assert "was begun with other prompts or settings" in said
+        assert words in said
+    write(asked, {**LINES[0], "prompt": "another"}, *LINES[1:])
+    assert "answers to other samples" in stopped(capsys, vlm_adapter, asked, output)
+    assert output.read_bytes() == before
+    (tmp_path / "mine.jsonl").write_text("{}\n")
+    said = stopped(capsys, vlm_adapter, asked, tmp_path / "mine.jsonl")
+    assert "has no mine.jsonl.records to continue from" in said
+
+
+def test_a_language_model_answers_texts(tmp_path, capsys):
+    adapter = write_text_adapter(tmp_path)
+    text = "the bee and the spider met in the garden. " * 12
+    prompts = write(tmp_path / "p.jsonl", {"prompt": text})
+    assert call(capsys, adapter, prompts, tmp_path / "out.jsonl")[0] == 0
+    (row,) = answers(tmp_path / "out.jsonl")
+    assert row["answer"] == SubTokenModel.from_pretrained(adapter).chat(text, max_new_tokens=5, do_sample=False)
+    write(prompts, {"prompt": "hi", "image": "a.png"})
+    said = stopped(capsys, adapter, prompts, tmp_path / "other.jsonl")
+    assert "p.jsonl, line 1: there is an image, and the model reads texts alone" in said
+
+
+def test_a_chat_template_is_asked_unless_the_prompts_are_raw(tmp_path, capsys):
+    adapter = write_text_adapter(tmp_path)
+    (tmp_path / "backbone" / "chat_template.jinja").write_text(CHATML)
+    talk = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the bee ?"}]
+    prompts = write(tmp_path / "p.jsonl", {"prompt": "the bee"}, {"messages": talk})
+    assert "raw prompts are texts" in stopped(capsys, adapter, prompts, tmp_path / "raw.jsonl", "--raw")
+    assert call(capsys, adapter, prompts, tmp_path / "out.jsonl")[0] == 0
+    model = SubTokenModel.from_pretrained(adapter)
+    wanted = [model.chat(asked, max_new_tokens=5, do_sample=False) for asked in ("the bee", talk)]
+    assert [row["answer"] for row in answers(tmp_path / "out.jsonl")] == wanted
+    write(prompts, {"prompt": "the bee"})
+    said = stopped(capsys, adapter, prompts, tmp_path / "out.jsonl", "--raw")
+    assert "was begun with other prompts or settings" in said
+    write(prompts, {"messages": [{"role": "usr", "content": "hi"}]})
+    said = stopped(capsys, adapter, prompts, tmp_path / "other.jsonl")
+    assert "p.jsonl, line 1: unknown role of message 1 'usr'" in said
+    assert main(["generate", "--adapter", str(adapter), "--prompt", "the bee", "--raw", "--max-new-tokens", "2"]) == 0
+    assert "a raw prompt for a model with a chat template" in capsys.readouterr().err
+
+
+def test_a_chat_template_gets_its_variables(tmp_path, capsys):
+    adapter = write_text_adapter(tmp_path)
+    ends = "{% if m.role == 'user' and style is defined %}{{ style }}{% endif %}{% endfor %}{% if add"
+    (tmp_path / "backbone" / "chat_template.jinja").write_text(CHATML.replace("{% endfor %}{% if add", ends))
+    prompts, given = write(tmp_path / "p.jsonl", {"prompt": "the bee"}), ("--chat-template-kwargs", '{"style": "the"}')
+    assert call(capsys, adapter, prompts, tmp_path / "out.jsonl", *given)[0] == 0
+    model = SubTokenModel.from_pretrained(adapter)
+    wanted = model.chat("the bee", max_new_tokens=5, do_sample=False, chat_template_kwargs={"style": "the"})
+    (row,) = answers(tmp_path / "out.jsonl")
+    assert row["answer"] == wanted
+    said = stopped(capsys, adapter, prompts, tmp_path / "out.jsonl")
+    assert "was begun with other prompts or settings" in said
+    alone = ["generate", "--adapter", adapter, "--prompt", "the bee", *given, "--max-new-tokens", 5]
+    assert printed(capsys, *alone).strip().startswith(wanted)
+    for value, words in (
+        ('{"stile": 1}', "reads only style; leave it out"),
+        ("[1]", "must be names and values in braces"),
+        ("{", "--chat-template-kwargs"),
+    ):
+        argv = ("generate", "--adapter", adapter, "--prompt", "x", "--chat-template-kwargs", value)
+        assert words in refused(capsys, *argv)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ({"prompt": ""}, "line 2: the prompt is empty"),
+        ({"prompt": "x", "messages": []}, "line 2: prompt and messages are given"),
+        ({"messages": []}, "line 2: the prompt has no message"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "line 2: the last message is the assistant's"),
+        ({"prompt": " " * 1_100_000 + "x"}, "line 2: the prompt holds 1,000,000 blanks in a row, at which tokenizers"),
+        ({"prompt": 3}, "line 2: prompt is 3, but must be a text"),
+        ({"promt": "x"}, "line 2: unknown key 'promt'. Did you mean 'prompt'?"),
+        ({"prompt": "x", "imgae": "a.png"}, "line 2: unknown key 'imgae'. Did you mean 'image'?"),
+        ({"prompt": "x", "image": "a.png", "images": []}, "line 2: image and images are given"),
+        ({"prompt": "x", "images": [3]}, "line 2: images must be a path or a list of paths, got [3]"),
+        ({"prompt": "x", "image": "none.png"}, "none.png is missing; check the path"),
+        ({"prompt": "x", "image": "../a.png"}, "line 2: image '../a.png' lies outside of"),
+        ({"prompt": "<image> x"}, "line 2: 1 <image> in the prompt, 0 images; write one for each"),
+        ({"prompt": "x", "id": "a"}, "line 2: id 'a' appears twice, first in"),
+        ({"prompt": "x", "id": [1]}, "line 2: id is"),
+        ({"prompt": "x", "id": True}, "line 2: id is True"),
+        ("x", "line 2: expected a JSON object"),
+    ],
+)
+def test_mistakes_name_their_line(vlm_adapter, tmp_path, capsys, line, words):
+    prompts = write(tmp_path / "p.jsonl", {"id": "a", "prompt": "hi"}, line)
+    assert words in stopped(capsys, vlm_adapter, prompts, tmp_path / "out.jsonl")
+    assert not (tmp_path / "out.jsonl.records").exists()
+
+
+BOTH = "--prompts p.jsonl --output o.jsonl"
+FILES_REFUSED = {
+    "--prompts p.jsonl": "--prompts needs --output FILE.jsonl beside --prompts FILE.jsonl",
+    "--output o.jsonl": "--output needs --prompts FILE.jsonl beside --output FILE.jsonl",
+    "--batch-size 2 --prompt x": "--batch-size needs --prompts FILE.jsonl",
+    "--prompts p.jsonl --output o.txt": "--output o.txt must end in .jsonl",
+    "--prompts p.jsonl --output ./p.jsonl": "is the file of the prompts; name another",
+    f"{BOTH} --prompt x": "--prompt is for a single prompt",
+    f"{BOTH} --image a.png": "--image is for a single prompt",
+    f"{BOTH} --num-beams 2": "--num-beams is for a single prompt",
+    f"{BOTH} --batch-size 0": "--batch-size 0 must be at least 1",
+    "--prompts none.jsonl --output o.jsonl": "none.jsonl is missing or cannot be read",
+    "": "give --prompt TEXT, or --prompts FILE.jsonl with --output FILE.jsonl",
+}
+
+
+@pytest.mark.parametrize("argv", FILES_REFUSED)
+def test_mistakes_of_options(vlm_adapter, capsys, argv):
+    assert FILES_REFUSED[argv] in refused(capsys, "generate", "--adapter", vlm_adapter, *argv.split())
+
+
+def test_there_must_be_a_model_and_prompts(tmp_path, vlm_adapter, capsys):
+    prompts = write(tmp_path / "p.jsonl")
+    said = stopped(capsys, vlm_adapter, prompts, tmp_path / "out.jsonl")
+    assert "p.jsonl holds no prompt; write a .jsonl file" in said
+    files = "--prompts", prompts, "--output", tmp_path / "o.jsonl"
+    assert "give --adapter DIR, or --backbone PATH" in refused(capsys, "generate", *files)
