@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KVBudget", "SubTokenModel", "__version__"]
 
-_HOMES = {
-    "KVBudget": "subtoken_train.ledger.kv_budget",
-    "SubTokenModel": "subtoken_train.inference.model",
-}
+_HOMES = {"KVBudget": "subtoken_train.ledger.kv_budget", "SubTokenModel": "subtoken_train.inference.model"}
 
 
 keep_moved_modules()

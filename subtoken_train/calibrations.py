@@ -1,10 +1,4 @@
-"""Calibrations: numbers of a method per layer, or per head, found once for a backbone, in one small JSON file.
-
-One format for all methods; what the numbers are, each says with a dataclass of its own (``CalibratedNumbers``). A file
-names its method, the backbone as an adapter does, the settings and the data it was made with. ``subtoken-train
-calibrate`` writes it; a method reads it by its setting ``calibration``. Files are foreign: read as data, bounded, every
-key, type and range checked, and nothing in them names anything to open.
-"""
+"""Calibrations: numbers of a method per layer, or per head, found once for a backbone, in one small JSON file."""
 
 from __future__ import annotations
 
@@ -94,7 +88,7 @@ class _Header:
 
 
 def write_calibration(path: Path, calibration: Calibration[Any], overwrite: bool = True) -> None:
-    """Write the file whole or not at all, see ``whole_file``."""
+    """Write the file whole or not at all."""
     numbers = asdict(calibration.numbers)
     header = _Header(
         SCHEMA_VERSION, calibration.method, calibration.backbone, calibration.settings, numbers, calibration.data

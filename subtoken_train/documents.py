@@ -1,7 +1,6 @@
-"""Read foreign JSON and YAML as data, bounded in size, depth and expansion; every fault gets a message.
+"""Read foreign JSON and YAML as data, bounded in size, depth and expansion.
 
-Whatever the bytes, these readers return a plain value (dict, list, str, number, bool, None) or raise one ``ValueError``
-that names the place. Nothing that a document names is imported, opened or built.
+Whatever the bytes: a plain value (dict, list, str, number, bool, None), or one ``ValueError`` that names the place.
 """
 
 from __future__ import annotations
@@ -53,10 +52,7 @@ def check_regular(path: str | Path) -> int:
 
 
 def real_path(path: str | Path) -> Path:
-    """Return a path without links and dots; a loop of links stays as it is, and fails when it is opened.
-
-    ``Path.resolve`` raises RuntimeError there, and other kinds in later versions of Python.
-    """
+    """Return a path without links and dots; a loop of links stays as it is, where ``Path.resolve`` raises."""
     return Path(os.path.realpath(path))
 
 
@@ -69,7 +65,7 @@ def decoded(content: bytes, place: str) -> str:
 
 
 def read_json(path: str | Path, max_bytes: int = MAX_BYTES) -> Any:
-    """Read a JSON file, see ``read_text`` and ``parse_json``."""
+    """Read a JSON file."""
     return parse_json(read_text(path, max_bytes), str(path))
 
 
@@ -107,10 +103,7 @@ _BLANKS = 1_000_000
 
 
 def text_problem(text: str) -> str | None:
-    """Return why a text cannot be used (it holds a NUL, or nothing visible), or None.
-
-    White space, control and zero-width characters (U+200B, a BOM, soft hyphens, fillers) cannot be seen.
-    """
+    """Return why a text cannot be used (it holds a NUL, or nothing that can be seen), or None."""
     if "\0" in text:
         return "holds a NUL character"
     if any(map(_is_visible, text)):
@@ -132,7 +125,7 @@ _UNSEEN = {
 
 
 def read_yaml(path: str | Path, max_bytes: int = 2**20) -> Any:
-    """Read a YAML file, see ``read_text`` and ``parse_yaml``."""
+    """Read a YAML file."""
     return parse_yaml(read_text(path, max_bytes), str(path))
 
 
@@ -177,15 +170,10 @@ class _PlainLoader(yaml.SafeLoader):
 
 def check_file_name(name: str, place: str) -> str:
     """Return a name that is to become a file's or folder's; refuse one that could lead elsewhere."""
-    if (
-        name.strip(". ") == ""
-        or set(name) & set("/\\")
-        or not name.isprintable()
-        or len(name.encode("utf-8", "surrogatepass")) > 200
-    ):
-        raise ValueError(
-            f"{place} is {name[:60]!r}, which also names a file: at most 200 bytes without /, \\ or control characters"
-        )
+    odd = not name.strip(". ") or set(name) & set("/\\") or not name.isprintable()
+    if odd or len(name.encode("utf-8", "surrogatepass")) > 200:
+        limits = "at most 200 bytes without /, \\ or control characters"
+        raise ValueError(f"{place} is {name[:60]!r}, which also names a file: {limits}")
     return name
 
 
@@ -197,13 +185,10 @@ def _count(node: yaml.Node, sizes: dict[int, int], place: str) -> int:
         if known == 0:
             raise ValueError(f"{place}, line {node.start_mark.line + 1}: invalid YAML (an alias that holds itself)")
         return known
-    sizes[id(node)] = 0
-    children: list[yaml.Node] = []
-    for child in node.value:
-        children.extend(child if isinstance(child, tuple) else [child])
+    sizes[id(node)], total, children = 0, 1, list(node.value)
     if isinstance(node, yaml.MappingNode):
         _check_keys([key for key, _ in node.value], place)
-    total = 1
+        children = [each for pair in node.value for each in pair]
     for child in children:
         total += _count(child, sizes, place)
         if total > MAX_NODES:

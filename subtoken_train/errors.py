@@ -1,7 +1,6 @@
 """Worded errors for users' mistakes, warnings, and nearest-name suggestions.
 
-``ValueError`` is what the library raises for wrong input; the command line turns it into one short message and exit
-code 2. ``assert`` is kept for invariants.
+``ValueError`` is what the library raises for wrong input, one short message and exit code 2 on the command line.
 """
 
 from __future__ import annotations
@@ -52,10 +51,7 @@ def refuse(*faults: tuple[object, str]) -> None:
 
 
 def check_together(*pairs: tuple[object, object, str]) -> None:
-    """Raise ``ValueError`` for the first two settings, in words, that are both there.
-
-    The third of a pair says why not both and, behind a semicolon, what to do instead of leaving one out.
-    """
+    """Raise ``ValueError`` for the first two settings, in words, that are both there: ``why; what else to do``."""
     for one, other, why in pairs:
         reason, _, instead = why.partition("; ")
         rest = f", or {instead}" if instead else ""
@@ -63,15 +59,10 @@ def check_together(*pairs: tuple[object, object, str]) -> None:
 
 
 def check_package(package: str, extra: str, need: str, instead: str = "") -> None:
-    """Raise ``ValueError`` unless a package is installed.
-
-    What needs it, the pip command that adds it, what else helps.
-    """
-    if find_spec(package) is None:
-        other = f", or {instead}" if instead else ""
-        raise ValueError(
-            f"{need} needs {package}, which is not installed: pip install 'subtoken_train[{extra}]'{other}"
-        )
+    """Raise ``ValueError`` unless a package is installed, with the pip command that adds it, and what else helps."""
+    other = f", or {instead}" if instead else ""
+    missing = f"{need} needs {package}, which is not installed: pip install 'subtoken_train[{extra}]'{other}"
+    refuse((find_spec(package) is None, missing))
 
 
 def no_numbers(where: str, dtype: object) -> ValueError:
@@ -116,8 +107,7 @@ _ADVICE = {
     errno.EROFS: "nothing can be written there; name another place",
     errno.ENXIO: "nobody answers there; name a regular file",
     **dict.fromkeys(
-        (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
-        "nothing that was there is lost: make room, or write elsewhere",
+        (errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "nothing that was there is lost: make room, or write elsewhere"
     ),
 }
 
@@ -127,10 +117,7 @@ class UncutError(ValueError):
 
 
 def plain(text: str) -> str:
-    r"""Return a text that is safe on a terminal: control characters and the like are written out (``\x1b``).
-
-    Line breaks and tabs stay.
-    """
+    r"""Return a text with control characters and the like written out (``\x1b``); line breaks and tabs stay."""
     return _UNSHOWN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 

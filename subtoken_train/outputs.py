@@ -1,9 +1,8 @@
 """Files and folders that this package writes: never over what is there unless told, and whole or not at all.
 
-What is written grows in a *stage*, a hidden folder beside its target: ``.NAME.subtoken-1a2b3c4d``, which holds a marker
-and what is being written under the name ``content``; libraries put temporary files of their own beside that. The writer
-holds a lock on the marker. Whatever ends it, the system gives the lock back, and the next writer to the same target
-removes the stages that nobody holds: nothing else beside a target is ever removed.
+What is written grows in a *stage*, a hidden folder beside its target: ``.NAME.subtoken-1a2b3c4d``, which holds
+``content`` and a marker that the writer locks. Whatever ends it, the system gives the lock back, and the next writer to
+the same target removes the stages that nobody holds: nothing else beside a target is ever removed.
 """
 
 from __future__ import annotations
@@ -25,16 +24,13 @@ from filelock import FileLock
 
 from subtoken_train.errors import SubTokenWarning, system_words
 
-_MARK = ".subtoken-"
+_MARK, _MARKER, _CONTENT = ".subtoken-", ".subtoken-stage", "content"
 STAGE = re.escape(_MARK) + "[0-9a-f]{8}"
 """Ending of a stage's name, after its target's name and a dot."""
-_MARKER, _CONTENT = ".subtoken-stage", "content"
 _LONGEST, _CUT = 255, 200
 """Bytes of a name at most; those of a longer target's name that its stages' names begin with."""
-NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS)
-"""Numbers of the system's errors where a file system has no locks."""
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Numbers of the system's errors where a disk, a quota or a limit of a file's size leaves no room."""
+NO_LOCKS, FULL = (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS), (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors where a file system has no locks; where a disk, a quota or a limit of a file's size leaves no room."""
 _OF_WRITING = (*FULL, errno.EIO, errno.EROFS)
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")  # what libraries in Rust (safetensors, tokenizers) make of a number
 
@@ -87,7 +83,7 @@ def check_file(path: Path) -> None:
 
 
 def write_whole(path: Path, content: str | bytes | memoryview, overwrite: bool = True) -> None:
-    """Write a file (a text in UTF-8) whole or not at all, see ``whole_file``."""
+    """Write a file (a text in UTF-8) whole or not at all."""
     with whole_file(path, overwrite) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
@@ -109,9 +105,8 @@ def append_whole(path: Path, text: str) -> None:
 def whole_file(path: Path, overwrite: bool = True) -> Iterator[Path]:
     """Yield a path to write a new file at, which takes the name ``path`` once the block has ended and it is on disk.
 
-    Parents are made. A link that lies at ``path`` is replaced, not followed. After an error, or whatever ends the
-    process, what was at ``path`` is there; see ``stage`` for what is left. Without ``overwrite`` a file that came in
-    the meantime stays.
+    Parents are made; a link at ``path`` is replaced, not followed; whatever ends the process, what was at ``path`` is
+    there. Without ``overwrite`` a file that came in the meantime stays.
     """
     check_file(path)
     with stage(path) as temporary:
@@ -138,7 +133,7 @@ def _claim(written: Path, path: Path) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder to write into, which takes the name ``folder`` once the block has ended; see ``whole_file``."""
+    """Yield a folder to write into, which takes the name ``folder`` once the block has ended."""
     with stage(folder) as temporary:
         temporary.mkdir()
         yield temporary
@@ -191,10 +186,7 @@ def room_for(target: Path) -> Iterator[None]:
 
 
 def take_left(target: Path) -> Iterator[Path]:
-    """Yield the stages of a target whose writers were killed, one by one, and remove each afterwards.
-
-    They are marked as ours, and locked by nobody; while one is yielded, it is locked by this process.
-    """
+    """Yield the stages of a target whose writers were killed, each locked by this process, and remove it afterwards."""
     begins = _begin_of_stage(target)
     names = os.listdir(target.parent) if target.parent.is_dir() else []
     ours = [name for name in names if name.startswith(begins) and re.fullmatch(STAGE, name[len(begins) :])]
@@ -253,12 +245,7 @@ def _lock(marker: Path) -> int | None:
 
 
 def take_lock(path: Path, seconds: float = -1) -> FileLock:
-    """Lock a file until ``release``, so that other processes wait; whatever ends this one, the system gives it back.
-
-    Args:
-        path: of the lock's own file.
-        seconds: to wait; -1: as long as it takes.
-    """
+    """Lock a file until ``release``, so that others wait up to ``seconds`` (-1: as long as it takes)."""
     lock = FileLock(path)
     try:
         lock.acquire(timeout=seconds)

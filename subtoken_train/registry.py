@@ -122,11 +122,7 @@ class Registry(MutableMapping[str, type[T]]):
 
 
 def _may_be_installed(group: str) -> bool:
-    """Tell whether a package on the path may bring such an entry point, by the group's name in its metadata.
-
-    For a package in an archive the answer is yes. Without this look every ``--help`` that lists names would take twice
-    as long: ``importlib.metadata`` imports the reader of mails.
-    """
+    """Tell whether a package on the path may bring such an entry point, by the group's name in its metadata."""
     for place in map(Path, sys.path):
         if place.is_file():
             return True

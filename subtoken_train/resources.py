@@ -1,13 +1,8 @@
-"""Files that travel with the project: recipes, small data, embedded checkpoints.
+"""Files that travel with the project: recipes, small data, embedded checkpoints; in a wheel below ``_bundled``.
 
-In a checkout they are the repository's own top-level folders; in an installed wheel they lie under
-``subtoken_train/_bundled``. ``find_recipe`` finds a recipe by name from any folder.
-
-Most recipes are names alone, a base recipe and one line of ``recipes/names.csv``, put together as text: their paths say
-where they would lie, and ``recipe_text`` reads both kinds. A line holds ``name,base,settings,summary``. Settings are
-written as on the command line, ``KEY=VALUE`` with dots and blanks between them, and ``KEY-`` leaves a key out. The text
-keeps the base's comments, except those of the lines that a setting replaces. Where the base names its own run, adapter
-or anchor, the text names the new ones.
+Most recipes are names alone: a base recipe and one line of ``recipes/names.csv`` (``name,base,settings,summary``), put
+together as text. Settings are ``KEY=VALUE`` with blanks between, ``KEY-`` leaves a key out; the base's comments stay,
+except on lines that a setting replaces, and the base's own name, adapter and anchor become the new ones.
 """
 
 from __future__ import annotations
@@ -56,10 +51,7 @@ def model_type_of(row: dict[str, Any]) -> str:
 
 
 def recipe_files() -> dict[str, Path]:
-    """Return every shipped recipe, overlay and grid by ``FOLDER/NAME`` without suffix, sorted.
-
-    A run's recipe lies at the top of ``recipes/``, or is a name alone (see ``recipe_text``); its FOLDER is its model.
-    """
+    """Return every shipped recipe, overlay and grid by ``FOLDER/NAME``, sorted; the folder of a run is its model."""
     folder = resource("recipes")
     names = {path.stem: path for path in folder.glob("*.yaml")}
     names |= {name: folder / f"{name}.yaml" for name in read_names(folder)}
@@ -92,9 +84,7 @@ def recipe_file(path: Path) -> Path:
 def find_recipe(given: str | Path) -> Path | None:
     """Return the file that a user means: one that exists, else a shipped recipe; None if the path leads nowhere.
 
-    A shipped one is written ``NAME`` or ``FOLDER/NAME``, alone or below any folder ``recipes``, ``.yaml`` or not:
-    ``llava7b_fastv25_s16k4``, ``recipes/llava7b_fastv25_s16k4.yaml``, ``recipes/strategy/ddp.yaml``. A file that is
-    missing in another folder is missing.
+    A shipped one is written ``NAME`` or ``FOLDER/NAME``, alone or below any folder ``recipes``, ``.yaml`` or not.
     """
     path = Path(given)
     if path.is_dir():
@@ -103,7 +93,7 @@ def find_recipe(given: str | Path) -> Path | None:
 
 
 def named_recipe(given: str | Path, kind: str = "recipe") -> Path:
-    """Return the file that a user means, see ``find_recipe``."""
+    """Return the file that a user means, or raise ``ValueError`` with the nearest name."""
     if (path := find_recipe(given)) is not None:
         return path
     near = get_close_matches(Path(given).stem, [shipped.stem for shipped in recipe_files().values()], n=1, cutoff=0.5)
@@ -112,7 +102,7 @@ def named_recipe(given: str | Path, kind: str = "recipe") -> Path:
 
 
 def shipped_recipe(given: str | Path) -> Path | None:
-    """Return the shipped recipe of this spelling (see ``find_recipe``), whatever lies at that path, or None."""
+    """Return the shipped recipe of this spelling, whatever lies at that path, or None."""
     parts = Path(str(given).removesuffix(".yaml")).parts
     below = parts[len(parts) - parts[::-1].index("recipes") :] if "recipes" in parts else parts
     found = [path for name, path in recipe_files().items() if below in ((path.stem,), tuple(name.split("/")))]
@@ -121,10 +111,7 @@ def shipped_recipe(given: str | Path) -> Path | None:
 
 @dataclass(frozen=True)
 class NamedRecipe:
-    """One line of the table.
-
-    ``settings``: what differs from the base, ``KEY=VALUE`` or ``KEY-``, with blanks between.
-    """
+    """One line of the table of names."""
 
     name: str
     base: str

@@ -1,9 +1,4 @@
-"""Settings of an arm, each declared once: name, type, default, and the words that explain it.
-
-Flags, keys of a grid's arms, a harness's ``model_args``, type checks and the tables of the docs are made from
-``ArmSettings``. Nothing here imports torch. Ranges, and what goes together, are for ``Compression`` and
-the methods to check.
-"""
+"""Settings of an arm, each declared once: name, type, default, and the words that explain it."""
 
 from __future__ import annotations
 
@@ -23,12 +18,11 @@ class Setting:
     """Type and explanation of one setting.
 
     Attributes:
-        words: what it is, as a phrase. ``{reducers}``, ``{evictions}`` and ``{wrappers}`` stand for the methods' names,
-            other settings stand in backticks.
-        metavar: what stands for a value in ``--help``.
+        words: a phrase; ``{reducers}``, ``{evictions}`` and ``{wrappers}`` stand for the methods' names, other settings
+            in backticks.
         flagged: whether it is an option of the commands that run an arm.
         harness: whether a harness's ``model_args`` may hold it.
-        kind: type of its values, one of ``KINDS``; read off the annotation.
+        kind: one of ``KINDS``; read off the annotation.
     """
 
     words: str
@@ -87,14 +81,12 @@ class ArmSettings:
         ),
     ] = None
     layout: Annotated[
-        Words,
-        Setting("layout of `groups`: contiguous (the default) or per_head", "NAME", harness=False),
+        Words, Setting("layout of `groups`: contiguous (the default) or per_head", "NAME", harness=False)
     ] = None
     eviction: Annotated[
         Words,
         Setting(
-            "KV eviction after the prompt: {evictions}; or {wrappers} around one, 'ada(snapkv)' (default: none)",
-            "NAME",
+            "KV eviction after the prompt: {evictions}; or {wrappers} around one, 'ada(snapkv)' (default: none)", "NAME"
         ),
     ] = None
     eviction_keep: Annotated[
@@ -154,8 +146,7 @@ class ArmSettings:
     ] = None
     rerotate: Annotated[bool, Setting("rotate the keys that stay to consecutive positions")] = False
     dtype: Annotated[
-        Words,
-        Setting("dtype of the frozen weights: float32, bfloat16 or float16 (default: the adapter's)", "NAME"),
+        Words, Setting("dtype of the frozen weights: float32, bfloat16 or float16 (default: the adapter's)", "NAME")
     ] = None
     max_pixels: Annotated[
         int | None,
@@ -164,9 +155,7 @@ class ArmSettings:
     seed: Annotated[
         int | None,
         Setting(
-            "seed of the reducer, selector or eviction random, or of the selector static",
-            flagged=False,
-            harness=False,
+            "seed of the reducer, selector or eviction random, or of the selector static", flagged=False, harness=False
         ),
     ] = None
 
@@ -182,7 +171,6 @@ def settings_of(declared: type) -> dict[str, Setting]:
 
 
 def _kind(hint: Any) -> type:
-    """Return the kind of an annotation: the first of a union, ``str`` for words, ``dict`` for a mapping."""
     first = get_args(hint)[0] if get_origin(hint) is UnionType else hint
     return dict if get_origin(first) is Mapping else first if first in KINDS else str
 

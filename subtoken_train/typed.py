@@ -1,13 +1,11 @@
-"""Build dataclasses from the plain values of a file, with every name and every type checked.
-
-``BackboneConfig(**json.load(file))`` takes a text where a number belongs and fails much later, or never.
-"""
+"""Build dataclasses from the plain values of a file or the texts of a command line, every name and type checked."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import math
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -44,10 +42,7 @@ def typed(kind: type[T], content: object, place: str) -> T:
 
 
 def own_settings(kind: type | None, options: Mapping[str, Any], place: str, owner: str) -> Any:
-    """Build the settings that a method declares for itself, by what a file says of them.
-
-    None where it declares none.
-    """
+    """Build the settings that a method declares for itself, by what a file says of them; None: it declares none."""
     if options and (kind is None or not dataclasses.fields(kind)):
         names = first_names([str(name) for name in options])
         raise ValueError(f"{owner} has no settings of its own, and {place} names {names}: leave it out")
@@ -58,11 +53,7 @@ def own_settings(kind: type | None, options: Mapping[str, Any], place: str, owne
 class SettingsPlan:
     """Settings that a class takes: fields of a dataclass, else parameters of its constructor.
 
-    Attributes:
-        kind: what is built of them.
-        hints: type of each; a ``SettingsPlan`` in the place of a type is a group of settings.
-        defaults: of those that have one.
-        exact: plain types of each, which need no second look.
+    A ``SettingsPlan`` in the place of a type is a group of settings; ``exact``: plain types that need no second look.
     """
 
     kind: Any
@@ -83,13 +74,11 @@ def plan_of(kind: Any) -> SettingsPlan:
         every, given = get_type_hints(kind.__init__), inspect.signature(kind).parameters.items()
         hints = {name: every[name] for name, _ in given}
         return SettingsPlan(kind, hints, {name: each.default for name, each in given if each.default is not each.empty})
-    fields, every = [field for field in dataclasses.fields(kind) if field.init], get_type_hints(kind)
-    hints, defaults = {field.name: every[field.name] for field in fields}, {}
-    for field in fields:
-        if field.default is not dataclasses.MISSING:
-            defaults[field.name] = field.default
-        elif field.default_factory is not dataclasses.MISSING:
-            defaults[field.name] = field.default_factory()
+    every, absent = get_type_hints(kind), dataclasses.MISSING
+    fields = [field for field in dataclasses.fields(kind) if field.init]
+    hints = {field.name: every[field.name] for field in fields}
+    defaults = {field.name: field.default for field in fields if field.default is not absent}
+    defaults |= {field.name: field.default_factory() for field in fields if field.default_factory is not absent}
     return SettingsPlan(kind, hints, defaults, {name: frozenset(_scalars(hint)) for name, hint in hints.items()})
 
 
@@ -115,7 +104,7 @@ class Written(str):
 
 
 def written_as(hint: Any, value: Any, place: str) -> Any:
-    """Return a value as a type; a text may write one of another type (``1e-4``, ``true``, ``[a, b]``), null among them.
+    """Return a value as a type; a text may write one of another type (``1e-4``, ``true``, ``[a, b]``, null).
 
     A text in a file stays one where the type takes texts; one of a command line does where it writes nothing else.
     """
@@ -123,7 +112,7 @@ def written_as(hint: Any, value: Any, place: str) -> Any:
         value = unwritten(value)
     tries = [value]
     if isinstance(value, str):
-        tries = [str(value), *_numbers(value)]
+        tries = [str(value), *text_numbers(value)]
         with suppress(ValueError):
             tries = [parse_yaml(value, place), *tries[1:], tries[0]] if isinstance(value, Written) else tries
     for each in tries:
@@ -142,11 +131,12 @@ def unwritten(value: Any) -> Any:
         content = parse_yaml(value, "")
         if content is None or isinstance(content, bool | int | float):
             return content
-    return next(_numbers(value), str(value)) if any(map(str.isdigit, value)) else str(value)
+    return next(text_numbers(value), str(value)) if any(map(str.isdigit, value)) else str(value)
 
 
-def _numbers(text: str) -> Iterator[float]:
-    for kind in (int, float):
+def text_numbers(text: str, *kinds: type[float]) -> Iterator[float]:
+    """Yield the numbers that a text writes: whole (unless ``kinds`` says otherwise), and with a point or exponent."""
+    for kind in kinds or (int, float):
         with suppress(ValueError):
             yield kind(text)
 
@@ -155,10 +145,9 @@ class Settings(dict[str, Any]):
     """Nested settings, whose values are attributes, too."""
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
+        if name not in self:
+            raise AttributeError(name)
+        return self[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
@@ -271,13 +260,9 @@ def _named(names: tuple[Any, ...], value: Any, place: str) -> Any:
 
 
 def _finite(value: float, place: str) -> float:
-    try:
-        number = float(value)
-    except OverflowError:  # a whole number of hundreds of digits
-        number = math.inf
-    if not math.isfinite(number):
+    if not abs(value) <= sys.float_info.max:  # a whole number may have hundreds of digits
         raise ValueError(f"{place} is {shown(value)}; it must be finite")
-    return number
+    return float(value)
 
 
 def shown(value: object) -> str:

@@ -34,10 +34,7 @@ class EntryCosts(NamedTuple):
 
 
 class Region(IntEnum):
-    """Content of a position of the sequence. Made once, where the prompt is built; nothing re-derives spans.
-
-    PADDING is stored nowhere. Only retained VISUAL tokens (VLM) or CONTEXT tokens (LLM) are ever routed.
-    """
+    """Content of a position of the sequence; PADDING is stored nowhere, and only VISUAL or CONTEXT is ever routed."""
 
     PADDING = 0
     SYSTEM = 1
@@ -66,13 +63,7 @@ def before_compressed_ends(regions: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Licence:
-    """A licence in model-card metadata.
-
-    Attributes:
-        identifier: the Hub's identifier (``apache-2.0``, ``llama2``; ``other`` where it has none).
-        name: short name of an ``other`` licence.
-        link: its text, where ``identifier`` is ``other``.
-    """
+    """A licence by the Hub's identifier (``apache-2.0``, ``llama2``); one that is ``other`` has a name and a link."""
 
     identifier: str
     name: str | None = None
@@ -94,12 +85,10 @@ class Identity:
 
 @dataclass
 class KeyTurn:
-    """A basis that a layer's keys are turned to, see ``functional/key_axes.py``.
+    """A basis that a layer's keys are turned to (``functional/key_axes.py``).
 
-    Attributes:
-        centre_Bh1d: what is taken off all keys, fp16.
-        mirrors_Bhdr: r vectors of every head, at each of which keys and queries are reflected, fp16.
-        joint_Bhrr: what makes one product of the reflections, fp32.
+    A centre in fp16, which is taken off all keys; r vectors of every head in fp16, at each of which keys and queries
+    are reflected; and in fp32 what makes one product of the reflections.
     """
 
     centre_Bh1d: Tensor
@@ -112,18 +101,15 @@ class KeyTurn:
         return sum(part.nbytes for part in vars(self).values())
 
     def select(self, samples: Tensor) -> KeyTurn:
-        """The same of some samples, see ``LayerPlan.select``."""
+        """The turn of some samples."""
         return KeyTurn(**{name: part[samples] for name, part in vars(self).items()})
 
 
 @dataclass
 class CutKeys:
-    """Key channels that a layer does not keep of some of its entries.
+    """Entries of a layer's plan whose keys are cut, and the channels that stay of them (bool, as many in each head).
 
-    Attributes:
-        entries_BN: entries of the plan whose keys are cut, bool.
-        channels_Bhd: channels that stay of them, bool, equally many in each head.
-        turn: the basis in which all keys of the layer stand, and whose channels these are; None: their own.
+    ``turn``: the basis in which all keys of the layer stand, and whose channels these are; None: their own.
     """
 
     entries_BN: Tensor
@@ -136,7 +122,7 @@ class CutKeys:
         return int(self.channels_Bhd[0, 0].sum())
 
     def select(self, samples: Tensor) -> CutKeys:
-        """The same of some samples, see ``LayerPlan.select``."""
+        """The cut of some samples."""
         turn = None if self.turn is None else self.turn.select(samples)
         return CutKeys(self.entries_BN[samples], self.channels_Bhd[samples], turn)
 
@@ -165,20 +151,15 @@ class LayerPlan:
 
     def select(self, samples: Tensor) -> LayerPlan:
         """The plan of some samples (int64 numbers, or bool marks), in their order."""
-        groups, heads, rows = (
-            None if part is None else part[samples] for part in (self.group_mask_BNS, self.heads_BNh, self.rows_BN)
-        )
-        cut = self.cut_keys
-        own_cut = None if cut is None else cut.select(samples)
-        return LayerPlan(self.entries_BN[samples], groups, heads, rows, own_cut, self.filled)
+        masks = self.group_mask_BNS, self.heads_BNh, self.rows_BN
+        groups, heads, rows = (None if part is None else part[samples] for part in masks)
+        cut = None if self.cut_keys is None else self.cut_keys.select(samples)
+        return LayerPlan(self.entries_BN[samples], groups, heads, rows, cut, self.filled)
 
 
 @dataclass
 class Plan:
-    """Kept entries per layer and value groups per entry: the one currency of reducers, routers and caches.
-
-    Made once per prompt, by ``PromptPass.plan``: the cache is packed from it, and ledger, reports and pictures read it.
-    """
+    """Kept entries per layer and value groups per entry: the one currency of reducers, routers and caches."""
 
     layers: list[LayerPlan] = field(default_factory=list)
     layout: Layout = "contiguous"
@@ -193,17 +174,14 @@ class Batch:
         labels_BN: ids to predict, int64; -100 where there is no loss (everything but answers).
         regions_BN: ``Region`` codes, int64; PADDING marks what the attention must not see.
         rank_position_B: the last prompt token of the turn that holds the last image, int64; -1 without an image.
-        pixel_values: all images and videos of the batch in order, as its family's ``process_images`` makes them:
-            [num_images, 3, H, W], tiles alike, or flattened patches [num_patches, channels]; None for a text-only
-            batch.
-        images_per_sample_B: images and videos of each sample, int64.
-        record_ids: the records' own ids, for messages and logs.
+        pixel_values: all images and videos in order, as the family's ``process_images`` makes them: [num_images, 3, H,
+            W], tiles alike, or flattened patches [num_patches, channels]; None for a text-only batch.
+        images_per_sample_B: images and videos, int64.
         image_grid_I3: layout of each image or video, int64, in its family's words: (time, height, width) in patches
             (Qwen), (tiles, height, width of the picture in pixels); None where all have one size.
         seconds_I: seconds from one layer of an image's or video's grid to the next, fp32 (0 for an image); None where
             the family's positions do not depend on time.
-        followed: these are only the first tokens of prompts whose others come later (``context_first``), so that no
-            token is read from their last row.
+        followed: these are only the first tokens of prompts whose others come later (``context_first``).
     """
 
     input_ids_BN: Tensor
@@ -255,13 +233,12 @@ class VisualStates:
     Attributes:
         tokens: [T, C], in the order of the placeholders.
         cls: the class token, [C]; of an image in tiles, one for each, [tiles, C]; None for a tower without one.
-        received: attention that each token receives, [T] in fp32, of the kind of ``TowerStatistics`` that was asked
-            for; None where none was.
+        received: attention that each token receives, [T] in fp32, of the kind that was asked for; None: none was.
         keys: what similarity is measured on, [T, d] in fp32, from the layer of ``received``; None like it.
         deep: what the first n layers of the language model add to their outputs, [n, T, D]; None for most towers.
-        tiles: of an image that the tower saw in tiles, the one that each token is of, int64 [T], -1 for a token that is
-            no patch (a newline): it receives no attention, has a key of zeros, and no reducer merges it. Given with
-            the statistics; None for a tower that sees images whole. Where patches are scaled across tiles, 0 for all.
+        tiles: the tile that each token is of, int64 [T], given with the statistics; -1 for a token that is no patch (a
+            newline), which receives no attention, has a key of zeros and is never merged. None for a tower that sees
+            images whole; 0 for all where patches are scaled across tiles.
         images_per_sample: how many of the images each sample has, in order; they share its budget. None: one each.
     """
 
@@ -276,12 +253,7 @@ class VisualStates:
 
 @dataclass
 class MergedStates:
-    """Tokens that a tower reducer leaves of ``VisualStates``.
-
-    Attributes:
-        tokens: per image [k, C].
-        slots: per image, bool [T] with k True: the placeholders that take the k tokens, in order.
-    """
+    """Tokens that a tower reducer leaves, [k, C] per image, and the placeholders that take them: bool [T], k True."""
 
     tokens: list[Tensor]
     slots: list[Tensor]
@@ -289,12 +261,9 @@ class MergedStates:
 
 @dataclass(frozen=True)
 class Turn:
-    r"""Holds one exchange.
+    r"""One exchange: ``<image>`` marks each image or video, ``\<image>`` is text; an answer of None is to be generated.
 
-    Attributes:
-        prompt: what the user says; ``<image>`` marks each image or video, ``\<image>`` is text.
-        answer: what is said to it; None: to be generated.
-        learnt: whether the loss is on the answer; where it is not, the answer is only read.
+    An answer that is not learnt has no loss.
     """
 
     prompt: str
@@ -315,9 +284,8 @@ class RenderedPrompt:
     """A conversation as the model's text.
 
     Attributes:
-        text: the whole prompt; ``image_marker`` stands once per image.
         answer_spans: (start, end) character spans of the answers, end-of-turn token included.
-        image_marker: the text of one image placeholder.
+        image_marker: stands in the text once per image.
         system_end: characters of the chat template's beginning and of the system prompt; 0 where none is told apart.
         asked: the question that is to be answered, in a chat template; None elsewhere.
         told: where what the system says first begins and ends, in a chat template; (0, 0) where it says nothing.

@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import pytest
 
-from subtoken_train.cli.arm_flags import spelled_flag
+from subtoken_train.cli.command_line import spelled_flag
 from subtoken_train.cli.evaluate import add_arguments
 from subtoken_train.evaluation.runner.spec import AXES
 from subtoken_train.inference.arm_spec import ArmSpec

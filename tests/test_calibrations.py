@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -22,11 +23,9 @@ def path(tmp_path):
 
 def changed(path, change):
     """The file after ``change`` was done to its content."""
-    with open(path) as file:
-        content = json.load(file)
+    content = json.loads(Path(path).read_text())
     change(content)
-    with open(path, "w") as file:
-        json.dump(content, file)
+    Path(path).write_text(json.dumps(content))
     return path
 
 
@@ -74,56 +73,36 @@ def test_a_changed_file_is_refused_in_one_message(path, name):
     assert "duo.json" in str(caught.value)
 
 
-RAW = {
-    "not JSON": (b"{", "invalid JSON"),
-    "a list": (b"[]", "it must be a group of keys"),
-    "infinity": (b'{"schema_version": 1e999}', "schema_version is inf"),
-}
-
-
-@pytest.mark.parametrize("name", RAW)
-def test_what_is_no_calibration_is_refused(tmp_path, name):
-    content, words = RAW[name]
+def test_what_is_no_calibration_is_refused(tmp_path):
     file = tmp_path / "duo.json"
-    file.write_bytes(content)
-    with pytest.raises(ValueError, match=words):
-        build_eviction("duo_attention", calibration=str(file))
-
-
-def test_a_large_file_is_not_read(tmp_path):
-    file = tmp_path / "duo.json"
+    infinity = (b'{"schema_version": 1e999}', "schema_version is inf")
+    for content, words in ((b"{", "invalid JSON"), (b"[]", "it must be a group of keys"), infinity):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=words):
+            build_eviction("duo_attention", calibration=str(file))
     with file.open("wb") as opened:
         opened.truncate(MAX_CALIBRATION + 1)
     with pytest.raises(ValueError, match="at most"):
         build_eviction("duo_attention", calibration=str(file))
-
-
-def test_a_pipe_or_folder_is_not_opened(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path / "pipe", tmp_path, tmp_path / "missing.json"):
         with pytest.raises(ValueError, match="is not a file; 'subtoken-train calibrate prefixkv' writes one"):
             build_eviction("prefixkv", calibration=str(place))
+    for value in (5, True, ["a"], {"a": 1}, "", "a\0b"):
+        with pytest.raises(ValueError, match="it must name a file"):
+            build_eviction("prefixkv", calibration=value)
 
 
-@pytest.mark.parametrize("value", [5, True, ["a"], {"a": 1}, "", "a\0b"])
-def test_a_setting_that_names_no_file(value):
-    with pytest.raises(ValueError, match="it must name a file"):
-        build_eviction("prefixkv", calibration=value)
-
-
-SHARE_FAULTS = [
-    ([0.5], [[0.5], [0.6]], "a row for each"),
-    ([0.5, 0.5], [[0.5], [0.6]], "keep must rise"),
-    ([0.0], [[0.5]], "keep must rise"),
-    ([1.0], [[0.5]], "keep must rise"),
-    ([0.5], [[1.5]], r"shares\[0\]\[0\] is 1.5"),
-]
-
-
-@pytest.mark.parametrize(("keep", "shares", "words"), SHARE_FAULTS)
-def test_shares_that_make_no_table(keep, shares, words):
-    with pytest.raises(ValueError, match=words):
-        LayerShares(keep, shares)
+def test_shares_that_make_no_table():
+    for keep, shares, words in (
+        ([0.5], [[0.5], [0.6]], "a row for each"),
+        ([0.5, 0.5], [[0.5], [0.6]], "keep must rise"),
+        ([0.0], [[0.5]], "keep must rise"),
+        ([1.0], [[0.5]], "keep must rise"),
+        ([0.5], [[1.5]], r"shares\[0\]\[0\] is 1.5"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            LayerShares(keep, shares)
 
 
 def test_numbers_of_another_shape(path):

@@ -12,7 +12,7 @@ import pytest
 
 from subtoken_train.artifact.hub import MODELS
 from subtoken_train.cli.command_line import Parser, check_options
-from subtoken_train.cli.main import COMMANDS, main
+from subtoken_train.cli.main import COMMANDS, command_module, main
 from subtoken_train.resources import find_recipe, shipped_recipe
 from tests.support.readme_blocks import DOCUMENTS, README, ROOT, Block, Reader, blocks, command_line, runs_in_a_checkout
 from tests.support.sampling import sampled
@@ -50,7 +50,7 @@ def test_what_runs_needs_no_placeholder():
 @pytest.mark.parametrize(("place", "argv"), OURS)
 def test_options_are_known(place, argv):
     name, *rest = argv
-    module = importlib.import_module(f"subtoken_train.cli.{name}")
+    module = command_module(name)
     if hasattr(module, "run_raw"):
         return
     parser = Parser(prog=name)

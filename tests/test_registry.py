@@ -1,8 +1,10 @@
-"""Registries: built-in names, names of other packages, and what is imported when."""
+"""Names that lead to code: built in, of other packages, and import paths of earlier versions."""
 
 from __future__ import annotations
 
+import importlib
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -11,6 +13,7 @@ from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evaluation.tasks import TASKS
 from subtoken_train.evictions import EVICTIONS, WRAPPERS
 from subtoken_train.families import FAMILIES
+from subtoken_train.moved import MOVED
 from subtoken_train.registry import Registry
 from subtoken_train.routing import SELECTORS
 from subtoken_train.training.loss import LOSSES
@@ -39,14 +42,8 @@ def install(tmp_path, monkeypatch):
         metadata.mkdir()
         (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
         (metadata / "entry_points.txt").write_text(f"[subtoken_train.evictions]\n{entries}\n")
-        return Registry(
-            "eviction method",
-            group="subtoken_train.evictions",
-            package="subtoken_train.evictions",
-            base="base:Eviction",
-            builtin={"h2o": "h2o:H2O"},
-            named=True,
-        )
+        room, builtin = "subtoken_train.evictions", {"h2o": "h2o:H2O"}
+        return Registry("eviction method", group=room, package=room, base="base:Eviction", builtin=builtin, named=True)
 
     return installed
 
@@ -62,16 +59,13 @@ def test_a_package_in_an_archive_is_found(install, tmp_path, monkeypatch):
 def test_every_built_in_is_there_under_its_name(group, name):
     registry = REGISTRIES[group]
     found = registry.find(name)
-    assert registry[name] is found
     assert issubclass(found, registry._own(registry._base))
     assert not registry._named or found.name == name
 
 
 def test_another_package_adds_a_name_and_is_imported_when_it_is_asked_for(install):
     registry = install("newest = more_methods:Newest")
-    assert list(registry) == ["h2o", "newest"]
-    assert len(registry) == 2
-    assert "newest" in registry
+    assert (list(registry), len(registry), "newest" in registry) == (["h2o", "newest"], 2, True)
     with pytest.raises(ValueError, match=r"unknown eviction method 'newst'. Did you mean 'newest'\? Allowed: h2o, new"):
         registry.find("newst")
     assert "more_methods" not in sys.modules
@@ -126,3 +120,39 @@ def test_a_class_can_be_put_in_for_this_process(install):
     assert list(registry) == ["h2o", "mine"]
     del registry["mine"]
     assert "mine" not in registry
+
+
+SHOWN = {
+    "subtoken_train.cli.quiet": "quiet_libraries",
+    "subtoken_train.evaluation.reporting.markdown": "report_markdown",
+    "subtoken_train.evaluation.results.manifest": "Manifest",
+    "subtoken_train.evaluation.results.store": "read_samples",
+    "subtoken_train.evictions.layer_views": "LayerView",
+    "subtoken_train.evictions.wrapper": "Wrapper",
+    "subtoken_train.reducers.context": "ContextReducer",
+    "subtoken_train.routing.linear": "fp32_linear",
+    "subtoken_train.training.strategies.fsdp2": "Fsdp2Strategy",
+}
+
+
+@pytest.mark.parametrize("old", MOVED | SHOWN)
+def test_an_old_path_is_the_new_module(old, monkeypatch):
+    monkeypatch.delitem(sys.modules, old, raising=False)
+    new = importlib.import_module(MOVED[old])
+    spec = new.__spec__
+    with pytest.warns(SubTokenWarning, match=f"{old} is now {MOVED[old]}; change the import"):
+        assert importlib.import_module(old) is new
+    assert new.__spec__ is spec
+    assert new.__name__ == MOVED[old]
+    assert callable(getattr(new, SHOWN[old]))
+
+
+def test_a_name_that_never_was_is_still_refused():
+    with pytest.raises(ModuleNotFoundError, match=r"subtoken_train\.evaluation\.results\.nothing"):
+        importlib.import_module("subtoken_train.evaluation.results.nothing")
+
+
+def test_an_import_of_the_package_alone_brings_no_library():
+    code = "import sys, subtoken_train; print({'torch', 'transformers', 'yaml'} & set(sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert ran.stdout.strip() == "set()"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 from unittest import mock
 
 from subtoken_train.cli.command_line import Parser
-from subtoken_train.cli.main import COMMANDS
+from subtoken_train.cli.main import COMMANDS, command_module
 from subtoken_train.cli.terminal import PROGRAM
 
 HEAD = f"""# Command line
@@ -39,7 +38,7 @@ def _summary(name: str) -> str:
 
 def command_help(name: str) -> str:
     """A command's help, and that of its actions below it."""
-    module = importlib.import_module(f"subtoken_train.cli.{name}")
+    module = command_module(name)
     if hasattr(module, "run_raw"):
         return str(module.HELP)
     parser = Parser(

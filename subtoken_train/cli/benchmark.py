@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.cli.arm_flags import add_compression_options
-from subtoken_train.cli.command_line import check_counts
+from subtoken_train.cli.command_line import add_compression_options, arm_options, check_counts, check_unused
+from subtoken_train.errors import refuse
 from subtoken_train.outputs import check_new, write_whole
 
 if TYPE_CHECKING:
@@ -19,7 +21,11 @@ if TYPE_CHECKING:
 
     from subtoken_train.benchmarking.comparison import Subject
     from subtoken_train.benchmarking.synthetic_prompts import PromptParts, Shrink
-    from subtoken_train.cli.benchmark_source import BenchmarkSource
+    from subtoken_train.engine.compressed_backbone import CompressedBackbone
+    from subtoken_train.families.backbone_config import BackboneConfig
+    from subtoken_train.families.family import Family
+    from subtoken_train.inference.arm_spec import ArmSpec
+    from subtoken_train.inference.compression import Compression
 
 HELP = """Time prompts and decoding on this machine, and count bytes.
 
@@ -48,13 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--random", action="store_true", help="initialise the backbone's weights at random instead of reading them"
     )
     parser.add_argument("--layers", type=int, metavar="N", help="with --random: number of layers of the language model")
-    parser.add_argument(
-        "--lengths",
-        type=int,
-        nargs="+",
-        metavar="N",
-        help="prompt length in tokens (default: one image, or 2048 for text)",
-    )
+    lengths = "prompt length in tokens (default: one image, or 2048 for text)"
+    parser.add_argument("--lengths", type=int, nargs="+", metavar="N", help=lengths)
     parser.add_argument("--batch-sizes", type=int, nargs="+", metavar="B", help="prompts at a time (default: 1)")
     parser.add_argument("--new-tokens", type=int, metavar="T", help=f"decoding steps (default: {NEW_TOKENS})")
     parser.add_argument("--pairs", type=int, default=PAIRS, metavar="N", help=f"rounds (default: {PAIRS})")
@@ -82,43 +83,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check, lay out, load, measure, print, write."""
     _check(args)
-    from subtoken_train.cli.terminal import quiet_libraries
+    from subtoken_train.cli.terminal import counter, quiet_libraries
 
     quiet_libraries()
+    from subtoken_train.benchmarking import paper_protocols as paper
     from subtoken_train.benchmarking.comparison import Subject
-    from subtoken_train.benchmarking.paper_protocols import check_protocol
     from subtoken_train.benchmarking.synthetic_prompts import check_positions, prompt_parts
-    from subtoken_train.cli.benchmark_source import source_of
     from subtoken_train.inference.pool import device_of
     from subtoken_train.kernels.choice import choose_kernel
 
     device = device_of(args.device)
     choose_kernel(device.type)  # a forced path that cannot run
     source = source_of(args, _settle(args, device.type == "cuda"))
+    family, config = source.layout.family, source.backbone
     if args.table8:
-        check_protocol(source.layout.family)
-    if args.peak_memory:
-        return _peak_memory(args, source, device)
-    prompts = [prompt_parts(source.layout.family, length) for length in args.lengths or [None]]
+        paper.check_protocol(family)
+    lengths = args.lengths or [None]
+    prompts = [paper.memory_prompt(family)] if args.peak_memory else [prompt_parts(family, each) for each in lengths]
     for parts in prompts:
-        check_positions(source.layout.family, parts, args.new_tokens)
+        check_positions(family, parts, 0 if args.peak_memory else args.new_tokens)
     subject = Subject.of(source.load(device), source.compression)
-    record = _head(args, source, subject)
+    record, dtypes = _head(args, source, subject), (config.dtype, config.quantization)
     print(record["title"], flush=True)
     if args.table8:
-        from subtoken_train.benchmarking.paper_protocols import departures
-
-        record["departures"] = departures(
-            subject.family,
-            source.backbone.path,
-            prompts[0],
-            args.new_tokens,
-            source.backbone.dtype,
-            source.backbone.quantization,
-        )
-        print(_protocol_line("Table 8 of the paper", record["departures"]), flush=True)
-    _keep(args, record, _rows(args, source, subject, prompts))
+        made = paper.departures(subject.family, config.path, prompts[0], args.new_tokens, *dtypes)
+        _say_departures(record, "Table 8 of the paper", made)
+    if args.peak_memory:
+        made = paper.other_machine(subject.family, config.path, paper.PEAK_GB, *dtypes)
+        _say_departures(record, "peak memory of the paper's appendix C.1", made)
+        row = paper.measure_memory(subject, counter("arms", timed=True))
+        print("", *paper.peak_lines(row, config.path), sep="\n")
+    _keep(args, record, [row] if args.peak_memory else _rows(args, source, subject, prompts))
     return 0
+
+
+def _say_departures(record: dict[str, Any], protocol: str, departures: list[str]) -> None:
+    record["departures"] = departures
+    words = f"{protocol}, scaled: {'; '.join(departures)}" if departures else f"{protocol}, as it is described"
+    print(words, flush=True)
 
 
 def _keep(args: argparse.Namespace, record: dict[str, Any], rows: Iterable[dict[str, Any]]) -> None:
@@ -135,35 +137,6 @@ def _keep(args: argparse.Namespace, record: dict[str, Any], rows: Iterable[dict[
     finally:
         if out and record["rows"] and ours:
             print(f"written to {out}", flush=True)
-
-
-def _protocol_line(protocol: str, departures: list[str]) -> str:
-    return f"{protocol}, scaled: {'; '.join(departures)}" if departures else f"{protocol}, as it is described"
-
-
-def _peak_memory(args: argparse.Namespace, source: BenchmarkSource, device: torch.device) -> int:
-    from subtoken_train.benchmarking.comparison import Subject
-    from subtoken_train.benchmarking.paper_protocols import (
-        PEAK_GB,
-        measure_memory,
-        memory_prompt,
-        other_machine,
-        peak_lines,
-    )
-    from subtoken_train.benchmarking.synthetic_prompts import check_positions
-    from subtoken_train.cli.terminal import counter
-
-    check_positions(source.layout.family, memory_prompt(source.layout.family), 0)
-    subject = Subject.of(source.load(device), source.compression)
-    backbone = source.backbone
-    record = _head(args, source, subject)
-    print(record["title"], flush=True)
-    record["departures"] = other_machine(subject.family, backbone.path, PEAK_GB, backbone.dtype, backbone.quantization)
-    print(_protocol_line("peak memory of the paper's appendix C.1", record["departures"]), flush=True)
-    row = measure_memory(subject, counter("arms", timed=True))
-    print("", *peak_lines(row, backbone.path), sep="\n")
-    _keep(args, record, [row])
-    return 0
 
 
 def _rows(
@@ -197,7 +170,7 @@ def _rows(
 
 def _head(args: argparse.Namespace, source: BenchmarkSource, subject: Subject) -> dict[str, Any]:
     from subtoken_train.benchmarking.rounds import PEAK_ELSEWHERE, PEAK_ON_GPU, hardware
-    from subtoken_train.cli.env import environment
+    from subtoken_train.cli.check import environment
 
     family, dtype = subject.family, source.backbone.dtype
     on_gpu, layers = family.device.type == "cuda", family.shape.num_layers
@@ -206,9 +179,9 @@ def _head(args: argparse.Namespace, source: BenchmarkSource, subject: Subject) -
     arm = subject.words if protocol is None else f"the arms of {protocol}"
     lora = "with LoRA" if protocol or hasattr(family.model, "peft_config") else "without LoRA"
     place, cut = hardware(), "" if args.layers is None else " (--layers)"
+    where = place["gpu"] if on_gpu else place["cpu"]
     return {
-        "title": f"{source.words}: {arm}; {weights}, {lora}, {layers} layers{cut}, {dtype} on "
-        f"{place['gpu'] if on_gpu else place['cpu']}",
+        "title": f"{source.words}: {arm}; {weights}, {lora}, {layers} layers{cut}, {dtype} on {where}",
         "hardware": place,
         "versions": environment(),
         "device": str(family.device),
@@ -221,39 +194,28 @@ def _head(args: argparse.Namespace, source: BenchmarkSource, subject: Subject) -
 
 
 def _check(args: argparse.Namespace) -> None:
-    if args.backbone and not args.adapter:
-        raise ValueError("--backbone says where an adapter's backbone is; write --model for a backbone alone")
     given = [f"--{name}" for name in ("adapter", "config", "model") if getattr(args, name)]
-    if len(given) != 1:
-        found = " and ".join(given) if given else "none"
-        raise ValueError(f"give one of --adapter DIR, --config RECIPE and --model PATH; got {found}")
-    check_counts(args, "new_tokens", "layers", "pairs")
-    for name in ("lengths", "batch_sizes"):
-        if wrong := [number for number in getattr(args, name) or [] if number < 1]:
-            raise ValueError(f"--{name.replace('_', '-')} {wrong[0]} must be at least 1")
-    if args.layers is not None and (not args.random or args.adapter):
-        raise ValueError("--layers shortens a randomly initialised backbone: it needs --random, and no --adapter")
-    if args.table8 and args.peak_memory:
-        raise ValueError("--table8 and --peak-memory are protocols of their own; leave one of them out")
+    found = " and ".join(given) or "none"
+    backbone = "--backbone says where an adapter's backbone is; write --model for a backbone alone"
+    refuse(
+        (args.backbone and not args.adapter, backbone),
+        (len(given) != 1, f"give one of --adapter DIR, --config RECIPE and --model PATH; got {found}"),
+    )
+    check_counts(args, "new_tokens", "layers", "pairs", "lengths", "batch_sizes")
+    layers = "--layers shortens a randomly initialised backbone: it needs --random, and no --adapter"
+    together = "--table8 and --peak-memory are protocols of their own; leave one of them out"
+    refuse(
+        (args.layers is not None and (not args.random or args.adapter), layers),
+        (args.table8 and args.peak_memory, together),
+    )
     if args.table8 or args.peak_memory:
-        _check_protocol_options(args)
+        fixed = ["lengths", "batch_sizes", "reducer", "keep_ratio", "selector", "groups", "eviction", "key_channels"]
+        fixed += ["key_axes", "merge", "rerotate", "kv_dtype", "prefill_chunk"]
+        fixed += ["new_tokens", "pairs", "share_of_copy"] if args.peak_memory else []
+        protocol = "--peak-memory" if args.peak_memory else "--table8"
+        check_unused(args, fixed, f"is set by {protocol}; leave one of them out", pairs=PAIRS)
     if args.out is not None:
         check_new([Path(args.out)], args.overwrite)
-
-
-def _check_protocol_options(args: argparse.Namespace) -> None:
-    sizes, kept = (
-        ("lengths", "batch_sizes", "reducer", "keep_ratio", "selector", "groups"),
-        ("eviction", "key_channels", "key_axes", "merge", "rerotate"),
-    )
-    timed = {"new_tokens": None, "pairs": PAIRS, "share_of_copy": False} if args.peak_memory else {}
-    given = [
-        name for name in (*sizes, *kept, "kv_dtype", "prefill_chunk") if getattr(args, name) not in (None, "model")
-    ]
-    given += [name for name, default in timed.items() if getattr(args, name) != default]
-    protocol = "--peak-memory" if args.peak_memory else "--table8"
-    if given:
-        raise ValueError(f"--{given[0].replace('_', '-')} is set by {protocol}; leave one of them out")
 
 
 def _settle(args: argparse.Namespace, on_gpu: bool) -> Shrink:
@@ -271,3 +233,117 @@ def _settle(args: argparse.Namespace, on_gpu: bool) -> Shrink:
     if follows and args.random and not on_gpu:
         return Shrink(args.layers or protocol.SCALED_LAYERS, protocol.SCALED_NARROWER)
     return Shrink(args.layers)
+
+
+@dataclass(frozen=True)
+class BenchmarkSource:
+    """A model that can be looked at without its weights: laid out, identity and shapes checked; ``load`` loads it."""
+
+    words: str
+    backbone: BackboneConfig
+    layout: CompressedBackbone
+    compression: Compression
+    load: Callable[[torch.device], CompressedBackbone]
+
+
+def source_of(args: argparse.Namespace, shrink: Shrink) -> BenchmarkSource:
+    """Return the subject that the options name, with its compression; no weights of a backbone are read."""
+    source = _recipe(args, shrink) if args.config else _adapter(args) if args.adapter else _backbone(args, shrink)
+    source.compression.check(source.layout.family)
+    return source
+
+
+def _spec(args: argparse.Namespace, **model: Any) -> ArmSpec:
+    from subtoken_train.inference.arm_spec import ArmSpec
+
+    return ArmSpec(**{**arm_options(args), **model}, written="flag")
+
+
+def _adapter(args: argparse.Namespace) -> BenchmarkSource:
+    from subtoken_train.artifact.config import read_config
+    from subtoken_train.artifact.folder import put_adapter
+    from subtoken_train.artifact.hub import adapter_folder
+    from subtoken_train.benchmarking.synthetic_prompts import Shrink, random_family
+    from subtoken_train.families.load import layout_family
+    from subtoken_train.inference.pool import adapter_backbone
+
+    spec = _spec(args, adapter=args.adapter)
+    if spec.overrides:
+        raise ValueError(
+            f"{args.adapter} is an adapter with its own reducer and routers; leave --reducer, --keep-ratio and "
+            "--selector out"
+        )
+    folder = adapter_folder(args.adapter)
+    config = read_config(folder)
+    if config.merged and args.backbone:
+        raise ValueError(f"{args.adapter} is merged and holds its own backbone; leave --backbone out")
+    backbone = replace(adapter_backbone(folder, config, args.backbone or None), **spec.loading)
+
+    def put(family: Family) -> CompressedBackbone:
+        return put_adapter(folder, config, family, backbone)[0]
+
+    def load(device: torch.device) -> CompressedBackbone:
+        if args.random:
+            return put(random_family(backbone, Shrink(), device)).to(device).eval()
+        return spec.load(str(device)).backbone
+
+    words = f"adapter {config.training.get('name', args.adapter)} on {args.backbone or config.backbone.path}"
+    return BenchmarkSource(words, backbone, put(layout_family(backbone)), spec.compression(), load)
+
+
+def _backbone(args: argparse.Namespace, shrink: Shrink) -> BenchmarkSource:
+    from subtoken_train.artifact.hub import find_adapter
+    from subtoken_train.benchmarking.synthetic_prompts import random_family
+    from subtoken_train.engine.compressed_backbone import CompressedBackbone
+    from subtoken_train.families.backbone_config import BackboneConfig, is_hub_id
+    from subtoken_train.families.load import layout_family
+    from subtoken_train.reducers import build_reducer
+    from subtoken_train.routing.bank import RouterBank
+
+    drawn = args.random and is_hub_id(args.model)  # the Hub is not asked for what is drawn
+    if not drawn and find_adapter(args.model, None) is not None:
+        raise ValueError(f"--model {args.model} is an adapter; write --adapter {args.model}")
+    spec = _spec(args, backbone=args.model)
+    backbone = replace(BackboneConfig(path=args.model), **spec.loading)
+    reducer = build_reducer(spec.reducer or "none", 1.0 if spec.keep_ratio is None else spec.keep_ratio)
+
+    def around(family: Family) -> CompressedBackbone:
+        bank = None if spec.routing is None else RouterBank(spec.routing, family.hidden_size, family.shape)
+        return CompressedBackbone(family, reducer, bank)
+
+    def load(device: torch.device) -> CompressedBackbone:
+        if args.random:
+            return around(random_family(backbone, shrink, device)).to(device).eval()
+        return spec.load(str(device)).backbone
+
+    layout = around(layout_family(backbone, shrink.apply if args.random else None))
+    return BenchmarkSource(f"backbone {args.model}", backbone, layout, spec.compression(), load)
+
+
+def _recipe(args: argparse.Namespace, shrink: Shrink) -> BenchmarkSource:
+    import torch
+
+    from subtoken_train.benchmarking.synthetic_prompts import random_family
+    from subtoken_train.cli.recipe import RecipeCLI
+    from subtoken_train.families.load import layout_family
+    from subtoken_train.training.preflight import lay_out
+
+    own = ("reducer", "keep_ratio", "selector", "groups", "layout")
+    check_unused(args, own, "is not read: the recipe names its own reducer and routers; leave it out")
+    loading = {name: value for name in ("dtype", "max_pixels") if (value := getattr(args, name)) is not None}
+    overrides = [f"--model.backbone.{name}={value}" for name, value in loading.items()]
+    module = RecipeCLI(["--config", args.config, *overrides]).model
+    backbone = module.backbone_config
+    compression = _spec(args, backbone=backbone.path).compression()
+
+    def load(device: torch.device) -> CompressedBackbone:
+        drawn = module.lay_out(random_family(backbone, shrink, device))[0] if args.random else None
+        parts: CompressedBackbone = module.parts if drawn is None else drawn
+        return parts.to(device).eval()
+
+    if args.random:
+        with torch.device("meta"):
+            layout = module.lay_out(layout_family(backbone, shrink.apply))[0]
+    else:
+        layout = lay_out(module)
+    return BenchmarkSource(f"recipe {args.config}, untrained, on {backbone.path}", backbone, layout, compression, load)

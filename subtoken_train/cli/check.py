@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import platform
+import shutil
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 
-from subtoken_train.errors import shell_words
+from subtoken_train.errors import check_word, shell_words
+from subtoken_train.kernels.choice import choose_kernel
+from subtoken_train.version import __version__
 
 HELP = """usage: subtoken-train check --config RECIPE.yaml [--KEY VALUE ...] [--offline]
+       subtoken-train check --machine [--json]
 
 Pre-flight check of a recipe: its settings, what trains (exact counts), the KV budget per region and layer with the
 matched token-only anchor, an estimate of the memory, the data and the optimiser steps, and what all of it needs: GPU
@@ -19,13 +27,20 @@ less and training is to run on the CPU, the weights are loaded and four batches 
 
 Whatever fit would refuse is refused here (exit code 2); if a record that was read would stop fit, the report comes
 first. Otherwise the last line is 'ready: ...', or 'valid: ...' if the recipe is right but this machine, or something in
-its output folder, stands in the way, as the lines below it explain (exit code 0 either way)."""
+its output folder, stands in the way, as the lines below it explain (exit code 0 either way).
+--machine, or 'subtoken-train env', prints versions and hardware alone, for bug reports; --json as one JSON object."""
 
-OFFLINE = "--offline"
+OFFLINE, MACHINE, JSON = "--offline", "--machine", "--json"
+PACKAGES = (
+    *("torch", "lightning", "transformers", "peft", "datasets", "torchmetrics"),
+    *("bitsandbytes", "deepspeed", "triton"),
+)
 
 
 def run_raw(argv: list[str]) -> int:
     """Parse the recipe, lay its model out on the meta device, print five numbered steps and what they need."""
+    if MACHINE in argv:
+        return _print_machine([word for word in argv if word != MACHINE])
     offline = OFFLINE in argv
     if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
@@ -76,4 +91,31 @@ def run_raw(argv: list[str]) -> int:
     obstacles = [f"this machine cannot run it: {line}" for line in machine_lines(cli)]
     obstacles += [f"not where it would write: {line}" for line in folder_lines(cli)]
     print("\n".join([f"valid: {command}", *obstacles]) if obstacles else f"ready: {command}")
+    return 0
+
+
+def environment() -> dict[str, str | int | None]:
+    """Return the facts that a bug report needs, by name; ``nvidia_smi`` is the driver tool's path, None without one."""
+    found = dict.fromkeys(PACKAGES, "not installed")
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return {
+        "subtoken_train": __version__,
+        "python": platform.python_version(),
+        **found,
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "nvidia_smi": (driver := shutil.which("nvidia-smi")),
+        "kernel": str(choose_kernel("cuda" if driver else "cpu")),
+    }
+
+
+def _print_machine(argv: list[str]) -> int:
+    for word in argv:
+        check_word("option", word, [JSON])
+    facts = environment()
+    width = max(map(len, facts))
+    lines = [f"{name:<{width}}  {'none found' if fact is None else fact}" for name, fact in facts.items()]
+    print(json.dumps(facts, indent=2) if argv else "\n".join(lines))
     return 0

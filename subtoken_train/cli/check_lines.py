@@ -1,7 +1,4 @@
-"""The lines of ``subtoken-train check`` on settings and data, what ``fit`` would refuse, and the obstacles to a run.
-
-``check_ready`` loads no weights; ``machine_lines`` names what this machine cannot do.
-"""
+"""The lines of ``subtoken-train check`` on settings and data, what ``fit`` would refuse, and the obstacles to a run."""
 
 from __future__ import annotations
 
@@ -149,30 +146,28 @@ def check_ready(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Non
 
 def machine_lines(cli: RecipeCLI) -> Iterator[str]:
     """Why this machine cannot run a recipe that is valid; nothing where it can."""
-    trainer, model = cli.config.trainer, cli.model
+    trainer, model, cuda = cli.config.trainer, cli.model, torch.cuda.is_available()
     accelerator = trainer.accelerator
-    there: dict[str, Callable[[], bool]] = {
-        "mps": torch.backends.mps.is_available,
-        "tpu": lambda: find_spec("torch_xla") is not None,
-    }
-    there |= dict.fromkeys(("gpu", "cuda"), torch.cuda.is_available)
-    if not there.get(accelerator, lambda: True)():
+    there = {"mps": torch.backends.mps.is_available(), "tpu": find_spec("torch_xla") is not None}
+    if not {**there, "gpu": cuda, "cuda": cuda}.get(accelerator, True):
         yield f"trainer.accelerator {accelerator}: this machine has none"
     else:
         try:
             check_devices(trainer.devices, accelerator)
         except ValueError as error:
             yield str(error)
-    if issubclass(KINDS["strategy"].names[cli.strategy], ZeroStrategy):
-        if accelerator == "auto" and not torch.cuda.is_available():
-            yield "trainer.strategy: ZeRO runs on CUDA GPUs, and this machine has none"
-        if find_spec("deepspeed") is None:
-            yield "trainer.strategy needs DeepSpeed: pip install 'subtoken_train[deepspeed]'"
-    eight_bit = model.optimizer_config.name == "paged_adamw_8bit"
-    if (eight_bit or model.backbone_config.quantization != "none") and find_spec("bitsandbytes") is None:
-        yield "quantised weights and optimisers need bitsandbytes: pip install 'subtoken_train[gpu]'"
-    if model.backbone_config.attention == "flash_attention_2" and find_spec("flash_attn") is None:
-        yield "model.backbone.attention flash_attention_2 needs flash-attn, which is not installed"
+    zero = issubclass(KINDS["strategy"].names[cli.strategy], ZeroStrategy)
+    if zero and accelerator == "auto" and not cuda:
+        yield "trainer.strategy: ZeRO runs on CUDA GPUs, and this machine has none"
+    eight_bit = model.optimizer_config.name == "paged_adamw_8bit" or model.backbone_config.quantization != "none"
+    flash = model.backbone_config.attention == "flash_attention_2"
+    for needed, package, words in (
+        (zero, "deepspeed", "trainer.strategy needs DeepSpeed: pip install 'subtoken_train[deepspeed]'"),
+        (eight_bit, "bitsandbytes", "8-bit or 4-bit needs bitsandbytes: pip install 'subtoken_train[gpu]'"),
+        (flash, "flash_attn", "model.backbone.attention flash_attention_2 needs flash-attn, which is not installed"),
+    ):
+        if needed and find_spec(package) is None:
+            yield words
 
 
 def folder_lines(cli: RecipeCLI) -> Iterator[str]:
@@ -190,7 +185,6 @@ def _encoded(family: Family, record: Record, data: InstructionDataModule, length
 
 
 def _each(places: Sequence[int], make: Callable[[int], T]) -> tuple[list[T], list[str]]:
-    """Return what is made of each place, and what is wrong with the others."""
     made, broken = list[T](), list[str]()
     for place in places:
         try:
@@ -224,6 +218,10 @@ def length_lines(family: Family, data: InstructionDataModule, reading: Reading) 
                 f"data.max_length {most:,} cuts the questions of {len(inside):,} of {len(tokens):,} records; "
                 f"raise it to {max(inside):,}, or drop them"
             )
+    yield from _broken_lines(broken, places, reading)
+
+
+def _broken_lines(broken: Sequence[str], places: Sequence[int], reading: Reading) -> Iterator[str]:
     if broken:
         yield f"{len(broken):,} of {len(places):,} cannot be used: {broken[0]}"
         reading.stops.append(broken[0])
@@ -249,9 +247,7 @@ def chat_lines(family: Family, data: CorpusDataModule, reading: Reading) -> Iter
         yield f"{_tokens_of(tokens, len(rows), 'chats')}; block_length {limits.length:,} cuts {cut or 'none'}"
         if words := wholly_read([chat.context_length for chat in chats], limits):
             yield words
-    if broken:
-        yield f"{len(broken):,} of {len(places):,} cannot be used: {broken[0]}"
-        reading.stops.append(broken[0])
+    yield from _broken_lines(broken, places, reading)
 
 
 def document_line(family: Family, data: CorpusDataModule) -> str:
@@ -353,7 +349,6 @@ def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool, reading
 
 
 def _corpus_lines(data: CorpusDataModule, offline: bool, chats: bool) -> Iterator[str]:
-    """Yield the source of the text and the layout of a block or chat; it is tokenised when training starts."""
     source, prefix = data.train_source, data.prefix_tokens
     name = source.name if source.config is None else f"{source.name}, {source.config}"
     rows: Any = None if offline else load_rows(source, data.streaming)

@@ -1,18 +1,22 @@
-"""The words of a command line: argparse's with mistakes in our words, and those behind commands that take a recipe.
-
-A mistake is one short ``ValueError`` that names the nearest valid option or choice.
-"""
+"""The words of a command line: argparse's with mistakes in our words, and those behind commands that take a recipe."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import re
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from subtoken_train.errors import unknown_name
+from subtoken_train.evictions import EVICTIONS, WRAPPERS
+from subtoken_train.reducers import REDUCERS
+from subtoken_train.settings import ARM_SETTINGS, FLAGGED, ArmSettings
+
+if TYPE_CHECKING:
+    from subtoken_train.inference.model import SubTokenModel
 
 FLAGS = ("overwrite", "resume", "private")
 """Flags that only the command line may give; a recipe that gave them would act on its own."""
@@ -20,8 +24,8 @@ _CONFIG = ("--config", "-c")
 _BARE = (*(f"--{flag}" for flag in FLAGS), "--help", "-h", "--print_config")
 
 
-class Parser(argparse.ArgumentParser):
-    """``argparse.ArgumentParser`` without usage dumps and without abbreviated options."""
+class Parser(ArgumentParser):
+    """``ArgumentParser`` without usage dumps and without abbreviated options."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **settings})
@@ -35,7 +39,7 @@ class Parser(argparse.ArgumentParser):
             raise unknown_name(action.dest, value, map(str, action.choices))
 
 
-def option_names(parser: argparse.ArgumentParser) -> set[str]:
+def option_names(parser: ArgumentParser) -> set[str]:
     """The option strings of a parser and of its sub-commands."""
     names: set[str] = set()
     for action in parser._actions:
@@ -45,7 +49,7 @@ def option_names(parser: argparse.ArgumentParser) -> set[str]:
     return names
 
 
-def check_options(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+def check_options(parser: ArgumentParser, argv: Sequence[str]) -> None:
     """Raise a worded ``ValueError`` at the first ``--option`` that the parser does not have.
 
     Runs before parsing, because argparse names a missing required option before it names a misspelt one.
@@ -57,20 +61,25 @@ def check_options(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
             raise unknown_name("option", name, (option for option in known if option.startswith("--")))
 
 
-def check_counts(args: argparse.Namespace, *names: str) -> None:
-    """Raise a worded ``ValueError`` where one of these options is given and below 1."""
+def check_counts(args: Namespace, *names: str) -> None:
+    """Raise a worded ``ValueError`` where one of these options is given and below 1, or any of its numbers is."""
     for name in names:
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1")
+        given = getattr(args, name)
+        for value in given if isinstance(given, list) else [given]:
+            if value is not None and value < 1:
+                raise ValueError(f"{spelled_flag(name)} {value} must be at least 1")
+
+
+def check_unused(args: Namespace, names: Iterable[str], words: str, **defaults: object) -> None:
+    """Raise a ``ValueError`` for the first of these options that is given: ``--NAME``, and ``words`` that say why."""
+    for name in names:
+        if getattr(args, name) not in (None, False, [], "", "model", defaults.get(name)):
+            raise ValueError(f"{spelled_flag(name)} {words}")
 
 
 @dataclass(frozen=True)
 class Words:
-    """Words that follow ``fit``, ``check`` or ``preview``.
-
-    Recipes, options with their texts (None: none), and others.
-    """
+    """Words behind ``fit``, ``check`` or ``preview``: recipes, options with their texts (None: none), and others."""
 
     configs: tuple[str, ...]
     options: tuple[tuple[str, str | None], ...]
@@ -113,38 +122,55 @@ def _add(name: str, value: str | None, configs: list[str], options: list[tuple[s
     configs.append(value)
 
 
-@dataclass(frozen=True)
-class SweepRun:
-    """One combination of a sweep, or one fit of a grid; ``name`` is its overrides in short, and its folder's name."""
+EVICTION_SETTINGS = ("eviction", "eviction_keep", "eviction_every", "eviction_options", "scope")
+_CACHES = ("kv_dtype", "dtype", "max_pixels", "key_channels", "key_axes", "merge", "prefill_chunk", "rerotate")
 
-    name: str
-    folder: Path
-    configs: tuple[str, ...]
-    overrides: tuple[tuple[str, str], ...]
 
-    def fit_arguments(self) -> list[str]:
-        """``fit --config ... --KEY=VALUE ... --output_dir=...``."""
-        configs = [word for path in self.configs for word in ("--config", path)]
-        overrides = [f"--{key}={value}" for key, value in self.overrides]
-        return ["fit", *configs, *overrides, f"--output_dir={self.folder}"]
+def add_compression_options(parser: ArgumentParser) -> None:
+    """Add a plain backbone's reducer and value groups, and for every model the eviction and precision of its cache."""
+    add_settings(parser, "reducer", "keep_ratio", "selector", "groups", "layout", *EVICTION_SETTINGS, *_CACHES)
 
-    @property
-    def finished(self) -> bool:
-        """True if the run has left its adapter, which is written last."""
-        return (self.folder / "adapter" / "subtoken_config.json").is_file()
 
-    @property
-    def resumable(self) -> bool:
-        """True if the run stopped after a checkpoint."""
-        from subtoken_train.training.checkpoints import newest_complete
+def add_settings(parser: ArgumentParser, *names: str) -> None:
+    """Add options for settings of an arm, as ``ArmSettings`` declares them."""
+    listed = {"reducers": ", ".join(REDUCERS), "evictions": ", ".join(EVICTIONS), "wrappers": ", ".join(WRAPPERS)}
+    for name in names:
+        setting = ARM_SETTINGS[name]
+        words = re.sub(r"`(\w+)`", lambda found: spelled_flag(found[1]), setting.words.format(**listed))
+        how: dict[str, Any] = {"metavar": setting.metavar, "type": setting.kind}
+        if setting.kind is dict:
+            how |= {"action": "append", "default": [], "type": str}
+            words = f"{words}; repeatable"
+        elif setting.kind is bool:
+            how = {"action": "store_true", "default": None}
+        parser.add_argument(spelled_flag(name), help=words.replace("%", "%%"), **how)
+    if "kv_dtype" in names:
+        parser.set_defaults(kv_dtype=ArmSettings.kv_dtype)
 
-        return newest_complete(self.folder / "checkpoints") is not None
 
-    def last_metrics(self, names: Sequence[str]) -> dict[str, float]:
-        """The last value of each metric in the run's CSV logs, and the last ``step``; without what was never logged."""
-        from subtoken_train.cli.loggers import logged
+def flag_name(name: str) -> str:
+    """Return a setting's name among parsed options: a method's settings are given by a flag each."""
+    return name.replace("options", "option")
 
-        courses = logged(self.folder)
-        steps = {step for course in courses.values() for step in course}
-        last = {name: courses[name][max(courses[name])] for name in names if name in courses}
-        return {**last, "step": float(max(steps))} if steps else last
+
+def spelled_flag(name: str) -> str:
+    """Return a setting as a command line spells it: ``--eviction-keep``."""
+    return f"--{flag_name(name).replace('_', '-')}"
+
+
+def arm_options(args: Namespace) -> dict[str, Any]:
+    """Return the options that are given, as ``ArmSpec`` names them; ``adapter`` is left to the command."""
+    from subtoken_train.inference.compression import parse_settings
+
+    names = [name for name in FLAGGED if name not in ("adapter", "eviction_options")]
+    given = {name: value for name in names if (value := getattr(args, name, None)) is not None}
+    if args.eviction_option:
+        given["eviction_options"] = parse_settings(args.eviction, args.eviction_option)
+    return given
+
+
+def flagged_model(args: Namespace, adapter: str | None, device: str | None = None) -> SubTokenModel:
+    """Load an adapter (its backbone from ``--backbone``, if given) or ``--backbone`` alone, as the options say."""
+    from subtoken_train.inference.arm_spec import ArmSpec
+
+    return ArmSpec(adapter=adapter, **arm_options(args), written="flag").load(device)

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from subtoken_train.cli.command_line import check_counts
-from subtoken_train.errors import MAX_SEED, check_range, unknown_name
-from subtoken_train.outputs import check_new
+from subtoken_train.cli.command_line import check_counts, check_unused
+from subtoken_train.datasets.known_files import MIX665K
+from subtoken_train.documents import parse_yaml
+from subtoken_train.errors import MAX_SEED, check_range, plain, unknown_name
+from subtoken_train.outputs import check_new, write_whole
+
+if TYPE_CHECKING:
+    from subtoken_train.datasets.image_sources import FolderImages
+    from subtoken_train.datasets.records import InstructionRecords
+    from subtoken_train.evaluation.tasks.task import Sample, Task
 
 HELP = """Make a data set that recipes use, or check how much of a public one you have.
 
@@ -33,15 +44,26 @@ checked below --root (nothing is downloaded; exit code 2 where something is miss
 data/README.md and docs/tasks.md explain all of it."""
 
 _MADE = {"scenes": "data/scenes", "english": "data/english_text", "samples": "data/samples"}
-
 _MODELS = ("smollm2", "qwen05", "qwen15", "gemma3-270m")
-
 _OPTIONS = {
     "llava665k": ("root", "missing_list"),
     "images": ("root", "file", "missing_list"),
     "wikitext103": ("root",),
 }
-_BENCHMARK_OPTIONS = ("root", "option", "limit")
+MIX665K_RECORDS = 665_298
+MIX665K_SOURCES = {
+    MIX665K: f"hf download liuhaotian/LLaVA-Instruct-150K {MIX665K} --repo-type dataset --local-dir ROOT",
+    "images/coco/train2017": "http://images.cocodataset.org/zips/train2017.zip",
+    "images/gqa/images": "https://downloads.cs.stanford.edu/nlp/data/gqa/images.zip",
+    "images/ocr_vqa/images": "https://ocr-vqa.github.io (its download program; .gif and .png are found, too)",
+    "images/textvqa/train_images": "https://dl.fbaipublicfiles.com/textvqa/images/train_val_images.zip",
+    "images/vg/VG_100K": "https://cs.stanford.edu/people/rak248/VG_100K_2/images.zip",
+    "images/vg/VG_100K_2": "https://cs.stanford.edu/people/rak248/VG_100K_2/images2.zip",
+}
+WIKITEXT = "wikitext-103-raw-v1"
+WIKITEXT_ROWS = {"train": 1_801_350, "validation": 3_760, "test": 4_358}
+_FIRST, _KINDS = 3, 8
+"""Missing images of a folder, and kinds of samples, that are printed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,21 +88,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the files, or check them."""
     _check_options(args)
     if args.name in _MADE:
-        out = args.out or _MADE[args.name]
-        if args.name == "english":
-            from subtoken_train.datasets.english import write_english
-
-            write_english(out, overwrite=args.overwrite)
-        elif args.name == "samples":
-            from subtoken_train.datasets.known_files import write_samples
-
-            write_samples(out, overwrite=args.overwrite)
-        else:
-            check_range("--seed", args.seed, 0, MAX_SEED)
-            from subtoken_train.datasets.scene_files import write_scenes
-
-            write_scenes(out, train=args.train, dev=args.dev, test=args.test, seed=args.seed, overwrite=args.overwrite)
-        print(f"written to {out}")
+        _make(args, args.out or _MADE[args.name])
     elif args.name in _MODELS:
         from subtoken_train.cli.terminal import quiet_libraries
 
@@ -88,41 +96,175 @@ def run(args: argparse.Namespace) -> int:
         from subtoken_train.artifact.fetch import fetch_model
 
         fetch_model(args.name, Path(args.out or f"checkpoints/{args.name}"), say=partial(print, flush=True))
+    elif args.name not in _OPTIONS:
+        print(check_task(args.name, args.root, args.option or (), args.limit))
     else:
-        print(_check(args))
+        check_new([] if args.missing_list is None else [args.missing_list], args.overwrite)
+        if args.name == "llava665k":
+            print(check_llava665k(args.root, args.missing_list))
+        elif args.name == "images":
+            print(check_images(index(args.file, args.root), args.missing_list))
+        else:
+            print(check_wikitext103(args.root))
     return 0
 
 
-def _check(args: argparse.Namespace) -> str:
-    if args.name not in _OPTIONS:
-        from subtoken_train.cli.data_checks import check_task
+def _make(args: argparse.Namespace, out: str) -> None:
+    if args.name == "english":
+        from subtoken_train.datasets.english import write_english
 
-        return check_task(args.name, args.root, args.option or (), args.limit)
-    from subtoken_train.cli import data_checks
+        write_english(out, overwrite=args.overwrite)
+    elif args.name == "samples":
+        from subtoken_train.datasets.known_files import write_samples
 
-    check_new([] if args.missing_list is None else [args.missing_list], args.overwrite)
-    if args.name == "llava665k":
-        return data_checks.check_llava665k(args.root, args.missing_list)
-    if args.name == "images":
-        return data_checks.check_images(data_checks.index(args.file, args.root), args.missing_list)
-    return data_checks.check_wikitext103(args.root)
+        write_samples(out, overwrite=args.overwrite)
+    else:
+        check_range("--seed", args.seed, 0, MAX_SEED)
+        from subtoken_train.datasets.scene_files import write_scenes
+
+        write_scenes(out, train=args.train, dev=args.dev, test=args.test, seed=args.seed, overwrite=args.overwrite)
+    print(f"written to {out}")
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    """Raise a ``ValueError`` for an option that the data set has no use for, or needs and lacks."""
     check_counts(args, "train", "dev", "test", "limit")
     used = _OPTIONS.get(args.name, ())
+    needed = [option for option in used if option != "missing_list"]
     if args.name in _MODELS and args.overwrite:
         raise ValueError(f"--overwrite does not apply to data {args.name}: move the folder away to download it again")
-    if benchmark := args.name not in (*_MADE, *_MODELS, *_OPTIONS):
+    if args.name not in (*_MADE, *_MODELS, *_OPTIONS):
         from subtoken_train.evaluation.tasks import TASKS
 
         if args.name not in TASKS:
             raise unknown_name("data set", args.name, (*_MADE, *_MODELS, *_OPTIONS, *TASKS))
-        used = _BENCHMARK_OPTIONS
-    for option in ("root", "file", "missing_list", "option", "limit"):
-        if option not in used and getattr(args, option) is not None:
-            raise ValueError(f"--{option.replace('_', '-')} does not apply to data {args.name}; leave it out")
+        used = ("root", "option", "limit")
+    strange = [option for option in ("root", "file", "missing_list", "option", "limit") if option not in used]
+    check_unused(args, strange, f"does not apply to data {args.name}; leave it out")
     for option, words in (("root", "the folder to check"), ("file", "the data file that names the images")):
-        if not benchmark and option in used and getattr(args, option) is None:
+        if option in needed and getattr(args, option) is None:
             raise ValueError(f"data {args.name} needs {words}: --{option} PATH")
+
+
+def check_llava665k(root: Path, missing_list: Path | None) -> str:
+    """Print where the parts come from and what is there; returns the last line."""
+    width = max(map(len, MIX665K_SOURCES))
+    print(f"LLaVA-v1.5 instruction data below {root}:")
+    for part, source in MIX665K_SOURCES.items():
+        print(f"  {part:<{width}}  {source.replace('ROOT', str(root))}")
+    print()
+    records = index(root / MIX665K, root / "images")
+    if len(records) != MIX665K_RECORDS:
+        raise ValueError(
+            f"{records.path} holds {len(records):,} records, not the {MIX665K_RECORDS:,} of LLaVA-v1.5's mix665k; "
+            "fetch it again"
+        )
+    return check_images(records, missing_list)
+
+
+def check_wikitext103(root: Path) -> str:
+    """Print the rows of each split; returns the last line."""
+    import pyarrow.parquet as pq
+
+    folder = root / WIKITEXT
+    command = f"hf download Salesforce/wikitext --include '{WIKITEXT}/*' --repo-type dataset --local-dir {root}"
+    print(f"WikiText-103 (raw) below {folder}:\n  {command}\n")
+    for split, expected in WIKITEXT_ROWS.items():
+        files = sorted(folder.glob(f"{split}-*.parquet"))
+        shards = int(files[0].stem.rpartition("-")[2]) if files else 1
+        if len(files) != shards:
+            raise ValueError(f"{folder} has {len(files)} of {shards} files of the split {split}; fetch it: {command}")
+        try:
+            rows = sum(pq.read_metadata(path).num_rows for path in files)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{folder}, split {split}: cannot be read as Parquet ({error}); fetch it again") from None
+        if rows != expected:
+            raise ValueError(f"{folder}, split {split}: {rows:,} rows, not {expected:,}; fetch it again: {command}")
+        print(f"  {split:<10}  {rows:>9,} rows in {len(files)} file{'s' if len(files) > 1 else ''}")
+    return f"complete; in a recipe: train: {{name: {folder}, documents: wikitext}}"
+
+
+def index(file: Path, image_folder: Path) -> InstructionRecords:
+    """Index a data file and print what is in it."""
+    from subtoken_train.datasets.records import InstructionRecords
+
+    clock = time.perf_counter()
+    records = InstructionRecords(file, image_folder)
+    texts = int((records.sizes()[:, 0] == 0).sum())
+    print(f"{file}: {len(records):,} records, {texts:,} without an image ({time.perf_counter() - clock:.1f} s)")
+    return records
+
+
+def check_images(records: InstructionRecords, missing_list: Path | None) -> str:
+    """Print which of the images that records name are there; returns the last line."""
+    from subtoken_train.datasets.image_sources import count_named, missing_images
+
+    folders = records.compare_images()
+    print(*map(plain, _image_lines(folders, records.image_folder)), sep="\n")
+    names = [name for folder in folders for name in folder.missing]
+    if missing_list is not None:
+        write_whole(missing_list, "".join(f"{name}\n" for name in names))
+        print(f"{len(names):,} names written to {missing_list}")
+    if error := missing_images(folders, records.path, records.image_folder):
+        raise error
+    return f"complete: {len(records):,} records, {count_named(folders)}"
+
+
+def _image_lines(folders: Sequence[FolderImages], image_folder: Path) -> Iterator[str]:
+    width = max((len(folder.folder) for folder in folders), default=0)
+    yield f"images below {image_folder}:"
+    for folder in folders:
+        missing = f"{len(folder.missing):,} missing" if folder.missing else "all there"
+        renamed = f", {folder.renamed:,} under another suffix" if folder.renamed else ""
+        yield f"  {folder.folder or '.':<{width}}  {folder.named:>9,} named, {missing}{renamed}"
+        yield from (f"    {name}" for name in folder.missing[:_FIRST])
+        if len(folder.missing) > _FIRST:
+            yield f"    ... and {len(folder.missing) - _FIRST:,} more"
+
+
+def check_task(name: str, root: Path | None, options: Sequence[str], limit: int | None = None) -> str:
+    """Print where a benchmark comes from and, with its folder, what is there; returns the last line."""
+    import datasets
+
+    from subtoken_train.evaluation.tasks import build_task
+    from subtoken_train.evaluation.tasks.file_rows import check_complete, check_samples, open_some
+
+    datasets.disable_progress_bars()
+    chosen = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals or not key:
+            raise ValueError(f"--option {option!r} must be written KEY=VALUE")
+        chosen[key] = parse_yaml(value, f"--option {key}")
+    task = build_task(name, root, **chosen)
+    rows = "any number of" if task.expected_rows is None else f"{task.expected_rows:,}"
+    print(f"{name}: {rows} samples, score {task.primary}; asked: {task.asks}\n  {task.where}\n")
+    if root is not None and not task.needs_files:
+        raise ValueError(f"task {name} makes its samples itself; leave --root out")
+    if root is None and task.needs_files:
+        return f"check a folder: subtoken-train data {name} --root DIR"
+    samples = task.samples()
+    print(*map(plain, _sample_lines(task, samples)), sep="\n")
+    check_complete(task, samples, limit)
+    samples = samples[:limit]
+    check_samples(task, samples)
+    if sizes := open_some(samples):
+        print(f"  {len(sizes)} images opened: {', '.join(f'{width} x {height}' for width, height in sizes)}")
+    task.check_requirements()
+    if limit is not None:
+        return f"enough for a limit of {limit:,}: {len(samples):,} samples"
+    return f"complete: {len(samples):,} samples" if task.expected_rows else f"readable: {len(samples):,} samples"
+
+
+def _sample_lines(task: Task, samples: Sequence[Sample]) -> list[str]:
+    if not samples:
+        return []
+    images = sum(len(sample.images) for sample in samples)
+    kinds = Counter(sample.kind for sample in samples).most_common()
+    shown = ", ".join(f"{kind} {count:,}" for kind, count in kinds[:_KINDS])
+    more = f", and {len(kinds) - _KINDS} more" if len(kinds) > _KINDS else ""
+    asked = samples[0].prompt
+    return [
+        f"{task.source or task.name}: {len(samples):,} samples, {images:,} images",
+        f"  kinds: {shown}{more}",
+        f"  first, {samples[0].id!r}: {asked if len(asked) <= 300 else asked[:150] + ' ... ' + asked[-150:]!r}",
+    ]

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from subtoken_train.cli.arm_flags import add_eviction_options, add_settings, arm_options
-from subtoken_train.cli.command_line import check_counts
+from subtoken_train.cli.command_line import EVICTION_SETTINGS, add_settings, arm_options, check_counts
 from subtoken_train.errors import check_package
 from subtoken_train.outputs import check_place, new_folder
 
@@ -48,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="FILE", help=f"prompts with images (default: {SCENES})")
     parser.add_argument("--out", metavar="DIR", help="new folder for the files (default: runs/diagnostics/NAME)")
     parser.add_argument("--limit", type=int, default=256, help="only the first N prompts (default: 256)")
-    add_eviction_options(parser)
+    add_settings(parser, *EVICTION_SETTINGS)
     parser.add_argument(
         "--protocol", metavar="query_aware|context_first", help="whether the eviction sees the question"
     )
@@ -131,7 +130,6 @@ def _eviction(
 
 
 def _prompts(family: Family, data: str | None, limit: int) -> Iterator[Batch]:
-    """Batches of prompts, counted on stderr."""
     from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.records import InstructionRecords
     from subtoken_train.evaluation.runner.cell import recall_prompts, record_prompts

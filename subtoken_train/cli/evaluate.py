@@ -8,8 +8,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.cli.arm_flags import add_compression_options, add_settings, arm_options, flag_name
-from subtoken_train.cli.command_line import check_counts
+from subtoken_train.cli.command_line import (
+    add_compression_options,
+    add_settings,
+    arm_options,
+    check_counts,
+    check_unused,
+    flag_name,
+)
 from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import check_word, plain, shell_words
 from subtoken_train.outputs import check_place
@@ -57,18 +63,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", metavar="PATH", help="--data: write the records as one JSON file; others: their folder (results/NAME)"
     )
-    add_grid_options(parser)
+    parser.add_argument("--data-root", metavar="DIR", help="one folder per task (default: data/benchmarks)")
+    add_settings(parser, "protocol")
+    parser.add_argument("--anchors", metavar="auto|none", help="matched token-only anchors (default: auto)")
+    checked = "show what the grid would run and what is missing; reads no weights and no files"
+    parser.add_argument("--check", action="store_true", help=checked)
+    where = "cuda:0, cpu, ...; auto: several GPUs if needed (default: the first GPU, if any)"
+    parser.add_argument("--device", help=where)
 
 
 def run(args: argparse.Namespace) -> int:
     """Load, answer, print."""
     check_counts(args, "batch_size", "max_new_tokens", "max_length", "limit")
-    check_modes(args)
-    return run_grids(args) if args.data is None else _run_file(args)
+    _check_modes(args)
+    return _run_grids(args) if args.data is None else _run_file(args)
 
 
 def _run_file(args: argparse.Namespace) -> int:
-    """One data file, all adapters, a table."""
     if args.out:
         if os.path.lexists(args.out):
             raise ValueError(f"{args.out} exists; choose another --out")
@@ -94,8 +105,7 @@ def _run_file(args: argparse.Namespace) -> int:
 
 
 def _answer(adapter: str | None, records: InstructionRecords, asked: bytes, args: argparse.Namespace) -> Run:
-    """Answer the questions with one adapter, or the backbone; ``asked`` is their file's content."""
-    from subtoken_train.cli.arm_flags import flagged_model
+    from subtoken_train.cli.command_line import flagged_model
     from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.unknown_tokens import say_unknown
     from subtoken_train.evaluation.runner.arms import adapter_name
@@ -124,7 +134,6 @@ SHORT = {"eviction": "cache", "KV bytes, text and index included": "KV bytes"}
 
 
 def _table(runs: list[Run]) -> Table:
-    """One column per arm: its budget, then the score of every question kind with its 95 % interval."""
     from rich.table import Table
     from rich.text import Text
 
@@ -154,7 +163,6 @@ def _table(runs: list[Run]) -> Table:
 
 
 def _difference(first: Run, other: Run) -> str:
-    """The first arm less another one, in words: both answered the same questions, so that these pair."""
     from subtoken_train.artifact.card import printed
     from subtoken_train.evaluation.intervals import bootstrap_interval
     from subtoken_train.evaluation.runner.data_file import MEASURES, measure_names, paired, verdict_words
@@ -170,43 +178,20 @@ def _difference(first: Run, other: Run) -> str:
     return f"{first['arm']} less {other['arm']}: {mean} [{low}, {high}] {where}; {verdict}"
 
 
-ARM_OPTIONS = tuple(flag_name(name) for name in FLAGGED if name != "kv_dtype")
-"""Options that say who answers, beside the precision, which has a default; a grid file says them itself."""
 GRID_KEYS = ("arms", "tasks", "out", "data_root", "limit", "batch_size", "max_length", "anchors")
 GRID_ONLY = ("protocol", "data_root", "anchors", "device", "check")
 FILE_ONLY = ("image_folder", "max_new_tokens")
 
 
-def add_grid_options(parser: argparse.ArgumentParser) -> None:
-    """Options of grids alone."""
-    parser.add_argument("--data-root", metavar="DIR", help="one folder per task (default: data/benchmarks)")
-    add_settings(parser, "protocol")
-    parser.add_argument("--anchors", metavar="auto|none", help="matched token-only anchors (default: auto)")
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="show what the grid would run and what is missing; reads no weights and no files",
-    )
-    parser.add_argument(
-        "--device", help="cuda:0, cpu, ...; auto: several GPUs if needed (default: the first GPU, if any)"
-    )
-
-
-def check_modes(args: argparse.Namespace) -> None:
-    """Raise a worded ``ValueError`` for options that mean nothing to what is evaluated."""
+def _check_modes(args: argparse.Namespace) -> None:
     mode = next(name for name in ("data", "tasks", "config", "suite") if getattr(args, name) is not None)
     grid = mode in ("config", "suite")
-    strangers: tuple[str, ...] = GRID_ONLY if mode == "data" else FILE_ONLY
-    strangers += (*(ARM_OPTIONS if grid else ()), *(("check",) if mode == "suite" else ()))
-    for name in strangers:
-        if getattr(args, name):
-            raise ValueError(f"--{name.replace('_', '-')} does not apply to --{mode}; leave it out")
-    if grid and args.kv_dtype != "model":
-        raise ValueError(f"--kv-dtype does not apply to --{mode}; write kv_dtype into its arms")
+    strangers: list[str] = [*(GRID_ONLY if mode == "data" else FILE_ONLY), *(["check"] if mode == "suite" else [])]
+    strangers += map(flag_name, FLAGGED) if grid else []  # which say who answers: a grid file says it itself
+    check_unused(args, strangers, f"does not apply to --{mode}; leave it out")
 
 
-def run_grids(args: argparse.Namespace) -> int:
-    """Run the grid, or the suite's, and print where the scores stand."""
+def _run_grids(args: argparse.Namespace) -> int:
     if args.config is not None:  # what is no grid at all is said before anything heavy is imported
         content = parse_yaml(recipe_text(path := named_recipe(args.config, "grid")), str(path))
         for key in content if isinstance(content, dict) else ():
@@ -244,7 +229,6 @@ def run_grids(args: argparse.Namespace) -> int:
 
 
 def _print_check(grid: Grid, config: str | None) -> int:
-    """Print what a grid would run; 0 where it would, whatever has still to be fetched or trained."""
     from subtoken_train.cli.run_plan import plan_of_grid
     from subtoken_train.evaluation.runner.dry_run import check_lines, dry_run, planned_adapter
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from subtoken_train.artifact.whole_folder import CONFIG_FILE, PICTURE_FILE, RECIPE_FILE, check_target
+from subtoken_train.cli.command_line import check_unused
 from subtoken_train.documents import check_regular, real_path
 from subtoken_train.errors import UncutError, shell_words
 from subtoken_train.outputs import check_place
@@ -52,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
     """Check, read, write, publish."""
     from subtoken_train.cli.recipe_source import read_source
 
-    _check_options(args)
+    publishing = "only applies when publishing; add --push-to-hub user/name, or leave it out"
+    check_unused(args, () if args.push_to_hub else ("private", "revision", "message"), publishing)
     out, source = Path(args.out), find_source(Path(args.source))
     if real_path(source.folder) in real_path(out).parents:
         raise ValueError(f"{out} lies inside {source.folder}, which is being exported; choose a folder outside it")
@@ -67,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     from subtoken_train.artifact.folder import write_adapter, write_merged
     from subtoken_train.artifact.hub import Destination, check_destination, check_published
     from subtoken_train.cli.recipe import RecipeCLI
-    from subtoken_train.cli.run_scores import card_sections
+    from subtoken_train.cli.run_plan import card_sections
 
     cli: Any = None if source.recipe is None else RecipeCLI(recipe)
     destination = None
@@ -90,12 +92,6 @@ def run(args: argparse.Namespace) -> int:
     if destination is not None:
         publish(out, destination, _retry(args))
     return 0
-
-
-def _check_options(args: argparse.Namespace) -> None:
-    for option in ("private", "revision", "message"):
-        if getattr(args, option) and not args.push_to_hub:
-            raise ValueError(f"--{option} only applies when publishing; add --push-to-hub user/name, or leave it out")
 
 
 def publish(folder: Path, destination: Destination, retry: list[str]) -> None:
@@ -158,7 +154,6 @@ def find_source(path: Path) -> Source:
 
 
 def _checkpoint_of(path: Path) -> Path:
-    """A checkpoint folder itself, or the newest complete one of a run or of its ``checkpoints``."""
     if path.name.startswith("step-"):
         return path
     folder = path if path.name == "checkpoints" else path / "checkpoints"

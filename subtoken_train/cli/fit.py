@@ -23,8 +23,8 @@ def run_raw(argv: list[str]) -> int:
     from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
-    from subtoken_train.cli.anchor import anchor_words
     from subtoken_train.cli.fit_course import run_fit
     from subtoken_train.cli.recipe import RecipeCLI
+    from subtoken_train.cli.recipes import anchor_words
 
     return run_fit(RecipeCLI(read_source(anchor_words(argv)) if wants_anchor else source))

@@ -1,7 +1,4 @@
-"""A run of ``subtoken-train fit``: compare it with an earlier run, open its folder, train, draw and export it.
-
-The picture of a run is drawn from its logs, so it shows the whole course of a run that was resumed.
-"""
+"""A run of ``subtoken-train fit``: compare it with an earlier run, open its folder, train, draw and export it."""
 
 from __future__ import annotations
 
@@ -18,12 +15,12 @@ import yaml
 from subtoken_train.artifact.folder import write_adapter
 from subtoken_train.artifact.hub import check_destination, check_published
 from subtoken_train.artifact.whole_folder import RECIPE_FILE, check_target
-from subtoken_train.cli.anchor import SUFFIX
 from subtoken_train.cli.export import publish
 from subtoken_train.cli.loggers import logged
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.recipe_source import read_recipe
-from subtoken_train.cli.run_scores import card_sections
+from subtoken_train.cli.recipes import SUFFIX
+from subtoken_train.cli.run_plan import card_sections
 from subtoken_train.cli.terminal import PROGRAM, USER_ERRORS, one_line
 from subtoken_train.datasets.unknown_tokens import say_unknown
 from subtoken_train.documents import read_yaml, real_path
@@ -54,7 +51,12 @@ def run_fit(cli: RecipeCLI) -> int:
         code = train(cli, resume, folder)
         if code or not trainer.is_global_zero:
             return code
-        adapter = leave_adapter(cli, folder, None if destination is None else destination.repo_id)
+        try:
+            stand_again(cli, folder)
+            adapter = export(cli, cli.output_dir, None if destination is None else destination.repo_id)
+        except BaseException:
+            say_where_to_go_on(cli, folder, f"{PROGRAM}: the adapter could not be written")
+            raise
     except USER_ERRORS:
         folder.close(keep=False)
         raise
@@ -74,23 +76,12 @@ def check_held(cli: Any) -> None:
     if not cli.replaces:
         return
     held = "{} lies in {}, which --overwrite would rename; {}"
-    for key, text in _texts({"data": cli.config.data, "model": cli.config.model}, ""):
-        if _lies_in(Path(text), folder):
+    for key, text in _flat({"data": cli.config.data, "model": cli.config.model}):
+        if isinstance(text, str | Path) and text != "set" and _lies_in(Path(text), folder):
             raise ValueError(held.format(f"{key} ({text})", folder, "choose another --output_dir"))
     for path in filter(None, map(find_recipe, cli.source.words.configs)):
         if _lies_in(path, folder) and real_path(path) != real_path(folder / RECIPE_FILE):
             raise ValueError(held.format(f"the recipe {path}", folder, "move it elsewhere"))
-
-
-def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, str | Path):
-        yield key, str(value)
-    elif isinstance(value, dict):
-        for name, below in value.items():
-            yield from _texts(below, f"{key}.{name}".lstrip("."))
-    elif isinstance(value, list | tuple):
-        for below in value:
-            yield from _texts(below, key)
 
 
 def _lies_in(path: Path, folder: Path) -> bool:
@@ -101,16 +92,8 @@ def _lies_in(path: Path, folder: Path) -> bool:
 
 
 # A checkpoint restores or presupposes these; others (devices, loggers, workers, intervals) may change freely.
-_DECISIVE = (
-    "seed_everything",
-    "model.",
-    "data.",
-    "trainer.precision",
-    "trainer.accumulate_grad_batches",
-    "trainer.gradient_clip_val",
-    "trainer.gradient_clip_algorithm",
-    "trainer.limit_train_batches",
-)
+_OF_TRAINER = ("precision", "accumulate_grad_batches", "gradient_clip", "limit_train_batches")
+_DECISIVE = ("seed_everything", "model.", "data.", *(f"trainer.{key}" for key in _OF_TRAINER))
 
 # Files may have moved, memory may be saved; the order of the data refuses a batch that is not the same in total.
 _FREE_LEAVES = ("path", "num_workers", "batch_size", "val_batch_size", "gradient_checkpointing")
@@ -154,19 +137,14 @@ def _flat(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 _SCORE = "eval/accuracy"
 _LOSSES = {"train/loss": "training", "val/loss": "validation"}
 _USAGE = re.compile(r"group_usage_entropy/layer_(\d+)")
-_INCHES = (4.4, 3.0)
-"""Size of each chart; a hundred pixels to an inch."""
-_COLOURS = 256
-"""Colours of the file: a pixel is a byte, and noise stays below 100 kB."""
+_INCHES, _COLOURS = (4.4, 3.0), 256
+"""Of each chart, a hundred pixels to an inch; with so few colours noise stays below 100 kB."""
 
 Courses = Mapping[str, Mapping[int, float]]
 
 
 def picture_of_run(folder: Path) -> bytes | None:
-    """Return a PNG of a run's course; None where no loss was logged, or it cannot be drawn, which is said on stderr.
-
-    A plotting error must not cost a trained adapter.
-    """
+    """Return a PNG of a run's course; None where no loss was logged, or it cannot be drawn, which is said on stderr."""
     try:
         return draw_run(folder)
     except Exception as error:
@@ -183,8 +161,7 @@ def draw_run(folder: Path) -> bytes | None:
     check_package("matplotlib", "report", "drawing it")
     from subtoken_train.evaluation.charts import axes_in_a_row, draw_cells, draw_courses, image_of
 
-    found = {name: _USAGE.fullmatch(name) for name in courses}
-    usage = {int(match[1]): courses[name] for name, match in found.items() if match}
+    usage = {int(found[1]): course for name, course in courses.items() if (found := _USAGE.fullmatch(name))}
     scores = scores_beside_anchor(folder, courses)
     figure, axes = axes_in_a_row(1 + bool(usage) + bool(scores), _INCHES)
     left = iter(axes)
@@ -202,10 +179,7 @@ def draw_run(folder: Path) -> bytes | None:
 
 
 def scores_beside_anchor(folder: Path, courses: Courses) -> dict[str, Mapping[int, float]]:
-    """Scores by step of a run and, where it lies beside it and answered the same questions, of its anchor's.
-
-    The anchor of ``runs/NAME`` is ``runs/NAME_anchor``; an anchor is drawn beside its routed run.
-    """
+    """Scores by step of a run and, where it lies beside it and answered the same questions, of its anchor or arm."""
     if _SCORE not in courses:
         return {}
     own: dict[str, Mapping[int, float]] = {"this run": courses[_SCORE]}
@@ -245,7 +219,11 @@ def open_run(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> None:
     if resume:
         here = {f"compressed.{name}": shape for name, shape in trained_shapes(parts).items()}
         check_resumable(resume, cli.trainer, here)
-        _say_what_is_resumed(cli, resume, note)
+        said = [f"resuming from {resume}"]
+        if ignored := incomplete(cli.checkpoints):
+            said.append(f"ignored, not complete: {', '.join(folder.name for folder in ignored)}")
+        said += [f"differs from the first part, as does the learning rate's schedule: {note}"] if note else []
+        print(*said, sep="\n", file=sys.stderr)
     prompt = nominal_prompt(family, cli.datamodule)
     parts.reducer.layer_tokens(prompt.tokens, parts.family.shape.num_layers)
     check_bytes(parts, prompt)
@@ -262,14 +240,6 @@ def open_run(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> None:
     for callback in trainer.callbacks:
         if isinstance(callback, RunCheckpoints):
             callback.on_whole = lambda: stand_again(cli, folder)
-
-
-def _say_what_is_resumed(cli: RecipeCLI, checkpoint: Path, note: str) -> None:
-    print(f"resuming from {checkpoint}", file=sys.stderr)
-    if ignored := incomplete(cli.checkpoints):
-        print(f"ignored, not complete: {', '.join(folder.name for folder in ignored)}", file=sys.stderr)
-    if note:
-        print(f"differs from the first part, as does the learning rate's schedule: {note}", file=sys.stderr)
 
 
 def stand_again(cli: RecipeCLI, folder: RunFolder) -> None:
@@ -304,16 +274,6 @@ def train(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> int:
         say_where_to_go_on(cli, folder, f"{PROGRAM}: stopped by an error")
         raise
     return 0
-
-
-def leave_adapter(cli: RecipeCLI, folder: RunFolder, repo_id: str | None) -> Path:
-    """Write the adapter."""
-    try:
-        stand_again(cli, folder)
-        return export(cli, cli.output_dir, repo_id)
-    except BaseException:
-        say_where_to_go_on(cli, folder, f"{PROGRAM}: the adapter could not be written")
-        raise
 
 
 def export(cli: RecipeCLI, folder: Path, repo_id: str | None = None) -> Path:

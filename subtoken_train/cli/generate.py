@@ -7,10 +7,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.cli.arm_flags import add_compression_options, add_settings, arm_options
-from subtoken_train.cli.command_line import check_counts
+from subtoken_train.cli.command_line import (
+    add_compression_options,
+    add_settings,
+    arm_options,
+    check_counts,
+    check_unused,
+    spelled_flag,
+)
 from subtoken_train.documents import parse_json, real_path
-from subtoken_train.errors import COLD, plain
+from subtoken_train.errors import COLD, refuse
 from subtoken_train.outputs import check_place, whole_file
 
 if TYPE_CHECKING:
@@ -64,10 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--images-outside-folder", action="store_true", help="allow image paths outside the folder of --prompts"
     )
     parser.add_argument(
-        "--context-length",
-        type=int,
-        metavar="N",
-        help="a text prompt's first tokens that are compressed",
+        "--context-length", type=int, metavar="N", help="a text prompt's first tokens that are compressed"
     )
     add_compression_options(parser)
     parser.add_argument("--max-new-tokens", type=int, default=64, help="cap on the answer in tokens (default: 64)")
@@ -80,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, load, answer, report."""
-    if any(getattr(args, name) not in (None, False, "") for name in _OF_FILES):
+    if any(getattr(args, name) for name in _OF_FILES):
         return _answer_file(args)
     _check_prompt(args)
     from subtoken_train.cli.terminal import quiet_libraries
@@ -152,7 +155,7 @@ def _pictures(args: argparse.Namespace, prompt: str) -> list[Picture]:
 
 
 def _load(args: argparse.Namespace) -> SubTokenModel:
-    from subtoken_train.cli.arm_flags import flagged_model
+    from subtoken_train.cli.command_line import flagged_model
     from subtoken_train.evaluation.picture import check_drawable, check_places
 
     model = flagged_model(args, args.adapter or None, args.device)
@@ -167,31 +170,30 @@ def _load(args: argparse.Namespace) -> SubTokenModel:
 
 
 def _check_prompt(args: argparse.Namespace) -> None:
-    if args.prompt is None:
-        raise ValueError("give --prompt TEXT, or --prompts FILE.jsonl with --output FILE.jsonl")
+    refuse((args.prompt is None, "give --prompt TEXT, or --prompts FILE.jsonl with --output FILE.jsonl"))
     check_counts(args, "max_new_tokens", "num_beams", "frames")
-    if not args.video and (args.frames, args.fps) != (8, 1.0):
-        raise ValueError("--frames and --fps need --video FOLDER")
-    if not 0 <= args.temperature < float("inf"):
-        raise ValueError(f"--temperature {args.temperature} must be 0 (greedy) or more")
-    if args.show_layers and not args.show:
-        raise ValueError("--show-layers needs --show FILE")
+    frames = not args.video and (args.frames, args.fps) != (8, 1.0)
+    hot = not 0 <= args.temperature < float("inf")
+    refuse(
+        (frames, "--frames and --fps need --video FOLDER"),
+        (hot, f"--temperature {args.temperature} must be 0 (greedy) or more"),
+        (args.show_layers and not args.show, "--show-layers needs --show FILE"),
+    )
     if not args.show:
         return
-    if len(args.image) != 1 or args.video:
-        given = f"{len(args.image)} and {len(args.video)} videos" if args.video else str(len(args.image))
-        raise ValueError(f"--show draws the visual tokens of one image, and {given} are given")
-    if Path(args.show).suffix.lower() != ".png":
-        raise ValueError(f"--show {args.show} must end in .png")
-    if Path(args.show).exists():
-        raise ValueError(f"{args.show} exists; choose another --show")
-    check_place(Path(args.show))
+    path, given = Path(args.show), f"{len(args.image)}{f' and {len(args.video)} videos' if args.video else ''}"
+    refuse(
+        (given != "1", f"--show draws the visual tokens of one image, and {given} are given"),
+        (path.suffix.lower() != ".png", f"--show {path} must end in .png"),
+        (path.exists(), f"{path} exists; choose another --show"),
+    )
+    check_place(path)
 
 
 def _variables(args: argparse.Namespace) -> dict[str, Any]:
     if args.chat_template_kwargs is None:
         return {}
-    read = parse_json(args.chat_template_kwargs.encode(), "--chat-template-kwargs")
+    read = parse_json(args.chat_template_kwargs, "--chat-template-kwargs")
     if not isinstance(read, dict):
         raise ValueError(f"--chat-template-kwargs {args.chat_template_kwargs} must be names and values in braces")
     return read
@@ -219,7 +221,7 @@ def _summary(model: SubTokenModel, tokens: int) -> str:
 
 _OF_FILES = ("prompts", "output", "batch_size", "images_outside_folder")
 _OF_ONE_PROMPT = ("prompt", "image", "video", "context_length", "temperature", "show", "show_layers")
-_DEFAULTS = {"num_beams": 1, "frames": 8, "fps": 1.0}
+_DEFAULTS: dict[str, object] = {"num_beams": 1, "frames": 8, "fps": 1.0}
 
 
 def _answer_file(args: argparse.Namespace) -> int:
@@ -246,29 +248,24 @@ def _answer_file(args: argparse.Namespace) -> int:
         )
     except KeyboardInterrupt:
         if Path(args.output).exists():
-            print(
-                plain(f"\nthe answers so far are in {args.output}; run the same command to continue from there"),
-                file=sys.stderr,
-            )
+            said = f"\nthe answers so far are in {args.output}; run the same command to continue from there"
+            print(said, file=sys.stderr)
         raise
     print(f"{count:,} answers are in {args.output}")
     return 0
 
 
 def _check_file(args: argparse.Namespace) -> None:
+    given = spelled_flag(next(option for option in _OF_FILES if getattr(args, option)))
     for name, other in (("prompts", "output"), ("output", "prompts")):
-        if not getattr(args, name):
-            given = next(option for option in _OF_FILES if getattr(args, option))
-            raise ValueError(f"--{given.replace('_', '-')} needs --{name} FILE.jsonl beside --{other} FILE.jsonl")
-    strangers = [name for name in _OF_ONE_PROMPT if getattr(args, name) not in (None, [], 0.0)]
-    strangers += [name for name, default in _DEFAULTS.items() if getattr(args, name) != default]
-    if strangers:
-        raise ValueError(
-            f"--{strangers[0].replace('_', '-')} is for a single prompt, and --prompts FILE has many: answers are "
-            "greedy, and each line names its own images"
-        )
+        refuse((not getattr(args, name), f"{given} needs --{name} FILE.jsonl beside --{other} FILE.jsonl"))
+    many = "is for a single prompt, and --prompts FILE has many: answers are greedy, and each line names its own images"
+    check_unused(args, (*_OF_ONE_PROMPT, *_DEFAULTS), many, **_DEFAULTS)
     check_counts(args, "max_new_tokens", "batch_size")
-    if Path(args.output).suffix.lower() != ".jsonl":
-        raise ValueError(f"--output {args.output} must end in .jsonl")
-    if real_path(args.output) == real_path(args.prompts):
-        raise ValueError(f"--output {args.output} is the file of the prompts; name another")
+    refuse(
+        (Path(args.output).suffix.lower() != ".jsonl", f"--output {args.output} must end in .jsonl"),
+        (
+            real_path(args.output) == real_path(args.prompts),
+            f"--output {args.output} is the file of the prompts; name another",
+        ),
+    )

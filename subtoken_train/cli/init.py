@@ -78,8 +78,8 @@ def run(args: argparse.Namespace) -> int:
     from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
-    from subtoken_train.cli.anchor import anchor_text
     from subtoken_train.cli.init_recipe import chat_tokenizer, choose_backbone, own_recipe, own_recipe_text, said
+    from subtoken_train.cli.recipes import anchor_text
     from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.own_data import read_own
 
@@ -99,12 +99,10 @@ def run(args: argparse.Namespace) -> int:
         (partial / anchor.name).write_text(anchor_text(written, anchor), encoding="utf-8")
         mark_data(partial, layout)
     trained = [run for run in (f"runs/{name}", f"runs/{name}_anchor") if Path(run).exists()]
-    lines = [*_said(args.folder, out, data, chosen), *notes]
+    print(*_said(args.folder, out, data, chosen), *notes, sep="\n")
     if trained:
-        lines.append(
-            f"{' and '.join(trained)} may have been trained on other data: train both again, with --overwrite as below"
-        )
-    print(*lines, sep="\n")
+        again = "train both again, with --overwrite as below"
+        print(f"{' and '.join(trained)} may have been trained on other data: {again}")
     following = _next(data, args.folder, recipe, name, ["--overwrite"] if trained else [], tokenizer)
     print("\nwhat follows:", *(f"  {shell_words(*line)}" for line in following), sep="\n")
     return 0
@@ -120,7 +118,6 @@ def _records(data: OwnData, tokenizer: Any) -> dict[str, str]:
 
 
 def _question(row: dict[str, Any], number: int, tokenizer: Any) -> dict[str, Any]:
-    """Return a conversation as a line of the task ``local_text``: its last answer that is learnt is asked for."""
     from subtoken_train.datasets.conversations import chat_messages, conversation_document
     from subtoken_train.datasets.record_format import answer_is_learnt, said_turns
 

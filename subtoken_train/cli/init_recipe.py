@@ -56,10 +56,7 @@ def backbone_names(sees: bool) -> list[str]:
 
 
 def choose_backbone(given: str | None, sees: bool, texts: Sequence[str]) -> Chosen:
-    """Return the backbone that ``given`` means (``llava7b``, a Hub id, a folder), or one that suits the data.
-
-    One that is at hand and does not know the words of ``texts`` is named in a warning.
-    """
+    """Return the backbone that ``given`` means (``llava7b``, a Hub id, a folder), or one that suits the data."""
     if given is None:
         return _default(sees, texts)
     chosen = _named(given, sees)
@@ -120,12 +117,9 @@ def _of_its_family(given: str) -> str:
     from subtoken_train.families.load import family_class
 
     wanted = family_class(BackboneConfig(given))
-    return next(
-        name
-        for name, (file, _) in _templates().items()
-        if name not in EMBEDDED.values()
-        and family_class(BackboneConfig(read_yaml(file)["model"]["backbone"]["path"])) is wanted
-    )
+    published = {name: file for name, (file, _) in _templates().items() if name not in EMBEDDED.values()}
+    paths = {name: read_yaml(file)["model"]["backbone"]["path"] for name, file in published.items()}
+    return next(name for name, path in paths.items() if family_class(BackboneConfig(path)) is wanted)
 
 
 def _tokenizer_at_hand(path: str) -> Any:
@@ -192,11 +186,8 @@ def own_recipe(data: OwnData, chosen: Chosen, folder: Path, out: Path, name: str
     wanted, most = max(LEAST_STEPS, math.ceil(EPOCHS * samples / per_step)), trainer["max_steps"]
     steps = min(wanted, most)
     cut = f", the most that the shipped recipe takes; {EPOCHS} passes are {wanted:,}" if wanted > most else ""
-    trainer |= {
-        "max_steps": steps,
-        "accumulate_grad_batches": accumulate,
-        "log_every_n_steps": min(10, samples // band["batch_size"]),
-    }
+    logs = min(10, samples // band["batch_size"])
+    trainer |= {"max_steps": steps, "accumulate_grad_batches": accumulate, "log_every_n_steps": logs}
     trainer |= {"val_check_interval": max(1, steps * accumulate // _VALIDATIONS), "check_val_every_n_epoch": None}
     content["model"]["optimizer"]["warmup_steps"] = max(1, round(WARMUP_SHARE * steps))
     return {**content, "data": band}, [f"{steps:,} steps of {per_step:,} records{cut}", *lengths]
@@ -214,7 +205,6 @@ def own_recipe_text(content: dict[str, Any], chosen: Chosen, path: Path, data: P
 
 
 def _raise_length(band: dict[str, Any], longest: int, positions: int) -> list[str]:
-    """Set ``max_length`` so that no record is cut where the backbone has positions for it; says so in a line."""
     before, band["max_length"] = band["max_length"], max(band["max_length"], min(longest, positions))
     if band["max_length"] == before:
         return []
@@ -257,11 +247,8 @@ def _chat_sizes(data: OwnData, chosen: Chosen) -> dict[str, int]:
     config = BackboneConfig(chosen.path)
     family = with_processor(layout_family(config), config)
     limits = ChatLimits(position_bound(family.decoder.config) or MAX_TOKENS, MAX_TOKENS, sizes["prefix_tokens"])
-    rows = [
-        {"name": f"record {record_id(row, number)!r}", "conversation": json.dumps(row)}
-        for split in data.splits.values()
-        for number, row in enumerate(split)
-    ]
+    numbered = [each for split in data.splits.values() for each in enumerate(split)]
+    rows = [{"name": f"record {record_id(row, number)!r}", "conversation": json.dumps(row)} for number, row in numbered]
     chats = list(iterate_chats(rows, family, limits))
     context = max(1, *(chat.context_length for chat in chats))
     longest = max(context + limits.asking + 1, *(len(chat.input_ids) for chat in chats))

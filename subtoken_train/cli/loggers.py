@@ -17,20 +17,12 @@ from subtoken_train.documents import check_regular
 from subtoken_train.errors import check_package
 
 FOLDER = "logs"
-OVERVIEW = (
-    "train/loss",
-    "val/loss",
-    "eval/accuracy",
-    "val/token_accuracy",
-)
+OVERVIEW = ("train/loss", "val/loss", "eval/accuracy", "val/token_accuracy")
 _LAST = {"epoch": 3, "weight_norm": 3, "gradient_norm": 4}
 
 
 def tensorboard_tag(name: str) -> str:
-    """A metric's name as TensorBoard's first page wants it, which sorts tags and opens the first two groups alone.
-
-    Loss and accuracy come first, in one group; the budget, which hardly moves, is in the next ones, gradients are last.
-    """
+    """A metric's name as TensorBoard's first page wants it, which sorts tags and opens the first two groups alone."""
     return f"1_overview/{name}" if name in OVERVIEW else f"{_LAST.get(name.partition('/')[0], 2)}_{name}"
 
 

@@ -1,9 +1,7 @@
 """Entry point of ``subtoken-train``: finds the command, parses its arguments, guards its errors.
 
-A new command costs its file, which has its name, and one line here. The module exposes ``HELP`` (the text above its
-options), ``add_arguments(parser)`` and ``run(args) -> int``; a raw command parses its own arguments and exposes
-``HELP`` (the whole text) and ``run_raw(argv) -> int`` instead. Modules are imported when their command is called, never
-for the list.
+A new command costs its file, which has its name, and one line here. The module exposes ``HELP``,
+``add_arguments(parser)`` and ``run(args) -> int``, or ``HELP`` (the whole text) and ``run_raw(argv) -> int``.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ import importlib
 import sys
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
+from types import ModuleType
 
 from subtoken_train.cli.command_line import Parser, check_options
 from subtoken_train.cli.terminal import PROGRAM, guarded
@@ -56,11 +55,18 @@ def overview() -> str:
     )
 
 
+def command_module(name: str) -> ModuleType:
+    """Import the module of a command; ``env`` is the part of ``check`` that is about the machine."""
+    return importlib.import_module(f"{__package__}.{'check' if name == 'env' else name}")
+
+
 def run_command(name: str, argv: Sequence[str]) -> int:
     """Import the command's module, parse ``argv`` for it unless it is raw, and run it."""
     if name not in COMMANDS:
         raise unknown_name("command", name, COMMANDS)
-    module = importlib.import_module(f"{__package__}.{name}")
+    if name == "env" and not set(argv) & set(HELP_OPTIONS):
+        argv = ["--machine", *argv]
+    module = command_module(name)
     if hasattr(module, "run_raw"):
         if argv and argv[0] not in HELP_OPTIONS:
             return int(module.run_raw(list(argv)))

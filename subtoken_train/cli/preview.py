@@ -76,10 +76,7 @@ LEGEND: Line = [
 
 
 def sample_lines(batch: Batch, tokenizer: Any) -> Iterator[Line]:
-    """The samples of a batch, padding left out, each with its counts and a line per run of tokens.
-
-    A token is trained where the loss asks for it: it has a label and is not the first of its sequence.
-    """
+    """The samples of a batch, padding left out, each with its counts and a line per run of tokens."""
     from subtoken_train.functional.objective import IGNORE_INDEX
 
     ids_BN, regions_BN = batch.input_ids_BN.tolist(), batch.regions_BN.tolist()

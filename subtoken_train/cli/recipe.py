@@ -1,13 +1,10 @@
-"""A recipe as typed settings, for ``fit``, ``check`` and all that reads recipes: its model, data, and trainer.
-
-The bands ``model``, ``data``, ``trainer`` and ``checkpoint`` are the arguments of SubTokenModule, a data module
-(``data_module_of``), Lightning's Trainer and RunCheckpoints; types and defaults are read off these classes.
-"""
+"""A recipe as typed settings, for ``fit``, ``check`` and all that reads recipes: its model, data, and trainer."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,13 +17,15 @@ from subtoken_train.artifact.hub import Destination
 from subtoken_train.cli.command_line import FLAGS
 from subtoken_train.cli.loggers import check_remote, run_loggers
 from subtoken_train.cli.recipe_source import RecipeSource, read_source, unknown_key
-from subtoken_train.cli.run_scores import check_attention, midway_evaluator
 from subtoken_train.cli.trainer_parts import ACCELERATORS, KINDS, build_parts, named_parts
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.recall_datamodule import RecallDataModule
+from subtoken_train.datasets.records import InstructionRecords
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import MAX_SEED, check_range
+from subtoken_train.evaluation.runner.data_file import answer_records
 from subtoken_train.outputs import write_whole
 from subtoken_train.reducers import REDUCERS
 from subtoken_train.training.memory import check_strategy
@@ -34,6 +33,7 @@ from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels.midway_scores import (
     VALIDATION_SCORES,
     EarlyStoppingConfig,
+    Evaluate,
     EvaluationConfig,
     MidwayEvaluation,
     StopEarly,
@@ -101,23 +101,15 @@ def laid_over(groups: set[str], into: dict[str, Any], content: Mapping[str, Any]
 
 
 class RecipeCLI:
-    """A recipe with what the command line says, read into model and data (neither loads anything yet).
+    """A recipe (``--config RECIPE`` and overrides) read into model and data, neither of which loads anything yet.
 
-    What a recipe names is built with the trainer, at the first use of ``trainer``, and not before.
-
-    Args:
-        source: ``--config RECIPE`` and overrides, or what ``read_source`` made of them.
-
-    Attributes:
-        config: every setting, defaults included.
-        replaces: whether ``--overwrite`` renames a run that is there.
+    What it names is built at the first use of ``trainer``; ``replaces``: ``--overwrite`` renames a run that is there.
     """
 
     def __init__(self, source: list[str] | RecipeSource) -> None:
         self.source = read_source(source) if isinstance(source, list) else source
         if not self.source.contents:
             raise ValueError(_NO_RECIPE)
-        self._trainer: L.Trainer | None = None
         self._plan = recipe_plan(self.source.reducer, data_module_of(self.source.data_keys()))
         self.config = self._read()
         check_range("seed_everything", self.config.seed_everything, 0, MAX_SEED)
@@ -164,13 +156,6 @@ class RecipeCLI:
         return given[0][0] if given else "auto"
 
     @property
-    def trainer(self) -> L.Trainer:
-        """The recipe's trainer with all that the recipe names; built at the first use."""
-        if self._trainer is None:
-            self._trainer = self.build_trainer()
-        return self._trainer
-
-    @property
     def output_dir(self) -> Path:
         """The run's folder."""
         return Path(self.config.output_dir)
@@ -187,6 +172,11 @@ class RecipeCLI:
         if private and repo_id is None:
             raise ValueError("--private only applies when publishing; add --push_to_hub user/name, or leave it out")
         return None if repo_id is None else Destination(repo_id, private)
+
+    @cached_property
+    def trainer(self) -> L.Trainer:
+        """The recipe's trainer, built at the first use."""
+        return self.build_trainer()
 
     def build_trainer(self) -> L.Trainer:
         """Build the recipe's trainer with its loggers, progress, atomic checkpoints and our callbacks."""
@@ -219,7 +209,6 @@ class RecipeCLI:
             check_attention(self.config.model.backbone.attention)
 
     def _early_stopping_mode(self) -> str | None:
-        """Return ``min`` or ``max`` for early stopping, checked against the scores that the run will have."""
         if self.early_stopping is None:
             return None
         scores = ["eval/accuracy"] if self.evaluation else []
@@ -271,3 +260,34 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return list(map(_plain, value))
     return str(value) if isinstance(value, str | Path) else value
+
+
+def midway_evaluator(config: EvaluationConfig, attention: str) -> Evaluate:
+    """A function from a backbone to its scores on the recipe's ``evaluation`` band; the data are read at once.
+
+    Scores are means: ``accuracy`` over all questions (exact match; F1 of the objects for scene descriptions), and one
+    per kind where the records name several.
+    """
+    check_attention(attention)
+    records = InstructionRecords(config.data, config.image_folder, config.images_outside_folder)
+
+    def evaluate(backbone: CompressedBackbone) -> dict[str, float]:
+        answers = answer_records(
+            backbone,
+            records,
+            max_length=config.max_length,
+            batch_size=config.batch_size,
+            max_new_tokens=config.max_new_tokens,
+            limit=config.limit,
+        )
+        kinds = answers.by_kind()
+        named = {"accuracy": answers.scores, **(kinds if len(kinds) > 1 else {})}
+        return {name: sum(found) / len(found) for name, found in named.items()}
+
+    return evaluate
+
+
+def check_attention(attention: str) -> None:
+    """Raise a worded ``ValueError`` for an attention that cannot read packed caches."""
+    if attention == "eager":
+        raise ValueError("evaluation decodes from a packed cache, which eager attention cannot; use attention: sdpa")

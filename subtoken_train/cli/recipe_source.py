@@ -1,7 +1,6 @@
 """Read recipes by a bounded reader and check what they may say, before anything is parsed or imported.
 
-All of it works without torch, transformers and lightning. Types, and keys below the bands, are left to the parser
-(``cli/recipe.py``), which gets the very content that was checked here.
+All of it works without torch. Types, and keys below the bands, are left to ``cli/recipe.py``.
 """
 
 from __future__ import annotations
@@ -66,10 +65,7 @@ def read_source(argv: list[str]) -> RecipeSource:
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
-    """Read a saved recipe without the flags that version 0.1 saved; ``ValueError`` if it holds no keys.
-
-    Nothing that it names is looked at.
-    """
+    """Read a saved recipe without the flags that version 0.1 saved; ``ValueError`` if it holds no keys."""
     content = parse_yaml(recipe_text(Path(path)), str(path))
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no keys; a recipe has the bands model, data and trainer")
@@ -134,7 +130,6 @@ def _piece(key: str, text: str | None) -> dict[str, Any]:
 
 
 def _check_content(content: dict[str, Any], kind: str) -> None:
-    """Check the ``trainer`` band and the length of texts; other bands are checked with the classes behind them."""
     _check_texts(content, "")
     band = content.get("trainer")
     for name, value in band.items() if isinstance(band, dict) else ():
@@ -191,10 +186,7 @@ def _below(group: str, keys: list[str]) -> list[str]:
 
 
 def _nearest(key: str, keys: list[str]) -> str | None:
-    """Find the key most likely meant: a similar name in the group, a similar group, or a similar name below the group.
-
-    Of a group that there is not, a similar name anywhere.
-    """
+    """Find the key most likely meant: a similar name in the group, a similar group, or a similar name below it."""
     group, _, leaf = key.rpartition(".")
     beside = [name for name in keys if name.rpartition(".")[0] == group]
     names = {name.rpartition(".")[2]: name for name in beside}

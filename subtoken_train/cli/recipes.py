@@ -1,4 +1,8 @@
-"""``subtoken-train recipes ls|show|copy|anchor``: the recipes that travel with the package, and anchors of any."""
+"""``subtoken-train recipes ls|show|copy|anchor``: the recipes that travel with the package, and anchors of any.
+
+The matched token-only anchor of a recipe is the same training without routing, at the token keep ratio of equal bytes.
+Under a value gate the fair twin keeps the gate, over every group. No group is dropped there, so none is filled.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,19 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from subtoken_train.errors import unknown_name
+import yaml
+
+from subtoken_train.cli.recipe_source import BANDS, read_recipe, read_source
+from subtoken_train.cli.terminal import quiet_libraries
+from subtoken_train.errors import refuse, shell_words, unknown_name
 from subtoken_train.outputs import check_new, write_whole
 from subtoken_train.resources import find_recipe, first_comment, recipe_files, recipe_text, shipped_recipe
+
+if TYPE_CHECKING:
+    from subtoken_train.cli.recipe import RecipeCLI
+    from subtoken_train.reducers.base import Reducer
 
 HELP = """The recipes that ship with the package: commented YAML files, and names made of a file and a few settings.
 
@@ -24,6 +37,7 @@ elsewhere, recipes/tiny_fastv25_s16k4.yaml. If you have a file at that very path
   subtoken-train recipes show tiny_fastv25_s16k4
   subtoken-train recipes copy tiny_fastv25_s16k4 my_run.yaml
   subtoken-train recipes anchor my_run.yaml                       the matched token-only anchor: my_run_anchor.yaml"""
+SUFFIX = "_anchor"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -33,63 +47,18 @@ def add_arguments(parser: ArgumentParser) -> None:
     listing.add_argument(
         "word", metavar="WORD", nargs="*", help="show only recipes whose folder, name or first line has every word"
     )
-    show = actions.add_parser("show", help="print a recipe")
-    show.add_argument("name", metavar="NAME")
-    copy = actions.add_parser("copy", help="write a recipe to a file of your own")
-    copy.add_argument("name", metavar="NAME")
-    copy.add_argument("destination", metavar="DEST", type=Path, nargs="?", default=Path(), help="file or folder (.)")
-    copy.add_argument("--overwrite", action="store_true", help="replace an existing file")
-    anchor = actions.add_parser("anchor", help="write the recipe of a recipe's matched token-only anchor")
-    anchor.add_argument("name", metavar="FILE", help="a recipe's file, or a shipped recipe's name")
-    anchor.add_argument("destination", metavar="OUT", type=Path, nargs="?", default=Path(), help="file or folder (.)")
-    anchor.add_argument("--overwrite", action="store_true", help="replace an existing file")
+    actions.add_parser("show", help="print a recipe").add_argument("name", metavar="NAME")
+    for action, words, name, names, place in (
+        ("copy", "write a recipe to a file of your own", "NAME", None, "DEST"),
+        ("anchor", "write the recipe of a recipe's matched token-only anchor", "FILE", _NAMES, "OUT"),
+    ):
+        writing = actions.add_parser(action, help=words)
+        writing.add_argument("name", metavar=name, help=names)
+        writing.add_argument("destination", metavar=place, type=Path, nargs="?", default=Path(), help=_PLACE)
+        writing.add_argument("--overwrite", action="store_true", help="replace an existing file")
 
 
-def list_recipes(words: Sequence[str] = ()) -> None:
-    """Print name and first comment line of each recipe that has all ``words``, whatever their case, by folder."""
-    chosen = {}
-    for name, path in recipe_files().items():
-        line = first_comment(path)
-        if all(word.lower() in f"{name} {line}".lower() for word in words):
-            chosen[name] = line
-    if not chosen:
-        raise ValueError(f"no recipe has {' and '.join(words)} in its name or first line; 'recipes ls' lists all")
-    width = max(len(name.rpartition("/")[2]) for name in chosen)
-    for folder, names in groupby(chosen, key=lambda name: name.rpartition("/")[0]):
-        print(f"{folder}/")
-        for name in names:
-            print(f"  {name.rpartition('/')[2]:<{width}}  {chosen[name]}".rstrip())
-
-
-def copy_recipe(source: Path, destination: Path, overwrite: bool) -> Path:
-    """Copy a recipe to a file, or into a folder, and return the new file."""
-    target = destination / source.name if destination.is_dir() else destination
-    check_new([target], overwrite)
-    if not target.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(target))
-    write_whole(target, recipe_text(source).encode(), overwrite)
-    return target
-
-
-def say_needs(path: Path) -> None:
-    """Print to stderr what a run's recipe needs, so that stdout stays the recipe; nothing for overlays and grids.
-
-    Where the backbone must be there to tell, it says so.
-    """
-    from subtoken_train.cli.recipe_source import BANDS, read_recipe
-
-    if not set(BANDS[:3]) <= read_recipe(path).keys():
-        return
-    from subtoken_train.cli.terminal import quiet_libraries
-
-    quiet_libraries()
-    from subtoken_train.cli.run_plan import plan_of_recipe
-
-    try:
-        lines = list(plan_of_recipe(path).lines())
-    except ValueError as error:
-        lines = [f"not known: {error}"]
-    print("\nwhat it needs (a prediction)", *(f"  {line}" for line in lines), sep="\n", file=sys.stderr)
+_NAMES, _PLACE = "a recipe's file, or a shipped recipe's name", "file or folder (.)"
 
 
 def run(args: Namespace) -> int:
@@ -103,10 +72,127 @@ def run(args: Namespace) -> int:
     if args.action == "show":
         print(recipe_text(source), end="", flush=True)
         say_needs(source)
-    elif args.action == "anchor":
-        from subtoken_train.cli.anchor import write_anchor
-
-        print(f"wrote {write_anchor(source, args.destination, args.overwrite)}")
-    else:
-        print(f"wrote {copy_recipe(source, args.destination, args.overwrite)}")
+        return 0
+    name = f"{source.stem}{SUFFIX}.yaml" if args.action == "anchor" else source.name
+    target = args.destination / name if args.destination.is_dir() else args.destination
+    check_new([target], args.overwrite)
+    if args.action == "copy" and not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(target))
+    text = anchor_text(source, target) if args.action == "anchor" else recipe_text(source)
+    write_whole(target, text, args.overwrite)
+    print(f"wrote {target}")
     return 0
+
+
+def list_recipes(words: Sequence[str] = ()) -> None:
+    """Print name and first comment line of each recipe that has all ``words``, whatever their case, by folder."""
+    lines = {name: first_comment(path) for name, path in recipe_files().items()}
+    chosen = [name for name in lines if all(word.lower() in f"{name} {lines[name]}".lower() for word in words)]
+    if not chosen:
+        raise ValueError(f"no recipe has {' and '.join(words)} in its name or first line; 'recipes ls' lists all")
+    width = max(len(name.rpartition("/")[2]) for name in chosen)
+    for folder, names in groupby(chosen, key=lambda name: name.rpartition("/")[0]):
+        print(
+            f"{folder}/", *(f"  {name.rpartition('/')[2]:<{width}}  {lines[name]}".rstrip() for name in names), sep="\n"
+        )
+
+
+def say_needs(path: Path) -> None:
+    """Print to stderr what a run's recipe needs, so that stdout stays the recipe; nothing for overlays and grids."""
+    if not set(BANDS[:3]) <= read_recipe(path).keys():
+        return
+    quiet_libraries()
+    from subtoken_train.cli.recipe import RecipeCLI
+    from subtoken_train.cli.run_plan import plan_of_recipe
+
+    try:
+        lines = list(plan_of_recipe(RecipeCLI(["--config", str(path)])).lines())
+    except ValueError as error:
+        lines = [f"not known: {error}"]
+    print("\nwhat it needs (a prediction)", *(f"  {line}" for line in lines), sep="\n", file=sys.stderr)
+
+
+def anchor_settings(cli: RecipeCLI) -> dict[str, Any]:
+    """Return the settings in which an anchor's recipe differs: dotted key -> value.
+
+    The keep ratio is r (1 + K/S) / 2, and ``matches`` is r: the reducer rounds the arm's own count up to whole tokens.
+    Where the lower layers stay whole, or something is stored once per sample, it is solved from the ledger of one
+    prompt.
+    """
+    module = cli.model
+    routing, reducer = module.routing_config, module.reducer_config
+    if routing is None:
+        raise ValueError("the recipe routes nothing (model.routing is null), so it has no anchor; it may be one itself")
+    all_bytes = " and byte_share = 1" if routing.budget == "bytes" else ""
+    refuse(
+        (
+            not routing.drops,
+            f"the recipe keeps all {routing.num_groups} groups (kept_groups = num_groups{all_bytes}), so it has no "
+            "anchor; it is a token-only arm itself",
+        ),
+        (
+            reducer.name == "none",
+            "reducer 'none' keeps every token, and an anchor must drop some to have the recipe's bytes; choose its "
+            "reducer with --model.reducer.name",
+        ),
+    )
+    reducer.check_anchor()
+    anchor = _matched(cli)
+    settings: dict[str, Any] = {"output_dir": f"{cli.output_dir}{SUFFIX}"}
+    settings |= {f"model.reducer.{key}": getattr(anchor, key) for key in ("keep_ratio", "round_up", "matches")}
+    if routing.value_gate:
+        settings |= {"model.routing.kept_groups": routing.num_groups, "model.routing.balance_weight": 0.0}
+        settings |= {} if routing.fill == "zero" else {"model.routing.fill": "zero"}
+        settings |= {"model.routing.byte_share": 1.0} if routing.budget == "bytes" else {}
+    else:
+        settings["model.routing"] = None
+    if module.read_first_stage() is not None:
+        settings |= {f"model.lora.{name}": getattr(module.lora_settings, name) for name in ("rank", "alpha", "dropout")}
+        settings["model.stage2"] = None
+    return settings
+
+
+def _matched(cli: RecipeCLI) -> Reducer:
+    """Return the anchor's reducer; a backbone is only laid out where its depth or a prompt's length matters."""
+    from subtoken_train.reducers.base import matched_reducer
+    from subtoken_train.training.preflight import lay_out, nominal_prompt
+
+    routing, reducer = cli.model.routing_config, cli.model.reducer_config
+    assert routing is not None
+    budget, layers, tokens = routing.token_budget, 1, 1
+    if reducer.stage == "decoder" or budget.stores_fill:
+        parts = lay_out(cli.model)
+        layers, tokens = parts.family.shape.num_layers, nominal_prompt(parts.family, cli.datamodule).tokens
+    return matched_reducer(reducer, budget, layers, tokens)
+
+
+def anchor_words(argv: list[str]) -> list[str]:
+    """The command line that trains the anchor of a command line's recipe."""
+    from subtoken_train.cli.recipe import RecipeCLI
+
+    settings = anchor_settings(RecipeCLI(read_source(argv)))
+    if not any(word.startswith("--push_to_hub") for word in argv):  # where the recipe publishes its own adapter
+        settings["push_to_hub"] = None
+    return argv + [f"--{key}={yaml.safe_dump(value).splitlines()[0]}" for key, value in settings.items()]
+
+
+def anchor_text(source: Path, target: Path) -> str:
+    """The recipe of the anchor of ``source``, as a file that will lie at ``target``."""
+    content = read_recipe(source)
+    quiet_libraries()
+    from subtoken_train.cli.recipe import RecipeCLI
+
+    settings = anchor_settings(RecipeCLI(["--config", str(source)]))
+    for key, value in settings.items():
+        *groups, last = key.split(".")
+        group = content
+        for name in groups:
+            group = group.setdefault(name, {})
+        group[last] = value
+    content.pop("push_to_hub", None)
+    header = (
+        f"# matched token-only anchor of {shell_words(source.stem)} · "
+        f"{100 * settings['model.reducer.keep_ratio']:.6g} % of the tokens, every group\n"
+        f"#\n#   train   subtoken-train fit --config {shell_words(target)}\n"
+    )
+    return header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)

@@ -41,11 +41,9 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class MeasuredArm:
-    """An arm and what it was measured to lose.
+    """An arm in words, its settings as ``ArmSettings`` names them, and what it was measured to lose.
 
     Attributes:
-        arm: in words.
-        settings: of the arm, as ``ArmSettings`` names them.
         on: by model: ``bytes``, a share of the full bfloat16 cache; and beside the full cache a mean and the ends of
             its 95 % interval: ``facts`` and ``text``, nats lost a fact and a token, and ``codes`` said, a share. Or by
             model and length ``tasks``, the share lost of RULER's scores.

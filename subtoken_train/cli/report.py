@@ -96,7 +96,6 @@ def print_summary(report: Report) -> None:
 
 
 def _summary(scores: ScoreTable) -> Table:
-    """Scores and differences of a table's arms: means alone where every arm has one."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -126,7 +125,6 @@ def _summary(scores: ScoreTable) -> Table:
 
 
 def _write_recorded(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write files into a folder and note what they hold, so that ``_untouched`` knows them again."""
     for name, text in texts.items():
         write_whole(folder / name, text)
     digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
@@ -134,7 +132,6 @@ def _write_recorded(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def _untouched(path: Path) -> bool:
-    """Return True if a file is as ``_write_recorded`` wrote it, so that nobody's work is lost with it."""
     written = _recorded(path.parent).get(path.name) if path.is_file() else None
     return written is not None and written == hashlib.sha256(path.read_bytes()).hexdigest()
 

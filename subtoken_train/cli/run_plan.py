@@ -1,7 +1,7 @@
 """Plans of runs and grids before they start: one ``RunPlan`` for all commands, and the lines that they print.
 
-Operations are those of ``ledger/flops.py``, here with the recomputation of gradient checkpointing and distillation's
-teacher; GPU time is these over a named GPU's peak at ``UTILISATION`` of it. Money is not guessed.
+Operations are those of ``ledger/flops.py``, with recomputation and distillation's teacher; GPU time is these over a
+named GPU's peak at ``UTILISATION`` of it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from huggingface_hub import constants, try_to_load_from_cache
 
+from subtoken_train.artifact.card import CardSections
 from subtoken_train.artifact.hub import check_fetched
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.cli.recipe_source import RecipeSource
 from subtoken_train.cli.terminal import about
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.known_files import DOWNLOAD_BYTES, fetch_command
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.evaluation.runner.data_file import read_scores
 from subtoken_train.families.backbone_config import is_hub_id
 from subtoken_train.families.images import FP32_BYTES
 from subtoken_train.ledger.flops import PEAKS, UTILISATION, TrainingFlops
@@ -51,10 +52,8 @@ from subtoken_train.training.preflight import (
 if TYPE_CHECKING:
     from subtoken_train.evaluation.runner.dry_run import DryRun
 
-PUBLISHED_BYTES = 2
-"""Bytes of a parameter in the files of published models, which are in bf16 or fp16."""
-RECORD_BYTES = 800
-"""Bytes of an answer in a grid's records, as measured on ``recall``; long answers take more."""
+PUBLISHED_BYTES, RECORD_BYTES = 2, 800
+"""Bytes of a parameter in a published model's files, and of an answer in records (measured on ``recall``)."""
 
 
 @dataclass
@@ -80,9 +79,7 @@ class RunPlan:
     """Needs of a run, or of several; None or empty where something is not known, or no part of it.
 
     Attributes:
-        work: what is computed, in words.
-        flops: fewest and most operations; None where they cannot be told, as ``work`` explains.
-        on_cpu: it is to run on a CPU.
+        work: what is computed, or why operations (fewest and most) cannot be told.
         seconds: at the pace that was measured on this machine.
         memory: peak bytes of one device.
         disk: (what is written, bytes at most).
@@ -181,9 +178,8 @@ def record_flops(cli: RecipeCLI, parts: CompressedBackbone, step: Step, length: 
     return total
 
 
-def plan_of_recipe(recipe: RecipeSource | Path) -> RunPlan:
+def plan_of_recipe(cli: RecipeCLI) -> RunPlan:
     """Return a recipe's plan, without reading data or asking a server."""
-    cli = RecipeCLI(["--config", str(recipe)] if isinstance(recipe, Path) else recipe)
     check_fetched(str(cli.model.backbone_config.path))
     parts = lay_out(cli.model, offline=True)
     return plan_of_fit(cli, parts, nominal_prompt(parts.family, cli.datamodule))
@@ -244,7 +240,6 @@ def _hub_command(path: str) -> str:
 
 
 def _is_cached(name: str) -> bool:
-    """Return whether the Hub's cache holds weights of a model, or anything of a data set, of this name."""
     files = ("model.safetensors", "model.safetensors.index.json")
     if any(isinstance(try_to_load_from_cache(name, file), str) for file in files):
         return True
@@ -358,3 +353,39 @@ def _anchor_words(prompt: NominalPrompt, solve: Callable[[], Anchor]) -> str:
 def percent(fraction: float) -> str:
     """Return a share with six digits."""
     return f"{100 * fraction:.6g} %"
+
+
+def card_sections(
+    cli: Any, parts: CompressedBackbone, recipe: Path | None, arm: str, metrics: str | None, repo_id: str | None
+) -> CardSections:
+    """Return the sections of a model card besides the configuration; without a recipe the scores alone."""
+    evaluation = None if metrics is None else read_scores(Path(metrics), arm)
+    if recipe is None:
+        return CardSections(evaluation=evaluation, repo_id=repo_id)
+    table = budget_table(parts, nominal_prompt(parts.family, cli.datamodule))
+    return CardSections(recipe.read_text(encoding="utf-8"), table, evaluation, repo_id)
+
+
+def budget_table(parts: CompressedBackbone, prompt: NominalPrompt) -> str:
+    """The ledger by layers and region as Markdown, in the bytes of the backbone's dtype."""
+    ledger, dtype = prompt_ledger(parts, prompt), str(parts.family.model.dtype).removeprefix("torch.")
+    lines = [
+        f"One prompt of {prompt.note}; bytes of one layer, {dtype}. Keys stay whole; the index names the kept groups.",
+        "",
+        "| layers | region | tokens | kept | keys B | values B | index B | KV kept |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for band in layer_bands(ledger):
+        for row in band.rows:
+            share = row.payload_bytes / (entry_bytes(ledger.shape) * row.tokens_before)
+            counts = (row.tokens_before, row.tokens, row.key_bytes, row.value_bytes, row.index_bytes)
+            cells = " | ".join(f"{count:,}" for count in counts)
+            lines.append(f"| {band.first}-{band.last} | {row.region} | {cells} | {share:.4%} |")
+    whole, region = ledger.bytes_of(with_index=False), ledger.bytes_of(prompt.region, with_index=False)
+    lines += [
+        "",
+        f"All layers: {region:,} of {ledger.dense_bytes(prompt.region):,} bytes of the {prompt.region} region "
+        f"({ledger.fraction(prompt.region):.4%}), {whole:,} of {ledger.dense_bytes():,} of the prompt "
+        f"({ledger.fraction():.4%}); {ledger.bytes_of() - whole:,} bytes of index are not counted.",
+    ]
+    return "\n".join(lines)

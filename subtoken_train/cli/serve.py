@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.cli.arm_flags import add_compression_options, add_settings, arm_options
-from subtoken_train.cli.command_line import check_counts
+from subtoken_train.cli.command_line import add_compression_options, add_settings, arm_options, check_counts
 from subtoken_train.demo.local_server import check_address
 from subtoken_train.documents import read_text
-from subtoken_train.errors import SubTokenWarning, check_package, check_range, unknown_name
+from subtoken_train.errors import SubTokenWarning, check_package, check_range, check_word, refuse
 from subtoken_train.evictions import EVICTIONS
+from subtoken_train.typed import text_numbers
 
 if TYPE_CHECKING:
     from subtoken_train.inference.arm_spec import ArmSpec
@@ -63,13 +63,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_compression_options(parser)
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:0", help=_DEVICES)
     for flag, default, metavar, words in _OPTIONS:
-        if default is False:
-            parser.add_argument(flag, action="store_true", help=words)
-        elif default == []:
-            parser.add_argument(flag, action="append", default=[], metavar=metavar, help=words)
-        else:
-            kind = type(default) if isinstance(default, int | float) else str
-            parser.add_argument(flag, type=kind, default=default, metavar=metavar, help=words)
+        how: dict[str, Any] = {"type": type(default) if isinstance(default, int | float) else str, "metavar": metavar}
+        how = {"action": "append", "metavar": metavar} if default == [] else how
+        how = {"action": "store_true"} if default is False else how
+        parser.add_argument(flag, default=default, help=words, **how)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -103,7 +100,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _server(args: argparse.Namespace, device: str) -> ChatServer:
-    """Load the model and what stands around it."""
     from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
@@ -138,29 +134,27 @@ def _limits(args: argparse.Namespace) -> Limits:
 
     names = tuple(name.strip() for name in (args.allow_eviction or "").split(",") if name.strip())
     for name in names:
-        if name not in (*EVICTIONS, "none"):
-            raise unknown_name("eviction of --allow-eviction", name, (*EVICTIONS, "none"))
-    if args.allow_keep and not names:
-        raise ValueError("--allow-keep needs --allow-eviction NAMES")
-    try:
-        low, high = map(float, (args.allow_keep or "0,1").split(","))
-    except ValueError:
-        low, high = 1.0, 0.0
-    if not 0 <= low <= high <= 1:
-        raise ValueError(f"--allow-keep {args.allow_keep} must be two shares, the smaller one first, as 0.1,0.5")
-    return Limits(args.max_new_tokens, args.max_images, args.max_image_pixels, names, (low, high), args.batch)
+        check_word("eviction of --allow-eviction", name, (*EVICTIONS, "none"))
+    shares = [each for part in (args.allow_keep or "0,1").split(",") for each in text_numbers(part, float)]
+    ordered = len(shares) == 2 and 0 <= shares[0] <= shares[1] <= 1
+    words = f"--allow-keep {args.allow_keep} must be two shares, the smaller one first, as 0.1,0.5"
+    refuse((args.allow_keep and not names, "--allow-keep needs --allow-eviction NAMES"), (not ordered, words))
+    return Limits(
+        args.max_new_tokens, args.max_images, args.max_image_pixels, names, (shares[0], shares[1]), args.batch
+    )
 
 
 def _settings(args: argparse.Namespace) -> ServerSettings:
     from subtoken_train.serving.http_app import LOCAL, ServerSettings
 
-    keys: list[str] = []
-    if args.api_key_file is not None:
-        keys = [line.strip() for line in read_text(args.api_key_file).splitlines() if line.strip()]
-        if not keys or not all(key.isascii() and key.isprintable() for key in keys):
-            raise ValueError(f"--api-key-file {args.api_key_file} must hold keys of visible ASCII, one a line")
-    if args.contexts_per_key and not keys:
-        raise ValueError("--contexts-per-key needs --api-key-file FILE, whose keys it tells apart")
+    file = args.api_key_file
+    keys = [] if file is None else [line.strip() for line in read_text(file).splitlines() if line.strip()]
+    odd = file is not None and not (keys and all(key.isascii() and key.isprintable() for key in keys))
+    apart = "--contexts-per-key needs --api-key-file FILE, whose keys it tells apart"
+    refuse(
+        (odd, f"--api-key-file {file} must hold keys of visible ASCII, one a line"),
+        (args.contexts_per_key and not keys, apart),
+    )
     for origin in args.allow_origin:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
             raise ValueError(f"--allow-origin {origin} must be an origin, as https://example.org, or *")

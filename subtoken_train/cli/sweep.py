@@ -1,4 +1,9 @@
-"""``subtoken-train sweep``: overrides of one recipe, or the fits of a grid, one after another or as a SLURM array."""
+"""``subtoken-train sweep``: overrides of one recipe, or the fits of a grid, one after another or as a SLURM array.
+
+An adapter ``runs/NAME/adapter`` (or ``runs/NAME``) of a grid is made by the recipe NAME: the file ``NAME.yaml`` here or
+in ``recipes/``, else the shipped one; ``runs/NAME_anchor`` by the anchor of the recipe NAME, where it has no recipe of
+its own. Nothing else records what makes an adapter that is not there yet.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +12,21 @@ import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from subtoken_train.cli.command_line import FLAGS, SweepRun
-from subtoken_train.cli.terminal import show
+from subtoken_train.cli.command_line import FLAGS
+from subtoken_train.cli.recipe_source import read_recipe, read_source
+from subtoken_train.cli.terminal import quiet_libraries, show
 from subtoken_train.errors import plain, shell_words
 from subtoken_train.resources import named_recipe
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from subtoken_train.cli.run_plan import RunPlan
 
 HELP = """Train every combination of some overrides of a recipe, each in a folder named by them, or a grid's adapters.
 
@@ -28,11 +36,12 @@ HELP = """Train every combination of some overrides of a recipe, each in a folde
   subtoken-train sweep --grid table1_llava7b --dry-run
 
 --grid trains the adapters that a grid of 'evaluate' names and that are not there: runs/NAME/adapter by the recipe NAME,
-stage 1 before stage 2. Models are laid out first; --dry-run lists the fits with their GPU hours, disk and downloads.
+stage 1 before stage 2. Every combination is parsed and its model laid out before the first one runs; --dry-run lists
+the fits with their GPU hours, disk and downloads.
 
-Every combination is parsed before the first one runs. When called again, it skips finished runs and resumes stopped
-ones from their last checkpoint; a run that fails is reported and the others continue. Write a list value in brackets:
-[0,1]. The exit code is 0 if all runs finished, 1 if one failed, and 130 after Ctrl-C."""
+When called again, it skips finished runs and resumes stopped ones from their last checkpoint; a run that fails is
+reported and the others continue. Write a list value in brackets: [0,1]. The exit code is 0 if all runs finished, 1 if
+one failed, and 130 after Ctrl-C."""
 
 INTERRUPTED = 130
 SCORES = ("train/loss", "val/loss", "val/token_accuracy", "eval/accuracy", "tokens_per_s/after")
@@ -48,57 +57,97 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the commands, and run nothing")
 
 
+@dataclass(frozen=True)
+class SweepRun:
+    """One combination of a sweep, or one fit of a grid; ``name`` is its overrides in short, and its folder's name."""
+
+    name: str
+    folder: Path
+    configs: tuple[str, ...]
+    overrides: tuple[tuple[str, str], ...] = ()
+
+    def fit_arguments(self) -> list[str]:
+        """``fit --config ... --KEY=VALUE ... --output_dir=...``."""
+        configs = [word for path in self.configs for word in ("--config", path)]
+        return ["fit", *configs, *(f"--{key}={value}" for key, value in self.overrides), f"--output_dir={self.folder}"]
+
+    @property
+    def finished(self) -> bool:
+        """True if the run has left its adapter, which is written last."""
+        return (self.folder / "adapter" / "subtoken_config.json").is_file()
+
+
+@dataclass
+class Fits:
+    """Runs that are to be trained, each after what it starts from.
+
+    Attributes:
+        later: those that start from another run of the list: name -> that run's name.
+        standing: adapters of a grid that are there.
+        published: adapters that are read as Hub ids, which nothing here trains.
+    """
+
+    name: str
+    runs: list[SweepRun] = field(default_factory=list)
+    later: dict[str, str] = field(default_factory=dict)
+    standing: list[str] = field(default_factory=list)
+    published: list[str] = field(default_factory=list)
+
+    def head(self) -> str:
+        """Return one line: how many stand, and how many are to be trained."""
+        words = f"{shell_words(self.name)}: {len(self.standing)} adapters stand, {len(self.runs)} to train"
+        words += f", not trained here but read from the Hub: {', '.join(self.published)}" * bool(self.published)
+        return words if self.runs else f"{words}: nothing to do"
+
+
 def run(args: Namespace) -> int:
     """Check all runs, then train or print them."""
-    runs, later, lines, name = _of_grid(args) if args.grid is not None else _of_settings(args)
-    if not runs:
-        print(*lines, sep="\n")
+    if args.grid is None:
+        if not args.config or not args.set:
+            raise ValueError("a sweep needs --config RECIPE and --set KEY=A,B, or --grid GRID")
+        folder = Path(args.output_dir or "runs/sweep")
+        fits = Fits(folder.name, sweep_runs(args.config, args.set, folder))
+    else:
+        for name in ("config", "set", "output_dir"):
+            if getattr(args, name) is not None:
+                raise ValueError(f"--{name} does not apply to --grid, whose arms name their runs; leave it out")
+        named_recipe(args.grid, "grid")
+        quiet_libraries()
+        fits = grid_fits(args.grid)
+    lines = plan_lines(fits)
+    if args.slurm and fits.runs:
+        now = [one for one in fits.runs if one.name not in fits.later]
+        print(slurm_script(now, now[0].folder.parent, fits.name), end="")
+        if fits.later:
+            waits = [f"{shell_words(name)} (starts from {shell_words(start)})" for name, start in fits.later.items()]
+            print(f"# not in this array, call it again when the others stand: {', '.join(waits)}")
         return 0
-    if args.slurm:
-        now = [one for one in runs if one.name not in later]
-        print(slurm_script(now, now[0].folder.parent, name), end="")
-        print("".join(f"# {line}\n" for line in set(later.values())), end="")
-        return 0
-    if lines:
-        print(*lines, sep="\n", flush=True)
-    return 0 if args.dry_run else train_all(runs)
+    print(*lines, sep="\n", flush=True)
+    return 0 if args.dry_run or not fits.runs else train_all(fits.runs)
 
 
-def _of_settings(args: Namespace) -> tuple[list[SweepRun], dict[str, str], list[str], str | None]:
-    """Return the combinations of a recipe's overrides, each parsed before the first one starts."""
-    if not args.config or not args.set:
-        raise ValueError("a sweep needs --config RECIPE and --set KEY=A,B, or --grid GRID")
-    from subtoken_train.cli.recipe_source import read_recipe, read_source
-
-    runs = sweep_runs(args.config, args.set, Path(args.output_dir or "runs/sweep"))
-    sources = [read_source(one.fit_arguments()[1:]) for one in runs]
-    from subtoken_train.cli.terminal import quiet_libraries
-
+def plan_lines(fits: Fits) -> list[str]:
+    """Return a command and its time for each run, and what all need; a run that can never train is refused here."""
+    sources = [read_source(one.fit_arguments()[1:]) for one in fits.runs]
     quiet_libraries()
     from subtoken_train.cli.recipe import RecipeCLI
+    from subtoken_train.cli.run_plan import added, gpu_time, plan_of_recipe
 
-    for one, source in zip(runs, sources, strict=True):
-        recipe = RecipeCLI(source).resolved()
-        if one.finished and read_recipe(one.folder / "recipe.yaml") != recipe:
+    lines, each = [fits.head()], list["RunPlan"]()
+    for one, source in zip(fits.runs, sources, strict=True):
+        try:
+            cli = RecipeCLI(source)
+            each.append(plan_of_recipe(cli))
+        except ValueError as error:
+            raise ValueError(f"{one.name}: {error}") from None
+        if one.finished and read_recipe(one.folder / "recipe.yaml") != cli.resolved():
             raise ValueError(f"{one.folder} holds a finished run of another recipe; choose another --output_dir")
-    commands = [shell_words("subtoken-train", *one.fit_arguments()) for one in runs] if args.dry_run else []
-    return runs, {}, commands, None
-
-
-def _of_grid(args: Namespace) -> tuple[list[SweepRun], dict[str, str], list[str], str | None]:
-    for name in ("config", "set", "output_dir"):
-        if getattr(args, name) is not None:
-            raise ValueError(f"--{name} does not apply to --grid, whose arms name their runs; leave it out")
-    named_recipe(args.grid, "grid")
-    from subtoken_train.cli.terminal import quiet_libraries
-
-    quiet_libraries()
-    from subtoken_train.cli.grid_fits import fits_needs, grid_fits, plan_lines
-
-    fits = grid_fits(args.grid)
-    each = fits_needs(fits)
-    lines = plan_lines(fits, each) if fits.runs else [f"{fits.head()}: nothing to do"]
-    return fits.runs, dict.fromkeys(fits.later, *fits.later_lines()) if fits.later else {}, lines, fits.grid
+        needs = each[-1]
+        time = "" if needs.on_cpu or needs.flops is None else f"  # {gpu_time(needs.flops, 'H100')}"
+        lines.append(f"{shell_words('subtoken-train', *one.fit_arguments())}{time}")
+    if not each:
+        return lines
+    return [*lines, "", "what they need (a prediction)", *(f"  {line}" for line in added(each).lines())]
 
 
 def train_all(runs: list[SweepRun]) -> int:
@@ -116,11 +165,13 @@ def train_all(runs: list[SweepRun]) -> int:
 
 
 def run_one(one: SweepRun) -> str:
-    """Train one run in a process of its own; the outcome in words."""
+    """Train one run in a process of its own, resumed where it left a checkpoint; the outcome in words."""
+    from subtoken_train.training.checkpoints import newest_complete
+
     if one.finished:
         print(f"  finished before: {one.folder}")
         return "finished before"
-    resume = ["--resume"] if one.resumable else []
+    resume = [] if newest_complete(one.folder / "checkpoints") is None else ["--resume"]
     process = subprocess.Popen([sys.executable, "-m", "subtoken_train", *one.fit_arguments(), *resume])
     try:
         code = process.wait()
@@ -135,26 +186,23 @@ def sweep_table(runs: list[SweepRun], outcomes: list[str]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    found = [one.last_metrics(SCORES) for one in runs]
-    columns = [name for name in SCORES if any(name in metrics for metrics in found)]
+    from subtoken_train.cli.loggers import logged
+
+    courses = [logged(one.folder) for one in runs]
+    columns = [name for name in SCORES if any(name in course for course in courses)]
     table = Table(title="sweep: last values")
     table.add_column("run")
     table.add_column("outcome")
     for name in ("step", *columns):
         table.add_column(name, justify="right")
-    for one, words, metrics in zip(runs, outcomes, found, strict=True):
-        cells = [f"{metrics[name]:.4g}" if name in metrics else "" for name in columns]
-        table.add_row(
-            Text(plain(one.name)),
-            Text(plain(words)),
-            str(int(metrics["step"]) + 1) if "step" in metrics else "",
-            *cells,
-        )
+    for one, words, course in zip(runs, outcomes, courses, strict=True):
+        last = max((step for steps in course.values() for step in steps), default=None)
+        cells = [f"{course[name][max(course[name])]:.4g}" if name in course else "" for name in columns]
+        table.add_row(Text(plain(one.name)), Text(plain(words)), "" if last is None else str(last + 1), *cells)
     return table
 
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9.,=+_\-]+")
-_RESERVED = ("output_dir", *FLAGS)
 
 
 def sweep_runs(configs: Sequence[str], settings: Sequence[str], folder: Path) -> list[SweepRun]:
@@ -165,17 +213,18 @@ def sweep_runs(configs: Sequence[str], settings: Sequence[str], folder: Path) ->
         if key in axes:
             raise ValueError(f"--set {key} is given twice; write its values in one: --set {key}=A,B")
         axes[key] = values
-    short = _short_names(list(axes))
-    runs: list[SweepRun] = []
+    leaves = [key.rpartition(".")[2] for key in axes]
+    short = {key: leaf if leaves.count(leaf) == 1 else key for key, leaf in zip(axes, leaves, strict=True)}
+    runs = dict[str, SweepRun]()
     for combination in product(*axes.values()):
         chosen = tuple(zip(axes, combination, strict=True))
         name = _UNSAFE.sub("_", ",".join(f"{short[key]}={value}" for key, value in chosen))
-        if any(one.name == name for one in runs):
+        if name in runs:
             raise ValueError(
                 f"two runs would share the folder {name}: their values differ only in punctuation, or not at all"
             )
-        runs.append(SweepRun(name, folder / name, tuple(configs), chosen))
-    return runs
+        runs[name] = SweepRun(name, folder / name, tuple(configs), chosen)
+    return list(runs.values())
 
 
 def parse_setting(setting: str) -> tuple[str, list[str]]:
@@ -192,16 +241,13 @@ def parse_setting(setting: str) -> tuple[str, list[str]]:
     values = [value.strip() for value in values]
     if not equals or not key or not all(values):
         raise ValueError(f"--set {setting!r} must be KEY=VALUE,VALUE, for instance model.routing.kept_groups=2,4,8")
-    if key in _RESERVED:
+    if key in ("output_dir", *FLAGS):
         raise ValueError(f"--set {key}: a sweep sets it for every run itself; --output_dir DIR moves all of them")
     return key, values
 
 
-def slurm_script(runs: Sequence[SweepRun], folder: Path, name: str | None = None) -> str:
-    """An sbatch script whose array has one task per run; partition, GPUs and time are the user's to add.
-
-    ``name``: of the job; None: the folder's.
-    """
+def slurm_script(runs: Sequence[SweepRun], folder: Path, name: str) -> str:
+    """An sbatch script whose array has one task per run; partition, GPUs and time are the user's to add."""
     tasks = "\n".join(
         f"  {number}) exec srun {shell_words('subtoken-train', *one.fit_arguments())} ;;"
         for number, one in enumerate(runs)
@@ -210,7 +256,7 @@ def slurm_script(runs: Sequence[SweepRun], folder: Path, name: str | None = None
     if log.startswith("$"):
         raise ValueError(f"the runs' folder {str(folder)!r} has a control character, which no #SBATCH line can name")
     return f"""#!/bin/bash
-#SBATCH --job-name={_UNSAFE.sub("_", name or folder.name)}
+#SBATCH --job-name={_UNSAFE.sub("_", name)}
 #SBATCH --array=0-{len(runs) - 1}
 #SBATCH --output={log}
 # Add --partition, --gpus-per-node, --ntasks-per-node (one per GPU) and --time for your cluster.
@@ -221,6 +267,49 @@ esac
 """
 
 
-def _short_names(keys: list[str]) -> dict[str, str]:
-    leaves = [key.rpartition(".")[2] for key in keys]
-    return {key: leaf if leaves.count(leaf) == 1 else key for key, leaf in zip(keys, leaves, strict=True)}
+def grid_fits(given: str) -> Fits:
+    """Return the fits of a grid's arms, read from its file alone."""
+    from subtoken_train.evaluation.runner.spec import read_grid
+
+    path = named_recipe(given, "grid")
+    fits = Fits(path.stem)
+    for adapter in dict.fromkeys(str(arm.adapter) for arm in read_grid(path).arms if arm.adapter is not None):
+        _add(fits, adapter, f"grid {path.stem}")
+    return fits
+
+
+def _add(fits: Fits, adapter: str, asker: str) -> SweepRun | None:
+    """Add the run that makes an adapter, after the runs that it starts from; None: it stands, or is published."""
+    from subtoken_train.artifact.hub import adapter_in
+    from subtoken_train.cli.recipes import SUFFIX, anchor_words
+    from subtoken_train.evaluation.runner.dry_run import recipe_of
+    from subtoken_train.families.backbone_config import is_hub_id, resolve
+
+    folder = Path(adapter).parent if Path(adapter).name == "adapter" else Path(adapter)
+    known = next((run for run in fits.runs if run.folder == folder), None)
+    if known is not None or adapter in (*fits.standing, *fits.published):
+        return known
+    if adapter_in(Path(resolve(adapter))) is not None:
+        fits.standing.append(adapter)
+        return None
+    recipe, overrides = recipe_of(adapter), list[tuple[str, str]]()
+    if recipe is None and (base := recipe_of(str(folder.with_name(folder.name.removesuffix(SUFFIX))))) is not None:
+        recipe, words = base, anchor_words(["--config", str(base)])[2:]
+        pairs = [word.removeprefix("--").split("=", 1) for word in words]
+        overrides = [(key, value) for key, value in pairs if key != "output_dir"]
+    if recipe is None and is_hub_id(adapter) and not Path(adapter).parent.is_dir():
+        fits.published.append(adapter)
+        return None
+    if recipe is None:
+        raise ValueError(
+            f"{asker} needs the adapter {adapter}, which is not here and which no recipe makes: there is no "
+            f"{folder.name}.yaml here or in recipes/, and none ships; write that recipe, or take the arm out"
+        )
+    start: Any = (read_recipe(recipe).get("model") or {}).get("stage2") or {}
+    first = _add(fits, str(start["adapter"]), f"recipe {recipe.stem}") if "adapter" in start else None
+    config = recipe.stem if recipe.is_absolute() else str(recipe)  # a shipped one by its name
+    run = SweepRun(folder.name, folder, (config,), tuple(overrides))
+    fits.runs.append(run)
+    if first is not None:
+        fits.later[run.name] = first.name
+    return run

@@ -1,7 +1,6 @@
-"""The terminal side of a command: counters, messages, exit codes; noise of libraries is silenced.
+"""The terminal side of a command: counters, messages, exit codes; noise that no user of ours can act on is silenced.
 
-The one place where exceptions become exit codes: 0 fine, 1 our failure, 2 wrong input, 130 Ctrl-C. Of what libraries
-say, only what no user of ours can act on is silenced; our own messages and all errors stay.
+The one place where exceptions become exit codes: 0 fine, 1 our failure, 2 wrong input, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -65,18 +64,12 @@ def is_users(error: Exception) -> bool:
 
 
 def guarded(action: Callable[[], int]) -> int:
-    """Run a command and return its exit code; wrong input gives one line on stderr and no traceback.
-
-    A ``SubTokenWarning`` is one line on stderr, too.
-    """
+    """Run a command and return its exit code; wrong input, or a ``SubTokenWarning``, is one line on stderr."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # writes out what its encoding has no bytes for, as stderr does
         sys.stdout.reconfigure(errors="backslashreplace")
-    with redirect_stdout(_shown(sys.stdout)), redirect_stderr(_shown(sys.stderr)):
+    out, err = (_Shown(getattr(stream, "rich_proxied_file", stream)) for stream in (sys.stdout, sys.stderr))
+    with redirect_stdout(cast("TextIO", out)), redirect_stderr(cast("TextIO", err)):
         return _exit_code(action)
-
-
-def _shown(stream: TextIO) -> TextIO:
-    return cast("TextIO", _Shown(getattr(stream, "rich_proxied_file", stream)))
 
 
 _MOVE = re.compile(r"\r|\n*(?:\x1b\[A)+$|")

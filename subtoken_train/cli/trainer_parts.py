@@ -1,11 +1,8 @@
 """The trainer of a recipe: closed lists of what it may name, no path of a class, and the ranges of its settings.
 
-A recipe writes a name, or a name with its settings (``strategy: {zero2: {offload: true}}``); ``logger`` and
-``callbacks`` also take a list of these. A name leads to a class of this package or of Lightning, or to the entry point
-of a package that the user has installed. Settings are plain values and go to that class alone, so nothing in a recipe
-leads to other code (``docs/recipe_safety.md``). Types are checked with the trainer's signature; ``check_setting``
-refuses numbers (and the few texts) that Lightning would take and fail on later, train nothing with, or never come back
-from.
+A recipe writes a name, or a name with its settings (``strategy: {zero2: {offload: true}}``), which are plain values:
+nothing in a recipe leads to other code (``docs/recipe_safety.md``). Types are checked with the trainer's signature;
+``check_setting`` refuses what Lightning would take and fail on later, train nothing with, or never come back from.
 """
 
 from __future__ import annotations
@@ -17,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from subtoken_train.documents import parse_yaml
-from subtoken_train.errors import check_word, unknown_name
+from subtoken_train.errors import check_word, refuse, unknown_name
 from subtoken_train.registry import Registry
-from subtoken_train.typed import shown
+from subtoken_train.typed import shown, text_numbers
 
-_LIGHTNING = "lightning.pytorch"
+_LIGHTNING, _STRATEGIES = "lightning.pytorch", "subtoken_train.training.strategies"
 _ZERO = ("offload", "config")
 _LISTED = "trainer.{key} is {value}; write a name, or a name with its settings: {key}: {{NAME: {{SETTING: VALUE}}}}"
 
@@ -34,9 +31,7 @@ def _registry(kind: str, base: str, **builtin: str) -> Registry[Any]:
 class Nameable:
     """Names that a key of the trainer may hold, and their settings; a name of another package takes any settings.
 
-    Attributes:
-        many: whether the key takes a list.
-        words: words that name no class, which Lightning or ``run_loggers`` reads.
+    ``many``: the key takes a list; ``words`` name no class, and Lightning or ``run_loggers`` reads them.
     """
 
     names: Registry[Any]
@@ -51,10 +46,8 @@ KINDS = {
             "strategy",
             f"{_LIGHTNING}.strategies:Strategy",
             **dict.fromkeys(("auto", "ddp"), f"{_LIGHTNING}.strategies:DDPStrategy"),
-            **dict.fromkeys(
-                ("zero1", "zero2", "zero3", "zero3_offload"), "subtoken_train.training.strategies:ZeroStrategy"
-            ),
-            fsdp2="subtoken_train.training.strategies:Fsdp2Strategy",
+            **dict.fromkeys(("zero1", "zero2", "zero3", "zero3_offload"), f"{_STRATEGIES}:ZeroStrategy"),
+            fsdp2=f"{_STRATEGIES}:Fsdp2Strategy",
         ),
         {
             "ddp": (
@@ -129,10 +122,7 @@ ZERO_SETTINGS = (
     *("gradient_accumulation_steps", "gradient_clipping", "train_batch_size", "train_micro_batch_size_per_gpu"),
     *("optimizer", "scheduler", "fp16", "bf16", "torch_autocast"),
 )
-"""Keys of DeepSpeed's JSON that ``config`` may hold; others compile, profile, load or tune by what they name.
-
-``zero_settings`` refuses those of the last two lines, and says where the recipe says them.
-"""
+"""Keys of DeepSpeed's JSON that ``config`` may hold; ``zero_settings`` refuses those that the recipe says elsewhere."""
 
 
 def named_parts(key: str, value: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -172,19 +162,17 @@ def _part(key: str, value: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _check_settings(key: str, value: str, settings: dict[str, Any]) -> None:
-    """Raise a worded ``ValueError`` where a name gets a setting that is not listed, or more than plain values."""
     allowed = KINDS[key].settings.get(value, ())
     for name, each in settings.items():
-        if not allowed:
-            raise ValueError(f"trainer.{key} {value} takes no settings, and the recipe gives it {shown(name)}")
-        check_word(f"setting of trainer.{key} {value}:", name, allowed)
-        if name == "config" and not isinstance(each, dict):
-            raise ValueError(f"trainer.{key} {value}.config is {shown(each)}; write DeepSpeed's settings below it")
-        if name == "config":
-            for inner in each:
-                check_word(f"setting of DeepSpeed in trainer.{key}:", inner, ZERO_SETTINGS)
-        elif isinstance(each, dict) and name != "tags":
-            raise ValueError(f"trainer.{key} {value}.{name} is a group of values; it must be one value")
+        place, config, group = f"trainer.{key} {value}", name == "config", isinstance(each, dict)
+        refuse((not allowed, f"{place} takes no settings, and the recipe gives it {shown(name)}"))
+        check_word(f"setting of {place}:", name, allowed)
+        refuse(
+            (config and not group, f"{place}.config is {shown(each)}; write DeepSpeed's settings below it"),
+            (group and name not in ("tags", "config"), f"{place}.{name} is a group of values; it must be one value"),
+        )
+        for inner in each if config else ():
+            check_word(f"setting of DeepSpeed in trainer.{key}:", inner, ZERO_SETTINGS)
 
 
 def build_parts(key: str, value: Any, **defaults: Mapping[str, Any]) -> list[Any]:
@@ -208,10 +196,7 @@ _CLOCK = re.compile(r"\d{1,4}:[0-2]?\d:[0-5]?\d:[0-5]?\d")
 def number(value: Any) -> float | int | None:
     """Return a number, also from its text (YAML 1.1 leaves ``1e-4`` one); None for anything else, booleans included."""
     if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return None
+        return next(text_numbers(value, float), None)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -269,10 +254,7 @@ _FREE = (
 )
 SETTINGS: dict[str, Check] = {
     **dict.fromkeys((*KINDS, *_FREE), lambda value: None),  # true or false, or what the parser or the trainer knows
-    **dict.fromkeys(
-        ("fast_dev_run", "min_epochs", "min_steps", "reload_dataloaders_every_n_epochs"),
-        _whole(0),
-    ),
+    **dict.fromkeys(("fast_dev_run", "min_epochs", "min_steps", "reload_dataloaders_every_n_epochs"), _whole(0)),
     **dict.fromkeys(("limit_val_batches", "limit_test_batches", "limit_predict_batches"), _batches(0)),
     "overfit_batches": _batches(0),
     **dict.fromkeys(("limit_train_batches", "val_check_interval"), _batches(1)),
@@ -285,8 +267,7 @@ SETTINGS: dict[str, Check] = {
     "accumulate_grad_batches": _whole(1, 10**6),
     "max_time": _clock,
     "gradient_clip_val": _refused(
-        lambda value: (got := number(value)) is not None and not 0 <= got < math.inf,
-        "it must be a finite number, 0 or more",
+        lambda value: not 0 <= (number(value) or 0) < math.inf, "it must be a finite number, 0 or more"
     ),
     "gradient_clip_algorithm": _refused(
         lambda value: isinstance(value, str) and value not in ("norm", "value"), "it must be norm or value"

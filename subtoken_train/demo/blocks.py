@@ -1,7 +1,4 @@
-"""The demo page in Gradio: prompts, answers side by side, and what their caches kept, took and cost.
-
-Nothing is fetched from elsewhere: fonts are the reader's own, and Gradio's scripts come from this server.
-"""
+"""The demo page in Gradio: prompts, answers side by side, and what their caches kept, took and cost."""
 
 from __future__ import annotations
 
@@ -80,7 +77,6 @@ def _picture() -> gr.Image:
 
 
 def _settings() -> list[gr.components.Component]:
-    """Eviction, what it keeps, and the numbers of the cache."""
     with gr.Row():
         eviction = gr.Dropdown(
             [NO_EVICTION, *EVICTIONS],
@@ -107,7 +103,6 @@ def _drawing(name: str, visible: bool = True) -> gr.Image:
 def _respond(
     models: SideBySide, about: str | None, question: str, eviction: str | None, keep: str, kv_dtype: KVDtype
 ) -> Iterator[list[Any]]:
-    """Values of the answers' texts, the table, the words and the state, again and again."""
     texts, answers, said = [""] * len(models.sides), list[SideAnswer](), list[str]()
 
     def values() -> list[Any]:
@@ -133,7 +128,6 @@ def _respond(
 
 
 def _drawings(answers: list[SideAnswer], layer: int, models: SideBySide) -> list[Any]:
-    """Picture or text of each side that has answered, and the groups of the last one."""
     kept = token_picture if models.sees_images else marked_text
     tokens: list[Any] = [kept(answer, layer) for answer in answers]
     missing = len(models.sides) - len(answers)

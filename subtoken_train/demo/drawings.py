@@ -55,18 +55,11 @@ def facts_table(answers: Sequence[SideAnswer]) -> str:
 def _row(answer: SideAnswer) -> tuple[str, ...]:
     report = answer.report
     held = report.total_bytes - report.slack_bytes
-    return (
-        answer.title,
-        answer.method,
-        f"{held:,}",
-        share_words(held / report.dense_bytes, 1),
-        "-" if report.kept_entries is not None and report.nominal_fraction == 1 else f"{report.nominal_fraction:.3%}",
-        f"{report.realised_fraction:.3%}",
-        f"{report.index_bytes:,}",
-        f"{answer.prefill_seconds:.2f}",
-        f"{answer.decode_seconds:.2f}",
-        str(answer.tokens),
-    )
+    whole = report.kept_entries is not None and report.nominal_fraction == 1
+    nominal = "-" if whole else f"{report.nominal_fraction:.3%}"
+    shares = share_words(held / report.dense_bytes, 1), nominal, f"{report.realised_fraction:.3%}"
+    seconds = f"{answer.prefill_seconds:.2f}", f"{answer.decode_seconds:.2f}"
+    return answer.title, answer.method, f"{held:,}", *shares, f"{report.index_bytes:,}", *seconds, str(answer.tokens)
 
 
 _matplotlib = threading.Lock()  # its settings are the process's
@@ -77,7 +70,7 @@ class KeptGroups(NamedTuple):
 
     Attributes:
         keys: columns that are key-value heads; 0 where a token has all keys or none.
-        shares_LS: of the tokens that a layer keeps, the share that keeps each key and group, fp32; ones where all stay.
+        shares_LS: share of a layer's kept tokens that keeps each key and group, fp32; ones where all stay.
         marks_nS: per layer, the keys and groups of each kept token in the prompt's order, bool.
     """
 
@@ -109,10 +102,7 @@ def _marks(layer: LayerPlan, regions_N: Tensor, keys: int, groups: int) -> Tenso
 
 
 def token_words(answer: SideAnswer, layer: int) -> list[tuple[str, float | None]]:
-    """The text in pieces of whole characters, and the mean share of a layer's heads that keep a piece's tokens.
-
-    Shares are None where tokens have no place in the text (``answer.undrawn``).
-    """
+    """The text in pieces of whole characters, and the mean share of a layer's heads that keep a piece's tokens."""
     shown_N = in_compressed_region(answer.batch.regions_BN[0])
     shares = kept_tokens(answer.plan.layers[layer], shown_N).share_T.tolist()
     decode, words = answer.family.tokenizer.decode, list[tuple[str, float | None]]()

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -64,21 +64,10 @@ def _launched(models: SideBySide, host: str, port: int) -> tuple[gr.Blocks, str]
     page = build_page(models)
     try:
         # what Gradio would otherwise take from its environment variables is said
-        _, url, _ = page.launch(
-            server_name=host,
-            server_port=port,
-            theme=looks(),
-            css=NARROW,
-            share=False,
-            ssr_mode=False,
-            mcp_server=False,
-            num_workers=0,
-            run_history=False,
-            footer_links=[],
-            show_error=True,
-            prevent_thread_lock=True,
-            quiet=True,
-        )
+        off = dict.fromkeys(("share", "ssr_mode", "mcp_server", "run_history"), False)
+        on = dict.fromkeys(("show_error", "prevent_thread_lock", "quiet"), True)
+        drawn: dict[str, Any] = {"theme": looks(), "css": NARROW, "num_workers": 0, "footer_links": [], **off, **on}
+        _, url, _ = page.launch(server_name=host, server_port=port, **drawn)
     except Exception as error:
         if page.is_running:  # it listens: what failed is Gradio's look at its own page, which it words as share=True
             page.close(verbose=False)

@@ -1,8 +1,4 @@
-"""Models on one loaded backbone, asked in turn about a picture or a text: answers as they are made.
-
-They are the backbone, an anchor and a routed model, or a backbone alone and the same one compressed. A text is
-compressed before its question is seen, as ``SubTokenModel.ask`` does it, unless what compresses reads the question.
-"""
+"""Models on one loaded backbone, asked in turn about a picture or a text: answers as they are made."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import SubTokenWarning
+from subtoken_train.errors import SubTokenWarning, refuse
 from subtoken_train.evaluation.picture import check_places, visual_grid
 from subtoken_train.evaluation.runner.arms import groups_words
 from subtoken_train.evictions.thresholds import threshold_file
@@ -45,7 +41,6 @@ class SideAnswer(NamedTuple):
         method: reducer, groups and eviction, as tables name them; ``-`` where nothing is compressed.
         image: what was asked about; None where it was a text.
         batch: the prompt, without pixels.
-        decode_seconds: of everything after the prompt's pass.
         undrawn: why kept tokens cannot be drawn on the picture; None where they can.
         notes: warnings that came with the answer.
     """
@@ -92,10 +87,7 @@ def why_undrawn(backbone: CompressedBackbone, batch: Batch) -> str | None:
 
 
 class ShownModel(NamedTuple):
-    """One of the models that are asked, and whether the page's eviction acts on it.
-
-    ``load`` takes its turn on the loaded backbone; what was handed out before runs no more.
-    """
+    """One of the models that are asked; ``load`` takes its turn on the backbone, and what had it runs no more."""
 
     title: str
     load: Callable[[], CompressedBackbone]
@@ -105,9 +97,8 @@ class ShownModel(NamedTuple):
 class SideBySide:
     """Loads what an adapter names, and asks its sides (backbone, anchor where there is one, itself) one after another.
 
-    The frozen backbone is in memory once: each side puts its LoRA, reducer and routers on it in its turn. Turns of
-    several askers wait for each other. Without ``backbone`` it is where the adapters say; without ``adapter`` it is the
-    one side, and itself under the page's compression the other. ``device`` is as ``ModelPool`` takes it.
+    The frozen backbone is in memory once; several askers wait for each other. Without ``backbone`` it is where the
+    adapters say; without ``adapter`` it is the one side, and itself under the page's compression the other.
     """
 
     def __init__(
@@ -127,11 +118,7 @@ class SideBySide:
     def ask(
         self, about: Image.Image | str, question: str, eviction: str | None, keep: str, kv_dtype: KVDtype = "model"
     ) -> Iterator[Spoken]:
-        """Every side's answer, piece by piece; an iterator that is closed stops after the next token.
-
-        Eviction (None: none), what it keeps and the cache's numbers are as they are written, and of all sides but the
-        backbone. The question about a picture has no placeholder, or one ``<image>``.
-        """
+        """Every side's answer, piece by piece; an iterator that is closed stops after the next token."""
         if eviction is not None and threshold_file(keep) is not None:  # which whoever sees the page would choose
             raise ValueError("eviction_keep of this page reads no file; write threshold:-4, or a share")
         kept = keep if eviction else None
@@ -149,13 +136,9 @@ class SideBySide:
     def _check_text(self, text: str, question: str) -> None:
         if not text.strip() or not question.strip():
             raise ValueError("text or question is empty; write both, or use the example")
-        bound = position_bound(self._family.model.config)
-        length = len(self._family.tokenizer(text)["input_ids"])
-        if bound is not None and length > bound - ANSWER_TOKENS:
-            raise ValueError(
-                f"the text has {length:,} tokens, and the model was made for {bound:,}, its answer among them; "
-                "shorten the text"
-            )
+        bound, length = position_bound(self._family.model.config), len(self._family.tokenizer(text)["input_ids"])
+        words = f"the text has {length:,} tokens, and the model was made for {bound or 0:,}, its answer among them"
+        refuse((bound is not None and length > bound - ANSWER_TOKENS, f"{words}; shorten the text"))
 
     def _answer(
         self, place: int, side: ShownModel, asked: Callable[[Callable[[str], None]], SideAnswer]
@@ -192,7 +175,6 @@ class SideBySide:
         stopped: threading.Event,
         say: Callable[[str], None],
     ) -> SideAnswer:
-        """Wait for the turn, put the side on the backbone, and generate."""
         with self._turn, warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always", SubTokenWarning)
             backbone = side.load()
@@ -218,7 +200,6 @@ def _settings(stream: AnswerStream) -> dict[str, Any]:
 
 
 def _whole(model: SubTokenModel, about: Image.Image | str, question: str, stream: AnswerStream) -> Generated:
-    """Answer a prompt that holds its question."""
     prompt = (f"{about}\n\n{question}",) if isinstance(about, str) else (question, [about])
     inputs: dict[str, Any] = model.inputs(*prompt)
     model.generate(**inputs, **_settings(stream))
@@ -228,7 +209,6 @@ def _whole(model: SubTokenModel, about: Image.Image | str, question: str, stream
 
 
 def _blind(model: SubTokenModel, text: str, question: str, stream: AnswerStream) -> Generated:
-    """Answer a question of a text that was compressed before."""
     clock = time.perf_counter()
     batch, frames = context_batches(model.backbone, model.compression, [text])
     with serving(model.backbone.family):
@@ -243,10 +223,8 @@ def _blind(model: SubTokenModel, text: str, question: str, stream: AnswerStream)
 def _of_backbone(pool: ModelPool, anchor: str | None, backbone: str | None) -> list[ShownModel]:
     if backbone is None:
         raise ValueError("name an adapter (--adapter DIR), or a backbone to compress (--backbone PATH)")
-    if anchor is not None:
-        raise ValueError(
-            f"anchor {anchor} is to be told from an adapter; name it (--adapter DIR), or leave --anchor out"
-        )
+    words = f"anchor {anchor} is to be told from an adapter; name it (--adapter DIR), or leave --anchor out"
+    refuse((anchor is not None, words))
     if pool.find(backbone) is not None:  # both sides would be routed
         raise ValueError(f"--backbone {backbone} is an adapter; write --adapter {backbone}")
     load = partial(pool.get, backbone)
@@ -269,14 +247,10 @@ def _of_adapter(pool: ModelPool, adapter: str, anchor: str | None, backbone: str
 
 
 def _check_backbones(pool: ModelPool, adapter: str, anchor: str, backbone: str | None) -> None:
-    """Raise a worded ``ValueError`` unless two adapters share one loaded backbone."""
     own, other = (
         vars(in_one_place(adapter_backbone(pool.folder(name), pool.adapter(name), backbone)))
         for name in (adapter, anchor)
     )
     differ = [f"{name} {own[name]} and {other[name]}" for name in own if own[name] != other[name]]
-    if differ:
-        raise ValueError(
-            f"{adapter} and its anchor {anchor} are not on one backbone ({', '.join(differ)}); use an anchor that was "
-            "trained on the same one"
-        )
+    words = f"{adapter} and its anchor {anchor} are not on one backbone ({', '.join(differ)})"
+    refuse((differ, f"{words}; use an anchor that was trained on the same one"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,9 +17,9 @@ from subtoken_train.inference.cache_report import report
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prefill import prefill
 from subtoken_train.kernels.choice import choose_kernel
-from tests.support.commands import refused
+from tests.support.commands import printed, refused
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 ADAPTERS = ROOT / "checkpoints" / "adapters"
 VLM, LM, WHOLE = (
     str(ADAPTERS / name) for name in ("tiny_fastv25_s16k4", "tinylm_quest25_s16k12", "tiny_none100_s16k4")
@@ -43,9 +42,7 @@ def test_all_sides_stand_beside_it_and_where_it_ran_is_said(routed):
     (row,) = routed["rows"]
     assert list(row["sides"]) == SIDES
     assert {row["prompt"]["length"], row["batch_size"], row["new_tokens"], row["pairs"]} == {83, 2, 3}
-    assert routed["dtype"] == "float32"
-    assert routed["hardware"]["cpu"]
-    assert routed["versions"]["torch"]
+    assert (routed["dtype"], bool(routed["hardware"]["cpu"]), "torch" in routed["versions"]) == ("float32", True, True)
     kernels = {name: side["kernel"] for name, side in row["sides"].items()}
     assert kernels["routed"] == kernels["anchor"] == str(choose_kernel("cpu"))
     assert kernels["dynamic"] == "transformers' own"
@@ -93,62 +90,54 @@ def test_the_share_of_a_copy_is_that_of_the_bytes_that_are_read(routed):
         assert tuple(2 * each for each in side["share"]) == pytest.approx(ratio(rounds, "copy", "attention"))
 
 
-def test_a_text_adapter_with_an_eviction(capsys):
-    assert (
-        main(
-            ["benchmark", "--adapter", LM, *SHORT, "--lengths", "256", "--eviction", "snapkv", "--eviction-keep", "0.5"]
-        )
-        == 0
-    )
-    said = capsys.readouterr().out
-    assert "256 tokens (192 of context), batch 1, 1 forced tokens, 1 round: no intervals" in said
-    assert all(f"\n{name} " in said for name in SIDES)
-    assert "quest" in said
-    assert "snapkv" in said
+SAID = {
+    "a text adapter with an eviction": (
+        ["--adapter", LM, "--lengths", "256", "--eviction", "snapkv", "--eviction-keep", "0.5"],
+        ["256 tokens (192 of context), batch 1, 1 forced tokens, 1 round: no intervals", "quest", "snapkv"],
+    ),
+    "no reducer, and an anchor that draws its tokens": (
+        ["--adapter", WHOLE],
+        ["anchor: token-only anchor of equal bytes, random 0.625, whole values"],
+    ),
+    "a backbone alone, its own anchor": (
+        ["--model", TINY_LLAVA, "--random", "--layers", "2", "--reducer", "fastv", "--keep-ratio", "0.5"],
+        [
+            "random weights, without LoRA, 2 layers (--layers), float32", "\npacked ", "\ndynamic ",
+            "note: it drops no value group: its token-only anchor and its same-tokens cache are it itself",
+        ],
+    ),
+    "a recipe, untrained in another dtype": (
+        ["--config", "tiny_visionzip25_s16k4", "--random", "--layers", "3", "--dtype", "bfloat16"],
+        [
+            "untrained", "with LoRA, 3 layers (--layers), bfloat16",
+            "anchor: token-only anchor of equal bytes, visionzip 0.15625",
+        ],
+    ),
+    # keys in the last window stay whole, here all of them, and the ledger takes half of their channels for gone
+    "an anchor of other bytes": (
+        ["--adapter", VLM, "--key-channels", "0.5"],
+        ["note: the anchor holds 165,888 bytes of the prompt, -7.4% of the 179,136 it stands for"],
+    ),
+}  # fmt: skip
 
 
-def test_an_arm_without_a_reducer_has_an_anchor_that_draws_its_tokens(capsys):
-    assert main(["benchmark", "--adapter", WHOLE, *SHORT]) == 0
-    assert "anchor: token-only anchor of equal bytes, random 0.625, whole values" in capsys.readouterr().out
-
-
-def test_a_backbone_alone_is_its_own_anchor(capsys):
-    words = ["--random", "--layers", "2", "--reducer", "fastv", "--keep-ratio", "0.5"]
-    assert main(["benchmark", "--model", TINY_LLAVA, *SHORT, *words]) == 0
-    said = capsys.readouterr().out
-    assert "random weights, without LoRA, 2 layers (--layers), float32" in said
-    assert "\npacked " in said
-    assert "\ndynamic " in said
-    assert "note: it drops no value group: its token-only anchor and its same-tokens cache are it itself" in said
-
-
-def test_a_recipe_runs_untrained_in_another_dtype(capsys):
-    words = ["--random", "--layers", "3", "--dtype", "bfloat16"]
-    assert main(["benchmark", "--config", str(ROOT / "recipes/tiny_visionzip25_s16k4.yaml"), *SHORT, *words]) == 0
-    said = capsys.readouterr().out
-    assert "untrained" in said
-    assert "with LoRA, 3 layers (--layers), bfloat16" in said
-    assert "anchor: token-only anchor of equal bytes, visionzip 0.15625" in said
+@pytest.mark.parametrize(("argv", "words"), SAID.values(), ids=SAID)
+def test_what_is_said_of_an_arm(capsys, argv, words):
+    said = printed(capsys, "benchmark", *argv, *SHORT)
+    assert [word for word in words if word not in said] == []
+    assert "--key-channels" not in argv or "[" not in said.split("\nrouted: ")[0]  # one round has no interval
 
 
 def test_table8_scaled_says_what_is_scaled(tmp_path, capsys):
     out = tmp_path / "table8.json"
     assert main(["benchmark", "--model", TINY_LLAVA, *SHORT, "--table8", "--out", str(out)]) == 0
     record, said = json.loads(out.read_text()), capsys.readouterr().out
-    assert [row["table8"] for row in record["rows"]] == [
-        "fastv 25.0%",
-        "fastv 12.5%",
-        "visionzip 25.0%",
-        "visionzip 12.5%",
-    ]
+    rows = [f"{reducer} {share}%" for reducer in ("fastv", "visionzip") for share in ("25.0", "12.5")]
+    assert [row["table8"] for row in record["rows"]] == rows
     assert [row["sides"]["routed"]["entries"] for row in record["rows"]] == [35, 27, 35, 27]
     assert all(list(row["sides"]) == SIDES for row in record["rows"])
-    wanted = (
-        "none of the paper's backbones",
-        "on a CPU",
-        "float32 instead of bfloat16",
-        "1 forced tokens instead of 256",
-    )
+    precision, steps = "float32 instead of bfloat16", "1 forced tokens instead of 256"
+    wanted = ("none of the paper's backbones", "on a CPU", precision, steps)
     for words, departure in zip(wanted, record["departures"], strict=False):
         assert words in departure
         assert departure in said
@@ -156,6 +145,7 @@ def test_table8_scaled_says_what_is_scaled(tmp_path, capsys):
     assert "fastv 25.0%: 83 -> 35 tokens; prefill" in said
 
 
+REDUCER, LLAVA_7B = ["--reducer", "fastv", "--keep-ratio", "0.5"], "llava-hf/llava-1.5-7b-hf"
 REFUSED = {
     "adapter of another model": (["--adapter", VLM, "--backbone", TINY_LLAMA], "tiny-llama"),
     "beyond the positions": (["--adapter", LM, "--lengths", "1024"], "need 1056 positions and the model has 1024"),
@@ -174,26 +164,11 @@ REFUSED = {
     "an adapter as a backbone": (["--model", VLM], "is an adapter; write --adapter"),
     "a backbone of none": (["--model", TINY_LLAVA, "--backbone", TINY_LLAVA], "write --model for a backbone alone"),
     "layers of read weights": (["--model", TINY_LLAVA, "--layers", "2"], "it needs --random"),
-    "more layers than there are": (
-        ["--model", TINY_LLAVA, "--random", "--layers", "99"],
-        "--layers 99: the model has 6",
-    ),
-    "a published model's layers": (
-        ["--model", "llava-hf/llava-1.5-7b-hf", "--random", "--layers", "33"],
-        "--layers 33: the model has 32",
-    ),
-    "a second reducer": (
-        ["--adapter", VLM, "--reducer", "fastv", "--keep-ratio", "0.5"],
-        "its own reducer and routers",
-    ),
-    "a recipe's second reducer": (
-        ["--config", "tiny_fastv25_s16k4", "--reducer", "fastv", "--keep-ratio", "0.5"],
-        "--reducer: the recipe names its own",
-    ),
-    "a file for a folder": (
-        ["--adapter", VLM, "--out", f"{VLM}/README.md/record.json"],
-        "README.md/record.json; a part of that path is a file",
-    ),
+    "more layers than there are": (["--model", TINY_LLAVA, "--random", "--layers", "99"], "99: the model has 6"),
+    "a published model's layers": (["--model", LLAVA_7B, "--random", "--layers", "33"], "33: the model has 32"),
+    "a second reducer": (["--adapter", VLM, *REDUCER], "its own reducer and routers"),
+    "a recipe's second reducer": (["--config", "tiny_fastv25_s16k4", *REDUCER], "--reducer is not read: the recipe"),
+    "a file for a folder": (["--adapter", VLM, "--out", f"{VLM}/README.md/record.json"], "a part of that path is a"),
     "a file that is there": (["--adapter", VLM, "--out", f"{VLM}/README.md"], "exists; name another file"),
 }
 
@@ -215,20 +190,11 @@ def test_what_does_not_fit_into_the_memory_is_said(count, capsys):
     assert len(message.strip().splitlines()) == 1
 
 
-def test_an_anchor_of_other_bytes_is_said(capsys):
-    """Keys in the last window stay whole, here all of them, and the ledger takes half of their channels for gone."""
-    assert main(["benchmark", "--adapter", VLM, *SHORT, "--key-channels", "0.5"]) == 0
-    said = capsys.readouterr().out
-    assert "note: the anchor holds 165,888 bytes of the prompt, -7.4% of the 179,136 it stands for" in said
-    assert "[" not in said.split("\nrouted: ")[0]  # one round has no interval
-
-
 def test_a_forced_path_that_cannot_run_is_said_first(capsys, monkeypatch):
     monkeypatch.setenv("SUBTOKEN_KERNEL", "triton")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert "SUBTOKEN_KERNEL=triton: the cache lies on 'cpu'" in refused(
-        capsys, "benchmark", "--adapter", VLM, "--device", "cpu"
-    )
+    said = refused(capsys, "benchmark", "--adapter", VLM, "--device", "cpu")
+    assert "SUBTOKEN_KERNEL=triton: the cache lies on 'cpu'" in said
 
 
 @pytest.mark.parametrize(

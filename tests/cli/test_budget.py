@@ -1,26 +1,35 @@
-"""``subtoken-train budget``: exact figures and worded refusals."""
+"""``subtoken-train budget`` and ``recommend``: exact figures, what was measured, spellings that mean it, refusals."""
+
+from __future__ import annotations
+
+import shlex
+from types import SimpleNamespace
 
 import pytest
+import yaml
 
+from subtoken_train.cli import generate
+from subtoken_train.cli.command_line import Parser, arm_options
+from subtoken_train.cli.recommend import GOALS, MeasuredArm, least, lines, read_measured, spellings
+from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.ledger.kv_budget import GEOMETRIES
-from tests.support import commands
-from tests.support.commands import refused
+from subtoken_train.settings import ARM_SETTINGS
+from tests.support.commands import printed, refused
 
-PAPER = ["budget", "--keep-ratio", ".25", "--num-groups", "16", "--kept-groups", "4"]
-
-
-def printed(capsys, argv):
-    """Run a budget that must succeed; its lines as lists of words."""
-    return [line.split() for line in commands.printed(capsys, *argv).splitlines()]
+PAPER = ["--keep-ratio", ".25", "--num-groups", "16", "--kept-groups", "4"]
+LLAVA = ["--model", "llava-1.5-7b", "--tokens", "576"]
 
 
-LLAVA = ("--model", "llava-1.5-7b", "--tokens", "576")
+def figures(capsys, *argv):
+    """The lines of a budget as words, by the first of each."""
+    words = [line.split() for line in printed(capsys, "budget", *argv).splitlines() if line.strip()]
+    return {first: rest for first, *rest in words}
 
 
 def test_fractions_and_bytes(capsys):
-    rows = {row[0]: row[1] for row in printed(capsys, PAPER)}
+    rows = {name: row[0] for name, row in figures(capsys, *PAPER).items()}
     assert rows == {"K/S": "0.25", "rho_KV": "0.625", "rho_total": "0.15625", "anchor": "0.15625"}
-    rows = {row[0]: row[1:] for row in printed(capsys, [*PAPER, *LLAVA]) if row}
+    rows = figures(capsys, *PAPER, *LLAVA)
     assert rows["llava-1.5-7b:"][:2] == ["512", "KiB"]
     assert rows["dense"] == ["576", "288.000", "100.000%"]
     assert rows["routed"][:6] == ["144", "45.000", "15.625%", "+", "9.0", "KiB"]  # 16 groups: 2 bytes x 144 x 32 layers
@@ -28,53 +37,147 @@ def test_fractions_and_bytes(capsys):
 
 
 def test_a_stored_mean_is_counted_and_paid_for(capsys):
-    argv = ["budget", "--keep-ratio", ".25", "--fill", "mean", *LLAVA]
-    lines = printed(capsys, [*argv, "--num-groups", "64", "--kept-groups", "16"])
-    rows = {row[0]: row[1:] for row in lines if row}
-    assert rows["rho_total"][0] == "0.15625"
-    assert rows["fill"][:3] == ["a", "value", "vector"]
+    filled = ["--keep-ratio", ".25", "--fill", "mean", *LLAVA, "--num-groups"]
+    rows = figures(capsys, *filled, "64", "--kept-groups", "16")
+    assert (rows["rho_total"][0], rows["fill"][:3]) == ("0.15625", ["a", "value", "vector"])
     assert rows["routed"][:3] == ["144", "45.250", "15.712%"]  # 32 layers of 8 KiB more
-    assert rows["anchor"][0] == "91"
-    assert rows["K=15"][-2:] == ["(144", "tokens)"]
-    lines = printed(capsys, [*argv, "--num-groups", "16", "--kept-groups", "1"])  # no fewer groups pay for it
-    assert {row[0]: row[1:] for row in lines if row}["routed"][:3] == ["144", "38.500", "13.368%"]
-    assert " ".join(lines[-1]).startswith("no K with this fill takes as few bytes as K=1 without: fill mean stores")
+    assert (rows["anchor"][0], rows["K=15"][-2:]) == ("91", ["(144", "tokens)"])
+    rows = figures(capsys, *filled, "16", "--kept-groups", "1")  # no fewer groups pay for it
+    assert rows["routed"][:3] == ["144", "38.500", "13.368%"]
+    assert " ".join(rows["no"]).startswith("K with this fill takes as few bytes as K=1 without: fill mean stores")
 
 
-@pytest.mark.parametrize(
-    ("model", "kib"),
-    [
-        ("llava-1.5-7b", 512),
-        ("llava-1.5-13b", 800),
-        ("llama-2-7b", 512),
-        ("qwen2.5-7b", 56),
-        ("qwen2.5-vl-3b", 36),
-        ("qwen2.5-vl-7b", 56),
+KIB = {"llava-1.5-7b": 512, "llava-1.5-13b": 800, "llama-2-7b": 512}
+KIB |= {"qwen2.5-7b": 56, "qwen2.5-vl-3b": 36, "qwen2.5-vl-7b": 56}
+
+
+def test_geometries(capsys):
+    for model, kib in KIB.items():
+        assert GEOMETRIES[model].token_bytes == kib * 1024
+        assert figures(capsys, *PAPER, "--model", model)[f"{model}:"][:2] == [str(kib), "KiB"]
+
+
+REFUSED = {
+    "--keep-ratio 1.5": "keep_ratio=1.5 must lie in (0, 1]",
+    "--keep-ratio nan": "keep_ratio=nan must lie in (0, 1]",
+    "--kept-groups 17": "kept_groups=17 must lie between 1 and num_groups=16",
+    "--num-groups 48": "num_groups=48 does not divide the value width 4096",
+    "--num-groups 24": "choose a divisor such as 4, 8, 16, 32",
+    "--fill meen": "unknown fill 'meen'. Did you mean 'mean'?",
+    "--fill mean --kept-groups 16": "no group is dropped",
+    "--tokens 0": "--tokens 0 must be at least 1",
+    "--model llava-7b": "unknown model 'llava-7b'. Did you mean 'llava-1.5-7b'?",
+}
+
+
+@pytest.mark.parametrize("changed", REFUSED)
+def test_wrong_input(capsys, changed):
+    assert REFUSED[changed] in refused(capsys, "budget", *PAPER, *LLAVA, *changed.split())
+
+
+def test_tokens_need_a_model(capsys):
+    assert "--tokens needs --model" in refused(capsys, "budget", *PAPER, "--tokens", "576")
+
+
+NAMES, ARMS = read_measured("text")
+TASK_ARMS = read_measured("tasks")[1]
+TURNED = "value groups by norm, values turned"
+
+
+def arm(name, **on):
+    found = {
+        model: {"bytes": size, "facts": [facts] * 3, "text": [text] * 3} for model, (size, facts, text) in on.items()
+    }
+    return MeasuredArm(name, {}, found)
+
+
+def test_least_on_one_model_and_where_it_loses_most_on_several():
+    first = arm("first", a=(0.2, 0.0, 1.0), b=(0.2, 3.0, 1.0))
+    second = arm("second", a=(0.2, 1.0, 0.5), b=(0.21, 1.0, 0.5))
+    alone = arm("alone", b=(0.2, 0.0, 0.0))
+    same = arm("same", a=(0.1, 1.0, 2.0), b=(0.1, 1.0, 2.0))
+    arms = [first, second, alone, same]
+    assert least(arms, "a", 0.2, "facts") is first
+    assert least(arms, "b", 0.2, "facts") is alone
+    assert least(arms, "ab", 0.205, "text") is first  # the second takes too much on b
+    assert least(arms, "ab", 0.21, "text") is second
+    assert least(arms, "ab", 0.21, "facts") is same  # loses as much as the second, in fewer bytes
+    assert least(arms, "ab", 0.05, "facts") is None
+
+
+@pytest.mark.parametrize("measured", [*ARMS, *TASK_ARMS], ids=lambda each: each.arm)
+def test_every_spelling_means_what_was_measured(measured):
+    assert measured.settings.keys() <= ARM_SETTINGS.keys()
+    written = dict(spellings(measured.settings, "checkpoints/smollm2"))
+    seen = {}
+
+    def from_pretrained(path, **settings):
+        seen.update(settings, backbone=path)
+        return SimpleNamespace(ask=lambda text, questions: None)
+
+    model = SimpleNamespace(from_pretrained=from_pretrained)
+    eval(written["Python"], {"SubTokenModel": model, "text": "", "questions": []})
+    expected = {"backbone": "checkpoints/smollm2", **measured.settings}
+    assert seen == expected
+    assert yaml.safe_load(written["grid"]) == {"arms": [expected]}
+    program, command, *words = shlex.split(written["command"].removesuffix(" < FILE"))
+    assert (program, command) == ("subtoken-train", "generate")
+    parser = Parser()
+    generate.add_arguments(parser)
+    own = arm_options(parser.parse_args(words))
+    if "eviction_keep" in own:
+        own["eviction_keep"] = float(own["eviction_keep"])
+    assert ArmSpec(**own) == ArmSpec(**expected)
+
+
+SAID = {
+    ("0.2",): [
+        f"For facts that are asked for later: kvzip 57.8% in int4_rotated, 8 of 16 {TURNED}\n  measured on   ",
+        f"\nFor text that goes on: kvzip 50.5% in int4_rotated, 12 of 16 {TURNED}\n",
+        "\n  Qwen2.5-Coder-0.5B  12.2%  -0.13 [-0.16, -0.10]  +0.0 [-1.1, +1.1]",
+        "\n  SmolLM2-135M        12.4%  -0.14 [-0.25, -0.02]",
+        "eviction_keep=0.929, which was not measured",
+        "KVzip reads a context twice",
+        "checkpoints/NAME",
     ],
-)
-def test_geometries(capsys, model, kib):
-    assert GEOMETRIES[model].token_bytes == kib * 1024
-    assert [f"{model}:", str(kib), "KiB"] == printed(capsys, [*PAPER, "--model", model])[-1][:3]
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"--keep-ratio": "0"}, "keep_ratio=0.0 must lie in (0, 1]"),
-        ({"--keep-ratio": "1.5"}, "keep_ratio=1.5 must lie in (0, 1]"),
-        ({"--keep-ratio": "nan"}, "keep_ratio=nan must lie in (0, 1]"),
-        ({"--kept-groups": "17"}, "kept_groups=17 must lie between 1 and num_groups=16"),
-        ({"--kept-groups": "0"}, "kept_groups=0 must lie between 1"),
-        ({"--num-groups": "48"}, "num_groups=48 does not divide the value width 4096"),
-        ({"--fill": "meen"}, "unknown fill 'meen'. Did you mean 'mean'?"),
-        ({"--fill": "mean", "--kept-groups": "16"}, "no group is dropped"),
-        ({"--num-groups": "48"}, "such as 8, 16, 32, 64"),
-        ({"--tokens": "0"}, "--tokens 0 must be at least 1"),
-        ({"--model": "llava-7b"}, "unknown model 'llava-7b'. Did you mean 'llava-1.5-7b'?"),
-        ({"--model": None}, "--tokens needs --model"),
+    ("0.22", "--model", "qwen05"): [
+        "  first    subtoken-train axes checkpoints/qwen05 checkpoints/qwen05-axes --data TEXT",
+        'SubTokenModel.from_pretrained("checkpoints/qwen05-axes", eviction="kvzip"',
     ],
-)
-def test_wrong_input(capsys, changed, words):
-    options = {**dict(zip([*PAPER[1::2], *LLAVA[::2]], [*PAPER[2::2], *LLAVA[1::2]], strict=True)), **changed}
-    argv = [word for name, value in options.items() if value is not None for word in (name, value)]
-    assert words in refused(capsys, "budget", *argv)
+    ("0.25", "--model", "smollm2"): [
+        "\nFor text that goes on: kvzip 47.3% in int8, 3/4 of the key channels\n",
+        'SubTokenModel.from_pretrained("checkpoints/smollm2", eviction="kvzip", eviction_keep=0.473',
+    ],
+    ("0.13",): [
+        f"\n{GOALS['tasks']}: kvzip 0.466 int4_rotated\n",
+        "\n  Qwen2.5-Coder-0.5B, 2,048 tokens  12.4%  -1.0 [-5.2, +2.7]",
+        "\n  Qwen2.5-Coder-0.5B, 4,096 tokens  12.4%  +2.5 [-3.3, +7.9]",
+        # what was chosen by facts and text loses chains, and the command says so
+        "  RULER's tasks, Qwen2.5-Coder-0.5B, 2,048 tokens: +9.4 [+3.8, +15.0] points lost",
+    ],
+    ("0.1",): ["tasks): nothing was measured here"],
+    ("0.3", "--model", "smollm2"): ["tasks): nothing was measured here"],
+}
+
+
+@pytest.mark.parametrize("words", SAID, ids=" ".join)
+def test_what_is_said(capsys, words):
+    out = printed(capsys, "recommend", "--budget", *words)
+    assert [said for said in SAID[words] if said not in out] == []
+    assert "smollm2" not in words or "Qwen" not in out
+
+
+def test_nets_are_learnt_first():
+    settings = {"eviction": "kvzap", "eviction_options": {"calibration": "nets.json"}, "eviction_keep": 0.242}
+    found = {"bytes": 0.124, "facts": [0.2] * 3, "text": [0.0] * 3, "codes": [0.0] * 3}
+    out = "\n".join(lines(MeasuredArm("kvzap 24%", settings, {"a": found}), {"a": "A"}, "checkpoints/a", 0.124))
+    assert "subtoken-train calibrate kvzap --backbone checkpoints/a --out nets.json" in out
+    assert "--eviction-option calibration=nets.json" in out
+
+
+def test_what_recommend_refuses(capsys):
+    for budget in ("0.05", "-1", "1.01", "nan", "inf"):
+        line = refused(capsys, "recommend", f"--budget={budget}")
+        assert "is outside what was measured on Qwen2.5-Coder-0.5B and SmolLM2-135M" in line
+        assert "to 1, a share of" in line
+    assert "Did you mean 'smollm2'?" in refused(capsys, "recommend", "--budget", "0.2", "--model", "smolm2")

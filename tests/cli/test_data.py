@@ -1,4 +1,4 @@
-"""``subtoken-train data``: makes the scenes, refuses to lose what is there."""
+"""``subtoken-train data``: makes data sets, checks public ones and benchmarks, refuses to lose what is there."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import json
 
 import datasets
 import pytest
+from PIL import Image
 
-from subtoken_train.cli import data_checks
+from subtoken_train.cli import data
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.corpus import CorpusSource, load_rows
 from subtoken_train.datasets.english import documents
-from tests.support.commands import refused
+from subtoken_train.evaluation.tasks import TASKS
+from tests.support.commands import printed, refused
 from tests.support.places import ROOT
 from tests.support.sampling import sampled
 
@@ -20,17 +22,11 @@ def scenes(folder, *extra: str) -> list[str]:
     return ["data", "scenes", "--out", str(folder), "--train", "6", "--dev", "4", "--test", "5", *extra]
 
 
-def test_writes_three_splits(tmp_path, capsys):
+def test_three_splits_and_an_existing_folder_needs_overwrite(tmp_path, capsys):
     folder = tmp_path / "scenes"
-    assert main(scenes(folder)) == 0
-    assert str(folder) in capsys.readouterr().out
+    assert str(folder) in printed(capsys, *scenes(folder))
     counts = {split: len(json.loads((folder / f"{split}.json").read_text())) for split in ("train", "dev", "test")}
     assert counts == {"train": 6, "dev": 4, "test": 5}
-
-
-def test_existing_folder_needs_overwrite(tmp_path, capsys):
-    folder = tmp_path / "scenes"
-    assert main(scenes(folder)) == 0
     before = (folder / "train.json").read_bytes()
     assert "overwrite" in refused(capsys, *scenes(folder, "--seed", "1"))
     assert (folder / "train.json").read_bytes() == before
@@ -68,23 +64,19 @@ def test_samples_are_those_of_a_checkout(tmp_path, monkeypatch, capsys):
     assert "mydata/mine.csv" in refused(capsys, "data", "samples", "--overwrite")
 
 
-def test_a_seed_that_is_none(tmp_path, capsys):
-    assert "--seed is -1; it must be 0 to" in refused(capsys, *scenes(tmp_path / "made", "--seed", "-1"))
-
-
 PARTS = ("coco/train2017/1.jpg", "gqa/images/2.jpg", "ocr_vqa/images/3.jpg", "vg/VG_100K/4.jpg", "vg/VG_100K_2/5.jpg")
 
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     """Six records, one of them text only, whose five images are there (one as .gif)."""
-    monkeypatch.setattr(data_checks, "MIX665K_RECORDS", 6)
+    monkeypatch.setattr(data, "MIX665K_RECORDS", 6)
     rows = [
         {"id": i, "image": name, "conversations": [talk("<image> hi"), talk("yes", "gpt")]}
         for i, name in enumerate(PARTS)
     ]
     rows.append({"id": "text", "model": "", "conversations": [talk("hi"), talk("yes", "gpt")]})
-    (tmp_path / data_checks.MIX665K).write_text(json.dumps(rows))
+    (tmp_path / data.MIX665K).write_text(json.dumps(rows))
     for name in PARTS:
         path = tmp_path / "images" / name.replace("3.jpg", "3.gif")
         path.parent.mkdir(parents=True)
@@ -113,7 +105,7 @@ def test_a_complete_set(root, capsys):
     assert main(["data", "llava665k", "--root", str(root)]) == 0
     out = capsys.readouterr().out
     assert "train2017.zip" in out
-    assert f"{root / data_checks.MIX665K}: 6 records, 1 without an image" in out
+    assert f"{root / data.MIX665K}: 6 records, 1 without an image" in out
     assert "coco/train2017          1 named, all there\n" in out
     assert "ocr_vqa/images          1 named, all there, 1 under another suffix\n" in out
     assert out.endswith("complete: 6 records, 5 images\n")
@@ -139,36 +131,20 @@ def test_missing_images_are_counted_listed_and_written_on_request(root, capsys, 
     assert (tmp_path / "list.txt").read_text() == "coco/train2017/1.jpg\nvg/VG_100K/4.jpg\n"
 
 
-def test_another_number_of_records(root, capsys, monkeypatch):
-    monkeypatch.setattr(data_checks, "MIX665K_RECORDS", 665_298)
+def test_another_number_of_records_and_none(root, tmp_path_factory, capsys, monkeypatch):
+    monkeypatch.setattr(data, "MIX665K_RECORDS", 665_298)
     _, err = failed(capsys, ["llava665k", "--root", str(root)])
     assert "holds 6 records, not the 665,298 of LLaVA-v1.5's mix665k; fetch it again" in err
-
-
-def test_without_the_records_the_sources_are_said(tmp_path, capsys):
-    out, err = failed(capsys, ["llava665k", "--root", str(tmp_path)])
+    out, err = failed(capsys, ["llava665k", "--root", str(tmp_path_factory.mktemp("none"))])
     assert "hf download liuhaotian/LLaVA-Instruct-150K" in out
     assert "does not exist" in err
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["llava665k"], "data llava665k needs the folder to check: --root PATH"),
-        (["images", "--root", "."], "data images needs the data file that names the images: --file PATH"),
-        (["wikitext103", "--root", ".", "--file", "x"], "--file does not apply to data wikitext103; leave it out"),
-        (["scenes", "--missing-list", "x"], "--missing-list does not apply to data scenes"),
-    ],
-)
-def test_options_that_do_not_fit(capsys, argv, message):
-    assert message in failed(capsys, argv)[1]
 
 
 @pytest.fixture
 def wikitext(tmp_path, monkeypatch):
     """A small set laid out as the public one."""
-    monkeypatch.setattr(data_checks, "WIKITEXT_ROWS", {"train": 6, "validation": 1, "test": 1})
-    folder = tmp_path / data_checks.WIKITEXT
+    monkeypatch.setattr(data, "WIKITEXT_ROWS", {"train": 6, "validation": 1, "test": 1})
+    folder = tmp_path / data.WIKITEXT
     folder.mkdir()
     lines = [" = A title = \n", " words \n", "\n"]
     for name, rows in (("train-00000-of-00002", lines), ("train-00001-of-00002", lines)):
@@ -178,17 +154,19 @@ def wikitext(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_wikitext(wikitext, capsys):
-    assert main(["data", "wikitext103", "--root", str(wikitext)]) == 0
-    out = capsys.readouterr().out
+def test_wikitext(wikitext, capsys, monkeypatch):
+    out = printed(capsys, "data", "wikitext103", "--root", wikitext)
     assert "train               6 rows in 2 files\n" in out
-    assert f"train: {{name: {wikitext / data_checks.WIKITEXT}, documents: wikitext}}" in out
+    assert f"train: {{name: {wikitext / data.WIKITEXT}, documents: wikitext}}" in out
+    monkeypatch.setattr(data, "WIKITEXT_ROWS", {"train": 1_801_350})
+    _, err = failed(capsys, ["wikitext103", "--root", str(wikitext)])
+    assert "split train: 6 rows, not 1,801,350; fetch it again" in err
 
 
 @sampled("streaming", [False, True], every=2)
 def test_its_folder_is_a_corpus(wikitext, tmp_path, monkeypatch, streaming):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    folder = str(wikitext / data_checks.WIKITEXT)
+    folder = str(wikitext / data.WIKITEXT)
     train = load_rows(CorpusSource(folder, documents="wikitext"), streaming)
     assert len(list(train)) == 6
     assert len(list(load_rows(CorpusSource(folder, split="validation"), streaming))) == 1
@@ -203,14 +181,103 @@ def test_its_folder_is_a_corpus(wikitext, tmp_path, monkeypatch, streaming):
     ],
 )
 def test_wikitext_with_something_missing(wikitext, capsys, name, content, message):
-    path = wikitext / data_checks.WIKITEXT / f"{name}.parquet"
+    path = wikitext / data.WIKITEXT / f"{name}.parquet"
     path.unlink()
     if content:
         path.write_bytes(content)
     assert message in failed(capsys, ["wikitext103", "--root", str(wikitext)])[1]
 
 
-def test_wikitext_with_other_rows(wikitext, capsys, monkeypatch):
-    monkeypatch.setattr(data_checks, "WIKITEXT_ROWS", {"train": 1_801_350})
-    _, err = failed(capsys, ["wikitext103", "--root", str(wikitext)])
-    assert "split train: 6 rows, not 1,801,350; fetch it again" in err
+FROM_FILES = sorted(name for name in TASKS if TASKS[name].needs_files)
+LINE = {"image": "a.png", "question": "What?", "answers": "cat", "metric": "exact_match"}
+
+
+@pytest.fixture
+def questions(tmp_path):
+    Image.new("RGB", (3, 2)).save(tmp_path / "a.png")
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(LINE | {"id": n}) + "\n" for n in range(3)))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", FROM_FILES)
+def test_every_benchmark_says_where_it_comes_from_and_an_empty_folder_is_none(capsys, name, tmp_path):
+    out = printed(capsys, "data", name, silent=True)
+    assert TASKS[name].where in out
+    assert out.endswith(f"check a folder: subtoken-train data {name} --root DIR\n")
+    line = refused(capsys, "data", name, "--root", tmp_path, reports=True)
+    assert name in line or str(tmp_path) in line
+
+
+def test_a_whole_set(questions, capsys):
+    out = printed(capsys, "data", "local", "--root", questions, silent=True)
+    assert f"{questions}: 3 samples, 3 images\n  kinds: exact_match 3\n" in out
+    assert "first, '0': '<image>\\nWhat?'" in out
+    assert out.endswith("  3 images opened: 3 x 2, 3 x 2, 3 x 2\nreadable: 3 samples\n")
+
+
+def test_a_part_of_a_set(tmp_path, capsys):
+    """It is none by itself, and enough for a limit."""
+    (tmp_path / "vt").mkdir()
+    row = {"input": "x Question: Find all variables that are assigned the value 1", "outputs": ["A"]}
+    lines = [json.dumps({**row, "index": n}) + "\n" for n in range(3)]
+    (tmp_path / "vt" / "validation.jsonl").write_text("".join(lines))
+    argv = ["data", "ruler", "--root", str(tmp_path), "--option", "tasks=[vt]"]
+    whole, short = ["--option", "rows_per_task=3"], f"task ruler has 3 of 500 samples in {tmp_path}"
+    for limit, words in (([], "complete: 3 samples"), (["--limit", "4"], "enough for a limit of 4: 3 samples")):
+        assert short in refused(capsys, *argv, *limit, reports=True)
+        assert printed(capsys, *argv, *limit, *whole, silent=True).splitlines()[-1] == words
+    out = printed(capsys, *argv, "--limit", 2, silent=True)
+    assert f"{tmp_path}: 3 samples, 0 images" in out
+    assert out.splitlines()[-1] == "enough for a limit of 2: 2 samples"
+
+
+def test_a_limit_asks_for_no_other_images(questions, capsys):
+    with (questions / "questions.jsonl").open("a") as file:
+        file.write(json.dumps(LINE | {"id": 9, "image": "gone.png"}) + "\n")
+    argv = ["data", "local", "--root", questions, "--limit"]
+    printed(capsys, *argv, 3, silent=True)
+    assert "1 of 2 images are missing" in refused(capsys, *argv, 4, reports=True)
+    (questions / "a.png").unlink()
+    assert "1 of 1 images are missing" in refused(capsys, *argv, 3, reports=True)
+
+
+def test_texts_made_on_the_spot_need_no_folder(capsys):
+    out = printed(
+        capsys, "data", "ruler_synthetic", "--option", "tasks=[fwe]", "--option", "samples_per_task=2", silent=True
+    )
+    assert "kinds: fwe 2\n" in out
+    assert out.endswith("complete: 2 samples\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["scenes", "--out", "x", "--seed", "-1"], "--seed is -1; it must be 0 to"),
+        (["llava665k"], "data llava665k needs the folder to check: --root PATH"),
+        (["images", "--root", "."], "data images needs the data file that names the images: --file PATH"),
+        (["wikitext103", "--root", ".", "--file", "x"], "--file does not apply to data wikitext103; leave it out"),
+        (["scenes", "--missing-list", "x"], "--missing-list does not apply to data scenes"),
+        (["ruler_synthetic", "--root", "x"], "task ruler_synthetic makes its samples itself; leave --root out"),
+        (["pop"], "unknown data set 'pop'. Did you mean 'pope'?"),
+        (["pope", "--option", "category"], "--option 'category' must be written KEY=VALUE"),
+        (["pope", "--option", "categori=all"], "unknown option of task pope 'categori'. Did you mean 'category'?"),
+        (["textvqa", "--option", "ocr='false'"], "option ocr of task textvqa is 'false'; it must be true or false"),
+        (["mmlu", "--option", "num_fewshot='5'"], "option num_fewshot of task mmlu is '5'; it must be a whole number"),
+        (["ruler", "--option", "length=true"], "option length of task ruler is True; it must be a whole number"),
+        (["pope", "--file", "x"], "--file does not apply to data pope; leave it out"),
+        (["scenes", "--limit", "3"], "--limit does not apply to data scenes; leave it out"),
+        (["pope", "--limit", "0"], "--limit 0 must be at least 1"),
+        (["scenes", "--option", "a=1"], "--option does not apply to data scenes; leave it out"),
+    ],
+)
+def test_mistakes(capsys, argv, message):
+    assert message in refused(capsys, "data", *argv, reports=True)
+
+
+def test_the_page_lists_every_benchmark():
+    page = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
+    lines = [line for line in page.splitlines() if line.startswith("| `")]
+    for name, task in TASKS.items():
+        (line,) = [line for line in lines if f"`{name}`" in line.split("|")[1]]
+        assert task.rows is None or f"{task.rows:,}" in line, line
+        assert f"`{task.primary}`" in line, line

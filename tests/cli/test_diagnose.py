@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,9 +16,10 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from tests.support.commands import refused
 from tests.support.helpers import made_adapter
+from tests.support.places import ROOT
 from tests.support.sampling import sampled
 
-ADAPTERS = Path(__file__).resolve().parents[2] / "checkpoints" / "adapters"
+ADAPTERS = ROOT / "checkpoints" / "adapters"
 ROUTED = str(ADAPTERS / "tiny_fastv25_s16k4")
 TINY = str(ADAPTERS.parent / "tiny-llava")
 FILES = ["figure1.png", "figure1a.csv", "figure1b.csv", "groups.csv", "layers.csv", "layers.png"]
@@ -37,17 +37,15 @@ def test_files_and_table(data, tmp_path, capsys, monkeypatch):
     assert main(["diagnose", "--adapter", ROUTED, "--data", data, "--limit", "8"]) == 0
     folder = tmp_path / "runs" / "diagnostics" / "tiny_fastv25_s16k4-seed0"
     assert sorted(path.name for path in folder.iterdir()) == FILES
-    captured = capsys.readouterr()
-    assert "8/8 prompts" in captured.err
-    assert "value norm agreement" in captured.out
-    assert "the adapter's own is per_token" in captured.out
+    out, err = capsys.readouterr()
+    said = "value norm agreement" in out, "the adapter's own is per_token" in out, "8/8 prompts" in err
+    assert said == (True, True, True)
     layers = (folder / "layers.csv").read_text().splitlines()
     assert [line.split(",")[:3] for line in layers[1:]] == [[str(i), "4", "0.25"] for i in range(6)]
     assert (folder / "figure1b.csv").read_text().splitlines()[1].startswith("0,48,")  # 8 prompts x 6 layers
     assert len((folder / "figure1b.csv").read_text().splitlines()) == 1 + 16
-    assert "tiny_fastv25_s16k4-seed0 exists; choose another --out" in refused(
-        capsys, "diagnose", "--adapter", ROUTED, "--data", data
-    )
+    words = "tiny_fastv25_s16k4-seed0 exists; choose another --out"
+    assert words in refused(capsys, "diagnose", "--adapter", ROUTED, "--data", data)
 
 
 def on_tiny_llama(tmp_path, reducer, routing):
@@ -74,9 +72,8 @@ def test_a_language_model_reads_english(language_model, tmp_path, capsys):
     histogram = [line.split(",") for line in (out / "figure1a.csv").read_text().splitlines()[1:6]]
     assert sum(int(tokens) for _, _, tokens, _ in histogram) == 3 * 2 * 128  # prompts x layers x kept context tokens
     assert sum(int(groups) * int(tokens) for _, groups, tokens, _ in histogram) == 3 * 2 * 128
-    assert "--data x.json has prompts with images, but a language model reads text" in refused(
-        capsys, "diagnose", "--adapter", language_model, "--data", "x.json", "--out", str(tmp_path / "b")
-    )
+    argv = ["diagnose", "--adapter", language_model, "--data", "x.json", "--out", tmp_path / "b"]
+    assert "--data x.json has prompts with images, but a language model reads text" in refused(capsys, *argv)
 
 
 @pytest.mark.slow
@@ -153,8 +150,6 @@ def test_an_eviction_before_a_language_model_sees_the_question(language_model, t
         (["--adapter", ROUTED, "--eviction", "snapkv"], "--eviction snapkv needs --eviction-keep"),
         (["--adapter", ROUTED, "--eviction-keep", "0.1"], "need --eviction NAME, for instance snapkv"),
         (["--adapter", ROUTED, "--new-tokens", "3"], "--protocol and --new-tokens need --eviction NAME"),
-        (["--adapter", ROUTED, "--eviction", "snapvk", "--eviction-keep", "0.1"], "Did you mean 'snapkv'"),
-        (["--adapter", ROUTED, "--eviction", "snapkv", "--eviction-keep", "2"], "must lie in (0, 1]"),
         (
             ["--adapter", ROUTED, "--eviction", "aircache", "--eviction-keep", "0.5", "--protocol", "context_first"],
             "context_first compresses before the question is seen",

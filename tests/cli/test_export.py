@@ -181,34 +181,23 @@ def test_the_card(run, root, tmp_path, capsys):
     results = {result.metric_name.split(" [")[0]: result for result in card.data.eval_results}
     together = next(result for name, result in results.items() if name.startswith("all, "))
     assert together.metric_value == pytest.approx(100 * sum(scored["scores"]) / len(scored["scores"]), abs=0.01)
-    assert {name.split(", ")[0] for name in results} >= {"all", *scored["kinds"]}
-    assert {name.split(", ")[1] for name in results} >= scored["measures"].keys()
-    assert together.dataset_name == "dev.json"
-    assert together.dataset_revision == scored["data_sha256"]
-    assert card.data.library_name == "peft"
-    assert card.data.base_model is None  # a folder is no Hub id
+    assert (together.dataset_name, together.dataset_revision) == ("dev.json", scored["data_sha256"])
+    assert (card.data.library_name, card.data.base_model) == ("peft", None)  # a folder is no Hub id
     assert (run / "recipe.yaml").read_text().strip() in card.text
     assert "| 0-1 | visual | 64 | 64 |" in card.text
     assert "| 2-3 | visual | 64 | 16 | 8,192 | 2,048 | 32 | 15.6250% |" in card.text
     assert re.search(r"\| all \(6, \w+\) \| [\d.]+ \[[\d.]+, [\d.]+\] \|", card.text)
-    assert "licence of its backbone: see the backbone." in card.text
 
 
-@sampled(
-    ("content", "words"),
-    [
-        ("[1", "is not a record of 'subtoken-train evaluate --out'"),
-        ('{"runs": [{"arm": "x"}]}', "is not a record of 'subtoken-train evaluate --out'"),
-        (None, "is not a file; 'subtoken-train evaluate --out FILE' writes one"),
-    ],
-    every=3,
-)
-def test_metrics_that_are_none(run, tmp_path, capsys, content, words):
-    path = tmp_path / "m.json"
-    if content is not None:
+def test_metrics_that_are_none(run, tmp_path, capsys):
+    path, out = tmp_path / "m.json", tmp_path / "out"
+    words = "is not a file; 'subtoken-train evaluate --out FILE' writes one"
+    assert words in refused(capsys, "export", run, out, "--metrics", path)
+    for content in ("[1", '{"runs": [{"arm": "x"}]}'):
         path.write_text(content)
-    assert words in refused(capsys, "export", run, tmp_path / "out", "--metrics", path)
-    assert not (tmp_path / "out").exists()
+        words = "is not a record of 'subtoken-train evaluate --out'"
+        assert words in refused(capsys, "export", run, out, "--metrics", path)
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(
@@ -227,20 +216,14 @@ def test_mistakes(run, second, root, tmp_path, capsys, source, options, words):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_adapter_is_not_exported_into_itself(run, tmp_path, capsys):
+def test_an_adapter_into_itself_and_checkpoints_that_cannot_be_exported(run, tmp_path, capsys):
     copy = tmp_path / "joint"
     shutil.copytree(run, copy)
     before = sorted(copy.rglob("*"))
     for flags in ([], ["--overwrite"]):
-        assert "adapter, which is being exported; choose a folder outside it" in refused(
-            capsys, "export", copy, copy / "adapter/inner", *flags
-        )
+        words = "adapter, which is being exported; choose a folder outside it"
+        assert words in refused(capsys, "export", copy, copy / "adapter/inner", *flags)
     assert sorted(copy.rglob("*")) == before
-
-
-def test_checkpoints_that_cannot_be_exported(run, tmp_path, capsys):
-    copy = tmp_path / "joint"
-    shutil.copytree(run, copy)
     shutil.rmtree(copy / "adapter")
     checkpoint, out = copy / "checkpoints" / f"step-{STEPS}", tmp_path / "out"
     recipe = (copy / "recipe.yaml").read_text()
@@ -284,7 +267,5 @@ def test_a_full_disk_is_one_line(run, tmp_path, capsys, merged):
         code = main(["export", str(run), str(tmp_path / "new" / "out"), *merged])
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert (code, list(tmp_path.iterdir())) == (2, [])
-    assert said == (
-        f"subtoken-train: error: File too large: {tmp_path}/new/out; nothing that was there is lost: make room, or "
-        "write elsewhere"
-    )
+    start = f"subtoken-train: error: File too large: {tmp_path}/new/out; nothing that was there is lost"
+    assert said == f"{start}: make room, or write elsewhere"

@@ -1,162 +1,136 @@
-"""What ``fit`` says to a wrong recipe or option: one short line, the whole key, the nearest name; nothing written."""
+"""What ``fit`` says to a wrong recipe or option, when training ends early, and of a run that goes on."""
 
+import copy
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
+import yaml
 from lightning.pytorch.callbacks import ModelSummary
 
+from subtoken_train.cli.fit_course import compare_recipes, train
 from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.training.checkpoints import Marker, begin, seal
+from subtoken_train.training.run_checkpoints import CheckpointFailed, TrainingInterrupted
+from subtoken_train.training.run_folder import RunFolder
 from tests.support import commands
 from tests.support.places import recipe
 
 RECIPE = recipe("tiny_fastv25_s16k4")
 
 
-def refused(capsys, argv, tmp_path):
+def refused(capsys, tmp_path, *argv, config=RECIPE):
     """Run a fit that must fail before it starts; the message without its prefix."""
-    line = commands.refused(capsys, "fit", *argv)
+    line = commands.refused(capsys, "fit", "--config", config, "--output_dir", tmp_path / "run", *argv)
     assert not (tmp_path / "run").exists()
     return line
 
 
-def written(tmp_path, old, new):
-    """The tiny recipe with one thing changed, in a file."""
+IN_A_RECIPE = [
+    ("output_dir:", "output_dirr:", "unknown key 'output_dirr'. Did you mean 'output_dir'?"),
+    ("\ntrainer:", "\ntrianer:", "unknown key 'trianer'. Did you mean 'trainer'?"),
+    ("kept_groups:", "kept_group:", "unknown key 'model.routing.kept_group'. Did you mean"),
+    ("  reducer:", "  reducr:", "unknown key 'model.reducr'. Did you mean 'model.reducer'?"),
+    ("max_length:", "max_len:", "unknown key 'data.max_len'. Did you mean 'data.max_length'?"),
+    ("max_steps:", "max_step:", "unknown key 'trainer.max_step'. Did you mean 'trainer.max_steps'?"),
+    (" learning_rate:", " lr:", "unknown key 'model.optimizer.lr'. Allowed in model.optimizer: final_fraction"),
+    ("3.0e-3", "abc", "model.optimizer.learning_rate is 'abc'; it must be a number"),
+    ("num_groups: 16", "num_groups: 1.5", "model.routing.num_groups is 1.5; it must be a whole number"),
+    ("schedule: cosine", "schedule: cosin", "unknown model.optimizer.schedule 'cosin'. Did you mean 'cosine'?"),
+    ("stage: embeds", "stage: embed", "unknown model.reducer.stage 'embed'. Did you mean 'embeds'? Allowed:"),
+    ("train_file:", "val_file:", "data.train_file is not set, and has no default"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), IN_A_RECIPE)
+def test_mistakes_in_a_recipe(capsys, tmp_path, old, new, message):
     text = RECIPE.read_text(encoding="utf-8")
     assert old in text
-    path = tmp_path / "mine.yaml"
-    path.write_text(text.replace(old, new))
-    return ["--config", str(path), "--output_dir", str(tmp_path / "run")]
+    (tmp_path / "mine.yaml").write_text(text.replace(old, new))
+    assert message in refused(capsys, tmp_path, config=tmp_path / "mine.yaml")
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("output_dir:", "output_dirr:", "unknown key 'output_dirr'. Did you mean 'output_dir'?"),
-        ("\ntrainer:", "\ntrianer:", "unknown key 'trianer'. Did you mean 'trainer'?"),
-        ("kept_groups:", "kept_group:", "unknown key 'model.routing.kept_group'. Did you mean"),
-        ("  reducer:", "  reducr:", "unknown key 'model.reducr'. Did you mean 'model.reducer'?"),
-        ("max_length:", "max_len:", "unknown key 'data.max_len'. Did you mean 'data.max_length'?"),
-        ("max_steps:", "max_step:", "unknown key 'trainer.max_step'. Did you mean 'trainer.max_steps'?"),
-        (" learning_rate:", " lr:", "unknown key 'model.optimizer.lr'. Allowed in model.optimizer: final_fraction"),
-        ("3.0e-3", "abc", "model.optimizer.learning_rate is 'abc'; it must be a number"),
-        ("num_groups: 16", "num_groups: 1.5", "model.routing.num_groups is 1.5; it must be a whole number"),
-        ("batch_size: 32", "batch_size: many", "data.batch_size is 'many'; it must be a whole number"),
-        ("schedule: cosine", "schedule: cosin", "unknown model.optimizer.schedule 'cosin'. Did you mean 'cosine'?"),
-        ("stage: embeds", "stage: embed", "unknown model.reducer.stage 'embed'. Did you mean 'embeds'? Allowed:"),
-        ("train_file:", "val_file:", "data.train_file is not set, and has no default"),
-    ],
-)
-def test_mistakes_in_a_recipe(capsys, tmp_path, old, new, message):
-    assert message in refused(capsys, written(tmp_path, old, new), tmp_path)
+VISIONZIP = "--model.reducer.name visionzip --model.reducer.layer 2"
+IN_OPTIONS = {
+    "--trainer.max_stepss 3": "unknown option '--trainer.max_stepss'. Did you mean '--trainer.max_steps'?",
+    "--max_steps=3": "unknown option '--max_steps'. Did you mean '--trainer.max_steps'?",
+    "--kept-groups 3": "unknown option '--kept-groups'. Did you mean '--model.routing.kept_groups'?",
+    "--trainer.max_st 3": "unknown option '--trainer.max_st'. Did you mean '--trainer.max_steps'?",
+    "--zzz 3": "unknown option '--zzz'. 'subtoken-train recipes show tiny_fastv25_s16k4' prints a",
+    "--model.routing.kept_group 3": "unknown option '--model.routing.kept_group'. Did you mean",
+    "--data.val_batch_size abc": "data.val_batch_size is 'abc'; it must be a whole number",
+    "--model.optimizer.router_learning_rate abc": "model.optimizer.router_learning_rate is 'abc'; it must",
+    "--model.routing false": "model.routing is 'false'; it must be a group of keys or null",
+    "--model.reducer fastv": "model.reducer is 'fastv'; it must be a group of keys",
+    "--model.routing.features norm": "model.routing.features is 'norm'; it must be a list in brackets",
+    "--model.reducer.window 9": "unknown option '--model.reducer.window'. Allowed in model.reducer:",
+    VISIONZIP: "unknown option '--model.reducer.layer'. Allowed in model.reducer: keep_ratio, matches, name, round_up",
+    "--data.batch_size": "--data.batch_size needs a value",
+    "--overwrite=maybe": "overwrite is 'maybe'; it must be true or false",
+    "more": "unexpected argument 'more'; options start with --",
+    "a.yaml": "unexpected argument 'a.yaml'; a recipe is passed as --config a.yaml",
+}
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--trainer.max_stepss", "3"], "unknown option '--trainer.max_stepss'. Did you mean '--trainer.max_steps'?"),
-        (["--max_steps=3"], "unknown option '--max_steps'. Did you mean '--trainer.max_steps'?"),
-        (["--kept-groups", "3"], "unknown option '--kept-groups'. Did you mean '--model.routing.kept_groups'?"),
-        (["--trainer.max_st", "3"], "unknown option '--trainer.max_st'. Did you mean '--trainer.max_steps'?"),
-        (["--zzz", "3"], "unknown option '--zzz'. 'subtoken-train recipes show tiny_fastv25_s16k4' prints a"),
-        (["--model.routing.kept_group", "3"], "unknown option '--model.routing.kept_group'. Did you mean"),
-        (["--model.optimizer.learning_rate", "abc"], "model.optimizer.learning_rate is 'abc'; it must be a number"),
-        (["--data.val_batch_size", "abc"], "data.val_batch_size is 'abc'; it must be a whole number"),
-        (["--model.optimizer.router_learning_rate", "abc"], "model.optimizer.router_learning_rate is 'abc'; it must"),
-        (["--model.routing", "false"], "model.routing is 'false'; it must be a group of keys or null"),
-        (["--model.reducer", "fastv"], "model.reducer is 'fastv'; it must be a group of keys"),
-        (["--model.routing.features", "norm"], "model.routing.features is 'norm'; it must be a list in brackets"),
-        (["--model.reducer.window", "9"], "unknown option '--model.reducer.window'. Allowed in model.reducer:"),
-        (
-            ["--model.reducer.name", "visionzip", "--model.reducer.layer", "2"],
-            "unknown option '--model.reducer.layer'. Allowed in model.reducer: keep_ratio, matches, name, round_up",
-        ),
-        (["--data.batch_size"], "--data.batch_size needs a value"),
-        (["--overwrite=maybe"], "overwrite is 'maybe'; it must be true or false"),
-        (["more"], "unexpected argument 'more'; options start with --"),
-        (["a.yaml"], "unexpected argument 'a.yaml'; a recipe is passed as --config a.yaml"),
-    ],
-)
-def test_mistakes_in_options(capsys, tmp_path, argv, message):
-    start = ["--config", str(RECIPE), "--output_dir", str(tmp_path / "run")]
-    assert message in refused(capsys, [*start, *argv], tmp_path)
+@pytest.mark.parametrize("argv", IN_OPTIONS)
+def test_mistakes_in_options(capsys, tmp_path, argv):
+    assert IN_OPTIONS[argv] in refused(capsys, tmp_path, *argv.split())
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("model: [1, 2\ndata: 3\n", "line 2, column 5: invalid YAML (expected ',' or ']', but got ':')"),
-        ("", "holds no keys; a recipe has the bands model, data and trainer"),
-        ("- 1\n", "holds no keys; a recipe has the bands model, data and trainer"),
-        (b"\xff\xfe", "is not UTF-8 (byte 0)"),
-    ],
-    ids=["syntax", "empty", "list", "bytes"],
-)
+NO_KEYS = "holds no keys; a recipe has the bands model, data and trainer"
+NO_RECIPE = {
+    "syntax": (b"model: [1, 2\ndata: 3\n", "line 2, column 5: invalid YAML (expected ',' or ']', but got ':')"),
+    "empty": (b"", NO_KEYS),
+    "list": (b"- 1\n", NO_KEYS),
+    "bytes": (b"\xff\xfe", "is not UTF-8 (byte 0)"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), NO_RECIPE.values(), ids=NO_RECIPE)
 def test_files_that_are_no_recipe(capsys, tmp_path, content, message):
     path = tmp_path / "bad.yaml"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    line = refused(capsys, ["--config", str(path)], tmp_path)
+    path.write_bytes(content)
+    line = refused(capsys, tmp_path, config=path)
     assert line.startswith(str(path))
     assert message in line
 
 
-@pytest.mark.parametrize(
-    ("path", "hint"),
-    [
-        ("recipes/tiny_fastv25_s16k3.yaml", "Did you mean 'tiny_fastv25_s16k4.yaml'?"),
-        ("zzzzzz", "'subtoken-train recipes ls' lists the shipped ones"),
-    ],
-)
-def test_a_recipe_that_does_not_exist(capsys, tmp_path, path, hint):
-    line = refused(capsys, ["--config", path], tmp_path)
-    assert line.startswith(f"recipe {path} is not a file.")
-    assert hint in line
-
-
-def test_no_recipe_at_all(capsys, tmp_path):
-    assert "no recipe is given; pass one with --config" in refused(capsys, ["--trainer.max_steps", "3"], tmp_path)
+def test_no_recipe_at_all(capsys):
+    said = commands.refused(capsys, "fit", "--trainer.max_steps", "3")
+    assert "no recipe is given; pass one with --config" in said
 
 
 def test_missing_images_are_counted_before_anything_is_loaded(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("subtoken_train.training.module.SubTokenModule.configure_model", None)
     turns = [{"from": "human", "value": "<image> hi"}, {"from": "gpt", "value": "7"}]
-    rows = [{"image": f"gone/{i}.jpg", "conversations": turns} for i in range(40)]
-    (tmp_path / "train.json").write_text(json.dumps(rows))
-    data = ["--data.train_file", str(tmp_path / "train.json"), "--data.val_file", "null"]
-    line = refused(capsys, ["--config", str(RECIPE), "--output_dir", str(tmp_path / "run"), *data], tmp_path)
-    assert line.startswith(
-        f"40 of 40 images that {tmp_path / 'train.json'} names are missing below {tmp_path} (first: "
-    )
-    assert line.endswith(f"subtoken-train data images --file {tmp_path / 'train.json'} --root {tmp_path}")
+    file = tmp_path / "train.json"
+    file.write_text(json.dumps([{"image": f"gone/{i}.jpg", "conversations": turns} for i in range(40)]))
+    line = refused(capsys, tmp_path, "--data.train_file", file, "--data.val_file", "null")
+    assert line.startswith(f"40 of 40 images that {file} names are missing below {tmp_path} (first: ")
+    assert line.endswith(f"subtoken-train data images --file {file} --root {tmp_path}")
 
 
-@pytest.mark.parametrize(
-    ("group", "some"),
-    [
-        ("model", ["backbone", "gradient_checkpointing", "lora", "optimizer", "reducer", "routing"]),
-        ("model.routing", ["budget", "kept_groups", "num_groups"]),
-    ],
-)
-def test_an_unknown_key_is_told_keys_and_groups_beside_it(capsys, tmp_path, group, some):
-    line = refused(capsys, ["--config", str(RECIPE), f"--{group}.bogus=1"], tmp_path)
+BESIDE = {
+    "model": {"backbone", "gradient_checkpointing", "lora", "optimizer", "reducer", "routing"},
+    "model.routing": {"budget", "kept_groups", "num_groups"},
+}
+
+
+@pytest.mark.parametrize("group", BESIDE)
+def test_an_unknown_key_is_told_keys_and_groups_beside_it(capsys, tmp_path, group):
+    line = refused(capsys, tmp_path, f"--{group}.bogus=1")
     before, _, listed = line.partition(f"{group}.bogus'. Allowed in {group}: ")
     assert before in ("unknown option '--", "unknown key '")
     names = re.sub(r", and \d+ more$", "", listed).split(", ")
-    assert set(some) <= set(names)
+    assert set(names) >= BESIDE[group]
     assert names == sorted({*names} - {"help"})
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("routin: 1", "unknown key 'model.routin'. Did you mean 'model.routing'?"),
-        ("bogus: {a: {b: 1}}", "unknown key 'model.bogus'. Allowed in model: backbone, "),
-    ],
-)
-def test_a_group_that_there_is_not_is_named(capsys, tmp_path, text, message):
-    (tmp_path / "more.yaml").write_text(f"model: {{{text}}}\n")
-    line = refused(capsys, ["--config", str(RECIPE), "--config", str(tmp_path / "more.yaml")], tmp_path / "none")
-    assert line.startswith(message)
+def test_a_group_that_there_is_not_is_named(capsys, tmp_path):
+    (tmp_path / "more.yaml").write_text("model: {bogus: {a: {b: 1}}}\n")
+    line = refused(capsys, tmp_path, "--config", tmp_path / "more.yaml")
+    assert line.startswith("unknown key 'model.bogus'. Allowed in model: backbone, ")
 
 
 def test_lightnings_table_of_parameters_is_printed_where_it_is_asked_for(tmp_path):
@@ -168,3 +142,116 @@ def test_lightnings_table_of_parameters_is_printed_where_it_is_asked_for(tmp_pat
 
     asked = "--trainer.callbacks=model_summary"
     assert [tables(), tables("--trainer.enable_model_summary=true"), tables(asked)] == [0, 1, 1]
+
+
+def ended(error, tmp_path, rank=0):
+    """Training that ends with ``error`` in one process; its exit code."""
+
+    def fit(*args, **kwargs):
+        assert kwargs["weights_only"] is True
+        raise error
+
+    trainer = SimpleNamespace(fit=fit, is_global_zero=rank == 0, global_step=0)
+    cli = SimpleNamespace(trainer=trainer, model=None, datamodule=None, output_dir=tmp_path)
+    return train(cli, None, RunFolder(tmp_path))
+
+
+FULL = OSError(28, "No space left on device", "m.csv")
+ENDS = [
+    (TrainingInterrupted(2, "after step 5"), 130, "subtoken-train: SIGINT: stopped after step 5\n"),
+    (TrainingInterrupted(15, "after step 5"), 143, "subtoken-train: SIGTERM: stopped after step 5\n"),
+    (CheckpointFailed("the disk"), 1, "subtoken-train: the disk\n"),
+    (FULL, 1, "stopped: No space left on device: m.csv; nothing that was there is lost: make room, or"),
+    (ConnectionError("api.wandb.ai"), 1, "subtoken-train: stopped: api.wandb.ai\n"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "words"), ENDS)
+def test_one_message_names_the_last_good_checkpoint(tmp_path, capsys, error, code, words):
+    assert ended(error, tmp_path) == code
+    said = capsys.readouterr().err
+    assert words in said
+    assert "no checkpoint was written; start again with the same command\n" in said
+    seal(begin(tmp_path / "checkpoints", 3), Marker(3, 1, "X", {}))
+    ended(error, tmp_path)
+    said = capsys.readouterr().err
+    assert f"last good checkpoint: {tmp_path}/checkpoints/step-3\n" in said
+    assert f"continue with: subtoken-train fit --config {tmp_path}/recipe.yaml --resume\n" in said
+    assert said.count("\n") == 4
+
+
+def test_other_errors_keep_their_traceback_and_user_errors_their_words(tmp_path, capsys):
+    with pytest.raises(RuntimeError, match="bug"):
+        ended(RuntimeError("bug"), tmp_path)
+    assert "stopped by an error" in capsys.readouterr().err
+    with pytest.raises(FileNotFoundError):
+        ended(FileNotFoundError("a.png"), tmp_path)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_other_processes_of_a_run_that_stops_say_nothing(tmp_path, capsys):
+    assert ended(TrainingInterrupted(15, "after step 5"), tmp_path, rank=1) == 0
+    assert capsys.readouterr().err == ""
+    assert ended(TrainingInterrupted(15, "at once", alone=True), tmp_path, rank=1) == 143
+    assert ended(FULL, tmp_path, rank=1) == 1
+
+
+SAVED = {
+    "seed_everything": 0,
+    "output_dir": "runs/a",
+    "model": {
+        "backbone": {"path": "a", "dtype": "float32"},
+        "routing": {"selector": "linear", "kept_groups": 4},
+        "optimizer": {"learning_rate": 0.1},
+        "reducer": {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 16},
+    },
+    "data": {"train_file": "a.json", "batch_size": 8, "seed": 0, "num_workers": 0},
+    "trainer": {"max_steps": 10, "devices": 1, "precision": None, "accumulate_grad_batches": 1},
+}
+
+
+def put(key, value):
+    """The recipe with one value changed."""
+    now = copy.deepcopy(SAVED)
+    place, (*groups, leaf) = now, key.split(".")
+    for group in groups:
+        place = place[group]
+    place[leaf] = value
+    return now
+
+
+def compared(tmp_path, before, now):
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(before))
+    return compare_recipes(tmp_path / "recipe.yaml", yaml.safe_dump(now))
+
+
+def test_what_may_change_and_what_is_noted(tmp_path):
+    free = {"output_dir": "b", "trainer.devices": 2, "model.backbone.path": "x", "data.train_file": "x.json"}
+    for key, value in {**free, "data.num_workers": 4, "data.batch_size": 4}.items():
+        assert compared(tmp_path, SAVED, put(key, value)) == ""
+    assert compared(tmp_path, SAVED, put("trainer.max_steps", 20)) == "trainer.max_steps: 10, here 20"
+    older = {key: value for key, value in SAVED.items() if key not in ("model", "data")}
+    assert compared(tmp_path, older, SAVED) == ""
+    all_reducers = {**SAVED["model"]["reducer"], "stage": "embeds", "layer": 2, "seed": 0}
+    assert compared(tmp_path, put("model.reducer", all_reducers), SAVED) == ""  # as version 0.1 saved it
+
+
+DECISIVE = {"seed_everything": 1, "model.backbone.dtype": "bfloat16", "model.optimizer.learning_rate": 0.2}
+DECISIVE |= {"data.seed": 1, "trainer.precision": "bf16-mixed", "trainer.accumulate_grad_batches": 2}
+DECISIVE |= {"model.reducer.page_size": 8}
+
+
+@pytest.mark.parametrize(("key", "value"), DECISIVE.items())
+def test_what_may_not(tmp_path, key, value):
+    with pytest.raises(ValueError, match=rf"another recipe \({key}: .*, here {value}\); resume with .*recipe.yaml"):
+        compared(tmp_path, SAVED, put(key, value))
+
+
+def test_groups_that_are_off_and_many_differences(tmp_path):
+    with pytest.raises(ValueError, match=r"model.routing: set, here None"):
+        compared(tmp_path, SAVED, put("model.routing", None))
+    other = put("model.routing", {"selector": 1, "kept_groups": 1})
+    other |= {"seed_everything": 1, "data": {**SAVED["data"], "seed": 1}}
+    other["model"]["backbone"]["dtype"] = "x"
+    with pytest.raises(ValueError, match="; and 1 more"):
+        compared(tmp_path, SAVED, other)

@@ -1,16 +1,20 @@
-"""``subtoken-train generate``: the answer, its line of figures, the picture, and mistakes in one line."""
+"""``subtoken-train generate``: one prompt and its line of figures, a file of prompts, and mistakes in one line."""
 
 from __future__ import annotations
 
 import io
+import json
 import re
 
 import pytest
 from PIL import Image
 
 from subtoken_train import SubTokenModel
+from subtoken_train.cli import terminal
 from subtoken_train.cli.main import main
+from tests.support.chats import CHATML
 from tests.support.commands import printed, refused
+from tests.support.helpers import write_text_adapter
 
 LINE = re.compile(
     r"(\d+) tokens after (\d+) \| KV [\d,]+ of [\d,]+ bytes \([\d.]+%(?:, in int8)?\); compressed region ([\d.]+)% of "
@@ -34,17 +38,12 @@ def lines(capsys, *argv):
 
 @pytest.mark.slow
 def test_the_answer_is_that_of_the_library_and_figures_follow(vlm_adapter, picture, capsys):
-    answer, line = lines(
-        capsys, "--adapter", vlm_adapter, "--image", picture, "--prompt", "is there a 0 ?", "--max-new-tokens", 6
-    )
-    expected = SubTokenModel.from_pretrained(vlm_adapter).chat(
-        "is there a 0 ?", [Image.open(picture)], max_new_tokens=6, do_sample=False
-    )
-    assert answer.strip() == expected
-    found = LINE.fullmatch(line)
-    assert found is not None
-    assert found[1] == "6"
-    assert (found[3], found[4], found[5]) == ("15.6250", "15.6250", None)
+    asked = "is there a 0 ?"
+    prompt = ["--image", picture, "--prompt", asked, "--max-new-tokens", 6]
+    answer, line = lines(capsys, "--adapter", vlm_adapter, *prompt)
+    model = SubTokenModel.from_pretrained(vlm_adapter)
+    assert answer.strip() == model.chat(asked, [Image.open(picture)], max_new_tokens=6, do_sample=False)
+    assert LINE.fullmatch(line).group(1, 3, 4, 5) == ("6", "15.6250", "15.6250", None)
 
 
 def test_beams_sampling_and_eviction(vlm_adapter, picture, capsys, dummy_evictions):
@@ -55,15 +54,10 @@ def test_beams_sampling_and_eviction(vlm_adapter, picture, capsys, dummy_evictio
     evicted = ["--eviction", "first_visual", "--eviction-keep", "0.5", "--eviction-option", "window=2"]
     line = lines(capsys, *common, *evicted, "--kv-dtype", "int8", "--device", "cpu")[-1]
     assert "%, in int8); compressed region 7.8125% of its KV (12.5% of its entries; before the eviction nominal" in line
-    found = LINE.fullmatch(line)
-    assert (found[3], found[4], found[5]) == ("7.8125", "15.6250", "first_visual 0.5 int8")
-
-
-def test_a_backbone_alone_with_a_reducer(vlm_adapter, picture, capsys, dummy_evictions):
+    assert LINE.fullmatch(line).group(3, 4, 5) == ("7.8125", "15.6250", "first_visual 0.5 int8")
     reducer = ["--reducer", "fastv", "--keep-ratio", 0.25, "--eviction", "first", "--eviction-keep", "9tokens"]
     out = lines(capsys, "--backbone", vlm_adapter.parent / "backbone", "--image", picture, "--prompt", "hi", *reducer)
-    found = LINE.fullmatch(out[-1])
-    assert (found[4], found[5]) == ("25.0000", "first 9 tokens")
+    assert LINE.fullmatch(out[-1]).group(4, 5) == ("25.0000", "first 9 tokens")
 
 
 def test_long_prompts_come_from_stdin(text_adapter, capsys, monkeypatch):
@@ -72,6 +66,8 @@ def test_long_prompts_come_from_stdin(text_adapter, capsys, monkeypatch):
     assert (found[3], found[4]) == ("31.2500", "31.2500")
     tokenizer = SubTokenModel.from_pretrained(text_adapter).tokenizer
     assert int(found[2]) == len(tokenizer(TEXT)["input_ids"])
+    line = lines(capsys, "--adapter", text_adapter, "--prompt", "a bee")[-1]  # a short text is answered whole
+    assert "; no visual token and no context to compress; index 0" in line
 
 
 class PanicException(BaseException):
@@ -90,11 +86,6 @@ def test_a_text_at_which_a_tokenizer_breaks_down_is_words(text_adapter, capsys, 
     monkeypatch.setattr("transformers.PreTrainedTokenizerFast.__call__", panic)
     words = "the tokenizer broke down at this text (Onig: retry-limit-in-match over); shorten it, or break up its runs"
     assert words in refused(capsys, "generate", "--adapter", text_adapter, "--prompt", "hi")
-
-
-def test_short_texts_are_answered_whole(text_adapter, capsys):
-    line = lines(capsys, "--adapter", text_adapter, "--prompt", "a bee")[-1]
-    assert "; no visual token and no context to compress; index 0" in line
 
 
 def test_show_draws_the_chosen_layers(vlm_adapter, picture, tmp_path, capsys):
@@ -133,11 +124,8 @@ def test_a_forgotten_image_is_one_line_of_warning(vlm_adapter, text_adapter, cap
         (["--eviction-keep", "0.5"], "--eviction-keep, --eviction-every, --eviction-option and --scope need"),
         (["--eviction", "first"], "--eviction first needs --eviction-keep, for instance 0.1, 256tokens or 20MB"),
         (["--eviction", "frist", "--eviction-keep", "1"], "unknown eviction method 'frist'. Did you mean 'first'?"),
-        (["--eviction", "first", "--eviction-keep", "a lot"], "'a lot' is not a budget; write a fraction (0.1)"),
         (["--eviction", "first", "--eviction-keep", ""], "'' is not a budget; write a fraction (0.1)"),
         (["--eviction", "first", "--eviction-keep", "1e400MB"], "'1e400MB' is not a budget; write a fraction (0.1)"),
-        (["--eviction-keep", ""], "--eviction-keep, --eviction-every, --eviction-option and --scope need --eviction"),
-        (["--eviction", "first", "--eviction-keep", "2"], "eviction_keep=2.0 must lie in (0, 1]"),
         (["--eviction", "first", "--eviction-keep", "0"], "eviction_keep=0.0 must lie in (0, 1]"),
         (["--prefill-chunk", "0"], "prefill_chunk=0 must be a whole number of at least 1"),
         (["--prefill-chunk", "few"], "argument --prefill-chunk: invalid int value: 'few'"),
@@ -152,51 +140,32 @@ def test_mistakes_that_need_no_model(capsys, dummy_evictions, vlm_adapter, argv,
     assert words in refused(capsys, "generate", "--adapter", vlm_adapter, "--prompt", "hi", *argv)
 
 
-def test_there_must_be_a_model(capsys, tmp_path, vlm_adapter):
-    assert "give --adapter DIR, or --backbone PATH" in refused(capsys, "generate", "--prompt", "hi")
-    assert "not an adapter folder" in refused(capsys, "generate", "--adapter", tmp_path, "--prompt", "hi")
-    assert "neither a folder with a config.json" in refused(
-        capsys, "generate", "--backbone", tmp_path, "--prompt", "hi"
-    )
-    message = refused(
-        capsys, "generate", "--adapter", vlm_adapter, "--prompt", "hi", "--reducer", "fastv", "--keep-ratio", 0.5
-    )
-    assert "is an adapter with its own token reducer" in message
-
-
-def test_mistakes_that_the_vision_model_finds(capsys, dummy_evictions, vlm_adapter, picture, tmp_path):
-    common = ["--adapter", vlm_adapter, "--image", picture, "--prompt"]
-    corrupt = tmp_path / "corrupt.png"
+def test_mistakes_that_the_model_finds(capsys, dummy_evictions, vlm_adapter, text_adapter, picture, tmp_path):
+    corrupt, hi, image = tmp_path / "corrupt.png", ["--prompt", "hi"], ["--image", picture]
     corrupt.write_bytes(b"\x89PNG\r\n\x1a\n nothing")
-    assert f"image {corrupt} cannot be read" in refused(
-        capsys, "generate", *common[:2], "--image", corrupt, "--prompt", "hi"
-    )
-    assert "2 image placeholders but 1 images" in refused(capsys, "generate", *common, "<image><image> hi")
-    assert "the prompt is empty" in refused(capsys, "generate", *common, " ")
-    assert "context_length is for language models" in refused(capsys, "generate", *common, "hi", "--context-length", 3)
-    message = refused(capsys, "generate", *common, "hi", "--show", tmp_path / "a.png", "--show-layers", "0,3")
-    assert "--show-layers 0,3: layers are numbers from 0 to 2, with commas between them" in message
-    evicted = ["--eviction", "first_visual", "--eviction-keep"]
-    assert re.search(
-        r"too small for .*; it needs at least \d+ bytes", refused(capsys, "generate", *common, "hi", *evicted, "100B")
-    )
-    assert "'prompt 0' has no image" in refused(capsys, "generate", *common[:2], "--prompt", "hi", *evicted, "0.5")
+    sees, reads = ["--adapter", vlm_adapter], ["--adapter", text_adapter, "--prompt", TEXT]
+    plain = ["--backbone", vlm_adapter.parent / "backbone"]
+    evicted, show = ["--eviction", "first_visual", "--eviction-keep"], ["--show", tmp_path / "a.png"]
+    for argv, words in (
+        (hi, "give --adapter DIR, or --backbone PATH"),
+        (["--adapter", tmp_path, *hi], "not an adapter folder"),
+        (["--backbone", tmp_path, *hi], "neither a folder with a config.json"),
+        ([*sees, *hi, "--reducer", "fastv", "--keep-ratio", 0.5], "is an adapter with its own token reducer"),
+        ([*sees, "--image", corrupt, *hi], f"image {corrupt} cannot be read"),
+        ([*sees, *image, "--prompt", "<image><image> hi"], "2 image placeholders but 1 images"),
+        ([*sees, *image, "--prompt", " "], "the prompt is empty"),
+        ([*sees, *image, *hi, "--context-length", 3], "context_length is for language models"),
+        ([*sees, *image, *hi, *show, "--show-layers", "0,3"], "0,3: layers are numbers from 0 to 2, with commas"),
+        ([*sees, *image, *hi, *evicted, "100B"], "too small for "),
+        ([*sees, *hi, *evicted, "0.5"], "'prompt 0' has no image"),
+        ([*plain, "--reducer", "visionzip", "--keep-ratio", 0.5, *image, *hi, *show], "visionzip on llava renumbers"),
+        ([*reads, *image], "takes text, and no images"),
+        ([*reads, *image, *show], "--show draws visual tokens"),
+        ([*reads, "--context-length", 9999], "context_length=9999 must lie between"),
+        ([*reads, *evicted, 0.5], "'first_visual' reads the attention between text and image"),
+    ):
+        assert words in refused(capsys, "generate", *argv)
     assert not (tmp_path / "a.png").exists()
-
-
-def test_merged_tokens_have_no_place_in_the_picture(capsys, vlm_adapter, picture):
-    argv = ["--backbone", vlm_adapter.parent / "backbone", "--reducer", "visionzip", "--keep-ratio", 0.5]
-    message = refused(capsys, "generate", *argv, "--image", picture, "--prompt", "hi", "--show", "a.png")
-    assert "visionzip on llava renumbers its tokens" in message
-
-
-def test_mistakes_that_the_language_model_finds(capsys, dummy_evictions, text_adapter, picture):
-    common = ["--adapter", text_adapter, "--prompt", TEXT]
-    assert "takes text, and no images" in refused(capsys, "generate", *common, "--image", picture)
-    assert "--show draws visual tokens" in refused(capsys, "generate", *common, "--image", picture, "--show", "a.png")
-    assert "context_length=9999 must lie between" in refused(capsys, "generate", *common, "--context-length", 9999)
-    evicted = ["--eviction", "first_visual", "--eviction-keep", 0.5]
-    assert "'first_visual' reads the attention between text and image" in refused(capsys, "generate", *common, *evicted)
 
 
 def test_videos_are_refused_before_weights_are_read(capsys, vlm_adapter, tmp_path, monkeypatch):
@@ -205,3 +174,224 @@ def test_videos_are_refused_before_weights_are_read(capsys, vlm_adapter, tmp_pat
     assert wanted in refused(capsys, "generate", "--adapter", vlm_adapter, "--video", tmp_path, "--prompt", "what ?")
     frames = "--frames and --fps need --video FOLDER"
     assert frames in refused(capsys, "generate", "--adapter", vlm_adapter, "--frames", 4, "--prompt", "what ?")
+
+
+LINES = [
+    {"id": "b", "prompt": "is there a 0 ?", "image": "a.png"},
+    {"prompt": "where is <image> beside <image> ?", "images": ["a.png", "sub/b.png"]},
+    {"id": 7, "prompt": "hello there"},
+]
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """A file of three prompts, with its images."""
+    (tmp_path / "in" / "sub").mkdir(parents=True)
+    for name in ("a.png", "sub/b.png"):
+        Image.effect_noise((60, 40), 60).convert("RGB").save(tmp_path / "in" / name)
+    return write(tmp_path / "in" / "prompts.jsonl", *LINES)
+
+
+def write(path, *lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def command(adapter, prompts, output, *argv):
+    files = "--adapter", adapter, "--prompts", prompts, "--output", output
+    return ["generate", "--device", "cpu", *files, "--max-new-tokens", "5", *argv]
+
+
+def call(capsys, *argv):
+    """Exit code and stderr."""
+    code = main([*map(str, command(*argv))])
+    return code, capsys.readouterr().err
+
+
+def stopped(capsys, *argv):
+    """The message of a call that must be refused."""
+    return refused(capsys, *command(*argv), reports=True)
+
+
+def answers(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.slow
+def test_answers_are_those_of_single_prompts(vlm_adapter, asked, tmp_path, capsys):
+    output = tmp_path / "out.jsonl"
+    assert call(capsys, vlm_adapter, asked, output)[0] == 0
+    found = answers(output)
+    assert [row["id"] for row in found] == ["b", "2", "7"]
+    model = SubTokenModel.from_pretrained(vlm_adapter)
+    for row, line in zip(found, LINES, strict=True):
+        names = line.get("images", [line["image"]] if "image" in line else [])
+        images = [Image.open(asked.parent / name) for name in names]
+        assert row["answer"] == model.chat(line["prompt"], images, max_new_tokens=5, do_sample=False)
+        assert (0 < row["kv_bytes"] < row["dense_kv_bytes"]) if names else row["kv_bytes"] == row["dense_kv_bytes"]
+        assert 1 <= row["tokens"] <= 5
+        assert row["seconds"] > 0
+    assert sorted(found[0]) == ["answer", "dense_kv_bytes", "id", "kv_bytes", "seconds", "tokens"]
+    together = tmp_path / "together.jsonl"
+    assert call(capsys, vlm_adapter, asked, together, "--batch-size", 3)[0] == 0
+    assert [row["answer"] for row in answers(together)] == [row["answer"] for row in found]
+
+
+def test_a_run_goes_on_where_it_stopped(vlm_adapter, asked, tmp_path, capsys, monkeypatch):
+    whole, output = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    assert call(capsys, vlm_adapter, asked, whole)[0] == 0
+
+    def stopping(what):
+        def stop(done, total):
+            raise KeyboardInterrupt
+
+        return stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(terminal, "counter", stopping)
+        code, err = call(capsys, vlm_adapter, asked, output)
+    assert code == 130
+    assert "the answers so far are in" in err
+    (first,) = answers(output)
+    records = tmp_path / "out.jsonl.records"
+    (samples,) = records.glob("samples-*.jsonl")
+    with samples.open("ab") as file:
+        file.write(b'{"id":"torn')  # as a kill leaves it
+    assert call(capsys, vlm_adapter, asked, output)[0] == 0
+    kept = [row for row in answers(output) if row["id"] == first["id"]]
+    assert kept == [first]  # seconds too: it was not answered again
+    assert [row["answer"] for row in answers(output)] == [row["answer"] for row in answers(whole)]
+    write(asked, *LINES, {"prompt": "one more"})
+    assert call(capsys, vlm_adapter, asked, output)[0] == 0
+    assert [row["id"] for row in answers(output)] == ["b", "2", "7", "4"]
+
+
+def test_other_prompts_or_settings_are_refused(vlm_adapter, asked, tmp_path, capsys):
+    output = tmp_path / "out.jsonl"
+    assert call(capsys, vlm_adapter, asked, output)[0] == 0
+    before = output.read_bytes()
+    for argv, words in (
+        (["--max-new-tokens", 6], "task options {'max_new_tokens': 5}, and now it is {'max_new_tokens': 6}"),
+        (["--kv-dtype", "int8"], "int8"),
+    ):
+        said = stopped(capsys, vlm_adapter, asked, output, *argv)
+        assert "was begun with other prompts or settings" in said
+        assert words in said
+    write(asked, {**LINES[0], "prompt": "another"}, *LINES[1:])
+    assert "answers to other samples" in stopped(capsys, vlm_adapter, asked, output)
+    assert output.read_bytes() == before
+    (tmp_path / "mine.jsonl").write_text("{}\n")
+    said = stopped(capsys, vlm_adapter, asked, tmp_path / "mine.jsonl")
+    assert "has no mine.jsonl.records to continue from" in said
+
+
+def test_a_language_model_answers_texts(tmp_path, capsys):
+    adapter = write_text_adapter(tmp_path)
+    text = "the bee and the spider met in the garden. " * 12
+    prompts = write(tmp_path / "p.jsonl", {"prompt": text})
+    assert call(capsys, adapter, prompts, tmp_path / "out.jsonl")[0] == 0
+    (row,) = answers(tmp_path / "out.jsonl")
+    assert row["answer"] == SubTokenModel.from_pretrained(adapter).chat(text, max_new_tokens=5, do_sample=False)
+    write(prompts, {"prompt": "hi", "image": "a.png"})
+    said = stopped(capsys, adapter, prompts, tmp_path / "other.jsonl")
+    assert "p.jsonl, line 1: there is an image, and the model reads texts alone" in said
+
+
+def test_a_chat_template_is_asked_unless_the_prompts_are_raw(tmp_path, capsys):
+    adapter = write_text_adapter(tmp_path)
+    (tmp_path / "backbone" / "chat_template.jinja").write_text(CHATML)
+    talk = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the bee ?"}]
+    prompts = write(tmp_path / "p.jsonl", {"prompt": "the bee"}, {"messages": talk})
+    assert "raw prompts are texts" in stopped(capsys, adapter, prompts, tmp_path / "raw.jsonl", "--raw")
+    assert call(capsys, adapter, prompts, tmp_path / "out.jsonl")[0] == 0
+    model = SubTokenModel.from_pretrained(adapter)
+    wanted = [model.chat(asked, max_new_tokens=5, do_sample=False) for asked in ("the bee", talk)]
+    assert [row["answer"] for row in answers(tmp_path / "out.jsonl")] == wanted
+    write(prompts, {"prompt": "the bee"})
+    said = stopped(capsys, adapter, prompts, tmp_path / "out.jsonl", "--raw")
+    assert "was begun with other prompts or settings" in said
+    write(prompts, {"messages": [{"role": "usr", "content": "hi"}]})
+    said = stopped(capsys, adapter, prompts, tmp_path / "other.jsonl")
+    assert "p.jsonl, line 1: unknown role of message 1 'usr'" in said
+    assert main(["generate", "--adapter", str(adapter), "--prompt", "the bee", "--raw", "--max-new-tokens", "2"]) == 0
+    assert "a raw prompt for a model with a chat template" in capsys.readouterr().err
+
+
+def test_a_chat_template_gets_its_variables(tmp_path, capsys):
+    adapter = write_text_adapter(tmp_path)
+    ends = "{% if m.role == 'user' and style is defined %}{{ style }}{% endif %}{% endfor %}{% if add"
+    (tmp_path / "backbone" / "chat_template.jinja").write_text(CHATML.replace("{% endfor %}{% if add", ends))
+    prompts, given = write(tmp_path / "p.jsonl", {"prompt": "the bee"}), ("--chat-template-kwargs", '{"style": "the"}')
+    assert call(capsys, adapter, prompts, tmp_path / "out.jsonl", *given)[0] == 0
+    model = SubTokenModel.from_pretrained(adapter)
+    wanted = model.chat("the bee", max_new_tokens=5, do_sample=False, chat_template_kwargs={"style": "the"})
+    (row,) = answers(tmp_path / "out.jsonl")
+    assert row["answer"] == wanted
+    said = stopped(capsys, adapter, prompts, tmp_path / "out.jsonl")
+    assert "was begun with other prompts or settings" in said
+    alone = ["generate", "--adapter", adapter, "--prompt", "the bee", *given, "--max-new-tokens", 5]
+    assert printed(capsys, *alone).strip().startswith(wanted)
+    for value, words in (
+        ('{"stile": 1}', "reads only style; leave it out"),
+        ("[1]", "must be names and values in braces"),
+        ("{", "--chat-template-kwargs"),
+    ):
+        argv = ("generate", "--adapter", adapter, "--prompt", "x", "--chat-template-kwargs", value)
+        assert words in refused(capsys, *argv)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ({"prompt": ""}, "line 2: the prompt is empty"),
+        ({"prompt": "x", "messages": []}, "line 2: prompt and messages are given"),
+        ({"messages": []}, "line 2: the prompt has no message"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "line 2: the last message is the assistant's"),
+        ({"prompt": " " * 1_100_000 + "x"}, "line 2: the prompt holds 1,000,000 blanks in a row, at which tokenizers"),
+        ({"prompt": 3}, "line 2: prompt is 3, but must be a text"),
+        ({"promt": "x"}, "line 2: unknown key 'promt'. Did you mean 'prompt'?"),
+        ({"prompt": "x", "imgae": "a.png"}, "line 2: unknown key 'imgae'. Did you mean 'image'?"),
+        ({"prompt": "x", "image": "a.png", "images": []}, "line 2: image and images are given"),
+        ({"prompt": "x", "images": [3]}, "line 2: images must be a path or a list of paths, got [3]"),
+        ({"prompt": "x", "image": "none.png"}, "none.png is missing; check the path"),
+        ({"prompt": "x", "image": "../a.png"}, "line 2: image '../a.png' lies outside of"),
+        ({"prompt": "<image> x"}, "line 2: 1 <image> in the prompt, 0 images; write one for each"),
+        ({"prompt": "x", "id": "a"}, "line 2: id 'a' appears twice, first in"),
+        ({"prompt": "x", "id": [1]}, "line 2: id is"),
+        ({"prompt": "x", "id": True}, "line 2: id is True"),
+        ("x", "line 2: expected a JSON object"),
+    ],
+)
+def test_mistakes_name_their_line(vlm_adapter, tmp_path, capsys, line, words):
+    prompts = write(tmp_path / "p.jsonl", {"id": "a", "prompt": "hi"}, line)
+    assert words in stopped(capsys, vlm_adapter, prompts, tmp_path / "out.jsonl")
+    assert not (tmp_path / "out.jsonl.records").exists()
+
+
+BOTH = "--prompts p.jsonl --output o.jsonl"
+FILES_REFUSED = {
+    "--prompts p.jsonl": "--prompts needs --output FILE.jsonl beside --prompts FILE.jsonl",
+    "--output o.jsonl": "--output needs --prompts FILE.jsonl beside --output FILE.jsonl",
+    "--batch-size 2 --prompt x": "--batch-size needs --prompts FILE.jsonl",
+    "--prompts p.jsonl --output o.txt": "--output o.txt must end in .jsonl",
+    "--prompts p.jsonl --output ./p.jsonl": "is the file of the prompts; name another",
+    f"{BOTH} --prompt x": "--prompt is for a single prompt",
+    f"{BOTH} --image a.png": "--image is for a single prompt",
+    f"{BOTH} --num-beams 2": "--num-beams is for a single prompt",
+    f"{BOTH} --batch-size 0": "--batch-size 0 must be at least 1",
+    "--prompts none.jsonl --output o.jsonl": "none.jsonl is missing or cannot be read",
+    "": "give --prompt TEXT, or --prompts FILE.jsonl with --output FILE.jsonl",
+}
+
+
+@pytest.mark.parametrize("argv", FILES_REFUSED)
+def test_mistakes_of_options(vlm_adapter, capsys, argv):
+    assert FILES_REFUSED[argv] in refused(capsys, "generate", "--adapter", vlm_adapter, *argv.split())
+
+
+def test_there_must_be_a_model_and_prompts(tmp_path, vlm_adapter, capsys):
+    prompts = write(tmp_path / "p.jsonl")
+    said = stopped(capsys, vlm_adapter, prompts, tmp_path / "out.jsonl")
+    assert "p.jsonl holds no prompt; write a .jsonl file" in said
+    files = "--prompts", prompts, "--output", tmp_path / "o.jsonl"
+    assert "give --adapter DIR, or --backbone PATH" in refused(capsys, "generate", *files)

@@ -1,7 +1,12 @@
-"""``subtoken-train init``: what it writes, of images, conversations and texts."""
+"""``subtoken-train init``: what it writes of images, conversations and texts; its commands, pasted by a newcomer."""
 
 import json
+import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -9,6 +14,7 @@ import yaml
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.corpus import CorpusSource, iterate_documents, load_rows
 from subtoken_train.datasets.records import InstructionRecords
+from subtoken_train.resources import resource
 from tests.support.chats import CHATML, byte_level
 from tests.support.commands import printed, refused
 from tests.support.places import ROOT
@@ -35,9 +41,8 @@ def test_images_and_a_table(tmp_path, capsys):
     own_images(tmp_path / "mine", 10)
     lines = inits(capsys, "mine/")
     out = tmp_path / "mine_subtoken"
-    assert sorted(path.name for path in out.iterdir()) == [
-        ".subtoken-data.json", "dev.json", "mine.yaml", "mine_anchor.yaml", "test.json", "train.json"
-    ]  # fmt: skip
+    written = {".subtoken-data.json", "mine.yaml", "mine_anchor.yaml", *(f"{split}.json" for split in SPLITS)}
+    assert {path.name for path in out.iterdir()} == written
     rows = rows_of(out)
     assert {split: len(rows[split]) for split in SPLITS} == {"train": 16, "dev": 2, "test": 2}
     seen = {split: {row["image"] for row in rows[split]} for split in SPLITS}
@@ -78,16 +83,14 @@ def test_a_second_init_loses_nothing(tmp_path, capsys):
     out = tmp_path / "mine_subtoken"
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     assert json.loads(before[".subtoken-data.json"]) == {"made_by": "subtoken-train init"}
-    assert refused(capsys, "init", "mine", "--seed", 3) == (
-        "mine_subtoken exists; choose another folder or pass --overwrite"
-    )
+    words = "mine_subtoken exists; choose another folder or pass --overwrite"
+    assert refused(capsys, "init", "mine", "--seed", 3) == words
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     inits(capsys, "mine", "--seed", 3, "--overwrite")
     assert (out / "train.json").read_bytes() != before["train.json"]
     (out / "variant.yaml").write_text("mine")
-    assert "holds files that do not belong to a folder that init wrote (variant.yaml)" in refused(
-        capsys, "init", "mine", "--overwrite"
-    )
+    words = "holds files that do not belong to a folder that init wrote (variant.yaml)"
+    assert words in refused(capsys, "init", "mine", "--overwrite")
     assert (out / "variant.yaml").read_text() == "mine"
 
 
@@ -149,22 +152,15 @@ def test_words_that_the_embedded_model_does_not_know_ask_for_another(tmp_path, c
     assert not any("drawn digits" in line for line in lines)
 
 
-@sampled(
-    ("given", "path", "reducer"),
-    [
-        ("qwenvl3b", "Qwen/Qwen2.5-VL-3B-Instruct", "fastv"),
-        ("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct", "fastv"),
-        ("llava-hf/llava-1.5-7b-hf", "llava-hf/llava-1.5-7b-hf", "fastv"),
-    ],
-    every=3,
-)
-def test_a_chosen_backbone(tmp_path, capsys, given, path, reducer):
+@sampled("given", ["qwenvl3b", "Qwen/Qwen2.5-VL-7B-Instruct", "llava-hf/llava-1.5-7b-hf"], every=3)
+def test_a_chosen_backbone(tmp_path, capsys, given):
     own_images(tmp_path / "mine")
     inits(capsys, "mine", "--backbone", given)
+    path = "Qwen/Qwen2.5-VL-3B-Instruct" if given == "qwenvl3b" else given
     for name in ("mine", "mine_anchor"):
         file = f"mine_subtoken/{name}.yaml"
         model = yaml.safe_load((tmp_path / file).read_text())["model"]
-        assert (model["backbone"]["path"], model["reducer"]["name"]) == (path, reducer)
+        assert (model["backbone"]["path"], model["reducer"]["name"]) == (path, "fastv")
         assert main(["check", "--config", file, "--offline"]) == 0
 
 
@@ -294,3 +290,67 @@ def test_a_tag_in_a_text_only_file_is_text(tmp_path, capsys, monkeypatch):
     (tmp_path / "mine/chat.csv").write_text("question,answer\n" + table)
     inits(capsys, "mine", "--overwrite")
     assert next(iterate_documents(load_rows(source), source)).text.startswith("USER: docker pull <image>")
+
+
+@pytest.fixture
+def say(tmp_path):
+    """Runs a command line in an empty folder; what it printed."""
+
+    def run(line: str, *more: str) -> str:
+        words = [sys.executable, "-m", "subtoken_train", *shlex.split(line)[1:], *more]
+        settings = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        env = os.environ | settings
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{line}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
+        assert "Traceback" not in done.stderr
+        return done.stdout
+
+    return run
+
+
+def following(text: str) -> list[str]:
+    """The commands below ``what follows``; a prompt may have lines."""
+    return text.partition("what follows:\n  ")[2].rstrip().split("\n  subtoken-train ")
+
+
+def walk(say, folder: str) -> dict[str, str]:
+    """What the commands say, each fit for four steps; by the command and a number where there are two."""
+    said = {}
+    for number, line in enumerate(following(say(f"subtoken-train init {folder}"))):
+        name = line.removeprefix("subtoken-train ").split()[0]
+        few = ["--trainer.max_steps=4", "--trainer.val_check_interval=2"] if name == "fit" else []
+        said[f"{number} {name}"] = say(f"subtoken-train {line.removeprefix('subtoken-train ')}", *few)
+    return said
+
+
+@pytest.mark.slow
+def test_the_commands_for_images_pasted(say, tmp_path):
+    shutil.copytree(resource("data/samples/mydata"), tmp_path / "mydata")
+    said = walk(say, "mydata")
+    assert list(said) == ["0 check", "1 fit", "2 fit", "3 evaluate", "4 generate"]
+    assert "ready: subtoken-train fit --config mydata_subtoken/mydata.yaml" in said["0 check"]
+    assert "expected time: about" in said["0 check"]
+    assert "mydata" in said["3 evaluate"]
+    assert said["4 generate"].strip()
+    for name, routed in (("mydata", True), ("mydata_anchor", False)):
+        assert (tmp_path / f"runs/{name}/adapter/router.safetensors").is_file() == routed
+
+
+@pytest.mark.slow
+def test_the_commands_for_conversations_pasted(say, tmp_path):
+    conversations(tmp_path / "chats/chat.jsonl")
+    said = walk(say, "chats")
+    assert list(said) == ["0 check", "1 fit", "2 fit", "3 evaluate", "4 generate"]
+    assert said["4 generate"].strip()
+    assert len(list((tmp_path / "results/chats").rglob("samples-*.jsonl"))) >= 2
+
+
+@pytest.mark.slow
+def test_the_commands_for_texts_pasted(say, tmp_path):
+    (tmp_path / "texts").mkdir()
+    for name in ("memory", "evaluation"):
+        shutil.copy(ROOT / f"docs/{name}.md", tmp_path / "texts")
+    said = walk(say, "texts")
+    assert list(said) == ["0 check", "1 fit", "2 fit", "3 generate"]
+    recorded = [json.loads(line) for line in (tmp_path / "texts_subtoken/dev.jsonl").read_text().splitlines()]
+    assert all(row["text"].strip() for row in recorded)

@@ -1,182 +1,79 @@
-"""Loggers: CSV and TensorBoard always, W&B and MLflow by overlay.
+"""Loggers: CSV and TensorBoard always, W&B and MLflow by overlay; what a run's logs hold.
 
-Neither wandb nor mlflow is needed: stubs stand for the packages, and Lightning's own loggers run on them. What the real
-packages make of it (servers, files, their versions) is not tested.
+Neither wandb nor mlflow is needed: a stub stands for Lightning's loggers of them. What the real packages make of it
+(servers, files, their versions) is not tested.
 """
 
 from __future__ import annotations
 
-import sys
-import types
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-import lightning.pytorch.loggers.mlflow as lightning_mlflow
-import lightning.pytorch.loggers.wandb as lightning_wandb
 import pytest
-from lightning.pytorch.loggers import CSVLogger, MLFlowLogger
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.logger import DummyLogger
 
-from subtoken_train.cli.loggers import (
-    OVERVIEW,
-    SortedTensorBoard,
-    csv_parts,
-    logged,
-    run_loggers,
-    tensorboard_tag,
-)
-from subtoken_train.cli.main import main
+from subtoken_train.cli.loggers import OVERVIEW, SortedTensorBoard, csv_parts, logged, run_loggers, tensorboard_tag
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.trainer_parts import KINDS
 from subtoken_train.training.panels.run_progress import LogRecipe
+from tests.support.commands import refused
 from tests.support.places import RECIPES, recipe
 
-RECIPE = recipe("tiny_fastv25_s16k4")
 
-
-def argv(name: str, folder: Path) -> list[str]:
+def argv(name: str, folder: Path, *more: str) -> list[str]:
     overlay = RECIPES / "logging" / f"{name}.yaml"
-    return ["--config", str(RECIPE), "--config", str(overlay), "--output_dir", str(folder)]
+    tiny = str(recipe("tiny_fastv25_s16k4"))
+    return ["--config", tiny, "--config", str(overlay), "--output_dir", str(folder), *more]
 
 
-def stub(monkeypatch, name: str, **content) -> types.ModuleType:
-    module = types.ModuleType(name)
-    module.__spec__ = ModuleSpec(name, None)
-    vars(module).update(content)
-    monkeypatch.setitem(sys.modules, name, module)
-    return module
-
-
-class FakeRun:
-    """A W&B run."""
+class Remote(DummyLogger):
+    """A service's logger: what it was made with, and which recipe it was told."""
 
     def __init__(self, **settings) -> None:
-        self.settings, self.logged, self.recipe = settings, [], {}
-        self.config = types.SimpleNamespace(update=lambda params, **_: self.recipe.update(params))
+        super().__init__()
+        self.settings, self.told = settings, []
 
-    def log(self, metrics) -> None:
-        self.logged.append(metrics)
-
-    def define_metric(self, *args, **settings) -> None:
-        pass
+    def log_hyperparams(self, params) -> None:
+        self.told.append(params)
 
 
 @pytest.fixture
-def wandb_runs(monkeypatch) -> list[FakeRun]:
-    """The runs that a stub of wandb made."""
-    made: list[FakeRun] = []
-
-    def init(**settings):
-        made.append(FakeRun(**settings))
-        return made[-1]
-
-    stub(monkeypatch, "wandb", init=init, run=None)
-    stub(monkeypatch, "wandb.sdk")
-    stub(monkeypatch, "wandb.sdk.lib", RunDisabled=type("RunDisabled", (), {}))
-    stub(monkeypatch, "wandb.wandb_run", Run=FakeRun)
-    monkeypatch.setattr(lightning_wandb, "_WANDB_AVAILABLE", True)
-    return made
+def remote(monkeypatch):
+    for name in ("wandb", "mlflow"):
+        monkeypatch.setitem(KINDS["logger"].names._classes, name, Remote)
+    monkeypatch.setattr("subtoken_train.cli.loggers.find_spec", lambda package: True)
 
 
-class FakeClient:
-    """An MLflow server."""
-
-    def __init__(self, uri) -> None:
-        self.uri, self.runs, self.batches = uri, [], []
-
-    def get_experiment_by_name(self, name):
-        return types.SimpleNamespace(experiment_id=name, lifecycle_stage="active")
-
-    def create_run(self, experiment_id, tags):
-        self.runs.append((experiment_id, tags))
-        return types.SimpleNamespace(info=types.SimpleNamespace(run_id="id"))
-
-    def log_batch(self, run_id, metrics=(), params=()):
-        self.batches += [*metrics, *params]
-
-
-@pytest.fixture
-def mlflow_stub(monkeypatch) -> None:
-    """A stub of mlflow."""
-    entry = types.SimpleNamespace
-    stub(monkeypatch, "mlflow", set_tracking_uri=lambda uri: None)
-    stub(monkeypatch, "mlflow.tracking", MlflowClient=FakeClient)
-    stub(monkeypatch, "mlflow.entities", Param=entry, Metric=entry)
-    stub(monkeypatch, "mlflow.utils")
-    stub(monkeypatch, "mlflow.utils.mlflow_tags", MLFLOW_RUN_NAME="run")
-    monkeypatch.setattr(lightning_mlflow, "_MLFLOW_AVAILABLE", True)
-    monkeypatch.setattr(lightning_mlflow, "_get_resolve_tags", lambda: lambda tags: tags)
-
-
-@pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_a_missing_package_is_one_line(capsys, monkeypatch, tmp_path, name):
+def test_a_missing_package_is_one_line(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("subtoken_train.cli.loggers.find_spec", lambda package: None)
-    assert main(["fit", *argv(name, tmp_path / "run")]) == 2
-    expected = f"trainer.logger {name} needs the package {name}; 'pip install {name}' adds it"
-    assert capsys.readouterr().err == f"subtoken-train: error: {expected}\n"
+    for name in ("wandb", "mlflow"):
+        words = f"trainer.logger {name} needs the package {name}; 'pip install {name}' adds it"
+        assert refused(capsys, "fit", *argv(name, tmp_path / "run")) == words
     assert not (tmp_path / "run").exists()
 
 
-def test_wandb_gets_the_recipe_and_the_metrics_beside_csv_and_tensorboard(wandb_runs, tmp_path):
-    cli = RecipeCLI(argv("wandb", tmp_path / "mine"))
-    assert [type(logger).__name__ for logger in cli.trainer.loggers] == [
-        "CSVLogger",
-        "SortedTensorBoard",
-        "WandbLogger",
-    ]
-    assert wandb_runs == []  # nothing is made before training
-    notes = next(callback for callback in cli.trainer.callbacks if isinstance(callback, LogRecipe))
-    notes.on_fit_start(cli.trainer, cli.model)
-    for logger in cli.trainer.loggers:
-        logger.log_metrics({"train/loss": 0.5}, step=3)
-    (run,) = wandb_runs
-    assert run.settings["name"] == "mine"
-    assert run.settings["project"] == "subtoken_train"
-    assert run.settings["dir"] == str(tmp_path / "mine" / "logs")
-    assert run.recipe["model"]["routing"]["kept_groups"] == 4
-    assert run.logged == [{"train/loss": 0.5, "trainer/global_step": 3}]
-
-
-def test_only_the_first_process_makes_a_run(wandb_runs, monkeypatch, tmp_path):
-    from lightning.pytorch.utilities import rank_zero_only
-
-    cli = RecipeCLI(argv("wandb", tmp_path / "mine"))
-    monkeypatch.setattr(rank_zero_only, "rank", 1)
-    next(c for c in cli.trainer.callbacks if isinstance(c, LogRecipe)).on_fit_start(cli.trainer, cli.model)
-    for logger in cli.trainer.loggers:
-        logger.log_metrics({"train/loss": 0.5}, step=3)
-    assert wandb_runs == []
-    assert not (tmp_path / "mine").exists()
-
-
-def test_mlflow_gets_the_recipe_and_the_metrics(mlflow_stub, tmp_path):
-    cli = RecipeCLI(argv("mlflow", tmp_path / "mine"))
-    logger = cli.trainer.loggers[-1]
-    next(c for c in cli.trainer.callbacks if isinstance(c, LogRecipe)).on_fit_start(cli.trainer, cli.model)
-    logger.log_metrics({"router_entropy/layer_3": 0.25}, step=7)
-    client = logger.experiment
-    assert client.runs == [("subtoken_train", {"run": "mine"})]
-    noted = {entry.key: entry.value for entry in client.batches}
-    assert noted["model/routing/kept_groups"] == "4"
-    assert noted["router_entropy/layer_3"] == 0.25
-
-
-def test_a_run_that_replaces_another_begins_its_logs_anew(tmp_path):
-    (tmp_path / "mine" / "logs" / "csv").mkdir(parents=True)
-    parts = [run_loggers(None, tmp_path / "mine", anew)[0].log_dir for anew in (True, False)]
-    assert parts == [f"{tmp_path}/mine/logs/{name}" for name in ("csv", "csv-2")]
-
-
-def test_what_a_recipe_says_itself_stays(wandb_runs, tmp_path):
-    own = [f"--trainer.logger={{wandb: {{name: other, save_dir: {tmp_path}}}}}"]
-    logger = RecipeCLI([*argv("wandb", tmp_path / "mine"), *own]).trainer.loggers[-1]
-    assert (logger._wandb_init["name"], logger._wandb_init["dir"]) == ("other", str(tmp_path))
+def test_a_service_gets_the_recipe_beside_csv_and_tensorboard(remote, tmp_path):
+    for name, settings in (
+        ("wandb", {"name": "mine", "project": "subtoken_train", "save_dir": str(tmp_path / "mine" / "logs")}),
+        ("mlflow", {"run_name": "mine", "experiment_name": "subtoken_train"}),
+    ):
+        cli = RecipeCLI(argv(name, tmp_path / "mine"))
+        *ours, logger = cli.trainer.loggers
+        assert [type(each) for each in ours] == [CSVLogger, SortedTensorBoard]
+        assert settings.items() <= logger.settings.items()
+        next(each for each in cli.trainer.callbacks if isinstance(each, LogRecipe)).on_fit_start(cli.trainer, cli.model)
+        (told,) = logger.told
+        assert told["model"]["routing"]["kept_groups"] == 4
+    own = f"--trainer.logger={{wandb: {{name: other, save_dir: {tmp_path}}}}}"
+    logger = RecipeCLI(argv("wandb", tmp_path / "mine", own)).trainer.loggers[-1]
+    assert (logger.settings["name"], logger.settings["save_dir"]) == ("other", str(tmp_path))
 
 
 @pytest.mark.parametrize("given", [None, True, "mlflow", ["mlflow", {"mine": {"save_dir": "x"}}]])
-def test_ours_come_first_and_the_given_ones_after_them(mlflow_stub, monkeypatch, tmp_path, given):
+def test_ours_come_first_and_the_given_ones_after_them(remote, monkeypatch, tmp_path, given):
     monkeypatch.setitem(KINDS["logger"].names._classes, "mine", CSVLogger)  # as another package's entry point
     found = [type(logger) for logger in run_loggers(given, tmp_path, False)]
-    own = {"mlflow": [MLFlowLogger]}.get(given, []) if not isinstance(given, list) else [MLFlowLogger, CSVLogger]
+    own = {"mlflow": [Remote]}.get(given, []) if not isinstance(given, list) else [Remote, CSVLogger]
     assert found == [CSVLogger, SortedTensorBoard, *own]
     assert run_loggers(False, tmp_path, False) == []
 
@@ -190,13 +87,15 @@ def test_without_tensorboard_the_csv_log_stays_and_the_other_is_named(tmp_path, 
     assert "pip install 'subtoken_train[tensorboard]'" in said[0]
 
 
-def test_a_resumed_run_keeps_its_csv_logs(tmp_path):
-    for number, name in enumerate(["csv", "csv-2", *[f"csv-{i}" for i in range(3, 11)]]):
+def test_a_resumed_run_keeps_its_csv_logs_and_one_that_replaces_another_begins_anew(tmp_path):
+    names = ["csv", *[f"csv-{i}" for i in range(2, 11)]]
+    for number, name in enumerate(names):
         (logger, _) = run_loggers(None, tmp_path, False)
         assert Path(logger.log_dir).name == name
         logger.log_metrics({"a": number}, step=number)
         logger.save()
-    assert [path.parent.name for path in csv_parts(tmp_path)] == ["csv", *[f"csv-{i}" for i in range(2, 11)]]
+    assert [path.parent.name for path in csv_parts(tmp_path)] == names
+    assert Path(run_loggers(None, tmp_path, True)[0].log_dir).name == "csv"
 
 
 def test_tensorboard_opens_on_loss_and_accuracy_and_ends_with_gradients():

@@ -39,9 +39,8 @@ def language_model(tmp_path):
 
     def write(data):
         model = {"backbone": {"path": str(tmp_path / "llama")}, "reducer": {"name": "quest", "keep_ratio": 0.5}}
-        (tmp_path / "recipe.yaml").write_text(
-            yaml.safe_dump({"model": model, "data": data, "trainer": {"max_steps": 3}})
-        )
+        content = {"model": model, "data": data, "trainer": {"max_steps": 3}}
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(content))
         return ["--config", str(tmp_path / "recipe.yaml")]
 
     return write
@@ -52,7 +51,7 @@ def shown(capsys, argv):
     return printed(capsys, "preview", *argv)
 
 
-def test_a_scene_as_the_loss_sees_it(scenes, capsys):
+def test_a_scene_as_the_loss_sees_it_in_colours_only_where_they_are_wanted(scenes, capsys, monkeypatch):
     out = shown(capsys, [*scenes, "--count", "2"])
     assert "\x1b" not in out
     samples = re.findall(r"'train-00000\d', 1 image: (\d+) tokens \((.*)\), (\d+) trained", out)
@@ -63,9 +62,6 @@ def test_a_scene_as_the_loss_sees_it(scenes, capsys):
         assert (regions["visual"], regions["answer"]) == (64, int(trained))
     assert out.count("  visual   masked      64  <image x 64>\n") == 2
     assert re.search(r"  query    masked +\d+  .* ASSISTANT:\n  answer   trained +\d+  .* </s>\n", out)
-
-
-def test_colours_only_where_they_are_wanted(scenes, capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "\x1b[" in shown(capsys, [*scenes, "--count=1"])
     assert "\x1b[" not in shown(capsys, [*scenes, "--count=1", "--no-color"])
@@ -86,12 +82,8 @@ def test_a_corpus_is_shown_without_packing_it(language_model, tmp_path, monkeypa
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": "the module is imported " * 200}))
     lengths = {"block_length": 96, "context_length": 64, "prefix_tokens": 8, "streaming": streaming}
     out = shown(capsys, language_model({"train": {"name": str(tmp_path / "text.jsonl")}, **lengths}))
-    assert [f"'block {i}': 96 tokens (64 context, 8 query, 24 answer), 24 trained" in out for i in range(4)] == [
-        True,
-        True,
-        True,
-        False,
-    ]
+    shown_blocks = re.findall(r"'block (\d)': 96 tokens \(64 context, 8 query, 24 answer\), 24 trained", out)
+    assert shown_blocks == ["0", "1", "2"]
 
 
 @pytest.mark.slow
@@ -109,12 +101,8 @@ def test_an_answer_without_loss_is_masked(scenes, language_model, tmp_path, monk
     assert "), 3 trained\n" in out
 
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    said = [
-        ("user", "the module"),
-        ("assistant", "is imported " * 60),
-        ("user", "the name"),
-        ("assistant", "is bound " * 60),
-    ]
+    said = [("user", "the module"), ("assistant", "is imported " * 60)]
+    said += [("user", "the name"), ("assistant", "is bound " * 60)]
     turns = [{"role": role, "content": text, "weight": int(text.startswith("is bound"))} for role, text in said]
     (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": turns}))
     source = {"name": str(tmp_path / "chat.jsonl"), "documents": "conversations"}

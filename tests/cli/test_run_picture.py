@@ -21,12 +21,6 @@ from tests.support.tiny_fits import tiny_fit
 WIDTH = 440
 
 
-@pytest.fixture
-def tiny_run(tmp_path, tiny_family):
-    """A function from extra arguments to the argv of a short fit under ``tmp_path``."""
-    return tiny_fit(tmp_path, tiny_family)
-
-
 def run(folder: Path, rows: dict[str, list[float]], part: str = "csv", task: str = "dev.json") -> Path:
     """A run's folder with a log: one row per step, and a recipe that names the evaluation's data."""
     log = folder / "logs" / part / "metrics.csv"
@@ -94,8 +88,8 @@ def test_the_anchor_stands_beside_its_run_where_it_answered_the_same(tmp_path):
 
 
 @pytest.mark.slow
-def test_fit_leaves_it_beside_the_adapter_and_on_the_card_and_export_takes_it_along(tiny_run, tmp_path):
-    assert main(tiny_run("--trainer.max_steps=2")) == 0
+def test_fit_leaves_it_beside_the_adapter_and_on_the_card_and_export_takes_it_along(tiny_family, tmp_path):
+    assert main(tiny_fit(tmp_path, tiny_family)("--trainer.max_steps=2")) == 0
     adapter, out = tmp_path / "run" / "adapter", tmp_path / "out"
     picture = (adapter / PICTURE_FILE).read_bytes()
     assert size(picture) == (2 * WIDTH, 300)  # loss and groups; nothing was evaluated midway
@@ -110,7 +104,8 @@ def test_fit_leaves_it_beside_the_adapter_and_on_the_card_and_export_takes_it_al
 
 
 @pytest.mark.slow
-def test_a_resumed_run_draws_its_whole_course(tiny_run, tmp_path, monkeypatch):
+def test_a_resumed_run_draws_its_whole_course(tiny_family, tmp_path, monkeypatch):
+    tiny_run = tiny_fit(tmp_path, tiny_family)
     assert interrupted_fit(tiny_run("--trainer.max_steps=4"), after_step=2) == 130
     assert not (tmp_path / "run" / "adapter").exists()
     drawn = []
@@ -121,12 +116,12 @@ def test_a_resumed_run_draws_its_whole_course(tiny_run, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_an_adapter_is_not_lost_for_its_picture(tiny_run, tmp_path, monkeypatch, capsys):
+def test_an_adapter_is_not_lost_for_its_picture(tiny_family, tmp_path, monkeypatch, capsys):
     def full(folder):
         raise OSError(28, "No space left on device", "/tmp/font")
 
     monkeypatch.setattr(fit_course, "draw_run", full)
-    assert main(tiny_run("--trainer.max_steps=1")) == 0
+    assert main(tiny_fit(tmp_path, tiny_family)("--trainer.max_steps=1")) == 0
     assert "no picture of the training: No space left on device: /tmp/font" in capsys.readouterr().err
     adapter = tmp_path / "run" / "adapter"
     assert (adapter / "adapter_model.safetensors").is_file()

@@ -46,9 +46,7 @@ def test_the_assumed_utilisation_is_what_a_step_of_7b_was_measured_at():
 
 def test_one_sample_costs_what_a_batch_of_one_does():
     flops = TrainingFlops(DecoderSize(32, 48, 4, 2, 8, 40), [0, 5, 5])
-    lengths = torch.tensor([9])
-    assert flops.sample([9, 9, 9]) == pytest.approx(float(flops.layers(lengths, 0, 3)))
-    shorter = float(flops.layers(lengths, 0, 1) + flops.layers(torch.tensor([4]), 1, 3))
+    shorter = float(flops.layers(torch.tensor([9]), 0, 1) + flops.layers(torch.tensor([4]), 1, 3))
     assert flops.sample([9, 4, 4]) == pytest.approx(shorter)
 
 
@@ -129,9 +127,8 @@ def test_runs_add_up():
 def test_check_ends_with_what_a_run_needs(capsys):
     lines = checked(capsys, ["--offline", "--config", "tinylm_quest25_s16k12"])
     place = lines.index("what it needs (a prediction)")
-    assert re.fullmatch(
-        r"compute [\d.e+]+ to [\d.e+]+ FLOPs: 150 steps of 8 records of 512 to 1,024 tokens", lines[place + 1]
-    )
+    compute = r"compute [\d.e+]+ to [\d.e+]+ FLOPs: 150 steps of 8 records of 512 to 1,024 tokens"
+    assert re.fullmatch(compute, lines[place + 1])
     assert lines[place + 2] == "time on a CPU; 'subtoken-train check' measures the pace of small models"
     assert not any(line.startswith("missing") for line in lines)
 
@@ -157,26 +154,20 @@ def test_an_evaluation_says_what_its_prompts_need(capsys, tmp_path, monkeypatch)
     assert "missing    weights of llava-hf/llava-1.5-7b-hf (13.16 GiB): hf download llava-hf/llava-1.5-7b-hf" in said
 
 
-@pytest.mark.parametrize(
-    ("path", "hint"),
-    [
+def test_missing_data_and_a_missing_model_name_their_command(capsys, tmp_path, monkeypatch):
+    for path, hint in (
         ("a/llava_v1_5_mix665k.json", "get it: subtoken-train data llava665k --root a"),
         ("data/scenes/train.json", "get it: subtoken-train data scenes"),
         ("data/english_text/train.jsonl", "get it: subtoken-train data english"),
         ("mine.json", "check the path"),
-    ],
-)
-def test_missing_data_name_their_command(path, hint):
-    assert str(absent("data file", path)) == f"data file {path} does not exist; {hint}"
-
-
-def test_a_missing_model_names_its_command(capsys, tmp_path, monkeypatch):
+    ):
+        assert str(absent("data file", path)) == f"data file {path} does not exist; {hint}"
     monkeypatch.chdir(tmp_path)
     command = "subtoken-train data smollm2 --out my/models/smollm2"
     words = f"backbone my/models/smollm2 is not on this machine; get it (92 MB): {command}"
     name = "recipes/real/smollm2_kvzip25_s16k12.yaml"
     assert refused(capsys, "check", "--config", name, "--model.backbone.path", "my/models/smollm2") == words
     with pytest.raises(ValueError, match="get it"):
-        plan_of_recipe(RecipeCLI(["--config", name, "--model.backbone.path", "my/models/smollm2"]).source)
+        plan_of_recipe(RecipeCLI(["--config", name, "--model.backbone.path", "my/models/smollm2"]))
     assert refused(capsys, "generate", "--backbone", "my/models/smollm2", "--prompt", "hi") == words
     check_fetched("mine/smollm2")  # an id of the Hub

@@ -50,18 +50,16 @@ def test_a_port_in_use_and_a_key_that_no_header_holds(capsys, tmp_path):
         port = taken.getsockname()[1]
         assert f"--port {port} of 127.0.0.1 is in use" in refused(capsys, "serve", *MODEL, "--port", str(port))
     (tmp_path / "key").write_text("a\nb\x01\n")
-    assert "must hold keys of visible ASCII, one a line" in refused(
-        capsys, "serve", *MODEL, "--api-key-file", str(tmp_path / "key")
-    )
+    said = refused(capsys, "serve", *MODEL, "--api-key-file", tmp_path / "key")
+    assert "must hold keys of visible ASCII, one a line" in said
     assert "give --adapter DIR, or --backbone PATH" in refused(capsys, "serve")
 
 
 def test_without_starlette(capsys, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None if name == "starlette" else find(name))
-    assert "needs starlette, which is not installed: pip install 'subtoken_train[serve]'" in refused(
-        capsys, "serve", *MODEL
-    )
+    words = "needs starlette, which is not installed: pip install 'subtoken_train[serve]'"
+    assert words in refused(capsys, "serve", *MODEL)
 
 
 def test_kernels_are_compiled_before_it_says_that_it_serves(capsys, monkeypatch, tmp_path):
@@ -83,10 +81,15 @@ def test_kernels_are_compiled_before_it_says_that_it_serves(capsys, monkeypatch,
     assert (settings.keys, settings.apart, settings.origins) == (("a", "b"), True, ("https://a.org",))
 
 
-def test_it_answers_until_it_is_told_to_end():
+def serving(*more: str) -> tuple[int, list[str]]:
+    """A free port, and the command that serves there."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    argv = [sys.executable, "-m", "subtoken_train", "serve", *MODEL, "--port", str(port), "--host", "0.0.0.0"]
+    return port, [sys.executable, "-m", "subtoken_train", "serve", *MODEL, "--port", str(port), *more]
+
+
+def test_it_answers_until_it_is_told_to_end():
+    port, argv = serving("--host", "0.0.0.0")
     running = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         line = running.stdout.readline()
@@ -116,9 +119,7 @@ def children(pid):
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no /proc to find the processes in")
 def test_two_processes_answer_at_one_address_and_end_together():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    argv = [sys.executable, "-m", "subtoken_train", "serve", *MODEL, "--port", str(port), "--device", "cpu,cpu"]
+    port, argv = serving("--device", "cpu,cpu")
     running = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert running.stdout.readline() == f"http://127.0.0.1:{port}/v1 serves 'tiny-llama' (Ctrl-C ends it)\n"
@@ -134,9 +135,7 @@ def test_two_processes_answer_at_one_address_and_end_together():
         assert len(servers) == 2
         os.kill(servers[1], signal.SIGKILL)
         running.wait(timeout=60)
-        words = (
-            "subtoken-train: error: the server on cpu ended (exit code -9), and so did the others; start them again\n"
-        )
+        words = "error: the server on cpu ended (exit code -9), and so did the others; start them again\n"
         assert running.stderr.read().endswith(words)
         assert running.returncode == 2
         assert not any(Path(f"/proc/{pid}").exists() for pid in servers)
@@ -147,10 +146,9 @@ def test_two_processes_answer_at_one_address_and_end_together():
 
 @pytest.mark.slow
 def test_a_device_that_is_not_there_is_said_before_anything_is_served():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    argv = [sys.executable, "-m", "subtoken_train", "serve", *MODEL, "--port", str(port), "--device", "cpu,abacus"]
-    done = subprocess.run(argv, check=False, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        serving("--device", "cpu,abacus")[1], check=False, cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert "abacus" in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""The sweep command: the grid, what it prints, what it runs, what it says at the end."""
+"""The sweep command: overrides and grids, what it prints, what it runs, what it says at the end."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import yaml
 from subtoken_train.cli import sweep
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.cli.sweep import parse_setting, slurm_script, sweep_runs
-from subtoken_train.resources import recipe_text
+from subtoken_train.cli.sweep import grid_fits, parse_setting, slurm_script, sweep_runs
+from subtoken_train.evaluation.runner.dry_run import recipe_of
+from subtoken_train.resources import recipe_files, recipe_text
 from subtoken_train.training.checkpoints import PARTIAL, STATE, Marker, begin, seal
 from tests.support.commands import printed, refused
 from tests.support.places import recipe
@@ -22,6 +23,11 @@ from tests.support.sampling import sampled
 from tests.support.tiny_fits import RECIPE, tiny_fit
 
 GROUPS, RATE = "model.routing.kept_groups=2,4", "model.optimizer.learning_rate=1e-4,2e-4,3e-4"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -39,49 +45,17 @@ def test_a_setting(setting, key, values):
     assert parse_setting(setting) == (key, values)
 
 
-@pytest.mark.parametrize("setting", ["a", "a=", "=1", "a=1,,2", "a=1,"])
-def test_settings_that_are_none(setting):
-    with pytest.raises(ValueError, match=r"must be KEY=VALUE,VALUE, for instance model\.routing\.kept_groups=2,4,8"):
-        parse_setting(setting)
-
-
-def test_the_grid():
+def test_the_combinations():
     runs = sweep_runs(["r.yaml", "s.yaml"], [GROUPS, RATE], Path("runs/sweep"))
     assert [one.name for one in runs] == [
         f"kept_groups={groups},learning_rate={rate}" for groups in (2, 4) for rate in ("1e-4", "2e-4", "3e-4")
     ]
-    assert runs[1].fit_arguments() == [
-        "fit",
-        "--config",
-        "r.yaml",
-        "--config",
-        "s.yaml",
-        "--model.routing.kept_groups=2",
-        "--model.optimizer.learning_rate=2e-4",
-        "--output_dir=runs/sweep/kept_groups=2,learning_rate=2e-4",
-    ]
-
-
-def test_names_that_end_alike_are_written_out_and_paths_make_no_folders():
+    settings = ["--model.routing.kept_groups=2", "--model.optimizer.learning_rate=2e-4"]
+    place = "--output_dir=runs/sweep/kept_groups=2,learning_rate=2e-4"
+    assert runs[1].fit_arguments() == ["fit", "--config", "r.yaml", "--config", "s.yaml", *settings, place]
+    # names that end alike are written out, and paths make no folders
     (one,) = sweep_runs(["r.yaml"], ["data.seed=1", "model.routing.seed=2", "data.train_file=a/b c.json"], Path("x"))
-    assert one.name == "data.seed=1,model.routing.seed=2,train_file=a_b_c.json"
-    assert one.folder.parent == Path("x")
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ([GROUPS, "model.routing.kept_groups=8"], "--set model.routing.kept_groups is given twice"),
-        (["a=1,1"], "two runs would share the folder a=1"),
-        (["a=b/c,b:c"], "two runs would share the folder a=b_c"),
-        (["output_dir=x"], "--output_dir DIR moves all of them"),
-        (["--resume=true"], "a sweep sets it for every run itself"),
-    ],
-)
-def test_grids_that_are_none(settings, message):
-    with pytest.raises(ValueError) as caught:  # noqa: PT011  # the whole message is compared below
-        sweep_runs(["r.yaml"], settings, Path("x"))
-    assert message in str(caught.value)
+    assert (one.name, one.folder.parent) == ("data.seed=1,model.routing.seed=2,train_file=a_b_c.json", Path("x"))
 
 
 EVIL = "x\ntouch CANARY #\r\u202e`touch CANARY`$(touch CANARY)'\"\\"
@@ -104,15 +78,14 @@ def ran(folder: Path, script: str, number: int) -> list[str]:
 
 def test_the_slurm_script_runs_the_task_of_its_number(tmp_path):
     runs = sweep_runs([f"{EVIL}.yaml"], [GROUPS, RATE], tmp_path / "a sweep; touch CANARY")
-    script = slurm_script(runs, tmp_path / "a sweep; touch CANARY")
+    script = slurm_script(runs, tmp_path / "a sweep; touch CANARY", "a sweep; touch CANARY")
     assert "#SBATCH --array=0-5\n" in script
     for number, one in enumerate(runs):
         assert ran(tmp_path, script, number) == ["subtoken-train", *one.fit_arguments()]
 
 
-def test_names_of_a_grid_are_no_commands_of_the_script(tmp_path, capsys, monkeypatch):
+def test_names_of_a_grid_are_no_commands_of_the_script(tmp_path, capsys):
     """A line break in the name of an adapter, of the run that it starts from, and in the place of all of them."""
-    monkeypatch.chdir(tmp_path)
     Path(f"{EVIL}.yaml").write_text(recipe_text(recipe("tiny_fastv25")))
     second = yaml.safe_load(recipe_text(recipe("tiny_fastv25_s16k4_stage2")))
     second["model"]["stage2"]["adapter"] = f"runs/{EVIL}/adapter"
@@ -131,40 +104,49 @@ def test_names_of_a_grid_are_no_commands_of_the_script(tmp_path, capsys, monkeyp
     assert not Path("CANARY").exists()
 
 
-def swept(folder: Path, *extra: str) -> list[str]:
-    return ["sweep", "--config", str(RECIPE), "--output_dir", str(folder), *extra]
+def swept(*extra: str) -> list[str]:
+    return ["sweep", "--config", str(RECIPE), "--output_dir", "s", *extra]
 
 
-def test_dry_run_and_slurm_print_and_run_nothing(tmp_path, capsys, monkeypatch):
+def write_grid(*adapters: str) -> str:
+    arms = "".join(f"  - adapter: {name}\n" for name in adapters)
+    Path("grid.yaml").write_text(f"out: results/x\nanchors: none\ntasks: [scenes_pope]\narms:\n{arms}")
+    return "grid.yaml"
+
+
+OF_GRID = ["sweep", "--grid", "grid.yaml"]
+MISSPELT = "unknown option '--model.routing.kept_group'. Did you mean '--model.routing.kept_groups'?"
+REFUSED = {
+    **{f"no setting {text}": (swept("--set", text), "must be KEY=VALUE,VALUE, for") for text in ("a", "=1", "a=1,,2")},
+    "a key twice": (swept("--set", GROUPS, "--set", "model.routing.kept_groups=8"), "kept_groups is given twice"),
+    "a value twice": (swept("--set", "a=1,1"), "two runs would share the folder a=1"),
+    "one folder": (swept("--set", "a=b/c,b:c"), "two runs would share the folder a=b_c"),
+    "the folder": (swept("--set", "output_dir=x"), "--output_dir DIR moves all of them"),
+    "a flag": (swept("--set=--resume=true"), "a sweep sets it for every run itself"),
+    "no such key": (swept("--set", "model.routing.kept_group=2,4"), f"kept_group=2: {MISSPELT}"),
+    "no such key of the trainer": (swept("--set", "trainer.max_stepss=1"), "Did you mean '--trainer.max_steps'?"),
+    "a value of the last": (swept("--set", "data.batch_size=8,many"), "data.batch_size is 'many'; it must be a whole"),
+    "a model that cannot be": (swept("--set", "model.routing.num_groups=16,7"), "num_groups=7: num_groups=7"),
+    "no settings": (
+        ["sweep", "--config", "tiny_fastv25"],
+        "a sweep needs --config RECIPE and --set KEY=A,B, or --grid",
+    ),
+    "a grid and settings": ([*OF_GRID, "--set", "a=1"], "--set does not apply to --grid"),
+    "a grid's folder": ([*OF_GRID, "--output_dir", "x"], "--output_dir does not apply to --grid"),
+    "a misspelt grid": (["sweep", "--grid", "tabel1_llava7b"], "Did you mean 'table1_llava7b.yaml'?"),
+    "an adapter that no recipe makes": (
+        [*OF_GRID, "--dry-run"],
+        "grid grid needs the adapter runs/nobody/adapter, which is not here and which no recipe makes",
+    ),
+}
+
+
+@pytest.mark.parametrize(("argv", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused_and_nothing_runs(capsys, monkeypatch, argv, words):
     monkeypatch.setattr(subprocess, "Popen", None)
-    assert main(swept(tmp_path / "s", "--set", GROUPS, "--dry-run")) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == [
-        f"subtoken-train fit --config {RECIPE} --model.routing.kept_groups={k} "
-        f"--output_dir={tmp_path / 's'}/kept_groups={k}"
-        for k in (2, 4)
-    ]
-    assert main(swept(tmp_path / "s", "--set", GROUPS, "--slurm")) == 0
-    assert capsys.readouterr().out.startswith("#!/bin/bash\n")
-    assert not (tmp_path / "s").exists()
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        (
-            "model.routing.kept_group=2,4",
-            "unknown option '--model.routing.kept_group'. Did you mean '--model.routing.kept_groups'?",
-        ),
-        ("trainer.max_stepss=1", "unknown option '--trainer.max_stepss'. Did you mean '--trainer.max_steps'?"),
-        ("data.batch_size=8,many", "data.batch_size is 'many'; it must be a whole number"),  # the last of the grid
-    ],
-)
-def test_a_mistake_anywhere_in_the_grid_is_one_line_and_nothing_runs(tmp_path, capsys, monkeypatch, setting, message):
-    monkeypatch.setattr(subprocess, "Popen", None)
-    assert main(swept(tmp_path / "s", "--set", setting)) == 2
-    assert capsys.readouterr().err == f"subtoken-train: error: {message}\n"
-    assert not (tmp_path / "s").exists()
+    write_grid("runs/nobody/adapter")
+    assert words in refused(capsys, *argv)
+    assert not Path("s").exists()
 
 
 @pytest.fixture
@@ -192,28 +174,27 @@ def test_a_sweep_goes_on_after_a_failure_and_skips_what_is_finished(tmp_path, ti
     fit = tiny_fit(tmp_path, tiny_family)("--trainer.max_steps=2")
     recipe = tmp_path / "mine.yaml"
     RecipeCLI(fit[1:]).save_recipe(recipe)
+    folder, missing = tmp_path / "s", "data.val_file=null,nowhere.json"
     started = processes(main)
-    folder = tmp_path / "s"
-    command = ["sweep", "--config", str(recipe), "--output_dir", str(folder), "--set", "model.routing.num_groups=7,16"]
-    assert main(command) == 1  # 7 groups divide no value vector: a fit's mistake, not the parser's
+    command = ["sweep", "--config", str(recipe), "--output_dir", str(folder), "--set", missing]
+    assert main(command) == 1
     table = capsys.readouterr().out
     assert "failed (exit code 2)" in table
-    assert (folder / "num_groups=16" / "adapter").is_dir()
-    with (folder / "num_groups=16" / "logs" / "csv" / "metrics.csv").open() as file:
+    good = folder / "val_file=null"
+    assert (good / "adapter").is_dir()
+    with (good / "logs" / "csv" / "metrics.csv").open() as file:
         last = [row["train/loss"] for row in csv.DictReader(file) if row["train/loss"]][-1]
-    assert f"{float(last):.4g}" in next(line for line in table.splitlines() if "num_groups=16" in line and "│" in line)
+    assert f"{float(last):.4g}" in next(line for line in table.splitlines() if "file=null" in line and "│" in line)
     assert len(started) == 2
     assert main(command) == 1
     assert "finished before" in capsys.readouterr().out
-    assert [words[-1] for words in started[2:]] == [f"--output_dir={folder / 'num_groups=7'}"]
-    assert main([*command[:-1], "model.routing.num_groups=16"]) == 0
+    assert [words[-1] for words in started[2:]] == [f"--output_dir={folder / 'val_file=nowhere.json'}"]
     recipe.write_text(recipe.read_text().replace("max_steps: 2", "max_steps: 3"))
-    capsys.readouterr()
     assert "holds a finished run of another recipe; choose another --output_dir" in refused(capsys, *command)
 
 
 @sampled("code", [130, 0], every=2)
-def test_ctrl_c_ends_the_sweep(tmp_path, processes, capsys, code):
+def test_ctrl_c_ends_the_sweep(processes, capsys, code):
     waits = []
 
     def end(command):
@@ -223,7 +204,7 @@ def test_ctrl_c_ends_the_sweep(tmp_path, processes, capsys, code):
         return 130
 
     started = processes(end)
-    assert main(swept(tmp_path / "s", "--set", GROUPS)) == 130
+    assert main(swept("--set", GROUPS)) == sweep.INTERRUPTED == 130
     assert len(started) == 1
     assert "interrupted" in capsys.readouterr().out
 
@@ -236,3 +217,92 @@ def test_a_stopped_run_is_resumed(tmp_path, processes):
     seal(one.folder / "checkpoints" / f"step-1{PARTIAL}", Marker(1, 1, "SingleDeviceStrategy", {}))
     sweep.run_one(one)
     assert [command[-1] for command in started] == [f"--output_dir={one.folder}", "--resume"]
+
+
+def names(grid: str) -> list[str]:
+    return [run.name for run in grid_fits(grid).runs]
+
+
+def test_every_shipped_grid_has_a_recipe_for_each_adapter():
+    """Or ships the adapter; stage 1 comes before stage 2, and no run twice."""
+    for name, path in recipe_files().items():
+        if not name.startswith("eval/"):
+            continue
+        fits = grid_fits(str(path))
+        assert fits.published == [], name
+        runs = [run.name for run in fits.runs]
+        assert len(runs) == len(set(runs))
+        assert all(runs.index(start) < runs.index(later) for later, start in fits.later.items()), name
+        assert all(run.fit_arguments()[:3] == ["fit", "--config", run.name] for run in fits.runs), name
+
+
+def test_what_a_grid_needs(tmp_path):
+    """Stage 1 before stage 2; what stands is left out; a recipe of one's own comes before a shipped one."""
+    fits = grid_fits(write_grid("runs/tiny_fastv25_s16k4_stage2/adapter", "runs/tiny_fastv25/adapter"))
+    assert [run.name for run in fits.runs] == ["tiny_fastv25", "tiny_fastv25_s16k4_stage2"]
+    assert fits.later == {"tiny_fastv25_s16k4_stage2": "tiny_fastv25"}
+    grid = write_grid("checkpoints/adapters/tiny_lora_only", "runs/tiny_fastv25/adapter", "runs/tiny_fastv25")
+    fits = grid_fits(grid)
+    assert (fits.standing, names(grid)) == (["checkpoints/adapters/tiny_lora_only"], ["tiny_fastv25"])
+    (tmp_path / "runs/tiny_fastv25/adapter").mkdir(parents=True)
+    (tmp_path / "runs/tiny_fastv25/adapter/subtoken_config.json").write_text("{}")
+    assert names(grid) == []
+    assert "publisher/model" in grid_fits(write_grid("publisher/model")).head()
+    assert recipe_of("runs/tiny_fastv25/adapter").is_absolute()
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes/tiny_fastv25.yaml").write_text("model: {}\n")
+    (tmp_path / "mine.yaml").write_text("model: {}\n")
+    assert [run.fit_arguments()[2:] for run in grid_fits(write_grid("new/tiny_fastv25", "elsewhere/mine")).runs] == [
+        ["recipes/tiny_fastv25.yaml", "--output_dir=new/tiny_fastv25"],
+        ["mine.yaml", "--output_dir=elsewhere/mine"],
+    ]
+
+
+def test_an_anchor_without_a_recipe_is_trained_by_that_of_its_arm(tmp_path):
+    (tmp_path / "mine.yaml").write_text(recipe("tiny_fastv25_s16k4").read_text())
+    (run,) = grid_fits(write_grid("runs/mine_anchor/adapter")).runs
+    settings = dict(run.overrides)
+    assert (settings["model.routing"], settings["model.reducer.keep_ratio"]) == ("null", "0.15625")
+    assert "output_dir" not in settings
+    assert run.fit_arguments()[-1] == "--output_dir=runs/mine_anchor"
+
+
+def test_dry_run_and_slurm_print_and_train_nothing(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", None)
+    lines = printed(capsys, *swept("--set", GROUPS, "--dry-run")).splitlines()
+    fit = f"subtoken-train fit --config {RECIPE}"
+    commands = [f"{fit} --model.routing.kept_groups={k} --output_dir=s/kept_groups={k}" for k in (2, 4)]
+    assert lines[:3] == ["s: 0 adapters stand, 2 to train", *commands]
+    assert printed(capsys, *swept("--set", GROUPS, "--slurm")).startswith("#!/bin/bash\n#SBATCH --job-name=s\n")
+    grid = write_grid("runs/tiny_fastv25_s16k4_stage2/adapter")
+    said = printed(capsys, "sweep", "--grid", grid, "--dry-run").splitlines()
+    assert said[:3] == [
+        "grid: 0 adapters stand, 2 to train",
+        "subtoken-train fit --config tiny_fastv25 --output_dir=runs/tiny_fastv25",
+        "subtoken-train fit --config tiny_fastv25_s16k4_stage2 --output_dir=runs/tiny_fastv25_s16k4_stage2",
+    ]
+    assert all(any(line.endswith("FLOPs: 2 runs") for line in each) for each in (lines, said))
+    script = printed(capsys, "sweep", "--grid", grid, "--slurm")
+    assert "#SBATCH --job-name=grid\n#SBATCH --array=0-0\n" in script
+    assert script.endswith("when the others stand: tiny_fastv25_s16k4_stage2 (starts from tiny_fastv25)\n")
+    assert not (tmp_path / "runs").exists()
+    write_grid("checkpoints/adapters/tiny_lora_only")
+    assert printed(capsys, "sweep", "--grid", grid) == "grid: 1 adapters stand, 0 to train: nothing to do\n"
+
+
+@pytest.mark.slow
+def test_a_tiny_grid_is_trained_stopped_and_gone_on_with(tmp_path, tiny_family, processes):
+    """Two arms and what one of them starts from; the second call trains what is left, the third nothing."""
+    fit = tiny_fit(tmp_path, tiny_family)
+    RecipeCLI(fit("--model.routing=null", "--trainer.max_steps=2")[1:]).save_recipe(tmp_path / "first.yaml")
+    second = fit("--trainer.max_steps=2", "--model.stage2.adapter=runs/first/adapter")
+    RecipeCLI(second[1:]).save_recipe(tmp_path / "second.yaml")
+    started = processes(lambda command: 130 if len(started) == 2 else main(command))
+    grid = write_grid("runs/second/adapter", "runs/first/adapter")
+    assert main(["sweep", "--grid", grid]) == 130
+    assert names(grid) == ["second"]
+    assert main(["sweep", "--grid", grid]) == 0
+    assert names(grid) == []
+    assert [command[2] for command in started] == ["first.yaml", "second.yaml", "second.yaml"]
+    assert main(["sweep", "--grid", grid]) == 0
+    assert len(started) == 3

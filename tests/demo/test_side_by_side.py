@@ -24,7 +24,6 @@ from subtoken_train.demo.side_by_side import SideBySide
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.resources import resource
 from subtoken_train.types import LayerPlan, Plan, Region
-from tests.support.sampling import sampled
 
 ROUTED = str(resource("checkpoints/adapters/tiny_fastv25_s16k4"))
 ANCHOR = f"{ROUTED}_anchor"
@@ -85,36 +84,25 @@ def test_answers_grow_as_they_are_made_and_an_asker_may_leave(models, asked):
 
 def test_an_eviction_spares_the_backbone(models, asked):
     answers = [each.answer for each in models.ask(*asked, "snapkv", "0.5") if each.answer]
-    assert [answer.method for answer in answers] == [
-        "-",
-        "fastv 0.15625, snapkv 0.5",
-        "fastv 0.25, S16K4 linear, snapkv 0.5",
-    ]
+    methods = ["-", "fastv 0.15625, snapkv 0.5", "fastv 0.25, S16K4 linear, snapkv 0.5"]
+    assert [answer.method for answer in answers] == methods
     assert answers[0].report.realised_fraction == 1
     assert answers[2].report.realised_fraction < 0.6 * answers[2].report.nominal_fraction
 
 
-@sampled(
-    ("question", "eviction", "keep", "words"),
-    [
+def test_refusals_are_words_and_the_next_question_is_answered(models, asked, tmp_path):
+    (tmp_path / "made.json").write_text("{}")
+    no_file = "eviction_keep of this page reads no file; write threshold:-4"
+    for question, eviction, keep, words in (
         ("  ", None, "0.5", "^the prompt is empty"),
         ("is there a 7 ?", "snpakv", "0.5", "unknown eviction method 'snpakv'. Did you mean 'snapkv'?"),
         ("is there a 7 ?", "snapkv", "", "'' is not a budget; write a fraction"),
-        ("is there a 7 ?", "snapkv", "7", "eviction_keep=7.0 must lie in"),
         ("is there a 7 ?", "snapkv", "10B", "^anchor: eviction_keep=10 bytes is too small for"),
-    ],
-    every=5,
-)
-def test_refusals_are_words_and_the_next_question_is_answered(models, asked, question, eviction, keep, words):
-    with pytest.raises(ValueError, match=words):
-        list(models.ask(asked[0], question, eviction, keep))
+        ("is there a 7 ?", "keydiff", f"threshold:{tmp_path / 'made.json'}", no_file),
+    ):
+        with pytest.raises(ValueError, match=words):
+            list(models.ask(asked[0], question, eviction, keep))
     assert last_words(models.ask(*asked, None, "0.5"))[2] == "white 4"
-
-
-def test_whoever_sees_the_page_opens_no_file(models, asked, tmp_path):
-    (tmp_path / "made.json").write_text("{}")
-    with pytest.raises(ValueError, match="eviction_keep of this page reads no file; write threshold:-4"):
-        list(models.ask(asked[0], "is there a 7 ?", "keydiff", f"threshold:{tmp_path / 'made.json'}"))
 
 
 @pytest.mark.slow
@@ -144,14 +132,17 @@ def test_merged_weights_are_their_own_backbone(tmp_path, vlm_adapter, asked):
 def test_what_cannot_be_shown_is_refused_before_weights_are_read(monkeypatch, tmp_path, vlm_adapter):
     monkeypatch.setattr("subtoken_train.inference.pool.load_family", lambda *args: pytest.fail("weights were read"))
     text = str(resource("checkpoints/adapters/tinylm_lora_only"))
-    for adapter, anchor, words in (
-        ("nowhere", None, "nowhere is not an adapter folder"),
-        (ROUTED, "nowhere", "nowhere is not an adapter folder"),
-        (ROUTED, str(vlm_adapter), r"are not on one backbone \(path .*tiny-llava and .*backbone\); use an anchor"),
-        (ROUTED, text, r"are not on one backbone \(path .*tiny-llava and .*tiny-llama\)"),
+    for given, words in (
+        (("nowhere", None), "nowhere is not an adapter folder"),
+        ((ROUTED, "nowhere"), "nowhere is not an adapter folder"),
+        ((ROUTED, str(vlm_adapter)), r"are not on one backbone \(path .*tiny-llava and .*backbone\); use an anchor"),
+        ((ROUTED, text), r"are not on one backbone \(path .*tiny-llava and .*tiny-llama\)"),
+        ((), "name an adapter"),
+        ((None, ANCHOR, "checkpoints/tiny-llama"), "is to be told from an adapter"),
+        ((None, None, ROUTED), "is an adapter; write --adapter"),
     ):
         with pytest.raises(ValueError, match=words):
-            SideBySide(adapter, anchor)
+            SideBySide(*given)
 
 
 def test_one_backbone_by_two_paths(tmp_path, monkeypatch):
@@ -186,7 +177,7 @@ def test_groups_are_those_of_kept_visual_tokens():
 
 @pytest.fixture(scope="module")
 def answers():
-    models = SideBySide(str(resource("checkpoints/adapters/tiny_fastv25_s16k4")), device="cpu")
+    models = SideBySide(ROUTED, device="cpu")
     path, question = presets()[0]
     spoken = models.ask(Image.open(path).convert("RGB"), question, None, "1")
     return [each.answer for each in spoken if each.answer]
@@ -249,27 +240,9 @@ def test_a_router_that_reads_the_question_has_it_in_the_prompt(text_adapter):
     assert sum(share for _, share in token_words(answers[1], 1)) < len(token_words(answers[1], 1))
 
 
-@pytest.mark.parametrize(
-    ("about", "question", "words"),
-    [
-        (" ", QUESTION, "text or question is empty"),
-        (TEXT, "", "text or question is empty"),
-        ("word " * 5000, QUESTION, "the text has [0-9,]+ tokens, and the model was made for"),
-    ],
-)
-def test_a_text_that_is_refused(readers, about, question, words):
-    with pytest.raises(ValueError, match=words):
-        list(readers.ask(about, question, None, "0.5"))
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({}, "name an adapter"),
-        ({"backbone": "checkpoints/tiny-llama", "anchor": ANCHOR}, "is to be told from an adapter"),
-        ({"backbone": ROUTED}, "is an adapter; write --adapter"),
-    ],
-)
-def test_what_is_no_pair_of_sides_is_refused(given, words):
-    with pytest.raises(ValueError, match=words):
-        SideBySide(**given, device="cpu")
+def test_a_text_that_is_refused(readers):
+    long = "the text has [0-9,]+ tokens, and the model was made for"
+    empty = "text or question is empty"
+    for about, question, words in ((" ", QUESTION, empty), (TEXT, "", empty), ("word " * 5000, QUESTION, long)):
+        with pytest.raises(ValueError, match=words):
+            list(readers.ask(about, question, None, "0.5"))
