@@ -13,14 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset
 
-from subtoken_train.datasets.chats import (
-    ChatLimits,
-    asked_words,
-    cached_chats,
-    iterate_chats,
-    reads_chats,
-    wholly_read,
-)
+from subtoken_train.datasets.chats import ChatLimits, asked_words, cached_chats, iterate_chats, reads_chats, wholly_read
 from subtoken_train.datasets.corpus import (
     CorpusSource,
     PackedBlock,

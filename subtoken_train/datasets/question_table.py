@@ -14,12 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from subtoken_train.datasets.conversations import (
-    CONVERSATION_LISTS,
-    checked_record,
-    conversation_document,
-    is_picture,
-)
+from subtoken_train.datasets.conversations import CONVERSATION_LISTS, checked_record, conversation_document, is_picture
 from subtoken_train.datasets.record_fields import column_problem
 from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, row_kind
 from subtoken_train.datasets.row_files import file_kind, files_of_set, opened, placed_rows

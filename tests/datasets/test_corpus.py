@@ -143,10 +143,7 @@ def test_another_process_reads_the_cache(tmp_path, cache, byte_tokenizer):
 def test_a_text_that_is_weighed_or_not_learnt_is_refused(tmp_path, cache):
     path = tmp_path / "a.jsonl"
     source = CorpusSource(str(path))
-    for change, words in (
-        ({"weight": 0}, "it is not to be learnt"),
-        ({"weight": 0.5}, "it has weight 0.5; true or 1"),
-    ):
+    for change, words in (({"weight": 0}, "it is not to be learnt"), ({"weight": 0.5}, "it has weight 0.5; true or 1")):
         path.write_text(
             "".join(json.dumps({"text": "a", "weight": 1, "label": 0, **each}) + "\n" for each in ({}, change))
         )

@@ -85,9 +85,7 @@ def test_texts_of_arrow_and_gzip_are_documents(tmp_path, cache):
 
 def test_values_come_as_json_would_have_them(tmp_path):
     features = datasets.Features(
-        question=datasets.Value("string"),
-        label=datasets.ClassLabel(names=["no", "yes"]),
-        day=datasets.Value("date32"),
+        question=datasets.Value("string"), label=datasets.ClassLabel(names=["no", "yes"]), day=datasets.Value("date32")
     )
     rows = {"question": ["a", "b"], "label": [1, 0], "day": [datetime.date(2024, 5, 1), None]}
     datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "q.parquet")
