@@ -12,7 +12,7 @@ from datasets import Dataset, Image, List
 
 from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import TASKS, build_task
-from subtoken_train.evaluation.tasks.file_rows import check_samples
+from subtoken_train.evaluation.tasks.files import check_samples
 from tests.support.benchmark_folders import mmbench_parquet, mmbench_table
 from tests.support.vqa_cases import picture, prompts_of, refused, write_rows
 

@@ -17,8 +17,8 @@ from subtoken_train.evaluation.reporting.page import map_chart
 from subtoken_train.evaluation.reporting.score_tables import Estimate, KindScores
 from subtoken_train.evaluation.runner.cell import model_inputs
 from subtoken_train.evaluation.tasks import TASKS, build_task
-from subtoken_train.evaluation.tasks.needle_map import cell_of
-from subtoken_train.evaluation.tasks.ruler import MAKERS, NEW_TOKENS, NOISE, asked_parts, context_end, family
+from subtoken_train.evaluation.tasks.made_texts import MAKERS, NOISE, cell_of
+from subtoken_train.evaluation.tasks.ruler import NEW_TOKENS, asked_parts, context_end, family
 from subtoken_train.inference.text_prompts import encode_chat
 from subtoken_train.types import Region
 from tests.support.places import ROOT

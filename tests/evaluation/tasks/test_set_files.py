@@ -11,8 +11,8 @@ from datasets.exceptions import DatasetNotFoundError
 from PIL import Image as Pictures
 
 from subtoken_train.datasets.image_sources import open_image
-from subtoken_train.evaluation.tasks import table_files
-from subtoken_train.evaluation.tasks.file_rows import (
+from subtoken_train.evaluation.tasks import files as table_files
+from subtoken_train.evaluation.tasks.files import (
     benchmark_json,
     check_complete,
     check_samples,
@@ -23,9 +23,10 @@ from subtoken_train.evaluation.tasks.file_rows import (
     read_jsonl,
     read_lines,
     read_named,
+    read_split,
+    read_table,
     task_source,
 )
-from subtoken_train.evaluation.tasks.table_files import read_split, read_table
 from subtoken_train.evaluation.tasks.task import Sample
 from tests.support.vqa_cases import Birds, picture
 

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from datasets import Dataset
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.evaluation.runner.cell import model_inputs
-from subtoken_train.evaluation.tasks import build_task, math_problems
+from subtoken_train.evaluation.tasks import TASKS, build_task
 from subtoken_train.evaluation.tasks.likelihoods import MultipleChoice, windows
 from subtoken_train.evaluation.tasks.math_problems import MathAccuracy
 from tests.support.benchmark_folders import mmlu_letters, mmlu_numbers, mmlu_parquet
@@ -243,10 +244,10 @@ def test_both_scorers(harness, text, answer, accuracy, exact):
 def test_the_harness_asks_the_same():
     """Prompts, ends and caps of its YAML files."""
     tasks = pytest.importorskip("lm_eval.tasks")
-    folder = math_problems.Path(tasks.__file__).parent
+    folder = Path(tasks.__file__).parent
     aime, math = (folder / name for name in ("aime/aime25.yaml", "hendrycks_math/hendrycks_math_algebra.yaml"))
-    for path, task in ((aime, math_problems.AIME25), (math, math_problems.Math500)):
+    for path, task in ((aime, TASKS["aime25"]), (math, TASKS["math500"])):
         text = path.read_text(encoding="utf-8")
         assert f'doc_to_text: "{task.begins} {{{{problem}}}}\\nAnswer:"' in text
         assert f'- "{task.begins}"' in text
-    assert f"max_gen_toks: {math_problems.AIME25().max_new_tokens}" in aime.read_text(encoding="utf-8")
+    assert f"max_gen_toks: {TASKS['aime25']().max_new_tokens}" in aime.read_text(encoding="utf-8")
