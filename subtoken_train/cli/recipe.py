@@ -23,9 +23,8 @@ from subtoken_train.cli.recipe_source import RecipeSource, read_source, unknown_
 from subtoken_train.cli.run_scores import check_attention, midway_evaluator
 from subtoken_train.cli.trainer_parts import ACCELERATORS, KINDS, build_parts, named_parts
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.datamodule import InstructionDataModule
+from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
-from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.errors import MAX_SEED, check_range
 from subtoken_train.outputs import write_whole
 from subtoken_train.reducers import REDUCERS

@@ -42,8 +42,8 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
 
     The first ``context_length`` tokens of a block are CONTEXT (a BOS included), the next ``prefix_tokens`` are QUERY,
     without loss, and the rest is ANSWER: predicted, and read by no reducer, ranking or query summary. With
-    ``prefix_tokens`` 0 the whole query region is QUERY *and* predicted (the ``region`` reading): what is chosen from
-    it has seen the tokens being predicted.
+    ``prefix_tokens`` 0 the whole query region is QUERY *and* predicted: what is chosen from it has seen the tokens
+    being predicted.
 
     Conversations, where the tokenizer has a chat template, are no blocks but chats (``chats``): of at most
     ``block_length`` tokens, at most ``context_length`` of them CONTEXT. ``prefix_tokens`` is the longest question that
@@ -51,11 +51,9 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
 
     ``streaming`` neither downloads nor caches: blocks come in the order of the corpus, unshuffled, in endless passes
     (give ``trainer.max_steps``), each ending where its last whole block does. Every process reads and tokenises all of
-    it and takes its own share. The place is the count of batches as elsewhere, but a resumed run reads and tokenises
-    everything before it again. The validation corpus is never streamed.
+    it and takes its own share; a resumed run reads everything before it again. The validation corpus is never streamed.
 
     Args:
-        train: the training corpus.
         val: the corpus of the validation loss; default: no validation.
         block_length: tokens per sample.
         context_length: tokens of the context, less than ``block_length``.
@@ -99,7 +97,7 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         self._raw_val: Any = None
 
     def read(self, training: bool = True) -> None:
-        """Open the corpora (``load_rows``), once; tokenising waits for ``setup``, which has the tokenizer."""
+        """Open the corpora, once; tokenising waits for ``setup``, which has the tokenizer."""
         if training and self._raw_train is None:
             self._raw_train = load_rows(self.train_source, self.streaming)
         if self.val_source is not None and self._raw_val is None:
@@ -116,7 +114,7 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         return rows
 
     def check_end(self, max_steps: int, limit: int | float | None) -> None:
-        """Raise a ``ValueError`` where a stream would not end, or epochs are shortened; arguments are the trainer's."""
+        """Refuse a stream that would not end, or whose epochs are shortened; arguments are the trainer's."""
         if self.streaming and (max_steps < 0 or limit not in (None, 1.0)):
             raise ValueError(
                 f"a streamed corpus needs trainer.max_steps (it is {max_steps}) and no limit_train_batches "
@@ -185,7 +183,7 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         return TokenisedRows(chats, self._sample)
 
     def _check_form(self) -> None:
-        """Warn where chats are written otherwise than prompts, and refuse settings of chats where there are none."""
+        """Warn where chats are written otherwise than prompts; refuse settings of chats without any."""
         if reads_chats(self.train_source, self.family.tokenizer):
             if words := asked_words(self.family.tokenizer, self.chat_limits):
                 warnings.warn(words, SubTokenWarning, stacklevel=3)
@@ -196,7 +194,6 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
             )
 
     def _pass(self) -> Iterator[Row]:
-        """Make one pass over the training corpus."""
         rows, source, family = self._raw_train, self.train_source, self.family
         if reads_chats(source, family.tokenizer):
             return map(vars, iterate_chats(rows, family, self.chat_limits))
@@ -232,9 +229,9 @@ class TokenisedRows:
 class SampleStream(IterableDataset[TextSample]):
     """One process's share of endless passes over a corpus, from the batch where training stands.
 
-    Global batch ``b`` is the ``b``-th run of ``batch_size * world_size`` rows of the passes one after another; process
-    ``rank`` takes its own contiguous part of it. Every ``iter()`` reads from the first row again. ``sample`` makes a
-    sample of a row and its place in the stream.
+    Global batch ``b`` is the ``b``-th run of ``batch_size * world_size`` rows; process ``rank`` takes its own
+    contiguous part of it. Every ``iter()`` reads from the first row again. ``sample`` makes a sample of a row and its
+    place.
     """
 
     def __init__(

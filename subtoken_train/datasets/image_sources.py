@@ -52,9 +52,8 @@ _FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF
 class EncodedImage:
     """An image that is no file of its own: a cell of a table, a line of a text file.
 
-    Attributes:
-        read: its encoded bytes (PNG, JPEG, ...), read when they are asked for, so that no data set is held in memory.
-        place: file and row, for messages.
+    ``read`` gives its encoded bytes when they are asked for, so that no data set is held in memory; ``place`` is file
+    and row.
     """
 
     read: Callable[[], bytes]
@@ -103,8 +102,7 @@ class FolderImages:
 def inside(folder: Path, name: str, outside: bool = False) -> Path:
     """Join ``folder / name``, which must lie in the folder once ``..`` and links (also ``find_image``'s) are followed.
 
-    The folder may itself be a link, and the name comes from a file that somebody else wrote; with ``outside`` it may
-    lead out all the same.
+    The folder may itself be a link; with ``outside`` the name may lead out all the same.
     """
     path = folder / name
     if not outside:
@@ -127,10 +125,8 @@ def find_image(path: Path) -> Path:
 def compare_images(names: Iterable[str], image_folder: Path, outside: bool = False) -> list[FolderImages]:
     """Say what of the named images is there, folder by folder: one listing each, no look at single files.
 
-    Args:
-        names: paths below ``image_folder``, each once; one that ends with a slash is a folder of frames.
-        image_folder: where they start.
-        outside: whether their folders may lie elsewhere, see ``inside``; links of files are found when they are opened.
+    ``names`` are paths below ``image_folder``, each once; one that ends with a slash is a folder of frames.
+    ``outside``: their folders may lie elsewhere; links of files are found when they are opened.
     """
     wanted: dict[str, list[str]] = defaultdict(list)
     for name in names:
@@ -186,7 +182,7 @@ def missing_images(folders: Sequence[FolderImages], data_file: Path, image_folde
 def open_picture(
     source: PictureSource, record_id: str | None = None, max_pixels: int = MAX_PIXELS, max_frames: int = MAX_FRAMES
 ) -> Picture:
-    """Open an image or a video, see ``open_image`` and ``open_video``."""
+    """Open an image or a video."""
     if isinstance(source, VideoSource):
         return open_video(source, record_id, max_pixels, max_frames)
     return open_image(source, record_id, max_pixels)
@@ -242,7 +238,7 @@ def _decoded(content: io.BytesIO | Path, max_pixels: int, name: str) -> Image.Im
 
 
 def _check_exif(content: io.BytesIO | Path) -> None:
-    """Raise ``PixelError`` for a JPEG whose EXIF is in very many pieces."""
+    """Refuse a JPEG whose EXIF is in very many pieces."""
     with content.open("rb") if isinstance(content, Path) else nullcontext(content) as file:
         pieces = file.read().count(b"Exif\0\0") if file.read(2) == b"\xff\xd8" else 0
         file.seek(0)
@@ -251,7 +247,7 @@ def _check_exif(content: io.BytesIO | Path) -> None:
 
 
 def _check_scans(image: Image.Image) -> None:
-    """Raise ``PixelError`` where a JPEG, or one of those that a TIFF holds, is written over and over."""
+    """Refuse a JPEG, or one of those that a TIFF holds, that is written over and over."""
     coding = str(image.info.get("compression")) if image.format == "TIFF" else str(image.format)
     if coding.lower() not in ("jpeg", "mpo", "tiff_jpeg"):
         return
@@ -332,7 +328,7 @@ def spaced(items: Sequence[Any], count: int) -> list[Any]:
 
 
 def evenly_spaced(folder: Path, count: int) -> list[Path]:
-    """Pick ``count`` images of a folder, see ``spaced``."""
+    """Pick ``count`` images of a folder, evenly spaced."""
     return spaced(frames_in(folder), count)
 
 

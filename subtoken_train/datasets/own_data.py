@@ -1,7 +1,7 @@
 """One's own data: a folder is looked into, and what it holds becomes records or texts in three splits.
 
-Files are told apart by name: images, tables, texts. Records go to train, dev and test by picture, so that none is seen
-in training and asked about afterwards; a few long texts are cut at paragraphs, so that each split gets some.
+Files are told apart by name. Records go to train, dev and test by picture, so that none is seen in training and asked
+about afterwards; a few long texts are cut at paragraphs, so that each split gets some.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class OwnData:
         kind: ``images`` (conversations about images), ``conversations`` (without any) or ``texts``.
         splits: rows by split, in LLaVA's form, or ``{"text": ...}``.
         found: what was read, a line each.
-        no_document: see ``OwnTable``.
+        no_document: as ``OwnTable``'s.
     """
 
     kind: str
@@ -71,12 +71,8 @@ def read_own(
 ) -> OwnData:
     """Read a folder of images and a table of questions and answers, a file of conversations, or plain texts.
 
-    Args:
-        folder: the folder.
-        table: the file to read, below the folder; None: the one that is there.
-        columns: see ``read_own_table``.
-        seed: of the split.
-        show: told (done, total) while images are opened.
+    ``table``: the file to read, below the folder; None: the one that is there. ``columns``: as ``read_own_table``'s.
+    ``show`` is told (done, total) while images are opened.
     """
     own = look_into(folder)
     name = _table(own, table)
@@ -96,11 +92,8 @@ def read_own(
 class OwnFolder:
     """The files of a folder and of those below it, as paths relative to it, sorted.
 
-    Attributes:
-        images: by their suffix; none is opened.
-        tables: also in gzip's form; of a set its first.
-        left_out: texts and tables that tell about the data.
-        unread: files of other kinds, in words; empty where there is none.
+    ``tables`` are also in gzip's form, of a set its first; ``left_out`` tell about the data; ``unread``: files of other
+    kinds, in words.
     """
 
     path: Path
@@ -164,7 +157,6 @@ def _group(name: str) -> str:
 
 
 def _counted(kinds: Counter[str]) -> str:
-    """Return how many files of which kinds are not read, in words."""
     listed = ", ".join(f"{count:,} {kind or 'without a suffix'}" for kind, count in kinds.most_common(_LISTED))
     others = f" and {len(kinds) - _LISTED:,} kinds more" if len(kinds) > _LISTED else ""
     return f"{_files(kinds.total())} of kinds that are not read: {listed}{others}" if kinds else ""
@@ -175,7 +167,6 @@ def _files(count: int) -> str:
 
 
 def _init(folder: Path, *options: str) -> str:
-    """Return the command to type once a folder is in order."""
     return shlex.join(["subtoken-train", "init", str(folder), *options])
 
 
@@ -257,7 +248,6 @@ def _pieces(text: str, length: int) -> Iterator[str]:
 
 
 def _table_data(own: OwnFolder, name: str, read: OwnTable, seed: int, show: Callable[[int, int], None]) -> OwnData:
-    """Return the records or texts of a table."""
     if read.texts and own.images:
         raise ValueError(
             f"{own.path} holds {len(own.images):,} images, and {name} texts alone; name its columns with "
@@ -409,7 +399,7 @@ def _groups(records: Sequence[OwnRecord], same: Mapping[str, str]) -> dict[str, 
 
 
 def _check_answers(records: Sequence[OwnRecord], same: Mapping[str, str]) -> None:
-    """Raise a ``ValueError`` where one question about the same images has two answers."""
+    """Refuse one question about the same images that has two answers."""
     said: dict[tuple[str, ...], tuple[str, str]] = {}
     for record in records:
         turns = used_turns(record.row)

@@ -55,7 +55,6 @@ class OwnTable:
 
     Attributes:
         records: conversations; empty where there are texts.
-        texts: of a table whose one column of use is ``text``.
         columns: what was read as what, in words; empty where the records came as conversations.
         unread: the other columns.
         no_document: why a conversation cannot be one document, as a model without a chat template learns it; empty
@@ -78,10 +77,8 @@ class OwnTable:
 def read_own_table(path: Path, chosen: Mapping[str, str | None], folder: Path | None = None) -> OwnTable:
     """Read a table whole.
 
-    Args:
-        path: the file.
-        chosen: the columns that the user named, by ``image``, ``question`` and ``answer``; None: found by their names.
-        folder: the folder of the data, for messages; default: the file's own.
+    ``chosen``: the columns that the user named, by ``image``, ``question`` and ``answer``; None: found by their names.
+    ``folder``: of the data, for messages; default: the file's own.
     """
     if sum(map(check_regular, files_of_set(path))) > MAX_BYTES:
         raise ValueError(
@@ -116,7 +113,7 @@ def read_own_table(path: Path, chosen: Mapping[str, str | None], folder: Path | 
 
 
 def _check_filled(path: Path, rows: list[dict[str, Any]], columns: Mapping[str, str | None], folder: Path) -> None:
-    """Raise a worded ``ValueError`` where a column of a table of some lines is empty in all of them."""
+    """Refuse a column that is empty in all lines of a table of some."""
     for kind, name in columns.items():
         if name is None or len(rows) < 2 or any(str(row.get(name) or "").strip() for row in rows):
             continue
@@ -133,7 +130,7 @@ def _named(column: str) -> str:
 
 
 def _conversations(rows: list[Placed]) -> OwnTable:
-    """Read records; where none of them has a picture, they are for a language model, to which placeholders are text."""
+    """Read records; where none has a picture, they are for a language model, to which placeholders are text."""
     pictured = any(any(map(row.get, _PICTURES)) or _has_image_part(row) for _, row in rows)
     unread: set[str] = set()
     records = [OwnRecord(checked_record(row, place, unread, as_document=not pictured), place) for place, row in rows]
@@ -170,7 +167,6 @@ def _unread(rows: list[Placed], names: Sequence[str], read: set[str | None]) -> 
 
 
 def _text_table(path: Path, rows: list[Placed], names: list[str], text: str) -> OwnTable:
-    """Return a table of plain texts, which has no column that could belong to a question."""
     for kind in ("image", "answer"):
         if (other := _found(_NAMES[kind], names)) is not None:
             raise ValueError(
@@ -234,7 +230,6 @@ def _column(path: Path, kind: str, chosen: str | None, names: list[str]) -> str 
 def _record(
     row: dict[str, Any], columns: Mapping[str, str | None], further: list[str], place: str, number: int
 ) -> dict[str, Any]:
-    """Return a line as a record."""
     cell = {kind: "" if (name := columns[kind]) is None else _cell(row, name, place) for kind in _NAMES}
     question = "\n".join(filter(None, [cell["question"], *(_cell(row, name, place, empty=True) for name in further)]))
     own_id, kind = (None if (name := columns[key]) is None else row.get(name) for key in ("id", "kind"))

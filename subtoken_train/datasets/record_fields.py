@@ -100,11 +100,7 @@ _NAMES = {place: frozenset(name for names in read for name in names) for place, 
 def check_fields(place: Place, found: Mapping[str, Any], unread: set[str], said: str = "") -> None:
     """Look at the names of a record, a message or a part; those that are passed over are added to ``unread``.
 
-    Args:
-        place: what it is.
-        found: its fields.
-        unread: gets the names; those of messages and parts with their place before them.
-        said: how a message calls it, for instance ``message 2``.
+    ``said``: how a message calls it, for instance ``message 2``.
     """
     if _NAMES[place].issuperset(found):
         return

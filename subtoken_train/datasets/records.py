@@ -1,9 +1,8 @@
 """Instruction data: a file of conversations beside a folder of images, as one Arrow table of checked records.
 
 The table of a large file is made once (every record is parsed and checked, in LLaVA's form), kept in the cache of the
-datasets library and memory-mapped from then on: opening it reads nothing, and all processes of a machine share its
-pages. It is made anew when the file's size or date changes; that of a small file is made in memory each time. Images
-are opened one by one, when a batch needs them.
+datasets library and memory-mapped from then on, until the file's size or date changes; that of a small file is made in
+memory each time. Images are opened one by one, when a batch needs them.
 
 Legend: R records.
 """
@@ -185,7 +184,6 @@ def _opened_anew(arguments: tuple[Any, ...], state: str) -> InstructionRecords:
 
 
 def _open_table(path: Path) -> pa.Table:
-    """Return a row for each record of a data file, see ``_described``."""
     if not path.exists():
         raise absent("data file", path)
     if file_kind(path) in (".csv", ".tsv"):

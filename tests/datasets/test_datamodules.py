@@ -11,8 +11,7 @@ import torch
 from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train.datasets.corpus import CorpusSource, load_rows, read_blocks
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule, SampleStream
-from subtoken_train.datasets.datamodule import InstructionDataModule
-from subtoken_train.datasets.recall_datamodule import RecallDataModule
+from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.types import Region
 from tests.support.sampling import sampled

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.corpus import CorpusSource
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.recall_datamodule import RecallDataModule
+from subtoken_train.datasets.datamodule import RecallDataModule
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.unknown_tokens import SomeTexts, say_unknown, unknown_tokens
 from subtoken_train.errors import SubTokenWarning
