@@ -24,11 +24,9 @@ _SPEAKERS = {
     **dict.fromkeys(("human", "user"), "human"),
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "model"), "gpt"),
     **dict.fromkeys(("system", "developer"), "system"),
-}
-"""Speaker of each role; OpenAI calls a system message a developer's in later models."""
+}  # speaker of each role; OpenAI calls a system message a developer's in later models
 _TOOLS = ("tool", "function", "function_call", "observation", "ipython", "tool_call", "tool_response", "environment")
-CONVERSATION_LISTS = ("conversations", "messages")
-"""Under which a record keeps its messages."""
+CONVERSATION_LISTS = ("conversations", "messages")  # under which a record keeps its messages
 _REPLACED = ("messages", "images", "system", "system_prompt", *LABELS, *SWITCHES)
 """Fields of a record that LLaVA's form says otherwise, or that have said all."""
 _ORDER = frozenset(("index", "idx", "turn", "order", "position"))

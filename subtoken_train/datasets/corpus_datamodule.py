@@ -33,8 +33,7 @@ from subtoken_train.types import Batch
 if TYPE_CHECKING:
     from datasets import Dataset
 
-Row = Mapping[str, Any]
-"""A ``PackedBlock`` by its fields, or a chat by those of ``TextSample``."""
+Row = Mapping[str, Any]  # A ``PackedBlock`` by its fields, or a chat by those of ``TextSample``
 
 
 class CorpusDataModule(OrderedDataModule[TextSample]):

@@ -33,14 +33,12 @@ PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".
 VIDEO_SUFFIXES = (".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv")
 MAX_PIXELS = 89_478_485
 """Width times height of the largest image that is opened unless a setting says more (Pillow's own first limit)."""
-MOST_PIXELS = 2 * MAX_PIXELS
-"""Pillow opens no larger one."""
+MOST_PIXELS = 2 * MAX_PIXELS  # Pillow opens no larger one
 MAX_FRAMES, MOST_FRAMES = 32, 4096
 """Frames of a video that are opened unless a setting says more, and the most that it may say."""
 MAX_SCANS = 64
 """Scans of a JPEG: encoders write a dozen; each costs a pass over the whole picture, and an empty one a few bytes."""
-MAX_EXIF = 1000
-"""Pieces of a JPEG's EXIF: for each, Pillow copies all that came before."""
+MAX_EXIF = 1000  # pieces of a JPEG's EXIF: for each, Pillow copies all that came before
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd8\xff]", re.DOTALL)
 """A marker of a JPEG that ends or leads a stretch: no byte of what is encoded, and no place to begin again at."""
 _SCAN, _END = b"\xff\xda", b"\xff\xd9"
@@ -76,8 +74,7 @@ class VideoSource:
 
 
 ImageSource = Path | EncodedImage
-PictureSource = ImageSource | VideoSource
-"""Media that ``<image>`` of a record stands for."""
+PictureSource = ImageSource | VideoSource  # media that ``<image>`` of a record stands for
 
 
 @dataclass(frozen=True)

@@ -32,13 +32,11 @@ _NAMES = {
     "answer": ("answer", "response", "output", "label", "completion", "target", "caption"),
 }  # fmt: skip
 """Usual names of the columns, those before which go first."""
-_FURTHER = ("input", "context")
-"""Columns that stand below a question as a part of it (Alpaca's records, Dolly's)."""
+_FURTHER = ("input", "context")  # columns that stand below a question as a part of it (Alpaca's records, Dolly's)
 _BESIDE = ("id", "kind", "system")
 _PICTURES = ("image", "images", "video", "videos")
 _LISTED = 160  # characters of columns in a message
-Placed = tuple[str, dict[str, Any]]
-"""The place of a row, for messages, and the row."""
+Placed = tuple[str, dict[str, Any]]  # the place of a row, for messages, and the row
 
 
 @dataclass(frozen=True)

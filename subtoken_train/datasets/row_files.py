@@ -29,11 +29,9 @@ if TYPE_CHECKING:
 
 ZIPPED = ".gz"
 COLUMNAR = (".parquet", ".arrow")
-MAX_UNPACKED = 2**28
-"""Bytes of a file of gzip's once it is unpacked."""
+MAX_UNPACKED = 2**28  # bytes of a file of gzip's once it is unpacked
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})(?=\.)")
-Kind = str | tuple[str]
-"""Type of a column, as Arrow names it; that of a list's entries in a tuple."""
+Kind = str | tuple[str]  # type of a column, as Arrow names it; that of a list's entries in a tuple
 
 
 def file_kind(name: str | Path) -> str:

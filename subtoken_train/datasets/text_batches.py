@@ -19,8 +19,7 @@ from subtoken_train.families.family import Family
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.types import Batch, Region, RenderedPrompt
 
-QUERY_TOKENS = 64
-"""Last tokens of a prompt that ask, unless told."""
+QUERY_TOKENS = 64  # last tokens of a prompt that ask, unless told
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER
 from subtoken_train.errors import SubTokenWarning
 
-LOOKED_AT = 1000
-"""Texts of a larger set that are looked at, and of each no more than ``_CUT`` characters."""
+LOOKED_AT = 1000  # texts of a larger set that are looked at, and of each no more than ``_CUT`` characters
 TOLERATED = 0.01
 _CUT = 100_000
 _SHOWN, _SHOWN_CHARACTERS = 3, 20

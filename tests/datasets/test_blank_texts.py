@@ -25,9 +25,7 @@ BLANK = {
 NO_COLUMNS = dict.fromkeys(("image", "question", "answer"))
 
 
-@pytest.mark.parametrize(
-    "text", ["a", " . ", "\u200ba", "5", "é", "e\u0301", "私", "😀", "❤\ufe0f", "<image>", "\u202ba"]
-)
+@pytest.mark.parametrize("text", ["a", " . ", "\u200ba", "e\u0301", "私", "❤\ufe0f", "<image>"])
 def test_what_can_be_seen_is_a_text(text):
     assert text_problem(text) is None
 

@@ -84,34 +84,19 @@ def test_text_only_has_the_bos_as_system_region(tiny_family):
 
 def test_several_images_in_several_turns(tiny_family):
     sample = encode(TWO_TURNS, tiny_family, 512, [IMAGE, IMAGE])
-    assert parts_of(sample) == expect(
-        tiny_family,
-        ("<s> USER:", S),
-        (1, V),
-        ("how many red ? ASSISTANT:", Q),
-        ("2 </s>", A),
-        ("USER:", Q),
-        (1, V),
-        ("what is ? ASSISTANT:", Q),
-        ("a 7 </s>", A),
-        ("USER: list . ASSISTANT:", Q),
-        ("no </s>", A),
-    )
+    first = [("<s> USER:", S), (1, V), ("how many red ? ASSISTANT:", Q), ("2 </s>", A), ("USER:", Q), (1, V)]
+    rest = [("what is ? ASSISTANT:", Q), ("a 7 </s>", A), ("USER: list . ASSISTANT:", Q), ("no </s>", A)]
+    assert parts_of(sample) == expect(tiny_family, *first, *rest)
     assert sample.input_ids[sample.rank_position + 1 :][:2] == tiny_family.tokenizer("a 7")["input_ids"]
+    cut = encode(TWO_TURNS, tiny_family, len(sample.input_ids) - 5, [IMAGE, IMAGE])
+    assert parts_of(cut) == tuple(part[:-5] for part in parts_of(sample))
+    assert cut.rank_position == sample.rank_position
 
 
 def test_text_before_the_first_image_is_system_but_its_answer_stays_labelled(tiny_family):
     late = record(Turn("a ?", "no"), Turn("<image> where ?", "A1"), images=1)
-    sample = encode(late, tiny_family, 512, [IMAGE])
-    assert parts_of(sample) == expect(
-        tiny_family,
-        ("<s> USER: a ? ASSISTANT:", S),
-        ("no </s>", A),
-        ("USER:", S),
-        (1, V),
-        ("where ? ASSISTANT:", Q),
-        ("A1 </s>", A),
-    )
+    parts = ("<s> USER: a ? ASSISTANT:", S), ("no </s>", A), ("USER:", S), (1, V), ("where ? ASSISTANT:", Q)
+    assert parts_of(encode(late, tiny_family, 512, [IMAGE])) == expect(tiny_family, *parts, ("A1 </s>", A))
 
 
 def test_byte_level_tokens_with_leading_spaces(bpe_family):
@@ -140,13 +125,6 @@ def test_generation_leaves_the_last_answer_out(tiny_family):
     assert set(last.labels) == {-100}
     assert A not in last.regions
     assert ONE_IMAGE.turns[0].answer == "B3"
-
-
-def test_the_right_end_is_cut(tiny_family):
-    full = encode(TWO_TURNS, tiny_family, 512, [IMAGE, IMAGE])
-    cut = encode(TWO_TURNS, tiny_family, len(full.input_ids) - 5, [IMAGE, IMAGE])
-    assert parts_of(cut) == tuple(part[:-5] for part in parts_of(full))
-    assert cut.rank_position == full.rank_position
 
 
 def test_a_cut_into_images_or_their_question_is_refused(tiny_family):
@@ -237,23 +215,11 @@ def test_a_mixed_batch(tiny_family, on_disk):
     assert counts.tolist() == (batch.images_per_sample_B * VISUAL).tolist()
 
 
-def test_a_text_only_batch_has_no_pixels(tiny_family, on_disk):
-    batch = Collator(tiny_family, 512)(on_disk[1:2])
-    assert batch.pixel_values is None
-    assert batch.images_per_sample_B.tolist() == [0]
-
-
 def test_eos_pads_where_there_is_no_pad_token(bpe_family):
     bpe_family.tokenizer.pad_token = None
     batch = Collator(bpe_family, 512)([TEXT_ONLY, record(Turn("a", "b"))])
     assert batch.input_ids_BN[1, -1] == bpe_family.tokenizer.eos_token_id
     assert batch.regions_BN[1, -1] == Region.PADDING
-
-
-def test_a_tokenizer_without_padding_and_end_is_worded(tiny_family):
-    tiny_family.tokenizer.pad_token = tiny_family.tokenizer.eos_token = None
-    with pytest.raises(ValueError, match="the tokenizer has neither a pad nor an EOS token"):
-        Collator(tiny_family, 64)([Record("a", [], [Turn("what", "yes")])])
 
 
 @pytest.mark.parametrize("family_name", ["tiny_family", "bpe_family"])

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from datasets import Dataset
@@ -19,6 +18,7 @@ from subtoken_train.datasets.corpus import (
     load_rows,
     packed_blocks,
 )
+from tests.support.places import ROOT
 
 BOS, EOS = 1, 2
 
@@ -123,8 +123,7 @@ def test_a_second_run_reads_the_cache(tmp_path, cache, byte_tokenizer):
 
 @pytest.mark.slow
 def test_another_process_reads_the_cache(tmp_path, cache, byte_tokenizer):
-    source = write_jsonl(tmp_path / "a.jsonl", ["some text"] * 20)
-    tokenizer = byte_tokenizer()
+    source, tokenizer = write_jsonl(tmp_path / "a.jsonl", ["some text"] * 20), byte_tokenizer()
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     packed_blocks(load_rows(source), source, tokenizer, 8)
     program = (
@@ -133,8 +132,8 @@ def test_another_process_reads_the_cache(tmp_path, cache, byte_tokenizer):
         "source = corpus.CorpusSource(sys.argv[1]); tokenizer = T.from_pretrained(sys.argv[2]);"
         "print(len(corpus.packed_blocks(corpus.load_rows(source), source, tokenizer, 8)))"
     )
-    environment = {**os.environ, "HF_DATASETS_CACHE": str(cache), "PYTHONHASHSEED": "7"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "HF_DATASETS_CACHE": str(cache), "PYTHONHASHSEED": "7", "PYTHONPATH": paths}
     command = [sys.executable, "-c", program, source.name, str(tmp_path / "tokenizer")]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert result.stdout.split()[-1] == str(200 // 7)
@@ -144,9 +143,8 @@ def test_a_text_that_is_weighed_or_not_learnt_is_refused(tmp_path, cache):
     path = tmp_path / "a.jsonl"
     source = CorpusSource(str(path))
     for change, words in (({"weight": 0}, "it is not to be learnt"), ({"weight": 0.5}, "it has weight 0.5; true or 1")):
-        path.write_text(
-            "".join(json.dumps({"text": "a", "weight": 1, "label": 0, **each}) + "\n" for each in ({}, change))
-        )
+        given = ({"text": "a", "weight": 1, "label": 0, **each} for each in ({}, change))
+        path.write_text("".join(json.dumps(row) + "\n" for row in given))
         rows = iterate_documents(load_rows(source), source)
         assert next(rows).text == "a"
         with pytest.raises(ValueError, match=f"a.jsonl, document 2: {words}"):
@@ -179,13 +177,6 @@ def test_too_little_text(tmp_path, cache, byte_tokenizer, texts, tokens):
     for _ in range(2):
         with pytest.raises(ValueError, match=message):
             packed_blocks(load_rows(source), source, byte_tokenizer(), 8)
-
-
-def test_an_empty_file(tmp_path, cache, byte_tokenizer):
-    (tmp_path / "a.txt").write_text("")
-    source = CorpusSource(str(tmp_path / "a.txt"))
-    with pytest.raises(ValueError, match="has 0 tokens"):
-        packed_blocks(load_rows(source), source, byte_tokenizer(), 8)
 
 
 def test_a_tokenizer_without_an_end_is_refused(byte_tokenizer):

@@ -9,15 +9,8 @@ import pytest
 
 from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.datasets.records import InstructionRecords
-from subtoken_train.datasets.scenes import (
-    DESCRIPTION_KINDS,
-    SHORT_KINDS,
-    SPLITS,
-    _glyphs,
-    draw_scene,
-    write_scene_split,
-    write_scenes,
-)
+from subtoken_train.datasets.scene_files import write_scene_split, write_scenes
+from subtoken_train.datasets.scenes import DESCRIPTION_KINDS, SHORT_KINDS, SPLITS, _glyphs, draw_scene
 
 
 def contents(folder):

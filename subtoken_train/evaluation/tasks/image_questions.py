@@ -32,14 +32,11 @@ class ImageQuestions(Task):
     """A benchmark of one question and its image a row: its row of the table says it, and methods where it differs."""
 
     modality = "image"
-    config: ClassVar[str | None] = None
-    """The set's configuration; None: its default one."""
-    named: ClassVar[str | None] = None
-    """Column of ids; None: a sample's id is its place in the files, from 0."""
+    config: ClassVar[str | None] = None  # the set's configuration; None: its default one
+    named: ClassVar[str | None] = None  # column of ids; None: a sample's id is its place in the files, from 0
     kinds: ClassVar[str | None] = None
     """Column of what scores are also shown by, or of a list of it; None, or an empty cell: ``question``."""
-    ending: ClassVar[str] = SHORT_ANSWER
-    """Words after the question."""
+    ending: ClassVar[str] = SHORT_ANSWER  # words after the question
 
     def samples(self) -> Sequence[Sample]:
         """Return all samples, of the benchmark's own files or of the Parquet set."""

@@ -38,8 +38,7 @@ RULES: dict[str, Callable[[str, Sequence[str]], float]] = {
     "anls": lambda said, answers: max(lmms_similarity(said, answer) for answer in answers),
     # answers are those of several people, usually ten
     "vqa": lambda said, answers: leave_one_out(evalai_answer(said), list(map(evalai_answer, answers))),
-}
-"""Score of an answer, 0 to 1, by the rule's name."""
+}  # score of an answer, 0 to 1, by the rule's name
 
 
 class LocalScores(MeanScores):
@@ -63,8 +62,7 @@ class LocalQuestions(Task):
     scored_by = LocalScores
     ranges: ClassVar = {"max_new_tokens": (1, MAX_TOKENS)}
     keys: ClassVar = ("id", "image", "question", "answers", "metric", "kind")
-    people: ClassVar = 4
-    """People whose answers ``vqa`` needs: three others must agree for a full score."""
+    people: ClassVar = 4  # people whose answers ``vqa`` needs: three others must agree for a full score
 
     @property
     def options(self) -> dict[str, Any]:

@@ -38,8 +38,7 @@ from subtoken_train.evaluation.tasks.files import FileRow, find_file, task_folde
 from subtoken_train.evaluation.tasks.ruler import LongContext
 from subtoken_train.evaluation.tasks.task import Sample
 
-CHINESE_WORDS = ("multifieldqa_zh", "dureader", "vcsum")
-"""Sets whose scores need ``jieba``."""
+CHINESE_WORDS = ("multifieldqa_zh", "dureader", "vcsum")  # sets whose scores need ``jieba``
 FIRST_LINE = ("trec", "triviaqa", "samsum", "lsht")
 """Sets of examples, after which a model goes on with examples of its own: the first line is the answer."""
 _CHINESE_MARKS = (  # full-width and Chinese punctuation
@@ -219,8 +218,7 @@ NEW_TOKENS = {
     **dict.fromkeys(("multifieldqa_en", "multifieldqa_zh", "trec", "lsht", "lcc", "repobench-p"), 64),
     **dict.fromkeys(("narrativeqa", "qasper", "dureader", "samsum"), 128),
     **dict.fromkeys(("gov_report", "qmsum", "multi_news", "vcsum"), 512),
-}
-"""The original's ``config/dataset2maxlen.json``."""
+}  # the original's ``config/dataset2maxlen.json``
 ROWS = {**dict.fromkeys(SETS, 200), "multifieldqa_en": 150, "lcc": 500, "repobench-p": 500}
 WITHOUT_CHAT = ("trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p")
 

@@ -69,10 +69,8 @@ class MathProblems(Task):
 
     scored_by = MathAccuracy
     ranges: ClassVar = {"max_new_tokens": (1, 2**20)}
-    begins: ClassVar[str]
-    """Word before the problem; an answer that writes it again ends there."""
-    harness: ClassVar[str]
-    """Folder of the harness's tasks that scores it."""
+    begins: ClassVar[str]  # word before the problem; an answer that writes it again ends there
+    harness: ClassVar[str]  # folder of the harness's tasks that scores it
 
     @property
     def asks(self) -> str:

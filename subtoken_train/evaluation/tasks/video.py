@@ -34,8 +34,7 @@ class VideoTask(Task):
 
     scored_by = Answered
     ranges: ClassVar = {"frames": (1, MAX_COUNT)}
-    before: ClassVar[str]
-    """Words before a question."""
+    before: ClassVar[str]  # words before a question
 
     def write_for_others(self, folder: Path) -> None:
         write_judge_file(read_samples(folder).values(), folder / "judge.tsv")

@@ -20,10 +20,6 @@ def rendered(family, turns):
     return family.render(turns).text.removeprefix(family.tokenizer.bos_token or "")
 
 
-def test_a_question(tiny_family):
-    assert rendered(tiny_family, [Turn(ASKED)]) == f"USER: {ASKED} ASSISTANT:"
-
-
 @pytest.mark.parametrize("mode", ["vicuna_v1", "llava_v1", "plain"])
 def test_reference_conversations(shared, tiny_family, mode):
     cases = [case for case in reference_cases(shared, "prompts") if case["task"] == "llava_conversation"]
@@ -45,9 +41,3 @@ def test_space_around_a_question_is_kept(tiny_family):
     assert rendered(tiny_family, [Turn("<image>\n why? ")]) == "USER: <image>\n why?  ASSISTANT:"
     assert rendered(tiny_family, [Turn("\twhy?\n")]) == "USER: \twhy?\n ASSISTANT:"
     assert rendered(tiny_family, [Turn(" why? <image> ")]) == "USER: <image>\nwhy? ASSISTANT:"  # as LLaVA moves it
-
-
-@pytest.mark.parametrize("images", [0, 2])
-def test_as_many_placeholders_as_images(tiny_family, images):
-    text = "<image>\n" * images + "why?"
-    assert rendered(tiny_family, [Turn(text)]) == f"USER: {text} ASSISTANT:"

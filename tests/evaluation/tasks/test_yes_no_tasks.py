@@ -48,13 +48,10 @@ def real_pope(shared):
 
 @pytest.mark.slow
 def test_all_real_questions_of_pope(shared):
-    task = build_task("pope", real_pope(shared))
-    samples = task.samples()
-    assert len(samples) == task.expected_rows == 9000
+    samples = build_task("pope", real_pope(shared)).samples()
+    assert len(samples) == 9000
     assert samples[0].prompt == BOARD
     assert sum(sample.reference["label"] == "yes" for sample in samples) == 4500
-    with pytest.raises(ValueError, match=r"val2014/COCO_val2014_000000310196\.jpg does not exist"):
-        open_image(samples[0].images[0])
 
 
 def test_answers_of_llava_are_joined_by_id_whatever_their_order(shared):
@@ -82,9 +79,6 @@ def test_popes_mistakes(tmp_path, rows, words):
     refused(r"has no coco_pope_adversarial\.json or coco/coco_pope_adversarial\.json\. Par", "pope", tmp_path)
     pope_own(tmp_path, rows)
     refused(rf"random\.json, {words}", "pope", tmp_path, category="random")
-    cut = tmp_path / "coco_pope_random.json"
-    cut.write_text(cut.read_text()[:-20])
-    refused(r"random\.json, line 2: invalid JSON", "pope", tmp_path, category="random")
 
 
 PYTHON = f"<image>\nIs a python code shown in the picture?{HOW}"
@@ -136,8 +130,5 @@ def test_all_real_questions_of_mme(shared, tmp_path):
 )
 def test_mmes_mistakes(tmp_path, rows, message):
     refused(message, "mme", mme_parquet(tmp_path, rows))
-
-
-def test_a_line_without_an_answer(tmp_path):
     write_files(tmp_path, {"OCR/1.txt": b"Is it?\tYes\nIs it not?\n"})
     refused(r"1\.txt, line 2: expected a question, a tab and an answer", "mme", tmp_path)
