@@ -13,6 +13,7 @@ from subtoken_train.moved import MOVED
 
 SHOWN = {
     "subtoken_train.cli.quiet": "quiet_libraries",
+    "subtoken_train.datasets.recall_datamodule": "RecallDataModule",
     "subtoken_train.evaluation.reporting.markdown": "report_markdown",
     "subtoken_train.evaluation.results.manifest": "Manifest",
     "subtoken_train.evaluation.results.store": "read_samples",
