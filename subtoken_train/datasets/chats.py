@@ -26,14 +26,8 @@ from subtoken_train.datasets.corpus import TOKENS, CorpusSource, fingerprint
 from subtoken_train.datasets.record_format import answer_is_learnt, used_turns
 from subtoken_train.datasets.row_files import kept_rows
 from subtoken_train.datasets.text_batches import TextSample, chat_split, context_tokens
-from subtoken_train.families.chat_template import (
-    Message,
-    asked_otherwise,
-    checked_variables,
-    rendered_as_asked,
-    rendered_conversation,
-    rendered_prompt,
-)
+from subtoken_train.families import chat_template as template
+from subtoken_train.families.chat_template import Message
 from subtoken_train.families.family import Family
 from subtoken_train.families.literal_marks import tokenise
 
@@ -79,11 +73,11 @@ def chat_sample(row: dict[str, Any], family: Family, limits: ChatLimits) -> Text
     try:
         messages = chat_messages(conversation)
         switches = [answer_is_learnt(turn) for turn in used_turns(conversation)[1::2]]
-        variables = checked_variables(tokenizer, limits.variables)
+        variables = template.checked_variables(tokenizer, limits.variables)
         if limits.as_asked and True in switches:
             answers = len(switches) - switches[::-1].index(True)
             messages, switches = messages[: _places(messages)[answers - 1] + 1], [True]
-        made = rendered_as_asked if limits.as_asked else rendered_conversation
+        made = template.rendered_as_asked if limits.as_asked else template.rendered_conversation
         rendered = made(tokenizer, messages, **variables)
         ids, starts = tokenise(tokenizer, rendered.text)
         spans = [span for span, learnt in zip(rendered.answer_spans, switches, strict=True) if learnt]
@@ -92,7 +86,7 @@ def chat_sample(row: dict[str, Any], family: Family, limits: ChatLimits) -> Text
             raise all_masked(len(ids), limits.length)
         length = learnt.index(True)
         first = _places(messages)[-len(switches) :][switches.index(True)]
-        prompt = rendered_prompt(tokenizer, messages[:first], **variables)
+        prompt = template.rendered_prompt(tokenizer, messages[:first], **variables)
         if rendered.text.startswith(prompt.text):
             system, asks = chat_split(family, ids, starts, prompt, limits.asking)
         else:  # the template writes a prompt otherwise, once it is answered
@@ -125,8 +119,8 @@ def cached_chats(rows: Dataset, source: CorpusSource, family: Family, limits: Ch
 
 def asked_words(tokenizer: Any, limits: ChatLimits) -> str | None:
     """Return in words how a prompt that asks differs from one in a conversation; None where chats begin as it does."""
-    variables = checked_variables(tokenizer, limits.variables)
-    if limits.as_asked or (forms := asked_otherwise(tokenizer, **variables)) is None:
+    variables = template.checked_variables(tokenizer, limits.variables)
+    if limits.as_asked or (forms := template.asked_otherwise(tokenizer, **variables)) is None:
         return None
     return (
         f"the chat template writes {forms[0]!r} before {forms[2]} in a conversation, as chats are trained, but "

@@ -153,7 +153,6 @@ def _named(record: Record) -> Iterator[None]:
 
 
 def _expand_images(rendered: RenderedPrompt, texts: list[str]) -> RenderedPrompt:
-    """Put each picture's text in the place of its marker, and shift the answer spans by what was added."""
     marker = rendered.image_marker
     places = [match.start() for match in re.finditer(re.escape(marker), rendered.text)] if marker else []
     if len(places) != len(texts):

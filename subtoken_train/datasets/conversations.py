@@ -122,7 +122,6 @@ def _check_text(turn: dict[str, Any], number: int, asked: bool) -> None:
 
 
 def _switches_beside(row: dict[str, Any], messages: int) -> list[bool | None]:
-    """Return the switches that a record has for its messages, beside them."""
     for name in LABELS:
         if row.get(name) is not None and row[name] is not True:
             why = "it is a bad answer" if row[name] is False else "it is not an answer to learn"
@@ -209,7 +208,6 @@ def is_picture(part: dict[str, Any]) -> bool:
 
 
 def _is_text_part(part: Any, number: int) -> bool:
-    """Return whether a part is a text; otherwise it is a picture."""
     if isinstance(part, dict):
         text, named = part.get("text"), any(map(part.get, _PICTURE_KEYS))
         if part.get("type") in _TEXT_KINDS and isinstance(text, str) and not named:
@@ -223,7 +221,6 @@ def _is_text_part(part: Any, number: int) -> bool:
 
 
 def _part_name(part: dict[str, Any], number: int) -> list[str]:
-    """Return the file that a part names; none where the record lists its images."""
     given = _either(part, f"a part of message {number} has", *_PICTURE_KEYS)
     if isinstance(given, dict):
         given = given.get("url")

@@ -13,15 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset
 
+from subtoken_train.datasets import corpus
 from subtoken_train.datasets.chats import ChatLimits, asked_words, cached_chats, iterate_chats, reads_chats, wholly_read
-from subtoken_train.datasets.corpus import (
-    CorpusSource,
-    PackedBlock,
-    iterate_documents,
-    load_rows,
-    packed_blocks,
-    read_blocks,
-)
+from subtoken_train.datasets.corpus import CorpusSource, PackedBlock
 from subtoken_train.datasets.ordered import AccumulationWindows, OrderedDataModule, SizedRecords
 from subtoken_train.datasets.record_format import said_turns
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
@@ -98,9 +92,9 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
     def read(self, training: bool = True) -> None:
         """Open the corpora, once; tokenising waits for ``setup``, which has the tokenizer."""
         if training and self._raw_train is None:
-            self._raw_train = load_rows(self.train_source, self.streaming)
+            self._raw_train = corpus.load_rows(self.train_source, self.streaming)
         if self.val_source is not None and self._raw_val is None:
-            self._raw_val = load_rows(self.val_source)
+            self._raw_val = corpus.load_rows(self.val_source)
 
     def rehearse(self, family: Family, trainer: L.Trainer) -> None:
         super().rehearse(family, trainer)
@@ -157,7 +151,7 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
             chats = (said_turns(json.loads(row["conversation"])) for row in rows)
             return first_texts(("\n".join(turn["value"] for turn in chat) for chat in chats), len(rows))
         total = len(rows) if self.train_source.documents != "wikitext" and hasattr(rows, "__len__") else None
-        return first_texts((document.text for document in iterate_documents(rows, self.train_source)), total)
+        return first_texts((document.text for document in corpus.iterate_documents(rows, self.train_source)), total)
 
     @property
     def chat_limits(self) -> ChatLimits:
@@ -175,7 +169,8 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
 
     def _tokenised(self, rows: Dataset, source: CorpusSource) -> TokenisedRows:
         if not reads_chats(source, self.family.tokenizer):
-            return TokenisedRows(packed_blocks(rows, source, self.family.tokenizer, self.block_length), self._sample)
+            blocks = corpus.packed_blocks(rows, source, self.family.tokenizer, self.block_length)
+            return TokenisedRows(blocks, self._sample)
         chats = cached_chats(rows, source, self.family, self.chat_limits)
         if words := wholly_read(chats["context_length"], self.chat_limits):
             warnings.warn(f"{source.name}: {words}", SubTokenWarning, stacklevel=2)
@@ -196,10 +191,9 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         rows, source, family = self._raw_train, self.train_source, self.family
         if reads_chats(source, family.tokenizer):
             return map(vars, iterate_chats(rows, family, self.chat_limits))
-        return map(PackedBlock._asdict, read_blocks(rows, source, family.tokenizer, self.block_length))
+        return map(PackedBlock._asdict, corpus.read_blocks(rows, source, family.tokenizer, self.block_length))
 
     def _sample(self, row: Row, place: int) -> TextSample:
-        """Return a chat as it is, a block with the recipe's regions and its place for a name."""
         if "record_id" in row:
             return TextSample(**row)
         query_length = self.prefix_tokens or self.block_length - self.context_length

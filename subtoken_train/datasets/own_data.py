@@ -145,7 +145,6 @@ def _refuse(error: OSError) -> None:
 
 
 def _group(name: str) -> str:
-    """Return a file's kind, or that it is about the data."""
     stem, suffix = map(str.lower, os.path.splitext(name))
     if suffix in (*TABLES, *TEXTS) and stem in _ABOUT_IT:  # a path from below the folder is no such name
         return _ABOUT
@@ -163,7 +162,6 @@ def _init(folder: Path, *options: str) -> str:
 
 
 def _table(own: OwnFolder, chosen: str | None) -> str | None:
-    """Return the table that is meant; None where the folder is one of texts."""
     listed = ", ".join(own.tables[:_LISTED])
     if chosen is not None:
         if chosen not in own.tables and not (own.path / chosen).is_file():
@@ -275,7 +273,6 @@ def _table_data(own: OwnFolder, name: str, read: OwnTable, seed: int, show: Call
 
 
 def _placed(own: OwnFolder, table: str, records: Sequence[OwnRecord]) -> list[OwnRecord]:
-    """Return the records with paths of images that are there."""
     paths, made, missing, total = _PicturePaths(own, table), [], list[tuple[str, str]](), 0
     for record in records:
         if form.video_names(record.row):

@@ -207,7 +207,6 @@ def _objects(path: Path) -> Iterator[Placed]:
 
 
 def _found(usual: Sequence[str], names: Sequence[str]) -> str | None:
-    """Return the column that has one of some usual names, whatever its case."""
     there = {name.strip().lower().replace(" ", "_").replace("-", "_"): name for name in names}
     return next((there[name] for name in usual if name in there), None)
 

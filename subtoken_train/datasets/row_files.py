@@ -120,7 +120,6 @@ def _listed(path: Path, content: bytes) -> list[Any]:
 
 
 def _text(path: Path, content: bytes, start: int) -> str:
-    """Decode what stands at a byte of a file."""
     try:
         return content.decode("utf-8" if start else "utf-8-sig")
     except UnicodeDecodeError as error:

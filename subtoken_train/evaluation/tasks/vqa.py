@@ -94,7 +94,6 @@ class TextVQA(ImageQuestions):
         return rows
 
     def _llava_prompt(self, row: FileRow) -> tuple[str, str]:
-        """Return the question alone, and what is asked."""
         question, *rest = row.text("text").split("\n")
         tokens = len(rest) == 2 and rest[0].startswith(self.ocr_line.rstrip())
         if not tokens and (self.ocr or len(rest) != 1):

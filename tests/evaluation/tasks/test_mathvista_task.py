@@ -18,6 +18,7 @@ CHOICE = {
 NUMBER = CHOICE | {"choices": None, "question_type": "free_form", "answer_type": "integer", "answer": "7", "unit": "g"}
 FLOAT = NUMBER | {"answer_type": "float", "precision": 1.0, "unit": None, "answer": "1.2"}
 LIST = FLOAT | {"answer_type": "list", "precision": None, "answer": "[1, 2]"}
+SINGLE = "Find ∠BOC.\nAnswer the question using a single floating-point number with"
 
 
 @pytest.mark.parametrize(
@@ -25,11 +26,8 @@ LIST = FLOAT | {"answer_type": "list", "precision": None, "answer": "[1, 2]"}
     [
         (CHOICE, "Find ∠BOC.\nA. 135°\nB. 140°\nAnswer with the option's letter from the given choices directly."),
         (NUMBER, "Find ∠BOC. (Unit: g)\nAnswer the question using a single integer number."),
-        (FLOAT, "Find ∠BOC.\nAnswer the question using a single floating-point number with one decimal place."),
-        (
-            FLOAT | {"precision": 2},
-            "Find ∠BOC.\nAnswer the question using a single floating-point number with two decimal places.",
-        ),
+        (FLOAT, f"{SINGLE} one decimal place."),
+        (FLOAT | {"precision": 2}, f"{SINGLE} two decimal places."),
         (LIST | {"choices": []}, "Find ∠BOC.\nAnswer the question using a Python list."),
     ],
 )
