@@ -21,7 +21,7 @@ from benchmarks.real_ruler import FULL, compact, joined
 from benchmarks.real_text import OUT
 from subtoken_train.evaluation.reporting.page import map_chart
 from subtoken_train.evaluation.reporting.score_tables import Estimate, KindScores
-from subtoken_train.evaluation.tasks.needle_map import NeedleMap, cell_of, kind_of
+from subtoken_train.evaluation.tasks.made_texts import cell_of, kind_of
 
 RECORD, PICTURE = OUT / "needles.json", OUT / "needles.svg"
 
@@ -35,7 +35,7 @@ def figure(record: Mapping[str, Any]) -> Figure:
         means = {kind: float(scores[kinds == place].mean()) for kind, place in places.items()}
         arms[name] = {kind: Estimate(mean, None, None, None, 0) for kind, mean in means.items()}
     cells = {kind: cell for kind in places if (cell := cell_of(kind)) is not None}
-    return map_chart(KindScores(NeedleMap.name, tuple(places), arms, tuple(arms)), cells, {name: name for name in arms})
+    return map_chart(KindScores("needle_map", tuple(places), arms, tuple(arms)), cells, {name: name for name in arms})
 
 
 def _cells(record: Mapping[str, Any]) -> list[tuple[int, float]]:
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="folder of the grid's results")
     args = parser.parse_args()
     if args.results is not None:
-        found = compact(args.results, NeedleMap.name)
+        found = compact(args.results, "needle_map")
         if RECORD.exists():
             found = joined(json.loads(RECORD.read_text(encoding="utf-8")), found)
         first = sorted(found["arms"], key=lambda name: name != FULL)

@@ -192,7 +192,15 @@ def test_values_of_the_wrong_types(content, words):
 class Built:
     """Neither a dataclass nor without a group."""
 
-    def __init__(self, inner: Inner, *, outer: Inner | None = None, size: int | float = 1, words: str = "", folder: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        inner: Inner,
+        *,
+        outer: Inner | None = None,
+        size: int | float = 1,
+        words: str = "",
+        folder: str | Path | None = None,
+    ) -> None:
         self.made = (inner, outer, size, words)
 
 

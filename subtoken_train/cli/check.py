@@ -55,7 +55,7 @@ def run_raw(argv: list[str]) -> int:
     from subtoken_train.cli import run_plan
     from subtoken_train.cli.check_lines import check_ready, data_lines, folder_lines, machine_lines, settings_lines
     from subtoken_train.cli.recipe import RecipeCLI
-    from subtoken_train.datasets.recall_datamodule import RecallDataModule
+    from subtoken_train.datasets.datamodule import RecallDataModule
     from subtoken_train.families.backbone_config import check_named, is_hub_id
     from subtoken_train.families.load import check_weights, family_class
     from subtoken_train.training.memory import estimate_memory

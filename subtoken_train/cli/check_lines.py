@@ -20,10 +20,9 @@ from subtoken_train.datasets.chats import asked_words, chat_sample, reads_chats,
 from subtoken_train.datasets.collate import EncodedSample, encode
 from subtoken_train.datasets.corpus import load_rows
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.datamodule import InstructionDataModule
+from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
 from subtoken_train.datasets.image_sources import count_named, open_picture
 from subtoken_train.datasets.ordered import OrderedDataModule
-from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.datasets.records import InstructionRecords, Record
 from subtoken_train.datasets.text_batches import TextSample
 from subtoken_train.datasets.unknown_tokens import say_unknown, spread

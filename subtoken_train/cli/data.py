@@ -226,7 +226,7 @@ def check_task(name: str, root: Path | None, options: Sequence[str], limit: int 
     import datasets
 
     from subtoken_train.evaluation.tasks import build_task
-    from subtoken_train.evaluation.tasks.file_rows import check_complete, check_samples, open_some
+    from subtoken_train.evaluation.tasks.files import check_complete, check_samples, open_some
 
     datasets.disable_progress_bars()
     chosen = {}

@@ -19,9 +19,8 @@ from subtoken_train.cli.loggers import check_remote, run_loggers
 from subtoken_train.cli.recipe_source import RecipeSource, read_source, unknown_key
 from subtoken_train.cli.trainer_parts import ACCELERATORS, KINDS, build_parts, named_parts
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.datamodule import InstructionDataModule
+from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
-from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import MAX_SEED, check_range

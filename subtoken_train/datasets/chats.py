@@ -2,18 +2,14 @@
 
 A chat is laid out as a prompt is at inference. All before its first answer that is learnt is the prompt: the template's
 beginning and the system text (SYSTEM), what may be compressed (CONTEXT), and what asks (QUERY): of a long question its
-end, of a short one all, and then what was said before it is the context (``text_batches.chat_split``). Behind it,
-answers are ANSWER and what is read between them is QUERY, which both see the compressed context. The loss is on the
-tokens of answers that are learnt, their end of turn included, and on no other. A chat without a context is trained
-whole.
+end, of a short one all, and then what was said before it is the context. Behind it, answers are ANSWER and what is read
+between them is QUERY, which both see the compressed context; later questions are not compressed. The loss is on the
+tokens of answers that are learnt, their end of turn included. A chat without a context is trained whole.
 
 Where a template writes a prompt otherwise once it is answered (DeepSeek-R1's asks with an open ``<think>``), answers
-are learnt in the form of the conversation, or with ``as_asked`` the last one alone, in the form that asks.
-
-Chats are samples of their own, padded to the longest of their batch, and batches hold chats of like length
-(``ResumableSampler``): nothing is attended to across chats, and reducers and routers see each alone.
-
-What is not done: later questions are not compressed, whatever their length.
+are learnt in the form of the conversation, or with ``as_asked`` the last one alone, in the form that asks. Chats are
+padded to the longest of their batch, of like length; nothing is attended to across them, and reducers and routers see
+each alone.
 """
 
 from __future__ import annotations
@@ -30,14 +26,8 @@ from subtoken_train.datasets.corpus import TOKENS, CorpusSource, fingerprint
 from subtoken_train.datasets.record_format import answer_is_learnt, used_turns
 from subtoken_train.datasets.row_files import kept_rows
 from subtoken_train.datasets.text_batches import TextSample, chat_split, context_tokens
-from subtoken_train.families.chat_template import (
-    Message,
-    asked_otherwise,
-    checked_variables,
-    rendered_as_asked,
-    rendered_conversation,
-    rendered_prompt,
-)
+from subtoken_train.families import chat_template as template
+from subtoken_train.families.chat_template import Message
 from subtoken_train.families.family import Family
 from subtoken_train.families.literal_marks import tokenise
 
@@ -83,11 +73,11 @@ def chat_sample(row: dict[str, Any], family: Family, limits: ChatLimits) -> Text
     try:
         messages = chat_messages(conversation)
         switches = [answer_is_learnt(turn) for turn in used_turns(conversation)[1::2]]
-        variables = checked_variables(tokenizer, limits.variables)
+        variables = template.checked_variables(tokenizer, limits.variables)
         if limits.as_asked and True in switches:
             answers = len(switches) - switches[::-1].index(True)
             messages, switches = messages[: _places(messages)[answers - 1] + 1], [True]
-        made = rendered_as_asked if limits.as_asked else rendered_conversation
+        made = template.rendered_as_asked if limits.as_asked else template.rendered_conversation
         rendered = made(tokenizer, messages, **variables)
         ids, starts = tokenise(tokenizer, rendered.text)
         spans = [span for span, learnt in zip(rendered.answer_spans, switches, strict=True) if learnt]
@@ -96,7 +86,7 @@ def chat_sample(row: dict[str, Any], family: Family, limits: ChatLimits) -> Text
             raise all_masked(len(ids), limits.length)
         length = learnt.index(True)
         first = _places(messages)[-len(switches) :][switches.index(True)]
-        prompt = rendered_prompt(tokenizer, messages[:first], **variables)
+        prompt = template.rendered_prompt(tokenizer, messages[:first], **variables)
         if rendered.text.startswith(prompt.text):
             system, asks = chat_split(family, ids, starts, prompt, limits.asking)
         else:  # the template writes a prompt otherwise, once it is answered
@@ -129,8 +119,8 @@ def cached_chats(rows: Dataset, source: CorpusSource, family: Family, limits: Ch
 
 def asked_words(tokenizer: Any, limits: ChatLimits) -> str | None:
     """Return in words how a prompt that asks differs from one in a conversation; None where chats begin as it does."""
-    variables = checked_variables(tokenizer, limits.variables)
-    if limits.as_asked or (forms := asked_otherwise(tokenizer, **variables)) is None:
+    variables = template.checked_variables(tokenizer, limits.variables)
+    if limits.as_asked or (forms := template.asked_otherwise(tokenizer, **variables)) is None:
         return None
     return (
         f"the chat template writes {forms[0]!r} before {forms[2]} in a conversation, as chats are trained, but "

@@ -26,7 +26,7 @@ from subtoken_train.types import Batch, Region, RenderedPrompt
 
 
 def _check_image_tokens(found: int, texts: list[str], whole: str, placeholders: tuple[str, ...]) -> None:
-    """Check that each placeholder stays one token of its own, and that none stands outside of the pictures."""
+    """Refuse a placeholder that is not one token, or that stands outside of the pictures."""
     written = sum(whole.count(placeholder) for placeholder in placeholders)
     if found != written:
         raise ValueError(
@@ -42,7 +42,7 @@ def _check_image_tokens(found: int, texts: list[str], whole: str, placeholders: 
 
 
 def _check_cut(length: int, max_length: int, rank_position: int, generation: bool) -> None:
-    """Check that the cut leaves the images and the question about them whole; a generation prompt is never cut."""
+    """Refuse a cut into the images and the question about them; a generation prompt is never cut."""
     needed = length if generation else rank_position + 1
     if length > max_length and needed > max_length:
         what = "its prompt" if generation else "its images and their question"
@@ -93,8 +93,7 @@ def encode(
 ) -> EncodedSample:
     """Tokenise one conversation and mark what each token is; what is past ``max_length`` is cut at the right.
 
-    ``images`` are the record's images and videos, in order. With ``generation`` the last answer is left out, and
-    nothing needs a label.
+    With ``generation`` the last answer is left out, and nothing needs a label.
     """
     turns = [*record.turns[:-1], replace(record.turns[-1], answer=None)] if generation else record.turns
     with _named(record):
@@ -128,10 +127,7 @@ def encode(
 
 
 def answer_tokens(record: Record, family: Family) -> list[int]:
-    """Return the last answer's token ids as ``encode`` labels them, end of turn included; empty without an answer.
-
-    No image is opened: the conversation is tokenised with a picture's placeholder in its place.
-    """
+    """Return the last answer's token ids as ``encode`` labels them, end of turn included; no image is opened."""
     if not record.turns[-1].answer:
         return []
     rendered = family.render([hidden_turn(family, turn) for turn in record.turns])
@@ -150,7 +146,6 @@ def starts_within(starts: Sequence[int], spans: Sequence[tuple[int, int]], text:
 
 @contextmanager
 def _named(record: Record) -> Iterator[None]:
-    """Add the record's name to any error about it."""
     try:
         yield
     except ValueError as error:
@@ -158,7 +153,6 @@ def _named(record: Record) -> Iterator[None]:
 
 
 def _expand_images(rendered: RenderedPrompt, texts: list[str]) -> RenderedPrompt:
-    """Put each picture's text in the place of its marker, and shift the answer spans by what was added."""
     marker = rendered.image_marker
     places = [match.start() for match in re.finditer(re.escape(marker), rendered.text)] if marker else []
     if len(places) != len(texts):
@@ -200,12 +194,8 @@ def _regions(ids: list[int], visual: list[bool], answer: list[bool], bos_token_i
 class Collator:
     """Turns records into a ``Batch``; opens the images, so that DataLoader workers do the decoding.
 
-    Args:
-        max_length: tokens kept per sample, visual ones included.
-        padding_side: ``right`` for training, ``left`` for generation.
-        generation: leave the last answer out of the prompt (it is what the model is asked for).
-        max_pixels: width times height of an image that is opened at most, of all frames of a video together.
-        max_frames: frames of a video that are opened at most, evenly spaced.
+    ``max_length`` counts visual tokens too; ``max_pixels`` and ``max_frames`` are those of ``open_picture``.
+    ``padding_side``: ``right`` for training, ``left`` for generation, which leaves the last answer out of the prompt.
     """
 
     def __init__(

@@ -3,14 +3,11 @@
     {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}], "image": ...}  LLaVA, ShareGPT
     {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}], "images": [...]}  OpenAI
 
-Either list may have either pair of keys, ``from`` and ``value`` or ``role`` and ``content``, and either key may name
-the images. A content is a text or a list of parts (``text``, ``image_url``, ``image``, as OpenAI and transformers write
-them). A first ``system`` message, or a text ``system`` beside the list, goes in front of the first question, where chat
-formats put it that have no place of its own for it; for a language model it stays a turn, which its template may have
-one for. Nothing is downloaded: images are files.
-
-A message that says that it is not learnt, in any of the ways of ``record_fields``, becomes a turn with ``"loss":
-false``, which is LLaVA's form here. What no trainer but another could obey is refused.
+Either list may have either pair of keys, and either key may name the images. A content is a text or a list of parts
+(``text``, ``image_url``, ``image``, as OpenAI and transformers write them). A first ``system`` message, or a text
+``system`` beside the list, goes in front of the first question; for a language model it stays a turn, which its
+template may have a place for. A message that is not learnt becomes a turn with ``"loss": false``. Nothing is
+downloaded.
 """
 
 from __future__ import annotations
@@ -27,11 +24,9 @@ _SPEAKERS = {
     **dict.fromkeys(("human", "user"), "human"),
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "model"), "gpt"),
     **dict.fromkeys(("system", "developer"), "system"),
-}
-"""Speaker of each role; OpenAI calls a system message a developer's in later models."""
+}  # speaker of each role; OpenAI calls a system message a developer's in later models
 _TOOLS = ("tool", "function", "function_call", "observation", "ipython", "tool_call", "tool_response", "environment")
-CONVERSATION_LISTS = ("conversations", "messages")
-"""Under which a record keeps its messages."""
+CONVERSATION_LISTS = ("conversations", "messages")  # under which a record keeps its messages
 _REPLACED = ("messages", "images", "system", "system_prompt", *LABELS, *SWITCHES)
 """Fields of a record that LLaVA's form says otherwise, or that have said all."""
 _ORDER = frozenset(("index", "idx", "turn", "order", "position"))
@@ -41,7 +36,7 @@ _ROLES = {"human": "user", "gpt": "assistant", "system": "system"}
 
 
 def checked_record(row: Any, place: str, unread: set[str], as_document: bool = False) -> dict[str, Any]:
-    """Return a record of any form in LLaVA's, checked; ``place`` is for messages, else see ``llava_form``."""
+    """Return a record of any form in LLaVA's, checked; ``place`` is for messages, else as ``llava_form``."""
     try:
         made = llava_form(row, unread, as_document)
     except ValueError as error:
@@ -55,10 +50,8 @@ def checked_record(row: Any, place: str, unread: set[str], as_document: bool = F
 def llava_form(row: Any, unread: set[str] | None = None, as_document: bool = False) -> Any:
     """Return a record in LLaVA's form; one that is no conversation at all as it is, for ``record_problem``.
 
-    Args:
-        row: a record in any form.
-        unread: gets the fields that nobody reads (``check_fields``); None: they were looked at before.
-        as_document: whether it is for a language model: its system text is then a turn of its own, the first.
+    ``unread`` gets the fields that nobody reads; None: they were looked at before. ``as_document``: it is for a
+    language model, and its system text is a turn of its own, the first.
     """
     there = [name for name in CONVERSATION_LISTS if isinstance(row, dict) and isinstance(row.get(name), list)]
     there = [name for name in there if row[name]]
@@ -119,7 +112,7 @@ def chat_messages(row: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def _check_text(turn: dict[str, Any], number: int, asked: bool) -> None:
-    """Raise a worded ``ValueError`` where a message says nothing; what gpt says before it is asked is left out."""
+    """Refuse a message that says nothing; what gpt says before it is asked is left out."""
     speaker, text = turn["from"], "" if turn["value"] is None and turn["from"] == "gpt" else turn["value"]
     problem = text_problem(text) if isinstance(text, str) else None
     if problem is None or (speaker == "gpt" and not asked) or (speaker == "system" and "\0" not in text):
@@ -129,7 +122,6 @@ def _check_text(turn: dict[str, Any], number: int, asked: bool) -> None:
 
 
 def _switches_beside(row: dict[str, Any], messages: int) -> list[bool | None]:
-    """Return the switches that a record has for its messages, beside them."""
     for name in LABELS:
         if row.get(name) is not None and row[name] is not True:
             why = "it is a bad answer" if row[name] is False else "it is not an answer to learn"
@@ -153,7 +145,6 @@ def _switches_beside(row: dict[str, Any], messages: int) -> list[bool | None]:
 
 
 def _with_switch(turn: dict[str, Any], message: dict[str, Any], beside: bool | None, number: int) -> dict[str, Any]:
-    """Return a turn with ``loss`` where it is not learnt."""
     own = read_switch(message, f"message {number}")
     if own is not None and beside is not None and own != beside:
         raise ValueError(f"message {number} has a switch of its own and another beside the messages; keep one")
@@ -175,7 +166,7 @@ def _either(found: dict[str, Any], said: str, *keys: str) -> Any:
 
 
 def _check_order(items: list[Any], said: str) -> None:
-    """Raise a ``ValueError`` where messages or parts are numbered and stand in another order."""
+    """Refuse messages or parts that are numbered and stand in another order."""
     groups = [item for item in items if isinstance(item, dict)]
     for name in _ORDER.intersection(*[{name for item in groups for name in item}]):
         counted = [item[name] for item in groups if isinstance(item.get(name), int | float)]
@@ -184,7 +175,6 @@ def _check_order(items: list[Any], said: str) -> None:
 
 
 def _speaker(role: Any, number: int, message: dict[str, Any]) -> Any:
-    """Return ``human``, ``gpt`` or ``system``."""
     if (isinstance(role, str) and role in _TOOLS) or message.get("tool_calls") or message.get("function_call"):
         raise ValueError(f"message {number} calls a tool or is a tool's answer, which is not trained; drop the record")
     if not isinstance(role, str) or role not in _SPEAKERS:
@@ -218,7 +208,6 @@ def is_picture(part: dict[str, Any]) -> bool:
 
 
 def _is_text_part(part: Any, number: int) -> bool:
-    """Return whether a part is a text; otherwise it is a picture."""
     if isinstance(part, dict):
         text, named = part.get("text"), any(map(part.get, _PICTURE_KEYS))
         if part.get("type") in _TEXT_KINDS and isinstance(text, str) and not named:
@@ -232,7 +221,6 @@ def _is_text_part(part: Any, number: int) -> bool:
 
 
 def _part_name(part: dict[str, Any], number: int) -> list[str]:
-    """Return the file that a part names; none where the record lists its images."""
     given = _either(part, f"a part of message {number} has", *_PICTURE_KEYS)
     if isinstance(given, dict):
         given = given.get("url")
@@ -262,10 +250,7 @@ def _system_first(turns: list[dict[str, Any]], beside: Any) -> list[dict[str, An
 
 
 def _system_asked(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the turns, what the system says put in front of the first question.
-
-    ``loss`` of that question is None where the two are not learnt alike.
-    """
+    """Return the turns, the system's text in front of the first question; its ``loss`` is None where the two differ."""
     if not turns or turns[0]["from"] != "system":
         return turns
     system, turns = turns[0], turns[1:]

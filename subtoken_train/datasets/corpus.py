@@ -1,12 +1,11 @@
 """Packed text for language models: any Hugging Face text data set, or local text, JSON-lines or Parquet files.
 
 Documents are tokenised without special tokens, each is followed by one EOS, and the whole stream is cut into blocks of
-``block_length`` tokens; what is left at its end is dropped. A document may begin and end anywhere in a block, and a
-block may hold parts of several: attention, positions and loss run across the borders (there is no cross-document
-masking, as is usual for WikiText), and the EOS is predicted like any other token. What a conversation says without loss
-(``record_fields.SWITCHES``) is read and not predicted. Where the tokenizer has a BOS (Llama; Qwen2 has none), each
-*block* starts with one, and documents inside a block do not: the BOS is the first of the ``block_length`` tokens and
-belongs to the context, whose length is then the same for every tokenizer.
+``block_length`` tokens; what is left at its end is dropped. A block may hold parts of several documents: attention,
+positions and loss run across the borders (as is usual for WikiText), and the EOS is predicted like any other token.
+What a conversation says without loss is read and not predicted. Where the tokenizer has a BOS (Llama; Qwen2 has none),
+each *block* starts with one, the first of its tokens: it belongs to the context, whose length is then the same for
+every tokenizer.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class CorpusSource:
         column: the column with the text.
         documents: ``rows``: each row is a document (a .txt file is one row); ``wikitext``: rows are lines (of a .txt
             file, too), and a document starts at each title line, `` = Title = ``; ``conversations``: each record of a
-            file is one (JSON, JSON lines, Parquet, Arrow), in any form of ``conversations.llava_form``, without images.
+            file is one (JSON, JSON lines, Parquet, Arrow), in any form of ``conversations``, without images.
     """
 
     name: str
@@ -86,7 +85,7 @@ class CorpusSource:
 
 
 def load_rows(source: CorpusSource, streaming: bool = False) -> Any:
-    """Open the raw rows: a ``datasets.Dataset``, or an ``IterableDataset`` with ``streaming``; nothing is tokenised."""
+    """Open the raw rows, a ``datasets.Dataset``, or an ``IterableDataset`` with ``streaming``; nothing is tokenised."""
     path = Path(source.name)
     if source.documents == "conversations":
         return _conversation_rows(source, path)
@@ -140,7 +139,7 @@ def _check_whole(source: CorpusSource) -> None:
 
 
 def _conversation_rows(source: CorpusSource, path: Path) -> Dataset:
-    """Return a row per conversation of a local file, for messages its name, and itself as JSON in LLaVA's form."""
+    """Return a row per conversation of a local file: its name for messages, and itself as LLaVA's JSON."""
     from datasets import Dataset
 
     if not path.is_dir() and (file_kind(path) not in (".json", ".jsonl", *COLUMNAR) or not path.is_file()):
@@ -179,7 +178,6 @@ def iterate_documents(rows: Iterable[dict[str, Any]], source: CorpusSource) -> I
 
 
 def _row_document(row: dict[str, Any], source: CorpusSource, number: int) -> Document:
-    """Return the document of one row, which is learnt whole."""
     said = f"{source.name}, document {number}: it"
     if read_switch({name: row.get(name) for name in SWITCHES if name != source.column}, said) is False:
         raise ValueError(f"{said} is not to be learnt ({', '.join(SWITCHES)}); a text is learnt whole: drop the row")
@@ -194,7 +192,6 @@ def _conversation_document(row: dict[str, Any]) -> Document:
 
 
 def _articles(lines: Iterable[str]) -> Iterator[str]:
-    """Join WikiText's lines into articles: each begins at a title, which stands after an empty line."""
     article: list[str] = []
     after_empty = True
     for line in lines:
@@ -207,7 +204,7 @@ def _articles(lines: Iterable[str]) -> Iterator[str]:
 
 
 def iterate_blocks(documents: Iterable[Document], tokenizer: Any, block_length: int) -> Iterator[PackedBlock]:
-    """Yield ``block_length`` tokens at a time; see the head of this file for what a block holds."""
+    """Yield ``block_length`` tokens at a time."""
     if tokenizer.eos_token_id is None:
         raise ValueError("the tokenizer has no EOS token, which separates documents; set one")
     prefix = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]

@@ -13,22 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset
 
-from subtoken_train.datasets.chats import (
-    ChatLimits,
-    asked_words,
-    cached_chats,
-    iterate_chats,
-    reads_chats,
-    wholly_read,
-)
-from subtoken_train.datasets.corpus import (
-    CorpusSource,
-    PackedBlock,
-    iterate_documents,
-    load_rows,
-    packed_blocks,
-    read_blocks,
-)
+from subtoken_train.datasets import corpus
+from subtoken_train.datasets.chats import ChatLimits, asked_words, cached_chats, iterate_chats, reads_chats, wholly_read
+from subtoken_train.datasets.corpus import CorpusSource, PackedBlock
 from subtoken_train.datasets.ordered import AccumulationWindows, OrderedDataModule, SizedRecords
 from subtoken_train.datasets.record_format import said_turns
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
@@ -40,8 +27,7 @@ from subtoken_train.types import Batch
 if TYPE_CHECKING:
     from datasets import Dataset
 
-Row = Mapping[str, Any]
-"""A ``PackedBlock`` by its fields, or a chat by those of ``TextSample``."""
+Row = Mapping[str, Any]  # A ``PackedBlock`` by its fields, or a chat by those of ``TextSample``
 
 
 class CorpusDataModule(OrderedDataModule[TextSample]):
@@ -49,8 +35,8 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
 
     The first ``context_length`` tokens of a block are CONTEXT (a BOS included), the next ``prefix_tokens`` are QUERY,
     without loss, and the rest is ANSWER: predicted, and read by no reducer, ranking or query summary. With
-    ``prefix_tokens`` 0 the whole query region is QUERY *and* predicted (the ``region`` reading): what is chosen from
-    it has seen the tokens being predicted.
+    ``prefix_tokens`` 0 the whole query region is QUERY *and* predicted: what is chosen from it has seen the tokens
+    being predicted.
 
     Conversations, where the tokenizer has a chat template, are no blocks but chats (``chats``): of at most
     ``block_length`` tokens, at most ``context_length`` of them CONTEXT. ``prefix_tokens`` is the longest question that
@@ -58,11 +44,9 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
 
     ``streaming`` neither downloads nor caches: blocks come in the order of the corpus, unshuffled, in endless passes
     (give ``trainer.max_steps``), each ending where its last whole block does. Every process reads and tokenises all of
-    it and takes its own share. The place is the count of batches as elsewhere, but a resumed run reads and tokenises
-    everything before it again. The validation corpus is never streamed.
+    it and takes its own share; a resumed run reads everything before it again. The validation corpus is never streamed.
 
     Args:
-        train: the training corpus.
         val: the corpus of the validation loss; default: no validation.
         block_length: tokens per sample.
         context_length: tokens of the context, less than ``block_length``.
@@ -106,11 +90,11 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         self._raw_val: Any = None
 
     def read(self, training: bool = True) -> None:
-        """Open the corpora (``load_rows``), once; tokenising waits for ``setup``, which has the tokenizer."""
+        """Open the corpora, once; tokenising waits for ``setup``, which has the tokenizer."""
         if training and self._raw_train is None:
-            self._raw_train = load_rows(self.train_source, self.streaming)
+            self._raw_train = corpus.load_rows(self.train_source, self.streaming)
         if self.val_source is not None and self._raw_val is None:
-            self._raw_val = load_rows(self.val_source)
+            self._raw_val = corpus.load_rows(self.val_source)
 
     def rehearse(self, family: Family, trainer: L.Trainer) -> None:
         super().rehearse(family, trainer)
@@ -123,7 +107,7 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         return rows
 
     def check_end(self, max_steps: int, limit: int | float | None) -> None:
-        """Raise a ``ValueError`` where a stream would not end, or epochs are shortened; arguments are the trainer's."""
+        """Refuse a stream that would not end, or whose epochs are shortened; arguments are the trainer's."""
         if self.streaming and (max_steps < 0 or limit not in (None, 1.0)):
             raise ValueError(
                 f"a streamed corpus needs trainer.max_steps (it is {max_steps}) and no limit_train_batches "
@@ -167,7 +151,7 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
             chats = (said_turns(json.loads(row["conversation"])) for row in rows)
             return first_texts(("\n".join(turn["value"] for turn in chat) for chat in chats), len(rows))
         total = len(rows) if self.train_source.documents != "wikitext" and hasattr(rows, "__len__") else None
-        return first_texts((document.text for document in iterate_documents(rows, self.train_source)), total)
+        return first_texts((document.text for document in corpus.iterate_documents(rows, self.train_source)), total)
 
     @property
     def chat_limits(self) -> ChatLimits:
@@ -185,14 +169,15 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
 
     def _tokenised(self, rows: Dataset, source: CorpusSource) -> TokenisedRows:
         if not reads_chats(source, self.family.tokenizer):
-            return TokenisedRows(packed_blocks(rows, source, self.family.tokenizer, self.block_length), self._sample)
+            blocks = corpus.packed_blocks(rows, source, self.family.tokenizer, self.block_length)
+            return TokenisedRows(blocks, self._sample)
         chats = cached_chats(rows, source, self.family, self.chat_limits)
         if words := wholly_read(chats["context_length"], self.chat_limits):
             warnings.warn(f"{source.name}: {words}", SubTokenWarning, stacklevel=2)
         return TokenisedRows(chats, self._sample)
 
     def _check_form(self) -> None:
-        """Warn where chats are written otherwise than prompts, and refuse settings of chats where there are none."""
+        """Warn where chats are written otherwise than prompts; refuse settings of chats without any."""
         if reads_chats(self.train_source, self.family.tokenizer):
             if words := asked_words(self.family.tokenizer, self.chat_limits):
                 warnings.warn(words, SubTokenWarning, stacklevel=3)
@@ -203,14 +188,12 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
             )
 
     def _pass(self) -> Iterator[Row]:
-        """Make one pass over the training corpus."""
         rows, source, family = self._raw_train, self.train_source, self.family
         if reads_chats(source, family.tokenizer):
             return map(vars, iterate_chats(rows, family, self.chat_limits))
-        return map(PackedBlock._asdict, read_blocks(rows, source, family.tokenizer, self.block_length))
+        return map(PackedBlock._asdict, corpus.read_blocks(rows, source, family.tokenizer, self.block_length))
 
     def _sample(self, row: Row, place: int) -> TextSample:
-        """Return a chat as it is, a block with the recipe's regions and its place for a name."""
         if "record_id" in row:
             return TextSample(**row)
         query_length = self.prefix_tokens or self.block_length - self.context_length
@@ -239,9 +222,9 @@ class TokenisedRows:
 class SampleStream(IterableDataset[TextSample]):
     """One process's share of endless passes over a corpus, from the batch where training stands.
 
-    Global batch ``b`` is the ``b``-th run of ``batch_size * world_size`` rows of the passes one after another; process
-    ``rank`` takes its own contiguous part of it. Every ``iter()`` reads from the first row again. ``sample`` makes a
-    sample of a row and its place in the stream.
+    Global batch ``b`` is the ``b``-th run of ``batch_size * world_size`` rows; process ``rank`` takes its own
+    contiguous part of it. Every ``iter()`` reads from the first row again. ``sample`` makes a sample of a row and its
+    place.
     """
 
     def __init__(

@@ -62,7 +62,6 @@ def write_english(folder: str | Path, overwrite: bool = False) -> None:
 
 @lru_cache(maxsize=1)
 def _prose() -> tuple[str, ...]:
-    """Return one text per topic that has prose of its own."""
     seen: set[str] = set()
     texts = []
     for _, text in sorted(topics().items()):

@@ -33,14 +33,12 @@ PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".
 VIDEO_SUFFIXES = (".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv")
 MAX_PIXELS = 89_478_485
 """Width times height of the largest image that is opened unless a setting says more (Pillow's own first limit)."""
-MOST_PIXELS = 2 * MAX_PIXELS
-"""Pillow opens no larger one."""
+MOST_PIXELS = 2 * MAX_PIXELS  # Pillow opens no larger one
 MAX_FRAMES, MOST_FRAMES = 32, 4096
 """Frames of a video that are opened unless a setting says more, and the most that it may say."""
 MAX_SCANS = 64
 """Scans of a JPEG: encoders write a dozen; each costs a pass over the whole picture, and an empty one a few bytes."""
-MAX_EXIF = 1000
-"""Pieces of a JPEG's EXIF: for each, Pillow copies all that came before."""
+MAX_EXIF = 1000  # pieces of a JPEG's EXIF: for each, Pillow copies all that came before
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd8\xff]", re.DOTALL)
 """A marker of a JPEG that ends or leads a stretch: no byte of what is encoded, and no place to begin again at."""
 _SCAN, _END = b"\xff\xda", b"\xff\xd9"
@@ -52,9 +50,8 @@ _FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF
 class EncodedImage:
     """An image that is no file of its own: a cell of a table, a line of a text file.
 
-    Attributes:
-        read: its encoded bytes (PNG, JPEG, ...), read when they are asked for, so that no data set is held in memory.
-        place: file and row, for messages.
+    ``read`` gives its encoded bytes when they are asked for, so that no data set is held in memory; ``place`` is file
+    and row.
     """
 
     read: Callable[[], bytes]
@@ -77,8 +74,7 @@ class VideoSource:
 
 
 ImageSource = Path | EncodedImage
-PictureSource = ImageSource | VideoSource
-"""Media that ``<image>`` of a record stands for."""
+PictureSource = ImageSource | VideoSource  # media that ``<image>`` of a record stands for
 
 
 @dataclass(frozen=True)
@@ -103,8 +99,7 @@ class FolderImages:
 def inside(folder: Path, name: str, outside: bool = False) -> Path:
     """Join ``folder / name``, which must lie in the folder once ``..`` and links (also ``find_image``'s) are followed.
 
-    The folder may itself be a link, and the name comes from a file that somebody else wrote; with ``outside`` it may
-    lead out all the same.
+    The folder may itself be a link; with ``outside`` the name may lead out all the same.
     """
     path = folder / name
     if not outside:
@@ -127,10 +122,8 @@ def find_image(path: Path) -> Path:
 def compare_images(names: Iterable[str], image_folder: Path, outside: bool = False) -> list[FolderImages]:
     """Say what of the named images is there, folder by folder: one listing each, no look at single files.
 
-    Args:
-        names: paths below ``image_folder``, each once; one that ends with a slash is a folder of frames.
-        image_folder: where they start.
-        outside: whether their folders may lie elsewhere, see ``inside``; links of files are found when they are opened.
+    ``names`` are paths below ``image_folder``, each once; one that ends with a slash is a folder of frames.
+    ``outside``: their folders may lie elsewhere; links of files are found when they are opened.
     """
     wanted: dict[str, list[str]] = defaultdict(list)
     for name in names:
@@ -186,7 +179,7 @@ def missing_images(folders: Sequence[FolderImages], data_file: Path, image_folde
 def open_picture(
     source: PictureSource, record_id: str | None = None, max_pixels: int = MAX_PIXELS, max_frames: int = MAX_FRAMES
 ) -> Picture:
-    """Open an image or a video, see ``open_image`` and ``open_video``."""
+    """Open an image or a video."""
     if isinstance(source, VideoSource):
         return open_video(source, record_id, max_pixels, max_frames)
     return open_image(source, record_id, max_pixels)
@@ -242,7 +235,7 @@ def _decoded(content: io.BytesIO | Path, max_pixels: int, name: str) -> Image.Im
 
 
 def _check_exif(content: io.BytesIO | Path) -> None:
-    """Raise ``PixelError`` for a JPEG whose EXIF is in very many pieces."""
+    """Refuse a JPEG whose EXIF is in very many pieces."""
     with content.open("rb") if isinstance(content, Path) else nullcontext(content) as file:
         pieces = file.read().count(b"Exif\0\0") if file.read(2) == b"\xff\xd8" else 0
         file.seek(0)
@@ -251,7 +244,7 @@ def _check_exif(content: io.BytesIO | Path) -> None:
 
 
 def _check_scans(image: Image.Image) -> None:
-    """Raise ``PixelError`` where a JPEG, or one of those that a TIFF holds, is written over and over."""
+    """Refuse a JPEG, or one of those that a TIFF holds, that is written over and over."""
     coding = str(image.info.get("compression")) if image.format == "TIFF" else str(image.format)
     if coding.lower() not in ("jpeg", "mpo", "tiff_jpeg"):
         return
@@ -332,7 +325,7 @@ def spaced(items: Sequence[Any], count: int) -> list[Any]:
 
 
 def evenly_spaced(folder: Path, count: int) -> list[Path]:
-    """Pick ``count`` images of a folder, see ``spaced``."""
+    """Pick ``count`` images of a folder, evenly spaced."""
     return spaced(frames_in(folder), count)
 
 

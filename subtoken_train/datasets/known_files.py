@@ -8,8 +8,7 @@ from pathlib import Path
 
 from subtoken_train.errors import shell_words
 
-MIX665K = "llava_v1_5_mix665k.json"
-"""Records of LLaVA-v1.5's instruction tuning."""
+MIX665K = "llava_v1_5_mix665k.json"  # records of LLaVA-v1.5's instruction tuning
 DOWNLOAD_BYTES = {("Salesforce/wikitext", "wikitext-103-raw-v1"): 315_000_000}
 """By data set of the Hub and configuration: its Parquet files, all splits."""
 _MADE = {"data/scenes": "scenes", "data/english_text": "english", "data/samples": "samples"}

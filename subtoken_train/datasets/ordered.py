@@ -32,8 +32,8 @@ _GROUPED_BATCHES = 50  # batches that are filled together when records are group
 class AccumulationWindows:
     """Yields (micro-batch, labelled tokens of its window, micro-batches of its window).
 
-    Averaging micro-batch means would weigh a short answer's tokens more than a long one's. The sum over the window is
-    known only by looking ahead: ``size`` batches (``trainer.accumulate_grad_batches``) are held at a time. ``first``
+    Averaging micro-batch means would weigh a short answer's tokens more than a long one's, and the sum over the window
+    is known only by looking ahead: ``size`` batches (``trainer.accumulate_grad_batches``) are held at a time. ``first``
     is the micro-batch of the epoch that the loader starts with; Lightning's windows count from the epoch's first.
     """
 
@@ -61,8 +61,8 @@ class AccumulationWindows:
 def outlive_stop_signals(worker: int) -> None:
     """Let a worker go on where a signal was meant for the whole run, for ``DataLoader(worker_init_fn=...)``.
 
-    Ctrl-C and SLURM signal every process of a run. The training process then finishes its step, for which it needs its
-    workers, and ends them itself. A second SIGTERM does end a worker: multiprocessing's last resort at exit.
+    Ctrl-C and SLURM signal every process; the training process then finishes its step, for which it needs its workers,
+    and ends them itself. A second SIGTERM does end a worker: multiprocessing's last resort at exit.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -79,16 +79,16 @@ class ResumableSampler(DistributedSampler[int]):
     Global batch ``b`` is a pure function of the seed: batch ``b % batches_per_pass`` of the permutation drawn for pass
     ``b // batches_per_pass``; process ``rank`` takes its own contiguous part of it. So the place in the data is one
     number, the batches that training has consumed, and nothing that workers have fetched ahead counts. Every ``iter()``
-    asks for that number and yields from there to the end of the trainer's epoch: one pass, or less where
-    ``limit_train_batches`` cuts epochs short (the next epoch then goes on with the pass). It is a
-    ``DistributedSampler`` so that Lightning never wraps it in one of its own; ``set_epoch`` changes nothing.
+    asks for it and yields from there to the end of the trainer's epoch: one pass, or less where ``limit_train_batches``
+    cuts epochs short (the next epoch then goes on with the pass). It is a ``DistributedSampler`` so that Lightning
+    never wraps it.
 
     With ``sizes`` all records of a global batch have images, or none has: the processes of a sharded model must run the
     same parts of it, and in a text-only step none runs the vision tower. What is left of both kinds at the end of a
-    pass makes one mixed batch if every process's part of it can have an image; else it is left out. With
-    ``by_length``, too, a batch holds records of like size: 50 batches at a time are filled in the order (images, text
-    length to within a factor of two). Short answers are then neither padded to the longest description of their batch
-    nor drowned by its tokens in the loss. Grouped batches are shuffled.
+    pass makes one mixed batch if every process's part of it can have an image; else it is left out. With ``by_length``,
+    too, a batch holds records of like size: 50 batches at a time are filled in the order (images, text length to within
+    a factor of two), and shuffled. Short answers are then neither padded to the longest description nor drowned by its
+    tokens in the loss.
 
     Args:
         batch_size: records per process and batch.
@@ -234,10 +234,9 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
     """Training and validation records in an order that depends on the seed, the records and the *global* batch alone.
 
     Records are shared out to the processes here, so recipes set ``trainer.use_distributed_sampler: false``. The place
-    in the order is Lightning's own count of batches, which is in every checkpoint and is read whenever a loader starts.
-    Where some records have images and some have none, ``sizes`` says so, and no step mixes them.
-
-    Batch sizes are per process and step; ``num_workers`` 0: batches are made in the training process.
+    in the order is Lightning's own count of batches, which is in every checkpoint. Where some records have images and
+    some have none, ``sizes`` says so, and no step mixes them. Batch sizes are per process and step; ``num_workers`` 0:
+    batches are made in the training process.
     """
 
     def __init__(
@@ -313,7 +312,7 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
             self.training_order(world_size=trainer.world_size)
 
     def setup(self, stage: str) -> None:
-        """Read and check the records that ``stage`` (``fit`` | ``validate``) needs, see ``read``."""
+        """Read and check the records that ``stage`` (``fit`` | ``validate``) needs."""
         self._resumed_order = {}  # a second fit of the same object may start afresh
         self.read(training=stage == "fit")
 
@@ -330,7 +329,7 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         return AccumulationWindows(loader, self.trainer.accumulate_grad_batches, place)
 
     def val_dataloader(self) -> DataLoader[T] | list[Any]:
-        """Load in file order; no loader without validation records. Several processes: see ``validation_order``."""
+        """Load in file order; no loader without validation records."""
         assert self.trainer is not None
         if self._val is None:
             return []
@@ -379,6 +378,6 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
 
 
 def check_positive(**sizes: int | None) -> None:
-    """Raise a ``ValueError`` that names the first size below 1, or past anything that is meant; None is no size."""
+    """Refuse a size below 1, or past anything that is meant; None is no size."""
     for name, value in sizes.items():
         check_range(name, value, 1, MAX_TOKENS)

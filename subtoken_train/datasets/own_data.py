@@ -1,7 +1,7 @@
 """One's own data: a folder is looked into, and what it holds becomes records or texts in three splits.
 
-Files are told apart by name: images, tables, texts. Records go to train, dev and test by picture, so that none is seen
-in training and asked about afterwards; a few long texts are cut at paragraphs, so that each split gets some.
+Files are told apart by name. Records go to train, dev and test by picture, so that none is seen in training and asked
+about afterwards; a few long texts are cut at paragraphs, so that each split gets some.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
+from subtoken_train.datasets import record_format as form
 from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES, inside, open_image
 from subtoken_train.datasets.known_files import fetch_command
 from subtoken_train.datasets.question_table import OwnRecord, OwnTable, read_own_table
-from subtoken_train.datasets.record_format import has_media, image_names, said_turns, used_turns, video_names
 from subtoken_train.datasets.row_files import COLUMNAR, ZIPPED, file_kind, first_of_set
 from subtoken_train.datasets.text_media import files_named, refuse_files
 from subtoken_train.datasets.unknown_tokens import spread
@@ -28,17 +28,14 @@ from subtoken_train.documents import check_regular, read_text, text_problem
 TABLES = (".csv", ".tsv", ".json", ".jsonl", *COLUMNAR)
 TEXTS = (".txt", ".md")
 MAX_FILES = 2_000_000
-MAX_TOTAL = 2**30
-"""Bytes of all texts together; more is a corpus, which recipes read as it lies."""
-ENOUGH = 30
-"""Documents; fewer are cut."""
+MAX_TOTAL = 2**30  # characters of all texts together; more is a corpus, which recipes read as it lies
+ENOUGH = 30  # documents; fewer are cut
 SHARE, MOST_HELD = 0.1, 1000
 """Share of the pictures (or questions, or texts) that dev and test each get, one at least, and the most of them."""
 SPLITS = ("train", "dev", "test")
 _ABOUT_IT = ("readme", "license", "licence", "notice", "copying", "changelog", "dataset_info", "dataset_infos")
 """Files about a data set, which are none of it: texts and tables beside it, not in the folders below."""
-_OF_ARROW = ("state.json", "dataset_info.json", "dataset_dict.json")
-"""Files that ``save_to_disk`` writes beside its Arrow files."""
+_OF_ARROW = ("state.json", "dataset_info.json", "dataset_dict.json")  # beside the files of ``save_to_disk``
 _ABOUT, _ARROW = "about the data", "about Arrow files"
 _BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
 _LISTED = 3  # names in a message
@@ -53,7 +50,7 @@ class OwnData:
         kind: ``images`` (conversations about images), ``conversations`` (without any) or ``texts``.
         splits: rows by split, in LLaVA's form, or ``{"text": ...}``.
         found: what was read, a line each.
-        no_document: see ``OwnTable``.
+        no_document: as ``OwnTable``'s.
     """
 
     kind: str
@@ -71,12 +68,8 @@ def read_own(
 ) -> OwnData:
     """Read a folder of images and a table of questions and answers, a file of conversations, or plain texts.
 
-    Args:
-        folder: the folder.
-        table: the file to read, below the folder; None: the one that is there.
-        columns: see ``read_own_table``.
-        seed: of the split.
-        show: told (done, total) while images are opened.
+    ``table``: the file to read, below the folder; None: the one that is there. ``columns``: as ``read_own_table``'s.
+    ``show`` is told (done, total) while images are opened.
     """
     own = look_into(folder)
     name = _table(own, table)
@@ -86,21 +79,16 @@ def read_own(
         raise ValueError(f"--{named[0]}-column names a column, but {folder} holds no table")
     else:
         data = _text_data(read_texts(own), seed, f"{len(own.texts):,} text files")
-    left_out = (
-        f"{_files(len(own.left_out))} about the data left out ({', '.join(own.left_out)})" if own.left_out else ""
-    )
-    return replace(data, found=tuple(filter(None, (*data.found, left_out, own.unread))))
+    about = f"{_files(len(own.left_out))} about the data left out ({', '.join(own.left_out)})" if own.left_out else ""
+    return replace(data, found=tuple(filter(None, (*data.found, about, own.unread))))
 
 
 @dataclass(frozen=True)
 class OwnFolder:
     """The files of a folder and of those below it, as paths relative to it, sorted.
 
-    Attributes:
-        images: by their suffix; none is opened.
-        tables: also in gzip's form; of a set its first.
-        left_out: texts and tables that tell about the data.
-        unread: files of other kinds, in words; empty where there is none.
+    ``tables`` are also in gzip's form, of a set its first; ``left_out`` tell about the data; ``unread``: files of other
+    kinds, in words.
     """
 
     path: Path
@@ -115,8 +103,9 @@ def look_into(folder: Path) -> OwnFolder:
     """List a folder; hidden files, and texts and tables that tell about the data (README, LICENSE), are left out."""
     if not folder.exists():
         command = fetch_command(folder)
-        hint = f"get it: {command}" if command else "name the folder of your data"
-        raise ValueError(f"{folder} does not exist; {hint}")
+        raise ValueError(
+            f"{folder} does not exist; {f'get it: {command}' if command else 'name the folder of your data'}"
+        )
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; name the folder that holds it, and the file with --table")
     found: dict[str, list[str]] = defaultdict(list)
@@ -131,13 +120,15 @@ def look_into(folder: Path) -> OwnFolder:
         tuple(sorted(name for suffix in kinds for name in found.pop(suffix, ())))
         for kinds in (PICTURE_SUFFIXES, TABLES, TEXTS)
     )
-    unread = _counted(Counter({suffix: len(names) for suffix, names in found.items() if names}))
+    kinds = Counter({suffix: len(names) for suffix, names in found.items() if names})
+    listed = ", ".join(f"{count:,} {kind or 'without a suffix'}" for kind, count in kinds.most_common(_LISTED))
+    others = f" and {len(kinds) - _LISTED:,} kinds more" if len(kinds) > _LISTED else ""
+    unread = f"{_files(kinds.total())} of kinds that are not read: {listed}{others}" if kinds else ""
     if not (images or tables or texts):
-        kinds = ", ".join((*TABLES, *TEXTS))
         beside = f" (but {', '.join(about)}, about the data)" if about else f"; {unread}" if unread else ""
         raise ValueError(
-            f"{folder} holds no data: no images, and no file that ends with one of {kinds}{beside}; save texts as "
-            f".txt, or add pictures and a table of questions, then: {_init(folder)}"
+            f"{folder} holds no data: no images, and no file that ends with one of {', '.join((*TABLES, *TEXTS))}"
+            f"{beside}; save texts as .txt, or add pictures and a table of questions, then: {_init(folder)}"
         )
     return OwnFolder(folder, images, tuple(dict.fromkeys(map(first_of_set, tables))), texts, tuple(about), unread)
 
@@ -154,7 +145,6 @@ def _refuse(error: OSError) -> None:
 
 
 def _group(name: str) -> str:
-    """Return a file's kind, or that it is about the data."""
     stem, suffix = map(str.lower, os.path.splitext(name))
     if suffix in (*TABLES, *TEXTS) and stem in _ABOUT_IT:  # a path from below the folder is no such name
         return _ABOUT
@@ -163,24 +153,15 @@ def _group(name: str) -> str:
     return kind if suffix == ZIPPED and (kind := file_kind(name)) in TABLES else suffix
 
 
-def _counted(kinds: Counter[str]) -> str:
-    """Return how many files of which kinds are not read, in words."""
-    listed = ", ".join(f"{count:,} {kind or 'without a suffix'}" for kind, count in kinds.most_common(_LISTED))
-    others = f" and {len(kinds) - _LISTED:,} kinds more" if len(kinds) > _LISTED else ""
-    return f"{_files(kinds.total())} of kinds that are not read: {listed}{others}" if kinds else ""
-
-
 def _files(count: int) -> str:
     return f"{count:,} file{'s' if count > 1 else ''}"
 
 
 def _init(folder: Path, *options: str) -> str:
-    """Return the command to type once a folder is in order."""
     return shlex.join(["subtoken-train", "init", str(folder), *options])
 
 
 def _table(own: OwnFolder, chosen: str | None) -> str | None:
-    """Return the table that is meant; None where the folder is one of texts."""
     listed = ", ".join(own.tables[:_LISTED])
     if chosen is not None:
         if chosen not in own.tables and not (own.path / chosen).is_file():
@@ -257,20 +238,19 @@ def _pieces(text: str, length: int) -> Iterator[str]:
 
 
 def _table_data(own: OwnFolder, name: str, read: OwnTable, seed: int, show: Callable[[int, int], None]) -> OwnData:
-    """Return the records or texts of a table."""
+    holds = f"{own.path} holds {len(own.images):,} images, and {name}"
     if read.texts and own.images:
         raise ValueError(
-            f"{own.path} holds {len(own.images):,} images, and {name} texts alone; name its columns with "
-            "--image-column, --question-column and --answer-column, or move the images away"
+            f"{holds} texts alone; name its columns with --image-column, --question-column and --answer-column, or "
+            "move the images away"
         )
     if read.texts:
         return _text_data(read.texts, seed, f"{name}: {len(read.texts):,} texts", read.unread_words)
     records = _placed(own, name, read.records)
-    names = list(dict.fromkeys(each for record in records for each in image_names(record.row)))
+    names = list(dict.fromkeys(each for record in records for each in form.image_names(record.row)))
     if own.images and not names:
         raise ValueError(
-            f"{own.path} holds {len(own.images):,} images, and {name} names none of them; say which column does with "
-            "--image-column, or move the images away"
+            f"{holds} names none of them; say which column does with --image-column, or move the images away"
         )
     found = [f"{name}: {len(records):,} records ({read.columns or 'conversations'})", read.unread_words]
     same = _same_pictures(own.path, names)
@@ -286,27 +266,25 @@ def _table_data(own: OwnFolder, name: str, read: OwnTable, seed: int, show: Call
             + (f"; {unused:,} more are in the folder and in no record" if unused else "")
         )
     # chats without an image may well begin alike and go on otherwise
-    _check_answers([record for record in records if read.columns or image_names(record.row)], same)
+    _check_answers([record for record in records if read.columns or form.image_names(record.row)], same)
     split = _split(_groups(records, same), seed, "pictures" if names else "questions")
     rows = {part: [record.row for record in chosen] for part, chosen in split.items()}
     return OwnData("images" if names else "conversations", rows, tuple(filter(None, found)), read.no_document)
 
 
 def _placed(own: OwnFolder, table: str, records: Sequence[OwnRecord]) -> list[OwnRecord]:
-    """Return the records with paths of images that are there."""
-    paths, there = _PicturePaths(own, table), set(own.images)
-    made, missing = [], list[tuple[str, str]]()
+    paths, made, missing, total = _PicturePaths(own, table), [], list[tuple[str, str]](), 0
     for record in records:
-        if video_names(record.row):
+        if form.video_names(record.row):
             raise ValueError(f"{record.place} has a video; name the file in a recipe itself (data.train_file)")
-        refuse_files([(name, record.place) for name in files_named(record.row, has_media(record.row))], own.path)
-        found = [paths.path(name, record.place) for name in image_names(record.row)]
-        missing += [(name, record.place) for name in found if name not in there]
+        refuse_files([(name, record.place) for name in files_named(record.row, form.has_media(record.row))], own.path)
+        found = [paths.path(name, record.place) for name in form.image_names(record.row)]
+        missing += [(name, record.place) for name in found if name not in paths.there]
+        total += len(found)
         row = {**record.row, "image": found[0] if len(found) == 1 else found} if found else record.row
         made.append(OwnRecord(row, record.place))
     if missing:
         name, place = missing[0]
-        total = sum(len(image_names(record.row)) for record in made)
         raise ValueError(
             f"{len(missing):,} of {total:,} images are not in {own.path} (first: {name[:80]!r}, {place}); add them, or "
             f"drop their lines, then: {_init(own.path)}"
@@ -322,8 +300,7 @@ class _PicturePaths:
     """
 
     def __init__(self, own: OwnFolder, table: str) -> None:
-        self._folder, self._beside = own.path, PurePosixPath(table).parent
-        self._there = set(own.images)
+        self._folder, self._beside, self.there = own.path, PurePosixPath(table).parent, set(own.images)
         self._by_name: dict[str, list[str]] = defaultdict(list)
         for path in map(PurePosixPath, own.images):
             for called in {path.name, path.stem}:
@@ -335,7 +312,7 @@ class _PicturePaths:
             name = os.path.relpath(name, os.path.abspath(self._folder))
         for start in (PurePosixPath(), self._beside):
             path = os.path.normpath(start / name)
-            if path in self._there:
+            if path in self.there:
                 return self._within(path, place)
         self._within(os.path.normpath(self._beside / name), place)
         called = [path for path in self._by_name.get(PurePosixPath(name).name, []) if _may_be(name, path)]
@@ -398,7 +375,7 @@ def _groups(records: Sequence[OwnRecord], same: Mapping[str, str]) -> dict[str, 
 
     keys = []
     for record in records:
-        names = [f"image {same[name]}" for name in image_names(record.row)] or [f"asks {_asked(record)}"]
+        names = [f"image {same[name]}" for name in form.image_names(record.row)] or [f"asks {_asked(record)}"]
         for name in names[1:]:
             roots[root(name)] = root(names[0])
         keys.append(names[0])
@@ -409,24 +386,22 @@ def _groups(records: Sequence[OwnRecord], same: Mapping[str, str]) -> dict[str, 
 
 
 def _check_answers(records: Sequence[OwnRecord], same: Mapping[str, str]) -> None:
-    """Raise a ``ValueError`` where one question about the same images has two answers."""
+    """Refuse one question about the same images that has two answers."""
     said: dict[tuple[str, ...], tuple[str, str]] = {}
     for record in records:
-        turns = used_turns(record.row)
+        turns = form.used_turns(record.row)
         if len(turns) != 2:
             continue  # conversations differ in what was said before
-        own = turns[1]["value"].strip()
-        question = (*(same[name] for name in image_names(record.row)), _asked(record))
-        answer, place = said.setdefault(question, (own, record.place))
+        own, names = turns[1]["value"].strip(), form.image_names(record.row)
+        answer, place = said.setdefault((*(same[name] for name in names), _asked(record)), (own, record.place))
         if answer != own:
-            about = "about the same image " if image_names(record.row) else ""
             raise ValueError(
-                f"{record.place} answers a question {about}otherwise than {place.rpartition(', ')[2]} does "
-                f"({own[:40]!r}, {answer[:40]!r}); keep one of them"
+                f"{record.place} answers a question {'about the same image ' if names else ''}otherwise than "
+                f"{place.rpartition(', ')[2]} does ({own[:40]!r}, {answer[:40]!r}); keep one of them"
             )
 
 
 def _asked(record: OwnRecord) -> str:
-    said = said_turns(record.row)
+    said = form.said_turns(record.row)
     first = next((place for place, turn in enumerate(said) if turn["from"] == "human"), -1)
     return " ".join(word for turn in said[: first + 1] for word in turn["value"].split())

@@ -14,12 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from subtoken_train.datasets.conversations import (
-    CONVERSATION_LISTS,
-    checked_record,
-    conversation_document,
-    is_picture,
-)
+from subtoken_train.datasets.conversations import CONVERSATION_LISTS, checked_record, conversation_document, is_picture
 from subtoken_train.datasets.record_fields import column_problem
 from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, row_kind
 from subtoken_train.datasets.row_files import file_kind, files_of_set, opened, placed_rows
@@ -37,13 +32,11 @@ _NAMES = {
     "answer": ("answer", "response", "output", "label", "completion", "target", "caption"),
 }  # fmt: skip
 """Usual names of the columns, those before which go first."""
-_FURTHER = ("input", "context")
-"""Columns that stand below a question as a part of it (Alpaca's records, Dolly's)."""
+_FURTHER = ("input", "context")  # columns that stand below a question as a part of it (Alpaca's records, Dolly's)
 _BESIDE = ("id", "kind", "system")
 _PICTURES = ("image", "images", "video", "videos")
 _LISTED = 160  # characters of columns in a message
-Placed = tuple[str, dict[str, Any]]
-"""The place of a row, for messages, and the row."""
+Placed = tuple[str, dict[str, Any]]  # the place of a row, for messages, and the row
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,6 @@ class OwnTable:
 
     Attributes:
         records: conversations; empty where there are texts.
-        texts: of a table whose one column of use is ``text``.
         columns: what was read as what, in words; empty where the records came as conversations.
         unread: the other columns.
         no_document: why a conversation cannot be one document, as a model without a chat template learns it; empty
@@ -83,10 +75,8 @@ class OwnTable:
 def read_own_table(path: Path, chosen: Mapping[str, str | None], folder: Path | None = None) -> OwnTable:
     """Read a table whole.
 
-    Args:
-        path: the file.
-        chosen: the columns that the user named, by ``image``, ``question`` and ``answer``; None: found by their names.
-        folder: the folder of the data, for messages; default: the file's own.
+    ``chosen``: the columns that the user named, by ``image``, ``question`` and ``answer``; None: found by their names.
+    ``folder``: of the data, for messages; default: the file's own.
     """
     if sum(map(check_regular, files_of_set(path))) > MAX_BYTES:
         raise ValueError(
@@ -121,7 +111,7 @@ def read_own_table(path: Path, chosen: Mapping[str, str | None], folder: Path | 
 
 
 def _check_filled(path: Path, rows: list[dict[str, Any]], columns: Mapping[str, str | None], folder: Path) -> None:
-    """Raise a worded ``ValueError`` where a column of a table of some lines is empty in all of them."""
+    """Refuse a column that is empty in all lines of a table of some."""
     for kind, name in columns.items():
         if name is None or len(rows) < 2 or any(str(row.get(name) or "").strip() for row in rows):
             continue
@@ -138,7 +128,7 @@ def _named(column: str) -> str:
 
 
 def _conversations(rows: list[Placed]) -> OwnTable:
-    """Read records; where none of them has a picture, they are for a language model, to which placeholders are text."""
+    """Read records; where none has a picture, they are for a language model, to which placeholders are text."""
     pictured = any(any(map(row.get, _PICTURES)) or _has_image_part(row) for _, row in rows)
     unread: set[str] = set()
     records = [OwnRecord(checked_record(row, place, unread, as_document=not pictured), place) for place, row in rows]
@@ -175,7 +165,6 @@ def _unread(rows: list[Placed], names: Sequence[str], read: set[str | None]) -> 
 
 
 def _text_table(path: Path, rows: list[Placed], names: list[str], text: str) -> OwnTable:
-    """Return a table of plain texts, which has no column that could belong to a question."""
     for kind in ("image", "answer"):
         if (other := _found(_NAMES[kind], names)) is not None:
             raise ValueError(
@@ -218,7 +207,6 @@ def _objects(path: Path) -> Iterator[Placed]:
 
 
 def _found(usual: Sequence[str], names: Sequence[str]) -> str | None:
-    """Return the column that has one of some usual names, whatever its case."""
     there = {name.strip().lower().replace(" ", "_").replace("-", "_"): name for name in names}
     return next((there[name] for name in usual if name in there), None)
 
@@ -239,7 +227,6 @@ def _column(path: Path, kind: str, chosen: str | None, names: list[str]) -> str 
 def _record(
     row: dict[str, Any], columns: Mapping[str, str | None], further: list[str], place: str, number: int
 ) -> dict[str, Any]:
-    """Return a line as a record."""
     cell = {kind: "" if (name := columns[kind]) is None else _cell(row, name, place) for kind in _NAMES}
     question = "\n".join(filter(None, [cell["question"], *(_cell(row, name, place, empty=True) for name in further)]))
     own_id, kind = (None if (name := columns[key]) is None else row.get(name) for key in ("id", "kind"))

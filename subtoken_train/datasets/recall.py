@@ -6,9 +6,8 @@ a sample, and so are adjectives: a code is an adjective and a noun, drawn anew f
 context tells it. A code follows its name at once: with words between the two, a small model learns to read facts back
 several times more slowly; it finds the noun by the adjective, so that two codes of one adjective would be guessed at
 (measured: 80 % of 24 facts, where different adjectives give 100 %). Everything is a pure function of the random
-generator that is passed in.
-
-The context has an exact number of tokens (a BOS, where the tokenizer has one, is its first), so that pages are whole.
+generator. The context has an exact number of tokens (a BOS, where the tokenizer has one, is its first), so that pages
+are whole.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _STATED = re.compile(r"(\w+) (\w+ \w+)\.")
 
 
 def check_num_facts(num_facts: int, num_questions: int) -> None:
-    """Raise a ``ValueError`` where more is asked than stated, or more is stated than there are adjectives."""
+    """Refuse more questions than facts, or more facts than there are adjectives."""
     if not 1 <= num_questions <= num_facts <= len(ADJECTIVES):
         raise ValueError(
             f"num_questions {num_questions} and num_facts {num_facts}: 1 <= questions <= facts <= {len(ADJECTIVES)} "

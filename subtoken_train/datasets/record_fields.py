@@ -25,8 +25,7 @@ SWITCHES = (
     "supervised",
 )  # fmt: skip
 """Switches that say whether a message is learnt: true or 1, false or 0."""
-LABELS = ("label", "kto_tag", "is_correct")
-"""Switches that say whether the answer is a good one."""
+LABELS = ("label", "kto_tag", "is_correct")  # switches that say whether the answer is a good one
 READ: dict[Place, dict[tuple[str, ...], str]] = {
     "record": {
         ("id",): "names the record in messages",
@@ -43,8 +42,7 @@ READ: dict[Place, dict[tuple[str, ...], str]] = {
         SWITCHES: "false or 0: the message is read and not learnt; anything between is refused",
     },
     "part": {("type", "text", "image_url", "image", "path", "url"): "a text or an image"},
-}
-"""Names that are read or obeyed, and what they mean."""
+}  # names that are read or obeyed, and what they mean
 _TOKENS = "switches of single tokens are not obeyed; give a message loss: true or false"
 _FRAME = "it changes the chat format, which is the backbone's own here; drop it"
 _ELSEWHERE = "it is not read; name pictures in image or images, videos in video or videos"
@@ -79,8 +77,7 @@ REFUSED: tuple[tuple[tuple[Place, ...], str, str], ...] = (
 _NOTE = re.compile(
     r"(^|_)(ids?|sizes?|width|height|hash|md5|type|format|count|num)$|^(num|n)_|^(u?uid|qid|idx|index|(data_)?sources?|"
     r"dataset|origin|split|((source|coco|flickr)_)?urls?|(width|height)_list|title|comments?|notes?|tags?|sha256)$"
-)
-"""Matches names that tell about a record or a medium, whatever they hold; nobody misses them."""
+)  # matches names that tell about a record or a medium, whatever they hold; nobody misses them
 _MEDIUM = re.compile(
     r"image|img|photo|picture|video|audio|speech|bbox|segmentation|polygon|keypoint|"
     r"(?<![a-z])(clip|frame|sound|voice|box|region|depth)(e?s)?(?![a-z])"
@@ -100,11 +97,7 @@ _NAMES = {place: frozenset(name for names in read for name in names) for place, 
 def check_fields(place: Place, found: Mapping[str, Any], unread: set[str], said: str = "") -> None:
     """Look at the names of a record, a message or a part; those that are passed over are added to ``unread``.
 
-    Args:
-        place: what it is.
-        found: its fields.
-        unread: gets the names; those of messages and parts with their place before them.
-        said: how a message calls it, for instance ``message 2``.
+    ``said``: how a message calls it, for instance ``message 2``.
     """
     if _NAMES[place].issuperset(found):
         return

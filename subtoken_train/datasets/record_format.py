@@ -18,14 +18,8 @@ from typing import Any
 
 from subtoken_train.datasets.image_sources import refuse_video_file
 from subtoken_train.datasets.text_media import media_problem
-from subtoken_train.families.literal_marks import (
-    IMAGE_MARK,
-    VIDEO_MARK,
-    has_marks,
-    picture_marks,
-    unescaped,
-    with_marks,
-)
+from subtoken_train.families import literal_marks as marks
+from subtoken_train.families.literal_marks import IMAGE_MARK, VIDEO_MARK, picture_marks
 from subtoken_train.typed import shown
 
 IMAGE_PLACEHOLDER, VIDEO_PLACEHOLDER = IMAGE_MARK, VIDEO_MARK
@@ -89,9 +83,9 @@ def pictures_marked(row: dict[str, Any]) -> list[bool]:
 
 def without_placeholders(row: dict[str, Any], text: str) -> str:
     """Return a text of a record without marks of pictures, as a reader sees it."""
-    if not has_marks(text):
+    if not marks.has_marks(text):
         return text.strip()
-    return unescaped(with_marks(text, "", "" if video_names(row) else VIDEO_PLACEHOLDER)).strip()
+    return marks.unescaped(marks.with_marks(text, "", "" if video_names(row) else VIDEO_PLACEHOLDER)).strip()
 
 
 def answer_is_learnt(turn: dict[str, Any]) -> bool:
@@ -178,7 +172,6 @@ def _is_name(name: Any) -> bool:
 
 
 def _mark_problems(row: dict[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the placeholders of its turns."""
     answers = [mark for turn in used_turns(row)[1::2] for mark in picture_marks(turn["value"])]
     marked, images, videos = pictures_marked(row), len(image_names(row)), len(video_names(row))
     if videos and answers:

@@ -1,9 +1,8 @@
 """Instruction data: a file of conversations beside a folder of images, as one Arrow table of checked records.
 
 The table of a large file is made once (every record is parsed and checked, in LLaVA's form), kept in the cache of the
-datasets library and memory-mapped from then on: opening it reads nothing, and all processes of a machine share its
-pages. It is made anew when the file's size or date changes; that of a small file is made in memory each time. Images
-are opened one by one, when a batch needs them.
+datasets library and memory-mapped from then on, until the file's size or date changes; that of a small file is made in
+memory each time. Images are opened one by one, when a batch needs them.
 
 Legend: R records.
 """
@@ -24,22 +23,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from subtoken_train.datasets import record_format as form
 from subtoken_train.datasets.conversations import checked_record
 from subtoken_train.datasets.image_sources import FolderImages, PictureSource, VideoSource, compare_images, inside
 from subtoken_train.datasets.known_files import absent
-from subtoken_train.datasets.record_format import (
-    IMAGE_PLACEHOLDER,
-    VIDEO_PLACEHOLDER,
-    answer_is_learnt,
-    has_media,
-    image_names,
-    pictures_marked,
-    record_id,
-    text_length,
-    used_turns,
-    video_names,
-    without_placeholders,
-)
 from subtoken_train.datasets.row_files import Kind, file_kind, files_of_set, kept_rows, placed_rows
 from subtoken_train.datasets.text_media import files_named, refuse_files
 from subtoken_train.datasets.unknown_tokens import SomeTexts, spread
@@ -75,9 +62,9 @@ class Record:
 
 def turns_of(row: dict[str, Any]) -> list[Turn]:
     """Return the exchanges of a record in LLaVA's form, with ``<image>`` for each video, too."""
-    video = IMAGE_PLACEHOLDER if video_names(row) else VIDEO_PLACEHOLDER
-    texts = [with_marks(turn["value"], IMAGE_PLACEHOLDER, video) for turn in used_turns(row)]
-    learnt = map(answer_is_learnt, used_turns(row)[1::2])
+    video = form.IMAGE_PLACEHOLDER if form.video_names(row) else form.VIDEO_PLACEHOLDER
+    texts = [with_marks(turn["value"], form.IMAGE_PLACEHOLDER, video) for turn in form.used_turns(row)]
+    learnt = map(form.answer_is_learnt, form.used_turns(row)[1::2])
     return [Turn(*each) for each in zip(texts[::2], texts[1::2], learnt, strict=True)]
 
 
@@ -107,11 +94,12 @@ class InstructionRecords(Dataset[Record]):
 
     def __getitem__(self, index: int) -> Record:
         row = self._row(index)
-        name = record_id(row, index)
+        name = form.record_id(row, index)
         try:
-            images = map(self._inside, image_names(row))
-            videos = (self._video(row, video) for video in video_names(row))
-            pictures: list[PictureSource] = [next(videos) if video else next(images) for video in pictures_marked(row)]
+            images = map(self._inside, form.image_names(row))
+            videos = (self._video(row, video) for video in form.video_names(row))
+            marked = form.pictures_marked(row)
+            pictures: list[PictureSource] = [next(videos) if video else next(images) for video in marked]
         except ValueError as error:
             raise ValueError(f"record {name!r}: {error}") from None
         return Record(name, pictures, turns_of(row), row.get("kind"))
@@ -128,7 +116,7 @@ class InstructionRecords(Dataset[Record]):
         first: dict[str, int] = {}
         for name, place in zip(column.flatten().to_pylist(), pc.list_parent_indices(column).to_pylist(), strict=True):
             first.setdefault(name, place)
-        return [(name, record_id(self._row(place), place)) for name, place in first.items()]
+        return [(name, form.record_id(self._row(place), place)) for name, place in first.items()]
 
     def first_video(self) -> str | None:
         """Return the id of the first record with a video; None where none has one."""
@@ -146,7 +134,8 @@ class InstructionRecords(Dataset[Record]):
         """Return what is said in some of the first ``limit`` records (None: all), evenly spread; no image is opened."""
         total = len(self) if limit is None else min(limit, len(self))
         rows = map(self._row, spread(total))
-        texts = ["\n".join(without_placeholders(row, turn["value"]) for turn in used_turns(row)) for row in rows]
+        said = ((row, [turn["value"] for turn in form.used_turns(row)]) for row in rows)
+        texts = ["\n".join(form.without_placeholders(row, text) for text in values) for row, values in said]
         return SomeTexts(texts, total)
 
     def compare_images(self) -> list[FolderImages]:
@@ -178,14 +167,12 @@ class InstructionRecords(Dataset[Record]):
 
 
 def _opened_anew(arguments: tuple[Any, ...], state: str) -> InstructionRecords:
-    """Return the records of a file that must be what it was."""
     if _file_state(arguments[0]) != state:
         raise ValueError(f"{arguments[0]} was changed while it was in use; start again")
     return InstructionRecords(*arguments)
 
 
 def _open_table(path: Path) -> pa.Table:
-    """Return a row for each record of a data file, see ``_described``."""
     if not path.exists():
         raise absent("data file", path)
     if file_kind(path) in (".csv", ".tsv"):
@@ -208,15 +195,15 @@ def _described(path: Path) -> Iterator[dict[str, Any]]:
     for place, found in placed_rows(path):
         unread: set[str] = set()
         row = checked_record(found, place, unread)
-        videos = video_names(row)
+        videos = form.video_names(row)
         folders = [video.rstrip("/") + "/" for video in videos if isinstance(video, str)]
         frames = [frame for video in videos if not isinstance(video, str) for frame in video]
         yield {
             "row": json.dumps(row, ensure_ascii=False),
-            "characters": text_length(row),
-            "pictures": len(image_names(row)) + len(videos),
+            "characters": form.text_length(row),
+            "pictures": len(form.image_names(row)) + len(videos),
             "videos": len(videos),
-            "images": [*image_names(row), *folders, *frames],
+            "images": [*form.image_names(row), *folders, *frames],
             "unread": sorted(unread),
-            "in_texts": files_named(row, has_media(row)),
+            "in_texts": files_named(row, form.has_media(row)),
         }

@@ -6,7 +6,6 @@ several files, ``train-00000-of-00002.parquet`` and so on, is read as one by the
 
 from __future__ import annotations
 
-import codecs
 import gzip
 import io
 import json
@@ -30,18 +29,9 @@ if TYPE_CHECKING:
 
 ZIPPED = ".gz"
 COLUMNAR = (".parquet", ".arrow")
-MAX_UNPACKED = 2**28
-"""Bytes of a file of gzip's once it is unpacked."""
-_TOGETHER = 1000
-_BLOCK = 2**22  # bytes read at a time
-_BOM = codecs.BOM_UTF8  # some editors begin a file with it
-_TAIL = 16  # characters; an error in a block's last ones may mean that it was cut: "-Infinity", "\ud83d\u"
-_SPACE = re.compile(r"[ \t\n\r]*")
+MAX_UNPACKED = 2**28  # bytes of a file of gzip's once it is unpacked
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})(?=\.)")
-
-
-Kind = str | tuple[str]
-"""Type of a column, as Arrow names it; that of a list's entries in a tuple."""
+Kind = str | tuple[str]  # type of a column, as Arrow names it; that of a list's entries in a tuple
 
 
 def file_kind(name: str | Path) -> str:
@@ -89,20 +79,16 @@ def placed_rows(path: Path) -> Iterator[tuple[str, Any]]:
 def scan_records(path: Path) -> Iterator[Any]:
     """Yield all records of a JSON file: ``.jsonl`` is one record a line, any other name one list; a BOM is passed over.
 
-    What gzip packed is read as what is inside.
+    What gzip packed is read as what is inside. Lines are read one by one, a list whole.
     """
     with opened(path) as file:
-        yield from _lines(path, file) if file_kind(path) == ".jsonl" else _ListWindow(path, file).values()
+        yield from _lines(path, file) if file_kind(path) == ".jsonl" else _listed(path, file.read())
 
 
 def _lines(path: Path, file: BinaryIO) -> Iterator[Any]:
     start = 0
     for number, line in enumerate(file, start=1):
-        begin = len(_BOM) if number == 1 and line.startswith(_BOM) else 0
-        try:
-            text = line[begin:].decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise _not_utf8(path, start + begin + error.start) from None
+        text = _text(path, line, start)
         if number == 1 and text.lstrip().startswith("["):
             raise ValueError(f"{path} is one JSON list, and .jsonl is one record a line; name the file .json")
         if text.strip():
@@ -113,95 +99,32 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[Any]:
         start += len(line)
 
 
-class _ListWindow:
-    """A window of text that moves over one JSON list: ``text[place]`` is the next character.
-
-    A set of a million records is often a single line; it is read a block at a time, in bounded memory.
-    """
-
-    def __init__(self, path: Path, file: BinaryIO) -> None:
-        self._path, self._file, self._decoder = path, file, codecs.getincrementaldecoder("utf-8")()
-        self._text, self._place, self._line = "", 0, 1
-        self._bytes_read = len(_BOM) if file.read(len(_BOM)) == _BOM else file.seek(0)
-
-    def values(self) -> Iterator[Any]:
-        if self._peek() != "[":
-            raise self._no_list()
-        self._place += 1
-        more = self._peek() != "]"
-        while more:
-            yield self._value()
-            if more := self._peek() == ",":
-                self._place += 1
-                self._peek()
-        if self._peek() != "]":
-            raise self._invalid("Expecting ',' delimiter", self._place)
-        self._place += 1
-        if self._peek():
-            raise self._invalid("Extra data", self._place)
-
-    def _peek(self) -> str:
-        """Return the next character that is no white space; empty at the end of the file."""
-        while True:
-            space = _SPACE.match(self._text, self._place)
-            self._place = space.end() if space else 0
-            if self._place < len(self._text) or not self._read_more():
-                return self._text[self._place : self._place + 1]
-
-    def _value(self) -> Any:
-        """Return the JSON value that starts here."""
-        while True:
-            try:
-                row, end = LENIENT_JSON.raw_decode(self._text, self._place)
-            except json.JSONDecodeError as error:
-                cut = error.pos > len(self._text) - _TAIL or error.msg.startswith("Unterminated string")
-                if cut and self._read_more():
-                    continue
-                raise self._invalid(error.msg, error.pos) from None
-            except (RecursionError, ValueError) as error:  # or a key twice, a number that Python does not read
-                words = "nested too deep" if isinstance(error, RecursionError) else str(error)
-                raise self._invalid(words, self._place) from None
-            if isinstance(row, int | float) and end >= len(self._text) - 2 and self._read_more():
-                continue  # "1.5e+" is a number and the beginning of a longer one
-            if max(self._text.find(half, self._place, end) for half in ("\\ud", "\\uD")) >= 0:
-                check_characters(row, f"{self._path}, line {self._line_of(self._place)}")
-            self._place = end
-            return row
-
-    def _read_more(self) -> bool:
-        """Append a block, of twice what is left, so that a long record costs linear time; False at the file's end."""
-        left = self._text[self._place :]
-        block = self._file.read(max(_BLOCK, 2 * len(left)))
-        try:
-            more = self._decoder.decode(block, final=not block)
-        except UnicodeDecodeError as error:
-            held = len(error.object) - len(block)  # bytes of a character that the last block began
-            raise _not_utf8(self._path, self._bytes_read - held + error.start) from None
-        if block:
-            self._bytes_read += len(block)
-            self._line = self._line_of(self._place)
-            self._text, self._place = left + more, 0
-        return bool(block)
-
-    def _line_of(self, place: int) -> int:
-        return self._line + self._text.count("\n", 0, place)
-
-    def _invalid(self, problem: str, place: int) -> ValueError:
-        hint = "use the suffix .jsonl for one record a line"
-        return ValueError(f"{self._path}, line {self._line_of(place)}: invalid JSON ({problem}); {hint}")
-
-    def _no_list(self) -> ValueError:
-        row = self._value()
-        if following := self._peek():
-            problem = self._invalid("Extra data", self._place)
-            is_lines = following == "{" and isinstance(row, dict)
-            return ValueError(f"{problem}, which this is") if is_lines else problem
-        one = "; put it in brackets, or name the file .jsonl" if isinstance(row, dict) else ""
-        return ValueError(f"{self._path} holds {shown(row)}; a list of records is needed{one}")
+def _listed(path: Path, content: bytes) -> list[Any]:
+    text = _text(path, content, 0)
+    try:
+        rows = LENIENT_JSON.decode(text)
+    except (RecursionError, ValueError) as error:  # or a key twice, a number that Python does not read
+        line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        words = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        words = "nested too deep" if isinstance(error, RecursionError) else words
+        is_lines = words == "Extra data" and text.lstrip().startswith("{")
+        hint = f"use the suffix .jsonl for one record a line{', which this is' * is_lines}"
+        raise ValueError(f"{path}{line}: invalid JSON ({words}); {hint}") from None
+    if not isinstance(rows, list):
+        one = "; put it in brackets, or name the file .jsonl" if isinstance(rows, dict) else ""
+        raise ValueError(f"{path} holds {shown(rows)}; a list of records is needed{one}")
+    if "\\ud" in text or "\\uD" in text:
+        for number, row in enumerate(rows):
+            check_characters(row, f"{path}, record {record_id(row, number)!r}")
+    return rows
 
 
-def _not_utf8(path: Path, byte: int) -> ValueError:
-    return ValueError(f"{path} is not UTF-8 text (byte {byte}); save it as UTF-8 JSON")
+def _text(path: Path, content: bytes, start: int) -> str:
+    try:
+        return content.decode("utf-8" if start else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        byte = start + error.start + 3 * (len(error.object) < len(content))  # a byte-order mark
+        raise ValueError(f"{path} is not UTF-8 text (byte {byte}); save it as UTF-8 JSON") from None
 
 
 def opened(path: Path) -> BinaryIO:
@@ -215,9 +138,7 @@ def opened(path: Path) -> BinaryIO:
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path} cannot be unpacked ({error}); fetch it again") from None
     if len(content) > MAX_UNPACKED:
-        raise ValueError(
-            f"{path} has more than {MAX_UNPACKED:,} bytes once it is unpacked; gunzip -k {path} unpacks it"
-        )
+        raise ValueError(f"{path} has more than {MAX_UNPACKED:,} bytes unpacked; gunzip -k {path} unpacks it")
     return io.BytesIO(content)
 
 
@@ -242,7 +163,7 @@ def _columnar_rows(path: Path) -> Iterator[dict[str, Any]]:
 def _batches(path: Path) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
     if file_kind(path) == ".parquet":
         table = pq.ParquetFile(path, memory_map=True)
-        return table.schema_arrow, table.iter_batches(batch_size=_TOGETHER)
+        return table.schema_arrow, table.iter_batches(batch_size=1000)
     try:
         stream = pa.ipc.open_stream(pa.memory_map(str(path)))
     except pa.ArrowInvalid:  # the layout of files, which ``datasets`` does not write

@@ -27,10 +27,7 @@ _SCENES = Layout(
 def write_scenes(
     folder: str | Path, *, train: int = 12800, dev: int = 800, test: int = 4800, seed: int = 0, overwrite: bool = False
 ) -> None:
-    """Write so many records of the three splits; the folder appears only when all of it is there.
-
-    The files are a pure function of the seed. ``overwrite`` replaces an existing scenes folder.
-    """
+    """Write so many records of the splits, whole or not at all; ``overwrite`` replaces a folder of scenes."""
     with whole_folder(Path(folder), overwrite, _SCENES) as partial:
         for split, count in zip(SPLITS, (train, dev, test), strict=True):
             write_scene_split(partial, split, count, seed)

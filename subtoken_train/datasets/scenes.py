@@ -1,16 +1,15 @@
 """Digit scenes: the embedded visual question answering world, its pictures and its questions.
 
-A scene is a 96 x 96 image: a 4 x 4 grid of 24-pixel cells, 4 to 9 of which hold a *different* handwritten digit
-(UCI "Optical Recognition of Handwritten Digits", 8 x 8 originals) in one of six colours, over clutter strokes and
-noise. Digits of the train, dev and test splits come from disjoint originals. Everything is a pure function of the
-random generator that is passed in.
-
-Kinds of questions follow the styles of the benchmarks of the paper: existence (POPE), reading at a place (TextVQA),
-colour, place and count (GQA, MME), multiple choice (MMBench), description (captioning).
+A scene is a 96 x 96 image: a 4 x 4 grid of 24-pixel cells, 4 to 9 of which hold a *different* handwritten digit (UCI
+"Optical Recognition of Handwritten Digits", 8 x 8 originals) in one of six colours, over clutter strokes and noise.
+Digits of the train, dev and test splits come from disjoint originals. Everything is a pure function of the random
+generator that is passed in. Kinds of questions follow the paper's benchmarks: existence (POPE), reading at a place
+(TextVQA), colour, place and count (GQA, MME), multiple choice (MMBench), description (captioning).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -153,28 +152,16 @@ def _exists(rng: np.random.Generator, objects: Objects, some: SceneObject) -> tu
     return f"is there a {digit} ?", "no" if digit in absent else "yes"
 
 
-def _exists_color(rng: np.random.Generator, objects: Objects, some: SceneObject) -> tuple[str, str]:
-    return asked_color(rng, some, [color for color in range(len(COLORS)) if color != some.color])
-
-
 def asked_color(rng: np.random.Generator, some: SceneObject, others: list[int]) -> tuple[str, str]:
     """Ask whether a digit has its own colour, or one of others."""
     color = some.color if rng.random() < 0.5 else int(rng.choice(others))
     return f"is there a {COLOR_NAMES[color]} {some.digit} ?", "yes" if color == some.color else "no"
 
 
-def _color(rng: np.random.Generator, objects: Objects, some: SceneObject) -> tuple[str, str]:
-    return f"what color is the {some.digit} ?", some.color_name
-
-
 def _read(rng: np.random.Generator, objects: Objects, some: SceneObject) -> tuple[str, str]:
     cell = some.cell if rng.random() < 0.85 else int(rng.integers(GRID * GRID))
     found = [item for item in objects if item.cell == cell]
     return f"what is at {PLACES[cell]} ?", f"{found[0].color_name} {found[0].digit}" if found else "none"
-
-
-def _where(rng: np.random.Generator, objects: Objects, some: SceneObject) -> tuple[str, str]:
-    return f"where is the {some.digit} ?", some.place
 
 
 def _count(rng: np.random.Generator, objects: Objects, some: SceneObject) -> tuple[str, str]:
@@ -189,12 +176,12 @@ def _choice(rng: np.random.Generator, objects: Objects, some: SceneObject) -> tu
     return f"which is there ? {listed}", OPTION_LETTERS[options.index(some.digit)]
 
 
-_QUESTIONS = {
+_QUESTIONS: dict[str, Callable[[np.random.Generator, Objects, SceneObject], tuple[str, str]]] = {
     "exists": _exists,
-    "exists_color": _exists_color,
-    "color": _color,
+    "exists_color": lambda rng, _, some: asked_color(rng, some, [at for at in range(len(COLORS)) if at != some.color]),
+    "color": lambda rng, _, some: (f"what color is the {some.digit} ?", some.color_name),
     "read": _read,
-    "where": _where,
+    "where": lambda rng, _, some: (f"where is the {some.digit} ?", some.place),
     "count": _count,
     "choice": _choice,
 }

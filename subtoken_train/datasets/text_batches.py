@@ -4,8 +4,7 @@ Legend: B batch, N sequence positions.
 
 A sample is laid out as ``[SYSTEM ... | CONTEXT ... | QUERY ... | ANSWER ...]``, often without the first. Reducers and
 query summaries read CONTEXT and QUERY; the ANSWER tokens are predicted, so nothing that is decided before them may look
-at them. Where a sample has no ANSWER (the ``region`` reading: the whole query region is read *and* predicted), QUERY
-carries the labels.
+at them. Where a sample has no ANSWER, the whole query region is read *and* predicted.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from subtoken_train.families.family import Family
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.types import Batch, Region, RenderedPrompt
 
-QUERY_TOKENS = 64
-"""Last tokens of a prompt that ask, unless told."""
+QUERY_TOKENS = 64  # last tokens of a prompt that ask, unless told
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class TextSample:
 def collate_text(samples: Sequence[TextSample], pad_id: int) -> Batch:
     """Pad on the right, mark the regions, label the ANSWER tokens (the QUERY tokens where there is no ANSWER).
 
-    ``rank_position_B`` is the last position of QUERY, ``pad_id`` the id at PADDING positions.
+    ``rank_position_B`` is the last position of QUERY.
     """
     shape = len(samples), max(len(sample.input_ids) for sample in samples)
     input_ids_BN = torch.full(shape, pad_id)
@@ -107,7 +105,7 @@ def chat_split(
     """Return how many tokens of a chat's prompt stand before its context, and how many before what asks.
 
     The template's beginning and the system prompt stay. The last question asks, and so does the template's end: all of
-    it where it has at most ``asking`` tokens, then what was said before may be compressed; otherwise its last part, see
+    it where it has at most ``asking`` tokens, then what was said before may be compressed; otherwise its last part, as
     ``context_tokens``. ``ids`` are the prompt's, what follows it or not, and ``starts`` the characters that they begin
     with.
     """

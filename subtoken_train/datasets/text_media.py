@@ -55,7 +55,7 @@ _INSTEAD = f"name it in image, images, video or videos, and write {IMAGE_MARK} o
 def media_problem(turns: Iterable[dict[str, Any]], has_media: bool, as_document: bool) -> str | None:
     """Return what to say where a text of turns holds a spelling that only media have; None where none does.
 
-    ``as_document``: whether they are for a language model, which reads placeholders as text.
+    ``as_document``: they are for a language model, which reads placeholders as text.
     """
     for turn in turns:
         text = turn["value"]
@@ -69,7 +69,7 @@ def media_problem(turns: Iterable[dict[str, Any]], has_media: bool, as_document:
 
 
 def files_named(row: dict[str, Any], has_media: bool) -> list[str]:
-    """Return what its questions call files of media, for a record that names none; see ``refuse_files``."""
+    """Return what its questions call files of media, for a record that names none."""
     if has_media:
         return []
     asked = (turn["value"] for turn in row["conversations"] if turn["from"] == "human")

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER
 from subtoken_train.errors import SubTokenWarning
 
-LOOKED_AT = 1000
-"""Texts of a larger set that are looked at, and of each no more than ``_CUT`` characters."""
+LOOKED_AT = 1000  # texts of a larger set that are looked at, and of each no more than ``_CUT`` characters
 TOLERATED = 0.01
 _CUT = 100_000
 _SHOWN, _SHOWN_CHARACTERS = 3, 20
@@ -70,10 +69,7 @@ def unknown_tokens(tokenizer: Any, some: SomeTexts) -> UnknownTokens | None:
 
 
 def say_unknown(tokenizer: Any, some: SomeTexts, what: str) -> str | None:
-    """Return one line for people, None without an unknown token; give a ``SubTokenWarning`` past 1 %.
-
-    ``what`` says where the texts are from.
-    """
+    """Return one line for people, None without an unknown token; warn past 1 %. ``what``: where the texts are from."""
     found = unknown_tokens(tokenizer, some)
     if found is None:
         return None

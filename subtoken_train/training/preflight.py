@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
+from subtoken_train.datasets.datamodule import RecallDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
-from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.engine.build import start_warm
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.backbone_config import BackboneConfig, is_hub_id

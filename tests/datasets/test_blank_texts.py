@@ -11,7 +11,7 @@ from subtoken_train.datasets.question_table import read_own_table
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.documents import text_problem
 from subtoken_train.evaluation.runner.prompt_file import TextPrompts
-from subtoken_train.evaluation.tasks.local import LocalText
+from subtoken_train.evaluation.tasks import build_task
 
 BLANK = {
     "": "is empty",
@@ -25,9 +25,7 @@ BLANK = {
 NO_COLUMNS = dict.fromkeys(("image", "question", "answer"))
 
 
-@pytest.mark.parametrize(
-    "text", ["a", " . ", "\u200ba", "5", "é", "e\u0301", "私", "😀", "❤\ufe0f", "<image>", "\u202ba"]
-)
+@pytest.mark.parametrize("text", ["a", " . ", "\u200ba", "e\u0301", "私", "❤\ufe0f", "<image>"])
 def test_what_can_be_seen_is_a_text(text):
     assert text_problem(text) is None
 
@@ -104,4 +102,4 @@ def test_of_prompts_and_local_questions(tmp_path, text):
     for change, words in (({"question": text}, "question must be"), ({"answers": ["a", text]}, "answers must be")):
         path.write_text(json.dumps({**row, **change}))
         with pytest.raises(ValueError, match=f"line 1: {words}"):
-            LocalText(source=path).samples()
+            build_task("local_text", path).samples()

@@ -84,48 +84,27 @@ def test_text_only_has_the_bos_as_system_region(tiny_family):
 
 def test_several_images_in_several_turns(tiny_family):
     sample = encode(TWO_TURNS, tiny_family, 512, [IMAGE, IMAGE])
-    assert parts_of(sample) == expect(
-        tiny_family,
-        ("<s> USER:", S),
-        (1, V),
-        ("how many red ? ASSISTANT:", Q),
-        ("2 </s>", A),
-        ("USER:", Q),
-        (1, V),
-        ("what is ? ASSISTANT:", Q),
-        ("a 7 </s>", A),
-        ("USER: list . ASSISTANT:", Q),
-        ("no </s>", A),
-    )
+    first = [("<s> USER:", S), (1, V), ("how many red ? ASSISTANT:", Q), ("2 </s>", A), ("USER:", Q), (1, V)]
+    rest = [("what is ? ASSISTANT:", Q), ("a 7 </s>", A), ("USER: list . ASSISTANT:", Q), ("no </s>", A)]
+    assert parts_of(sample) == expect(tiny_family, *first, *rest)
     assert sample.input_ids[sample.rank_position + 1 :][:2] == tiny_family.tokenizer("a 7")["input_ids"]
+    cut = encode(TWO_TURNS, tiny_family, len(sample.input_ids) - 5, [IMAGE, IMAGE])
+    assert parts_of(cut) == tuple(part[:-5] for part in parts_of(sample))
+    assert cut.rank_position == sample.rank_position
 
 
 def test_text_before_the_first_image_is_system_but_its_answer_stays_labelled(tiny_family):
     late = record(Turn("a ?", "no"), Turn("<image> where ?", "A1"), images=1)
-    sample = encode(late, tiny_family, 512, [IMAGE])
-    assert parts_of(sample) == expect(
-        tiny_family,
-        ("<s> USER: a ? ASSISTANT:", S),
-        ("no </s>", A),
-        ("USER:", S),
-        (1, V),
-        ("where ? ASSISTANT:", Q),
-        ("A1 </s>", A),
-    )
+    parts = ("<s> USER: a ? ASSISTANT:", S), ("no </s>", A), ("USER:", S), (1, V), ("where ? ASSISTANT:", Q)
+    assert parts_of(encode(late, tiny_family, 512, [IMAGE])) == expect(tiny_family, *parts, ("A1 </s>", A))
 
 
 def test_byte_level_tokens_with_leading_spaces(bpe_family):
     turns = Turn("<image>\nwhere is the 7?", "a red square, größer"), Turn("is the 7 red?", "a 7")
     sample = encode(record(*turns, images=1), bpe_family, 512, [IMAGE])
-    assert parts_of(sample) == expect(
-        bpe_family,
-        ("<s>USER: ", S),
-        (1, V),
-        ("\nwhere is the 7? ASSISTANT:", Q),
-        (" a red square, größer</s>", A),
-        ("USER: is the 7 red? ASSISTANT:", Q),
-        (" a 7</s>", A),
-    )
+    first = [("<s>USER: ", S), (1, V), ("\nwhere is the 7? ASSISTANT:", Q), (" a red square, größer</s>", A)]
+    rest = [("USER: is the 7 red? ASSISTANT:", Q), (" a 7</s>", A)]
+    assert parts_of(sample) == expect(bpe_family, *first, *rest)
     labelled = [token for token in sample.labels if token != -100]
     assert bpe_family.tokenizer.decode(labelled) == " a red square, größer</s> a 7</s>"
 
@@ -140,60 +119,37 @@ def test_generation_leaves_the_last_answer_out(tiny_family):
     assert set(last.labels) == {-100}
     assert A not in last.regions
     assert ONE_IMAGE.turns[0].answer == "B3"
+    assert len(encode(TEXT_ONLY, tiny_family, 7, [], generation=True).input_ids) == 7  # whole
 
 
-def test_the_right_end_is_cut(tiny_family):
-    full = encode(TWO_TURNS, tiny_family, 512, [IMAGE, IMAGE])
-    cut = encode(TWO_TURNS, tiny_family, len(full.input_ids) - 5, [IMAGE, IMAGE])
-    assert parts_of(cut) == tuple(part[:-5] for part in parts_of(full))
-    assert cut.rank_position == full.rank_position
+SPOKEN = record(Turn("what ?", "<image>"), name="spoken")
+MOVED = record(Turn("what ?", "<image>"), images=1, name="moved")  # as many as images, but in the answer
+CUT = "record 'one': 74 tokens, and its images and their question end at token 72, past max_length"
+REFUSED = [
+    *((ONE_IMAGE, cut, 1, False, f"{CUT} {cut}; raise max_length to 74 or drop") for cut in (20, VISUAL + 2, 71)),
+    (TEXT_ONLY, 6, 0, True, "record 'text': 7 tokens, and its prompt end at token 7, past max_length 6"),
+    (ONE_IMAGE, 72, 1, False, "record 'one': all labels masked, its 74 tokens were cut to max_length 72"),
+    (TEXT_ONLY, 5, 0, False, r"record 'text': all labels masked, .* cut to max_length 5"),
+    (SPOKEN, 512, 0, False, "record 'spoken': 1 '<image>' in its prompt but 0 image"),
+    (MOVED, 512, 1, False, "record 'moved': an answer holds '<image>'"),
+    (ONE_IMAGE, 512, 2, False, "record 'one': 1 '<image>' in its prompt but 2 image"),
+]
 
 
-def test_a_cut_into_images_or_their_question_is_refused(tiny_family):
-    length = len(encode(ONE_IMAGE, tiny_family, 512, [IMAGE]).input_ids)
-    for max_length in (20, VISUAL + 2, length - 3):
-        message = (
-            f"record 'one': {length} tokens, and its images and their question end at token {length - 2}, "
-            f"past max_length {max_length}; raise max_length to {length}"
-        )
-        with pytest.raises(ValueError, match=message):
-            encode(ONE_IMAGE, tiny_family, max_length, [IMAGE])
+@pytest.mark.parametrize(("one", "max_length", "images", "generation", "words"), REFUSED)
+def test_what_cannot_be_encoded(tiny_family, one, max_length, images, generation, words):
+    with pytest.raises(ValueError, match=words):
+        encode(one, tiny_family, max_length, [IMAGE] * images, generation)
 
 
-def test_a_sample_without_labels_is_refused(tiny_family, monkeypatch):
-    with pytest.raises(ValueError, match="record 'one': all labels masked, its 74 tokens were cut to max_length 72"):
-        encode(ONE_IMAGE, tiny_family, 72, [IMAGE])
-    with pytest.raises(ValueError, match=r"record 'text': all labels masked, .* cut to max_length 5"):
-        encode(TEXT_ONLY, tiny_family, 5, [])
+def test_a_chat_format_and_image_tokens_that_disagree_with_the_tokenizer(tiny_family, bpe_family, monkeypatch):
+    bpe_family.model.config.image_token_id = 2
+    with pytest.raises(ValueError, match="64 visual tokens were written but the tokenizer made 1 image tokens"):
+        encode(ONE_IMAGE, bpe_family, 512, [IMAGE])
     rendered = tiny_family.render(TEXT_ONLY.turns)
     monkeypatch.setattr(tiny_family, "render", lambda turns: replace(rendered, answer_spans=[]))
     with pytest.raises(ValueError, match=r"all labels masked, .* the chat format and the tokenizer disagree"):
         encode(TEXT_ONLY, tiny_family, 512, [])
-
-
-def test_an_answer_that_writes_an_image_placeholder_is_refused(tiny_family):
-    spoken = record(Turn("what ?", "<image>"), name="spoken")
-    with pytest.raises(ValueError, match="record 'spoken': 1 '<image>' in its prompt but 0 image"):
-        encode(spoken, tiny_family, 512, [])
-    moved = record(Turn("what ?", "<image>"), images=1, name="moved")  # as many as images, but in the answer
-    with pytest.raises(ValueError, match="record 'moved': an answer holds '<image>'"):
-        encode(moved, tiny_family, 512, [IMAGE])
-
-
-def test_a_generation_prompt_is_never_cut(tiny_family):
-    with pytest.raises(ValueError, match="record 'text': 7 tokens, and its prompt end at token 7, past max_length 6"):
-        encode(TEXT_ONLY, tiny_family, 6, [], generation=True)
-    assert len(encode(TEXT_ONLY, tiny_family, 7, [], generation=True).input_ids) == 7
-
-
-def test_images_and_image_tokens_must_agree(tiny_family, bpe_family):
-    with pytest.raises(ValueError, match="record 'one': 1 '<image>' in its prompt but 2 image"):
-        encode(ONE_IMAGE, tiny_family, 512, [IMAGE, IMAGE])
-    with pytest.raises(ValueError, match="record 'one': 1 '<image>' in its prompt but 0 image"):
-        encode(ONE_IMAGE, tiny_family, 512, [])
-    bpe_family.model.config.image_token_id = 2
-    with pytest.raises(ValueError, match="64 visual tokens were written but the tokenizer made 1 image tokens"):
-        encode(ONE_IMAGE, bpe_family, 512, [IMAGE])
 
 
 @pytest.fixture
@@ -235,25 +191,6 @@ def test_a_mixed_batch(tiny_family, on_disk):
     assert tiny_family.embed(batch).shape == (*batch.input_ids_BN.shape, 128)
     counts = (batch.regions_BN == Region.VISUAL).sum(1)
     assert counts.tolist() == (batch.images_per_sample_B * VISUAL).tolist()
-
-
-def test_a_text_only_batch_has_no_pixels(tiny_family, on_disk):
-    batch = Collator(tiny_family, 512)(on_disk[1:2])
-    assert batch.pixel_values is None
-    assert batch.images_per_sample_B.tolist() == [0]
-
-
-def test_eos_pads_where_there_is_no_pad_token(bpe_family):
-    bpe_family.tokenizer.pad_token = None
-    batch = Collator(bpe_family, 512)([TEXT_ONLY, record(Turn("a", "b"))])
-    assert batch.input_ids_BN[1, -1] == bpe_family.tokenizer.eos_token_id
-    assert batch.regions_BN[1, -1] == Region.PADDING
-
-
-def test_a_tokenizer_without_padding_and_end_is_worded(tiny_family):
-    tiny_family.tokenizer.pad_token = tiny_family.tokenizer.eos_token = None
-    with pytest.raises(ValueError, match="the tokenizer has neither a pad nor an EOS token"):
-        Collator(tiny_family, 64)([Record("a", [], [Turn("what", "yes")])])
 
 
 @pytest.mark.parametrize("family_name", ["tiny_family", "bpe_family"])

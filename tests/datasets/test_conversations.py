@@ -19,6 +19,7 @@ LLAVA = {
     "conversations": [{"from": "human", "value": "<image>\nwhat ?"}, {"from": "gpt", "value": "a 7"}],
 }
 PARTS = [{"type": "image_url", "image_url": {"url": "a.jpg"}}, {"type": "text", "text": "what ?"}]
+NEWER = [{"type": "input_image", "image_url": "a.jpg"}, {"type": "input_text", "text": "what ?"}]
 ANSWER = ("assistant", "a 7")
 ASKED = said(("user", "<image>\nwhat ?"), ("assistant", "a 7"))
 SAME = {
@@ -30,16 +31,11 @@ SAME = {
     "OpenAI's parts": {"messages": said(("user", PARTS), ("assistant", "a 7"))},
     "OpenAI's answer in parts": {"messages": said(("user", PARTS), ("assistant", [{"type": "text", "text": "a 7"}]))},
     "a part with a path": {"messages": said(("user", [{"type": "image", "image": "a.jpg"}, PARTS[1]]), ANSWER)},
-    "a part with a file's URL": {
-        "messages": said(("user", [{"type": "image_url", "image_url": "file://a.jpg"}, PARTS[1]]), ANSWER)
-    },
+    "a part with a file's URL": {"messages": said(("user", [{"image_url": "file://a.jpg"}, PARTS[1]]), ANSWER)},
     "parts without a type": {"messages": said(("user", [{"image": "a.jpg"}, {"text": "what ?"}]), ANSWER)},
     "a text among the parts": {"conversations": said(("human", [PARTS[0], "what ?"]), ("gpt", "a 7"))},
     "OpenAI's newer parts": {
-        "messages": said(
-            ("user", [{"type": "input_image", "image_url": "a.jpg"}, {"type": "input_text", "text": "what ?"}]),
-            ("assistant", [{"type": "output_text", "text": "a 7", "index": 0}]),
-        )
+        "messages": said(("user", NEWER), ("assistant", [{"type": "output_text", "text": "a 7"}]))
     },
     "columns of both forms": {
         "images": ["a.jpg"],
@@ -81,26 +77,20 @@ def test_a_system_text_goes_before_the_first_question(row):
 def test_a_language_model_reads_conversations_as_documents(tmp_path, cache):
     path = tmp_path / "chat.jsonl"
     talk = said(("user", "hi"), ("assistant", "yes"), ("user", "sure ?"), ("assistant", "no"))
-    path.write_text(json.dumps({"messages": talk}) + "\n" + json.dumps({"conversations": LLAVA["conversations"][:0]}))
     source = CorpusSource(str(path), documents="conversations")
-    with pytest.raises(ValueError, match="record '1': it has no turns"):
-        load_rows(source)
+    for row, words in (
+        ({"conversations": []}, "it has no turns"),
+        (LLAVA, "it has images, which a language model does"),
+    ):
+        path.write_text(json.dumps({"messages": talk}) + "\n" + json.dumps(row))
+        with pytest.raises(ValueError, match=f"record '1': {words}"):
+            load_rows(source)
     path.write_text(json.dumps({"messages": talk}) + "\n")
     documents = [document.text for document in iterate_documents(load_rows(source), source)]
     assert documents == ["USER: hi ASSISTANT: yes\nUSER: sure ? ASSISTANT: no"]
     assert conversation_document(llava_form({"messages": talk}))[0] == documents[0]
     with pytest.raises(ValueError, match="its columns are messages; conversations are read with documents: conversat"):
         load_rows(CorpusSource(str(path)))
-
-
-@pytest.mark.parametrize(
-    ("name", "row", "words"),
-    [
-        ("a.jsonl", LLAVA, "record '0': it has images, which a language model does not read"),
-        ("a.txt", LLAVA, "documents: conversations reads a .json or .jsonl file"),
-    ],
-)
-def test_documents_that_are_no_conversations(tmp_path, cache, name, row, words):
-    (tmp_path / name).write_text(json.dumps(row))
-    with pytest.raises(ValueError, match=words):
-        load_rows(CorpusSource(str(tmp_path / name), documents="conversations"))
+    (tmp_path / "a.txt").write_text("a")
+    with pytest.raises(ValueError, match=r"documents: conversations reads a \.json or \.jsonl file"):
+        load_rows(CorpusSource(str(tmp_path / "a.txt"), documents="conversations"))

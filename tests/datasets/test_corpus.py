@@ -1,10 +1,10 @@
-"""Packed blocks against the same stream cut by hand; the cache; what is wrong with a corpus."""
+"""Packed blocks against the same stream cut by hand, regions and labels; the cache; what is wrong with a corpus."""
 
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from datasets import Dataset
@@ -19,6 +19,9 @@ from subtoken_train.datasets.corpus import (
     load_rows,
     packed_blocks,
 )
+from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
+from subtoken_train.types import Region
+from tests.support.places import ROOT
 
 BOS, EOS = 1, 2
 
@@ -123,8 +126,7 @@ def test_a_second_run_reads_the_cache(tmp_path, cache, byte_tokenizer):
 
 @pytest.mark.slow
 def test_another_process_reads_the_cache(tmp_path, cache, byte_tokenizer):
-    source = write_jsonl(tmp_path / "a.jsonl", ["some text"] * 20)
-    tokenizer = byte_tokenizer()
+    source, tokenizer = write_jsonl(tmp_path / "a.jsonl", ["some text"] * 20), byte_tokenizer()
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     packed_blocks(load_rows(source), source, tokenizer, 8)
     program = (
@@ -133,8 +135,8 @@ def test_another_process_reads_the_cache(tmp_path, cache, byte_tokenizer):
         "source = corpus.CorpusSource(sys.argv[1]); tokenizer = T.from_pretrained(sys.argv[2]);"
         "print(len(corpus.packed_blocks(corpus.load_rows(source), source, tokenizer, 8)))"
     )
-    environment = {**os.environ, "HF_DATASETS_CACHE": str(cache), "PYTHONHASHSEED": "7"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "HF_DATASETS_CACHE": str(cache), "PYTHONHASHSEED": "7", "PYTHONPATH": paths}
     command = [sys.executable, "-c", program, source.name, str(tmp_path / "tokenizer")]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert result.stdout.split()[-1] == str(200 // 7)
@@ -143,13 +145,9 @@ def test_another_process_reads_the_cache(tmp_path, cache, byte_tokenizer):
 def test_a_text_that_is_weighed_or_not_learnt_is_refused(tmp_path, cache):
     path = tmp_path / "a.jsonl"
     source = CorpusSource(str(path))
-    for change, words in (
-        ({"weight": 0}, "it is not to be learnt"),
-        ({"weight": 0.5}, "it has weight 0.5; true or 1"),
-    ):
-        path.write_text(
-            "".join(json.dumps({"text": "a", "weight": 1, "label": 0, **each}) + "\n" for each in ({}, change))
-        )
+    for change, words in (({"weight": 0}, "it is not to be learnt"), ({"weight": 0.5}, "it has weight 0.5; true or 1")):
+        given = ({"text": "a", "weight": 1, "label": 0, **each} for each in ({}, change))
+        path.write_text("".join(json.dumps(row) + "\n" for row in given))
         rows = iterate_documents(load_rows(source), source)
         assert next(rows).text == "a"
         with pytest.raises(ValueError, match=f"a.jsonl, document 2: {words}"):
@@ -184,15 +182,49 @@ def test_too_little_text(tmp_path, cache, byte_tokenizer, texts, tokens):
             packed_blocks(load_rows(source), source, byte_tokenizer(), 8)
 
 
-def test_an_empty_file(tmp_path, cache, byte_tokenizer):
-    (tmp_path / "a.txt").write_text("")
-    source = CorpusSource(str(tmp_path / "a.txt"))
-    with pytest.raises(ValueError, match="has 0 tokens"):
-        packed_blocks(load_rows(source), source, byte_tokenizer(), 8)
-
-
 def test_a_tokenizer_without_an_end_is_refused(byte_tokenizer):
     tokenizer = byte_tokenizer()
     tokenizer.eos_token = None
     with pytest.raises(ValueError, match="no EOS token"):
         list(iterate_blocks([Document("a")], tokenizer, 8))
+
+
+P, C, Q, A = Region.PADDING, Region.CONTEXT, Region.QUERY, Region.ANSWER
+
+
+def test_context_query_answer_and_padding():
+    batch = collate_text([TextSample([5, 6, 7, 8, 9], 2, 1, "a"), TextSample([3, 4, 2], 1, 1, "b")], pad_id=0)
+    assert batch.input_ids_BN.tolist() == [[5, 6, 7, 8, 9], [3, 4, 2, 0, 0]]
+    assert batch.regions_BN.tolist() == [[C, C, Q, A, A], [C, Q, A, P, P]]
+    assert batch.labels_BN.tolist() == [[-100, -100, -100, 8, 9], [-100, -100, 2, -100, -100]]
+    assert batch.rank_position_B.tolist() == [2, 1]
+    assert batch.pixel_values is None
+    assert batch.images_per_sample_B.tolist() == [0, 0]
+    assert batch.record_ids == ["a", "b"]
+
+
+def test_without_an_answer_the_query_is_predicted():
+    batch = collate_text([TextSample([5, 6, 7, 8], 2, 2, "a"), TextSample([5, 6, 7], 1, 1, "b")], pad_id=0)
+    assert batch.regions_BN.tolist() == [[C, C, Q, Q], [C, Q, A, P]]
+    assert batch.labels_BN.tolist() == [[-100, -100, 7, 8], [-100, -100, 7, -100]]
+    assert batch.rank_position_B.tolist() == [3, 1]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5), st.integers(0, 9)), min_size=1, max_size=4))
+def test_every_token_has_one_region_and_only_what_is_predicted_a_label(lengths):
+    samples = [TextSample(range(1, c + q + a + 1), c, q, "x") for c, q, a in lengths]
+    batch = collate_text(samples, pad_id=0)
+    for row, (context, query, answer) in enumerate(lengths):
+        counts = [int((batch.regions_BN[row] == region).sum()) for region in (C, Q, A)]
+        assert counts == [context, query, answer]
+        labelled = batch.regions_BN[row] == (A if answer else Q)
+        assert (batch.labels_BN[row] != -100).tolist() == labelled.tolist()
+        assert (batch.regions_BN[row] == P).tolist() == (batch.input_ids_BN[row] == 0).tolist()
+        assert batch.regions_BN[row, batch.rank_position_B[row]] == Q
+
+
+def test_padding_id():
+    assert padding_id(SimpleNamespace(pad_token_id=0, eos_token_id=2)) == 0
+    assert padding_id(SimpleNamespace(pad_token_id=None, eos_token_id=2)) == 2
+    with pytest.raises(ValueError, match="neither a pad nor an EOS token"):
+        padding_id(SimpleNamespace(pad_token_id=None, eos_token_id=None))

@@ -11,8 +11,8 @@ import torch
 from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train.datasets.corpus import CorpusSource, load_rows, read_blocks
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule, SampleStream
-from subtoken_train.datasets.datamodule import InstructionDataModule
-from subtoken_train.datasets.recall_datamodule import RecallDataModule
+from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
+from subtoken_train.datasets.image_sources import MOST_PIXELS
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.types import Region
 from tests.support.sampling import sampled
@@ -49,39 +49,26 @@ class SaveAt(L.Callback):
     """Saves a checkpoint at one hook after a number of batches."""
 
     def __init__(self, hook, batches, path):
-        self.hook, self.batches, self.path = hook, batches, path
+        self.batches, self.path = batches, path
+        setattr(self, HOOKS[hook], self.save)
 
-    def save(self, hook, trainer):
-        if hook == self.hook and trainer.fit_loop.epoch_loop.batch_progress.total.processed == self.batches:
+    def save(self, trainer, *args):
+        if trainer.fit_loop.epoch_loop.batch_progress.total.processed == self.batches:
             trainer.save_checkpoint(self.path)
 
-    def on_train_batch_end(self, trainer, *args):
-        self.save("batch", trainer)
 
-    def on_validation_start(self, trainer, *args):
-        self.save("validation start", trainer)
-
-    def on_validation_end(self, trainer, *args):
-        self.save("validation", trainer)
-
-    def on_train_epoch_end(self, trainer, *args):
-        self.save("epoch", trainer)
-
-    def on_exception(self, trainer, *args):
-        self.save("exception", trainer)
+HOOKS = {
+    "batch": "on_train_batch_end", "validation start": "on_validation_start", "validation": "on_validation_end",
+    "epoch": "on_train_epoch_end", "exception": "on_exception",
+}  # fmt: skip
 
 
 def trainer_of(family, rank=0, world_size=1):
     """What loaders ask of a trainer that stands at the first batch."""
     total = SimpleNamespace(processed=0)
-    return SimpleNamespace(
-        world_size=world_size,
-        global_rank=rank,
-        limit_train_batches=1.0,
-        accumulate_grad_batches=1,
-        lightning_module=SimpleNamespace(family=family),
-        fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(total=total))),
-    )
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(total=total)))
+    sizes = {"world_size": world_size, "global_rank": rank, "limit_train_batches": 1.0, "accumulate_grad_batches": 1}
+    return SimpleNamespace(**sizes, lightning_module=SimpleNamespace(family=family), fit_loop=loop)
 
 
 @pytest.fixture
@@ -194,9 +181,8 @@ def test_images_validation_and_folders(tiny_family, tmp_path):
     write_scene_split(tmp_path / "scenes", "dev", 3, seed=0)
     (tmp_path / "scenes/dev.json").rename(tmp_path / "dev.json")  # images are found beside the *training* file
     module, val = Recorder(tiny_family), str(tmp_path / "dev.json")
-    data = instructions(
-        str(tmp_path / "scenes/train.json"), val_file=val, batch_size=2, val_batch_size=3, num_workers=1
-    )
+    path = str(tmp_path / "scenes/train.json")
+    data = instructions(path, val_file=val, batch_size=2, val_batch_size=3, num_workers=1)
     fit(module, data, max_epochs=1)
     assert sorted(name for row in module.seen for name in row[4:]) == [f"train-00000{i}" for i in range(4)]
     assert module.validated == [["dev-000000", "dev-000001", "dev-000002"]]
@@ -256,11 +242,6 @@ def corpus(source, **options):
 def reader(byte_tokenizer):
     """Makes a module whose tokenizer is one of bytes."""
     return lambda: Recorder(SimpleNamespace(tokenizer=byte_tokenizer()))
-
-
-def test_full_batches_are_shown_alone(source, byte_tokenizer):
-    batches = list(corpus(source).samples(SimpleNamespace(tokenizer=byte_tokenizer()), BLOCKS, 2))
-    assert [len(batch.record_ids) for batch in batches] == [2] * (BLOCKS // 2)
 
 
 @pytest.mark.parametrize(
@@ -362,10 +343,11 @@ def test_recall_samples_become_batches():
 
 BAD = {
     "max_length is 0; it must be 1 to": (InstructionDataModule, {"max_length": 0}),
-    "batch_size is 0; it must be 1 to": (InstructionDataModule, {"batch_size": 0}),
+    "^batch_size is 0; it must be 1 to": (InstructionDataModule, {"batch_size": 0}),
     "val_batch_size is 0; it must be 1 to": (InstructionDataModule, {"val_batch_size": 0}),
+    "max_video_frames is 0": (InstructionDataModule, {"max_video_frames": 0}),
+    "max_image_pixels is": (InstructionDataModule, {"max_image_pixels": MOST_PIXELS + 1}),
     "context_length, of block_length 16, is 16; it must be 1 to 15": (corpus, {"context_length": 16}),
-    "context_length, of block_length 16, is 20; it must be 1 to 15": (corpus, {"context_length": 20}),
     "context_length, of block_length 16, is 0; it must be 1 to 15": (corpus, {"context_length": 0}),
     "prefix_tokens, of the 8 behind the context, is 8; it must be 0 to 7": (corpus, {"prefix_tokens": 8}),
     "prefix_tokens, of the 8 behind the context, is -1; it must be 0 to 7": (corpus, {"prefix_tokens": -1}),

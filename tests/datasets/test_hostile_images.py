@@ -14,13 +14,10 @@ import pytest
 from PIL import Image
 
 from subtoken_train.datasets.collate import Collator
-from subtoken_train.datasets.datamodule import InstructionDataModule
-from subtoken_train.datasets.image_sources import MAX_EXIF, MAX_SCANS, MOST_PIXELS, EncodedImage, inside, open_image
+from subtoken_train.datasets.image_sources import MAX_EXIF, MAX_SCANS, EncodedImage, inside, open_image
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evaluation.tasks import build_task
-from subtoken_train.families.llava import LlavaFamily
-from subtoken_train.reducers import build_reducer
 
 
 @pytest.fixture
@@ -39,7 +36,7 @@ def data_file(folder: Path, name: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["../secret.png", "/SECRET", "link.png", "linked/secret.png", "./../secret.png"])
+@pytest.mark.parametrize("name", ["../secret.png", "/SECRET", "link.png", "link.jpg", "linked/secret.png"])
 def test_paths_stay_in_the_image_folder(folder, name):
     images = folder / "images"
     (images / "link.png").symlink_to(folder / "secret.png")
@@ -48,21 +45,12 @@ def test_paths_stay_in_the_image_folder(folder, name):
     path = data_file(folder, name)
     with pytest.raises(ValueError, match=r"record 'one': image .* lies outside of .*images_outside_folder: true"):
         InstructionRecords(path, images)[0]
-    if name != "link.png":
+    if not name.startswith("link."):
         with pytest.raises(ValueError, match="lies outside of"):
             InstructionRecords(path, images).compare_images()
     allowed = InstructionRecords(path, images, images_outside_folder=True)
     assert not allowed.compare_images()[0].missing
     assert open_image(allowed[0].images[0], "one").size == (8, 8)
-
-
-def test_a_link_under_another_suffix_stays_in_the_image_folder(folder):
-    (folder / "images" / "link.png").symlink_to(folder / "secret.png")
-    path = data_file(folder, "link.jpg")
-    with pytest.raises(ValueError, match="lies outside of"):
-        InstructionRecords(path, folder / "images")[0]
-    allowed = InstructionRecords(path, folder / "images", images_outside_folder=True)[0]
-    assert open_image(allowed.images[0], "one").size == (8, 8)
 
 
 def test_what_lies_in_the_folder_is_read_however_it_is_named(folder):
@@ -72,18 +60,6 @@ def test_what_lies_in_the_folder_is_read_however_it_is_named(folder):
         assert not records.compare_images()[0].missing
         assert open_image(records[0].images[0]).size == (8, 8)
     assert inside(Path("/"), "etc/x") == Path("/etc/x")
-
-
-def test_the_setting_is_a_key_of_the_data(folder):
-    path = str(data_file(folder, "../secret.png"))
-    images = str(folder / "images")
-    data = InstructionDataModule(path, image_folder=images, images_outside_folder=True)
-    data.read()
-    assert len(data.check_images(LlavaFamily, build_reducer("none"))) == 1
-    refusing = InstructionDataModule(path, image_folder=images)
-    refusing.read()
-    with pytest.raises(ValueError, match="lies outside of"):
-        refusing.check_images(LlavaFamily, build_reducer("none"))
 
 
 def test_questions_of_ones_own_stay_in_their_folder(folder):
@@ -125,8 +101,6 @@ def test_pixels_are_bounded(folder):
     records = InstructionRecords(data_file(folder, "a.png"), folder / "images")
     with pytest.raises(ValueError, match=r"record 'one': image .*40 x 40 pixels, at most 1,000"):
         Collator(None, 64, max_pixels=1000)([records[0]])
-    with pytest.raises(ValueError, match="max_image_pixels"):
-        InstructionDataModule("x.json", max_image_pixels=MOST_PIXELS + 1)
 
 
 def test_no_reader_that_calls_a_program_is_asked(folder):

@@ -24,16 +24,11 @@ def test_a_pass_holds_every_record_of_its_full_batches_once():
     assert len(order) == len(set(order)) == len(ResumableSampler(23, 5, seed=0)) == 20
 
 
-def test_order_depends_on_seed_and_pass():
-    passes = [list(ResumableSampler(20, 5, seed, consumed=lambda start=start: start)) for seed, start in _PLACES]
-    assert len({tuple(order) for order in passes}) == len(passes)
-    assert list(ResumableSampler(20, 5, seed=0)) == passes[0]
-
-
-_PLACES = [(0, 0), (1, 0), (0, 4), (1, 4), (0, 8)]
-
-
 def test_any_start_continues_the_same_stream():
+    passes = [list(ResumableSampler(20, 5, seed, consumed=lambda at=at: at)) for seed in (0, 1) for at in (0, 4)]
+    assert len(set(map(tuple, passes))) == 4
+    of_images = ResumableSampler(20, 5, 0, sizes=np.array([(1, 9)] * 20))
+    assert list(of_images) == list(ResumableSampler(20, 5, seed=0)) == passes[0]
     stream = [i for start in (0, 4, 8) for i in ResumableSampler(20, 5, 0, consumed=lambda start=start: start)]
     for start in range(9):
         rest = stream[5 * start :][: 20 - 5 * (start % 4)]  # to the end of its pass
@@ -69,8 +64,7 @@ def test_processes_share_each_global_batch(start):
 
 
 def test_too_few_records_and_bad_seeds_are_refused():
-    message = "7 training records do not fill one batch of batch_size 4 on 2 process"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="7 training records do not fill one batch of batch_size 4 on 2 process"):
         ResumableSampler(7, 4, 0, world_size=2)
     with pytest.raises(ValueError, match="seed is -1; it must be 0 or more"):
         ResumableSampler(7, 4, -1)
@@ -96,15 +90,6 @@ def test_grouping_reaches_over_fifty_batches_and_drops_the_incomplete_one():
     assert len(order) == len(set(order)) == 402
     mixed = sum(sizes[a] != sizes[b] for a, b in zip(order[::2], order[1::2], strict=True))
     assert mixed <= 5  # at most one seam per 50 batches
-
-
-def test_grouped_processes_and_places_agree():
-    sizes = [(0, 2**i) for i in range(24)]
-    alone = list(grouped(sizes, 6))
-    ranks = [list(grouped(sizes, 3, rank=rank, world_size=2)) for rank in (0, 1)]
-    assert [i for b in range(4) for rank in ranks for i in rank[3 * b : 3 * b + 3]] == alone
-    assert list(grouped(sizes, 6, consumed=lambda: 2)) == alone[12:]
-    assert grouped(sizes, 6).identity != ResumableSampler(24, 6, 0).identity
 
 
 KINDS = st.lists(st.sampled_from([(0, 9), (0, 500), (1, 9), (1, 500), (3, 9)]), min_size=12, max_size=120)
@@ -140,12 +125,7 @@ def test_a_mixed_pass_is_a_function_of_seed_and_place(by_length):
         assert list(grouped(sizes, 6, by_length=by_length, consumed=lambda start=start: start)) == alone[6 * start :]
     other = ResumableSampler(61, 6, 1, sizes=np.array(sizes), by_length=by_length)
     assert list(other) != alone
-
-
-def test_records_of_one_kind_keep_the_order_of_the_seed():
-    plain = list(ResumableSampler(23, 5, 0))
-    for images in (0, 1):
-        assert list(ResumableSampler(23, 5, 0, sizes=np.array([(images, 9)] * 23))) == plain
+    assert other.identity["group_by_length"] == by_length
 
 
 @settings(max_examples=40, deadline=None)
@@ -157,19 +137,13 @@ def test_validation_is_shared_out_whole_and_by_kind(images, world_size):
     for step in zip(*shares, strict=True):
         assert len({images[index] for index in step}) == 1
     assert sum(map(len, shares)) - len(images) <= 2 * (world_size - 1)
-
-
-def test_validation_records_of_one_kind_keep_the_files_order():
     assert [validation_order(None, 5, rank, 2) for rank in (0, 1)] == [[0, 2, 4], [1, 3, 0]]
 
 
-@pytest.mark.parametrize(
-    ("size", "expected"),
-    [
-        (1, [(0, 1, 1), (1, 2, 1), (2, 3, 1), (3, 4, 1), (4, 5, 1)]),
-        (2, [(0, 3, 2), (1, 3, 2), (2, 7, 2), (3, 7, 2), (4, 5, 1)]),
-    ],
-)
+ONE_BY_ONE, IN_TWOS = [(i, i + 1, 1) for i in range(5)], [(0, 3, 2), (1, 3, 2), (2, 7, 2), (3, 7, 2), (4, 5, 1)]
+
+
+@pytest.mark.parametrize(("size", "expected"), [(1, ONE_BY_ONE), (2, IN_TWOS)])
 def test_every_batch_knows_its_windows_tokens_and_size(size, expected):
     batches = []
     for labelled in range(1, 6):
@@ -183,12 +157,9 @@ def test_every_batch_knows_its_windows_tokens_and_size(size, expected):
 
 
 def test_a_start_inside_a_window_is_refused():
-    first = 4
-    windows = AccumulationWindows([], 2, lambda: first)
-    assert list(windows) == []
-    first = 5
+    assert list(AccumulationWindows([], 2, lambda: 4)) == []
     with pytest.raises(ValueError, match="micro-batch 5 of the epoch, inside an accumulation window of 2; resume from"):
-        list(windows)
+        list(AccumulationWindows([], 2, lambda: 5))
 
 
 def test_a_worker_outlives_all_but_the_second_sigterm():

@@ -30,11 +30,9 @@ def with_message(number, **fields):
 
 OFF = {
     "ms-swift": {"messages": with_message(1, loss=False)},
-    "a switch called trainable": {"messages": with_message(1, trainable=False)},
     "axolotl": {"messages": [{**m, "train": place == 3} for place, m in enumerate(TALK)]},
     "OpenAI": {"messages": with_message(1, weight=0)},
     "a number": {"messages": with_message(1, loss_scale=0.0)},
-    "supervise": {"messages": with_message(1, supervise=False)},
     "switches that are off, or say nothing": {"messages": with_message(1, loss=False, ignore=False, skip=0)},
     "ShareGPT": {
         "conversations": [
@@ -154,10 +152,8 @@ def test_notes_and_empty_fields_are_left_alone_and_unknown_names_reported(tmp_pa
 def test_videos_are_a_list_of_folders_or_frames_and_missing_ones_are_counted(tmp_path):
     talk = [{"role": "user", "content": "<video> <video> what ?"}, TALK[1]]
     seen = records(tmp_path, {"messages": talk, "videos": ["clip", ["f/1.png", "f/2.png"]]})
-    assert [source.frames for source in seen[0].images] == [
-        tmp_path / "clip",
-        (tmp_path / "f/1.png", tmp_path / "f/2.png"),
-    ]
+    frames = (tmp_path / "f/1.png", tmp_path / "f/2.png")
+    assert [source.frames for source in seen[0].images] == [tmp_path / "clip", frames]
     assert seen[0].turns == [Turn("<image> <image> what ?", "none")]
     assert seen.sizes().tolist() == [[2, 10]]
     (tmp_path / "clip").mkdir()

@@ -28,7 +28,6 @@ SPELT = {
     "<|image: a|> what ?": "<|image: a|>",
     "<Img><ImageHere></Img> what ?": "<ImageHere>",
     "see <image_placeholder>": "<image_placeholder>",
-    "see <image-placeholder>": "<image-placeholder>",
     "<IMG_CONTEXT><IMG_CONTEXT> what ?": "<IMG_CONTEXT>",
     "<start_of_image>what ?": "<start_of_image>",
     "<fake_token_around_image>what ?": "<fake_token_around_image>",
@@ -37,13 +36,10 @@ SPELT = {
     "<Image>\nwhat ?": "<Image>",
     "what ?\n[image]": "[image]",
     "{{image}}\nwhat ?": "{{image}}",
-    "<img><img>\nwhich ?": "<img><img>",
     "<image_path>0.png</image_path> what ?": "<image_path>0.png</image_path>",
     "<img-url>https://a.b/c</img-url> what ?": "<img-url>https://a.b/c</img-url>",
     "<vid>clip.mp4</vid> what ?": "<vid>clip.mp4</vid>",
-    "<|visual_1|> what ?": "<|visual_1|>",
     "<|endofimage|> what ?": "<|endofimage|>",
-    "<IMAGE>what ?": "<IMAGE>",
     "what is it?<Image>": "<Image>",
     "<query_image>\nwhat ?": "<query_image>",
     "[[image]]\nwhat ?": "[[image]]",
@@ -68,12 +64,9 @@ def test_a_video_mark_without_a_video():
         checked_record(asked(text), "r", set(), as_document=True)  # marks are text to a language model
 
 
-def test_an_answer_that_is_a_picture_is_refused_too():
+def test_pictures_under_the_mark_of_another_model_and_in_answers():
     with pytest.raises(ValueError, match=r"a text holds '<img>out.png</img>'"):
         checked_record(asked("<image> draw", "<img>out.png</img>", image="a.png"), "r", set())
-
-
-def test_pictures_under_the_mark_of_another_model():
     for text in ("<|image_1|>\nwhat ?", "<image>\n<|image_2|> what ?"):
         with pytest.raises(ValueError, match=r"a text holds '<\|image_\d\|>'.*write <image> or <video> at its place"):
             checked_record(asked(text, image="a.png"), "r", set())

@@ -12,9 +12,9 @@ from transformers import AutoTokenizer
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.corpus import CorpusSource
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.recall_datamodule import RecallDataModule
+from subtoken_train.datasets.datamodule import RecallDataModule
 from subtoken_train.datasets.records import InstructionRecords
-from subtoken_train.datasets.unknown_tokens import SomeTexts, say_unknown, unknown_tokens
+from subtoken_train.datasets.unknown_tokens import SomeTexts, say_unknown
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec, Grid, TaskSpec
@@ -40,13 +40,6 @@ def own(tmp_path):
     path = tmp_path / "own.json"
     path.write_text(json.dumps(records))
     return path
-
-
-def test_shares_and_examples(tokenizer):
-    found = unknown_tokens(tokenizer, SomeTexts(["what is at A1 ?", "<image>\nis there a cat ?"], 2))
-    assert found is not None
-    assert (found.unknown, found.tokens, found.examples) == (1, 10, ("cat",))
-    assert str(found) == "10 % of the text is unknown to the tokenizer (1 of 10 tokens, in 2 texts)"
 
 
 def test_tokenizers_without_an_unknown_token_say_nothing():
@@ -107,25 +100,13 @@ def test_check_and_fit_warn(own, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_evaluate_says_it_of_files_and_tasks(own, tmp_path, capsys):
+def test_evaluate_and_grids_say_it(own, tmp_path, capsys):
     common = ["evaluate", "--adapter", "checkpoints/adapters/tiny_lora_only", "--max-new-tokens=2"]
     assert main([*common, "--data", str(own)]) == 0
     assert f"warning: tiny_lora_only-seed0: {own}: 37.5 % of the text is unknown" in capsys.readouterr().err
-    assert main([*common, "--data", str(resource("data/samples/questions.json"))]) == 0
-    assert "questions.json: 0 % of the text is unknown to the tokenizer (0 of 20 tok" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_grids_say_it_of_every_task(tmp_path):
-    questions = tmp_path / "local.jsonl"
-    Image.new("RGB", (96, 96)).save(tmp_path / "cat.png")
     row = {"image": "cat.png", "question": "what is there ?", "answers": ["cat"], "metric": "exact_match"}
+    (tmp_path / "local.jsonl").write_text(json.dumps(row) + "\n")
+    task = TaskSpec("local", source=str(tmp_path / "local.jsonl"), options={"max_new_tokens": 2})
     said: list[str] = []
-    grid = Grid(
-        arms=(ArmSpec(adapter="checkpoints/adapters/tiny_lora_only"),),
-        tasks=(TaskSpec("local", source=str(questions), options={"max_new_tokens": 2}),),
-        out=tmp_path / "results",
-    )
-    questions.write_text(json.dumps(row) + "\n")
-    run_grid(grid, say=said.append)
+    run_grid(Grid((ArmSpec(adapter="checkpoints/adapters/tiny_lora_only"),), (task,), tmp_path / "r"), say=said.append)
     assert said[-1].startswith("tiny_lora_only-seed0 / local: 0 % of the text is unknown")

@@ -284,7 +284,7 @@ def benchmarks(draw: random.Random, place: Place) -> Case:
 def samples(folder: Path, name: str) -> list[Any]:
     """Id, prompt and reference of every sample of a benchmark."""
     from subtoken_train.evaluation.tasks import build_task
-    from subtoken_train.evaluation.tasks.file_rows import check_samples
+    from subtoken_train.evaluation.tasks.files import check_samples
 
     task = build_task(name, folder)
     found = task.samples()

@@ -13,8 +13,8 @@ from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
+from subtoken_train.datasets.datamodule import RecallDataModule
 from subtoken_train.datasets.english import documents
-from subtoken_train.datasets.recall_datamodule import RecallDataModule
 from subtoken_train.forks import undoing
 from subtoken_train.training.run_folder import new_marker, write_run_marker
 from tests.support.chats import CHATML, byte_level

@@ -27,7 +27,7 @@ from subtoken_train.evaluation.reporting import report as words
 from subtoken_train.evaluation.reporting.curves import Curve
 from subtoken_train.evaluation.reporting.report import Report, spoken
 from subtoken_train.evaluation.reporting.score_tables import MEANS, Estimate, KindScores, ScoreTable
-from subtoken_train.evaluation.tasks.needle_map import cell_of
+from subtoken_train.evaluation.tasks.made_texts import cell_of
 from subtoken_train.version import __version__
 
 WIDTH, LINE = 7.2, 0.19

@@ -26,7 +26,7 @@ from subtoken_train.evaluation.results import SampleRecord
 from subtoken_train.evaluation.runner.arms import describe_arm, load_arm
 from subtoken_train.evaluation.runner.cell import Cell, Progress, write_manifest
 from subtoken_train.evaluation.runner.processes import ONE, alone
-from subtoken_train.evaluation.tasks.file_rows import FileRow, check_columns, read_jsonl, unique_ids
+from subtoken_train.evaluation.tasks.files import FileRow, check_columns, read_jsonl, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.families.chat_template import Message, checked_variables
 from subtoken_train.families.literal_marks import IMAGE_MARK, picture_marks

@@ -12,7 +12,7 @@ from subtoken_train.evaluation.runner.cell import Cell, Progress, write_manifest
 from subtoken_train.evaluation.runner.processes import ONE, Processes, alone
 from subtoken_train.evaluation.runner.spec import Grid
 from subtoken_train.evaluation.tasks import build_task
-from subtoken_train.evaluation.tasks.file_rows import check_complete, check_samples
+from subtoken_train.evaluation.tasks.files import check_complete, check_samples
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.inference.pool import ModelPool
 from subtoken_train.inference.prefill import who_drops

@@ -20,7 +20,7 @@ TASKS: Registry[Task] = Registry(
     package=__name__,
     base="task:Task",
     named=True,
-    builtin={name: row["class"] for name, row in TASK_ROWS.items()},
+    builtin={name: f"task:{name}" for name in TASK_ROWS},
 )
 
 

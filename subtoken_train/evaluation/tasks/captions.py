@@ -1,8 +1,7 @@
 """Caption tasks: one prompt, reference captions, CIDEr (Vedantam et al., CVPR 2015) as pycocoevalcap computes it.
 
-PTB tokens, n-grams up to 4, sigma 6. Document frequencies come from the references of the very set that is scored, so
-a figure belongs to that set: a part of it has another scale, and a single image scores 0. The tokenizer is a Java
-program, started once per ``compute``.
+PTB tokens, n-grams up to 4, sigma 6. Document frequencies come from the references of the very set that is scored, so a
+figure belongs to that set, and a single image scores 0. The tokenizer is a Java program, started once per ``compute``.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any, ClassVar
 
 from subtoken_train.errors import check_package
 from subtoken_train.evaluation.metrics.metric import TaskMetric
-from subtoken_train.evaluation.tasks.file_rows import FileRow
+from subtoken_train.evaluation.tasks.files import FileRow
 from subtoken_train.evaluation.tasks.image_questions import ImageQuestions
 
 
@@ -37,7 +36,7 @@ def check_tokenizer() -> None:
 
 
 def ptb_tokens(captions: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Split each image's captions into PTB tokens, lower case, no punctuation, joined by spaces: one Java process."""
+    """Split each image's captions into PTB tokens, lower case, no punctuation, joined by spaces."""
     check_tokenizer()
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
@@ -84,7 +83,7 @@ class CaptionCider(TaskMetric):
 
 
 class CaptionTask(ImageQuestions):
-    """One caption per image, as lmms-eval asks it; the last of its columns has the reference captions."""
+    """One caption per image, as lmms-eval asks it, such as TextCaps (Sidorov et al., ECCV 2020); no OCR words."""
 
     scored_by = CaptionCider
 
@@ -101,23 +100,18 @@ class CaptionTask(ImageQuestions):
         check_tokenizer()
 
 
-class TextCaps(CaptionTask, row="textcaps"):
-    """TextCaps, validation (Sidorov et al., ECCV 2020): captions that read the text in an image; no OCR."""
-
-
 @dataclass
-class CocoCaption(CaptionTask, row="coco_caption"):
+class CocoCaption(CaptionTask):
     """COCO Captions (Chen et al., arXiv:1504.00325) of the validation images; ids are their file names.
 
-    Each year of images is a set of its own on the Hub. Not here: the Karpathy split, whose Parquet files hold addresses
-    in the place of images.
+    Each year of images is a set of its own on the Hub. The Karpathy split, whose images are addresses there, is not
+    here.
     """
 
     year: int = 2014
 
     sets: ClassVar = {2014: ("lmms-lab/COCO-Caption", 40_504), 2017: ("lmms-lab/COCO-Caption2017", 5_000)}
     allowed: ClassVar = {"year": tuple(sets)}
-    own_form = "With year 2017: lmms-lab/COCO-Caption2017"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,7 @@
 """The embedded models' own tasks, held out: digit scenes for the vision-language model, key-value recall for the other.
 
-Scenes are in LLaVA's instruction format, as ``subtoken-train data scenes`` writes them; all their tasks, one for each
-benchmark whose style they follow, read the same files. Of recall, facts are stated in English, and eight are asked for.
+Scenes are in LLaVA's instruction format, as ``subtoken-train data scenes`` writes them; their tasks, one for each
+benchmark whose style they follow, read the same files.
 """
 
 from __future__ import annotations
@@ -18,16 +18,13 @@ from subtoken_train.datasets.records import InstructionRecords, Record
 from subtoken_train.datasets.scenes import COLOR_NAMES, DESCRIPTION_KINDS, PLACES
 from subtoken_train.errors import MAX_COUNT, MAX_SEED, MAX_TOKENS
 from subtoken_train.evaluation.metrics.metric import MeanScores
-from subtoken_train.evaluation.tasks.long_context import MadeTexts, read_tokenizer
+from subtoken_train.evaluation.tasks.made_texts import MadeTexts, read_tokenizer
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.families.literal_marks import IMAGE_MARK, picture_marks, unescaped
 
 
 class RecallScore(MeanScores):
-    """``score``: mean over contexts of the share of asked facts that are stated exactly.
-
-    A reference holds ``codes``, name to code.
-    """
+    """``score``: mean over contexts of the share of asked facts that are stated exactly; ``codes`` are name to code."""
 
     names = ("score",)
 
@@ -37,14 +34,10 @@ class RecallScore(MeanScores):
 
 
 @dataclass
-class Recall(MadeTexts, row="recall"):
-    """Contexts of a split's English with facts drawn for them.
+class Recall(MadeTexts):
+    """Contexts of a split's English, of ``context_length`` tokens by ``tokenizer``, with facts drawn for them.
 
-    A context is a text here: where two of its parts make other tokens together, it is a token or two longer or shorter
-    than it was drawn.
-
-    Attributes:
-        context_length: tokens of each, by ``tokenizer``.
+    A context is a text here: where two of its parts make other tokens together, it is a token or two longer or shorter.
     """
 
     contexts: int = 200
@@ -59,7 +52,6 @@ class Recall(MadeTexts, row="recall"):
     allowed: ClassVar = {"split": SPLITS}
     ranges: ClassVar = {"contexts": (1, MAX_COUNT), "context_length": (1, MAX_TOKENS), "seed": (0, MAX_SEED)}
     length_option = "context_length"
-    where = "Drawn on this machine from the English that ships with the package; there is nothing to fetch."
 
     def check_options(self) -> None:
         check_num_facts(self.num_facts, self.num_questions)
@@ -81,15 +73,9 @@ class Recall(MadeTexts, row="recall"):
             ids, start = [int(token) for token in sample.text.input_ids], sample.text.context_length
             parts = ids[:start], ids[start : sample.text.prompt_length]
             context, question = (tokenizer.decode(part, skip_special_tokens=True) for part in parts)
+            sizes = {"context_characters": len(context), "max_new_tokens": longest + 4}
             made.append(
-                Sample(
-                    id=sample.text.record_id,
-                    prompt=context + question,
-                    reference={"codes": sample.codes},
-                    context_characters=len(context),
-                    max_new_tokens=longest + 4,
-                    kind="recall",
-                )
+                Sample(sample.text.record_id, context + question, {"codes": sample.codes}, kind="recall", **sizes)
             )
         return made
 
@@ -99,14 +85,12 @@ def instruction_samples(
 ) -> list[Sample]:
     """Ask the last answer that is learnt of the first ``limit`` records (None: of all), with the turns before it.
 
-    What follows it (answers that are only read) is no reference, and left out with its pictures.
+    What follows it (answers that are only read) is left out with its pictures.
     """
-    total = len(records) if limit is None else min(limit, len(records))
-    return [_asked(records[i], max_new_tokens) for i in range(total)]
+    return [_asked(records[i], max_new_tokens) for i in range(len(records))[:limit]]
 
 
 def _asked(record: Record, max_new_tokens: int) -> Sample:
-    """Return a record as a sample for ``SceneScore``."""
     last = max(place for place, turn in enumerate(record.turns) if turn.learnt)
     turns = record.turns[: last + 1]
     return Sample(
@@ -158,11 +142,10 @@ def scene_score(kind: str | None, prediction: str, answer: str) -> float:
 
 
 def scene_attributes(text: str) -> dict[str, Counter[str]]:
-    """Return the places, colours and digits that a description names, each with how often: multisets.
+    """Return the places, colours and digits that a description names, in either style, each with how often.
 
-    A word counts by itself, whatever stands beside it, so that an object of which two attributes are right, or that an
-    answer's end cut off, counts for those. A digit with ``none`` right after it is one that the scene does not have
-    (``list`` goes through all ten) and does not count. Both styles are read alike, and order does not matter.
+    A word counts by itself, whatever stands beside it. A digit with ``none`` right after it is one that the scene does
+    not have (``list`` goes through all ten) and does not count.
     """
     words = text.split()
     found: dict[str, Counter[str]] = {name: Counter() for name in ATTRIBUTES}
@@ -179,8 +162,7 @@ def scene_attributes(text: str) -> dict[str, Counter[str]]:
 def attribute_f1(prediction: str, answer: str) -> dict[str, float]:
     """Return the F1 of each attribute's multiset: 2 |both| / (|found| + |wanted|), 1 where neither names any.
 
-    A colour that is named twice is matched at most twice. It does not say whether a colour stands at *its* place:
-    ``scene_f1`` does.
+    It does not say whether a colour stands at *its* place: ``scene_f1`` does.
     """
     found, wanted = scene_attributes(prediction), scene_attributes(answer)
     scores = {}
@@ -193,8 +175,7 @@ def attribute_f1(prediction: str, answer: str) -> dict[str, float]:
 class SceneScore(MeanScores):
     """``score``: mean of exact match (short answers) or of the F1 of the described objects (descriptions).
 
-    Beside it, over descriptions only: ``place_f1``, ``color_f1`` and ``digit_f1``, see ``attribute_f1``. A reference
-    holds ``answer`` and ``kind``.
+    Over descriptions only: ``place_f1``, ``color_f1`` and ``digit_f1``. A reference holds ``answer`` and ``kind``.
     """
 
     names = ("score", *(f"{name}_f1" for name in ATTRIBUTES))
@@ -218,32 +199,9 @@ class Scenes(Task):
     made_in = "data/scenes"
     allowed: ClassVar = {"split": SPLITS}
     kinds: ClassVar[str]
-    where = """Made on this machine, from 1,797 embedded digits; data/scenes is read unless a folder is named:
-  subtoken-train data scenes
-  subtoken-train data scenes --seed 1 --out FOLDER --train 1 --dev 1 --test 4800     (as the tables ask)"""
 
     def samples(self) -> Sequence[Sample]:
         if self.source is None:
             raise ValueError(f"task {self.name} needs a folder of scenes (source, or below data_root). {self.where}")
         samples = instruction_samples(InstructionRecords(Path(self.source) / f"{self.split}.json"))
         return [sample for sample in samples if sample.kind in self.kinds.split()]
-
-
-class ScenesPope(Scenes, row="scenes_pope"):
-    """Existence of a digit or a colour, in POPE's style."""
-
-
-class ScenesTextVQA(Scenes, row="scenes_textvqa"):
-    """Reading the digit at a place, in TextVQA's style."""
-
-
-class ScenesGQA(Scenes, row="scenes_gqa"):
-    """Colour, place and count: GQA's and MME's style."""
-
-
-class ScenesMMBench(Scenes, row="scenes_mmbench"):
-    """Multiple choice: MMBench's style."""
-
-
-class ScenesCaption(Scenes, row="scenes_caption"):
-    """The whole scene in words: captioning."""

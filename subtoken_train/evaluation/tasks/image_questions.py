@@ -1,8 +1,8 @@
 """Tasks of one image and one question a row: their base, and those that have the Hub's Parquet form alone.
 
-A task is a row of class attributes, and methods where it differs. Multiple choice (AI2D, MMStar, RealWorldQA,
-SEED-Bench) is asked and scored as in lmms-eval: ``tasks/{ai2d,mmstar,realworldqa,seedbench}`` and
-``_task_utils/mcq_extract.py`` at 75571cfe, with the words of its default models.
+Multiple choice (AI2D, MMStar, RealWorldQA, SEED-Bench) is asked and scored as in lmms-eval:
+``tasks/{ai2d,mmstar,realworldqa,seedbench}`` and ``_task_utils/mcq_extract.py`` at 75571cfe, with the words of its
+default models.
 """
 
 from __future__ import annotations
@@ -19,36 +19,30 @@ from subtoken_train.evaluation.metrics.choices import best_placed_letter
 from subtoken_train.evaluation.metrics.metric import MeanScores, TaskMetric, mean
 from subtoken_train.evaluation.metrics.short_answers import ANLS, ContainsAnswer, RelaxedAccuracy, without_punctuation
 from subtoken_train.evaluation.metrics.vqa_accuracy import SoftAccuracy
-from subtoken_train.evaluation.tasks.file_rows import FileRow, task_source, unique_ids
-from subtoken_train.evaluation.tasks.table_files import read_split
+from subtoken_train.evaluation.tasks.files import FileRow, read_split, task_source, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 
 SHORT_ANSWER = "\nAnswer the question using a single word or phrase."
-"""LLaVA-1.5's words for short answers; lmms-eval's default too."""
 LETTER_ANSWER = "\nAnswer with the option's letter from the given choices directly."
-"""LLaVA-1.5's words for letters; lmms-eval's default too."""
+"""LLaVA-1.5's words for short answers and for letters; lmms-eval's default too."""
 
 
 @dataclass
 class ImageQuestions(Task):
-    """A benchmark of one question and its image a row: class attributes say it, and methods where it differs."""
+    """A benchmark of one question and its image a row: its row of the table says it, and methods where it differs."""
 
     modality = "image"
-    config: ClassVar[str | None] = None
-    """The set's configuration; None: its default one."""
-    named: ClassVar[str | None] = None
-    """Column of ids; None: a sample's id is its place in the files, from 0."""
+    config: ClassVar[str | None] = None  # the set's configuration; None: its default one
+    named: ClassVar[str | None] = None  # column of ids; None: a sample's id is its place in the files, from 0
     kinds: ClassVar[str | None] = None
     """Column of what scores are also shown by, or of a list of it; None, or an empty cell: ``question``."""
-    ending: ClassVar[str] = SHORT_ANSWER
-    """Words after the question."""
+    ending: ClassVar[str] = SHORT_ANSWER  # words after the question
 
     def samples(self) -> Sequence[Sample]:
-        """Return all samples, of the files of the benchmark's own form or of the Parquet set; see ``Task``."""
+        """Return all samples, of the benchmark's own files or of the Parquet set."""
         source = task_source(self)
         rows = self.own_rows(source) if isinstance(source, Path) else None
-        if rows is None:
-            rows = self.parquet_rows()
+        rows = self.parquet_rows() if rows is None else rows
         samples = [self.sample(row, number) for number, row in enumerate(rows)]
         self.check(samples, rows)
         return samples
@@ -62,10 +56,7 @@ class ImageQuestions(Task):
         return read_split(self, self.answered, self.columns, ["image"], self.config)
 
     def sample(self, row: FileRow, number: int) -> Sample:
-        """Return the sample of one row, whose number in the whole split counts from 0.
-
-        A value that the benchmark does not have raises a ``ValueError`` that names file and row.
-        """
+        """Return the sample of one row, whose number in the whole split counts from 0."""
         name = number if self.named is None else row.values[self.named]
         text, reference, kind = self.question(row), self.reference(row), self.kind(row)
         return self.ask(row, name, text, reference, max_new_tokens=self.tokens, kind=kind)
@@ -79,7 +70,7 @@ class ImageQuestions(Task):
         return row.text("question") + self.ending
 
     def reference(self, row: FileRow) -> dict[str, Any]:
-        """Return what the metric reads: several accepted ``answers``; none is a ``ValueError``."""
+        """Return what the metric reads: several accepted ``answers``."""
         return {"answers": self.answers(row, "answers")}
 
     def kind(self, row: FileRow) -> str:
@@ -90,11 +81,11 @@ class ImageQuestions(Task):
         return str(given[0]) if isinstance(given, list) else row.text(str(self.kinds))
 
     def check(self, samples: Sequence[Sample], rows: Sequence[FileRow]) -> None:
-        """Refuse rows that cannot stand side by side, as of one id, by a ``ValueError`` with their places."""
+        """Refuse rows that cannot stand side by side, as of one id."""
         unique_ids((sample.id, row.place) for sample, row in zip(samples, rows, strict=True))
 
     def answer(self, row: FileRow) -> str:
-        """Return a row's one answer, of its column ``answer``; a ``ValueError`` where there is none."""
+        """Return a row's one answer, of its column ``answer``."""
         if row.values["answer"] is None:
             raise self.without_answer(row)
         return row.text("answer")
@@ -121,7 +112,7 @@ def lettered(options: Mapping[str, str] | Iterable[str]) -> str:
     return "\n".join(f"{letter}. {option}" for letter, option in pairs)
 
 
-class ChartQA(ImageQuestions, row="chartqa"):
+class ChartQA(ImageQuestions):
     """ChartQA (Masry et al., arXiv:2203.10244): questions about charts, written by people or made from captions."""
 
     scored_by = RelaxedAccuracy
@@ -137,24 +128,16 @@ class ChartQA(ImageQuestions, row="chartqa"):
         return str(self.writers[label])
 
 
-class DocVQA(ImageQuestions, row="docvqa"):
-    """DocVQA (Mathew et al., arXiv:2007.00398): scanned pages of industry documents.
-
-    The validation set; the test set is scored by the challenge's server alone.
-    """
+class Pages(ImageQuestions):
+    """DocVQA (Mathew et al., arXiv:2007.00398) and InfographicVQA (arXiv:2104.12756), validation; no OCR words."""
 
     scored_by = ANLS
 
 
-class InfographicVQA(DocVQA, row="infographicvqa"):
-    """InfographicVQA (arXiv:2104.12756); the words that a text detector found are not given to the model."""
+class VizWiz(ImageQuestions):
+    """VizWiz-VQA (Gurari et al., arXiv:1802.08218), validation: photographs and spoken questions of blind people.
 
-
-class VizWiz(ImageQuestions, row="vizwiz"):
-    """VizWiz-VQA (Gurari et al., arXiv:1802.08218): photographs and spoken questions of blind people.
-
-    The validation set; the test set, which LLaVA's table shows, is scored by the challenge's server alone. Some
-    questions are unanswerable. Prompts are lmms-eval's: the question capitalised, the rest of it in lower case.
+    Prompts are lmms-eval's: the question capitalised, the rest of it in lower case.
     """
 
     scored_by = SoftAccuracy
@@ -164,11 +147,8 @@ class VizWiz(ImageQuestions, row="vizwiz"):
         return row.text("question").capitalize() + self.ending
 
 
-class OCRBench(ImageQuestions, row="ocrbench"):
-    """OCRBench (Liu et al., arXiv:2305.07895): reading text, questions about it, forms, and formulas by hand.
-
-    ``accuracy`` times 1,000 is the benchmark's score.
-    """
+class OCRBench(ImageQuestions):
+    """OCRBench (Liu et al., arXiv:2305.07895): texts, forms, formulas by hand; its score is 1,000 ``accuracy``."""
 
     scored_by = ContainsAnswer
 
@@ -183,26 +163,19 @@ _LETTERS = tuple("ABCD")
 _BEGINS = re.compile(r"\s*([A-Z])\.")
 
 
-def begins_or_is(text: str, answer: str) -> bool:
-    """Apply AI2D's rule: a letter with a full stop begins the text, or is the text but for case and punctuation."""
+def placed(text: str, answer: str) -> bool:
+    """MMStar's rule: the letter in the most telling place."""
+    return best_placed_letter(text, _LETTERS) == answer.strip().upper()
+
+
+def _begins_or_is(text: str, answer: str) -> bool:
     begins = _BEGINS.match(text)
     return without_punctuation(begins[1] if begins else text) == without_punctuation(answer)
 
 
-def placed(text: str, answer: str) -> bool:
-    """Apply MMStar's rule: the letter in the most telling place."""
-    return best_placed_letter(text, _LETTERS) == answer.strip().upper()
-
-
-def placed_or_equal(text: str, answer: str) -> bool:
-    """Apply RealWorldQA's rule: ``placed`` for a letter; another answer is the text but for case and full stops."""
+def _placed_or_equal(text: str, answer: str) -> bool:
     answer = answer.strip()
     return placed(text, answer) if answer.upper() in _LETTERS else text.lower().strip().rstrip(".") == answer.lower()
-
-
-def first_character(text: str, answer: str) -> bool:
-    """Apply SEED-Bench's rule: the text's first character is the letter, in either case."""
-    return text.strip()[:1].lower() == answer.strip().lower()
 
 
 class LetterAccuracy(MeanScores):
@@ -210,9 +183,12 @@ class LetterAccuracy(MeanScores):
 
     names = ("accuracy",)
     rules: ClassVar[Mapping[str, Callable[[str, str], bool]]] = {
-        "ai2d": begins_or_is,
-        "realworldqa": placed_or_equal,
-        "seedbench": first_character,
+        # a letter with a full stop begins the text, or is the text but for case and punctuation
+        "ai2d": _begins_or_is,
+        # ``placed`` for a letter; another answer is the text but for case and full stops
+        "realworldqa": _placed_or_equal,
+        # the first character is the letter, in either case
+        "seedbench": lambda text, answer: text.strip()[:1].lower() == answer.strip().lower(),
     }
 
     @classmethod
@@ -247,7 +223,7 @@ class ImageChoices(ImageQuestions):
         return {"task": self.name, "answer": self.answer(row)}
 
 
-class AI2D(ImageChoices, row="ai2d"):
+class AI2D(ImageChoices):
     """AI2 Diagrams (Kembhavi et al., arXiv:1603.07396): diagrams of school books, their labels as they are."""
 
     def question(self, row: FileRow) -> str:
@@ -260,14 +236,13 @@ class AI2D(ImageChoices, row="ai2d"):
         return letters[int(given)]
 
 
-class MMStar(ImageChoices, row="mmstar"):
+class MMStar(ImageChoices):
     """MMStar (Chen et al., arXiv:2403.20330): questions that cannot be answered without the image, options in them.
 
     lmms-eval's words end without a full stop here. The Hub's one file is not named by the split.
     """
 
     scored_by = MMStarScores
-    where = "hf download Lin-Chen/MMStar mmstar.parquet --repo-type dataset --local-dir DIR"
 
     def question(self, row: FileRow) -> str:
         return row.text("question").strip().replace(" Please answer yes or no.", "") + LETTER_ANSWER.rstrip(".")
@@ -281,7 +256,7 @@ class MMStar(ImageChoices, row="mmstar"):
         return read_split(self, "mmstar" if alone else self.answered, self.columns, ["image"])
 
 
-class RealWorldQA(ImageChoices, row="realworldqa"):
+class RealWorldQA(ImageChoices):
     """RealWorldQA (xAI, 2024): photographs, many from cars; options and the form of the answer are in the question."""
 
     def question(self, row: FileRow) -> str:
@@ -291,20 +266,17 @@ class RealWorldQA(ImageChoices, row="realworldqa"):
         return "choice" if self.answer(row).strip().upper() in _LETTERS else "open"
 
 
-class SEEDBench(ImageChoices, row="seedbench"):
-    """SEED-Bench (Li et al., arXiv:2307.16125): the questions about images, in nine dimensions; those about videos go.
+class SEEDBench(ImageChoices):
+    """SEED-Bench (Li et al., arXiv:2307.16125): the questions about images (lmms-eval's ``seed_image``), no videos."""
 
-    So ``accuracy`` is lmms-eval's ``seed_image``.
-    """
-
-    options_in: ClassVar = tuple(f"choice_{letter}" for letter in "abcd")
     dimensions: ClassVar = (
         "Scene Understanding", "Instance Identity", "Instance Attributes", "Instance Location", "Instances Counting",
         "Spatial Relation", "Instance Interaction", "Visual Reasoning", "Text Understanding",
     )  # fmt: skip
 
     def question(self, row: FileRow) -> str:
-        return f"{row.text('question')}\n{lettered(map(row.text, self.options_in))}{LETTER_ANSWER}"
+        options = lettered(row.text(f"choice_{letter}") for letter in "abcd")
+        return f"{row.text('question')}\n{options}{LETTER_ANSWER}"
 
     def kind(self, row: FileRow) -> str:
         given, count = str(row.values["question_type_id"]), len(self.dimensions)

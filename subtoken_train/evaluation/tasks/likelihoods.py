@@ -1,15 +1,12 @@
 """Text tasks that are scored by log-likelihoods: MMLU's letters, and WikiText's perplexity after a context.
 
-MMLU (Hendrycks et al., arXiv:2009.03300) is read from the Parquet form on the Hub, or from CSV files
-``dev/SUBJECT_dev.csv`` and ``test/SUBJECT_test.csv``: the authors' (no header, letters), or with a header and indices.
-
-WikiText (Merity et al., 2016): the articles of the test split make one stream of text, cut into windows of words (what
-white space separates). A window is a context, a short prefix of the query region and the words that are scored; the
-prefix is read in full and chooses what is kept of the context, so that nothing that is scored takes part in the choice.
-Windows do not overlap: the words of contexts and prefixes are never scored. What is left at the end is dropped. Not
-lm-eval's ``wikitext``: that one undoes WikiText's own tokenisation first, and scores every word. The text here is as in
-the files, so figures compare with others of this task only. Perplexity is as lm-eval defines it, MMLU's score
-lm-evaluation-harness's ``acc``.
+MMLU (Hendrycks et al., arXiv:2009.03300), scored as lm-evaluation-harness's ``acc``: the Hub's Parquet form, or CSV
+files ``dev/SUBJECT_dev.csv`` and ``test/SUBJECT_test.csv``: the authors' (no header, letters), or with a header and
+indices. WikiText (Merity et al., 2016): the articles of the test split make one stream of text, cut into windows of
+words (what white space separates) that do not overlap: a context, a short prefix of the query region, and the words
+that are scored; the prefix is read in full and chooses what is kept of the context, so that nothing that is scored
+takes part in the choice. What is left at the end is dropped. lm-eval's ``wikitext`` undoes WikiText's own tokenisation
+first and scores every word, so figures compare with others of this task only; perplexity is defined as there.
 """
 
 from __future__ import annotations
@@ -25,18 +22,16 @@ from typing import Any, ClassVar
 from subtoken_train.documents import check_file_name
 from subtoken_train.errors import MAX_TOKENS
 from subtoken_train.evaluation.metrics.metric import MeanScores, Prediction, TaskMetric
-from subtoken_train.evaluation.tasks.file_rows import FileRow, benchmark_text, task_source
+from subtoken_train.evaluation.tasks.files import FileRow, benchmark_text, read_split, read_table, task_source
 from subtoken_train.evaluation.tasks.image_questions import lettered
-from subtoken_train.evaluation.tasks.table_files import read_split, read_table
 from subtoken_train.evaluation.tasks.task import Sample, Task
 
 
 class Perplexity(TaskMetric):
     """``word_perplexity``, ``byte_perplexity`` and ``bits_per_byte`` of scored texts, lower is better.
 
-    With L the sum of log-likelihoods in nats: exp(-L / words), exp(-L / bytes) and -L / bytes / ln 2. None of them
-    depends on how a tokenizer cuts the text. A reference holds ``words`` and ``bytes`` of the scored text, a prediction
-    its one log-likelihood. ``score`` is the geometric mean of a byte's probability, 1 / byte perplexity of the sample.
+    With L the sum of log-likelihoods in nats: exp(-L / words), exp(-L / bytes) and -L / bytes / ln 2. A reference holds
+    ``words`` and ``bytes`` of the scored text, a prediction its one log-likelihood. ``score`` is 1 / byte perplexity.
     """
 
     higher_is_better = False
@@ -80,14 +75,11 @@ _CELLS = ("question", "choice0", "choice1", "choice2", "choice3", "answer")
 
 
 @dataclass
-class MMLU(Task, row="mmlu"):
-    """The 14,042 test questions; a subject's first examples of ``dev`` come before each.
+class MMLU(Task):
+    """The 14,042 test questions; a subject's first examples of ``dev`` come before each, and may be compressed.
 
-    The few-shot prefix is what may be compressed: the question and the letters' likelihoods come after it.
-
-    Attributes:
-        style: ``lm_eval`` (lm-evaluation-harness) or ``hendrycks`` (the authors' program), which has two spaces after
-            "about" and keeps the space around a question.
+    ``style``: ``lm_eval`` (lm-evaluation-harness) or ``hendrycks`` (the authors' program), which has two spaces after
+    "about" and keeps the space around a question.
     """
 
     num_fewshot: int = 5
@@ -95,10 +87,6 @@ class MMLU(Task, row="mmlu"):
 
     scored_by = MultipleChoice
     allowed: ClassVar = {"style": ("lm_eval", "hendrycks"), "num_fewshot": range(6)}
-    where = (
-        "Parquet: hf download cais/mmlu --repo-type dataset --local-dir DIR --include 'all/*'. CSV: unpack "
-        "https://people.eecs.berkeley.edu/~hendrycks/data.tar, and give its folder data (with dev/ and test/)"
-    )
 
     def samples(self) -> Sequence[Sample]:
         examples = self._by_subject("dev") if self.num_fewshot else {}
@@ -124,7 +112,7 @@ class MMLU(Task, row="mmlu"):
         return samples
 
     def prefix(self, subject: str, examples: Sequence[FileRow]) -> str:
-        """Return what comes before a question: the description and solved examples."""
+        """Return the description and solved examples before a question."""
         gap = "  " if self.style == "hendrycks" else " "
         about = gap + subject.replace("_", " ")
         solved = (f"{self.question(row)} {_LETTERS[_answer(row)]}\n\n" for row in examples)
@@ -171,11 +159,8 @@ def _answer(row: FileRow) -> int:
 
 
 @dataclass
-class WikiText(Task, row="wikitext"):
-    """Windows of the test split: words that may be compressed, words read in full but not scored, words scored.
-
-    ``config`` is the Hub's, and its folder's name.
-    """
+class WikiText(Task):
+    """Windows of words that may be compressed, words that are read, words that are scored; ``config`` is the Hub's."""
 
     config: str = "wikitext-103-raw-v1"
     context_words: int = 768
@@ -185,10 +170,6 @@ class WikiText(Task, row="wikitext"):
     scored_by = Perplexity
     ranges: ClassVar = dict.fromkeys(("context_words", "prefix_words", "query_words"), (1, MAX_TOKENS))
     text_files: ClassVar = ("test.txt", "wiki.test.raw", "wiki.test.tokens")
-    where = (
-        "hf download Salesforce/wikitext --include 'wikitext-103-raw-v1/*' --repo-type dataset --local-dir DIR; "
-        f"a folder with a plain text file ({', '.join(text_files)}) does, too"
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -215,10 +196,7 @@ class WikiText(Task, row="wikitext"):
 
 
 def windows(text: str, sizes: Sequence[int]) -> Iterable[Sample]:
-    """Cut samples of consecutive words; white space before a word belongs to it.
-
-    ``sizes`` are the words of context, prefix and scored text.
-    """
+    """Cut samples of ``sizes`` words of context, prefix and scored text; white space before a word belongs to it."""
     ends = [match.end() for match in re.finditer(r"\s*\S+", text)]
     context, prefix, query = sizes
     window = context + prefix + query
@@ -227,11 +205,6 @@ def windows(text: str, sizes: Sequence[int]) -> Iterable[Sample]:
         start = ends[first - 1] if first else 0
         context_end, prefix_end, end = (ends[first + words - 1] for words in (context, context + prefix, window))
         scored = text[prefix_end:end]
-        yield Sample(
-            id=str(number),
-            prompt=text[start:prefix_end],
-            reference={"words": query, "bytes": len(scored.encode())},
-            choices=(scored,),
-            context_characters=context_end - start,
-            kind="window",
-        )
+        counts = {"words": query, "bytes": len(scored.encode())}
+        end_of_context = context_end - start
+        yield Sample(str(number), text[start:prefix_end], counts, (), (scored,), end_of_context, kind="window")

@@ -19,7 +19,7 @@ from subtoken_train.errors import MAX_TOKENS, check_word, unknown_name
 from subtoken_train.evaluation.metrics.metric import MeanScores
 from subtoken_train.evaluation.metrics.short_answers import lmms_similarity, relaxed_match
 from subtoken_train.evaluation.metrics.vqa_accuracy import evalai_answer, leave_one_out
-from subtoken_train.evaluation.tasks.file_rows import FileRow, read_jsonl, unique_ids
+from subtoken_train.evaluation.tasks.files import FileRow, read_jsonl, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.families.literal_marks import IMAGE_MARK, picture_marks
 
@@ -38,15 +38,11 @@ RULES: dict[str, Callable[[str, Sequence[str]], float]] = {
     "anls": lambda said, answers: max(lmms_similarity(said, answer) for answer in answers),
     # answers are those of several people, usually ten
     "vqa": lambda said, answers: leave_one_out(evalai_answer(said), list(map(evalai_answer, answers))),
-}
-"""Score of an answer, 0 to 1, by the rule's name."""
+}  # score of an answer, 0 to 1, by the rule's name
 
 
 class LocalScores(MeanScores):
-    """``score``, the mean over all samples, and the mean by each rule that some sample names.
-
-    A reference holds ``answers``, a list of texts with at least one, and ``metric``, one of ``RULES``.
-    """
+    """``score``, the mean over all samples, and by each rule; references hold ``answers`` and ``metric``, a rule."""
 
     names = ("score", *RULES)
 
@@ -58,7 +54,7 @@ class LocalScores(MeanScores):
 
 @dataclass
 class LocalQuestions(Task):
-    """Questions in one's own format, for both tasks; image paths stay in the file's folder unless they may lead out."""
+    """Questions in one's own format, about images or not, which stay in the file's folder unless they may lead out."""
 
     max_new_tokens: int = 32
     images_outside_folder: bool = False
@@ -66,13 +62,7 @@ class LocalQuestions(Task):
     scored_by = LocalScores
     ranges: ClassVar = {"max_new_tokens": (1, MAX_TOKENS)}
     keys: ClassVar = ("id", "image", "question", "answers", "metric", "kind")
-    people: ClassVar = 4
-    """People whose answers ``vqa`` needs: three others must agree for a full score."""
-    where = (
-        'write a .jsonl file with one question a line, {"image": "cat.png", "question": "What is this?", "answers": '
-        f'["cat"], "metric": "exact_match"}} (metrics: {", ".join(RULES)}; image: task local only); the file, or '
-        "its folder, is the source"
-    )
+    people: ClassVar = 4  # people whose answers ``vqa`` needs: three others must agree for a full score
 
     @property
     def options(self) -> dict[str, Any]:
@@ -142,11 +132,3 @@ class LocalQuestions(Task):
 
 def _listed(value: str | list[str]) -> list[str]:
     return [value] if isinstance(value, str) else value
-
-
-class Local(LocalQuestions, row="local"):
-    """Questions about images; some lines may have none."""
-
-
-class LocalText(LocalQuestions, row="local_text"):
-    """Questions without images; what may be compressed is the default split of the text."""

@@ -5,22 +5,16 @@ and the cut in the middle of a prompt that is too long are the original's (THUDM
 What may be compressed is all before the question's words, the instruction in front of the context included; with
 ``question: compressed`` all before the last line, which is where the answer begins ("Answer:").
 
-The scorers are those of its ``metrics.py`` and ``eval.py``, without its libraries: ``rouge`` 1.0.1's ROUGE-L (over sets
-of words, sentences split at every full stop) and ``fuzzywuzzy``'s ``ratio`` as it is without ``python-Levenshtein``
-(which would find other alignments) are written out. Oddities that are kept: a class that follows a dropped one is not
-looked at; its fallback for an answer that names no class is never reached; all digits of an answer count as numbers.
-Not kept: ``rouge`` recurses, so that its original gives 0 to pairs of long sentences. Chinese is cut into words by
-``jieba``, an optional dependency.
+The scorers are those of its ``metrics.py`` and ``eval.py``: ``rouge`` 1.0.1's ROUGE-L (over sets of words, sentences
+split at every full stop) and ``fuzzywuzzy``'s ``ratio`` as it is without ``python-Levenshtein`` are written out,
+oddities included, but that long sentences, at which ``rouge``'s recursion ends with 0, are scored. Chinese is cut into
+words by ``jieba``, an optional dependency. Not here: LongBench-E; the wrappings of single models (a tokenizer's own
+chat template takes their place); that ``samsum`` must say one token before a line break may end its answer; kvpress's
+form.
 
-Not here: LongBench-E; the wrappings of single models (a tokenizer's own chat template takes their place); that
-``samsum`` must say one token before a line break may end its answer; kvpress's form, whose instruction after the
-context is compressed and whose answer prefix stands after the template's end.
-
-v2 (arXiv:2412.15204) has 503 questions of four choices about texts of 8,000 to two million words, in its ``data.json``.
-Prompt, cut and reading of answers are the original's without reasoning (THUDM/LongBench at 2e00731f, ``pred.py`` and
-``prompts/0shot.txt``); what may be compressed is as in the first. Not here: its other prompts (with reasoning, which
-asks twice; without the text; with retrieved pieces), its sampling at temperature 0.1, and lm-evaluation-harness's form,
-which compares the letters' likelihoods.
+v2 (arXiv:2412.15204) has 503 questions of four choices about texts of 8,000 to two million words, in its ``data.json``,
+asked without reasoning (THUDM/LongBench at 2e00731f, ``pred.py`` and ``prompts/0shot.txt``). Not here: its other
+prompts, its sampling at temperature 0.1, and lm-evaluation-harness's form, which compares the letters' likelihoods.
 """
 
 from __future__ import annotations
@@ -39,19 +33,12 @@ from typing import Any, ClassVar
 
 from subtoken_train.errors import check_package, unknown_name
 from subtoken_train.evaluation.metrics.metric import MeanScores, mean
-from subtoken_train.evaluation.tasks.file_rows import (
-    FileRow,
-    find_file,
-    read_entries,
-    read_jsonl,
-    task_folder,
-    unique_ids,
-)
-from subtoken_train.evaluation.tasks.long_context import LongContext
+from subtoken_train.evaluation.tasks import files
+from subtoken_train.evaluation.tasks.files import FileRow, find_file, task_folder, unique_ids
+from subtoken_train.evaluation.tasks.ruler import LongContext
 from subtoken_train.evaluation.tasks.task import Sample
 
-CHINESE_WORDS = ("multifieldqa_zh", "dureader", "vcsum")
-"""Sets whose scores need ``jieba``."""
+CHINESE_WORDS = ("multifieldqa_zh", "dureader", "vcsum")  # sets whose scores need ``jieba``
 FIRST_LINE = ("trec", "triviaqa", "samsum", "lsht")
 """Sets of examples, after which a model goes on with examples of its own: the first line is the answer."""
 _CHINESE_MARKS = (  # full-width and Chinese punctuation
@@ -127,10 +114,7 @@ def code_similarity(prediction: str, answer: str) -> float:
 
 
 def class_score(prediction: str, answer: str, classes: Sequence[str]) -> float:
-    """Return one over the number of classes that are named, where the right one is among them.
-
-    Names that are parts of the right one's do not count.
-    """
+    """Return one over the number of classes that are named, without parts of the right one's name; 0 without it."""
     named = [name for name in classes if name in prediction]
     place = 0
     while place < len(named):
@@ -158,10 +142,7 @@ SETS = (
 
 
 def longbench_score(prediction: str, reference: Mapping[str, Any]) -> float:
-    """Return an answer's score in its set: the best over the accepted answers.
-
-    The prediction has the space around it, which is indentation in code.
-    """
+    """Return an answer's score in its set, the best over the accepted ones; space around it is indentation in code."""
     name, answers = reference["set"], reference["answers"]
     if name in FIRST_LINE:
         prediction = prediction.lstrip("\n").split("\n")[0]
@@ -237,27 +218,19 @@ NEW_TOKENS = {
     **dict.fromkeys(("multifieldqa_en", "multifieldqa_zh", "trec", "lsht", "lcc", "repobench-p"), 64),
     **dict.fromkeys(("narrativeqa", "qasper", "dureader", "samsum"), 128),
     **dict.fromkeys(("gov_report", "qmsum", "multi_news", "vcsum"), 512),
-}
-"""The original's ``config/dataset2maxlen.json``."""
+}  # the original's ``config/dataset2maxlen.json``
 ROWS = {**dict.fromkeys(SETS, 200), "multifieldqa_en": 150, "lcc": 500, "repobench-p": 500}
 WITHOUT_CHAT = ("trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p")
 
 
 @dataclass
-class LongBench(LongContext, row="longbench"):
-    """Some or all of the 21 sets; ids are a set's name and the sample's number.
-
-    ``chat`` leaves out examples and code (``WITHOUT_CHAT``).
-    """
+class LongBench(LongContext):
+    """Some or all of the 21 sets; ids are a set's name and the sample's number. ``chat`` spares ``WITHOUT_CHAT``."""
 
     sets: tuple[str, ...] = SETS
 
     scored_by = LongBenchScores
     allowed: ClassVar = {"sets": SETS}
-    where = (
-        "hf download THUDM/LongBench data.zip --repo-type dataset --local-dir DIR, then unzip DIR/data.zip in DIR, "
-        "which leaves DIR/data/SET.jsonl; DIR, or DIR/data, is the source"
-    )
 
     @property
     def expected_rows(self) -> int:
@@ -268,12 +241,12 @@ class LongBench(LongContext, row="longbench"):
 
     def samples(self) -> list[Sample]:
         source = task_folder(self)
-        files = [find_file(self, source, f"{name}.jsonl", f"data/{name}.jsonl") for name in self.sets]
+        paths = [find_file(self, source, f"{name}.jsonl", f"data/{name}.jsonl") for name in self.sets]
         # the original's config/dataset2prompt.json
         prompts = json.loads(files_of_package(__package__).joinpath("longbench_prompts.json").read_text("utf-8"))
         made = []
-        for name, path in zip(self.sets, files, strict=True):
-            rows = read_jsonl(path, self.columns)
+        for name, path in zip(self.sets, paths, strict=True):
+            rows = files.read_jsonl(path, self.columns)
             made += [self._sample(name, number, row, prompts[name]) for number, row in enumerate(rows)]
         return made
 
@@ -318,10 +291,7 @@ def said_letter(text: str) -> str | None:
 
 
 class LongBenchV2Accuracy(MeanScores):
-    """Shares of right letters: ``accuracy``, and those of the questions of each difficulty and length.
-
-    An answer that names no letter is wrong. A reference holds ``answer``, ``difficulty`` and ``length``.
-    """
+    """Shares of right letters: ``accuracy``, and of each difficulty and length; an answer without a letter is wrong."""
 
     names = ("accuracy", *(name for names in _GROUPS.values() for name in names))
 
@@ -331,11 +301,10 @@ class LongBenchV2Accuracy(MeanScores):
         return dict.fromkeys(("accuracy", *(reference[group] for group in _GROUPS)), right)
 
 
-class LongBenchV2(LongContext, row="longbench_v2"):
+class LongBenchV2(LongContext):
     """All questions of v2; the original asks in a chat."""
 
     scored_by = LongBenchV2Accuracy
-    where = "hf download THUDM/LongBench-v2 data.json --repo-type dataset --local-dir DIR"
     before: ClassVar = "Please read the following text and answer the question below.\n\n<text>\n"
     after: ClassVar = (
         "\n</text>\n\nWhat is the correct answer to this question: $Q$\nChoices:\n(A) $C_A$\n(B) $C_B$\n(C) $C_C$"
@@ -343,7 +312,7 @@ class LongBenchV2(LongContext, row="longbench_v2"):
     )
 
     def samples(self) -> list[Sample]:
-        rows = read_entries(find_file(self, task_folder(self), "data.json"), None, self.columns)
+        rows = files.read_entries(find_file(self, task_folder(self), "data.json"), None, self.columns)
         unique_ids((str(row.values["_id"]), row.place) for row in rows)
         return [self._sample(row) for row in rows]
 

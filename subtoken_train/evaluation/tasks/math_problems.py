@@ -2,10 +2,8 @@
 
 Prompts are lm-evaluation-harness's (``hendrycks_math500``, ``aime25``), without examples. Both scorers are others' own:
 math-verify's, called as the harness's ``minerva_math500`` calls it, and the harness's exact match. Answers are long, so
-that memory is what is decoded: an arm's ``eviction_every`` bounds it. What may be compressed of the problem before is
-the default split of a text, all but its last tokens.
-
-Not here: several answers to a problem and their majority, sampling, and a judge.
+that memory is what is decoded: an arm's ``eviction_every`` bounds it. Not here: several answers to a problem and their
+majority, sampling, and a judge.
 """
 
 from __future__ import annotations
@@ -19,8 +17,7 @@ from typing import Any, ClassVar
 
 from subtoken_train.errors import check_package
 from subtoken_train.evaluation.metrics.metric import MeanScores
-from subtoken_train.evaluation.tasks.file_rows import FileRow, read_jsonl, task_source, unique_ids
-from subtoken_train.evaluation.tasks.table_files import read_split
+from subtoken_train.evaluation.tasks.files import FileRow, read_jsonl, read_split, task_source, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 
 SECONDS = 60
@@ -40,15 +37,12 @@ def _scorer(name: str) -> Any:
 
 
 class MathAccuracy(MeanScores):
-    r"""Shares of right answers.
+    r"""Shares of right answers; a reference holds ``answer``, ``solution``, whose last box is that, and ``harness``.
 
-    Scores:
-        ``accuracy``: what math-verify finds equal to the reference: the last box, formula or number, evaluated.
-            An answer that takes longer than ``SECONDS`` is wrong. It needs the process's main thread.
-        ``lm_eval_exact_match``: the harness's, of texts: for AIME the last ``\boxed{}``, else all between the first and
-            the last dollar sign, else the whole answer; for MATH-500 without the box.
-
-    A reference holds ``answer``, ``solution``, whose last box is that, and ``harness``: the harness's task folder.
+    ``accuracy``: what math-verify finds equal to the reference: the last box, formula or number, evaluated. An answer
+    that takes longer than ``SECONDS`` is wrong. It needs the process's main thread. ``lm_eval_exact_match``: the
+    harness's, of texts: for AIME the last ``\boxed{}``, else all between the first and the last dollar sign, else the
+    whole answer; for MATH-500 without the box.
     """
 
     names = ("accuracy", "lm_eval_exact_match")
@@ -67,8 +61,7 @@ class MathAccuracy(MeanScores):
 class MathProblems(Task):
     """Problems of one JSON-lines or Parquet file.
 
-    Attributes:
-        chat: ask in the tokenizer's chat template, which may let a model think first; one without it is refused.
+    ``chat``: ask in the tokenizer's chat template, which may let a model think first; one without it is refused.
     """
 
     chat: bool = field(default=False, kw_only=True)
@@ -76,10 +69,8 @@ class MathProblems(Task):
 
     scored_by = MathAccuracy
     ranges: ClassVar = {"max_new_tokens": (1, 2**20)}
-    begins: ClassVar[str]
-    """Word before the problem; an answer that writes it again ends there."""
-    harness: ClassVar[str]
-    """Folder of the harness's tasks that scores it."""
+    begins: ClassVar[str]  # word before the problem; an answer that writes it again ends there
+    harness: ClassVar[str]  # folder of the harness's tasks that scores it
 
     @property
     def asks(self) -> str:
@@ -117,23 +108,21 @@ class MathProblems(Task):
         )
 
 
-class AIME25(MathProblems, row="aime25"):
+class AIME25(MathProblems):
     """The 30 problems of the American Invitational Mathematics Examination of 2025, whose answers are whole numbers."""
 
     begins = "Question:"
     harness = "aime"
-    where = "hf download math-ai/aime25 test.jsonl --repo-type dataset --local-dir DIR"
 
 
 @dataclass
-class Math500(MathProblems, row="math500"):
+class Math500(MathProblems):
     """MATH-500: 500 problems of MATH's test set (arXiv:2103.03874), drawn by Lightman et al. (arXiv:2305.20050).
 
-    Ids are their paths in MATH. The harness's own cap on an answer is 256 tokens, which cuts reasoning off.
+    The harness's own cap on an answer is 256 tokens, which cuts reasoning off.
     """
 
     max_new_tokens: int = field(default=4096, kw_only=True)
 
     begins = "Problem:"
     harness = "hendrycks_math"
-    where = "hf download HuggingFaceH4/MATH-500 test.jsonl --repo-type dataset --local-dir DIR"

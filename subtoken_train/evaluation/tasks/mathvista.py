@@ -1,11 +1,9 @@
 """MathVista, testmini (Lu et al., ICLR 2024): 1,000 questions, asked as lmms-eval's ``format-prompt``.
 
-Read from the Hub's Parquet files, or from the project's own ``testmini.json`` beside its ``images`` folder. Neither
-captions nor detected texts of the images are in the prompt.
-
-An answer is extracted, normalised, and compared as text. The original asks a language model to extract it where simple
-rules fail; here rules do all of it, so that no service is needed, and an answer in running text may be read
-differently. Normalising and comparing are the original's.
+Read from the Hub's Parquet files, or from the project's own ``testmini.json`` beside its ``images`` folder. Captions
+and detected texts of the images are not in the prompt. An answer is extracted, normalised, and compared as text: the
+original asks a language model to extract where simple rules fail; here rules do all of it, so that an answer in running
+text may be read differently. Normalising and comparing are the original's.
 """
 
 from __future__ import annotations
@@ -17,9 +15,8 @@ from typing import Any
 
 from subtoken_train.evaluation.metrics.metric import MeanScores
 from subtoken_train.evaluation.metrics.short_answers import levenshtein
-from subtoken_train.evaluation.tasks.file_rows import FileRow, read_named
+from subtoken_train.evaluation.tasks.files import FileRow, read_named, read_split
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, ImageQuestions, lettered
-from subtoken_train.evaluation.tasks.table_files import read_split
 from subtoken_train.evaluation.tasks.task import Sample
 
 _SAID = re.compile(
@@ -39,8 +36,8 @@ def extract(response: str, choices: Sequence[str] | None, question_type: str, an
 
     In this order: the response is a choice or a number; ``The answer is "..."``. Then for choices a letter that begins
     it ("B.", "(B) ..."), a letter that is said to be the answer, or the one choice it contains; for numbers the first
-    number after the last "answer", or else the last one, commas taken out; for lists the last pair of brackets, spaced
-    as answers are. Bold marks are dropped, a typographic minus is one, and where there is a box its content is read.
+    one after the last "answer", or else the last one, commas taken out; for lists the last pair of brackets, spaced as
+    answers are. Bold marks are dropped, a typographic minus is one, and where there is a box its content is read.
     """
     text = response.replace("**", "").replace("\N{MINUS SIGN}", "-").strip()
     if boxed := _BOXED.findall(text):
@@ -89,8 +86,8 @@ def normalise(
     """Return the extraction in the form that answers have; None where it has no such form.
 
     A choice is meant by its letter, alone or in brackets, or else is the one at the least edit distance (the first of
-    equals): a choice is always found. ``precision`` is the decimals of a ``float`` answer and must be a whole number
-    *type*: with 1.0 every such answer is None, as in the original.
+    equals). ``precision`` is the decimals of a ``float`` answer, of whole-number *type*: with 1.0 each is None, as in
+    the original.
     """
     if question_type == "multi_choice":
         return _normalise_choice(str(extraction).strip(), list(choices or ()))
@@ -117,18 +114,16 @@ def equal(normalised: object, answer: object) -> bool:
 
 
 def correct(prediction: str, reference: Mapping[str, Any], precision: float | None) -> bool:
-    """Tell whether an answer is right, with a given ``precision`` (see ``normalise``)."""
+    """Tell whether an answer is right, with the given ``precision`` of ``normalise``."""
     kinds = reference["choices"], reference["question_type"], reference["answer_type"]
     return equal(normalise(extract(prediction, *kinds), *kinds, precision), reference["answer"])
 
 
 class MathVistaAccuracy(MeanScores):
-    """Shares of right answers.
+    """Shares of right answers; references hold what ``sample`` takes of a row.
 
-    Scores: ``accuracy``; ``lmms_accuracy`` takes the decimals as the Hub's file has them, as 1.0 and 2.0, so that no
-    answer of type ``float`` can be right (40 of the 1,000 questions of testmini).
-
-    A reference holds ``choices``, ``question_type``, ``answer_type``, ``precision`` and ``answer``.
+    ``lmms_accuracy`` takes the decimals as the Hub's file has them, as 1.0 and 2.0, so that no answer of type ``float``
+    can be right (40 of the 1,000 questions).
     """
 
     names = ("accuracy", "lmms_accuracy")
@@ -144,10 +139,7 @@ class MathVistaAccuracy(MeanScores):
 
 
 def mathvista_prompt(problem: Mapping[str, Any]) -> str:
-    """Return a row's question with its unit, choices, and the form that the answer must have, one below the other.
-
-    A kind of answer for which no form is known raises a ``ValueError``.
-    """
+    """Return a row's question with its unit, choices, and the form that the answer must have, one below the other."""
     unit = f" (Unit: {problem['unit']})" if problem["unit"] else ""
     choices = [lettered(problem["choices"])] if problem["choices"] else []
     return "\n".join([problem["question"] + unit, *choices, _form(problem)]).strip()
@@ -172,11 +164,10 @@ def _form(problem: Mapping[str, Any]) -> str:
     return f"Answer the question using a single {form}."
 
 
-class MathVista(ImageQuestions, row="mathvista"):
+class MathVista(ImageQuestions):
     """Questions with choices or a number, scored by rules where the original asks a language model."""
 
     scored_by = MathVistaAccuracy
-    own_form = "Or testmini.json and the images folder of https://github.com/lupantech/MathVista"
 
     def sample(self, row: FileRow, number: int) -> Sample:
         values = row.values

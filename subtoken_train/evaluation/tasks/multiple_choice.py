@@ -2,17 +2,11 @@
 
 MMBench, development set (Liu et al., arXiv:2307.06281): lmms-eval's Parquet form (4,329 rows, what the paper scores),
 or the benchmark's own TSV with base64 images, whose English release of July 2023 has 4,377. The rotations of a question
-are rows of their own in all of them, with the same index modulo one million, so vanilla and circular accuracy come from
-the same answers.
-
-ScienceQA (Lu et al., arXiv:2209.09513): 2,017 test questions with an image; the Parquet form, or the benchmark's own
-``problems.json`` and ``pid_splits.json`` with its images in ``images/test/ID/image.png``.
-
-MMMU, validation (Yue et al., arXiv:2311.16502): 900 questions of college exams in 30 subjects, up to 7 images each, as
-lmms-eval's ``mmmu_val`` asks its default models: the images stand first, and the text names them ("<image 1>"). What
-lmms-eval does beside it, each image in its place in the text, is not here. Answers are read by the rules of the
-benchmark's ``eval/eval_utils.py``, as lmms-eval at 75571cfe has them, except that where these draw a letter at random
-the answer here names no option.
+are rows of their own, with the same index modulo one million. ScienceQA (Lu et al., arXiv:2209.09513): the Parquet
+form, or ``problems.json`` and ``pid_splits.json`` with images in ``images/test/ID/image.png``. MMMU, validation (Yue et
+al., arXiv:2311.16502), as lmms-eval's ``mmmu_val`` asks: the images stand first, and the text names them. Its answers
+are read by the rules of ``eval/eval_utils.py``, as lmms-eval at 75571cfe has them; where these draw a letter at random,
+an answer names no option.
 """
 
 from __future__ import annotations
@@ -28,37 +22,20 @@ from typing import Any, ClassVar
 from subtoken_train.datasets.image_sources import EncodedImage, inside
 from subtoken_train.evaluation.metrics.choices import LETTERS, MMBenchScores, ScienceQAScores
 from subtoken_train.evaluation.metrics.metric import MeanScores
-from subtoken_train.evaluation.tasks.file_rows import (
-    FileRow,
-    benchmark_json,
-    find_file,
-    read_named,
-    task_source,
-    unique_ids,
-)
-from subtoken_train.evaluation.tasks.image_questions import (
-    LETTER_ANSWER,
-    SHORT_ANSWER,
-    ImageQuestions,
-    about_image,
-    lettered,
-)
-from subtoken_train.evaluation.tasks.table_files import read_split, read_table
+from subtoken_train.evaluation.tasks import files
+from subtoken_train.evaluation.tasks.files import FileRow, find_file, read_split
+from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, SHORT_ANSWER, ImageQuestions, lettered
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.typed import shown
 
 
 @dataclass
-class MMBench(ImageQuestions, row="mmbench"):
+class MMBench(ImageQuestions):
     """All English rows of the development set, in the words of ``prompt``: ``llava``, ``lmms`` or ``vlmevalkit``."""
 
     prompt: str = "llava"
 
     scored_by = MMBenchScores
-    own_form = (
-        "TSV, in DIR: https://opencompass.openxlab.space/utils/benchmarks/MMBench/MMBench_DEV_EN.tsv, or LLaVA's "
-        "https://download.openmmlab.com/mmclassification/datasets/mmbench/mmbench_dev_20230712.tsv"
-    )
     prompts: ClassVar = {
         "llava": ("{}\n", "{question}\n{options}{ending}"),
         "lmms": ("{} ", "{question} There are several options:\n{options}\n{ending}"),
@@ -77,7 +54,7 @@ class MMBench(ImageQuestions, row="mmbench"):
 
     @property
     def expected_rows(self) -> int | None:
-        source = task_source(self)
+        source = files.task_source(self)
         table = self._table(source) if isinstance(source, Path) else None
         return self.rows if table is None else self.tables[table.name]
 
@@ -104,20 +81,19 @@ class MMBench(ImageQuestions, row="mmbench"):
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
         table = self._table(folder)
-        return None if table is None else _with_images(read_table(table, self.columns, "\t", image="image"))
+        return None if table is None else _with_images(files.read_table(table, self.columns, "\t", image="image"))
 
     def _table(self, folder: Path) -> Path | None:
         return next((folder / name for name in self.tables if (folder / name).is_file()), None)
 
 
-class MMBenchCN(MMBench, row="mmbench_cn"):
-    """The same questions in Chinese.
+class MMBenchCN(MMBench):
+    """The same questions in Chinese; as lmms-eval asks (``prompt: lmms``), "nan" in the place of a hint is one.
 
-    As lmms-eval asks (``prompt: lmms``), the text "nan" in the place of a hint is one. Its score is a judge's
-    (``gpt_eval_score``), so none here is its own; ``lmms_static_circular`` is that of its English task without one.
+    lmms-eval scores them by a judge (``gpt_eval_score``), so none here is its own; ``lmms_static_circular`` is that of
+    its English task without one.
     """
 
-    own_form = "TSV, in DIR: https://opencompass.openxlab.space/utils/benchmarks/MMBench/MMBench_DEV_CN.tsv"
     tables: ClassVar = {"MMBench_DEV_CN.tsv": 4329}
     endings: ClassVar = {"llava": "\n请直接回答选项字母。", "lmms": "\n请直接使用所提供的选项字母作为答案回答。"}
 
@@ -139,7 +115,7 @@ def _with_images(rows: Sequence[FileRow]) -> list[FileRow]:
 
 
 def _present(value: Any) -> str | None:
-    """Return the text of a cell; None where it is empty: the table's empty cells are "nan" in the Hub's file."""
+    """Return a cell's text; None for an empty one, which is "nan" in the Hub's file."""
     return None if value is None or str(value).lower() in ("", "nan") else str(value)
 
 
@@ -151,7 +127,7 @@ def _index(row: FileRow) -> int:
 
 
 @dataclass
-class ScienceQA(ImageQuestions, row="scienceqa"):
+class ScienceQA(ImageQuestions):
     """The test questions: with an image (``img``), or all (``full``), of which those without one are asked as text."""
 
     subset: str = "img"
@@ -159,11 +135,6 @@ class ScienceQA(ImageQuestions, row="scienceqa"):
     scored_by = ScienceQAScores
     problems: ClassVar = "problems.json"
     splits: ClassVar = "pid_splits.json"
-    where = (
-        "Parquet: hf download lmms-lab/ScienceQA --repo-type dataset --local-dir DIR. The benchmark's own form, in "
-        f"DIR: {problems} and {splits} of data/scienceqa in https://github.com/lupantech/ScienceQA, and "
-        "https://scienceqa.s3.us-west-1.amazonaws.com/images/test.zip unpacked in DIR/images"
-    )
     subsets: ClassVar = {"img": 2017, "full": 4241}
     allowed: ClassVar = {"subset": tuple(subsets)}
 
@@ -180,7 +151,7 @@ class ScienceQA(ImageQuestions, row="scienceqa"):
         text = f"{hint}{row.text('question')}\n{lettered(choices)}{LETTER_ANSWER}"
         return Sample(
             str(values.get("id", f"{self.answered}-{number}")),
-            text if image is None else about_image(text),
+            text if image is None else f"<image>\n{text}",
             {"answer": answer, "choices": len(choices), "image": image is not None},
             () if image is None else (image,),
             kind=values["subject"],
@@ -193,9 +164,9 @@ class ScienceQA(ImageQuestions, row="scienceqa"):
         if not any((folder / name).is_file() for name in (self.problems, self.splits)):
             return None
         path = find_file(self, folder, self.problems)
-        problems = read_named(path, (*self.columns, "image"))
+        problems = files.read_named(path, (*self.columns, "image"))
         listed = find_file(self, folder, self.splits)
-        splits = benchmark_json(listed)
+        splits = files.benchmark_json(listed)
         ids = splits.get(self.answered) if isinstance(splits, dict) else None
         if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):
             raise ValueError(f"{listed} has no list {self.answered!r} of ids; is it another file?")
@@ -204,7 +175,7 @@ class ScienceQA(ImageQuestions, row="scienceqa"):
                 f"{listed}: {len(unknown):,} ids of {self.answered!r} are not in {path}, first {unknown[0]!r}; the "
                 "file may be cut off, or the two are not of one release"
             )
-        unique_ids((name, f"{listed}, {self.answered}[{number}]") for number, name in enumerate(ids))
+        files.unique_ids((name, f"{listed}, {self.answered}[{number}]") for number, name in enumerate(ids))
         rows = []
         for name in ids:
             image = problems[name].values["image"]
@@ -225,10 +196,7 @@ _NUMBERS = (
 
 
 def chosen_letter(text: str, options: Sequence[str]) -> str | None:
-    """Return the letter that an answer names: in brackets, before a space or a full stop, or by its option's words.
-
-    Of several the one that stands last; None where the answer names none.
-    """
+    """Return the last letter that is named: bracketed, before a space or full stop, or by its option; else None."""
     for mark in ",.!?;:'":
         text = text.strip(mark)
     text = f" {text} "
@@ -295,7 +263,7 @@ class MMMUAccuracy(MeanScores):
         return {"accuracy": right, "lmms_accuracy": right}
 
 
-class MMMU(ImageQuestions, row="mmmu"):
+class MMMU(ImageQuestions):
     """The validation set; the test set has no public answers."""
 
     scored_by = MMMUAccuracy

@@ -1,35 +1,95 @@
-"""RULER (Hsieh et al., COLM 2024): 13 long-context tasks from files, or the six that need no other text, made here.
+"""RULER (Hsieh et al., COLM 2024) from files, and the two ways in which the questions of long contexts may be put.
+
+kvpress asks RULER and LongBench in the model's chat template: the context, compressed, then question and answer prefix;
+in its query-aware setting the question stands behind the context and is compressed with it. RULER's and LongBench's own
+programs compress nothing, and RULER's writes no chat format for a plain model: without the template (``chat: false``) a
+prompt is its own text, in which the answer prefix follows the question as written.
 
 Three forms of files are read: the Hub's Parquet rows (context, question, answer prefix: kvpress's form), RULER's own
-``TASK/validation.jsonl`` (as its ``prepare.py`` writes them, older and newer), and what ``ruler_synthetic`` writes.
-Without the template (``chat: false``) a prompt is RULER's own text, in which the answer prefix follows the question as
-written. In it the user says context and question, and the answer begins with the prefix. Not here: kvpress's reading of
-a tokenizer without a template (a line break before the answer prefix).
-
-Made texts are a pure function of a random generator and a size. Their wording, structure and answers are RULER's (its
-``niah.py``, ``variable_tracking.py``, ``common_words_extraction.py``, ``freq_words_extraction.py``). Its words are not:
-keys and listed words are ours. So scores compare with others over the same texts, not with published ones.
+``TASK/validation.jsonl`` (as its ``prepare.py`` writes them, older and newer), and what ``ruler_synthetic`` writes. Not
+here: kvpress's reading of a tokenizer without a template (a line break before the answer prefix).
 """
 
 from __future__ import annotations
 
 import re
-import string
-import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import count, pairwise, product
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
-from random import Random
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal
 
-from subtoken_train.datasets.recall import ADJECTIVES, NAMES, NOUNS
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS
-from subtoken_train.evaluation.tasks.file_rows import FileRow, read_jsonl, task_source, unique_ids
-from subtoken_train.evaluation.tasks.long_context import RULER_TASKS, LongContext, MadeTexts, RulerMatch, read_tokenizer
-from subtoken_train.evaluation.tasks.table_files import read_split
-from subtoken_train.evaluation.tasks.task import Sample
+from subtoken_train.evaluation.metrics.metric import MeanScores, mean
+from subtoken_train.evaluation.tasks.files import FileRow, read_jsonl, read_split, task_source, unique_ids
+from subtoken_train.evaluation.tasks.task import Sample, Task
+
+
+@dataclass
+class LongContext(Task):
+    """A benchmark whose context may be compressed before the question is read, or with it.
+
+    ``chat``: ask in the tokenizer's chat template; a tokenizer without one is refused. ``question``: ``kept``: read
+    after the context, in full; ``compressed``: with it, and the model goes on from the answer prefix.
+    """
+
+    chat: bool = field(default=False, kw_only=True)
+    question: Literal["kept", "compressed"] = field(default="kept", kw_only=True)
+
+    @property
+    def asks(self) -> str:
+        return f"{'in the chat template' if self.chat else 'raw text, no chat template'}; question {self.question}"
+
+    @property
+    def compresses_question(self) -> bool:
+        return self.question == "compressed"
+
+
+RULER_TASKS = (
+    "niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3",
+    "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe", "qa_1", "qa_2",
+)  # fmt: skip
+_CONTROL = re.compile(r"[\x00-\x1f]")
+
+
+def ruler_score(prediction: str, task: str, expected: Sequence[str], control: str = "\n") -> float:
+    """Return an answer's score: any expected text counts in full for ``qa`` tasks, each one alike for the others.
+
+    ``control`` takes the place of control characters: a line break for RULER, nothing for kvpress.
+    """
+    text = _CONTROL.sub(control, prediction.strip()).strip().lower()
+    found = [one.lower() in text for one in expected]
+    return float(any(found)) if task.startswith("qa") else sum(found) / len(expected)
+
+
+class RulerMatch(MeanScores):
+    """``string_match``, of references ``{"task": name, "answers": [text, ...]}``: the mean over the tasks' means.
+
+    ``kvpress_string_match`` is kvpress's reading. Each task's own mean has the task's name. ``score`` is a sample's
+    term of its task's mean. Both programs round each task's mean to two decimals of a percentage, which is not done
+    here.
+    """
+
+    names = (*RULER_TASKS, *(f"kvpress_{task}" for task in RULER_TASKS))
+    subtasks = RULER_TASKS
+
+    @staticmethod
+    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
+        task, answers = reference["task"], reference["answers"]
+        kvpress = ruler_score(prediction, task, answers, control="")
+        return {task: ruler_score(prediction, task, answers), f"kvpress_{task}": kvpress}
+
+    def compute(self) -> dict[str, float]:
+        means = super().compute()
+        ruler = {task: means[task] for task in RULER_TASKS if task in means}
+        kvpress = [means[f"kvpress_{task}"] for task in ruler]
+        return {"string_match": mean([*ruler.values()]), "kvpress_string_match": mean(kvpress), **ruler}
+
+    @classmethod
+    def score(cls, prediction: Any, reference: Mapping[str, Any]) -> float:
+        return cls.figures(prediction, reference)[reference["task"]]
+
 
 NEW_TOKENS = {"niah": 128, "vt": 30, "cwe": 120, "fwe": 50, "qa": 32}
 """Tokens generated, by the first part of a task's name."""
@@ -45,10 +105,7 @@ _ANSWERS = {"niah": "The special magic", **dict.fromkeys(("vt", "cwe", "fwe", "q
 
 
 def context_end(text: str, task: str) -> int:
-    """Count the characters before a task's question: up to the last place where its fixed words begin.
-
-    A text without them raises a ``ValueError``.
-    """
+    """Count the characters before a task's question: up to the last place where its fixed words begin."""
     places = [match.start() for match in _QUESTIONS[family(task)].finditer(text)]
     if not places:
         raise ValueError(f"no question of RULER's task {task} in it")
@@ -69,7 +126,7 @@ def family(task: str) -> str:
 
 
 @dataclass
-class Ruler(LongContext, row="ruler"):
+class Ruler(LongContext):
     """RULER at one length; ids are a task's name and the sample's number.
 
     Attributes:
@@ -86,11 +143,6 @@ class Ruler(LongContext, row="ruler"):
     allowed: ClassVar = {"tasks": RULER_TASKS}
     ranges: ClassVar = {"length": (1, MAX_TOKENS), "rows_per_task": (1, MAX_COUNT)}
     length_option = "length"
-    where = (
-        "hf download simonjegou/ruler --repo-type dataset --include '4096/*' --local-dir DIR; or DIR as "
-        "--save_dir of RULER's own scripts/data/prepare.py (https://github.com/NVIDIA/RULER), which leaves "
-        "DIR/TASK/validation.jsonl. The task ruler_synthetic needs no files"
-    )
 
     @property
     def expected_rows(self) -> int:
@@ -143,287 +195,17 @@ def parts_of(asker: LongContext, rest: str, task: str) -> tuple[str, str]:
 
 
 def ruler_sample(
-    asker: LongContext,
-    task: str,
-    name: str,
-    parts: tuple[str, str, str],
-    answers: Sequence[str],
-    kind: str | None = None,
+    asker: LongContext, task: str, name: str, parts: tuple[str, str, str], answers: Sequence[str], kind: str = ""
 ) -> Sample:
     """Return a sample of a task from its context, question and answer prefix; its kind is the task if not given."""
     context, question, prefix = parts
     return Sample(
-        id=name,
-        prompt=context + question + prefix,
-        reference={"task": task, "answers": list(answers)},
+        name,
+        context + question + prefix,
+        {"task": task, "answers": list(answers)},
         context_characters=len(context) + (len(question) if asker.compresses_question else 0),
         max_new_tokens=NEW_TOKENS[family(task)],
         kind=kind or task,
         chat=asker.chat,
         prefix_characters=len(prefix) if asker.chat else None,
     )
-
-
-NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-_NEEDLE = "One of the special magic {kind}s for {key} is: {value}."
-_HIDDEN = (
-    "A special magic {kind} is hidden within the following text. Make sure to memorize it. I will quiz you about the "
-    "{kind} afterwards.\n"
-)
-_ASK = (
-    "What is the special magic {kind} for {key} mentioned in the provided text? The special magic {kind} for {key} "
-    "mentioned in the provided text is"
-)
-_TRACK = "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
-_ASK_TRACK = (  # "assgined" is RULER's
-    "Question: Find all variables that are assigned the value {value} in the text above. Answer: According to the "
-    "chain(s) of variable assignment in the text above, {count} variables are assgined the value {value}, they are: "
-)
-_COMMON = (
-    "Below is a numbered list of words. In these words, some appear more often than others. Memorize the ones that "
-    "appear most often.\n"
-)
-_ASK_COMMON = (
-    "Question: What are the 10 most common words in the above list? Answer: The top 10 words that appear most often in "
-    "the list are:"
-)
-_CODED = (
-    "Read the following coded text and track the frequency of each coded word. Find the three most frequently appeared "
-    "coded words. "
-)
-_ASK_CODED = (
-    "Question: Do not provide any explanation. Please ignore the dots '....'. What are the three most frequently "
-    "appeared words in the above coded text? Answer: According to the coded text above, the three most frequently "
-    "appeared words are:"
-)
-_WORDS = (*ADJECTIVES, *NOUNS, *NAMES, *(name + ending for name, ending in product(NAMES, ("ta", "ro", "mi", "su"))))
-_HOPS, _COMMON_WORDS, _CODED_LENGTH, _ZETA_2 = 4, 10, 6, 1.6449340668482264  # the sum of 1 / k^2
-
-
-@dataclass(frozen=True)
-class Text:
-    """One sample's text: what may be compressed, what asks, and the expected texts."""
-
-    context: str
-    rest: str
-    answers: list[str]
-
-    @property
-    def whole(self) -> str:
-        """Both parts."""
-        return self.context + self.rest
-
-
-def needle_in_noise(random: Random, size: int) -> Text:
-    """Make ``niah_single_1``: one number among ``size`` times the same five sentences."""
-    return _niah(random, [NOISE] * size, "number", _word_key)
-
-
-def needle_in_needles(random: Random, size: int) -> Text:
-    """Make ``niah_multikey_2``: one number among ``size`` others of other keys."""
-    key = _word_key(random)
-    others = [_NEEDLE.format(kind="number", key=_other(random, key), value=_number(random)) for _ in range(size)]
-    return _niah(random, others, "number", lambda _: key)
-
-
-def uuid_in_uuids(random: Random, size: int) -> Text:
-    """Make ``niah_multikey_3``: the same, where keys and values are UUIDs."""
-    others = [_NEEDLE.format(kind="uuid", key=_uuid(random), value=_uuid(random)) for _ in range(size)]
-    return _niah(random, others, "uuid", _uuid)
-
-
-def variable_tracking(random: Random, size: int) -> Text:
-    """Make ``vt``: a value handed from variable to variable among ``size`` lines of noise; first an example."""
-    example = _chain(random, 10, letters=3)
-    main = _chain(random, size, letters=5)
-    solved = example.context + example.rest + " ".join(example.answers) + "\n\n"
-    return Text(solved + main.context, main.rest, main.answers)
-
-
-def common_words(random: Random, size: int, often: tuple[int, int] = (30, 3)) -> Text:
-    """Make ``cwe``: ten words more often than ``size`` others, in a numbered list; an example first.
-
-    ``often`` says how many times a common and another word is listed.
-    """
-    example = _numbered(random, 30, (10, 3) if often[0] > 10 else (3, 1))
-    main = _numbered(random, size, often)
-    solved = example.context + example.rest + " " + _listed(example.answers) + "\n"
-    return Text(solved + main.context, main.rest, main.answers)
-
-
-def frequent_words(random: Random, size: int) -> Text:
-    """Make ``fwe``: coded words in about ``size`` places, the k-th as often as 1 / k^2 says; the first is noise."""
-    vocabulary = _distinct(random, max(8, size // 20), string.ascii_lowercase, _CODED_LENGTH)
-    vocabulary[0] = "..."
-    words = [word for k, word in enumerate(vocabulary, 1) for _ in range(int(size / (k * k * _ZETA_2)))]
-    random.shuffle(words)
-    return Text(f"{_CODED}{' '.join(words)}\n", _ASK_CODED, vocabulary[1:4])
-
-
-class Maker(NamedTuple):
-    """A task's texts by their size: below ``smallest`` it has no single answer, at ``largest`` words run out."""
-
-    make: Callable[[Random, int], Text]
-    smallest: int
-    largest: int | None = None
-
-
-MAKERS = {
-    "niah_single_1": Maker(needle_in_noise, 1),
-    "niah_multikey_2": Maker(needle_in_needles, 1),
-    "niah_multikey_3": Maker(uuid_in_uuids, 1),
-    "vt": Maker(variable_tracking, _HOPS + 1),
-    "cwe": Maker(common_words, 10, len(_WORDS) - _COMMON_WORDS),
-    "fwe": Maker(frequent_words, 60),
-}
-
-
-def hidden_number(random: Random, haystack: Sequence[str], place: int) -> Text:
-    """Hide a number with a drawn key before the sentence at a place."""
-    return _hidden(haystack, place, "number", _word_key(random), _number(random))
-
-
-def _niah(random: Random, haystack: list[str], kind: str, draw_key: Callable[[Random], str]) -> Text:
-    key, value = draw_key(random), _uuid(random) if kind == "uuid" else _number(random)
-    return _hidden(haystack, random.randrange(len(haystack)), kind, key, value)
-
-
-def _hidden(haystack: Sequence[str], place: int, kind: str, key: str, value: str) -> Text:
-    sentences = [*haystack[:place], _NEEDLE.format(kind=kind, key=key, value=value), *haystack[place:]]
-    context = _HIDDEN.format(kind=kind) + "\n".join(sentences) + "\n"
-    return Text(context, _ASK.format(kind=kind, key=key), [value])
-
-
-def _chain(random: Random, size: int, letters: int) -> Text:
-    variables = _distinct(random, _HOPS + 1, string.ascii_uppercase, letters)
-    value = str(random.randrange(10_000, 100_000))
-    links = [f"VAR {variables[0]} = {value}"]
-    links += [f"VAR {ours} = VAR {before} " for before, ours in pairwise(variables)]
-    lines = [f"{NOISE}\n"] * size
-    for moved, (place, link) in enumerate(zip(sorted(random.sample(range(size), len(links))), links, strict=True)):
-        lines.insert(place + moved, link)
-    return Text(f"{_TRACK}{' '.join(lines)}\n", _ASK_TRACK.format(value=value, count=len(variables)), variables)
-
-
-def _numbered(random: Random, size: int, often: tuple[int, int]) -> Text:
-    words = random.sample(_WORDS, _COMMON_WORDS + size)
-    common, others = words[:_COMMON_WORDS], words[_COMMON_WORDS:]
-    listed = common * often[0] + others * often[1]
-    random.shuffle(listed)
-    return Text(f"{_COMMON}{_listed(listed)}\n", _ASK_COMMON, common)
-
-
-def _listed(words: list[str]) -> str:
-    return " ".join(f"{place}. {word}" for place, word in enumerate(words, 1))
-
-
-def _distinct(random: Random, count: int, letters: str, length: int) -> list[str]:
-    found: dict[str, None] = {}
-    while len(found) < count:
-        found["".join(random.choices(letters, k=length))] = None
-    return list(found)
-
-
-def _other(random: Random, key: str) -> str:
-    while (found := _word_key(random)) == key:
-        pass
-    return found
-
-
-def _word_key(random: Random) -> str:
-    return f"{random.choice(ADJECTIVES)}-{random.choice(NOUNS)}"
-
-
-def _number(random: Random) -> str:
-    return str(random.randrange(1_000_000, 10_000_000))
-
-
-def _uuid(random: Random) -> str:
-    return str(uuid.UUID(int=random.getrandbits(128), version=4))
-
-
-@dataclass
-class RulerSynthetic(MadeTexts, LongContext, row="ruler_synthetic"):
-    """Six of RULER's tasks at a given length. Not the published texts: their words are others.
-
-    Attributes:
-        length: prompt and room for the answer (``NEW_TOKENS``) together, at most; in tokens of ``tokenizer``, or in
-            words (what white space separates) without one. A chat template's tokens come on top.
-        tokenizer: folder or Hub id; special tokens are not counted.
-    """
-
-    tasks: tuple[str, ...] = tuple(MAKERS)
-    length: int = 4096
-    tokenizer: str | None = None
-    samples_per_task: int = 100
-    seed: int = 0
-
-    scored_by = RulerMatch
-    allowed: ClassVar = {"tasks": tuple(MAKERS)}
-    ranges: ClassVar = {"length": (1, MAX_TOKENS), "samples_per_task": (1, MAX_COUNT)}
-    length_option = "length"
-    where = "It needs no files: its texts are made when it is asked, by its options length, tokenizer and seed"
-
-    @property
-    def expected_rows(self) -> int:
-        return self.samples_per_task * len(self.tasks)
-
-    def check_lengths(self) -> None:
-        count = token_counter(self.tokenizer)
-        for task in self.tasks:
-            for number in range(self.samples_per_task):
-                self._check_room(task, self._maker(task, number), count)
-
-    def samples(self) -> list[Sample]:
-        count = token_counter(self.tokenizer)
-        return [sample for task in self.tasks for sample in self._task_samples(task, count)]
-
-    def _task_samples(self, task: str, count: Callable[[str], int]) -> list[Sample]:
-        samples, size, maker = [], 0, MAKERS[task]
-        budget = self.length - NEW_TOKENS[family(task)]
-        for number in range(self.samples_per_task):
-            make = self._maker(task, number)
-            self._check_room(task, make, count)
-
-            def fits(size: int, make: Callable[[int], Text] = make) -> bool:
-                return count(make(size).whole) <= budget
-
-            size = largest_fitting(fits, size, maker.smallest, maker.largest)
-            text = make(size)
-            parts = text.context, *parts_of(self, text.rest, task)
-            samples.append(ruler_sample(self, task, f"{task}-{number}", parts, text.answers))
-        return samples
-
-    def _maker(self, task: str, number: int) -> Callable[[int], Text]:
-        """Return the sample's text by its size; the same one for the same size. RULER lists fewer words below 4,096."""
-        often = {"often": (6, 1)} if task == "cwe" and self.length < 4096 else {}
-        return lambda size: MAKERS[task].make(Random(f"{self.seed}-{task}-{number}"), size, **often)
-
-    def _check_room(self, task: str, make: Callable[[int], Text], count: Callable[[str], int]) -> None:
-        room, answer = self.length - NEW_TOKENS[family(task)], NEW_TOKENS[family(task)]
-        if (least := count(make(MAKERS[task].smallest).whole)) > room:
-            raise ValueError(
-                f"length leaves {room} tokens or words for a prompt of {task}, and its shortest text has {least}; "
-                f"raise length to {least + answer} or more, or leave {task} out of tasks"
-            )
-
-
-def largest_fitting(fits: Callable[[int], bool], near: int, low: int, most: int | None = None) -> int:
-    """Find the largest size that fits, from ``near`` outwards, then by halving; ``low`` does, ``most`` is the end."""
-    step, high = 1, max(near, low)
-    if fits(high):
-        low = high
-        while (most is None or low < most) and fits(high := min(low + step, most or low + step)):
-            low, step = high, 2 * step
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
-def token_counter(tokenizer: str | None) -> Callable[[str], int]:
-    """Return what counts a text's tokens, special ones left out; its words without a tokenizer."""
-    if tokenizer is None:
-        return lambda text: len(text.split())
-    loaded = read_tokenizer(tokenizer)
-    return lambda text: len(loaded(text, add_special_tokens=False, verbose=False)["input_ids"])

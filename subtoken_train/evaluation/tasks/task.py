@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -30,10 +31,9 @@ class Sample:
 
     Attributes:
         id: unique in the task.
-        prompt: what is asked. Image tasks: the user's turn, ``<image>`` once per image; the backbone's family puts its
-            chat format around it. Text tasks: the whole text, as the model reads it.
-        reference: what the metric reads beside the prediction (answers, choices, category, ...); JSON values only,
-            because it is stored with the prediction.
+        prompt: what is asked. Image tasks: the user's turn, ``<image>`` once per image, without the chat format. Text
+            tasks: the whole text, as the model reads it.
+        reference: what the metric reads beside the prediction; JSON values only.
         images: images and videos in the order of their placeholders; opened when a batch needs them.
         choices: continuations whose log-likelihoods are asked; empty: the answer is generated.
         context_characters: text tasks: how much of ``prompt``, from its start, may be compressed; None: the default
@@ -44,11 +44,10 @@ class Sample:
         earlier: image tasks: the turns before ``prompt``, with their answers; they are not in a task's digest.
         cut_middle: text tasks: a prompt that is too long loses its middle, instead of being refused.
         chat: text tasks: the tokenizer's chat template is put around the prompt; one without it is refused.
-        prefix_characters: in a chat: so many of ``prompt``, at its end, begin the answer and stand after the template's
-            end; None: all of it is the user's.
+        prefix_characters: in a chat: so many of ``prompt``, at its end, begin the answer; None: none.
         keep_space: the answer is kept with the space around it.
-        messages: text tasks: the conversation that is asked, in the tokenizer's chat template where there is one, in
-            place of ``prompt``.
+        messages: text tasks: the conversation that is asked in place of ``prompt``, in a chat template where there is
+            one.
         variables: given to that template.
     """
 
@@ -72,10 +71,10 @@ class Sample:
 
 @dataclass
 class Task(ABC):
-    """A benchmark. Subclasses with options of their own are dataclasses, whose fields they are.
+    """A benchmark; options of its own are fields of a dataclass.
 
-    ``source`` is a folder with its files, or a Hub data-set id; None: ``hub_id``. A built-in one takes its attributes
-    from its row of ``tasks.csv``, which it names (``class POPE(Task, row="pope")``); another states them.
+    ``source`` is a folder with its files, or a Hub data-set id; None: ``hub_id``. A built-in task is a row of
+    ``tasks.csv``, whose cells become these attributes, made of the class that the row names; another states them.
     """
 
     name: ClassVar[str]
@@ -86,7 +85,6 @@ class Task(ABC):
     """The score of ``metric().compute()`` that tables print."""
     where: ClassVar[str]
     """Commands and addresses that get the files, in plain text (``subtoken-train data NAME`` prints it)."""
-
     hub_id: ClassVar[str | None] = None
     """Hub name by which ``datasets`` finds it; None for what is on no hub."""
     rows: ClassVar[int | None] = None
@@ -97,8 +95,6 @@ class Task(ABC):
     """Columns that make a sample, beside images."""
     tokens: ClassVar[int] = 16
     """Cap on an answer."""
-    own_form: ClassVar[str] = ""
-    """Commands and addresses of files in the benchmark's own form, which end ``where``."""
     made_in: ClassVar[str | None] = None
     """Folder that ``subtoken-train data`` writes, and that is read unless another is named."""
     needs_files: ClassVar[bool] = True
@@ -113,17 +109,15 @@ class Task(ABC):
     source: str | Path | None = field(default=None, kw_only=True)
 
     def __init_subclass__(cls, row: str | None = None) -> None:
-        """Take the attributes of a row of the table; from them follows where Parquet files are."""
+        """Take the cells of a row; a form of files of the benchmark's own (``own_form``) ends where files are."""
         super().__init_subclass__()
-        if row is None:
-            return
-        given = {name: text for name, text in TASK_ROWS[row].items() if text and name != "class"}
-        for name, text in given.items():
+        cells = {name: text for name, text in (TASK_ROWS[row] if row else {}).items() if text and name != "class"}
+        for name, text in cells.items():
             setattr(cls, name, _READ.get(name, str)(text))
-        if "answered" in given and "where" not in vars(cls):
-            files = f"--local-dir DIR --include '{given.get('config', 'data')}/{cls.answered}-*'"
+        if "answered" in cells and "where" not in cells:
+            files = f"--local-dir DIR --include '{cells.get('config', 'data')}/{cls.answered}-*'"
             hub = f"hf download {cls.hub_id} --repo-type dataset {files}"
-            cls.where = f"Parquet: {hub}. {cls.own_form}" if cls.own_form else hub
+            cls.where = f"Parquet: {hub}. {cells['own_form']}" if "own_form" in cells else hub
 
     def __post_init__(self) -> None:
         """Refuse an option's value that is not ``allowed`` or out of its range, by a ``ValueError``."""
@@ -151,19 +145,13 @@ class Task(ABC):
         return self.scored_by()
 
     def check_options(self) -> None:  # noqa: B027  (most options cannot contradict each other)
-        """Raise a ``ValueError`` where options that are each allowed cannot be served together, and say what to change.
+        """Raise a ``ValueError`` where options that are each allowed cannot be served together; no file is read."""
 
-        Asked by ``evaluate --check`` and before any model runs; no file of the benchmark is read.
-        """
-
-    def check_requirements(self) -> None:  # noqa: B027  (most tasks need nothing, and say so by not defining it)
-        """Raise a ``ValueError`` where the metric could not score here, and say how to get what is missing.
-
-        Asked before any model runs.
-        """
+    def check_requirements(self) -> None:  # noqa: B027  (most tasks need nothing)
+        """Raise a ``ValueError`` where the metric could not score here; asked before any model runs."""
 
     def write_for_others(self, folder: Path) -> None:  # noqa: B027  (few are read)
-        """Write what a program outside reads beside the records, when all samples are answered; most tasks nothing."""
+        """Write what a program outside reads beside the records, when all samples are answered."""
 
     @property
     def expected_rows(self) -> int | None:
@@ -186,3 +174,13 @@ class Task(ABC):
     def options(self) -> dict[str, Any]:
         """The options but ``source``, for manifests and tables."""
         return {name: value for name, value in vars(self).items() if name != "source"}
+
+
+def __getattr__(name: str) -> type[Task]:
+    """Return the class of a row of the table by the row's name."""
+    if name not in TASK_ROWS:
+        raise AttributeError(f"module {__name__} has no attribute {name!r}")
+    module, _, base = TASK_ROWS[name]["class"].partition(":")
+    kind = getattr(import_module(f"{__package__}.{module}"), base)
+    made: type[Task] = globals().setdefault(name, type(name, (kind,), {"__module__": __name__}, row=name))
+    return made

@@ -1,6 +1,6 @@
 """Video tasks: questions about frames from folders of extracted images, answered for a judge; no score without one.
 
-No video is decoded here. ``ffmpeg -i VIDEO.mp4 -vf fps=1 DIR/frames/VIDEO/%06d.jpg`` makes such a folder. Words are
+No video is decoded here: ``ffmpeg -i VIDEO.mp4 -vf fps=1 DIR/frames/VIDEO/%06d.jpg`` makes such a folder. Words are
 VLMEvalKit's.
 """
 
@@ -18,8 +18,7 @@ from subtoken_train.datasets.image_sources import evenly_spaced
 from subtoken_train.errors import MAX_COUNT
 from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.results import SampleRecord, read_samples
-from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, task_folder, unique_ids
-from subtoken_train.evaluation.tasks.table_files import read_split, read_table
+from subtoken_train.evaluation.tasks.files import FileRow, find_file, read_split, read_table, task_folder, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.outputs import write_whole
 
@@ -28,15 +27,14 @@ from subtoken_train.outputs import write_whole
 class VideoTask(Task):
     """Questions about frames, whose answers only a judge can score: a run leaves ``judge.tsv`` beside its records.
 
-    ``frames`` counts the images of each video, evenly spaced over its folder's. LLaVA-1.5's 4,096 tokens hold six.
+    ``frames`` of each video are shown, evenly spaced over its folder's. LLaVA-1.5's 4,096 tokens hold six.
     """
 
     frames: int = 8
 
     scored_by = Answered
     ranges: ClassVar = {"frames": (1, MAX_COUNT)}
-    before: ClassVar[str]
-    """Words before a question."""
+    before: ClassVar[str]  # words before a question
 
     def write_for_others(self, folder: Path) -> None:
         write_judge_file(read_samples(folder).values(), folder / "judge.tsv")
@@ -58,16 +56,11 @@ class VideoTask(Task):
 
 
 def write_judge_file(records: Iterable[SampleRecord], path: Path) -> None:
-    """Write the answers in the form that VLMEvalKit's judges read: the set's columns and ``prediction``, as TSV.
-
-    Rows come by their ``index``. Versions of VLMEvalKit that want ``.xlsx`` need it converted.
-    """
+    """Write the answers by ``index`` as VLMEvalKit's judges read them: the set's columns and ``prediction``, as TSV."""
     rows = []
     for record in records:
         if not isinstance(record.prediction, str) or "index" not in record.reference:
-            raise ValueError(
-                f"sample {record.id!r} is not an answer to a video question; only their tasks have a judge"
-            )
+            raise ValueError(f"sample {record.id!r} is no answer to a video question; only their tasks have a judge")
         rows.append({**record.reference, "prediction": record.prediction})
     if not rows:
         raise ValueError(f"no answers to write to {path}; evaluate the task first")
@@ -79,11 +72,10 @@ def write_judge_file(records: Iterable[SampleRecord], path: Path) -> None:
     write_whole(path, file.getvalue())
 
 
-class MMBenchVideo(VideoTask, row="mmbench_video"):
+class MMBenchVideo(VideoTask):
     """MMBench-Video (Fang et al., NeurIPS 2024): open questions, asked one by one.
 
-    VLMEvalKit's first release put a line about an assistant before them. Its other way, all questions of a video at
-    once, is not here.
+    VLMEvalKit's other way, all questions of a video at once, is not here.
     """
 
     table: ClassVar = "MMBench-Video.tsv"
@@ -92,11 +84,6 @@ class MMBenchVideo(VideoTask, row="mmbench_video"):
         "chronological order of the video.\n"
         "Please analyze these images and provide the answer to the question about the video content.\n"
         "Please directly reply with your response to the only question.\n"
-    )
-    where = (
-        "hf download opencompass/MMBench-Video --repo-type dataset --local-dir DIR (its videos are pickled archives, "
-        "which VLMEvalKit unpacks), then extract frames of each into DIR/frames/VIDEO (ffmpeg -i VIDEO.mp4 -vf fps=1 "
-        f"DIR/frames/VIDEO/%06d.jpg); DIR holds {table}"
     )
 
     def video_rows(self) -> list[FileRow]:
@@ -113,20 +100,12 @@ class MMBenchVideo(VideoTask, row="mmbench_video"):
         return Sample(row.values["index"], prompt, dict(row.values), images, max_new_tokens=self.tokens)
 
 
-class VideoTT(VideoTask, row="video_tt"):
-    """Video-TT (Zhang et al., 2025): questions with options; the set's open questions are not here.
-
-    Ids are the rows' numbers from 0, which VLMEvalKit calls ``index``.
-    """
+class VideoTT(VideoTask):
+    """Video-TT (Zhang et al., 2025): its questions with options; ids are the rows' numbers, VLMEvalKit's ``index``."""
 
     before = (
         "These are the frames of a video. Select the best answer to the following multiple-choice question based on "
         "the video. Respond with only the letter (A, B, C, or D) of the correct option.\n"
-    )
-    where = (
-        "hf download lmms-lab/video-tt --repo-type dataset --local-dir DIR, unpack its videos and extract frames of "
-        "each into DIR/frames/VIDEO_ID (ffmpeg -i VIDEO_ID.mp4 -vf fps=1 DIR/frames/VIDEO_ID/%06d.jpg); DIR holds "
-        "data/test-*.parquet"
     )
 
     def video_rows(self) -> list[FileRow]:

@@ -1,9 +1,9 @@
 """GQA, TextVQA and VQAv2: questions about photographs that people answered, in the Hub's form and in their own.
 
-TextVQA's own form is LLaVA's: ``llava_textvqa_val_v051_ocr.jsonl`` (of its eval.zip), whose lines hold the whole
-prompt, with ``TextVQA_0.5.1_val.json`` for the answers, joined by image and question in lower case, because the lines
-have no question ids. The Parquet form is lmms-eval's, whose prompts of TextVQA capitalise the question (and lower the
-rest of it); GQA's questions and images are two configurations of it.
+TextVQA's own form is LLaVA's: ``llava_textvqa_val_v051_ocr.jsonl``, whose lines hold the whole prompt, with
+``TextVQA_0.5.1_val.json`` for the answers, joined by image and question in lower case, because the lines have no
+question ids. The Parquet form is lmms-eval's, whose prompts of TextVQA capitalise the question (and lower the rest of
+it); GQA's questions and images are two configurations of it.
 """
 
 from __future__ import annotations
@@ -16,31 +16,17 @@ from typing import Any, ClassVar
 from subtoken_train.datasets.image_sources import inside
 from subtoken_train.evaluation.metrics.short_answers import ExactMatch
 from subtoken_train.evaluation.metrics.vqa_accuracy import SoftAccuracy, VQAv2Accuracy
-from subtoken_train.evaluation.tasks.file_rows import (
-    FileRow,
-    find_file,
-    read_entries,
-    read_jsonl,
-    read_named,
-    unique_ids,
-)
+from subtoken_train.evaluation.tasks import files
+from subtoken_train.evaluation.tasks.files import FileRow, find_file, read_entries, read_split, unique_ids
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
-from subtoken_train.evaluation.tasks.table_files import read_split
 from subtoken_train.typed import shown
 
 
-class GQA(ImageQuestions, row="gqa"):
-    """GQA (Hudson & Manning, arXiv:1902.09506): the balanced questions of testdev.
-
-    The kind is ``binary`` (the answer is yes or no) or ``open``.
-    """
+class GQA(ImageQuestions):
+    """GQA (Hudson & Manning, arXiv:1902.09506): testdev's balanced questions, ``binary`` (yes or no) or ``open``."""
 
     scored_by = ExactMatch
     questions = "testdev_balanced_questions.json"
-    own_form = (
-        f"GQA's own form, unpacked in DIR: {questions} of https://downloads.cs.stanford.edu/nlp/data/gqa/"
-        "questions1.2.zip, and images/ of https://downloads.cs.stanford.edu/nlp/data/gqa/images.zip"
-    )
 
     def reference(self, row: FileRow) -> dict[str, Any]:
         return {"answer": self.answer(row)}
@@ -51,7 +37,7 @@ class GQA(ImageQuestions, row="gqa"):
     def own_rows(self, folder: Path) -> list[FileRow] | None:
         if not (folder / self.questions).is_file():
             return None
-        entries = read_named(folder / self.questions, self.columns[1:])
+        entries = files.read_named(folder / self.questions, self.columns[1:])
         paths = {name: folder / "images" / f"{row.values['imageId']}.jpg" for name, row in entries.items()}
         return [row.with_values(id=name, image=paths[name]) for name, row in entries.items()]
 
@@ -67,12 +53,11 @@ class GQA(ImageQuestions, row="gqa"):
 
 
 @dataclass
-class TextVQA(ImageQuestions, row="textvqa"):
+class TextVQA(ImageQuestions):
     """TextVQA (Singh et al., arXiv:1904.08920), validation: questions about text in photographs.
 
-    Attributes:
-        ocr: put the words that a text detector found in the image into the prompt, as LLaVA-1.5's results have it (and
-            very probably the paper's); without them the score is lower by a lot, so say which.
+    ``ocr`` puts the words that a text detector found into the prompt, as LLaVA-1.5's results have it (and very probably
+    the paper's); without them the score is lower by a lot, so say which.
     """
 
     ocr: bool = True
@@ -81,12 +66,6 @@ class TextVQA(ImageQuestions, row="textvqa"):
     questions: ClassVar = "llava_textvqa_val_v051_ocr.jsonl"
     official: ClassVar = "TextVQA_0.5.1_val.json"
     ocr_line: ClassVar = "Reference OCR token: "
-    own_form = (
-        f"LLaVA's form, all in DIR: {questions} (folder textvqa of eval.zip, "
-        "https://drive.google.com/file/d/1atZSBBrAX54yYpxtVVW33zFvcnaHeFPy), "
-        f"https://dl.fbaipublicfiles.com/textvqa/data/{official}, and train_images/ of "
-        "https://dl.fbaipublicfiles.com/textvqa/images/train_val_images.zip"
-    )
 
     def question(self, row: FileRow) -> str:
         if "text" in row.values:  # LLaVA's files hold it
@@ -97,7 +76,7 @@ class TextVQA(ImageQuestions, row="textvqa"):
     def own_rows(self, folder: Path) -> list[FileRow] | None:
         if not any((folder / name).is_file() for name in (self.questions, self.official)):
             return None
-        questions = read_jsonl(find_file(self, folder, self.questions), ("question_id", "image", "text"))
+        questions = files.read_jsonl(find_file(self, folder, self.questions), ("question_id", "image", "text"))
         path = find_file(self, folder, self.official)
         known = _annotations(path)
         rows = []
@@ -115,7 +94,6 @@ class TextVQA(ImageQuestions, row="textvqa"):
         return rows
 
     def _llava_prompt(self, row: FileRow) -> tuple[str, str]:
-        """Return the question alone, and what is asked."""
         question, *rest = row.text("text").split("\n")
         tokens = len(rest) == 2 and rest[0].startswith(self.ocr_line.rstrip())
         if not tokens and (self.ocr or len(rest) != 1):
@@ -127,7 +105,7 @@ class TextVQA(ImageQuestions, row="textvqa"):
 
 
 def _annotations(path: Path) -> dict[tuple[str, str], deque[FileRow]]:
-    """Group annotations by image and question; one that was put twice has two, in order (LLaVA: both get the last)."""
+    """Group annotations by image and question; one put twice has two, in order (LLaVA: both get the last)."""
     found: dict[tuple[str, str], deque[FileRow]] = defaultdict(deque)
     rows = read_entries(path, "data", ("image_id", "question", "question_id"))
     unique_ids((str(row.values["question_id"]), row.place) for row in rows)
@@ -137,22 +115,18 @@ def _annotations(path: Path) -> dict[tuple[str, str], deque[FileRow]]:
 
 
 @dataclass
-class VQAv2(ImageQuestions, row="vqav2"):
+class VQAv2(ImageQuestions):
     """VQAv2 (Goyal et al., arXiv:1612.00837): questions about COCO photographs, ten answers each.
 
     The validation set, a reading: the sub-token paper names no split, and its figures fit test-dev as well. The other
-    values of ``split`` have no public answers (LLaVA's table shows test-dev) and are refused.
+    values of ``split`` have no public answers and are refused.
     """
 
     split: str = "validation"
 
     scored_by = VQAv2Accuracy
     allowed: ClassVar = {"split": ("validation", "testdev", "test")}
-    files: ClassVar = ("v2_OpenEnded_mscoco_val2014_questions.json", "v2_mscoco_val2014_annotations.json")
-    own_form = (
-        "The challenge's own form, unpacked in DIR: https://s3.amazonaws.com/cvmlp/vqa/mscoco/vqa/"
-        "v2_Questions_Val_mscoco.zip, .../v2_Annotations_Val_mscoco.zip, http://images.cocodataset.org/zips/val2014.zip"
-    )
+    own_files: ClassVar = ("v2_OpenEnded_mscoco_val2014_questions.json", "v2_mscoco_val2014_annotations.json")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -162,9 +136,9 @@ class VQAv2(ImageQuestions, row="vqav2"):
             )
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
-        if not any((folder / name).is_file() for name in self.files):
+        if not any((folder / name).is_file() for name in self.own_files):
             return None
-        paths = [find_file(self, folder, name) for name in self.files]
+        paths = [find_file(self, folder, name) for name in self.own_files]
         questions = _by_id(read_entries(paths[0], "questions", ("question_id", "image_id", "question")))
         annotations = _by_id(read_entries(paths[1], "annotations", ("question_id", "answers", "answer_type")))
         for asked, path, others in ((questions, paths[1], annotations), (annotations, paths[0], questions)):

@@ -1,9 +1,8 @@
 """POPE and MME: yes or no about a photograph, in the Hub's form and in the benchmarks' own.
 
-POPE (Li et al., arXiv:2305.10355): 3,000 questions in each of three categories. LLaVA-1.5's paper used a random file of
-2,910; the paper of this package, the 9,000. Answers are read as LLaVA (``llava/eval/eval_pope.py``) and lmms-eval
-(``tasks/pope/utils.py``) read them. MME (Fu et al., arXiv:2306.13394): 14 subtasks, two questions to an image, read as
-its own program (``eval_tool/calculation.py``) and lmms-eval (``tasks/mme/utils.py``) read them.
+POPE (Li et al., arXiv:2305.10355): 3,000 questions in each of three categories, as the sub-token paper has them, read
+as LLaVA (``llava/eval/eval_pope.py``) and lmms-eval (``tasks/pope/utils.py``) do. MME (Fu et al., arXiv:2306.13394): 14
+subtasks, two questions to an image, read as its ``eval_tool/calculation.py`` and lmms-eval (``tasks/mme/utils.py``) do.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from subtoken_train.evaluation.metrics.metric import TaskMetric, mean
-from subtoken_train.evaluation.tasks.file_rows import FileRow, find_file, read_jsonl, read_lines, task_source
+from subtoken_train.evaluation.tasks import files
+from subtoken_train.evaluation.tasks.files import FileRow
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
-from subtoken_train.evaluation.tasks.table_files import parquet_files, read_split
 from subtoken_train.evaluation.tasks.task import Sample
 
 POPE_CATEGORIES = ("adversarial", "popular", "random")
@@ -26,18 +25,12 @@ POPE_CATEGORIES = ("adversarial", "popular", "random")
 class POPEScores(TaskMetric):
     """Scores over the counts of predictions and labels; a reference holds ``label`` (yes, no) and ``category``.
 
-    Scores:
-        ``accuracy``, ``precision``, ``recall``, ``f1``, ``yes_rate``: all samples together, answers as LLaVA reads
-            them (``first_sentence_answer``); the positive class is yes, and ``yes_rate`` is how often the *model* says
-            yes.
-        ``accuracy_CATEGORY``, ``f1_CATEGORY``: the same of one category that has samples.
-        ``llava_f1``: mean of the categories' F1, as LLaVA-1.5's table.
-        ``lmms_accuracy``, ``lmms_precision``, ``lmms_recall``, ``lmms_f1``: lmms-eval's, which wants exactly "yes" or
-            "no" (``bare_answer``): "Yes." is wrong, and a missed yes counts for recall only where the answer is "no".
-        ``lmms_yes_ratio``: as lmms-eval's code has it, the share of yes among the *labels*.
-
-    Where no answer or no label is yes, LLaVA's program stops with a ZeroDivisionError; here, as in lmms-eval, a
-    fraction of nothing is 0.
+    ``accuracy``, ``precision``, ``recall``, ``f1`` (positive: yes) and ``yes_rate``, how often the *model* says yes, of
+    answers as LLaVA reads them (``first_sentence_answer``); ``accuracy_CATEGORY`` and ``f1_CATEGORY``; ``llava_f1``,
+    the mean of the categories' F1, as LLaVA-1.5's table. ``lmms_accuracy``, ``lmms_precision``, ``lmms_recall``,
+    ``lmms_f1``: lmms-eval's, which wants exactly "yes" or "no" (``bare_answer``): "Yes." is wrong, and a missed yes
+    counts for recall only where the answer is "no". ``lmms_yes_ratio``: as its code has it, the share of yes among the
+    *labels*. A fraction of nothing is 0, as in lmms-eval; LLaVA's program stops there.
     """
 
     def compute(self) -> dict[str, float]:
@@ -63,8 +56,7 @@ class POPEScores(TaskMetric):
 def first_sentence_answer(text: str) -> str:
     """Return ``no`` if a word of the first sentence is No, no or not; else ``yes``, for nothing and "NO" too.
 
-    The sentence ends at the first full stop, commas are removed, and words are separated by single spaces (a line break
-    separates nothing).
+    Commas are removed, and words are separated by single spaces (a line break separates nothing).
     """
     words = text.partition(".")[0].replace(",", "").split(" ")
     return "no" if {"No", "not", "no"} & set(words) else "yes"
@@ -92,20 +84,13 @@ def _share(marks: Sequence[float]) -> float:
 
 
 @dataclass
-class POPE(ImageQuestions, row="pope"):
-    """Questions of one category (``adversarial``, ``popular`` or ``random``) or of ``all``.
-
-    Question ids are unique within a category only.
-    """
+class POPE(ImageQuestions):
+    """Questions of one category (``adversarial``, ``popular``, ``random``) or of ``all``; ids are unique within one."""
 
     category: str = "all"
 
     scored_by = POPEScores
     allowed: ClassVar = {"category": ("all", *POPE_CATEGORIES)}
-    own_form = (
-        "The benchmark's own form, all in DIR: output/coco/coco_pope_{random,popular,adversarial}.json of "
-        "https://github.com/AoiDragon/POPE, and val2014/ of http://images.cocodataset.org/zips/val2014.zip"
-    )
 
     @property
     def categories(self) -> tuple[str, ...]:
@@ -124,13 +109,15 @@ class POPE(ImageQuestions, row="pope"):
         return self.ask(row, name, text, {"label": label, "category": category}, kind=category)
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
-        if parquet_files(folder, self.answered) or any((folder / "Full").glob("*.parquet")):
+        if files.parquet_files(folder, self.answered) or any((folder / "Full").glob("*.parquet")):
             return None
         return [row for name in self.categories for row in self._own_rows(folder, name)]
 
     def _own_rows(self, folder: Path, category: str) -> list[FileRow]:
         name = f"coco_pope_{category}.json"
-        rows = read_jsonl(find_file(self, folder, name, f"coco/{name}"), ("question_id", "image", "text", "label"))
+        rows = files.read_jsonl(
+            files.find_file(self, folder, name, f"coco/{name}"), ("question_id", "image", "text", "label")
+        )
         return [
             row.with_values(
                 question=row.values["text"],
@@ -142,12 +129,14 @@ class POPE(ImageQuestions, row="pope"):
         ]
 
     def parquet_rows(self) -> list[FileRow]:
-        """Return the categories' rows: of one split, or of a folder ``Full`` with a split for each."""
-        source = task_source(self)
-        if not isinstance(source, Path) or parquet_files(source, self.answered):
+        """Return the rows of one split, or of a folder ``Full`` with a split for each category."""
+        source = files.task_source(self)
+        if not isinstance(source, Path) or files.parquet_files(source, self.answered):
             rows = super().parquet_rows()
         else:
-            rows = [row for name in self.categories for row in read_split(self, name, self.columns, ["image"], "Full")]
+            rows = [
+                row for name in self.categories for row in files.read_split(self, name, self.columns, ["image"], "Full")
+            ]
         return [row for row in rows if row.values["category"] in self.categories]
 
 
@@ -161,20 +150,14 @@ MME_SUBTASKS = tuple(name for names in _MME_TOTALS.values() for name in names)
 
 
 class MMEScores(TaskMetric):
-    """Accuracy, and the benchmark's points.
+    """Accuracy, and the benchmark's points; a reference holds ``answer`` (yes, no), ``category`` and ``pair`` (image).
 
-    A reference holds ``answer`` (yes, no), ``category`` (a subtask) and ``pair``, the image's name; the two questions
-    of a pair are found by category and name, not by order.
-
-    Scores:
-        ``accuracy``: right answers over all questions, as lmms-eval reads them. That the sub-token paper prints this is
-            a reading: its figures are whole numbers of 2,374 questions, and it names no score.
-        ``official_accuracy``: the same, as MME's own program reads them.
-        ``official_perception``, ``official_cognition``, ``lmms_perception``, ``lmms_cognition``: points, the sum over
-            subtasks of 100 (accuracy + share of pairs with both answers right): up to 2000 and 800.
-        ``official_SUBTASK``: points of one subtask, up to 200.
-
-    A question without its partner, as a limited run leaves, counts for the accuracies but not for points.
+    ``accuracy``: right answers over all questions, as lmms-eval reads them. That the sub-token paper prints this is a
+    reading: its figures are whole numbers of 2,374 questions, and it names no score. ``official_accuracy``: as MME's
+    own program reads them. ``official_perception``, ``official_cognition`` and ``lmms_...``: points, the sum over
+    subtasks of 100 (accuracy + share of pairs with both answers right), up to 2000 and 800; ``official_SUBTASK``: of
+    one, up to 200. A question without its partner, as a limited run leaves, counts for the accuracies but not for
+    points.
     """
 
     readings: ClassVar = ("official", "lmms")
@@ -222,19 +205,14 @@ def _points(pairs: Sequence[Sequence[tuple[bool, bool]]]) -> tuple[float, ...] |
     return tuple(100 * (mean([*map(mean, marks)]) + mean([*map(all, marks)])) for marks in readings)
 
 
-class MME(ImageQuestions, row="mme"):
-    """All subtasks. Accuracy over the questions, the first score, is a reading of the sub-token paper's column.
+class MME(ImageQuestions):
+    """All subtasks; an id is image and question, because the question ids are the images'.
 
-    An id is image and question, because the question ids are the images'. LLaVA and lmms-eval put their words for short
-    answers in the place of every question's own ending. Where two spaces are before it, as in seven questions,
-    lmms-eval leaves one, and LLaVA, which is followed here, none.
+    LLaVA and lmms-eval put their words for short answers in the place of every question's own ending. Where two spaces
+    are before it, as in seven questions, lmms-eval leaves one, and LLaVA, which is followed here, none.
     """
 
     scored_by = MMEScores
-    own_form = (
-        "The benchmark's own folders, MME_Benchmark_release_version, are given on request: "
-        "https://github.com/BradyFU/Awesome-Multimodal-Large-Language-Models/tree/Evaluation"
-    )
 
     def sample(self, row: FileRow, number: int) -> Sample:
         category, pair, question = str(row.values["category"]), str(row.values["question_id"]), row.text("question")
@@ -259,7 +237,7 @@ class MME(ImageQuestions, row="mme"):
                 texts, images = texts / "questions_answers_YN", images / "images"
             for path in sorted(texts.glob("*.txt")):
                 image = images / f"{path.stem}.jpg"  # or .png: found when opened
-                for line in read_lines(path):
+                for line in files.read_lines(path):
                     question, tab, answer = line.values["text"].partition("\t")
                     if not tab:
                         raise ValueError(f"{line.place}: expected a question, a tab and an answer")

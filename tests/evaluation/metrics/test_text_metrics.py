@@ -20,7 +20,7 @@ from subtoken_train.evaluation.tasks.embedded_tasks import (
     scene_score,
 )
 from subtoken_train.evaluation.tasks.likelihoods import MultipleChoice, Perplexity
-from subtoken_train.evaluation.tasks.long_context import RulerMatch, ruler_score
+from subtoken_train.evaluation.tasks.ruler import RulerMatch, ruler_score
 from tests.support.vqa_cases import reference_cases
 
 TEXTS = [

@@ -11,8 +11,6 @@ from tests.support.vqa_cases import reference_cases, refused, write_rows
 
 needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="the PTB tokenizer is a Java program")
 CAPTIONS = [("a dog runs", ["a dog runs fast", "the dog"]), ("ein Hund", ["a cat"]), ("", ["two red cars", "cars"])]
-
-
 COLUMNS = {"coco_caption": ("question_id", "answer"), "textcaps": ("image_id", "caption_str")}
 
 
@@ -50,12 +48,6 @@ def cases(shared):
     return reference_cases(shared, "caption_cider")
 
 
-@pytest.fixture
-def plain_tokens(monkeypatch):
-    """Words in lower case in the tokenizer's place: no Java."""
-    monkeypatch.setattr(captions, "ptb_tokens", lambda rows: [[text.lower() for text in row] for row in rows])
-
-
 def test_cider_of_golden_tokens(cases):
     for case in cases:
         names = list(case["ptb_gts"])
@@ -86,7 +78,6 @@ def test_what_is_missing_stops_before_a_model_runs(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ValueError, match="no 'java' on the PATH; install a Java runtime"):
         build_task("textcaps").check_requirements()
-    build_task("ruler").check_requirements()
     monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pycocoevalcap, which is not installed: .*subtoken_train\[eval\]"):
         build_task("textcaps").check_requirements()
@@ -98,7 +89,9 @@ def test_words_shared():
     assert CaptionCider.score("the dog", {"captions": ["a dog runs fast", "The dog."]}) == 1
 
 
-def test_ascii_and_other_scripts_survive_the_state(plain_tokens):
+def test_batches_and_other_scripts(monkeypatch):
+    """Words in lower case in the tokenizer's place: no Java."""
+    monkeypatch.setattr(captions, "ptb_tokens", lambda rows: [[text.lower() for text in row] for row in rows])
     one, batches = CaptionCider(), CaptionCider()
     texts = [("Ein Hündchen \u2028 läuft", ["ein hündchen", "犬が 走る"]), *CAPTIONS]
     one.update([text for text, _ in texts], [{"captions": references} for _, references in texts])

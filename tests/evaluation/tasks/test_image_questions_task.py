@@ -12,6 +12,8 @@ from tests.support.vqa_cases import prompts_of, real_lines, reference_prompts, r
 SHORT = "\nAnswer the question using a single word or phrase."
 WORD = "\nAnswer the question with a single word."
 UNANSWERABLE = "\nWhen the provided information is insufficient, respond with 'Unanswerable'."
+SEED = {"answer": "A", "data_type": "image", "question_type_id": 1, **{f"choice_{letter}": "x" for letter in "abcd"}}
+SODA = ["unsuitable"] * 6 + ["soda"] * 4
 FILES = {
     "ai2d": ("data/test", {"options": ["x", "y"], "answer": "1"}, None),
     "chartqa": ("data/test", {"type": "human_test", "answer": "14"}, None),
@@ -20,13 +22,9 @@ FILES = {
     "mmstar": ("data/val", {"answer": "A", "category": "math", "l2_category": "geometry"}, "index"),
     "ocrbench": ("data/test", {"answer": ["x"], "dataset": "IIIT5K", "question_type": "Doc-oriented VQA"}, None),
     "realworldqa": ("data/test", {"answer": "0"}, None),
-    "seedbench": (
-        "data/test",
-        {"answer": "A", "data_type": "image", "question_type_id": 1, **{f"choice_{letter}": "x" for letter in "abcd"}},
-        "question_id",
-    ),
+    "seedbench": ("data/test", SEED, "question_id"),
     "textvqa": ("data/validation", {"answers": ["x"] * 10, "ocr_tokens": ["a"]}, "question_id"),
-    "vizwiz": ("data/val", {"answers": ["unsuitable"] * 6 + ["soda"] * 4, "category": "unanswerable"}, "question_id"),
+    "vizwiz": ("data/val", {"answers": SODA, "category": "unanswerable"}, "question_id"),
     "vqav2": ("data/validation", {"answers": people(*["yes"] * 10), "answer_type": "other"}, "question_id"),
 }
 """Task -> the beginning of its files' names, a row, and the column of its ids."""
@@ -37,8 +35,8 @@ def rows_of(name, documents):
     return [{**row, **({column: str(n)} if column else {}), **document} for n, document in enumerate(documents)]
 
 
-def parquet(folder, name, documents, shard="00000-of-00001"):
-    return write_rows(folder, f"{FILES[name][0]}-{shard}", rows_of(name, documents))
+def parquet(folder, name, documents):
+    return write_rows(folder, f"{FILES[name][0]}-00000-of-00001", rows_of(name, documents))
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -56,10 +54,8 @@ def test_shards_in_order_with_closed_images(tmp_path, name):
     metric.update(["x"] * 4, [sample.reference for sample in samples])
     scores = metric.compute()
     assert next(iter(scores)) == task.primary
-    terms = [metric.score("x", sample.reference) for sample in samples]
-    assert scores[task.primary] == pytest.approx(sum(terms) / 4)
-    assert task.name == name
-    assert task.where.count("hf download " + task.hub_id) == 1
+    assert scores[task.primary] == pytest.approx(sum(metric.score("x", each.reference) for each in samples) / 4)
+    assert (task.name, task.where.count("hf download " + task.hub_id)) == (name, 1)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -80,47 +76,32 @@ def test_what_no_file_may_be(tmp_path, name):
     refused("is cut off or no Parquet file", name, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "document", "words"),
-    [
-        *(
-            ("docvqa", {"answers": answers}, rf"answers is {shown}.*, but must be a list of texts")
-            for answers, shown in [
-                (["x", None], r"\['x', None\]"),
-                ("yes", "'yes'"),
-                ({"answer": ["x"]}, r"\{'answer'"),
-                ([{"text": "x"}], r"\[\{'text'"),
-            ]
-        ),
-        ("chartqa", {"type": "val"}, "type 'val'; allowed: human_test, augmented_test"),
-        ("chartqa", {"answer": None}, "no answers, so this is another split's file; use that of 'test'"),
-        ("ocrbench", {"answer": []}, "no answers, so this is another split's file; use that of 'test'"),
-        ("ai2d", {"answer": "2"}, "the answer is '2', which is none of the 2 options"),
-        ("seedbench", {"question_type_id": 10}, "question_type_id '10'; allowed for images: 1 to 9"),
-        ("vizwiz", {"answers": None}, "no answers, so this is another split's file; use that of 'val'"),
-    ],
-)
+REFUSED = [
+    ("docvqa", {"answers": ["x", None]}, r"answers is \['x', None\], but must be a list of texts"),
+    ("docvqa", {"answers": "yes"}, "answers is 'yes', but must be a list of texts"),
+    ("docvqa", {"answers": [{"text": "x"}]}, r"answers is \[\{'text.*, but must be a list of texts"),
+    ("chartqa", {"type": "val"}, "type 'val'; allowed: human_test, augmented_test"),
+    ("chartqa", {"answer": None}, "no answers, so this is another split's file; use that of 'test'"),
+    ("ocrbench", {"answer": []}, "no answers, so this is another split's file; use that of 'test'"),
+    ("ai2d", {"answer": "2"}, "the answer is '2', which is none of the 2 options"),
+    ("seedbench", {"question_type_id": 10}, "question_type_id '10'; allowed for images: 1 to 9"),
+]
+
+
+@pytest.mark.parametrize(("name", "document", "words"), REFUSED)
 def test_rows_that_cannot_be_scored(tmp_path, name, document, words):
-    rows = [{"question": "What?", **document}]
-    refused(f"parquet, row 1: {words}", name, parquet(tmp_path, name, rows))
+    refused(f"parquet, row 1: {words}", name, parquet(tmp_path, name, [{"question": "What?", **document}]))
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "options"),
-    [
-        ("chartqa", None, {}),
-        ("docvqa", None, {}),
-        ("infographicvqa", None, {}),
-        ("vizwiz", None, {}),
-        ("vqav2", None, {}),
-        ("textvqa", None, {"ocr": True}),
-        ("textvqa", None, {"ocr": False}),
-        ("gqa", gqa_parquet, {}),
-        ("pope", pope_parquet, {}),
-        ("scienceqa", scienceqa_parquet, {}),
-        ("mme", mme_parquet, {}),
-    ],
-)
+REFERENCES = [
+    *((name, None, {}) for name in ("chartqa", "docvqa", "infographicvqa", "vizwiz", "vqav2")),
+    *(("textvqa", None, {"ocr": ocr}) for ocr in (True, False)),
+    *(("gqa", gqa_parquet, {}), ("pope", pope_parquet, {}), ("scienceqa", scienceqa_parquet, {})),
+    ("mme", mme_parquet, {}),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "options"), REFERENCES)
 def test_prompts_are_the_reference_programs(shared, tmp_path, name, given, options):
     task = {"infographicvqa": "docvqa", "vizwiz": "vizwiz_vqa"}.get(name, name)
     documents, expected = reference_prompts(shared, task, **options)
@@ -132,49 +113,32 @@ def test_prompts_are_the_reference_programs(shared, tmp_path, name, given, optio
     assert prompts_of(build_task(name, folder, **options)) == expected
 
 
-def test_charts(tmp_path):
-    documents = [
-        {"question": "How many food item is shown in the bar graph?"},
-        {"question": "What was the share in 2019?", "type": "augmented_test", "answer": "37.3"},
-    ]
-    task = build_task("chartqa", parquet(tmp_path, "chartqa", documents))
-    first, second = task.samples()
-    assert first.prompt == f"<image>\nHow many food item is shown in the bar graph?{WORD}"
-    assert (first.id, first.kind, first.reference) == ("0", "human", {"answer": "14", "kind": "human"})
-    assert (second.id, second.kind) == ("1", "augmented")
-    assert (second.max_new_tokens, task.expected_rows) == (16, 2500)
-    metric = task.metric()
-    metric.update(["14", "39"], [first.reference, second.reference])
-    scores = metric.compute()
-    assert scores == {"relaxed_accuracy": 1, "human": 1, "augmented": 1}
+NUMBERS = ["0.28", ".28"]
+SAMPLES = [
+    ("chartqa", {}, f"How MANY?{WORD}", ("0", "human", 16), {"answer": "14", "kind": "human"}, ("14", "13")),
+    (
+        *("chartqa", {"type": "augmented_test", "answer": "37.3"}, f"How MANY?{WORD}", ("0", "augmented", 16)),
+        *({"answer": "37.3", "kind": "augmented"}, ("39", "40")),
+    ),
+    ("docvqa", {"answers": NUMBERS}, f"How MANY?{SHORT}", ("0", "form", 32), {"answers": NUMBERS}, ("0.28", "7")),
+    ("docvqa", {"question_types": None}, f"How MANY?{SHORT}", ("0", "question", 32), {"answers": ["x"]}, ("x", "y")),
+    ("infographicvqa", {}, f"How MANY?{SHORT}", ("0", "form", 32), {"answers": ["x"]}, ("x", "y")),
+    ("vizwiz", {}, f"How many?{UNANSWERABLE}{SHORT}", ("0", "unanswerable", 128), {"answers": SODA}, ("Soda", "No")),
+]
 
 
-@pytest.mark.parametrize(("name", "labels"), [("docvqa", "question_types"), ("infographicvqa", "answer_type")])
-def test_pages(tmp_path, name, labels):
-    document = {"questionId": "49153", "question": "What is the real value?", "answers": ["0.28", ".28"]}
-    task = build_task(name, parquet(tmp_path, name, [document, {"question": "Why?", labels: None}]))
-    first, second = task.samples()
-    assert first.prompt == f"<image>\nWhat is the real value?{SHORT}"
-    assert (first.id, first.kind, first.reference) == ("49153", "form", {"answers": ["0.28", ".28"]})
-    assert (second.kind, second.max_new_tokens) == ("question", 32)
-    assert task.metric().score("0.28", first.reference) == 1
-    assert task.expected_rows == {"docvqa": 5349, "infographicvqa": 2801}[name]
+@pytest.mark.parametrize(("name", "document", "prompt", "said", "reference", "answers"), SAMPLES)
+def test_samples_and_their_scores(tmp_path, name, document, prompt, said, reference, answers):
+    task = build_task(name, parquet(tmp_path, name, [{"question": "How MANY?", **document}]))
+    (sample,) = task.samples()
+    assert (sample.prompt, sample.reference) == (f"<image>\n{prompt}", reference)
+    assert (sample.id, sample.kind, sample.max_new_tokens) == said
+    assert [task.metric().score(answer, sample.reference) for answer in answers] == [1, 0]
 
 
 def test_the_other_set_of_the_repository_is_not_taken(tmp_path):
     words = r"infographicvqa: .* has no InfographicVQA/validation-\*\.parquet\. hf download"
     refused(words, "infographicvqa", parquet(tmp_path, "docvqa", [{"question": "Why?"}]))
-
-
-def test_photographs(tmp_path):
-    document = {"question": "what IS this?", "question_id": "VizWiz_val_00000000.jpg"}
-    task = build_task("vizwiz", parquet(tmp_path, "vizwiz", [document]))
-    (sample,) = task.samples()
-    assert sample.prompt == f"<image>\nWhat is this?{UNANSWERABLE}{SHORT}"
-    assert (sample.id, sample.kind) == ("VizWiz_val_00000000.jpg", "unanswerable")
-    assert task.metric().score("Soda", sample.reference) == 1
-    assert task.metric().score("Unanswerable", sample.reference) == 0
-    assert task.expected_rows == 4319
 
 
 def test_prompts_of_llava_for_vizwiz_but_for_case(shared, tmp_path):
@@ -187,29 +151,16 @@ def test_prompts_of_llava_for_vizwiz_but_for_case(shared, tmp_path):
 
 
 @pytest.mark.slow
-def test_all_real_questions_of_chartqa(shared, tmp_path):
-    lines = real_lines(shared, "chartqa_text", "test_all.jsonl")
-    rows = [{"question": line["question"].removesuffix(SHORT), "answer": line["answer"]} for line in lines]
-    task = build_task("chartqa", parquet(tmp_path, "chartqa", rows))
+@pytest.mark.parametrize(("name", "file", "ending"), [("chartqa", "test_all", WORD), ("docvqa", "val", SHORT)])
+def test_all_real_questions(shared, tmp_path, name, file, ending):
+    lines = real_lines(shared, f"{name}_text", f"{file}.jsonl")
+    answers = "answer" if name == "chartqa" else "answers"
+    rows = [{"question": line["question"].removesuffix(SHORT), answers: line["answer"]} for line in lines]
+    task = build_task(name, parquet(tmp_path, name, rows))
     samples = task.samples()
     assert len(samples) == task.expected_rows
-    assert [sample.prompt for sample in samples] == [f"<image>\n{row['question']}{WORD}" for row in rows]
-    assert all(task.metric().score(sample.reference["answer"], sample.reference) == 1 for sample in samples)
-
-
-@pytest.mark.slow
-def test_all_real_questions_of_docvqa(shared, tmp_path):
-    lines = real_lines(shared, "docvqa_text", "val.jsonl")
-    names = {"questionId": "question_id", "question": "question", "answers": "answer"}
-    rows = [{ours: line[theirs] for ours, theirs in names.items()} for line in lines]
-    rows = [
-        {**row, "questionId": str(row["questionId"]), "question": row["question"].removesuffix(SHORT)} for row in rows
-    ]
-    task = build_task("docvqa", parquet(tmp_path, "docvqa", rows))
-    samples = task.samples()
-    assert len(samples) == task.expected_rows
-    assert [sample.prompt for sample in samples] == [f"<image>\n{line['question']}" for line in lines]
-    assert [sample.reference for sample in samples] == [{"answers": line["answer"]} for line in lines]
-    metric = task.metric()
-    metric.update([sample.reference["answers"][-1] for sample in samples], [sample.reference for sample in samples])
-    assert metric.compute()["lmms_anls"] == 1
+    assert [sample.prompt for sample in samples] == [f"<image>\n{row['question']}{ending}" for row in rows]
+    assert [sample.reference[answers] for sample in samples] == [row[answers] for row in rows]
+    right = [row[answers] if name == "chartqa" else row[answers][-1] for row in rows]
+    pairs = zip(right, samples, strict=True)
+    assert all(task.metric().score(text, sample.reference) == 1 for text, sample in pairs)

@@ -12,7 +12,7 @@ from datasets import Dataset, Image, List
 
 from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import TASKS, build_task
-from subtoken_train.evaluation.tasks.file_rows import check_samples
+from subtoken_train.evaluation.tasks.files import check_samples
 from tests.support.benchmark_folders import mmbench_parquet, mmbench_table
 from tests.support.vqa_cases import picture, prompts_of, refused, write_rows
 
@@ -66,18 +66,14 @@ def test_answers():
     assert seen == {"ai2d", "mmmu", "mmstar", "ocrbench", "realworldqa", "seedbench"}
 
 
-def test_mmstars_average_is_over_its_axes():
-    metric = TASKS["mmstar"].scored_by()
-    rows = [("A", "geometry"), ("B", "geometry"), ("B", "geometry"), ("A", "recognition")]
-    metric.update([text for text, _ in rows], [{"answer": "A", "l2_category": axis} for _, axis in rows])
-    scores = metric.compute()
-    assert scores == {"accuracy": 0.5, "lmms_average": pytest.approx(2 / 3)}
-
-
-def test_mmstars_one_file(tmp_path):
+def test_mmstars_one_file_and_its_axes(tmp_path):
     row = {"index": 7, "question": "What?", "answer": "B", "category": "math", "l2_category": "geometry"}
     (sample,) = build_task("mmstar", write_rows(tmp_path, "mmstar", [row])).samples()
     assert (sample.id, sample.kind, sample.max_new_tokens) == ("7", "math", 1024)
+    metric = TASKS["mmstar"].scored_by()
+    rows = [("A", "geometry"), ("B", "geometry"), ("B", "geometry"), ("A", "recognition")]
+    metric.update([text for text, _ in rows], [{"answer": "A", "l2_category": axis} for _, axis in rows])
+    assert metric.compute() == {"accuracy": 0.5, "lmms_average": pytest.approx(2 / 3)}
 
 
 def test_seeds_images_are_lists_and_its_videos_are_left_out(tmp_path):

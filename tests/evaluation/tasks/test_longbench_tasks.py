@@ -6,19 +6,6 @@ from itertools import combinations
 import pytest
 
 from subtoken_train.evaluation.tasks import build_task, longbench
-from subtoken_train.evaluation.tasks.longbench import (
-    NEW_TOKENS,
-    ROWS,
-    SETS,
-    WITHOUT_CHAT,
-    LongBenchScores,
-    LongBenchV2Accuracy,
-    check_jieba,
-    class_score,
-    longbench_score,
-    rouge_l,
-    said_letter,
-)
 from tests.support.vqa_cases import refused
 
 ROW = {"input": "Who {context} ran?", "context": "A {input} cat\nran.", "answers": ["cat"], "all_classes": None}
@@ -48,22 +35,22 @@ def test_a_set_is_asked_in_its_own_words(tmp_path):
 
 def test_all_sets(tmp_path):
     answers = {"passage_retrieval_en": "Paragraph 3", "passage_retrieval_zh": "\u6bb5\u843d3"}
-    for name in SETS:
+    for name in longbench.SETS:
         write(tmp_path, name, {"answers": [answers.get(name, "cat")], "all_classes": ["cat", "dog"]})
     samples = build_task("longbench", tmp_path, chat=True).samples()
-    assert [sample.kind for sample in samples] == list(SETS)
+    assert [sample.kind for sample in samples] == list(longbench.SETS)
     for sample in samples:
         assert sample.prompt[: sample.context_characters].endswith("A {input} cat\nran.")
         silent = ("gov_report", "multi_news", "vcsum", "passage_count", "lcc")
         asked = sample.prompt[sample.context_characters :].count("Who {context} ran?")
         assert asked == (sample.kind not in silent)
-        assert sample.chat == (sample.kind not in WITHOUT_CHAT)
+        assert sample.chat == (sample.kind not in longbench.WITHOUT_CHAT)
         assert (sample.stop == ("\n",)) == (sample.kind == "samsum")
         assert ("classes" in sample.reference) == (sample.kind in ("trec", "lsht"))
     lengths = {sample.kind: sample.max_new_tokens for sample in samples}
-    assert lengths == NEW_TOKENS
+    assert lengths == longbench.NEW_TOKENS
     assert [lengths[name] for name in ("hotpotqa", "lcc", "samsum", "multi_news")] == [32, 64, 128, 512]
-    assert build_task("longbench").expected_rows == sum(ROWS.values()) == 4750
+    assert build_task("longbench").expected_rows == sum(longbench.ROWS.values()) == 4750
     assert build_task("longbench", sets=["lcc", "multifieldqa_en"]).expected_rows == 650
 
 
@@ -87,20 +74,15 @@ def test_files_that_are_none(tmp_path):
     words = r"has no lcc\.jsonl or data/lcc\.jsonl\. hf download THUDM/LongBench data\.zip"
     refused(words, "longbench", tmp_path, sets=["lcc"])
     refused(r"longbench reads a folder, and THUDM/LongBench is none\. hf download", "longbench", "THUDM/LongBench")
-    path = write(tmp_path, "lcc", {})
-    for text, words in (
-        (path.read_text()[:-9], "lcc.jsonl, line 1"),
-        ("[" * 100_000, "is one JSON list, not one JSON"),
-    ):
-        path.write_text(text)
-        refused(words, "longbench", tmp_path, sets=["lcc"])
+    write(tmp_path, "lcc", {}).write_text("[" * 100_000)
+    refused("is one JSON list, not one JSON", "longbench", tmp_path, sets=["lcc"])
 
 
 CLASSES = ["human", "other", "Number", "number of", "Number of dogs"]
 
 
 def score(name, text, *answers, classes=()):
-    return longbench_score(text, {"set": name, "answers": list(answers), "classes": list(classes)})
+    return longbench.longbench_score(text, {"set": name, "answers": list(answers), "classes": list(classes)})
 
 
 @pytest.mark.parametrize(
@@ -137,16 +119,10 @@ def test_what_the_original_gave(name, text, answers, expected):
         ("Number of dogs", "Number of dogs", 1.0),
         ("Number, number of, Number of dogs", "Number of dogs", 0.5),  # the class after a dropped one is passed over
         ("neither", "human", 0.0),
-        ("human\nother", "human", 1.0),
     ],
 )
 def test_classes(text, answer, expected):
     assert score("trec", text, answer, classes=CLASSES) == expected
-
-
-def test_a_class_that_follows_a_dropped_one_stays():
-    assert class_score("ab abc abcd", "abcd", ["ab", "abc", "abcd"]) == 0.5  # not 1: "abc" was never looked at
-    assert class_score("abc ab x abcd", "abcd", ["ab", "x", "abc", "abcd"]) == 1 / 2
 
 
 def longest_common(first, second):
@@ -166,32 +142,32 @@ def test_rouge_of_one_sentence_of_different_words(said, wanted):
     common = longest_common(said.split(), wanted.split())
     precision, recall = common / len(said.split()), common / len(wanted.split())
     expected = 2 * precision * recall / (precision + recall) if common else 0
-    assert rouge_l(said, wanted) == pytest.approx(expected, abs=1e-7)
+    assert longbench.rouge_l(said, wanted) == pytest.approx(expected, abs=1e-7)
 
 
 def test_long_sentences_are_scored():
     """The original's recursion ends at about a thousand words, and it gives 0."""
     words = " ".join(map(str, range(700)))
-    assert rouge_l(words, words) == pytest.approx(1, abs=1e-7)
+    assert longbench.rouge_l(words, words) == pytest.approx(1, abs=1e-7)
 
 
 def test_the_mean_is_over_sets():
-    metric = LongBenchScores()
+    metric = longbench.LongBenchScores()
     rows = [("qasper", "cat", ["cat"]), ("qasper", "dog", ["cat"]), ("qasper", "cat", ["cat"]), ("lcc", "x", ["x"])]
     for name, text, answers in rows:
         metric.update([text], [{"set": name, "answers": answers}])
     assert metric.compute() == pytest.approx({"score": (2 / 3 + 1) / 2, "qasper": 2 / 3, "lcc": 1.0})
-    assert len(SETS) == len(set(SETS)) == 21
+    assert len(longbench.SETS) == len(set(longbench.SETS)) == 21
 
 
 def test_without_jieba(monkeypatch):
     monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None)
     longbench._chinese.cache_clear()
     with pytest.raises(ValueError, match=r"cutting LongBench's dureader, vcsum into words needs jieba, .*\[eval\]'"):
-        check_jieba(["vcsum", "qasper", "dureader"])
+        longbench.check_jieba(["vcsum", "qasper", "dureader"])
     with pytest.raises(ValueError, match="needs jieba, which is not installed"):
         score("multifieldqa_zh", "x", "x")
-    check_jieba(["qasper", "lsht", "passage_retrieval_zh"])
+    longbench.check_jieba(["qasper", "lsht", "passage_retrieval_zh"])
 
 
 def test_chinese_words():
@@ -242,11 +218,11 @@ def test_how_v2_is_asked(tmp_path):
     ],
 )
 def test_the_letter_that_an_answer_says(text, letter):
-    assert said_letter(text) == letter
+    assert longbench.said_letter(text) == letter
 
 
 def test_scores_by_difficulty_and_length():
-    metric = LongBenchV2Accuracy()
+    metric = longbench.LongBenchV2Accuracy()
     kinds = [("easy", "short"), ("hard", "short"), ("hard", "long")]
     references = [{"answer": "A", "difficulty": first, "length": second} for first, second in kinds]
     metric.update(["The correct answer is (A)", "?", "The correct answer is A"], references)

@@ -3,30 +3,22 @@
 import json
 import shutil
 from collections import Counter
-from io import BytesIO
 
 import pytest
 from datasets import Dataset, Features, Image, List, Value
-from PIL import Image as Pictures
 
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.mathvista import MathVistaAccuracy, equal, extract, mathvista_prompt, normalise
-from tests.support.vqa_cases import reference_cases, refused
+from tests.support.vqa_cases import picture, reference_cases, refused
 
 CHOICE = {
-    "pid": "3",
-    "question": "Find ∠BOC.",
-    "image": "images/3.jpg",
-    "choices": ["135°", "140°"],
-    "unit": None,
-    "precision": None,
-    "answer": "140°",
-    "question_type": "multi_choice",
-    "answer_type": "text",
-}
+    "pid": "3", "question": "Find ∠BOC.", "image": "images/3.jpg", "choices": ["135°", "140°"], "unit": None,
+    "precision": None, "answer": "140°", "question_type": "multi_choice", "answer_type": "text",
+}  # fmt: skip
 NUMBER = CHOICE | {"choices": None, "question_type": "free_form", "answer_type": "integer", "answer": "7", "unit": "g"}
 FLOAT = NUMBER | {"answer_type": "float", "precision": 1.0, "unit": None, "answer": "1.2"}
 LIST = FLOAT | {"answer_type": "list", "precision": None, "answer": "[1, 2]"}
+SINGLE = "Find ∠BOC.\nAnswer the question using a single floating-point number with"
 
 
 @pytest.mark.parametrize(
@@ -34,21 +26,13 @@ LIST = FLOAT | {"answer_type": "list", "precision": None, "answer": "[1, 2]"}
     [
         (CHOICE, "Find ∠BOC.\nA. 135°\nB. 140°\nAnswer with the option's letter from the given choices directly."),
         (NUMBER, "Find ∠BOC. (Unit: g)\nAnswer the question using a single integer number."),
-        (FLOAT, "Find ∠BOC.\nAnswer the question using a single floating-point number with one decimal place."),
-        (
-            FLOAT | {"precision": 2},
-            "Find ∠BOC.\nAnswer the question using a single floating-point number with two decimal places.",
-        ),
+        (FLOAT, f"{SINGLE} one decimal place."),
+        (FLOAT | {"precision": 2}, f"{SINGLE} two decimal places."),
         (LIST | {"choices": []}, "Find ∠BOC.\nAnswer the question using a Python list."),
     ],
 )
 def test_prompts(problem, expected):
     assert mathvista_prompt(problem) == expected
-
-
-def test_an_answer_without_a_form():
-    with pytest.raises(ValueError, match="problem 3: no prompt for an answer of type 'float' with precision 3"):
-        mathvista_prompt(FLOAT | {"precision": 3})
 
 
 def test_the_projects_own_file(tmp_path):
@@ -68,6 +52,7 @@ def test_the_projects_own_file(tmp_path):
     [
         ({"answer": ""}, "testmini.json, '3': no answers, so this is another split's file; use that of 'testmini'"),
         ({"unit": KeyError}, "testmini.json, '3': no column unit; it has pid, question"),
+        (FLOAT | {"precision": 3}, "problem 3: no prompt for an answer of type 'float' with precision 3"),
     ],
 )
 def test_a_broken_problem(tmp_path, change, message):
@@ -77,17 +62,15 @@ def test_a_broken_problem(tmp_path, change, message):
 
 
 def test_the_hubs_files(tmp_path):
-    content = BytesIO()
-    Pictures.new("RGB", (2, 2)).save(content, "PNG")
-    rows = [row | {"decoded_image": {"bytes": content.getvalue(), "path": None}} for row in (CHOICE, FLOAT)]
-    rows[1]["pid"] = "9"
-    text = Value("string")
-    names = ("pid", "question", "image", "unit", "answer", "question_type", "answer_type")
-    features = dict.fromkeys(names, text) | {"choices": List(text), "precision": Value("double")}
-    table = {name: [row[name] for row in rows] for name in (*features, "decoded_image")}
+    shown = {"decoded_image": {"bytes": picture(), "path": None}}
+    rows = [CHOICE | shown, FLOAT | shown | {"pid": "9"}]
+    features = dict.fromkeys(
+        ("pid", "question", "image", "unit", "answer", "question_type", "answer_type"), Value("string")
+    )
+    features |= {"choices": List(Value("string")), "precision": Value("double"), "decoded_image": Image()}
     (tmp_path / "data").mkdir()
     path = tmp_path / "data" / "testmini-00000-of-00001.parquet"
-    Dataset.from_dict(table, features=Features(features | {"decoded_image": Image()})).to_parquet(path)
+    Dataset.from_list(rows, features=Features(features)).to_parquet(path)
     first, second = build_task("mathvista", tmp_path).samples()
     assert second.prompt.endswith("floating-point number with one decimal place.")
     metric = build_task("mathvista", tmp_path).metric()
@@ -174,13 +157,8 @@ def test_numbers_and_lists(response, kind, expected):
 
 def reference(kind, answer, precision=None, choices=None):
     question = "free_form" if choices is None else "multi_choice"
-    return {
-        "choices": choices,
-        "question_type": question,
-        "answer_type": kind,
-        "precision": precision,
-        "answer": answer,
-    }
+    form = {"choices": choices, "question_type": question, "answer_type": kind}
+    return {**form, "precision": precision, "answer": answer}
 
 
 def test_accuracy_and_the_decimals_that_the_hub_stores():

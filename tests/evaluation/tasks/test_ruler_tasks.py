@@ -8,7 +8,6 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-import torch
 from datasets import Dataset
 from transformers import AutoTokenizer
 
@@ -17,8 +16,8 @@ from subtoken_train.evaluation.reporting.page import map_chart
 from subtoken_train.evaluation.reporting.score_tables import Estimate, KindScores
 from subtoken_train.evaluation.runner.cell import model_inputs
 from subtoken_train.evaluation.tasks import TASKS, build_task
-from subtoken_train.evaluation.tasks.needle_map import cell_of
-from subtoken_train.evaluation.tasks.ruler import MAKERS, NEW_TOKENS, NOISE, asked_parts, context_end, family
+from subtoken_train.evaluation.tasks.made_texts import MAKERS, NOISE, cell_of
+from subtoken_train.evaluation.tasks.ruler import NEW_TOKENS, LongContext, asked_parts, context_end, family
 from subtoken_train.inference.text_prompts import encode_chat
 from subtoken_train.types import Region
 from tests.support.places import ROOT
@@ -82,21 +81,12 @@ def test_the_hubs_files(tmp_path):
     ("task", "question"),
     [
         ("niah_multikey_2", "What are all the special magic numbers for a and b mentioned"),
-        ("vt", "Question: Find all variables that are assigned the value 12345 in the text above."),
-        ("cwe", "Question: What are the 10 most common words in the above list?"),
-        ("fwe", "Question: Do not provide any explanation. Please ignore the dots"),
         ("qa_2", f"{QA}\n\nQuestion: who?"),
     ],
 )
 def test_the_last_question_counts(task, question):
     example = f"before {question} an example\n\n"
     assert context_end(f"{example}context\n{question} Answer:", task) == len(example) + len("context\n")
-
-
-def test_rows_of_a_complete_set():
-    task = build_task("ruler")
-    assert (task.rows, task.expected_rows) == (6_500, 6_500)
-    assert build_task("ruler", tasks=["vt", "cwe"], rows_per_task=50).expected_rows == 100
 
 
 @pytest.mark.parametrize(
@@ -158,11 +148,14 @@ def test_each_question_has_its_one_answer(task, length):
         assert (sample.kind, sample.max_new_tokens) == (task, NEW_TOKENS[family(task)])
 
 
-def test_seeds_and_samples_differ():
-    texts = [build_task("ruler_synthetic", samples_per_task=2, length=600, seed=seed).samples() for seed in (0, 0, 1)]
-    prompts = [[sample.prompt for sample in samples] for samples in texts]
-    assert prompts[0] == prompts[1]
-    assert len(set(prompts[0] + prompts[2])) == 24
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("ruler_synthetic", {"samples_per_task": 2, "length": 600}), ("needle_map", {"lengths": [300], "depths": [0.5]})],
+)
+def test_seeds_and_samples_differ(name, options):
+    made = [build_task(name, seed=seed, **options).samples() for seed in (0, 0, 1)]
+    assert made[0] == made[1]
+    assert len({sample.prompt for samples in made[1:] for sample in samples}) == 2 * len(made[0])
 
 
 def test_tokens_of_a_tokenizer(tmp_path):
@@ -197,13 +190,6 @@ def test_needles_stand_where_the_map_says(haystack):
         assert (NOISE in lines) == (haystack is None)
     assert len({sample.reference["answers"][0] for sample in samples}) == 2  # the same ones in every cell
     assert task.metric().score(f" {samples[0].reference['answers'][0]}.", samples[0].reference) == 1
-
-
-def test_a_needle_is_a_function_of_the_seed():
-    one, same, other = (
-        build_task("needle_map", lengths=[300], samples_per_cell=1, seed=seed).samples() for seed in (1, 1, 2)
-    )
-    assert one == same != other
 
 
 @pytest.mark.parametrize(
@@ -332,14 +318,10 @@ def test_raw_text_compresses_up_to_the_answer_prefix(chatty, tmp_path):
 def test_longbench_compresses_up_to_its_last_line(tmp_path, chatty):
     row = {"input": "Who?", "context": "Some text.", "answers": ["Ann"], "all_classes": None}
     (tmp_path / "hotpotqa.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
-    kept, compressed = (
-        build_task("longbench", tmp_path, question=question, sets=["hotpotqa"]).samples()[0]
-        for question in ("kept", "compressed")
-    )
-    assert split(kept)[0].endswith("Some text.")
-    assert split(compressed)[0].endswith("Question: Who?\n")
-    assert split(compressed)[1] == "Answer:"
-    first, second = ids_of(chatty, replace(compressed, chat=True))
+    (sample,) = build_task("longbench", tmp_path, question="compressed", sets=["hotpotqa"]).samples()
+    assert split(sample)[0].endswith("Question: Who?\n")
+    assert split(sample)[1] == "Answer:"
+    first, second = ids_of(chatty, replace(sample, chat=True))
     assert "Question: Who?" in chatty.tokenizer.decode(first)
     assert chatty.tokenizer.decode(second).startswith("Answer:<|im_end|>")
 
@@ -356,33 +338,7 @@ def test_every_task_says_how_it_asks(name):
     task = build_task(name)
     image = "in the family's chat format; question kept"
     assert task.asks == image if task.modality == "image" else task.asks.startswith("raw text, no chat template; ")
+    if isinstance(task, LongContext):
+        asked = build_task(name, chat=True, question="compressed")
+        assert (asked.asks, asked.compresses_question) == ("in the chat template; question compressed", True)
     assert not task.compresses_question
-
-
-def test_what_a_task_says_follows_its_options():
-    task = build_task("ruler", chat=True, question="compressed")
-    assert (task.asks, task.compresses_question) == ("in the chat template; question compressed", True)
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_an_eviction_sees_the_question_before_it_is_followed(chatty, tmp_path):
-    """Context first: what is compressed ends with the question, and only the answer prefix is appended in full."""
-    from subtoken_train.cache.cache import PackedCache
-    from subtoken_train.evictions import build_eviction
-    from subtoken_train.inference.compression import Compression
-    from subtoken_train.inference.prefill import contexts_of, open_prompts
-    from tests.support.helpers import compress
-
-    backbone = compress(chatty, None, name="none").eval()
-    samples = kites(tmp_path, chat=True, question="compressed").samples()
-    batch, _ = model_inputs(samples[:1], chatty, "text", None)
-    assert chatty.tokenizer.decode(contexts_of(batch).input_ids_BN[0]).endswith(ASKED)
-    context = int((batch.regions_BN == Region.CONTEXT).sum())
-    for protocol in ("context_first", "query_aware"):
-        compression = Compression(build_eviction("snapkv", window=4), 0.5)
-        opened = open_prompts(backbone, batch, PackedCache(3), compression, protocol)
-        rest = 0 if protocol == "context_first" else int((batch.regions_BN == Region.QUERY).sum())
-        kept = [int((layer.heads_BNh[0, :, 0] if layer.heads_BNh is not None else layer.entries_BN >= 0).sum())
-                for layer in opened.plan.layers]  # fmt: skip
-        assert kept == [context // 2 + rest] * 3

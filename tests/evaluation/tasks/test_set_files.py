@@ -11,21 +11,8 @@ from datasets.exceptions import DatasetNotFoundError
 from PIL import Image as Pictures
 
 from subtoken_train.datasets.image_sources import open_image
-from subtoken_train.evaluation.tasks import table_files
-from subtoken_train.evaluation.tasks.file_rows import (
-    benchmark_json,
-    check_complete,
-    check_samples,
-    find_file,
-    missing_shards,
-    open_some,
-    read_entries,
-    read_jsonl,
-    read_lines,
-    read_named,
-    task_source,
-)
-from subtoken_train.evaluation.tasks.table_files import read_split, read_table
+from subtoken_train.evaluation.tasks import files
+from subtoken_train.evaluation.tasks import files as table_files
 from subtoken_train.evaluation.tasks.task import Sample
 from tests.support.vqa_cases import Birds, picture
 
@@ -42,33 +29,33 @@ def write(tmp_path):
 
 def test_lines_and_objects_have_their_places(write):
     path = write('{"a": 1}\n\n{"a": "\u2028x", "b": 2}\n')
-    assert [tuple(row) for row in read_jsonl(path, ["a"])] == [
+    assert [tuple(row) for row in files.read_jsonl(path, ["a"])] == [
         ({"a": 1}, f"{path}, line 1"),
         ({"a": "\u2028x", "b": 2}, f"{path}, line 3"),
     ]
     path = write("\ufeffa\tb\n\nc")
-    assert [tuple(row) for row in read_lines(path)] == [
+    assert [tuple(row) for row in files.read_lines(path)] == [
         ({"text": "a\tb"}, f"{path}, line 1"),
         ({"text": "c"}, f"{path}, line 3"),
     ]
-    assert read_named(write('{"17": {"a": 1}}'), ["a"]) == {"17": ({"a": 1}, f"{path}, '17'")}
-    assert benchmark_json(write('{"a": [1]}')) == {"a": [1]}
+    assert files.read_named(write('{"17": {"a": 1}}'), ["a"]) == {"17": ({"a": 1}, f"{path}, '17'")}
+    assert files.benchmark_json(write('{"a": [1]}')) == {"a": [1]}
 
 
 def lines(path):
-    return read_jsonl(path, ["a"])
+    return files.read_jsonl(path, ["a"])
 
 
 def cells(path):
-    return read_table(path, ["a", "b"])
+    return files.read_table(path, ["a", "b"])
 
 
 def named(path):
-    return read_named(path, ["a"])
+    return files.read_named(path, ["a"])
 
 
 def entries(path):
-    return read_entries(path, "rows")
+    return files.read_entries(path, "rows")
 
 
 @pytest.mark.parametrize(
@@ -79,15 +66,11 @@ def entries(path):
         (lines, '{"a": 1}\n{"b": 1}\n', r", line 2: no column a; it has b"),
         (lines, b'{"a": 1}\n{"a": "\xff"}\n', r", line 2: not UTF-8"),
         (lines, '{"a": 1}\n{"a": "\0"}\n', r", line 2: holds a NUL character, so it is not text; the file may be"),
-        (benchmark_json, '{"a":\n [1,', r": invalid JSON .*line 2"),
+        (files.benchmark_json, '{"a":\n [1,', r": invalid JSON .*line 2"),
         (named, "[1]", r" holds \[1\] instead"),
         (named, '{"17": {"b": 1}}', ", '17': no column a; it has b"),
         *(
-            (
-                entries,
-                f'{{"rows": [{{"id": 1}}, {{"{name}": {value}}}]}}',
-                rf", rows\[1\]: {name} is .*; it must be a t",
-            )
+            (entries, f'{{"rows": [{{"id": 1}}, {{"{name}": {value}}}]}}', rf", rows\[1\]: {name} is .*; it must be")
             for name, value in [("id", "{}"), ("imageId", "[1]"), ("question_id", "[]"), ("image_id", '{"a": 1}')]
         ),
         (cells, "", " is empty"),
@@ -107,10 +90,10 @@ def test_files_that_cannot_be_read(write, tmp_path, read, text, message):
 
 def test_tables_quote_and_break_lines(write):
     path = write('\ufeffa,b\n"x, ""y""\nz",1\n\np,2\n')
-    rows = read_table(path, ["a"])
+    rows = files.read_table(path, ["a"])
     assert [row.values for row in rows] == [{"a": 'x, "y"\nz', "b": "1"}, {"a": "p", "b": "2"}]
     assert [row.place for row in rows] == [f"{path}, line 2", f"{path}, line 5"]
-    (row,) = read_table(write("x,1\n"), ["a", "b"], header=False)
+    (row,) = files.read_table(write("x,1\n"), ["a", "b"], header=False)
     assert row.values == {"a": "x", "b": "1"}
 
 
@@ -120,7 +103,7 @@ def test_base64_images_are_read_when_asked_for(write):
     limit = csv.field_size_limit()
     short, broken = "2\t17", f"3\t{'?!' * 40}"
     path = write("\n".join(["index\timage", *coded, short, broken]))
-    *images, text, bad = read_table(path, ["index"], "\t", image="image")
+    *images, text, bad = files.read_table(path, ["index"], "\t", image="image")
     assert csv.field_size_limit() == limit
     assert [row.values["image"].read() for row in images] == contents
     assert (images[1].values["index"], images[1].values["image"].place) == ("1\né", images[1].place)
@@ -143,110 +126,64 @@ def table(shades):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two shards of the default configuration, one of another."""
-    root = tmp_path / "birds"
-    for name, shades in {
-        "data/test-00000-of-00002-0123456789abcdef": [1, None],
-        "data/test-00001-of-00002-0123456789abcdef": [3],
-        "Full/odd-00000-of-00001": [7],
-    }.items():
-        path = root / f"{name}.parquet"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        table(shades).to_parquet(path)
-    return root
+    """Two shards of the default configuration."""
+    (tmp_path / "birds/data").mkdir(parents=True)
+    for shard, shades in enumerate(([1, None], [3])):
+        table(shades).to_parquet(tmp_path / f"birds/data/test-0000{shard}-of-00002-0123456789abcdef.parquet")
+    return tmp_path / "birds"
 
 
-def test_rows_of_a_folder_come_in_order_and_images_are_read_when_opened(folder):
-    rows = read_split(Birds(source=folder), "test", ["question"], ["image"])
+def test_rows_of_a_folder_come_in_order_and_images_are_read_when_opened(folder, tmp_path):
+    rows = files.read_split(Birds(source=folder), "test", ["question"], ["image"])
     assert [row.values["question"] for row in rows] == ["shade 1?", "shade None?", "shade 3?"]
-    shards = [f"test-0000{shard}-of-00002-0123456789abcdef.parquet" for shard in (0, 0, 1)]
-    places = [f"{shard}, row {row}" for shard, row in zip(shards, (1, 2, 1), strict=True)]
+    places = [
+        f"test-0000{shard}-of-00002-0123456789abcdef.parquet, row {row}" for shard, row in ((0, 1), (0, 2), (1, 1))
+    ]
     assert [row.place.rpartition("/")[2] for row in rows] == places
     assert rows[1].values["image"] is None
-    assert open_image(rows[2].values["image"]).getpixel((0, 0)) == (3, 0, 0)
     assert rows[2].values["image"].read() == picture(3)
-
-
-def test_a_configuration_is_its_folder_and_may_be_given_itself(folder):
-    itself = read_split(Birds(source=folder / "Full"), "odd", ["question"], config="Full")
-    for rows in (read_split(Birds(source=folder), "odd", ["question"], config="Full"), itself):
-        assert [row.values for row in rows] == [{"question": "shade 7?"}]
-
-
-def test_plain_binary_columns_are_images_too_and_a_broken_one_names_its_row(tmp_path):
-    Dataset.from_dict({"image": [picture(9), b"no picture"]}).to_parquet(tmp_path / "test.parquet")
-    good, bad = read_split(Birds(source=tmp_path), "test", [], ["image"])
+    Dataset.from_dict({"image": [picture(9), b"no picture"]}).to_parquet(tmp_path / "test.parquet")  # plain bytes
+    good, bad = files.read_split(Birds(source=tmp_path), "test", [], ["image"])
     assert open_image(good.values["image"]).getpixel((0, 0)) == (9, 0, 0)
     with pytest.raises(ValueError, match=r"test\.parquet, row 2 cannot be read"):
         open_image(bad.values["image"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("test", ["answer"]), r"birds \(test\) has no column answer; its columns are question, image"),
-        (("test", [], ["picture"]), "has no column picture"),
-        (("dev", ["question"]), r"task birds: .*birds has no data/dev-\*\.parquet\. hf download lmms-lab/birds"),
-        (("odd", ["question"], [], "Half"), r"has no Half/odd-\*\.parquet"),
-    ],
-)
-def test_what_a_folder_lacks(folder, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        read_split(Birds(source=folder), *arguments)
-
-
-def test_damaged_shards_are_named(folder):
+def test_a_shard_that_describes_itself_wrongly_is_named(folder):
     shard = next((folder / "data").glob("test-00001*"))
     content = bytearray(shard.read_bytes())
-    shard.write_bytes(content[:-20])
-    with pytest.raises(ValueError, match=r"test-00001-of-00002-.*\.parquet is cut off or no Parquet file"):
-        read_split(Birds(source=folder), "test", ["question"])
     content[4:60] = bytes(byte ^ 0xFF for byte in content[4:60])
     shard.write_bytes(content)
     with pytest.raises(ValueError, match=r"birds/data cannot be read as Parquet \(.+\); fetch it again"):
-        read_split(Birds(source=folder), "test", ["question"])
+        files.read_split(Birds(source=folder), "test", ["question"])
 
 
 def test_a_partial_set_is_refused_with_the_names_of_the_missing_shards(folder, monkeypatch):
-    check_complete(Birds(source=folder), some(3), None)
-    assert missing_shards(folder) == []
+    files.check_complete(Birds(source=folder), some(3), None)
     next((folder / "data").glob("test-00001*")).unlink()
-    assert missing_shards(folder) == ["data/test-00001-of-00002.parquet"]
-    assert len(read_split(Birds(source=folder), "test", ["question"])) == 2
+    assert len(files.read_split(Birds(source=folder), "test", ["question"])) == 2
     with pytest.raises(ValueError, match=r"has 2 of 3 samples in .*Missing: data/test-00001-of-00002\.parquet\. Get"):
-        check_complete(Birds(source=folder), some(2), None)
-    for count, limit, words in (
-        (4, None, "4 of 3 samples"),
-        (1, None, "1 of 3"),
-        (1, 2, "1 of 3"),
-        (0, 1, "no sample"),
-    ):
+        files.check_complete(Birds(source=folder), some(2), None)
+    for count, limit, words in ((4, None, "4 of 3 samples"), (1, 2, "1 of 3"), (0, 1, "no sample")):
         with pytest.raises(ValueError, match=rf"birds.* {words}.*hf download"):
-            check_complete(Birds(), some(count), limit)
-    check_complete(Birds(), some(1), 1)
-    check_complete(Birds(), some(3), 4)
+            files.check_complete(Birds(), some(count), limit)
+    files.check_complete(Birds(), some(1), 1)
     monkeypatch.setattr(Birds, "rows", None)
-    check_complete(Birds(), some(1), None)
+    files.check_complete(Birds(), some(1), None)
 
 
 def test_a_folder_comes_first_and_the_hub_id_is_the_default(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("a/b").mkdir(parents=True)
-    assert task_source(Birds(source="a/b")) == Path("a/b")
-    assert task_source(Birds(source="a/c")) == "a/c"
-    assert task_source(Birds()) == "lmms-lab/birds"
+    assert files.task_source(Birds(source="a/b")) == Path("a/b")
+    assert files.task_source(Birds(source="a/c")) == "a/c"
+    assert files.task_source(Birds()) == "lmms-lab/birds"
     for source in ("nowhere", "./a/d", Path("a/d"), "a/b/c"):
         with pytest.raises(ValueError, match=r"neither a folder nor a Hub id \(owner/name\)\. hf download"):
-            task_source(Birds(source=source))
+            files.task_source(Birds(source=source))
     monkeypatch.setattr(Birds, "hub_id", None)
     with pytest.raises(ValueError, match="birds is on no hub: give source"):
-        task_source(Birds())
-
-
-def test_a_file_by_one_of_its_names(write, tmp_path):
-    assert find_file(Birds(), tmp_path, "a.json", write("{}", "b.json").name) == tmp_path / "b.json"
-    with pytest.raises(ValueError, match=r"task birds: .* has no c\.json or d\.json\. hf download"):
-        find_file(Birds(), tmp_path, "c.json", "d.json")
+        files.task_source(Birds())
 
 
 @pytest.fixture
@@ -270,61 +207,51 @@ def asked(monkeypatch):
 
 @pytest.mark.parametrize("source", [None, "lmms-lab-encoder/birds"])
 def test_the_renamed_organisation_is_tried(asked, source):
-    (row,) = read_split(Birds(source=source), "test", ["question"], ["image"])
+    (row,) = files.read_split(Birds(source=source), "test", ["question"], ["image"])
     assert row.values["question"] == "shade 5?"
     assert row.place == f"{source or 'lmms-lab/birds'} (test), row 1"
     assert row.values["image"].read() == picture(5)
     assert asked == (["lmms-lab-encoder/birds"] if source else ["lmms-lab/birds", "lmms-lab-encoder/birds"])
 
 
-@pytest.mark.parametrize(
-    ("source", "split", "message"),
-    [
-        ("other/birds", "test", r"task birds: other/birds .* \(other/birds is not on the Hub\)\. hf d"),
-        ("lmms-lab/fish", "test", r"lmms-lab/fish cannot be loaded \(lmms-lab/fish is not on the Hub\)"),
-        (None, "dev", r"lmms-lab/birds cannot be loaded \(Unknown split 'dev'\)"),
-        ("other/far", "test", r"cannot be loaded \(no route\)\. hf download"),
-    ],
-)
+FAILED = [
+    ("other/birds", "test", r"task birds: other/birds .* \(other/birds is not on the Hub\)\. hf d"),
+    ("lmms-lab/fish", "test", r"lmms-lab/fish cannot be loaded \(lmms-lab/fish is not on the Hub\)"),
+    (None, "dev", r"lmms-lab/birds cannot be loaded \(Unknown split 'dev'\)"),
+    ("other/far", "test", r"cannot be loaded \(no route\)\. hf download"),
+]
+
+
+@pytest.mark.parametrize(("source", "split", "message"), FAILED)
 def test_a_failed_download_is_one_message(asked, source, split, message):
     with pytest.raises(ValueError, match=message):
-        read_split(Birds(source=source), split, ["question"])
+        files.read_split(Birds(source=source), split, ["question"])
     assert len(asked) == (2 if source in (None, "lmms-lab/fish") else 1)  # no network is not asked twice
 
 
 @pytest.fixture
-def two(tmp_path, monkeypatch):
-    monkeypatch.setattr(Birds, "rows", 2)
+def two(tmp_path):
     for name, size in (("a", (3, 2)), ("b", (5, 4))):
         Pictures.new("RGB", size).save(tmp_path / f"{name}.png")
     return [Sample(name, "<image>\nWhat?", {}, (tmp_path / f"{name}.png",)) for name in "ab"]
 
 
 def test_a_whole_set_is_looked_at_here_and_there(two):
-    check_complete(Birds(), two, None)
-    check_samples(Birds(), two)
-    assert open_some(two) == [(3, 2), (5, 4)]
-    assert len(open_some(two * 50)) == 5
-    assert open_some([Sample("t", "text", {})]) == []
+    files.check_samples(Birds(), two)
+    assert files.open_some(two) == [(3, 2), (5, 4)]
+    assert len(files.open_some(two * 50)) == 5
+    assert files.open_some([Sample("t", "text", {})]) == []
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"id": "a"}, "task birds, sample 2: id 'a' appears twice, first in task birds, sample 1"),
-        ({"prompt": "What?"}, "sample 'b': 0 <image> in the prompt for 1 images"),
-        ({"context_characters": 99}, "sample 'b': context_characters 99 lies outside its prompt of 13"),
-    ],
-)
+MALFORMED = [
+    ({"id": "a"}, "task birds, sample 2: id 'a' appears twice, first in task birds, sample 1"),
+    ({"prompt": "What?"}, "sample 'b': 0 <image> in the prompt for 1 images"),
+    ({"context_characters": 99}, "sample 'b': context_characters 99 lies outside its prompt of 13"),
+    ({"images": (Path("c.png"),)}, r"task birds: 1 of 2 images are missing \(first: .*c.png\)\. hf download"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), MALFORMED)
 def test_a_malformed_sample(two, change, message):
     with pytest.raises(ValueError, match=message):
-        check_samples(Birds(), [two[0], replace(two[1], **change)])
-
-
-def test_missing_and_broken_files(two, tmp_path):
-    (tmp_path / "b.png").unlink()
-    with pytest.raises(ValueError, match=r"task birds: 1 of 2 images are missing \(first: .*b.png\)\. hf download"):
-        check_samples(Birds(), two)
-    (tmp_path / "b.png").write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"b.png cannot be read"):
-        open_some(two)
+        files.check_samples(Birds(), [two[0], replace(two[1], **change)])

@@ -1,0 +1,413 @@
+"""A task's files: texts, JSON, CSV and TSV in a folder, Parquet there or on the Hub; whether a set is whole.
+
+Errors name file and line; images stay encoded until they are opened.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import re
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow.parquet as pq
+from datasets import Dataset, Image, List, load_dataset
+from datasets.exceptions import DatasetNotFoundError, DatasetsError
+from pyarrow import ArrowInvalid
+
+from subtoken_train.datasets import image_sources as media
+from subtoken_train.documents import check_regular, parse_json
+from subtoken_train.evaluation.tasks.task import Sample, Task
+from subtoken_train.families.online import hub_asked, silence
+from subtoken_train.typed import shown
+
+if TYPE_CHECKING:
+    from _csv import Reader
+
+CUT_OFF = "the file may be cut off: fetch it again"
+MAX_TEXT = 2**32  # bytes of a benchmark's file at most
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_ORGANISATIONS = ("lmms-lab", "lmms-lab-encoder")  # renamed; releases of lmms-eval up to 0.7.2 use the first
+
+
+class FileRow(NamedTuple):
+    """Values by column, images ``EncodedImage`` or None, and the place: file and line or row, counted from 1."""
+
+    values: Mapping[str, Any]
+    place: str
+
+    def text(self, column: str) -> str:
+        """Return the text of a cell."""
+        value = self.values[column]
+        if not isinstance(value, str):
+            raise ValueError(f"{self.place}: {column} is {value!r}, but must be a text; fetch the file again")
+        return value
+
+    def texts(self, column: str) -> list[str]:
+        """Return the texts of a cell, which mappings may have as ``answer``."""
+        found = self.values[column]
+        if isinstance(found, list):
+            given = [one.get("answer") if isinstance(one, Mapping) else one for one in found]
+            if len(texts := [text for text in given if isinstance(text, str)]) == len(given):
+                return texts
+        raise ValueError(f"{self.place}: {column} is {found!r}, but must be a list of texts; fetch the file again")
+
+    def image(self, column: str = "image") -> tuple[media.ImageSource]:
+        """Return the row's image."""
+        if self.values[column] is None:
+            raise ValueError(f"{self.place}: the row has no image; fetch the file again")
+        return (self.values[column],)
+
+    def with_values(self, **values: Any) -> FileRow:
+        """Return the row with some values more, or others."""
+        return FileRow({**self.values, **values}, self.place)
+
+
+def task_source(task: Task) -> Path | str:
+    """Return where a task's files are, a folder or a Hub id."""
+    source = task.source if task.source is not None else task.hub_id
+    if source is None:
+        raise ValueError(f"task {task.name} is on no hub: give source, the folder with its files. {task.where}")
+    if Path(source).is_dir():
+        return Path(source)
+    if isinstance(source, str) and _HUB_ID.fullmatch(source) and not source.startswith("."):
+        return source
+    raise ValueError(f"task {task.name}: {source} is neither a folder nor a Hub id (owner/name). {task.where}")
+
+
+def task_folder(task: Task) -> Path:
+    """Return the folder of a task that is read from a folder alone."""
+    source = task_source(task)
+    if not isinstance(source, Path):
+        raise ValueError(f"task {task.name} reads a folder, and {source} is none. {task.where}")
+    return source
+
+
+def find_file(task: Task, folder: Path, *names: str) -> Path:
+    """Find the first of ``names`` in ``folder``."""
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise ValueError(f"task {task.name}: {folder} has no {' or '.join(names)}. {task.where}")
+
+
+def unique_ids(ids: Iterable[tuple[str, str]]) -> None:
+    """Refuse an id that is there twice, by a ``ValueError`` that names both places."""
+    seen: dict[str, str] = {}
+    for name, place in ids:
+        if name in seen:
+            raise ValueError(f"{place}: id {name!r} appears twice, first in {seen[name]}; keep one")
+        seen[name] = place
+
+
+def check_columns(place: str, wanted: Iterable[str], present: Collection[str]) -> None:
+    """Refuse a row or a file without some of the columns that are wanted."""
+    if missing := [name for name in wanted if name not in present]:
+        raise ValueError(f"{place}: no column {', '.join(missing)}; it has {', '.join(present)}")
+
+
+def benchmark_text(path: Path) -> str:
+    """Read a text file; one that is missing, not UTF-8, or holds a NUL is refused."""
+    try:
+        if (size := check_regular(path)) > MAX_TEXT:
+            raise ValueError(f"{path} has {size:,} bytes; at most {MAX_TEXT:,} are read")
+        text = path.read_text(encoding="utf-8")
+    except OSError:
+        raise ValueError(f"{path} is missing or cannot be read; check the path") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ValueError(f"{path}, line {line}: not UTF-8 ({error.reason})") from None
+    if "\0" in text:
+        line = text[: text.index("\0")].count("\n") + 1
+        raise ValueError(f"{path}, line {line}: holds a NUL character, so it is not text; {CUT_OFF}")
+    return text
+
+
+def benchmark_json(path: Path) -> Any:
+    """Read a JSON file."""
+    return _parsed(benchmark_text(path), str(path))
+
+
+def read_entries(path: Path, key: str | None, columns: Sequence[str] = ()) -> list[FileRow]:
+    """Read the objects of the list that a JSON file is, or holds under a key; each must have the columns."""
+    content = benchmark_json(path)
+    entries = content if key is None else content.get(key) if isinstance(content, dict) else None
+    if not isinstance(entries, list):
+        lacks = "is no list" if key is None else f"has no list {key!r}"
+        raise ValueError(f"{path} {lacks}; is it another file?")
+    return [_object(values, f"{path}, {key or 'entry'}[{number}]", columns) for number, values in enumerate(entries)]
+
+
+def read_named(path: Path, columns: Sequence[str] = ()) -> dict[str, FileRow]:
+    """Read the objects of a JSON file that is one object of objects, by their names; each must have the columns."""
+    content = benchmark_json(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds {shown(content)} instead of named objects; is it another file?")
+    return {name: _object(values, f"{path}, {name!r}", columns) for name, values in content.items()}
+
+
+def read_jsonl(path: Path, columns: Sequence[str] = ()) -> list[FileRow]:
+    """Read the objects of a JSON-lines file, whatever its suffix; each must have the columns. Empty lines go."""
+    text = benchmark_text(path)
+    if text.lstrip().startswith("["):
+        raise ValueError(f"{path} is one JSON list, not one JSON object per line: write a line for each of them")
+    lines = ((f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
+    return [_object(_parsed(line, place), place, columns) for place, line in lines]
+
+
+def read_lines(path: Path) -> list[FileRow]:
+    """Read the lines of a text file that are not empty, column ``text``."""
+    lines = enumerate(benchmark_text(path).removeprefix("\ufeff").splitlines(), start=1)
+    return [FileRow({"text": line}, f"{path}, line {number}") for number, line in lines if line.strip()]
+
+
+def _parsed(text: str, place: str) -> Any:
+    try:
+        return parse_json(text, place)
+    except ValueError as error:
+        raise ValueError(f"{error}; {CUT_OFF}") from None
+
+
+def _object(values: Any, place: str, columns: Sequence[str]) -> FileRow:
+    if not isinstance(values, dict):
+        raise ValueError(f"{place}: expected a JSON object, got {shown(values)}")
+    check_columns(place, columns, list(values))
+    for name in ("id", "question_id", "image_id", "imageId"):  # of a row or an image, in all benchmarks alike
+        if not isinstance(values.get(name), str | int | None) or isinstance(values.get(name), bool):
+            raise ValueError(f"{place}: {name} is {shown(values[name])}; it must be a text or a number; {CUT_OFF}")
+    return FileRow(values, place)
+
+
+def read_table(
+    path: Path, columns: Sequence[str], delimiter: str = ",", image: str | None = None, header: bool = True
+) -> list[FileRow]:
+    """Read the rows of a CSV or TSV file in UTF-8, ``columns`` and others; all values are text.
+
+    Without ``header`` it has exactly these columns, in order. Base64 images of the column ``image`` become
+    ``EncodedImage``; a cell of 64 characters or fewer stays (VLMEvalKit's rule).
+    """
+    limit = csv.field_size_limit(sys.maxsize)  # cells as long as images; the limit is the whole process's
+    try:
+        check_regular(path)
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            lines = _cells(path, csv.reader(file, delimiter=delimiter, strict=True))
+            names = list(columns) if not header else next((cells for _, cells in lines), None)
+            if names is None:
+                raise ValueError(f"{path} is empty; {CUT_OFF}")
+            check_columns(str(path), (*columns, image) if image else columns, names)
+            return [_table_row(place, names, cells, image) for place, cells in lines]
+    except OSError:
+        raise ValueError(f"{path} is missing or cannot be read; check the path") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 ({error.reason})") from None
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _cells(path: Path, reader: Reader) -> Iterator[tuple[str, list[str]]]:
+    while True:
+        place = f"{path}, line {reader.line_num + 1}"
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise ValueError(f"{place}: {error}; {CUT_OFF}") from None
+        if cells is None:
+            return
+        if any("\0" in cell for cell in cells):
+            raise ValueError(f"{place}: holds a NUL character, so it is not text; {CUT_OFF}")
+        if cells:
+            yield place, cells
+
+
+def _table_row(place: str, names: list[str], cells: list[str], image: str | None) -> FileRow:
+    if len(cells) != len(names):
+        raise ValueError(f"{place}: {len(cells)} cells, but {len(names)} columns; {CUT_OFF}")
+    values: dict[str, Any] = dict(zip(names, cells, strict=True))
+    if image and len(values[image]) > 64:
+        values[image] = media.EncodedImage(partial(_decoded, values[image], place), place)
+    return FileRow(values, place)
+
+
+def _decoded(cell: str, place: str) -> bytes:
+    try:
+        return base64.b64decode(cell, validate=True)
+    except ValueError as error:
+        raise ValueError(f"image {place} is not base64 text ({error}); {CUT_OFF}") from None
+
+
+def parquet_files(folder: Path, split: str, config: str | None = None) -> list[Path]:
+    """Return the Parquet files of one split, in order; empty where there is none.
+
+    The folder is as ``hf download OWNER/NAME --repo-type dataset --local-dir folder`` leaves it, or one configuration's
+    folder of it; ``config`` names that folder (None: the default one, ``data`` or ``default``).
+    """
+    below = ("data", "default", "") if config is None else (config, "")
+    patterns = (f"{split}-*-of-*.parquet", f"{split}.parquet")
+    places = (sorted((folder / name).glob(pattern)) for name in below for pattern in patterns)
+    return next((found for found in places if found), [])
+
+
+def read_split(
+    task: Task, split: str, columns: Sequence[str], images: Sequence[str] = (), config: str | None = None
+) -> list[FileRow]:
+    """Read all rows of one split of the task's Parquet set: the columns at once, images when they are asked for.
+
+    ``datasets`` converts the files once, into its own cache. An image may be the one entry of a list. Shards that are
+    missing are no error here: ``check_complete`` names them.
+    """
+    source = task_source(task)
+    label = split if config is None else f"{config}, {split}"
+    if isinstance(source, str):
+        dataset = _from_hub(task, source, split, config)
+        places = [f"{source} ({label}), row {row + 1}" for row in range(len(dataset))]
+    else:
+        paths = parquet_files(source, split, config)
+        if not paths:
+            below = "data" if config is None else config
+            raise ValueError(f"task {task.name}: {source} has no {below}/{split}-*.parquet. {task.where}")
+        places = [f"{path}, row {row + 1}" for path in paths for row in range(_count_rows(path))]
+        dataset = _from_files(paths)
+    if missing := [name for name in (*columns, *images) if name not in dataset.column_names]:
+        here = ", ".join(dataset.column_names)
+        raise ValueError(f"{source} ({label}) has no column {', '.join(missing)}; its columns are {here}")
+    content = {name: dataset.data.column(name).to_pylist() for name in columns}
+    for name in images:
+        absent = dataset.data.column(name).is_null().to_pylist()
+        reads = [partial(_encoded_image, dataset, row, name) for row in range(len(places))]
+        pairs = zip(absent, reads, places, strict=True)
+        content[name] = [None if gone else media.EncodedImage(read, place) for gone, read, place in pairs]
+    return [FileRow({name: content[name][row] for name in content}, place) for row, place in enumerate(places)]
+
+
+def _encoded_image(dataset: Dataset, row: int, column: str) -> bytes:
+    value = dataset[row][column]
+    if isinstance(value, list):
+        if len(value) != 1:
+            raise ValueError(f"the row holds {len(value)} images, where one belongs; fetch the files again")
+        value = value[0]
+    if isinstance(value, dict):
+        value = value.get("bytes")
+    if value is None:
+        raise ValueError("the row holds no bytes of an image; fetch the files again")
+    return bytes(value)
+
+
+def _count_rows(path: Path) -> int:
+    check_regular(path)
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except (ArrowInvalid, OSError) as error:
+        raise ValueError(f"{path} is cut off or no Parquet file ({_reason(error)}); fetch it again") from None
+
+
+def _from_files(paths: list[Path]) -> Dataset:
+    try:
+        return _encoded(load_dataset("parquet", data_files=[str(path) for path in paths], split="train"))
+    except Exception as error:  # whatever the readers of broken files raise
+        reason = _reason(error.__cause__ or error)
+        raise ValueError(f"{paths[0].parent} cannot be read as Parquet ({reason}); fetch it again") from None
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, UnicodeError):
+        return "a text that is not UTF-8"
+    return " ".join(str(error).split()) if isinstance(error, OSError | ValueError) else "its description is damaged"
+
+
+def _from_hub(task: Task, hub_id: str, split: str, config: str | None) -> Dataset:
+    owner, _, name = hub_id.partition("/")
+    others = [f"{other}/{name}" for other in _ORGANISATIONS if other != owner] if owner in _ORGANISATIONS else []
+    reason: Exception | None = None
+    for candidate in (hub_id, *others):
+        try:
+            with hub_asked():
+                return _encoded(load_dataset(candidate, config, split=split))
+        except DatasetNotFoundError as error:
+            reason = reason or error
+        except (OSError, ValueError, DatasetsError) as error:  # no network, no such configuration or split, a bad file
+            reason = error
+            break
+    raise ValueError(f"task {task.name}: {hub_id} cannot be loaded ({silence() or reason}). {task.where}")
+
+
+def _encoded(dataset: Dataset) -> Dataset:
+    for name, feature in list(dataset.features.items()):
+        if isinstance(feature, Image):
+            dataset = dataset.cast_column(name, Image(decode=False))
+        elif isinstance(feature, List) and isinstance(feature.feature, Image):
+            dataset = dataset.cast_column(name, List(Image(decode=False)))
+    return dataset
+
+
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})(?:-[0-9a-f]+)?\.parquet")
+
+
+def check_complete(task: Task, samples: Sequence[Sample], limit: int | None) -> None:
+    """Refuse a part of a set as if it were the set, unless a run asks for no more samples than its files hold."""
+    if not samples:
+        raise ValueError(f"task {task.name}: {task.source or task.hub_id} holds no sample. {task.where}")
+    found, expected = len(samples), task.expected_rows
+    if expected is None or found == expected or (limit is not None and found >= limit):
+        return
+    missing = missing_shards(Path(task.source)) if task.source is not None else []
+    hint = f" Missing: {', '.join(missing)}." if missing else ""
+    raise ValueError(
+        f"task {task.name} has {found:,} of {expected:,} samples in {task.source or task.hub_id}.{hint} "
+        f"Get the rest, or limit the run. {task.where}"
+    )
+
+
+def missing_shards(folder: Path) -> list[str]:
+    """Find Parquet shards below ``folder`` that others' names promise (``-00000-of-00003``) but that are not there."""
+    present: dict[tuple[Path, str, int], set[int]] = {}
+    for path in folder.rglob("*.parquet"):
+        if match := _SHARD.fullmatch(path.name):
+            key = (path.parent.relative_to(folder), match["stem"], int(match["total"]))
+            present.setdefault(key, set()).add(int(match["number"]))
+    return [
+        (parent / f"{stem}-{number:05}-of-{total:05}.parquet").as_posix()
+        for (parent, stem, total), numbers in sorted(present.items())
+        for number in sorted(set(range(total)) - numbers)
+    ]
+
+
+def check_samples(task: Task, samples: Sequence[Sample]) -> None:
+    """Check every sample, of a task of one's own too."""
+    unique_ids((sample.id, f"task {task.name}, sample {n:,}") for n, sample in enumerate(samples, 1))
+    for sample in samples:
+        place = f"task {task.name}, sample {sample.id!r}"
+        written = sample.prompt.count("<image>") if task.modality == "image" else len(sample.images)
+        if written != len(sample.images):
+            raise ValueError(
+                f"{place}: {written} <image> in the prompt for {len(sample.images)} images; write one for each"
+            )
+        if sample.context_characters is not None and not 0 <= sample.context_characters <= len(sample.prompt):
+            raise ValueError(
+                f"{place}: context_characters {sample.context_characters} lies outside its prompt of "
+                f"{len(sample.prompt)}"
+            )
+    named = dict.fromkeys(str(path) for sample in samples for image in sample.images for path in _files(image))
+    missing = [name for folder in media.compare_images(named, Path(), outside=True) for name in folder.missing]
+    if missing:
+        raise ValueError(
+            f"task {task.name}: {len(missing):,} of {len(named):,} images are missing (first: {missing[0]}). "
+            f"{task.where}"
+        )
+
+
+def _files(image: media.PictureSource) -> tuple[Path, ...]:
+    """Return what must be there: a file, the files of a video or their folder."""
+    if isinstance(image, media.VideoSource):
+        return (image.frames,) if isinstance(image.frames, Path) else image.frames
+    return (image,) if isinstance(image, Path) else ()
+
+
+def open_some(samples: Sequence[Sample]) -> list[tuple[int, int]]:
+    """Open five images, spread over the samples; their widths and heights in pixels."""
+    seen = [sample for sample in samples if sample.images]
+    step = max(1, len(seen) // 5)
+    return [media.open_image(media.first_frame(sample.images[0])).size for sample in seen[::step][:5]]

@@ -1,0 +1,432 @@
+"""Six of RULER's tasks that need no other text, and a map of needles (Kamradt, 2023): texts made here, at their length.
+
+They are a pure function of a random generator and a size. Their wording, structure and answers are RULER's (its
+``niah.py``, ``variable_tracking.py``, ``common_words_extraction.py``, ``freq_words_extraction.py``). Its words are not:
+keys and listed words are ours. So scores compare with others over the same texts, not with published ones. A map hides
+a number at depths of texts of some lengths, in RULER's noise or a file's sentences; the report draws it for every arm.
+Not here: Kamradt's own needle and essays, and his judge.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise, product
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar, NamedTuple
+
+from subtoken_train.artifact.hub import check_fetched
+from subtoken_train.datasets.recall import ADJECTIVES, NAMES, NOUNS
+from subtoken_train.documents import read_text
+from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, clipped
+from subtoken_train.evaluation.tasks.ruler import NEW_TOKENS, LongContext, RulerMatch, family, parts_of, ruler_sample
+from subtoken_train.evaluation.tasks.task import Sample, Task
+from subtoken_train.families.backbone_config import is_hub_id, resolve
+
+
+@lru_cache(maxsize=2)
+def read_tokenizer(name: str) -> Any:
+    """Load a tokenizer from a folder (that of a shipped model, too) or the Hub; no code that it brings is run."""
+    from transformers import AutoTokenizer
+
+    check_fetched(name)
+    try:
+        return AutoTokenizer.from_pretrained(resolve(name), trust_remote_code=False)
+    except Exception as error:  # whatever the readers of broken files raise
+        words = clipped(" ".join(str(error).split()) or type(error).__name__, 160)
+        raise ValueError(f"tokenizer {name!r} cannot be loaded ({words}); give a folder or a Hub id") from None
+
+
+def not_at_hand(name: str | None) -> ValueError | None:
+    """Return why a tokenizer of the Hub is not at hand now; None where it is, and for a folder's or none at all."""
+    if name is None or not is_hub_id(name):
+        return None
+    try:
+        read_tokenizer(name)
+    except ValueError as error:
+        return error
+    return None
+
+
+class MadeTexts(Task):
+    """A task that makes its samples itself, measured by ``tokenizer``, which has to be at hand."""
+
+    needs_files = False
+    tokenizer: str | None
+
+    def check_requirements(self) -> None:
+        if (error := not_at_hand(self.tokenizer)) is not None:
+            raise error
+
+    def check_options(self) -> None:
+        if not_at_hand(self.tokenizer) is None:  # else ``check_requirements`` says it: it may be there when it runs
+            self.check_lengths()
+
+    def check_lengths(self) -> None:
+        """Raise a ``ValueError`` where a sample does not fit into the length that is asked for."""
+
+
+NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+_NEEDLE = "One of the special magic {kind}s for {key} is: {value}."
+_HIDDEN = (
+    "A special magic {kind} is hidden within the following text. Make sure to memorize it. I will quiz you about the "
+    "{kind} afterwards.\n"
+)
+_ASK = (
+    "What is the special magic {kind} for {key} mentioned in the provided text? The special magic {kind} for {key} "
+    "mentioned in the provided text is"
+)
+_TRACK = "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
+_ASK_TRACK = (  # "assgined" is RULER's
+    "Question: Find all variables that are assigned the value {value} in the text above. Answer: According to the "
+    "chain(s) of variable assignment in the text above, {count} variables are assgined the value {value}, they are: "
+)
+_COMMON = (
+    "Below is a numbered list of words. In these words, some appear more often than others. Memorize the ones that "
+    "appear most often.\n"
+)
+_ASK_COMMON = (
+    "Question: What are the 10 most common words in the above list? Answer: The top 10 words that appear most often in "
+    "the list are:"
+)
+_CODED = (
+    "Read the following coded text and track the frequency of each coded word. Find the three most frequently appeared "
+    "coded words. "
+)
+_ASK_CODED = (
+    "Question: Do not provide any explanation. Please ignore the dots '....'. What are the three most frequently "
+    "appeared words in the above coded text? Answer: According to the coded text above, the three most frequently "
+    "appeared words are:"
+)
+_WORDS = (*ADJECTIVES, *NOUNS, *NAMES, *(name + ending for name, ending in product(NAMES, ("ta", "ro", "mi", "su"))))
+_HOPS, _COMMON_WORDS, _CODED_LENGTH, _ZETA_2 = 4, 10, 6, 1.6449340668482264  # the sum of 1 / k^2
+
+
+@dataclass(frozen=True)
+class Text:
+    """One sample's text: what may be compressed, what asks, and the expected texts."""
+
+    context: str
+    rest: str
+    answers: list[str]
+
+    @property
+    def whole(self) -> str:
+        """Both parts."""
+        return self.context + self.rest
+
+
+def needle_in_noise(random: Random, size: int) -> Text:
+    """Make ``niah_single_1``: one number among ``size`` times the same five sentences."""
+    return _niah(random, [NOISE] * size, "number", _word_key)
+
+
+def needle_in_needles(random: Random, size: int) -> Text:
+    """Make ``niah_multikey_2``: one number among ``size`` others of other keys."""
+    key = _word_key(random)
+    others = [_NEEDLE.format(kind="number", key=_other(random, key), value=_number(random)) for _ in range(size)]
+    return _niah(random, others, "number", lambda _: key)
+
+
+def uuid_in_uuids(random: Random, size: int) -> Text:
+    """Make ``niah_multikey_3``: the same, where keys and values are UUIDs."""
+    others = [_NEEDLE.format(kind="uuid", key=_uuid(random), value=_uuid(random)) for _ in range(size)]
+    return _niah(random, others, "uuid", _uuid)
+
+
+def variable_tracking(random: Random, size: int) -> Text:
+    """Make ``vt``: a value handed from variable to variable among ``size`` lines of noise; first an example."""
+    example = _chain(random, 10, letters=3)
+    main = _chain(random, size, letters=5)
+    solved = example.context + example.rest + " ".join(example.answers) + "\n\n"
+    return Text(solved + main.context, main.rest, main.answers)
+
+
+def common_words(random: Random, size: int, often: tuple[int, int] = (30, 3)) -> Text:
+    """Make ``cwe``: ten words more often than ``size`` others, in a numbered list; an example first.
+
+    ``often`` says how many times a common and another word is listed.
+    """
+    example = _numbered(random, 30, (10, 3) if often[0] > 10 else (3, 1))
+    main = _numbered(random, size, often)
+    solved = example.context + example.rest + " " + _listed(example.answers) + "\n"
+    return Text(solved + main.context, main.rest, main.answers)
+
+
+def frequent_words(random: Random, size: int) -> Text:
+    """Make ``fwe``: coded words in about ``size`` places, the k-th as often as 1 / k^2 says; the first is noise."""
+    vocabulary = _distinct(random, max(8, size // 20), string.ascii_lowercase, _CODED_LENGTH)
+    vocabulary[0] = "..."
+    words = [word for k, word in enumerate(vocabulary, 1) for _ in range(int(size / (k * k * _ZETA_2)))]
+    random.shuffle(words)
+    return Text(f"{_CODED}{' '.join(words)}\n", _ASK_CODED, vocabulary[1:4])
+
+
+class Maker(NamedTuple):
+    """A task's texts by their size: below ``smallest`` it has no single answer, at ``largest`` words run out."""
+
+    make: Callable[[Random, int], Text]
+    smallest: int
+    largest: int | None = None
+
+
+MAKERS = {
+    "niah_single_1": Maker(needle_in_noise, 1),
+    "niah_multikey_2": Maker(needle_in_needles, 1),
+    "niah_multikey_3": Maker(uuid_in_uuids, 1),
+    "vt": Maker(variable_tracking, _HOPS + 1),
+    "cwe": Maker(common_words, 10, len(_WORDS) - _COMMON_WORDS),
+    "fwe": Maker(frequent_words, 60),
+}
+
+
+def hidden_number(random: Random, haystack: Sequence[str], place: int) -> Text:
+    """Hide a number with a drawn key before the sentence at a place."""
+    return _hidden(haystack, place, "number", _word_key(random), _number(random))
+
+
+def _niah(random: Random, haystack: list[str], kind: str, draw_key: Callable[[Random], str]) -> Text:
+    key, value = draw_key(random), _uuid(random) if kind == "uuid" else _number(random)
+    return _hidden(haystack, random.randrange(len(haystack)), kind, key, value)
+
+
+def _hidden(haystack: Sequence[str], place: int, kind: str, key: str, value: str) -> Text:
+    sentences = [*haystack[:place], _NEEDLE.format(kind=kind, key=key, value=value), *haystack[place:]]
+    context = _HIDDEN.format(kind=kind) + "\n".join(sentences) + "\n"
+    return Text(context, _ASK.format(kind=kind, key=key), [value])
+
+
+def _chain(random: Random, size: int, letters: int) -> Text:
+    variables = _distinct(random, _HOPS + 1, string.ascii_uppercase, letters)
+    value = str(random.randrange(10_000, 100_000))
+    links = [f"VAR {variables[0]} = {value}"]
+    links += [f"VAR {ours} = VAR {before} " for before, ours in pairwise(variables)]
+    lines = [f"{NOISE}\n"] * size
+    for moved, (place, link) in enumerate(zip(sorted(random.sample(range(size), len(links))), links, strict=True)):
+        lines.insert(place + moved, link)
+    return Text(f"{_TRACK}{' '.join(lines)}\n", _ASK_TRACK.format(value=value, count=len(variables)), variables)
+
+
+def _numbered(random: Random, size: int, often: tuple[int, int]) -> Text:
+    words = random.sample(_WORDS, _COMMON_WORDS + size)
+    common, others = words[:_COMMON_WORDS], words[_COMMON_WORDS:]
+    listed = common * often[0] + others * often[1]
+    random.shuffle(listed)
+    return Text(f"{_COMMON}{_listed(listed)}\n", _ASK_COMMON, common)
+
+
+def _listed(words: list[str]) -> str:
+    return " ".join(f"{place}. {word}" for place, word in enumerate(words, 1))
+
+
+def _distinct(random: Random, count: int, letters: str, length: int) -> list[str]:
+    found: dict[str, None] = {}
+    while len(found) < count:
+        found["".join(random.choices(letters, k=length))] = None
+    return list(found)
+
+
+def _other(random: Random, key: str) -> str:
+    while (found := _word_key(random)) == key:
+        pass
+    return found
+
+
+def _word_key(random: Random) -> str:
+    return f"{random.choice(ADJECTIVES)}-{random.choice(NOUNS)}"
+
+
+def _number(random: Random) -> str:
+    return str(random.randrange(1_000_000, 10_000_000))
+
+
+def _uuid(random: Random) -> str:
+    return str(uuid.UUID(int=random.getrandbits(128), version=4))
+
+
+@dataclass
+class RulerSynthetic(MadeTexts, LongContext):
+    """Six of RULER's tasks at a given length. Not the published texts: their words are others.
+
+    Attributes:
+        length: prompt and room for the answer (``NEW_TOKENS``) together, at most; in tokens of ``tokenizer``, or in
+            words (what white space separates) without one. A chat template's tokens come on top.
+        tokenizer: folder or Hub id; special tokens are not counted.
+    """
+
+    tasks: tuple[str, ...] = tuple(MAKERS)
+    length: int = 4096
+    tokenizer: str | None = None
+    samples_per_task: int = 100
+    seed: int = 0
+
+    scored_by = RulerMatch
+    allowed: ClassVar = {"tasks": tuple(MAKERS)}
+    ranges: ClassVar = {"length": (1, MAX_TOKENS), "samples_per_task": (1, MAX_COUNT)}
+    length_option = "length"
+
+    @property
+    def expected_rows(self) -> int:
+        return self.samples_per_task * len(self.tasks)
+
+    def check_lengths(self) -> None:
+        count = token_counter(self.tokenizer)
+        for task in self.tasks:
+            for number in range(self.samples_per_task):
+                self._check_room(task, self._maker(task, number), count)
+
+    def samples(self) -> list[Sample]:
+        count = token_counter(self.tokenizer)
+        return [sample for task in self.tasks for sample in self._task_samples(task, count)]
+
+    def _task_samples(self, task: str, count: Callable[[str], int]) -> list[Sample]:
+        samples, size, maker = [], 0, MAKERS[task]
+        budget = self.length - NEW_TOKENS[family(task)]
+        for number in range(self.samples_per_task):
+            make = self._maker(task, number)
+            self._check_room(task, make, count)
+
+            def fits(size: int, make: Callable[[int], Text] = make) -> bool:
+                return count(make(size).whole) <= budget
+
+            size = largest_fitting(fits, size, maker.smallest, maker.largest)
+            text = make(size)
+            parts = text.context, *parts_of(self, text.rest, task)
+            samples.append(ruler_sample(self, task, f"{task}-{number}", parts, text.answers))
+        return samples
+
+    def _maker(self, task: str, number: int) -> Callable[[int], Text]:
+        """Return the sample's text by its size; the same one for the same size. RULER lists fewer words below 4,096."""
+        often = {"often": (6, 1)} if task == "cwe" and self.length < 4096 else {}
+        return lambda size: MAKERS[task].make(Random(f"{self.seed}-{task}-{number}"), size, **often)
+
+    def _check_room(self, task: str, make: Callable[[int], Text], count: Callable[[str], int]) -> None:
+        room, answer = self.length - NEW_TOKENS[family(task)], NEW_TOKENS[family(task)]
+        if (least := count(make(MAKERS[task].smallest).whole)) > room:
+            raise ValueError(
+                f"length leaves {room} tokens or words for a prompt of {task}, and its shortest text has {least}; "
+                f"raise length to {least + answer} or more, or leave {task} out of tasks"
+            )
+
+
+def largest_fitting(fits: Callable[[int], bool], near: int, low: int, most: int | None = None) -> int:
+    """Find the largest size that fits, from ``near`` outwards, then by halving; ``low`` does, ``most`` is the end."""
+    step, high = 1, max(near, low)
+    if fits(high):
+        low = high
+        while (most is None or low < most) and fits(high := min(low + step, most or low + step)):
+            low, step = high, 2 * step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def token_counter(tokenizer: str | None) -> Callable[[str], int]:
+    """Return what counts a text's tokens, special ones left out; its words without a tokenizer."""
+    if tokenizer is None:
+        return lambda text: len(text.split())
+    loaded = read_tokenizer(tokenizer)
+    return lambda text: len(loaded(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+_CELL = re.compile(r"([\d,]+) long, depth ([\d.]+) %")
+
+
+def kind_of(length: int, depth: float) -> str:
+    """Return the kind of the samples of a length and a depth."""
+    return f"{length:,} long, depth {100 * depth:.4g} %"
+
+
+def cell_of(kind: str) -> tuple[str, str] | None:
+    """Return length and depth of a sample's kind, in words; None for another task's."""
+    found = _CELL.fullmatch(kind)
+    return None if found is None else (found[1], f"{found[2]} %")
+
+
+@dataclass
+class NeedleMap(MadeTexts, LongContext):
+    """A number at every depth of texts of every length; the same numbers are hidden in every cell.
+
+    Attributes:
+        lengths: as ``RulerSynthetic``'s.
+        depths: shares of the text that stand before the needle, 0 to 1.
+        samples_per_cell: needles of every length and depth.
+        tokenizer: folder or Hub id; special tokens are not counted.
+        haystack: text file whose sentences surround the needle, from a drawn one on, and again from the first; None:
+            RULER's five sentences.
+    """
+
+    lengths: tuple[int, ...] = (1024, 2048, 4096)
+    depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    samples_per_cell: int = 10
+    tokenizer: str | None = None
+    haystack: str | None = None
+    seed: int = 0
+
+    scored_by = RulerMatch
+    ranges: ClassVar = {"samples_per_cell": (1, MAX_COUNT), "lengths": (1, MAX_TOKENS), "depths": (0, 1)}
+    length_option = "longest"
+
+    @property
+    def longest(self) -> int:
+        """The greatest of ``lengths``."""
+        return max(self.lengths)
+
+    @property
+    def expected_rows(self) -> int:
+        return self.samples_per_cell * len(self.lengths) * len(self.depths)
+
+    def check_lengths(self) -> None:
+        sentences, count = self._sentences(), token_counter(self.tokenizer)
+        for length, number in product(self.lengths, range(self.samples_per_cell)):
+            room, least = length - NEW_TOKENS["niah"], count(self._text(sentences, number, 1, 0.0).whole)
+            if least > room:
+                raise ValueError(
+                    f"length {length} of needle_map leaves {room} tokens or words for a prompt, and the shortest has "
+                    f"{least}; raise it to {least + NEW_TOKENS['niah']} or more"
+                )
+
+    def samples(self) -> list[Sample]:
+        """Make samples length by length, then depth by depth; ids are both and the needle's number."""
+        self.check_options()
+        sentences, count = self._sentences(), token_counter(self.tokenizer)
+        sizes = {
+            (length, number): self._size(sentences, number, length, count)
+            for length, number in product(self.lengths, range(self.samples_per_cell))
+        }
+        made = []
+        for length, depth, number in product(self.lengths, self.depths, range(self.samples_per_cell)):
+            text = self._text(sentences, number, sizes[length, number], depth)
+            parts = text.context, *parts_of(self, text.rest, "niah")
+            name = f"{length}-{depth:g}-{number}"
+            made.append(ruler_sample(self, "niah_single_1", name, parts, text.answers, kind_of(length, depth)))
+        return made
+
+    def _size(self, sentences: list[str], number: int, length: int, count: Callable[[str], int]) -> int:
+        """Return how many sentences fit; the needle's depth changes a token or two, for which there is room."""
+        budget = length - NEW_TOKENS["niah"]
+
+        def fits(size: int) -> bool:
+            return all(count(self._text(sentences, number, size, depth).whole) <= budget for depth in self.depths)
+
+        return largest_fitting(fits, length // 30, 1)
+
+    def _sentences(self) -> list[str]:
+        if self.haystack is None:
+            return [NOISE]
+        found = [part for part in re.split(r"(?<=[.!?])\s+", read_text(Path(self.haystack)).strip()) if part]
+        if not found:
+            raise ValueError(f"haystack {self.haystack} holds no text")
+        return [" ".join(each.split()) for each in found]
+
+    def _text(self, sentences: list[str], number: int, size: int, depth: float) -> Text:
+        random = Random(f"{self.seed}-needle-{number}")
+        first = random.randrange(len(sentences))
+        around = [sentences[(first + place) % len(sentences)] for place in range(size)]
+        return hidden_number(random, around, round(depth * size))
