@@ -1,9 +1,7 @@
 """One row of a benchmark, and its table: an arm beside its anchor, the same tokens unrouted, and transformers' caches.
 
 ``copy_shares`` times one layer's decode attention in turns with a copy of as many bytes as it reads (payload and
-index) on the same device. A copy reads and writes, so its traffic is twice its size: 100 % means that attention moves
-bytes as fast as the copy does, and less is left to gain than that figure says, because small copies and small kernels
-cost their launch.
+index). A copy reads and writes, so its traffic is twice its size: at 100 % attention moves bytes as fast as the copy.
 
 Legend: B batch, H query heads, h key-value heads, d head width, q new tokens.
 """
@@ -108,7 +106,7 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """Return the name of its side."""
+        """The name of its side."""
         return UNROUTED if self.bank is None else ROUTED
 
     @property
@@ -121,9 +119,8 @@ class Subject:
     def anchor(self, tokens: int) -> Reducer | None:
         """The token reducer of the matched token-only anchor; None where the arm is token-only itself.
 
-        Where the arm has no token reducer its anchor has one all the same: tokens drawn at random, or Quest's pages.
-        ``tokens`` counts the compressed region before the reducer. Where no keep ratio has the arm's bytes, a
-        ``ValueError`` says so.
+        An arm without a token reducer has an anchor all the same: tokens drawn at random, or Quest's pages. ``tokens`` counts
+        the region before the reducer; a ``ValueError`` where no keep ratio has the arm's bytes.
         """
         if self.bank is None:
             return None
@@ -210,7 +207,6 @@ def run_row(
 
 
 def _bytes_apart(figures: Mapping[str, SideFigures], ours: str) -> list[str]:
-    """Return notes on an anchor whose measured bytes are not the subject's."""
     if ANCHOR not in figures:
         return []
     held = [found.payload + found.index for found in (figures[name].prompt_bytes for name in (ANCHOR, ours))]

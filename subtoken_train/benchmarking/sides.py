@@ -1,7 +1,6 @@
 """The sides of a comparison: one way each to keep a prompt's cache and to go on from it.
 
 Sides share one backbone with its LoRA. Only in its own turn is a side attached to it, and only then has it a cache.
-Dense sides keep everything in transformers' own caches, through the backbone's own ``forward`` and attention.
 
 Legend: B batch, V vocabulary.
 """
@@ -73,14 +72,14 @@ class Side(ABC):
 
     @abstractmethod
     def held(self) -> HeldBytes:
-        """Return the bytes that the cache holds now."""
+        """The bytes that the cache holds now."""
 
     @abstractmethod
     def entries(self) -> int:
         """Entries of a sample's prompt in the last layer."""
 
     def kernel(self) -> str:
-        """Name the attention path of a step, and the reason for it."""
+        """The attention path of a step, and the reason for it."""
         return "transformers' own"
 
     def close(self) -> None:

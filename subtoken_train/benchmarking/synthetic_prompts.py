@@ -3,9 +3,6 @@
 A model that sees images gets as many whole images as fit beside the family's text, a word between two of them; the rest
 is its question. A language model gets a context and a question of 64 tokens (of short prompts half).
 
-``random_family`` draws a backbone of a real architecture: as fast as the real one, without a download, and made
-smaller for machines that do not hold it; whoever reports its seconds says so. What it answers means nothing.
-
 Legend: B batch, N positions.
 """
 
@@ -37,12 +34,7 @@ TEXT_LENGTH = 2048
 
 @dataclass(frozen=True)
 class PromptParts:
-    """The parts of a prompt, in tokens.
-
-    Attributes:
-        system: before the first image.
-        query: everything else but the context: the question, and a word between two images.
-    """
+    """The parts of a prompt, in tokens: ``system`` before the first image, ``query`` all but these and the context."""
 
     system: int
     images: int
@@ -136,7 +128,7 @@ def _given(
 
 
 def _words(family: Family, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-    """Token ids that are none of an image's or a video's, nor among the first few, which often are special."""
+    """Token ids that are no image's or video's, nor among the first few, which often are special."""
     vocabulary = int(family.model.get_input_embeddings().num_embeddings)
     ids = torch.arange(min(10, vocabulary - 1), vocabulary)
     if family.image_token_id is not None:
@@ -174,9 +166,8 @@ class Shrink:
 
     Attributes:
         layers: of the language model; None: all.
-        narrower: by which widths and numbers of heads of the language model are divided (heads keep their width); the
-            tower then has as many layers as the language model. 1: by nothing. Model types that are not known to take
-            it stay as they are.
+        narrower: divides widths and numbers of heads of the language model (heads keep their width); the tower then has
+            as many layers as the language model. Other model types than ``_TOWERS`` stay as they are.
     """
 
     layers: int | None = None
@@ -207,7 +198,7 @@ class Shrink:
 
 
 def random_family(config: BackboneConfig, shrink: Shrink, device: torch.device, seed: int = 0) -> Family:
-    """A backbone's architecture with random weights, in evaluation mode."""
+    """A backbone's architecture with random weights, in evaluation mode, without a download."""
     if config.quantization != "none":
         raise ValueError(
             f"--random draws weights in {config.dtype}, and quantization {config.quantization!r} is asked for; leave "

@@ -1,17 +1,14 @@
 """Diagnosis of an eviction: how well it foresees what is read later, per layer, and how sparse the reading is.
 
-It shows what VL-Cache's figures show, for any method: the sparsity of a layer's attention in the prompt (all rows, and
-those that ask alone) and while generating, as a mean and a range over heads, with Pearson's correlation of the two over
-layers (Figure 2); the share of the entries read most while generating that the method keeps (hit rate, Figure 3; the
-best choice of the same size in the same head is the yardstick); how much of what is read is image or context rather
-than text, and how much of as many entries as stay, those read most (Figure 9, equations 3 to 5). Beside them the share
-of the attention that its choice keeps, and Spearman's rank correlation between its scores and the attention, over the
-entries that compete.
+It shows VL-Cache's figures for any method: sparsity of a layer's attention in the prompt (all rows, and those that ask)
+and while generating, with Pearson's correlation of the two over layers (Figure 2); the share of the entries read most
+that the method keeps (hit rate, Figure 3); how much of what is read, and of the entries read most, is image or context
+(Figure 9, equations 3 to 5). Beside them the share of the attention that its choice keeps, and Spearman's rank
+correlation between its scores and the attention, over the entries that compete.
 
 An eviction scores and plans as it would, but nothing is let go: tokens are generated greedily from everything that the
-prompt left (after reducer and routers), and the attention that these tokens pay to its entries is summed up, as a mean
-over the query heads of a key-value head, or of all where heads share a set. Statistics of one layer exist at a time but
-for its keys, which are held a second time.
+prompt left (after reducer and routers), and the attention that they pay to its entries is summed up, as a mean over the
+query heads of a key-value head, or of all where heads share a set.
 
 Legend: B batch, N rows of a layer's cache, T tokens since the prompt, H query heads, h key-value heads (1 where all
 heads share a set), d head width, L layers.

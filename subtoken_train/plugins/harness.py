@@ -1,7 +1,4 @@
-"""Requests of an evaluation harness on compressed caches: its arguments, its batches, and what compression kept.
-
-``model_args`` are ``adapter=DIR,eviction=snapkv,eviction_keep=0.1``; generation settings are read for greedy answers.
-"""
+"""Requests of an evaluation harness on compressed caches: its arguments, its batches, and what compression kept."""
 
 from __future__ import annotations
 
@@ -84,10 +81,7 @@ class ModelArguments(ArmSpec):
 
 
 def read_arguments(given: Mapping[str, Any], unavailable: Collection[str] = ()) -> ModelArguments:
-    """Check the arguments of a harness, whose parser may have made numbers of some; None is what was not given.
-
-    ``unavailable`` are names that this harness has no use for.
-    """
+    """Check a harness's arguments, whose parser may have made numbers of some; ``unavailable``: of no use here."""
     known = [name for name, each in MODEL_SETTINGS.items() if each.harness and name not in unavailable]
     texts: dict[str, Any] = {name: str(value) for name, value in given.items() if value is not None}
     for name, text in texts.items():
@@ -242,10 +236,7 @@ Scored = tuple[float, bool]
 
 
 class Runner(Generic[PromptT]):
-    """A loaded model, and what compression did to the prompts that it was asked so far.
-
-    ``length`` orders prompts, so that a batch holds like ones.
-    """
+    """A loaded model, and what compression did to its prompts so far; a batch holds prompts of like ``length``."""
 
     def __init__(
         self,

@@ -1,7 +1,4 @@
-"""The manifest that the entry point ``lmms_eval.models`` loads: the model's name and the path of its class.
-
-It is read whenever lmms-eval starts, whatever model runs; so nothing heavy is imported here.
-"""
+"""The manifest that the entry point ``lmms_eval.models`` loads whenever lmms-eval starts: nothing heavy is here."""
 
 from __future__ import annotations
 

@@ -272,11 +272,7 @@ def change(draw: random.Random, tree: Any, form: Format) -> tuple[Any, str, Expe
 
 
 def damage(
-    draw: random.Random,
-    content: bytes,
-    parse: Callable[[bytes], Any],
-    form: Format,
-    broken: Expect = Expect.REFUSED,
+    draw: random.Random, content: bytes, parse: Callable[[bytes], Any], form: Format, broken: Expect = Expect.REFUSED
 ) -> tuple[bytes, str, Expect]:
     """Spoilt bytes of which the right answer is known, what was done, and the answer; ``broken``: where it is none."""
     before = parse(content)

@@ -340,10 +340,7 @@ def own_weights(folder: Path, what: str) -> Case:
 
 MARKER = Document(
     Format(exact=("schema_version", "trained.*.*")),
-    {
-        "trained": ({}, {"a": "b"}, {"a": [HUGE]}, {"a": [-1]}),
-        "schema_version": (99,),
-    },
+    {"trained": ({}, {"a": "b"}, {"a": [HUGE]}, {"a": [-1]}), "schema_version": (99,)},
     "odd changed changed changed bytes bytes",
 )
 PASSED_OVER = "the state has a part of Lightning's that a run which has reached its end may do without"

@@ -24,9 +24,8 @@ class ANLS(MeanScores):
     """The best similarity to any of the reference's ``answers``, 0 where it is below one half.
 
     ``lmms_anls``: inner white space collapses to single spaces for the distance, which is divided by the longer of the
-    two *raw* texts, so that white space around a text raises its score. It is also the rule of Qwen-VL and VLMEvalKit.
-    ``llava_anls``: only the outer white space goes, for distance and length. Its original divides by zero where both
-    texts are empty; here they are equal texts, 1, as in ``lmms_anls``.
+    two *raw* texts, so that white space around a text raises its score (also Qwen-VL's and VLMEvalKit's rule).
+    ``llava_anls``: only the outer white space goes. Two empty texts are equal; its original divides by zero there.
     """
 
     names = ("lmms_anls", "llava_anls")
@@ -53,10 +52,7 @@ def lmms_similarity(prediction: str, answer: str) -> float:
 
 
 def levenshtein(first: str, second: str) -> int:
-    """Return the fewest insertions, deletions and substitutions of characters that make one text the other.
-
-    Written out because torchmetrics' edit distance looks at a beam of 25 cells only.
-    """
+    """Return the edit distance of two texts (torchmetrics' looks at a beam of 25 cells only)."""
     row = list(range(len(second) + 1))
     for i, character in enumerate(first, start=1):
         diagonal, row[0] = row[0], i
@@ -96,7 +92,7 @@ def gqa_answer(text: str) -> str:
 
 
 def without_punctuation(text: str) -> str:
-    """Return a text in lower case, without ASCII punctuation."""
+    """Lower the text and drop ASCII punctuation."""
     return text.lower().translate(_WITHOUT_PUNCTUATION)
 
 
@@ -114,8 +110,7 @@ class RelaxedAccuracy(MeanScores):
 def relaxed_match(prediction: str, target: str) -> bool:
     """Tell whether two numbers differ by at most 5 % of the target, or two texts only in case.
 
-    A number is what Python's ``float`` reads, or that before "%", in hundredths: "1,200" is text. A target of 0 is
-    compared as text, since nothing is 5 % of it.
+    A number is what Python's ``float`` reads, or that before "%", in hundredths; "1,200" and a target of 0 are texts.
     """
     predicted, wanted = _number(prediction), _number(target)
     if predicted is None or not wanted:

@@ -2,11 +2,9 @@
 
 After KVCompose (Akulov et al.): r is the share of KV that is gone; the relative loss of a budget is eq. 10, the mean
 over tasks of (R(full) - R(compressed)) / R(full), where RULER's 13 tasks and LongBench's sets are tasks each
-(``TaskMetric.subtasks``), never the loss of their mean; the compression reached under a tolerance is the largest r of
-the piecewise linear curve whose loss is not above it (eq. 7 and 8; the curve may cross the tolerance more than once).
-For the area that paper prints no formula. Its values (90.2 where r ends at 0.9) are too large for an undivided area, so
-the trapezoid area is divided by its width here: it is the mean score over the range of r. Areas therefore compare only
-between curves over one range, and the range is printed with them.
+(``TaskMetric.subtasks``); the compression under a tolerance is the largest r of the piecewise linear curve whose loss
+is not above it (eq. 7 and 8). For the area that paper prints no formula; its values (90.2 where r ends at 0.9) are too
+large for an undivided one, so the trapezoid area is divided by its width here: the mean score over the range of r.
 
 Legend: p points of a curve, ascending in r.
 """
@@ -44,11 +42,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """One method at several budgets.
+    """One method at several budgets, ascending in compression; its uncompressed arm first, where there is one.
 
     Attributes:
         tasks: those that all of its arms answered, and its scores are means over.
-        points: ascending in compression; an uncompressed arm of the same backbone is the first, where there is one.
         scored: what eq. 10 is a mean over: ``pope``, ``ruler/vt``.
         zero: of these, those whose uncompressed score is 0, which leaves eq. 10 without a value.
         area: mean score over the range of r; None for a single point.
@@ -71,7 +68,7 @@ class Curve:
         return 1 - self.points[0].kv, 1 - self.points[-1].kv
 
     def reached_text(self, tolerance: float) -> str:
-        """Return the compression reached; if the curve left the tolerance earlier and came back, that too."""
+        """The compression reached; if the curve left the tolerance earlier and came back, that too."""
         if tolerance not in self.edges:
             return f"{', '.join(self.zero)}: 0 uncompressed" if self.zero else "" if self.reference else NO_REFERENCE
         reached, first = self.edges[tolerance]
@@ -103,8 +100,7 @@ def within(ratios_p: Sequence[float], losses_p: Sequence[float], tolerance: floa
 def make_curves(arms: Sequence[ArmResults]) -> list[Curve]:
     """Make a curve for each method with at least one budget; those without a measured region are left out.
 
-    If two arms share a method and a budget (and differ, say, in their training), the second makes a curve of its own,
-    under its name.
+    Of two arms of one method and budget the second makes a curve of its own, under its name.
     """
     families: dict[tuple[str, str], list[ArmResults]] = defaultdict(list)
     for arm in filter(lambda arm: arm.compressed, arms):

@@ -174,7 +174,6 @@ def _interval(axes: Axes, y: float, its: Estimate, color: str, width: float) -> 
 
 
 def _names(axes: Axes, names: Sequence[str]) -> None:
-    """Name the rows from the top down."""
     axes.set_yticks(range(len(names)), [_lines(name, 34) for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
@@ -189,7 +188,6 @@ def _lines(words: str, width: int) -> str:
 
 
 def _legend(figure: Figure, handles: Sequence[Line2D | Patch], moot: bool) -> None:
-    """Draw the legend below the chart, so that it covers nothing."""
     shown = [*handles, *([Patch(**MOOT_BAR, label=MOOT_WORDS)] if moot else [])]
     if shown:
         longest = max(len(str(handle.get_label())) for handle in shown)
@@ -219,7 +217,6 @@ def report_html(report: Report) -> str:
 
 
 def _charts(part: words.Section, name: str, series: Mapping[str, Series]) -> list[Chart]:
-    """Draw a section's numbers; the words for a screen reader are those of the table beside them."""
     about = part.about
     found: dict[str, Figure | None] = {}
     if isinstance(about, ScoreTable):  # the means where there are means, else every task

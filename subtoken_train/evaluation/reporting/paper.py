@@ -117,7 +117,6 @@ def _same_method(arm: ArmResults, row: dict[str, Any]) -> bool:
 def _compared(
     arm: ArmResults, anchor: ArmResults | None, row: dict[str, Any], rows: list[dict[str, Any]]
 ) -> Iterator[tuple[object, ...]]:
-    """Yield the values of ``FRAME`` for every column that the printed row has."""
     base, means = _printed_anchor(row, rows), _means(row)
     printed, recomputed = dict(means), dict[str, float]()
     ours: dict[str, Estimate | None] = {}
@@ -142,7 +141,6 @@ def _means(row: dict[str, Any]) -> dict[str, float]:
 
 
 def _printed_anchor(row: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the printed token-only row of the same table, model, method and budget."""
     if row["variant"] in {"token_only", "full", "lora_only"}:
         return None
     keys = ("table", "model", "token_method", "total_kv")

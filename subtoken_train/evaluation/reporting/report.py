@@ -78,7 +78,7 @@ class Report:
     Attributes:
         titles: arm -> what people call it, no two alike.
         tasks: conditions that two reports must share to be compared: a row for each task, more where arms differ.
-        comparisons: printed numbers beside ours, see ``compare_paper``.
+        comparisons: printed numbers beside ours (``compare_paper``).
     """
 
     arms: tuple[ArmResults, ...]
@@ -96,9 +96,7 @@ class Report:
 
 
 def make_report(
-    folders: Sequence[Path],
-    paper: Path | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    folders: Sequence[Path], paper: Path | None = None, progress: Callable[[int, int], None] | None = None
 ) -> Report:
     """Read results folders and work everything out; ``paper`` is a file of printed tables.
 
@@ -124,7 +122,6 @@ def human_names(arms: Mapping[str, ArmFacts]) -> dict[str, str]:
 
 
 def _method(facts: ArmFacts) -> str:
-    """Name reducer, groups and eviction, shares in %."""
     shape, selector, *rest = [*facts.groups.split(), ""]
     groups = " ".join(filter(None, [shape, SELECTORS.get(selector, f"{selector} router"), *rest]))
     parts = {facts.reducer: spoken(facts.reducer), facts.groups: groups, facts.eviction: spoken(facts.eviction)}
@@ -141,7 +138,6 @@ def spoken(words: str) -> str:
 
 
 def _task_facts(arms: Sequence[ArmResults]) -> pd.DataFrame:
-    """Return how each task was asked, and by which arms."""
     runs = [(arm.name, run) for arm in arms for runs in arm.runs.values() for run in runs.values()]
     frame = pd.DataFrame([{**_facts_of(run.manifest, run.asked), "arms": name} for name, run in runs])
     conditions = [name for name in frame.columns if name != "arms"]
@@ -264,7 +260,6 @@ def query_aware_text(arm: ArmResults, task: str | None = None) -> str:
 
 
 def _scores(table: ScoreTable, report: Report) -> Section:
-    """Return every arm's scores, and below them its differences to the anchor."""
     rows, flags = [], []
     for row in table.rows:
         title = report.titles[row.arm.name]
@@ -310,7 +305,7 @@ def _budgets(table: ScoreTable, report: Report) -> Section:
 
 
 def _times(table: ScoreTable, report: Report) -> Section:
-    """Lay out the seconds of every arm, then of every method: the mean over its checkpoints (arms and seeds)."""
+    """The seconds of every arm, then of every method: the mean over its checkpoints (arms and seeds)."""
     tasks = [key for key in table.columns if key not in MEANS]
     methods: dict[str, list[ArmResults]] = {}
     rows = []
@@ -325,7 +320,7 @@ def _times(table: ScoreTable, report: Report) -> Section:
 
 
 def _time_cells(arms: list[ArmResults], tasks: list[str], table: ScoreTable) -> dict[str, str]:
-    """Return mean seconds of each task and the minutes of all; no mean of checkpoints that answered unequal numbers."""
+    """Mean seconds of each task and the minutes of all; no mean of checkpoints that answered unequal numbers."""
     runs = {task: [run for arm in arms for run in arm.runs.get(task, {}).values()] for task in tasks}
     cells, total = {"checkpoints": str(max(map(len, runs.values()), default=0))}, 0.0
     for task, found in runs.items():
@@ -378,8 +373,6 @@ def _point_rows(curve: Curve, report: Report) -> list[dict[str, str]]:
 
 
 def _comparisons(frame: pd.DataFrame) -> Section:
-    """Return the paper's printed numbers as a column beside ours; means and differences of printed cells, too."""
-
     def text(value: float | None, column: str) -> str:
         return NOTHING if value is None else f"{value:{'+' if column.startswith('Δ') else ''}.2f}"
 

@@ -1,7 +1,6 @@
-"""Scores with intervals, and tables of them in the paper's layout.
+"""Scores with intervals, and tables of them in the paper's layout: arms in rows below their anchors, tasks in columns.
 
-Arms stand in rows, tasks in columns, with means over tasks; each arm is below its matched anchor. Tasks outside the
-paper's seven make tables of their own, images apart from text, without means. Every number has its interval and n.
+Tasks outside the paper's seven make tables of their own, images apart from text, without means.
 
 Legend: s seeds, n samples.
 """
@@ -50,7 +49,7 @@ class Estimate:
     Attributes:
         low: lower end of the bootstrap 95 % interval; None where the score is no mean over samples.
         n: samples (of one seed).
-        moot: whether compression could not change the answers, of a mean those of a task; see ``ArmResults.is_moot``.
+        moot: whether compression could not change the answers (``ArmResults.is_moot``), of a mean those of a task.
         table_sn: scores of the samples if it is their mean, from which ``estimate_of`` draws its interval.
     """
 
@@ -68,7 +67,7 @@ class Estimate:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Say what the interval of a difference says and no more; None without an interval."""
+        """What the interval of a difference says; None without an interval."""
         if not self.signed or self.low is None or self.high is None:
             return None
         if self.low <= 0 <= self.high:
@@ -87,7 +86,7 @@ class Estimate:
         return f"[{self._printed(self.low)}, {self._printed(self.high)}]" if known else ""
 
     def remark(self, samples: int) -> str:
-        """Return what a cell adds: its own n where it is not the column's, and its marks."""
+        """What a cell adds: its own n where it is not the column's, and its marks."""
         own = [f"n = {self.n:,}"] if self.n != samples else []
         return "; ".join([*own, *self.marks])
 
@@ -149,7 +148,7 @@ def _once(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def estimate_of(parts: Sequence[Estimate]) -> Estimate:
-    """Return the mean of the parts, samples resampled within each."""
+    """The mean of the parts, samples resampled within each."""
     whole = replace(
         parts[0],
         value=float(np.mean([part.value for part in parts])),
@@ -167,14 +166,14 @@ def estimate_of(parts: Sequence[Estimate]) -> Estimate:
 
 
 def score_of(arm: ArmResults, tasks: Sequence[str]) -> Estimate | None:
-    """Return an arm's primary score on a task, or the mean over several; None where one is missing or no fraction."""
+    """An arm's primary score on a task, or the mean over several; None where one is missing or no fraction."""
     found = _estimated([score_part(arm, task) for task in tasks])
     assert not isinstance(found, str)
     return found
 
 
 def difference_of(arm: ArmResults, anchor: ArmResults, tasks: Sequence[str]) -> Estimate | str | None:
-    """Return the paired difference of an arm and its anchor, as ``score_of``; words where one task cannot be paired."""
+    """The paired difference of an arm and its anchor, as ``score_of``; words where one task cannot be paired."""
     return _estimated([_difference_part(arm, anchor, task) for task in tasks])
 
 
@@ -186,17 +185,16 @@ def _estimated(parts: Sequence[Estimate | str | None]) -> Estimate | str | None:
 
 
 def _sample_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return the scores of the samples that all runs answered, a column for each run."""
+    """Scores of the samples that all runs answered, a column for each run."""
     return pd.concat([run.samples.score for run in runs], axis=1, join="inner", keys=range(len(runs)))
 
 
 def _array(table: pd.DataFrame) -> Scores:
-    """Return a table of scores as [s, n]."""
+    """A table of scores as [s, n]."""
     return np.ascontiguousarray(table.to_numpy(dtype=np.float64).T)
 
 
 def _marks(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Name what keeps the runs from being a full set of answers."""
     words = []
     for run in runs:
         manifest = run.manifest
@@ -211,9 +209,8 @@ def _marks(runs: Sequence[Run]) -> tuple[str, ...]:
 class KindScores:
     """One task's kinds, in order of their first samples.
 
-    Attributes:
-        arms: arm's name -> kind -> mean of the samples' scores; a kind without samples is left out.
-        drawn: the arms that a chart shows: of more than ``MAX_ARMS`` those with an anchor and the anchors first.
+    ``arms``: arm's name -> kind -> mean of the samples' scores; ``drawn``: the arms that a chart shows, of more than
+    ``MAX_ARMS`` those with an anchor and the anchors first.
     """
 
     task: str
@@ -243,7 +240,6 @@ def _of_task(task: str, arms: Sequence[ArmResults]) -> KindScores:
 
 
 def _of_arm(runs: Sequence[Run], moot: bool) -> dict[str, Estimate]:
-    """Return the kinds' means over samples and seeds; a sample counts where every seed answered it."""
     estimates, table = {}, _sample_table(runs)
     for kind, part in table.groupby(runs[0].samples.kind.loc[table.index], sort=False):
         part_sn = _array(part)
@@ -275,10 +271,7 @@ class ArmRow:
 
 @dataclass(frozen=True)
 class ScoreTable:
-    """Arms in the paper's order, and columns: key (task or mean) -> heading.
-
-    ``samples`` says how many of them the largest cell of a column rests on.
-    """
+    """Arms in the paper's order, columns (key -> heading), and the samples that a column's largest cell rests on."""
 
     title: str
     columns: dict[str, str]
@@ -301,7 +294,6 @@ def make_tables(arms: Sequence[ArmResults]) -> tuple[ScoreTable, ...]:
 
 
 def _heading(task: str, arms: Sequence[ArmResults]) -> str:
-    """Return a task's name, and what is measured where less of it is better."""
     runs = [run for arm in arms for run in arm.runs.get(task, {}).values()]
     falling = _once([run.manifest.primary for run in runs if not run.higher_is_better])
     return f"{task} ({', '.join(falling).replace('_', ' ')}, lower is better)" if falling else task
@@ -351,7 +343,7 @@ def _row(arm: ArmResults, anchor: ArmResults | None, columns: dict[str, str], ta
 
 
 def cost_of(arm: ArmResults, tasks: Sequence[str]) -> Cost:
-    """Add up what the arm's caches cost on these tasks, all seeds together."""
+    """What the arm's caches cost on these tasks, all seeds together."""
     frames = [run.samples for task in tasks for run in arm.answered(task).values()]
     return Cost(pd.concat(frames) if frames else pd.DataFrame(columns=SAMPLES))
 

@@ -1,11 +1,9 @@
 """Arms that can answer: specs, what tables say of them, models taken from a pool, and their matched anchors.
 
-An anchor keeps whole values of fewer tokens, at the keep ratio that the byte ledger solves for. The count is rounded
-up, so the anchor takes at least its arm's bytes and less than one token more, at any length. A *trained* anchor is an
-adapter trained under its own reducer; an anchor of the arm's seed is preferred. If no arm of the grid serves, the arm's
-own LoRA runs token-only at that ratio and is named an untrained anchor, because LoRA adapts to its training.
-
-A threshold promises no bytes: its arm's anchor keeps the threshold's recorded mean, and reports compare what both took.
+An anchor keeps whole values of fewer tokens, at the keep ratio that the byte ledger solves for, rounded up: at least
+its arm's bytes and less than one token more. A *trained* anchor is an adapter trained under its own reducer, of the
+arm's seed if there is one. If no arm of the grid serves, the arm's own LoRA runs token-only at that ratio and is named
+an untrained anchor. A threshold promises no bytes: its arm's anchor keeps the threshold's recorded mean.
 """
 
 from __future__ import annotations
@@ -89,7 +87,6 @@ def load_arm(spec: ArmSpec, pool: ModelPool) -> CompressedBackbone:
 
 
 def _reducer(spec: ArmSpec, pool: ModelPool) -> Reducer | None:
-    """Return the reducer that a spec asks for; None: the adapter's own."""
     if spec.reducer is None and spec.keep_ratio is None and not spec.reducer_options:
         return None
     own = build_reducer("none") if spec.adapter is None else pool.adapter(spec.adapter).reducer
@@ -236,7 +233,7 @@ def arm_name(spec: ArmSpec, config: AdapterConfig | None = None) -> str:
 
 
 def adapter_name(path: str, config: AdapterConfig | None = None) -> str:
-    """Return the name that an adapter was trained under, else its folder's."""
+    """The name that an adapter was trained under, else its folder's."""
     config = read_config(adapter_folder(path)) if config is None else config
     return str(config.training.get("name", Path(path).name))
 
@@ -302,7 +299,6 @@ def _serves(other: Arm, arm: Arm, solved: Reducer) -> bool:
 
 
 def _kind(reducer: Reducer) -> dict[str, object]:
-    """Return the reducer's settings without its budget."""
     own = asdict(reducer)
     return {key: value for key, value in own.items() if key not in ("keep_ratio", "round_up", "matches", "seed")}
 
@@ -328,7 +324,7 @@ def _compression(spec: ArmSpec, kept: object) -> tuple[object, ...]:
 
 
 def _untrained(arm: Arm, solved: Reducer, pool: ModelPool) -> ArmSpec:
-    """Make an untrained anchor, named after the arm as it was trained: one serves all selectors."""
+    """An untrained anchor, named after the arm as it was trained: one serves all selectors."""
     seed = arm.spec.seed if arm.spec.drawing else None
     keep = _anchor_keep(arm.spec)
     base = replace(arm.spec, selector=None, groups=None, layout=None, seed=seed, eviction_keep=keep)

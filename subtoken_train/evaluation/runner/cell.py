@@ -143,7 +143,7 @@ def recall_prompts(
 
 @dataclass(frozen=True)
 class Cell:
-    """One arm on one task, and how it is asked: samples in the task's order, prompts of at most ``max_length`` tokens.
+    """One arm on one task: samples in the task's order, prompts of at most ``max_length`` tokens.
 
     The folder is the cell's own, with its manifest in it.
     """
@@ -206,8 +206,7 @@ def answered(
 ) -> Iterator[list[tuple[SampleRecord, Outcome]]]:
     """Ask batch after batch; the samples of one ask for the same (``plan_batches``).
 
-    ``inputs`` makes a batch's prompts and continuations, ``reference`` the token ids of a sample's reference answer,
-    see ``generate_batch``.
+    ``inputs`` makes a batch's prompts and continuations, ``reference`` the token ids of a sample's reference answer.
     """
     for batch in batches:
         prompts, continuations = inputs(batch)
@@ -289,7 +288,6 @@ def _check_same(there: Manifest, now: Manifest, cell: Cell) -> None:
 
 
 def _pinned(manifest: Manifest) -> dict[str, Any]:
-    """Return what all answers of a folder share, by the name that messages give it."""
     facts = {f"arm.{key}": value for key, value in asdict(manifest.arm).items() if key != "anchor"}
     settings = {key: manifest.settings.get(key) for key in SAME}
     if isinstance(settings["reducer"], dict):  # version 0.1 wrote every method's settings
@@ -308,6 +306,5 @@ def samples_digest(samples: Sequence[Sample]) -> str:
 
 
 def _as_read(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings as a manifest gives them back."""
     content: dict[str, Any] = json.loads(json.dumps(settings, default=str))
     return content

@@ -1,13 +1,8 @@
 """A grid without weights: what it names, which files it wants, what its arms keep, and what the largest of them holds.
 
-Everything is checked that a run would check before the first answer, on models that are laid out on the meta device:
-names, settings, whether compression fits the backbone, anchors. What is not there yet, files of tasks, adapters and
-calibrations of evictions, is listed and no mistake. An adapter that was not trained is taken from its recipe
-(``planned_adapter``). A token reducer's calibration must be there: it says what stays. ``check_lines`` is all of it in
-words, for ``subtoken-train evaluate --check``.
-
-What it does not say: seconds, and how many tokens the prompts really have: a nominal prompt of text is as long as its
-task's option says (in words, where the task counts words), else 1,024 tokens.
+All that a run checks before its first answer is checked, on models that are laid out on the meta device. What is not
+there yet (files of tasks, adapters, calibrations of evictions) is listed and no mistake; an adapter that was not
+trained is taken from its recipe. A nominal prompt of text is as long as its task's option says, else 1,024 tokens.
 """
 
 from __future__ import annotations
@@ -84,26 +79,23 @@ class LayoutPool(ModelPool):
         return list(self._plans)
 
     def find(self, name: str | Path, revision: str | None = None) -> Path | None:
-        """Find a backbone as the pool of models does; published ones are known without a request."""
+        """As the pool of models does; published backbones are known without a request."""
         return None if published_config(str(name)) is not None else super().find(name, revision)
 
     def folder(self, adapter: str) -> Path:
-        """Return an adapter's folder as the pool of models does; for a planned adapter, its own path."""
+        """As the pool of models does; for a planned adapter, its own path."""
         if adapter not in self._plans and self.find(adapter) is None and (plan := self._recipe(adapter)) is not None:
             self._plans[adapter] = plan
         return Path(adapter) if adapter in self._plans else super().folder(adapter)
 
     def adapter(self, adapter: str) -> AdapterConfig:
-        """Return what an adapter says of itself, or what its recipe says of it."""
         self.folder(adapter)
         return self._plans[adapter] if adapter in self._plans else super().adapter(adapter)
 
     def digest(self, adapter: str) -> str | None:
-        """Return an adapter's digest; None for a planned one."""
         return None if adapter in self._plans else super().digest(adapter)
 
     def get(self, path: str | Path, **options: Any) -> CompressedBackbone:
-        """Return a model as the pool of models does."""
         if self._current is not None and self._asked == (str(path), options):
             return self._current  # arms that differ in their evictions alone
         made, self._asked = self._laid_out(path, **options), (str(path), options)
@@ -143,9 +135,8 @@ class PlannedArm:
 
     Attributes:
         tokens: of the longest task's nominal prompt, in its compressed region.
-        dense: bytes of their dense cache.
-        kept: of them, what stays in the model's dtype.
-        stored: what that takes in the arm's kv_dtype, see ``stored_bytes``; None: not known beforehand.
+        dense: bytes of their dense cache; ``kept``: of them, what stays in the model's dtype.
+        stored: what that takes in the arm's kv_dtype (``stored_bytes``); None: not known beforehand.
         flops: by task, operations of the pass over the compressed region of its nominal prompt.
     """
 
@@ -212,16 +203,12 @@ def _without_files(spec: ArmSpec) -> tuple[ArmSpec, list[tuple[str, str]]]:
 
 
 def _recipe_name(adapter: str) -> str:
-    """Return the recipe of a run's adapter: ``runs/NAME/adapter``."""
     path = Path(adapter)
     return path.parent.name if path.name == "adapter" else path.name
 
 
 def recipe_of(adapter: str) -> Path | None:
-    """Return the recipe of a run's adapter: NAME.yaml here or in ``recipes/``, else the shipped one; None: no recipe.
-
-    A path that is not absolute is a file of one's own.
-    """
+    """The recipe of a run's adapter: NAME.yaml here or in ``recipes/``, else the shipped one; None: no recipe."""
     name = _recipe_name(adapter)
     shipped = shipped_recipe(name)
     for own in (Path(f"{name}.yaml"), Path("recipes", f"{name}.yaml")):
@@ -231,7 +218,6 @@ def recipe_of(adapter: str) -> Path | None:
 
 
 def _recipe_words(adapter: str) -> str:
-    """Return how a command names the recipe of an adapter: a file here by its path, a shipped one by its name."""
     found = recipe_of(adapter)
     return shell_words(found if found is not None and not found.is_absolute() else _recipe_name(adapter))
 
@@ -333,7 +319,6 @@ def _arm_words(planned: PlannedArm) -> str:
 
 
 def _memory_words(arms: list[PlannedArm], batch_size: int) -> str:
-    """Describe the memory of one backbone's arms: the largest weights, the dense cache, and the span of what stays."""
     first, kept = arms[0], [batch_size * (arm.kept if arm.stored is None else arm.stored) for arm in arms]
     sizes = (max(arm.laid_out.weights for arm in arms), batch_size * first.dense, min(kept), max(kept))
     weights, dense, least, most = (f"{size / GIB:.2f}" for size in sizes)

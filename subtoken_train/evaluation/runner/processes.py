@@ -46,8 +46,7 @@ class Processes:
     def device(self, wanted: str | None) -> str:
         """Return ``wanted``, or this process's GPU if there is one, else the CPU; ``cuda`` is this process's GPU, too.
 
-        ``auto`` stays what it is for a process that is alone: a model may then take several GPUs. One GPU that is named
-        for all of several processes raises a ``ValueError``.
+        ``auto`` stays what it is for a process that is alone: a model may then take several GPUs.
         """
         if wanted == "auto" and self.count == 1:
             return wanted

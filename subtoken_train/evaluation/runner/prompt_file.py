@@ -3,11 +3,9 @@
     {"id": "a", "prompt": "What is this?", "image": "cat.png"}
     {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is this?"}]}
 
-``id`` (default: the line's number), ``image`` or ``images`` (paths relative to the file) are optional. A language model
-with a chat template is asked in it; raw, its prompts are gone on with. The answers of a run are the records of one arm
-on one task: they are appended batch after batch in a folder beside the output, with a manifest that pins prompts and
-settings, and the output is written from them when the run ends, however it ends. So a run that was stopped goes on
-where it was, and lines may be added to the file. Answers are greedy.
+``id`` (default: the line's number), ``image`` or ``images`` (paths relative to the file) are optional. The answers are
+the records of one arm on one task in a folder beside the output, which is written from them when the run ends, however
+it ends: a stopped run goes on where it was, and lines may be added to the file. Answers are greedy.
 """
 
 from __future__ import annotations
@@ -201,7 +199,7 @@ def _names(values: Mapping[str, Any]) -> list[str]:
 
 
 def _placed(messages: list[Message], images: int) -> list[Turn]:
-    """Return messages as turns, the images in front where nothing says where they stand."""
+    """Messages as turns, the images in front where nothing says where they stand."""
     turns = alternating_turns(messages)
     written = sum(picture_marks(turn.prompt).count(IMAGE_MARK) for turn in turns)
     if written not in (0, images):

@@ -1,7 +1,4 @@
-"""Grids: arms, tasks, and the settings that all of them share.
-
-Grids are files (``recipes/eval/*.yaml``), read strictly, or suites: they ship with their models and make their data.
-"""
+"""Grids: arms, tasks, shared settings; files (``recipes/eval/*.yaml``), or suites, which make their own data."""
 
 from __future__ import annotations
 
@@ -45,8 +42,7 @@ class Grid:
         data_root: folder with one folder per task; a task without one there is read from the Hub.
         limit: only the first samples of each task; without it a set that is not complete is refused.
         max_length: longest prompt in tokens, visual ones included; None: any.
-        anchors: ``auto``: routed arms get the matched token-only anchor that the ledger names, where none of the arms
-            is it; ``none``: nothing is added.
+        anchors: ``auto``: routed arms without a matched token-only anchor among the arms get the ledger's.
     """
 
     arms: tuple[ArmSpec, ...]

@@ -182,8 +182,7 @@ def test_stored_bytes_are_those_of_an_answer(method):
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [{"eviction_keep": "32tokens"}, {"scope": "all"}, {"key_channels": 0.5}, {"kv_dtype": "kivi4"}],
+    "changed", [{"eviction_keep": "32tokens"}, {"scope": "all"}, {"key_channels": 0.5}, {"kv_dtype": "kivi4"}]
 )
 def test_bytes_that_a_prompt_decides_are_not_said(changed):
     spec = {"backbone": TEXT, "eviction": "snapkv", "eviction_keep": 0.5, "kv_dtype": "int8"}

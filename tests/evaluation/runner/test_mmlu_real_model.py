@@ -55,10 +55,7 @@ def test_uncompressed_they_are_the_reference(shared, tmp_path, golden, asked):
     ("settings", "acts"),
     [
         ({"reducer": "quest", "keep_ratio": 0.5, "reducer_options": {"page_size": 4, "window": 4}}, "in prefill"),
-        (
-            {"eviction": "snapkv", "eviction_keep": 0.3, "protocol": "context_first"},
-            "after prefill of the context",
-        ),
+        ({"eviction": "snapkv", "eviction_keep": 0.3, "protocol": "context_first"}, "after prefill of the context"),
     ],
 )
 def test_compressed_they_differ_and_the_records_say_so(shared, tmp_path, golden, asked, settings, acts):
