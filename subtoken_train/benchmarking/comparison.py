@@ -119,8 +119,8 @@ class Subject:
     def anchor(self, tokens: int) -> Reducer | None:
         """The token reducer of the matched token-only anchor; None where the arm is token-only itself.
 
-        An arm without a token reducer has an anchor all the same: tokens drawn at random, or Quest's pages. ``tokens`` counts
-        the region before the reducer; a ``ValueError`` where no keep ratio has the arm's bytes.
+        An arm without a token reducer has an anchor all the same: tokens drawn at random, or Quest's pages. ``tokens``
+        counts the region before the reducer; a ``ValueError`` where no keep ratio has the arm's bytes.
         """
         if self.bank is None:
             return None

@@ -1,4 +1,6 @@
-"""Charts: what is drawn is what the numbers say, and its colours can be read by everybody."""
+"""Charts and the picture of kept tokens show what the numbers say; bootstrap intervals."""
+
+from __future__ import annotations
 
 import subprocess
 import sys
@@ -6,9 +8,12 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+import torch
 from matplotlib import rcParams
 from matplotlib.figure import Figure
+from PIL import Image
 
+from subtoken_train.evaluation import intervals
 from subtoken_train.evaluation.charts import (
     COLORS,
     axes_in_a_row,
@@ -19,9 +24,15 @@ from subtoken_train.evaluation.charts import (
     styled,
     svg_of,
 )
+from subtoken_train.evaluation.intervals import bootstrap_interval
+from subtoken_train.evaluation.picture import MARGIN, TITLE, kept_picture, kept_tokens, visual_grid
+from subtoken_train.types import LayerPlan, Plan, Region
 from tests.support.commands import refused
 from tests.support.drawings import clipped_texts
+from tests.support.helpers import make_batch
 from tests.support.sampling import sampled
+from tests.support.tiny.llava_next import next_family
+from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
 
 PAGES = {"white": "#ffffff", "the page, dark": "#1b1f25", "dark": "#0d1117"}
 # Machado et al., severity 1: linear sRGB to linear sRGB
@@ -126,3 +137,146 @@ def test_commands_that_draw_name_the_extra(monkeypatch, capsys, tmp_path):
             capsys, *command
         )
     assert "matplotlib" not in refused(capsys, "report", str(tmp_path), "--format", "csv")  # nothing is drawn in it
+
+
+def test_matches_the_normal_approximation():
+    scores = (np.random.default_rng(0).random(4000) < 0.3).astype(float)
+    low, high = bootstrap_interval(scores)
+    half = 1.96 * scores.std() / np.sqrt(len(scores))
+    assert low == pytest.approx(scores.mean() - half, abs=0.15 * half)
+    assert high == pytest.approx(scores.mean() + half, abs=0.15 * half)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seeds", "least", "most"), [(1, 87, 100), (5, 75, 97)])
+def test_covers_the_truth_about_as_often_as_it_says(seeds, least, most):
+    """Resampling five seeds is known to be a little narrow; it must still be far better than ignoring them."""
+    rng, hits = np.random.default_rng(seeds), 0
+    for trial in range(100):
+        scores = 0.5 + rng.normal(0, 0.1, (seeds, 1)) * (seeds > 1) + rng.normal(0, 0.2, 200)
+        low, high = bootstrap_interval(scores, seed=trial)
+        hits += low <= 0.5 <= high
+    assert least <= hits <= most
+
+
+def test_pairing_narrows_the_interval():
+    rng = np.random.default_rng(2)
+    base = rng.random(500)
+    better = base + 0.05 + rng.normal(0, 0.01, 500)
+    low, high = bootstrap_interval(better - base)
+    assert 0.04 < low < high < 0.06
+
+
+def test_same_seed_same_interval_and_no_scores():
+    assert bootstrap_interval([0.0, 1.0, 1.0]) == bootstrap_interval([0.0, 1.0, 1.0])
+    assert bootstrap_interval([1.0]) == (1.0, 1.0)
+    with pytest.raises(ValueError, match="no scores"):
+        bootstrap_interval([])
+
+
+def test_the_spread_between_seeds_widens_the_interval():
+    rng = np.random.default_rng(3)
+    questions = rng.normal(0, 0.3, 1000)
+    alike = questions + rng.normal(0, 0.01, (5, 1))
+    apart = questions + rng.normal(0, 0.2, (5, 1))
+    widths = [high - low for low, high in map(bootstrap_interval, (questions, alike, apart))]
+    assert widths[1] == pytest.approx(widths[0], rel=0.2)
+    assert widths[2] > 3 * widths[0]
+
+
+@pytest.mark.parametrize("shape", [(1, 7), (3, 40)])
+def test_kept_draws_are_the_draws(shape, monkeypatch):
+    scores = np.random.default_rng(5).random(shape)
+    kept = bootstrap_interval(scores)
+    monkeypatch.setattr(intervals, "KEPT_QUESTIONS", 0)
+    assert bootstrap_interval(scores) == kept
+
+
+RED = (200, 0, 0)
+
+
+def cells(panel, rows, columns):
+    """A pixel near the corner of every cell, away from the numbers in the middle."""
+    pixels = np.array(panel)[TITLE : panel.height - MARGIN, MARGIN : panel.width - MARGIN]
+    high, wide = pixels.shape[0] // rows, pixels.shape[1] // columns
+    return pixels[high // 16 :: high, wide // 16 :: wide].reshape(rows * columns, 3)
+
+
+def layer_plan(regions, visual, groups=None, heads=None, device="cpu"):
+    """A layer that keeps all text and the visual tokens ``visual``, with their group masks and heads."""
+    first = int((regions == Region.VISUAL).nonzero()[0])
+    text = (regions != Region.VISUAL).nonzero()[:, 0]
+    entries = torch.cat([text, torch.tensor(visual) + first])
+    order = entries.argsort()
+    padded = torch.cat([entries[order], torch.tensor([-1])])[None]
+
+    def with_text(marks):
+        if marks is None:
+            return None
+        whole = torch.ones(len(text), len(marks[0]), dtype=torch.bool)
+        return torch.cat([torch.cat([whole, torch.tensor(marks).bool()])[order], whole[:1]])[None].to(device)
+
+    return LayerPlan(padded.to(device), with_text(groups), with_text(heads))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_kept_tokens_count_groups_and_heads(device):
+    regions = make_batch([(1, 6)]).regions_BN[0]
+    plan = layer_plan(regions, [3, 63], [[1, 0, 1, 0], [1, 1, 1, 1]], [[1, 0], [1, 1]], device)
+    kept = kept_tokens(plan, regions == Region.VISUAL)
+    assert kept.share_T.nonzero()[:, 0].tolist() == [3, 63]
+    assert kept.share_T[[3, 63]].tolist() == [0.5, 1]
+    assert kept.groups_T[[3, 63]].tolist() == [2, 4]
+    assert (kept.groups_T.sum(), kept.num_groups) == (6, 4)
+    assert kept_tokens(layer_plan(regions, [0], device=device), regions == Region.VISUAL).groups_T is None
+
+
+@pytest.mark.parametrize("groups", [None, [[1, 0], [1, 1], [1, 0]]])
+def test_kept_cells_show_the_image_and_others_are_dimmed(tiny_family, groups):
+    batch = make_batch([(1, 6)])
+    plan = Plan(
+        [layer_plan(batch.regions_BN[0], list(range(64)))] * 2
+        + [layer_plan(batch.regions_BN[0], [0, 9, 63], groups, None)]
+    )
+    picture = kept_picture(Image.new("RGB", (50, 50), RED), tiny_family, batch, plan, [2, 0])
+    half = picture.width // 2
+    pruned, whole = (cells(picture.crop((x, 0, x + half, picture.height)), 8, 8) for x in (0, half))
+    assert (whole == RED).all()
+    shown = (pruned == RED).all(-1)
+    assert shown.nonzero()[0].tolist() == [0, 9, 63]
+    assert (pruned[~shown] == (244, 204, 204)).all()
+
+
+def test_heads_of_their_own_dim_by_their_share(tiny_family):
+    batch = make_batch([(1, 6)])
+    heads = [[1, 1, 1, 1], [1, 0, 0, 0]]
+    plan = Plan([layer_plan(batch.regions_BN[0], [0, 1], None, heads)])
+    found = cells(kept_picture(Image.new("RGB", (50, 50), RED), tiny_family, batch, plan, [0]), 8, 8)[:, 1]
+    assert found[0] < found[1] < found[2]
+
+
+def test_llava_pads_to_the_square_that_the_model_saw(tiny_family):
+    batch = make_batch([(1, 6)])
+    plan = Plan([layer_plan(batch.regions_BN[0], list(range(64)))])
+    picture = kept_picture(Image.new("RGB", (100, 50), RED), tiny_family, batch, plan, [0])
+    found = cells(picture, 8, 8).reshape(8, 8, 3)
+    assert (found[3:6] == RED).all()
+    assert (found[[0, 1, 7]] == 128).all()
+
+
+def test_qwen_grids_follow_the_image(tmp_path):
+    family = qwen_family()
+    batch = qwen_batch(family, qwen_records(tmp_path)[:1], generation=True)
+    assert visual_grid(family, batch) == (3, 4)
+    plan = Plan([layer_plan(batch.regions_BN[0], [5])])
+    picture = kept_picture(Image.new("RGB", (112, 84), RED), family, batch, plan, [0])
+    assert (cells(picture, 3, 4) == RED).all(-1).nonzero()[0].tolist() == [5]
+
+
+def test_what_is_not_drawn(tiny_family):
+    with pytest.raises(
+        ValueError, match="65 visual tokens do not form a square: this tower's class token is among them"
+    ):
+        visual_grid(tiny_family, make_batch([(1, 6)], visual=65))
+    with pytest.raises(ValueError, match="llava_next sees pictures in tiles, which are not drawn"):
+        visual_grid(next_family(), make_batch([(1, 6)]))

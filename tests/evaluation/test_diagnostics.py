@@ -145,15 +145,6 @@ def test_counts_add_up(tiny_family, prompts, routing):
         assert torch.equal(diagnosis.kept_LK, diagnosis.figure_LK)
 
 
-def test_batches_do_not_matter(tiny_family, prompts):
-    backbone = routed_arm(tiny_family)
-    alone, together = (diagnose(backbone, prompts(backbone, 7, size)) for size in (1, 7))
-    for name in ("counts_LS", "kept_LK", "norm_pairs_L", "figure_LK"):
-        assert torch.equal(getattr(alone, name), getattr(together, name)), name
-    assert torch.allclose(alone.rank_relevance_R[:16], together.rank_relevance_R[:16], atol=1e-5)
-    assert int(alone.rank_tokens_R[0]) == 7 * 4
-
-
 @sampled("budget", ["per_token", "global"], every=2)
 def test_value_norm_agrees_with_itself_and_random_by_chance(tiny_family, prompts, budget):
     settings = {"num_groups": 16, "kept_groups": 4, "budget": budget}
@@ -164,15 +155,6 @@ def test_value_norm_agrees_with_itself_and_random_by_chance(tiny_family, prompts
     backbone = compress(gqa_family(), RoutingConfig(selector="random", **settings), name="fastv", keep_ratio=0.25)
     random = diagnose(backbone.eval(), prompts(backbone))
     assert (random.norm_pairs_L / random.counts_LS.sum(-1) - 0.25).abs().max() < 0.05
-
-
-@torch.no_grad()
-def test_the_value_norm_mask_keeps_the_budget(tiny_family):
-    for routing in (S4K1, GLOBAL):
-        backbone = routed_arm(tiny_family, routing)
-        found = observe(backbone, make_batch(MIXED))
-        mask = value_norm_mask(found, 2, backbone.bank) & found.routed[2][..., None]
-        assert mask.sum((1, 2)).tolist() == [16, 32, 0]
 
 
 @pytest.mark.parametrize("budget", ["per_token", "global"])
@@ -230,12 +212,6 @@ def diagnosis(kept):
 def table(path):
     with path.open(newline="") as file:
         return list(csv.reader(file))
-
-
-def test_layers():
-    first, second = layer_rows(diagnosis([0, 4, 0, 0, 0]), S4K1)
-    assert first == (2, 1.0, 0.25, pytest.approx(1), 0.25, 0.25, 0.25)
-    assert second == (3, 1.0, 0.25, pytest.approx(0, abs=1e-6), 1.0, 0.75, 0.25)
 
 
 @pytest.mark.parametrize(("config", "chance"), [(GLOBAL, 0.25), (S4K1, 0.5)])

@@ -137,7 +137,7 @@ def _curve(backbone: str, name: str, members: list[ArmResults], arms: Sequence[A
     tasks = tuple(task for task in chosen[0].runs if all(_usable(arm, task) for arm in chosen))
     scored = _scored(chosen, tasks)
     points = [point for arm in chosen if (point := _point(arm, tasks, reference, scored)) is not None]
-    if not points or all(point.arm is reference for point in points):
+    if all(point.arm is reference for point in points):
         return None
     points.sort(key=lambda point: -point.kv)
     ratios, scores = [1 - point.kv for point in points], [point.estimate.value for point in points]
@@ -150,8 +150,7 @@ def _curve(backbone: str, name: str, members: list[ArmResults], arms: Sequence[A
         tasks,
         tuple(points),
         reference is not None,
-        _joined(scored),
-        _joined(zero),
+        *(tuple("/".join(filter(None, each)) for each in part) for part in (scored, zero)),
         area(ratios, scores) if ratios[-1] > ratios[0] else None,
         {tolerance: edges for tolerance, edges in found.items() if edges is not None},
     )
@@ -167,10 +166,6 @@ def _scored(arms: Sequence[ArmResults], tasks: Sequence[str]) -> Scored:
     return scored
 
 
-def _joined(scored: Scored) -> tuple[str, ...]:
-    return tuple("/".join(filter(None, each)) for each in scored)
-
-
 def _value(arm: ArmResults, task: str, name: str | None) -> float:
     part = score_part(arm, task, name)
     assert part is not None  # _usable
@@ -179,10 +174,9 @@ def _value(arm: ArmResults, task: str, name: str | None) -> float:
 
 def _usable(arm: ArmResults, task: str) -> bool:
     """Tell whether the score is an accuracy; the share of answers for a judge is not."""
-    part = score_part(arm, task)
-    if part is None or part.form != "fraction":
-        return False
-    return all(run.manifest.primary != Answered.names[0] for run in arm.runs[task].values())
+    part, runs = score_part(arm, task), arm.runs.get(task, {}).values()
+    judged = any(run.manifest.primary == Answered.names[0] for run in runs)
+    return part is not None and part.form == "fraction" and not judged
 
 
 def _point(arm: ArmResults, tasks: tuple[str, ...], reference: ArmResults | None, scored: Scored) -> Point | None:
@@ -191,6 +185,5 @@ def _point(arm: ArmResults, tasks: tuple[str, ...], reference: ArmResults | None
     if kv is None or score is None:
         return None
     pairs = [] if reference is None else [(_value(reference, *each), _value(arm, *each)) for each in scored]
-    if not pairs or not all(full for full, _ in pairs):
-        return Point(arm, kv, score, None)
-    return Point(arm, kv, score, float(np.mean([(full - mine) / full for full, mine in pairs])))
+    known = pairs and all(full for full, _ in pairs)
+    return Point(arm, kv, score, float(np.mean([(full - mine) / full for full, mine in pairs])) if known else None)

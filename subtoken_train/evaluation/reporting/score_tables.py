@@ -103,7 +103,7 @@ def score_part(arm: ArmResults, task: str, name: str | None = None) -> Estimate 
     runs = list(arm.answered(task).values())
     if not runs:
         return None
-    manifest, table_sn, falling = runs[0].manifest, _array(_sample_table(runs)), not runs[0].higher_is_better
+    manifest, table_sn, falling = runs[0].manifest, _scores_sn(runs), not runs[0].higher_is_better
     chosen = manifest.primary if name is None else name
     value, samples = float(np.mean([run.scores[chosen] for run in runs])), table_sn.shape[1]
     form: Form = "points" if chosen in manifest.points else "fraction"
@@ -126,7 +126,7 @@ def _difference_part(arm: ArmResults, anchor: ArmResults, task: str) -> Estimate
     shared = [seed for seed in ours if seed in others]
     first = [ours[seed] for seed in shared] or list(ours.values())
     second = [others[seed] for seed in shared] or list(others.values())
-    table_sn = _array(_sample_table([*first, *second]))
+    table_sn = _scores_sn([*first, *second])
     if not table_sn.size:
         return "no shared samples"
     first_sn, second_sn = table_sn[: len(first)], table_sn[len(first) :]
@@ -184,24 +184,18 @@ def _estimated(parts: Sequence[Estimate | str | None]) -> Estimate | str | None:
     return estimate_of(found) if len(found) == len(parts) else None
 
 
-def _sample_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """Scores of the samples that all runs answered, a column for each run."""
-    return pd.concat([run.samples.score for run in runs], axis=1, join="inner", keys=range(len(runs)))
-
-
-def _array(table: pd.DataFrame) -> Scores:
-    """A table of scores as [s, n]."""
+def _scores_sn(runs: Sequence[Run]) -> Scores:
+    """Scores of the samples that all runs answered."""
+    table = pd.concat([run.samples.score for run in runs], axis=1, join="inner", keys=range(len(runs)))
     return np.ascontiguousarray(table.to_numpy(dtype=np.float64).T)
 
 
 def _marks(runs: Sequence[Run]) -> tuple[str, ...]:
     words = []
     for run in runs:
-        manifest = run.manifest
-        if len(run.samples) < manifest.rows:
-            words.append(f"incomplete: {len(run.samples):,} of {manifest.rows:,}")
-        if manifest.partial:
-            words.append(f"partial: {manifest.rows:,} of {manifest.expected_rows:,}")
+        manifest, answered = run.manifest, len(run.samples)
+        words += [f"incomplete: {answered:,} of {manifest.rows:,}"] if answered < manifest.rows else []
+        words += [f"partial: {manifest.rows:,} of {manifest.expected_rows:,}"] if manifest.partial else []
     return _once(words)
 
 
@@ -220,7 +214,7 @@ class KindScores:
 
 
 def make_kinds(arms: Sequence[ArmResults]) -> list[KindScores]:
-    """Return all tasks with more kinds than one whose samples have scores in 0..1."""
+    """All tasks with more kinds than one whose samples have scores in 0..1."""
     found = [_of_task(task, arms) for task in dict.fromkeys(task for arm in arms for task in arm.runs)]
     return [kinds for kinds in found if len(kinds.kinds) > 1]
 
@@ -240,11 +234,13 @@ def _of_task(task: str, arms: Sequence[ArmResults]) -> KindScores:
 
 
 def _of_arm(runs: Sequence[Run], moot: bool) -> dict[str, Estimate]:
-    estimates, table = {}, _sample_table(runs)
-    for kind, part in table.groupby(runs[0].samples.kind.loc[table.index], sort=False):
-        part_sn = _array(part)
-        mean, count = float(part_sn.mean()), part_sn.shape[1]
-        plain = Estimate(mean, None, None, None, count, marks=_marks(runs), moot=moot, table_sn=part_sn)
+    shared = pd.concat([run.samples.score for run in runs], axis=1, join="inner").index
+    kinds, estimates = runs[0].samples.kind.loc[shared], {}
+    for kind in kinds.unique():
+        chosen = kinds.index[kinds == kind]
+        part_sn = np.array([run.samples.score.loc[chosen] for run in runs], np.float64)
+        mean = float(part_sn.mean())
+        plain = Estimate(mean, None, None, None, part_sn.shape[1], marks=_marks(runs), moot=moot, table_sn=part_sn)
         estimates[kind] = estimate_of([plain])
     return estimates
 

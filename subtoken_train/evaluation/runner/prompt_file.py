@@ -22,8 +22,7 @@ from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.results import SampleRecord
 from subtoken_train.evaluation.runner.arms import describe_arm, load_arm
-from subtoken_train.evaluation.runner.cell import Cell, Progress, write_manifest
-from subtoken_train.evaluation.runner.processes import ONE, alone
+from subtoken_train.evaluation.runner.cell import ONE, Cell, Progress, alone, write_manifest
 from subtoken_train.evaluation.tasks.file_rows import FileRow, check_columns, read_jsonl, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.families.chat_template import Message, checked_variables

@@ -8,8 +8,7 @@ from pathlib import Path
 from subtoken_train.datasets.unknown_tokens import SomeTexts, say_unknown, spread
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.runner.arms import Arm, load_arm, resolve_arms
-from subtoken_train.evaluation.runner.cell import Cell, Progress, write_manifest
-from subtoken_train.evaluation.runner.processes import ONE, Processes, alone
+from subtoken_train.evaluation.runner.cell import ONE, Cell, Processes, Progress, alone, write_manifest
 from subtoken_train.evaluation.runner.spec import Grid
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.file_rows import check_complete, check_samples

@@ -201,21 +201,6 @@ def test_order_and_style_do_not_matter(objects, random, style):
     assert attribute_f1(described(shuffled, style), described(objects, style)) == dict.fromkeys(ATTRIBUTES, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("prediction", "place", "color", "digit"),
-    [
-        ("A1 blue 3 B2 red 4", 1, 1, 1),  # colours changed places: only whole objects tell
-        ("A1 red 3 B2", 1, 2 / 3, 2 / 3),  # cut off
-        ("A1 red 3 A1 red 3", 0.5, 0.5, 0.5),  # said twice, matched once
-        ("0 none 3 red A1 4 none", 2 / 3, 2 / 3, 2 / 3),
-        ("3 red A1 4 blue B2 5 green C3", 0.8, 0.8, 0.8),
-    ],
-)
-def test_attributes_by_hand(prediction, place, color, digit):
-    found = attribute_f1(prediction, "A1 red 3 B2 blue 4")
-    assert list(found.values()) == pytest.approx([place, color, digit])
-
-
 def test_only_descriptions_have_attributes():
     answer = "A1 red 3 B2 blue 4"
     figures = SceneScore.figures("A1 blue 3 B2 red 4", {"kind": "describe", "answer": answer})
