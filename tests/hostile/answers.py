@@ -67,7 +67,6 @@ GOOD = {"max_new_tokens": 1, "do_sample": False}
 
 @cache
 def model(folder: Path) -> Any:
-    """The model, loaded once in a process."""
     from subtoken_train.inference.model import SubTokenModel
 
     return SubTokenModel.from_pretrained(folder)
@@ -75,12 +74,10 @@ def model(folder: Path) -> Any:
 
 @cache
 def theirs(folder: Path) -> Any:
-    """The same backbone in transformers."""
     return AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
 def calls(draw: random.Random, place: Place) -> Case:
-    """A call with one odd argument; afterwards the same object must answer a good call as before."""
     vision = draw.random() < 0.4
     folder = place.pool / ("adapters" if vision else "backbones") / (VLM if vision else "tiny-llama")
     here, ids, expect = model(folder), torch.tensor([[5, 6, 7, 8, 9, 10]]), Expect.REFUSED
@@ -152,7 +149,6 @@ SHORT = {"max_new_tokens": 3, "do_sample": False}
 
 @cache
 def with_rope(pool: Path, rope: str) -> Path:
-    """The tiny Llama with other positions; its weights are the pool's."""
     folder = pool.parent / f"ropes-{os.getpid()}/{rope}"
     folder.mkdir(parents=True)
     for path in (pool / "backbones/tiny-llama").iterdir():
@@ -173,7 +169,6 @@ def tokens_of(pool: Path, rope: str, inputs: dict[str, torch.Tensor]) -> Any:
 
 
 def prompts(draw: random.Random, place: Place) -> Case:
-    """A prompt that is long, odd or empty, to a language model without compression."""
     kind = draw.choice(("length", "length", "text", "text", "refused"))
     rope = draw.choice(list(ROPES)) if kind == "length" else "plain"
     folder = with_rope(place.pool, rope)

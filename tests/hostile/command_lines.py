@@ -11,8 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.hostile.acts import command
-from tests.hostile.case import CANARY, VLM, Answer, Case, Expect, Place, Reference
+from tests.hostile.case import CANARY, VLM, Answer, Case, Expect, Place, Reference, command
 from tests.hostile.references import same
 from tests.hostile.values import NAMES, ROUND, put
 
@@ -96,7 +95,7 @@ OTHERS = {
     "check --config {recipe}": {"--config": ("nowhere.yaml", "", ".", "/dev/null", "\x00")},
     "fit": {"--config": ("nowhere.yaml", "", ".", "diary.txt", "tiny_lora_onyl")},
 }  # fmt: skip
-ODD = (
+ODD = (  # groups of commands, each with options and values that it must refuse
     *[{ASK: GENERATE}] * 2,
     {f"{ASK} {more}": odd for more, odd in EVICTIONS.items()},
     {
@@ -108,7 +107,6 @@ ODD = (
        "evaluate --adapter {vlm}": NO_DATA}] * 2,
     *[OTHERS] * 3,
 )  # fmt: skip
-"""Groups of commands, each with options and values that it must refuse."""
 FREE = (
     "--nope --adapter --config --out --set --limit -c -x -- --offline --print_config --data show ls copy --help=1 "
     "--config="
@@ -124,7 +122,6 @@ WORKS = {
 
 
 def free(draw: random.Random) -> Case:
-    """A command with words from nowhere."""
     while True:
         words = [draw.choice((*COMMANDS, draw.choice(NAMES), "fti", "recipe"))]
         words += [draw.choice((*FREE, *NAMES, *NUMBERS)) for _ in range(draw.randrange(1, 4))]
@@ -134,7 +131,6 @@ def free(draw: random.Random) -> Case:
 
 
 def arguments(draw: random.Random, place: Place) -> Case:
-    """A command line with one thing wrong in it, or nothing."""
     kind = draw.choice((*ODD, *[free] * 2, None))
     if kind is free:
         return free(draw)
@@ -167,7 +163,7 @@ RUN = "--config {recipe}"
 SHORT = "generate --prompt 'what ?' --max-new-tokens 1"
 SCORED = "evaluate --adapter {vlm} --data {dev} --limit 1 --max-new-tokens 1"
 CALIBRATE = "calibrate prefixkv --option samples=2 --option context_length=300"
-EVERY_PATH = (
+EVERY_PATH = (  # every path of the command line: it is put behind ``=``, between two spaces, or at the end
     "init", "init mine --table=", "init mine --backbone=", "init mine --out=", "fit --config=",
     f"fit {RUN} --output_dir=", f"fit {RUN} --data.train_file=", f"fit {RUN} --data.image_folder=",
     f"fit {RUN} --model.backbone.path=", "check --config=", f"check {RUN} --data.train_file=",
@@ -186,12 +182,10 @@ EVERY_PATH = (
     "data pope --limit 1 --root=", "recipes copy tiny_lora_only",
     *(["demo --adapter="] if find_spec("gradio") else []),
 )  # fmt: skip
-"""Every path of the command line: it is put behind ``=``, between two spaces, or at the end."""
 ENDINGS = {"--prompts=": ".jsonl", "--data=": ".json", "--show=": ".png", "--out=": "", "--config=": ".yaml"}
 
 
 def odd_paths(draw: random.Random, place: Place) -> Case:
-    """A command whose path is a link that goes round, a pipe, a device or a socket."""
     picture = (place.pool / "images/a.png").read_bytes()
     for number in range(3):
         place.write(f"mine/{number}.png", picture + bytes([number]))
@@ -210,20 +204,17 @@ def odd_paths(draw: random.Random, place: Place) -> Case:
 
 
 TOUCH = f"touch {CANARY}"
-PIECES = (
+PIECES = (  # what a shell or a terminal would take for its own
     f"\n{TOUCH}\n", f"\r\n{TOUCH} #", f"`{TOUCH}`", f"$({TOUCH})", f"; {TOUCH};", f"' {TOUCH} '", f'" {TOUCH} "',
     "\n", "\t", " ", "'", '"', "\\", "#", "*", "~", "!", "$HOME", "&", "\x1b[31m", "\u202e", "\u200b", "\x85", "é",
 )  # fmt: skip
-"""What a shell or a terminal would take for its own."""
 
 
 def shell_name(draw: random.Random) -> str:
-    """A name of a file or a folder."""
     return "".join(f"x{piece}" for piece in draw.choices(PIECES, k=draw.choice((1, 2, 4))))
 
 
 def scripts(draw: random.Random, place: Place) -> Case:
-    """Commands that print or write what is to be run: a sweep, one as an array, a grid's fits, a recipe's anchor."""
     kind, mine, folder = (
         draw.choice(("--dry-run", "--slurm", "grid", "anchor")),
         shell_name(draw),
@@ -276,8 +267,6 @@ def run_by_bash(place: Place, right: Sequence[Sequence[str]]) -> Reference:
 
 
 def same_settings(work: Path, made: str) -> Reference:
-    """The file says what the command writes where all names are plain; comments may differ, settings may not."""
-
     def difference(answer: Answer) -> str | None:
         assert command(["recipes", "anchor", str(work / "plain.yaml"), str(work / "plain.yml")]).code == 0
         got, right = (yaml.safe_load((work / path).read_text()) for path in (made, "plain.yml"))

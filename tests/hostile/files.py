@@ -105,12 +105,10 @@ RECORD = Document(
         "packed.layers.0.blocks.0.page_size packed.layers.0.blocks.0.page_count": (4, 0, -1),
     },
 )
-model = cache(asked_model)
-"""The model of a cache, loaded once in a process."""
+model = cache(asked_model)  # the model of a cache, loaded once in a process
 
 
 def odd_tensor(draw: random.Random, tensors: dict[str, Tensor]) -> str:
-    """A tensor that is none of the cache's; numbers that point far away where it holds places."""
     name = draw.choice(sorted(tensors))
     kinds = ["shape", "one more", "empty", "gone", "more"]
     codes = name.endswith(("keys", "values", "index"))  # of which any is as good as another
@@ -150,7 +148,6 @@ def forged(draw: random.Random, path: Path, kind: str) -> Spoilt:
 
 @cache
 def right_answer(pool: Path, name: str) -> Any:
-    """What the model says on its own cache as it was saved."""
     return answer_from(model(pool, name), pool / f"caches/{name}.safetensors")
 
 
@@ -184,7 +181,6 @@ def caches(draw: random.Random, place: Place) -> Case:
 
 
 def other_tokenizer(draw: random.Random, content: dict[str, Any]) -> str:
-    """Two words have each other's number, a number has another word, or texts are read in small letters."""
     words = content["model"]["vocab"]
     plain = sorted(word for word in words if not word.startswith("<"))
     kind = draw.choice(("exchanged", "exchanged", "renamed", "normalised"))
@@ -203,7 +199,6 @@ def other_tokenizer(draw: random.Random, content: dict[str, Any]) -> str:
 
 
 def tokenizer_swaps(draw: random.Random, place: Place) -> Case:
-    """A saved cache, and the same weights with another tokenizer; or with the same one, written otherwise."""
     name = draw.choice(list(CACHES))
     folder = place.copy(f"backbones/{'tiny-llava' if name == 'vlm' else 'tiny-llama'}", "backbone")
     path = folder / "tokenizer.json"
@@ -220,7 +215,7 @@ def tokenizer_swaps(draw: random.Random, place: Place) -> Case:
 
 
 POPE = {f"coco_pope_{name}.json": "* *.image *.text *.label" for name in ("adversarial", "random", "popular")}
-READ = {
+READ = {  # places of the files that are read, and what stands there is of one kind
     "testdev_balanced_questions.json": "* *.question *.answer *.imageId",
     "v2_OpenEnded_mscoco_val2014_questions.json": "questions questions.* questions.*.question",
     "v2_mscoco_val2014_annotations.json": "annotations annotations.* annotations.*.answers",
@@ -230,13 +225,11 @@ READ = {
     "problems.json": "* *.question *.choices *.answer",
     **POPE,
 }
-"""Places of the files that are read, and what stands there is of one kind."""
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet")
 UNREAD = "the damage lies in a column, or behind a limit, that nobody reads here"
 
 
 def benchmark_file(draw: random.Random, path: Path) -> Spoilt:
-    """Something of another kind in a file of questions, a key less, or bytes that a disk has spoilt."""
     kind = draw.choice("changed changed changed bytes bytes bytes file whole".split())
     kind = "bytes" if kind == "changed" and path.name not in READ else kind
     if path.suffix in (".json", ".jsonl"):
@@ -257,7 +250,6 @@ def benchmark_file(draw: random.Random, path: Path) -> Spoilt:
 
 
 def benchmarks(draw: random.Random, place: Place) -> Case:
-    """A benchmark's folder with one file spoilt, for ``data NAME --root`` and for a task's samples."""
     layout = draw.choice(("own", "parquet"))
     name = draw.choice(sorted(path.name for path in (place.pool / "benchmarks" / layout).iterdir()))
     folder = place.copy(f"benchmarks/{layout}/{name}", name)
@@ -280,7 +272,6 @@ def benchmarks(draw: random.Random, place: Place) -> Case:
 
 
 def samples(folder: Path, name: str) -> list[Any]:
-    """Id, prompt and reference of every sample of a benchmark."""
     from subtoken_train.evaluation.tasks import build_task
     from subtoken_train.evaluation.tasks.file_rows import check_samples
 

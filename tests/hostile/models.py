@@ -28,8 +28,7 @@ from tests.hostile.values import HUGE, INFINITY, NAN, changed, damaged, no_file,
 
 CONFIG, PEFT = "subtoken_config.json", "adapter_config.json"
 LORA, ROUTER = "adapter_model.safetensors", "router.safetensors"
-CHOICE = ("nope", "os.system", "../x")
-"""Where one of a few names must stand; what is of another kind is drawn anyway."""
+CHOICE = ("nope", "os.system", "../x")  # where one of a few names must stand; what is of another kind is drawn anyway
 ADAPTER = Document(
     Format(
         free=("versions.*",),
@@ -200,7 +199,6 @@ NO_END = "no end of an answer"
 
 
 def odd_config(draw: random.Random, folder: Path) -> Spoilt:
-    """A number or a name of the configuration that cannot be."""
     config = json.loads((folder / "config.json").read_text())
     inner = config.get("text_config", {})
     key = draw.choice([key for key in ODD_SIZES if key in config or key in inner])
@@ -235,7 +233,6 @@ def json_file(draw: random.Random, folder: Path) -> Spoilt:
 
 
 def no_end(draw: random.Random, folder: Path) -> Spoilt:
-    """No token that ends an answer, where the model has one: it runs as in transformers, and that is said."""
     path = folder / "generation_config.json"
     content = json.loads(path.read_text())
     ends = content.pop("eos_token_id")
@@ -256,13 +253,11 @@ def pickled(draw: random.Random, folder: Path) -> Spoilt:
 
 
 def weights(draw: random.Random, folder: Path) -> Spoilt:
-    """Weights that are absent, of another shape, damaged, infinite or no numbers; or others, as good as any."""
     what, expect = spoil_tensors(draw, folder / "model.safetensors")
     return f"weights: {what}", Expect.TAKEN if what.endswith(": more") else expect  # as transformers does
 
 
 def one_number(draw: random.Random, folder: Path) -> Spoilt:
-    """A single weight that is no number, far inside of a matrix."""
     path = folder / "model.safetensors"
     tensors = load_file(path)
     name = draw.choice(sorted(name for name in tensors if "vision" not in name))
@@ -276,7 +271,6 @@ OTHERS = (*(odd_config,) * 3, *(json_file,) * 5, contradiction, code, no_end, no
 
 
 def backbones(draw: random.Random, place: Place) -> Case:
-    """A backbone with something wrong in it, named by a recipe, an adapter or an option."""
     spoil = draw.choice((*OF_WEIGHTS, *OTHERS))
     vision = draw.random() < 0.5
     folder = place.copy(f"backbones/{'tiny-llava' if vision else 'tiny-llama'}", "backbone")
@@ -310,7 +304,6 @@ def backbones(draw: random.Random, place: Place) -> Case:
 
 
 def said(reference: Reference | None) -> Reference:
-    """Ask of an answer, beside what it equals, that it warns of having no end."""
     assert reference is not None
 
     def difference(answer: Answer) -> str | None:
@@ -358,7 +351,6 @@ def members(content: bytes) -> dict[str, bytes] | None:
 
 
 def state_bytes(draw: random.Random, path: Path) -> Spoilt:
-    """A state that a disk has spoilt."""
     before = path.read_bytes()
     content, what = damaged(draw, before)
     path.write_bytes(content)
@@ -368,7 +360,6 @@ def state_bytes(draw: random.Random, path: Path) -> Spoilt:
 
 
 def state_pickle(draw: random.Random, path: Path) -> Spoilt:
-    """A state whose pickle runs something, alone or inside of torch's archive."""
     form = draw.choice(("alone", "archive", "legacy", "inside"))
     if form == "alone":
         path.write_bytes(canary_pickle())

@@ -10,8 +10,7 @@ from typing import Any
 
 import yaml
 
-from tests.hostile.acts import command
-from tests.hostile.case import VLM, Answer, Case, Expect, Place, Reference, Spoilt
+from tests.hostile.case import VLM, Answer, Case, Expect, Place, Reference, Spoilt, command
 from tests.hostile.grammar import (
     CSV,
     LINES,
@@ -30,11 +29,10 @@ from tests.hostile.references import both, made, read_by, same
 from tests.hostile.values import PLAIN, lines, nested, no_file, shown, written
 
 TURNS = [{"from": "human", "value": "<image>\nwhat ?"}, {"from": "gpt", "value": "yes"}]
-OUTSIDE = (
+OUTSIDE = (  # image names that mean nothing below the folder, or something outside of it
     *("../../beside/notes.txt", "../secret.png", "/etc/passwd", "dev/../../secret.png", "~/x.png"),
     *("\x00", "a" * 5000, "", ".", "dev"),
 )
-"""Image names that mean nothing below the folder, or something outside of it."""
 MARKED_LINES = Notation(lambda content: parsed_lines(content.removeprefix(b"\xef\xbb\xbf")), LINES.write)
 NO_ANSWER = ("", " ", "\n\t", "\x00", "\u200b", "\ufeff", "\u2060\u200d", "yes\x00")
 RECORDS = Document(
@@ -83,7 +81,6 @@ def spoilt_records(draw: random.Random, kind: str, path: Path, rows: Any) -> Spo
 
 
 def data_files(draw: random.Random, place: Place) -> Case:
-    """Instruction data with something wrong in them, given to whatever reads all of them and opens their images."""
     place.copy("scenes")
     place.copy("images/a.png", "secret.png")
     path = place.work / "scenes/train.json"
@@ -168,7 +165,6 @@ def csv_text(rows: list[list[str]], header: str = "image,question,answer") -> by
 
 
 def csv_table(draw: random.Random, path: Path, names: list[str]) -> tuple[Spoilt, bytes]:
-    """A table whose columns, cells or bytes are odd, and the one that it means where it is right."""
     rows = [[name, f"list {i} .", "none"] for i, name in enumerate(names)]
     whole = csv_text(rows)
     kind = draw.choice(("header", "cell", "no text", "outside", "two answers", "bytes", "bytes", "whole"))
@@ -193,7 +189,6 @@ def csv_table(draw: random.Random, path: Path, names: list[str]) -> tuple[Spoilt
 
 
 def json_table(draw: random.Random, path: Path, names: list[str]) -> tuple[Spoilt, bytes]:
-    """Conversations as messages, with one thing wrong."""
     said = [[{"type": "image"}, {"type": "text", "text": f"list {i} ."}] for i in range(len(names))]
     answer = {"role": "assistant", "content": "none"}
     pairs = zip(names, said, strict=True)
@@ -211,7 +206,6 @@ TABLES = {"q.csv": csv_table, "q.json": json_table, "q.txt": text_table}
 
 
 def own_folders(draw: random.Random, place: Place) -> Case:
-    """``init`` of a folder with something wrong in it; nothing but its target may appear."""
     place.copy("images/a.png", "secret.png")
     name = draw.choice(("q.csv", "q.csv", "q.json", "q.txt"))
     picture = (place.pool / "images/a.png").read_bytes()
@@ -248,8 +242,6 @@ def own_folders(draw: random.Random, place: Place) -> Case:
 
 
 def exactly(place: Place, table: bytes) -> Reference:
-    """The splits hold the table's pictures, questions and answers, each once and as they are written."""
-
     def difference(answer: Answer) -> str | None:
         paths = [path for path in (place.work / MADE).glob("*.json") if not path.name.startswith(".")]
         said = [(row["image"], *row["conversations"]) for path in paths for row in json.loads(path.read_text())]
@@ -286,7 +278,6 @@ OF_IMAGES = {
 
 
 def prompt_files(draw: random.Random, place: Place) -> Case:
-    """A file of ``generate --prompts`` with one thing wrong in it, or an output that was begun otherwise."""
     vision = draw.random() < 0.5
     for name in ("a.png", "../secret.png"):
         place.copy("images/a.png", name)
@@ -340,7 +331,6 @@ def conversation(draw: random.Random) -> list[dict[str, Any]]:
 
 
 def as_messages(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same conversation as OpenAI writes one."""
     names = {"from": "role", "value": "content"}
     roles = {"human": "user", "gpt": "assistant"}
     return [{names.get(key, key): roles[turn[key]] if key == "from" else turn[key] for key in turn} for turn in turns]
@@ -378,7 +368,6 @@ def switched(draw: random.Random, turns: list[dict[str, Any]]) -> tuple[Spoilt, 
 
 
 def switches(draw: random.Random, place: Place) -> Case:
-    """A record that says more than its conversation does; an accepted one has exactly the right labels."""
     turns = conversation(draw)
     plain = json.loads(json.dumps(turns))
     spoilt, fields, learnt = switched(draw, turns)
@@ -405,8 +394,6 @@ def switches(draw: random.Random, place: Place) -> Case:
 
 
 def labels(learnt: list[bool]) -> Reference:
-    """The preview shows as trained the answers that are learnt, word by word, and no others."""
-
     def difference(answer: Answer) -> str | None:
         rows = re.findall(r"(?m)^ +answer +(trained|masked) +\d+ +(.*)$", answer.out)
         got = [text.replace("</s>", "").strip() for state, text in rows if state == "trained"]

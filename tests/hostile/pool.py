@@ -23,7 +23,6 @@ QUESTIONS = 4
 
 
 def make_pool(folder: Path) -> Path:
-    """Write the pool; takes some ten seconds, the imports of the libraries among them."""
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["HF_HUB_OFFLINE"] = "1"
     _data(folder)
@@ -61,7 +60,6 @@ def _data(folder: Path) -> None:
 
 
 def _recipes(folder: Path) -> None:
-    """The tiny recipes with absolute paths, settings that train in a moment, and every optional band of the first."""
     for name in (VLM, LM):
         content = yaml.safe_load(recipe_text(recipe(name)))
         backbone = content["model"]["backbone"]
@@ -76,7 +74,6 @@ def _recipes(folder: Path) -> None:
 
 
 def _adapter(source: Path, target: Path) -> None:
-    """An adapter that names its backbone by an absolute path."""
     shutil.copytree(source, target)
     path = target / "subtoken_config.json"
     config = json.loads(path.read_text())
@@ -89,7 +86,6 @@ def _adapter(source: Path, target: Path) -> None:
 
 
 def _calibrations(folder: Path) -> None:
-    """Of the tiny Llama, from few prompts."""
     for method in ("prefixkv", "duo_attention"):
         command(
             "calibrate", method, "--backbone", folder / "backbones/tiny-llama", "--out",
@@ -101,7 +97,6 @@ CACHES = ("lm", "vlm")
 
 
 def asked_model(folder: Path, name: str, backbone: Path | None = None) -> Any:
-    """The model of one of the caches: heads with entries of their own in int8, or routed entries."""
     from subtoken_train import SubTokenModel
 
     if name == "vlm":
@@ -119,7 +114,6 @@ def _caches(folder: Path) -> None:
 
 
 def _run(folder: Path) -> None:
-    """A run of one step with its checkpoint and adapter, another that left a checkpoint alone, scores of the first."""
     command("fit", "--config", folder / f"{VLM}.yaml", "--output_dir", folder / "run")
     shutil.copytree(folder / "run", folder / "stopped")
     shutil.rmtree(folder / "stopped/adapter")
@@ -130,7 +124,6 @@ def _run(folder: Path) -> None:
 
 
 def _results(folder: Path) -> None:
-    """A grid of two arms on two tasks, what it left, and printed rows of a paper that it is compared with."""
     backbone = folder / "llava-1.5-7b-hf"  # a name of the paper's, so that its rows find the arms
     backbone.symlink_to(folder / "backbones/tiny-llava")
     grid = {

@@ -101,7 +101,6 @@ def read(place: Place, name: str) -> dict[str, Any]:
 
 
 def with_key(recipe: dict[str, Any], key: str, value: Any) -> Any:
-    """The recipe with a dotted key set, its groups made where they are absent."""
     return changed(recipe, tuple(key.split(".")), value)
 
 
@@ -122,7 +121,6 @@ def parsing(
 
 
 def fields(draw: random.Random, place: Place) -> Case:
-    """A recipe with one thing wrong in it, or none; a right one does what it does as JSON, its keys turned round."""
     name = draw.choice((VLM, VLM, LM))
     whole = recipe = read(place, name)
     kind = draw.choice(("odd",) * 5 + ("unknown", "any", "any", "override", "control"))
@@ -190,7 +188,6 @@ ALONE = ("a: 1\n---\nb: 2", "%YAML 9.9\n---\na: 1", "only words", "- 1\n- 2", "5
 
 
 def texts(draw: random.Random, place: Place) -> Case:
-    """A recipe whose file is the trouble: no good YAML, more than it shows, or no file."""
     content = whole = (place.pool / f"{draw.choice((VLM, LM))}.yaml").read_bytes()
     kind, expect = draw.choice(("text", "text", "text", "bytes", "bytes", "file", "whole")), Expect.REFUSED
     plain, odd = "recipe.yaml", ("re cipe.yaml", "[red]recipe.yaml", "recipe\x1b[31m.yaml", "réçipe.yaml")
@@ -246,7 +243,6 @@ EVIL = "import pathlib\npathlib.Path('../CANARY').touch()\nclass Callback:\n    
 
 
 def entry(draw: random.Random) -> tuple[Any, str]:
-    """A value that names code, in one of the forms that a parser may take."""
     path = draw.choice(list(CALLS))
     inner = {"class_path": path, "init_args": CALLS[path] or {}}
     form = draw.choice(("whole", "whole", "whole", "dict_kwargs", "bare", "text", "nested", "list"))
@@ -272,7 +268,6 @@ def named(draw: random.Random) -> tuple[str, Any, str]:
 
 
 def code(draw: random.Random, place: Place) -> Case:
-    """A recipe, or a run's own recipe, that names code."""
     name = draw.choice((VLM, VLM, LM))
     slot, value, what = named(draw)
     if slot in ("trainer.callbacks", "trainer.plugins") and not isinstance(value, list):
@@ -347,7 +342,6 @@ EVICTIONS, SCOPES = ("snapkv", "knorm", "streaming_llm", "random", "kvcompose"),
 
 
 def grids(draw: random.Random, place: Place) -> Case:
-    """A grid with one thing wrong in it; what is right is run on one question."""
     grid = yaml.safe_load((place.pool / "grid.yaml").read_text())
     grid["limit"] = 1
     grid["tasks"], grid["arms"][0]["adapter"] = grid["tasks"][:1], grid["arms"][0]["adapter"][:1]
@@ -384,8 +378,6 @@ def grids(draw: random.Random, place: Place) -> Case:
 
 
 def evicted(work: Path) -> Reference:
-    """The arm that ran is the one that was asked for: its manifest names the eviction and what it keeps."""
-
     def difference(answer: Answer) -> str | None:
         arm = yaml.safe_load((work / "grid.yaml").read_text())["arms"][0]
         named = json.loads(next((work / "results").rglob("manifest.json")).read_text())["arm"]["eviction"]

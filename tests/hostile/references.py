@@ -14,24 +14,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tests.hostile.acts import command
-from tests.hostile.case import Answer, Case, Expect, Place, Reference
+from tests.hostile.case import Answer, Case, Expect, Place, Reference, command
 
-TIMES = (
+TIMES = (  # what differs from one run to the next
     (re.compile(r"(?<![\w.])\d+(\.\d+)?( ?m?s\b| seconds)"), "T"),
     (re.compile(r"(?m)^│ seconds .*$"), "T"),
     (re.compile(r'"[a-z_]*seconds": ?[\d.e-]+'), "T"),
     (re.compile(r'"(made|written|created|date|started|finished|time)": "[^"]*"'), "T"),
 )
-"""What differs from one run to the next."""
 VOLATILE = re.compile(r"(.*/)?(events\.out.*|metrics\.csv|hparams\.yaml|\.lock|training\.png|.*\.partial)")
 """Files that hold times, or nothing."""
 Files = Mapping[str, str | bytes | None]
 
 
 class Result(NamedTuple):
-    """What an act said and wrote (digests by path), times and places left out."""
-
     code: int
     said: str
     files: Mapping[str, str]
@@ -70,7 +66,6 @@ def read_by(
     place: Place, text: str, spoilt: tuple[str, Expect], writes: Sequence[str] = (),
     compared: Sequence[str] | None = None, files: Files | None = None, anyway: Sequence[str] = (), why: str = "",
 ) -> Case:  # fmt: skip
-    """A command that reads what was spoilt, beside the same one on what is right."""
     words, (what, expect) = place.words(text), spoilt
     reference = same(place, words, writes if compared is None else compared, files)
     return Case(f"{words[0]}: {what}", words, expect, writes, anyway, reference=reference, why=why)
@@ -101,7 +96,6 @@ def _twin(place: Place, words: list[str], copies: Sequence[tuple[str, str]], fil
 
 
 def neutral(text: str, work: Path) -> str:
-    """A text without times and without where it was made."""
     text = text.replace(str(work), "WORK")
     for pattern, instead in TIMES:
         text = pattern.sub(instead, text)
@@ -109,7 +103,6 @@ def neutral(text: str, work: Path) -> str:
 
 
 def written(work: Path, writes: Sequence[str]) -> dict[str, str]:
-    """Digests of the files below the paths: text without times, tensors of a checkpoint, bytes of the rest."""
     found = {}
     for name in writes:
         top = work / name
@@ -121,7 +114,6 @@ def written(work: Path, writes: Sequence[str]) -> dict[str, str]:
 
 
 def content_of(path: Path, work: Path) -> str:
-    """A file's content in a form that two runs share."""
     if path.suffix == ".ckpt":
         return tensors_digest(torch.load(path, weights_only=True)["state_dict"])
     content = path.read_bytes()
@@ -132,7 +124,6 @@ def content_of(path: Path, work: Path) -> str:
 
 
 def tensors_digest(tensors: Mapping[str, Any]) -> str:
-    """Names, types and bytes of tensors."""
     made = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
         value = tensors[name]
@@ -175,7 +166,6 @@ def made(compute: Callable[[], Any]) -> Reference:
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Whether two values are the same: tensors bit for bit, containers part by part, NaN like NaN."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, dict) and isinstance(other, dict):

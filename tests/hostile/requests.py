@@ -28,8 +28,7 @@ from tests.hostile.references import made
 from tests.hostile.values import no_file
 from tests.support.chat_servers import Served, serving_model
 
-PIXELS = 10**6
-"""Of a picture that is taken."""
+PIXELS = 10**6  # of a picture that is taken
 MARK = {"cache_control": {"type": "ephemeral"}}
 TEXT = {"type": "text", "text": "A text."}
 
@@ -76,7 +75,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "__class__": (1,),
     "": (1,),
 }  # fmt: skip
-BESIDE: dict[str, tuple[Any, ...]] = {
+BESIDE: dict[str, tuple[Any, ...]] = {  # what changes nothing, where the answer has as many tokens as asked for
     "user": ("me", 1),
     "metadata": ({"a": "b"},),
     "reasoning_effort": ("high",),
@@ -97,7 +96,6 @@ BESIDE: dict[str, tuple[Any, ...]] = {
     "max_tokens": (8, None),
     "temperature": (0, 0.0, None),
 }
-"""What changes nothing, where the answer has as many tokens as asked for."""
 BROKEN = (
     b"", b"{", b"[]", b"null", b"1", b'"x"', b"\xff\xfe", b"\x00", b"[" * 20_000, b'{"a":' * 20_000,
     b'{"model": "m", "model": "m", "messages": []}', b'{"max_tokens": ' + b"9" * 6000 + b"}",
@@ -118,7 +116,6 @@ def read(content: bytes) -> tuple[dict[str, Any], list[Any]]:
 
 
 def chat(draw: random.Random, place: Place) -> Case:
-    """A body with one thing wrong in it, or a thing that changes nothing."""
     kind = draw.choice(("value", "value", "value", "bytes", "beside", "picture"))
     asked, plain = body(), json.dumps(body()).encode()
     if kind == "bytes":
@@ -205,7 +202,6 @@ def text_of(reply: httpx2.Response) -> str:
 
 
 def raw(served: Served, content: bytes, good: bool = False) -> None:
-    """Send bytes, hear what comes first, hang up."""
     where = urlsplit(served.url)
     with socket.create_connection((where.hostname, where.port or 0), timeout=5 if good else 0.5) as connection:
         try:
@@ -219,7 +215,6 @@ def raw(served: Served, content: bytes, good: bool = False) -> None:
 
 
 def http(draw: random.Random, place: Place) -> Case:
-    """A request to the port with one thing wrong in it, bytes that are none, or one that is long or good."""
     kind = draw.choice(("value", "bytes", "headers", "raw", "path", "long", "good", "gone"))
     asked, headers = body(), dict[str, str]()
     act: Callable[[Served], Any] = lambda served: answer(served, asked, **headers)  # noqa: E731
@@ -257,7 +252,6 @@ HOSTS = ("nowhere.invalid", "::1", "", "999.1.1.1", "\x00", "x" * 300, "1.2.3.4"
 
 @cache
 def page(pool: Path) -> tuple[Any, Any]:
-    """The models of the page, and its handler; where Gradio is not installed, a stub of what the handler calls."""
     from subtoken_train.demo.side_by_side import SideBySide
 
     with pytest.MonkeyPatch.context() as patch:
@@ -269,7 +263,6 @@ def page(pool: Path) -> tuple[Any, Any]:
 
 
 def ask(pool: Path, picture: str | None, question: str, eviction: str | None, keep: str) -> list[str]:
-    """The answers' texts, as the page shows them."""
     models, respond = page(pool)
     *_, last = respond(models, picture, question, eviction, keep, "model")
     sides = len(models.sides)
@@ -279,7 +272,6 @@ def ask(pool: Path, picture: str | None, question: str, eviction: str | None, ke
 
 
 def upload(draw: random.Random, place: Place, path: Path) -> tuple[bytes, str, bool]:
-    """Put something at the upload's path: its bytes, what it is, and whether it is a picture."""
     form = draw.choice(("damaged", "bomb", "turned", "mode", "file"))
     content = (place.pool / f"images/a.{draw.choice(SUFFIXES)}").read_bytes()
     if form == "file":
@@ -294,7 +286,6 @@ def upload(draw: random.Random, place: Place, path: Path) -> tuple[bytes, str, b
 
 
 def demo(draw: random.Random, place: Place) -> Case:
-    """A request to the page with one thing wrong in it, answered as a plain PNG is; or where it cannot listen."""
     kind = draw.choice(("upload", "upload", "upload", "question", "keep", "eviction", "none", "host", "whole"))
     if kind == "host":
         from subtoken_train.demo.local_server import check_address

@@ -9,8 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tests.hostile.acts import command
-from tests.hostile.case import Answer, Case, Expect, Place, Reference, Spoilt
+from tests.hostile.case import Answer, Case, Expect, Place, Reference, Spoilt, command
 from tests.hostile.grammar import (
     LINES,
     TRIES,
@@ -68,11 +67,10 @@ MANIFEST = Document(
     "odd changed changed changed bytes",
 )
 NO_SCORE = (5, {}, [], None, "x", NAN, [[]], [NAN, 1, 1, 1], ["x"] * 4, 0)
-RIGHT_SCORES: dict[str, tuple[Any, ...]] = {
+RIGHT_SCORES: dict[str, tuple[Any, ...]] = {  # by key of a run's scores: which of the odd values are right there
     "kinds": (["x"] * 4,), "scores": (), "measures": ({},), "nominal_kv": (5, 0), "realised_kv": (5, 0),
     "kv_bytes": (5, 0), "dense_kv_bytes": (5,), "arm": ("x",), "data_sha256": ("x",), "data": ("x",),
 }  # fmt: skip
-"""By key of a run's scores: which of the odd values are right there."""
 SCORES = Document(
     Format(
         free=("runs.0.seconds",),
@@ -102,7 +100,6 @@ def report(
     draw: random.Random, place: Place, spoilt: Spoilt, further: str = "", files: Files | None = None,
     compared: tuple[str, ...] = ("tables",), reference: Reference | None = None,
 ) -> Case:  # fmt: skip
-    """``report`` on the results; its tables must be those of the originals, or of what ``files`` make of them."""
     formats = ("", " --format csv", *([] if reference else [" --format html,markdown", " --format latex"]))
     text = f"report results --out tables{draw.choice(formats)}{further}"
     case = read_by(place, text, spoilt, ("tables",), compared, files)
@@ -112,7 +109,6 @@ def report(
 
 
 def make(draw: random.Random, place: Place) -> Case:
-    """A results folder, or a file beside it, with something wrong in it."""
     kind = draw.choice("records records records manifest manifest names scores paper line file whole".split())
     if kind == "scores":
         path = place.copy("scores.json")
@@ -137,7 +133,6 @@ def make(draw: random.Random, place: Place) -> Case:
 
 
 def names(draw: random.Random, place: Place, path: Path) -> Case:
-    """Names that mean something to a terminal, a spreadsheet, LaTeX or a browser; they must come out as they are."""
     field, value = draw.choice(("name", *COLUMNS)), draw.choice((*MARKUP, *NAMES))
     arm = path.parent.parent.name.removesuffix("-seed0")
     named = file_name(value)
@@ -156,7 +151,6 @@ def names(draw: random.Random, place: Place, path: Path) -> Case:
 
 
 def file_name(value: str) -> bool:
-    """Whether a name may be a folder's: it leads nowhere, is short, and every character of it can be shown."""
     whole = value.strip(". ") != "" and not set(value) & set("/\\") and value.isprintable()
     return whole and len(value.encode("utf-8", "surrogatepass")) <= 200
 
@@ -188,7 +182,6 @@ def table_rows(path: Path) -> list[dict[str, str]]:
 
 
 def table_fault(folder: Path) -> str | None:
-    """What a spreadsheet or a browser would run of the written files."""
     for path in folder.glob("*.csv"):
         with path.open(newline="", encoding="utf-8") as file:
             cells = [text for row in csv.reader(file) for text in row]
@@ -208,7 +201,6 @@ def _number(text: str) -> bool:
 
 
 def spoilt_lines(draw: random.Random, place: Place, path: Path) -> Case:
-    """Lines of records that were cut, doubled or spoilt; by the library's own reader too."""
     content, what, expect = _spoilt_lines(draw, path.read_bytes())
     complete = _complete(content)
     path.write_bytes(content)
@@ -244,12 +236,10 @@ def _spoilt_lines(draw: random.Random, whole: bytes) -> tuple[bytes, str, Expect
 
 
 def _complete(content: bytes) -> bytes:
-    """The whole lines; what follows the last end of a line was never finished."""
     return content[: content.rfind(b"\n") + 1]
 
 
 def other_file(draw: random.Random, place: Place, folder: Path, samples: Path) -> Case:
-    """No file where one belongs; what has left no trace at all is not in the table."""
     path = draw.choice((folder / "manifest.json", samples, folder, folder.parent))
     inner = path in (folder, folder.parent)
     kind = no_file(draw, path)

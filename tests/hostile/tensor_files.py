@@ -59,7 +59,6 @@ ODD_TENSORS: dict[str, Change] = {
 
 
 def spoil_tensors(draw: random.Random, path: Path) -> Spoilt:
-    """Damage a safetensors file."""
     tensors = load_file(path)
     name = draw.choice(sorted(tensors))
     kind = draw.choice((*REFUSED_TENSORS, *ODD_TENSORS, "gone", "more", *FILES))

@@ -1,4 +1,4 @@
-"""The judge itself: a planted traceback, hang, canary, loss, and the others, are each seen; what is right is clean."""
+"""The judge: what is planted is seen, what is right is clean; and inputs of every class are answered in words."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ import pytest
 import torch
 
 from tests.hostile import watch
-from tests.hostile.acts import CANARY_MODULE, install_canary
-from tests.hostile.case import Case, Expect, Place, Verdict
+from tests.hostile.campaign import CLASSES, bad, plan, run_cases
+from tests.hostile.case import CANARY_MODULE, Case, Expect, Place, Verdict, install_canary
 from tests.hostile.grammar import Format, damage, parsed_json
 from tests.hostile.references import alike, same
 from tests.hostile.runner import message_fault, run_case
+from tests.support.sampling import sampled
 
 HELP = ["recipes", "--help"]
 COPY = ["recipes", "copy"]
@@ -30,7 +31,6 @@ COPY = ["recipes", "copy"]
 
 @pytest.fixture
 def judge(tmp_path, monkeypatch):
-    """A function from a case's maker to its outcome."""
     monkeypatch.setattr(watch, "SECONDS", 1.0)
     monkeypatch.setattr(watch, "MEMORY", 2**27)
     install_canary(tmp_path / "modules")
@@ -52,7 +52,6 @@ def spin():
 
 
 def swallow():
-    """Holds every ordinary exception, for a while."""
     for _ in range(10**9):
         try:
             time.sleep(0.001)
@@ -79,7 +78,6 @@ def write(path: Path):
 
 
 def seen(answer):
-    """A reference that finds nothing."""
     return
 
 
@@ -92,7 +90,6 @@ def our_os_error():
 
 
 def outside(place: Place) -> Path:
-    """A path that is not below the case's folder."""
     return place.root.parent / "outside"
 
 
@@ -200,7 +197,6 @@ def made_case(place: Place, name: str) -> Case:
 
 @pytest.fixture(autouse=True)
 def nothing_outside(tmp_path):
-    """Whatever a planted case left beside the case's folder."""
     yield
     (tmp_path / "outside").unlink(missing_ok=True)
 
@@ -327,10 +323,26 @@ def test_one_line_is_a_message(before):
 
 
 def test_a_file_without_a_name_changes_no_folder(tmp_path):
-    """As locks try it; a named file in the same folder is seen as before."""
     seen = watch.Watch()
     with watch.watched(seen):
         os.close(os.open(tmp_path, os.O_RDWR | os.O_TMPFILE))
         (tmp_path / "named").write_text("x")
     assert seen.touched == [(str(tmp_path / "unnamed"), "open", False), (str(tmp_path / "named"), "open", False)]
     assert list(tmp_path.iterdir()) == [tmp_path / "named"]
+
+
+SEED, PARTS, EACH = 1, 13, 16
+
+
+@sampled("part", range(PARTS), every=8)
+def test_hostile_inputs_are_answered_in_words(pool, tmp_path, part):
+    cases = plan(SEED, PARTS * EACH)[part::PARTS]
+    outcomes = list(run_cases(cases, tmp_path, pool))
+    assert len(outcomes) == EACH
+    assert bad(outcomes) == []
+
+
+def test_every_class_has_its_turn():
+    names = [name for name, _ in plan(SEED, PARTS * EACH)]
+    assert set(names) == set(CLASSES)
+    assert min(map(names.count, CLASSES)) >= 4

@@ -76,10 +76,9 @@ def test_an_arm_may_cap_images_otherwise():
 
 def test_what_is_missing_is_listed(tmp_path):
     file = str(tmp_path / "none.json")
-    options = {"eviction": "prefixkv", "eviction_keep": 0.5, "eviction_options": {"calibration": file}}
-    grid = grid_of(
-        {"adapter": "runs/tiny_fastv25/adapter", **options}, tasks=("pope", "chartqa"), limit=7, data_root=tmp_path
-    )
+    arm = {"adapter": "runs/tiny_fastv25/adapter", "eviction": "prefixkv", "eviction_keep": 0.5}
+    arm |= {"eviction_options": {"calibration": file}}
+    grid = grid_of(arm, tasks=("pope", "chartqa"), limit=7, data_root=tmp_path)
     (tmp_path / "pope").mkdir()
     checked = dry_run(grid, planned_adapter)
     assert dict(checked.wanted) == {
@@ -89,13 +88,6 @@ def test_what_is_missing_is_listed(tmp_path):
     }
     assert [(task.source, task.samples) for task in checked.tasks] == [(str(tmp_path / "pope"), 7), (None, 7)]
     assert check_lines(grid, checked)[0].startswith("1 arms x 2 tasks, 14 answers")
-
-
-def test_settings_may_be_lists():
-    shares = [1.0] * ModelPool().get("checkpoints/tiny-llava").family.shape.num_layers
-    arm = {"eviction": "per_layer(snapkv)", "eviction_keep": 0.5, "eviction_options": {"shares": shares}}
-    (planned,) = dry_run(grid_of({"backbone": "checkpoints/tiny-llava", **arm}), planned_adapter).arms
-    assert planned.arm.spec.eviction_options["shares"] == shares
 
 
 @pytest.mark.parametrize(
@@ -113,17 +105,14 @@ def test_mistakes_are_refused(arm, message):
         dry_run(grid_of(arm), planned_adapter)
 
 
-def test_options_that_cannot_be_served_are_refused():
-    grid = grid_of({"backbone": "checkpoints/tiny-llama"}, tasks=("recall",))
-    task = TaskSpec(
-        "ruler_synthetic", options={"length": 1000, "tasks": ["cwe"], "tokenizer": "checkpoints/tiny-llama"}
-    )
+SERVED = {"length": 1000, "tasks": ["cwe"], "tokenizer": TEXT}
+
+
+def test_options_and_weights_that_cannot_be_served_are_refused(tmp_path):
+    grid = replace(grid_of({"backbone": TEXT}), tasks=(TaskSpec("ruler_synthetic", options=SERVED),))
     with pytest.raises(ValueError, match=r"a prompt of cwe, and its shortest text has [\d,]+; raise length to [\d,]+"):
-        dry_run(replace(grid, tasks=(task,)), planned_adapter)
-
-
-def test_a_backbone_whose_weights_are_cut_off_is_refused(tmp_path):
-    shutil.copytree(ROOT / "checkpoints" / "tiny-llama", tmp_path / "backbone")
+        dry_run(grid, planned_adapter)
+    shutil.copytree(ROOT / TEXT, tmp_path / "backbone")
     os.truncate(tmp_path / "backbone" / "model.safetensors", 100_000)
     with pytest.raises(ValueError, match="is not a whole safetensors file"):
         dry_run(grid_of({"backbone": str(tmp_path / "backbone")}, tasks=("recall",)), planned_adapter)
@@ -185,8 +174,8 @@ def test_stored_bytes_are_those_of_an_answer(method):
     "changed", [{"eviction_keep": "32tokens"}, {"scope": "all"}, {"key_channels": 0.5}, {"kv_dtype": "kivi4"}]
 )
 def test_bytes_that_a_prompt_decides_are_not_said(changed):
-    spec = {"backbone": TEXT, "eviction": "snapkv", "eviction_keep": 0.5, "kv_dtype": "int8"}
-    grid = grid_of({**spec, **changed}, tasks=("recall",))
+    spec = {"backbone": TEXT, "eviction": "snapkv", "eviction_keep": 0.5, "kv_dtype": "int8", **changed}
+    grid = grid_of(spec, tasks=("recall",))
     assert "stored not known before a prompt" in "\n".join(check_lines(grid, dry_run(grid, planned_adapter)))
 
 
