@@ -130,9 +130,8 @@ class Manifest:
         check_file_name(arm.name, f"{path}: arm: name")
         for fact, pattern in _WRITTEN.items():
             if pattern.fullmatch(value := getattr(arm, fact)) is None:
-                raise ValueError(
-                    f"{path}: arm: {fact} is {shown(value)}, which 'subtoken-train evaluate' does not write"
-                )
+                words = f"arm: {fact} is {shown(value)}, which 'subtoken-train evaluate' does not write"
+                raise ValueError(f"{path}: {words}")
         counts = {"rows": manifest.rows, "expected_rows": manifest.expected_rows, "arm: nominal_kv": arm.nominal_kv}
         for name, count in counts.items():
             check_range(f"{path}: {name}", count, 0)
@@ -227,7 +226,5 @@ def _lines(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while line := file.readline(MAX_LINE + 1):
             if len(line) > MAX_LINE:
-                raise ValueError(
-                    f"{path} has a line of more than {MAX_LINE:,} bytes, which is not a record of a sample"
-                )
+                raise ValueError(f"{path} has a line of more than {MAX_LINE:,} bytes; it is no record of a sample")
             yield line

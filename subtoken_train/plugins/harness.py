@@ -19,12 +19,13 @@ from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.batched import generate_batch, in_batches, score_batch
 from subtoken_train.inference.cache_report import Outcome
-from subtoken_train.inference.compression import SWITCHES, Compression, parse_settings
+from subtoken_train.inference.compression import Compression, parse_settings
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prefill import check_context_first, who_drops
 from subtoken_train.ledger.kv_budget import share_words
 from subtoken_train.ledger.measure import emptied_words
 from subtoken_train.settings import Setting, settings_of
+from subtoken_train.typed import Written, written_as
 from subtoken_train.types import Batch, Protocol
 
 
@@ -51,11 +52,6 @@ class ModelArguments(ArmSpec):
     def query_tokens(self) -> int | None:
         """Last prompt tokens that are not compressed; None: by ``auto``."""
         return None if self.context == "auto" else int(self.context)
-
-    @property
-    def prompts_together(self) -> int:
-        """``batch_size`` as a number."""
-        return int(self.batch_size)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -102,15 +98,9 @@ MODEL_SETTINGS = settings_of(ModelArguments)
 
 def _read(name: str, text: str) -> object:
     kind = MODEL_SETTINGS[name].kind  # a method's own settings stay a text
-    if kind is int:
-        return _whole(name, text)
-    if kind is bool:
-        check_word(f"value of {name}", text.lower(), SWITCHES)
-        return SWITCHES[text.lower()]
-    try:
-        return float(text) if kind is float else text
-    except ValueError:
-        raise ValueError(f"{name}={text} must be a number, for instance 0.25") from None
+    if kind not in (int, float, bool):
+        return text
+    return written_as(kind, Written(text.lower() if kind is bool else text), name)
 
 
 def _whole(name: str, text: str) -> int:
@@ -188,9 +178,12 @@ class Counted:
             "prompts": self.prompts,
             "prompts_with_an_emptied_region": sum(map(bool, self.emptied)),
             **self.sums,
-            "kv_fraction_measured": _share(self.sums["kv_bytes"], self.sums["dense_kv_bytes"]),
-            "region_fraction_measured": _share(self.sums["region_bytes"], self.sums["region_dense_bytes"]),
+            "kv_fraction_measured": self._share("kv_bytes", "dense_kv_bytes"),
+            "region_fraction_measured": self._share("region_bytes", "region_dense_bytes"),
         }
+
+    def _share(self, part: str, whole: str) -> float | None:
+        return self.sums[part] / self.sums[whole] if self.sums[whole] else None
 
     def warning(self) -> str | None:
         """Warn where the settings cannot change what a harness scores."""
@@ -218,10 +211,6 @@ class Counted:
         dropping = who_drops(self.backbone.active_routing, self.compression.label)
         lines += filter(None, [emptied_words(self.emptied, *dropping)])
         return "\n".join(lines)
-
-
-def _share(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
 
 
 def _line(what: str, kept: int, dense: int, unit: str) -> str:
@@ -265,7 +254,7 @@ class Runner(Generic[PromptT]):
             by_prompt[prompt].append(i)
         groups = [(prompt, part) for prompt, members in by_prompt.items() for part in in_batches(members, SHARED)]
         groups.sort(key=lambda group: -self.length(group[0]))
-        for chunk in in_batches(groups, self.arguments.prompts_together):
+        for chunk in in_batches(groups, int(self.arguments.batch_size)):
             after = [[requests[i][1] for i in members] for _, members in chunk]
             results = score_batch(self.model.backbone, self._batch([prompt for prompt, _ in chunk]), after, **self._how)
             self.counted.add(results)
@@ -285,7 +274,7 @@ class Runner(Generic[PromptT]):
             by_settings[settings].append(i)
         for settings, members in by_settings.items():
             members.sort(key=lambda i: -self.length(requests[i][0]))
-            for chunk in in_batches(members, self.arguments.prompts_together):
+            for chunk in in_batches(members, int(self.arguments.batch_size)):
                 prompts = self._batch([requests[i][0] for i in chunk])
                 results = generate_batch(self.model.backbone, prompts, **settings._asdict(), **self._how)
                 self.counted.add(results)

@@ -30,14 +30,12 @@ from subtoken_train.evaluation.reporting.score_tables import (
     method_notes,
     ordered,
 )
-from subtoken_train.evaluation.results import ArmFacts, Manifest
+from subtoken_train.evaluation.results import ArmFacts
 from subtoken_train.ledger.kv_budget import share_words
 
 _NAMES = """FastV VisionZip FasterVLM PruMerge SparseVLM DivPrune CDPruner DART VisPruner EVS VidCom2 Quest AirCache H2O
-KVCompose PyramidKV SnapKV Compactor KeyDiff TOVA LagKV"""
-METHODS = {name.lower(): name for name in _NAMES.split()}
-METHODS |= {"streaming_llm": "StreamingLLM", "tgv_kv": "TGV-KV", "vl_cache": "VL-Cache"}
-METHODS |= {"expected_attention": "ExpectedAttention"}
+KVCompose PyramidKV SnapKV Compactor KeyDiff TOVA LagKV Streaming_LLM TGV_KV VL_Cache Expected_Attention"""
+METHODS = {name.lower(): name.replace("_", "-" if name in ("TGV_KV", "VL_Cache") else "") for name in _NAMES.split()}
 SELECTORS = {"linear": "router", "mlp": "MLP router", "value_norm": "by value norm", "random": "at random"}
 """Spellings of methods and selectors in tables; others go by their own name."""
 Cell = Estimate | str | None
@@ -138,24 +136,25 @@ def spoken(words: str) -> str:
 
 
 def _task_facts(arms: Sequence[ArmResults]) -> pd.DataFrame:
-    runs = [(arm.name, run) for arm in arms for runs in arm.runs.values() for run in runs.values()]
-    frame = pd.DataFrame([{**_facts_of(run.manifest, run.asked), "arms": name} for name, run in runs])
-    conditions = [name for name in frame.columns if name != "arms"]
-    named = frame.drop_duplicates().groupby(conditions, sort=False, as_index=False).agg({"arms": ", ".join})
+    rows = []
+    for name, run in [(arm.name, run) for arm in arms for runs in arm.runs.values() for run in runs.values()]:
+        manifest = run.manifest
+        whole = "" if manifest.expected_rows is None else f" of {manifest.expected_rows:,}"
+        rows.append(
+            {
+                "task": manifest.task,
+                "score": manifest.primary,
+                "asked": run.asked,
+                "options": json.dumps(manifest.options) if manifest.options else NOTHING,
+                "read from": manifest.source or "its own Hub id",
+                "samples": f"{manifest.rows:,}{whole}",
+                "digest": manifest.samples_sha256[:12],
+                "arms": name,
+            }
+        )
+    frame = pd.DataFrame(rows).drop_duplicates()
+    named = frame.groupby(list(frame.columns[:-1]), sort=False, as_index=False).agg({"arms": ", ".join})
     return named.sort_values("task", kind="stable")
-
-
-def _facts_of(manifest: Manifest, asked: str) -> dict[str, str]:
-    whole = "" if manifest.expected_rows is None else f" of {manifest.expected_rows:,}"
-    return {
-        "task": manifest.task,
-        "score": manifest.primary,
-        "asked": asked,
-        "options": json.dumps(manifest.options) if manifest.options else NOTHING,
-        "read from": manifest.source or "its own Hub id",
-        "samples": f"{manifest.rows:,}{whole}",
-        "digest": manifest.samples_sha256[:12],
-    }
 
 
 @dataclass(frozen=True)
@@ -188,9 +187,20 @@ def sections(report: Report) -> list[Section]:
     found = [part(table, report) for table in report.tables for part in (_scores, _budgets, _times)]
     if report.curves:
         methods = pd.DataFrame([_curve_row(curve) for curve in report.curves])
+        points = [
+            {
+                "method": spoken(curve.name),
+                "arm": report.titles[point.arm.name],
+                "KV with index": share_text(point.kv),
+                "score": point.estimate.value_text,
+                "standard error": NOTHING if point.estimate.error is None else f"{100 * point.estimate.error:.2f}",
+                "n": f"{point.estimate.n:,}",
+            }
+            for curve in report.curves
+            for point in curve.points
+        ]
         found.append(Section("Accuracy against KV", methods, notes=(CURVE_NOTE,), about=report.curves))
-        points = pd.DataFrame([row for curve in report.curves for row in _point_rows(curve, report)])
-        found.append(Section("Points", points, level=3))
+        found.append(Section("Points", pd.DataFrame(points), level=3))
     found += [_kinds(kinds, report) for kinds in report.kinds]
     found += [] if report.comparisons.empty else [_comparisons(report.comparisons)]
     return [*found, Section("How the tasks were asked", report.tasks)]
@@ -356,20 +366,6 @@ def _curve_row(curve: Curve) -> dict[str, str]:
         "AUC": NOTHING if curve.area is None else f"{100 * curve.area:.2f}",
         **{f"r within {tolerance:.0%}": curve.reached_text(tolerance) or NOTHING for tolerance in TOLERANCES},
     }
-
-
-def _point_rows(curve: Curve, report: Report) -> list[dict[str, str]]:
-    return [
-        {
-            "method": spoken(curve.name),
-            "arm": report.titles[point.arm.name],
-            "KV with index": share_text(point.kv),
-            "score": point.estimate.value_text,
-            "standard error": NOTHING if point.estimate.error is None else f"{100 * point.estimate.error:.2f}",
-            "n": f"{point.estimate.n:,}",
-        }
-        for point in curve.points
-    ]
 
 
 def _comparisons(frame: pd.DataFrame) -> Section:

@@ -154,6 +154,8 @@ def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
     nominal = backbone.promised_fraction([tokens], spec.key_channels, compression.key_axes)
     files = [each.calibrated for each in (reducer, method) if each is not None]
     files += [] if compression.threshold is None else [compression.threshold.record]
+    places = {"in": reducer.acts or routing is not None, "after": compression.label != "-"}
+    acts = f"{' and '.join(word for word, there in places.items() if there)} prefill" if any(places.values()) else "-"
     facts = ArmFacts(
         name=spec.name or arm_name(spec, config),
         backbone=spec.backbone or (spec.adapter if config is None or config.merged else config.backbone.path) or "",
@@ -162,7 +164,7 @@ def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
         groups=groups_words(routing),
         eviction=compression.label,
         protocol=spec.protocol,
-        acts=_acts(reducer.acts or routing is not None, compression.label != "-", spec.protocol),
+        acts=acts if acts == "-" or spec.protocol == "query_aware" else f"{acts} of the context",
         nominal_kv=nominal * (1.0 if known is None else known),
         anchor=None,
         trained=config is not None and not spec.overrides and method is None,
@@ -236,14 +238,6 @@ def adapter_name(path: str, config: AdapterConfig | None = None) -> str:
     """The name that an adapter was trained under, else its folder's."""
     config = read_config(adapter_folder(path)) if config is None else config
     return str(config.training.get("name", Path(path).name))
-
-
-def _acts(in_prefill: bool, after_prefill: bool, protocol: str) -> str:
-    places = [word for word, there in (("in", in_prefill), ("after", after_prefill)) if there]
-    if not places:
-        return "-"
-    where = f"{' and '.join(places)} prefill"
-    return where if protocol == "query_aware" else f"{where} of the context"
 
 
 def with_anchors(arms: Sequence[Arm], pool: ModelPool) -> tuple[list[Arm], list[str]]:

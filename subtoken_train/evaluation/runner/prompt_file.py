@@ -143,8 +143,7 @@ def answer_file(
         raise ValueError(f"{output} exists but has no {folder.name} to continue from; name another --output")
     path = str(spec.backbone) if spec.adapter is None else adapter_folder(spec.adapter)
     sees = family_named(path, None if spec.adapter is None else spec.backbone).sees_images
-    kind = PicturePrompts if sees else TextPrompts
-    task = kind(max_new_tokens, images_outside_folder, source=prompts)
+    task = (PicturePrompts if sees else TextPrompts)(max_new_tokens, images_outside_folder, source=prompts)
     samples = task.samples()  # mistakes of the file show before weights are read
     if raw and (sees or any(sample.messages for sample in samples)):
         raise ValueError("raw prompts are texts for a language model to continue: no images, no messages")
