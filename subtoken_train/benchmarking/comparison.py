@@ -169,8 +169,7 @@ def run_row(
     ``progress`` is called with (done, total) after every run of a side, and after the shares of a copy, which count as
     one. After Ctrl-C in a later round than the first the record holds the finished ones, and ``interrupted`` is true.
     """
-    prompts = draw_prompts(subject.family, parts, batch_size)
-    sides, notes = comparison(subject, prompts, new_tokens)
+    sides, notes = comparison(subject, draw_prompts(subject.family, parts, batch_size), new_tokens)
     done, total = itertools.count(1), len(sides) * (1 + WARMUP + pairs) + share_of_copy
     figures = measure(sides, new_tokens, pairs, ran=lambda: progress(next(done), total))
     rounds, shares = len(figures[subject.name].step_seconds), None

@@ -67,8 +67,7 @@ def protocol_subjects(subject: Subject) -> Iterator[tuple[str, Subject]]:
     bank = RouterBank(RoutingConfig(), family.hidden_size, family.shape).to(family.device)
     for name in REDUCERS:
         for ratio in KEEP_RATIOS:
-            reducer = build_reducer(name, ratio)
-            yield f"{name} {ratio:.1%}", replace(subject, reducer=reducer, bank=bank)
+            yield f"{name} {ratio:.1%}", replace(subject, reducer=build_reducer(name, ratio), bank=bank)
 
 
 def put_lora_on(family: Family, settings: LoraSettings) -> None:
@@ -189,8 +188,7 @@ def measure_memory(
     any, and ``interrupted`` is true.
     """
     parts = memory_prompt(subject.family)
-    prompts = draw_prompts(subject.family, parts, 1)
-    sides = memory_sides(subject, prompts)
+    sides = memory_sides(subject, draw_prompts(subject.family, parts, 1))
     found: dict[str, Any] = {}
     interrupted = False
     try:

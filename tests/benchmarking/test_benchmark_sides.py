@@ -297,8 +297,7 @@ def test_a_published_architecture_is_drawn_smaller_without_network(path, tokens,
     family = random_family(BackboneConfig(path=path), shrink, CPU)
     assert (family.shape.num_layers, family.hidden_size, family.shape.head_dim) == (2, width, 128)
     assert family.processor is None
-    prompts = draw_prompts(family, prompt_parts(family), 1)
-    assert (prompts.regions_BN == Region.VISUAL).sum() == tokens
+    assert (draw_prompts(family, prompt_parts(family), 1).regions_BN == Region.VISUAL).sum() == tokens
     assert all(parameter.isfinite().all() for parameter in family.model.parameters())
 
 

@@ -141,8 +141,7 @@ def test_the_printed_peaks_lie_apart_by_the_dropped_tokens():
 def test_the_arms_and_their_bytes(monkeypatch):
     """On a random Llama of two layers, with a prefix of 512 tokens: the cache is what the budget says."""
     monkeypatch.setattr(paper_protocols, "PREFIX_TOKENS", 512)
-    family = text_family(layers=2)
-    row = measure_memory(Subject(family, build_reducer("none"), None, Compression()))
+    row = measure_memory(Subject(text_family(layers=2), build_reducer("none"), None, Compression()))
     assert list(row["arms"]) == ARMS
     assert row["prompt"]["length"] == 512 + SUFFIX_TOKENS
     whole = 2 * 2 * 16 * 4  # bytes of an entry: keys and values of two heads

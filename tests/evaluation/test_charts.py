@@ -249,8 +249,7 @@ def test_kept_cells_show_the_image_and_others_are_dimmed(tiny_family, groups):
 
 def test_heads_of_their_own_dim_by_their_share(tiny_family):
     batch = make_batch([(1, 6)])
-    heads = [[1, 1, 1, 1], [1, 0, 0, 0]]
-    plan = Plan([layer_plan(batch.regions_BN[0], [0, 1], None, heads)])
+    plan = Plan([layer_plan(batch.regions_BN[0], [0, 1], None, [[1, 1, 1, 1], [1, 0, 0, 0]])])
     found = cells(kept_picture(Image.new("RGB", (50, 50), RED), tiny_family, batch, plan, [0]), 8, 8)[:, 1]
     assert found[0] < found[1] < found[2]
 

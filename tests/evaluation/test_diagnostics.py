@@ -70,8 +70,7 @@ def test_an_observation_is_what_the_pass_did(tiny_family, stage):
 @pytest.mark.parametrize("fill", ["mean", "zero"])
 @torch.no_grad()
 def test_value_norm_under_a_fill_is_the_selector_of_that_name(tiny_family, fill):
-    routing = RoutingConfig("value_norm", fill=fill)
-    backbone = compress(tiny_family, routing, name="fastv", keep_ratio=0.25)
+    backbone = compress(tiny_family, RoutingConfig("value_norm", fill=fill), name="fastv", keep_ratio=0.25)
     found = observe(backbone, make_batch(MIXED))
     for layer, mask in found.masks.items():
         routed = found.routed[layer]
@@ -132,12 +131,10 @@ def test_counts_add_up(tiny_family, prompts, routing):
     assert diagnosis.counts_LS.sum(-1).tolist() == [tokens] * 4  # mean K is 1
     assert diagnosis.kept_LK.sum(-1).tolist() == [tokens] * 4
     assert diagnosis.figure_LK.sum(-1).tolist() == [tokens] * 4
-    groups = torch.arange(5)
-    assert (diagnosis.figure_LK * groups).sum(-1).tolist() == [tokens] * 4
+    assert (diagnosis.figure_LK * torch.arange(5)).sum(-1).tolist() == [tokens] * 4
     assert diagnosis.rank_tokens_R[:17].tolist() == [20 * 4] * 16 + [0]
     assert int(diagnosis.rank_kept_R.sum()) == 4 * tokens
-    relevance = diagnosis.rank_relevance_R[:16]
-    assert (relevance.diff() <= 0).all()
+    assert (diagnosis.rank_relevance_R[:16].diff() <= 0).all()
     if routing is S4K1:
         assert diagnosis.kept_LK.tolist() == [[0, tokens, 0, 0, 0]] * 4
         assert (diagnosis.figure_LK[:, 1] < tokens).all()
@@ -178,8 +175,7 @@ def test_a_language_model(budget):
 
 
 def test_batches_of_different_width_add_up():
-    family = text_family("llama")
-    backbone = compress(family, RoutingConfig(num_groups=4, kept_groups=1), name="none").eval()
+    backbone = compress(text_family("llama"), RoutingConfig(num_groups=4, kept_groups=1), name="none").eval()
     wide, narrow = text_batch([(24, 6, 0)]), text_batch([(8, 3, 0)])
     both, other = diagnose(backbone, [wide, narrow]), diagnose(backbone, [narrow, wide])
     layers = len(both.layers)

@@ -82,8 +82,7 @@ def test_a_sample_that_ends_is_read_no_further(monkeypatch):
     family, batch = text_family(), text_batch(PROMPT_SIZES, True)
     compression = Compression(build_eviction("knorm"), 0.5)
     whole = watch_generation(compress(family).eval(), batch, compression, "query_aware", STEPS)
-    model = text_family().model
-    first = model(batch.input_ids_BN[:1]).logits[0, -1].argmax()
+    first = text_family().model(batch.input_ids_BN[:1]).logits[0, -1].argmax()
     monkeypatch.setattr(type(family.tokenizer), "eos_token_id", int(first), raising=False)
     ended = watch_generation(compress(family).eval(), batch, compression, "query_aware", STEPS)
     assert [int(each.seen_B[0]) for each in ended] == [0] * len(ended)

@@ -19,48 +19,28 @@ from tests.hostile.values import NAN
 
 COUNT = (0, -1, 1.5, "x")
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "max_new_tokens": (*COUNT, NAN),
-    "num_beams": COUNT,
-    "temperature": (-1.0, NAN, "x"),
-    "guidance_scale": (2.0, 7.5),
-    "context_length": (-1, 1.5, "x", 10**6),
-    "position_ids": (torch.arange(6)[None], torch.arange(6)[None] + 5),
-    "assistant_model": ("x",),
-    "unknown_setting": (1,),
-    "num_return_sequences": (0, -1, 2),
-    "cache_implementation": ("static", "nope"),
-}
+    "max_new_tokens": (*COUNT, NAN), "num_beams": COUNT, "temperature": (-1.0, NAN, "x"),
+    "guidance_scale": (2.0, 7.5), "context_length": (-1, 1.5, "x", 10**6),
+    "position_ids": (torch.arange(6)[None], torch.arange(6)[None] + 5), "assistant_model": ("x",),
+    "unknown_setting": (1,), "num_return_sequences": (0, -1, 2), "cache_implementation": ("static", "nope"),
+}  # fmt: skip
 TAKEN = ({"max_new_tokens": 3}, {"num_beams": 3}, {"repetition_penalty": 1.5}, {"bad_words_ids": [[20]]})
 """What is taken gives transformers' own tokens, as the last two of the ids and three of the masks do."""
 IDS = {
-    "one dimension": lambda ids: ids[0],
-    "three dimensions": lambda ids: ids[None],
-    "no rows": lambda ids: ids[:0],
-    "no columns": lambda ids: ids[:, :0],
-    "floats": lambda ids: ids.float(),
-    "booleans": lambda ids: ids.bool(),
-    "negative": lambda ids: -ids,
-    "beyond the vocabulary": lambda ids: ids + 10**6,
-    "a list": lambda ids: ids.tolist(),
-    "nothing": lambda ids: None,
-    "a text": lambda ids: "what ?",
-    "as they were": lambda ids: ids,
-    "one token": lambda ids: ids[:, :1],
-}
+    "one dimension": lambda ids: ids[0], "three dimensions": lambda ids: ids[None], "no rows": lambda ids: ids[:0],
+    "no columns": lambda ids: ids[:, :0], "floats": lambda ids: ids.float(), "booleans": lambda ids: ids.bool(),
+    "negative": lambda ids: -ids, "beyond the vocabulary": lambda ids: ids + 10**6,
+    "a list": lambda ids: ids.tolist(), "nothing": lambda ids: None, "a text": lambda ids: "what ?",
+    "as they were": lambda ids: ids, "one token": lambda ids: ids[:, :1],
+}  # fmt: skip
 MASKS = {
-    "all zeros": torch.zeros_like,
-    "one row": lambda mask: mask[0],
-    "too short": lambda mask: mask[:, :-1],
-    "too long": lambda mask: torch.cat([mask, mask], 1),
-    "too many rows": lambda mask: torch.cat([mask, mask]),
-    "four dimensions": lambda mask: mask[:, None, None],
-    "twos": lambda mask: mask * 2,
-    "NaN": lambda mask: mask * NAN,
-    "a list": lambda mask: mask.tolist(),
-    "of floats": lambda mask: mask.float(),
+    "all zeros": torch.zeros_like, "one row": lambda mask: mask[0], "too short": lambda mask: mask[:, :-1],
+    "too long": lambda mask: torch.cat([mask, mask], 1), "too many rows": lambda mask: torch.cat([mask, mask]),
+    "four dimensions": lambda mask: mask[:, None, None], "twos": lambda mask: mask * 2,
+    "NaN": lambda mask: mask * NAN, "a list": lambda mask: mask.tolist(), "of floats": lambda mask: mask.float(),
     "of booleans": lambda mask: mask.bool(),
     "a pad before": lambda mask: torch.cat([mask[:, :1] * 0, mask[:, 1:]], 1),
-}
+}  # fmt: skip
 RIGHT = ("as they were", "one token", "of floats", "of booleans", "a pad before")
 GOOD = {"max_new_tokens": 1, "do_sample": False}
 
@@ -129,10 +109,8 @@ def calls(draw: random.Random, place: Place) -> Case:
 
 
 ROPES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
-    "linear": {"rope_type": "linear", "factor": 4.0},
-    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "plain": {}, "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
+    "linear": {"rope_type": "linear", "factor": 4.0}, "dynamic": {"rope_type": "dynamic", "factor": 4.0},
     "llama3": {
         "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 256,

@@ -27,46 +27,34 @@ KEEP = (
 )  # fmt: skip
 ASK = "generate --adapter {lm} --prompt 'what is this ?' --max-new-tokens 1"
 GENERATE = {
-    "--max-new-tokens --num-beams": COUNT,
-    "--temperature": ("-1", "NaN", "inf", "x", ""),
-    "--context-length": ("-1", "1.5", "NaN", "x", ""),
-    "--device": ("abacus", "", "cuda:99", "cpu:x", "meta"),
-    "--kv-dtype": ("int2", "", "float128", "os"),
-    "--eviction": ("nope", "", "../x", "snapkv "),
-    "--scope": ("nope", "visual"),
-    "--reducer": ("nope", "fastv", ""),
+    "--max-new-tokens --num-beams": COUNT, "--temperature": ("-1", "NaN", "inf", "x", ""),
+    "--context-length": ("-1", "1.5", "NaN", "x", ""), "--device": ("abacus", "", "cuda:99", "cpu:x", "meta"),
+    "--kv-dtype": ("int2", "", "float128", "os"), "--eviction": ("nope", "", "../x", "snapkv "),
+    "--scope": ("nope", "visual"), "--reducer": ("nope", "fastv", ""),
     "--image": ("", ".", "nowhere.png", "/dev/null", "../beside/notes.txt", "\x00"),
     "--adapter": ("", ".", "nowhere", "../beside", "/dev/null", "a/b/c", "x" * 300, "\x00", "user/name"),
     "--backbone": ("", ".", "nowhere/at/all", "../beside", "/dev/null", "\x00"),
-}
+}  # fmt: skip
 OPTION = {"--eviction-option": ("x", "a=b", "=", "window=-1", "window=NaN", "window=" + "9" * 400)}
 EVICTIONS = {
-    "--eviction snapkv": {"--eviction-keep": KEEP},
-    "--eviction knorm": {"--eviction-keep": KEEP},
-    "--eviction snapkv --eviction-keep 0.5": OPTION,
-    "--eviction kvcompose --eviction-keep 0.5": OPTION,
+    "--eviction snapkv": {"--eviction-keep": KEEP}, "--eviction knorm": {"--eviction-keep": KEEP},
+    "--eviction snapkv --eviction-keep 0.5": OPTION, "--eviction kvcompose --eviction-keep 0.5": OPTION,
     "--eviction streaming_llm --eviction-keep 0.5": OPTION,
     "--eviction random --eviction-keep 0.5": {"--eviction-option": ("x", "a=b", "=", "seed=x")},
-}
+}  # fmt: skip
 BUDGET = {"--keep-ratio": SHARE, "--num-groups": COUNT, "--kept-groups": (*COUNT, "17")}
 EVALUATE = {
-    "--batch-size --max-new-tokens --max-length --limit": COUNT,
-    "--image-folder": ("nowhere", "/dev/null", "\x00"),
-    "--protocol": ("nope",),
-    "--anchors": ("perhaps",),
-    "--device": ("abacus",),
+    "--batch-size --max-new-tokens --max-length --limit": COUNT, "--image-folder": ("nowhere", "/dev/null", "\x00"),
+    "--protocol": ("nope",), "--anchors": ("perhaps",), "--device": ("abacus",),
     "--out": ("diary.txt", "../beside", "../beside/notes.txt", "."),
-}
+}  # fmt: skip
 NO_DATA = {
-    "--tasks": ("nope", "", ",", "scenes_pope,nope", "../x", "\x00"),
-    "--suite": ("nope", "", "../x"),
-    "--config": ("nowhere.yaml", "", ".", "/dev/null"),
-    "--data": ("nowhere.json", "", ".", "/dev/null", "\x00"),
-}
+    "--tasks": ("nope", "", ",", "scenes_pope,nope", "../x", "\x00"), "--suite": ("nope", "", "../x"),
+    "--config": ("nowhere.yaml", "", ".", "/dev/null"), "--data": ("nowhere.json", "", ".", "/dev/null", "\x00"),
+}  # fmt: skip
 SEED = ("-1", "x", "1.5", "", "NaN")
 OTHERS = {
-    "preview --config {recipe}": {"--count": COUNT},
-    "diagnose --adapter {vlm} --data x": {"--limit": COUNT},
+    "preview --config {recipe}": {"--count": COUNT}, "diagnose --adapter {vlm} --data x": {"--limit": COUNT},
     "diagnose": {"--adapter": (".", "nowhere", "", "\x00", "{vlm}_anchor")},
     "benchmark --adapter {vlm}": {
         "--lengths --batch-sizes --pairs": COUNT,
@@ -80,8 +68,7 @@ OTHERS = {
     "data ruler_synthetic": {"--option": (
         "x", "=", "a=b", "length=x", "length=-1", "length=!!python/name:os.system", "length=[", "length=&a [*a]",
     )},
-    "data pope --root .": {"--limit": COUNT},
-    "report .": {"--format": ("", "pdf", "csv,,html", "../x")},
+    "data pope --root .": {"--limit": COUNT}, "report .": {"--format": ("", "pdf", "csv,,html", "../x")},
     "sweep --config {recipe} --dry-run": {"--set": (
         "", "x", "=1", "a=1", "data.seed=", "data.seed=1,1", "data.seed=[", "output_dir=a", "overwrite=true",
         "data.seed=x", "__class__=1",
@@ -96,8 +83,7 @@ OTHERS = {
     "fit": {"--config": ("nowhere.yaml", "", ".", "diary.txt", "tiny_lora_onyl")},
 }  # fmt: skip
 ODD = (  # groups of commands, each with options and values that it must refuse
-    *[{ASK: GENERATE}] * 2,
-    {f"{ASK} {more}": odd for more, odd in EVICTIONS.items()},
+    *[{ASK: GENERATE}] * 2, {f"{ASK} {more}": odd for more, odd in EVICTIONS.items()},
     {
         "budget --keep-ratio 0.25 --num-groups 16 --kept-groups 4": BUDGET,
         "budget --keep-ratio 0.25 --num-groups 16 --kept-groups 4 --model llava-1.5-7b --tokens 576":
@@ -116,8 +102,7 @@ WORKS = {
     "recipes copy tiny_lora_only mine.yaml": ("mine.yaml",),
     "budget --keep-ratio 1 --num-groups 4 --kept-groups 4": (), ASK: (),
     f"{ASK} --eviction knorm --eviction-keep 0.5": (),
-    "data scenes --out made --train 2 --dev 2 --test 2": ("made",),
-    **{f"{name} --help": () for name in COMMANDS},
+    "data scenes --out made --train 2 --dev 2 --test 2": ("made",), **{f"{name} --help": () for name in COMMANDS},
 }  # fmt: skip
 
 

@@ -36,12 +36,9 @@ from tests.hostile.tensor_files import FILES, REFUSED_TENSORS, STRANGE_NAMES, ca
 from tests.hostile.values import damaged, no_file, written
 
 OF_CALIBRATION: dict[str, tuple[Any, ...]] = {
-    "schema_version": (0, 2),
-    "method": ("nope", "snapkv"),
-    "backbone.digest": ("0" * 64, ""),
-    "backbone data numbers": ({}, {"alpha": 1}),
-    "data.samples": (1.5,),
-}
+    "schema_version": (0, 2), "method": ("nope", "snapkv"), "backbone.digest": ("0" * 64, ""),
+    "backbone data numbers": ({}, {"alpha": 1}), "data.samples": (1.5,),
+}  # fmt: skip
 OF_METHOD: dict[str, dict[str, tuple[Any, ...]]] = {
     "duo_attention": {
         "numbers.alpha": ([], [[]], [5], [[0.5]], [[0.5, 0.5]] * 99),
@@ -219,12 +216,9 @@ READ = {  # places of the files that are read, and what stands there is of one k
     "testdev_balanced_questions.json": "* *.question *.answer *.imageId",
     "v2_OpenEnded_mscoco_val2014_questions.json": "questions questions.* questions.*.question",
     "v2_mscoco_val2014_annotations.json": "annotations annotations.* annotations.*.answers",
-    "TextVQA_0.5.1_val.json": "data data.* data.*.answers",
-    "llava_textvqa_val_v051_ocr.jsonl": "* *.image *.text",
-    "pid_splits.json": "test test.*",
-    "problems.json": "* *.question *.choices *.answer",
-    **POPE,
-}
+    "TextVQA_0.5.1_val.json": "data data.* data.*.answers", "llava_textvqa_val_v051_ocr.jsonl": "* *.image *.text",
+    "pid_splits.json": "test test.*", "problems.json": "* *.question *.choices *.answer", **POPE,
+}  # fmt: skip
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet")
 UNREAD = "the damage lies in a column, or behind a limit, that nobody reads here"
 

@@ -164,15 +164,11 @@ SIZES = (
 )
 BAD: tuple[Any, ...] = ("x", [], {}, -1, NAN, INFINITY, HUGE, 1.5)
 ODD_SIZES: dict[str, tuple[Any, ...]] = {
-    "hidden_size": (*BAD, 0, 2**40, 7),
-    "num_hidden_layers": (*BAD, 10**7),
-    "num_attention_heads": (*BAD, 0, 2**40, 7),
-    "num_key_value_heads": (*BAD, 0, 2**40, 7),
-    "head_dim": (*BAD, 0, 2**40),
-    "intermediate_size": (*BAD, 2**45),
-    "vocab_size": (*BAD, 0, 2**45),
+    "hidden_size": (*BAD, 0, 2**40, 7), "num_hidden_layers": (*BAD, 10**7),
+    "num_attention_heads": (*BAD, 0, 2**40, 7), "num_key_value_heads": (*BAD, 0, 2**40, 7),
+    "head_dim": (*BAD, 0, 2**40), "intermediate_size": (*BAD, 2**45), "vocab_size": (*BAD, 0, 2**45),
     "model_type": (5, None, [], "nope", "../x", "os.system", "auto"),
-}
+}  # fmt: skip
 OF_CONFIG = Format(
     free=("transformers_version",),
     only=(
@@ -189,10 +185,9 @@ OF_GENERATION = Format(
     unsaid=ENDS,  # see no_end
 )
 JSON_FILES = {
-    "config.json": OF_CONFIG,
-    "generation_config.json": OF_GENERATION,
+    "config.json": OF_CONFIG, "generation_config.json": OF_GENERATION,
     **dict.fromkeys(("tokenizer.json", "tokenizer_config.json", "processor_config.json"), Format(only=())),
-}
+}  # fmt: skip
 AUTO_MAP = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
 EVIL = "import pathlib\npathlib.Path('../CANARY').touch()\nclass Config: pass\nclass Model: pass\n"
 NO_END = "no end of an answer"

@@ -138,10 +138,9 @@ def made_over(draw: random.Random, place: Place, kind: str) -> Case:
 
 KINDS = (
     *[(fitted, kind) for kind in ("occupied", "occupied", "occupied", "recipe", "current", "current", "link")],
-    *[(fitted_again, kind) for kind in ("again", "again", "foreign")],
-    *[(exported, "")] * 3,
+    *[(fitted_again, kind) for kind in ("again", "again", "foreign")], *[(exported, "")] * 3,
     *[(made_over, kind) for kind in ("list", "report", "recipe", "set")],
-)
+)  # fmt: skip
 
 
 def folders(draw: random.Random, place: Place) -> Case:
@@ -153,15 +152,13 @@ ROOM = (0, 40, 2**30)  # bytes that a file may have: none, fewer than any of the
 SHORT = "--max-new-tokens 1"
 ONE = "--adapter {vlm} --data {dev} --limit 1"
 WRITERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # what it writes, and what it may leave unfinished
-    "export {vlm} out": (("out",), ()),
-    f"evaluate {ONE} {SHORT} --out out.json": (("out.json",), ()),
+    "export {vlm} out": (("out",), ()), f"evaluate {ONE} {SHORT} --out out.json": (("out.json",), ()),
     "evaluate --config {pool}/grid.yaml --out results": (("results",), ("results",)),
     "report {pool}/results --out tables": (("tables",), ()),
     "calibrate prefixkv --backbone {llama} --out made.json --option samples=2 --option context_length=300": (
         ("made.json",), ()),
     f"diagnose {ONE} --out seen": (("seen",), ()),
-    "data scenes --out made --train 1 --dev 1 --test 1": (("made",), ()),
-    "init mine": (("mine_subtoken",), ()),
+    "data scenes --out made --train 1 --dev 1 --test 1": (("made",), ()), "init mine": (("mine_subtoken",), ()),
     f"generate --adapter {{vlm}} --image {{png}} --prompt 'what ?' {SHORT} --show kept.png": (("kept.png",), ()),
     f"generate --adapter {{lm}} --prompts asked.jsonl --output out.jsonl {SHORT}": (
         ("out.jsonl", "out.jsonl.records"), ("out.jsonl.records",)),

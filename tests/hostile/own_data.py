@@ -149,14 +149,10 @@ MESSAGES = Format(
     unsaid=("*.*", "*.messages.*.*", "*.messages.*.content.*.*", "*.messages.*.content.*", "*.messages.*", "*"),
 )
 OPTIONS = {
-    "--image-column": ("", "nope", "../beside", "\x1b[31m"),
-    "--question-column": ("nope", "/"),
-    "--answer-column": ("nope", "a/b/c"),
-    "--table": ("nope", "../beside", "/"),
-    "--backbone": ("nope", "../beside", "mine"),
-    "--out": ("../beside", "mine", "/"),
-    "--seed": ("-1", "nope", ""),
-}
+    "--image-column": ("", "nope", "../beside", "\x1b[31m"), "--question-column": ("nope", "/"),
+    "--answer-column": ("nope", "a/b/c"), "--table": ("nope", "../beside", "/"),
+    "--backbone": ("nope", "../beside", "mine"), "--out": ("../beside", "mine", "/"), "--seed": ("-1", "nope", ""),
+}  # fmt: skip
 
 
 def csv_text(rows: list[list[str]], header: str = "image,question,answer") -> bytes:

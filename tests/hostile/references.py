@@ -17,11 +17,10 @@ import torch
 from tests.hostile.case import Answer, Case, Expect, Place, Reference, command
 
 TIMES = (  # what differs from one run to the next
-    (re.compile(r"(?<![\w.])\d+(\.\d+)?( ?m?s\b| seconds)"), "T"),
-    (re.compile(r"(?m)^│ seconds .*$"), "T"),
+    (re.compile(r"(?<![\w.])\d+(\.\d+)?( ?m?s\b| seconds)"), "T"), (re.compile(r"(?m)^│ seconds .*$"), "T"),
     (re.compile(r'"[a-z_]*seconds": ?[\d.e-]+'), "T"),
     (re.compile(r'"(made|written|created|date|started|finished|time)": "[^"]*"'), "T"),
-)
+)  # fmt: skip
 VOLATILE = re.compile(r"(.*/)?(events\.out.*|metrics\.csv|hparams\.yaml|\.lock|training\.png|.*\.partial)")
 """Files that hold times, or nothing."""
 Files = Mapping[str, str | bytes | None]

@@ -47,11 +47,10 @@ REFUSED_TENSORS: dict[str, Change] = {
     "nan": lambda draw, tensor: with_one(draw, tensor, NAN),
     "inf": lambda draw, tensor: with_one(draw, tensor, INFINITY, -INFINITY),
     "integer": lambda draw, tensor: tensor.to(draw.choice(INTEGERS)),
-    "shape": lambda draw, tensor: torch.zeros(*tensor.shape, 1),
-    "one more": lambda draw, tensor: tensor[None],
+    "shape": lambda draw, tensor: torch.zeros(*tensor.shape, 1), "one more": lambda draw, tensor: tensor[None],
     "scalar": lambda draw, tensor: torch.tensor(1.0),
     "empty": lambda draw, tensor: torch.zeros(0, *tensor.shape[1:]),
-}
+}  # fmt: skip
 ODD_TENSORS: dict[str, Change] = {
     "other floats": lambda draw, tensor: tensor.to(draw.choice((torch.float16, torch.bfloat16))),
     "huge": lambda draw, tensor: torch.full_like(tensor, 3e38),

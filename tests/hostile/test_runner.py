@@ -31,8 +31,7 @@ HELP, COPY = ["recipes", "--help"], ["recipes", "copy"]
 
 @sampled("part", range(PARTS), every=8)
 def test_hostile_inputs_are_answered_in_words(pool, tmp_path, part):
-    cases = plan(SEED, PARTS * EACH)[part::PARTS]
-    outcomes = list(run_cases(cases, tmp_path, pool))
+    outcomes = list(run_cases(plan(SEED, PARTS * EACH)[part::PARTS], tmp_path, pool))
     assert len(outcomes) == EACH
     assert bad(outcomes) == []
 

@@ -119,9 +119,7 @@ def _flipped(draw: random.Random, content: bytes, place: int) -> bytes:
 
 NOTHING = (b"", b"\n", b" ", b"\0", b"null", b"[]", b"{}", b"0", b'""')
 DAMAGE: dict[str, Callable[[random.Random, bytes, int], bytes]] = {
-    "cut": lambda draw, content, place: content[:place],
-    "bits flipped": _flipped,
-    "bits flipped again": _flipped,
+    "cut": lambda draw, content, place: content[:place], "bits flipped": _flipped, "bits flipped again": _flipped,
     "zeros": lambda draw, content, place: content[:place] + b"\0" * 64 + content[place + 64 :],
     "twice": lambda draw, content, place: content + content,
     "a byte-order mark": lambda draw, content, place: b"\xef\xbb\xbf" + content,
@@ -131,7 +129,7 @@ DAMAGE: dict[str, Callable[[random.Random, bytes, int], bytes]] = {
     "noise": lambda draw, content, place: content[:place] + draw.randbytes(40) + content[place:],
     "control characters": lambda draw, content, place: content[:place] + b"\x1b]0;x\x07\x08" + content[place:],
     "CRLF": lambda draw, content, place: content.replace(b"\n", b"\r\n"),
-}
+}  # fmt: skip
 
 
 def damaged(draw: random.Random, content: bytes) -> tuple[bytes, str]:

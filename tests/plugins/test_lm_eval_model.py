@@ -172,8 +172,7 @@ def test_finished_requests_are_kept_and_not_run_again(backbone, tmp_path):
     path = str(tmp_path / "kept")
     first = evaluate(ours(backbone), CHOICE, use_cache=path)
     model = ours(backbone)
-    again = evaluate(model, CHOICE, use_cache=path)
-    assert responses(again, "choice") == responses(first, "choice")
+    assert responses(evaluate(model, CHOICE, use_cache=path), "choice") == responses(first, "choice")
     assert model.runner.counted.prompts == 0
     assert "no prompt was run" in model.report()
     with pytest.raises(ValueError, match="name another file"):

@@ -127,8 +127,7 @@ def test_losses_are_those_of_the_whole_conversation(plugin, vlm_adapter):
         _, answer, _, index, *_ = each.args
         document = DOCUMENTS[index]
         answer = answer if isinstance(answer, str) else "it is 1"
-        record = Record("r", [], [Turn(placed(document), answer)])
-        sample = encode(record, family, 2048, document["images"])
+        sample = encode(Record("r", [], [Turn(placed(document), answer)]), family, 2048, document["images"])
         pixels = family.process_images(document["images"])[0] if document["images"] else None
         ids, labels = torch.tensor([sample.input_ids]), torch.tensor(sample.labels)
         with torch.no_grad():
@@ -194,7 +193,6 @@ def test_the_entry_point_names_a_class_that_is_there(monkeypatch):
 
 
 def test_lmms_eval_itself_takes_it():
-    registry_v2 = pytest.importorskip("lmms_eval.models.registry_v2")
-    registry = registry_v2.ModelRegistryV2()
+    registry = pytest.importorskip("lmms_eval.models.registry_v2").ModelRegistryV2()
     registry.register_manifest(manifest())
     assert registry.get_model_class("subtoken").is_simple

@@ -160,11 +160,9 @@ def test_points_of_a_curve(report):
     (curve,) = [curve for curve in report.curves if curve.name == "fastv"]
     figure = curve_chart([curve], series_of(report))
     (axes,) = figure.axes
-    line = axes.lines[0]
-    assert line.get_xydata().tolist() == [[100, 100], [25, 50]]
+    assert axes.lines[0].get_xydata().tolist() == [[100, 100], [25, 50]]
     assert axes.get_xscale() == "log"
-    labels = [label.get_text() for label in axes.get_xticklabels()]
-    assert labels == ["25%", "50%", "100%"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["25%", "50%", "100%"]
     assert axes.get_ylabel() == "score, %"
     assert words_of(figure) == {"FastV"}
     whiskers = [collection.get_segments()[0] for collection in axes.collections]

@@ -241,8 +241,7 @@ def test_what_compression_after_the_prompt_cannot_change(tmp_path, monkeypatch, 
     ],
 )
 def test_compression_within_a_tolerance(losses, tolerance, expected):
-    found = within([0.0, 0.5, 1.0], losses, tolerance)
-    assert found == (None if expected is None else pytest.approx(expected))
+    assert within([0.0, 0.5, 1.0], losses, tolerance) == (None if expected is None else pytest.approx(expected))
 
 
 def reached(curve):

@@ -195,8 +195,7 @@ RUN = {
 
 def scores(tmp_path, *changes, arm="mine"):
     """What is read of an arm in a file of runs; the first is ``mine``."""
-    runs = [{**RUN, "arm": "mine", **each} for each in changes]
-    (tmp_path / "m.json").write_text(json.dumps({"runs": runs}))
+    (tmp_path / "m.json").write_text(json.dumps({"runs": [{**RUN, "arm": "mine", **each} for each in changes]}))
     return read_scores(tmp_path / "m.json", arm)
 
 

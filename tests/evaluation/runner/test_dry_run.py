@@ -68,8 +68,7 @@ def test_an_arm_may_cap_images_otherwise():
     names = [planned.arm.facts.name for planned in dry_run(grid, planned_adapter).arms]
     assert names == ["qwenvl7b_fastv25_s16k4", "qwenvl7b_fastv25_s16k4-pixels112896"]
     pool = LayoutPool(planned_adapter)
-    caps = [load_arm(spec, pool).family.max_pixels for spec in grid.arms]
-    assert caps == [1003520, 112896]
+    assert [load_arm(spec, pool).family.max_pixels for spec in grid.arms] == [1003520, 112896]
     with pytest.raises(ValueError, match="scales every image to one size"):
         dry_run(grid_of({"backbone": "checkpoints/tiny-llava", "max_pixels": 50000}), planned_adapter)
 
@@ -144,8 +143,7 @@ def test_stored_bytes_are_those_of_a_packed_cache(name, routed, keep):
     (held,) = set(arm.reducer.layer_tokens(tokens, shape.num_layers))
     groups = None
     if arm.routing is not None:
-        order = torch.rand(2, held, arm.routing.num_groups).argsort(-1)
-        groups = order < arm.routing.kept_groups
+        groups = torch.rand(2, held, arm.routing.num_groups).argsort(-1) < arm.routing.kept_groups
     key, value = torch.randn(2, 2, shape.num_kv_heads, held, shape.head_dim).unbind()
     dtype = {2: torch.bfloat16, 4: torch.float32}[shape.element_bytes]
     plan = LayerPlan(torch.arange(held).repeat(2, 1), groups)
