@@ -66,16 +66,13 @@ def test_transformers_caches_give_the_logits_of_the_packed_one_of_texts(kind):
 
 
 SEEING = [
-    qwen_family,
-    qwen2_family,
-    qwen3_family,
-    next_family,
-    onevision_family,
-    internvl_family,
-    idefics_family,
-    mistral3_family,
-    glm_family,
-]
+    qwen_family, qwen2_family, qwen3_family, next_family, onevision_family, internvl_family, idefics_family,
+    mistral3_family, glm_family,
+]  # fmt: skip
+
+
+def test_they_do_of_a_llavas(tiny_family):
+    checked(tiny_family, prompt_parts(tiny_family))
 
 
 @sampled("make", SEEING, every=3)
@@ -86,10 +83,6 @@ def test_they_do_of_one_picture_and_of_two(make):
     parts = prompt_parts(family, max(prompt_parts(family).length - one + 2 * several + 1, prompt_parts(family).length))
     assert parts.images > 1
     checked(family, parts)
-
-
-def test_they_do_of_a_llavas(tiny_family):
-    checked(tiny_family, prompt_parts(tiny_family))
 
 
 @pytest.mark.slow

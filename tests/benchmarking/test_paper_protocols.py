@@ -86,10 +86,14 @@ def test_another_gpu_and_quantised_weights_are_said(monkeypatch):
     assert departures(family, path, parts, NEW_TOKENS, DTYPE, "nf4")[-1] == "weights in nf4"
 
 
-def test_a_scaled_qwens_tower_can_say_what_it_attended_to():
+def test_a_scaled_qwens_tower_can_say_what_it_attended_to(tiny_family):
     """The tower of fewer blocks keeps a last one that sees the whole image, which VisionZip reads."""
     tower = laid_out("Qwen/Qwen2.5-VL-3B-Instruct", Shrink(layers=4, narrower=4)).model.config.vision_config
     assert tower.fullatt_block_indexes == [tower.depth - 1] == [3]
+    with pytest.raises(ValueError, match="--table8 is about a prompt with an image"):
+        check_protocol(text_family("llama"))
+    with pytest.raises(ValueError, match=r"--peak-memory is about a language model's prefix.*--table8 is about those"):
+        memory_prompt(tiny_family)
 
 
 def test_the_papers_figures_are_the_papers(shared):
@@ -106,23 +110,14 @@ def test_the_papers_figures_are_the_papers(shared):
 
 
 def test_overheads_are_over_the_same_tokens():
-    row = {
-        "pairs": 5,
-        "prompt": {"length": 595},
-        "sides": {ROUTED: {"entries": 163}},
-        "ratios": {"prefill": {TOKEN_ONLY: (1.1, 1.0, 1.2)}, "step": {TOKEN_ONLY: (0.9, 0.8, 1.0)}},
-    }
+    ratios = {"prefill": {TOKEN_ONLY: (1.1, 1.0, 1.2)}, "step": {TOKEN_ONLY: (0.9, 0.8, 1.0)}}
+    row = {"pairs": 5, "prompt": {"length": 595}, "sides": {ROUTED: {"entries": 163}}, "ratios": ratios}
     said = overhead_line("fastv 25.0%", row, "llava-hf/llava-1.5-7b-hf")
     assert said.startswith("fastv 25.0%: 595 -> 163 tokens; prefill +10.0 % [+0.0, +20.0] (paper +28.9% to +46.1%), ")
     assert "decode -10.0 % [-20.0, +0.0] (paper +35.6% to +55.2%)" in said
     assert "paper" not in overhead_line("fastv 25.0%", row, "checkpoints/tiny-llava")
     once = overhead_line("fastv 25.0%", row | {"pairs": 1}, "checkpoints/tiny-llava")
     assert once.endswith("prefill +10.0 %, decode -10.0 % over token-only at the same keep ratio")
-
-
-def test_a_text_is_refused():
-    with pytest.raises(ValueError, match="--table8 is about a prompt with an image"):
-        check_protocol(text_family("llama"))
 
 
 LLAMA = "meta-llama/Llama-2-7b-hf"
@@ -171,11 +166,6 @@ def test_ctrl_c_keeps_the_arms_that_were_run(monkeypatch):
     assert row["interrupted"]
     assert shown == [(1, 5), (2, 5)]
     assert len(peak_lines(row, LLAMA)) == 3
-
-
-def test_a_model_of_images_is_refused(tiny_family):
-    with pytest.raises(ValueError, match=r"--peak-memory is about a language model's prefix.*--table8 is about those"):
-        memory_prompt(tiny_family)
 
 
 @pytest.mark.slow

@@ -73,9 +73,8 @@ DOCUMENTS = [
     {"text": "What is on the left?", "images": [picture(0)]},
     {"text": "Is there a red digit in this image, or is there none at all?", "images": [picture(1, 40, 120)]},
     {"text": "Compare <image> with <image>", "images": [picture(2), picture(3)]},
-    {"text": "No picture here.", "images": []},
-    {"text": "Which digit?", "images": [picture(4, 200, 30)]},
-]
+    {"text": "No picture here.", "images": []}, {"text": "Which digit?", "images": [picture(4, 200, 30)]},
+]  # fmt: skip
 
 
 def made(plugin, batch_size=1, **given):

@@ -208,12 +208,8 @@ def test_reference_items(shared):
 
 
 LLAVA = {
-    "Accuracy": "accuracy",
-    "Precision": "precision",
-    "Recall": "recall",
-    "F1 score": "f1",
-    "Yes ratio": "yes_rate",
-}
+    "Accuracy": "accuracy", "Precision": "precision", "Recall": "recall", "F1 score": "f1", "Yes ratio": "yes_rate",
+}  # fmt: skip
 
 
 def pope_scores_of(answers, labels, categories):

@@ -24,10 +24,9 @@ from subtoken_train.evaluation.tasks.long_context import RulerMatch, ruler_score
 from tests.support.vqa_cases import reference_cases
 
 TEXTS = [
-    ([-12.5], {"words": 5, "bytes": 31}),
-    ([-3.25], {"words": 2, "bytes": 9}),
+    ([-12.5], {"words": 5, "bytes": 31}), ([-3.25], {"words": 2, "bytes": 9}),
     ([-40.0], {"words": 11, "bytes": 60}),
-]
+]  # fmt: skip
 
 
 def scores(metric):
