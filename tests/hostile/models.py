@@ -345,15 +345,6 @@ def members(content: bytes) -> dict[str, bytes] | None:
         return None
 
 
-def state_bytes(draw: random.Random, path: Path) -> Spoilt:
-    before = path.read_bytes()
-    content, what = damaged(draw, before)
-    path.write_bytes(content)
-    if content == before:
-        return f"state: {what}", Expect.TAKEN
-    return f"state: {what}", Expect.EITHER if members(content) == members(before) else Expect.REFUSED
-
-
 def state_pickle(draw: random.Random, path: Path) -> Spoilt:
     form = draw.choice(("alone", "archive", "legacy", "inside"))
     if form == "alone":
@@ -433,7 +424,14 @@ def spoilt_run(draw: random.Random, run: Path, text: str) -> Spoilt:
         return state_parts(draw, checkpoint / "state.ckpt", export)
     if kind == "whole":
         return "a whole run", Expect.TAKEN
-    return (state_bytes if kind == "bytes" else state_pickle)(draw, checkpoint / "state.ckpt")
+    path = checkpoint / "state.ckpt"
+    if kind == "pickle":
+        return state_pickle(draw, path)
+    before = path.read_bytes()
+    content, what = damaged(draw, before)
+    path.write_bytes(content)
+    alike = Expect.EITHER if members(content) == members(before) else Expect.REFUSED
+    return f"state: {what}", Expect.TAKEN if content == before else alike
 
 
 def runs(draw: random.Random, place: Place) -> Case:

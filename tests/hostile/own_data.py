@@ -193,12 +193,7 @@ def json_table(draw: random.Random, path: Path, names: list[str]) -> tuple[Spoil
     return Document(MESSAGES, notation=MARKED).spoil(draw, path, "changed changed changed bytes whole"), whole
 
 
-def text_table(draw: random.Random, path: Path, names: list[str]) -> tuple[Spoilt, bytes]:
-    path.write_bytes(whole := "\n\n".join(f"paragraph {i} says {'so ' * 60}" for i in range(60)).encode())
-    return Document(notation=TEXT).spoil(draw, path, "bytes"), whole
-
-
-TABLES = {"q.csv": csv_table, "q.json": json_table, "q.txt": text_table}
+TABLES = {"q.csv": csv_table, "q.json": json_table}
 
 
 def own_folders(draw: random.Random, place: Place) -> Case:
@@ -210,7 +205,11 @@ def own_folders(draw: random.Random, place: Place) -> Case:
     for each, content in files.items():
         place.write(each, content or b"")
     path = place.path(f"mine/{name}")
-    (what, expect), whole = TABLES[name](draw, path, names)
+    if name == "q.txt":
+        path.write_bytes(whole := "\n\n".join(f"paragraph {i} says {'so ' * 60}" for i in range(60)).encode())
+        what, expect = Document(notation=TEXT).spoil(draw, path, "bytes")
+    else:
+        (what, expect), whole = TABLES[name](draw, path, names)
     files[f"mine/{name}"] = whole
     words = ["init", "mine"]
     kind = draw.choice(("", "", "", "", "file", "target", "option", "second", "image"))
@@ -326,12 +325,6 @@ def conversation(draw: random.Random) -> list[dict[str, Any]]:
     return turns
 
 
-def as_messages(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    names = {"from": "role", "value": "content"}
-    roles = {"human": "user", "gpt": "assistant"}
-    return [{names.get(key, key): roles[turn[key]] if key == "from" else turn[key] for key in turn} for turn in turns]
-
-
 def switched(draw: random.Random, turns: list[dict[str, Any]]) -> tuple[Spoilt, dict[str, Any], list[bool]]:
     """What was done and must come of it, fields of the record, and which answers are learnt."""
     answers = turns[1::2]
@@ -371,7 +364,11 @@ def switches(draw: random.Random, place: Place) -> Case:
     place.copy("images/a.png", "a.png")
 
     def record(said: list[dict[str, Any]], more: dict[str, Any]) -> str:
-        body = {form: as_messages(said) if form == "messages" else said}
+        body = {form: said}
+        if form == "messages":  # as OpenAI writes one
+            names, roles = {"from": "role", "value": "content"}, {"human": "user", "gpt": "assistant"}
+            body = {form: [{names.get(key, key): roles.get(turn[key], turn[key]) if key == "from" else turn[key]
+                            for key in turn} for turn in said]}  # fmt: skip
         return json.dumps([{"id": "one", "image": "a.png", **body, **more}] * 2)
 
     place.write("data.json", record(turns, fields))

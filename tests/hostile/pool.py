@@ -25,14 +25,24 @@ QUESTIONS = 4
 def make_pool(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["HF_HUB_OFFLINE"] = "1"
-    _data(folder)
+    command("data", "scenes", "--out", folder / "scenes", "--train", "8", "--dev", str(QUESTIONS), "--test", "4")
+    (folder / "images").mkdir()
+    picture = Image.effect_noise((48, 32), 80).convert("RGB")
+    for suffix in ("png", "jpg", "gif", "bmp", "tiff", "webp", "ppm", "ico"):
+        picture.save(folder / f"images/a.{suffix}", {"jpg": "JPEG"}.get(suffix, suffix.upper()))
     _recipes(folder)
     for name in (VLM, LM, f"{VLM}_anchor"):
         _adapter(REPOSITORY / "checkpoints/adapters" / name, folder / "adapters" / name)
     for name in ("tiny-llama", "tiny-llava"):
         shutil.copytree(REPOSITORY / "checkpoints" / name, folder / "backbones" / name)
-    _calibrations(folder)
-    _caches(folder)
+    few = ("--option", "samples=4", "--option", "context_length=300")
+    for method in ("prefixkv", "duo_attention"):
+        out = folder / f"calibrations/{method}.json"
+        command("calibrate", method, "--backbone", folder / "backbones/tiny-llama", "--out", out, *few)
+    for name in CACHES:
+        model = asked_model(folder, name)
+        model.ask(Image.new("RGB", (48, 32)) if name == "vlm" else "Code polya quiet dragon. " * 9, [])
+        model.cache.save(folder / f"caches/{name}.safetensors")
     for layout in ("own", "parquet"):
         write_benchmarks(folder / "benchmarks" / layout, own=layout == "own")
     _run(folder)
@@ -48,15 +58,6 @@ def command(*words: str | Path) -> str:
         code = main([str(word) for word in words])
     assert code == 0, err.getvalue()
     return out.getvalue()
-
-
-def _data(folder: Path) -> None:
-    command("data", "scenes", "--out", folder / "scenes", "--train", "8", "--dev", str(QUESTIONS), "--test", "4")
-    images = folder / "images"
-    images.mkdir()
-    picture = Image.effect_noise((48, 32), 80).convert("RGB")
-    for suffix in ("png", "jpg", "gif", "bmp", "tiff", "webp", "ppm", "ico"):
-        picture.save(images / f"a.{suffix}", {"jpg": "JPEG"}.get(suffix, suffix.upper()))
 
 
 def _recipes(folder: Path) -> None:
@@ -85,14 +86,6 @@ def _adapter(source: Path, target: Path) -> None:
     (target / "adapter_config.json").write_text(json.dumps(peft, indent=2))
 
 
-def _calibrations(folder: Path) -> None:
-    for method in ("prefixkv", "duo_attention"):
-        command(
-            "calibrate", method, "--backbone", folder / "backbones/tiny-llama", "--out",
-            folder / f"calibrations/{method}.json", "--option", "samples=4", "--option", "context_length=300"
-        )  # fmt: skip
-
-
 CACHES = ("lm", "vlm")
 
 
@@ -106,21 +99,12 @@ def asked_model(folder: Path, name: str, backbone: Path | None = None) -> Any:
     return SubTokenModel.from_pretrained(backbone or folder / "backbones/tiny-llama", **settings)
 
 
-def _caches(folder: Path) -> None:
-    for name in CACHES:
-        model = asked_model(folder, name)
-        model.ask(Image.new("RGB", (48, 32)) if name == "vlm" else "Code polya quiet dragon. " * 9, [])
-        model.cache.save(folder / f"caches/{name}.safetensors")
-
-
 def _run(folder: Path) -> None:
     command("fit", "--config", folder / f"{VLM}.yaml", "--output_dir", folder / "run")
     shutil.copytree(folder / "run", folder / "stopped")
     shutil.rmtree(folder / "stopped/adapter")
-    command(
-        "evaluate", "--adapter", folder / "run/adapter", "--data", folder / "scenes/dev.json", "--out",
-        folder / "scores.json"
-    )  # fmt: skip
+    data, out = folder / "scenes/dev.json", folder / "scores.json"
+    command("evaluate", "--adapter", folder / "run/adapter", "--data", data, "--out", out)
 
 
 def _results(folder: Path) -> None:

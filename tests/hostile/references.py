@@ -37,13 +37,10 @@ _results: dict[Any, Result] = {}
 
 
 def same(place: Place, words: Sequence[str], writes: Sequence[str] = (), files: Files | None = None) -> Reference:
-    """The act must give what the same command gives on the originals that were copied.
+    """The act must give what the same command gives on the originals that ``Place.copy`` put there.
 
-    Args:
-        place: of the case; what ``Place.copy`` put there is copied again.
-        words: of the command.
-        writes: paths whose files must be the same, too.
-        files: what else lies in the working folder where everything is right; None: what does not lie there.
+    ``writes`` are paths whose files must be the same, too; ``files`` what else lies in the working folder where all is
+    right, None for what does not lie there.
     """
     copies, files = list(place.copies), dict(files or {})
 
@@ -55,8 +52,14 @@ def same(place: Place, words: Sequence[str], writes: Sequence[str] = (), files: 
         right = _results[key]
         if right.code != 0:
             return "the original is refused, too"
-        got = Result(answer.code, neutral(answer.out, place.work), written(place.work, writes))
-        return _difference(got, right)
+        said, wrote = neutral(answer.out, place.work), written(place.work, writes)
+        if said != right.said:
+            mine, theirs = said.splitlines(), right.said.splitlines()
+            pairs = (f"{one!r} is not {other!r}" for one, other in zip(mine, theirs, strict=False) if one != other)
+            first = next(pairs, f"{len(mine)} lines are not {len(theirs)}")
+            return f"says otherwise than with the original: {first}"
+        names = sorted(name for name in wrote | right.files if wrote.get(name) != right.files.get(name))
+        return f"writes otherwise than with the original: {names[:4]}" if names else None
 
     return difference
 
@@ -114,7 +117,11 @@ def written(work: Path, writes: Sequence[str]) -> dict[str, str]:
 
 def content_of(path: Path, work: Path) -> str:
     if path.suffix == ".ckpt":
-        return tensors_digest(torch.load(path, weights_only=True)["state_dict"])
+        tensors, made = torch.load(path, weights_only=True)["state_dict"], hashlib.blake2b(digest_size=16)
+        for name, value in sorted(tensors.items()):
+            array = value.detach().contiguous().flatten().view(torch.uint8).numpy() if value.numel() else np.zeros(0)
+            made.update(f"{name} {value.dtype} {tuple(value.shape)}".encode() + array.tobytes())
+        return made.hexdigest()
     content = path.read_bytes()
     try:
         return _digest(neutral(content.decode("utf-8"), work))
@@ -122,31 +129,11 @@ def content_of(path: Path, work: Path) -> str:
         return _digest(content)
 
 
-def tensors_digest(tensors: Mapping[str, Any]) -> str:
-    made = hashlib.blake2b(digest_size=16)
-    for name in sorted(tensors):
-        value = tensors[name]
-        array = value.detach().contiguous().flatten().view(torch.uint8).numpy() if value.numel() else np.zeros(0)
-        made.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        made.update(array.tobytes())
-    return made.hexdigest()
-
-
 def _digest(content: str | bytes | None) -> str:
     if content is None:
         return "gone"
     content = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
-def _difference(got: Result, right: Result) -> str | None:
-    if got.said != right.said:
-        mine, theirs = got.said.splitlines(), right.said.splitlines()
-        pairs = (f"{one!r} is not {other!r}" for one, other in zip(mine, theirs, strict=False) if one != other)
-        first = next(pairs, f"{len(mine)} lines are not {len(theirs)}")
-        return f"says otherwise than with the original: {first}"
-    names = sorted(name for name in got.files | right.files if got.files.get(name) != right.files.get(name))
-    return f"writes otherwise than with the original: {names[:4]}" if names else None
 
 
 def both(*references: Reference) -> Reference:

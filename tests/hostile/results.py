@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -185,19 +186,14 @@ def table_fault(folder: Path) -> str | None:
     for path in folder.glob("*.csv"):
         with path.open(newline="", encoding="utf-8") as file:
             cells = [text for row in csv.reader(file) for text in row]
-        runs = [text for text in cells if text.startswith(("=", "+", "@", "-", "\t", "\r")) and not _number(text)]
+        odd = [text for text in cells if text.startswith(("=", "+", "@", "-", "\t", "\r")) and text != "-"]
+        runs = [
+            text for text in odd if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(nan|inf)", text, re.I)
+        ]
         if runs:
             return f"{path.name} holds the cell {runs[0][:60]!r}"
     scripts = [path.name for path in folder.glob("*.html") if "<script>alert" in path.read_text(encoding="utf-8")]
     return f"{scripts[0]} holds a script" if scripts else None
-
-
-def _number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return text == "-"
-    return True
 
 
 def spoilt_lines(draw: random.Random, place: Place, path: Path) -> Case:

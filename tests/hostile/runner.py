@@ -61,14 +61,19 @@ Make = Callable[[random.Random, Place], Case]
 def run_case(name: str, make: Make, seed: int, place: Place) -> Outcome:
     shutil.rmtree(place.root, ignore_errors=True)
     place.work.mkdir(parents=True)
-    neighbours(place)
+    place.write("diary.txt", "mine\n")
+    place.write("../beside/notes.txt", "a year of work\n")
     home = Path.cwd()
     try:
         with own_places(place):
             return _judged_case(f"{name}:{seed}", make, place, home)
     finally:
         os.chdir(home)
-        _remove(place.root)
+        for folder, _, _ in os.walk(place.root):
+            os.chmod(folder, 0o700)
+        shutil.rmtree(place.root)
+        assert not place.root.exists()
+        assert sys.path[0] != str(place.root)
 
 
 def _judged_case(name: str, make: Make, place: Place, home: Path) -> Outcome:
@@ -80,7 +85,10 @@ def _judged_case(name: str, make: Make, place: Place, home: Path) -> Outcome:
     answer, touched, verdict, detail = _run(case)
     seconds = time.monotonic() - clock
     os.chdir(home)
-    found = [(verdict, detail), *_harm(case, place, before, answer), *_outside(touched, place), *_passing(passing)]
+    found = [(verdict, detail), *_harm(case, place, before, answer), *_outside(touched, place)]
+    left = [name for name in os.listdir(tempfile.gettempdir()) if name not in passing and not name.startswith(WORKERS)]
+    if left:
+        found.append((Verdict.LEFT, f"left {sorted(left)[:3]} among the temporary files"))
     if verdict is Verdict.CLEAN and answer is not None:
         found.append(compared(case, answer))
     order = list(Verdict)
@@ -104,19 +112,6 @@ def own_places(place: Place) -> Iterator[None]:
     finally:
         tempfile.tempdir = passing
         os.environ.pop("HOME") if home is None else os.environ.update(HOME=home)
-
-
-def _passing(before: set[str]) -> Iterator[tuple[Verdict, str]]:
-    left = [name for name in os.listdir(tempfile.gettempdir()) if name not in before and not name.startswith(WORKERS)]
-    if left:
-        yield Verdict.LEFT, f"left {sorted(left)[:3]} among the temporary files"
-
-
-def neighbours(place: Place) -> None:
-    beside = place.root / "beside"
-    beside.mkdir()
-    (beside / "notes.txt").write_text("a year of work\n")
-    (place.work / "diary.txt").write_text("mine\n")
 
 
 def _run(case: Case) -> tuple[Answer | None, Sequence[Touch], Verdict, str]:
@@ -182,17 +177,12 @@ def message_fault(err: str) -> str | None:
         return f"no error line: {err[-600:]!r}"
     if strange := [line for line in earlier if not (line.startswith(f"{PREFIX}warning: ") or PROGRESS.fullmatch(line))]:
         return f"{len(strange)} more lines: {strange[0][:300]!r}"
-    return words_fault(last.removeprefix(f"{PREFIX}error: "))
-
-
-def words_fault(words: str) -> str | None:
+    words = last.removeprefix(f"{PREFIX}error: ")
     if len(words) > LIMIT:
         return f"{len(words)} characters: {words[:600]}"
     if found := [word for word in PYTHON_WORDS if word in words]:
         return f"Python's words {found}: {words}"
-    if system_words(words):
-        return f"the system's words alone: {words}"
-    return control_characters(words)
+    return f"the system's words alone: {words}" if system_words(words) else control_characters(words)
 
 
 def control_characters(text: str) -> str | None:
@@ -265,11 +255,3 @@ def _content(path: Path) -> str:
         return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
     except PermissionError:
         return "not readable"
-
-
-def _remove(root: Path) -> None:
-    for folder, _, _ in os.walk(root):
-        os.chmod(folder, 0o700)
-    shutil.rmtree(root)
-    assert not root.exists()
-    assert sys.path[0] != str(root)

@@ -86,9 +86,8 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     elif event in _OF_PATHS:
         for index, place in enumerate(_OF_PATHS[event]):
             folder = _FOLDERS.get(event)
-            _note(
-                event, arguments[place], None if folder is None else arguments[min(folder + index, len(arguments) - 1)]
-            )
+            where = None if folder is None else arguments[min(folder + index, len(arguments) - 1)]
+            _note(event, arguments[place], where)
 
 
 def _note(event: str, path: Any, folder: Any) -> None:
@@ -118,19 +117,9 @@ def _stopped(memory: int | None = None) -> Stopped:
 sys.addaudithook(_audit)
 
 
-def resident() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * _PAGE
-
-
 def peak() -> int:
     with open("/proc/self/status", encoding="ascii") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
-
-
-def forget_peak() -> None:
-    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-        file.write("5")
 
 
 @contextmanager
@@ -140,8 +129,11 @@ def watched(watch: Watch) -> Iterator[None]:
     The clock counts processor time, so that a busy machine makes no hang, and wall time with a wide margin.
     """
     global _watch  # noqa: PLW0603
-    clock, wall, held = time.process_time(), time.monotonic(), resident()
-    forget_peak()
+    clock, wall = time.process_time(), time.monotonic()
+    with open("/proc/self/statm", encoding="ascii") as file:
+        held = int(file.read().split()[1]) * _PAGE
+    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")
 
     def look(number: int, frame: FrameType | None) -> None:
         if (grown := peak() - held) > MEMORY:  # what was taken and given back at once counts too
@@ -150,18 +142,15 @@ def watched(watch: Watch) -> Iterator[None]:
         if used > SECONDS or passed > SECONDS * WALL_FACTOR or (passed > STUCK and used < passed / 50):
             raise _stopped()
 
-    hook, threading.excepthook = (
-        threading.excepthook,
-        lambda end: watch.ended.append(f"{end.thread}: {end.exc_value!r}"),
-    )
+    hook = threading.excepthook
+    threading.excepthook = lambda end: watch.ended.append(f"{end.thread}: {end.exc_value!r}")
     before = signal.signal(signal.SIGALRM, look)
     signal.setitimer(signal.ITIMER_REAL, _TICK, _TICK)
     bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     _watch = watch
     try:
         yield
-        grown = peak() - held
-        if grown > MEMORY:
+        if (grown := peak() - held) > MEMORY:
             raise Stopped(grown)
     finally:
         _watch = None
