@@ -13,17 +13,7 @@ from matplotlib import rcParams
 from matplotlib.figure import Figure
 from PIL import Image
 
-from subtoken_train.evaluation import intervals
-from subtoken_train.evaluation.charts import (
-    COLORS,
-    axes_in_a_row,
-    draw_bars,
-    draw_cells,
-    draw_lines,
-    image_of,
-    styled,
-    svg_of,
-)
+from subtoken_train.evaluation import charts, intervals
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.picture import MARGIN, TITLE, kept_picture, kept_tokens, visual_grid
 from subtoken_train.types import LayerPlan, Plan, Region
@@ -58,7 +48,7 @@ def lab(rgb: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
 def test_colors_stand_out_from_light_and_dark_pages(page):
     """By the 3 : 1 that WCAG 2.1 asks of graphics."""
-    for color in COLORS:
+    for color in charts.COLORS:
         light, dark = sorted((np.array(TO_XYZ[1]) @ linear(part) + 0.05 for part in (color, page)), reverse=True)
         assert light / dark >= 3, color
 
@@ -66,24 +56,24 @@ def test_colors_stand_out_from_light_and_dark_pages(page):
 @pytest.mark.parametrize("matrix", BLINDNESS.values(), ids=BLINDNESS)
 def test_colors_are_told_apart(matrix):
     """Further apart (CIE 1976) than the palette of Okabe and Ito is for a deuteranope, which is 17."""
-    seen = {color: lab(np.array(matrix) @ linear(color)) for color in COLORS}
-    assert len(seen) == len(COLORS)
-    assert min(np.linalg.norm(seen[a] - seen[b]) for a, b in combinations(COLORS, 2)) > 20
+    seen = {color: lab(np.array(matrix) @ linear(color)) for color in charts.COLORS}
+    assert len(seen) == len(charts.COLORS)
+    assert min(np.linalg.norm(seen[a] - seen[b]) for a, b in combinations(charts.COLORS, 2)) > 20
 
 
 def test_what_is_drawn_is_what_the_numbers_say():
-    _, (bars, lines) = axes_in_a_row(2)
-    draw_bars(bars, [0.0, 0.25, 0.5, 0.1], "t", "x", "y")
+    _, (bars, lines) = charts.axes_in_a_row(2)
+    charts.draw_bars(bars, [0.0, 0.25, 0.5, 0.1], "t", "x", "y")
     assert [bar.get_height() for bar in bars.patches] == [0.0, 0.25, 0.5, 0.1]
     assert [bar.get_center()[0] for bar in bars.patches] == pytest.approx([0, 1, 2, 3])
     assert (bars.get_title(), bars.get_xlabel(), bars.get_ylabel()) == ("t", "x", "y")
-    draw_lines(lines, {"a": [0, 4, 2], "b": [1, 1, 1]}, "t", "x", "y", first=3)
+    charts.draw_lines(lines, {"a": [0, 4, 2], "b": [1, 1, 1]}, "t", "x", "y", first=3)
     assert [line.get_xydata().tolist() for line in lines.lines] == [[[3, 0], [4, 4], [5, 2]], [[3, 1], [4, 1], [5, 1]]]
     assert [text.get_text() for text in lines.get_legend().get_texts()] == ["a", "b"]
     assert len({line.get_color() for line in lines.lines}) == 2
     assert lines.get_ylim()[0] == 0
-    figure, (axes,) = axes_in_a_row(1)
-    draw_cells(axes, [[0.0, 1.0], [0.5, 0.25]], "t", "x", "y", first=2)
+    figure, (axes,) = charts.axes_in_a_row(1)
+    charts.draw_cells(axes, [[0.0, 1.0], [0.5, 0.25]], "t", "x", "y", first=2)
     (picture,) = axes.images
     assert picture.get_array().tolist() == [[0.0, 1.0], [0.5, 0.25]]
     assert picture.get_clim() == (0, 1)
@@ -95,18 +85,20 @@ def test_what_is_drawn_is_what_the_numbers_say():
 
 @sampled("count", [1, 300], every=2)
 def test_pictures_have_one_size_and_cut_no_words(count):
-    figure, axes = axes_in_a_row(2)
-    draw_bars(axes[0], [1e-7] * count, "a title of some length", "tokens, most relevant first", "share")
-    draw_lines(axes[1], {"agreement with value norm": [1e9] * count}, "t", "x", "y")
+    figure, axes = charts.axes_in_a_row(2)
+    charts.draw_bars(axes[0], [1e-7] * count, "a title of some length", "tokens, most relevant first", "share")
+    charts.draw_lines(axes[1], {"agreement with value norm": [1e9] * count}, "t", "x", "y")
     assert clipped_texts(figure) == []
-    assert image_of(figure).size == (1440, 480)
+    assert charts.image_of(figure).size == (1440, 480)
 
 
 def test_a_drawing_is_the_same_each_time_and_names_are_text():
     def drawn() -> str:
-        figure = styled(lambda: Figure(figsize=(3, 2), layout="constrained"))()
-        draw_lines(figure.subplots(), {"$\\frac <b> --> & \x07": [1, 2], "_hidden": [0, 1]}, "</title>", "x", "y")
-        return str(svg_of(figure, "name", "</title><script>", "\"'&"))
+        figure = charts.styled(lambda: Figure(figsize=(3, 2), layout="constrained"))()
+        charts.draw_lines(
+            figure.subplots(), {"$\\frac <b> --> & \x07": [1, 2], "_hidden": [0, 1]}, "</title>", "x", "y"
+        )
+        return str(charts.svg_of(figure, "name", "</title><script>", "\"'&"))
 
     text = drawn()
     assert text == drawn()
@@ -117,9 +109,9 @@ def test_a_drawing_is_the_same_each_time_and_names_are_text():
 
 def test_the_settings_of_others_stay():
     before = dict(rcParams)
-    figure, (axes,) = axes_in_a_row(1)
-    draw_lines(axes, {"a": [1.0, 2.0]}, "t", "x", "y")
-    image_of(figure)
+    figure, (axes,) = charts.axes_in_a_row(1)
+    charts.draw_lines(axes, {"a": [1.0, 2.0]}, "t", "x", "y")
+    charts.image_of(figure)
     assert dict(rcParams) == before
 
 

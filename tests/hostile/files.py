@@ -15,21 +15,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.hostile import grammar
 from tests.hostile.case import Answer, Case, Expect, Place, Spoilt
-from tests.hostile.grammar import (
-    JSON,
-    LINES,
-    PARQUET,
-    TEXT,
-    Document,
-    Format,
-    anything,
-    change,
-    damage,
-    is_text,
-    misplaced,
-    text_or_none,
-)  # fmt: skip
 from tests.hostile.pool import CACHES, asked_model
 from tests.hostile.references import made, read_by
 from tests.hostile.tensor_files import FILES, REFUSED_TENSORS, STRANGE_NAMES, canary_pickle
@@ -52,10 +39,10 @@ OF_METHOD: dict[str, dict[str, tuple[Any, ...]]] = {
         "numbers.keep": ([], [0.5], [2.0] * 9, ["x"] * 9),
     },
 }
-CALIBRATION = Format(
+CALIBRATION = grammar.Format(
     more=("settings",),
     optional=("settings.*",),  # how it was made, for the reader
-    legal={"settings.*": anything, "backbone.path": is_text, "backbone.revision": text_or_none},
+    legal={"settings.*": grammar.anything, "backbone.path": grammar.is_text, "backbone.revision": grammar.text_or_none},
     exact=("schema_version", "method", "backbone.digest", "backbone.model_type"),
 )
 
@@ -64,18 +51,18 @@ def calibrations(draw: random.Random, place: Place) -> Case:
     method = draw.choice(list(OF_METHOD))
     path = place.copy(f"calibrations/{method}.json", "made.json")
     odd = draw.choice((OF_CALIBRATION, OF_METHOD[method]))
-    spoilt = Document(CALIBRATION, odd, "odd odd odd changed changed gone bytes file whole").spoil(draw, path)
+    spoilt = grammar.Document(CALIBRATION, odd, "odd odd odd changed changed gone bytes file whole").spoil(draw, path)
     text = "generate --backbone {llama} --prompt 'Code baran amber falcon.' --max-new-tokens 1 --device cpu"
     text += f" --eviction {method} --eviction-keep 0.5 --eviction-option calibration=made.json"
     return read_by(place, text, spoilt)
 
 
 FAR = (-1, -(2**31), 2**31 - 1, 2**62)
-RECORD = Document(
-    Format(
+RECORD = grammar.Document(
+    grammar.Format(
         legal={
-            "model.backbone.path": is_text,
-            "model.backbone.revision": text_or_none,
+            "model.backbone.path": grammar.is_text,
+            "model.backbone.revision": grammar.text_or_none,
             "report.kept_entries": lambda value: value is None or (not isinstance(value, str) and 0 <= value <= 1),
         },
         unsaid=(
@@ -135,9 +122,9 @@ def forged(draw: random.Random, path: Path, kind: str) -> Spoilt:
     if kind == "tensor":
         what = odd_tensor(draw, tensors)
     elif kind == "odd":
-        record, what, expect = misplaced(draw, record, RECORD.odd)
+        record, what, expect = grammar.misplaced(draw, record, RECORD.odd)
     else:
-        record, what, expect = change(draw, record, RECORD.form)
+        record, what, expect = grammar.change(draw, record, RECORD.form)
     tensors = {key: tensor.contiguous() for key, tensor in tensors.items()}
     save_file(tensors, path, cache_file.sealed(written(record), tensors))
     return what, expect
@@ -227,14 +214,16 @@ def benchmark_file(draw: random.Random, path: Path) -> Spoilt:
     kind = draw.choice("changed changed changed bytes bytes bytes file whole".split())
     kind = "bytes" if kind == "changed" and path.name not in READ else kind
     if path.suffix in (".json", ".jsonl"):
-        notation = LINES if len(path.read_bytes().strip().splitlines()) > 1 else JSON
+        notation = grammar.LINES if len(path.read_bytes().strip().splitlines()) > 1 else grammar.JSON
         read = tuple(READ[path.name].split()) if kind == "changed" else ()
-        form = Format(only=read, unsaid=("*", "*s.*", "data.*"))  # rows more or fewer
-        return Document(form, notation=notation).spoil(draw, path, kind)
+        form = grammar.Format(only=read, unsaid=("*", "*s.*", "data.*"))  # rows more or fewer
+        return grammar.Document(form, notation=notation).spoil(draw, path, kind)
     if path.suffix != ".parquet" or kind != "bytes":
         broken = Expect.EITHER if path.suffix == ".tsv" else Expect.REFUSED  # of many rows a limit looks at two
-        return Document(Format(only=()), notation=TEXT, broken=broken).spoil(draw, path, kind)
-    content, what, expect = damage(draw, path.read_bytes(), PARQUET.parse, Format(only=()), broken=Expect.EITHER)
+        return grammar.Document(grammar.Format(only=()), notation=grammar.TEXT, broken=broken).spoil(draw, path, kind)
+    content, what, expect = grammar.damage(
+        draw, path.read_bytes(), grammar.PARQUET.parse, grammar.Format(only=()), broken=Expect.EITHER
+    )
     path.write_bytes(content)
     try:
         pq.ParquetFile(io.BytesIO(content))

@@ -10,20 +10,8 @@ from typing import Any
 
 import yaml
 
+from tests.hostile import grammar
 from tests.hostile.case import VLM, Answer, Case, Expect, Place, Reference, Spoilt, command
-from tests.hostile.grammar import (
-    CSV,
-    LINES,
-    MARKED,
-    TEXT,
-    Document,
-    Format,
-    Notation,
-    is_text,
-    parsed_csv,
-    parsed_lines,
-    parsed_marked,
-)  # fmt: skip
 from tests.hostile.recipes import TENSORS, read, with_key
 from tests.hostile.references import both, made, read_by, same
 from tests.hostile.values import PLAIN, lines, nested, no_file, shown, written
@@ -33,13 +21,15 @@ OUTSIDE = (  # image names that mean nothing below the folder, or something outs
     *("../../beside/notes.txt", "../secret.png", "/etc/passwd", "dev/../../secret.png", "~/x.png"),
     *("\x00", "a" * 5000, "", ".", "dev"),
 )
-MARKED_LINES = Notation(lambda content: parsed_lines(content.removeprefix(b"\xef\xbb\xbf")), LINES.write)
+MARKED_LINES = grammar.Notation(
+    lambda content: grammar.parsed_lines(content.removeprefix(b"\xef\xbb\xbf")), grammar.LINES.write
+)
 NO_ANSWER = ("", " ", "\n\t", "\x00", "\u200b", "\ufeff", "\u2060\u200d", "yes\x00")
-RECORDS = Document(
-    Format(
+RECORDS = grammar.Document(
+    grammar.Format(
         legal={
             "*.id": lambda value: isinstance(value, str) or type(value) is int,
-            "*.kind *.conversations.*.value": is_text,
+            "*.kind *.conversations.*.value": grammar.is_text,
             "*.image": lambda value: isinstance(value, str | list),
             "*.conversations.*.from": lambda value: value in ("human", "gpt"),
         },
@@ -58,12 +48,12 @@ RECORDS = Document(
         "*.image": ({}, [5], [None], [[]], ["a", "b"]),
     },
     "odd odd odd changed changed changed bytes bytes whole file",
-    MARKED,
+    grammar.MARKED,
 )
 
 
 def spoilt_records(draw: random.Random, kind: str, path: Path, rows: Any) -> Spoilt:
-    notation = MARKED_LINES if path.suffix == ".jsonl" else MARKED
+    notation = MARKED_LINES if path.suffix == ".jsonl" else grammar.MARKED
     what, expect = kind, Expect.REFUSED
     if kind == "outside":  # seen once it is opened
         rows[0]["image"] = draw.choice(OUTSIDE)
@@ -76,7 +66,7 @@ def spoilt_records(draw: random.Random, kind: str, path: Path, rows: Any) -> Spo
         rows = draw.choice(([], {}, None, 5, "x", [5], [None], [[]], {"data": rows}, nested(3000, True)))
     path.write_text(notation.write(rows, draw))
     if kind == "document":
-        return Document(RECORDS.form, RECORDS.odd, RECORDS.ways, notation).spoil(draw, path)
+        return grammar.Document(RECORDS.form, RECORDS.odd, RECORDS.ways, notation).spoil(draw, path)
     return what, expect
 
 
@@ -115,7 +105,7 @@ def data_files(draw: random.Random, place: Place) -> Case:
 
 
 def expected(path: Path) -> list[tuple[str, list[str], list[tuple[str, str]], Any]]:
-    rows = (parsed_lines if path.suffix == ".jsonl" else parsed_marked)(path.read_bytes())
+    rows = (grammar.parsed_lines if path.suffix == ".jsonl" else grammar.parsed_marked)(path.read_bytes())
     turns = [tuple(turn["value"] for turn in row["conversations"][:2]) for row in rows]
     return [
         (str(row["id"]), [str(path.parent / row["image"])], [pair], row.get("kind"))
@@ -138,12 +128,12 @@ def records(path: Path) -> list[Any]:
 
 HEADERS = ("a,b,c", "image,question", "image,question,image", "", ",,")
 MADE = "mine_subtoken"
-MESSAGES = Format(
+MESSAGES = grammar.Format(
     legal={
         "*.messages.*.role": lambda value: value in ("user", "assistant", "system"),
         "*.messages.*.content": lambda value: isinstance(value, str | list),
         "*.messages.*.content.* *.images.*": lambda value: isinstance(value, str | dict),
-        "*.messages.*.content.*.text": is_text,
+        "*.messages.*.content.*.text": grammar.is_text,
         "*.images": lambda value: isinstance(value, str | list | dict),
     },
     unsaid=("*.*", "*.messages.*.*", "*.messages.*.content.*.*", "*.messages.*.content.*", "*.messages.*", "*"),
@@ -166,7 +156,7 @@ def csv_table(draw: random.Random, path: Path, names: list[str]) -> tuple[Spoilt
     kind = draw.choice(("header", "cell", "no text", "outside", "two answers", "bytes", "bytes", "whole"))
     path.write_bytes(whole)
     if kind in ("bytes", "whole"):
-        return Document(notation=CSV).spoil(draw, path, kind), whole
+        return grammar.Document(notation=grammar.CSV).spoil(draw, path, kind), whole
     if kind == "header":
         header = draw.choice(HEADERS)
         path.write_bytes(csv_text(rows, header))
@@ -190,7 +180,9 @@ def json_table(draw: random.Random, path: Path, names: list[str]) -> tuple[Spoil
     pairs = zip(names, said, strict=True)
     rows = [{"images": [name], "messages": [{"role": "user", "content": each}, answer]} for name, each in pairs]
     path.write_bytes(whole := written(rows).encode())
-    return Document(MESSAGES, notation=MARKED).spoil(draw, path, "changed changed changed bytes whole"), whole
+    return grammar.Document(MESSAGES, notation=grammar.MARKED).spoil(
+        draw, path, "changed changed changed bytes whole"
+    ), whole
 
 
 TABLES = {"q.csv": csv_table, "q.json": json_table}
@@ -207,7 +199,7 @@ def own_folders(draw: random.Random, place: Place) -> Case:
     path = place.path(f"mine/{name}")
     if name == "q.txt":
         path.write_bytes(whole := "\n\n".join(f"paragraph {i} says {'so ' * 60}" for i in range(60)).encode())
-        what, expect = Document(notation=TEXT).spoil(draw, path, "bytes")
+        what, expect = grammar.Document(notation=grammar.TEXT).spoil(draw, path, "bytes")
     else:
         (what, expect), whole = TABLES[name](draw, path, names)
     files[f"mine/{name}"] = whole
@@ -241,14 +233,14 @@ def exactly(place: Place, table: bytes) -> Reference:
         paths = [path for path in (place.work / MADE).glob("*.json") if not path.name.startswith(".")]
         said = [(row["image"], *row["conversations"]) for path in paths for row in json.loads(path.read_text())]
         rows = sorted((name, ask["value"].removeprefix("<image>\n"), reply["value"]) for name, ask, reply in said)
-        right = sorted(tuple(row) for row in parsed_csv(table)[1:])
+        right = sorted(tuple(row) for row in grammar.parsed_csv(table)[1:])
         return None if rows == right else f"{rows[:2]} is not {right[:2]}"[:400]
 
     return difference
 
 
-PROMPTS = Document(
-    Format(
+PROMPTS = grammar.Document(
+    grammar.Format(
         legal={
             "*.prompt": lambda value: isinstance(value, str) and bool(value.strip()),
             "*.id": lambda value: isinstance(value, str) or type(value) is int,
@@ -264,7 +256,7 @@ PROMPTS = Document(
         "0.messages": ([],),
     },
     "odd odd changed bytes bytes file whole",
-    LINES,
+    grammar.LINES,
 )
 OF_IMAGES = {
     "0.images": (5, [5], ["nowhere.png"]),
@@ -284,7 +276,7 @@ def prompt_files(draw: random.Random, place: Place) -> Case:
     path = place.write("asked.jsonl", whole := lines(rows))
     if kind == "document":
         odd = {**PROMPTS.odd, **(OF_IMAGES if vision else {})}
-        what, expect = Document(PROMPTS.form, odd, PROMPTS.ways, LINES).spoil(draw, path)
+        what, expect = grammar.Document(PROMPTS.form, odd, PROMPTS.ways, grammar.LINES).spoil(draw, path)
     elif kind == "names":
         what, expect = f"id is {shown(rows[1]['id'])}", Expect.TAKEN
     else:

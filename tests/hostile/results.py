@@ -10,29 +10,19 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from tests.hostile import grammar
 from tests.hostile.case import Answer, Case, Expect, Place, Reference, Spoilt, command
-from tests.hostile.grammar import (
-    LINES,
-    TRIES,
-    Document,
-    Format,
-    NoDocument,
-    anything,
-    count,
-    parsed_lines,
-    text_or_none,
-)  # fmt: skip
 from tests.hostile.references import Files, both, read_by
 from tests.hostile.values import NAMES, NAN, damaged, no_file, shown
 
 COUNTS = "*.kv_bytes *.dense_kv_bytes *.region_bytes *.entries_before *.new_tokens *.batch_size"
-RECORDS = Document(
-    Format(
+RECORDS = grammar.Document(
+    grammar.Format(
         legal={
-            f"{COUNTS} *.region_dense_bytes *.index_bytes *.entries_after *.unread_bytes": count,
-            "*.kind *.kept_visual": text_or_none,
+            f"{COUNTS} *.region_dense_bytes *.index_bytes *.entries_after *.unread_bytes": grammar.count,
+            "*.kind *.kept_visual": grammar.text_or_none,
             "*.emptied": lambda value: isinstance(value, dict),
-            "*.reference.*": anything,  # of the task's own kind
+            "*.reference.*": grammar.anything,  # of the task's own kind
             "*.prediction": lambda value: isinstance(value, str | list),
         },
         unsaid=("*.*", "*.*.*"),
@@ -43,16 +33,16 @@ RECORDS = Document(
         "*.kept_visual": ("zz", "0"),
     },
     "odd changed changed changed",
-    LINES,
+    grammar.LINES,
 )  # fmt: skip
-MANIFEST = Document(
-    Format(
+MANIFEST = grammar.Document(
+    grammar.Format(
         free=("settings.*",),
         legal={
-            "arm.adapter arm.anchor arm.groups source": text_or_none,
+            "arm.adapter arm.anchor arm.groups source": grammar.text_or_none,
             "arm.seed": lambda value: value is None or type(value) is int,
             "expected_rows": lambda value: value is None or type(value) is int,
-            "options.*": anything,  # of the task's own kind
+            "options.*": grammar.anything,  # of the task's own kind
         },
         exact=("schema", "task"),
     ),
@@ -72,12 +62,12 @@ RIGHT_SCORES: dict[str, tuple[Any, ...]] = {  # by key of a run's scores: which 
     "kinds": (["x"] * 4,), "scores": (), "measures": ({},), "nominal_kv": (5, 0), "realised_kv": (5, 0),
     "kv_bytes": (5, 0), "dense_kv_bytes": (5,), "arm": ("x",), "data_sha256": ("x",), "data": ("x",),
 }  # fmt: skip
-SCORES = Document(
-    Format(
+SCORES = grammar.Document(
+    grammar.Format(
         free=("runs.0.seconds",),
         more=("", "runs.0"),
         legal={
-            "runs.0.unread_bytes runs.0.prompts_with_an_emptied_region": count,
+            "runs.0.unread_bytes runs.0.prompts_with_an_emptied_region": grammar.count,
             "runs.0.predictions.*": lambda value: isinstance(value, str | list),
             "runs.0.measures": lambda value: value == {} or value is None,
             "runs.0.predictions": lambda value: value is None,
@@ -86,8 +76,8 @@ SCORES = Document(
     ),
     {f"runs.0.{key}": tuple(each for each in NO_SCORE if each not in right) for key, right in RIGHT_SCORES.items()},
 )
-PAPER = Document(
-    Format(free=("*.*.line",), more=("", "*.*"), unsaid=("*", "*.*", "*.*.*", "*.*.*.*")),
+PAPER = grammar.Document(
+    grammar.Format(free=("*.*.line",), more=("", "*.*"), unsaid=("*", "*.*", "*.*.*", "*.*.*.*")),
     ways="changed changed changed bytes file whole",
 )
 MARKUP = (
@@ -214,13 +204,13 @@ def spoilt_lines(draw: random.Random, place: Place, path: Path) -> Case:
 
 def _spoilt_lines(draw: random.Random, whole: bytes) -> tuple[bytes, str, Expect]:
     """Damage of which the right answer is known; records have no sum, so another number or text is not seen."""
-    records = parsed_lines(whole)
-    for _ in range(TRIES):
+    records = grammar.parsed_lines(whole)
+    for _ in range(grammar.TRIES):
         content, what = damaged(draw, whole)
         complete = _complete(content)
         try:
-            found = parsed_lines(complete)
-        except NoDocument:
+            found = grammar.parsed_lines(complete)
+        except grammar.NoDocument:
             return content, what, Expect.REFUSED
         if not all(map(bytes.strip, complete.split(b"\n")[:-1])):  # a line without a record is none
             return content, what, Expect.REFUSED

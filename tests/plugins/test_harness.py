@@ -12,14 +12,6 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.text_prompts import EncodedText, text_batch
 from subtoken_train.plugins import harness
-from subtoken_train.plugins.harness import (
-    Counted,
-    GreedySettings,
-    ModelArguments,
-    Runner,
-    greedy_settings,
-    read_arguments,
-)
 from subtoken_train.routing import RoutingConfig
 from tests.support.eval_runs import MEASURED
 from tests.support.helpers import compress
@@ -29,15 +21,15 @@ from tests.support.text_families import text_family
 
 def test_values_that_a_parser_made_numbers_of_are_read():
     texts = {"backbone": "x", "eviction": "snapkv", "eviction_keep": "0.1", "batch_size": "8", "context": "32"}
-    got = read_arguments({**texts, "eviction_keep": 0.1, "batch_size": 8, "context": 32, "revision": None})
-    assert got == ModelArguments(**texts)
+    got = harness.read_arguments({**texts, "eviction_keep": 0.1, "batch_size": 8, "context": 32, "revision": None})
+    assert got == harness.ModelArguments(**texts)
     assert (got.query_tokens, got.settings) == (32, texts)
-    assert read_arguments({"backbone": "x"}).query_tokens is None
+    assert harness.read_arguments({"backbone": "x"}).query_tokens is None
     evicted = {"backbone": "x", "eviction": "snapkv", "eviction_keep": "0.1"}
-    got = read_arguments({**evicted, "prefill_chunk": 4096, "rerotate": "True"}).compression()
+    got = harness.read_arguments({**evicted, "prefill_chunk": 4096, "rerotate": "True"}).compression()
     assert (got.prefill_chunk, got.rerotate) == (4096, True)
     options = {**evicted, "eviction_options": "window=4;kernel=3"}
-    assert read_arguments(options).settings == options
+    assert harness.read_arguments(options).settings == options
 
 
 NEED_EVICTION = "eviction_keep, eviction_every, eviction_options and scope need eviction=NAME"
@@ -66,45 +58,48 @@ NEED_EVICTION = "eviction_keep, eviction_every, eviction_options and scope need 
 )
 def test_wrong_arguments_are_worded(given, message):
     with pytest.raises(ValueError, match=message):
-        read_arguments(given).compression()
+        harness.read_arguments(given).compression()
 
 
 def test_a_harness_may_have_no_use_for_a_name_and_answers_in_one_process(monkeypatch):
     with pytest.raises(ValueError, match="unknown model argument 'context'"):
-        read_arguments({"backbone": "x", "context": 3}, unavailable=("context",))
+        harness.read_arguments({"backbone": "x", "context": 3}, unavailable=("context",))
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="each of which would answer everything"):
-        read_arguments({"backbone": "x"})
+        harness.read_arguments({"backbone": "x"})
 
 
 def test_a_backbone_alone_and_an_adapter_load_with_reducer_eviction_and_dtype(vlm_adapter):
     place = {"backbone": str(vlm_adapter.parent / "backbone"), "dtype": "bfloat16", "device": "cpu"}
     evicted = {"eviction": "snapkv", "eviction_keep": "20tokens", "eviction_options": "window=4;kernel=3"}
     arguments = {**place, **evicted, "kv_dtype": "int8", "reducer": "fastv", "keep_ratio": 0.5}
-    model = read_arguments(arguments).model()
+    model = harness.read_arguments(arguments).model()
     assert model.backbone.family.model.dtype == torch.bfloat16
     assert (model.backbone.reducer.name, model.backbone.reducer.keep_ratio) == ("fastv", 0.5)
     assert (model.compression.keep, model.compression.unit, model.compression.kv_dtype) == (20, "tokens", "int8")
     assert (model.compression.eviction.window, model.compression.eviction.kernel) == (4, 3)
-    plain = read_arguments({"adapter": str(vlm_adapter), "device": "cpu"}).model()
+    plain = harness.read_arguments({"adapter": str(vlm_adapter), "device": "cpu"}).model()
     assert (plain.backbone.reducer.name, plain.backbone.family.model.dtype) == ("fastv", torch.float32)
-    assert read_arguments({**place, "adapter": str(vlm_adapter)}).model().backbone.family.model.dtype == torch.bfloat16
+    assert (
+        harness.read_arguments({**place, "adapter": str(vlm_adapter)}).model().backbone.family.model.dtype
+        == torch.bfloat16
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        ({}, GreedySettings(7, ())),
-        ({"until": None}, GreedySettings(7, ())),
-        ({"until": "\n", "max_gen_toks": 3}, GreedySettings(3, ("\n",))),
-        ({"until": ["\n", "", "Q:"], "max_new_tokens": 5}, GreedySettings(5, ("\n", "Q:"))),
-        ({"max_gen_toks": 3, "max_tokens": 9}, GreedySettings(3, ())),
-        ({"do_sample": False, "temperature": 0.8, "top_p": 0.9, "num_beams": 1}, GreedySettings(7, ())),
-        ({"temperature": 0.0, "image_sizes": [3]}, GreedySettings(7, ())),
+        ({}, harness.GreedySettings(7, ())),
+        ({"until": None}, harness.GreedySettings(7, ())),
+        ({"until": "\n", "max_gen_toks": 3}, harness.GreedySettings(3, ("\n",))),
+        ({"until": ["\n", "", "Q:"], "max_new_tokens": 5}, harness.GreedySettings(5, ("\n", "Q:"))),
+        ({"max_gen_toks": 3, "max_tokens": 9}, harness.GreedySettings(3, ())),
+        ({"do_sample": False, "temperature": 0.8, "top_p": 0.9, "num_beams": 1}, harness.GreedySettings(7, ())),
+        ({"temperature": 0.0, "image_sizes": [3]}, harness.GreedySettings(7, ())),
     ],
 )
 def test_greedy_settings(given, wanted):
-    assert greedy_settings(given, 7, ignored=("image_sizes",)) == wanted
+    assert harness.greedy_settings(given, 7, ignored=("image_sizes",)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -119,7 +114,7 @@ def test_greedy_settings(given, wanted):
 )
 def test_what_is_not_greedy_is_refused(given, message):
     with pytest.raises(ValueError, match=message):
-        greedy_settings(given, 7)
+        harness.greedy_settings(given, 7)
 
 
 OUTCOME = Outcome(
@@ -133,7 +128,7 @@ OUTCOME = Outcome(
 
 
 def counted(compression=None, protocol="query_aware", routing=None):
-    return Counted(compress(text_family(), routing), compression or Compression(), protocol)
+    return harness.Counted(compress(text_family(), routing), compression or Compression(), protocol)
 
 
 def test_sums_and_fractions():
@@ -184,8 +179,8 @@ def runner(batch_size=1, compression=None, protocol="query_aware"):
     def collate(prompts):
         return text_batch(FAMILY, [EncodedText(ids, len(ids) // 2) for ids in prompts])
 
-    arguments = ModelArguments(backbone="x", batch_size=str(batch_size), protocol=protocol)
-    return Runner(SubTokenModel.around(compress(FAMILY), compression), arguments, collate, len)
+    arguments = harness.ModelArguments(backbone="x", batch_size=str(batch_size), protocol=protocol)
+    return harness.Runner(SubTokenModel.around(compress(FAMILY), compression), arguments, collate, len)
 
 
 def requests(seed=0):
@@ -243,7 +238,7 @@ def test_the_batch_size_changes_nothing(protocol):
     one, eight = (runner(size, COMPRESSION, protocol) for size in (1, 8))
     first, other = ([*zip(*subject.score(asked, lambda *_: None), strict=True)] for subject in (one, eight))
     assert (other[0], other[1]) == (pytest.approx(first[0], abs=1e-4), first[1])
-    questions = [(prompt, GreedySettings(3 + len(after) % 2, ())) for prompt, after in asked]
+    questions = [(prompt, harness.GreedySettings(3 + len(after) % 2, ())) for prompt, after in asked]
     assert one.generate(questions, lambda *_: None) == eight.generate(questions, lambda *_: None)
     for name in ("entries_before", "entries_after", "dense_kv_bytes"):
         assert one.counted.facts[name] == eight.counted.facts[name]
@@ -251,7 +246,7 @@ def test_the_batch_size_changes_nothing(protocol):
 
 
 def test_answers_come_in_order():
-    asked = [(prompt, GreedySettings(1 + i % 3, ())) for i, (prompt, _) in enumerate(requests(2))]
+    asked = [(prompt, harness.GreedySettings(1 + i % 3, ())) for i, (prompt, _) in enumerate(requests(2))]
     done = {}
     got = runner(batch_size=4).generate(asked, done.__setitem__)
     assert done == dict(enumerate(got))
@@ -263,4 +258,4 @@ def test_answers_come_in_order():
 def test_a_method_that_reads_the_question_cannot_come_before_it():
     model = SubTokenModel.around(compress(FAMILY, name="quest", keep_ratio=0.5, page_size=4, window=4))
     with pytest.raises(ValueError, match="context_first compresses before the question is seen"):
-        Runner(model, ModelArguments(backbone="x", protocol="context_first"), lambda prompts: None, len)
+        harness.Runner(model, harness.ModelArguments(backbone="x", protocol="context_first"), lambda prompts: None, len)

@@ -42,19 +42,10 @@ from subtoken_train.evaluation.results import (
 from subtoken_train.evaluation.runner.arms import Arm
 from subtoken_train.evaluation.tasks.task import Modality, Sample, Task
 from subtoken_train.families.family import Family
+from subtoken_train.inference import text_prompts
 from subtoken_train.inference.batched import generate_batch, in_batches, score_batch
 from subtoken_train.inference.cache_report import Measured, Outcome
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.text_prompts import (
-    EncodedText,
-    check_template,
-    encode_chat,
-    encode_messages,
-    encode_text,
-    in_chat,
-    text_batch,
-    without_middle,
-)
 from subtoken_train.outputs import take_lock
 from subtoken_train.reducers import split_settings
 from subtoken_train.types import Batch, Protocol, Turn
@@ -95,28 +86,32 @@ def model_inputs(
         records = [Record(s.id, list(s.images), [*s.earlier, Turn(s.prompt)], s.kind) for s in samples]
         return Collator(family, max_length or MAX_TOKENS, padding_side="left", generation=True)(records), []
     encoded = [_encoded(sample, family, max_length) for sample in samples]
-    return text_batch(family, encoded), [text.continuations for text in encoded]
+    return text_prompts.text_batch(family, encoded), [text.continuations for text in encoded]
 
 
-def _encoded(sample: Sample, family: Family, max_length: int | None) -> EncodedText:
+def _encoded(sample: Sample, family: Family, max_length: int | None) -> text_prompts.EncodedText:
     try:
         if sample.messages:
             if sample.chat:
-                check_template(family.tokenizer)
-            return replace(encode_messages(family, sample.messages, **sample.variables), record_id=sample.id)
+                text_prompts.check_template(family.tokenizer)
+            return replace(
+                text_prompts.encode_messages(family, sample.messages, **sample.variables), record_id=sample.id
+            )
         prompt, context = sample.prompt, sample.context_characters
         if sample.cut_middle:
             assert context is not None
-            prompt, context = without_middle(family, prompt, context, max_length, sample.max_new_tokens, sample.chat)
+            prompt, context = text_prompts.without_middle(
+                family, prompt, context, max_length, sample.max_new_tokens, sample.chat
+            )
             max_length = None  # it fits, and a token more than asked for may have come in where both ends meet
         if sample.chat and sample.prefix_characters is not None:
             assert context is not None
             end = len(prompt) - sample.prefix_characters
             parts = prompt[:context], prompt[context:end], prompt[end:]
-            return replace(encode_chat(family, *parts, max_length=max_length), record_id=sample.id)
+            return replace(text_prompts.encode_chat(family, *parts, max_length=max_length), record_id=sample.id)
         if sample.chat:
-            prompt, context = in_chat(family, prompt, context)
-        text = encode_text(family, prompt, sample.choices, context, max_length=max_length)
+            prompt, context = text_prompts.in_chat(family, prompt, context)
+        text = text_prompts.encode_text(family, prompt, sample.choices, context, max_length=max_length)
     except ValueError as error:
         raise ValueError(f"sample {sample.id!r}: {error}") from error
     return replace(text, record_id=sample.id)

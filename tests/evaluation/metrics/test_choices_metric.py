@@ -6,27 +6,8 @@ import random
 
 import pytest
 
-from subtoken_train.evaluation.metrics.choices import (
-    LETTERS,
-    MMBenchScores,
-    ScienceQAScores,
-    llava_choice,
-    llava_letter,
-    lmms_letter,
-    lmms_right,
-    lmms_static_letter,
-    plain_letter,
-    vlmevalkit_letter,
-)
-from subtoken_train.evaluation.tasks.yes_no import (
-    MME_SUBTASKS,
-    MMEScores,
-    POPEScores,
-    bare_answer,
-    begun_answer,
-    first_sentence_answer,
-    official_answer,
-)
+from subtoken_train.evaluation.metrics import choices
+from subtoken_train.evaluation.tasks import yes_no
 from tests.support.vqa_cases import expected_scores, real_answers, reference_cases
 
 OPTIONS = {"A": "cat", "B": "red dog", "C": "house"}
@@ -53,20 +34,24 @@ OPTIONS = {"A": "cat", "B": "red dog", "C": "house"}
     ],
 )
 def test_known_answers(text, plain, lmms, static, vlmevalkit):
-    found = plain_letter(text, OPTIONS), lmms_letter(text, OPTIONS), lmms_static_letter(text, OPTIONS)
-    assert (*found, vlmevalkit_letter(text, OPTIONS)) == (plain, lmms, static, vlmevalkit)
+    found = (
+        choices.plain_letter(text, OPTIONS),
+        choices.lmms_letter(text, OPTIONS),
+        choices.lmms_static_letter(text, OPTIONS),
+    )
+    assert (*found, choices.vlmevalkit_letter(text, OPTIONS)) == (plain, lmms, static, vlmevalkit)
 
 
 def test_reference_answers(shared):
     cases = [case for case in reference_cases(shared, "mmbench") if case["kind"] == "match"]
     assert cases
     for case in cases:
-        assert (lmms_letter(case["pred"], case["choices"]) or False) == case["lmms_can_infer"]
-        assert (vlmevalkit_letter(case["pred"], case["choices"]) or False) == case["vlmevalkit_can_infer"]
+        assert (choices.lmms_letter(case["pred"], case["choices"]) or False) == case["lmms_can_infer"]
+        assert (choices.vlmevalkit_letter(case["pred"], case["choices"]) or False) == case["vlmevalkit_can_infer"]
 
 
 def scores_of(rows):
-    metric = MMBenchScores()
+    metric = choices.MMBenchScores()
     metric.update([prediction for prediction, _ in rows], [reference for _, reference in rows])
     return metric.compute()
 
@@ -86,7 +71,7 @@ def test_all_rotations_must_be_right():
     scores = scores_of(rows)
     assert (scores["accuracy"], scores["unrotated_accuracy"], scores["circular"]) == (0.75, 1, 0.5)
     assert "unrotated_accuracy" not in scores_of(rows[1::2])
-    assert MMBenchScores.score("B.", rows[1][1]) == 1
+    assert choices.MMBenchScores.score("B.", rows[1][1]) == 1
     assert "circular" not in scores_of(rows[::2])
 
 
@@ -108,7 +93,7 @@ def test_options_of_the_text_nan_count_for_lmms_eval_alone(text, nan, lmms, stat
         scores = scores_of([(text, {"index": 1, "answer": letter, "options": options, "nan_options": nan})])
         assert scores["lmms_accuracy"] == (letter == lmms)
         assert scores["lmms_static_accuracy"] == (letter == static)
-        plain = [plain_letter(text, options), vlmevalkit_letter(text, options)]
+        plain = [choices.plain_letter(text, options), choices.vlmevalkit_letter(text, options)]
         assert [scores["accuracy"], scores["vlmevalkit_accuracy"]] == [letter == found for found in plain]
 
 
@@ -177,13 +162,13 @@ def test_real_answers_of_llava(shared):
     ],
 )
 def test_what_an_answer_means(text, letter, lmms):
-    assert llava_letter(text) == letter
-    assert lmms_right(text, "B") is lmms
+    assert choices.llava_letter(text) == letter
+    assert choices.lmms_right(text, "B") is lmms
 
 
 def test_a_letter_beyond_the_choices_is_wrong():
-    assert llava_choice("C", 2) == -1
-    assert ScienceQAScores.score("C", {"answer": 1, "choices": 2, "image": True}) == 0
+    assert choices.llava_choice("C", 2) == -1
+    assert choices.ScienceQAScores.score("C", {"answer": 1, "choices": 2, "image": True}) == 0
 
 
 def test_reference_items(shared):
@@ -192,10 +177,10 @@ def test_reference_items(shared):
     aggregates = [case for case in cases if case["kind"] == "aggregate"]
     assert items
     for item in items:
-        assert (llava_letter(item["pred"]) or "FAILED") == item["llava_parsed_ans"]
-        assert llava_choice(item["pred"], len(item["choices"])) == item["llava_pred_idx"]
-        assert lmms_right(item["pred"], LETTERS[item["answer"]]) == item["lmms_exact_match"]
-    metric = ScienceQAScores()
+        assert (choices.llava_letter(item["pred"]) or "FAILED") == item["llava_parsed_ans"]
+        assert choices.llava_choice(item["pred"], len(item["choices"])) == item["llava_pred_idx"]
+        assert choices.lmms_right(item["pred"], choices.LETTERS[item["answer"]]) == item["lmms_exact_match"]
+    metric = choices.ScienceQAScores()
     references = [{"answer": i["answer"], "choices": len(i["choices"]), "image": i["image"]} for i in items]
     metric.update([item["pred"] for item in items], references)
     scores = metric.compute()
@@ -213,7 +198,7 @@ LLAVA = {
 
 
 def pope_scores_of(answers, labels, categories):
-    metric = POPEScores()
+    metric = yes_no.POPEScores()
     references = [{"label": label, "category": name} for label, name in zip(labels, categories, strict=True)]
     metric.update(answers, references)
     return metric.compute()
@@ -235,8 +220,8 @@ def pope_scores_of(answers, labels, categories):
     ],
 )
 def test_what_a_pope_answer_means(text, llava, lmms):
-    assert (first_sentence_answer(text), bare_answer(text)) == (llava, lmms)
-    assert POPEScores.score(text, {"label": llava, "category": "random"}) == 1
+    assert (yes_no.first_sentence_answer(text), yes_no.bare_answer(text)) == (llava, lmms)
+    assert yes_no.POPEScores.score(text, {"label": llava, "category": "random"}) == 1
 
 
 def test_known_counts():
@@ -259,8 +244,8 @@ def test_reference_batches(shared):
     for case in cases:
         texts, labels = [item["text"] for item in case["items"]], [item["label"] for item in case["items"]]
         llava, lmms = case["llava_eval_pope"], case["lmms_eval_pope"]
-        assert [first_sentence_answer(text) for text in texts] == llava["per_item_pred"]
-        hits = [float(bare_answer(text) == label) for text, label in zip(texts, labels, strict=True)]
+        assert [yes_no.first_sentence_answer(text) for text in texts] == llava["per_item_pred"]
+        hits = [float(yes_no.bare_answer(text) == label) for text, label in zip(texts, labels, strict=True)]
         assert hits == lmms["per_item_score"]
         scores = pope_scores_of(texts, labels, ["random"] * len(texts))
         if llava["error"]:
@@ -287,7 +272,7 @@ def test_real_pope_answers_of_llava(shared):
 
 
 def mme_scores_of(rows):
-    metric = MMEScores()
+    metric = yes_no.MMEScores()
     metric.update([row["pred"] for row in rows], [reference_of(row) for row in rows])
     return metric.compute()
 
@@ -311,7 +296,7 @@ def reference_of(row):
     ],
 )
 def test_what_an_mme_answer_means(text, official, lmms):
-    assert (official_answer(text), begun_answer(text)) == (official, lmms)
+    assert (yes_no.official_answer(text), yes_no.begun_answer(text)) == (official, lmms)
 
 
 def test_points_of_pairs():
@@ -324,8 +309,8 @@ def test_points_of_pairs():
     alone = mme_scores_of(rows[:3])
     assert alone["accuracy"] == 1
     assert alone["official_perception"] == 200
-    assert {"official_count", "official_perception", "lmms_perception"} <= MMEScores.points
-    assert "accuracy" not in MMEScores.points
+    assert {"official_count", "official_perception", "lmms_perception"} <= yes_no.MMEScores.points
+    assert "accuracy" not in yes_no.MMEScores.points
 
 
 def test_reference_set(shared):
@@ -333,11 +318,11 @@ def test_reference_set(shared):
     for case, total in zip(lines[::2], lines[1::2], strict=True):
         items = case["items"]
         for item in items:
-            assert begun_answer(item["pred"]) == item["lmms_parsed"]
-            assert MMEScores.score(item["pred"], reference_of(item)) == item["lmms_score"]
+            assert yes_no.begun_answer(item["pred"]) == item["lmms_parsed"]
+            assert yes_no.MMEScores.score(item["pred"], reference_of(item)) == item["lmms_score"]
         random.Random(0).shuffle(items)
         scores, official = mme_scores_of(items), total["official_calculation_py"]
-        expected = {f"official_{name}": official["per_task"][name] for name in MME_SUBTASKS}
+        expected = {f"official_{name}": official["per_task"][name] for name in yes_no.MME_SUBTASKS}
         expected |= {f"official_{name}": official[name] for name in ("perception", "cognition")}
         expected |= {f"lmms_{name}": total["lmms_eval"][f"mme_{name}_score"] for name in ("perception", "cognition")}
         expected["accuracy"] = total["plain_accuracy_lmms_parse"]
@@ -351,5 +336,5 @@ def test_real_mme_answers_of_llava(shared):
     assert scores["accuracy"] == pytest.approx(expected["plain_accuracy"], abs=1e-6)
     for name in ("perception", "cognition"):
         assert scores[f"official_{name}"] == pytest.approx(official[name], abs=1e-6)
-    for name in MME_SUBTASKS:
+    for name in yes_no.MME_SUBTASKS:
         assert scores[f"official_{name}"] == pytest.approx(official["per_task"][name], abs=1e-6)

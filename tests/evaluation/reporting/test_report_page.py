@@ -11,15 +11,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from subtoken_train.evaluation.charts import COLORS, svg_of
-from subtoken_train.evaluation.reporting.page import (
-    MOOT,
-    MOOT_WORDS,
-    curve_chart,
-    difference_chart,
-    kind_chart,
-    report_html,
-    series_of,
-)
+from subtoken_train.evaluation.reporting import page as pages
 from subtoken_train.evaluation.reporting.report import make_report
 from subtoken_train.evaluation.reporting.score_tables import MAX_ARMS, PAPER_TASKS
 from tests.support.drawings import OPTIONS, clipped_texts, find_browser
@@ -68,7 +60,7 @@ def html(tmp_path_factory):
     manifest = write_run(results, hostile, "pope", answers(range(3))) / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"hostile"', f'"{HOSTILE}"'))
     write_run(results, facts("lora_only"), "fake", answers(range(9)))
-    return report_html(make_report([results]))
+    return pages.report_html(make_report([results]))
 
 
 @pytest.mark.slow
@@ -118,7 +110,7 @@ def test_it_begins_with_the_verdicts_names_are_text_and_it_stays_small(html):
 def test_scores_that_compression_could_not_change_are_grey(tmp_path):
     late = facts("late", 0.2, acts="after prefill", eviction="snapkv 0.2")
     write_run(tmp_path, late, "pope", answers(range(9)), new_tokens=1)
-    page = Page(report_html(make_report([tmp_path])))
+    page = Page(pages.report_html(make_report([tmp_path])))
     cells = [attributes.get("class") or "" for tag, attributes in page.elements if tag == "td"]
     assert any("moot" in words for words in cells)
     assert "22.50 †" in "".join(page.text)
@@ -158,7 +150,7 @@ def words_of(figure) -> set[str]:
 
 def test_points_of_a_curve(report):
     (curve,) = [curve for curve in report.curves if curve.name == "fastv"]
-    figure = curve_chart([curve], series_of(report))
+    figure = pages.curve_chart([curve], pages.series_of(report))
     (axes,) = figure.axes
     assert axes.lines[0].get_xydata().tolist() == [[100, 100], [25, 50]]
     assert axes.get_xscale() == "log"
@@ -173,8 +165,8 @@ def test_points_of_a_curve(report):
 
 def test_differences_stand_at_their_numbers_in_the_arms_colours(report):
     (table,) = report.tables
-    series = series_of(report)
-    figure = difference_chart(table, "pope", series)
+    series = pages.series_of(report)
+    figure = pages.difference_chart(table, "pope", series)
     (axes,) = figure.axes
     arms = ("better", "same", "worse")
     names = [label.get_text().replace("\n", " ") for label in axes.get_yticklabels()]
@@ -187,7 +179,7 @@ def test_differences_stand_at_their_numbers_in_the_arms_colours(report):
     its = next(row.differences["pope"] for row in table.rows if row.arm.name == "better")
     assert (low, high) == pytest.approx((100 * its.low, 100 * its.high))
     assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the first at the top
-    assert difference_chart(table, "3-mean", series) is None
+    assert pages.difference_chart(table, "3-mean", series) is None
     assert clipped_texts(figure) == []
 
 
@@ -200,8 +192,8 @@ def test_bars_per_kind_with_the_compared_arms_first(folder):
     assert len(scores.arms) == MAX_ARMS + 5
     assert len(scores.drawn) == MAX_ARMS
     assert {"anchor", "better", "worse", "same"} <= set(scores.drawn)
-    series = series_of(report)
-    figure = kind_chart(scores, series)
+    series = pages.series_of(report)
+    figure = pages.kind_chart(scores, series)
     (axes,) = figure.axes
     bars = sorted(axes.patches, key=lambda bar: bar.get_y())
     assert len(bars) == MAX_ARMS * len(KINDS)
@@ -220,17 +212,17 @@ def test_an_arm_has_one_look_of_its_own_and_curves_one_colour(folder):
     for i in range(6):
         write_run(folder, facts(f"a{i}", 0.5, reducer=f"y{i} 0.5"), "pope", answers(range(i)))
     report = make_report([folder])
-    series = series_of(report)
+    series = pages.series_of(report)
     assert set(series) == {arm.name for arm in report.arms}
     assert len({(its.color, its.turn) for its in series.values()}) == len(series) > len(COLORS)
     assert len({series[arm].color for arm in ("anchor", "fastv0.5", "fastv0.1")}) == 1
     (curve,) = [curve for curve in report.curves if curve.name == "fastv"]
-    figure = curve_chart([curve], series)
+    figure = pages.curve_chart([curve], series)
     line, *points = figure.axes[0].lines[:1] + figure.axes[0].lines[1::3]
     assert line.get_color() == series["anchor"].color
     assert {point.arm.name for point in curve.points} == {"lora", "anchor", "fastv0.5", "fastv0.1"}
     assert [point.get_color() for point in points][1:] == [line.get_color()] * 3
-    assert clipped_texts(curve_chart(report.curves, series)) == []
+    assert clipped_texts(pages.curve_chart(report.curves, series)) == []
 
 
 @pytest.mark.slow
@@ -238,28 +230,28 @@ def test_what_compression_could_not_change_is_grey(folder):
     late = facts("late", 0.25, acts="after prefill", eviction="snapkv 0.25", anchor="anchor")
     write_run(folder, late, "pope", answers(range(40)), new_tokens=1)
     report = make_report([folder])
-    series = series_of(report)
-    bars = kind_chart(report.kinds[0], series)
-    grey = [bar for bar in bars.axes[0].patches if to_hex(bar.get_edgecolor()) == MOOT]
+    series = pages.series_of(report)
+    bars = pages.kind_chart(report.kinds[0], series)
+    grey = [bar for bar in bars.axes[0].patches if to_hex(bar.get_edgecolor()) == pages.MOOT]
     assert [bar.get_width() for bar in grey] == [100] * len(KINDS)
-    points = difference_chart(report.tables[0], "pope", series)
-    assert [line.get_xdata()[0] for line in points.axes[0].lines if line.get_color() == MOOT] == [50]
-    curves = curve_chart(report.curves, series)
-    assert any(line.get_color() == MOOT for line in curves.axes[0].lines)
+    points = pages.difference_chart(report.tables[0], "pope", series)
+    assert [line.get_xdata()[0] for line in points.axes[0].lines if line.get_color() == pages.MOOT] == [50]
+    curves = pages.curve_chart(report.curves, series)
+    assert any(line.get_color() == pages.MOOT for line in curves.axes[0].lines)
     for figure in (bars, points, curves):
-        assert MOOT_WORDS in words_of(figure)
+        assert pages.MOOT_WORDS in words_of(figure)
         assert clipped_texts(figure) == []
 
 
 @pytest.mark.slow
 def test_names_are_whole_text(report):
     names = [LONG, "$\\frac{<b>}$", "<script>alert(1)</script>", "\x07\ud800 & co", "名前"]
-    pairs = zip(series_of(report).items(), names, strict=True)
+    pairs = zip(pages.series_of(report).items(), names, strict=True)
     titled = {arm: its._replace(title=title) for (arm, its), title in pairs}
     for figure in (
-        difference_chart(report.tables[0], "pope", titled),
-        kind_chart(report.kinds[0], titled),
-        curve_chart(report.curves, titled),
+        pages.difference_chart(report.tables[0], "pope", titled),
+        pages.kind_chart(report.kinds[0], titled),
+        pages.curve_chart(report.curves, titled),
     ):
         assert clipped_texts(figure) == []
         text = svg_of(figure, "name", "<&>", "more")

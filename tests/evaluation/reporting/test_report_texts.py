@@ -10,14 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from subtoken_train.cli.report import print_summary
-from subtoken_train.evaluation.reporting.exports import (
-    HEADINGS,
-    latex_escape,
-    markdown_escape,
-    report_csv,
-    report_latex,
-    report_markdown,
-)
+from subtoken_train.evaluation.reporting import exports
 from subtoken_train.evaluation.reporting.page import report_html
 from subtoken_train.evaluation.reporting.report import human_names, make_report, query_aware_text, sections, verdicts
 from tests.support.report_results import ROWS, FakeAccuracy, answers, facts, write_run
@@ -39,7 +32,7 @@ def small(tmp_path_factory):
 
 def test_latex(small):
     assert (
-        report_latex(small)
+        exports.report_latex(small)
         == r"""% \usepackage{booktabs,xcolor}
 
 \begin{table}
@@ -60,7 +53,7 @@ $\Delta$ to FastV 25 \% &  &  &  &  & $+100.00$ {\scriptsize [+100.00, +100.00] 
 
 
 def test_csv(small):
-    text = report_csv(small)
+    text = exports.report_csv(small)
     ours = "our_arm,llava-hf/llava-1.5-7b-hf,adapters/lora,fastv 0.5,S8K0 linear,-,yes,in prefill,yes,"
     ours += ",0.250000,0.250000,0.250000,0.400000,our_arm_anchor,ruler_4k,"
     assert text.splitlines()[5:9] == [
@@ -71,14 +64,14 @@ def test_csv(small):
         ours + "kind:count,fraction,1.000000,1.000000,1.000000,0.000000,20,,,,,",
     ]
     rows = list(csv.DictReader(io.StringIO(text)))
-    assert tuple(rows[0]) == HEADINGS
+    assert tuple(rows[0]) == exports.HEADINGS
     assert [row["score"] for row in rows] == 2 * ["accuracy", "worst", "kind:colour", "kind:count"]
     assert rows[0]["value"] == "0.000000"
     assert rows[0]["marks"] == "incomplete: 30 of 40"
 
 
 def test_markdown(small):
-    text = report_markdown(small)
+    text = exports.report_markdown(small)
     for lines in (
         r"""## Scores, image tasks
 
@@ -109,9 +102,9 @@ def test_a_compressed_question_is_seen_under_either_protocol():
 
 
 def test_text_is_printed_as_it_is():
-    assert markdown_escape("a|b\n*c* <x>") == r"a\|b \*c\* \<x\>"
-    assert latex_escape(r"50% of $x_1 & {\y}#") == r"50\% of \$x\_1 \& \{\textbackslash{}y\}\#"
-    assert latex_escape("~^|<") == r"\textasciitilde{}\textasciicircum{}\textbar{}\textless{}"
+    assert exports.markdown_escape("a|b\n*c* <x>") == r"a\|b \*c\* \<x\>"
+    assert exports.latex_escape(r"50% of $x_1 & {\y}#") == r"50\% of \$x\_1 \& \{\textbackslash{}y\}\#"
+    assert exports.latex_escape("~^|<") == r"\textasciitilde{}\textasciicircum{}\textbar{}\textless{}"
 
 
 @pytest.fixture(scope="module")
@@ -143,8 +136,8 @@ def test_verdicts_say_what_the_intervals_say(compared):
     fat = ": no verdict, the budgets differ (nominal 50.000% against 25.000%; measured, its over ours 0.5000)."
     assert lines["FastV 50 %"] == fat
     assert len(lines) == 5
-    text = report_markdown(compared)
-    assert all(markdown_escape(line) in text for line in verdicts(compared))
+    text = exports.report_markdown(compared)
+    assert all(exports.markdown_escape(line) in text for line in verdicts(compared))
 
 
 def test_where_less_is_better_the_verdict_turns_and_the_column_says_so(compared, tmp_path, monkeypatch, capsys):
@@ -163,9 +156,9 @@ def test_where_less_is_better_the_verdict_turns_and_the_column_says_so(compared,
 
 
 def test_what_compression_could_not_change_is_marked(compared):
-    assert r"\textcolor{gray}{100.00 \dag{}}" in report_latex(compared)
-    assert r"| 100.00 † \[100.00, 100.00\] |" in report_markdown(compared)
-    assert r"\textcolor{gray}{$+50.00 \dag{}$" in report_latex(compared)
+    assert r"\textcolor{gray}{100.00 \dag{}}" in exports.report_latex(compared)
+    assert r"| 100.00 † \[100.00, 100.00\] |" in exports.report_markdown(compared)
+    assert r"\textcolor{gray}{$+50.00 \dag{}$" in exports.report_latex(compared)
 
 
 @pytest.mark.parametrize(
