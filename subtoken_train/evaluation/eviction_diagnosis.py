@@ -134,15 +134,10 @@ def watch_generation(
     if compression.eviction.reads:
         raise ValueError(f"eviction {compression.eviction.name!r} drops nothing that could be read later")
     if compression.every is not None:
-        raise ValueError(
-            f"eviction_every={compression.every}: what a prompt's eviction lets go is watched while nothing is "
-            "evicted; leave it out"
-        )
+        raise ValueError(f"eviction_every={compression.every}: nothing is evicted while it is watched; leave it out")
     if compression.threshold is not None:
-        raise ValueError(
-            f"eviction_keep {compression.threshold.label}: what a budget lets go is watched, and a threshold is none; "
-            "give a share, for instance eviction_keep=0.2"
-        )
+        label = compression.threshold.label
+        raise ValueError(f"eviction_keep {label}: what a budget lets go is watched; give a share, eviction_keep=0.2")
     layers: list[WatchedEntries] = []
     cache = PackedCache(backbone.family.shape.num_layers)
     packed = [WatchedLayer() for _ in cache.layers]

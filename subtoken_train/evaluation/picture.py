@@ -58,10 +58,8 @@ def check_drawable(family: Family) -> None:
 def check_places(backbone: CompressedBackbone) -> None:
     """Raise a worded ``ValueError`` where what a reducer leaves has no place in the picture."""
     if backbone.placeless:
-        raise ValueError(
-            f"{backbone.reducer.name} on {backbone.family.name} renumbers its tokens, so they have no place in the "
-            "picture; leave the drawing out"
-        )
+        who = f"{backbone.reducer.name} on {backbone.family.name}"
+        raise ValueError(f"{who} renumbers its tokens, so they have no place in the picture; leave the drawing out")
 
 
 def visual_grid(family: Family, batch: Batch) -> tuple[int, int]:

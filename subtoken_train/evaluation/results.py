@@ -159,9 +159,8 @@ class SampleRecord(Measured):
         try:
             text = json.dumps({**told, **content}, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         except ValueError:
-            raise ValueError(
-                f"sample {self.id!r}: the model gave NaN or infinity; choose a wider dtype, or another adapter"
-            ) from None
+            words = "the model gave NaN or infinity; choose a wider dtype, or another adapter"
+            raise ValueError(f"sample {self.id!r}: {words}") from None
         return text + "\n"
 
     @classmethod

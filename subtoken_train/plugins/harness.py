@@ -86,10 +86,8 @@ def read_arguments(given: Mapping[str, Any], unavailable: Collection[str] = ()) 
     if (options := texts.get("eviction_options")) is not None:
         texts["eviction_options"] = parse_settings(texts.get("eviction"), options.split(";"))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError(
-            "started in several processes, each of which would answer everything; start one, or use "
-            "subtoken-train evaluate, which divides the samples"
-        )
+        words = "start one, or use subtoken-train evaluate, which divides the samples"
+        raise ValueError(f"started in several processes, each of which would answer everything; {words}")
     return ModelArguments(**texts, written="argument")
 
 
@@ -127,10 +125,8 @@ def greedy_settings(given: Mapping[str, Any], default_length: int, ignored: Coll
     temperature = float(given.get("temperature") or 0)
     samples = given.get("do_sample")
     if samples or (samples is None and temperature > 0):
-        raise ValueError(
-            f"do_sample={samples}, temperature={temperature:g}: answers are greedy; ask for do_sample=false (in "
-            "lm-eval: --gen_kwargs do_sample=false)"
-        )
+        words = "answers are greedy; ask for do_sample=false (in lm-eval: --gen_kwargs do_sample=false)"
+        raise ValueError(f"do_sample={samples}, temperature={temperature:g}: {words}")
     if int(given.get("num_beams") or 1) > 1:
         raise ValueError(f"num_beams={given['num_beams']}: answers are greedy, leave beams out")
     for name, value in given.items():

@@ -50,8 +50,7 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
         self.family = model.backbone.family
         if self.family.image_token_id is not None:
             raise ValueError(
-                f"{self.family.name} compresses visual tokens, and text tasks have none; use a language model, or "
-                "lmms-eval"
+                f"{self.family.name} sees images, and text tasks have none; use another model, or lmms-eval"
             )
         self.tokenizer = self.family.tokenizer
         self.runner = Runner(model, self.arguments, self._collate, len)
@@ -88,10 +87,8 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
             return
         own = {name: value for name, value in self.arguments.settings.items() if name not in ("batch_size", "device")}
         if len(finished) and finished.get(SETTINGS) != own:
-            raise ValueError(
-                f"the --use_cache file holds requests of {finished.get(SETTINGS) or 'another model'}, and these are "
-                f"{own}; name another file"
-            )
+            others = finished.get(SETTINGS) or "another model"
+            raise ValueError(f"the --use_cache file holds requests of {others}, and these are {own}; name another file")
         finished[SETTINGS] = own
 
     @property
@@ -201,10 +198,8 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
     def _fitting(self, ids: list[int], following: int) -> tuple[int, ...]:
         room = self.max_length - following
         if room < 1:
-            raise ValueError(
-                f"{following} tokens after a prompt leave no room for it in the model's {self.max_length} positions; "
-                "ask for shorter answers (--gen_kwargs max_gen_toks=N)"
-            )
+            room = f"{following} tokens after a prompt leave no room for it in the model's {self.max_length} positions"
+            raise ValueError(f"{room}; ask for shorter answers (--gen_kwargs max_gen_toks=N)")
         if len(ids) > room:
             self._say_once(f"prompts are cut to their last tokens to fit the model's {self.max_length} positions")
         return tuple(ids[-room:])

@@ -89,9 +89,7 @@ class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed wh
         return [(-logprob / len(ids), greedy) for (logprob, greedy), (_, ids) in zip(scores, asked, strict=True)]
 
     def generate_until_multi_round(self, requests: list[Any]) -> list[str]:
-        raise NotImplementedError(
-            "tasks of several rounds are not offered by the model 'subtoken'; choose another task"
-        )
+        raise NotImplementedError("tasks of several rounds are not offered by 'subtoken'; choose another task")
 
     def clean(self) -> None:
         """Say what compression kept; lmms-eval calls this when all requests were answered."""
@@ -111,9 +109,8 @@ class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed wh
         images = list(question.images() or [])
         for image in images:
             if not isinstance(image, Image.Image):
-                raise ValueError(
-                    f"{question.place}: {type(image).__name__} is no image; videos and sound are not offered"
-                )
+                kind = type(image).__name__
+                raise ValueError(f"{question.place}: {kind} is no image; videos and sound are not offered")
         prompt = question.text if "<image>" in question.text else "<image>\n" * len(images) + question.text
         sources = [EncodedImage(partial(_encoded, image, question.place), question.place) for image in images]
         return Record(question.place, list(sources), [Turn(prompt, answer)])

@@ -76,7 +76,7 @@ def test_a_scaled_qwens_tower_can_say_what_it_attended_to(tiny_family):
     assert tower.fullatt_block_indexes == [tower.depth - 1] == [3]
     with pytest.raises(ValueError, match="--table8 is about a prompt with an image"):
         paper.check_protocol(text_family("llama"))
-    with pytest.raises(ValueError, match=r"--peak-memory is about a language model's prefix.*--table8 is about those"):
+    with pytest.raises(ValueError, match=r"--peak-memory is about a language model's prefix.*--table8 is"):
         paper.memory_prompt(tiny_family)
 
 

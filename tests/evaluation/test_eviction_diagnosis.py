@@ -112,7 +112,7 @@ def test_a_watched_method_scores_and_plans_as_it_does(name):
     ("name", "options", "words"),
     [
         ("quest_steps", {}, "eviction 'quest_steps' drops nothing that could be read later"),
-        ("h2o", {"unit": "tokens", "every": 4}, "eviction_every=4: what a prompt's eviction lets go is watched while"),
+        ("h2o", {"unit": "tokens", "every": 4}, "eviction_every=4: nothing is evicted while it is watched"),
     ],
 )
 def test_what_cannot_be_watched_is_refused(name, options, words):

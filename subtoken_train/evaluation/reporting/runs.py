@@ -177,16 +177,12 @@ def _add(arms: dict[str, ArmResults], run: Run) -> None:
             raise ValueError(f"{run.folder}: arm {name} has {fact} {mine}, but {other} elsewhere; rename one of them")
     runs = arm.runs.setdefault(task, {})
     if facts.seed in runs:
-        raise ValueError(
-            f"arm {name}, seed {facts.seed} appears twice on {task}: {runs[facts.seed].folder} and {run.folder}; name "
-            "one of them"
-        )
+        both = f"{runs[facts.seed].folder} and {run.folder}"
+        raise ValueError(f"arm {name}, seed {facts.seed} appears twice on {task}: {both}; name one of them")
     for other_run in runs.values():
         if other_run.manifest.samples_sha256 != run.manifest.samples_sha256:
-            raise ValueError(
-                f"arm {name} answered different samples of {task} in {other_run.folder} and {run.folder}: these cannot "
-                "be compared; evaluate both with the same files and options"
-            )
+            both, how = f"{other_run.folder} and {run.folder}", "evaluate both with the same files and options"
+            raise ValueError(f"arm {name} answered different samples of {task} in {both}; {how}")
     runs[facts.seed] = run
 
 
@@ -216,9 +212,8 @@ def _read_run(folder: Path) -> Run:
         raise ValueError(f"{place}: {unknown_name('task', manifest.task, TASKS)}")
     records = list(read_samples(folder).values())
     if len(records) > manifest.rows:
-        raise ValueError(
-            f"{folder} holds {len(records)} samples, but its manifest says {manifest.rows}; remove the folder"
-        )
+        words = f"holds {len(records)} samples, but its manifest says {manifest.rows}"
+        raise ValueError(f"{folder} {words}; remove the folder")
     try:
         task = build_task(manifest.task, manifest.source, **manifest.options)
     except (TypeError, ValueError) as error:  # two options of one name, or a value that the task refuses

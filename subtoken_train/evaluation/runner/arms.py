@@ -125,15 +125,11 @@ def resolve_arms(
     arms = prepare(specs, pool)
     for arm, task in product(arms, tasks):
         if task.modality != arm.modality:
-            raise ValueError(
-                f"task {task.name} asks about {task.modality}s, and the model of {arm.facts.name} reads "
-                f"{arm.modality}s; run them apart"
-            )
+            model = f"the model of {arm.facts.name} reads {arm.modality}s"
+            raise ValueError(f"task {task.name} asks about {task.modality}s, and {model}; run them apart")
         if task.options.get("chat") is True and arm.chat_template is False:
-            raise ValueError(
-                f"task {task.name} has chat: true, and the tokenizer of {arm.facts.backbone} has no chat template; "
-                "leave chat out, or use an instruct model"
-            )
+            whose = f"the tokenizer of {arm.facts.backbone} has no chat template"
+            raise ValueError(f"task {task.name} has chat: true, and {whose}; leave chat out, or use an instruct model")
     return with_anchors(arms, pool) if anchors == "auto" else (arms, [])
 
 
@@ -304,8 +300,7 @@ def _anchor_keep(spec: ArmSpec) -> Any:
         return spec.eviction_keep
     if threshold.mean is None:
         raise ValueError(
-            f"its {threshold.label} has no recorded mean to match; 'subtoken-train calibrate threshold' finds and "
-            "records one"
+            f"its {threshold.label} has no recorded mean to match; see 'subtoken-train calibrate threshold'"
         )
     return threshold.mean
 

@@ -165,8 +165,7 @@ class Cell:
         for name, record in found.items():
             if name not in asked:
                 raise ValueError(
-                    f"{self.folder} holds sample {name!r}, which is not asked here; raise limit, or choose another "
-                    "folder"
+                    f"{self.folder} holds sample {name!r}, not asked here; raise limit, or choose another folder"
                 )
             if record.prompt_sha256 != prompt_digest(asked[name].prompt, asked[name].choices):
                 raise ValueError(f"{self.folder} holds sample {name!r} with another prompt; choose another folder")
@@ -279,13 +278,11 @@ def _check_same(there: Manifest, now: Manifest, cell: Cell) -> None:
     before, another = _pinned(there), "choose another results folder"
     for name, new in _pinned(now).items():
         if before[name] != new:
-            raise ValueError(
-                f"{cell.folder} holds answers with {name} {before[name]!r}, and now it is {new!r}; {another}"
-            )
+            changed = f"{name} {before[name]!r}, and now it is {new!r}"
+            raise ValueError(f"{cell.folder} holds answers with {changed}; {another}")
     if there.rows > now.rows:
-        raise ValueError(
-            f"{cell.folder} is of {there.rows:,} samples, and {now.rows:,} are asked; raise limit, or {another}"
-        )
+        asked = f"is of {there.rows:,} samples, and {now.rows:,} are asked"
+        raise ValueError(f"{cell.folder} {asked}; raise limit, or {another}")
     if there.samples_sha256 != samples_digest(cell.samples[: there.rows]):
         raise ValueError(f"{cell.folder} holds answers to other samples than the task's files have now; {another}")
 
@@ -348,9 +345,7 @@ class Processes:
             return wanted
         if wanted is not None and wanted not in ("auto", "cuda"):
             if self.count > 1 and wanted.startswith("cuda"):
-                raise ValueError(
-                    f"device {wanted} for {self.count} processes; leave it out, each takes a GPU of its own"
-                )
+                raise ValueError(f"device {wanted} for {self.count} processes; leave it out, each takes its own GPU")
             return wanted
         return f"cuda:{self.local_rank}" if wanted == "cuda" or torch.cuda.is_available() else "cpu"
 

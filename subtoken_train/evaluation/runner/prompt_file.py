@@ -161,10 +161,8 @@ def answer_file(
         try:
             write_manifest(cell, backbone, ONE)
         except ValueError as error:
-            raise ValueError(
-                f"{output} was begun with other prompts or settings ({error}); name another --output, or remove it and "
-                f"{folder.name}"
-            ) from None
+            words = f"name another --output, or remove it and {folder.name}"
+            raise ValueError(f"{output} was begun with other prompts or settings ({error}); {words}") from None
         try:
             cell.answer(backbone, ONE, progress)
         finally:
@@ -201,10 +199,8 @@ def _placed(messages: list[Message], images: int) -> list[Turn]:
     turns = alternating_turns(messages)
     written = sum(picture_marks(turn.prompt).count(IMAGE_MARK) for turn in turns)
     if written not in (0, images):
-        raise ValueError(
-            f"{written} {IMAGE_MARK} in the prompt, {images} images; write one for each, and \\{IMAGE_MARK} where it "
-            "is text"
-        )
+        rule = f"write one for each, and \\{IMAGE_MARK} where it is text"
+        raise ValueError(f"{written} {IMAGE_MARK} in the prompt, {images} images; {rule}")
     if not written:
         turns[0] = replace(turns[0], prompt=f"{IMAGE_MARK}\n" * images + turns[0].prompt)
     return turns
