@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from subtoken_train.evaluation.reporting.curves import TOLERANCES, Curve, make_curves
-from subtoken_train.evaluation.reporting.paper import FRAME, compare_paper
+from subtoken_train.evaluation.reporting.curves import FRAME, TOLERANCES, Curve, compare_paper, make_curves
 from subtoken_train.evaluation.reporting.runs import ArmResults, read_results
 from subtoken_train.evaluation.reporting.score_tables import (
     MEANS,

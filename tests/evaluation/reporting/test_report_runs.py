@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from subtoken_train.evaluation.reporting.curves import compare_paper
 from subtoken_train.evaluation.reporting.exports import report_csv, report_latex, report_markdown
 from subtoken_train.evaluation.reporting.page import report_html
-from subtoken_train.evaluation.reporting.paper import compare_paper
 from subtoken_train.evaluation.reporting.report import make_report
 from subtoken_train.evaluation.reporting.runs import read_results
 from subtoken_train.evaluation.reporting.score_tables import PAPER_TASKS
