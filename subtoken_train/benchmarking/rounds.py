@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -76,20 +77,14 @@ def cell(figures: Sequence[float]) -> str:
 
 
 def hardware() -> dict[str, Any]:
-    """Return the hardware that this ran on."""
-    cpu = platform.processor() or platform.machine()
+    """The hardware that this ran on."""
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [
-            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")
-        ]
-        cpu = names[0] if names else cpu
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    names = re.findall(r"(?m)^model name\s*: (.*)$", info.read_text()) if info.exists() else []
     return {
-        "cpu": cpu,
+        "cpu": names[0].strip() if names else platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "gpu": gpu,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "torch": torch.__version__,
     }
 

@@ -27,7 +27,7 @@ from subtoken_train.families.decoder import CACHE, PREFIX
 from subtoken_train.families.family import Family
 from subtoken_train.inference.cache_report import held_bytes
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.prefill import Prefill, decode, prefill
+from subtoken_train.inference.prefill import decode, prefill
 from subtoken_train.kernels.choice import choose_kernel
 from subtoken_train.kernels.row_table import unserved
 from subtoken_train.reducers.base import Reducer
@@ -102,9 +102,9 @@ class PackedSide(Side):
     ) -> None:
         super().__init__(name, words, family, prompts)
         self.reducer, self.bank, self.compression = reducer, bank, compression
-        self.cache: PackedCache | None = None
-        self._backbone: CompressedBackbone | None = None
-        self._opened: Prefill | None = None
+        self.cache: Any = None
+        self._backbone: Any = None
+        self._opened: Any = None
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -115,27 +115,22 @@ class PackedSide(Side):
             self._backbone = self._opened = self.cache = None
 
     def prefill(self) -> Tensor:
-        assert self._backbone is not None
         self.cache = PackedCache(self.family.shape.num_layers)
         self._opened = prefill(self._backbone, self.prompts, self.cache, self.compression)
-        return self._opened.logits_BV
+        logits_BV: Tensor = self._opened.logits_BV
+        return logits_BV
 
     def step(self, token_ids_B1: Tensor) -> Tensor:
-        assert self._backbone is not None
-        assert self.cache is not None
         return decode(self._backbone, token_ids_B1, self.cache)
 
     def held(self) -> HeldBytes:
-        assert self.cache is not None
         found = held_bytes(self.cache)
         return HeldBytes(**{part.name: found[f"{part.name}_bytes"] for part in fields(HeldBytes)})
 
     def entries(self) -> int:
-        assert self._opened is not None
         return int((self._opened.plan.layers[-1].entries_BN >= 0).sum(-1).max())
 
     def kernel(self) -> str:
-        assert self.cache is not None
         found = {_path(layer) for layer in self.cache.layers if isinstance(layer, PackedLayer)}
         return "; ".join(sorted(found))
 
@@ -159,7 +154,7 @@ class DenseSide(Side):
         compiles: bool = False,
     ) -> None:
         super().__init__(name, words, family, prompts)
-        self.cache: Cache | None = None
+        self.cache: Any = None
         self._make_cache, self._inputs = make_cache, plain_inputs(family, prompts)
         self._keeps_cache = compiles
         self._forward: Callable[..., Any] = family.model
@@ -184,9 +179,8 @@ class DenseSide(Side):
             self.cache = self._make_cache()
         else:
             self.cache.reset()
-        logits: Tensor = self.family.model(
-            **self._inputs, **{CACHE: self.cache}, use_cache=True, logits_to_keep=1
-        ).logits
+        how: dict[str, Any] = {CACHE: self.cache, "use_cache": True, "logits_to_keep": 1}
+        logits: Tensor = self.family.model(**self._inputs, **how).logits
         return logits[:, -1]
 
     @torch.no_grad()
@@ -197,7 +191,6 @@ class DenseSide(Side):
         return logits[:, -1]
 
     def held(self) -> HeldBytes:
-        assert self.cache is not None
         return HeldBytes(sum(layer.keys.nbytes + layer.values.nbytes for layer in self.cache.layers))
 
     def entries(self) -> int:

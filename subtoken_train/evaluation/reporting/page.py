@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -197,13 +196,6 @@ def _legend(figure: Figure, handles: Sequence[Line2D | Patch], moot: bool) -> No
 TEMPLATE = "page.html.j2"
 
 
-class Chart(NamedTuple):
-    """A drawing with the words above it."""
-
-    caption: str
-    svg: Markup
-
-
 def report_html(report: Report) -> str:
     """Return the whole page."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -216,7 +208,7 @@ def report_html(report: Report) -> str:
     )
 
 
-def _charts(part: words.Section, name: str, series: Mapping[str, Series]) -> list[Chart]:
+def _charts(part: words.Section, name: str, series: Mapping[str, Series]) -> list[dict[str, str]]:
     about = part.about
     found: dict[str, Figure | None] = {}
     if isinstance(about, ScoreTable):  # the means where there are means, else every task
@@ -238,7 +230,7 @@ def _charts(part: words.Section, name: str, series: Mapping[str, Series]) -> lis
         found = {title: curve_chart(group, series) for title, group in groups.items()}
     description = "The numbers are in the tables of this section."
     return [
-        Chart(caption, svg_of(figure, f"{name}-{number}", caption, description))
+        {"caption": caption, "svg": svg_of(figure, f"{name}-{number}", caption, description)}
         for number, (caption, figure) in enumerate(found.items())
         if figure is not None
     ]

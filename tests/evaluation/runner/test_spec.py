@@ -54,7 +54,7 @@ def test_overrides_replace_what_the_file_says(tmp_path):
     ("content", "message"),
     [
         ("arms: [", "invalid YAML"),
-        ("- a", "must be a mapping"),
+        ("- a", "it must be a group of keys"),
         ({**GRID, "arm": []}, "unknown key.*'arm'.*Did you mean 'arms'"),
         ({**GRID, "arms": {}}, "arms is {}; it must be a list"),
         ({**GRID, "arms": []}, "a grid needs arms"),
