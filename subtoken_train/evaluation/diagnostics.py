@@ -201,17 +201,10 @@ def layer_rows(diagnosis: Diagnosis, config: RoutingConfig) -> list[LayerRow]:
         fraction = pairs / (config.num_groups * tokens)
         # token by token a random choice shares K_j^2 / S pairs; value norm under a global budget picks its own K_j
         per_token = int((kept_K * groups_K**2).sum()) / (config.num_groups * pairs)
-        rows.append(
-            LayerRow(
-                layer=layer,
-                kept_groups=pairs / tokens,
-                value_fraction=fraction,
-                entropy=usage.usage_entropy(usage_S),
-                largest_share=float(usage_S.max()),
-                value_norm_agreement=int(diagnosis.norm_pairs_L[i]) / pairs,
-                chance=fraction if config.budget == "global" else per_token,
-            )
-        )
+        agreement = int(diagnosis.norm_pairs_L[i]) / pairs
+        chance = fraction if config.budget == "global" else per_token
+        spread = usage.usage_entropy(usage_S), float(usage_S.max())
+        rows.append(LayerRow(layer, pairs / tokens, fraction, *spread, agreement, chance))
     return rows
 
 
@@ -268,6 +261,5 @@ def rank_means(diagnosis: Diagnosis) -> tuple[list[float], list[float]]:
     return (diagnosis.rank_relevance_R[occurs] / tokens).tolist(), (diagnosis.rank_kept_R[occurs] / tokens).tolist()
 
 
-def _usage(diagnosis: Diagnosis) -> list[list[float]]:
-    shares: list[list[float]] = (diagnosis.counts_LS / diagnosis.counts_LS.sum(-1, keepdim=True)).tolist()
-    return shares
+def _usage(diagnosis: Diagnosis) -> Any:
+    return (diagnosis.counts_LS / diagnosis.counts_LS.sum(-1, keepdim=True)).tolist()

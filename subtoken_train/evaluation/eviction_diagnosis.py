@@ -276,17 +276,16 @@ def draw_eviction(rows: list[PromptLayer], label: str, folder: Path) -> None:
     means = eviction_layers(rows)
     figure, (left, middle, body, right) = axes_in_a_row(4)
     draw_bars(left, means["kept"].tolist(), f"budget per layer, {label}", "layer", "entries that stay, mean")
-    sparsity = {"prompt": "prompt_sparsity", "generated tokens": "generated_sparsity"}
-    lines = {words: means[name].tolist() for words, name in sparsity.items()}
-    lines |= {"rows that ask": means["sparsity"].tolist()}
-    draw_lines(middle, lines, "sparsity, and its range over heads", "layer", "share")
-    for line, name in zip(middle.get_lines(), sparsity.values(), strict=False):
-        ends = means[f"{name}_least"], means[f"{name}_most"]
-        middle.fill_between(range(len(means)), *ends, color=line.get_color(), alpha=0.15, linewidth=0)
 
     def columns(names: dict[str, str]) -> dict[str, list[float]]:
         return {words: means[name].tolist() for words, name in names.items()}
 
+    sparsity = {"prompt": "prompt_sparsity", "generated tokens": "generated_sparsity"}
+    lines = columns({**sparsity, "rows that ask": "sparsity"})
+    draw_lines(middle, lines, "sparsity, and its range over heads", "layer", "share")
+    for line, name in zip(middle.get_lines(), sparsity.values(), strict=False):
+        ends = means[f"{name}_least"], means[f"{name}_most"]
+        middle.fill_between(range(len(means)), *ends, color=line.get_color(), alpha=0.15, linewidth=0)
     on_body = {"of what generated tokens read": "body_attention", "of the entries they read most": "body_coverage"}
     draw_lines(body, columns(on_body), "image or context", "layer", "share")
     foreseen = {name.replace("_", " "): name for name in ("hit_rate", "attention_kept", "rank_agreement")}
