@@ -134,9 +134,8 @@ class Subject:
 def comparison(subject: Subject, prompts: Batch, new_tokens: int) -> tuple[list[Side], list[str]]:
     """All sides, the subject's first, and what is to be said of those that are missing."""
     family, compression, notes = subject.family, subject.compression, list[str]()
-    sides: list[Side] = [
-        PackedSide(subject.name, subject.words, family, prompts, subject.reducer, subject.bank, compression)
-    ]
+    ours = PackedSide(subject.name, subject.words, family, prompts, subject.reducer, subject.bank, compression)
+    sides: list[Side] = [ours]
     if subject.bank is None:
         notes.append("it drops no value group: its token-only anchor and its same-tokens cache are it itself")
     else:

@@ -62,9 +62,8 @@ def prompt_parts(family: Family, length: int | None = None) -> PromptParts:
     None: one image and the paper's text, or a text of 2,048 tokens (of half the positions, where there are fewer).
     """
     if family.image_token_id is None:
-        length = (
-            min(TEXT_LENGTH, (position_bound(family.decoder.config) or TEXT_LENGTH) // 2) if length is None else length
-        )
+        most = position_bound(family.decoder.config) or TEXT_LENGTH
+        length = min(TEXT_LENGTH, most // 2) if length is None else length
         query = min(QUERY_TOKENS, length // 2)
         if query == 0:
             raise ValueError(f"--lengths {length}: a prompt has a token of context and one that asks; give at least 2")

@@ -49,9 +49,8 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
         model = self.arguments.model()
         self.family = model.backbone.family
         if self.family.image_token_id is not None:
-            raise ValueError(
-                f"{self.family.name} sees images, and text tasks have none; use another model, or lmms-eval"
-            )
+            name = self.family.name
+            raise ValueError(f"{name} sees images, and text tasks have none; use a language model, or lmms-eval")
         self.tokenizer = self.family.tokenizer
         self.runner = Runner(model, self.arguments, self._collate, len)
         whole = replace(self.arguments, protocol="query_aware")

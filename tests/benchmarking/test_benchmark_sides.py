@@ -124,10 +124,8 @@ def test_attention_is_transformers_own_in_a_dense_turn_and_ours_after_it():
 @sampled("kv_dtype", ["model", "int8"], every=2)
 def test_a_packed_side_holds_what_its_cache_reports(tiny_family, kv_dtype):
     prompts = draw_prompts(tiny_family, prompt_parts(tiny_family), 2)
-    reducer, bank = (
-        build_reducer("fastv", 0.25),
-        RouterBank(RoutingConfig(), tiny_family.hidden_size, tiny_family.shape),
-    )
+    reducer = build_reducer("fastv", 0.25)
+    bank = RouterBank(RoutingConfig(), tiny_family.hidden_size, tiny_family.shape)
     side = PackedSide("routed", "", tiny_family, prompts, reducer, bank.eval(), Compression(kv_dtype=kv_dtype))
     with side.turn():
         side.step(side.prefill().argmax(-1)[:, None])

@@ -95,9 +95,8 @@ def test_pictures_have_one_size_and_cut_no_words(count):
 def test_a_drawing_is_the_same_each_time_and_names_are_text():
     def drawn() -> str:
         figure = charts.styled(lambda: Figure(figsize=(3, 2), layout="constrained"))()
-        charts.draw_lines(
-            figure.subplots(), {"$\\frac <b> --> & \x07": [1, 2], "_hidden": [0, 1]}, "</title>", "x", "y"
-        )
+        lines = {"$\\frac <b> --> & \x07": [1, 2], "_hidden": [0, 1]}
+        charts.draw_lines(figure.subplots(), lines, "</title>", "x", "y")
         return str(charts.svg_of(figure, "name", "</title><script>", "\"'&"))
 
     text = drawn()
@@ -125,9 +124,8 @@ def test_commands_load_what_draws_only_when_they_draw():
 def test_commands_that_draw_name_the_extra(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None)
     for command in (["report", str(tmp_path)], ["diagnose", "--adapter", "any"]):
-        assert "needs matplotlib, which is not installed: pip install 'subtoken_train[report]'" in refused(
-            capsys, *command
-        )
+        words = "needs matplotlib, which is not installed: pip install 'subtoken_train[report]'"
+        assert words in refused(capsys, *command)
     assert "matplotlib" not in refused(capsys, "report", str(tmp_path), "--format", "csv")  # nothing is drawn in it
 
 
@@ -226,10 +224,8 @@ def test_kept_tokens_count_groups_and_heads(device):
 @pytest.mark.parametrize("groups", [None, [[1, 0], [1, 1], [1, 0]]])
 def test_kept_cells_show_the_image_and_others_are_dimmed(tiny_family, groups):
     batch = make_batch([(1, 6)])
-    plan = Plan(
-        [layer_plan(batch.regions_BN[0], list(range(64)))] * 2
-        + [layer_plan(batch.regions_BN[0], [0, 9, 63], groups, None)]
-    )
+    regions = batch.regions_BN[0]
+    plan = Plan([layer_plan(regions, list(range(64)))] * 2 + [layer_plan(regions, [0, 9, 63], groups, None)])
     picture = kept_picture(Image.new("RGB", (50, 50), RED), tiny_family, batch, plan, [2, 0])
     half = picture.width // 2
     pruned, whole = (cells(picture.crop((x, 0, x + half, picture.height)), 8, 8) for x in (0, half))
@@ -265,9 +261,7 @@ def test_qwen_grids_follow_the_image(tmp_path):
 
 
 def test_what_is_not_drawn(tiny_family):
-    with pytest.raises(
-        ValueError, match="65 visual tokens do not form a square: this tower's class token is among them"
-    ):
+    with pytest.raises(ValueError, match="65 visual tokens do not form a square: this tower's class token is"):
         visual_grid(tiny_family, make_batch([(1, 6)], visual=65))
     with pytest.raises(ValueError, match="llava_next sees pictures in tiles, which are not drawn"):
         visual_grid(next_family(), make_batch([(1, 6)]))

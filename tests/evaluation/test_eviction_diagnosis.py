@@ -117,10 +117,9 @@ def test_a_watched_method_scores_and_plans_as_it_does(name):
 )
 def test_what_cannot_be_watched_is_refused(name, options, words):
     compression = Compression(build_eviction(name), **({"keep": 8} if options else {"keep": 0.5}), **options)
+    backbone = compress(text_family()).eval()
     with pytest.raises(ValueError, match=words):
-        watch_generation(
-            compress(text_family()).eval(), text_batch(PROMPT_SIZES, True), compression, "query_aware", STEPS
-        )
+        watch_generation(backbone, text_batch(PROMPT_SIZES, True), compression, "query_aware", STEPS)
 
 
 NAMES = PromptLayer._fields[2:]

@@ -100,9 +100,8 @@ def calls(draw: random.Random, place: Place) -> Case:
             if expect is Expect.TAKEN
             else {}
         )
-        return Case(
-            f"generate LM {kind}: {what}", call, expect, reference=made(lambda: theirs(folder).generate(**right))
-        )
+        reference = made(lambda: theirs(folder).generate(**right))
+        return Case(f"generate LM {kind}: {what}", call, expect, reference=reference)
     if expect is Expect.TAKEN and (settings or what in ("one token", "a pad before")):
         return calls(draw, place)  # nobody else to ask
     return Case(f"generate VLM {kind}: {what}", call, expect, reference=made(lambda: here.generate(**good)))

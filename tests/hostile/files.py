@@ -143,10 +143,8 @@ def answer_from(loaded: Any, path: Path) -> Any:
 def caches(draw: random.Random, place: Place) -> Case:
     name = draw.choice(list(CACHES))
     path = place.copy(f"caches/{name}.safetensors", "a.safetensors")
-    kind, expect = (
-        draw.choice("odd odd changed changed tensor tensor tensor file bytes header whole".split()),
-        Expect.REFUSED,
-    )
+    kinds = "odd odd changed changed tensor tensor tensor file bytes header whole"
+    kind, expect = draw.choice(kinds.split()), Expect.REFUSED
     if kind in ("odd", "changed", "tensor"):
         what, expect = forged(draw, path, kind)
     elif kind == "file":

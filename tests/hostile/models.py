@@ -289,9 +289,8 @@ def backbones(draw: random.Random, place: Place) -> Case:
         )
         case = read_by(place, f"generate {arm} --prompt 'what is this ?' --max-new-tokens 1", (what, expect))
     else:
-        recipe = yaml.safe_dump(
-            changed(read(place, VLM if vision else LM), ("model", "backbone", "path"), "./backbone")
-        )
+        own = read(place, VLM if vision else LM)
+        recipe = yaml.safe_dump(changed(own, ("model", "backbone", "path"), "./backbone"))
         place.write("recipe.yaml", recipe)
         text = "check --config recipe.yaml --offline" if way == "check" else "preview --config recipe.yaml"
         case = read_by(place, text, (what, expect), files={"recipe.yaml": recipe})
@@ -373,9 +372,10 @@ def state_parts(draw: random.Random, path: Path, export: bool) -> Spoilt:
     if kind.startswith("part"):
         value = draw.choice((None, 5, "x", [], {}, [None]))
         what = f"state: without {part}" if kind == "part gone" else f"state: {part} is {value!r}"
-        content = {
-            each: value if each == part else content[each] for each in content if (each, kind) != (part, "part gone")
-        }
+        if kind == "part gone":
+            del content[part]
+        else:
+            content[part] = value
         expect = Expect.REFUSED if part == "state_dict" else Expect.TAKEN if export else Expect.EITHER
     elif kind == "gone":
         del trained[name]

@@ -21,9 +21,7 @@ OUTSIDE = (  # image names that mean nothing below the folder, or something outs
     *("../../beside/notes.txt", "../secret.png", "/etc/passwd", "dev/../../secret.png", "~/x.png"),
     *("\x00", "a" * 5000, "", ".", "dev"),
 )
-MARKED_LINES = grammar.Notation(
-    lambda content: grammar.parsed_lines(content.removeprefix(b"\xef\xbb\xbf")), grammar.LINES.write
-)
+MARKED_LINES = grammar.LINES._replace(parse=lambda text: grammar.parsed_lines(text.removeprefix(b"\xef\xbb\xbf")))
 NO_ANSWER = ("", " ", "\n\t", "\x00", "\u200b", "\ufeff", "\u2060\u200d", "yes\x00")
 RECORDS = grammar.Document(
     grammar.Format(
@@ -180,9 +178,8 @@ def json_table(draw: random.Random, path: Path, names: list[str]) -> tuple[Spoil
     pairs = zip(names, said, strict=True)
     rows = [{"images": [name], "messages": [{"role": "user", "content": each}, answer]} for name, each in pairs]
     path.write_bytes(whole := written(rows).encode())
-    return grammar.Document(MESSAGES, notation=grammar.MARKED).spoil(
-        draw, path, "changed changed changed bytes whole"
-    ), whole
+    document = grammar.Document(MESSAGES, notation=grammar.MARKED)
+    return document.spoil(draw, path, "changed changed changed bytes whole"), whole
 
 
 TABLES = {"q.csv": csv_table, "q.json": json_table}

@@ -166,10 +166,8 @@ def scene(draw: random.Random, width: int = 40, height: int = 24) -> Image.Image
 
 
 def turned(draw: random.Random) -> Made:
-    suffix, note = (
-        draw.choice(("jpg", "png", "tiff", "webp")),
-        draw.choice((1, 2, 3, 4, 5, 6, 7, 8, 8, 6, 3, 0, 9, 255)),
-    )
+    suffix = draw.choice(("jpg", "png", "tiff", "webp"))
+    note = draw.choice((1, 2, 3, 4, 5, 6, 7, 8, 8, 6, 3, 0, 9, 255))
     exif = Image.Exif()
     exif[ORIENTATION] = note
     settings = {"lossless": True} if suffix == "webp" else {}

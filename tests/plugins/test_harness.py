@@ -80,10 +80,8 @@ def test_a_backbone_alone_and_an_adapter_load_with_reducer_eviction_and_dtype(vl
     assert (model.compression.eviction.window, model.compression.eviction.kernel) == (4, 3)
     plain = harness.read_arguments({"adapter": str(vlm_adapter), "device": "cpu"}).model()
     assert (plain.backbone.reducer.name, plain.backbone.family.model.dtype) == ("fastv", torch.float32)
-    assert (
-        harness.read_arguments({**place, "adapter": str(vlm_adapter)}).model().backbone.family.model.dtype
-        == torch.bfloat16
-    )
+    moved = harness.read_arguments({**place, "adapter": str(vlm_adapter)}).model()
+    assert moved.backbone.family.model.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -226,9 +224,8 @@ def test_many_continuations_of_a_prompt_are_divided(monkeypatch):
     monkeypatch.setattr(harness, "SHARED", 2)
     asked, subject = requests(), runner(batch_size=8)
     whole = runner().score(asked, lambda *_: None)
-    assert [value for value, _ in subject.score(asked, lambda *_: None)] == pytest.approx(
-        [v for v, _ in whole], abs=1e-4
-    )
+    got = [value for value, _ in subject.score(asked, lambda *_: None)]
+    assert got == pytest.approx([value for value, _ in whole], abs=1e-4)
     assert subject.counted.prompts == 8
 
 

@@ -147,11 +147,9 @@ class MMBenchScores(TaskMetric):
     @staticmethod
     def right(prediction: str, reference: Mapping[str, Any]) -> list[bool]:
         options, answer = reference["options"], reference["answer"]
-        lmms_options = {**options, **dict.fromkeys(reference.get("nan_options", ()), "nan")}
-        return [
-            read(prediction, lmms_options if name.startswith("lmms_") else options) == answer
-            for name, read in READINGS.items()
-        ]
+        lmms = {**options, **dict.fromkeys(reference.get("nan_options", ()), "nan")}
+        read = ((each, lmms if name.startswith("lmms_") else options) for name, each in READINGS.items())
+        return [each(prediction, texts) == answer for each, texts in read]
 
     def compute(self) -> dict[str, float]:
         rows = [(reference["index"], self.right(prediction, reference)) for prediction, reference in self.rows]

@@ -291,9 +291,8 @@ def _same_method(arm: ArmResults, row: dict[str, Any]) -> bool:
     groups, selector = facts.groups.split()[:2]
     variant = VARIANTS.get("olora" if "olora" in words else selector)
     two_stage = "stage2" in words
-    return (
-        groups == f"S{row['S']}K{row['K']}" and row["variant"] == variant and (row["table"] == TWO_STAGE) == two_stage
-    )
+    alike = groups == f"S{row['S']}K{row['K']}" and row["variant"] == variant
+    return alike and (row["table"] == TWO_STAGE) == two_stage
 
 
 def _compared(

@@ -203,9 +203,8 @@ def report_html(report: Report) -> str:
     source = files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8")
     sections, series = words.sections(report), series_of(report)
     charts = [_charts(part, f"chart-{place}", series) for place, part in enumerate(sections)]
-    return environment.from_string(source).render(
-        report=report, sections=sections, charts=charts, means=MEANS, version=__version__
-    )
+    given = {"report": report, "sections": sections, "charts": charts, "means": MEANS, "version": __version__}
+    return environment.from_string(source).render(**given)
 
 
 def _charts(part: words.Section, name: str, series: Mapping[str, Series]) -> list[dict[str, str]]:

@@ -299,9 +299,8 @@ def _anchor_keep(spec: ArmSpec) -> Any:
     if threshold is None:
         return spec.eviction_keep
     if threshold.mean is None:
-        raise ValueError(
-            f"its {threshold.label} has no recorded mean to match; see 'subtoken-train calibrate threshold'"
-        )
+        how = "'subtoken-train calibrate threshold' finds and records one"
+        raise ValueError(f"its {threshold.label} has no recorded mean to match; {how}")
     return threshold.mean
 
 

@@ -94,15 +94,13 @@ def _encoded(sample: Sample, family: Family, max_length: int | None) -> text_pro
         if sample.messages:
             if sample.chat:
                 text_prompts.check_template(family.tokenizer)
-            return replace(
-                text_prompts.encode_messages(family, sample.messages, **sample.variables), record_id=sample.id
-            )
+            text = text_prompts.encode_messages(family, sample.messages, **sample.variables)
+            return replace(text, record_id=sample.id)
         prompt, context = sample.prompt, sample.context_characters
         if sample.cut_middle:
             assert context is not None
-            prompt, context = text_prompts.without_middle(
-                family, prompt, context, max_length, sample.max_new_tokens, sample.chat
-            )
+            asked = sample.max_new_tokens, sample.chat
+            prompt, context = text_prompts.without_middle(family, prompt, context, max_length, *asked)
             max_length = None  # it fits, and a token more than asked for may have come in where both ends meet
         if sample.chat and sample.prefix_characters is not None:
             assert context is not None
@@ -164,9 +162,8 @@ class Cell:
         found = read_samples(self.folder)
         for name, record in found.items():
             if name not in asked:
-                raise ValueError(
-                    f"{self.folder} holds sample {name!r}, not asked here; raise limit, or choose another folder"
-                )
+                words = "which is not asked here; raise limit, or choose another folder"
+                raise ValueError(f"{self.folder} holds sample {name!r}, {words}")
             if record.prompt_sha256 != prompt_digest(asked[name].prompt, asked[name].choices):
                 raise ValueError(f"{self.folder} holds sample {name!r} with another prompt; choose another folder")
         return found

@@ -307,9 +307,8 @@ def column_of(run: Run) -> CardColumn:
     described = {kind for name, of in having.items() if name.endswith("_f1") for kind in of}
     older = not run["measures"]  # records without measures are of scenes
     groups = _grouped(kinds, run["scores"])
-    metrics = {
-        kind: "f1" if kind in DESCRIPTION_KINDS and (older or kind in described) else "exact_match" for kind in groups
-    }
+    listed = {kind for kind in DESCRIPTION_KINDS if older or kind in described}
+    metrics = {kind: "f1" if kind in listed else "exact_match" for kind in groups}
     used = set(metrics.values())
     metrics["all"] = used.pop() if len(used) == 1 else "score"
     together = groups if len(groups) == 1 else {"all": run["scores"], **groups}

@@ -172,10 +172,8 @@ def test_flags_of_anchors(tmp_path):
         ("alone", 0.2, "absent", {}),
     ):
         write_run(tmp_path, facts(name, share, anchor=anchor), "pope", answers(range(9)), **extra)
-    less, fewer = (
-        "the anchor keeps less: 20.000% of the KV against 25.000%",
-        "measured, the anchor takes {} fewer bytes",
-    )
+    less = "the anchor keeps less: 20.000% of the KV against 25.000%"
+    fewer = "measured, the anchor takes {} fewer bytes"
     assert flags(tmp_path) == {
         "anchor": (),
         "fat": (less, fewer.format("20.00%")),

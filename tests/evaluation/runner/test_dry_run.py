@@ -158,9 +158,8 @@ def test_stored_bytes_are_those_of_a_packed_cache(name, routed, keep):
 def test_stored_bytes_are_those_of_an_answer(method):
     """What an eviction leaves of a text, however it divides it between heads, takes what the plan said."""
     settings = {"eviction": method, "eviction_keep": 0.5, "kv_dtype": "int4"}
-    own, whole = prepare(
-        grid_of({"backbone": TEXT, **settings}, {"backbone": TEXT, "kv_dtype": "int4"}).arms, ModelPool()
-    )
+    arms = grid_of({"backbone": TEXT, **settings}, {"backbone": TEXT, "kv_dtype": "int4"}).arms
+    own, whole = prepare(arms, ModelPool())
     model = SubTokenModel.from_pretrained(TEXT, **settings)
     prompt = model.inputs("The code of baran is amber falcon. " * 20)
     model.generate(**prompt, context_length=101, max_new_tokens=1)
