@@ -1,9 +1,7 @@
 """One row of a benchmark, and its table: an arm beside its anchor, the same tokens unrouted, and transformers' caches.
 
 ``copy_shares`` times one layer's decode attention in turns with a copy of as many bytes as it reads (payload and
-index) on the same device. A copy reads and writes, so its traffic is twice its size: 100 % means that attention moves
-bytes as fast as the copy does, and less is left to gain than that figure says, because small copies and small kernels
-cost their launch.
+index). A copy reads and writes, so its traffic is twice its size: at 100 % attention moves bytes as fast as the copy.
 
 Legend: B batch, H query heads, h key-value heads, d head width, q new tokens.
 """
@@ -108,7 +106,7 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """Return the name of its side."""
+        """The name of its side."""
         return UNROUTED if self.bank is None else ROUTED
 
     @property
@@ -121,9 +119,8 @@ class Subject:
     def anchor(self, tokens: int) -> Reducer | None:
         """The token reducer of the matched token-only anchor; None where the arm is token-only itself.
 
-        Where the arm has no token reducer its anchor has one all the same: tokens drawn at random, or Quest's pages.
-        ``tokens`` counts the compressed region before the reducer. Where no keep ratio has the arm's bytes, a
-        ``ValueError`` says so.
+        An arm without a token reducer has an anchor all the same: tokens drawn at random, or Quest's pages. ``tokens``
+        counts the region before the reducer; a ``ValueError`` where no keep ratio has the arm's bytes.
         """
         if self.bank is None:
             return None
@@ -137,9 +134,8 @@ class Subject:
 def comparison(subject: Subject, prompts: Batch, new_tokens: int) -> tuple[list[Side], list[str]]:
     """All sides, the subject's first, and what is to be said of those that are missing."""
     family, compression, notes = subject.family, subject.compression, list[str]()
-    sides: list[Side] = [
-        PackedSide(subject.name, subject.words, family, prompts, subject.reducer, subject.bank, compression)
-    ]
+    ours = PackedSide(subject.name, subject.words, family, prompts, subject.reducer, subject.bank, compression)
+    sides: list[Side] = [ours]
     if subject.bank is None:
         notes.append("it drops no value group: its token-only anchor and its same-tokens cache are it itself")
     else:
@@ -172,8 +168,7 @@ def run_row(
     ``progress`` is called with (done, total) after every run of a side, and after the shares of a copy, which count as
     one. After Ctrl-C in a later round than the first the record holds the finished ones, and ``interrupted`` is true.
     """
-    prompts = draw_prompts(subject.family, parts, batch_size)
-    sides, notes = comparison(subject, prompts, new_tokens)
+    sides, notes = comparison(subject, draw_prompts(subject.family, parts, batch_size), new_tokens)
     done, total = itertools.count(1), len(sides) * (1 + WARMUP + pairs) + share_of_copy
     figures = measure(sides, new_tokens, pairs, ran=lambda: progress(next(done), total))
     rounds, shares = len(figures[subject.name].step_seconds), None
@@ -210,7 +205,6 @@ def run_row(
 
 
 def _bytes_apart(figures: Mapping[str, SideFigures], ours: str) -> list[str]:
-    """Return notes on an anchor whose measured bytes are not the subject's."""
     if ANCHOR not in figures:
         return []
     held = [found.payload + found.index for found in (figures[name].prompt_bytes for name in (ANCHOR, ours))]
@@ -231,12 +225,10 @@ def row_lines(row: Mapping[str, Any]) -> list[str]:
     """The table of one length and batch size."""
     ours = row["subject"]
     title = f"{row['prompt']['words']}, batch {row['batch_size']}, {row['new_tokens']} forced tokens"
-    head = ["side", "entries", "cache MiB", "index", "slack", "peak MiB", "prefill ms", f"{ours}/it"]
-    head += ["step ms", f"{ours}/it"]
-    table = [head]
+    table = [["side", "entries", "cache MiB", "index", "slack", "peak MiB"]]
+    table[0] += ["prefill ms", f"{ours}/it", "step ms", f"{ours}/it"]
     for name, side in row["sides"].items():
-        held = side["prompt_bytes"]
-        room = side["final_bytes"]["slack"]
+        held, room = side["prompt_bytes"], side["final_bytes"]["slack"]
         cells = [name, f"{side['entries']:,}", f"{(held['total'] - held['slack']) / _MIB:.3f}"]
         cells += [f"{held['index'] / max(1, held['payload']):.2%}", f"{room / _MIB:.3f}"]
         cells.append(f"{side['peak_bytes'] / _MIB:.1f}")
@@ -250,19 +242,15 @@ def row_lines(row: Mapping[str, Any]) -> list[str]:
     rounds = f"{row['pairs']} rounds" if row["pairs"] > 1 else "1 round: no intervals"
     lines = [f"{title}, {rounds}", *aligned_columns(table)]
     lines += [f"{name}: {side['words']}; kernel: {side['kernel']}" for name, side in row["sides"].items()]
-    lines += _share_lines(row)
+    lines += _share_lines(row) if "share_of_copy" in row else []
     return lines + [f"note: {note}" for note in row["notes"]]
 
 
 def _share_lines(row: Mapping[str, Any]) -> list[str]:
-    if "share_of_copy" not in row:
-        return []
     table = [["one layer's attention", "reads MiB", "GB/s", "copy GB/s", "share of copy"]]
     for name, found in row["share_of_copy"].items():
-        rates = [
-            times * found["read_bytes"] / middle_ms(found[f"{part}_seconds"]) / 1e6
-            for part, times in (("attention", 1), ("copy", 2))
-        ]
+        parts = (("attention", 1), ("copy", 2))
+        rates = [n * found["read_bytes"] / middle_ms(found[f"{part}_seconds"]) / 1e6 for part, n in parts]
         share = "{:.1%} [{:.1%}, {:.1%}]".format(*found["share"]) if row["pairs"] > 1 else f"{found['share'][0]:.1%}"
         table.append([name, f"{found['read_bytes'] / _MIB:.3f}", *(f"{rate:.2f}" for rate in rates), share])
     return aligned_columns(table)
@@ -271,9 +259,4 @@ def _share_lines(row: Mapping[str, Any]) -> list[str]:
 def aligned_columns(table: Sequence[Sequence[str]]) -> list[str]:
     """Columns of equal width: the first to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [
-        "  ".join(
-            [cells[0].ljust(widths[0]), *(text.rjust(width) for text, width in zip(cells[1:], widths[1:], strict=True))]
-        )
-        for cells in table
-    ]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in table]

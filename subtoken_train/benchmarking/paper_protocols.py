@@ -50,10 +50,8 @@ PAPER: dict[str, dict[str, Any]] = {
 def check_protocol(family: Family) -> None:
     """Raise a worded ``ValueError`` where a backbone cannot run it: the reducers of the protocol are part of it."""
     if family.image_token_id is None:
-        raise ValueError(
-            f"--table8 is about a prompt with an image, and {family.name} sees none; leave it out, or name a backbone "
-            "that does (llava-hf/llava-1.5-7b-hf)"
-        )
+        words = "leave it out, or name a backbone that does (llava-hf/llava-1.5-7b-hf)"
+        raise ValueError(f"--table8 is about a prompt with an image, and {family.name} sees none; {words}")
     for name in REDUCERS:
         check_served(build_reducer(name, KEEP_RATIOS[0]), type(family), family.model.config)
     with torch.device("meta"):
@@ -67,8 +65,7 @@ def protocol_subjects(subject: Subject) -> Iterator[tuple[str, Subject]]:
     bank = RouterBank(RoutingConfig(), family.hidden_size, family.shape).to(family.device)
     for name in REDUCERS:
         for ratio in KEEP_RATIOS:
-            reducer = build_reducer(name, ratio)
-            yield f"{name} {ratio:.1%}", replace(subject, reducer=reducer, bank=bank)
+            yield f"{name} {ratio:.1%}", replace(subject, reducer=build_reducer(name, ratio), bank=bank)
 
 
 def put_lora_on(family: Family, settings: LoraSettings) -> None:
@@ -155,9 +152,7 @@ _GB = 1e9
 def memory_prompt(family: Family) -> PromptParts:
     """Return the protocol's prompt; a ``ValueError`` for a model that sees images."""
     if family.image_token_id is not None:
-        raise ValueError(
-            f"--peak-memory is about a language model's prefix, and {family.name} reads images; --table8 is about those"
-        )
+        raise ValueError(f"--peak-memory is about a language model's prefix, not {family.name}: --table8 is")
     with torch.device("meta"):
         RouterBank(ROUTED_GROUPS, family.hidden_size, family.shape)
     return PromptParts(0, 0, 0, SUFFIX_TOKENS, PREFIX_TOKENS)
@@ -189,8 +184,7 @@ def measure_memory(
     any, and ``interrupted`` is true.
     """
     parts = memory_prompt(subject.family)
-    prompts = draw_prompts(subject.family, parts, 1)
-    sides = memory_sides(subject, prompts)
+    sides = memory_sides(subject, draw_prompts(subject.family, parts, 1))
     found: dict[str, Any] = {}
     interrupted = False
     try:

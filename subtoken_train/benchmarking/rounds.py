@@ -1,15 +1,15 @@
 """Interleaved rounds over the sides of a comparison: prompt, then forced tokens; bytes and peak memory in a first pass.
 
-Every round runs each side once, in an order that alternates: its prompts' pass, then as many steps as asked for, each
-on the likeliest token of the one before. A ratio is a median over rounds of one side's seconds over another's in the
-same round, with a 95 % bootstrap interval. Memory is read before the rounds, with no other side's cache alive: on a GPU
-the allocator's peak; elsewhere the peak of live tensors (``LiveTensors``). Both count weights, routers and prompts.
+A ratio is a median over rounds of one side's seconds over another's in the same round, with a 95 % bootstrap interval.
+Memory is read before the rounds, with no other side's cache alive: on a GPU the allocator's peak, elsewhere the peak of
+live tensors (``LiveTensors``). Both count weights, routers and prompts.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -77,20 +77,14 @@ def cell(figures: Sequence[float]) -> str:
 
 
 def hardware() -> dict[str, Any]:
-    """Return the hardware that this ran on."""
-    cpu = platform.processor() or platform.machine()
+    """The hardware that this ran on."""
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [
-            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")
-        ]
-        cpu = names[0] if names else cpu
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    names = re.findall(r"(?m)^model name\s*: (.*)$", info.read_text()) if info.exists() else []
     return {
-        "cpu": cpu,
+        "cpu": names[0].strip() if names else platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "gpu": gpu,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "torch": torch.__version__,
     }
 
@@ -102,10 +96,9 @@ def synchronise() -> None:
 
 
 class LiveTensors(TorchDispatchMode):
-    """Counts storages once each, from the operation that makes them until nothing refers to them.
+    """Counts storages once each, those of ``held`` from the start, until nothing refers to them; one thread (a CPU).
 
-    Those of ``held`` are counted from the start. Sees forward, backward and optimiser (one thread: a CPU). Does not see
-    what a kernel allocates and frees inside.
+    Sees forward, backward and optimiser. Does not see what a kernel allocates and frees inside.
     """
 
     def __init__(self, held: Iterable[Tensor] = ()) -> None:
@@ -116,7 +109,6 @@ class LiveTensors(TorchDispatchMode):
             self._follow(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, count what it made."""
         made = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(made):
             if isinstance(leaf, Tensor):
@@ -201,10 +193,9 @@ def measure(
     clock: Clock = time.perf_counter,
     ran: Callable[[], object] = lambda: None,
 ) -> dict[str, SideFigures]:
-    """All figures of all sides, by name.
+    """All figures of all sides, by name; ``ran`` is called after every run of a side: one for its memory, one a round.
 
-    ``ran`` is called after every run of a side: one for its memory, and one each round. Ctrl-C ends the rounds, and
-    those that all sides finished are returned; before the first of them it is raised.
+    Ctrl-C ends the rounds: those that all sides finished are returned; before the first of them it is raised.
     """
     figures: dict[str, SideFigures] = {}
     for side in sides:

@@ -1,7 +1,6 @@
 """The sides of a comparison: one way each to keep a prompt's cache and to go on from it.
 
 Sides share one backbone with its LoRA. Only in its own turn is a side attached to it, and only then has it a cache.
-Dense sides keep everything in transformers' own caches, through the backbone's own ``forward`` and attention.
 
 Legend: B batch, V vocabulary.
 """
@@ -28,7 +27,7 @@ from subtoken_train.families.decoder import CACHE, PREFIX
 from subtoken_train.families.family import Family
 from subtoken_train.inference.cache_report import held_bytes
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.prefill import Prefill, decode, prefill
+from subtoken_train.inference.prefill import decode, prefill
 from subtoken_train.kernels.choice import choose_kernel
 from subtoken_train.kernels.row_table import unserved
 from subtoken_train.reducers.base import Reducer
@@ -73,14 +72,14 @@ class Side(ABC):
 
     @abstractmethod
     def held(self) -> HeldBytes:
-        """Return the bytes that the cache holds now."""
+        """The bytes that the cache holds now."""
 
     @abstractmethod
     def entries(self) -> int:
         """Entries of a sample's prompt in the last layer."""
 
     def kernel(self) -> str:
-        """Name the attention path of a step, and the reason for it."""
+        """The attention path of a step, and the reason for it."""
         return "transformers' own"
 
     def close(self) -> None:
@@ -103,9 +102,9 @@ class PackedSide(Side):
     ) -> None:
         super().__init__(name, words, family, prompts)
         self.reducer, self.bank, self.compression = reducer, bank, compression
-        self.cache: PackedCache | None = None
-        self._backbone: CompressedBackbone | None = None
-        self._opened: Prefill | None = None
+        self.cache: Any = None
+        self._backbone: Any = None
+        self._opened: Any = None
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -116,27 +115,22 @@ class PackedSide(Side):
             self._backbone = self._opened = self.cache = None
 
     def prefill(self) -> Tensor:
-        assert self._backbone is not None
         self.cache = PackedCache(self.family.shape.num_layers)
         self._opened = prefill(self._backbone, self.prompts, self.cache, self.compression)
-        return self._opened.logits_BV
+        logits_BV: Tensor = self._opened.logits_BV
+        return logits_BV
 
     def step(self, token_ids_B1: Tensor) -> Tensor:
-        assert self._backbone is not None
-        assert self.cache is not None
         return decode(self._backbone, token_ids_B1, self.cache)
 
     def held(self) -> HeldBytes:
-        assert self.cache is not None
         found = held_bytes(self.cache)
         return HeldBytes(**{part.name: found[f"{part.name}_bytes"] for part in fields(HeldBytes)})
 
     def entries(self) -> int:
-        assert self._opened is not None
         return int((self._opened.plan.layers[-1].entries_BN >= 0).sum(-1).max())
 
     def kernel(self) -> str:
-        assert self.cache is not None
         found = {_path(layer) for layer in self.cache.layers if isinstance(layer, PackedLayer)}
         return "; ".join(sorted(found))
 
@@ -160,7 +154,7 @@ class DenseSide(Side):
         compiles: bool = False,
     ) -> None:
         super().__init__(name, words, family, prompts)
-        self.cache: Cache | None = None
+        self.cache: Any = None
         self._make_cache, self._inputs = make_cache, plain_inputs(family, prompts)
         self._keeps_cache = compiles
         self._forward: Callable[..., Any] = family.model
@@ -185,9 +179,8 @@ class DenseSide(Side):
             self.cache = self._make_cache()
         else:
             self.cache.reset()
-        logits: Tensor = self.family.model(
-            **self._inputs, **{CACHE: self.cache}, use_cache=True, logits_to_keep=1
-        ).logits
+        how: dict[str, Any] = {CACHE: self.cache, "use_cache": True, "logits_to_keep": 1}
+        logits: Tensor = self.family.model(**self._inputs, **how).logits
         return logits[:, -1]
 
     @torch.no_grad()
@@ -198,7 +191,6 @@ class DenseSide(Side):
         return logits[:, -1]
 
     def held(self) -> HeldBytes:
-        assert self.cache is not None
         return HeldBytes(sum(layer.keys.nbytes + layer.values.nbytes for layer in self.cache.layers))
 
     def entries(self) -> int:

@@ -3,9 +3,6 @@
 A model that sees images gets as many whole images as fit beside the family's text, a word between two of them; the rest
 is its question. A language model gets a context and a question of 64 tokens (of short prompts half).
 
-``random_family`` draws a backbone of a real architecture: as fast as the real one, without a download, and made
-smaller for machines that do not hold it; whoever reports its seconds says so. What it answers means nothing.
-
 Legend: B batch, N positions.
 """
 
@@ -37,12 +34,7 @@ TEXT_LENGTH = 2048
 
 @dataclass(frozen=True)
 class PromptParts:
-    """The parts of a prompt, in tokens.
-
-    Attributes:
-        system: before the first image.
-        query: everything else but the context: the question, and a word between two images.
-    """
+    """The parts of a prompt, in tokens: ``system`` before the first image, ``query`` all but these and the context."""
 
     system: int
     images: int
@@ -70,14 +62,11 @@ def prompt_parts(family: Family, length: int | None = None) -> PromptParts:
     None: one image and the paper's text, or a text of 2,048 tokens (of half the positions, where there are fewer).
     """
     if family.image_token_id is None:
-        length = (
-            min(TEXT_LENGTH, (position_bound(family.decoder.config) or TEXT_LENGTH) // 2) if length is None else length
-        )
+        most = position_bound(family.decoder.config) or TEXT_LENGTH
+        length = min(TEXT_LENGTH, most // 2) if length is None else length
         query = min(QUERY_TOKENS, length // 2)
         if query == 0:
-            raise ValueError(
-                f"--lengths {length}: a prompt needs a token of context and one that asks; give at least 2"
-            )
+            raise ValueError(f"--lengths {length}: a prompt has a token of context and one that asks; give at least 2")
         return PromptParts(0, 0, 0, query, length - query)
     text, each = family.nominal_text, family.visual_tokens(IMAGE_SIZE)
     system, query = text["system"], text["query"]
@@ -85,10 +74,7 @@ def prompt_parts(family: Family, length: int | None = None) -> PromptParts:
     if length is None:
         return PromptParts(system, 1, each, query, 0)
     if length < least:
-        raise ValueError(
-            f"--lengths {length}: a prompt of {family.name} with one image takes {least} tokens ({each} of the image); "
-            f"give at least {least}"
-        )
+        raise ValueError(f"--lengths {length}: an image of {family.name} takes {least} tokens; give at least {least}")
     images, several = 1, family.visual_tokens(IMAGE_SIZE, together=2)
     if (fit := (length - system - query + 1) // (several + 1)) > 1:
         images, each = fit, several
@@ -99,10 +85,8 @@ def check_positions(family: Family, parts: PromptParts, new_tokens: int) -> None
     """Raise a worded ``ValueError`` where prompt and new tokens are more than the model's positions."""
     limit, needed = position_bound(family.decoder.config), parts.length + new_tokens
     if limit is not None and needed > limit:
-        raise ValueError(
-            f"--lengths {parts.length} and --new-tokens {new_tokens} need {needed} positions and the model has "
-            f"{limit}; give shorter prompts or fewer new tokens"
-        )
+        asked = f"--lengths {parts.length} and --new-tokens {new_tokens}"
+        raise ValueError(f"{asked} need {needed} positions and the model has {limit}; give fewer of either")
 
 
 def draw_prompts(family: Family, parts: PromptParts, batch_size: int, seed: int = 0) -> Batch:
@@ -136,7 +120,7 @@ def _given(
 
 
 def _words(family: Family, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-    """Token ids that are none of an image's or a video's, nor among the first few, which often are special."""
+    """Token ids that are no image's or video's, nor among the first few, which often are special."""
     vocabulary = int(family.model.get_input_embeddings().num_embeddings)
     ids = torch.arange(min(10, vocabulary - 1), vocabulary)
     if family.image_token_id is not None:
@@ -156,10 +140,8 @@ def _pictures(family: Family, count: int, together: int, generator: torch.Genera
         channels = 3 * vision.temporal_patch_size * vision.patch_size**2
         return torch.randn(int(grid.prod(-1).sum()), channels, generator=generator), grid
     if family.in_tiles or "image_sizes" in family.image_inputs:
-        raise ValueError(
-            f"pictures of {family.name} are scaled by its processor, and there is none for a backbone that is drawn at "
-            "random by its Hub id; give the folder of one, or leave --random out"
-        )
+        words = "by a processor, which no Hub id has here; give the backbone's folder, or leave --random out"
+        raise ValueError(f"pictures of {family.name} are scaled {words}")
     size = family.model.config.vision_config.image_size
     return torch.randn(count, 3, size, size, generator=generator), None
 
@@ -174,9 +156,8 @@ class Shrink:
 
     Attributes:
         layers: of the language model; None: all.
-        narrower: by which widths and numbers of heads of the language model are divided (heads keep their width); the
-            tower then has as many layers as the language model. 1: by nothing. Model types that are not known to take
-            it stay as they are.
+        narrower: divides widths and numbers of heads of the language model (heads keep their width); the tower then has
+            as many layers as the language model. Other model types than ``_TOWERS`` stay as they are.
     """
 
     layers: int | None = None
@@ -187,9 +168,8 @@ class Shrink:
         text = config.get_text_config()
         if self.layers is not None:
             if self.layers > text.num_hidden_layers:
-                raise ValueError(
-                    f"--layers {self.layers}: the model has {text.num_hidden_layers}; give at most as many"
-                )
+                most = text.num_hidden_layers
+                raise ValueError(f"--layers {self.layers}: the model has {most}; give at most as many")
             text.num_hidden_layers = self.layers
             if getattr(text, "layer_types", None):
                 text.layer_types = text.layer_types[: self.layers]
@@ -207,12 +187,9 @@ class Shrink:
 
 
 def random_family(config: BackboneConfig, shrink: Shrink, device: torch.device, seed: int = 0) -> Family:
-    """A backbone's architecture with random weights, in evaluation mode."""
+    """A backbone's architecture with random weights, in evaluation mode, without a download."""
     if config.quantization != "none":
-        raise ValueError(
-            f"--random draws weights in {config.dtype}, and quantization {config.quantization!r} is asked for; leave "
-            "--random out, or set quantization to none"
-        )
+        raise ValueError(f"quantization {config.quantization!r} is asked for, not of --random weights; leave one out")
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         family = layout_family(config, shrink.apply, device)

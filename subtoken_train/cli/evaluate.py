@@ -202,7 +202,7 @@ def _run_grids(args: argparse.Namespace) -> int:
     if args.check:
         return _print_check(_grids(args)[0], args.config)  # suites, which have several, take no --check
     from subtoken_train.cli.terminal import counter
-    from subtoken_train.evaluation.runner.processes import Processes
+    from subtoken_train.evaluation.runner.cell import Processes
     from subtoken_train.evaluation.runner.run import run_grid
     from subtoken_train.inference.pool import device_of
 

@@ -127,7 +127,7 @@ def image_of(figure: Figure) -> Image.Image:
 def svg_of(figure: Figure, name: str, title: str, description: str) -> Markup:
     """Draw the figure as an element of a page; all of its ids begin with ``name``, which is unique there.
 
-    A screen reader says ``title`` first, then ``description``: what can be read from it.
+    A screen reader says ``title`` first, then ``description``.
     """
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))

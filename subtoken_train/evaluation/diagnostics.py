@@ -29,16 +29,9 @@ from subtoken_train.engine.attention_rows import region_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import question_rows
 from subtoken_train.evaluation.charts import axes_in_a_row, draw_bars, draw_cells, draw_lines, image_of
+from subtoken_train.functional import usage
 from subtoken_train.functional.groups import split_groups
 from subtoken_train.functional.masks import global_mask
-from subtoken_train.functional.usage import (
-    best_of_each,
-    by_relevance,
-    group_counts,
-    kept_histogram,
-    shared_pairs,
-    usage_entropy,
-)
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.routing.base import RoutingConfig
 from subtoken_train.types import Batch, in_compressed_region
@@ -77,10 +70,7 @@ def diagnose(backbone: CompressedBackbone, batches: Iterable[Batch]) -> Diagnosi
     if backbone.bank is None:
         raise ValueError("a token-only arm routes nothing, so there is nothing to diagnose; use a routed adapter")
     if backbone.bank.config.budget == "bytes":
-        raise ValueError(
-            "budget 'bytes' drops keys as well as groups, which Figure 1 does not show; use cache_report() of a "
-            "prompt, or an adapter of another budget"
-        )
+        raise ValueError("budget 'bytes' drops keys, too, which Figure 1 does not show; use another budget's adapter")
     found = [_count(backbone, backbone.bank, batch) for batch in batches]
     if not any(int(each.rank_tokens_R.sum()) for each in found):
         raise ValueError("none of the prompts has a token to route (no image?); choose other --data")
@@ -159,7 +149,7 @@ def value_norm_mask(observation: Observation, layer: int, bank: RouterBank) -> T
     norms_BNS, mask_BNS = observation.norms[layer], observation.masks[layer]
     if bank.config.budget == "global":
         return global_mask(norms_BNS, bank.config.kept_groups, observation.routed[layer])
-    return best_of_each(norms_BNS, mask_BNS)
+    return usage.best_of_each(norms_BNS, mask_BNS)
 
 
 def _count(backbone: CompressedBackbone, bank: RouterBank, batch: Batch) -> Diagnosis:
@@ -170,14 +160,14 @@ def _count(backbone: CompressedBackbone, bank: RouterBank, batch: Batch) -> Diag
         with global_budget(bank):
             shared = observe(backbone, batch, with_relevance=True)
     layers = list(own.masks)
-    ordered = [by_relevance(shared.masks[i], shared.relevance[i], shared.routed[i]) for i in layers]
-    pairs = [shared_pairs(own.masks[i], value_norm_mask(own, i, bank), own.routed[i]) for i in layers]
+    ordered = [usage.by_relevance(shared.masks[i], shared.relevance[i], shared.routed[i]) for i in layers]
+    pairs = [usage.shared_pairs(own.masks[i], value_norm_mask(own, i, bank), own.routed[i]) for i in layers]
     return Diagnosis(
         layers,
-        torch.stack([group_counts(own.masks[i], own.routed[i]) for i in layers]).cpu(),
-        torch.stack([kept_histogram(own.masks[i], own.routed[i]) for i in layers]).cpu(),
+        torch.stack([usage.group_counts(own.masks[i], own.routed[i]) for i in layers]).cpu(),
+        torch.stack([usage.kept_histogram(own.masks[i], own.routed[i]) for i in layers]).cpu(),
         torch.tensor(pairs),
-        torch.stack([kept_histogram(shared.masks[i], shared.routed[i]) for i in layers]).cpu(),
+        torch.stack([usage.kept_histogram(shared.masks[i], shared.routed[i]) for i in layers]).cpu(),
         over_layers(valid for _, _, valid in ordered),
         over_layers(relevance.double() * valid for _, relevance, valid in ordered),
         over_layers(kept * valid for kept, _, valid in ordered),
@@ -211,17 +201,10 @@ def layer_rows(diagnosis: Diagnosis, config: RoutingConfig) -> list[LayerRow]:
         fraction = pairs / (config.num_groups * tokens)
         # token by token a random choice shares K_j^2 / S pairs; value norm under a global budget picks its own K_j
         per_token = int((kept_K * groups_K**2).sum()) / (config.num_groups * pairs)
-        rows.append(
-            LayerRow(
-                layer=layer,
-                kept_groups=pairs / tokens,
-                value_fraction=fraction,
-                entropy=usage_entropy(usage_S),
-                largest_share=float(usage_S.max()),
-                value_norm_agreement=int(diagnosis.norm_pairs_L[i]) / pairs,
-                chance=fraction if config.budget == "global" else per_token,
-            )
-        )
+        agreement = int(diagnosis.norm_pairs_L[i]) / pairs
+        chance = fraction if config.budget == "global" else per_token
+        spread = usage.usage_entropy(usage_S), float(usage_S.max())
+        rows.append(LayerRow(layer, pairs / tokens, fraction, *spread, agreement, chance))
     return rows
 
 
@@ -278,6 +261,5 @@ def rank_means(diagnosis: Diagnosis) -> tuple[list[float], list[float]]:
     return (diagnosis.rank_relevance_R[occurs] / tokens).tolist(), (diagnosis.rank_kept_R[occurs] / tokens).tolist()
 
 
-def _usage(diagnosis: Diagnosis) -> list[list[float]]:
-    shares: list[list[float]] = (diagnosis.counts_LS / diagnosis.counts_LS.sum(-1, keepdim=True)).tolist()
-    return shares
+def _usage(diagnosis: Diagnosis) -> Any:
+    return (diagnosis.counts_LS / diagnosis.counts_LS.sum(-1, keepdim=True)).tolist()

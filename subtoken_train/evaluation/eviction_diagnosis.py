@@ -1,17 +1,14 @@
 """Diagnosis of an eviction: how well it foresees what is read later, per layer, and how sparse the reading is.
 
-It shows what VL-Cache's figures show, for any method: the sparsity of a layer's attention in the prompt (all rows, and
-those that ask alone) and while generating, as a mean and a range over heads, with Pearson's correlation of the two over
-layers (Figure 2); the share of the entries read most while generating that the method keeps (hit rate, Figure 3; the
-best choice of the same size in the same head is the yardstick); how much of what is read is image or context rather
-than text, and how much of as many entries as stay, those read most (Figure 9, equations 3 to 5). Beside them the share
-of the attention that its choice keeps, and Spearman's rank correlation between its scores and the attention, over the
-entries that compete.
+It shows VL-Cache's figures for any method: sparsity of a layer's attention in the prompt (all rows, and those that ask)
+and while generating, with Pearson's correlation of the two over layers (Figure 2); the share of the entries read most
+that the method keeps (hit rate, Figure 3); how much of what is read, and of the entries read most, is image or context
+(Figure 9, equations 3 to 5). Beside them the share of the attention that its choice keeps, and Spearman's rank
+correlation between its scores and the attention, over the entries that compete.
 
 An eviction scores and plans as it would, but nothing is let go: tokens are generated greedily from everything that the
-prompt left (after reducer and routers), and the attention that these tokens pay to its entries is summed up, as a mean
-over the query heads of a key-value head, or of all where heads share a set. Statistics of one layer exist at a time but
-for its keys, which are held a second time.
+prompt left (after reducer and routers), and the attention that they pay to its entries is summed up, as a mean over the
+query heads of a key-value head, or of all where heads share a set.
 
 Legend: B batch, N rows of a layer's cache, T tokens since the prompt, H query heads, h key-value heads (1 where all
 heads share a set), d head width, L layers.
@@ -137,15 +134,10 @@ def watch_generation(
     if compression.eviction.reads:
         raise ValueError(f"eviction {compression.eviction.name!r} drops nothing that could be read later")
     if compression.every is not None:
-        raise ValueError(
-            f"eviction_every={compression.every}: what a prompt's eviction lets go is watched while nothing is "
-            "evicted; leave it out"
-        )
+        raise ValueError(f"eviction_every={compression.every}: nothing is evicted while it is watched; leave it out")
     if compression.threshold is not None:
-        raise ValueError(
-            f"eviction_keep {compression.threshold.label}: what a budget lets go is watched, and a threshold is none; "
-            "give a share, for instance eviction_keep=0.2"
-        )
+        label = compression.threshold.label
+        raise ValueError(f"eviction_keep {label}: what a budget lets go is watched; give a share, eviction_keep=0.2")
     layers: list[WatchedEntries] = []
     cache = PackedCache(backbone.family.shape.num_layers)
     packed = [WatchedLayer() for _ in cache.layers]
@@ -284,17 +276,16 @@ def draw_eviction(rows: list[PromptLayer], label: str, folder: Path) -> None:
     means = eviction_layers(rows)
     figure, (left, middle, body, right) = axes_in_a_row(4)
     draw_bars(left, means["kept"].tolist(), f"budget per layer, {label}", "layer", "entries that stay, mean")
-    sparsity = {"prompt": "prompt_sparsity", "generated tokens": "generated_sparsity"}
-    lines = {words: means[name].tolist() for words, name in sparsity.items()}
-    lines |= {"rows that ask": means["sparsity"].tolist()}
-    draw_lines(middle, lines, "sparsity, and its range over heads", "layer", "share")
-    for line, name in zip(middle.get_lines(), sparsity.values(), strict=False):
-        ends = means[f"{name}_least"], means[f"{name}_most"]
-        middle.fill_between(range(len(means)), *ends, color=line.get_color(), alpha=0.15, linewidth=0)
 
     def columns(names: dict[str, str]) -> dict[str, list[float]]:
         return {words: means[name].tolist() for words, name in names.items()}
 
+    sparsity = {"prompt": "prompt_sparsity", "generated tokens": "generated_sparsity"}
+    lines = columns({**sparsity, "rows that ask": "sparsity"})
+    draw_lines(middle, lines, "sparsity, and its range over heads", "layer", "share")
+    for line, name in zip(middle.get_lines(), sparsity.values(), strict=False):
+        ends = means[f"{name}_least"], means[f"{name}_most"]
+        middle.fill_between(range(len(means)), *ends, color=line.get_color(), alpha=0.15, linewidth=0)
     on_body = {"of what generated tokens read": "body_attention", "of the entries they read most": "body_coverage"}
     draw_lines(body, columns(on_body), "image or context", "layer", "share")
     foreseen = {name.replace("_", " "): name for name in ("hit_rate", "attention_kept", "rank_agreement")}

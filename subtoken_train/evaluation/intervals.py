@@ -19,11 +19,10 @@ Table = Sequence[float] | Floats
 
 
 def bootstrap_interval(scores: Table, level: float = 0.95, seed: int = 0) -> tuple[float, float]:
-    """Return the percentile interval of the mean of ``scores``, resampled with replacement.
+    """Return the percentile interval of the mean of ``scores``, [n] or, of several trainings, [s, n], resampled.
 
-    Scores are one per question, [n], or per training seed and question, [s, n]. Of several seeds, seeds *and* questions
-    are resampled, so the interval holds the spread between trainings too; with few seeds it is a rough one. For a
-    paired comparison pass differences: both arms then meet the same seeds and questions.
+    Seeds *and* questions are resampled; with few seeds the interval is a rough one. For a paired comparison pass
+    differences: both arms then meet the same seeds and questions.
     """
     values_sn = _filled(scores)
     num_seeds, num_questions = values_sn.shape
@@ -65,9 +64,8 @@ def _kept_draws(num_seeds: int, num_questions: int, seed: int) -> tuple[npt.NDAr
 def resampled_means(tables: Sequence[Table], seed: int = 0) -> Floats:
     """Draw bootstrap samples of the mean over tasks of the tasks' mean scores, [``RESAMPLES``].
 
-    Questions are resampled within their task. Seeds are resampled too; tables with equally many seeds share the draw,
-    because one training answers all tasks. Counts of equal columns are drawn (a multinomial), which has the
-    distribution of drawing questions one by one.
+    Questions are resampled within their task. Tables with equally many seeds share their draw: one training answers all
+    tasks. Counts of equal columns are drawn (a multinomial), which has the distribution of single draws.
     """
     rng = np.random.default_rng(seed)
     weights: dict[int, Floats] = {}
@@ -87,8 +85,7 @@ def resampled_means(tables: Sequence[Table], seed: int = 0) -> Floats:
 def quantile_interval(draws: Floats, level: float = 0.95) -> tuple[float, float]:
     """Return the percentile interval of bootstrap draws.
 
-    Draws are rounded to 12 places: a sum's last digit depends on the processor, and a mean such as 0.8225 would then be
-    printed as 82.2 here and 82.3 there.
+    Rounded to 12 places: a sum's last digit depends on the processor, and 0.8225 would be 82.2 here and 82.3 there.
     """
     low, high = np.quantile(draws.round(12), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

@@ -1,8 +1,6 @@
 """The picture of one prompt with the visual tokens that each layer's cache keeps, drawn with Pillow.
 
-What it does not show: which of a token's value groups stay, and what a merged token (VisionZip's contextual ones) is
-made of. Tokens are drawn where their placeholders stand; a reducer that moves them to other placeholders (VisionZip on
-LLaVA) cannot be drawn, nor can tiles.
+It does not show which of a token's value groups stay, nor what a merged token is made of.
 
 Legend: N sequence positions, T visual tokens.
 """
@@ -29,12 +27,9 @@ SIDE, SMALLEST_CELL, TITLE, MARGIN = 640, 24, 36, 8
 
 @dataclass(frozen=True)
 class KeptTokens:
-    """Visual tokens that one layer keeps.
+    """Visual tokens that one layer keeps: of each the share of key-value heads (0: dropped), and the number of groups.
 
-    Attributes:
-        share_T: share of the key-value heads that keep each token, fp32; 0 is dropped.
-        groups_T: kept value groups of each token, int64; None without routing.
-        num_groups: S; 0 without routing.
+    ``groups_T`` is None and ``num_groups`` 0 without routing.
     """
 
     share_T: Tensor
@@ -63,10 +58,8 @@ def check_drawable(family: Family) -> None:
 def check_places(backbone: CompressedBackbone) -> None:
     """Raise a worded ``ValueError`` where what a reducer leaves has no place in the picture."""
     if backbone.placeless:
-        raise ValueError(
-            f"{backbone.reducer.name} on {backbone.family.name} renumbers its tokens, so they have no place in the "
-            "picture; leave the drawing out"
-        )
+        who = f"{backbone.reducer.name} on {backbone.family.name}"
+        raise ValueError(f"{who} renumbers its tokens, so they have no place in the picture; leave the drawing out")
 
 
 def visual_grid(family: Family, batch: Batch) -> tuple[int, int]:
@@ -87,8 +80,7 @@ def visual_grid(family: Family, batch: Batch) -> tuple[int, int]:
 def kept_picture(image: Image.Image, family: Family, batch: Batch, plan: Plan, layers: Sequence[int]) -> Image.Image:
     """Draw a panel per layer: kept tokens as they are, dropped ones dimmed, and the number of groups that each kept.
 
-    The prompt is one sample with one image (RGB). Where heads keep sets of their own, a token is dimmed by the share of
-    heads that dropped it.
+    The prompt is one sample with one image (RGB). A token is dimmed by the share of heads that dropped it.
     """
     rows, columns = visual_grid(family, batch)
     cell = max(SMALLEST_CELL, SIDE // max(rows, columns))
@@ -102,7 +94,6 @@ def kept_picture(image: Image.Image, family: Family, batch: Batch, plan: Plan, l
 
 
 def _panel(seen: Image.Image, kept: KeptTokens, grid: tuple[int, int], layer: int) -> Image.Image:
-    """Draw one layer's picture under its title."""
     rows, columns = grid
     cell = seen.width // columns
     panel = Image.new("RGB", (seen.width + 2 * MARGIN, seen.height + TITLE + MARGIN), PAPER)

@@ -1,9 +1,8 @@
 """A folder of results: what it says of itself, and the records of an arm on a task.
 
-Its layout is ``ARM/TASK/`` with ``manifest.json`` (written before the first answer: the arm, the task, their settings)
-and ``samples-RANK-of-PROCESSES.jsonl`` (one ``SampleRecord`` a line, appended as batches finish). What is finished
-stays; a line that was cut off is taken away. Scores are no file: they are computed from the records, by the task's
-metric, whenever they are asked for.
+``ARM/TASK/manifest.json`` is written before the first answer, ``ARM/TASK/samples-RANK-of-PROCESSES.jsonl`` (one
+``SampleRecord`` a line) as batches finish; a line that was cut off is taken away. Scores are no file: they are computed
+from the records, by the task's metric, whenever they are asked for.
 """
 
 from __future__ import annotations
@@ -50,11 +49,10 @@ class ArmFacts:
     Attributes:
         name: unique in the results folder; also the folder's name.
         reducer: ``fastv 0.25``; like ``groups`` (``S16K4 linear``) and ``eviction`` (``snapkv 0.1 int8``), ``-``: none.
-        protocol: ``query_aware``: the question is there when the cache is compressed. ``context_first``: the context is
-            compressed before the question is seen (KVCompose's protocol).
+        protocol: ``context_first``: the context is compressed before the question is seen (KVCompose's protocol).
         nominal_kv: retained share of the compressed region that the ledger promises, after eviction.
         anchor: name of the matched token-only anchor that the arm is compared with.
-        trained: whether the arm's reduction, selection and eviction are those its adapter was trained under.
+        trained: whether reduction, selection and eviction are those the adapter was trained under.
         seed: of what draws at random where the grid gives one, else of the training run.
     """
 
@@ -73,12 +71,12 @@ class ArmFacts:
 
     @property
     def by_threshold(self) -> bool:
-        """Tell whether a threshold decides what stays, so that no bytes are promised and they spread over samples."""
+        """Whether a threshold decides what stays: no bytes are promised, and they spread over samples."""
         return "threshold=" in self.eviction
 
     @property
     def promises(self) -> bool:
-        """Tell whether ``nominal_kv`` is what is expected: a budget's, or a threshold's recorded mean."""
+        """Whether ``nominal_kv`` is expected: of a budget, or a threshold's recorded mean."""
         return not self.by_threshold or " mean " in self.eviction
 
 
@@ -106,7 +104,7 @@ class Manifest:
 
     @property
     def partial(self) -> bool:
-        """Tell whether only a part of the complete set was asked."""
+        """Whether only a part of the complete set was asked."""
         return self.expected_rows is not None and self.rows < self.expected_rows
 
     def write(self, folder: Path) -> None:
@@ -132,9 +130,8 @@ class Manifest:
         check_file_name(arm.name, f"{path}: arm: name")
         for fact, pattern in _WRITTEN.items():
             if pattern.fullmatch(value := getattr(arm, fact)) is None:
-                raise ValueError(
-                    f"{path}: arm: {fact} is {shown(value)}, which 'subtoken-train evaluate' does not write"
-                )
+                words = f"arm: {fact} is {shown(value)}, which 'subtoken-train evaluate' does not write"
+                raise ValueError(f"{path}: {words}")
         counts = {"rows": manifest.rows, "expected_rows": manifest.expected_rows, "arm: nominal_kv": arm.nominal_kv}
         for name, count in counts.items():
             check_range(f"{path}: {name}", count, 0)
@@ -144,10 +141,9 @@ class Manifest:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleRecord(Measured):
-    """One sample of one arm and task. Everything that scoring and reports need; no model is needed again.
+    """One sample of one arm and task: all that scoring and reports need without a model.
 
-    The reference is there for scoring again; ``score`` is of this sample alone, see ``TaskMetric.score``. A prediction
-    is a generated text, or the log-likelihood of each choice.
+    ``score`` is of this sample alone (``TaskMetric.score``); a prediction is a text, or each choice's log-likelihood.
     """
 
     id: str
@@ -164,9 +160,8 @@ class SampleRecord(Measured):
         try:
             text = json.dumps({**told, **content}, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         except ValueError:
-            raise ValueError(
-                f"sample {self.id!r}: the model gave NaN or infinity; choose a wider dtype, or another adapter"
-            ) from None
+            words = "the model gave NaN or infinity; choose a wider dtype, or another adapter"
+            raise ValueError(f"sample {self.id!r}: {words}") from None
         return text + "\n"
 
     @classmethod
@@ -189,10 +184,7 @@ def prompt_digest(prompt: str, choices: tuple[str, ...] = ()) -> str:
 
 
 def read_samples(folder: Path) -> dict[str, SampleRecord]:
-    """Read all finished samples of ``folder``, by id, from the files of all processes.
-
-    A last line without its newline is a sample that was being written when the run was killed; it is left out.
-    """
+    """Read all finished samples of ``folder``, by id, from the files of all processes; no last line that is cut off."""
     found: dict[str, SampleRecord] = {}
     for path in sorted(folder.glob(SAMPLES_GLOB)):
         for number, line in enumerate(_lines(path), start=1):
@@ -219,7 +211,6 @@ class SampleWriter:
 
 
 def _whole_bytes(path: Path) -> int:
-    """Return the bytes of a file up to its last line break; its end alone is read."""
     begin = max(0, check_regular(path) - MAX_LINE)
     with path.open("rb") as file:
         file.seek(begin)
@@ -230,12 +221,10 @@ def _whole_bytes(path: Path) -> int:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, which may end within a character; one that is too long for a record is refused."""
+    """Yield the lines of a file, which may end within a character."""
     check_regular(path)
     with path.open("rb") as file:
         while line := file.readline(MAX_LINE + 1):
             if len(line) > MAX_LINE:
-                raise ValueError(
-                    f"{path} has a line of more than {MAX_LINE:,} bytes, which is not a record of a sample"
-                )
+                raise ValueError(f"{path} has a line of more than {MAX_LINE:,} bytes; it is no record of a sample")
             yield line

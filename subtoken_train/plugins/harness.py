@@ -1,7 +1,4 @@
-"""Requests of an evaluation harness on compressed caches: its arguments, its batches, and what compression kept.
-
-``model_args`` are ``adapter=DIR,eviction=snapkv,eviction_keep=0.1``; generation settings are read for greedy answers.
-"""
+"""Requests of an evaluation harness on compressed caches: its arguments, its batches, and what compression kept."""
 
 from __future__ import annotations
 
@@ -22,12 +19,13 @@ from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.batched import generate_batch, in_batches, score_batch
 from subtoken_train.inference.cache_report import Outcome
-from subtoken_train.inference.compression import SWITCHES, Compression, parse_settings
+from subtoken_train.inference.compression import Compression, parse_settings
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prefill import check_context_first, who_drops
 from subtoken_train.ledger.kv_budget import share_words
 from subtoken_train.ledger.measure import emptied_words
 from subtoken_train.settings import Setting, settings_of
+from subtoken_train.typed import Written, written_as
 from subtoken_train.types import Batch, Protocol
 
 
@@ -56,11 +54,6 @@ class ModelArguments(ArmSpec):
         return None if self.context == "auto" else int(self.context)
 
     @property
-    def prompts_together(self) -> int:
-        """``batch_size`` as a number."""
-        return int(self.batch_size)
-
-    @property
     def settings(self) -> dict[str, Any]:
         """Settings that differ from the defaults, and the adapter's digest, for result files."""
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "written"}
@@ -84,10 +77,7 @@ class ModelArguments(ArmSpec):
 
 
 def read_arguments(given: Mapping[str, Any], unavailable: Collection[str] = ()) -> ModelArguments:
-    """Check the arguments of a harness, whose parser may have made numbers of some; None is what was not given.
-
-    ``unavailable`` are names that this harness has no use for.
-    """
+    """Check a harness's arguments, whose parser may have made numbers of some; ``unavailable``: of no use here."""
     known = [name for name, each in MODEL_SETTINGS.items() if each.harness and name not in unavailable]
     texts: dict[str, Any] = {name: str(value) for name, value in given.items() if value is not None}
     for name, text in texts.items():
@@ -96,10 +86,8 @@ def read_arguments(given: Mapping[str, Any], unavailable: Collection[str] = ()) 
     if (options := texts.get("eviction_options")) is not None:
         texts["eviction_options"] = parse_settings(texts.get("eviction"), options.split(";"))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError(
-            "started in several processes, each of which would answer everything; start one, or use "
-            "subtoken-train evaluate, which divides the samples"
-        )
+        words = "start one, or use subtoken-train evaluate, which divides the samples"
+        raise ValueError(f"started in several processes, each of which would answer everything; {words}")
     return ModelArguments(**texts, written="argument")
 
 
@@ -108,15 +96,9 @@ MODEL_SETTINGS = settings_of(ModelArguments)
 
 def _read(name: str, text: str) -> object:
     kind = MODEL_SETTINGS[name].kind  # a method's own settings stay a text
-    if kind is int:
-        return _whole(name, text)
-    if kind is bool:
-        check_word(f"value of {name}", text.lower(), SWITCHES)
-        return SWITCHES[text.lower()]
-    try:
-        return float(text) if kind is float else text
-    except ValueError:
-        raise ValueError(f"{name}={text} must be a number, for instance 0.25") from None
+    if kind not in (int, float, bool):
+        return text
+    return written_as(kind, Written(text.lower() if kind is bool else text), name)
 
 
 def _whole(name: str, text: str) -> int:
@@ -143,10 +125,8 @@ def greedy_settings(given: Mapping[str, Any], default_length: int, ignored: Coll
     temperature = float(given.get("temperature") or 0)
     samples = given.get("do_sample")
     if samples or (samples is None and temperature > 0):
-        raise ValueError(
-            f"do_sample={samples}, temperature={temperature:g}: answers are greedy; ask for do_sample=false (in "
-            "lm-eval: --gen_kwargs do_sample=false)"
-        )
+        words = "answers are greedy; ask for do_sample=false (in lm-eval: --gen_kwargs do_sample=false)"
+        raise ValueError(f"do_sample={samples}, temperature={temperature:g}: {words}")
     if int(given.get("num_beams") or 1) > 1:
         raise ValueError(f"num_beams={given['num_beams']}: answers are greedy, leave beams out")
     for name, value in given.items():
@@ -194,9 +174,12 @@ class Counted:
             "prompts": self.prompts,
             "prompts_with_an_emptied_region": sum(map(bool, self.emptied)),
             **self.sums,
-            "kv_fraction_measured": _share(self.sums["kv_bytes"], self.sums["dense_kv_bytes"]),
-            "region_fraction_measured": _share(self.sums["region_bytes"], self.sums["region_dense_bytes"]),
+            "kv_fraction_measured": self._share("kv_bytes", "dense_kv_bytes"),
+            "region_fraction_measured": self._share("region_bytes", "region_dense_bytes"),
         }
+
+    def _share(self, part: str, whole: str) -> float | None:
+        return self.sums[part] / self.sums[whole] if self.sums[whole] else None
 
     def warning(self) -> str | None:
         """Warn where the settings cannot change what a harness scores."""
@@ -226,10 +209,6 @@ class Counted:
         return "\n".join(lines)
 
 
-def _share(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
-
-
 def _line(what: str, kept: int, dense: int, unit: str) -> str:
     return f"{what}: {kept:,} of {dense:,} {unit} kept ({share_words(kept / dense, 2)})"
 
@@ -242,10 +221,7 @@ Scored = tuple[float, bool]
 
 
 class Runner(Generic[PromptT]):
-    """A loaded model, and what compression did to the prompts that it was asked so far.
-
-    ``length`` orders prompts, so that a batch holds like ones.
-    """
+    """A loaded model, and what compression did to its prompts so far; a batch holds prompts of like ``length``."""
 
     def __init__(
         self,
@@ -274,7 +250,7 @@ class Runner(Generic[PromptT]):
             by_prompt[prompt].append(i)
         groups = [(prompt, part) for prompt, members in by_prompt.items() for part in in_batches(members, SHARED)]
         groups.sort(key=lambda group: -self.length(group[0]))
-        for chunk in in_batches(groups, self.arguments.prompts_together):
+        for chunk in in_batches(groups, int(self.arguments.batch_size)):
             after = [[requests[i][1] for i in members] for _, members in chunk]
             results = score_batch(self.model.backbone, self._batch([prompt for prompt, _ in chunk]), after, **self._how)
             self.counted.add(results)
@@ -294,7 +270,7 @@ class Runner(Generic[PromptT]):
             by_settings[settings].append(i)
         for settings, members in by_settings.items():
             members.sort(key=lambda i: -self.length(requests[i][0]))
-            for chunk in in_batches(members, self.arguments.prompts_together):
+            for chunk in in_batches(members, int(self.arguments.batch_size)):
                 prompts = self._batch([requests[i][0] for i in chunk])
                 results = generate_batch(self.model.backbone, prompts, **settings._asdict(), **self._how)
                 self.counted.add(results)

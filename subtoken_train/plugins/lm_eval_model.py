@@ -1,7 +1,7 @@
 """The model ``subtoken`` of lm-evaluation-harness (0.4.12 or newer): importing this module registers it.
 
-Tokenisation, truncation from the left and the windows of rolling log-likelihoods are those of the harness's own ``hf``
-model, so that an uncompressed run gives its scores. Answers are greedy; there is one process.
+Tokenisation, truncation and rolling windows are those of the harness's own ``hf`` model, so that an uncompressed run
+gives its scores. Answers are greedy; there is one process.
 """
 
 from __future__ import annotations
@@ -38,11 +38,7 @@ log = logging.getLogger(__name__)
 
 @register_model("subtoken")
 class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
-    """An adapter or a language model, its cache compressed, as lm-evaluation-harness asks models.
-
-    ``given`` are the harness's ``model_args``, see ``ModelArguments``. Arguments that do not fit, or a backbone that
-    sees images, raise a ``ValueError``.
-    """
+    """An adapter or a language model, its cache compressed; ``given`` are ``model_args`` (``ModelArguments``)."""
 
     last: ClassVar[SubTokenLM | None] = None
     """The model that was made last."""
@@ -53,10 +49,8 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
         model = self.arguments.model()
         self.family = model.backbone.family
         if self.family.image_token_id is not None:
-            raise ValueError(
-                f"{self.family.name} compresses visual tokens, and text tasks have none; use a language model, or "
-                "lmms-eval"
-            )
+            name = self.family.name
+            raise ValueError(f"{name} sees images, and text tasks have none; use a language model, or lmms-eval")
         self.tokenizer = self.family.tokenizer
         self.runner = Runner(model, self.arguments, self._collate, len)
         whole = replace(self.arguments, protocol="query_aware")
@@ -85,20 +79,15 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     def set_cache_hook(self, cache_hook: Any) -> None:
-        """Take the harness's file of finished requests (``--use_cache``).
-
-        It knows requests by their text alone, so it is refused where another model or other settings filled it.
-        """
+        """Take the harness's file of finished requests, which knows them by text alone, if equal settings filled it."""
         super().set_cache_hook(cache_hook)
         finished = cache_hook.dbdict
         if finished is None:
             return
         own = {name: value for name, value in self.arguments.settings.items() if name not in ("batch_size", "device")}
         if len(finished) and finished.get(SETTINGS) != own:
-            raise ValueError(
-                f"the --use_cache file holds requests of {finished.get(SETTINGS) or 'another model'}, and these are "
-                f"{own}; name another file"
-            )
+            others = finished.get(SETTINGS) or "another model"
+            raise ValueError(f"the --use_cache file holds requests of {others}, and these are {own}; name another file")
         finished[SETTINGS] = own
 
     @property
@@ -174,7 +163,6 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False, **_: Any
     ) -> list[Scored]:
-        """Scores of (context and continuation as text, their token ids), in this order."""
         outcomes: list[Scored] = [(0.0, False)] * len(requests)
         # the last token is only predicted
         asked = [(self._fitting(context, len(after) - 1), after) for _, context, after in requests]
@@ -207,13 +195,10 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
             return self.runner.generate(asked, done)
 
     def _fitting(self, ids: list[int], following: int) -> tuple[int, ...]:
-        """The last tokens of a prompt that leave room for ``following`` ones."""
         room = self.max_length - following
         if room < 1:
-            raise ValueError(
-                f"{following} tokens after a prompt leave no room for it in the model's {self.max_length} positions; "
-                "ask for shorter answers (--gen_kwargs max_gen_toks=N)"
-            )
+            room = f"{following} tokens after a prompt leave no room for it in the model's {self.max_length} positions"
+            raise ValueError(f"{room}; ask for shorter answers (--gen_kwargs max_gen_toks=N)")
         if len(ids) > room:
             self._say_once(f"prompts are cut to their last tokens to fit the model's {self.max_length} positions")
         return tuple(ids[-room:])
@@ -222,7 +207,6 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
         return text_batch(self.family, [self._encoded(prompt) for prompt in prompts])
 
     def _collate_whole(self, prompts: Sequence[tuple[int, ...]]) -> Batch:
-        """Without a context: neither reducer nor routers act."""
         return text_batch(self.family, [EncodedText(prompt, 0) for prompt in prompts])
 
     def _encoded(self, prompt: tuple[int, ...]) -> EncodedText:

@@ -32,13 +32,7 @@ IGNORED = ("image_aspect_ratio", "image_sizes", "use_cache")
 
 @dataclass(frozen=True)
 class Question:
-    """One prompt of a task.
-
-    Attributes:
-        text: what is asked, with or without ``<image>``.
-        place: task, split and document, for messages.
-        images: reads the document's images, when a batch needs them.
-    """
+    """One prompt of a task, its place (task, split, document), and a function that reads its images when needed."""
 
     text: str
     place: str
@@ -46,11 +40,7 @@ class Question:
 
 
 class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed where types are checked
-    """An adapter or a backbone, its cache compressed, as lmms-eval asks models.
-
-    ``given`` are the harness's ``model_args``, see ``ModelArguments``. Arguments that do not fit, or a language model,
-    raise a ``ValueError``.
-    """
+    """An adapter or a backbone, its cache compressed; ``given`` are ``model_args`` (``ModelArguments``)."""
 
     is_simple = True
 
@@ -99,10 +89,7 @@ class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed wh
         return [(-logprob / len(ids), greedy) for (logprob, greedy), (_, ids) in zip(scores, asked, strict=True)]
 
     def generate_until_multi_round(self, requests: list[Any]) -> list[str]:
-        """Raise ``NotImplementedError``: tasks of several rounds are not offered."""
-        raise NotImplementedError(
-            "tasks of several rounds are not offered by the model 'subtoken'; choose another task"
-        )
+        raise NotImplementedError("tasks of several rounds are not offered by 'subtoken'; choose another task")
 
     def clean(self) -> None:
         """Say what compression kept; lmms-eval calls this when all requests were answered."""
@@ -119,13 +106,11 @@ class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed wh
         return Question(text, f"{task} {split} {doc_id}", read)
 
     def _record(self, question: Question, answer: str | None = None) -> Record:
-        """The question as one turn; its images stand in front where it places none, and nothing else may be given."""
         images = list(question.images() or [])
         for image in images:
             if not isinstance(image, Image.Image):
-                raise ValueError(
-                    f"{question.place}: {type(image).__name__} is no image; videos and sound are not offered"
-                )
+                kind = type(image).__name__
+                raise ValueError(f"{question.place}: {kind} is no image; videos and sound are not offered")
         prompt = question.text if "<image>" in question.text else "<image>\n" * len(images) + question.text
         sources = [EncodedImage(partial(_encoded, image, question.place), question.place) for image in images]
         return Record(question.place, list(sources), [Turn(prompt, answer)])

@@ -1,14 +1,25 @@
-"""Sides of a benchmark: transformers' caches give the backbone's logits, packed ones their own report's bytes."""
+"""Prompts for timing, the sides of a comparison and interleaved rounds over them."""
 
 from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
 
-from subtoken_train.benchmarking.sides import PackedSide, dense_sides
-from subtoken_train.benchmarking.synthetic_prompts import PromptParts, draw_prompts, prompt_parts
+from subtoken_train.benchmarking.rounds import hold, measure, ratios
+from subtoken_train.benchmarking.sides import HeldBytes, PackedSide, Side, dense_sides
+from subtoken_train.benchmarking.synthetic_prompts import (
+    PromptParts,
+    Shrink,
+    check_positions,
+    draw_prompts,
+    prompt_parts,
+    random_family,
+)
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.decoder import PREFIX
 from subtoken_train.inference.cache_report import report
 from subtoken_train.inference.compression import Compression
@@ -16,6 +27,7 @@ from subtoken_train.inference.prefill import prefill
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
+from subtoken_train.types import Region
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 from tests.support.tiny.glm4v import glm_family
@@ -54,16 +66,13 @@ def test_transformers_caches_give_the_logits_of_the_packed_one_of_texts(kind):
 
 
 SEEING = [
-    qwen_family,
-    qwen2_family,
-    qwen3_family,
-    next_family,
-    onevision_family,
-    internvl_family,
-    idefics_family,
-    mistral3_family,
-    glm_family,
-]
+    qwen_family, qwen2_family, qwen3_family, next_family, onevision_family, internvl_family, idefics_family,
+    mistral3_family, glm_family,
+]  # fmt: skip
+
+
+def test_they_do_of_a_llavas(tiny_family):
+    checked(tiny_family, prompt_parts(tiny_family))
 
 
 @sampled("make", SEEING, every=3)
@@ -74,10 +83,6 @@ def test_they_do_of_one_picture_and_of_two(make):
     parts = prompt_parts(family, max(prompt_parts(family).length - one + 2 * several + 1, prompt_parts(family).length))
     assert parts.images > 1
     checked(family, parts)
-
-
-def test_they_do_of_a_llavas(tiny_family):
-    checked(tiny_family, prompt_parts(tiny_family))
 
 
 @pytest.mark.slow
@@ -119,10 +124,8 @@ def test_attention_is_transformers_own_in_a_dense_turn_and_ours_after_it():
 @sampled("kv_dtype", ["model", "int8"], every=2)
 def test_a_packed_side_holds_what_its_cache_reports(tiny_family, kv_dtype):
     prompts = draw_prompts(tiny_family, prompt_parts(tiny_family), 2)
-    reducer, bank = (
-        build_reducer("fastv", 0.25),
-        RouterBank(RoutingConfig(), tiny_family.hidden_size, tiny_family.shape),
-    )
+    reducer = build_reducer("fastv", 0.25)
+    bank = RouterBank(RoutingConfig(), tiny_family.hidden_size, tiny_family.shape)
     side = PackedSide("routed", "", tiny_family, prompts, reducer, bank.eval(), Compression(kv_dtype=kv_dtype))
     with side.turn():
         side.step(side.prefill().argmax(-1)[:, None])
@@ -137,12 +140,160 @@ def test_a_packed_side_holds_what_its_cache_reports(tiny_family, kv_dtype):
     assert held.total == held.payload + held.index + held.tail + held.slack
 
 
-def test_a_packed_side_holds_the_tables_of_its_kernels(monkeypatch):
+class Pretended(Side):
+    """Its prompt takes ``prompt`` seconds and its step ``step``; everything it does is noted."""
+
+    def __init__(self, name, family, prompts, watch, prompt, step):
+        super().__init__(name, f"pretended {name}", family, prompts)
+        self.watch, self.costs, self.fed = watch, (prompt, step), []
+
+    @contextmanager
+    def turn(self):
+        self.watch["now"] += 100.0  # outside of what is timed
+        self.watch["turns"].append(self.name)
+        yield
+        self.watch["now"] += 100.0
+
+    def prefill(self):
+        self.watch["now"] += self.costs[0]
+        return torch.tensor([[0.0, 1.0, 0.0]])
+
+    def step(self, token_ids_B1):
+        self.fed.append(int(token_ids_B1))
+        self.watch["now"] += self.costs[1]
+        return torch.tensor([[0.0, 0.0, 1.0]])
+
+    def held(self):
+        return HeldBytes(10, 1, len(self.fed))
+
+    def entries(self):
+        return 7
+
+
+@pytest.fixture
+def prompts():
     family = text_family("llama")
-    prompts = draw_prompts(family, TEXT, 1)
-    side = PackedSide("packed", "", family, prompts, WHOLE, None, Compression())
-    with side.turn():
-        side.prefill()
-        without = side.held().total
-        monkeypatch.setattr(PackedCache, "kernel_bytes", 123)
-        assert side.held().total == without + 123
+    return family, draw_prompts(family, PromptParts(0, 0, 0, 4, 8), 1)
+
+
+def test_rounds_alternate_and_only_the_side_is_timed(prompts):
+    watch = {"now": 0.0, "turns": []}
+    sides = [Pretended("a", *prompts, watch, 2.0, 0.25), Pretended("b", *prompts, watch, 1.0, 0.5)]
+    figures = measure(sides, new_tokens=4, pairs=2, warmup=1, clock=lambda: watch["now"])
+    assert watch["turns"] == ["a", "b", "a", "b", "b", "a", "a", "b"]
+    assert figures["a"].prefill_seconds == [2.0, 2.0]
+    assert figures["b"].step_seconds == [0.5, 0.5]
+    assert ratios(figures, "a") == {"prefill": {"b": (2.0, 2.0, 2.0)}, "step": {"b": (0.5, 0.5, 0.5)}}
+    assert sides[0].fed[:5] == [1, 2, 2, 2, 1]  # forced: the likeliest token, as many as asked for
+    record = figures["b"].record()
+    others = {"tail": 0, "slack": 0, "statistics": 0, "kernel": 0}
+    assert record["prompt_bytes"] == {"payload": 10, "index": 1, **others, "total": 11}
+    assert record["final_bytes"]["tail"] == 4
+    assert record["entries"] == 7
+
+
+@pytest.mark.parametrize(("runs", "finished"), [(9, 2), (8, 2), (7, 1), (5, None)])
+def test_ctrl_c_keeps_the_rounds_that_all_sides_finished(prompts, runs, finished):
+    """Of two sides: two runs for memory, two of the round that does not count, then two each round."""
+    watch, ran = {"now": 0.0, "turns": []}, []
+
+    def run():
+        ran.append(None)
+        if len(ran) == runs:
+            raise KeyboardInterrupt
+
+    sides = [Pretended("a", *prompts, watch, 2.0, 0.25), Pretended("b", *prompts, watch, 1.0, 0.5)]
+    with nullcontext() if finished else pytest.raises(KeyboardInterrupt):
+        figures = measure(sides, 1, pairs=3, clock=lambda: watch["now"], ran=run)
+        assert {len(found.prefill_seconds) for found in figures.values()} == {finished}
+        assert {len(found.step_seconds) for found in figures.values()} == {finished}
+
+
+def test_a_cpus_peak_holds_weights_prompts_and_cache_and_grows_with_the_prompt(prompts):
+    family, short = prompts
+    weights = sum(tensor.untyped_storage().nbytes() for tensor in family.model.parameters())
+    peaks = []
+    for batch in (short, draw_prompts(family, PromptParts(0, 0, 0, 4, 80), 1)):
+        side = PackedSide("packed", "", family, batch, build_reducer("none"), None, Compression())
+        found = hold(side, 2)
+        assert found.peak_bytes >= weights + found.final_bytes.total
+        assert found.final_bytes.tail == 2 * family.shape.token_bytes
+        peaks.append(found.peak_bytes - found.final_bytes.total)
+    assert peaks[1] > peaks[0]
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("length", [2, 3, 100, 128, 129])
+def test_a_text_has_a_context_and_a_question(length):
+    family = text_family("llama")
+    parts = prompt_parts(family, length)
+    assert (parts.length, parts.query) == (length, min(64, length // 2))
+    prompts = draw_prompts(family, parts, 3)
+    assert prompts.input_ids_BN.shape == (3, length)
+    assert (prompts.regions_BN == Region.CONTEXT).sum(-1).tolist() == [parts.context] * 3
+    assert not torch.equal(prompts.input_ids_BN[0], prompts.input_ids_BN[1])
+
+
+@pytest.mark.parametrize(("length", "images"), [(83, 1), (147, 1), (148, 2), (213, 3)])
+def test_as_many_whole_images_as_fit(tiny_family, length, images):
+    parts = prompt_parts(tiny_family, length)
+    assert (parts.length, parts.images) == (length, images)
+    prompts = draw_prompts(tiny_family, parts, 2)
+    assert (prompts.regions_BN == Region.VISUAL).sum(-1).tolist() == [64 * images] * 2
+    assert (prompts.regions_BN == Region.SYSTEM).sum(-1).tolist() == [5] * 2
+    assert prompts.images_per_sample_B.tolist() == [images] * 2
+    assert not (prompts.regions_BN == Region.PADDING).any()
+    if images > 1:  # a word between two of them
+        assert prompts.regions_BN[0, 5 + 64] == Region.QUERY
+
+
+def test_one_image_and_the_papers_text_unless_told(tiny_family):
+    assert prompt_parts(tiny_family).length == 5 + 64 + 14
+    assert prompt_parts(text_family("llama")).length == text_family("llama").decoder.config.max_position_embeddings // 2
+
+
+def test_too_short_or_too_long_is_said(tiny_family):
+    with pytest.raises(ValueError, match=r"--lengths 82: .* takes 83 tokens"):
+        prompt_parts(tiny_family, 82)
+    with pytest.raises(ValueError, match="give at least 2"):
+        prompt_parts(text_family("llama"), 1)
+    family = text_family("llama")
+    limit = family.decoder.config.max_position_embeddings
+    check_positions(family, prompt_parts(family, limit - 8), 8)
+    with pytest.raises(ValueError, match=f"need {limit + 1} positions and the model has {limit}"):
+        check_positions(family, prompt_parts(family, limit - 7), 8)
+
+
+def test_qwens_pictures_without_a_processor_are_those_with_one():
+    family = qwen_family()
+    parts = prompt_parts(family)
+    drawn = draw_prompts(family, parts, 2)
+    family.processor, processor = None, family.processor
+    bare = draw_prompts(family, parts, 2)
+    assert processor is not None
+    assert torch.equal(bare.image_grid_I3, drawn.image_grid_I3)
+    assert bare.pixel_values.shape == drawn.pixel_values.shape
+    assert torch.equal(bare.regions_BN, drawn.regions_BN)
+
+
+@sampled(
+    ("path", "tokens", "width"),
+    [("llava-hf/llava-1.5-7b-hf", 576, 128), ("Qwen/Qwen2.5-VL-3B-Instruct", 144, 128)],
+    every=2,
+)
+def test_a_published_architecture_is_drawn_smaller_without_network(path, tokens, width):
+    shrink = Shrink(layers=2, narrower=32 if "llava" in path else 16)
+    family = random_family(BackboneConfig(path=path), shrink, CPU)
+    assert (family.shape.num_layers, family.hidden_size, family.shape.head_dim) == (2, width, 128)
+    assert family.processor is None
+    assert (draw_prompts(family, prompt_parts(family), 1).regions_BN == Region.VISUAL).sum() == tokens
+    assert all(parameter.isfinite().all() for parameter in family.model.parameters())
+
+
+def test_what_cannot_be_drawn_is_refused():
+    with pytest.raises(ValueError, match="the model has 32; give at most as many"):
+        random_family(BackboneConfig(path="meta-llama/Llama-2-7b-hf"), Shrink(layers=33), CPU)
+    with pytest.raises(ValueError, match="quantization 'nf4' is asked for"):
+        random_family(BackboneConfig(quantization="nf4"), Shrink(), CPU)

@@ -8,24 +8,8 @@ import re
 import pytest
 import torch
 
-from subtoken_train.benchmarking import paper_protocols
+from subtoken_train.benchmarking import paper_protocols as paper
 from subtoken_train.benchmarking.comparison import ROUTED, TOKEN_ONLY, Subject
-from subtoken_train.benchmarking.paper_protocols import (
-    DTYPE,
-    KEEP_RATIOS,
-    NEW_TOKENS,
-    PAPER,
-    PEAK_GB,
-    PREFIX_TOKENS,
-    REDUCERS,
-    SUFFIX_TOKENS,
-    check_protocol,
-    departures,
-    measure_memory,
-    memory_prompt,
-    overhead_line,
-    peak_lines,
-)
 from subtoken_train.benchmarking.synthetic_prompts import Shrink, prompt_parts
 from subtoken_train.cli.main import main
 from subtoken_train.families.backbone_config import BackboneConfig
@@ -41,26 +25,26 @@ NO_GPU = "on a META, without its memory allocator's peak"
 
 
 def laid_out(path, shrink=None):
-    return layout_family(BackboneConfig(path=path, dtype=DTYPE), None if shrink is None else shrink.apply)
+    return layout_family(BackboneConfig(path=path, dtype=paper.DTYPE), None if shrink is None else shrink.apply)
 
 
-@sampled("path", PAPER, every=4)
+@sampled("path", paper.PAPER, every=4)
 def test_prompts_have_the_papers_lengths_and_a_whole_run_departs_in_nothing(path):
     family = laid_out(path)
-    check_protocol(family)
+    paper.check_protocol(family)
     parts = prompt_parts(family)
     whole, kept = LENGTHS[path[:4] if path.startswith("Qwen") else path[:5]]
     text = parts.length - parts.image_tokens
     assert parts.length == whole
-    for name in REDUCERS:
-        assert [text + build_reducer(name, r).kept_tokens(parts.image_tokens) for r in KEEP_RATIOS] == kept
-    assert departures(family, path, parts, NEW_TOKENS, DTYPE) == [NO_GPU]
+    for name in paper.REDUCERS:
+        assert [text + build_reducer(name, r).kept_tokens(parts.image_tokens) for r in paper.KEEP_RATIOS] == kept
+    assert paper.departures(family, path, parts, paper.NEW_TOKENS, paper.DTYPE) == [NO_GPU]
 
 
 def test_what_is_scaled_is_said():
     path = "llava-hf/llava-1.5-7b-hf"
     family = laid_out(path, Shrink(layers=4, narrower=4))
-    assert departures(family, path, prompt_parts(family), 8, "float32") == [
+    assert paper.departures(family, path, prompt_parts(family), 8, "float32") == [
         "layers 4 instead of 32",
         "width 1,024 instead of 4,096",
         "heads 8 instead of 32",
@@ -70,7 +54,7 @@ def test_what_is_scaled_is_said():
         "8 forced tokens instead of 256",
     ]
     other = "llava-hf/llava-v1.6-vicuna-7b-hf"
-    found = departures(laid_out(other), other, prompt_parts(laid_out(other)), NEW_TOKENS, DTYPE)
+    found = paper.departures(laid_out(other), other, prompt_parts(laid_out(other)), paper.NEW_TOKENS, paper.DTYPE)
     assert found[0] == f"{other} is none of the paper's backbones"
     assert found[-1].startswith("an image of ")
 
@@ -82,20 +66,24 @@ def test_another_gpu_and_quantised_weights_are_said(monkeypatch):
     monkeypatch.setattr(type(family), "device", torch.device("cuda"))
     for name, said in {"NVIDIA H100 NVL": [], "NVIDIA A100": ["on NVIDIA A100 instead of H100 NVL"]}.items():
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
-        assert departures(family, path, parts, NEW_TOKENS, DTYPE) == said
-    assert departures(family, path, parts, NEW_TOKENS, DTYPE, "nf4")[-1] == "weights in nf4"
+        assert paper.departures(family, path, parts, paper.NEW_TOKENS, paper.DTYPE) == said
+    assert paper.departures(family, path, parts, paper.NEW_TOKENS, paper.DTYPE, "nf4")[-1] == "weights in nf4"
 
 
-def test_a_scaled_qwens_tower_can_say_what_it_attended_to():
+def test_a_scaled_qwens_tower_can_say_what_it_attended_to(tiny_family):
     """The tower of fewer blocks keeps a last one that sees the whole image, which VisionZip reads."""
     tower = laid_out("Qwen/Qwen2.5-VL-3B-Instruct", Shrink(layers=4, narrower=4)).model.config.vision_config
     assert tower.fullatt_block_indexes == [tower.depth - 1] == [3]
+    with pytest.raises(ValueError, match="--table8 is about a prompt with an image"):
+        paper.check_protocol(text_family("llama"))
+    with pytest.raises(ValueError, match=r"--peak-memory is about a language model's prefix.*--table8 is"):
+        paper.memory_prompt(tiny_family)
 
 
 def test_the_papers_figures_are_the_papers(shared):
     text = (shared / "papers" / "subtoken_routing.txt").read_text()
     table = text[text.index("Table 8: VLM inference-cost summary") :]
-    for path, figures in PAPER.items():
+    for path, figures in paper.PAPER.items():
         name = path.split("/")[1].removesuffix("-hf").removesuffix("-Instruct")
         line = re.search(rf"^{name} .*$", table, re.MULTILINE | re.IGNORECASE)
         assert line is not None, name
@@ -106,23 +94,14 @@ def test_the_papers_figures_are_the_papers(shared):
 
 
 def test_overheads_are_over_the_same_tokens():
-    row = {
-        "pairs": 5,
-        "prompt": {"length": 595},
-        "sides": {ROUTED: {"entries": 163}},
-        "ratios": {"prefill": {TOKEN_ONLY: (1.1, 1.0, 1.2)}, "step": {TOKEN_ONLY: (0.9, 0.8, 1.0)}},
-    }
-    said = overhead_line("fastv 25.0%", row, "llava-hf/llava-1.5-7b-hf")
+    ratios = {"prefill": {TOKEN_ONLY: (1.1, 1.0, 1.2)}, "step": {TOKEN_ONLY: (0.9, 0.8, 1.0)}}
+    row = {"pairs": 5, "prompt": {"length": 595}, "sides": {ROUTED: {"entries": 163}}, "ratios": ratios}
+    said = paper.overhead_line("fastv 25.0%", row, "llava-hf/llava-1.5-7b-hf")
     assert said.startswith("fastv 25.0%: 595 -> 163 tokens; prefill +10.0 % [+0.0, +20.0] (paper +28.9% to +46.1%), ")
     assert "decode -10.0 % [-20.0, +0.0] (paper +35.6% to +55.2%)" in said
-    assert "paper" not in overhead_line("fastv 25.0%", row, "checkpoints/tiny-llava")
-    once = overhead_line("fastv 25.0%", row | {"pairs": 1}, "checkpoints/tiny-llava")
+    assert "paper" not in paper.overhead_line("fastv 25.0%", row, "checkpoints/tiny-llava")
+    once = paper.overhead_line("fastv 25.0%", row | {"pairs": 1}, "checkpoints/tiny-llava")
     assert once.endswith("prefill +10.0 %, decode -10.0 % over token-only at the same keep ratio")
-
-
-def test_a_text_is_refused():
-    with pytest.raises(ValueError, match="--table8 is about a prompt with an image"):
-        check_protocol(text_family("llama"))
 
 
 LLAMA = "meta-llama/Llama-2-7b-hf"
@@ -133,33 +112,32 @@ def test_the_printed_peaks_lie_apart_by_the_dropped_tokens():
     """In GB of 10^9 bytes, to the printed digits: 2,048 tokens of LLaMA-2-7B less those that Quest keeps."""
     token = geometry("llama-2-7b").token_bytes / 1e9
     for name, keep_ratio in (("quest 25%", 0.25), ("quest 12.5%", 0.125)):
-        dropped = PREFIX_TOKENS - build_reducer("quest", keep_ratio).kept_tokens(PREFIX_TOKENS)
-        apart = PEAK_GB[LLAMA]["no compression"] - PEAK_GB[LLAMA][name]
+        dropped = paper.PREFIX_TOKENS - build_reducer("quest", keep_ratio).kept_tokens(paper.PREFIX_TOKENS)
+        apart = paper.PEAK_GB[LLAMA]["no compression"] - paper.PEAK_GB[LLAMA][name]
         assert apart == pytest.approx(dropped * token, abs=1e-3)
 
 
 def test_the_arms_and_their_bytes(monkeypatch):
     """On a random Llama of two layers, with a prefix of 512 tokens: the cache is what the budget says."""
-    monkeypatch.setattr(paper_protocols, "PREFIX_TOKENS", 512)
-    family = text_family(layers=2)
-    row = measure_memory(Subject(family, build_reducer("none"), None, Compression()))
+    monkeypatch.setattr(paper, "PREFIX_TOKENS", 512)
+    row = paper.measure_memory(Subject(text_family(layers=2), build_reducer("none"), None, Compression()))
     assert list(row["arms"]) == ARMS
-    assert row["prompt"]["length"] == 512 + SUFFIX_TOKENS
+    assert row["prompt"]["length"] == 512 + paper.SUFFIX_TOKENS
     whole = 2 * 2 * 16 * 4  # bytes of an entry: keys and values of two heads
     for name, arm in row["arms"].items():
         kept = 512 if name == "no compression" else 128 if "25%" in name else 64
         share = 7 / 8 if "S16K12" in name else 1
-        assert arm["entries"] == kept + SUFFIX_TOKENS
-        assert arm["cache"]["payload"] == 2 * whole * (kept * share + SUFFIX_TOKENS)
+        assert arm["entries"] == kept + paper.SUFFIX_TOKENS
+        assert arm["cache"]["payload"] == 2 * whole * (kept * share + paper.SUFFIX_TOKENS)
         assert arm["peak_bytes"] > arm["cache"]["payload"]
-    lines = peak_lines(row, LLAMA)
+    lines = paper.peak_lines(row, LLAMA)
     assert len(lines) == 1 + len(ARMS)
     assert lines[1].endswith("14.791")
     assert lines[3].split()[-1] != "13.985"  # no figure of a routed arm is printed
 
 
 def test_ctrl_c_keeps_the_arms_that_were_run(monkeypatch):
-    monkeypatch.setattr(paper_protocols, "PREFIX_TOKENS", 128)
+    monkeypatch.setattr(paper, "PREFIX_TOKENS", 128)
     shown = []
 
     def stop(done, total):
@@ -167,16 +145,11 @@ def test_ctrl_c_keeps_the_arms_that_were_run(monkeypatch):
         if done == 2:
             raise KeyboardInterrupt
 
-    row = measure_memory(Subject(text_family(layers=2), build_reducer("none"), None, Compression()), stop)
+    row = paper.measure_memory(Subject(text_family(layers=2), build_reducer("none"), None, Compression()), stop)
     assert list(row["arms"]) == ARMS[:2]
     assert row["interrupted"]
     assert shown == [(1, 5), (2, 5)]
-    assert len(peak_lines(row, LLAMA)) == 3
-
-
-def test_a_model_of_images_is_refused(tiny_family):
-    with pytest.raises(ValueError, match=r"--peak-memory is about a language model's prefix.*--table8 is about those"):
-        memory_prompt(tiny_family)
+    assert len(paper.peak_lines(row, LLAMA)) == 3
 
 
 @pytest.mark.slow

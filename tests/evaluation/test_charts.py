@@ -1,4 +1,6 @@
-"""Charts: what is drawn is what the numbers say, and its colours can be read by everybody."""
+"""Charts and the picture of kept tokens show what the numbers say; bootstrap intervals."""
+
+from __future__ import annotations
 
 import subprocess
 import sys
@@ -6,22 +8,21 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+import torch
 from matplotlib import rcParams
 from matplotlib.figure import Figure
+from PIL import Image
 
-from subtoken_train.evaluation.charts import (
-    COLORS,
-    axes_in_a_row,
-    draw_bars,
-    draw_cells,
-    draw_lines,
-    image_of,
-    styled,
-    svg_of,
-)
+from subtoken_train.evaluation import charts, intervals
+from subtoken_train.evaluation.intervals import bootstrap_interval
+from subtoken_train.evaluation.picture import MARGIN, TITLE, kept_picture, kept_tokens, visual_grid
+from subtoken_train.types import LayerPlan, Plan, Region
 from tests.support.commands import refused
 from tests.support.drawings import clipped_texts
+from tests.support.helpers import make_batch
 from tests.support.sampling import sampled
+from tests.support.tiny.llava_next import next_family
+from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
 
 PAGES = {"white": "#ffffff", "the page, dark": "#1b1f25", "dark": "#0d1117"}
 # Machado et al., severity 1: linear sRGB to linear sRGB
@@ -47,7 +48,7 @@ def lab(rgb: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
 def test_colors_stand_out_from_light_and_dark_pages(page):
     """By the 3 : 1 that WCAG 2.1 asks of graphics."""
-    for color in COLORS:
+    for color in charts.COLORS:
         light, dark = sorted((np.array(TO_XYZ[1]) @ linear(part) + 0.05 for part in (color, page)), reverse=True)
         assert light / dark >= 3, color
 
@@ -55,24 +56,24 @@ def test_colors_stand_out_from_light_and_dark_pages(page):
 @pytest.mark.parametrize("matrix", BLINDNESS.values(), ids=BLINDNESS)
 def test_colors_are_told_apart(matrix):
     """Further apart (CIE 1976) than the palette of Okabe and Ito is for a deuteranope, which is 17."""
-    seen = {color: lab(np.array(matrix) @ linear(color)) for color in COLORS}
-    assert len(seen) == len(COLORS)
-    assert min(np.linalg.norm(seen[a] - seen[b]) for a, b in combinations(COLORS, 2)) > 20
+    seen = {color: lab(np.array(matrix) @ linear(color)) for color in charts.COLORS}
+    assert len(seen) == len(charts.COLORS)
+    assert min(np.linalg.norm(seen[a] - seen[b]) for a, b in combinations(charts.COLORS, 2)) > 20
 
 
 def test_what_is_drawn_is_what_the_numbers_say():
-    _, (bars, lines) = axes_in_a_row(2)
-    draw_bars(bars, [0.0, 0.25, 0.5, 0.1], "t", "x", "y")
+    _, (bars, lines) = charts.axes_in_a_row(2)
+    charts.draw_bars(bars, [0.0, 0.25, 0.5, 0.1], "t", "x", "y")
     assert [bar.get_height() for bar in bars.patches] == [0.0, 0.25, 0.5, 0.1]
     assert [bar.get_center()[0] for bar in bars.patches] == pytest.approx([0, 1, 2, 3])
     assert (bars.get_title(), bars.get_xlabel(), bars.get_ylabel()) == ("t", "x", "y")
-    draw_lines(lines, {"a": [0, 4, 2], "b": [1, 1, 1]}, "t", "x", "y", first=3)
+    charts.draw_lines(lines, {"a": [0, 4, 2], "b": [1, 1, 1]}, "t", "x", "y", first=3)
     assert [line.get_xydata().tolist() for line in lines.lines] == [[[3, 0], [4, 4], [5, 2]], [[3, 1], [4, 1], [5, 1]]]
     assert [text.get_text() for text in lines.get_legend().get_texts()] == ["a", "b"]
     assert len({line.get_color() for line in lines.lines}) == 2
     assert lines.get_ylim()[0] == 0
-    figure, (axes,) = axes_in_a_row(1)
-    draw_cells(axes, [[0.0, 1.0], [0.5, 0.25]], "t", "x", "y", first=2)
+    figure, (axes,) = charts.axes_in_a_row(1)
+    charts.draw_cells(axes, [[0.0, 1.0], [0.5, 0.25]], "t", "x", "y", first=2)
     (picture,) = axes.images
     assert picture.get_array().tolist() == [[0.0, 1.0], [0.5, 0.25]]
     assert picture.get_clim() == (0, 1)
@@ -84,18 +85,19 @@ def test_what_is_drawn_is_what_the_numbers_say():
 
 @sampled("count", [1, 300], every=2)
 def test_pictures_have_one_size_and_cut_no_words(count):
-    figure, axes = axes_in_a_row(2)
-    draw_bars(axes[0], [1e-7] * count, "a title of some length", "tokens, most relevant first", "share")
-    draw_lines(axes[1], {"agreement with value norm": [1e9] * count}, "t", "x", "y")
+    figure, axes = charts.axes_in_a_row(2)
+    charts.draw_bars(axes[0], [1e-7] * count, "a title of some length", "tokens, most relevant first", "share")
+    charts.draw_lines(axes[1], {"agreement with value norm": [1e9] * count}, "t", "x", "y")
     assert clipped_texts(figure) == []
-    assert image_of(figure).size == (1440, 480)
+    assert charts.image_of(figure).size == (1440, 480)
 
 
 def test_a_drawing_is_the_same_each_time_and_names_are_text():
     def drawn() -> str:
-        figure = styled(lambda: Figure(figsize=(3, 2), layout="constrained"))()
-        draw_lines(figure.subplots(), {"$\\frac <b> --> & \x07": [1, 2], "_hidden": [0, 1]}, "</title>", "x", "y")
-        return str(svg_of(figure, "name", "</title><script>", "\"'&"))
+        figure = charts.styled(lambda: Figure(figsize=(3, 2), layout="constrained"))()
+        lines = {"$\\frac <b> --> & \x07": [1, 2], "_hidden": [0, 1]}
+        charts.draw_lines(figure.subplots(), lines, "</title>", "x", "y")
+        return str(charts.svg_of(figure, "name", "</title><script>", "\"'&"))
 
     text = drawn()
     assert text == drawn()
@@ -106,9 +108,9 @@ def test_a_drawing_is_the_same_each_time_and_names_are_text():
 
 def test_the_settings_of_others_stay():
     before = dict(rcParams)
-    figure, (axes,) = axes_in_a_row(1)
-    draw_lines(axes, {"a": [1.0, 2.0]}, "t", "x", "y")
-    image_of(figure)
+    figure, (axes,) = charts.axes_in_a_row(1)
+    charts.draw_lines(axes, {"a": [1.0, 2.0]}, "t", "x", "y")
+    charts.image_of(figure)
     assert dict(rcParams) == before
 
 
@@ -122,7 +124,144 @@ def test_commands_load_what_draws_only_when_they_draw():
 def test_commands_that_draw_name_the_extra(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None)
     for command in (["report", str(tmp_path)], ["diagnose", "--adapter", "any"]):
-        assert "needs matplotlib, which is not installed: pip install 'subtoken_train[report]'" in refused(
-            capsys, *command
-        )
+        words = "needs matplotlib, which is not installed: pip install 'subtoken_train[report]'"
+        assert words in refused(capsys, *command)
     assert "matplotlib" not in refused(capsys, "report", str(tmp_path), "--format", "csv")  # nothing is drawn in it
+
+
+def test_matches_the_normal_approximation():
+    scores = (np.random.default_rng(0).random(4000) < 0.3).astype(float)
+    low, high = bootstrap_interval(scores)
+    half = 1.96 * scores.std() / np.sqrt(len(scores))
+    assert low == pytest.approx(scores.mean() - half, abs=0.15 * half)
+    assert high == pytest.approx(scores.mean() + half, abs=0.15 * half)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seeds", "least", "most"), [(1, 87, 100), (5, 75, 97)])
+def test_covers_the_truth_about_as_often_as_it_says(seeds, least, most):
+    """Resampling five seeds is known to be a little narrow; it must still be far better than ignoring them."""
+    rng, hits = np.random.default_rng(seeds), 0
+    for trial in range(100):
+        scores = 0.5 + rng.normal(0, 0.1, (seeds, 1)) * (seeds > 1) + rng.normal(0, 0.2, 200)
+        low, high = bootstrap_interval(scores, seed=trial)
+        hits += low <= 0.5 <= high
+    assert least <= hits <= most
+
+
+def test_pairing_narrows_the_interval():
+    rng = np.random.default_rng(2)
+    base = rng.random(500)
+    better = base + 0.05 + rng.normal(0, 0.01, 500)
+    low, high = bootstrap_interval(better - base)
+    assert 0.04 < low < high < 0.06
+
+
+def test_same_seed_same_interval_and_no_scores():
+    assert bootstrap_interval([0.0, 1.0, 1.0]) == bootstrap_interval([0.0, 1.0, 1.0])
+    assert bootstrap_interval([1.0]) == (1.0, 1.0)
+    with pytest.raises(ValueError, match="no scores"):
+        bootstrap_interval([])
+
+
+def test_the_spread_between_seeds_widens_the_interval():
+    rng = np.random.default_rng(3)
+    questions = rng.normal(0, 0.3, 1000)
+    alike = questions + rng.normal(0, 0.01, (5, 1))
+    apart = questions + rng.normal(0, 0.2, (5, 1))
+    widths = [high - low for low, high in map(bootstrap_interval, (questions, alike, apart))]
+    assert widths[1] == pytest.approx(widths[0], rel=0.2)
+    assert widths[2] > 3 * widths[0]
+
+
+@pytest.mark.parametrize("shape", [(1, 7), (3, 40)])
+def test_kept_draws_are_the_draws(shape, monkeypatch):
+    scores = np.random.default_rng(5).random(shape)
+    kept = bootstrap_interval(scores)
+    monkeypatch.setattr(intervals, "KEPT_QUESTIONS", 0)
+    assert bootstrap_interval(scores) == kept
+
+
+RED = (200, 0, 0)
+
+
+def cells(panel, rows, columns):
+    """A pixel near the corner of every cell, away from the numbers in the middle."""
+    pixels = np.array(panel)[TITLE : panel.height - MARGIN, MARGIN : panel.width - MARGIN]
+    high, wide = pixels.shape[0] // rows, pixels.shape[1] // columns
+    return pixels[high // 16 :: high, wide // 16 :: wide].reshape(rows * columns, 3)
+
+
+def layer_plan(regions, visual, groups=None, heads=None, device="cpu"):
+    """A layer that keeps all text and the visual tokens ``visual``, with their group masks and heads."""
+    first = int((regions == Region.VISUAL).nonzero()[0])
+    text = (regions != Region.VISUAL).nonzero()[:, 0]
+    entries = torch.cat([text, torch.tensor(visual) + first])
+    order = entries.argsort()
+    padded = torch.cat([entries[order], torch.tensor([-1])])[None]
+
+    def with_text(marks):
+        if marks is None:
+            return None
+        whole = torch.ones(len(text), len(marks[0]), dtype=torch.bool)
+        return torch.cat([torch.cat([whole, torch.tensor(marks).bool()])[order], whole[:1]])[None].to(device)
+
+    return LayerPlan(padded.to(device), with_text(groups), with_text(heads))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_kept_tokens_count_groups_and_heads(device):
+    regions = make_batch([(1, 6)]).regions_BN[0]
+    plan = layer_plan(regions, [3, 63], [[1, 0, 1, 0], [1, 1, 1, 1]], [[1, 0], [1, 1]], device)
+    kept = kept_tokens(plan, regions == Region.VISUAL)
+    assert kept.share_T.nonzero()[:, 0].tolist() == [3, 63]
+    assert kept.share_T[[3, 63]].tolist() == [0.5, 1]
+    assert kept.groups_T[[3, 63]].tolist() == [2, 4]
+    assert (kept.groups_T.sum(), kept.num_groups) == (6, 4)
+    assert kept_tokens(layer_plan(regions, [0], device=device), regions == Region.VISUAL).groups_T is None
+
+
+@pytest.mark.parametrize("groups", [None, [[1, 0], [1, 1], [1, 0]]])
+def test_kept_cells_show_the_image_and_others_are_dimmed(tiny_family, groups):
+    batch = make_batch([(1, 6)])
+    regions = batch.regions_BN[0]
+    plan = Plan([layer_plan(regions, list(range(64)))] * 2 + [layer_plan(regions, [0, 9, 63], groups, None)])
+    picture = kept_picture(Image.new("RGB", (50, 50), RED), tiny_family, batch, plan, [2, 0])
+    half = picture.width // 2
+    pruned, whole = (cells(picture.crop((x, 0, x + half, picture.height)), 8, 8) for x in (0, half))
+    assert (whole == RED).all()
+    shown = (pruned == RED).all(-1)
+    assert shown.nonzero()[0].tolist() == [0, 9, 63]
+    assert (pruned[~shown] == (244, 204, 204)).all()
+
+
+def test_heads_of_their_own_dim_by_their_share(tiny_family):
+    batch = make_batch([(1, 6)])
+    plan = Plan([layer_plan(batch.regions_BN[0], [0, 1], None, [[1, 1, 1, 1], [1, 0, 0, 0]])])
+    found = cells(kept_picture(Image.new("RGB", (50, 50), RED), tiny_family, batch, plan, [0]), 8, 8)[:, 1]
+    assert found[0] < found[1] < found[2]
+
+
+def test_llava_pads_to_the_square_that_the_model_saw(tiny_family):
+    batch = make_batch([(1, 6)])
+    plan = Plan([layer_plan(batch.regions_BN[0], list(range(64)))])
+    picture = kept_picture(Image.new("RGB", (100, 50), RED), tiny_family, batch, plan, [0])
+    found = cells(picture, 8, 8).reshape(8, 8, 3)
+    assert (found[3:6] == RED).all()
+    assert (found[[0, 1, 7]] == 128).all()
+
+
+def test_qwen_grids_follow_the_image(tmp_path):
+    family = qwen_family()
+    batch = qwen_batch(family, qwen_records(tmp_path)[:1], generation=True)
+    assert visual_grid(family, batch) == (3, 4)
+    plan = Plan([layer_plan(batch.regions_BN[0], [5])])
+    picture = kept_picture(Image.new("RGB", (112, 84), RED), family, batch, plan, [0])
+    assert (cells(picture, 3, 4) == RED).all(-1).nonzero()[0].tolist() == [5]
+
+
+def test_what_is_not_drawn(tiny_family):
+    with pytest.raises(ValueError, match="65 visual tokens do not form a square: this tower's class token is"):
+        visual_grid(tiny_family, make_batch([(1, 6)], visual=65))
+    with pytest.raises(ValueError, match="llava_next sees pictures in tiles, which are not drawn"):
+        visual_grid(next_family(), make_batch([(1, 6)]))

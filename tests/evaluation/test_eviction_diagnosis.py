@@ -82,8 +82,7 @@ def test_a_sample_that_ends_is_read_no_further(monkeypatch):
     family, batch = text_family(), text_batch(PROMPT_SIZES, True)
     compression = Compression(build_eviction("knorm"), 0.5)
     whole = watch_generation(compress(family).eval(), batch, compression, "query_aware", STEPS)
-    model = text_family().model
-    first = model(batch.input_ids_BN[:1]).logits[0, -1].argmax()
+    first = text_family().model(batch.input_ids_BN[:1]).logits[0, -1].argmax()
     monkeypatch.setattr(type(family.tokenizer), "eos_token_id", int(first), raising=False)
     ended = watch_generation(compress(family).eval(), batch, compression, "query_aware", STEPS)
     assert [int(each.seen_B[0]) for each in ended] == [0] * len(ended)
@@ -113,15 +112,14 @@ def test_a_watched_method_scores_and_plans_as_it_does(name):
     ("name", "options", "words"),
     [
         ("quest_steps", {}, "eviction 'quest_steps' drops nothing that could be read later"),
-        ("h2o", {"unit": "tokens", "every": 4}, "eviction_every=4: what a prompt's eviction lets go is watched while"),
+        ("h2o", {"unit": "tokens", "every": 4}, "eviction_every=4: nothing is evicted while it is watched"),
     ],
 )
 def test_what_cannot_be_watched_is_refused(name, options, words):
     compression = Compression(build_eviction(name), **({"keep": 8} if options else {"keep": 0.5}), **options)
+    backbone = compress(text_family()).eval()
     with pytest.raises(ValueError, match=words):
-        watch_generation(
-            compress(text_family()).eval(), text_batch(PROMPT_SIZES, True), compression, "query_aware", STEPS
-        )
+        watch_generation(backbone, text_batch(PROMPT_SIZES, True), compression, "query_aware", STEPS)
 
 
 NAMES = PromptLayer._fields[2:]

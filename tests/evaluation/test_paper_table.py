@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
 
 import datasets
 import pytest
 
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.image_sources import open_image
-from subtoken_train.evaluation.reporting.exports import latex_escape as latex
 from subtoken_train.evaluation.reporting.exports import markdown_escape as markdown
 from subtoken_train.evaluation.results import Manifest
-from subtoken_train.evaluation.runner import cell
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.inference import pool
 from tests.support.eval_runs import ADAPTERS
@@ -123,32 +119,6 @@ def test_columns_and_means_are_those_of_the_records(run, rows):
         assert float(primary(rows, arm, "mmlu")["value"]) == pytest.approx(run.score(arm, "mmlu"), abs=2e-6)
 
 
-@sampled(("arm", "anchor", "tasks"), [(ROUTED, ANCHOR, tuple(COLUMNS)), (TEXT_ROUTED, TEXT_ANCHOR, ("mmlu",))], every=2)
-def test_differences_to_the_anchor_are_paired(run, rows, arm, anchor, tasks):
-    means = MEANS if arm == ROUTED else {}
-    for name, its in {**{task: (task,) for task in tasks}, **means}.items():
-        row, apart = primary(rows, arm, name), fmean(run.difference(arm, anchor, task) for task in its)
-        assert row["anchor"] == anchor
-        assert float(row["difference"]) == pytest.approx(apart, abs=2e-6)
-        assert row["difference_n"] == str(LIMIT * len(its))
-        assert float(row["difference_low"]) <= float(row["difference"]) <= float(row["difference_high"])
-        assert not primary(rows, anchor, name)["difference"]
-
-
-def test_all_formats_name_all_arms_and_columns(report):
-    texts = {path.suffix: path.read_text() for path in report.glob("report.*")}
-    assert texts.keys() == {".csv", ".html", ".md", ".tex"}
-    for suffix, escape in ((".csv", str), (".html", str), (".md", markdown), (".tex", latex)):
-        for arm in (*IMAGE_ARMS, *TEXT_ARMS):
-            assert escape(arm) in texts[suffix]
-        assert f"partial: {LIMIT} of 4,329" in texts[suffix]
-    for suffix, share in ((".html", "15.625%"), (".md", "15.625%"), (".tex", r"15.625\%")):
-        assert all(name in texts[suffix] for name in (share, *COLUMNS.values(), *MEANS))
-    first = next(line for line in texts[".md"].splitlines() if line.startswith("| arm"))
-    places = [first.index(f"{name} (n = ") for name in (*COLUMNS.values(), *MEANS)]
-    assert all(left < right for left, right in pairwise(places))
-
-
 def printed_rows(report: Path, arm: str, row: str) -> dict[str, dict[str, str]]:
     """What the Markdown report prints of an arm beside a printed row, by column."""
     lines = (report / "report.md").read_text().splitlines()
@@ -191,29 +161,12 @@ def never(*_: object, **__: object) -> None:
     raise AssertionError("a model was loaded or asked")
 
 
-@pytest.mark.slow
-def test_the_same_call_again_asks_nothing_and_shows_the_table(run, monkeypatch, capsys):
-    monkeypatch.setattr(cell, "generate_batch", never)
-    monkeypatch.setattr(cell, "score_batch", never)
-    before = {path: path.read_bytes() for path in run.out.glob("*/*/samples-*")}
-    assert len(before) == len(CELLS)
-    for grid in run.grids:
-        assert main(["evaluate", "--config", str(grid), "--limit", str(LIMIT)]) == 0
-    assert {path: path.read_bytes() for path in run.out.glob("*/*/samples-*")} == before
-    said = capsys.readouterr().out
-    for arm in IMAGE_ARMS:
-        (line, *_) = [line.split() for line in said.splitlines() if f" {arm} " in line]
-        assert line[2:] == [f"{100 * run.mean(arm, tasks):.2f}*" for tasks in MEANS.values()]
-    assert said.count(f"'subtoken-train report {run.out}' makes tables, curves and a page from them") == 2
-
-
 @pytest.mark.parametrize("task", FOLDERS)
 def test_a_part_of_a_set_needs_a_limit(run, tmp_path, capsys, monkeypatch, task):
     monkeypatch.setattr(pool, "load_family", never)
     arguments = ["--tasks", task, "--adapter", f"{ADAPTERS}/{ROUTED}", "--data-root", str(run.parquet)]
-    wanted = (
-        f"task {task} has {ROWS} of {build_task(task).expected_rows:,} samples in {run.parquet / task}. Get the rest"
-    )
+    count = f"{ROWS} of {build_task(task).expected_rows:,}"
+    wanted = f"task {task} has {count} samples in {run.parquet / task}. Get the rest"
     assert main(["evaluate", *arguments, "--out", str(tmp_path / "out")]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1

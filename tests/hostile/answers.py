@@ -19,55 +19,34 @@ from tests.hostile.values import NAN
 
 COUNT = (0, -1, 1.5, "x")
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "max_new_tokens": (*COUNT, NAN),
-    "num_beams": COUNT,
-    "temperature": (-1.0, NAN, "x"),
-    "guidance_scale": (2.0, 7.5),
-    "context_length": (-1, 1.5, "x", 10**6),
-    "position_ids": (torch.arange(6)[None], torch.arange(6)[None] + 5),
-    "assistant_model": ("x",),
-    "unknown_setting": (1,),
-    "num_return_sequences": (0, -1, 2),
-    "cache_implementation": ("static", "nope"),
-}
+    "max_new_tokens": (*COUNT, NAN), "num_beams": COUNT, "temperature": (-1.0, NAN, "x"),
+    "guidance_scale": (2.0, 7.5), "context_length": (-1, 1.5, "x", 10**6),
+    "position_ids": (torch.arange(6)[None], torch.arange(6)[None] + 5), "assistant_model": ("x",),
+    "unknown_setting": (1,), "num_return_sequences": (0, -1, 2), "cache_implementation": ("static", "nope"),
+}  # fmt: skip
 TAKEN = ({"max_new_tokens": 3}, {"num_beams": 3}, {"repetition_penalty": 1.5}, {"bad_words_ids": [[20]]})
 """What is taken gives transformers' own tokens, as the last two of the ids and three of the masks do."""
 IDS = {
-    "one dimension": lambda ids: ids[0],
-    "three dimensions": lambda ids: ids[None],
-    "no rows": lambda ids: ids[:0],
-    "no columns": lambda ids: ids[:, :0],
-    "floats": lambda ids: ids.float(),
-    "booleans": lambda ids: ids.bool(),
-    "negative": lambda ids: -ids,
-    "beyond the vocabulary": lambda ids: ids + 10**6,
-    "a list": lambda ids: ids.tolist(),
-    "nothing": lambda ids: None,
-    "a text": lambda ids: "what ?",
-    "as they were": lambda ids: ids,
-    "one token": lambda ids: ids[:, :1],
-}
+    "one dimension": lambda ids: ids[0], "three dimensions": lambda ids: ids[None], "no rows": lambda ids: ids[:0],
+    "no columns": lambda ids: ids[:, :0], "floats": lambda ids: ids.float(), "booleans": lambda ids: ids.bool(),
+    "negative": lambda ids: -ids, "beyond the vocabulary": lambda ids: ids + 10**6,
+    "a list": lambda ids: ids.tolist(), "nothing": lambda ids: None, "a text": lambda ids: "what ?",
+    "as they were": lambda ids: ids, "one token": lambda ids: ids[:, :1],
+}  # fmt: skip
 MASKS = {
-    "all zeros": torch.zeros_like,
-    "one row": lambda mask: mask[0],
-    "too short": lambda mask: mask[:, :-1],
-    "too long": lambda mask: torch.cat([mask, mask], 1),
-    "too many rows": lambda mask: torch.cat([mask, mask]),
-    "four dimensions": lambda mask: mask[:, None, None],
-    "twos": lambda mask: mask * 2,
-    "NaN": lambda mask: mask * NAN,
-    "a list": lambda mask: mask.tolist(),
-    "of floats": lambda mask: mask.float(),
+    "all zeros": torch.zeros_like, "one row": lambda mask: mask[0], "too short": lambda mask: mask[:, :-1],
+    "too long": lambda mask: torch.cat([mask, mask], 1), "too many rows": lambda mask: torch.cat([mask, mask]),
+    "four dimensions": lambda mask: mask[:, None, None], "twos": lambda mask: mask * 2,
+    "NaN": lambda mask: mask * NAN, "a list": lambda mask: mask.tolist(), "of floats": lambda mask: mask.float(),
     "of booleans": lambda mask: mask.bool(),
     "a pad before": lambda mask: torch.cat([mask[:, :1] * 0, mask[:, 1:]], 1),
-}
+}  # fmt: skip
 RIGHT = ("as they were", "one token", "of floats", "of booleans", "a pad before")
 GOOD = {"max_new_tokens": 1, "do_sample": False}
 
 
 @cache
 def model(folder: Path) -> Any:
-    """The model, loaded once in a process."""
     from subtoken_train.inference.model import SubTokenModel
 
     return SubTokenModel.from_pretrained(folder)
@@ -75,12 +54,10 @@ def model(folder: Path) -> Any:
 
 @cache
 def theirs(folder: Path) -> Any:
-    """The same backbone in transformers."""
     return AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
 def calls(draw: random.Random, place: Place) -> Case:
-    """A call with one odd argument; afterwards the same object must answer a good call as before."""
     vision = draw.random() < 0.4
     folder = place.pool / ("adapters" if vision else "backbones") / (VLM if vision else "tiny-llama")
     here, ids, expect = model(folder), torch.tensor([[5, 6, 7, 8, 9, 10]]), Expect.REFUSED
@@ -123,19 +100,16 @@ def calls(draw: random.Random, place: Place) -> Case:
             if expect is Expect.TAKEN
             else {}
         )
-        return Case(
-            f"generate LM {kind}: {what}", call, expect, reference=made(lambda: theirs(folder).generate(**right))
-        )
+        reference = made(lambda: theirs(folder).generate(**right))
+        return Case(f"generate LM {kind}: {what}", call, expect, reference=reference)
     if expect is Expect.TAKEN and (settings or what in ("one token", "a pad before")):
         return calls(draw, place)  # nobody else to ask
     return Case(f"generate VLM {kind}: {what}", call, expect, reference=made(lambda: here.generate(**good)))
 
 
 ROPES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
-    "linear": {"rope_type": "linear", "factor": 4.0},
-    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "plain": {}, "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
+    "linear": {"rope_type": "linear", "factor": 4.0}, "dynamic": {"rope_type": "dynamic", "factor": 4.0},
     "llama3": {
         "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 256,
@@ -152,7 +126,6 @@ SHORT = {"max_new_tokens": 3, "do_sample": False}
 
 @cache
 def with_rope(pool: Path, rope: str) -> Path:
-    """The tiny Llama with other positions; its weights are the pool's."""
     folder = pool.parent / f"ropes-{os.getpid()}/{rope}"
     folder.mkdir(parents=True)
     for path in (pool / "backbones/tiny-llama").iterdir():
@@ -173,7 +146,6 @@ def tokens_of(pool: Path, rope: str, inputs: dict[str, torch.Tensor]) -> Any:
 
 
 def prompts(draw: random.Random, place: Place) -> Case:
-    """A prompt that is long, odd or empty, to a language model without compression."""
     kind = draw.choice(("length", "length", "text", "text", "refused"))
     rope = draw.choice(list(ROPES)) if kind == "length" else "plain"
     folder = with_rope(place.pool, rope)

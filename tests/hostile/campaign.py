@@ -9,8 +9,7 @@ from typing import Any
 
 from subtoken_train.kernels.native import library
 from tests.hostile import answers, command_lines, files, models, outputs, own_data, pictures, recipes, requests, results
-from tests.hostile.acts import install_canary
-from tests.hostile.case import Expect, Outcome, Place, Verdict
+from tests.hostile.case import Expect, Outcome, Place, Verdict, install_canary
 from tests.hostile.pool import REPOSITORY
 from tests.hostile.runner import Make, run_case, snapshot
 
@@ -73,7 +72,6 @@ def bad(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def counts(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Cases, clean ones, and the others by verdict; how many were known to be wrong, and known to be right."""
     verdicts = Counter(outcome.verdict for outcome in outcomes)
     expected = Counter(outcome.expect for outcome in outcomes)
     codes = Counter(outcome.code for outcome in outcomes)
@@ -91,7 +89,6 @@ def counts(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def table(content: dict[str, Any]) -> str:
-    """The figures as Markdown: one row per class and their sum."""
     rows = {**content["classes"], "all": content["total"]}
     head = [f"| class | {' | '.join(COLUMNS.values())} |", "|" + "---|" * (len(COLUMNS) + 1)]
     body = [f"| {name} | {' | '.join(f'{row[key]:,}' for key in COLUMNS)} |" for name, row in rows.items()]

@@ -1,33 +1,32 @@
-"""What a hostile case is, where it lives, and what can come of it."""
+"""What a hostile case is, where it lives, what can come of it, and how its act is carried out."""
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import shlex
 import shutil
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 VLM, LM = "tiny_fastv25_s16k4", "tinylm_quest25_s16k12"
-THEIRS = b"somebody else's, come while a case ran"
-"""What ``Case.comes`` holds."""
-CANARY = "CANARY"
-"""A file that only code from a hostile input makes."""
+THEIRS = b"somebody else's, come while a case ran"  # what ``Case.comes`` holds
+CANARY = "CANARY"  # a file that only code from a hostile input makes
 
 
 class Expect(StrEnum):
-    """What the maker of a case knows of the right answer."""
-
     REFUSED = "refused"  # known to be invalid
     TAKEN = "taken"  # known to be valid, so that refusing everything is no way out
     EITHER = "either"  # may be refused, for a reason that the case names; taken, it must still equal its reference
 
 
 class Verdict(StrEnum):
-    """What came of a case; the first of the bad ones that is true, in this order."""
-
     CODE = "code run"
     LOST = "lost"
     HANG = "hang"
@@ -50,10 +49,8 @@ class Answer:
     value: Any = None
 
 
-Reference = Callable[[Answer], str | None]
-"""What differs between an answer and the right one; None if nothing does."""
-Spoilt = tuple[str, Expect]
-"""What was done to an input, and what must come of it."""
+Reference = Callable[[Answer], str | None]  # what differs between an answer and the right one; None if nothing does
+Spoilt = tuple[str, Expect]  # what was done to an input, and what must come of it
 
 
 @dataclass(frozen=True)
@@ -124,7 +121,6 @@ class Place:
 
     @property
     def work(self) -> Path:
-        """The current folder of the act."""
         return self.root / "work"
 
     @property
@@ -132,14 +128,12 @@ class Place:
         return self.root / CANARY
 
     def words(self, text: str) -> list[str]:
-        """A command line as a shell takes it, with names of originals in braces."""
         pool = self.pool
         names = {"vlm": f"adapters/{VLM}", "lm": f"adapters/{LM}", "recipe": f"{VLM}.yaml", "dev": "scenes/dev.json"}
         names |= {"llama": "backbones/tiny-llama", "png": "images/a.png", "pool": ""}
         return [word.format(**{key: str(pool / name) for key, name in names.items()}) for word in shlex.split(text)]
 
     def path(self, name: str) -> Path:
-        """A path below the working folder, its folder made."""
         path = self.work / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
@@ -150,8 +144,64 @@ class Place:
         return path
 
     def copy(self, original: str, name: str | None = None) -> Path:
-        """Copy a file or folder of the pool into the working folder."""
         source, target = self.pool / original, self.path(name or original)
         self.copies.append((original, name or original))
         shutil.copytree(source, target) if source.is_dir() else shutil.copyfile(source, target)
         return target
+
+
+PREFIX = "subtoken-train: "
+OS_WORDS = tuple({os.strerror(number) for number in errno.errorcode})
+"""What the system says of an error; alone it is no sentence of ours."""
+CANARY_MODULE = "hostile_canary"  # a module on the path of every case that nobody but a hostile input imports
+SOURCE = '''
+"""Imported, it has run."""
+class Callback:
+    def __init__(self, *args, **kwargs): pass
+def call(*args, **kwargs): return Callback()
+'''
+
+
+def install_canary(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{CANARY_MODULE}.py").write_text(SOURCE)
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def command(words: Sequence[str]) -> Answer:
+    from subtoken_train.cli.main import main
+
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            code = main(list(words))
+        except SystemExit as end:  # --help
+            code = end.code if isinstance(end.code, int) else 0
+    return Answer(code, out.getvalue(), err.getvalue())
+
+
+def call(function: Callable[[], object]) -> Answer:
+    """Call a function: a plain ``ValueError`` or a worded ``OSError`` is a refusal; all else is none."""
+    from subtoken_train.cli.terminal import one_line
+
+    out = io.StringIO()
+    try:
+        with redirect_stdout(out), redirect_stderr(io.StringIO()):
+            value = function()
+        return Answer(0, out.getvalue(), "", value)
+    except (ValueError, OSError) as error:
+        ours = type(error) is ValueError or type(error).__module__.startswith("subtoken_train.")
+        if not (ours or (isinstance(error, OSError) and worded(error))):
+            raise
+        return Answer(2, "", f"{PREFIX}error: {one_line(error)}\n")  # as a command would say it
+
+
+def worded(error: OSError) -> bool:
+    """Whether an error of the system carries a sentence of ours, and not the system's words and a path alone."""
+    text = str(error)
+    return " " in text and not text.startswith("[Errno ") and not system_words(text)
+
+
+def system_words(line: str) -> bool:
+    return "; " not in line and any(line == words or line.startswith(f"{words}: ") for words in OS_WORDS)

@@ -11,15 +11,13 @@ from pathlib import Path
 
 import yaml
 
-from tests.hostile.acts import command
-from tests.hostile.case import CANARY, VLM, Answer, Case, Expect, Place, Reference
+from tests.hostile.case import CANARY, VLM, Answer, Case, Expect, Place, Reference, command
 from tests.hostile.references import same
 from tests.hostile.values import NAMES, ROUND, put
 
 NUMBERS = (*"0 -1 1.5 NaN inf -inf 1e400 x 0x10 1_000 ٣ 1,5 -- None [] 2**63".split(), "9" * 400, "", " ")
-COMMANDS = (
-    "fit check preview evaluate report generate benchmark calibrate diagnose export data sweep recipes budget env"
-).split()
+COMMANDS = "fit check preview evaluate report generate benchmark calibrate diagnose export data sweep recipes".split()
+COMMANDS += ["budget", "env"]
 COUNT = (*"0 -1 1.5 NaN inf x 0x10 None [] 9e9".split(), "", " ")
 SHARE = (*"0 -1 1.5 NaN inf -inf 1e400 x 25%".split(), "", "9" * 400)
 KEEP = (
@@ -28,46 +26,34 @@ KEEP = (
 )  # fmt: skip
 ASK = "generate --adapter {lm} --prompt 'what is this ?' --max-new-tokens 1"
 GENERATE = {
-    "--max-new-tokens --num-beams": COUNT,
-    "--temperature": ("-1", "NaN", "inf", "x", ""),
-    "--context-length": ("-1", "1.5", "NaN", "x", ""),
-    "--device": ("abacus", "", "cuda:99", "cpu:x", "meta"),
-    "--kv-dtype": ("int2", "", "float128", "os"),
-    "--eviction": ("nope", "", "../x", "snapkv "),
-    "--scope": ("nope", "visual"),
-    "--reducer": ("nope", "fastv", ""),
+    "--max-new-tokens --num-beams": COUNT, "--temperature": ("-1", "NaN", "inf", "x", ""),
+    "--context-length": ("-1", "1.5", "NaN", "x", ""), "--device": ("abacus", "", "cuda:99", "cpu:x", "meta"),
+    "--kv-dtype": ("int2", "", "float128", "os"), "--eviction": ("nope", "", "../x", "snapkv "),
+    "--scope": ("nope", "visual"), "--reducer": ("nope", "fastv", ""),
     "--image": ("", ".", "nowhere.png", "/dev/null", "../beside/notes.txt", "\x00"),
     "--adapter": ("", ".", "nowhere", "../beside", "/dev/null", "a/b/c", "x" * 300, "\x00", "user/name"),
     "--backbone": ("", ".", "nowhere/at/all", "../beside", "/dev/null", "\x00"),
-}
+}  # fmt: skip
 OPTION = {"--eviction-option": ("x", "a=b", "=", "window=-1", "window=NaN", "window=" + "9" * 400)}
 EVICTIONS = {
-    "--eviction snapkv": {"--eviction-keep": KEEP},
-    "--eviction knorm": {"--eviction-keep": KEEP},
-    "--eviction snapkv --eviction-keep 0.5": OPTION,
-    "--eviction kvcompose --eviction-keep 0.5": OPTION,
+    "--eviction snapkv": {"--eviction-keep": KEEP}, "--eviction knorm": {"--eviction-keep": KEEP},
+    "--eviction snapkv --eviction-keep 0.5": OPTION, "--eviction kvcompose --eviction-keep 0.5": OPTION,
     "--eviction streaming_llm --eviction-keep 0.5": OPTION,
     "--eviction random --eviction-keep 0.5": {"--eviction-option": ("x", "a=b", "=", "seed=x")},
-}
+}  # fmt: skip
 BUDGET = {"--keep-ratio": SHARE, "--num-groups": COUNT, "--kept-groups": (*COUNT, "17")}
 EVALUATE = {
-    "--batch-size --max-new-tokens --max-length --limit": COUNT,
-    "--image-folder": ("nowhere", "/dev/null", "\x00"),
-    "--protocol": ("nope",),
-    "--anchors": ("perhaps",),
-    "--device": ("abacus",),
+    "--batch-size --max-new-tokens --max-length --limit": COUNT, "--image-folder": ("nowhere", "/dev/null", "\x00"),
+    "--protocol": ("nope",), "--anchors": ("perhaps",), "--device": ("abacus",),
     "--out": ("diary.txt", "../beside", "../beside/notes.txt", "."),
-}
+}  # fmt: skip
 NO_DATA = {
-    "--tasks": ("nope", "", ",", "scenes_pope,nope", "../x", "\x00"),
-    "--suite": ("nope", "", "../x"),
-    "--config": ("nowhere.yaml", "", ".", "/dev/null"),
-    "--data": ("nowhere.json", "", ".", "/dev/null", "\x00"),
-}
+    "--tasks": ("nope", "", ",", "scenes_pope,nope", "../x", "\x00"), "--suite": ("nope", "", "../x"),
+    "--config": ("nowhere.yaml", "", ".", "/dev/null"), "--data": ("nowhere.json", "", ".", "/dev/null", "\x00"),
+}  # fmt: skip
 SEED = ("-1", "x", "1.5", "", "NaN")
 OTHERS = {
-    "preview --config {recipe}": {"--count": COUNT},
-    "diagnose --adapter {vlm} --data x": {"--limit": COUNT},
+    "preview --config {recipe}": {"--count": COUNT}, "diagnose --adapter {vlm} --data x": {"--limit": COUNT},
     "diagnose": {"--adapter": (".", "nowhere", "", "\x00", "{vlm}_anchor")},
     "benchmark --adapter {vlm}": {
         "--lengths --batch-sizes --pairs": COUNT,
@@ -81,8 +67,7 @@ OTHERS = {
     "data ruler_synthetic": {"--option": (
         "x", "=", "a=b", "length=x", "length=-1", "length=!!python/name:os.system", "length=[", "length=&a [*a]",
     )},
-    "data pope --root .": {"--limit": COUNT},
-    "report .": {"--format": ("", "pdf", "csv,,html", "../x")},
+    "data pope --root .": {"--limit": COUNT}, "report .": {"--format": ("", "pdf", "csv,,html", "../x")},
     "sweep --config {recipe} --dry-run": {"--set": (
         "", "x", "=1", "a=1", "data.seed=", "data.seed=1,1", "data.seed=[", "output_dir=a", "overwrite=true",
         "data.seed=x", "__class__=1",
@@ -96,9 +81,8 @@ OTHERS = {
     "check --config {recipe}": {"--config": ("nowhere.yaml", "", ".", "/dev/null", "\x00")},
     "fit": {"--config": ("nowhere.yaml", "", ".", "diary.txt", "tiny_lora_onyl")},
 }  # fmt: skip
-ODD = (
-    *[{ASK: GENERATE}] * 2,
-    {f"{ASK} {more}": odd for more, odd in EVICTIONS.items()},
+ODD = (  # groups of commands, each with options and values that it must refuse
+    *[{ASK: GENERATE}] * 2, {f"{ASK} {more}": odd for more, odd in EVICTIONS.items()},
     {
         "budget --keep-ratio 0.25 --num-groups 16 --kept-groups 4": BUDGET,
         "budget --keep-ratio 0.25 --num-groups 16 --kept-groups 4 --model llava-1.5-7b --tokens 576":
@@ -108,7 +92,6 @@ ODD = (
        "evaluate --adapter {vlm}": NO_DATA}] * 2,
     *[OTHERS] * 3,
 )  # fmt: skip
-"""Groups of commands, each with options and values that it must refuse."""
 FREE = (
     "--nope --adapter --config --out --set --limit -c -x -- --offline --print_config --data show ls copy --help=1 "
     "--config="
@@ -118,13 +101,11 @@ WORKS = {
     "recipes copy tiny_lora_only mine.yaml": ("mine.yaml",),
     "budget --keep-ratio 1 --num-groups 4 --kept-groups 4": (), ASK: (),
     f"{ASK} --eviction knorm --eviction-keep 0.5": (),
-    "data scenes --out made --train 2 --dev 2 --test 2": ("made",),
-    **{f"{name} --help": () for name in COMMANDS},
+    "data scenes --out made --train 2 --dev 2 --test 2": ("made",), **{f"{name} --help": () for name in COMMANDS},
 }  # fmt: skip
 
 
 def free(draw: random.Random) -> Case:
-    """A command with words from nowhere."""
     while True:
         words = [draw.choice((*COMMANDS, draw.choice(NAMES), "fti", "recipe"))]
         words += [draw.choice((*FREE, *NAMES, *NUMBERS)) for _ in range(draw.randrange(1, 4))]
@@ -134,7 +115,6 @@ def free(draw: random.Random) -> Case:
 
 
 def arguments(draw: random.Random, place: Place) -> Case:
-    """A command line with one thing wrong in it, or nothing."""
     kind = draw.choice((*ODD, *[free] * 2, None))
     if kind is free:
         return free(draw)
@@ -167,7 +147,7 @@ RUN = "--config {recipe}"
 SHORT = "generate --prompt 'what ?' --max-new-tokens 1"
 SCORED = "evaluate --adapter {vlm} --data {dev} --limit 1 --max-new-tokens 1"
 CALIBRATE = "calibrate prefixkv --option samples=2 --option context_length=300"
-EVERY_PATH = (
+EVERY_PATH = (  # every path of the command line: it is put behind ``=``, between two spaces, or at the end
     "init", "init mine --table=", "init mine --backbone=", "init mine --out=", "fit --config=",
     f"fit {RUN} --output_dir=", f"fit {RUN} --data.train_file=", f"fit {RUN} --data.image_folder=",
     f"fit {RUN} --model.backbone.path=", "check --config=", f"check {RUN} --data.train_file=",
@@ -186,12 +166,10 @@ EVERY_PATH = (
     "data pope --limit 1 --root=", "recipes copy tiny_lora_only",
     *(["demo --adapter="] if find_spec("gradio") else []),
 )  # fmt: skip
-"""Every path of the command line: it is put behind ``=``, between two spaces, or at the end."""
 ENDINGS = {"--prompts=": ".jsonl", "--data=": ".json", "--show=": ".png", "--out=": "", "--config=": ".yaml"}
 
 
 def odd_paths(draw: random.Random, place: Place) -> Case:
-    """A command whose path is a link that goes round, a pipe, a device or a socket."""
     picture = (place.pool / "images/a.png").read_bytes()
     for number in range(3):
         place.write(f"mine/{number}.png", picture + bytes([number]))
@@ -210,20 +188,17 @@ def odd_paths(draw: random.Random, place: Place) -> Case:
 
 
 TOUCH = f"touch {CANARY}"
-PIECES = (
+PIECES = (  # what a shell or a terminal would take for its own
     f"\n{TOUCH}\n", f"\r\n{TOUCH} #", f"`{TOUCH}`", f"$({TOUCH})", f"; {TOUCH};", f"' {TOUCH} '", f'" {TOUCH} "',
     "\n", "\t", " ", "'", '"', "\\", "#", "*", "~", "!", "$HOME", "&", "\x1b[31m", "\u202e", "\u200b", "\x85", "é",
 )  # fmt: skip
-"""What a shell or a terminal would take for its own."""
 
 
 def shell_name(draw: random.Random) -> str:
-    """A name of a file or a folder."""
     return "".join(f"x{piece}" for piece in draw.choices(PIECES, k=draw.choice((1, 2, 4))))
 
 
 def scripts(draw: random.Random, place: Place) -> Case:
-    """Commands that print or write what is to be run: a sweep, one as an array, a grid's fits, a recipe's anchor."""
     kind, mine, folder = (
         draw.choice(("--dry-run", "--slurm", "grid", "anchor")),
         shell_name(draw),
@@ -276,8 +251,6 @@ def run_by_bash(place: Place, right: Sequence[Sequence[str]]) -> Reference:
 
 
 def same_settings(work: Path, made: str) -> Reference:
-    """The file says what the command writes where all names are plain; comments may differ, settings may not."""
-
     def difference(answer: Answer) -> str | None:
         assert command(["recipes", "anchor", str(work / "plain.yaml"), str(work / "plain.yml")]).code == 0
         got, right = (yaml.safe_load((work / path).read_text()) for path in (made, "plain.yml"))

@@ -15,14 +15,12 @@ from tests.hostile.pool import make_pool
 
 @pytest.fixture(scope="session")
 def pool(tmp_path_factory) -> Path:
-    """See ``hostile.pool``."""
     torch.set_num_threads(1)
     return make_pool(tmp_path_factory.mktemp("pool"))
 
 
 @pytest.fixture(autouse=True)
 def no_endless_wait() -> Iterator[None]:
-    """End the process where a case holds it in C code, where no signal reaches it."""
     faulthandler.dump_traceback_later(300, exit=True, file=sys.__stderr__)
     yield
     faulthandler.cancel_dump_traceback_later()

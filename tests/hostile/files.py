@@ -15,33 +15,17 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.hostile import grammar
 from tests.hostile.case import Answer, Case, Expect, Place, Spoilt
-from tests.hostile.grammar import (
-    JSON,
-    LINES,
-    PARQUET,
-    TEXT,
-    Document,
-    Format,
-    anything,
-    change,
-    damage,
-    is_text,
-    misplaced,
-    text_or_none,
-)  # fmt: skip
 from tests.hostile.pool import CACHES, asked_model
 from tests.hostile.references import made, read_by
 from tests.hostile.tensor_files import FILES, REFUSED_TENSORS, STRANGE_NAMES, canary_pickle
 from tests.hostile.values import damaged, no_file, written
 
 OF_CALIBRATION: dict[str, tuple[Any, ...]] = {
-    "schema_version": (0, 2),
-    "method": ("nope", "snapkv"),
-    "backbone.digest": ("0" * 64, ""),
-    "backbone data numbers": ({}, {"alpha": 1}),
-    "data.samples": (1.5,),
-}
+    "schema_version": (0, 2), "method": ("nope", "snapkv"), "backbone.digest": ("0" * 64, ""),
+    "backbone data numbers": ({}, {"alpha": 1}), "data.samples": (1.5,),
+}  # fmt: skip
 OF_METHOD: dict[str, dict[str, tuple[Any, ...]]] = {
     "duo_attention": {
         "numbers.alpha": ([], [[]], [5], [[0.5]], [[0.5, 0.5]] * 99),
@@ -55,10 +39,10 @@ OF_METHOD: dict[str, dict[str, tuple[Any, ...]]] = {
         "numbers.keep": ([], [0.5], [2.0] * 9, ["x"] * 9),
     },
 }
-CALIBRATION = Format(
+CALIBRATION = grammar.Format(
     more=("settings",),
     optional=("settings.*",),  # how it was made, for the reader
-    legal={"settings.*": anything, "backbone.path": is_text, "backbone.revision": text_or_none},
+    legal={"settings.*": grammar.anything, "backbone.path": grammar.is_text, "backbone.revision": grammar.text_or_none},
     exact=("schema_version", "method", "backbone.digest", "backbone.model_type"),
 )
 
@@ -67,18 +51,18 @@ def calibrations(draw: random.Random, place: Place) -> Case:
     method = draw.choice(list(OF_METHOD))
     path = place.copy(f"calibrations/{method}.json", "made.json")
     odd = draw.choice((OF_CALIBRATION, OF_METHOD[method]))
-    spoilt = Document(CALIBRATION, odd, "odd odd odd changed changed gone bytes file whole").spoil(draw, path)
+    spoilt = grammar.Document(CALIBRATION, odd, "odd odd odd changed changed gone bytes file whole").spoil(draw, path)
     text = "generate --backbone {llama} --prompt 'Code baran amber falcon.' --max-new-tokens 1 --device cpu"
     text += f" --eviction {method} --eviction-keep 0.5 --eviction-option calibration=made.json"
     return read_by(place, text, spoilt)
 
 
 FAR = (-1, -(2**31), 2**31 - 1, 2**62)
-RECORD = Document(
-    Format(
+RECORD = grammar.Document(
+    grammar.Format(
         legal={
-            "model.backbone.path": is_text,
-            "model.backbone.revision": text_or_none,
+            "model.backbone.path": grammar.is_text,
+            "model.backbone.revision": grammar.text_or_none,
             "report.kept_entries": lambda value: value is None or (not isinstance(value, str) and 0 <= value <= 1),
         },
         unsaid=(
@@ -106,12 +90,10 @@ RECORD = Document(
         "packed.layers.0.blocks.0.page_size packed.layers.0.blocks.0.page_count": (4, 0, -1),
     },
 )
-model = cache(asked_model)
-"""The model of a cache, loaded once in a process."""
+model = cache(asked_model)  # the model of a cache, loaded once in a process
 
 
 def odd_tensor(draw: random.Random, tensors: dict[str, Tensor]) -> str:
-    """A tensor that is none of the cache's; numbers that point far away where it holds places."""
     name = draw.choice(sorted(tensors))
     kinds = ["shape", "one more", "empty", "gone", "more"]
     codes = name.endswith(("keys", "values", "index"))  # of which any is as good as another
@@ -141,9 +123,9 @@ def forged(draw: random.Random, path: Path, kind: str) -> Spoilt:
     if kind == "tensor":
         what = odd_tensor(draw, tensors)
     elif kind == "odd":
-        record, what, expect = misplaced(draw, record, RECORD.odd)
+        record, what, expect = grammar.misplaced(draw, record, RECORD.odd)
     else:
-        record, what, expect = change(draw, record, RECORD.form)
+        record, what, expect = grammar.change(draw, record, RECORD.form)
     tensors = {key: tensor.contiguous() for key, tensor in tensors.items()}
     save_file(tensors, path, cache_file.sealed(written(record), tensors))
     return what, expect
@@ -151,7 +133,6 @@ def forged(draw: random.Random, path: Path, kind: str) -> Spoilt:
 
 @cache
 def right_answer(pool: Path, name: str) -> Any:
-    """What the model says on its own cache as it was saved."""
     return answer_from(model(pool, name), pool / f"caches/{name}.safetensors")
 
 
@@ -163,10 +144,8 @@ def answer_from(loaded: Any, path: Path) -> Any:
 def caches(draw: random.Random, place: Place) -> Case:
     name = draw.choice(list(CACHES))
     path = place.copy(f"caches/{name}.safetensors", "a.safetensors")
-    kind, expect = (
-        draw.choice("odd odd changed changed tensor tensor tensor file bytes header whole".split()),
-        Expect.REFUSED,
-    )
+    kinds = "odd odd changed changed tensor tensor tensor file bytes header whole"
+    kind, expect = draw.choice(kinds.split()), Expect.REFUSED
     if kind in ("odd", "changed", "tensor"):
         what, expect = forged(draw, path, kind)
     elif kind == "file":
@@ -185,7 +164,6 @@ def caches(draw: random.Random, place: Place) -> Case:
 
 
 def other_tokenizer(draw: random.Random, content: dict[str, Any]) -> str:
-    """Two words have each other's number, a number has another word, or texts are read in small letters."""
     words = content["model"]["vocab"]
     plain = sorted(word for word in words if not word.startswith("<"))
     kind = draw.choice(("exchanged", "exchanged", "renamed", "normalised"))
@@ -204,7 +182,6 @@ def other_tokenizer(draw: random.Random, content: dict[str, Any]) -> str:
 
 
 def tokenizer_swaps(draw: random.Random, place: Place) -> Case:
-    """A saved cache, and the same weights with another tokenizer; or with the same one, written otherwise."""
     name = draw.choice(list(CACHES))
     folder = place.copy(f"backbones/{'tiny-llava' if name == 'vlm' else 'tiny-llama'}", "backbone")
     path = folder / "tokenizer.json"
@@ -221,35 +198,32 @@ def tokenizer_swaps(draw: random.Random, place: Place) -> Case:
 
 
 POPE = {f"coco_pope_{name}.json": "* *.image *.text *.label" for name in ("adversarial", "random", "popular")}
-READ = {
+READ = {  # places of the files that are read, and what stands there is of one kind
     "testdev_balanced_questions.json": "* *.question *.answer *.imageId",
     "v2_OpenEnded_mscoco_val2014_questions.json": "questions questions.* questions.*.question",
     "v2_mscoco_val2014_annotations.json": "annotations annotations.* annotations.*.answers",
-    "TextVQA_0.5.1_val.json": "data data.* data.*.answers",
-    "llava_textvqa_val_v051_ocr.jsonl": "* *.image *.text",
-    "pid_splits.json": "test test.*",
-    "problems.json": "* *.question *.choices *.answer",
-    **POPE,
-}
-"""Places of the files that are read, and what stands there is of one kind."""
+    "TextVQA_0.5.1_val.json": "data data.* data.*.answers", "llava_textvqa_val_v051_ocr.jsonl": "* *.image *.text",
+    "pid_splits.json": "test test.*", "problems.json": "* *.question *.choices *.answer", **POPE,
+}  # fmt: skip
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet")
 UNREAD = "the damage lies in a column, or behind a limit, that nobody reads here"
 
 
 def benchmark_file(draw: random.Random, path: Path) -> Spoilt:
-    """Something of another kind in a file of questions, a key less, or bytes that a disk has spoilt."""
     kind = draw.choice("changed changed changed bytes bytes bytes file whole".split())
     kind = "bytes" if kind == "changed" and path.name not in READ else kind
     if path.suffix in (".json", ".jsonl"):
-        notation = LINES if len(path.read_bytes().strip().splitlines()) > 1 else JSON
+        notation = grammar.LINES if len(path.read_bytes().strip().splitlines()) > 1 else grammar.JSON
         read = tuple(READ[path.name].split()) if kind == "changed" else ()
         named = {"*.imageId": lambda value: isinstance(value, str | int)}
-        form = Format(only=read, unsaid=("*", "*s.*", "data.*"), legal=named)  # rows more or fewer
-        return Document(form, notation=notation).spoil(draw, path, kind)
+        form = grammar.Format(only=read, unsaid=("*", "*s.*", "data.*"), legal=named)  # rows more or fewer
+        return grammar.Document(form, notation=notation).spoil(draw, path, kind)
     if path.suffix != ".parquet" or kind != "bytes":
         broken = Expect.EITHER if path.suffix == ".tsv" else Expect.REFUSED  # of many rows a limit looks at two
-        return Document(Format(only=()), notation=TEXT, broken=broken).spoil(draw, path, kind)
-    content, what, expect = damage(draw, path.read_bytes(), PARQUET.parse, Format(only=()), broken=Expect.EITHER)
+        return grammar.Document(grammar.Format(only=()), notation=grammar.TEXT, broken=broken).spoil(draw, path, kind)
+    content, what, expect = grammar.damage(
+        draw, path.read_bytes(), grammar.PARQUET.parse, grammar.Format(only=()), broken=Expect.EITHER
+    )
     path.write_bytes(content)
     try:
         pq.ParquetFile(io.BytesIO(content))
@@ -259,7 +233,6 @@ def benchmark_file(draw: random.Random, path: Path) -> Spoilt:
 
 
 def benchmarks(draw: random.Random, place: Place) -> Case:
-    """A benchmark's folder with one file spoilt, for ``data NAME --root`` and for a task's samples."""
     layout = draw.choice(("own", "parquet"))
     name = draw.choice(sorted(path.name for path in (place.pool / "benchmarks" / layout).iterdir()))
     folder = place.copy(f"benchmarks/{layout}/{name}", name)
@@ -282,7 +255,6 @@ def benchmarks(draw: random.Random, place: Place) -> Case:
 
 
 def samples(folder: Path, name: str) -> list[Any]:
-    """Id, prompt and reference of every sample of a benchmark."""
     from subtoken_train.evaluation.tasks import build_task
     from subtoken_train.evaluation.tasks.files import check_samples
 

@@ -79,7 +79,6 @@ class Format:
         return Expect.REFUSED if kind(before) != kind(after) or _at(way, self.exact) else None
 
     def _unknown(self, way: Way, before: Any, after: Any) -> bool:
-        """Whether nothing is known of what stands there."""
         if self.only is not None and not _at(way, self.only):
             return True
         if (before in (ABSENT, None) or after in (ABSENT, None)) and _at(way, self.unsaid):
@@ -114,7 +113,6 @@ def kind(value: Any) -> str:
 
 
 def _read(text: str) -> Any:
-    """What a text is to YAML, or to Python's numbers."""
     try:
         return float(text)
     except ValueError:
@@ -143,7 +141,6 @@ def differences(before: Any, after: Any, way: Way = ()) -> Iterator[tuple[Way, A
 
 
 def too_deep(tree: Any, depth: int = DEPTH) -> bool:
-    """Whether lists and groups are nested deeper than any of our documents is."""
     level = [tree]
     for _ in range(depth + 1):
         inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
@@ -154,7 +151,6 @@ def too_deep(tree: Any, depth: int = DEPTH) -> bool:
 
 
 def plain(tree: Any) -> bool:
-    """Whether every text is made of whole characters, and every number is one."""
     level = [tree]
     while level:
         each = level.pop()
@@ -173,8 +169,6 @@ def plain(tree: Any) -> bool:
 
 
 def parsed_json(content: bytes) -> Any:
-    """A JSON document, by the letter of the standard."""
-
     def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(found)) < len(found):
             raise NoDocument("a key twice")
@@ -213,7 +207,6 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping
 
 
 def parsed_yaml(content: bytes) -> Any:
-    """A YAML document of plain values."""
     try:
         return yaml.load(content.decode("utf-8"), _Loader)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError, OverflowError) as error:
@@ -221,7 +214,6 @@ def parsed_yaml(content: bytes) -> Any:
 
 
 def parsed_text(content: bytes) -> list[str]:
-    """The lines of a text in UTF-8, with or without a byte-order mark."""
     try:
         text = content.decode("utf-8-sig")
     except ValueError as error:
@@ -232,7 +224,6 @@ def parsed_text(content: bytes) -> list[str]:
 
 
 def parsed_csv(content: bytes) -> list[list[str]]:
-    """The cells of a table."""
     text = "\n".join(parsed_text(content))
     try:
         return [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row]
@@ -241,7 +232,6 @@ def parsed_csv(content: bytes) -> list[list[str]]:
 
 
 def parsed_parquet(content: bytes) -> Any:
-    """Every column of a table, and what the library ``datasets`` reads beside them."""
     try:
         table = pq.read_table(io.BytesIO(content))
         return [table.to_pylist(), repr(table.schema.metadata)]
@@ -250,8 +240,6 @@ def parsed_parquet(content: bytes) -> Any:
 
 
 class Notation(NamedTuple):
-    """How trees stand in files."""
-
     parse: Callable[[bytes], Any]
     write: Callable[[Any, random.Random], str] = lambda tree, draw: written(tree)
 
@@ -274,11 +262,7 @@ def change(draw: random.Random, tree: Any, form: Format) -> tuple[Any, str, Expe
 
 
 def damage(
-    draw: random.Random,
-    content: bytes,
-    parse: Callable[[bytes], Any],
-    form: Format,
-    broken: Expect = Expect.REFUSED,
+    draw: random.Random, content: bytes, parse: Callable[[bytes], Any], form: Format, broken: Expect = Expect.REFUSED
 ) -> tuple[bytes, str, Expect]:
     """Spoilt bytes of which the right answer is known, what was done, and the answer; ``broken``: where it is none."""
     before = parse(content)
@@ -313,7 +297,6 @@ def ways_to(draw: random.Random, tree: Any, dotted: str) -> Way | None:
 
 
 def misplaced(draw: random.Random, tree: Any, odd: Odd) -> tuple[Any, str, Expect]:
-    """A tree with a value that cannot be at one of the places, what it is, and the answer."""
     while True:
         dotted, values = draw.choice([(place, values) for places, values in odd.items() for place in places.split()])
         if (way := ways_to(draw, tree, dotted)) is not None:
@@ -338,7 +321,6 @@ class Document:
     broken: Expect = Expect.REFUSED
 
     def spoil(self, draw: random.Random, path: Path, ways: str = "") -> Spoilt:
-        """Spoil a file in its place; what was done, and what must come of it."""
         way = draw.choice((ways or self.ways).split())
         if way == "whole":
             return "whole", Expect.TAKEN

@@ -28,8 +28,7 @@ from tests.hostile.values import HUGE, INFINITY, NAN, changed, damaged, no_file,
 
 CONFIG, PEFT = "subtoken_config.json", "adapter_config.json"
 LORA, ROUTER = "adapter_model.safetensors", "router.safetensors"
-CHOICE = ("nope", "os.system", "../x")
-"""Where one of a few names must stand; what is of another kind is drawn anyway."""
+CHOICE = ("nope", "os.system", "../x")  # where one of a few names must stand; what is of another kind is drawn anyway
 ADAPTER = Document(
     Format(
         free=("versions.*",),
@@ -165,15 +164,11 @@ SIZES = (
 )
 BAD: tuple[Any, ...] = ("x", [], {}, -1, NAN, INFINITY, HUGE, 1.5)
 ODD_SIZES: dict[str, tuple[Any, ...]] = {
-    "hidden_size": (*BAD, 0, 2**40, 7),
-    "num_hidden_layers": (*BAD, 10**7),
-    "num_attention_heads": (*BAD, 0, 2**40, 7),
-    "num_key_value_heads": (*BAD, 0, 2**40, 7),
-    "head_dim": (*BAD, 0, 2**40),
-    "intermediate_size": (*BAD, 2**45),
-    "vocab_size": (*BAD, 0, 2**45),
+    "hidden_size": (*BAD, 0, 2**40, 7), "num_hidden_layers": (*BAD, 10**7),
+    "num_attention_heads": (*BAD, 0, 2**40, 7), "num_key_value_heads": (*BAD, 0, 2**40, 7),
+    "head_dim": (*BAD, 0, 2**40), "intermediate_size": (*BAD, 2**45), "vocab_size": (*BAD, 0, 2**45),
     "model_type": (5, None, [], "nope", "../x", "os.system", "auto"),
-}
+}  # fmt: skip
 OF_CONFIG = Format(
     free=("transformers_version",),
     only=(
@@ -190,17 +185,15 @@ OF_GENERATION = Format(
     unsaid=ENDS,  # see no_end
 )
 JSON_FILES = {
-    "config.json": OF_CONFIG,
-    "generation_config.json": OF_GENERATION,
+    "config.json": OF_CONFIG, "generation_config.json": OF_GENERATION,
     **dict.fromkeys(("tokenizer.json", "tokenizer_config.json", "processor_config.json"), Format(only=())),
-}
+}  # fmt: skip
 AUTO_MAP = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
 EVIL = "import pathlib\npathlib.Path('../CANARY').touch()\nclass Config: pass\nclass Model: pass\n"
 NO_END = "no end of an answer"
 
 
 def odd_config(draw: random.Random, folder: Path) -> Spoilt:
-    """A number or a name of the configuration that cannot be."""
     config = json.loads((folder / "config.json").read_text())
     inner = config.get("text_config", {})
     key = draw.choice([key for key in ODD_SIZES if key in config or key in inner])
@@ -235,7 +228,6 @@ def json_file(draw: random.Random, folder: Path) -> Spoilt:
 
 
 def no_end(draw: random.Random, folder: Path) -> Spoilt:
-    """No token that ends an answer, where the model has one: it runs as in transformers, and that is said."""
     path = folder / "generation_config.json"
     content = json.loads(path.read_text())
     ends = content.pop("eos_token_id")
@@ -256,13 +248,11 @@ def pickled(draw: random.Random, folder: Path) -> Spoilt:
 
 
 def weights(draw: random.Random, folder: Path) -> Spoilt:
-    """Weights that are absent, of another shape, damaged, infinite or no numbers; or others, as good as any."""
     what, expect = spoil_tensors(draw, folder / "model.safetensors")
     return f"weights: {what}", Expect.TAKEN if what.endswith(": more") else expect  # as transformers does
 
 
 def one_number(draw: random.Random, folder: Path) -> Spoilt:
-    """A single weight that is no number, far inside of a matrix."""
     path = folder / "model.safetensors"
     tensors = load_file(path)
     name = draw.choice(sorted(name for name in tensors if "vision" not in name))
@@ -276,7 +266,6 @@ OTHERS = (*(odd_config,) * 3, *(json_file,) * 5, contradiction, code, no_end, no
 
 
 def backbones(draw: random.Random, place: Place) -> Case:
-    """A backbone with something wrong in it, named by a recipe, an adapter or an option."""
     spoil = draw.choice((*OF_WEIGHTS, *OTHERS))
     vision = draw.random() < 0.5
     folder = place.copy(f"backbones/{'tiny-llava' if vision else 'tiny-llama'}", "backbone")
@@ -300,9 +289,8 @@ def backbones(draw: random.Random, place: Place) -> Case:
         )
         case = read_by(place, f"generate {arm} --prompt 'what is this ?' --max-new-tokens 1", (what, expect))
     else:
-        recipe = yaml.safe_dump(
-            changed(read(place, VLM if vision else LM), ("model", "backbone", "path"), "./backbone")
-        )
+        own = read(place, VLM if vision else LM)
+        recipe = yaml.safe_dump(changed(own, ("model", "backbone", "path"), "./backbone"))
         place.write("recipe.yaml", recipe)
         text = "check --config recipe.yaml --offline" if way == "check" else "preview --config recipe.yaml"
         case = read_by(place, text, (what, expect), files={"recipe.yaml": recipe})
@@ -310,7 +298,6 @@ def backbones(draw: random.Random, place: Place) -> Case:
 
 
 def said(reference: Reference | None) -> Reference:
-    """Ask of an answer, beside what it equals, that it warns of having no end."""
     assert reference is not None
 
     def difference(answer: Answer) -> str | None:
@@ -340,10 +327,7 @@ def own_weights(folder: Path, what: str) -> Case:
 
 MARKER = Document(
     Format(exact=("schema_version", "trained.*.*")),
-    {
-        "trained": ({}, {"a": "b"}, {"a": [HUGE]}, {"a": [-1]}),
-        "schema_version": (99,),
-    },
+    {"trained": ({}, {"a": "b"}, {"a": [HUGE]}, {"a": [-1]}), "schema_version": (99,)},
     "odd changed changed changed bytes bytes",
 )
 PASSED_OVER = "the state has a part of Lightning's that a run which has reached its end may do without"
@@ -360,18 +344,7 @@ def members(content: bytes) -> dict[str, bytes] | None:
         return None
 
 
-def state_bytes(draw: random.Random, path: Path) -> Spoilt:
-    """A state that a disk has spoilt."""
-    before = path.read_bytes()
-    content, what = damaged(draw, before)
-    path.write_bytes(content)
-    if content == before:
-        return f"state: {what}", Expect.TAKEN
-    return f"state: {what}", Expect.EITHER if members(content) == members(before) else Expect.REFUSED
-
-
 def state_pickle(draw: random.Random, path: Path) -> Spoilt:
-    """A state whose pickle runs something, alone or inside of torch's archive."""
     form = draw.choice(("alone", "archive", "legacy", "inside"))
     if form == "alone":
         path.write_bytes(canary_pickle())
@@ -399,9 +372,10 @@ def state_parts(draw: random.Random, path: Path, export: bool) -> Spoilt:
     if kind.startswith("part"):
         value = draw.choice((None, 5, "x", [], {}, [None]))
         what = f"state: without {part}" if kind == "part gone" else f"state: {part} is {value!r}"
-        content = {
-            each: value if each == part else content[each] for each in content if (each, kind) != (part, "part gone")
-        }
+        if kind == "part gone":
+            del content[part]
+        else:
+            content[part] = value
         expect = Expect.REFUSED if part == "state_dict" else Expect.TAKEN if export else Expect.EITHER
     elif kind == "gone":
         del trained[name]
@@ -450,7 +424,14 @@ def spoilt_run(draw: random.Random, run: Path, text: str) -> Spoilt:
         return state_parts(draw, checkpoint / "state.ckpt", export)
     if kind == "whole":
         return "a whole run", Expect.TAKEN
-    return (state_bytes if kind == "bytes" else state_pickle)(draw, checkpoint / "state.ckpt")
+    path = checkpoint / "state.ckpt"
+    if kind == "pickle":
+        return state_pickle(draw, path)
+    before = path.read_bytes()
+    content, what = damaged(draw, before)
+    path.write_bytes(content)
+    alike = Expect.EITHER if members(content) == members(before) else Expect.REFUSED
+    return f"state: {what}", Expect.TAKEN if content == before else alike
 
 
 def runs(draw: random.Random, place: Place) -> Case:

@@ -23,7 +23,6 @@ OVERWRITE = ("", " --overwrite")
 
 
 def occupy(draw: random.Random, folder: Path) -> str:
-    """Put somebody's files into a folder; what."""
     names = draw.sample(MINE, draw.choice((1, 1, 2, 3)))
     for name in names:
         path = folder / name
@@ -37,7 +36,6 @@ def refused(place: Place, text: str, what: str) -> Case:
 
 
 def fitted(draw: random.Random, place: Place, kind: str) -> Case:
-    """``fit`` into a folder that is no run of this program, or through a link; ``overwrite`` inside a recipe."""
     recipe, what, flags = read(place, VLM), kind, draw.choice(OVERWRITE)
     if kind == "occupied":
         target = draw.choice(("run", "run", "deep/run"))
@@ -80,7 +78,6 @@ def fitted_again(draw: random.Random, place: Place, kind: str) -> Case:
 
 
 def exported(draw: random.Random, place: Place, kind: str) -> Case:
-    """``export`` beside and into what is somebody's."""
     kind = draw.choice(("siblings", "siblings", "folder", "file", "adapter", "link", "itself"))
     adapter, out = place.copy("run/adapter", "adapter"), place.work / "out"
     target, expect, flag = "out", Expect.REFUSED, draw.choice((*OVERWRITE, " --overwrite"))
@@ -113,7 +110,6 @@ def exported(draw: random.Random, place: Place, kind: str) -> Case:
 
 
 def made_over(draw: random.Random, place: Place, kind: str) -> Case:
-    """A list of images, a report, a recipe, a data set, diagnostics, scores or a picture over what is there."""
     what = ""
     if kind == "list":
         place.copy("scenes")
@@ -142,32 +138,27 @@ def made_over(draw: random.Random, place: Place, kind: str) -> Case:
 
 KINDS = (
     *[(fitted, kind) for kind in ("occupied", "occupied", "occupied", "recipe", "current", "current", "link")],
-    *[(fitted_again, kind) for kind in ("again", "again", "foreign")],
-    *[(exported, "")] * 3,
+    *[(fitted_again, kind) for kind in ("again", "again", "foreign")], *[(exported, "")] * 3,
     *[(made_over, kind) for kind in ("list", "report", "recipe", "set")],
-)
+)  # fmt: skip
 
 
 def folders(draw: random.Random, place: Place) -> Case:
-    """A command that writes where something is."""
     make, kind = draw.choice(KINDS)
     return make(draw, place, kind)
 
 
-ROOM = (0, 40, 2**30)
-"""Bytes that a file may have: none, fewer than any of them takes, and as many as it likes."""
+ROOM = (0, 40, 2**30)  # bytes that a file may have: none, fewer than any of them takes, and as many as it likes
 SHORT = "--max-new-tokens 1"
 ONE = "--adapter {vlm} --data {dev} --limit 1"
-WRITERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "export {vlm} out": (("out",), ()),
-    f"evaluate {ONE} {SHORT} --out out.json": (("out.json",), ()),
+WRITERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # what it writes, and what it may leave unfinished
+    "export {vlm} out": (("out",), ()), f"evaluate {ONE} {SHORT} --out out.json": (("out.json",), ()),
     "evaluate --config {pool}/grid.yaml --out results": (("results",), ("results",)),
     "report {pool}/results --out tables": (("tables",), ()),
     "calibrate prefixkv --backbone {llama} --out made.json --option samples=2 --option context_length=300": (
         ("made.json",), ()),
     f"diagnose {ONE} --out seen": (("seen",), ()),
-    "data scenes --out made --train 1 --dev 1 --test 1": (("made",), ()),
-    "init mine": (("mine_subtoken",), ()),
+    "data scenes --out made --train 1 --dev 1 --test 1": (("made",), ()), "init mine": (("mine_subtoken",), ()),
     f"generate --adapter {{vlm}} --image {{png}} --prompt 'what ?' {SHORT} --show kept.png": (("kept.png",), ()),
     f"generate --adapter {{lm}} --prompts asked.jsonl --output out.jsonl {SHORT}": (
         ("out.jsonl", "out.jsonl.records"), ("out.jsonl.records",)),
@@ -175,7 +166,6 @@ WRITERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "data images --file {dev} --root mine --missing-list absent.txt": ((), ("absent.txt",)),
     "fit --config {recipe}": (("run",), ("run",)),
 }  # fmt: skip
-"""What it writes, and what it may leave unfinished."""
 
 
 @cache
@@ -191,7 +181,6 @@ def saved(place: Place, path: Path) -> str:
 
 
 def full_disks(draw: random.Random, place: Place) -> Case:
-    """A command, or the saving of a cache, on a disk that is full, or where a file comes to the output's place."""
     text, room = draw.choice((*WRITERS, "", "")), draw.choice(ROOM)
     expect = Expect.TAKEN if room == 2**30 else Expect.REFUSED
     says = () if expect is Expect.TAKEN else ("too large", "no space", "full", "room")

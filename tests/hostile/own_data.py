@@ -10,38 +10,24 @@ from typing import Any
 
 import yaml
 
-from tests.hostile.acts import command
-from tests.hostile.case import VLM, Answer, Case, Expect, Place, Reference, Spoilt
-from tests.hostile.grammar import (
-    CSV,
-    LINES,
-    MARKED,
-    TEXT,
-    Document,
-    Format,
-    Notation,
-    is_text,
-    parsed_csv,
-    parsed_lines,
-    parsed_marked,
-)  # fmt: skip
+from tests.hostile import grammar
+from tests.hostile.case import VLM, Answer, Case, Expect, Place, Reference, Spoilt, command
 from tests.hostile.recipes import TENSORS, read, with_key
 from tests.hostile.references import both, made, read_by, same
 from tests.hostile.values import PLAIN, lines, nested, no_file, shown, written
 
 TURNS = [{"from": "human", "value": "<image>\nwhat ?"}, {"from": "gpt", "value": "yes"}]
-OUTSIDE = (
+OUTSIDE = (  # image names that mean nothing below the folder, or something outside of it
     *("../../beside/notes.txt", "../secret.png", "/etc/passwd", "dev/../../secret.png", "~/x.png"),
     *("\x00", "a" * 5000, "", ".", "dev"),
 )
-"""Image names that mean nothing below the folder, or something outside of it."""
-MARKED_LINES = Notation(lambda content: parsed_lines(content.removeprefix(b"\xef\xbb\xbf")), LINES.write)
+MARKED_LINES = grammar.LINES._replace(parse=lambda text: grammar.parsed_lines(text.removeprefix(b"\xef\xbb\xbf")))
 NO_ANSWER = ("", " ", "\n\t", "\x00", "\u200b", "\ufeff", "\u2060\u200d", "yes\x00")
-RECORDS = Document(
-    Format(
+RECORDS = grammar.Document(
+    grammar.Format(
         legal={
             "*.id": lambda value: isinstance(value, str) or type(value) is int,
-            "*.kind *.conversations.*.value": is_text,
+            "*.kind *.conversations.*.value": grammar.is_text,
             "*.image": lambda value: isinstance(value, str | list),
             "*.conversations.*.from": lambda value: value in ("human", "gpt"),
         },
@@ -60,12 +46,12 @@ RECORDS = Document(
         "*.image": ({}, [5], [None], [[]], ["a", "b"]),
     },
     "odd odd odd changed changed changed bytes bytes whole file",
-    MARKED,
+    grammar.MARKED,
 )
 
 
 def spoilt_records(draw: random.Random, kind: str, path: Path, rows: Any) -> Spoilt:
-    notation = MARKED_LINES if path.suffix == ".jsonl" else MARKED
+    notation = MARKED_LINES if path.suffix == ".jsonl" else grammar.MARKED
     what, expect = kind, Expect.REFUSED
     if kind == "outside":  # seen once it is opened
         rows[0]["image"] = draw.choice(OUTSIDE)
@@ -78,12 +64,11 @@ def spoilt_records(draw: random.Random, kind: str, path: Path, rows: Any) -> Spo
         rows = draw.choice(([], {}, None, 5, "x", [5], [None], [[]], {"data": rows}, nested(3000, True)))
     path.write_text(notation.write(rows, draw))
     if kind == "document":
-        return Document(RECORDS.form, RECORDS.odd, RECORDS.ways, notation).spoil(draw, path)
+        return grammar.Document(RECORDS.form, RECORDS.odd, RECORDS.ways, notation).spoil(draw, path)
     return what, expect
 
 
 def data_files(draw: random.Random, place: Place) -> Case:
-    """Instruction data with something wrong in them, given to whatever reads all of them and opens their images."""
     place.copy("scenes")
     place.copy("images/a.png", "secret.png")
     path = place.work / "scenes/train.json"
@@ -118,7 +103,7 @@ def data_files(draw: random.Random, place: Place) -> Case:
 
 
 def expected(path: Path) -> list[tuple[str, list[str], list[tuple[str, str]], Any]]:
-    rows = (parsed_lines if path.suffix == ".jsonl" else parsed_marked)(path.read_bytes())
+    rows = (grammar.parsed_lines if path.suffix == ".jsonl" else grammar.parsed_marked)(path.read_bytes())
     turns = [tuple(turn["value"] for turn in row["conversations"][:2]) for row in rows]
     return [
         (str(row["id"]), [str(path.parent / row["image"])], [pair], row.get("kind"))
@@ -141,25 +126,21 @@ def records(path: Path) -> list[Any]:
 
 HEADERS = ("a,b,c", "image,question", "image,question,image", "", ",,")
 MADE = "mine_subtoken"
-MESSAGES = Format(
+MESSAGES = grammar.Format(
     legal={
         "*.messages.*.role": lambda value: value in ("user", "assistant", "system"),
         "*.messages.*.content": lambda value: isinstance(value, str | list),
         "*.messages.*.content.* *.images.*": lambda value: isinstance(value, str | dict),
-        "*.messages.*.content.*.text": is_text,
+        "*.messages.*.content.*.text": grammar.is_text,
         "*.images": lambda value: isinstance(value, str | list | dict),
     },
     unsaid=("*.*", "*.messages.*.*", "*.messages.*.content.*.*", "*.messages.*.content.*", "*.messages.*", "*"),
 )
 OPTIONS = {
-    "--image-column": ("", "nope", "../beside", "\x1b[31m"),
-    "--question-column": ("nope", "/"),
-    "--answer-column": ("nope", "a/b/c"),
-    "--table": ("nope", "../beside", "/"),
-    "--backbone": ("nope", "../beside", "mine"),
-    "--out": ("../beside", "mine", "/"),
-    "--seed": ("-1", "nope", ""),
-}
+    "--image-column": ("", "nope", "../beside", "\x1b[31m"), "--question-column": ("nope", "/"),
+    "--answer-column": ("nope", "a/b/c"), "--table": ("nope", "../beside", "/"),
+    "--backbone": ("nope", "../beside", "mine"), "--out": ("../beside", "mine", "/"), "--seed": ("-1", "nope", ""),
+}  # fmt: skip
 
 
 def csv_text(rows: list[list[str]], header: str = "image,question,answer") -> bytes:
@@ -168,13 +149,12 @@ def csv_text(rows: list[list[str]], header: str = "image,question,answer") -> by
 
 
 def csv_table(draw: random.Random, path: Path, names: list[str]) -> tuple[Spoilt, bytes]:
-    """A table whose columns, cells or bytes are odd, and the one that it means where it is right."""
     rows = [[name, f"list {i} .", "none"] for i, name in enumerate(names)]
     whole = csv_text(rows)
     kind = draw.choice(("header", "cell", "no text", "outside", "two answers", "bytes", "bytes", "whole"))
     path.write_bytes(whole)
     if kind in ("bytes", "whole"):
-        return Document(notation=CSV).spoil(draw, path, kind), whole
+        return grammar.Document(notation=grammar.CSV).spoil(draw, path, kind), whole
     if kind == "header":
         header = draw.choice(HEADERS)
         path.write_bytes(csv_text(rows, header))
@@ -193,25 +173,19 @@ def csv_table(draw: random.Random, path: Path, names: list[str]) -> tuple[Spoilt
 
 
 def json_table(draw: random.Random, path: Path, names: list[str]) -> tuple[Spoilt, bytes]:
-    """Conversations as messages, with one thing wrong."""
     said = [[{"type": "image"}, {"type": "text", "text": f"list {i} ."}] for i in range(len(names))]
     answer = {"role": "assistant", "content": "none"}
     pairs = zip(names, said, strict=True)
     rows = [{"images": [name], "messages": [{"role": "user", "content": each}, answer]} for name, each in pairs]
     path.write_bytes(whole := written(rows).encode())
-    return Document(MESSAGES, notation=MARKED).spoil(draw, path, "changed changed changed bytes whole"), whole
+    document = grammar.Document(MESSAGES, notation=grammar.MARKED)
+    return document.spoil(draw, path, "changed changed changed bytes whole"), whole
 
 
-def text_table(draw: random.Random, path: Path, names: list[str]) -> tuple[Spoilt, bytes]:
-    path.write_bytes(whole := "\n\n".join(f"paragraph {i} says {'so ' * 60}" for i in range(60)).encode())
-    return Document(notation=TEXT).spoil(draw, path, "bytes"), whole
-
-
-TABLES = {"q.csv": csv_table, "q.json": json_table, "q.txt": text_table}
+TABLES = {"q.csv": csv_table, "q.json": json_table}
 
 
 def own_folders(draw: random.Random, place: Place) -> Case:
-    """``init`` of a folder with something wrong in it; nothing but its target may appear."""
     place.copy("images/a.png", "secret.png")
     name = draw.choice(("q.csv", "q.csv", "q.json", "q.txt"))
     picture = (place.pool / "images/a.png").read_bytes()
@@ -220,7 +194,11 @@ def own_folders(draw: random.Random, place: Place) -> Case:
     for each, content in files.items():
         place.write(each, content or b"")
     path = place.path(f"mine/{name}")
-    (what, expect), whole = TABLES[name](draw, path, names)
+    if name == "q.txt":
+        path.write_bytes(whole := "\n\n".join(f"paragraph {i} says {'so ' * 60}" for i in range(60)).encode())
+        what, expect = grammar.Document(notation=grammar.TEXT).spoil(draw, path, "bytes")
+    else:
+        (what, expect), whole = TABLES[name](draw, path, names)
     files[f"mine/{name}"] = whole
     words = ["init", "mine"]
     kind = draw.choice(("", "", "", "", "file", "target", "option", "second", "image"))
@@ -248,20 +226,18 @@ def own_folders(draw: random.Random, place: Place) -> Case:
 
 
 def exactly(place: Place, table: bytes) -> Reference:
-    """The splits hold the table's pictures, questions and answers, each once and as they are written."""
-
     def difference(answer: Answer) -> str | None:
         paths = [path for path in (place.work / MADE).glob("*.json") if not path.name.startswith(".")]
         said = [(row["image"], *row["conversations"]) for path in paths for row in json.loads(path.read_text())]
         rows = sorted((name, ask["value"].removeprefix("<image>\n"), reply["value"]) for name, ask, reply in said)
-        right = sorted(tuple(row) for row in parsed_csv(table)[1:])
+        right = sorted(tuple(row) for row in grammar.parsed_csv(table)[1:])
         return None if rows == right else f"{rows[:2]} is not {right[:2]}"[:400]
 
     return difference
 
 
-PROMPTS = Document(
-    Format(
+PROMPTS = grammar.Document(
+    grammar.Format(
         legal={
             "*.prompt": lambda value: isinstance(value, str) and bool(value.strip()),
             "*.id": lambda value: isinstance(value, str) or type(value) is int,
@@ -277,7 +253,7 @@ PROMPTS = Document(
         "0.messages": ([],),
     },
     "odd odd changed bytes bytes file whole",
-    LINES,
+    grammar.LINES,
 )
 OF_IMAGES = {
     "0.images": (5, [5], ["nowhere.png"]),
@@ -286,7 +262,6 @@ OF_IMAGES = {
 
 
 def prompt_files(draw: random.Random, place: Place) -> Case:
-    """A file of ``generate --prompts`` with one thing wrong in it, or an output that was begun otherwise."""
     vision = draw.random() < 0.5
     for name in ("a.png", "../secret.png"):
         place.copy("images/a.png", name)
@@ -298,7 +273,7 @@ def prompt_files(draw: random.Random, place: Place) -> Case:
     path = place.write("asked.jsonl", whole := lines(rows))
     if kind == "document":
         odd = {**PROMPTS.odd, **(OF_IMAGES if vision else {})}
-        what, expect = Document(PROMPTS.form, odd, PROMPTS.ways, LINES).spoil(draw, path)
+        what, expect = grammar.Document(PROMPTS.form, odd, PROMPTS.ways, grammar.LINES).spoil(draw, path)
     elif kind == "names":
         what, expect = f"id is {shown(rows[1]['id'])}", Expect.TAKEN
     else:
@@ -339,13 +314,6 @@ def conversation(draw: random.Random) -> list[dict[str, Any]]:
     return turns
 
 
-def as_messages(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same conversation as OpenAI writes one."""
-    names = {"from": "role", "value": "content"}
-    roles = {"human": "user", "gpt": "assistant"}
-    return [{names.get(key, key): roles[turn[key]] if key == "from" else turn[key] for key in turn} for turn in turns]
-
-
 def switched(draw: random.Random, turns: list[dict[str, Any]]) -> tuple[Spoilt, dict[str, Any], list[bool]]:
     """What was done and must come of it, fields of the record, and which answers are learnt."""
     answers = turns[1::2]
@@ -378,7 +346,6 @@ def switched(draw: random.Random, turns: list[dict[str, Any]]) -> tuple[Spoilt, 
 
 
 def switches(draw: random.Random, place: Place) -> Case:
-    """A record that says more than its conversation does; an accepted one has exactly the right labels."""
     turns = conversation(draw)
     plain = json.loads(json.dumps(turns))
     spoilt, fields, learnt = switched(draw, turns)
@@ -386,7 +353,11 @@ def switches(draw: random.Random, place: Place) -> Case:
     place.copy("images/a.png", "a.png")
 
     def record(said: list[dict[str, Any]], more: dict[str, Any]) -> str:
-        body = {form: as_messages(said) if form == "messages" else said}
+        body = {form: said}
+        if form == "messages":  # as OpenAI writes one
+            names, roles = {"from": "role", "value": "content"}, {"human": "user", "gpt": "assistant"}
+            body = {form: [{names.get(key, key): roles.get(turn[key], turn[key]) if key == "from" else turn[key]
+                            for key in turn} for turn in said]}  # fmt: skip
         return json.dumps([{"id": "one", "image": "a.png", **body, **more}] * 2)
 
     place.write("data.json", record(turns, fields))
@@ -405,8 +376,6 @@ def switches(draw: random.Random, place: Place) -> Case:
 
 
 def labels(learnt: list[bool]) -> Reference:
-    """The preview shows as trained the answers that are learnt, word by word, and no others."""
-
     def difference(answer: Answer) -> str | None:
         rows = re.findall(r"(?m)^ +answer +(trained|masked) +\d+ +(.*)$", answer.out)
         got = [text.replace("</s>", "").strip() for state, text in rows if state == "trained"]

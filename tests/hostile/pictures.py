@@ -20,8 +20,7 @@ from tests.hostile.values import damaged, no_file
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
 Image.init()  # which makes all of its readers known
-PIXELS = 89_478_485
-"""More than this is no picture for a batch."""
+PIXELS = 89_478_485  # more than this is no picture for a batch
 SUFFIXES = ("png", "jpg", "gif", "bmp", "tiff", "webp", "ppm", "ico")
 NAMED = ("[red]a.png", "a\nb.png", "-a.png", "ä.png", "a" * 200 + ".png", "a b.png", "\x1b[31ma.png")
 
@@ -41,7 +40,6 @@ def right_picture(content: bytes) -> Image.Image | None:
 
 
 def rgb(image: Image.Image) -> Image.Image:
-    """Eight bits of red, green and blue of a picture of any mode, composed on white."""
     values = np.asarray(image).astype(np.float64)
     if image.mode.startswith("I;16") or image.mode == "I":
         return Image.fromarray(np.clip(np.round(values / 257), 0, 255).astype(np.uint8)).convert("RGB")
@@ -56,8 +54,6 @@ def rgb(image: Image.Image) -> Image.Image:
 
 
 def pixels(right: Image.Image | None) -> Reference:
-    """The function must return this picture, but for one step of rounding in a pixel."""
-
     def difference(answer: Answer) -> str | None:
         got = answer.value
         if right is None or not isinstance(got, Image.Image):
@@ -81,13 +77,11 @@ def chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def png(width: int, height: int, body: bytes = b"", depth: int = 8, colour: int = 2, more: bytes = b"") -> bytes:
-    """A PNG that declares a size, whatever it holds."""
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + more + chunk(b"IDAT", zlib.compress(body)) + chunk(b"IEND", b"")
 
 
 def bombs() -> dict[str, bytes]:
-    """Small files that ask for much, or that no reader of ours may touch."""
     long = b"k\0\0" + zlib.compress(b"x" * 100_000_000)
     bmp = struct.pack("<IHHIIiiHHIIiiII", 54, 0, 0, 54, 40, 50_000, 50_000, 1, 24, 0, 0, 0, 0, 0, 0)
     return {
@@ -115,7 +109,6 @@ def bombs() -> dict[str, bytes]:
 
 
 def spoilt(draw: random.Random, content: bytes, form: str) -> tuple[bytes, str]:
-    """A picture that is ``damaged``, or a bomb in its place; and what it is."""
     if form == "damaged":
         return damaged(draw, content)
     found = bombs()
@@ -124,7 +117,6 @@ def spoilt(draw: random.Random, content: bytes, form: str) -> tuple[bytes, str]:
 
 
 def damage(draw: random.Random, place: Place) -> Case:
-    """An image that is none, or that is one under an odd name."""
     suffix = draw.choice(SUFFIXES)
     path = place.copy(f"images/a.{suffix}", f"a.{suffix}")
     kind, what = draw.choice((*["damaged"] * 3, *["bomb"] * 3, "file", "name", "whole")), "whole"
@@ -140,7 +132,6 @@ def damage(draw: random.Random, place: Place) -> Case:
 
 
 def opening(draw: random.Random, place: Place, path: Path, what: str, right: Image.Image | None) -> Case:
-    """An image given to what opens one; it must be this picture, or be refused where there is none."""
     expect = Expect.REFUSED if right is None else Expect.TAKEN
     if draw.random() < 0.6:
         from subtoken_train.datasets.image_sources import open_image
@@ -161,8 +152,7 @@ MODES = {
 }  # fmt: skip
 TOO_LONG = ((60_000, 1), (1, 60_000), (20_000, 2), (3, 50_000))
 LONG = ((40, 1), (1, 30), (300, 20), (17, 200))
-Made = tuple[str, bytes, str]
-"""A suffix, a picture's bytes and what it is."""
+Made = tuple[str, bytes, str]  # a suffix, a picture's bytes and what it is
 
 
 def noise(draw: random.Random) -> np.random.Generator:
@@ -170,18 +160,14 @@ def noise(draw: random.Random) -> np.random.Generator:
 
 
 def scene(draw: random.Random, width: int = 40, height: int = 24) -> Image.Image:
-    """A picture of which every corner is another."""
     made = noise(draw).integers(0, 256, (height, width, 3), np.uint8)
     made[: height // 3, : width // 2] = (200, 30, 30)
     return Image.fromarray(made)
 
 
 def turned(draw: random.Random) -> Made:
-    """A picture with a note of how the camera was held, an odd one at times."""
-    suffix, note = (
-        draw.choice(("jpg", "png", "tiff", "webp")),
-        draw.choice((1, 2, 3, 4, 5, 6, 7, 8, 8, 6, 3, 0, 9, 255)),
-    )
+    suffix = draw.choice(("jpg", "png", "tiff", "webp"))
+    note = draw.choice((1, 2, 3, 4, 5, 6, 7, 8, 8, 6, 3, 0, 9, 255))
     exif = Image.Exif()
     exif[ORIENTATION] = note
     settings = {"lossless": True} if suffix == "webp" else {}
@@ -189,7 +175,6 @@ def turned(draw: random.Random) -> Made:
 
 
 def of_mode(draw: random.Random) -> Made:
-    """A picture of a mode that is not RGB."""
     mode = draw.choice(list(MODES))
     suffix, picture = draw.choice(MODES[mode]), scene(draw)
     settings: dict[str, Any] = {}
@@ -215,7 +200,6 @@ def of_mode(draw: random.Random) -> Made:
 
 
 def forms(draw: random.Random, place: Place) -> Case:
-    """A picture of another form; it is read as it is meant, or refused where no model can hold it."""
     kind = draw.choice((turned, turned, of_mode, of_mode, None))
     if kind is not None:
         suffix, content, what = kind(draw)

@@ -23,17 +23,26 @@ QUESTIONS = 4
 
 
 def make_pool(folder: Path) -> Path:
-    """Write the pool; takes some ten seconds, the imports of the libraries among them."""
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["HF_HUB_OFFLINE"] = "1"
-    _data(folder)
+    command("data", "scenes", "--out", folder / "scenes", "--train", "8", "--dev", str(QUESTIONS), "--test", "4")
+    (folder / "images").mkdir()
+    picture = Image.effect_noise((48, 32), 80).convert("RGB")
+    for suffix in ("png", "jpg", "gif", "bmp", "tiff", "webp", "ppm", "ico"):
+        picture.save(folder / f"images/a.{suffix}", {"jpg": "JPEG"}.get(suffix, suffix.upper()))
     _recipes(folder)
     for name in (VLM, LM, f"{VLM}_anchor"):
         _adapter(REPOSITORY / "checkpoints/adapters" / name, folder / "adapters" / name)
     for name in ("tiny-llama", "tiny-llava"):
         shutil.copytree(REPOSITORY / "checkpoints" / name, folder / "backbones" / name)
-    _calibrations(folder)
-    _caches(folder)
+    few = ("--option", "samples=4", "--option", "context_length=300")
+    for method in ("prefixkv", "duo_attention"):
+        out = folder / f"calibrations/{method}.json"
+        command("calibrate", method, "--backbone", folder / "backbones/tiny-llama", "--out", out, *few)
+    for name in CACHES:
+        model = asked_model(folder, name)
+        model.ask(Image.new("RGB", (48, 32)) if name == "vlm" else "Code polya quiet dragon. " * 9, [])
+        model.cache.save(folder / f"caches/{name}.safetensors")
     for layout in ("own", "parquet"):
         write_benchmarks(folder / "benchmarks" / layout, own=layout == "own")
     _run(folder)
@@ -51,17 +60,7 @@ def command(*words: str | Path) -> str:
     return out.getvalue()
 
 
-def _data(folder: Path) -> None:
-    command("data", "scenes", "--out", folder / "scenes", "--train", "8", "--dev", str(QUESTIONS), "--test", "4")
-    images = folder / "images"
-    images.mkdir()
-    picture = Image.effect_noise((48, 32), 80).convert("RGB")
-    for suffix in ("png", "jpg", "gif", "bmp", "tiff", "webp", "ppm", "ico"):
-        picture.save(images / f"a.{suffix}", {"jpg": "JPEG"}.get(suffix, suffix.upper()))
-
-
 def _recipes(folder: Path) -> None:
-    """The tiny recipes with absolute paths, settings that train in a moment, and every optional band of the first."""
     for name in (VLM, LM):
         content = yaml.safe_load(recipe_text(recipe(name)))
         backbone = content["model"]["backbone"]
@@ -76,7 +75,6 @@ def _recipes(folder: Path) -> None:
 
 
 def _adapter(source: Path, target: Path) -> None:
-    """An adapter that names its backbone by an absolute path."""
     shutil.copytree(source, target)
     path = target / "subtoken_config.json"
     config = json.loads(path.read_text())
@@ -88,20 +86,10 @@ def _adapter(source: Path, target: Path) -> None:
     (target / "adapter_config.json").write_text(json.dumps(peft, indent=2))
 
 
-def _calibrations(folder: Path) -> None:
-    """Of the tiny Llama, from few prompts."""
-    for method in ("prefixkv", "duo_attention"):
-        command(
-            "calibrate", method, "--backbone", folder / "backbones/tiny-llama", "--out",
-            folder / f"calibrations/{method}.json", "--option", "samples=4", "--option", "context_length=300"
-        )  # fmt: skip
-
-
 CACHES = ("lm", "vlm")
 
 
 def asked_model(folder: Path, name: str, backbone: Path | None = None) -> Any:
-    """The model of one of the caches: heads with entries of their own in int8, or routed entries."""
     from subtoken_train import SubTokenModel
 
     if name == "vlm":
@@ -111,26 +99,15 @@ def asked_model(folder: Path, name: str, backbone: Path | None = None) -> Any:
     return SubTokenModel.from_pretrained(backbone or folder / "backbones/tiny-llama", **settings)
 
 
-def _caches(folder: Path) -> None:
-    for name in CACHES:
-        model = asked_model(folder, name)
-        model.ask(Image.new("RGB", (48, 32)) if name == "vlm" else "Code polya quiet dragon. " * 9, [])
-        model.cache.save(folder / f"caches/{name}.safetensors")
-
-
 def _run(folder: Path) -> None:
-    """A run of one step with its checkpoint and adapter, another that left a checkpoint alone, scores of the first."""
     command("fit", "--config", folder / f"{VLM}.yaml", "--output_dir", folder / "run")
     shutil.copytree(folder / "run", folder / "stopped")
     shutil.rmtree(folder / "stopped/adapter")
-    command(
-        "evaluate", "--adapter", folder / "run/adapter", "--data", folder / "scenes/dev.json", "--out",
-        folder / "scores.json"
-    )  # fmt: skip
+    data, out = folder / "scenes/dev.json", folder / "scores.json"
+    command("evaluate", "--adapter", folder / "run/adapter", "--data", data, "--out", out)
 
 
 def _results(folder: Path) -> None:
-    """A grid of two arms on two tasks, what it left, and printed rows of a paper that it is compared with."""
     backbone = folder / "llava-1.5-7b-hf"  # a name of the paper's, so that its rows find the arms
     backbone.symlink_to(folder / "backbones/tiny-llava")
     grid = {

@@ -21,8 +21,7 @@ COUNT = (*WORDS, 0, -1, 1.5, -HUGE)
 SHARE = (*WORDS, -0.5, 1.5, HUGE)
 CHOICE = ("nope", 5, [])
 ODD: dict[str, tuple[Any, ...]] = {
-    "seed_everything": ("text", [1], -1, 2**70, HUGE),
-    "output_dir push_to_hub": (5, [], {}),
+    "seed_everything": ("text", [1], -1, 2**70, HUGE), "output_dir push_to_hub": (5, [], {}),
     "model.backbone.path": ("", 5, [], "nowhere/at/all", "../beside", None),
     "model.backbone.dtype": ("float128", 5, "", [], None),
     "model.backbone.attention model.backbone.quantization model.reducer.stage model.reducer.ranking": CHOICE,
@@ -31,10 +30,8 @@ ODD: dict[str, tuple[Any, ...]] = {
     "trainer.accelerator trainer.strategy model.reducer.name model.routing.selector": CHOICE,
     "model.lora.rank model.reducer.page_size model.routing.query_rank data.batch_size": COUNT,
     "trainer.accumulate_grad_batches trainer.num_nodes checkpoint.every_n_train_steps checkpoint.keep_last": COUNT,
-    "model.lora.dropout": (*SHARE, 1.0),
-    "model.reducer.keep_ratio": (*SHARE, 0),
-    "model.optimizer.final_fraction": SHARE,
-    "model.reducer.layer": (*WORDS, -1, 10**6, 1.5),
+    "model.lora.dropout": (*SHARE, 1.0), "model.reducer.keep_ratio": (*SHARE, 0),
+    "model.optimizer.final_fraction": SHARE, "model.reducer.layer": (*WORDS, -1, 10**6, 1.5),
     "model.reducer.window model.optimizer.warmup_steps trainer.log_every_n_steps": (*WORDS, -1, 1.5),
     "model.routing.balance_weight model.optimizer.learning_rate model.optimizer.weight_decay": (*WORDS, -1),
     "model.lora.alpha model.routing.temperature": (*WORDS, -1, 0),
@@ -44,20 +41,15 @@ ODD: dict[str, tuple[Any, ...]] = {
         *({"name": "expected_attention", "keep_ratio": 0.5, key: value} for key, value in
           (("future", 0), ("sinks", -1), ("window", 4))),
     ),
-    "model.routing.num_groups": (*COUNT, 7, 10**6),
-    "model.routing.kept_groups": (*COUNT, 17, 10**6),
+    "model.routing.num_groups": (*COUNT, 7, 10**6), "model.routing.kept_groups": (*COUNT, 17, 10**6),
     "model.routing.features": (*CHOICE[:2], ["nope"], ["norm", "norm"]),
     "model.routing.selector_options": (5, "text", [], {"rank": 3}),
-    "data.num_workers": (*WORDS, -1, 1.5, 10**6, 2**40),
-    "data.seed": ("text", [1], -1, 1.5, NAN),
+    "data.num_workers": (*WORDS, -1, 1.5, 10**6, 2**40), "data.seed": ("text", [1], -1, 1.5, NAN),
     "trainer.max_steps trainer.max_epochs": (*WORDS, -5, 1.5),
-    "trainer.gradient_clip_val": ("text", [1], NAN, -1, INFINITY),
-    "trainer.devices": (0, -5, "text", {}, NAN),
-    "trainer.precision": ("99", "text", []),
-    "trainer.val_check_interval": ("text", [1], -1, NAN),
+    "trainer.gradient_clip_val": ("text", [1], NAN, -1, INFINITY), "trainer.devices": (0, -5, "text", {}, NAN),
+    "trainer.precision": ("99", "text", []), "trainer.val_check_interval": ("text", [1], -1, NAN),
     "trainer.limit_train_batches": ("text", [1], -1, NAN, 1.5),
-    "trainer.check_val_every_n_epoch": (0, -1, "text", 1.5),
-    "trainer.max_time": ("text", [1], -1),
+    "trainer.check_val_every_n_epoch": (0, -1, "text", 1.5), "trainer.max_time": ("text", [1], -1),
     "trainer.num_sanity_val_steps": (-5, "text", 1.5),
     "early_stopping": (5, "text", [], {"monitor": "nope"}, {"patience": -1}),
     "evaluation": (5, "text", [], {"every_n_steps": 0}),
@@ -101,7 +93,6 @@ def read(place: Place, name: str) -> dict[str, Any]:
 
 
 def with_key(recipe: dict[str, Any], key: str, value: Any) -> Any:
-    """The recipe with a dotted key set, its groups made where they are absent."""
     return changed(recipe, tuple(key.split(".")), value)
 
 
@@ -122,7 +113,6 @@ def parsing(
 
 
 def fields(draw: random.Random, place: Place) -> Case:
-    """A recipe with one thing wrong in it, or none; a right one does what it does as JSON, its keys turned round."""
     name = draw.choice((VLM, VLM, LM))
     whole = recipe = read(place, name)
     kind = draw.choice(("odd",) * 5 + ("unknown", "any", "any", "override", "control"))
@@ -166,9 +156,7 @@ MAPS = "m0: &m0 {a: 1}\n" + "\n".join(
     f"m{i}: &m{i} {{{', '.join(f'k{j}: *m{i - 1}' for j in range(9))}}}" for i in range(1, 9)
 )
 TEXTS = {
-    "an alias bomb": BOMB,
-    "an alias bomb of mappings": MAPS,
-    "lists 5000 deep": "a: " + "[" * 5000 + "]" * 5000,
+    "an alias bomb": BOMB, "an alias bomb of mappings": MAPS, "lists 5000 deep": "a: " + "[" * 5000 + "]" * 5000,
     "mappings 3000 deep": "a: " + "{a: " * 3000 + "1" + "}" * 3000,
     "a block 900 deep": "\n".join(f"{' ' * i}a{i}:" for i in range(900)),
     "a number of 10,000 digits": "seed_everything: " + "9" * 10_000,
@@ -190,7 +178,6 @@ ALONE = ("a: 1\n---\nb: 2", "%YAML 9.9\n---\na: 1", "only words", "- 1\n- 2", "5
 
 
 def texts(draw: random.Random, place: Place) -> Case:
-    """A recipe whose file is the trouble: no good YAML, more than it shows, or no file."""
     content = whole = (place.pool / f"{draw.choice((VLM, LM))}.yaml").read_bytes()
     kind, expect = draw.choice(("text", "text", "text", "bytes", "bytes", "file", "whole")), Expect.REFUSED
     plain, odd = "recipe.yaml", ("re cipe.yaml", "[red]recipe.yaml", "recipe\x1b[31m.yaml", "réçipe.yaml")
@@ -216,12 +203,9 @@ CALLS: dict[str, dict[str, Any] | None] = {
         "HOSTILE_CANARY.Callback hostile_canary:Callback lightning.pytorch.callbacks.Callback "
         "lightning.pytorch.plugins.TorchCheckpointIO".split()
     ),
-    "builtins.eval": {"source": "open('../CANARY', 'w')"},
-    "pathlib.Path.touch": {"self": "../CANARY"},
-    "importlib.import_module": {"name": "hostile_canary"},
-    "runpy.run_path": {"path_name": "evil.py"},
-    "shutil.rmtree": {"path": "../beside"},
-    "LambdaCallback": {"setup": "hostile_canary.call"},
+    "builtins.eval": {"source": "open('../CANARY', 'w')"}, "pathlib.Path.touch": {"self": "../CANARY"},
+    "importlib.import_module": {"name": "hostile_canary"}, "runpy.run_path": {"path_name": "evil.py"},
+    "shutil.rmtree": {"path": "../beside"}, "LambdaCallback": {"setup": "hostile_canary.call"},
     "lightning.pytorch.callbacks.ModelCheckpoint": {"dirpath": "../beside"},
     "lightning.pytorch.callbacks.Timer": {"duration": {"class_path": "hostile_canary.Callback"}},
     "lightning.pytorch.strategies.DDPStrategy": {"ddp_comm_hook": "hostile_canary.call"},
@@ -246,7 +230,6 @@ EVIL = "import pathlib\npathlib.Path('../CANARY').touch()\nclass Callback:\n    
 
 
 def entry(draw: random.Random) -> tuple[Any, str]:
-    """A value that names code, in one of the forms that a parser may take."""
     path = draw.choice(list(CALLS))
     inner = {"class_path": path, "init_args": CALLS[path] or {}}
     form = draw.choice(("whole", "whole", "whole", "dict_kwargs", "bare", "text", "nested", "list"))
@@ -272,7 +255,6 @@ def named(draw: random.Random) -> tuple[str, Any, str]:
 
 
 def code(draw: random.Random, place: Place) -> Case:
-    """A recipe, or a run's own recipe, that names code."""
     name = draw.choice((VLM, VLM, LM))
     slot, value, what = named(draw)
     if slot in ("trainer.callbacks", "trainer.plugins") and not isinstance(value, list):
@@ -298,19 +280,13 @@ def code(draw: random.Random, place: Place) -> Case:
 
 
 OF_ARM: dict[str, tuple[Any, ...]] = {
-    "eviction": ("nope", 5, [], {}, "snapkv"),
-    "eviction_keep": (0.5, "x", -1, []),
-    "eviction_every": (0, -1, 1.5, "x", True, []),
-    "keep_ratio": (0, -1, 2, "x", NAN, []),
+    "eviction": ("nope", 5, [], {}, "snapkv"), "eviction_keep": (0.5, "x", -1, []),
+    "eviction_every": (0, -1, 1.5, "x", True, []), "keep_ratio": (0, -1, 2, "x", NAN, []),
     **dict.fromkeys(("reducer", "selector", "protocol", "kv_dtype", "scope"), CHOICE),
-    "prefill_chunk": ("x", 0, -1, 1.5, True, []),
-    "rerotate": ("x", 5, True, []),
-    "name": (5, "../x", "a/b", "", ".", "..", []),
-    "seed": ("x", 1.5, []),
-    "unknown": (1,),
-    "reducer_options": (5, {"layer": -1}, {"unknown": 1}, []),
-    "eviction_options": (5, {"x": 1}, []),
-}
+    "prefill_chunk": ("x", 0, -1, 1.5, True, []), "rerotate": ("x", 5, True, []),
+    "name": (5, "../x", "a/b", "", ".", "..", []), "seed": ("x", 1.5, []), "unknown": (1,),
+    "reducer_options": (5, {"layer": -1}, {"unknown": 1}, []), "eviction_options": (5, {"x": 1}, []),
+}  # fmt: skip
 GRID = Document(
     Format(
         legal={
@@ -349,7 +325,6 @@ EVICTIONS, SCOPES = ("snapkv", "knorm", "streaming_llm", "random", "kvcompose"),
 
 
 def grids(draw: random.Random, place: Place) -> Case:
-    """A grid with one thing wrong in it; what is right is run on one question."""
     grid = yaml.safe_load((place.pool / "grid.yaml").read_text())
     grid["limit"] = 1
     grid["tasks"], grid["arms"][0]["adapter"] = grid["tasks"][:1], grid["arms"][0]["adapter"][:1]
@@ -386,8 +361,6 @@ def grids(draw: random.Random, place: Place) -> Case:
 
 
 def evicted(work: Path) -> Reference:
-    """The arm that ran is the one that was asked for: its manifest names the eviction and what it keeps."""
-
     def difference(answer: Answer) -> str | None:
         arm = yaml.safe_load((work / "grid.yaml").read_text())["arms"][0]
         named = json.loads(next((work / "results").rglob("manifest.json")).read_text())["arm"]["eviction"]

@@ -14,24 +14,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tests.hostile.acts import command
-from tests.hostile.case import Answer, Case, Expect, Place, Reference
+from tests.hostile.case import Answer, Case, Expect, Place, Reference, command
 
-TIMES = (
-    (re.compile(r"(?<![\w.])\d+(\.\d+)?( ?m?s\b| seconds)"), "T"),
-    (re.compile(r"(?m)^│ seconds .*$"), "T"),
+TIMES = (  # what differs from one run to the next
+    (re.compile(r"(?<![\w.])\d+(\.\d+)?( ?m?s\b| seconds)"), "T"), (re.compile(r"(?m)^│ seconds .*$"), "T"),
     (re.compile(r'"[a-z_]*seconds": ?[\d.e-]+'), "T"),
     (re.compile(r'"(made|written|created|date|started|finished|time)": "[^"]*"'), "T"),
-)
-"""What differs from one run to the next."""
+)  # fmt: skip
 VOLATILE = re.compile(r"(.*/)?(events\.out.*|metrics\.csv|hparams\.yaml|\.lock|training\.png|.*\.partial)")
 """Files that hold times, or nothing."""
 Files = Mapping[str, str | bytes | None]
 
 
 class Result(NamedTuple):
-    """What an act said and wrote (digests by path), times and places left out."""
-
     code: int
     said: str
     files: Mapping[str, str]
@@ -42,13 +37,10 @@ _results: dict[Any, Result] = {}
 
 
 def same(place: Place, words: Sequence[str], writes: Sequence[str] = (), files: Files | None = None) -> Reference:
-    """The act must give what the same command gives on the originals that were copied.
+    """The act must give what the same command gives on the originals that ``Place.copy`` put there.
 
-    Args:
-        place: of the case; what ``Place.copy`` put there is copied again.
-        words: of the command.
-        writes: paths whose files must be the same, too.
-        files: what else lies in the working folder where everything is right; None: what does not lie there.
+    ``writes`` are paths whose files must be the same, too; ``files`` what else lies in the working folder where all is
+    right, None for what does not lie there.
     """
     copies, files = list(place.copies), dict(files or {})
 
@@ -60,8 +52,14 @@ def same(place: Place, words: Sequence[str], writes: Sequence[str] = (), files: 
         right = _results[key]
         if right.code != 0:
             return "the original is refused, too"
-        got = Result(answer.code, neutral(answer.out, place.work), written(place.work, writes))
-        return _difference(got, right)
+        said, wrote = neutral(answer.out, place.work), written(place.work, writes)
+        if said != right.said:
+            mine, theirs = said.splitlines(), right.said.splitlines()
+            pairs = (f"{one!r} is not {other!r}" for one, other in zip(mine, theirs, strict=False) if one != other)
+            first = next(pairs, f"{len(mine)} lines are not {len(theirs)}")
+            return f"says otherwise than with the original: {first}"
+        names = sorted(name for name in wrote | right.files if wrote.get(name) != right.files.get(name))
+        return f"writes otherwise than with the original: {names[:4]}" if names else None
 
     return difference
 
@@ -70,7 +68,6 @@ def read_by(
     place: Place, text: str, spoilt: tuple[str, Expect], writes: Sequence[str] = (),
     compared: Sequence[str] | None = None, files: Files | None = None, anyway: Sequence[str] = (), why: str = "",
 ) -> Case:  # fmt: skip
-    """A command that reads what was spoilt, beside the same one on what is right."""
     words, (what, expect) = place.words(text), spoilt
     reference = same(place, words, writes if compared is None else compared, files)
     return Case(f"{words[0]}: {what}", words, expect, writes, anyway, reference=reference, why=why)
@@ -101,7 +98,6 @@ def _twin(place: Place, words: list[str], copies: Sequence[tuple[str, str]], fil
 
 
 def neutral(text: str, work: Path) -> str:
-    """A text without times and without where it was made."""
     text = text.replace(str(work), "WORK")
     for pattern, instead in TIMES:
         text = pattern.sub(instead, text)
@@ -109,7 +105,6 @@ def neutral(text: str, work: Path) -> str:
 
 
 def written(work: Path, writes: Sequence[str]) -> dict[str, str]:
-    """Digests of the files below the paths: text without times, tensors of a checkpoint, bytes of the rest."""
     found = {}
     for name in writes:
         top = work / name
@@ -121,9 +116,12 @@ def written(work: Path, writes: Sequence[str]) -> dict[str, str]:
 
 
 def content_of(path: Path, work: Path) -> str:
-    """A file's content in a form that two runs share."""
     if path.suffix == ".ckpt":
-        return tensors_digest(torch.load(path, weights_only=True)["state_dict"])
+        tensors, made = torch.load(path, weights_only=True)["state_dict"], hashlib.blake2b(digest_size=16)
+        for name, value in sorted(tensors.items()):
+            array = value.detach().contiguous().flatten().view(torch.uint8).numpy() if value.numel() else np.zeros(0)
+            made.update(f"{name} {value.dtype} {tuple(value.shape)}".encode() + array.tobytes())
+        return made.hexdigest()
     content = path.read_bytes()
     try:
         return _digest(neutral(content.decode("utf-8"), work))
@@ -131,32 +129,11 @@ def content_of(path: Path, work: Path) -> str:
         return _digest(content)
 
 
-def tensors_digest(tensors: Mapping[str, Any]) -> str:
-    """Names, types and bytes of tensors."""
-    made = hashlib.blake2b(digest_size=16)
-    for name in sorted(tensors):
-        value = tensors[name]
-        array = value.detach().contiguous().flatten().view(torch.uint8).numpy() if value.numel() else np.zeros(0)
-        made.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        made.update(array.tobytes())
-    return made.hexdigest()
-
-
 def _digest(content: str | bytes | None) -> str:
     if content is None:
         return "gone"
     content = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
-def _difference(got: Result, right: Result) -> str | None:
-    if got.said != right.said:
-        mine, theirs = got.said.splitlines(), right.said.splitlines()
-        pairs = (f"{one!r} is not {other!r}" for one, other in zip(mine, theirs, strict=False) if one != other)
-        first = next(pairs, f"{len(mine)} lines are not {len(theirs)}")
-        return f"says otherwise than with the original: {first}"
-    names = sorted(name for name in got.files | right.files if got.files.get(name) != right.files.get(name))
-    return f"writes otherwise than with the original: {names[:4]}" if names else None
 
 
 def both(*references: Reference) -> Reference:
@@ -175,7 +152,6 @@ def made(compute: Callable[[], Any]) -> Reference:
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Whether two values are the same: tensors bit for bit, containers part by part, NaN like NaN."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, dict) and isinstance(other, dict):

@@ -28,8 +28,7 @@ from tests.hostile.references import made
 from tests.hostile.values import no_file
 from tests.support.chat_servers import Served, serving_model
 
-PIXELS = 10**6
-"""Of a picture that is taken."""
+PIXELS = 10**6  # of a picture that is taken
 MARK = {"cache_control": {"type": "ephemeral"}}
 TEXT = {"type": "text", "text": "A text."}
 
@@ -52,52 +51,26 @@ WRONG: dict[str, tuple[Any, ...]] = {
         user([{**TEXT, "cache_control": 1}, TEXT]), user([image({"url": "http://127.0.0.1/a.png"}), TEXT]),
         user([image("data:image/png;base64,@"), TEXT]), user([image(1), TEXT]),
     ),
-    "max_tokens": (0, -1, 1.5, "1", True, [], 10**30),
-    "max_completion_tokens": (0, "x", -(10**9)),
-    "temperature": (-1, 3, "hot", [], True, 1e400),
-    "top_p": (0, -1, 2, "x"),
-    "seed": (-1, 1.5, 2**70, "x"),
-    "stop": (1, {}, [1], ["a"] * 5, "x" * 201, [["a"]]),
-    "stream": ("yes", 1, []),
-    "stream_options": ("x", [1], {"x": 1}),
-    "eviction": ("snapkv", "", 1, "os.system", "\x00"),
-    "eviction_keep": (0, 2, -1, "x", True),
-    "context": ("../x", "", 1, "a/b", "\x00", "."),
-    "n": (2, 0, "x", True),
-    "repetition_penalty": (1.2, "x"),
-    "best_of": (3,),
-    "chat_template_kwargs": (1, [], "x"),
-    "continue_final_message": (True, 1, "x"),
-    "tools": ([{"type": "function"}], "x", {"a": 1}),
-    "response_format": ({"type": "json_object"}, "x"),
-    "logprobs": (True, 3),
-    "logit_bias": ({"1": 100}, "x"),
-    "evction": ("none",),
-    "__class__": (1,),
-    "": (1,),
+    "max_tokens": (0, -1, 1.5, "1", True, [], 10**30), "max_completion_tokens": (0, "x", -(10**9)),
+    "temperature": (-1, 3, "hot", [], True, 1e400), "top_p": (0, -1, 2, "x"), "seed": (-1, 1.5, 2**70, "x"),
+    "stop": (1, {}, [1], ["a"] * 5, "x" * 201, [["a"]]), "stream": ("yes", 1, []),
+    "stream_options": ("x", [1], {"x": 1}), "eviction": ("snapkv", "", 1, "os.system", "\x00"),
+    "eviction_keep": (0, 2, -1, "x", True), "context": ("../x", "", 1, "a/b", "\x00", "."), "n": (2, 0, "x", True),
+    "repetition_penalty": (1.2, "x"), "best_of": (3,), "chat_template_kwargs": (1, [], "x"),
+    "continue_final_message": (True, 1, "x"), "tools": ([{"type": "function"}], "x", {"a": 1}),
+    "response_format": ({"type": "json_object"}, "x"), "logprobs": (True, 3), "logit_bias": ({"1": 100}, "x"),
+    "evction": ("none",), "__class__": (1,), "": (1,),
 }  # fmt: skip
-BESIDE: dict[str, tuple[Any, ...]] = {
-    "user": ("me", 1),
-    "metadata": ({"a": "b"},),
-    "reasoning_effort": ("high",),
-    "store": (True, False),
-    "repetition_penalty": (1.0, 1),
-    "top_k": (-1, 0, 50),
-    "best_of": (1,),
+BESIDE: dict[str, tuple[Any, ...]] = {  # what changes nothing, where the answer has as many tokens as asked for
+    "user": ("me", 1), "metadata": ({"a": "b"},), "reasoning_effort": ("high",), "store": (True, False),
+    "repetition_penalty": (1.0, 1), "top_k": (-1, 0, 50), "best_of": (1,),
     "messages": (
         user("What?", name="me", tool_calls=[], annotations=[], x=1),
         user([{"type": "text", "text": "What?", "annotations": []}], refusal=None),
     ),
-    "n": (1, None),
-    "tools": ([], None),
-    "logit_bias": ({}, None),
-    "response_format": ({"type": "text"},),
-    "seed": (None,),
-    "stop": (None, []),
-    "max_tokens": (8, None),
-    "temperature": (0, 0.0, None),
-}
-"""What changes nothing, where the answer has as many tokens as asked for."""
+    "n": (1, None), "tools": ([], None), "logit_bias": ({}, None), "response_format": ({"type": "text"},),
+    "seed": (None,), "stop": (None, []), "max_tokens": (8, None), "temperature": (0, 0.0, None),
+}  # fmt: skip
 BROKEN = (
     b"", b"{", b"[]", b"null", b"1", b'"x"', b"\xff\xfe", b"\x00", b"[" * 20_000, b'{"a":' * 20_000,
     b'{"model": "m", "model": "m", "messages": []}', b'{"max_tokens": ' + b"9" * 6000 + b"}",
@@ -118,7 +91,6 @@ def read(content: bytes) -> tuple[dict[str, Any], list[Any]]:
 
 
 def chat(draw: random.Random, place: Place) -> Case:
-    """A body with one thing wrong in it, or a thing that changes nothing."""
     kind = draw.choice(("value", "value", "value", "bytes", "beside", "picture"))
     asked, plain = body(), json.dumps(body()).encode()
     if kind == "bytes":
@@ -153,9 +125,8 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: 
 HEADERS = ({"content-type": "text/plain"}, {"host": "evil.example"}, {"content-type": "json"})
 RAW = (
     b"", b"\r\n\r\n", b"GET", b"\x16\x03\x01\x02\x00\x01\x00", b"\xff" * 4000, b"GET / HTTP/9.9\r\n\r\n",
-    HEAD + b"a: b\r\n" * 20_000, HEAD + b"content-length: 90\r\n\r\n{",
-    HEAD + b"content-length: -1\r\n\r\n{}", HEAD + b"content-length: " + b"9" * 30 + b"\r\n\r\n{}",
-    HEAD + b"x-long: " + b"x" * 200_000 + b"\r\n\r\n",
+    HEAD + b"a: b\r\n" * 20_000, HEAD + b"content-length: 90\r\n\r\n{", HEAD + b"content-length: -1\r\n\r\n{}",
+    HEAD + b"content-length: " + b"9" * 30 + b"\r\n\r\n{}", HEAD + b"x-long: " + b"x" * 200_000 + b"\r\n\r\n",
     HEAD + b"transfer-encoding: gzip\r\n\r\n{}", HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
 )  # fmt: skip
 PATHS = ("/", "/v1", "/v1/chat/completions/../../health", "/v2/chat/completions", "/%00", "/\\", "/docs")
@@ -205,7 +176,6 @@ def text_of(reply: httpx2.Response) -> str:
 
 
 def raw(served: Served, content: bytes, good: bool = False) -> None:
-    """Send bytes, hear what comes first, hang up."""
     where = urlsplit(served.url)
     with socket.create_connection((where.hostname, where.port or 0), timeout=5 if good else 0.5) as connection:
         try:
@@ -219,7 +189,6 @@ def raw(served: Served, content: bytes, good: bool = False) -> None:
 
 
 def http(draw: random.Random, place: Place) -> Case:
-    """A request to the port with one thing wrong in it, bytes that are none, or one that is long or good."""
     kind = draw.choice(("value", "bytes", "headers", "raw", "path", "long", "good", "gone"))
     asked, headers = body(), dict[str, str]()
     act: Callable[[Served], Any] = lambda served: answer(served, asked, **headers)  # noqa: E731
@@ -257,7 +226,6 @@ HOSTS = ("nowhere.invalid", "::1", "", "999.1.1.1", "\x00", "x" * 300, "1.2.3.4"
 
 @cache
 def page(pool: Path) -> tuple[Any, Any]:
-    """The models of the page, and its handler; where Gradio is not installed, a stub of what the handler calls."""
     from subtoken_train.demo.side_by_side import SideBySide
 
     with pytest.MonkeyPatch.context() as patch:
@@ -269,7 +237,6 @@ def page(pool: Path) -> tuple[Any, Any]:
 
 
 def ask(pool: Path, picture: str | None, question: str, eviction: str | None, keep: str) -> list[str]:
-    """The answers' texts, as the page shows them."""
     models, respond = page(pool)
     *_, last = respond(models, picture, question, eviction, keep, "model")
     sides = len(models.sides)
@@ -279,7 +246,6 @@ def ask(pool: Path, picture: str | None, question: str, eviction: str | None, ke
 
 
 def upload(draw: random.Random, place: Place, path: Path) -> tuple[bytes, str, bool]:
-    """Put something at the upload's path: its bytes, what it is, and whether it is a picture."""
     form = draw.choice(("damaged", "bomb", "turned", "mode", "file"))
     content = (place.pool / f"images/a.{draw.choice(SUFFIXES)}").read_bytes()
     if form == "file":
@@ -294,7 +260,6 @@ def upload(draw: random.Random, place: Place, path: Path) -> tuple[bytes, str, b
 
 
 def demo(draw: random.Random, place: Place) -> Case:
-    """A request to the page with one thing wrong in it, answered as a plain PNG is; or where it cannot listen."""
     kind = draw.choice(("upload", "upload", "upload", "question", "keep", "eviction", "none", "host", "whole"))
     if kind == "host":
         from subtoken_train.demo.local_server import check_address

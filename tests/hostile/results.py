@@ -5,34 +5,24 @@ from __future__ import annotations
 import csv
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
-from tests.hostile.acts import command
-from tests.hostile.case import Answer, Case, Expect, Place, Reference, Spoilt
-from tests.hostile.grammar import (
-    LINES,
-    TRIES,
-    Document,
-    Format,
-    NoDocument,
-    anything,
-    count,
-    parsed_lines,
-    text_or_none,
-)  # fmt: skip
+from tests.hostile import grammar
+from tests.hostile.case import Answer, Case, Expect, Place, Reference, Spoilt, command
 from tests.hostile.references import Files, both, read_by
 from tests.hostile.values import NAMES, NAN, damaged, no_file, shown
 
 COUNTS = "*.kv_bytes *.dense_kv_bytes *.region_bytes *.entries_before *.new_tokens *.batch_size"
-RECORDS = Document(
-    Format(
+RECORDS = grammar.Document(
+    grammar.Format(
         legal={
-            f"{COUNTS} *.region_dense_bytes *.index_bytes *.entries_after *.unread_bytes": count,
-            "*.kind *.kept_visual": text_or_none,
+            f"{COUNTS} *.region_dense_bytes *.index_bytes *.entries_after *.unread_bytes": grammar.count,
+            "*.kind *.kept_visual": grammar.text_or_none,
             "*.emptied": lambda value: isinstance(value, dict),
-            "*.reference.*": anything,  # of the task's own kind
+            "*.reference.*": grammar.anything,  # of the task's own kind
             "*.prediction": lambda value: isinstance(value, str | list),
         },
         unsaid=("*.*", "*.*.*"),
@@ -43,21 +33,21 @@ RECORDS = Document(
         "*.kept_visual": ("zz", "0"),
     },
     "odd changed changed changed",
-    LINES,
+    grammar.LINES,
 )  # fmt: skip
 PLAIN = (
     "batch_size max_length dtype processes adapter_sha256 reducer eviction_options calibration_sha256 seed versions"
 ).split()
 """Settings of a manifest that no report prints."""
-MANIFEST = Document(
-    Format(
+MANIFEST = grammar.Document(
+    grammar.Format(
         free=tuple(f"settings.{name}" for name in PLAIN),
         more=("settings",),
         legal={
-            "arm.adapter arm.anchor arm.groups source": text_or_none,
+            "arm.adapter arm.anchor arm.groups source": grammar.text_or_none,
             "arm.seed": lambda value: value is None or type(value) is int,
             "expected_rows": lambda value: value is None or type(value) is int,
-            "options.*": anything,  # of the task's own kind
+            "options.*": grammar.anything,  # of the task's own kind
         },
         exact=("schema", "task"),
     ),
@@ -73,17 +63,16 @@ MANIFEST = Document(
     "odd changed changed changed bytes",
 )
 NO_SCORE = (5, {}, [], None, "x", NAN, [[]], [NAN, 1, 1, 1], ["x"] * 4, 0)
-RIGHT_SCORES: dict[str, tuple[Any, ...]] = {
+RIGHT_SCORES: dict[str, tuple[Any, ...]] = {  # by key of a run's scores: which of the odd values are right there
     "kinds": (["x"] * 4,), "scores": (), "measures": ({},), "nominal_kv": (5, 0), "realised_kv": (5, 0),
     "kv_bytes": (5, 0), "dense_kv_bytes": (5,), "arm": ("x",), "data_sha256": ("x",), "data": ("x",),
 }  # fmt: skip
-"""By key of a run's scores: which of the odd values are right there."""
-SCORES = Document(
-    Format(
+SCORES = grammar.Document(
+    grammar.Format(
         free=("runs.0.seconds",),
         more=("", "runs.0"),
         legal={
-            "runs.0.unread_bytes runs.0.prompts_with_an_emptied_region": count,
+            "runs.0.unread_bytes runs.0.prompts_with_an_emptied_region": grammar.count,
             "runs.0.predictions.*": lambda value: isinstance(value, str | list),
             "runs.0.measures": lambda value: value == {} or value is None,
             "runs.0.predictions": lambda value: value is None,
@@ -92,8 +81,8 @@ SCORES = Document(
     ),
     {f"runs.0.{key}": tuple(each for each in NO_SCORE if each not in right) for key, right in RIGHT_SCORES.items()},
 )
-PAPER = Document(
-    Format(free=("*.*.line",), more=("", "*.*"), unsaid=("*", "*.*", "*.*.*", "*.*.*.*")),
+PAPER = grammar.Document(
+    grammar.Format(free=("*.*.line",), more=("", "*.*"), unsaid=("*", "*.*", "*.*.*", "*.*.*.*")),
     ways="changed changed changed bytes file whole",
 )
 MARKUP = (
@@ -107,7 +96,6 @@ def report(
     draw: random.Random, place: Place, spoilt: Spoilt, further: str = "", files: Files | None = None,
     compared: tuple[str, ...] = ("tables",), reference: Reference | None = None,
 ) -> Case:  # fmt: skip
-    """``report`` on the results; its tables must be those of the originals, or of what ``files`` make of them."""
     formats = ("", " --format csv", *([] if reference else [" --format html,markdown", " --format latex"]))
     text = f"report results --out tables{draw.choice(formats)}{further}"
     case = read_by(place, text, spoilt, ("tables",), compared, files)
@@ -117,7 +105,6 @@ def report(
 
 
 def make(draw: random.Random, place: Place) -> Case:
-    """A results folder, or a file beside it, with something wrong in it."""
     kind = draw.choice("records records records manifest manifest names scores paper line file whole".split())
     if kind == "scores":
         path = place.copy("scores.json")
@@ -142,7 +129,6 @@ def make(draw: random.Random, place: Place) -> Case:
 
 
 def names(draw: random.Random, place: Place, path: Path) -> Case:
-    """Names that mean something to a terminal, a spreadsheet, LaTeX or a browser; they must come out as they are."""
     field, value = draw.choice(("name", *COLUMNS)), draw.choice((*MARKUP, *NAMES))
     arm = path.parent.parent.name.removesuffix("-seed0")
     named = file_name(value)
@@ -161,7 +147,6 @@ def names(draw: random.Random, place: Place, path: Path) -> Case:
 
 
 def file_name(value: str) -> bool:
-    """Whether a name may be a folder's: it leads nowhere, is short, and every character of it can be shown."""
     whole = value.strip(". ") != "" and not set(value) & set("/\\") and value.isprintable()
     return whole and len(value.encode("utf-8", "surrogatepass")) <= 200
 
@@ -193,27 +178,20 @@ def table_rows(path: Path) -> list[dict[str, str]]:
 
 
 def table_fault(folder: Path) -> str | None:
-    """What a spreadsheet or a browser would run of the written files."""
     for path in folder.glob("*.csv"):
         with path.open(newline="", encoding="utf-8") as file:
             cells = [text for row in csv.reader(file) for text in row]
-        runs = [text for text in cells if text.startswith(("=", "+", "@", "-", "\t", "\r")) and not _number(text)]
+        odd = [text for text in cells if text.startswith(("=", "+", "@", "-", "\t", "\r")) and text != "-"]
+        runs = [
+            text for text in odd if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(nan|inf)", text, re.I)
+        ]
         if runs:
             return f"{path.name} holds the cell {runs[0][:60]!r}"
     scripts = [path.name for path in folder.glob("*.html") if "<script>alert" in path.read_text(encoding="utf-8")]
     return f"{scripts[0]} holds a script" if scripts else None
 
 
-def _number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return text == "-"
-    return True
-
-
 def spoilt_lines(draw: random.Random, place: Place, path: Path) -> Case:
-    """Lines of records that were cut, doubled or spoilt; by the library's own reader too."""
     content, what, expect = _spoilt_lines(draw, path.read_bytes())
     complete = _complete(content)
     path.write_bytes(content)
@@ -231,13 +209,13 @@ def spoilt_lines(draw: random.Random, place: Place, path: Path) -> Case:
 
 def _spoilt_lines(draw: random.Random, whole: bytes) -> tuple[bytes, str, Expect]:
     """Damage of which the right answer is known; records have no sum, so another number or text is not seen."""
-    records = parsed_lines(whole)
-    for _ in range(TRIES):
+    records = grammar.parsed_lines(whole)
+    for _ in range(grammar.TRIES):
         content, what = damaged(draw, whole)
         complete = _complete(content)
         try:
-            found = parsed_lines(complete)
-        except NoDocument:
+            found = grammar.parsed_lines(complete)
+        except grammar.NoDocument:
             return content, what, Expect.REFUSED
         if not all(map(bytes.strip, complete.split(b"\n")[:-1])):  # a line without a record is none
             return content, what, Expect.REFUSED
@@ -249,12 +227,10 @@ def _spoilt_lines(draw: random.Random, whole: bytes) -> tuple[bytes, str, Expect
 
 
 def _complete(content: bytes) -> bytes:
-    """The whole lines; what follows the last end of a line was never finished."""
     return content[: content.rfind(b"\n") + 1]
 
 
 def other_file(draw: random.Random, place: Place, folder: Path, samples: Path) -> Case:
-    """No file where one belongs; what has left no trace at all is not in the table."""
     path = draw.choice((folder / "manifest.json", samples, folder, folder.parent))
     inner = path in (folder, folder.parent)
     kind = no_file(draw, path)

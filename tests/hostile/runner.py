@@ -20,31 +20,39 @@ from pathlib import Path
 
 import datasets
 
-from tests.hostile.acts import CANARY_MODULE, PREFIX, call, command, system_words
-from tests.hostile.case import CANARY, THEIRS, Answer, Case, Expect, Outcome, Place, Verdict
+from tests.hostile.case import (
+    CANARY,
+    CANARY_MODULE,
+    PREFIX,
+    THEIRS,
+    Answer,
+    Case,
+    Expect,
+    Outcome,
+    Place,
+    Verdict,
+    call,
+    command,
+    system_words,
+)
 from tests.hostile.watch import Stopped, Touch, Watch, watched
 from tests.support.faults import no_room
 
-LIMIT = 400
-"""Characters of a message."""
-PYTHON_WORDS = (
+LIMIT = 400  # characters of a message
+PYTHON_WORDS = (  # what stands in a message that nobody worded
     "codec can't", "NoneType", "has no attribute", "unhashable", "<class '", "Traceback", " object at 0x",
     "not subscriptable", "unsupported operand", "[Errno ", "not iterable", "unexpected keyword argument",
     "positional argument", "invalid literal for int", "could not convert string to float", "<function ",
 )  # fmt: skip
-"""What stands in a message that nobody worded."""
 AFTERWARDS = re.compile(r"no checkpoint was written; start again with the same command; its logs: \S+")
 """What a training that had begun says behind its error."""
 PROGRESS = re.compile(r"[\d,]+/[\d,]+ .*|resuming from .*|.* of the text is unknown to the tokenizer .*|")
 """What a command says on stderr while it works."""
-NO_FILES = ("/dev/null", "/dev/tty", "/dev/shm/", "/proc/self/", "/dev/fd/")
-"""Where a write is none to a disk."""
+NO_FILES = ("/dev/null", "/dev/tty", "/dev/shm/", "/proc/self/", "/dev/fd/")  # where a write is none to a disk
 TABLES = "datasets-cache"
 """Beside the case's folder: what the library ``datasets`` keeps of tables that it read; else in the user's cache."""
-WORKERS = "pymp-"
-"""Folders that Python keeps for its workers until the process ends."""
-ACTS = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Kinds of characters that act, or show nothing."""
+WORKERS = "pymp-"  # folders that Python keeps for its workers until the process ends
+ACTS = ("Cc", "Cf", "Cs", "Zl", "Zp")  # kinds of characters that act, or show nothing
 HIDDEN = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 """Warnings that Python shows to nobody unless asked to."""
 Make = Callable[[random.Random, Place], Case]
@@ -53,18 +61,22 @@ Make = Callable[[random.Random, Place], Case]
 def run_case(name: str, make: Make, seed: int, place: Place) -> Outcome:
     shutil.rmtree(place.root, ignore_errors=True)
     place.work.mkdir(parents=True)
-    neighbours(place)
+    place.write("diary.txt", "mine\n")
+    place.write("../beside/notes.txt", "a year of work\n")
     home = Path.cwd()
     try:
         with own_places(place):
             return _judged_case(f"{name}:{seed}", make, place, home)
     finally:
         os.chdir(home)
-        _remove(place.root)
+        for folder, _, _ in os.walk(place.root):
+            os.chmod(folder, 0o700)
+        shutil.rmtree(place.root)
+        assert not place.root.exists()
+        assert sys.path[0] != str(place.root)
 
 
 def _judged_case(name: str, make: Make, place: Place, home: Path) -> Outcome:
-    """Make, run and judge a case whose folders are there."""
     case = make(random.Random(name), place)
     before = snapshot(place.root)
     passing = set(os.listdir(tempfile.gettempdir()))
@@ -73,7 +85,10 @@ def _judged_case(name: str, make: Make, place: Place, home: Path) -> Outcome:
     answer, touched, verdict, detail = _run(case)
     seconds = time.monotonic() - clock
     os.chdir(home)
-    found = [(verdict, detail), *_harm(case, place, before, answer), *_outside(touched, place), *_passing(passing)]
+    found = [(verdict, detail), *_harm(case, place, before, answer), *_outside(touched, place)]
+    left = [name for name in os.listdir(tempfile.gettempdir()) if name not in passing and not name.startswith(WORKERS)]
+    if left:
+        found.append((Verdict.LEFT, f"left {sorted(left)[:3]} among the temporary files"))
     if verdict is Verdict.CLEAN and answer is not None:
         found.append(compared(case, answer))
     order = list(Verdict)
@@ -85,7 +100,6 @@ def _judged_case(name: str, make: Make, place: Place, home: Path) -> Outcome:
 
 @contextmanager
 def own_places(place: Place) -> Iterator[None]:
-    """A home and a folder for temporary files of the case's own, so that what goes there is seen too."""
     home, passing = os.environ.get("HOME"), tempfile.tempdir
     (place.root / "home").mkdir()
     (place.root.parent / TABLES).mkdir(exist_ok=True)
@@ -100,22 +114,7 @@ def own_places(place: Place) -> Iterator[None]:
         os.environ.pop("HOME") if home is None else os.environ.update(HOME=home)
 
 
-def _passing(before: set[str]) -> Iterator[tuple[Verdict, str]]:
-    left = [name for name in os.listdir(tempfile.gettempdir()) if name not in before and not name.startswith(WORKERS)]
-    if left:
-        yield Verdict.LEFT, f"left {sorted(left)[:3]} among the temporary files"
-
-
-def neighbours(place: Place) -> None:
-    """What lies beside the working folder, and is nobody's business."""
-    beside = place.root / "beside"
-    beside.mkdir()
-    (beside / "notes.txt").write_text("a year of work\n")
-    (place.work / "diary.txt").write_text("mine\n")
-
-
 def _run(case: Case) -> tuple[Answer | None, Sequence[Touch], Verdict, str]:
-    """The answer, what it wrote, and the verdict as far as it follows from the answer alone."""
     sys.modules.pop(CANARY_MODULE, None)
     watch = Watch(comes=case.comes)
     try:
@@ -140,7 +139,6 @@ def _run(case: Case) -> tuple[Answer | None, Sequence[Touch], Verdict, str]:
 
 
 def judged(case: Case, answer: Answer) -> tuple[Verdict, str]:
-    """The verdict on an answer before it is compared with the right one."""
     if answer.code not in (0, 2):
         return Verdict.TRACEBACK, f"exit code {answer.code}: {answer.err[-1500:]}"
     if answer.code == 0 and case.expect is Expect.REFUSED:
@@ -157,7 +155,6 @@ def judged(case: Case, answer: Answer) -> tuple[Verdict, str]:
 
 
 def compared(case: Case, answer: Answer) -> tuple[Verdict, str]:
-    """The verdict on an accepted answer beside the right one; one that cannot be compared is wrong."""
     if answer.code != 0:
         return Verdict.CLEAN, ""
     if case.reference is None:
@@ -170,7 +167,6 @@ def compared(case: Case, answer: Answer) -> tuple[Verdict, str]:
 
 
 def message_fault(err: str) -> str | None:
-    """What is wrong with the words of a refusal: warnings of ours, then one line."""
     lines = err.split("\n")
     if lines[-1]:
         return f"does not end with a newline: {err[-200:]!r}"
@@ -181,28 +177,20 @@ def message_fault(err: str) -> str | None:
         return f"no error line: {err[-600:]!r}"
     if strange := [line for line in earlier if not (line.startswith(f"{PREFIX}warning: ") or PROGRESS.fullmatch(line))]:
         return f"{len(strange)} more lines: {strange[0][:300]!r}"
-    return words_fault(last.removeprefix(f"{PREFIX}error: "))
-
-
-def words_fault(words: str) -> str | None:
-    """What is wrong with the sentence of a refusal."""
+    words = last.removeprefix(f"{PREFIX}error: ")
     if len(words) > LIMIT:
         return f"{len(words)} characters: {words[:600]}"
     if found := [word for word in PYTHON_WORDS if word in words]:
         return f"Python's words {found}: {words}"
-    if system_words(words):
-        return f"the system's words alone: {words}"
-    return control_characters(words)
+    return f"the system's words alone: {words}" if system_words(words) else control_characters(words)
 
 
 def control_characters(text: str) -> str | None:
-    """Characters that act on a terminal instead of standing on it."""
     bad = {letter for letter in text if unicodedata.category(letter) in ACTS and letter not in "\n\t\r\u200c\u200d"}
     return f"control characters {sorted(bad)} in {text[-300:]!r}" if bad else None
 
 
 def _harm(case: Case, place: Place, before: Mapping[str, str], answer: Answer | None) -> Iterator[tuple[Verdict, str]]:
-    """What the act did to the files around it, and whether an input ran."""
     if CANARY_MODULE in sys.modules or any(place.root.rglob(f"{CANARY}*")):
         yield Verdict.CODE, "the canary was touched"
     after = snapshot(place.root)
@@ -267,11 +255,3 @@ def _content(path: Path) -> str:
         return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
     except PermissionError:
         return "not readable"
-
-
-def _remove(root: Path) -> None:
-    for folder, _, _ in os.walk(root):
-        os.chmod(folder, 0o700)
-    shutil.rmtree(root)
-    assert not root.exists()
-    assert sys.path[0] != str(root)

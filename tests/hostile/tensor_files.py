@@ -47,11 +47,10 @@ REFUSED_TENSORS: dict[str, Change] = {
     "nan": lambda draw, tensor: with_one(draw, tensor, NAN),
     "inf": lambda draw, tensor: with_one(draw, tensor, INFINITY, -INFINITY),
     "integer": lambda draw, tensor: tensor.to(draw.choice(INTEGERS)),
-    "shape": lambda draw, tensor: torch.zeros(*tensor.shape, 1),
-    "one more": lambda draw, tensor: tensor[None],
+    "shape": lambda draw, tensor: torch.zeros(*tensor.shape, 1), "one more": lambda draw, tensor: tensor[None],
     "scalar": lambda draw, tensor: torch.tensor(1.0),
     "empty": lambda draw, tensor: torch.zeros(0, *tensor.shape[1:]),
-}
+}  # fmt: skip
 ODD_TENSORS: dict[str, Change] = {
     "other floats": lambda draw, tensor: tensor.to(draw.choice((torch.float16, torch.bfloat16))),
     "huge": lambda draw, tensor: torch.full_like(tensor, 3e38),
@@ -59,7 +58,6 @@ ODD_TENSORS: dict[str, Change] = {
 
 
 def spoil_tensors(draw: random.Random, path: Path) -> Spoilt:
-    """Damage a safetensors file."""
     tensors = load_file(path)
     name = draw.choice(sorted(tensors))
     kind = draw.choice((*REFUSED_TENSORS, *ODD_TENSORS, "gone", "more", *FILES))
@@ -102,15 +100,12 @@ def _damage(draw: random.Random, path: Path, name: str) -> Spoilt:
     content, what = damaged(draw, path.read_bytes())
     path.write_bytes(content)
     assert before is not None
-    after = decoded(content)
-    right = (
-        after is not None and before.keys() == after.keys() and all(_as_good(after[key], before[key]) for key in before)
-    )
+    after, right = decoded(content), False
+    if after is not None and before.keys() == after.keys():
+        pairs = [(before[key], after[key]) for key in before]
+        alike = (one.shape == other.shape and one.dtype == other.dtype for one, other in pairs)
+        right = all(alike) and all(np.isfinite(other).all() for _, other in pairs)
     return what, Expect.TAKEN if right else Expect.REFUSED
-
-
-def _as_good(after: Any, before: Any) -> bool:
-    return after.shape == before.shape and after.dtype == before.dtype and bool(np.isfinite(after).all())
 
 
 _TYPES = dict(zip("F64 F32 F16 I64 I32 I16 I8 U8 BOOL".split(), "<f8 <f4 <f2 <i8 <i4 <i2 i1 u1 ?".split(), strict=True))

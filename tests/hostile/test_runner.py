@@ -1,4 +1,4 @@
-"""The judge itself: a planted traceback, hang, canary, loss, and the others, are each seen; what is right is clean."""
+"""The judge: what is planted is seen, what is right is clean; and inputs of every class are answered in words."""
 
 from __future__ import annotations
 
@@ -18,41 +18,54 @@ import pytest
 import torch
 
 from tests.hostile import watch
-from tests.hostile.acts import CANARY_MODULE, install_canary
-from tests.hostile.case import Case, Expect, Place, Verdict
+from tests.hostile.campaign import CLASSES, bad, plan, run_cases
+from tests.hostile.case import CANARY_MODULE, Case, Expect, Place, Verdict, install_canary
 from tests.hostile.grammar import Format, damage, parsed_json
 from tests.hostile.references import alike, same
 from tests.hostile.runner import message_fault, run_case
+from tests.support.sampling import sampled
 
-HELP = ["recipes", "--help"]
-COPY = ["recipes", "copy"]
+SEED, PARTS, EACH = 1, 13, 16
+HELP, COPY = ["recipes", "--help"], ["recipes", "copy"]
+
+
+@sampled("part", range(PARTS), every=8)
+def test_hostile_inputs_are_answered_in_words(pool, tmp_path, part):
+    outcomes = list(run_cases(plan(SEED, PARTS * EACH)[part::PARTS], tmp_path, pool))
+    assert len(outcomes) == EACH
+    assert bad(outcomes) == []
+
+
+def test_every_class_has_its_turn():
+    names = [name for name, _ in plan(SEED, PARTS * EACH)]
+    assert set(names) == set(CLASSES)
+    assert min(map(names.count, CLASSES)) >= 4
 
 
 @pytest.fixture
 def judge(tmp_path, monkeypatch):
-    """A function from a case's maker to its outcome."""
-    monkeypatch.setattr(watch, "SECONDS", 1.0)
-    monkeypatch.setattr(watch, "MEMORY", 2**27)
+    """A function from a case's maker to its outcome; what a planted case left beside its folder goes."""
+    for name, value in (("SECONDS", 1.0), ("MEMORY", 2**27), ("STUCK", 1.0)):
+        monkeypatch.setattr(watch, name, value)
     install_canary(tmp_path / "modules")
-
-    def run(make):
-        return run_case("planted", lambda draw, place: make(place), 0, Place(tmp_path / "case", tmp_path))
-
-    yield run
+    yield lambda make: run_case("planted", lambda draw, place: make(place), 0, Place(tmp_path / "case", tmp_path))
     sys.path.remove(str(tmp_path / "modules"))
+    (tmp_path / "outside").unlink(missing_ok=True)
+
+
+class Panic(BaseException):
+    """As a library in Rust raises it."""
+
+
+def throw(error: BaseException):
+    raise error
 
 
 def refuse(words="a word is wrong"):
     raise ValueError(words)
 
 
-def spin():
-    while True:
-        pass
-
-
 def swallow():
-    """Holds every ordinary exception, for a while."""
     for _ in range(10**9):
         try:
             time.sleep(0.001)
@@ -60,22 +73,24 @@ def swallow():
             continue
 
 
-class Panic(BaseException):
-    """As a library in Rust raises it."""
-
-
-def panic():
-    raise Panic
-
-
 def lost_thread():
-    thread = threading.Thread(target=panic)
+    thread = threading.Thread(target=throw, args=(Panic(),))
     thread.start()
     thread.join()
 
 
+def spin():
+    while True:
+        pass
+
+
 def write(path: Path):
     path.write_text("changed\n")
+
+
+def then_refuse(path: Path):
+    write(path)
+    refuse()
 
 
 def seen(answer):
@@ -83,22 +98,9 @@ def seen(answer):
     return
 
 
-def os_error():
-    raise FileNotFoundError(2, "No such file or directory", "a.txt")
-
-
-def our_os_error():
-    raise FileNotFoundError("a.txt is not there; name one that is")
-
-
 def outside(place: Place) -> Path:
     """A path that is not below the case's folder."""
     return place.root.parent / "outside"
-
-
-def made_and_removed(path: Path):
-    write(path)
-    path.unlink()
 
 
 def read_pipe(path: Path) -> bytes:
@@ -109,16 +111,13 @@ def read_pipe(path: Path) -> bytes:
         path.unlink()
 
 
-def then_refuse(path: Path):
-    write(path)
-    refuse()
-
-
 WRONG = {"expect": Expect.REFUSED}
-ACTS: dict[str, tuple[Verdict, Callable[[Place], Any], dict[str, Any]]] = {
+GONE = FileNotFoundError(2, "No such file or directory", "a.txt")
+WORDED = FileNotFoundError("a.txt is not there; name one that is")
+ACTS: dict[str, tuple[Verdict, Callable[[Place], Any], dict[str, Any]]] = {  # what a function does, and what is seen
     "a TypeError": (Verdict.TRACEBACK, lambda place: len(5), {}),
     "a ValueError that nobody worded": (Verdict.TRACEBACK, lambda place: b"\xff".decode(), {}),
-    "a panic": (Verdict.TRACEBACK, lambda place: panic(), {}),
+    "a panic": (Verdict.TRACEBACK, lambda place: throw(Panic()), {}),
     "a panic of a thread": (Verdict.TRACEBACK, lambda place: lost_thread(), {}),
     "a file that came, replaced": (
         Verdict.LOST, lambda place: [write(place.work / name) for name in "ab"], {"writes": ("a",), "comes": "b"}),
@@ -135,7 +134,6 @@ ACTS: dict[str, tuple[Verdict, Callable[[Place], Any], dict[str, Any]]] = {
     "the canary's module": (Verdict.CODE, lambda place: __import__(CANARY_MODULE), {}),
     "a neighbour changed": (Verdict.LOST, lambda place: write(place.root / "beside/notes.txt"), {}),
     "a neighbour gone": (Verdict.LOST, lambda place: (place.work / "diary.txt").unlink(), {}),
-    "a refusal that wrote": (Verdict.LOST, lambda place: then_refuse(place.work / "diary.txt"), {}),
     "its own output changed, and refused": (
         Verdict.LOST, lambda place: then_refuse(place.work / "diary.txt"), {"writes": ("diary.txt",)}),
     "a file moved, content and all": (
@@ -144,14 +142,15 @@ ACTS: dict[str, tuple[Verdict, Callable[[Place], Any], dict[str, Any]]] = {
     "a file beside": (Verdict.LEFT, lambda place: write(place.root / "new.txt"), {}),
     "a folder after a refusal": (
         Verdict.LEFT, lambda place: ((place.work / "out").mkdir(), refuse()), {**WRONG, "writes": ("out",)}),
-    "the system's words": (Verdict.TRACEBACK, lambda place: os_error(), WRONG),
-    "our words for the system's": (Verdict.CLEAN, lambda place: our_os_error(), WRONG),
+    "the system's words": (Verdict.TRACEBACK, lambda place: throw(GONE), WRONG),
+    "our words for the system's": (Verdict.CLEAN, lambda place: throw(WORDED), WRONG),
     "a refusal of something else": (Verdict.MESSAGE, lambda place: refuse(), {**WRONG, "says": ("--out",)}),
     "a refusal of the very thing": (Verdict.CLEAN, lambda place: refuse(), {**WRONG, "says": ("a word",)}),
     "a file anywhere": (Verdict.LEFT, lambda place: write(outside(place)), {}),
     "a file anywhere, changed": (Verdict.LOST, lambda place: write(outside(place)), {"before": True}),
     "a file anywhere, gone": (Verdict.LOST, lambda place: outside(place).unlink(), {"before": True}),
-    "a file anywhere, in passing": (Verdict.CLEAN, lambda place: made_and_removed(outside(place)), {}),
+    "a file anywhere, in passing": (
+        Verdict.CLEAN, lambda place: (write(outside(place)), outside(place).unlink()), {}),
     "a file at home": (Verdict.LEFT, lambda place: write(Path.home() / ".mine"), {}),
     "a temporary file": (Verdict.LEFT, lambda place: tempfile.mkstemp()[1], {}),
     "a temporary folder, in passing": (Verdict.CLEAN, lambda place: tempfile.TemporaryDirectory().cleanup(), {}),
@@ -159,10 +158,8 @@ ACTS: dict[str, tuple[Verdict, Callable[[Place], Any], dict[str, Any]]] = {
         Verdict.TRACEBACK, lambda place: write(place.work / "out"), {"room": 0, "writes": ("out",)}),
     "no words": (Verdict.MESSAGE, lambda place: refuse(""), WRONG),
     "Python's words": (Verdict.MESSAGE, lambda place: refuse("'NoneType' object has no attribute 'x'"), WRONG),
-    "a refusal in words": (Verdict.CLEAN, lambda place: refuse(), WRONG),
     "an output": (Verdict.CLEAN, lambda place: write(place.work / "out"), {"writes": ("out",)}),
 }  # fmt: skip
-"""What a function does, how a case of it goes on, and what is seen of it."""
 SAME, OTHER = [*COPY, "tiny_lora_only", "a"], [*COPY, "tiny_lora_only_c", "a"]
 COMMANDS: dict[str, tuple[Verdict, list[str], Expect, Callable[[Place], Any] | None]] = {
     "a wrong acceptance": (Verdict.WRONG, HELP, Expect.REFUSED, None),
@@ -198,16 +195,8 @@ def made_case(place: Place, name: str) -> Case:
     return Case("", lambda: act(place), reference=seen, **more)
 
 
-@pytest.fixture(autouse=True)
-def nothing_outside(tmp_path):
-    """Whatever a planted case left beside the case's folder."""
-    yield
-    (tmp_path / "outside").unlink(missing_ok=True)
-
-
 @pytest.mark.parametrize("name", [*ACTS, *COMMANDS])
-def test_what_is_planted_is_seen(judge, monkeypatch, name):
-    monkeypatch.setattr(watch, "STUCK", 1.0)
+def test_what_is_planted_is_seen(judge, name):
     outcome = judge(lambda place: made_case(place, name))
     assert outcome.verdict is {**ACTS, **COMMANDS}[name][0], outcome.detail
 
@@ -231,13 +220,8 @@ def test_no_case_is_taken_unseen():
 
 
 TREE = {"a": 1, "b": {"c": "x", "note": [1]}, "d": [0.5, 2.0]}
-FORM = Format(
-    free=("b.note",),
-    optional=("d",),
-    more=("b",),
-    legal={"a": lambda value: type(value) is int and value > 0},
-    exact=("b.c",),
-)
+LEGAL = {"a": lambda value: type(value) is int and value > 0}
+FORM = Format(free=("b.note",), optional=("d",), more=("b",), legal=LEGAL, exact=("b.c",))
 
 
 @pytest.mark.parametrize(
@@ -279,51 +263,32 @@ def test_spoilt_bytes_are_read_another_way():
 def test_alike_is_bit_for_bit():
     ones = torch.ones(2)
     assert alike({"a": [ones, float("nan")]}, {"a": [ones.clone(), float("nan")]})
-    assert not alike(ones, ones.double())
-    assert not alike(ones, ones + 1e-7)
-    assert not alike([1], [1.0])
-    assert not alike([1], [1, 2])
-    assert not alike({"a": 1}, {"b": 1})
+    for one, other in ((ones, ones.double()), (ones, ones + 1e-7), ([1], [1.0]), ([1], [1, 2]), ({"a": 1}, {"b": 1})):
+        assert not alike(one, other)
 
 
 @pytest.mark.slow
 def test_a_case_is_made_anew_from_its_name(tmp_path, pool):
-    from tests.hostile.campaign import CLASSES
-
     for name, (make, _) in CLASSES.items():
         first, again = (run_case(name, make, 7, Place(tmp_path / folder / "case", pool)) for folder in ("a", "b"))
         assert (first.what, first.verdict) == (again.what, again.verdict)
 
 
 ERROR = "subtoken-train: error: "
+FAULTS = (
+    "", "\n", ERROR + "\n", ERROR + "a word is wrong", ERROR + "x y" * 150 + "\n", ERROR + "a b\nc d\n",
+    "something else\n" + ERROR + "a word is wrong\n", ERROR + "a word is wrong\nsomething else\n",
+    ERROR + "ValueError\n", ERROR + "\x1b[31mred word\n", ERROR + "int() got an unexpected keyword argument 'x'\n",
+    ERROR + "No such file or directory: a.txt\n", ERROR + "Too many levels of symbolic links: a/b\n",
+    "Traceback (most recent call last):\n" + ERROR + "a word is wrong\n",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "err",
-    [
-        "",
-        "\n",
-        ERROR + "\n",
-        ERROR + "a word is wrong",
-        ERROR + "x y" * 150 + "\n",
-        ERROR + "a b\nc d\n",
-        "something else\n" + ERROR + "a word is wrong\n",
-        ERROR + "a word is wrong\nsomething else\n",
-        ERROR + "ValueError\n",
-        ERROR + "\x1b[31mred word\n",
-        ERROR + "int() got an unexpected keyword argument 'x'\n",
-        ERROR + "No such file or directory: a.txt\n",
-        ERROR + "Too many levels of symbolic links: a/b\n",
-        "Traceback (most recent call last):\n" + ERROR + "a word is wrong\n",
-    ],
-)
-def test_messages_that_are_none(err):
-    assert message_fault(err) is not None
-
-
-@pytest.mark.parametrize("before", ["", "subtoken-train: warning: a word\n", "3/4 questions\n"])
-def test_one_line_is_a_message(before):
-    assert message_fault(f"{before}{ERROR}a word is wrong\n") is None
+def test_messages_that_are_none_and_one_line_that_is():
+    for err in FAULTS:
+        assert message_fault(err) is not None, err
+    for before in ("", "subtoken-train: warning: a word\n", "3/4 questions\n"):
+        assert message_fault(f"{before}{ERROR}a word is wrong\n") is None
 
 
 def test_a_file_without_a_name_changes_no_folder(tmp_path):

@@ -25,15 +25,13 @@ NAMES = (
     "\ud800", "\ufeffname", "~", "$HOME", "`id`", "$(touch CANARY)", "{0.__class__}", "%s%n", "NaN", "null", "None",
     "con", "a" * 300, "\N{GRINNING FACE}", "<script>", "--help",
 )  # fmt: skip
-PLAIN = tuple(name for name in NAMES if name.strip() and name.isprintable())
-"""Names that may stand wherever a text may."""
+PLAIN = tuple(name for name in NAMES if name.strip() and name.isprintable())  # names that may stand wherever a text may
 ODD_VALUES: tuple[Any, ...] = (
     None, True, False, [], {}, [[]], [None], {"": None}, {"a": {"b": {}}}, [1, "a", None], "text", *NAMES, *ODD_NUMBERS,
 )  # fmt: skip
 
 
 def paths_of(tree: Any, start: Way = ()) -> Iterator[Way]:
-    """The place of every value in a tree of dicts and lists, the tree itself left out."""
     items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for key, value in items:
         yield (*start, key)
@@ -62,7 +60,6 @@ def without(tree: Any, path: Way) -> Any:
 
 
 def mutated(draw: random.Random, tree: Any) -> tuple[Any, str]:
-    """A tree with one thing wrong in it, and what: another value, a key less or more, a value nested or moved."""
     path = draw.choice(list(paths_of(tree)))
     dotted = ".".join(map(str, path))
     kind = draw.choice(("value", "value", "value", "gone", "more", "nested", "swapped"))
@@ -94,7 +91,6 @@ def shown(value: Any) -> str:
 
 
 def written(tree: Any) -> str:
-    """JSON of any tree, however deep; NaN and Infinity as Python writes them, lone surrogates as escapes."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(20_000)
     try:
@@ -108,7 +104,6 @@ def lines(rows: Any) -> str:
 
 
 def as_yaml(tree: Any, draw: random.Random) -> str:
-    """YAML of any tree; what is too deep for the library that writes it is written as JSON, which YAML holds."""
     try:
         return yaml.safe_dump(tree, sort_keys=False, allow_unicode=draw.random() < 0.5)
     except RecursionError:
@@ -124,9 +119,7 @@ def _flipped(draw: random.Random, content: bytes, place: int) -> bytes:
 
 NOTHING = (b"", b"\n", b" ", b"\0", b"null", b"[]", b"{}", b"0", b'""')
 DAMAGE: dict[str, Callable[[random.Random, bytes, int], bytes]] = {
-    "cut": lambda draw, content, place: content[:place],
-    "bits flipped": _flipped,
-    "bits flipped again": _flipped,
+    "cut": lambda draw, content, place: content[:place], "bits flipped": _flipped, "bits flipped again": _flipped,
     "zeros": lambda draw, content, place: content[:place] + b"\0" * 64 + content[place + 64 :],
     "twice": lambda draw, content, place: content + content,
     "a byte-order mark": lambda draw, content, place: b"\xef\xbb\xbf" + content,
@@ -136,11 +129,10 @@ DAMAGE: dict[str, Callable[[random.Random, bytes, int], bytes]] = {
     "noise": lambda draw, content, place: content[:place] + draw.randbytes(40) + content[place:],
     "control characters": lambda draw, content, place: content[:place] + b"\x1b]0;x\x07\x08" + content[place:],
     "CRLF": lambda draw, content, place: content.replace(b"\n", b"\r\n"),
-}
+}  # fmt: skip
 
 
 def damaged(draw: random.Random, content: bytes) -> tuple[bytes, str]:
-    """Bytes that a disk, a network or an editor has spoilt, and how."""
     kind, place = draw.choice(list(DAMAGE)), draw.randrange(max(1, len(content)))
     return DAMAGE[kind](draw, content, place), f"{kind} at {place} of {len(content)} bytes"
 
@@ -151,7 +143,6 @@ FILE_KINDS = ("folder", "pipe", "link to nothing", "round", "zero", "random", "a
 
 
 def no_file(draw: random.Random, path: Path) -> str:
-    """Put something that is no file of its kind in a file's place; what it is."""
     kind = draw.choice(FILE_KINDS)
     if path.is_dir() and not path.is_symlink():
         path.rename(path.with_name(f"{path.name}-away"))

@@ -17,32 +17,24 @@ from typing import Any
 
 from tests.hostile.case import THEIRS
 
-SECONDS = 5.0
-"""Of processor time; ten times what the slowest valid original takes."""
-STUCK = 6.0
-"""Wall seconds with next to no processor time: it waits for a pipe or a lock."""
-WALL_FACTOR = 12
-"""Wall seconds for one processor second, before a case that sleeps now and then counts as hanging."""
-MEMORY = 2**30
-"""Bytes that a case may add."""
+SECONDS = 5.0  # of processor time; ten times what the slowest valid original takes
+STUCK = 6.0  # wall seconds with next to no processor time: it waits for a pipe or a lock
+WALL_FACTOR = 12  # wall seconds for one processor second, before a case that sleeps now and then counts as hanging
+MEMORY = 2**30  # bytes that a case may add
 _TICK = 0.25
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _STARTS = {"os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "pty.spawn", "os.startfile"}
-FORKS = 32
-"""Processes that a case may fork: a data loader's workers, not a million of them."""
-_OURS = ("uname",)
-"""What ``env`` asks for the platform's name."""
-Touch = tuple[str, str, bool]
-"""A path that is written, what is done to it, and whether it was there before."""
+FORKS = 32  # processes that a case may fork: a data loader's workers, not a million of them
+_OURS = ("uname",)  # what ``env`` asks for the platform's name
+Touch = tuple[str, str, bool]  # a path that is written, what is done to it, and whether it was there before
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _UNNAMED = os.O_TMPFILE
 """Opens a file without a name in a folder that exists, which itself stays as it is (filelock 4.3 and newer)."""
-_OF_PATHS = {
+_OF_PATHS = {  # events of Python that change a path, and which of their arguments it is
     "os.mkdir": (0,), "os.rmdir": (0,), "os.remove": (0,), "os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,),
     "os.truncate": (0,), "os.chmod": (0,), "os.chown": (0,), "os.utime": (0,), "os.setxattr": (0,),
     "shutil.rmtree": (0,),
 }  # fmt: skip
-"""Events of Python that change a path, and which of their arguments it is."""
 _FOLDERS = {"os.mkdir": 2, "os.rmdir": 1, "os.remove": 1, "os.rename": 2, "os.link": 3, "os.symlink": 2, "os.chmod": 2}
 """Where such an event names the folder, as a number, that a path is in."""
 
@@ -94,13 +86,11 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     elif event in _OF_PATHS:
         for index, place in enumerate(_OF_PATHS[event]):
             folder = _FOLDERS.get(event)
-            _note(
-                event, arguments[place], None if folder is None else arguments[min(folder + index, len(arguments) - 1)]
-            )
+            where = None if folder is None else arguments[min(folder + index, len(arguments) - 1)]
+            _note(event, arguments[place], where)
 
 
 def _note(event: str, path: Any, folder: Any) -> None:
-    """Put a path that is written on the list; with the first, somebody else makes a file, too."""
     global _watch
     assert _watch is not None
     if _watch.comes is not None:
@@ -119,7 +109,6 @@ def _note(event: str, path: Any, folder: Any) -> None:
 
 
 def _stopped(memory: int | None = None) -> Stopped:
-    """The exception, once nobody can wait for a worker any more."""
     for child in multiprocessing.active_children():
         child.kill()
     return Stopped(memory)
@@ -128,20 +117,9 @@ def _stopped(memory: int | None = None) -> Stopped:
 sys.addaudithook(_audit)
 
 
-def resident() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * _PAGE
-
-
 def peak() -> int:
-    """The most that it held since ``forget_peak``."""
     with open("/proc/self/status", encoding="ascii") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
-
-
-def forget_peak() -> None:
-    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-        file.write("5")
 
 
 @contextmanager
@@ -151,8 +129,11 @@ def watched(watch: Watch) -> Iterator[None]:
     The clock counts processor time, so that a busy machine makes no hang, and wall time with a wide margin.
     """
     global _watch  # noqa: PLW0603
-    clock, wall, held = time.process_time(), time.monotonic(), resident()
-    forget_peak()
+    clock, wall = time.process_time(), time.monotonic()
+    with open("/proc/self/statm", encoding="ascii") as file:
+        held = int(file.read().split()[1]) * _PAGE
+    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")
 
     def look(number: int, frame: FrameType | None) -> None:
         if (grown := peak() - held) > MEMORY:  # what was taken and given back at once counts too
@@ -161,18 +142,15 @@ def watched(watch: Watch) -> Iterator[None]:
         if used > SECONDS or passed > SECONDS * WALL_FACTOR or (passed > STUCK and used < passed / 50):
             raise _stopped()
 
-    hook, threading.excepthook = (
-        threading.excepthook,
-        lambda end: watch.ended.append(f"{end.thread}: {end.exc_value!r}"),
-    )
+    hook = threading.excepthook
+    threading.excepthook = lambda end: watch.ended.append(f"{end.thread}: {end.exc_value!r}")
     before = signal.signal(signal.SIGALRM, look)
     signal.setitimer(signal.ITIMER_REAL, _TICK, _TICK)
     bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     _watch = watch
     try:
         yield
-        grown = peak() - held
-        if grown > MEMORY:
+        if (grown := peak() - held) > MEMORY:
             raise Stopped(grown)
     finally:
         _watch = None

@@ -1,9 +1,14 @@
 """The model of lmms-eval against a small stand-in for its base class: lmms-eval cannot live beside CPU torch."""
 
+from __future__ import annotations
+
 import abc
 import importlib
 import io
 import sys
+import tomllib
+from collections import namedtuple
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -15,6 +20,7 @@ from torch.nn.functional import cross_entropy
 from subtoken_train.datasets.collate import encode
 from subtoken_train.datasets.records import Record
 from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.plugins import manifest
 from subtoken_train.types import Turn
 
 MODULE = "subtoken_train.plugins.lmms_eval"
@@ -67,9 +73,8 @@ DOCUMENTS = [
     {"text": "What is on the left?", "images": [picture(0)]},
     {"text": "Is there a red digit in this image, or is there none at all?", "images": [picture(1, 40, 120)]},
     {"text": "Compare <image> with <image>", "images": [picture(2), picture(3)]},
-    {"text": "No picture here.", "images": []},
-    {"text": "Which digit?", "images": [picture(4, 200, 30)]},
-]
+    {"text": "No picture here.", "images": []}, {"text": "Which digit?", "images": [picture(4, 200, 30)]},
+]  # fmt: skip
 
 
 def made(plugin, batch_size=1, **given):
@@ -121,8 +126,7 @@ def test_losses_are_those_of_the_whole_conversation(plugin, vlm_adapter):
         _, answer, _, index, *_ = each.args
         document = DOCUMENTS[index]
         answer = answer if isinstance(answer, str) else "it is 1"
-        record = Record("r", [], [Turn(placed(document), answer)])
-        sample = encode(record, family, 2048, document["images"])
+        sample = encode(Record("r", [], [Turn(placed(document), answer)]), family, 2048, document["images"])
         pixels = family.process_images(document["images"])[0] if document["images"] else None
         ids, labels = torch.tensor([sample.input_ids]), torch.tensor(sample.labels)
         with torch.no_grad():
@@ -164,3 +168,30 @@ def test_a_picture_is_turned_as_its_file_says(plugin):
     with Image.open(content) as image:
         encoded = plugin._encoded(image, "scenes test 0")
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(encoded))), np.asarray(upright))
+
+
+PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
+
+
+def test_the_entry_point_names_a_class_that_is_there(monkeypatch):
+    registry = ModuleType("lmms_eval.models.registry_v2")
+    registry.ModelManifest = namedtuple("StandIn", "model_id simple_class_path")
+    for name, module in {
+        "lmms_eval": ModuleType("lmms_eval"),
+        "lmms_eval.models": ModuleType("lmms_eval.models"),
+        registry.__name__: registry,
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    written = tomllib.loads(PROJECT.read_text())["project"]["entry-points"]["lmms_eval.models"]["subtoken"]
+    module, _, function = written.partition(":")
+    made = getattr(importlib.import_module(module), function)()
+    assert made.model_id == "subtoken"
+    folder, _, name = made.simple_class_path.rpartition(".")
+    source = PROJECT.parent / (folder.replace(".", "/") + ".py")
+    assert f"class {name}(lmms)" in source.read_text()
+
+
+def test_lmms_eval_itself_takes_it():
+    registry = pytest.importorskip("lmms_eval.models.registry_v2").ModelRegistryV2()
+    registry.register_manifest(manifest())
+    assert registry.get_model_class("subtoken").is_simple

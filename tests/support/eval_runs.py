@@ -13,8 +13,8 @@ from subtoken_train.artifact.folder import write_adapter
 from subtoken_train.artifact.identity import identify
 from subtoken_train.engine.build import build
 from subtoken_train.evaluation.results import SampleRecord, read_samples
+from subtoken_train.evaluation.runner.cell import Processes
 from subtoken_train.evaluation.runner.dry_run import planned_adapter
-from subtoken_train.evaluation.runner.processes import Processes
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec, Grid, TaskSpec
 from subtoken_train.families.backbone_config import BackboneConfig

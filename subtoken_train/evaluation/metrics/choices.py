@@ -137,25 +137,19 @@ class MMBenchScores(TaskMetric):
     Scores, each with the prefix of its reading (none: ``plain_letter``; ``lmms_``, ``lmms_static_``, ``vlmevalkit_``):
         ``accuracy``: vanilla, over all rows, rotations included. That the sub-token paper prints this is a reading: its
             figures are whole numbers of 4,329 rows, and it names no score.
-        ``unrotated_accuracy``: over the rows whose index is below one million, one of each question; what VLMEvalKit
-            calls vanilla. Left out where there is no such row.
-        ``circular``: questions all of whose rows are right. Left out where no question has two rows. A limited run may
-            lack rotations (how many a question has is not known: some have fewer than options), so its figure is high.
+        ``unrotated_accuracy``: over rows with an index below one million (VLMEvalKit's vanilla), if there are any.
+        ``circular``: questions all of whose rows are right, if one has two. A limited run may lack rotations: too high.
 
-    No judge is asked and no letter is drawn: an answer that names no option is wrong. So of
-    lmms-eval's tasks ``mmbench_en_dev_static`` gives ``lmms_static_circular``, and ``mmbench_en_dev`` gives
-    ``lmms_circular`` and what its judge adds.
+    An answer that names no option is wrong. So of lmms-eval's tasks ``mmbench_en_dev_static`` gives
+    ``lmms_static_circular``, and ``mmbench_en_dev`` gives ``lmms_circular`` and what its judge adds.
     """
 
     @staticmethod
     def right(prediction: str, reference: Mapping[str, Any]) -> list[bool]:
-        """Tell whether each reading is right."""
         options, answer = reference["options"], reference["answer"]
-        lmms_options = {**options, **dict.fromkeys(reference.get("nan_options", ()), "nan")}
-        return [
-            read(prediction, lmms_options if name.startswith("lmms_") else options) == answer
-            for name, read in READINGS.items()
-        ]
+        lmms = {**options, **dict.fromkeys(reference.get("nan_options", ()), "nan")}
+        read = ((each, lmms if name.startswith("lmms_") else options) for name, each in READINGS.items())
+        return [each(prediction, texts) == answer for each, texts in read]
 
     def compute(self) -> dict[str, float]:
         rows = [(reference["index"], self.right(prediction, reference)) for prediction, reference in self.rows]
@@ -200,7 +194,7 @@ class ScienceQAScores(MeanScores):
 def llava_letter(text: str) -> str | None:
     """Find the letter as LLaVA does: alone, before ". " at the start, or in the one "The answer is X."; else None.
 
-    Space or a line break before or after a letter hides it, as in the original, whose model strips its answers first.
+    Space or a line break around a letter hides it, as in the original, whose model strips its answers first.
     """
     if text in tuple(LETTERS):
         return text
@@ -217,9 +211,6 @@ def llava_choice(text: str, choices: int) -> int:
 
 
 def lmms_right(text: str, letter: str) -> bool:
-    """Apply lmms-eval's rule: the letter in either case, or a text that starts with it and a full stop.
-
-    Space and line breaks around the text do not count, unlike in LLaVA's program (``llava_letter``).
-    """
+    """Apply lmms-eval's rule: the letter in either case, or a text that starts with it and a full stop."""
     text = text.strip()
     return text.lower() == letter.lower() or text[:2] == f"{letter}."

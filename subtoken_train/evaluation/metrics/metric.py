@@ -14,11 +14,7 @@ Prediction = str | list[float]
 
 
 class TaskMetric(Metric):
-    """Scores of a task over the answers that it took, which it holds.
-
-    Under DDP every process computes the scores of all answers. Nothing is matched by order: what belongs together
-    carries an id.
-    """
+    """Scores of a task over the answers that it took, which it holds; under DDP every process scores all answers."""
 
     full_state_update = False
     higher_is_better = True
@@ -39,7 +35,6 @@ class TaskMetric(Metric):
         self.rows += zip(predictions, references, strict=True)
 
     def _sync_dist(self, *_: Any, process_group: Any = None, **__: Any) -> None:
-        """Gather the answers of all processes, which are no tensors."""
         parts: list[Any] = [None] * torch.distributed.get_world_size(process_group)
         torch.distributed.all_gather_object(parts, self.rows, group=process_group)
         self.rows = [row for part in parts for row in part]
@@ -51,10 +46,9 @@ class TaskMetric(Metric):
     @staticmethod
     @abstractmethod
     def score(prediction: Any, reference: Mapping[str, Any]) -> float:
-        """Return the sample alone, usually in 0..1: what paired intervals and bars are made of.
+        """Return the sample's own score, usually in 0..1: what paired intervals and bars are made of.
 
-        For a metric that is a mean over samples it is that sample's term; for others (F1, CIDEr, circular accuracy) it
-        is the closest per-sample figure, and the class says which.
+        Of a mean over samples its term; of others (F1, CIDEr, circular accuracy) the closest figure, as the class says.
         """
 
 
@@ -79,7 +73,6 @@ class MeanScores(TaskMetric):
 
     @classmethod
     def score(cls, prediction: Any, reference: Mapping[str, Any]) -> float:
-        """Return the sample's term of the mean that is named first."""
         return cls.figures(prediction, reference)[cls.names[0]]
 
 

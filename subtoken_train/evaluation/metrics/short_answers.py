@@ -1,16 +1,29 @@
-"""Short answers against texts (how similar, equal, or near as a number), and answers for a judge.
+"""Short answers against texts: how similar, equal, or near as a number; over several people's answers; for a judge.
 
 Sources: the DocVQA challenge's ANLS (Biten et al., arXiv:1905.13648, threshold 0.5), as LLaVA's ``m4c_evaluator.py``
 (STVQAANLSEvaluator) and lmms-eval's ``anls`` read white space; GQA's exact match by LLaVA's
 ``scripts/convert_gqa_for_eval.py`` before GQA's own ``eval.py``, and by lmms-eval's ``exact_match`` with
 ``ignore_case`` and ``ignore_punctuation``; ChartQA's accuracy (Masry et al., arXiv:2203.10244, section 5.1), as coded
-in Qwen-VL's and lmms-eval's ``chartqa``.
+in Qwen-VL's and lmms-eval's ``chartqa``. TextVQA and VizWiz: LLaVA's ``m4c_evaluator.py`` (TextVQAAccuracyEvaluator)
+and lmms-eval's ``textvqa`` and ``vizwiz_vqa``, which agree. VQAv2: ``vqaEval.py`` of GT-Vision-Lab/VQA, LLaVA's
+``convert_vqav2_for_submission.py``, lmms-eval's ``vqav2``; not what the servers do with test answers.
+
+``evalai_answer`` is EvalAI's processor, as LLaVA (``m4c_evaluator.py``) and lmms-eval (``vqa_eval_metric.py``) use it;
+its two last steps are also the normalisation of the official VQA scorer (``vqaEval.py``). What is odd and kept:
+
+- a punctuation mark is deleted where it touches a space *anywhere in the input*, or where the input has a comma between
+  digits; else it becomes a space, so that "a-b" is two words and "a -b, c-d" is not;
+- a full stop goes unless a digit follows ("5." loses it, ".5" and "a.5" keep it), and only the first 32 of a text go:
+  the original passes a flag where ``re.sub`` takes a count;
+- number words become digits before articles go, "none" becomes "0", and "ten" is the last;
+- missing apostrophes come back, except in words that are others too (its, were, well); "somebody'd" loses its own.
 """
 
 from __future__ import annotations
 
+import re
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from subtoken_train.evaluation.metrics.metric import MeanScores
@@ -24,9 +37,8 @@ class ANLS(MeanScores):
     """The best similarity to any of the reference's ``answers``, 0 where it is below one half.
 
     ``lmms_anls``: inner white space collapses to single spaces for the distance, which is divided by the longer of the
-    two *raw* texts, so that white space around a text raises its score. It is also the rule of Qwen-VL and VLMEvalKit.
-    ``llava_anls``: only the outer white space goes, for distance and length. Its original divides by zero where both
-    texts are empty; here they are equal texts, 1, as in ``lmms_anls``.
+    two *raw* texts, so that white space around a text raises its score (also Qwen-VL's and VLMEvalKit's rule).
+    ``llava_anls``: only the outer white space goes. Two empty texts are equal; its original divides by zero there.
     """
 
     names = ("lmms_anls", "llava_anls")
@@ -53,10 +65,7 @@ def lmms_similarity(prediction: str, answer: str) -> float:
 
 
 def levenshtein(first: str, second: str) -> int:
-    """Return the fewest insertions, deletions and substitutions of characters that make one text the other.
-
-    Written out because torchmetrics' edit distance looks at a beam of 25 cells only.
-    """
+    """Return the edit distance of two texts (torchmetrics' looks at a beam of 25 cells only)."""
     row = list(range(len(second) + 1))
     for i, character in enumerate(first, start=1):
         diagonal, row[0] = row[0], i
@@ -96,7 +105,7 @@ def gqa_answer(text: str) -> str:
 
 
 def without_punctuation(text: str) -> str:
-    """Return a text in lower case, without ASCII punctuation."""
+    """Lower the text and drop ASCII punctuation."""
     return text.lower().translate(_WITHOUT_PUNCTUATION)
 
 
@@ -114,8 +123,7 @@ class RelaxedAccuracy(MeanScores):
 def relaxed_match(prediction: str, target: str) -> bool:
     """Tell whether two numbers differ by at most 5 % of the target, or two texts only in case.
 
-    A number is what Python's ``float`` reads, or that before "%", in hundredths: "1,200" is text. A target of 0 is
-    compared as text, since nothing is 5 % of it.
+    A number is what Python's ``float`` reads, or that before "%", in hundredths; "1,200" and a target of 0 are texts.
     """
     predicted, wanted = _number(prediction), _number(target)
     if predicted is None or not wanted:
@@ -161,3 +169,119 @@ class Answered(MeanScores):
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
         return {"answered": float(bool(prediction.strip()))}
+
+
+MARKS = ';/[]"{}()=+\\_-><@`,?!'
+ARTICLES = frozenset({"a", "an", "the"})
+_NUMBER_WORDS = "zero one two three four five six seven eight nine ten"
+NUMBERS = {word: str(n) for n, word in enumerate(_NUMBER_WORDS.split())}
+NUMBERS["none"] = "0"
+EVALAI_COMMA = re.compile(r"(?<=\d),+(?=\d)")
+OFFICIAL_COMMA = re.compile(r"\d,\d")
+"""Differs in texts like "1,,2" alone."""
+MAX_STOPS = 32
+STOP = re.compile(r"\.(?!\d)")
+_CONTRACTIONS = """
+ain't aren't can't could've couldn't couldn't've didn't doesn't don't hadn't hadn't've hasn't haven't he'd he'd've
+he's how'd how'll how's isn't it'd it'd've it'll ma'am might've mightn't mightn't've must've mustn't needn't not've
+o'clock oughtn't 'ow's'at shan't she'd've should've shouldn't shouldn't've somebody'd've somebody'll somebody's
+someone'd someone'd've someone'll someone's something'd something'd've something'll that's there'd there'd've there're
+there's they'd they'd've they'll they're they've 'twas wasn't we'd've we've weren't what'll what're what's what've
+when's where'd where's where've who'd who'd've who'll who's who've why'll why're why's won't would've wouldn't
+wouldn't've y'all y'all'll y'all'd've you'd you'd've you'll you're you've
+"""
+APOSTROPHES = {
+    word[:place] + word[place + 1 :]: word
+    for word in _CONTRACTIONS.split()
+    for place, mark in enumerate(word)
+    if mark == "'"
+}
+"""Every contraction with one of its apostrophes missing -> the contraction."""
+APOSTROPHES["somebody'd"] = "somebodyd"
+
+
+def evalai_answer(text: str) -> str:
+    """Return the text as EvalAI compares it: ``word_tokens``, then ``without_marks``, then ``plain_words``."""
+    return plain_words(without_marks(without_breaks(word_tokens(text))))
+
+
+def word_tokens(text: str) -> str:
+    """Lower the text, drop commas and question marks, put a space before every "'s"."""
+    return text.lower().replace(",", "").replace("?", "").replace("'s", " 's").strip()
+
+
+def without_breaks(text: str) -> str:
+    """Make line ends and tabs spaces, and strip the text."""
+    return text.replace("\n", " ").replace("\t", " ").strip()
+
+
+def without_marks(text: str, comma: re.Pattern[str] = EVALAI_COMMA) -> str:
+    """Delete punctuation or make it a space; where ``comma`` (between digits) is found, all marks are deleted."""
+    spaced, has_comma = text, comma.search(text) is not None
+    for mark in MARKS:
+        touches_space = f"{mark} " in text or f" {mark}" in text
+        spaced = spaced.replace(mark, "" if has_comma or touches_space else " ")
+    return STOP.sub("", spaced, count=MAX_STOPS)
+
+
+def plain_words(text: str) -> str:
+    """Lower the text; number words become digits, articles go, apostrophes come back, spaces are single."""
+    words = (NUMBERS.get(word, word) for word in text.lower().split())
+    return " ".join(APOSTROPHES.get(word, word) for word in words if word not in ARTICLES)
+
+
+def leave_one_out(answer: str, people: Sequence[str]) -> float:
+    """Average min(1, how many of the *others* gave ``answer`` / 3) over the people: of ten, 0, .3, .6, .9 or 1.
+
+    Texts are compared as they are. Nobody answered: 0.
+    """
+    if not people:
+        return 0.0
+    same = sum(other == answer for other in people)
+    agreed, differed = min(1.0, (same - 1) / 3), min(1.0, same / 3)
+    return (same * agreed + (len(people) - same) * differed) / len(people)
+
+
+class SoftAccuracy(MeanScores):
+    """``accuracy``: ``leave_one_out`` of the normalised prediction among the normalised answers.
+
+    A reference holds ``answers``, a list of texts. It gives an answer that is right but unlike the people's nothing.
+    """
+
+    names = ("accuracy",)
+
+    @staticmethod
+    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
+        people = [evalai_answer(answer) for answer in reference["answers"]]
+        return {"accuracy": leave_one_out(evalai_answer(prediction), people)}
+
+
+class VQAv2Accuracy(MeanScores):
+    """Accuracy of answers that ten people answered too: the reference's ``answers``.
+
+    Scores:
+        ``llava_accuracy``: the official scorer on the prediction as LLaVA submits it, through ``evalai_answer``. Taken
+            for what tables print (models say "Yes", and people "yes"); the sub-token paper names no scorer: a reading.
+        ``official_accuracy``: the official scorer on the bare prediction. It normalises, and so ignores case and
+            punctuation, *only where the ten answers are not all the same*: "Yes" among ten "yes" is wrong.
+        ``lmms_accuracy``: normalised always, without ``word_tokens``.
+    """
+
+    names = ("llava_accuracy", "official_accuracy", "lmms_accuracy")
+
+    @staticmethod
+    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
+        people = [without_breaks(answer) for answer in reference["answers"]]
+        lmms = [plain_words(without_marks(answer)) for answer in people]
+        return {
+            "llava_accuracy": official(evalai_answer(prediction), people),
+            "official_accuracy": official(without_breaks(prediction), people),
+            "lmms_accuracy": leave_one_out(plain_words(without_marks(without_breaks(prediction))), lmms),
+        }
+
+
+def official(answer: str, people: Sequence[str]) -> float:
+    """Score one answer as ``vqaEval.py`` does, in 0..1; texts have no line ends, tabs or surrounding space."""
+    if len(set(people)) > 1:
+        answer, *people = (plain_words(without_marks(text, OFFICIAL_COMMA)) for text in (answer, *people))
+    return leave_one_out(answer, people)

@@ -2,27 +2,45 @@
 
 After KVCompose (Akulov et al.): r is the share of KV that is gone; the relative loss of a budget is eq. 10, the mean
 over tasks of (R(full) - R(compressed)) / R(full), where RULER's 13 tasks and LongBench's sets are tasks each
-(``TaskMetric.subtasks``), never the loss of their mean; the compression reached under a tolerance is the largest r of
-the piecewise linear curve whose loss is not above it (eq. 7 and 8; the curve may cross the tolerance more than once).
-For the area that paper prints no formula. Its values (90.2 where r ends at 0.9) are too large for an undivided area, so
-the trapezoid area is divided by its width here: it is the mean score over the range of r. Areas therefore compare only
-between curves over one range, and the range is printed with them.
+(``TaskMetric.subtasks``); the compression under a tolerance is the largest r of the piecewise linear curve whose loss
+is not above it (eq. 7 and 8). For the area that paper prints no formula; its values (90.2 where r ends at 0.9) are too
+large for an undivided one, so the trapezoid area is divided by its width here: the mean score over the range of r.
+
+And the sub-token paper's printed rows beside ours, a file that the reader passes. Twelve of its 93 printed 3-means are
+means over other columns, so each mean is shown as printed and as its cells give it.
 
 Legend: p points of a curve, ascending in r.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from subtoken_train.documents import read_json
+from subtoken_train.errors import check_range
 from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.reporting.runs import ArmResults
-from subtoken_train.evaluation.reporting.score_tables import Estimate, cost_of, method_notes, score_of, score_part
+from subtoken_train.evaluation.reporting.score_tables import (
+    MEANS,
+    PAPER_TASKS,
+    Estimate,
+    anchor_of,
+    cost_of,
+    difference_of,
+    method_notes,
+    score_of,
+    score_part,
+)
+from subtoken_train.typed import chosen
 
 AMOUNT = re.compile(r" (threshold=\S+|mean [\d.]+|[\d.,]+( tokens| bytes)?)(?= |$)")
 """Matches an eviction's budget: ``snapkv 1,024 tokens int8`` is ``snapkv int8`` without it."""
@@ -44,11 +62,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """One method at several budgets.
+    """One method at several budgets, ascending in compression; its uncompressed arm first, where there is one.
 
     Attributes:
         tasks: those that all of its arms answered, and its scores are means over.
-        points: ascending in compression; an uncompressed arm of the same backbone is the first, where there is one.
         scored: what eq. 10 is a mean over: ``pope``, ``ruler/vt``.
         zero: of these, those whose uncompressed score is 0, which leaves eq. 10 without a value.
         area: mean score over the range of r; None for a single point.
@@ -71,7 +88,7 @@ class Curve:
         return 1 - self.points[0].kv, 1 - self.points[-1].kv
 
     def reached_text(self, tolerance: float) -> str:
-        """Return the compression reached; if the curve left the tolerance earlier and came back, that too."""
+        """The compression reached; if the curve left the tolerance earlier and came back, that too."""
         if tolerance not in self.edges:
             return f"{', '.join(self.zero)}: 0 uncompressed" if self.zero else "" if self.reference else NO_REFERENCE
         reached, first = self.edges[tolerance]
@@ -103,8 +120,7 @@ def within(ratios_p: Sequence[float], losses_p: Sequence[float], tolerance: floa
 def make_curves(arms: Sequence[ArmResults]) -> list[Curve]:
     """Make a curve for each method with at least one budget; those without a measured region are left out.
 
-    If two arms share a method and a budget (and differ, say, in their training), the second makes a curve of its own,
-    under its name.
+    Of two arms of one method and budget the second makes a curve of its own, under its name.
     """
     families: dict[tuple[str, str], list[ArmResults]] = defaultdict(list)
     for arm in filter(lambda arm: arm.compressed, arms):
@@ -141,7 +157,7 @@ def _curve(backbone: str, name: str, members: list[ArmResults], arms: Sequence[A
     tasks = tuple(task for task in chosen[0].runs if all(_usable(arm, task) for arm in chosen))
     scored = _scored(chosen, tasks)
     points = [point for arm in chosen if (point := _point(arm, tasks, reference, scored)) is not None]
-    if not points or all(point.arm is reference for point in points):
+    if all(point.arm is reference for point in points):
         return None
     points.sort(key=lambda point: -point.kv)
     ratios, scores = [1 - point.kv for point in points], [point.estimate.value for point in points]
@@ -154,8 +170,7 @@ def _curve(backbone: str, name: str, members: list[ArmResults], arms: Sequence[A
         tasks,
         tuple(points),
         reference is not None,
-        _joined(scored),
-        _joined(zero),
+        *(tuple("/".join(filter(None, each)) for each in part) for part in (scored, zero)),
         area(ratios, scores) if ratios[-1] > ratios[0] else None,
         {tolerance: edges for tolerance, edges in found.items() if edges is not None},
     )
@@ -171,10 +186,6 @@ def _scored(arms: Sequence[ArmResults], tasks: Sequence[str]) -> Scored:
     return scored
 
 
-def _joined(scored: Scored) -> tuple[str, ...]:
-    return tuple("/".join(filter(None, each)) for each in scored)
-
-
 def _value(arm: ArmResults, task: str, name: str | None) -> float:
     part = score_part(arm, task, name)
     assert part is not None  # _usable
@@ -183,10 +194,9 @@ def _value(arm: ArmResults, task: str, name: str | None) -> float:
 
 def _usable(arm: ArmResults, task: str) -> bool:
     """Tell whether the score is an accuracy; the share of answers for a judge is not."""
-    part = score_part(arm, task)
-    if part is None or part.form != "fraction":
-        return False
-    return all(run.manifest.primary != Answered.names[0] for run in arm.runs[task].values())
+    part, runs = score_part(arm, task), arm.runs.get(task, {}).values()
+    judged = any(run.manifest.primary == Answered.names[0] for run in runs)
+    return part is not None and part.form == "fraction" and not judged
 
 
 def _point(arm: ArmResults, tasks: tuple[str, ...], reference: ArmResults | None, scored: Scored) -> Point | None:
@@ -195,6 +205,128 @@ def _point(arm: ArmResults, tasks: tuple[str, ...], reference: ArmResults | None
     if kv is None or score is None:
         return None
     pairs = [] if reference is None else [(_value(reference, *each), _value(arm, *each)) for each in scored]
-    if not pairs or not all(full for full, _ in pairs):
-        return Point(arm, kv, score, None)
-    return Point(arm, kv, score, float(np.mean([(full - mine) / full for full, mine in pairs])))
+    known = pairs and all(full for full, _ in pairs)
+    return Point(arm, kv, score, float(np.mean([(full - mine) / full for full, mine in pairs])) if known else None)
+
+
+VARIANTS = {"linear": "subtoken", "mlp": "subtoken_MLP", "olora": "subtoken_oLoRA"}
+"""Names of an arm's router, ours and the paper's."""
+TWO_STAGE = "4"
+"""The paper's table of two-stage training."""
+AVERAGED = {**MEANS, "MMLU": ("mmlu",)}
+DELTAS = {
+    "Δ 3-mean": ("3-mean", "printed_d3"),
+    "Δ 7-mean": ("7-mean", "printed_d7"),
+    "Δ MMLU": ("MMLU", "printed_delta"),
+}
+_EVERY: dict[str, Any] = {
+    **dict.fromkeys(("table", "model", "method", "variant"), str),
+    **dict.fromkeys(("total_kv", "token_keep"), float),
+    **dict.fromkeys(("S", "K"), int | None),
+    "token_method": str | None,
+}
+_VLM: dict[str, Any] = {
+    "scores": dict[str, float],
+    **dict.fromkeys(("printed_3m", "printed_7m"), float),
+    **dict.fromkeys(("printed_d3", "printed_d7"), float | None),
+}
+_SCORES: dict[str, Any] = dict.fromkeys(PAPER_TASKS.values(), float)
+_LLM: dict[str, Any] = {"mmlu": float, "printed_delta": float | None}
+"""Keys that are read of a printed row."""
+COLUMNS = (*PAPER_TASKS.values(), *AVERAGED, *DELTAS)
+
+
+FRAME = ("arm", "row", "column", "printed", "recomputed", "ours")
+"""Columns of ``compare_paper``; a row for each column of a printed row that is an arm's.
+
+``recomputed`` is the mean or difference of the printed cells, ``ours`` an ``Estimate``; each is None where there is
+none. ``printed`` and ``recomputed`` are in %, or points of %.
+"""
+
+
+def compare_paper(arms: Sequence[ArmResults], path: Path) -> pd.DataFrame:
+    """Return the printed numbers beside ours, for all arms whose backbone, reducer and groups are those of a row."""
+    try:
+        rows = _rows(read_json(path))
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist; --compare-paper takes the JSON file of the printed tables") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not a file of printed tables ({error})") from None
+    pairs = [(arm, row) for arm in arms for row in rows if _same_method(arm, row)]
+    found = [each for arm, row in pairs for each in _compared(arm, anchor_of(arm, arms), row, rows)]
+    return pd.DataFrame(found, columns=FRAME, dtype=object)
+
+
+def _rows(content: Any) -> list[dict[str, Any]]:
+    rows = []
+    for key, own in (("vlm_rows", _VLM), ("llm_rows", _LLM)):
+        listed = content.get(key) if isinstance(content, dict) else None
+        if not isinstance(listed, list):
+            raise ValueError(f"it has no list {key}")
+        for i, given in enumerate(listed):
+            row = chosen({**_EVERY, **own}, given, f"{key}[{i}]")
+            for name in ("total_kv", "token_keep"):
+                check_range(f"{key}[{i}].{name}", row[name], 0, 100)
+            if "scores" in own:
+                row["scores"] |= chosen(_SCORES, row["scores"], f"{key}[{i}].scores")
+            rows.append(row)
+    return rows
+
+
+def recomputed_means(scores: dict[str, float]) -> dict[str, float]:
+    """Return the declared means of printed cells, in their units."""
+    cells = {mean: [scores[PAPER_TASKS[task]] for task in tasks] for mean, tasks in MEANS.items()}
+    return {mean: float(np.mean(values)) for mean, values in cells.items()}
+
+
+def _same_method(arm: ArmResults, row: dict[str, Any]) -> bool:
+    """Tell whether a printed row is an arm's; ``llava-hf/llava-1.5-7b-hf`` is the printed LLaVA-1.5-7B."""
+    facts = arm.facts
+    name, _, keep = facts.reducer.partition(" ")
+    printed = (row["token_method"] or "-").lower()
+    if facts.eviction != "-" or name.lower() != printed or row["model"].lower() not in facts.backbone.lower():
+        return False
+    if keep and not math.isclose(100 * float(keep), row["token_keep"], abs_tol=0.01):
+        return False
+    words = f"{facts.name} {facts.adapter or ''}".lower()
+    if facts.groups == "-":
+        return row["S"] is None and row["table"] != TWO_STAGE and (facts.adapter is None) == (row["variant"] == "full")
+    groups, selector = facts.groups.split()[:2]
+    variant = VARIANTS.get("olora" if "olora" in words else selector)
+    two_stage = "stage2" in words
+    alike = groups == f"S{row['S']}K{row['K']}" and row["variant"] == variant
+    return alike and (row["table"] == TWO_STAGE) == two_stage
+
+
+def _compared(
+    arm: ArmResults, anchor: ArmResults | None, row: dict[str, Any], rows: list[dict[str, Any]]
+) -> Iterator[tuple[object, ...]]:
+    base, means = _printed_anchor(row, rows), _means(row)
+    printed, recomputed = dict(means), dict[str, float]()
+    ours: dict[str, Estimate | None] = {}
+    if "scores" in row:
+        printed = {**row["scores"], "3-mean": row["printed_3m"], "7-mean": row["printed_7m"]}
+        recomputed = dict(means)
+        ours = {label: score_of(arm, [task]) for task, label in PAPER_TASKS.items()}
+    for label, (mean, key) in DELTAS.items():
+        if mean in means:
+            ours[mean] = score_of(arm, AVERAGED[mean])
+            if row[key] is not None and base is not None:
+                printed[label], recomputed[label] = row[key], means[mean] - _means(base)[mean]
+                apart = None if anchor is None else difference_of(arm, anchor, AVERAGED[mean])
+                ours[label] = apart if isinstance(apart, Estimate) else None
+    words = f"Table {row['table']}, {row['model']}, {row['method']}"
+    for column in filter(printed.__contains__, COLUMNS):
+        yield arm.name, words, column, printed[column], recomputed.get(column), ours.get(column)
+
+
+def _means(row: dict[str, Any]) -> dict[str, float]:
+    return {"MMLU": row["mmlu"]} if "mmlu" in row else recomputed_means(row["scores"])
+
+
+def _printed_anchor(row: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    if row["variant"] in {"token_only", "full", "lora_only"}:
+        return None
+    keys = ("table", "model", "token_method", "total_kv")
+    alike = (other for other in rows if all(other[key] == row[key] for key in keys))
+    return next((other for other in alike if other["variant"] == "token_only"), None)

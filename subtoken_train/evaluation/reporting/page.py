@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -174,7 +173,6 @@ def _interval(axes: Axes, y: float, its: Estimate, color: str, width: float) -> 
 
 
 def _names(axes: Axes, names: Sequence[str]) -> None:
-    """Name the rows from the top down."""
     axes.set_yticks(range(len(names)), [_lines(name, 34) for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
@@ -189,7 +187,6 @@ def _lines(words: str, width: int) -> str:
 
 
 def _legend(figure: Figure, handles: Sequence[Line2D | Patch], moot: bool) -> None:
-    """Draw the legend below the chart, so that it covers nothing."""
     shown = [*handles, *([Patch(**MOOT_BAR, label=MOOT_WORDS)] if moot else [])]
     if shown:
         longest = max(len(str(handle.get_label())) for handle in shown)
@@ -199,13 +196,6 @@ def _legend(figure: Figure, handles: Sequence[Line2D | Patch], moot: bool) -> No
 TEMPLATE = "page.html.j2"
 
 
-class Chart(NamedTuple):
-    """A drawing with the words above it."""
-
-    caption: str
-    svg: Markup
-
-
 def report_html(report: Report) -> str:
     """Return the whole page."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -213,13 +203,11 @@ def report_html(report: Report) -> str:
     source = files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8")
     sections, series = words.sections(report), series_of(report)
     charts = [_charts(part, f"chart-{place}", series) for place, part in enumerate(sections)]
-    return environment.from_string(source).render(
-        report=report, sections=sections, charts=charts, means=MEANS, version=__version__
-    )
+    given = {"report": report, "sections": sections, "charts": charts, "means": MEANS, "version": __version__}
+    return environment.from_string(source).render(**given)
 
 
-def _charts(part: words.Section, name: str, series: Mapping[str, Series]) -> list[Chart]:
-    """Draw a section's numbers; the words for a screen reader are those of the table beside them."""
+def _charts(part: words.Section, name: str, series: Mapping[str, Series]) -> list[dict[str, str]]:
     about = part.about
     found: dict[str, Figure | None] = {}
     if isinstance(about, ScoreTable):  # the means where there are means, else every task
@@ -241,7 +229,7 @@ def _charts(part: words.Section, name: str, series: Mapping[str, Series]) -> lis
         found = {title: curve_chart(group, series) for title, group in groups.items()}
     description = "The numbers are in the tables of this section."
     return [
-        Chart(caption, svg_of(figure, f"{name}-{number}", caption, description))
+        {"caption": caption, "svg": svg_of(figure, f"{name}-{number}", caption, description)}
         for number, (caption, figure) in enumerate(found.items())
         if figure is not None
     ]

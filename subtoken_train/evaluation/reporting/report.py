@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from subtoken_train.evaluation.reporting.curves import TOLERANCES, Curve, make_curves
-from subtoken_train.evaluation.reporting.paper import FRAME, compare_paper
+from subtoken_train.evaluation.reporting.curves import FRAME, TOLERANCES, Curve, compare_paper, make_curves
 from subtoken_train.evaluation.reporting.runs import ArmResults, read_results
 from subtoken_train.evaluation.reporting.score_tables import (
     MEANS,
@@ -30,14 +29,12 @@ from subtoken_train.evaluation.reporting.score_tables import (
     method_notes,
     ordered,
 )
-from subtoken_train.evaluation.results import ArmFacts, Manifest
+from subtoken_train.evaluation.results import ArmFacts
 from subtoken_train.ledger.kv_budget import share_words
 
 _NAMES = """FastV VisionZip FasterVLM PruMerge SparseVLM DivPrune CDPruner DART VisPruner EVS VidCom2 Quest AirCache H2O
-KVCompose PyramidKV SnapKV Compactor KeyDiff TOVA LagKV"""
-METHODS = {name.lower(): name for name in _NAMES.split()}
-METHODS |= {"streaming_llm": "StreamingLLM", "tgv_kv": "TGV-KV", "vl_cache": "VL-Cache"}
-METHODS |= {"expected_attention": "ExpectedAttention"}
+KVCompose PyramidKV SnapKV Compactor KeyDiff TOVA LagKV Streaming_LLM TGV_KV VL_Cache Expected_Attention"""
+METHODS = {name.lower(): name.replace("_", "-" if name in ("TGV_KV", "VL_Cache") else "") for name in _NAMES.split()}
 SELECTORS = {"linear": "router", "mlp": "MLP router", "value_norm": "by value norm", "random": "at random"}
 """Spellings of methods and selectors in tables; others go by their own name."""
 Cell = Estimate | str | None
@@ -78,7 +75,7 @@ class Report:
     Attributes:
         titles: arm -> what people call it, no two alike.
         tasks: conditions that two reports must share to be compared: a row for each task, more where arms differ.
-        comparisons: printed numbers beside ours, see ``compare_paper``.
+        comparisons: printed numbers beside ours (``compare_paper``).
     """
 
     arms: tuple[ArmResults, ...]
@@ -96,9 +93,7 @@ class Report:
 
 
 def make_report(
-    folders: Sequence[Path],
-    paper: Path | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    folders: Sequence[Path], paper: Path | None = None, progress: Callable[[int, int], None] | None = None
 ) -> Report:
     """Read results folders and work everything out; ``paper`` is a file of printed tables.
 
@@ -124,7 +119,6 @@ def human_names(arms: Mapping[str, ArmFacts]) -> dict[str, str]:
 
 
 def _method(facts: ArmFacts) -> str:
-    """Name reducer, groups and eviction, shares in %."""
     shape, selector, *rest = [*facts.groups.split(), ""]
     groups = " ".join(filter(None, [shape, SELECTORS.get(selector, f"{selector} router"), *rest]))
     parts = {facts.reducer: spoken(facts.reducer), facts.groups: groups, facts.eviction: spoken(facts.eviction)}
@@ -141,25 +135,25 @@ def spoken(words: str) -> str:
 
 
 def _task_facts(arms: Sequence[ArmResults]) -> pd.DataFrame:
-    """Return how each task was asked, and by which arms."""
-    runs = [(arm.name, run) for arm in arms for runs in arm.runs.values() for run in runs.values()]
-    frame = pd.DataFrame([{**_facts_of(run.manifest, run.asked), "arms": name} for name, run in runs])
-    conditions = [name for name in frame.columns if name != "arms"]
-    named = frame.drop_duplicates().groupby(conditions, sort=False, as_index=False).agg({"arms": ", ".join})
+    rows = []
+    for name, run in [(arm.name, run) for arm in arms for runs in arm.runs.values() for run in runs.values()]:
+        manifest = run.manifest
+        whole = "" if manifest.expected_rows is None else f" of {manifest.expected_rows:,}"
+        rows.append(
+            {
+                "task": manifest.task,
+                "score": manifest.primary,
+                "asked": run.asked,
+                "options": json.dumps(manifest.options) if manifest.options else NOTHING,
+                "read from": manifest.source or "its own Hub id",
+                "samples": f"{manifest.rows:,}{whole}",
+                "digest": manifest.samples_sha256[:12],
+                "arms": name,
+            }
+        )
+    frame = pd.DataFrame(rows).drop_duplicates()
+    named = frame.groupby(list(frame.columns[:-1]), sort=False, as_index=False).agg({"arms": ", ".join})
     return named.sort_values("task", kind="stable")
-
-
-def _facts_of(manifest: Manifest, asked: str) -> dict[str, str]:
-    whole = "" if manifest.expected_rows is None else f" of {manifest.expected_rows:,}"
-    return {
-        "task": manifest.task,
-        "score": manifest.primary,
-        "asked": asked,
-        "options": json.dumps(manifest.options) if manifest.options else NOTHING,
-        "read from": manifest.source or "its own Hub id",
-        "samples": f"{manifest.rows:,}{whole}",
-        "digest": manifest.samples_sha256[:12],
-    }
 
 
 @dataclass(frozen=True)
@@ -192,9 +186,20 @@ def sections(report: Report) -> list[Section]:
     found = [part(table, report) for table in report.tables for part in (_scores, _budgets, _times)]
     if report.curves:
         methods = pd.DataFrame([_curve_row(curve) for curve in report.curves])
+        points = [
+            {
+                "method": spoken(curve.name),
+                "arm": report.titles[point.arm.name],
+                "KV with index": share_text(point.kv),
+                "score": point.estimate.value_text,
+                "standard error": NOTHING if point.estimate.error is None else f"{100 * point.estimate.error:.2f}",
+                "n": f"{point.estimate.n:,}",
+            }
+            for curve in report.curves
+            for point in curve.points
+        ]
         found.append(Section("Accuracy against KV", methods, notes=(CURVE_NOTE,), about=report.curves))
-        points = pd.DataFrame([row for curve in report.curves for row in _point_rows(curve, report)])
-        found.append(Section("Points", points, level=3))
+        found.append(Section("Points", pd.DataFrame(points), level=3))
     found += [_kinds(kinds, report) for kinds in report.kinds]
     found += [] if report.comparisons.empty else [_comparisons(report.comparisons)]
     return [*found, Section("How the tasks were asked", report.tasks)]
@@ -264,7 +269,6 @@ def query_aware_text(arm: ArmResults, task: str | None = None) -> str:
 
 
 def _scores(table: ScoreTable, report: Report) -> Section:
-    """Return every arm's scores, and below them its differences to the anchor."""
     rows, flags = [], []
     for row in table.rows:
         title = report.titles[row.arm.name]
@@ -310,7 +314,7 @@ def _budgets(table: ScoreTable, report: Report) -> Section:
 
 
 def _times(table: ScoreTable, report: Report) -> Section:
-    """Lay out the seconds of every arm, then of every method: the mean over its checkpoints (arms and seeds)."""
+    """The seconds of every arm, then of every method: the mean over its checkpoints (arms and seeds)."""
     tasks = [key for key in table.columns if key not in MEANS]
     methods: dict[str, list[ArmResults]] = {}
     rows = []
@@ -325,7 +329,7 @@ def _times(table: ScoreTable, report: Report) -> Section:
 
 
 def _time_cells(arms: list[ArmResults], tasks: list[str], table: ScoreTable) -> dict[str, str]:
-    """Return mean seconds of each task and the minutes of all; no mean of checkpoints that answered unequal numbers."""
+    """Mean seconds of each task and the minutes of all; no mean of checkpoints that answered unequal numbers."""
     runs = {task: [run for arm in arms for run in arm.runs.get(task, {}).values()] for task in tasks}
     cells, total = {"checkpoints": str(max(map(len, runs.values()), default=0))}, 0.0
     for task, found in runs.items():
@@ -363,23 +367,7 @@ def _curve_row(curve: Curve) -> dict[str, str]:
     }
 
 
-def _point_rows(curve: Curve, report: Report) -> list[dict[str, str]]:
-    return [
-        {
-            "method": spoken(curve.name),
-            "arm": report.titles[point.arm.name],
-            "KV with index": share_text(point.kv),
-            "score": point.estimate.value_text,
-            "standard error": NOTHING if point.estimate.error is None else f"{100 * point.estimate.error:.2f}",
-            "n": f"{point.estimate.n:,}",
-        }
-        for point in curve.points
-    ]
-
-
 def _comparisons(frame: pd.DataFrame) -> Section:
-    """Return the paper's printed numbers as a column beside ours; means and differences of printed cells, too."""
-
     def text(value: float | None, column: str) -> str:
         return NOTHING if value is None else f"{value:{'+' if column.startswith('Δ') else ''}.2f}"
 

@@ -45,7 +45,7 @@ class Cost:
 
     @property
     def shares(self) -> dict[str, float | None]:
-        """Return what stayed as a share of all that there was; None where there was nothing.
+        """What stayed as a share of all that there was; None where there was nothing.
 
         ``measured`` is the compressed region as a nominal budget promises it, ``with_index`` with what finds its value
         groups, ``prompt`` everything; ``entries`` are (token, layer) entries.
@@ -61,19 +61,19 @@ class Cost:
 
     @property
     def spread(self) -> float | None:
-        """Return the standard deviation over the samples of the share ``measured``; None for fewer than two."""
+        """Standard deviation over the samples of the share ``measured``; None for fewer than two."""
         own = self.samples[self.samples.region_dense_bytes > 0]
         shares = (own.region_bytes - own.index_bytes) / own.region_dense_bytes
         return float(shares.std()) if len(shares) > 1 else None
 
     @property
     def seconds(self) -> float:
-        """Return the time of all passes, of prompts and of answers."""
+        """Time of all passes, of prompts and of answers."""
         return float(self.total["prefill_seconds"] + self.total["decode_seconds"])
 
     @property
     def acted(self) -> bool:
-        """Tell whether an entry or a value part left the cache, or what stayed takes fewer bytes or is read in part."""
+        """Whether an entry or a value part left the cache, or what stayed takes fewer bytes or is read in part."""
         sums = self.total
         fewer = sums["entries_after"] < sums["entries_before"] or sums["values_after"] < sums["entries_after"]
         return bool(fewer or sums["region_bytes"] < sums["region_dense_bytes"] or sums["unread_bytes"] > 0)
@@ -81,10 +81,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class Run:
-    """One arm, trained with one seed, on one task.
+    """One arm, trained with one seed, on one task; ``samples`` are the answered ones in order, a frame of ``SAMPLES``.
 
     Attributes:
-        samples: the answered ones in order of the files, a frame of ``SAMPLES``.
         one_token: whether everything that is scored comes from the prompts' last rows (``_from_last_row``).
         subtasks: scores of the benchmark's own tasks (``TaskMetric.subtasks``) of which a sample is answered, in order.
     """
@@ -106,7 +105,7 @@ class Run:
 
     @property
     def is_mean(self) -> bool:
-        """Tell whether the printed score is the mean of the samples' scores: only then may samples be resampled."""
+        """Whether the printed score is the mean of the samples' scores: only then may samples be resampled."""
         primary = self.scores.get(self.manifest.primary)
         return primary is not None and abs(primary - self.samples.score.mean()) <= 1e-5
 
@@ -129,7 +128,7 @@ class ArmResults:
 
     @property
     def compressed(self) -> bool:
-        """Tell whether anything acts on its cache."""
+        """Whether anything acts on its cache."""
         return self.facts.acts != "-"
 
     def answered(self, task: str) -> dict[int | None, Run]:
@@ -138,10 +137,9 @@ class ArmResults:
 
     def is_moot(self, task: str) -> bool:
         """Tell whether all answers were beyond compression: it acted after the prompt, which gives the first token."""
-        if self.facts.acts != "after prefill" or self.facts.protocol != "query_aware":
-            return False
+        late = self.facts.acts == "after prefill" and self.facts.protocol == "query_aware"
         answered = self.answered(task).values()
-        return bool(answered) and all(run.one_token for run in answered)
+        return late and bool(answered) and all(run.one_token for run in answered)
 
 
 def read_results(folders: Sequence[Path], progress: Callable[[int, int], None] | None = None) -> list[ArmResults]:
@@ -161,8 +159,7 @@ def read_results(folders: Sequence[Path], progress: Callable[[int, int], None] |
 def _runs_in(folder: Path) -> list[Path]:
     found = sorted(path.parent for path in folder.glob(f"*/*/{MANIFEST_FILE}"))
     if not found:
-        wanted = f"ARM/TASK/{MANIFEST_FILE}; 'subtoken-train evaluate' writes them"
-        raise ValueError(f"{folder} holds no results ({wanted})")
+        raise ValueError(f"{folder} holds no results (ARM/TASK/{MANIFEST_FILE}; 'subtoken-train evaluate' writes them)")
     unnamed = sorted({path.parent for path in folder.glob(f"*/*/{SAMPLES_GLOB}")}.difference(found))
     if unnamed:  # an arm or a task would be missing from the tables without a word
         raise ValueError(f"{unnamed[0]} holds answers and no {MANIFEST_FILE}; evaluate it again, or move it away")
@@ -170,29 +167,22 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def _add(arms: dict[str, ArmResults], run: Run) -> None:
-    """Put a run to the others of its arm."""
     facts, task = run.manifest.arm, run.manifest.task
     name = SEED_WORD.sub("", facts.name)
     facts = replace(facts, anchor=None if facts.anchor is None else SEED_WORD.sub("", facts.anchor))
     arm = arms.setdefault(name, ArmResults(name, facts, {}))
-    for fact in SAME_FACTS:
+    for fact in (*SAME_FACTS, "anchor"):
         mine, other = getattr(facts, fact), getattr(arm.facts, fact)
         if mine != other:
             raise ValueError(f"{run.folder}: arm {name} has {fact} {mine}, but {other} elsewhere; rename one of them")
-    if facts.anchor != arm.facts.anchor:
-        raise ValueError(f"{run.folder}: arm {name} names anchor {facts.anchor}, but {arm.facts.anchor} elsewhere")
     runs = arm.runs.setdefault(task, {})
     if facts.seed in runs:
-        raise ValueError(
-            f"arm {name}, seed {facts.seed} appears twice on {task}: {runs[facts.seed].folder} and {run.folder}; name "
-            "one of them"
-        )
+        both = f"{runs[facts.seed].folder} and {run.folder}"
+        raise ValueError(f"arm {name}, seed {facts.seed} appears twice on {task}: {both}; name one of them")
     for other_run in runs.values():
         if other_run.manifest.samples_sha256 != run.manifest.samples_sha256:
-            raise ValueError(
-                f"arm {name} answered different samples of {task} in {other_run.folder} and {run.folder}: these cannot "
-                "be compared; evaluate both with the same files and options"
-            )
+            both, how = f"{other_run.folder} and {run.folder}", "evaluate both with the same files and options"
+            raise ValueError(f"arm {name} answered different samples of {task} in {both}; {how}")
     runs[facts.seed] = run
 
 
@@ -202,8 +192,7 @@ def _printable(facts: ArmFacts) -> ArmFacts:
     def shown(text: str) -> str:
         return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
-    told = {key: shown(value) if isinstance(value, str) else value for key, value in asdict(facts).items()}
-    return ArmFacts(**told)  # type: ignore[arg-type]
+    return replace(facts, **{key: shown(value) for key, value in asdict(facts).items() if isinstance(value, str)})
 
 
 def _from_last_row(record: SampleRecord, most: int | None) -> bool:
@@ -217,16 +206,14 @@ def _from_last_row(record: SampleRecord, most: int | None) -> bool:
 
 
 def _read_run(folder: Path) -> Run:
-    """Read a folder and score its records."""
     manifest, place = Manifest.read(folder), folder / MANIFEST_FILE
     manifest = replace(manifest, arm=_printable(manifest.arm))
     if manifest.task not in TASKS:
         raise ValueError(f"{place}: {unknown_name('task', manifest.task, TASKS)}")
     records = list(read_samples(folder).values())
     if len(records) > manifest.rows:
-        raise ValueError(
-            f"{folder} holds {len(records)} samples, but its manifest says {manifest.rows}; remove the folder"
-        )
+        words = f"holds {len(records)} samples, but its manifest says {manifest.rows}"
+        raise ValueError(f"{folder} {words}; remove the folder")
     try:
         task = build_task(manifest.task, manifest.source, **manifest.options)
     except (TypeError, ValueError) as error:  # two options of one name, or a value that the task refuses

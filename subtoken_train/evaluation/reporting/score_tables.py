@@ -1,7 +1,6 @@
-"""Scores with intervals, and tables of them in the paper's layout.
+"""Scores with intervals, and tables of them in the paper's layout: arms in rows below their anchors, tasks in columns.
 
-Arms stand in rows, tasks in columns, with means over tasks; each arm is below its matched anchor. Tasks outside the
-paper's seven make tables of their own, images apart from text, without means. Every number has its interval and n.
+Tasks outside the paper's seven make tables of their own, images apart from text, without means.
 
 Legend: s seeds, n samples.
 """
@@ -50,7 +49,7 @@ class Estimate:
     Attributes:
         low: lower end of the bootstrap 95 % interval; None where the score is no mean over samples.
         n: samples (of one seed).
-        moot: whether compression could not change the answers, of a mean those of a task; see ``ArmResults.is_moot``.
+        moot: whether compression could not change the answers (``ArmResults.is_moot``), of a mean those of a task.
         table_sn: scores of the samples if it is their mean, from which ``estimate_of`` draws its interval.
     """
 
@@ -68,7 +67,7 @@ class Estimate:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Say what the interval of a difference says and no more; None without an interval."""
+        """What the interval of a difference says; None without an interval."""
         if not self.signed or self.low is None or self.high is None:
             return None
         if self.low <= 0 <= self.high:
@@ -87,7 +86,7 @@ class Estimate:
         return f"[{self._printed(self.low)}, {self._printed(self.high)}]" if known else ""
 
     def remark(self, samples: int) -> str:
-        """Return what a cell adds: its own n where it is not the column's, and its marks."""
+        """What a cell adds: its own n where it is not the column's, and its marks."""
         own = [f"n = {self.n:,}"] if self.n != samples else []
         return "; ".join([*own, *self.marks])
 
@@ -104,7 +103,7 @@ def score_part(arm: ArmResults, task: str, name: str | None = None) -> Estimate 
     runs = list(arm.answered(task).values())
     if not runs:
         return None
-    manifest, table_sn, falling = runs[0].manifest, _array(_sample_table(runs)), not runs[0].higher_is_better
+    manifest, table_sn, falling = runs[0].manifest, _scores_sn(runs), not runs[0].higher_is_better
     chosen = manifest.primary if name is None else name
     value, samples = float(np.mean([run.scores[chosen] for run in runs])), table_sn.shape[1]
     form: Form = "points" if chosen in manifest.points else "fraction"
@@ -127,7 +126,7 @@ def _difference_part(arm: ArmResults, anchor: ArmResults, task: str) -> Estimate
     shared = [seed for seed in ours if seed in others]
     first = [ours[seed] for seed in shared] or list(ours.values())
     second = [others[seed] for seed in shared] or list(others.values())
-    table_sn = _array(_sample_table([*first, *second]))
+    table_sn = _scores_sn([*first, *second])
     if not table_sn.size:
         return "no shared samples"
     first_sn, second_sn = table_sn[: len(first)], table_sn[len(first) :]
@@ -149,7 +148,7 @@ def _once(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def estimate_of(parts: Sequence[Estimate]) -> Estimate:
-    """Return the mean of the parts, samples resampled within each."""
+    """The mean of the parts, samples resampled within each."""
     whole = replace(
         parts[0],
         value=float(np.mean([part.value for part in parts])),
@@ -167,14 +166,14 @@ def estimate_of(parts: Sequence[Estimate]) -> Estimate:
 
 
 def score_of(arm: ArmResults, tasks: Sequence[str]) -> Estimate | None:
-    """Return an arm's primary score on a task, or the mean over several; None where one is missing or no fraction."""
+    """An arm's primary score on a task, or the mean over several; None where one is missing or no fraction."""
     found = _estimated([score_part(arm, task) for task in tasks])
     assert not isinstance(found, str)
     return found
 
 
 def difference_of(arm: ArmResults, anchor: ArmResults, tasks: Sequence[str]) -> Estimate | str | None:
-    """Return the paired difference of an arm and its anchor, as ``score_of``; words where one task cannot be paired."""
+    """The paired difference of an arm and its anchor, as ``score_of``; words where one task cannot be paired."""
     return _estimated([_difference_part(arm, anchor, task) for task in tasks])
 
 
@@ -185,25 +184,18 @@ def _estimated(parts: Sequence[Estimate | str | None]) -> Estimate | str | None:
     return estimate_of(found) if len(found) == len(parts) else None
 
 
-def _sample_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return the scores of the samples that all runs answered, a column for each run."""
-    return pd.concat([run.samples.score for run in runs], axis=1, join="inner", keys=range(len(runs)))
-
-
-def _array(table: pd.DataFrame) -> Scores:
-    """Return a table of scores as [s, n]."""
+def _scores_sn(runs: Sequence[Run]) -> Scores:
+    """Scores of the samples that all runs answered."""
+    table = pd.concat([run.samples.score for run in runs], axis=1, join="inner", keys=range(len(runs)))
     return np.ascontiguousarray(table.to_numpy(dtype=np.float64).T)
 
 
 def _marks(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Name what keeps the runs from being a full set of answers."""
     words = []
     for run in runs:
-        manifest = run.manifest
-        if len(run.samples) < manifest.rows:
-            words.append(f"incomplete: {len(run.samples):,} of {manifest.rows:,}")
-        if manifest.partial:
-            words.append(f"partial: {manifest.rows:,} of {manifest.expected_rows:,}")
+        manifest, answered = run.manifest, len(run.samples)
+        words += [f"incomplete: {answered:,} of {manifest.rows:,}"] if answered < manifest.rows else []
+        words += [f"partial: {manifest.rows:,} of {manifest.expected_rows:,}"] if manifest.partial else []
     return _once(words)
 
 
@@ -211,9 +203,8 @@ def _marks(runs: Sequence[Run]) -> tuple[str, ...]:
 class KindScores:
     """One task's kinds, in order of their first samples.
 
-    Attributes:
-        arms: arm's name -> kind -> mean of the samples' scores; a kind without samples is left out.
-        drawn: the arms that a chart shows: of more than ``MAX_ARMS`` those with an anchor and the anchors first.
+    ``arms``: arm's name -> kind -> mean of the samples' scores; ``drawn``: the arms that a chart shows, of more than
+    ``MAX_ARMS`` those with an anchor and the anchors first.
     """
 
     task: str
@@ -223,7 +214,7 @@ class KindScores:
 
 
 def make_kinds(arms: Sequence[ArmResults]) -> list[KindScores]:
-    """Return all tasks with more kinds than one whose samples have scores in 0..1."""
+    """All tasks with more kinds than one whose samples have scores in 0..1."""
     found = [_of_task(task, arms) for task in dict.fromkeys(task for arm in arms for task in arm.runs)]
     return [kinds for kinds in found if len(kinds.kinds) > 1]
 
@@ -243,12 +234,13 @@ def _of_task(task: str, arms: Sequence[ArmResults]) -> KindScores:
 
 
 def _of_arm(runs: Sequence[Run], moot: bool) -> dict[str, Estimate]:
-    """Return the kinds' means over samples and seeds; a sample counts where every seed answered it."""
-    estimates, table = {}, _sample_table(runs)
-    for kind, part in table.groupby(runs[0].samples.kind.loc[table.index], sort=False):
-        part_sn = _array(part)
-        mean, count = float(part_sn.mean()), part_sn.shape[1]
-        plain = Estimate(mean, None, None, None, count, marks=_marks(runs), moot=moot, table_sn=part_sn)
+    shared = pd.concat([run.samples.score for run in runs], axis=1, join="inner").index
+    kinds, estimates = runs[0].samples.kind.loc[shared], {}
+    for kind in kinds.unique():
+        chosen = kinds.index[kinds == kind]
+        part_sn = np.array([run.samples.score.loc[chosen] for run in runs], np.float64)
+        mean = float(part_sn.mean())
+        plain = Estimate(mean, None, None, None, part_sn.shape[1], marks=_marks(runs), moot=moot, table_sn=part_sn)
         estimates[kind] = estimate_of([plain])
     return estimates
 
@@ -275,10 +267,7 @@ class ArmRow:
 
 @dataclass(frozen=True)
 class ScoreTable:
-    """Arms in the paper's order, and columns: key (task or mean) -> heading.
-
-    ``samples`` says how many of them the largest cell of a column rests on.
-    """
+    """Arms in the paper's order, columns (key -> heading), and the samples that a column's largest cell rests on."""
 
     title: str
     columns: dict[str, str]
@@ -301,7 +290,6 @@ def make_tables(arms: Sequence[ArmResults]) -> tuple[ScoreTable, ...]:
 
 
 def _heading(task: str, arms: Sequence[ArmResults]) -> str:
-    """Return a task's name, and what is measured where less of it is better."""
     runs = [run for arm in arms for run in arm.runs.get(task, {}).values()]
     falling = _once([run.manifest.primary for run in runs if not run.higher_is_better])
     return f"{task} ({', '.join(falling).replace('_', ' ')}, lower is better)" if falling else task
@@ -351,7 +339,7 @@ def _row(arm: ArmResults, anchor: ArmResults | None, columns: dict[str, str], ta
 
 
 def cost_of(arm: ArmResults, tasks: Sequence[str]) -> Cost:
-    """Add up what the arm's caches cost on these tasks, all seeds together."""
+    """What the arm's caches cost on these tasks, all seeds together."""
     frames = [run.samples for task in tasks for run in arm.answered(task).values()]
     return Cost(pd.concat(frames) if frames else pd.DataFrame(columns=SAMPLES))
 

@@ -1,11 +1,9 @@
 """Arms that can answer: specs, what tables say of them, models taken from a pool, and their matched anchors.
 
-An anchor keeps whole values of fewer tokens, at the keep ratio that the byte ledger solves for. The count is rounded
-up, so the anchor takes at least its arm's bytes and less than one token more, at any length. A *trained* anchor is an
-adapter trained under its own reducer; an anchor of the arm's seed is preferred. If no arm of the grid serves, the arm's
-own LoRA runs token-only at that ratio and is named an untrained anchor, because LoRA adapts to its training.
-
-A threshold promises no bytes: its arm's anchor keeps the threshold's recorded mean, and reports compare what both took.
+An anchor keeps whole values of fewer tokens, at the keep ratio that the byte ledger solves for, rounded up: at least
+its arm's bytes and less than one token more. A *trained* anchor is an adapter trained under its own reducer, of the
+arm's seed if there is one. If no arm of the grid serves, the arm's own LoRA runs token-only at that ratio and is named
+an untrained anchor. A threshold promises no bytes: its arm's anchor keeps the threshold's recorded mean.
 """
 
 from __future__ import annotations
@@ -89,7 +87,6 @@ def load_arm(spec: ArmSpec, pool: ModelPool) -> CompressedBackbone:
 
 
 def _reducer(spec: ArmSpec, pool: ModelPool) -> Reducer | None:
-    """Return the reducer that a spec asks for; None: the adapter's own."""
     if spec.reducer is None and spec.keep_ratio is None and not spec.reducer_options:
         return None
     own = build_reducer("none") if spec.adapter is None else pool.adapter(spec.adapter).reducer
@@ -128,15 +125,11 @@ def resolve_arms(
     arms = prepare(specs, pool)
     for arm, task in product(arms, tasks):
         if task.modality != arm.modality:
-            raise ValueError(
-                f"task {task.name} asks about {task.modality}s, and the model of {arm.facts.name} reads "
-                f"{arm.modality}s; run them apart"
-            )
+            model = f"the model of {arm.facts.name} reads {arm.modality}s"
+            raise ValueError(f"task {task.name} asks about {task.modality}s, and {model}; run them apart")
         if task.options.get("chat") is True and arm.chat_template is False:
-            raise ValueError(
-                f"task {task.name} has chat: true, and the tokenizer of {arm.facts.backbone} has no chat template; "
-                "leave chat out, or use an instruct model"
-            )
+            whose = f"the tokenizer of {arm.facts.backbone} has no chat template"
+            raise ValueError(f"task {task.name} has chat: true, and {whose}; leave chat out, or use an instruct model")
     return with_anchors(arms, pool) if anchors == "auto" else (arms, [])
 
 
@@ -157,6 +150,8 @@ def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
     nominal = backbone.promised_fraction([tokens], spec.key_channels, compression.key_axes)
     files = [each.calibrated for each in (reducer, method) if each is not None]
     files += [] if compression.threshold is None else [compression.threshold.record]
+    places = {"in": reducer.acts or routing is not None, "after": compression.label != "-"}
+    acts = f"{' and '.join(word for word, there in places.items() if there)} prefill" if any(places.values()) else "-"
     facts = ArmFacts(
         name=spec.name or arm_name(spec, config),
         backbone=spec.backbone or (spec.adapter if config is None or config.merged else config.backbone.path) or "",
@@ -165,7 +160,7 @@ def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
         groups=groups_words(routing),
         eviction=compression.label,
         protocol=spec.protocol,
-        acts=_acts(reducer.acts or routing is not None, compression.label != "-", spec.protocol),
+        acts=acts if acts == "-" or spec.protocol == "query_aware" else f"{acts} of the context",
         nominal_kv=nominal * (1.0 if known is None else known),
         anchor=None,
         trained=config is not None and not spec.overrides and method is None,
@@ -236,17 +231,9 @@ def arm_name(spec: ArmSpec, config: AdapterConfig | None = None) -> str:
 
 
 def adapter_name(path: str, config: AdapterConfig | None = None) -> str:
-    """Return the name that an adapter was trained under, else its folder's."""
+    """The name that an adapter was trained under, else its folder's."""
     config = read_config(adapter_folder(path)) if config is None else config
     return str(config.training.get("name", Path(path).name))
-
-
-def _acts(in_prefill: bool, after_prefill: bool, protocol: str) -> str:
-    places = [word for word, there in (("in", in_prefill), ("after", after_prefill)) if there]
-    if not places:
-        return "-"
-    where = f"{' and '.join(places)} prefill"
-    return where if protocol == "query_aware" else f"{where} of the context"
 
 
 def with_anchors(arms: Sequence[Arm], pool: ModelPool) -> tuple[list[Arm], list[str]]:
@@ -302,7 +289,6 @@ def _serves(other: Arm, arm: Arm, solved: Reducer) -> bool:
 
 
 def _kind(reducer: Reducer) -> dict[str, object]:
-    """Return the reducer's settings without its budget."""
     own = asdict(reducer)
     return {key: value for key, value in own.items() if key not in ("keep_ratio", "round_up", "matches", "seed")}
 
@@ -313,10 +299,8 @@ def _anchor_keep(spec: ArmSpec) -> Any:
     if threshold is None:
         return spec.eviction_keep
     if threshold.mean is None:
-        raise ValueError(
-            f"its {threshold.label} has no recorded mean to match; 'subtoken-train calibrate threshold' finds and "
-            "records one"
-        )
+        how = "'subtoken-train calibrate threshold' finds and records one"
+        raise ValueError(f"its {threshold.label} has no recorded mean to match; {how}")
     return threshold.mean
 
 
@@ -328,7 +312,7 @@ def _compression(spec: ArmSpec, kept: object) -> tuple[object, ...]:
 
 
 def _untrained(arm: Arm, solved: Reducer, pool: ModelPool) -> ArmSpec:
-    """Make an untrained anchor, named after the arm as it was trained: one serves all selectors."""
+    """An untrained anchor, named after the arm as it was trained: one serves all selectors."""
     seed = arm.spec.seed if arm.spec.drawing else None
     keep = _anchor_keep(arm.spec)
     base = replace(arm.spec, selector=None, groups=None, layout=None, seed=seed, eviction_keep=keep)

@@ -1,4 +1,4 @@
-"""One arm on one task: samples become batches, what is missing is answered, and each record is kept at once.
+"""One arm on one task, answered by one process or several: each record is kept at once.
 
 The cell's manifest is written before the first answer: only answers of the same kind may join those of a folder.
 """
@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
+from datetime import timedelta
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from filelock import Timeout
 from lightning.fabric.utilities import move_data_to_device
 
 from subtoken_train.datasets.collate import Collator
@@ -25,6 +32,7 @@ from subtoken_train.errors import MAX_TOKENS
 from subtoken_train.evaluation.metrics.metric import Prediction, TaskMetric
 from subtoken_train.evaluation.results import (
     MANIFEST_FILE,
+    SAMPLES_GLOB,
     Manifest,
     SampleRecord,
     SampleWriter,
@@ -32,22 +40,13 @@ from subtoken_train.evaluation.results import (
     read_samples,
 )
 from subtoken_train.evaluation.runner.arms import Arm
-from subtoken_train.evaluation.runner.processes import Processes
 from subtoken_train.evaluation.tasks.task import Modality, Sample, Task
 from subtoken_train.families.family import Family
+from subtoken_train.inference import text_prompts
 from subtoken_train.inference.batched import generate_batch, in_batches, score_batch
 from subtoken_train.inference.cache_report import Measured, Outcome
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.text_prompts import (
-    EncodedText,
-    check_template,
-    encode_chat,
-    encode_messages,
-    encode_text,
-    in_chat,
-    text_batch,
-    without_middle,
-)
+from subtoken_train.outputs import take_lock
 from subtoken_train.reducers import split_settings
 from subtoken_train.types import Batch, Protocol, Turn
 from subtoken_train.version import __version__
@@ -87,28 +86,30 @@ def model_inputs(
         records = [Record(s.id, list(s.images), [*s.earlier, Turn(s.prompt)], s.kind) for s in samples]
         return Collator(family, max_length or MAX_TOKENS, padding_side="left", generation=True)(records), []
     encoded = [_encoded(sample, family, max_length) for sample in samples]
-    return text_batch(family, encoded), [text.continuations for text in encoded]
+    return text_prompts.text_batch(family, encoded), [text.continuations for text in encoded]
 
 
-def _encoded(sample: Sample, family: Family, max_length: int | None) -> EncodedText:
+def _encoded(sample: Sample, family: Family, max_length: int | None) -> text_prompts.EncodedText:
     try:
         if sample.messages:
             if sample.chat:
-                check_template(family.tokenizer)
-            return replace(encode_messages(family, sample.messages, **sample.variables), record_id=sample.id)
+                text_prompts.check_template(family.tokenizer)
+            text = text_prompts.encode_messages(family, sample.messages, **sample.variables)
+            return replace(text, record_id=sample.id)
         prompt, context = sample.prompt, sample.context_characters
         if sample.cut_middle:
             assert context is not None
-            prompt, context = without_middle(family, prompt, context, max_length, sample.max_new_tokens, sample.chat)
+            asked = sample.max_new_tokens, sample.chat
+            prompt, context = text_prompts.without_middle(family, prompt, context, max_length, *asked)
             max_length = None  # it fits, and a token more than asked for may have come in where both ends meet
         if sample.chat and sample.prefix_characters is not None:
             assert context is not None
             end = len(prompt) - sample.prefix_characters
             parts = prompt[:context], prompt[context:end], prompt[end:]
-            return replace(encode_chat(family, *parts, max_length=max_length), record_id=sample.id)
+            return replace(text_prompts.encode_chat(family, *parts, max_length=max_length), record_id=sample.id)
         if sample.chat:
-            prompt, context = in_chat(family, prompt, context)
-        text = encode_text(family, prompt, sample.choices, context, max_length=max_length)
+            prompt, context = text_prompts.in_chat(family, prompt, context)
+        text = text_prompts.encode_text(family, prompt, sample.choices, context, max_length=max_length)
     except ValueError as error:
         raise ValueError(f"sample {sample.id!r}: {error}") from error
     return replace(text, record_id=sample.id)
@@ -143,7 +144,7 @@ def recall_prompts(
 
 @dataclass(frozen=True)
 class Cell:
-    """One arm on one task, and how it is asked: samples in the task's order, prompts of at most ``max_length`` tokens.
+    """One arm on one task: samples in the task's order, prompts of at most ``max_length`` tokens.
 
     The folder is the cell's own, with its manifest in it.
     """
@@ -161,10 +162,8 @@ class Cell:
         found = read_samples(self.folder)
         for name, record in found.items():
             if name not in asked:
-                raise ValueError(
-                    f"{self.folder} holds sample {name!r}, which is not asked here; raise limit, or choose another "
-                    "folder"
-                )
+                words = "which is not asked here; raise limit, or choose another folder"
+                raise ValueError(f"{self.folder} holds sample {name!r}, {words}")
             if record.prompt_sha256 != prompt_digest(asked[name].prompt, asked[name].choices):
                 raise ValueError(f"{self.folder} holds sample {name!r} with another prompt; choose another folder")
         return found
@@ -206,8 +205,7 @@ def answered(
 ) -> Iterator[list[tuple[SampleRecord, Outcome]]]:
     """Ask batch after batch; the samples of one ask for the same (``plan_batches``).
 
-    ``inputs`` makes a batch's prompts and continuations, ``reference`` the token ids of a sample's reference answer,
-    see ``generate_batch``.
+    ``inputs`` makes a batch's prompts and continuations, ``reference`` the token ids of a sample's reference answer.
     """
     for batch in batches:
         prompts, continuations = inputs(batch)
@@ -277,19 +275,16 @@ def _check_same(there: Manifest, now: Manifest, cell: Cell) -> None:
     before, another = _pinned(there), "choose another results folder"
     for name, new in _pinned(now).items():
         if before[name] != new:
-            raise ValueError(
-                f"{cell.folder} holds answers with {name} {before[name]!r}, and now it is {new!r}; {another}"
-            )
+            changed = f"{name} {before[name]!r}, and now it is {new!r}"
+            raise ValueError(f"{cell.folder} holds answers with {changed}; {another}")
     if there.rows > now.rows:
-        raise ValueError(
-            f"{cell.folder} is of {there.rows:,} samples, and {now.rows:,} are asked; raise limit, or {another}"
-        )
+        asked = f"is of {there.rows:,} samples, and {now.rows:,} are asked"
+        raise ValueError(f"{cell.folder} {asked}; raise limit, or {another}")
     if there.samples_sha256 != samples_digest(cell.samples[: there.rows]):
         raise ValueError(f"{cell.folder} holds answers to other samples than the task's files have now; {another}")
 
 
 def _pinned(manifest: Manifest) -> dict[str, Any]:
-    """Return what all answers of a folder share, by the name that messages give it."""
     facts = {f"arm.{key}": value for key, value in asdict(manifest.arm).items() if key != "anchor"}
     settings = {key: manifest.settings.get(key) for key in SAME}
     if isinstance(settings["reducer"], dict):  # version 0.1 wrote every method's settings
@@ -308,6 +303,92 @@ def samples_digest(samples: Sequence[Sample]) -> str:
 
 
 def _as_read(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings as a manifest gives them back."""
     content: dict[str, Any] = json.loads(json.dumps(settings, default=str))
     return content
+
+
+_PATIENCE = timedelta(days=1)  # between two meetings lies what one process answers of a task
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among all, ``local_rank`` its GPU; a context manager that opens and closes their group."""
+
+    rank: int = 0
+    count: int = 1
+    local_rank: int = 0
+
+    @classmethod
+    def from_environment(cls) -> Processes:
+        """Read what torchrun sets; one process without it."""
+        defaults = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}
+        return cls(*(int(os.environ.get(name, default)) for name, default in defaults.items()))
+
+    @property
+    def first(self) -> bool:
+        """True if this process speaks and writes for all."""
+        return self.rank == 0
+
+    def mine(self, number: int) -> bool:
+        """Tell whether piece ``number`` of the work is this process's; every piece is exactly one's."""
+        return number % self.count == self.rank
+
+    def device(self, wanted: str | None) -> str:
+        """Return ``wanted``, or this process's GPU if there is one, else the CPU; ``cuda`` is this process's GPU, too.
+
+        ``auto`` stays what it is for a process that is alone: a model may then take several GPUs.
+        """
+        if wanted == "auto" and self.count == 1:
+            return wanted
+        if wanted is not None and wanted not in ("auto", "cuda"):
+            if self.count > 1 and wanted.startswith("cuda"):
+                raise ValueError(f"device {wanted} for {self.count} processes; leave it out, each takes its own GPU")
+            return wanted
+        return f"cuda:{self.local_rank}" if wanted == "cuda" or torch.cuda.is_available() else "cpu"
+
+    def meet(self) -> None:
+        """Wait until all processes are here."""
+        if self.count > 1:
+            dist.barrier()
+
+    def __enter__(self) -> Processes:
+        if self.count > 1:
+            dist.init_process_group("gloo", timeout=_PATIENCE)
+            if self.local_rank < torch.cuda.device_count():
+                torch.cuda.set_device(self.local_rank)  # what names no device (bitsandbytes) must not meet on the first
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.count > 1:
+            dist.destroy_process_group()
+
+
+ONE = Processes()
+
+
+@contextmanager
+def alone(folder: Path, processes: Processes) -> Iterator[None]:
+    """Inside the block this run alone writes into a results folder; the first process speaks for all.
+
+    A folder that it made is taken away again where the block fails before its first answer.
+    """
+    if not processes.first:
+        yield
+        return
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = take_lock(folder / ".lock", 0)
+    except Timeout:
+        raise ValueError(f"another evaluation is writing to {folder}; wait for it, or choose another") from None
+    try:
+        yield
+    except BaseException:
+        if made and not any(path.stat().st_size for path in folder.rglob(SAMPLES_GLOB)):
+            shutil.rmtree(folder)  # the lock's file is in it, so nobody waits for it
+            for parent in made[1:]:
+                if not any(parent.iterdir()):
+                    parent.rmdir()
+        raise
+    finally:
+        lock.release()

@@ -1,7 +1,4 @@
-"""Questions of a data file (``evaluate --data FILE``), answered in memory and written as one file of runs; no grid.
-
-Beside its score an answer has measures; their verdict says what several of them say together of a difference.
-"""
+"""Questions of a data file (``evaluate --data FILE``), answered in memory and written as one file of runs; no grid."""
 
 from __future__ import annotations
 
@@ -54,10 +51,9 @@ class Answers:
     """All answers to some samples.
 
     Attributes:
-        realised: share of the compressed region's keys and values that is stored, in the model's dtype and without the
-            index; 1 where nothing could be compressed.
-        measures: what is known of the answers beside their score, by name (``MEASURES``): a figure per sample, None
-            where it has none. What no sample has is left out.
+        realised: stored share of the compressed region's keys and values, in the model's dtype and without the index; 1
+            where nothing could be compressed.
+        measures: figures beside the score, by name (``MEASURES``), one per sample, None where it has none.
     """
 
     records: list[SampleRecord]
@@ -96,8 +92,7 @@ def answer_records(
 ) -> Answers:
     """Answer the last turn of every record, earlier turns given, and score it and its reference answer's tokens.
 
-    ``max_length`` counts prompt tokens, visual ones included; ``limit`` takes only the first records; ``progress`` is
-    called with (done, total) after every batch. Without a compression there is no eviction, and the model's dtype.
+    ``max_length`` counts prompt tokens, visual ones included; ``progress`` gets (done, total) after every batch.
     """
     samples = instruction_samples(records, limit, max_new_tokens)
     order = sorted(range(len(samples)), key=lambda place: samples[place].kind in DESCRIPTION_KINDS)  # long answers last
@@ -126,11 +121,11 @@ def answer_samples(
 ) -> Answers:
     """Answer samples without choices greedily, those together whose places are a batch; each is in one batch.
 
-    Beside the score, ``measures`` holds the metric's other figures and, where ``reference`` gives the token ids of a
-    reference answer, under teacher forcing: ``token_accuracy``, the share of these tokens that are the greedy choice
-    after those before them, and ``log_likelihood``, their mean log-probability in nats. Both are read from the cache
-    that the answer is decoded from, so that every reducer, router, eviction and precision shows in them, but for the
-    first token after an eviction of the whole prompt. With ``eviction_every`` there is no such cache to go back to.
+    ``measures`` hold the metric's other figures and, where ``reference`` gives the token ids of a reference answer,
+    under teacher forcing: ``token_accuracy``, the share of them that are the greedy choice, and ``log_likelihood``,
+    their mean log-probability in nats. Both are read from the cache that the answer is decoded from, so that all
+    compression shows in them, but for the first token after an eviction of the whole prompt; with ``eviction_every``
+    no such cache is left.
     """
     compression, clock = compression or Compression(), time.perf_counter()
     found: dict[int, SampleRecord] = {}
@@ -281,7 +276,6 @@ def read_scores(path: Path, arm: str) -> Evaluation:
 
 
 def _checked(run: Any, place: str) -> Run:
-    """Return what a card shows of a run, each value of its type; what older records lack is filled in."""
     older: Run = {"data": "questions", "measures": {}, "unread_bytes": 0}
     older |= dict.fromkeys(("realised_deviation", "predictions"))
     made = chosen(RUN, {**older, **checked(dict[str, Any], run, place)}, place)
@@ -316,9 +310,8 @@ def column_of(run: Run) -> CardColumn:
     described = {kind for name, of in having.items() if name.endswith("_f1") for kind in of}
     older = not run["measures"]  # records without measures are of scenes
     groups = _grouped(kinds, run["scores"])
-    metrics = {
-        kind: "f1" if kind in DESCRIPTION_KINDS and (older or kind in described) else "exact_match" for kind in groups
-    }
+    listed = {kind for kind in DESCRIPTION_KINDS if older or kind in described}
+    metrics = {kind: "f1" if kind in listed else "exact_match" for kind in groups}
     used = set(metrics.values())
     metrics["all"] = used.pop() if len(used) == 1 else "score"
     together = groups if len(groups) == 1 else {"all": run["scores"], **groups}

@@ -1,13 +1,8 @@
 """A grid without weights: what it names, which files it wants, what its arms keep, and what the largest of them holds.
 
-Everything is checked that a run would check before the first answer, on models that are laid out on the meta device:
-names, settings, whether compression fits the backbone, anchors. What is not there yet, files of tasks, adapters and
-calibrations of evictions, is listed and no mistake. An adapter that was not trained is taken from its recipe
-(``planned_adapter``). A token reducer's calibration must be there: it says what stays. ``check_lines`` is all of it in
-words, for ``subtoken-train evaluate --check``.
-
-What it does not say: seconds, and how many tokens the prompts really have: a nominal prompt of text is as long as its
-task's option says (in words, where the task counts words), else 1,024 tokens.
+All that a run checks before its first answer is checked, on models that are laid out on the meta device. What is not
+there yet (files of tasks, adapters, calibrations of evictions) is listed and no mistake; an adapter that was not
+trained is taken from its recipe. A nominal prompt of text is as long as its task's option says, else 1,024 tokens.
 """
 
 from __future__ import annotations
@@ -63,13 +58,14 @@ class LaidOut:
 class LayoutPool(ModelPool):
     """Hands out models that are laid out on the meta device, with the same checks of names and settings.
 
-    ``planned`` is asked of adapters that are not there; ``laid_out`` tells of the models handed out, by path and dtype.
+    ``planned`` is asked of adapters that are not there, which are kept in ``plans``; ``laid_out`` tells of the models
+    handed out, by path and dtype.
     """
 
     def __init__(self, planned: Planned) -> None:
         super().__init__()
         self._recipe = planned
-        self._plans: dict[str, AdapterConfig] = {}
+        self.plans: dict[str, AdapterConfig] = {}
         self.laid_out: dict[tuple[str, str | None], LaidOut] = {}
         self._asked: tuple[str, dict[str, Any]] | None = None
 
@@ -78,36 +74,29 @@ class LayoutPool(ModelPool):
             check_weights(family_class(source), source)
         return layout_family(source)  # the compressed backbone around it says whether the reducer fits
 
-    @property
-    def untrained(self) -> list[str]:
-        """Adapters that are not there and were taken from their recipes."""
-        return list(self._plans)
-
     def find(self, name: str | Path, revision: str | None = None) -> Path | None:
-        """Find a backbone as the pool of models does; published ones are known without a request."""
+        """As the pool of models does; published backbones are known without a request."""
         return None if published_config(str(name)) is not None else super().find(name, revision)
 
     def folder(self, adapter: str) -> Path:
-        """Return an adapter's folder as the pool of models does; for a planned adapter, its own path."""
-        if adapter not in self._plans and self.find(adapter) is None and (plan := self._recipe(adapter)) is not None:
-            self._plans[adapter] = plan
-        return Path(adapter) if adapter in self._plans else super().folder(adapter)
+        """As the pool of models does; for a planned adapter, its own path."""
+        if adapter not in self.plans and self.find(adapter) is None and (plan := self._recipe(adapter)) is not None:
+            self.plans[adapter] = plan
+        return Path(adapter) if adapter in self.plans else super().folder(adapter)
 
     def adapter(self, adapter: str) -> AdapterConfig:
-        """Return what an adapter says of itself, or what its recipe says of it."""
         self.folder(adapter)
-        return self._plans[adapter] if adapter in self._plans else super().adapter(adapter)
+        return self.plans[adapter] if adapter in self.plans else super().adapter(adapter)
 
     def digest(self, adapter: str) -> str | None:
-        """Return an adapter's digest; None for a planned one."""
-        return None if adapter in self._plans else super().digest(adapter)
+        return None if adapter in self.plans else super().digest(adapter)
 
     def get(self, path: str | Path, **options: Any) -> CompressedBackbone:
-        """Return a model as the pool of models does."""
         if self._current is not None and self._asked == (str(path), options):
             return self._current  # arms that differ in their evictions alone
-        made, self._asked = self._laid_out(path, **options), (str(path), options)
-        family, held = made.family, list(made.parameters())
+        plan = self.plans.get(str(path))
+        made = super().get(path, **options) if plan is None else self._put_together(plan, str(path), options)
+        self._asked, family, held = (str(path), options), made.family, list(made.parameters())
         self.laid_out[str(path), (options.get("loading") or {}).get("dtype")] = LaidOut(
             sum(parameter.numel() * parameter.element_size() for parameter in held),
             sum(parameter.numel() for parameter in held),
@@ -115,11 +104,8 @@ class LayoutPool(ModelPool):
         )
         return made
 
-    def _laid_out(self, path: str | Path, **options: Any) -> CompressedBackbone:
-        plan = self._plans.get(str(path))
-        if plan is None:
-            return super().get(path, **options)
-        changed = with_selection(plan, options.get("reducer"), options.get("selector"), options.get("seed"), str(path))
+    def _put_together(self, plan: AdapterConfig, path: str, options: dict[str, Any]) -> CompressedBackbone:
+        changed = with_selection(plan, options.get("reducer"), options.get("selector"), options.get("seed"), path)
         backbone, loading = options.get("backbone"), options.get("loading") or {}
         source = replace(plan.backbone, path=backbone) if isinstance(backbone, str) else plan.backbone
         family = self._cleared(replace(source, **loading), changed.reducer)
@@ -143,9 +129,8 @@ class PlannedArm:
 
     Attributes:
         tokens: of the longest task's nominal prompt, in its compressed region.
-        dense: bytes of their dense cache.
-        kept: of them, what stays in the model's dtype.
-        stored: what that takes in the arm's kv_dtype, see ``stored_bytes``; None: not known beforehand.
+        dense: bytes of their dense cache; ``kept``: of them, what stays in the model's dtype.
+        stored: what that takes in the arm's kv_dtype (``stored_bytes``); None: not known beforehand.
         flops: by task, operations of the pass over the compressed region of its nominal prompt.
     """
 
@@ -173,21 +158,20 @@ def dry_run(grid: Grid, planned: Planned) -> DryRun:
     tasks, pool = named_tasks(grid), LayoutPool(planned)
     found = [_without_files(spec) for spec in grid.arms]
     arms, notes = resolve_arms([spec for spec, _ in found], tasks, grid.anchors, pool)
-    wanted = [(f"adapter {name}", f"subtoken-train fit --config {_recipe_words(name)}") for name in pool.untrained]
+    wanted = [(f"adapter {name}", f"subtoken-train fit --config {_recipe_words(name)}") for name in pool.plans]
     wanted += dict.fromkeys(missing for _, of_arm in found for missing in of_arm)
     lacking = [task.name for task in tasks if task.needs_files and task.source is None]
     wanted += [(f"files of {name}", f"subtoken-train data {name}") for name in lacking]
+    planned_tasks = []
     for task in tasks:
         try:
             task.check_requirements()
         except ValueError as error:
             wanted.append((f"for {task.name}", str(error)))
-    return DryRun(
-        [_planned_arm(arm, pool, tasks) for arm in arms],
-        [_planned_task(task, grid.limit) for task in tasks],
-        wanted,
-        notes,
-    )
+        source = "made by its options" if not task.needs_files else None if task.source is None else str(task.source)
+        asked = [count for count in (grid.limit, task.expected_rows) if count is not None]
+        planned_tasks.append(PlannedTask(task, source, min(asked, default=None)))
+    return DryRun([_planned_arm(arm, pool, tasks) for arm in arms], planned_tasks, wanted, notes)
 
 
 def _without_files(spec: ArmSpec) -> tuple[ArmSpec, list[tuple[str, str]]]:
@@ -212,16 +196,12 @@ def _without_files(spec: ArmSpec) -> tuple[ArmSpec, list[tuple[str, str]]]:
 
 
 def _recipe_name(adapter: str) -> str:
-    """Return the recipe of a run's adapter: ``runs/NAME/adapter``."""
     path = Path(adapter)
     return path.parent.name if path.name == "adapter" else path.name
 
 
 def recipe_of(adapter: str) -> Path | None:
-    """Return the recipe of a run's adapter: NAME.yaml here or in ``recipes/``, else the shipped one; None: no recipe.
-
-    A path that is not absolute is a file of one's own.
-    """
+    """The recipe of a run's adapter: NAME.yaml here or in ``recipes/``, else the shipped one; None: no recipe."""
     name = _recipe_name(adapter)
     shipped = shipped_recipe(name)
     for own in (Path(f"{name}.yaml"), Path("recipes", f"{name}.yaml")):
@@ -231,15 +211,8 @@ def recipe_of(adapter: str) -> Path | None:
 
 
 def _recipe_words(adapter: str) -> str:
-    """Return how a command names the recipe of an adapter: a file here by its path, a shipped one by its name."""
     found = recipe_of(adapter)
     return shell_words(found if found is not None and not found.is_absolute() else _recipe_name(adapter))
-
-
-def _planned_task(task: Task, limit: int | None) -> PlannedTask:
-    source = "made by its options" if not task.needs_files else None if task.source is None else str(task.source)
-    asked = [count for count in (limit, task.expected_rows) if count is not None]
-    return PlannedTask(task, source, min(asked, default=None))
 
 
 def _planned_arm(arm: Arm, pool: LayoutPool, tasks: Sequence[Task]) -> PlannedArm:
@@ -294,24 +267,23 @@ def check_lines(grid: Grid, checked: DryRun) -> list[str]:
     for task in checked.tasks:
         options = ", ".join(f"{key}={value}" for key, value in task.task.options.items())
         count = "all its samples" if task.samples is None else f"{task.samples:,} samples"
-        where = task.source or "not here yet"
-        lines.append(f"  {task.task.name}: {count}, {where}" + (f" ({options})" if options else ""))
-        lines.append(f"    asked: {task.task.asks}")
-    lines += ["", "arms (KV: share of the compressed region that the ledger promises; stored: bytes, after rounding)"]
-    lines += [f"  {_arm_words(arm)}" for arm in checked.arms]
-    lines += [
-        "",
-        "memory (weights, and the longest nominal compressed region of one batch, before and after compression; "
-        "rounded where its bytes are known)",
-    ]
+        where = (task.source or "not here yet") + (f" ({options})" if options else "")
+        lines += [f"  {task.task.name}: {count}, {where}", f"    asked: {task.task.asks}"]
     by_backbone: dict[str, list[PlannedArm]] = {}
     for arm in checked.arms:
         by_backbone.setdefault(arm.arm.facts.backbone, []).append(arm)
-    lines += [f"  {_memory_words(arms, grid.batch_size)}" for arms in by_backbone.values()]
-    lines += ["", *checked.notes] if checked.notes else []
-    if not checked.wanted:
-        return [*lines, "", "nothing is missing: this can run"]
-    return [*lines, "", "wanted", *(f"  {what}: {how}" for what, how in checked.wanted)]
+    lines += [
+        "",
+        "arms (KV: share of the compressed region that the ledger promises; stored: bytes, after rounding)",
+        *(f"  {_arm_words(arm)}" for arm in checked.arms),
+        "",
+        "memory (weights, and the longest nominal compressed region of one batch, before and after compression; "
+        "rounded where its bytes are known)",
+        *(f"  {_memory_words(arms, grid.batch_size)}" for arms in by_backbone.values()),
+        *(["", *checked.notes] if checked.notes else []),
+    ]
+    wanted = [f"  {what}: {how}" for what, how in checked.wanted]
+    return [*lines, "", *(["wanted", *wanted] if wanted else ["nothing is missing: this can run"])]
 
 
 def _arm_words(planned: PlannedArm) -> str:
@@ -333,7 +305,6 @@ def _arm_words(planned: PlannedArm) -> str:
 
 
 def _memory_words(arms: list[PlannedArm], batch_size: int) -> str:
-    """Describe the memory of one backbone's arms: the largest weights, the dense cache, and the span of what stays."""
     first, kept = arms[0], [batch_size * (arm.kept if arm.stored is None else arm.stored) for arm in arms]
     sizes = (max(arm.laid_out.weights for arm in arms), batch_size * first.dense, min(kept), max(kept))
     weights, dense, least, most = (f"{size / GIB:.2f}" for size in sizes)
@@ -344,22 +315,22 @@ def _memory_words(arms: list[PlannedArm], batch_size: int) -> str:
 
 def planned_adapter(adapter: str) -> AdapterConfig | None:
     """Return what the recipe of a run (``runs/NAME``, ``runs/NAME/adapter``) would train; None if it has no recipe."""
-    recipe = recipe_of(adapter)
-    if recipe is None:
+    if (recipe := recipe_of(adapter)) is None:
         return None
     content = parse_yaml(recipe_text(recipe), str(recipe))
     band = content.get("model", {}) if isinstance(content, dict) else {}
     reducer = dict(band.get("reducer") or {})
 
-    def read(kind: type[Any], name: str) -> Any:
-        return typed(kind, band.get(name) or {}, f"{recipe}: model.{name}")
+    def read(kind: type[Any], name: str, optional: bool = False) -> Any:
+        given = band.get(name)
+        return None if optional and given is None else typed(kind, given or {}, f"{recipe}: model.{name}")
 
     return AdapterConfig(
         backbone=read(BackboneConfig, "backbone"),
         lora=read(LoraSettings, "lora"),
         reducer=build_reducer(reducer.pop("name", DEFAULT_REDUCER), **reducer),
-        routing=None if band.get("routing") is None else read(RoutingConfig, "routing"),
+        routing=read(RoutingConfig, "routing", True),
         identity=Identity(adapter, None, "", ""),
         training={"name": _recipe_name(adapter)},
-        stage2=None if band.get("stage2") is None else read(Stage2Config, "stage2"),
+        stage2=read(Stage2Config, "stage2", True),
     )

@@ -3,11 +3,9 @@
     {"id": "a", "prompt": "What is this?", "image": "cat.png"}
     {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is this?"}]}
 
-``id`` (default: the line's number), ``image`` or ``images`` (paths relative to the file) are optional. A language model
-with a chat template is asked in it; raw, its prompts are gone on with. The answers of a run are the records of one arm
-on one task: they are appended batch after batch in a folder beside the output, with a manifest that pins prompts and
-settings, and the output is written from them when the run ends, however it ends. So a run that was stopped goes on
-where it was, and lines may be added to the file. Answers are greedy.
+``id`` (default: the line's number), ``image`` or ``images`` (paths relative to the file) are optional. The answers are
+the records of one arm on one task in a folder beside the output, which is written from them when the run ends, however
+it ends: a stopped run goes on where it was, and lines may be added to the file. Answers are greedy.
 """
 
 from __future__ import annotations
@@ -24,8 +22,7 @@ from subtoken_train.errors import unknown_name
 from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.results import SampleRecord
 from subtoken_train.evaluation.runner.arms import describe_arm, load_arm
-from subtoken_train.evaluation.runner.cell import Cell, Progress, write_manifest
-from subtoken_train.evaluation.runner.processes import ONE, alone
+from subtoken_train.evaluation.runner.cell import ONE, Cell, Progress, alone, write_manifest
 from subtoken_train.evaluation.tasks.files import FileRow, check_columns, read_jsonl, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.families.chat_template import Message, checked_variables
@@ -146,8 +143,7 @@ def answer_file(
         raise ValueError(f"{output} exists but has no {folder.name} to continue from; name another --output")
     path = str(spec.backbone) if spec.adapter is None else adapter_folder(spec.adapter)
     sees = family_named(path, None if spec.adapter is None else spec.backbone).sees_images
-    kind = PicturePrompts if sees else TextPrompts
-    task = kind(max_new_tokens, images_outside_folder, source=prompts)
+    task = (PicturePrompts if sees else TextPrompts)(max_new_tokens, images_outside_folder, source=prompts)
     samples = task.samples()  # mistakes of the file show before weights are read
     if raw and (sees or any(sample.messages for sample in samples)):
         raise ValueError("raw prompts are texts for a language model to continue: no images, no messages")
@@ -165,10 +161,8 @@ def answer_file(
         try:
             write_manifest(cell, backbone, ONE)
         except ValueError as error:
-            raise ValueError(
-                f"{output} was begun with other prompts or settings ({error}); name another --output, or remove it and "
-                f"{folder.name}"
-            ) from None
+            words = f"name another --output, or remove it and {folder.name}"
+            raise ValueError(f"{output} was begun with other prompts or settings ({error}); {words}") from None
         try:
             cell.answer(backbone, ONE, progress)
         finally:
@@ -201,14 +195,12 @@ def _names(values: Mapping[str, Any]) -> list[str]:
 
 
 def _placed(messages: list[Message], images: int) -> list[Turn]:
-    """Return messages as turns, the images in front where nothing says where they stand."""
+    """Messages as turns, the images in front where nothing says where they stand."""
     turns = alternating_turns(messages)
     written = sum(picture_marks(turn.prompt).count(IMAGE_MARK) for turn in turns)
     if written not in (0, images):
-        raise ValueError(
-            f"{written} {IMAGE_MARK} in the prompt, {images} images; write one for each, and \\{IMAGE_MARK} where it "
-            "is text"
-        )
+        rule = f"write one for each, and \\{IMAGE_MARK} where it is text"
+        raise ValueError(f"{written} {IMAGE_MARK} in the prompt, {images} images; {rule}")
     if not written:
         turns[0] = replace(turns[0], prompt=f"{IMAGE_MARK}\n" * images + turns[0].prompt)
     return turns

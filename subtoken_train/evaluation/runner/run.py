@@ -8,8 +8,7 @@ from pathlib import Path
 from subtoken_train.datasets.unknown_tokens import SomeTexts, say_unknown, spread
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.runner.arms import Arm, load_arm, resolve_arms
-from subtoken_train.evaluation.runner.cell import Cell, Progress, write_manifest
-from subtoken_train.evaluation.runner.processes import ONE, Processes, alone
+from subtoken_train.evaluation.runner.cell import ONE, Cell, Processes, Progress, alone, write_manifest
 from subtoken_train.evaluation.runner.spec import Grid
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.files import check_complete, check_samples
@@ -33,9 +32,8 @@ def run_grid(
     """Answer everything that the grid asks and that is not on disk yet; return the cells' folders, arm by arm.
 
     Tasks are read and arms loaded before the first answer, so that mistakes cost no time. One process of several
-    answers every n-th batch; records of all processes count, whoever wrote them, so a restart may have another number
-    of them. ``counter`` makes the progress display of a cell from its name; ``processes`` have met (``with
-    Processes.from_environment()``). Without a device it is this process's GPU, or the CPU.
+    answers every n-th batch; a restart may have another number of them. ``counter`` makes a cell's progress display
+    from its name; ``processes`` have met. Without a device it is this process's GPU, or the CPU.
     """
     with alone(grid.out, processes):
         tasks = read_tasks(grid)
@@ -57,7 +55,6 @@ def run_grid(
 def _run_cell(
     cell: Cell, backbone: CompressedBackbone, processes: Processes, say: Say, counter: Counter | None
 ) -> None:
-    """Answer what is missing of a cell, and say what is odd about it."""
     name = f"{cell.arm.facts.name} / {cell.task.name}"
     if not processes.first:
         cell.answer(backbone, processes)
@@ -75,10 +72,7 @@ def _run_cell(
 
 
 def too_late(arms: Sequence[Arm], tasks: Sequence[tuple[Task, Sequence[Sample]]]) -> list[str]:
-    """Return a note where evictions may be unable to change what is scored, because they act after the prompt's pass.
-
-    A choice of several words has several tokens, and only the first of them comes from that pass.
-    """
+    """Note where evictions cannot change what is scored: of a one-word choice the prompt's own pass gives it all."""
 
     def one_word(sample: Sample) -> bool:
         return bool(sample.choices) and all(len(choice.split()) <= 1 for choice in sample.choices)

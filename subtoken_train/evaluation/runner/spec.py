@@ -1,7 +1,4 @@
-"""Grids: arms, tasks, and the settings that all of them share.
-
-Grids are files (``recipes/eval/*.yaml``), read strictly, or suites: they ship with their models and make their data.
-"""
+"""Grids: arms, tasks, shared settings; files (``recipes/eval/*.yaml``), or suites, which make their own data."""
 
 from __future__ import annotations
 
@@ -13,12 +10,12 @@ from typing import Any, Literal, get_args
 
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.documents import parse_yaml
-from subtoken_train.errors import check_range, check_word, unknown_name
+from subtoken_train.errors import check_range, check_word
 from subtoken_train.inference.arm_spec import ArmSpec, Written
 from subtoken_train.outputs import locked
 from subtoken_train.resources import named_recipe, recipe_text, resource
 from subtoken_train.settings import ARM_SETTINGS
-from subtoken_train.typed import checked
+from subtoken_train.typed import typed
 
 Anchors = Literal["auto", "none"]
 AXES = tuple(name for name, setting in ARM_SETTINGS.items() if setting.kind is not dict and name != "name")
@@ -45,8 +42,7 @@ class Grid:
         data_root: folder with one folder per task; a task without one there is read from the Hub.
         limit: only the first samples of each task; without it a set that is not complete is refused.
         max_length: longest prompt in tokens, visual ones included; None: any.
-        anchors: ``auto``: routed arms get the matched token-only anchor that the ledger names, where none of the arms
-            is it; ``none``: nothing is added.
+        anchors: ``auto``: routed arms without a matched token-only anchor among the arms get the ledger's.
     """
 
     arms: tuple[ArmSpec, ...]
@@ -69,13 +65,16 @@ class Grid:
             raise ValueError(f"task {twice[0]!r} is listed twice; run its variants with --out folders of their own")
 
 
-_FILE: dict[str, Any] = {
-    **dict.fromkeys(("arms", "tasks"), list[Any]),
-    "out": str,
-    **dict.fromkeys(("data_root", "anchors"), str | None),
-    **dict.fromkeys(("limit", "batch_size", "max_length"), int | None),
-}
-"""Keys of a grid's file."""
+@dataclass(frozen=True)
+class _File:
+    arms: list[Any]
+    tasks: list[Any]
+    out: str
+    data_root: str | None = None
+    limit: int | None = None
+    batch_size: int | None = None
+    max_length: int | None = None
+    anchors: str | None = None
 
 
 def expand_arms(content: object, written: Written = "key") -> list[ArmSpec]:
@@ -96,12 +95,7 @@ def expand_arms(content: object, written: Written = "key") -> list[ArmSpec]:
 def read_grid(path: Path, **overrides: Any) -> Grid:
     """Read a grid's YAML, keys as in ``Grid``; an override that is not None replaces what the file says."""
     content = parse_yaml(recipe_text(found := named_recipe(path, "grid")), str(found))
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must be a mapping with arms, tasks and out")
-    for key in content:
-        if key not in _FILE:
-            raise unknown_name(f"key of {path}", key, _FILE)
-    read = {key: checked(kind, content.get(key), f"{path}: {key}") for key, kind in _FILE.items()}
+    read = vars(typed(_File, content, str(path)))
     if not read["out"]:
         raise ValueError(f"{path}: out must name the results folder")
     settings = {key: value for given in (read, overrides) for key, value in given.items() if value is not None}

@@ -17,8 +17,13 @@ from typing import Any, ClassVar
 
 from subtoken_train.evaluation.metrics.choices import best_placed_letter
 from subtoken_train.evaluation.metrics.metric import MeanScores, TaskMetric, mean
-from subtoken_train.evaluation.metrics.short_answers import ANLS, ContainsAnswer, RelaxedAccuracy, without_punctuation
-from subtoken_train.evaluation.metrics.vqa_accuracy import SoftAccuracy
+from subtoken_train.evaluation.metrics.short_answers import (
+    ANLS,
+    ContainsAnswer,
+    RelaxedAccuracy,
+    SoftAccuracy,
+    without_punctuation,
+)
 from subtoken_train.evaluation.tasks.files import FileRow, read_split, task_source, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 

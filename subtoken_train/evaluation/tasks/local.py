@@ -17,8 +17,7 @@ from subtoken_train.datasets.image_sources import inside
 from subtoken_train.documents import text_problem
 from subtoken_train.errors import MAX_TOKENS, check_word, unknown_name
 from subtoken_train.evaluation.metrics.metric import MeanScores
-from subtoken_train.evaluation.metrics.short_answers import lmms_similarity, relaxed_match
-from subtoken_train.evaluation.metrics.vqa_accuracy import evalai_answer, leave_one_out
+from subtoken_train.evaluation.metrics.short_answers import evalai_answer, leave_one_out, lmms_similarity, relaxed_match
 from subtoken_train.evaluation.tasks.files import FileRow, read_jsonl, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.families.literal_marks import IMAGE_MARK, picture_marks

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from subtoken_train.datasets.image_sources import inside
-from subtoken_train.evaluation.metrics.short_answers import ExactMatch
-from subtoken_train.evaluation.metrics.vqa_accuracy import SoftAccuracy, VQAv2Accuracy
+from subtoken_train.evaluation.metrics.short_answers import ExactMatch, SoftAccuracy, VQAv2Accuracy
 from subtoken_train.evaluation.tasks import files
 from subtoken_train.evaluation.tasks.files import FileRow, find_file, read_entries, read_split, unique_ids
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions

@@ -1,21 +1,13 @@
-"""Which option an answer names, and MMBench's and ScienceQA's scores."""
+"""Which option or yes and no an answer names: MMBench, ScienceQA, POPE and MME, beside their own programs."""
+
+from __future__ import annotations
+
+import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from subtoken_train.evaluation.metrics.choices import (
-    LETTERS,
-    MMBenchScores,
-    ScienceQAScores,
-    llava_choice,
-    llava_letter,
-    lmms_letter,
-    lmms_right,
-    lmms_static_letter,
-    plain_letter,
-    vlmevalkit_letter,
-)
+from subtoken_train.evaluation.metrics import choices
+from subtoken_train.evaluation.tasks import yes_no
 from tests.support.vqa_cases import expected_scores, real_answers, reference_cases
 
 OPTIONS = {"A": "cat", "B": "red dog", "C": "house"}
@@ -42,20 +34,24 @@ OPTIONS = {"A": "cat", "B": "red dog", "C": "house"}
     ],
 )
 def test_known_answers(text, plain, lmms, static, vlmevalkit):
-    found = plain_letter(text, OPTIONS), lmms_letter(text, OPTIONS), lmms_static_letter(text, OPTIONS)
-    assert (*found, vlmevalkit_letter(text, OPTIONS)) == (plain, lmms, static, vlmevalkit)
+    found = (
+        choices.plain_letter(text, OPTIONS),
+        choices.lmms_letter(text, OPTIONS),
+        choices.lmms_static_letter(text, OPTIONS),
+    )
+    assert (*found, choices.vlmevalkit_letter(text, OPTIONS)) == (plain, lmms, static, vlmevalkit)
 
 
 def test_reference_answers(shared):
     cases = [case for case in reference_cases(shared, "mmbench") if case["kind"] == "match"]
     assert cases
     for case in cases:
-        assert (lmms_letter(case["pred"], case["choices"]) or False) == case["lmms_can_infer"]
-        assert (vlmevalkit_letter(case["pred"], case["choices"]) or False) == case["vlmevalkit_can_infer"]
+        assert (choices.lmms_letter(case["pred"], case["choices"]) or False) == case["lmms_can_infer"]
+        assert (choices.vlmevalkit_letter(case["pred"], case["choices"]) or False) == case["vlmevalkit_can_infer"]
 
 
 def scores_of(rows):
-    metric = MMBenchScores()
+    metric = choices.MMBenchScores()
     metric.update([prediction for prediction, _ in rows], [reference for _, reference in rows])
     return metric.compute()
 
@@ -75,14 +71,8 @@ def test_all_rotations_must_be_right():
     scores = scores_of(rows)
     assert (scores["accuracy"], scores["unrotated_accuracy"], scores["circular"]) == (0.75, 1, 0.5)
     assert "unrotated_accuracy" not in scores_of(rows[1::2])
-    assert MMBenchScores.score("B.", rows[1][1]) == 1
+    assert choices.MMBenchScores.score("B.", rows[1][1]) == 1
     assert "circular" not in scores_of(rows[::2])
-
-
-def test_readings_are_not_mixed():
-    scores = scores_of([("the dog", reference(1, "B", {"A": "cat", "B": "dog"}))])
-    assert scores["accuracy"] == 0
-    assert scores["lmms_accuracy"] == scores["lmms_static_accuracy"] == scores["vlmevalkit_accuracy"] == 1
 
 
 @pytest.mark.parametrize(
@@ -103,7 +93,7 @@ def test_options_of_the_text_nan_count_for_lmms_eval_alone(text, nan, lmms, stat
         scores = scores_of([(text, {"index": 1, "answer": letter, "options": options, "nan_options": nan})])
         assert scores["lmms_accuracy"] == (letter == lmms)
         assert scores["lmms_static_accuracy"] == (letter == static)
-        plain = [plain_letter(text, options), vlmevalkit_letter(text, options)]
+        plain = [choices.plain_letter(text, options), choices.vlmevalkit_letter(text, options)]
         assert [scores["accuracy"], scores["vlmevalkit_accuracy"]] == [letter == found for found in plain]
 
 
@@ -172,13 +162,13 @@ def test_real_answers_of_llava(shared):
     ],
 )
 def test_what_an_answer_means(text, letter, lmms):
-    assert llava_letter(text) == letter
-    assert lmms_right(text, "B") is lmms
+    assert choices.llava_letter(text) == letter
+    assert choices.lmms_right(text, "B") is lmms
 
 
 def test_a_letter_beyond_the_choices_is_wrong():
-    assert llava_choice("C", 2) == -1
-    assert ScienceQAScores.score("C", {"answer": 1, "choices": 2, "image": True}) == 0
+    assert choices.llava_choice("C", 2) == -1
+    assert choices.ScienceQAScores.score("C", {"answer": 1, "choices": 2, "image": True}) == 0
 
 
 def test_reference_items(shared):
@@ -187,10 +177,10 @@ def test_reference_items(shared):
     aggregates = [case for case in cases if case["kind"] == "aggregate"]
     assert items
     for item in items:
-        assert (llava_letter(item["pred"]) or "FAILED") == item["llava_parsed_ans"]
-        assert llava_choice(item["pred"], len(item["choices"])) == item["llava_pred_idx"]
-        assert lmms_right(item["pred"], LETTERS[item["answer"]]) == item["lmms_exact_match"]
-    metric = ScienceQAScores()
+        assert (choices.llava_letter(item["pred"]) or "FAILED") == item["llava_parsed_ans"]
+        assert choices.llava_choice(item["pred"], len(item["choices"])) == item["llava_pred_idx"]
+        assert choices.lmms_right(item["pred"], choices.LETTERS[item["answer"]]) == item["lmms_exact_match"]
+    metric = choices.ScienceQAScores()
     references = [{"answer": i["answer"], "choices": len(i["choices"]), "image": i["image"]} for i in items]
     metric.update([item["pred"] for item in items], references)
     scores = metric.compute()
@@ -202,15 +192,149 @@ def test_reference_items(shared):
     assert scores["lmms_accuracy"] == pytest.approx(lmms, abs=1e-6)
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from("ABZ")), min_size=1, max_size=20))
-def test_circular_is_never_above_vanilla_of_whole_groups(rows):
-    """Every question has two rows, so a question counts for both scores alike."""
-    metric = MMBenchScores()
-    rows = dict(rows).items()
-    for question, letter in rows:
-        for rotation in (0, 1_000_000):
-            reference = {"index": question + rotation, "answer": "A", "options": {"A": "cat", "B": "dog"}}
-            metric.update(["A" if rotation else letter], [reference])
-    scores = metric.compute()
-    assert scores["circular"] <= scores["accuracy"]
-    assert scores["circular"] == sum(letter == "A" for _, letter in rows) / len(rows)
+LLAVA = {
+    "Accuracy": "accuracy", "Precision": "precision", "Recall": "recall", "F1 score": "f1", "Yes ratio": "yes_rate",
+}  # fmt: skip
+
+
+def pope_scores_of(answers, labels, categories):
+    metric = yes_no.POPEScores()
+    references = [{"label": label, "category": name} for label, name in zip(labels, categories, strict=True)]
+    metric.update(answers, references)
+    return metric.compute()
+
+
+@pytest.mark.parametrize(
+    ("text", "llava", "lmms"),
+    [
+        ("No", "no", "no"),
+        ("yes", "yes", "yes"),
+        ("Yes.", "yes", "yes."),
+        (" no ", "no", "no"),
+        ("There is, not one", "no", "there is, not one"),
+        ("It is. No", "yes", "it is. no"),
+        ("", "yes", ""),
+        ("NO", "yes", "no"),
+        ("\nno", "yes", "no"),
+        ("isn't", "yes", "isn't"),
+    ],
+)
+def test_what_a_pope_answer_means(text, llava, lmms):
+    assert (yes_no.first_sentence_answer(text), yes_no.bare_answer(text)) == (llava, lmms)
+    assert yes_no.POPEScores.score(text, {"label": llava, "category": "random"}) == 1
+
+
+def test_known_counts():
+    answers, labels = ["yes", "yes", "no", "no", "Yes!"], ["yes", "no", "yes", "no", "yes"]
+    scores = pope_scores_of(answers, labels, ["random", "random", "popular", "popular", "popular"])
+    assert scores["accuracy"] == pytest.approx(3 / 5)
+    assert scores["precision"] == pytest.approx(2 / 3)
+    assert scores["recall"] == pytest.approx(2 / 3)
+    assert scores["yes_rate"] == pytest.approx(3 / 5)
+    assert scores["accuracy_random"] == pytest.approx(1 / 2)
+    assert scores["f1_popular"] == pytest.approx(2 / 3)
+    assert scores["llava_f1"] == pytest.approx((2 / 3 + 2 / 3) / 2)
+    assert scores["lmms_accuracy"] == pytest.approx(2 / 5)
+    assert scores["lmms_recall"] == pytest.approx(1 / 2)  # "Yes!" is no missed yes there
+    assert "accuracy_adversarial" not in scores
+
+
+def test_reference_batches(shared):
+    cases = reference_cases(shared, "pope")
+    for case in cases:
+        texts, labels = [item["text"] for item in case["items"]], [item["label"] for item in case["items"]]
+        llava, lmms = case["llava_eval_pope"], case["lmms_eval_pope"]
+        assert [yes_no.first_sentence_answer(text) for text in texts] == llava["per_item_pred"]
+        hits = [float(yes_no.bare_answer(text) == label) for text, label in zip(texts, labels, strict=True)]
+        assert hits == lmms["per_item_score"]
+        scores = pope_scores_of(texts, labels, ["random"] * len(texts))
+        if llava["error"]:
+            assert llava["error"] == "ZeroDivisionError"
+            assert scores["f1"] == 0
+            assert scores["accuracy"] == pytest.approx((llava["TP"] + llava["TN"]) / len(texts))
+        else:
+            assert {name: scores[ours] for name, ours in LLAVA.items()} == pytest.approx(
+                {name: llava[name] for name in LLAVA}, abs=1e-6
+            )
+        for name in ("accuracy", "precision", "recall", "f1"):
+            assert scores[f"lmms_{name}"] == pytest.approx(lmms[name], abs=1e-6)
+        assert scores["lmms_yes_ratio"] == pytest.approx(lmms["yes_ratio_as_coded"], abs=1e-6)
+
+
+def test_real_pope_answers_of_llava(shared):
+    rows, expected = real_answers(shared, "pope_llava15_13b"), expected_scores(shared, "pope_llava15_13b")
+    scores = pope_scores_of(*([row[name] for row in rows] for name in ("pred", "label", "category")))
+    for name in ("adversarial", "popular", "random"):
+        assert scores[f"accuracy_{name}"] == pytest.approx(expected[name]["Accuracy"], abs=1e-6)
+        assert scores[f"f1_{name}"] == pytest.approx(expected[name]["F1 score"], abs=1e-6)
+    assert scores["llava_f1"] == pytest.approx(expected["mean_f1"], abs=1e-6)
+    assert scores["accuracy"] == pytest.approx(expected["overall_accuracy"], abs=1e-6)
+
+
+def mme_scores_of(rows):
+    metric = yes_no.MMEScores()
+    metric.update([row["pred"] for row in rows], [reference_of(row) for row in rows])
+    return metric.compute()
+
+
+def reference_of(row):
+    return {"answer": row["answer"].lower(), "category": row["category"], "pair": row["question_id"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "official", "lmms"),
+    [
+        ("Yes", "yes", "yes"),
+        ("no.", "no", "no"),
+        ("N", "other", "no"),
+        ("y.", "other", "yes"),
+        ("    yes", "other", "yes"),
+        ("none", "no", "no"),
+        ("eyes", "yes", "yes"),
+        ("I know", "other", "other"),
+        ("", "other", "other"),
+    ],
+)
+def test_what_an_mme_answer_means(text, official, lmms):
+    assert (yes_no.official_answer(text), yes_no.begun_answer(text)) == (official, lmms)
+
+
+def test_points_of_pairs():
+    pair = [("count/1", "yes", "yes"), ("count/1", "no", "no"), ("count/2", "yes", "yes"), ("count/2", "yes", "no")]
+    rows = [{"category": "count", "question_id": name, "pred": p, "answer": a} for name, p, a in pair]
+    scores = mme_scores_of(rows)
+    assert scores["accuracy"] == 0.75
+    assert scores["official_count"] == scores["lmms_perception"] == 75 + 50
+    assert "official_cognition" not in scores
+    alone = mme_scores_of(rows[:3])
+    assert alone["accuracy"] == 1
+    assert alone["official_perception"] == 200
+    assert {"official_count", "official_perception", "lmms_perception"} <= yes_no.MMEScores.points
+    assert "accuracy" not in yes_no.MMEScores.points
+
+
+def test_reference_set(shared):
+    lines = reference_cases(shared, "mme")
+    for case, total in zip(lines[::2], lines[1::2], strict=True):
+        items = case["items"]
+        for item in items:
+            assert yes_no.begun_answer(item["pred"]) == item["lmms_parsed"]
+            assert yes_no.MMEScores.score(item["pred"], reference_of(item)) == item["lmms_score"]
+        random.Random(0).shuffle(items)
+        scores, official = mme_scores_of(items), total["official_calculation_py"]
+        expected = {f"official_{name}": official["per_task"][name] for name in yes_no.MME_SUBTASKS}
+        expected |= {f"official_{name}": official[name] for name in ("perception", "cognition")}
+        expected |= {f"lmms_{name}": total["lmms_eval"][f"mme_{name}_score"] for name in ("perception", "cognition")}
+        expected["accuracy"] = total["plain_accuracy_lmms_parse"]
+        assert {name: scores[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+
+
+def test_real_mme_answers_of_llava(shared):
+    rows, expected = real_answers(shared, "mme_llava15_7b"), expected_scores(shared, "mme_llava15_7b")
+    scores, official = mme_scores_of(rows), expected["official_calculation_py"]
+    assert len(rows) == expected["rows"]
+    assert scores["accuracy"] == pytest.approx(expected["plain_accuracy"], abs=1e-6)
+    for name in ("perception", "cognition"):
+        assert scores[f"official_{name}"] == pytest.approx(official[name], abs=1e-6)
+    for name in yes_no.MME_SUBTASKS:
+        assert scores[f"official_{name}"] == pytest.approx(official["per_task"][name], abs=1e-6)

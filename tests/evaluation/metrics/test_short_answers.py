@@ -1,4 +1,4 @@
-"""Short answers against texts, in every reading."""
+"""Short answers against texts, in every reading; the VQA challenges' normaliser, its oddities one by one."""
 
 from __future__ import annotations
 
@@ -8,15 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.evaluation.metrics.short_answers import (
-    ANLS,
-    Answered,
-    ExactMatch,
-    RelaxedAccuracy,
-    gqa_answer,
-    levenshtein,
-    relaxed_match,
-)
+from subtoken_train.evaluation.metrics import short_answers as short
 from tests.support.vqa_cases import mean_of, reference_cases
 
 words = st.text(alphabet="ab ", max_size=7)
@@ -32,11 +24,7 @@ def by_definition(first, second):
 
 @given(words, words)
 def test_levenshtein_is_the_definition(first, second):
-    assert levenshtein(first, second) == by_definition(first, second) == levenshtein(second, first)
-
-
-def test_distance_of_texts_longer_than_a_beam():
-    assert levenshtein("x" * 60 + "abc", "abc" + "x" * 60) == 6
+    assert short.levenshtein(first, second) == by_definition(first, second) == short.levenshtein(second, first)
 
 
 @pytest.mark.parametrize(
@@ -57,15 +45,15 @@ def test_distance_of_texts_longer_than_a_beam():
     ],
 )
 def test_known_answers(prediction, answers, llava, lmms):
-    figures = ANLS.figures(prediction, {"answers": answers})
+    figures = short.ANLS.figures(prediction, {"answers": answers})
     assert figures == {"llava_anls": pytest.approx(llava), "lmms_anls": pytest.approx(lmms)}
-    assert ANLS.score(prediction, {"answers": answers}) == pytest.approx(lmms)
+    assert short.ANLS.score(prediction, {"answers": answers}) == pytest.approx(lmms)
 
 
 def test_reference(shared):
     cases = reference_cases(shared, "anls")
     for case in cases:
-        figures = ANLS.figures(case["pred"], {"answers": case["gt_answers"]})
+        figures = short.ANLS.figures(case["pred"], {"answers": case["gt_answers"]})
         assert figures["lmms_anls"] == pytest.approx(case["lmms_eval_anls"], abs=1e-6)
         if case["llava_m4c_anls"] == "ZeroDivisionError":
             assert figures["llava_anls"] == 1
@@ -86,16 +74,16 @@ def test_reference(shared):
     ],
 )
 def test_what_counts_as_equal(text, answer, llava, lmms):
-    assert ExactMatch.figures(text, {"answer": answer}) == {"accuracy": llava, "lmms_exact_match": lmms}
+    assert short.ExactMatch.figures(text, {"answer": answer}) == {"accuracy": llava, "lmms_exact_match": lmms}
 
 
 def test_reference_items(shared):
     cases = reference_cases(shared, "gqa")
-    metric = ExactMatch()
+    metric = short.ExactMatch()
     for case in cases:
-        assert gqa_answer(case["pred"]) == case["llava_converted"]
+        assert short.gqa_answer(case["pred"]) == case["llava_converted"]
         metric.update([case["pred"]], [{"answer": case["target"]}])
-        assert ExactMatch.score(case["pred"], {"answer": case["target"]}) == case["llava_gqa_correct"]
+        assert short.ExactMatch.score(case["pred"], {"answer": case["target"]}) == case["llava_gqa_correct"]
     scores = metric.compute()
     assert scores["accuracy"] == mean_of([case["llava_gqa_correct"] for case in cases])
     assert scores["lmms_exact_match"] == mean_of([case["lmms_exact_match"] for case in cases])
@@ -124,11 +112,11 @@ def test_reference_items(shared):
     ],
 )
 def test_known_answers_of_chartqa(prediction, target, right):
-    assert relaxed_match(prediction, target) is right
+    assert short.relaxed_match(prediction, target) is right
 
 
 def test_kinds_have_their_own_scores():
-    metric = RelaxedAccuracy()
+    metric = short.RelaxedAccuracy()
     metric.update(["1", "2"], [{"answer": "1", "kind": "human"}, {"answer": "1", "kind": "human"}])
     assert metric.compute() == {"relaxed_accuracy": 0.5, "human": 0.5}
     metric.update(["7", "8"], [{"answer": "7", "kind": "augmented"}] * 2)
@@ -139,10 +127,148 @@ def test_kinds_have_their_own_scores():
 def test_reference_of_chartqa(shared):
     cases = reference_cases(shared, "chartqa_relaxed")
     for case in cases:
-        assert relaxed_match(case["pred"], case["target"]) is case["lmms_eval"], case
+        assert short.relaxed_match(case["pred"], case["target"]) is case["lmms_eval"], case
 
 
 def test_share_of_answers():
-    metric = Answered()
+    metric = short.Answered()
     metric.update(["A", " ", "", "no idea"], [{}] * 4)
     assert metric.compute() == {"answered": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The Two Dogs.", "2 dogs"),
+        ("None", "0"),
+        ("eleven", "eleven"),
+        ("the one", "1"),
+        ("a an the", ""),
+        ("U.S.A.", "usa"),
+        ("5.", "5"),
+        (".5", ".5"),
+        ("8:30 p.m.", "8:30 pm"),
+        ("$1,000", "$1000"),
+        ("red,white,blue", "redwhiteblue"),
+        ("dont", "don't"),
+        ("its", "its"),
+        ("it's", "it 's"),
+        ("Im", "im"),
+        ("somebody'd", "somebodyd"),
+        ("coca-cola", "coca cola"),
+        ("coca -cola, wi-fi", "coca cola wifi"),
+        ("line\nend\ttab", "line end tab"),
+        ("  ", ""),
+    ],
+)
+def test_what_an_answer_becomes(text, expected):
+    assert short.evalai_answer(text) == expected
+
+
+def test_steps():
+    assert short.word_tokens(" She's, OK? ") == "she 's ok"
+    assert short.without_breaks("\ta\nb ") == "a b"
+    assert short.without_marks("a-b") == "a b"
+    assert short.without_marks("a -b") == "a b"
+    assert short.without_marks("x;y 1,2") == "xy 12"
+    assert short.plain_words("A  Dog wasnt THE one") == "dog wasn't 1"
+    assert short.without_marks("1,,2") == short.without_marks("1,2", short.OFFICIAL_COMMA) == "12"
+    assert short.without_marks("1,,2", short.OFFICIAL_COMMA) == "1  2"
+    assert short.without_marks("a." * 40) == "a" * 32 + "a." * 8  # only 32 full stops go
+
+
+def test_every_contraction_loses_one_apostrophe():
+    for bare, full in short.APOSTROPHES.items():
+        if bare != "somebody'd":
+            assert len(full) == len(bare) + 1
+            assert bare.replace("'", "") == full.replace("'", "")
+    assert not {"its", "were", "well", "wed", "shed", "ill"} & short.APOSTROPHES.keys()
+
+
+def test_reference_texts(shared):
+    cases = reference_cases(shared, "vqa_normalizer")
+    for case in cases:
+        text = case["input"]
+        assert short.evalai_answer(text) == case["processed"], text
+        assert short.without_marks(text) == case["punctuation_only"], text
+        assert short.plain_words(text) == case["digit_article_only"], text
+
+
+def left_out_one_by_one(answer, people):
+    terms = [min(1, sum(other == answer for j, other in enumerate(people) if j != i) / 3) for i in range(len(people))]
+    return sum(terms) / len(terms) if terms else 0
+
+
+@given(st.sampled_from("abc"), st.lists(st.sampled_from("abc"), max_size=12))
+def test_equal_to_leaving_out_one_by_one(answer, people):
+    assert short.leave_one_out(answer, people) == pytest.approx(left_out_one_by_one(answer, people), abs=1e-12)
+
+
+def test_answers_are_normalised():
+    answers = ["the nokia", "Nokia.", "NOKIA", "nokia"] + ["two"] * 6
+    assert short.SoftAccuracy.score("Nokia", {"answers": answers}) == 1
+    assert short.SoftAccuracy.score("2", {"answers": answers}) == 1
+    assert short.SoftAccuracy.score("Nokia phone", {"answers": answers}) == 0
+    assert short.SoftAccuracy.score("", {"answers": []}) == 0
+
+
+def test_textvqa_reference(shared):
+    cases = reference_cases(shared, "textvqa")
+    items = [case for case in cases if case["kind"] == "item"]
+    scores = [short.SoftAccuracy.score(case["pred"], {"answers": case["gt_answers"]}) for case in items]
+    for case, score in zip(items, scores, strict=True):
+        assert short.evalai_answer(case["pred"]) == case["submission_answer"]
+        assert score == pytest.approx(case["llava_m4c"], abs=1e-6)
+        assert score == pytest.approx(case["lmms_eval"], abs=1e-6)
+    start = 0
+    for case in cases:
+        if case["kind"] == "aggregate":
+            assert case["llava_m4c_accuracy"] == mean_of(scores[start : start + case["n"]])
+            start += case["n"]
+    assert start == len(items) > 0
+    metric = short.SoftAccuracy()
+    metric.update([case["pred"] for case in items], [{"answers": case["gt_answers"]} for case in items])
+    assert metric.compute()["accuracy"] == mean_of(scores)
+
+
+def test_vizwiz_reference(shared):
+    cases = reference_cases(shared, "vizwiz_vqa")
+    for case in cases:
+        assert short.evalai_answer(case["pred"]) == case["submission_answer"]
+        score = short.SoftAccuracy.score(case["pred"], {"answers": case["gt_answers"]})
+        assert score == pytest.approx(case["lmms_eval"], abs=1e-6)
+
+
+READINGS = {
+    "official_accuracy": lambda case: case["official_vqaeval_pct"] / 100,
+    "llava_accuracy": lambda case: case["official_vqaeval_pct_on_llava_processed"] / 100,
+    "lmms_accuracy": lambda case: case["lmms_eval"],
+}
+
+
+def test_ten_equal_answers_are_compared_as_they_are():
+    figures = short.VQAv2Accuracy.figures("Yes", {"answers": ["yes"] * 10})
+    assert figures == {"llava_accuracy": 1, "official_accuracy": 0, "lmms_accuracy": 1}
+    figures = short.VQAv2Accuracy.figures("none", {"answers": ["none"] * 10})
+    assert figures == {"llava_accuracy": 0, "official_accuracy": 1, "lmms_accuracy": 1}
+
+
+def test_answers_that_differ_are_normalised():
+    """Space alone makes no difference."""
+    people = ["2 dogs", "two dogs", "the two dogs", "Two Dogs."] + ["cat"] * 6
+    assert set(short.VQAv2Accuracy.figures("Two dogs", {"answers": people}).values()) == {1}
+    assert short.VQAv2Accuracy.score("two cats", {"answers": people}) == 0
+    assert short.VQAv2Accuracy.figures("No", {"answers": ["no"] * 9 + ["no\n"]})["official_accuracy"] == 0
+
+
+def test_vqav2_reference(shared):
+    cases = reference_cases(shared, "vqav2")
+    metric = short.VQAv2Accuracy()
+    for case in cases:
+        assert short.evalai_answer(case["pred"]) == case["llava_processed_pred"]
+        reference = {"answers": case["gt_answers"]}
+        figures = short.VQAv2Accuracy.figures(case["pred"], reference)
+        assert figures == {name: pytest.approx(expected(case), abs=1e-6) for name, expected in READINGS.items()}, case
+        metric.update([case["pred"]], [reference])
+    for name, value in metric.compute().items():
+        assert value == mean_of([READINGS[name](case) for case in cases])

@@ -1,18 +1,21 @@
-"""The HTML page: balanced, self-contained, escaped, with tables and plots; a browser has nothing to say."""
+"""The HTML page: balanced, self-contained, escaped; and where things stand in its drawings, in which colours."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import pytest
+from matplotlib.colors import to_hex
 
-from subtoken_train.evaluation.reporting.page import report_html
+from subtoken_train.evaluation.charts import COLORS, svg_of
+from subtoken_train.evaluation.reporting import page as pages
 from subtoken_train.evaluation.reporting.report import make_report
-from subtoken_train.evaluation.reporting.score_tables import PAPER_TASKS
-from tests.support.drawings import OPTIONS, find_browser
-from tests.support.report_results import answers, facts, paper_grid, register, write_run
+from subtoken_train.evaluation.reporting.score_tables import MAX_ARMS, PAPER_TASKS
+from tests.support.drawings import OPTIONS, clipped_texts, find_browser
+from tests.support.report_results import KINDS, answers, facts, paper_grid, write_run
 
 VOID = {"meta", "link", "img", "br"}
 HOSTILE = "<script>alert(1) & <img src=x onerror=alert(2)>"
@@ -52,14 +55,12 @@ class Page(HTMLParser):
 def html(tmp_path_factory):
     """The paper's seven tasks and one more, with a hostile name; a text, drawn once."""
     results = tmp_path_factory.mktemp("report") / "results"
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        register(monkeypatch, *PAPER_TASKS, "ruler")
-        paper_grid(results, PAPER_TASKS, routed=range(20))
-        hostile = facts("hostile", 0.1, reducer="fastv 0.1", anchor="fastv25_s16k4_anchor")
-        manifest = write_run(results, hostile, "pope", answers(range(3))) / "manifest.json"
-        manifest.write_text(manifest.read_text().replace('"hostile"', f'"{HOSTILE}"'))
-        write_run(results, facts("lora_only"), "ruler", answers(range(9)))
-        return report_html(make_report([results]))
+    paper_grid(results, PAPER_TASKS, routed=range(20))
+    hostile = facts("hostile", 0.1, reducer="fastv 0.1", anchor="fastv25_s16k4_anchor")
+    manifest = write_run(results, hostile, "pope", answers(range(3))) / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"hostile"', f'"{HOSTILE}"'))
+    write_run(results, facts("lora_only"), "fake", answers(range(9)))
+    return pages.report_html(make_report([results]))
 
 
 @pytest.mark.slow
@@ -106,11 +107,10 @@ def test_it_begins_with_the_verdicts_names_are_text_and_it_stays_small(html):
     assert len(html) < 600_000
 
 
-def test_scores_that_compression_could_not_change_are_grey(tmp_path, monkeypatch):
-    register(monkeypatch, "pope")
+def test_scores_that_compression_could_not_change_are_grey(tmp_path):
     late = facts("late", 0.2, acts="after prefill", eviction="snapkv 0.2")
     write_run(tmp_path, late, "pope", answers(range(9)), new_tokens=1)
-    page = Page(report_html(make_report([tmp_path])))
+    page = Page(pages.report_html(make_report([tmp_path])))
     cells = [attributes.get("class") or "" for tag, attributes in page.elements if tag == "td"]
     assert any("moot" in words for words in cells)
     assert "22.50 †" in "".join(page.text)
@@ -125,3 +125,142 @@ def test_a_browser_finds_no_error(html, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert not [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     assert "7-mean" in done.stdout
+
+
+LONG = "an_arm_with_a_name_that_goes_on_and_on" * 4
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_run(tmp_path, facts("lora"), "pope", answers(range(40)))
+    write_run(tmp_path, facts("anchor", 0.25, reducer="fastv 0.25"), "pope", answers(range(20)))
+    for name, right in (("better", 30), ("worse", 5), ("same", 20)):
+        write_run(tmp_path, facts(name, 0.25, reducer="x 0.5", anchor="anchor"), "pope", answers(range(right)))
+    return tmp_path
+
+
+@pytest.fixture
+def report(folder):
+    return make_report([folder])
+
+
+def words_of(figure) -> set[str]:
+    return {text.get_text() for text in figure.legends[0].get_texts()}
+
+
+def test_points_of_a_curve(report):
+    (curve,) = [curve for curve in report.curves if curve.name == "fastv"]
+    figure = pages.curve_chart([curve], pages.series_of(report))
+    (axes,) = figure.axes
+    assert axes.lines[0].get_xydata().tolist() == [[100, 100], [25, 50]]
+    assert axes.get_xscale() == "log"
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["25%", "50%", "100%"]
+    assert axes.get_ylabel() == "score, %"
+    assert words_of(figure) == {"FastV"}
+    whiskers = [collection.get_segments()[0] for collection in axes.collections]
+    error = 100 * curve.points[1].estimate.error
+    assert whiskers[1][:, 1].tolist() == pytest.approx([50 - error, 50 + error])
+    assert clipped_texts(figure) == []
+
+
+def test_differences_stand_at_their_numbers_in_the_arms_colours(report):
+    (table,) = report.tables
+    series = pages.series_of(report)
+    figure = pages.difference_chart(table, "pope", series)
+    (axes,) = figure.axes
+    arms = ("better", "same", "worse")
+    names = [label.get_text().replace("\n", " ") for label in axes.get_yticklabels()]
+    assert names == [f"x 50 % ({name})" for name in arms]
+    *points, zero = axes.lines
+    assert [point.get_xdata()[0] for point in points] == pytest.approx([25, 0, -37.5])
+    assert list(zero.get_xdata()) == [0, 0]
+    assert [point.get_color() for point in points] == [series[name].color for name in arms]
+    (low, _), (high, _) = axes.collections[0].get_segments()[0]
+    its = next(row.differences["pope"] for row in table.rows if row.arm.name == "better")
+    assert (low, high) == pytest.approx((100 * its.low, 100 * its.high))
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the first at the top
+    assert pages.difference_chart(table, "3-mean", series) is None
+    assert clipped_texts(figure) == []
+
+
+@pytest.mark.slow
+def test_bars_per_kind_with_the_compared_arms_first(folder):
+    for i in range(MAX_ARMS):
+        write_run(folder, facts(f"a{i}", 0.5, reducer="y 0.5"), "pope", answers(range(i)))
+    report = make_report([folder])
+    (scores,) = report.kinds
+    assert len(scores.arms) == MAX_ARMS + 5
+    assert len(scores.drawn) == MAX_ARMS
+    assert {"anchor", "better", "worse", "same"} <= set(scores.drawn)
+    series = pages.series_of(report)
+    figure = pages.kind_chart(scores, series)
+    (axes,) = figure.axes
+    bars = sorted(axes.patches, key=lambda bar: bar.get_y())
+    assert len(bars) == MAX_ARMS * len(KINDS)
+    for place, kind in enumerate(scores.kinds):
+        group = bars[place * MAX_ARMS : (place + 1) * MAX_ARMS]
+        assert [bar.get_width() for bar in group] == [100 * scores.arms[arm][kind].value for arm in scores.drawn]
+        assert [to_hex(bar.get_edgecolor()) for bar in group] == [series[arm].color for arm in scores.drawn]
+    assert words_of(figure) == {series[arm].title for arm in scores.drawn}
+    assert clipped_texts(figure) == []
+
+
+@pytest.mark.slow
+def test_an_arm_has_one_look_of_its_own_and_curves_one_colour(folder):
+    for keep in (0.5, 0.1):
+        write_run(folder, facts(f"fastv{keep}", keep, reducer=f"fastv {keep}"), "pope", answers(range(int(30 * keep))))
+    for i in range(6):
+        write_run(folder, facts(f"a{i}", 0.5, reducer=f"y{i} 0.5"), "pope", answers(range(i)))
+    report = make_report([folder])
+    series = pages.series_of(report)
+    assert set(series) == {arm.name for arm in report.arms}
+    assert len({(its.color, its.turn) for its in series.values()}) == len(series) > len(COLORS)
+    assert len({series[arm].color for arm in ("anchor", "fastv0.5", "fastv0.1")}) == 1
+    (curve,) = [curve for curve in report.curves if curve.name == "fastv"]
+    figure = pages.curve_chart([curve], series)
+    line, *points = figure.axes[0].lines[:1] + figure.axes[0].lines[1::3]
+    assert line.get_color() == series["anchor"].color
+    assert {point.arm.name for point in curve.points} == {"lora", "anchor", "fastv0.5", "fastv0.1"}
+    assert [point.get_color() for point in points][1:] == [line.get_color()] * 3
+    assert clipped_texts(pages.curve_chart(report.curves, series)) == []
+
+
+@pytest.mark.slow
+def test_what_compression_could_not_change_is_grey(folder):
+    late = facts("late", 0.25, acts="after prefill", eviction="snapkv 0.25", anchor="anchor")
+    write_run(folder, late, "pope", answers(range(40)), new_tokens=1)
+    report = make_report([folder])
+    series = pages.series_of(report)
+    bars = pages.kind_chart(report.kinds[0], series)
+    grey = [bar for bar in bars.axes[0].patches if to_hex(bar.get_edgecolor()) == pages.MOOT]
+    assert [bar.get_width() for bar in grey] == [100] * len(KINDS)
+    points = pages.difference_chart(report.tables[0], "pope", series)
+    assert [line.get_xdata()[0] for line in points.axes[0].lines if line.get_color() == pages.MOOT] == [50]
+    curves = pages.curve_chart(report.curves, series)
+    assert any(line.get_color() == pages.MOOT for line in curves.axes[0].lines)
+    for figure in (bars, points, curves):
+        assert pages.MOOT_WORDS in words_of(figure)
+        assert clipped_texts(figure) == []
+
+
+@pytest.mark.slow
+def test_names_are_whole_text(report):
+    names = [LONG, "$\\frac{<b>}$", "<script>alert(1)</script>", "\x07\ud800 & co", "名前"]
+    pairs = zip(pages.series_of(report).items(), names, strict=True)
+    titled = {arm: its._replace(title=title) for (arm, its), title in pairs}
+    for figure in (
+        pages.difference_chart(report.tables[0], "pope", titled),
+        pages.kind_chart(report.kinds[0], titled),
+        pages.curve_chart(report.curves, titled),
+    ):
+        assert clipped_texts(figure) == []
+        text = svg_of(figure, "name", "<&>", "more")
+        assert not re.search(r"<(script|b)>", text)
+        drawn = ElementTree.fromstring(text)
+        assert drawn.get("role") == "img"
+        assert [element.text for element in drawn][:2] == ["<&>", "more"]
+        ids = [element.get("id") for element in drawn.iter() if element.get("id")]
+        assert len(ids) == len(set(ids))
+        assert all(name.startswith("name-") for name in ids)
+        links = [value for element in drawn.iter() for key, value in element.items() if key.endswith("href")]
+        assert all(link.removeprefix("#") in ids for link in links)

@@ -1,4 +1,7 @@
-"""What is read from results folders. They are data: whatever stands in them, a report is made or one worded error."""
+"""What is read from results folders, which are data: whatever stands in them is reported or refused in words.
+
+And which printed row of the paper is whose, and means of printed cells.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from subtoken_train.evaluation.reporting.curves import compare_paper
 from subtoken_train.evaluation.reporting.exports import report_csv, report_latex, report_markdown
 from subtoken_train.evaluation.reporting.page import report_html
 from subtoken_train.evaluation.reporting.report import make_report
 from subtoken_train.evaluation.reporting.runs import read_results
-from tests.support.report_results import answers, facts, register, write_run
+from subtoken_train.evaluation.reporting.score_tables import PAPER_TASKS
+from tests.support.report_results import answers, facts, paper_grid, write_run
 
 ODD = [None, -1, 10**30, "x", [], {"a": {}}]
 MANIFEST, SAMPLES = "manifest.json", "samples-0-of-1.jsonl"
-
-
-@pytest.fixture(autouse=True)
-def tasks(monkeypatch):
-    register(monkeypatch, "pope", "gqa", "fake")
 
 
 @pytest.fixture
@@ -51,8 +51,7 @@ def refused(*folders) -> str:
 
 
 def with_value(content: dict, place: tuple, value: object) -> str:
-    made = json.loads(json.dumps(content))
-    inner = made
+    inner = made = json.loads(json.dumps(content))
     for key in place[:-1]:
         inner = inner[key]
     inner[place[-1]] = value
@@ -74,34 +73,23 @@ def places(content: object, path: tuple = ()) -> list[tuple]:
     return [place for key, value in content.items() for place in ((*path, key), *places(value, (*path, key)))]
 
 
-def test_scores_are_computed_anew(tmp_path):
-    place = write_run(tmp_path, facts("a"), "pope", answers(range(30)))
+def test_scores_are_computed_anew_and_an_arm_is_spread_over_folders(tmp_path):
+    place = write_run(tmp_path / "one", facts("a-seed0", seed=0), "pope", answers(range(30)))
     (place / "scores.json").write_text('{"accuracy": 0.99}')
-    (arm,) = read_results([tmp_path])
-    run = arm.runs["pope"][None]
+    write_run(tmp_path / "two", facts("a-seed1", seed=1, adapter="elsewhere"), "pope", answers(range(20)))
+    write_run(tmp_path / "two", facts("a-seed0", seed=0), "gqa", answers(range(10)))
+    write_run(tmp_path / "two", facts("less", 0.25), "pope", answers(range(30)), overhead=80)
+    arm, less = read_results([tmp_path / "one", tmp_path / "two"])
+    assert (arm.name, {task: list(runs) for task, runs in arm.runs.items()}) == ("a", {"pope": [0, 1], "gqa": [0]})
+    run = arm.runs["pope"][0]
     assert run.scores["accuracy"] == pytest.approx(0.75)
     assert run.samples.score.sum() == 30  # the records say 0.123 each
     assert len(run.samples) == run.manifest.rows
     assert run.is_mean
     assert (run.cost.shares["with_index"], run.cost.shares["prompt"], run.cost.acted) == (1, 1, False)
-
-
-def test_cost_of_a_compressed_arm(tmp_path):
-    write_run(tmp_path, facts("a", 0.25), "pope", answers(range(30)), overhead=80)
-    cost = read_results([tmp_path])[0].runs["pope"][None].cost
-    assert cost.shares["with_index"] == (8_000 + 80) / 32_000
-    assert cost.shares["prompt"] == (8_000 + 8_080) / 40_000
-    assert cost.shares["entries"] == 0.25
-    assert cost.acted
-
-
-def test_an_arm_spread_over_folders(tmp_path):
-    write_run(tmp_path / "one", facts("a-seed0", seed=0), "pope", answers(range(30)))
-    write_run(tmp_path / "two", facts("a-seed1", seed=1, adapter="elsewhere"), "pope", answers(range(20)))
-    write_run(tmp_path / "two", facts("a-seed0", seed=0), "gqa", answers(range(10)))
-    (arm,) = read_results([tmp_path / "one", tmp_path / "two"])
-    assert arm.name == "a"
-    assert {task: list(runs) for task, runs in arm.runs.items()} == {"pope": [0, 1], "gqa": [0]}
+    cost = less.runs["pope"][None].cost
+    shares = {"with_index": 8_080 / 32_000, "measured": 8_080 / 32_000, "prompt": 16_080 / 40_000, "entries": 0.25}
+    assert (cost.shares, cost.acted) == (shares, True)
 
 
 @pytest.mark.parametrize(
@@ -119,20 +107,13 @@ def test_a_run_that_cannot_be_scored(tmp_path, task, given, key, words):
     assert words in refused(tmp_path)
 
 
-def test_a_torn_last_line_is_an_incomplete_run(tmp_path):
-    path = write_run(tmp_path, facts("a"), "pope", answers(range(3))) / SAMPLES
-    path.write_bytes(path.read_bytes()[:-9])
-    run = read_results([tmp_path])[0].runs["pope"][None]
-    assert len(run.samples) == 39 == run.manifest.rows - 1
-
-
 @pytest.mark.parametrize(
     ("changes", "given", "words"),
     [
         ({"seed": 1}, {"digest": "other"}, "arm a answered different samples of pope in"),
         ({"seed": 0}, {}, "arm a, seed 0 appears twice on pope"),
         ({"nominal": 0.5, "seed": 3}, {}, "arm a has acts in prefill, but - elsewhere"),
-        ({"seed": 4, "anchor": "b"}, {}, "arm a names anchor b, but None elsewhere"),
+        ({"seed": 4, "anchor": "b"}, {}, "arm a has anchor b, but None elsewhere"),
     ],
 )
 def test_runs_that_do_not_belong_together(tmp_path, changes, given, words):
@@ -158,6 +139,9 @@ def test_any_value_anywhere_is_reported_or_refused(results, file, step):
             assert all(refused[(*place, repr(value))] for value in (None, -1, "x", [], {"a": {}})), place
 
 
+BLANK = "arm: backbone is {!r}, which 'subtoken-train evaluate' does not write"
+
+
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [
@@ -170,10 +154,7 @@ def test_any_value_anywhere_is_reported_or_refused(results, file, step):
         (("prediction",), [1, None], "prediction"),
         (("reference",), [], "reference is []"),
         (("score",), "1e999", "score is"),
-        *(
-            (("arm", "backbone"), name, f"arm: backbone is {name!r}, which 'subtoken-train evaluate' does not write")
-            for name in ("", " ", "\n")
-        ),
+        *((("arm", "backbone"), name, BLANK.format(name)) for name in ("", " ", "\n")),
     ],
 )
 def test_what_a_file_says_is_worded(results, place, value, words):
@@ -205,6 +186,7 @@ def test_anchors_of_any_shape(results, anchors):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
+        (None, "paper.json does not exist; --compare-paper takes"),
         ("[]", "no list vlm_rows"),
         ('{"vlm_rows": [], "llm_rows": 3}', "no list llm_rows"),
         ('{"vlm_rows": [7], "llm_rows": []}', "vlm_rows[0] is 7"),
@@ -214,5 +196,79 @@ def test_anchors_of_any_shape(results, anchors):
     ],
 )
 def test_files_of_printed_tables(results, tmp_path, content, words):
-    (tmp_path / "paper.json").write_text(content)
+    if content is not None:
+        (tmp_path / "paper.json").write_text(content)
     assert words in str(report(results, tmp_path / "paper.json"))
+
+
+CELLS = dict(zip(PAPER_TASKS.values(), [60.0, 50.0, 40.0, 80.0, 70.0, 65.0, 75.0], strict=True))
+LOWER = {name: value - 1 for name, value in CELLS.items()}
+
+
+def row(method: str, **changes) -> dict:
+    standard = {
+        "table": "1", "model": "LLaVA-1.5-7B", "method": method, "token_method": "FastV", "total_kv": 15.625,
+        "token_keep": 25.0, "S": 16, "K": 4, "variant": "subtoken", "scores": CELLS,
+        "printed_3m": 55.0, "printed_7m": 62.86, "printed_d3": 5.5, "printed_d7": 1.0,
+    }  # fmt: skip
+    return {**standard, **changes}
+
+
+@pytest.fixture
+def printed(tmp_path):
+    anchor = {"token_keep": 15.625, "S": None, "K": None, "variant": "token_only", "printed_d3": None}
+    rows = [
+        row("FastV25+S16K4"),
+        row("FastV25+S16K4, two stages", table="4"),
+        row("FastV25+S16K4_MLP", variant="subtoken_MLP"),
+        row("FastV25+S8K2", S=8, K=2),
+        row("VisionZip25+S16K4", token_method="VisionZip"),
+        row("13B", model="LLaVA-1.5-13B"),
+        row("FastV15.625", scores=LOWER, printed_d7=None, **anchor),
+    ]
+    language = {"table": "3", "model": "LLaMA-2-7B", "token_method": "Quest", "total_kv": 23.438, "variant": "subtoken"}
+    language |= {"method": "Quest25+S8K7", "token_keep": 25.0, "S": 8, "K": 7, "mmlu": 43.95, "printed_delta": 1.55}
+    bare = {**language, "method": "Quest23.438", "token_keep": 23.438, "S": None, "K": None, "variant": "token_only"}
+    path = tmp_path / "printed.json"
+    path.write_text(json.dumps({"vlm_rows": rows, "llm_rows": [language, {**bare, "mmlu": 42.4}]}))
+    return path
+
+
+def test_printed_recomputed_ours(tmp_path, printed):
+    paper_grid(tmp_path / "results", PAPER_TASKS)
+    found = compare_paper(read_results([tmp_path / "results"]), printed)
+    assert list(dict.fromkeys(zip(found.arm, found.row, strict=True))) == [
+        ("fastv25_s16k4", "Table 1, LLaVA-1.5-7B, FastV25+S16K4"),
+        ("fastv25_s16k4_anchor", "Table 1, LLaVA-1.5-7B, FastV15.625"),
+    ]
+    routed, anchor = (each.set_index("column") for _, each in found.groupby("arm"))
+    assert routed.printed["3-mean"] == 55
+    recomputed = {"3-mean": 50, "7-mean": 440 / 7, "Δ 3-mean": 1, "Δ 7-mean": 1}
+    assert routed.recomputed.dropna().to_dict() == pytest.approx(recomputed)
+    assert routed.ours["Δ 3-mean"].value == pytest.approx(0.15)
+    assert list(routed.index) == [*PAPER_TASKS.values(), "3-mean", "7-mean", "Δ 3-mean", "Δ 7-mean"]
+    assert "Δ 3-mean" not in anchor.index
+
+
+def test_variants_by_name(tmp_path, printed):
+    standard = {"reducer": "fastv 0.25", "groups": "S16K4 linear"}
+    for name, changes in {
+        "x_stage2": {},
+        "x_mlp": {"groups": "S16K4 mlp"},
+        "x_norm": {"groups": "S16K4 value_norm"},
+        "x_evicted": {"eviction": "snapkv 0.1"},
+        "x_olora": {},
+    }.items():
+        write_run(tmp_path / "r", facts(name, 0.2, **{**standard, **changes}), "pope", answers(range(9)))
+    llama = {"backbone": "/models/Llama-2-7b-hf", "reducer": "quest 0.25", "groups": "S8K7 linear"}
+    write_run(tmp_path / "r", facts("llama", 0.234375, **llama), "mmlu", answers(range(10)))
+    found = compare_paper(read_results([tmp_path / "r"]), printed)
+    assert {each.arm: each.row.split(", ", 2)[2] for each in found.itertuples()} == {
+        "x_stage2": "FastV25+S16K4, two stages",
+        "x_mlp": "FastV25+S16K4_MLP",
+        "llama": "Quest25+S8K7",
+    }
+    llama = found[found.arm == "llama"].set_index("column")
+    assert llama.printed.to_dict() == {"MMLU": 43.95, "Δ MMLU": 1.55}
+    assert llama.recomputed["Δ MMLU"] == pytest.approx(1.55)
+    assert llama.ours["MMLU"].value == 0.25

@@ -1,4 +1,4 @@
-"""Scores, paired differences and means by hand; rows and columns of the paper's layout; anchors and what is flagged."""
+"""Scores, paired differences, means and curves by hand; the paper's layout; anchors, and what is flagged."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subtoken_train.evaluation.intervals import bootstrap_interval, quantile_interval, resampled_means
+from subtoken_train.evaluation.reporting.curves import make_curves, method_words, within
 from subtoken_train.evaluation.reporting.runs import ArmResults, read_results
 from subtoken_train.evaluation.reporting.score_tables import (
     PAPER_TASKS,
@@ -18,12 +19,7 @@ from subtoken_train.evaluation.reporting.score_tables import (
 )
 from subtoken_train.evaluation.results import SAMPLES_GLOB
 from subtoken_train.evaluation.tasks import TASKS
-from tests.support.report_results import ROWS, answers, facts, paper_grid, register, write_run
-
-
-@pytest.fixture(autouse=True)
-def tasks(monkeypatch):
-    register(monkeypatch, *PAPER_TASKS, "ruler", "other")
+from tests.support.report_results import ROWS, answers, facts, paper_grid, register, write_run, write_subtasks
 
 
 def by_name(folder) -> dict[str, ArmResults]:
@@ -33,6 +29,7 @@ def by_name(folder) -> dict[str, ArmResults]:
 def test_score_difference_and_intervals_of_one_task(tmp_path):
     write_run(tmp_path, facts("a"), "pope", answers(range(30)))
     write_run(tmp_path, facts("b"), "pope", answers(range(4, 28)))
+    write_run(tmp_path, facts("c"), "pope", answers(range(5)), digest="others")
     arms = by_name(tmp_path)
     score = score_of(arms["a"], ["pope"])
     assert (score.value, score.n, score.form, score.marks) == (pytest.approx(0.75), 40, "fraction", ())
@@ -42,24 +39,22 @@ def test_score_difference_and_intervals_of_one_task(tmp_path):
     # six samples are +1 and 34 are 0: nothing is lost, so the interval may not go below 0
     assert 0 <= difference.low < 6 / 40 < difference.high < 0.3
     assert difference.error == pytest.approx(np.sqrt(0.15 * 0.85 / 40), rel=0.05)
+    assert difference_of(arms["a"], arms["c"], ["pope"]) == "other samples"
+    assert difference_of(arms["a"], arms["c"], ["pope", "pope"]) is None
 
 
 def test_pairing_is_by_id_and_over_shared_samples(tmp_path):
     write_run(tmp_path, facts("a"), "pope", answers(range(10))[:20], rows=40)
     write_run(tmp_path, facts("b"), "pope", answers(range(5)))
+    write_run(tmp_path, facts("c"), "gqa", answers(range(9))[:10], rows=20)
+    write_run(tmp_path, facts("none"), "gqa", [], rows=20)
     arms = by_name(tmp_path)
     difference = difference_of(arms["a"], arms["b"], ["pope"])
     assert (difference.value, difference.n) == (5 / 20, 20)
     assert difference.marks == ("incomplete: 20 of 40",)
     assert score_of(arms["a"], ["pope"]).value == pytest.approx(0.5)
-
-
-def test_other_samples_are_not_paired(tmp_path):
-    write_run(tmp_path, facts("a"), "pope", answers(range(10)))
-    write_run(tmp_path, facts("b"), "pope", answers(range(5)), digest="others")
-    arms = by_name(tmp_path)
-    assert difference_of(arms["a"], arms["b"], ["pope"]) == "other samples"
-    assert difference_of(arms["a"], arms["b"], ["pope", "pope"]) is None
+    assert score_of(arms["c"], ["gqa"]).marks == ("incomplete: 10 of 20", "partial: 20 of 40")
+    assert score_of(arms["none"], ["gqa"]) is None
 
 
 def test_a_score_that_is_no_mean_over_samples_has_no_interval(tmp_path, monkeypatch):
@@ -94,16 +89,13 @@ def test_seeds_are_averaged_and_their_spread_is_in_the_interval(tmp_path):
     arms = by_name(tmp_path)
     assert arms["a"].seeds == [0, 1]
     score = score_of(arms["a"], ["pope"])
-    assert (score.value, score.n) == (0.75, 40)
+    assert (score.value, score.n, score.high) == (0.75, 40, 1.0)
     assert score.low < 0.45  # both draws may be the worse seed
-    assert score.high == 1.0
     paired = difference_of(arms["a"], arms["b"], ["pope"])
-    assert paired.value == pytest.approx(0.1)  # seed by seed: the seeds' own spread is gone
-    assert paired.high < 0.25
-    assert paired.marks == ()
+    assert (paired.value, paired.marks) == (pytest.approx(0.1), ())
+    assert paired.high < 0.25  # seed by seed: the seeds' own spread is gone
     alone = difference_of(arms["a"], arms["c"], ["pope"])
-    assert alone.value == pytest.approx(0.25)
-    assert alone.marks == ("anchor of other seeds",)
+    assert (alone.value, alone.marks) == (pytest.approx(0.25), ("anchor of other seeds",))
 
 
 @settings(max_examples=20, deadline=None)
@@ -144,24 +136,15 @@ def test_the_papers_columns_and_order(tmp_path):
     assert [row.flags for row in table.rows] == [(), (), ()]
 
 
-def test_a_mean_stands_only_where_all_of_its_tasks_do(tmp_path):
-    paper_grid(tmp_path, ["mmbench", "textvqa", "gqa", "pope", "ruler"])
-    paper, others = make_tables(read_results([tmp_path]))
+def test_images_apart_from_text_and_no_mean_of_a_part(tmp_path, monkeypatch):
+    monkeypatch.setattr(TASKS["fake"], "modality", "text")
+    paper_grid(tmp_path, ["mmbench", "textvqa", "gqa", "fake", "other"])
+    paper, *others = make_tables(read_results([tmp_path]))
     assert paper.rows[0].scores["3-mean"].value == pytest.approx(0.9)
-    assert paper.rows[0].scores["7-mean"] is None
-    assert paper.rows[0].scores["mme"] is None
-    assert paper.rows[2].differences["7-mean"] is None
-    assert list(others.columns) == ["ruler"]
-    assert others.rows[2].differences["ruler"].value == pytest.approx(0.15)
-
-
-def test_images_apart_from_text(tmp_path, monkeypatch):
-    monkeypatch.setattr(TASKS["ruler"], "modality", "text")
-    paper_grid(tmp_path, ["ruler", "other"])
-    tables = make_tables(read_results([tmp_path]))
-    assert [(table.title, list(table.columns)) for table in tables] == [
-        ("Scores, image tasks", ["other"]), ("Scores, text tasks", ["ruler"]),
-    ]  # fmt: skip
+    assert paper.rows[0].scores["7-mean"] is paper.rows[0].scores["mme"] is paper.rows[2].differences["7-mean"] is None
+    found = [(table.title, list(table.columns)) for table in others]
+    assert found == [("Scores, image tasks", ["other"]), ("Scores, text tasks", ["fake"])]
+    assert others[1].rows[2].differences["fake"].value == pytest.approx(0.15)
 
 
 def test_arms_stand_below_their_anchor_largest_budget_first(tmp_path):
@@ -189,13 +172,12 @@ def test_flags_of_anchors(tmp_path):
         ("alone", 0.2, "absent", {}),
     ):
         write_run(tmp_path, facts(name, share, anchor=anchor), "pope", answers(range(9)), **extra)
+    less = "the anchor keeps less: 20.000% of the KV against 25.000%"
+    fewer = "measured, the anchor takes {} fewer bytes"
     assert flags(tmp_path) == {
         "anchor": (),
-        "fat": (
-            "the anchor keeps less: 20.000% of the KV against 25.000%",
-            "measured, the anchor takes 20.00% fewer bytes",
-        ),
-        "lean": ("measured, the anchor takes 0.99% fewer bytes",),
+        "fat": (less, fewer.format("20.00%")),
+        "lean": (fewer.format("0.99%"),),
         "indexed": (),
         "alone": ("its anchor absent has no results here",),
     }
@@ -229,7 +211,6 @@ def test_flags_of_compression_that_did_nothing(tmp_path):
     [
         ([-1.0] * 4, [4], None, True),  # letters
         ([-1.0] * 4, [5], None, False),  # one choice has two tokens
-        ([-1.0], [1], None, True),
         ([-1.0], [900], None, False),  # a text
         ("yes", [2], 2, False),  # two tokens are one and its end unless two were asked
         ("yes", [2], 3, True),
@@ -246,9 +227,83 @@ def test_what_compression_after_the_prompt_cannot_change(tmp_path, monkeypatch, 
     assert found.is_moot("pope") == moot
 
 
-def test_partial_and_incomplete_cells_are_marked(tmp_path):
-    write_run(tmp_path, facts("a"), "pope", answers(range(9))[:10], rows=20)
-    write_run(tmp_path, facts("b"), "pope", [], rows=20)
-    (table,) = make_tables(read_results([tmp_path]))
-    assert table.rows[0].scores["pope"].marks == ("incomplete: 10 of 20", "partial: 20 of 40")
-    assert table.rows[1].scores["pope"] is None
+@pytest.mark.parametrize(
+    ("losses", "tolerance", "expected"),
+    [
+        ([0.0, 0.2, 0.4], 0.1, (0.25, 0.25)),
+        ([0.0, 0.1, 0.4], 0.1, (0.5, 0.5)),
+        ([0.0, 0.05, 0.08], 0.1, (1.0, 1.0)),
+        ([0.0, 0.2, 0.0], 0.1, (1.0, 0.25)),  # it comes back: eq. 7 and 8 ask for the largest r
+        ([0.3, 0.4, 0.5], 0.1, None),
+        ([-0.1, 0.1, 0.3], 0.2, (0.75, 0.75)),
+    ],
+)
+def test_compression_within_a_tolerance(losses, tolerance, expected):
+    assert within([0.0, 0.5, 1.0], losses, tolerance) == (None if expected is None else pytest.approx(expected))
+
+
+def reached(curve):
+    """Tolerance -> largest r within it."""
+    return {tolerance: largest for tolerance, (largest, _) in curve.edges.items()}
+
+
+def kept(keep: float):
+    return facts("lora") if keep == 1 else facts(f"fastv{keep}", keep, reducer=f"fastv {keep}")
+
+
+def test_a_familys_curve(tmp_path):
+    for task, full in (("pope", 40), ("gqa", 20)):
+        for keep, share in ((1, 1), (0.5, 0.9), (0.25, 0.7)):
+            write_run(tmp_path, kept(keep), task, answers(range(round(full * share))))
+    write_run(tmp_path, kept(0.75), "pope", answers(range(40)))
+    (curve,) = make_curves(read_results([tmp_path]))
+    # the arm that answered pope alone takes gqa out of the family
+    assert (curve.name, curve.tasks, curve.reference) == ("fastv", ("pope",), True)
+    assert [point.kv for point in curve.points] == [1.0, 0.75, 0.5, 0.25]
+    assert [point.estimate.value for point in curve.points] == pytest.approx([1.0, 1.0, 0.9, 0.7])
+    assert [point.loss for point in curve.points] == pytest.approx([0, 0, 0.1, 0.3])
+    assert curve.span == (0, 0.75)
+    assert curve.area == pytest.approx((0.25 * 1 + 0.25 * 0.95 + 0.25 * 0.8) / 0.75)
+    assert reached(curve) == pytest.approx({0.1: 0.5, 0.2: 0.625})
+
+
+@pytest.mark.parametrize(
+    ("task", "key", "names", "primary"),
+    [("ruler", "task", ("vt", "qa_1"), "string_match"), ("longbench", "set", ("triviaqa", "hotpotqa"), "score")],
+)
+def test_every_task_of_a_benchmark_counts_in_the_loss(tmp_path, task, key, names, primary):
+    # A: 100/100/100, B: 20/10/0 at r = 0/.5/.75; of the mean curve 60/55/50 the losses would be a third of these
+    for keep, second in ((1, 0.2), (0.5, 0.1), (0.25, 0.0)):
+        write_subtasks(tmp_path, kept(keep), task, key, dict(zip(names, (1.0, second), strict=True)), primary)
+    (curve,) = make_curves(read_results([tmp_path]))
+    assert [point.loss for point in curve.points] == pytest.approx([0, 0.25, 0.5])
+    assert reached(curve) == pytest.approx({0.1: 0.20, 0.2: 0.40})
+    assert curve.reached_text(0.1) == "0.2000"
+    assert sorted(curve.scored) == sorted(f"{task}/{name}" for name in names)
+    assert curve.area == pytest.approx((0.5 * 0.575 + 0.25 * 0.525) / 0.75)
+
+
+def test_where_nothing_is_reached_it_is_said_and_two_arms_at_one_budget_are_no_curve(tmp_path):
+    for keep in (1, 0.5):
+        write_subtasks(tmp_path / "zero", kept(keep), "ruler", "task", {"vt": 1.0, "qa_2": 0.0}, "string_match")
+    (zero,) = make_curves(read_results([tmp_path / "zero"]))
+    assert (zero.edges, zero.reached_text(0.1)) == ({}, "ruler/qa_2: 0 uncompressed")
+    for name, keep in (("a", 0.5), ("b", 0.5), ("c", 0.25)):
+        write_run(tmp_path / "two", facts(name, keep, reducer=f"fastv {keep}"), "pope", answers(range(9)))
+    first, alone = make_curves(read_results([tmp_path / "two"]))
+    points = {curve.name: [point.arm.name for point in curve.points] for curve in (first, alone)}
+    assert points == {"fastv": ["a", "c"], "fastv: b": ["b"]}
+    assert (alone.reference, alone.area, alone.edges) == (False, None, {})
+
+
+def test_families(tmp_path):
+    for arm in (
+        facts("a", 0.5, reducer="fastv 0.5"),
+        facts("b", 0.5, reducer="fastv 0.5", groups="S16K4 linear"),
+        facts("c", 0.5, reducer="fastv 0.5", eviction="snapkv 1,024 tokens all int8"),
+        facts("d", 0.5, eviction="snapkv 0.3", trained=False, protocol="context_first"),
+    ):
+        write_run(tmp_path, arm, "pope", answers(range(9)))
+    assert [method_words(arm) for arm in read_results([tmp_path])] == [
+        "fastv", "fastv + S16K4 linear", "fastv 0.5 + snapkv all int8", "snapkv (untrained, context first)",
+    ]  # fmt: skip

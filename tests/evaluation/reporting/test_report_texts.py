@@ -10,17 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from subtoken_train.cli.report import print_summary
-from subtoken_train.evaluation.reporting.exports import (
-    HEADINGS,
-    latex_escape,
-    markdown_escape,
-    report_csv,
-    report_latex,
-    report_markdown,
-)
+from subtoken_train.evaluation.reporting import exports
 from subtoken_train.evaluation.reporting.page import report_html
 from subtoken_train.evaluation.reporting.report import human_names, make_report, query_aware_text, sections, verdicts
-from tests.support.report_results import ROWS, FakeAccuracy, answers, facts, register, write_run
+from tests.support.report_results import ROWS, FakeAccuracy, answers, facts, write_run
 
 SECONDS = ROWS * (0.1 + 0.2)
 """What the records of one run say."""
@@ -30,18 +23,16 @@ SECONDS = ROWS * (0.1 + 0.2)
 def small(tmp_path_factory):
     """All right against all wrong, so that every interval is a point; the anchor is incomplete."""
     folder = tmp_path_factory.mktemp("small")
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        register(monkeypatch, "ruler_4k")
-        arm = facts("our_arm", 0.25, reducer="fastv 0.5", groups="S8K0 linear", anchor="our_arm_anchor")
-        write_run(folder, arm, "ruler_4k", answers(range(40)))
-        anchor = facts("our_arm_anchor", 0.25, reducer="fastv 0.25")
-        write_run(folder, anchor, "ruler_4k", answers([])[:30], rows=40)
-        yield make_report([folder])
+    arm = facts("our_arm", 0.25, reducer="fastv 0.5", groups="S8K0 linear", anchor="our_arm_anchor")
+    write_run(folder, arm, "ruler_4k", answers(range(40)))
+    anchor = facts("our_arm_anchor", 0.25, reducer="fastv 0.25")
+    write_run(folder, anchor, "ruler_4k", answers([])[:30], rows=40)
+    return make_report([folder])
 
 
 def test_latex(small):
     assert (
-        report_latex(small)
+        exports.report_latex(small)
         == r"""% \usepackage{booktabs,xcolor}
 
 \begin{table}
@@ -62,7 +53,7 @@ $\Delta$ to FastV 25 \% &  &  &  &  & $+100.00$ {\scriptsize [+100.00, +100.00] 
 
 
 def test_csv(small):
-    text = report_csv(small)
+    text = exports.report_csv(small)
     ours = "our_arm,llava-hf/llava-1.5-7b-hf,adapters/lora,fastv 0.5,S8K0 linear,-,yes,in prefill,yes,"
     ours += ",0.250000,0.250000,0.250000,0.400000,our_arm_anchor,ruler_4k,"
     assert text.splitlines()[5:9] == [
@@ -73,14 +64,14 @@ def test_csv(small):
         ours + "kind:count,fraction,1.000000,1.000000,1.000000,0.000000,20,,,,,",
     ]
     rows = list(csv.DictReader(io.StringIO(text)))
-    assert tuple(rows[0]) == HEADINGS
+    assert tuple(rows[0]) == exports.HEADINGS
     assert [row["score"] for row in rows] == 2 * ["accuracy", "worst", "kind:colour", "kind:count"]
     assert rows[0]["value"] == "0.000000"
     assert rows[0]["marks"] == "incomplete: 30 of 40"
 
 
 def test_markdown(small):
-    text = report_markdown(small)
+    text = exports.report_markdown(small)
     for lines in (
         r"""## Scores, image tasks
 
@@ -111,28 +102,26 @@ def test_a_compressed_question_is_seen_under_either_protocol():
 
 
 def test_text_is_printed_as_it_is():
-    assert markdown_escape("a|b\n*c* <x>") == r"a\|b \*c\* \<x\>"
-    assert latex_escape(r"50% of $x_1 & {\y}#") == r"50\% of \$x\_1 \& \{\textbackslash{}y\}\#"
-    assert latex_escape("~^|<") == r"\textasciitilde{}\textasciicircum{}\textbar{}\textless{}"
+    assert exports.markdown_escape("a|b\n*c* <x>") == r"a\|b \*c\* \<x\>"
+    assert exports.latex_escape(r"50% of $x_1 & {\y}#") == r"50\% of \$x\_1 \& \{\textbackslash{}y\}\#"
+    assert exports.latex_escape("~^|<") == r"\textasciitilde{}\textasciicircum{}\textbar{}\textless{}"
 
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     """Five arms against one anchor that is right on 20 of 40; only some of them at its budget."""
     folder = tmp_path_factory.mktemp("compared")
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        register(monkeypatch, "pope")
-        write_run(folder, facts("anchor", 0.25, reducer="fastv 0.25"), "pope", answers(range(20)))
-        for name, right, changes in (
-            ("better", range(35), {}),
-            ("worse", range(5), {}),
-            ("level", range(2, 23), {}),
-            ("late", range(40), {"acts": "after prefill", "eviction": "snapkv 0.25"}),
-        ):
-            arm = facts(name, 0.25, **{"reducer": "fastv 0.5", "groups": "S8K4 linear", "anchor": "anchor", **changes})
-            write_run(folder, arm, "pope", answers(right), new_tokens=1)
-        write_run(folder, facts("fat", 0.5, reducer="fastv 0.5", anchor="anchor"), "pope", answers(range(40)))
-        yield make_report([folder])
+    write_run(folder, facts("anchor", 0.25, reducer="fastv 0.25"), "pope", answers(range(20)))
+    for name, right, changes in (
+        ("better", range(35), {}),
+        ("worse", range(5), {}),
+        ("level", range(2, 23), {}),
+        ("late", range(40), {"acts": "after prefill", "eviction": "snapkv 0.25"}),
+    ):
+        arm = facts(name, 0.25, **{"reducer": "fastv 0.5", "groups": "S8K4 linear", "anchor": "anchor", **changes})
+        write_run(folder, arm, "pope", answers(right), new_tokens=1)
+    write_run(folder, facts("fat", 0.5, reducer="fastv 0.5", anchor="anchor"), "pope", answers(range(40)))
+    return make_report([folder])
 
 
 def test_verdicts_say_what_the_intervals_say(compared):
@@ -147,8 +136,8 @@ def test_verdicts_say_what_the_intervals_say(compared):
     fat = ": no verdict, the budgets differ (nominal 50.000% against 25.000%; measured, its over ours 0.5000)."
     assert lines["FastV 50 %"] == fat
     assert len(lines) == 5
-    text = report_markdown(compared)
-    assert all(markdown_escape(line) in text for line in verdicts(compared))
+    text = exports.report_markdown(compared)
+    assert all(exports.markdown_escape(line) in text for line in verdicts(compared))
 
 
 def test_where_less_is_better_the_verdict_turns_and_the_column_says_so(compared, tmp_path, monkeypatch, capsys):
@@ -156,7 +145,6 @@ def test_where_less_is_better_the_verdict_turns_and_the_column_says_so(compared,
     changed = ({}, {"falling": True}, {"low": 0.0}, {"low": None}, {"signed": False})
     verdict = [replace(estimate, **changes).verdict for changes in changed]
     assert verdict == ["better", "worse", "level", None, None]
-    register(monkeypatch, "ruler_4k")
     write_run(tmp_path, facts("ours", 0.25), "ruler_4k", answers(range(20)))
     monkeypatch.setattr(FakeAccuracy, "higher_is_better", False)
     report = make_report([tmp_path])
@@ -168,9 +156,9 @@ def test_where_less_is_better_the_verdict_turns_and_the_column_says_so(compared,
 
 
 def test_what_compression_could_not_change_is_marked(compared):
-    assert r"\textcolor{gray}{100.00 \dag{}}" in report_latex(compared)
-    assert r"| 100.00 † \[100.00, 100.00\] |" in report_markdown(compared)
-    assert r"\textcolor{gray}{$+50.00 \dag{}$" in report_latex(compared)
+    assert r"\textcolor{gray}{100.00 \dag{}}" in exports.report_latex(compared)
+    assert r"| 100.00 † \[100.00, 100.00\] |" in exports.report_markdown(compared)
+    assert r"\textcolor{gray}{$+50.00 \dag{}$" in exports.report_latex(compared)
 
 
 @pytest.mark.parametrize(
@@ -197,9 +185,8 @@ def time_rows(folder):
     return {row["arm"]: dict(row) for row in section.frame.to_dict("records")}
 
 
-def test_methods_are_means_over_their_checkpoints(tmp_path, monkeypatch):
+def test_methods_are_means_over_their_checkpoints(tmp_path):
     """Table 6: two routed arms and one of two seeds of the anchor; the mean is over checkpoints, not over arms."""
-    register(monkeypatch, "mmlu", "ruler_4k")
     for task in ("mmlu", "ruler_4k"):
         write_run(tmp_path, facts("full"), task, answers(range(40)))
         for seed in (0, 1):
@@ -217,9 +204,8 @@ def test_methods_are_means_over_their_checkpoints(tmp_path, monkeypatch):
     assert rows["Quest 25 %"]["checkpoints"] == "2"
 
 
-def test_unequal_numbers_of_samples_have_no_mean(tmp_path, monkeypatch):
+def test_unequal_numbers_of_samples_have_no_mean(tmp_path):
     """A limited run says how many samples it timed; beside a whole one no mean is printed."""
-    register(monkeypatch, "mmlu")
     write_run(tmp_path, facts("whole", 0.25, reducer="quest 0.25"), "mmlu", answers([]))
     write_run(tmp_path, facts("part", 0.125, reducer="quest 0.125"), "mmlu", answers([])[:10])
     rows = time_rows(tmp_path)

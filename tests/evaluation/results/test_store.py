@@ -22,13 +22,7 @@ from subtoken_train.routing import RoutingConfig
 from tests.support.eval_runs import MEASURED
 
 RECORD = SampleRecord(
-    id="a",
-    kind="kind",
-    prompt_sha256="0" * 64,
-    reference={"answers": ["x"]},
-    prediction="text",
-    score=1.0,
-    **MEASURED,
+    id="a", kind="kind", prompt_sha256="0" * 64, reference={"answers": ["x"]}, prediction="text", score=1.0, **MEASURED
 )
 FACTS = ArmFacts("arm", "backbone", None, "-", "-", "-", "query_aware", "-", 1.0, None, False, None)
 

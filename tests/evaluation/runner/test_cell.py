@@ -1,15 +1,16 @@
-"""Prompts in order, without what is to be predicted, and which samples are answered together."""
+"""Prompts in order, batches of like samples, each process's device; a results folder is one run's."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scene_files import write_scenes
-from subtoken_train.evaluation.runner.cell import plan_batches, recall_prompts, record_prompts
+from subtoken_train.evaluation.runner.cell import ONE, Processes, alone, plan_batches, recall_prompts, record_prompts
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.types import Region
 from tests.support.text_families import text_family
@@ -70,3 +71,73 @@ def test_every_sample_is_in_one_batch_of_its_kind(asked, size):
 def test_long_prompts_come_first_and_together():
     asked = [Sample(str(n), "x" * n, {}) for n in (3, 9, 1, 8, 2, 7)]
     assert [[len(asked[i].prompt) for i in batch] for batch in plan_batches(asked, 2)] == [[9, 8], [7, 3], [2, 1]]
+
+
+def test_the_work_is_divided():
+    four = [Processes(rank, 4) for rank in range(4)]
+    assert all(sum(process.mine(number) for process in four) == 1 for number in range(11))
+
+
+def test_without_a_gpu_all_are_on_the_cpu_and_one_gpu_is_not_for_all(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert [ONE.device(wanted) for wanted in (None, "auto", "cpu")] == ["cpu", "auto", "cpu"]
+    assert (ONE.device("cuda:1"), Processes(1, 2).device("cpu")) == ("cuda:1", "cpu")
+    with pytest.raises(ValueError, match="device cuda:1 for 2 processes"):
+        Processes(0, 2).device("cuda:1")
+
+
+@pytest.mark.parametrize("wanted", [None, "auto", "cuda"])
+def test_each_process_takes_its_own_gpu(monkeypatch, wanted):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    # the second machine of two, with two GPUs each
+    assert [Processes(rank, 4, rank % 2).device(wanted) for rank in (2, 3)] == ["cuda:0", "cuda:1"]
+
+
+def test_what_names_no_device_goes_to_the_own_one(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: None)
+    for process in (Processes(0, 2, 0), Processes(1, 2, 1), ONE):
+        with process:
+            pass
+    assert chosen == [0, 1]
+
+
+def attempt(folder, written):
+    with alone(folder, ONE):
+        for path, text in written:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        raise ValueError("wrong")
+
+
+def fail(folder, *written):
+    with pytest.raises(ValueError, match="wrong"):
+        attempt(folder, written)
+
+
+def test_a_failure_leaves_no_folder(tmp_path):
+    cell = tmp_path / "results" / "new" / "arm" / "task"
+    fail(tmp_path / "results" / "new", (cell / "manifest.json", "{}"), (cell / "samples-0-of-1.jsonl", ""))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_answered_and_what_was_there_stays(tmp_path):
+    sample = tmp_path / "new" / "arm" / "task" / "samples-0-of-1.jsonl"
+    fail(tmp_path / "new", (sample, "{}\n"))
+    assert sample.read_text() == "{}\n"
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "notes.txt").write_text("mine")
+    fail(tmp_path / "old")
+    fail(tmp_path / "old" / "new")
+    assert sorted(path.name for path in (tmp_path / "old").iterdir()) == [".lock", "notes.txt"]
+
+
+def test_two_runs_are_refused_and_the_first_is_not_disturbed(tmp_path):
+    with alone(tmp_path / "new", ONE):
+        with pytest.raises(ValueError, match="another evaluation is writing to"), alone(tmp_path / "new", ONE):
+            pass
+        assert (tmp_path / "new").is_dir()
+    assert (tmp_path / "new").is_dir()

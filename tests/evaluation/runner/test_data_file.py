@@ -14,16 +14,8 @@ from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.evaluation.intervals import bootstrap_interval
-from subtoken_train.evaluation.runner.data_file import (
-    answer_records,
-    measure_names,
-    paired,
-    read_scores,
-    run_of,
-    verdict_words,
-    write_runs,
-    written_run,
-)
+from subtoken_train.evaluation.runner import data_file
+from subtoken_train.evaluation.runner.data_file import answer_records, read_scores, run_of, verdict_words, written_run
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.thresholds import Threshold
 from subtoken_train.inference.compression import Compression
@@ -31,6 +23,8 @@ from subtoken_train.routing import RoutingConfig
 from tests.support.commands import refused
 from tests.support.helpers import FirstVisual, compress
 from tests.support.sampling import sampled
+
+S16K4 = RoutingConfig(num_groups=16, kept_groups=4)
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +40,14 @@ def questions(drawn, tmp_path):
     return shutil.copytree(drawn, tmp_path / "scenes") / "dev.json"
 
 
+def routed(family, **reducer):
+    return compress(family, S16K4, **{"name": "fastv", "keep_ratio": 0.25, **reducer}).eval()
+
+
 @pytest.mark.slow
 def test_answers_are_in_file_order_and_batch_independent(tiny_family, questions):
-    backbone = compress(tiny_family, RoutingConfig(num_groups=16, kept_groups=4), name="fastv", keep_ratio=0.25).eval()
-    records = InstructionRecords(questions)
-    together = answer_records(backbone, records, batch_size=24, max_new_tokens=6)
-    alone = answer_records(backbone, records, batch_size=1, max_new_tokens=6)
+    backbone, records = routed(tiny_family), InstructionRecords(questions)
+    together, alone = (answer_records(backbone, records, batch_size=size, max_new_tokens=6) for size in (24, 1))
     assert [record.id for record in together.records] == [record["id"] for record in json.loads(questions.read_text())]
     told = [[(r.id, r.kind, r.prediction, r.reference, r.score) for r in x.records] for x in (together, alone)]
     assert told[0] == told[1]
@@ -66,8 +62,7 @@ def test_answers_are_in_file_order_and_batch_independent(tiny_family, questions)
 
 @sampled(("stage", "nominal"), [("embeds", 0.15625), ("decoder", 0.578125)], every=2)
 def test_nominal_and_realised_budgets_agree(tiny_family, questions, stage, nominal):
-    routing = RoutingConfig(num_groups=16, kept_groups=4)
-    backbone = compress(tiny_family, routing, name="fastv", keep_ratio=0.25, stage=stage).eval()
+    backbone = routed(tiny_family, stage=stage)
     answers = answer_records(backbone, InstructionRecords(questions), max_new_tokens=1)
     run = run_of("arm", backbone, answers, b"")
     assert (run["nominal_kv"], run["realised_kv"]) == (pytest.approx(nominal), pytest.approx(nominal))
@@ -79,8 +74,8 @@ def test_nominal_and_realised_budgets_agree(tiny_family, questions, stage, nomin
 
 
 def test_every_group_is_no_routing_and_evictions_and_precision_are_in_the_record(tiny_family, questions):
-    routing, records = RoutingConfig(num_groups=16, kept_groups=16), InstructionRecords(questions)
-    backbone = compress(tiny_family, routing, name="fastv", keep_ratio=0.25).eval()
+    records = InstructionRecords(questions)
+    backbone = compress(tiny_family, RoutingConfig(num_groups=16, kept_groups=16), name="fastv", keep_ratio=0.25).eval()
     run = run_of("arm", backbone, answer_records(backbone, records, max_new_tokens=1), b"")
     assert (run["groups"], run["nominal_kv"], run["realised_kv"]) == ("-", 0.25, 0.25)
     backbone, limits = compress(tiny_family).eval(), {"batch_size": 8, "max_new_tokens": 3, "limit": 12}
@@ -103,34 +98,26 @@ def test_a_threshold_s_bytes_stand_with_their_spread(tiny_family, questions, tmp
     assert "realised_deviation" not in written_run(by_share)
     deviation = by_threshold["realised_deviation"]
     assert deviation > 0
-    path = tmp_path / "runs.json"
-    write_runs([written_run(by_threshold, data="questions")], path)
-    facts = read_scores(path, "arm").own.facts
+    data_file.write_runs([written_run(by_threshold, data="questions")], tmp_path / "runs.json")
+    facts = read_scores(tmp_path / "runs.json", "arm").own.facts
     assert facts["KV realised"] == f"{by_threshold['realised_kv']:.3%} ± {deviation:.3%}"
 
 
 def test_what_an_answers_tokens_are_worth(tiny_family, questions):
     """A sample's figures are those of the full pass over prompt and answer that training's loss reads."""
-    backbone = compress(tiny_family, RoutingConfig(num_groups=16, kept_groups=4), name="fastv", keep_ratio=0.25).eval()
-    records = InstructionRecords(questions)
+    backbone, records = routed(tiny_family), InstructionRecords(questions)
     answers = answer_records(backbone, records, max_new_tokens=1, limit=8)
     for i, record in enumerate(records[i] for i in range(8)):
         batch = Collator(tiny_family, 512)([record])
-        result = backbone.run(batch)
         wanted_q = batch.labels_BN[batch.labels_BN >= 0]
-        logits_qV = backbone.logits(result)[0, -len(wanted_q) - 1 : -1]
+        logits_qV = backbone.logits(backbone.run(batch))[0, -len(wanted_q) - 1 : -1]
         logprob = logits_qV.log_softmax(-1).gather(1, wanted_q[:, None]).mean().item()
         assert answers.measures["log_likelihood"][i] == pytest.approx(logprob, abs=1e-4)
         assert answers.measures["token_accuracy"][i] == (logits_qV.argmax(-1) == wanted_q).double().mean().item()
 
 
 def test_references_that_cannot_be_scored(tiny_family, questions):
-    rows = json.loads(questions.read_text())[:3]
-    said = [rows[1]["conversations"][0], {"from": "gpt", "value": ""}]
-    questions.write_text(json.dumps([*rows, {**rows[1], "conversations": said}]))
-    with pytest.raises(ValueError, match="message 2, an answer, is empty; write what is said, or drop the record"):
-        InstructionRecords(questions)
-    questions.write_text(json.dumps(rows))
+    questions.write_text(json.dumps(json.loads(questions.read_text())[:3]))
     records, backbone = InstructionRecords(questions), compress(tiny_family).eval()
     online = Compression(build_eviction("h2o"), 12, unit="tokens", every=4)
     measures = answer_records(backbone, records, max_new_tokens=1, compression=online).measures
@@ -140,107 +127,83 @@ def test_references_that_cannot_be_scored(tiny_family, questions):
         answer_records(backbone, records, max_new_tokens=1)
 
 
-@pytest.mark.slow
-def test_evaluate_prints_a_table_and_writes_records(vlm_adapter, questions, tmp_path, capsys):
-    out = tmp_path / "out.json"
-    argv = ["evaluate", "--adapter", str(vlm_adapter), "--data", str(questions), "--max-new-tokens", "2"]
-    assert main([*argv, "--out", str(out)]) == 0
-    printed = capsys.readouterr().out
-    for words in ("16/64", "S4K1 linear", "15.625%", "exists_color", "KV bytes", "log-likelihood", "colour F1"):
+def evaluated(capsys, out, *words) -> tuple[str, dict]:
+    """What the command prints, and the first run of its file."""
+    assert main(["evaluate", *map(str, words), "--max-new-tokens", "2", "--out", str(out)]) == 0
+    return capsys.readouterr().out, json.loads(out.read_text())["runs"][0]
+
+
+def test_evaluate_compares_two_adapters_question_by_question(vlm_adapter, questions, tmp_path, capsys):
+    other, out = shutil.copytree(vlm_adapter, tmp_path / "other"), tmp_path / "out.json"
+    printed, record = evaluated(capsys, out, "--adapter", vlm_adapter, "--adapter", other, "--data", questions)
+    level = "+0.0 [+0.0, +0.0] points on the same 24 questions (95 % interval); by all measures: level"
+    for words in ("16/64", "S4K1 linear", "15.625%", "exists_color", "KV bytes", "log-likelihood", "colour F1", level):
         assert words in printed
-    record = json.loads(out.read_text())["runs"][0]
     assert record["eviction"] == "-"
     assert 0 < record["kv_bytes"] < 0.5 * record["dense_kv_bytes"]
     assert len(record["predictions"]) == len(record["scores"]) == len(record["measures"]["token_accuracy"]) == 24
     assert read_scores(out, record["arm"]).own.scores[-1].metric == "digit_f1"
-    assert main([*argv, "--out", str(out)]) == 2
-    assert "exists" in capsys.readouterr().err
 
 
 def test_what_is_stored_in_full_and_read_in_part_says_so(vlm_adapter, questions, tmp_path, capsys):
-    out = tmp_path / "out.json"
-    backbone = json.loads((vlm_adapter / "subtoken_config.json").read_text())["backbone"]["path"]
-    argv = ["evaluate", "--backbone", backbone, "--data", str(questions), "--max-new-tokens", "2"]
-    reads = ["--eviction", "quest_steps", "--eviction-keep", "0.25"]
-    assert main([*argv, *reads, "--eviction-option", "page_size=4", "--out", str(out)]) == 0
-    assert "read per step" in capsys.readouterr().out
-    record = json.loads(out.read_text())["runs"][0]
+    reads = ["--eviction", "quest_steps", "--eviction-keep", "0.25", "--eviction-option", "page_size=4"]
+    words = ["--backbone", vlm_adapter.parent / "backbone", "--data", questions, *reads]
+    printed, record = evaluated(capsys, tmp_path / "out.json", *words)
+    assert "read per step" in printed
     assert record["nominal_kv"] == record["realised_kv"]  # nothing is freed
     assert 0 < record["unread_bytes"] < record["kv_bytes"]
-
-
-def test_two_adapters_are_compared_question_by_question(vlm_adapter, questions, tmp_path, capsys):
-    other = shutil.copytree(vlm_adapter, tmp_path / "other")
-    argv = ["evaluate", "--adapter", str(vlm_adapter), "--adapter", str(other), "--data", str(questions)]
-    assert main([*argv, "--max-new-tokens", "2"]) == 0
-    words = "+0.0 [+0.0, +0.0] points on the same 24 questions (95 % interval); by all measures: level"
-    assert words in capsys.readouterr().out
-
-
-def test_mistakes_are_one_line(vlm_adapter, questions, capsys):
-    known = {"--adapter": vlm_adapter, "--data": questions}
-    for option, value, words in (
-        ("--adapter", "nowhere", "not an adapter folder"),
-        ("--data", "nowhere.json", "does not exist"),
-        ("--batch-size", "0", "at least 1"),
-        ("--limt", "3", "--limit"),
-    ):
-        argv = [word for pair in {**known, option: value}.items() for word in pair]
-        assert words in refused(capsys, "evaluate", *argv)
-    first = json.loads(questions.read_text())[0]
-    (questions.parent / first["image"]).unlink()
-    assert main(["evaluate", *[str(word) for pair in known.items() for word in pair]]) == 2
-    assert first["image"] in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_evaluate_compresses_and_takes_a_backbone_alone(vlm_adapter, questions, tmp_path, capsys, dummy_evictions):
     backbone = vlm_adapter.parent / "backbone"
-    argv = ["evaluate", "--data", str(questions), "--max-new-tokens", "2", "--limit", "6", "--eviction", "first_visual"]
-    argv += ["--eviction-keep", "8tokens", "--eviction-option", "window=2", "--scope", "visual", "--kv-dtype", "int8"]
-    out = tmp_path / "out.json"
-    alone = ["--backbone", str(backbone), "--reducer", "fastv", "--keep-ratio", "0.5", "--out", str(out)]
-    assert main([*argv, *alone]) == 0
-    printed = capsys.readouterr().out
+    shared = ["--data", questions, "--limit", "6", "--eviction", "first_visual", "--scope", "visual"]
+    shared += ["--eviction-keep", "8tokens", "--eviction-option", "window=2", "--kv-dtype", "int8"]
+    alone = ["--backbone", backbone, "--reducer", "fastv", "--keep-ratio", "0.5"]
+    printed, record = evaluated(capsys, tmp_path / "out.json", *shared, *alone)
     for words in ("32/64", "first_visual 8 tokens int8", f"backbone: {backbone}"):
         assert words in printed
-    record = json.loads(out.read_text())["runs"][0]
     assert (record["arm"], record["eviction"]) == ("backbone", "first_visual 8 tokens int8")
     assert record["realised_kv"] == 8 / 64
-    assert main([*argv, "--adapter", str(vlm_adapter), "--backbone", str(backbone)]) == 0
-    assert "S4K1 linear" in capsys.readouterr().out
-    assert main(["evaluate", "--data", str(questions)]) == 2
-    assert "give --adapter DIR, or --backbone PATH" in capsys.readouterr().err
+    moved = ["--adapter", vlm_adapter, "--backbone", backbone]
+    assert "S4K1 linear" in evaluated(capsys, tmp_path / "other.json", *shared, *moved)[0]
 
 
-def run(arm, **changes):
-    plain = {
-        "arm": arm,
-        "visual_tokens": "16/64",
-        "groups": "S16K4 linear",
-        "eviction": "-",
-        "nominal_kv": 0.15625,
-        "realised_kv": 0.15625,
-        "kv_bytes": 25,
-        "dense_kv_bytes": 100,
-        "data": "dev.json",
-        "data_sha256": "ab",
-        "kinds": ["color", "list", "color", "color"],
-        "scores": [1.0, 0.5, 0.0, 1.0],
-    }
-    return {**plain, **changes}
+def test_mistakes_are_one_line(vlm_adapter, questions, tmp_path, capsys):
+    known = {"--adapter": vlm_adapter, "--data": questions}
+    (tmp_path / "there.json").write_text("mine")
+    for changes, words in (
+        ({"--adapter": "nowhere"}, "not an adapter folder"),
+        ({"--data": "nowhere.json"}, "does not exist"),
+        ({"--batch-size": "0"}, "at least 1"),
+        ({"--limt": "3"}, "--limit"),
+        ({"--out": tmp_path / "there.json"}, "exists"),
+    ):
+        assert words in refused(capsys, "evaluate", *[word for pair in {**known, **changes}.items() for word in pair])
+    assert "give --adapter DIR, or --backbone PATH" in refused(capsys, "evaluate", "--data", questions)
+    first = json.loads(questions.read_text())[0]["image"]
+    (questions.parent / first).unlink()
+    assert main(["evaluate", *[str(word) for pair in known.items() for word in pair]]) == 2
+    assert first in capsys.readouterr().err
 
 
-def written(tmp_path, *runs):
-    path = tmp_path / "m.json"
-    path.write_text(json.dumps({"runs": runs}))
-    return path
+RUN = {
+    "visual_tokens": "16/64", "groups": "S16K4 linear", "eviction": "-", "nominal_kv": 0.15625, "realised_kv": 0.15625,
+    "kv_bytes": 25, "dense_kv_bytes": 100, "data": "dev.json", "data_sha256": "ab",
+    "kinds": ["color", "list", "color", "color"], "scores": [1.0, 0.5, 0.0, 1.0],
+}  # fmt: skip
+
+
+def scores(tmp_path, *changes, arm="mine"):
+    """What is read of an arm in a file of runs; the first is ``mine``."""
+    (tmp_path / "m.json").write_text(json.dumps({"runs": [{**RUN, "arm": "mine", **each} for each in changes]}))
+    return read_scores(tmp_path / "m.json", arm)
 
 
 def test_scores_by_kind_and_measures_on_a_card(tmp_path):
     measures = {"digit_f1": [None, 0.25, None, None], "log_likelihood": [-0.5, -1.5, -0.25, -0.75]}
-    older = run("older")  # a record from before there were measures
-    evaluation = read_scores(written(tmp_path, older, run("mine", measures=measures)), "mine")
+    older = {"arm": "older"}  # a record from before there were measures
+    evaluation = scores(tmp_path, older, {"measures": measures})
     assert (evaluation.data, evaluation.digest) == ("dev.json", "ab")
     assert [arm.name for arm in (evaluation.own, *evaluation.others)] == ["mine", "older"]
     together, color, listed, likelihood, digits = evaluation.own.scores
@@ -260,11 +223,9 @@ def test_scores_by_kind_and_measures_on_a_card(tmp_path):
     results = {result.metric_type: result.metric_value for result in model_index(evaluation, "task")}
     assert (results["log_likelihood"], results["digit_f1"]) == (-0.75, 25.0)
     # no F1 of an attribute: no reference describes a scene, so that a kind of this name is an exact match
-    plain = run("mine", measures={"log_likelihood": measures["log_likelihood"]})
-    scores = read_scores(written(tmp_path, plain), "mine").own.scores
-    assert [score.metric for score in scores[:3]] == ["exact_match"] * 3
-    single = read_scores(written(tmp_path, run("mine", kinds=["color"] * 4)), "mine").own.scores
-    assert [score.kind for score in single] == ["color"]  # one kind is not said twice
+    plain = scores(tmp_path, {"measures": {"log_likelihood": measures["log_likelihood"]}}).own.scores
+    assert [score.metric for score in plain[:3]] == ["exact_match"] * 3
+    assert [score.kind for score in scores(tmp_path, {"kinds": ["color"] * 4}).own.scores] == ["color"]
 
 
 ABOVE, BELOW, ZERO = (0.01, 0.02), (-0.2, -0.1), (-0.1, 0.1)
@@ -275,10 +236,7 @@ ABOVE, BELOW, ZERO = (0.01, 0.02), (-0.2, -0.1), (-0.1, 0.1)
     [
         ({"score": ABOVE, "token accuracy": ABOVE}, "ahead"),
         ({"score": ABOVE, "token accuracy": ZERO}, "ahead (score; level: token accuracy)"),
-        ({"score": ZERO, "token accuracy": ZERO}, "level"),
-        ({"score": (0.0, 0.1)}, "level"),
-        ({"score": (-0.1, 0.0)}, "level"),
-        ({"score": BELOW}, "behind"),
+        ({"score": ZERO, "token accuracy": (0.0, 0.1), "digits": (-0.1, 0.0)}, "level"),
         ({"a": BELOW, "b": ZERO, "c": BELOW, "d": ZERO}, "behind (a, c; level: b, d)"),
         ({"a": BELOW, "b": ABOVE}, "mixed (ahead: b; behind: a)"),
         ({"a": BELOW, "b": ABOVE, "c": ZERO}, "mixed (ahead: b; behind: a; level: c)"),
@@ -289,26 +247,23 @@ def test_words(intervals, words):
 
 
 def test_measures_pair_where_both_have_them():
-    assert paired([1.0, None, 0.5, None], [0.5, 1.0, None, None]) == [0.5]
-    assert measure_names([{"other": 0, "digit_f1": 0}, {"token_accuracy": 0}]) == [
-        "token_accuracy",
-        "digit_f1",
-        "other",
-    ]
+    assert data_file.paired([1.0, None, 0.5, None], [0.5, 1.0, None, None]) == [0.5]
+    named = data_file.measure_names([{"other": 0, "digit_f1": 0}, {"token_accuracy": 0}])
+    assert named == ["token_accuracy", "digit_f1", "other"]
+
+
+OTHERS, FIGURES = "answered different questions; evaluate them in one call", "must have a figure or null"
 
 
 @pytest.mark.parametrize(
     ("runs", "arm", "words"),
     [
-        *(
-            ([{}, {"arm": "other", **change}], "mine", "answered different questions; evaluate them in one call")
-            for change in ({"data_sha256": "cd"}, {"kinds": ["color"] * 4}, {"data": "test.json"})
-        ),
+        ([{}, {"arm": "other", "data_sha256": "cd"}], "mine", OTHERS),
+        ([{}, {"arm": "other", "kinds": ["color"] * 4}], "mine", OTHERS),
+        ([{}, {"arm": "other", "data": "test.json"}], "mine", OTHERS),
         ([{}], "mina", r"unknown arm of .*m.json 'mina'. Did you mean 'mine'\?"),
-        *(
-            ([{"measures": {"digit_f1": figures}}], "mine", "must have a figure or null")
-            for figures in ([0.5], [None] * 4, [0.5] * 5)
-        ),
+        ([{"measures": {"digit_f1": [0.5]}}], "mine", FIGURES),
+        ([{"measures": {"digit_f1": [None] * 4}}], "mine", FIGURES),
         ([{"measures": {"a | b": [0.5] * 4}}], "mine", "'a | b' is not the name of a measure"),
         *(([{"predictions": few}], "mine", "needs its kind and its prediction") for few in ([], ["a"] * 3)),
         ([{"measures": []}], "mine", r"measures is \[\]; it must be"),
@@ -317,4 +272,4 @@ def test_measures_pair_where_both_have_them():
 )
 def test_records_that_make_no_scores(tmp_path, runs, arm, words):
     with pytest.raises(ValueError, match=words):
-        read_scores(written(tmp_path, *(run(**{"arm": "mine", **changes}) for changes in runs)), arm)
+        scores(tmp_path, *runs, arm=arm)

@@ -68,18 +68,16 @@ def test_an_arm_may_cap_images_otherwise():
     names = [planned.arm.facts.name for planned in dry_run(grid, planned_adapter).arms]
     assert names == ["qwenvl7b_fastv25_s16k4", "qwenvl7b_fastv25_s16k4-pixels112896"]
     pool = LayoutPool(planned_adapter)
-    caps = [load_arm(spec, pool).family.max_pixels for spec in grid.arms]
-    assert caps == [1003520, 112896]
+    assert [load_arm(spec, pool).family.max_pixels for spec in grid.arms] == [1003520, 112896]
     with pytest.raises(ValueError, match="scales every image to one size"):
         dry_run(grid_of({"backbone": "checkpoints/tiny-llava", "max_pixels": 50000}), planned_adapter)
 
 
 def test_what_is_missing_is_listed(tmp_path):
     file = str(tmp_path / "none.json")
-    options = {"eviction": "prefixkv", "eviction_keep": 0.5, "eviction_options": {"calibration": file}}
-    grid = grid_of(
-        {"adapter": "runs/tiny_fastv25/adapter", **options}, tasks=("pope", "chartqa"), limit=7, data_root=tmp_path
-    )
+    arm = {"adapter": "runs/tiny_fastv25/adapter", "eviction": "prefixkv", "eviction_keep": 0.5}
+    arm |= {"eviction_options": {"calibration": file}}
+    grid = grid_of(arm, tasks=("pope", "chartqa"), limit=7, data_root=tmp_path)
     (tmp_path / "pope").mkdir()
     checked = dry_run(grid, planned_adapter)
     assert dict(checked.wanted) == {
@@ -89,13 +87,6 @@ def test_what_is_missing_is_listed(tmp_path):
     }
     assert [(task.source, task.samples) for task in checked.tasks] == [(str(tmp_path / "pope"), 7), (None, 7)]
     assert check_lines(grid, checked)[0].startswith("1 arms x 2 tasks, 14 answers")
-
-
-def test_settings_may_be_lists():
-    shares = [1.0] * ModelPool().get("checkpoints/tiny-llava").family.shape.num_layers
-    arm = {"eviction": "per_layer(snapkv)", "eviction_keep": 0.5, "eviction_options": {"shares": shares}}
-    (planned,) = dry_run(grid_of({"backbone": "checkpoints/tiny-llava", **arm}), planned_adapter).arms
-    assert planned.arm.spec.eviction_options["shares"] == shares
 
 
 @pytest.mark.parametrize(
@@ -113,17 +104,14 @@ def test_mistakes_are_refused(arm, message):
         dry_run(grid_of(arm), planned_adapter)
 
 
-def test_options_that_cannot_be_served_are_refused():
-    grid = grid_of({"backbone": "checkpoints/tiny-llama"}, tasks=("recall",))
-    task = TaskSpec(
-        "ruler_synthetic", options={"length": 1000, "tasks": ["cwe"], "tokenizer": "checkpoints/tiny-llama"}
-    )
+SERVED = {"length": 1000, "tasks": ["cwe"], "tokenizer": TEXT}
+
+
+def test_options_and_weights_that_cannot_be_served_are_refused(tmp_path):
+    grid = replace(grid_of({"backbone": TEXT}), tasks=(TaskSpec("ruler_synthetic", options=SERVED),))
     with pytest.raises(ValueError, match=r"a prompt of cwe, and its shortest text has [\d,]+; raise length to [\d,]+"):
-        dry_run(replace(grid, tasks=(task,)), planned_adapter)
-
-
-def test_a_backbone_whose_weights_are_cut_off_is_refused(tmp_path):
-    shutil.copytree(ROOT / "checkpoints" / "tiny-llama", tmp_path / "backbone")
+        dry_run(grid, planned_adapter)
+    shutil.copytree(ROOT / TEXT, tmp_path / "backbone")
     os.truncate(tmp_path / "backbone" / "model.safetensors", 100_000)
     with pytest.raises(ValueError, match="is not a whole safetensors file"):
         dry_run(grid_of({"backbone": str(tmp_path / "backbone")}, tasks=("recall",)), planned_adapter)
@@ -155,8 +143,7 @@ def test_stored_bytes_are_those_of_a_packed_cache(name, routed, keep):
     (held,) = set(arm.reducer.layer_tokens(tokens, shape.num_layers))
     groups = None
     if arm.routing is not None:
-        order = torch.rand(2, held, arm.routing.num_groups).argsort(-1)
-        groups = order < arm.routing.kept_groups
+        groups = torch.rand(2, held, arm.routing.num_groups).argsort(-1) < arm.routing.kept_groups
     key, value = torch.randn(2, 2, shape.num_kv_heads, held, shape.head_dim).unbind()
     dtype = {2: torch.bfloat16, 4: torch.float32}[shape.element_bytes]
     plan = LayerPlan(torch.arange(held).repeat(2, 1), groups)
@@ -171,9 +158,8 @@ def test_stored_bytes_are_those_of_a_packed_cache(name, routed, keep):
 def test_stored_bytes_are_those_of_an_answer(method):
     """What an eviction leaves of a text, however it divides it between heads, takes what the plan said."""
     settings = {"eviction": method, "eviction_keep": 0.5, "kv_dtype": "int4"}
-    own, whole = prepare(
-        grid_of({"backbone": TEXT, **settings}, {"backbone": TEXT, "kv_dtype": "int4"}).arms, ModelPool()
-    )
+    arms = grid_of({"backbone": TEXT, **settings}, {"backbone": TEXT, "kv_dtype": "int4"}).arms
+    own, whole = prepare(arms, ModelPool())
     model = SubTokenModel.from_pretrained(TEXT, **settings)
     prompt = model.inputs("The code of baran is amber falcon. " * 20)
     model.generate(**prompt, context_length=101, max_new_tokens=1)
@@ -182,12 +168,11 @@ def test_stored_bytes_are_those_of_an_answer(method):
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [{"eviction_keep": "32tokens"}, {"scope": "all"}, {"key_channels": 0.5}, {"kv_dtype": "kivi4"}],
+    "changed", [{"eviction_keep": "32tokens"}, {"scope": "all"}, {"key_channels": 0.5}, {"kv_dtype": "kivi4"}]
 )
 def test_bytes_that_a_prompt_decides_are_not_said(changed):
-    spec = {"backbone": TEXT, "eviction": "snapkv", "eviction_keep": 0.5, "kv_dtype": "int8"}
-    grid = grid_of({**spec, **changed}, tasks=("recall",))
+    spec = {"backbone": TEXT, "eviction": "snapkv", "eviction_keep": 0.5, "kv_dtype": "int8", **changed}
+    grid = grid_of(spec, tasks=("recall",))
     assert "stored not known before a prompt" in "\n".join(check_lines(grid, dry_run(grid, planned_adapter)))
 
 

@@ -1,4 +1,4 @@
-"""A grid runs, stops and goes on without repeating or losing anything, on one process or two."""
+"""A grid runs, stops and goes on without repeating or losing anything; known answers on the shipped models."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ import os
 import signal
 import time
 from dataclasses import replace
+from pathlib import Path
+from statistics import mean
 from types import SimpleNamespace
 
 import pytest
 
-from subtoken_train.datasets.scene_files import write_scene_split
+from subtoken_train.cli.main import main
+from subtoken_train.datasets.scene_files import write_scene_split, write_scenes
 from subtoken_train.evaluation.reporting.runs import read_results
 from subtoken_train.evaluation.reporting.score_tables import make_tables
 from subtoken_train.evaluation.results import Manifest, read_samples
 from subtoken_train.evaluation.runner import cell
 from subtoken_train.evaluation.runner.run import run_grid, too_late
-from subtoken_train.evaluation.runner.spec import ArmSpec, TaskSpec
+from subtoken_train.evaluation.runner.spec import ArmSpec, TaskSpec, expand_arms
 from subtoken_train.evaluation.tasks.task import Sample
-from tests.support.eval_runs import ROUTED, WHOLE, answers, free_port, records, scenes_grid, start
+from subtoken_train.resources import resource
+from tests.support.eval_runs import ADAPTERS, ROUTED, WHOLE, answers, free_port, records, scenes_grid, start
 from tests.support.sampling import sampled
 
 KILLED = ("scenes_pope", "scenes_gqa", "scenes_caption")
@@ -72,16 +76,6 @@ def test_killed_in_the_middle_it_goes_on(scenes, tmp_path, asked):
 
 def written(folder) -> int:
     return sum(path.read_bytes().count(b"\n") for path in folder.glob("*/*/samples-*"))
-
-
-@pytest.mark.slow
-def test_answers_do_not_depend_on_the_batch(scenes, tmp_path):
-    one, eight = (
-        scenes_grid(scenes, tmp_path / str(size), ROUTED, tasks=("scenes_textvqa", "scenes_caption"), batch_size=size)
-        for size in (1, 8)
-    )
-    for first, second in zip(run_grid(one), run_grid(eight), strict=True):
-        assert answers(first) == answers(second)
 
 
 @sampled("finished", [0, 2], every=2)
@@ -178,3 +172,83 @@ def test_it_is_not_said_of_continuations_of_several_words(choices, noted):
     arm, task = SimpleNamespace(facts=SimpleNamespace(name="late"), spec=spec), SimpleNamespace(name="asked")
     samples = [Sample("1", "Which?", {}, choices=(" C",)), Sample("2", "Which?", {}, choices=tuple(choices))]
     assert bool(too_late([arm], [(task, samples)])) == noted
+
+
+@pytest.mark.slow
+def test_seeds_of_a_random_selector_are_arms_of_their_own(scenes, tmp_path):
+    arms = expand_arms({"adapter": ROUTED.adapter, "selector": "random", "seed": [1, 2, 0]})
+    folders = run_grid(scenes_grid(scenes, tmp_path, *arms, replace(ROUTED, selector="random"), limit=40))
+    facts = [Manifest.read(folder).arm for folder in folders]
+    assert [(arm.name.removeprefix("tiny_fastv25_s16k4-seed0-"), arm.seed) for arm in facts] == [
+        ("random-seed1", 1), ("random-seed2", 2), ("random-seed0", 0), ("random", 0),
+    ]  # fmt: skip
+    one, two, zero, own = ({k: r.prediction for k, r in read_samples(folder).items()} for folder in folders)
+    assert one != two
+    assert zero == own
+
+
+@pytest.mark.slow
+def test_a_budget_of_one_is_the_backbone(scenes, tmp_path):
+    backbone = ArmSpec(backbone="checkpoints/tiny-llava")
+    kept = [
+        replace(backbone, name="reducer", reducer="fastv", keep_ratio=1.0),
+        replace(backbone, name="eviction", eviction="snapkv", eviction_keep=1.0, scope="visual"),
+        replace(backbone, name="context_first", protocol="context_first"),
+    ]
+    alone, *others = (
+        {key: record.prediction for key, record in read_samples(folder).items()}
+        for folder in run_grid(scenes_grid(scenes, tmp_path, backbone, *kept, limit=40))
+    )
+    assert all(other == alone for other in others)
+
+
+@pytest.mark.slow
+def test_the_anchor_costs_at_least_as_much_after_an_eviction(scenes, tmp_path):
+    """Shares of few entries: 4 of 16 routed tokens cost 2.5 whole ones; of the anchor's 10 it is 3, rounded up."""
+    evicted = replace(ROUTED, eviction="streaming_llm", eviction_keep=0.25)
+    folders = run_grid(scenes_grid(scenes, tmp_path, evicted, limit=4, anchors="auto"))
+    ours, theirs = (list(read_samples(folder).values()) for folder in folders)
+    for mine, its in zip(ours, theirs, strict=True):
+        assert (mine.region_bytes - mine.index_bytes) * 6 == its.region_bytes * 5
+        assert its.region_bytes == its.region_dense_bytes * 3 / 64
+
+
+@pytest.mark.slow
+def test_recall_under_quest(tmp_path):
+    names = ("tinylm_lora_only", "tinylm_quest25_s16k12", "tinylm_quest25_s8k6_anchor")
+    grid = scenes_grid(tmp_path, tmp_path, *(ArmSpec(adapter=f"{ADAPTERS}/{name}") for name in names), anchors="auto")
+    tasks = (TaskSpec("recall", options={"contexts": 24}),)
+    folders = run_grid(replace(grid, tasks=tasks, batch_size=8))
+    whole, routed, anchor = (mean(r.score for r in read_samples(folder).values()) for folder in folders)
+    assert whole == 1
+    assert anchor < routed < whole
+    assert Manifest.read(folders[1]).arm.anchor == Manifest.read(folders[2]).arm.name
+
+
+ADAPTER = str(resource("checkpoints/adapters/tiny_lora_only"))
+
+
+@pytest.mark.slow
+def test_scenes_are_read_where_they_were_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    argv = ["evaluate", "--adapter", ADAPTER, "--tasks", "scenes_pope", "--limit", "2", "--out", "results/x"]
+    assert main(argv) == 2
+    assert "data/scenes is read unless a folder is named: subtoken-train data scenes" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    write_scenes("data/scenes", train=1, dev=1, test=10)
+    assert main(argv) == 0, capsys.readouterr().err
+    (folder,) = Path("results/x").glob("*/scenes_pope")
+    assert Manifest.read(folder).source == "data/scenes"
+
+
+def test_a_device_that_is_not_there_leaves_no_suite(tmp_path, capsys):
+    out = tmp_path / "mini"
+    assert main(["evaluate", "--suite", "mini", "--device", "cuda:77", "--out", str(out)]) == 2
+    assert "unknown device of this machine 'cuda:77'" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_split_has_records(tmp_path, capsys):
+    assert main(["data", "scenes", "--out", str(tmp_path / "scenes"), "--dev", "0"]) == 2
+    assert "--dev 0 must be at least 1" in capsys.readouterr().err
+    assert not (tmp_path / "scenes").exists()

@@ -54,7 +54,7 @@ def test_overrides_replace_what_the_file_says(tmp_path):
     ("content", "message"),
     [
         ("arms: [", "invalid YAML"),
-        ("- a", "must be a mapping"),
+        ("- a", "it must be a group of keys"),
         ({**GRID, "arm": []}, "unknown key.*'arm'.*Did you mean 'arms'"),
         ({**GRID, "arms": {}}, "arms is {}; it must be a list"),
         ({**GRID, "arms": []}, "a grid needs arms"),
@@ -78,10 +78,7 @@ def test_overrides_replace_what_the_file_says(tmp_path):
         ({**GRID, "arms": [{"adapter": []}]}, "empty list"),
         ({**GRID, "arms": [{"adapter": ["a", "b"], "name": "one"}]}, "stands for several"),
         ({**GRID, "arms": [{"adapter": "a", "eviction": "snapkv"}]}, "eviction: snapkv needs eviction_keep"),
-        (
-            {**GRID, "arms": [{"adapter": "a", "eviction_keep": 0.1}]},
-            "_options and scope need eviction: NAME",
-        ),
+        ({**GRID, "arms": [{"adapter": "a", "eviction_keep": 0.1}]}, "_options and scope need eviction: NAME"),
         ({**GRID, "arms": [{"adapter": "a", "protocol": "blind"}]}, "unknown protocol 'blind'"),
         ({**GRID, "arms": [{"backbone": "a", "reducer": "fastv"}]}, "arm a: reducer and keep_ratio go together"),
         ({**GRID, "arms": [{"backbone": "a", "selector": "random"}]}, "needs groups, S and K"),

@@ -1,8 +1,10 @@
-"""The sub-token paper's Table 3 on MMLU's real questions: every arm is served, and matched arms hold equal bytes."""
+"""The paper's grids arm by arm, and MMLU's real questions: every arm is served, matched arms hold equal bytes."""
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -13,14 +15,23 @@ import yaml
 
 from checkpoints import tiny_llama
 from subtoken_train.cli.main import main
-from subtoken_train.evaluation.results import read_samples
+from subtoken_train.datasets.scene_files import write_scene_split
+from subtoken_train.evaluation.reporting.runs import read_results
+from subtoken_train.evaluation.results import Manifest, read_samples
+from subtoken_train.evaluation.runner.arms import load_arm, prepare
+from subtoken_train.evaluation.runner.cell import ONE, Cell
+from subtoken_train.evaluation.runner.run import run_grid
+from subtoken_train.evaluation.runner.spec import ArmSpec, TaskSpec, read_grid
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.inference.pool import ModelPool
 from subtoken_train.reducers import build_reducer
 from subtoken_train.resources import recipe_text
 from subtoken_train.types import Region
 from tests.support import places
 from tests.support.eval_runs import write_tiny_adapter
+from tests.support.helpers import save_backbone
+from tests.support.places import RECIPES
 from tests.support.prompt_views import context_view
 
 GRIDS = ("table3_llama7b", "table3_qwen7b")
@@ -107,3 +118,83 @@ def test_the_grid_runs_on_random_weights(lengths, shared, tmp_path, monkeypatch,
             its = records[anchor][key]
             token = its.region_dense_bytes / its.entries_before * tiny_llama.LAYERS
             assert 0 <= its.region_bytes - (ours.region_bytes - ours.index_bytes) < token
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "arms"), [("table4_llava7b", 25), ("section35_llava7b", 12)])
+def test_every_arm_answers(tiny_family, tmp_path, name, arms):
+    """Each arm keeps its percentage of the visual KV, measured, and an anchor holds its arm's bytes."""
+    grid = read_grid(RECIPES / "eval" / f"{name}.yaml")
+    source = BackboneConfig(path=str(save_backbone(tiny_family, tmp_path / "backbone")))
+    write_scene_split(tmp_path / "scenes", "test", 4, seed=3)
+    names = [Path(arm.adapter).parent.name for arm in grid.arms]
+    made = {each: str(write_tiny_adapter(each, source, tmp_path / "runs")) for each in names}
+    small = replace(
+        grid,
+        arms=tuple(replace(arm, adapter=made[each]) for arm, each in zip(grid.arms, names, strict=True)),
+        tasks=(TaskSpec("scenes_pope", str(tmp_path / "scenes")),),
+        out=tmp_path / "results",
+        data_root=None,
+        limit=2,
+        anchors="none",
+    )
+    folders = run_grid(small)
+    assert len(folders) == len(names) == arms
+    assert all(len(read_samples(folder)) == 2 for folder in folders)
+    for results in read_results([small.out]):
+        (run,) = results.runs["scenes_pope"].values()
+        share = 1.0 if "lora_only" in results.name else 0.15625 if "25_" in results.name else 0.078125
+        assert run.cost.shares["measured"] == pytest.approx(share), results.name
+        assert run.cost.seconds > 0
+        assert Manifest.read(run.folder).rows == 2
+
+
+@pytest.fixture
+def golden(shared):
+    lines = (shared / "golden_eval/lm_loglikelihood/set_a.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if row["kind"] == "multiple_choice"]
+    return {f"{row['subject']}/{row['index']}": row for row in rows}
+
+
+@pytest.fixture
+def asked(golden, shared):
+    """The task, and those of its 14,042 samples that have a reference."""
+    task = build_task("mmlu", shared / "realdata/mmlu", num_fewshot=0)
+    samples = task.samples()
+    assert len(samples) == 14_042
+    return task, [sample for sample in samples if sample.id in golden]
+
+
+def answered(shared, tmp_path, asked, **settings):
+    pool = ModelPool()
+    (arm,) = prepare([ArmSpec(backbone=str(shared / "realdata/tinystories/hf"), **settings)], pool)
+    cell = Cell(arm, asked[0], asked[1], tmp_path / "cell", batch_size=4)
+    cell.answer(load_arm(arm.spec, pool), ONE)
+    return arm.facts, read_samples(cell.folder)
+
+
+@pytest.mark.slow
+def test_uncompressed_they_are_the_reference(shared, tmp_path, golden, asked):
+    facts, found = answered(shared, tmp_path, asked)
+    assert found.keys() == golden.keys()
+    for key, row in golden.items():
+        assert found[key].prediction == pytest.approx(row["loglikelihood"], abs=1e-4)
+        assert found[key].score == float(row["pred"] == row["answer"])
+        assert found[key].entries_after == found[key].entries_before
+    assert facts.acts == "-"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "acts"),
+    [
+        ({"reducer": "quest", "keep_ratio": 0.5, "reducer_options": {"page_size": 4, "window": 4}}, "in prefill"),
+        ({"eviction": "snapkv", "eviction_keep": 0.3, "protocol": "context_first"}, "after prefill of the context"),
+    ],
+)
+def test_compressed_they_differ_and_the_records_say_so(shared, tmp_path, golden, asked, settings, acts):
+    facts, found = answered(shared, tmp_path, asked, **settings)
+    assert facts.acts == acts
+    for key, row in golden.items():
+        assert found[key].prediction != pytest.approx(row["loglikelihood"], abs=1e-4)
+        assert 0 < found[key].entries_after < found[key].entries_before
