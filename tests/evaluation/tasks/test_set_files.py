@@ -79,7 +79,6 @@ def entries(path):
         (cells, 'a,b\n1,2\n3,"4', ", line 3: unexpected end of data"),
         (cells, b"a,b\n1,\xff\n", " is not UTF-8"),
         (cells, "a,b\n1,2\n1,\0\n", ", line 3: holds a NUL character"),
-        (cells, "a,b\n1,2\n1,\0\n", ", line 3: holds a NUL character"),
     ],
 )
 def test_files_that_cannot_be_read(write, tmp_path, read, text, message):
