@@ -26,7 +26,7 @@ here; Gemma 4 (`gemma4`), whose layers have heads of two widths; Qwen3.5 (`qwen3
 instead of keys and values; LLaVA-OneVision-1.5 and others that are published with code of their own, which is never
 run.
 
-| backbone | model_type | pictures | licence | reducers |
+| backbones | model_type | pictures | licence | reducers |
 |---|---|---|---|---|
 """
 
@@ -62,15 +62,14 @@ _NOT = ("Gemma2", "Gemma4Text", "GptOss", "Qwen3_5Text", "DeepseekV3", "Mamba", 
 
 def families_page() -> str:
     """The text of ``families.md``."""
-    rows, kinds = [], dict.fromkeys(FAMILIES.values())
+    kinds, models = dict.fromkeys(FAMILIES.values()), dict[str, list[str]]()
     for family in kinds:
         for name, make in family.published.items():
-            config = make()
-            licence = family.licences.get(name)
+            config, licence = make(), family.licences.get(name)
             said = "ask the backbone" if licence is None else licence.name or licence.identifier
-            rows.append(
-                f"| {name} | `{config.model_type}` | {_pictures(family)} | {said} | {_fitting(family, config)} |\n"
-            )
+            facts = f"`{config.model_type}` | {_pictures(family)} | {said} | {_fitting(family, config)}"
+            models.setdefault(facts, []).append(name)
+    rows = [f"| {', '.join(names)} | {facts} |\n" for facts, names in models.items()]
     return "".join([FAMILIES_HEAD, *rows, *map(_family_card, kinds), DECODERS_HEAD, *map(_decoder_row, (*_HAS, *_NOT))])
 
 
