@@ -21,28 +21,24 @@ from tests.support.places import recipe
 from tests.support.text_families import text_model
 
 RECIPE = recipe("tiny_fastv25_s16k4")
+OFF = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+QUIET: dict[str, Any] = {"accelerator": "cpu", **OFF}
+"""Of a trainer that prints, logs and saves nothing."""
 
 
 def tiny_fit(folder: Path, family: Family) -> Callable[..., list[str]]:
     """Write backbone and scenes; a function from extra arguments to the argv of a short fit under ``folder``."""
     save_backbone(family, folder / "backbone")
     write_scenes(folder / "scenes", train=48, dev=10, test=10)
+    settings = (
+        "--data.batch_size=8 --trainer.max_steps=6 --trainer.log_every_n_steps=1 "
+        "--trainer.enable_progress_bar=false --trainer.enable_model_summary=false"
+    ).split()
 
     def argv(*extra: str, output: str = "run") -> list[str]:
-        return [
-            "fit",
-            "--config",
-            str(RECIPE),
-            f"--model.backbone.path={folder / 'backbone'}",
-            f"--data.train_file={folder / 'scenes' / 'train.json'}",
-            "--data.batch_size=8",
-            "--trainer.max_steps=6",
-            "--trainer.log_every_n_steps=1",
-            "--trainer.enable_progress_bar=false",
-            "--trainer.enable_model_summary=false",
-            f"--output_dir={folder / output}",
-            *extra,
-        ]
+        places = {"config": RECIPE, "model.backbone.path": folder / "backbone", "output_dir": folder / output}
+        places["data.train_file"] = folder / "scenes/train.json"
+        return ["fit", *(f"--{name}={place}" for name, place in places.items()), *settings, *extra]
 
     return argv
 
@@ -80,16 +76,7 @@ def fit(
     **limits: Any,
 ) -> L.Trainer:
     """Fit, three epochs unless limits say otherwise; nothing is printed, logged or saved."""
-    trainer = L.Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
-        callbacks=[callback] if callback else [],
-        **(limits or {"max_epochs": 3}),
-    )
+    settings = QUIET | {"use_distributed_sampler": False, "num_sanity_val_steps": 0} | (limits or {"max_epochs": 3})
+    trainer = L.Trainer(callbacks=[callback] if callback else [], **settings)
     trainer.fit(module, data, ckpt_path=checkpoint)
     return trainer

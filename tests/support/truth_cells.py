@@ -226,15 +226,8 @@ def full_matrix(levels: Sequence[str] = ()) -> list[Cell]:
 
 MOST_CELLS = 6100  # drawn of some 38,000; they take an hour of a core
 CELLS_OF_LEVEL = 40
-PLAIN_CELL = {
-    "family": "llama",
-    "reducer": "none",
-    "selector": "none",
-    "layout": "contiguous",
-    "groups": "8/3",
-    "budget": "per_token",
-    "precision": "fp32",
-}
+PLAIN_CELL = {name: level for name, level in CELL.items() if name != "eviction"}
+PLAIN_CELL |= {"family": "llama", "reducer": "none", "selector": "none"}
 """A language model without compression, for tests that add some."""
 
 ACTING = ["eviction", "batch", "protocol", "precision"]
@@ -331,14 +324,8 @@ def batch_of(cell: Cell) -> Batch:
     return prompts(family_of(cell["family"]), kind, side == "left", videos=shows_videos(cell.get("reducer", "none")))
 
 
-STEPS = {
-    "int8": 1 / 127,
-    "int4": 1 / 7,
-    "int4_rotated": 1 / 7,
-    "int8_channel": 1 / 255,
-    "kivi4": 1 / 15,
-    "kivi2": 1 / 3,
-}
+_TOPS = {"int8": 127, "int4": 7, "int4_rotated": 7, "int8_channel": 255, "kivi4": 15, "kivi2": 3}
+STEPS = {name: 1 / top for name, top in _TOPS.items()}
 """Formats that round: a step of their codes, as a share of the largest number of a vector or block."""
 EXACT, EDGE, TIED, TIMES = 1e-4, 3e-6, 0.4, 2.0
 """Bounds.
