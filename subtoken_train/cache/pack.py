@@ -101,15 +101,13 @@ def plan_marks(plan: LayerPlan, kv_heads: int, width: int, layout: Layout, form:
         kinds = [
             replace(kind, cut=cut, marks_RM=kind.marks_RM & (cut_RM == cut)) for kind in kinds for cut in (True, False)
         ]
-    if form.run > 1:
-        kinds = [each for kind in kinds for each in _by_runs(kind)]
+    if form.run > 1:  # the first entries fill runs, the others stay in the model's dtype
+        sorted_kinds, kinds = kinds, []
+        for kind in sorted_kinds:
+            early_RM = kind.marks_RM.cumsum(-1) <= form.rounded(kind.marks_RM.sum(-1, keepdim=True))
+            kinds.append(replace(kind, marks_RM=kind.marks_RM & early_RM))
+            kinds.append(replace(kind, marks_RM=kind.marks_RM & ~early_RM, form=MODEL))
     return PlanMarks(each_head(rows_BM), kinds, flags_RSM, piece_bit, bit_of, plan.cut_keys)
-
-
-def _by_runs(kind: Kind) -> tuple[Kind, Kind]:
-    marks_RM = kind.marks_RM
-    early_RM = marks_RM.cumsum(-1) <= kind.form.rounded(marks_RM.sum(-1, keepdim=True))
-    return replace(kind, marks_RM=marks_RM & early_RM), replace(kind, marks_RM=marks_RM & ~early_RM, form=MODEL)
 
 
 def read_counts(
