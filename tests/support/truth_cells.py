@@ -34,8 +34,22 @@ from tests.support.kvzap_files import settings_for
 from tests.support.plain_parts import note_pages, noting_feedback
 from tests.support.reference import SampleTruth, closed_up, in_fp32, recompute, rounded, tapped, truths
 from tests.support.sampling import Cell
-from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN, PAST, READING, RECENT, SHORT, schedules_of
-from tests.support.truth_models import FAMILIES, OF_TEXT, TEXT, TINY, family_of, prompts
+from tests.support.truth_models import (
+    CHAINS,
+    FAMILIES,
+    KV_HEADS,
+    OF_TEXT,
+    OWN,
+    PAST,
+    READING,
+    RECENT,
+    SHORT,
+    TEXT,
+    TINY,
+    family_of,
+    prompts,
+    schedules_of,
+)
 
 CELL = {
     "family": "llava_gqa",
