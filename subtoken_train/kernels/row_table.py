@@ -50,8 +50,7 @@ SHORTEST = 128  # entries of a stretch, at least
 PROGRAMS = 4  # programs for each multiprocessor, about
 
 _CODES = [each.code_dtype(torch.float32) for each in FORMATS.values() if each.rounds]
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, *_CODES)
-"""Dtypes that the kernels read."""
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, *_CODES)  # dtypes that the kernels read
 
 
 class Alike(NamedTuple):

@@ -26,8 +26,7 @@ from tests.support.places import recipe
 from tests.support.run_folders import adapter_tensors
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-TIMEOUT = 400
-"""Seconds; a run takes ten on an idle machine."""
+TIMEOUT = 400  # seconds; a run takes ten on an idle machine
 SPLIT = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 """Stage 3 keeps small tensors whole, and in a tiny model all are small."""
 

@@ -23,8 +23,7 @@ from tests.support.tiny_parts import assembled
 TINY = tiny_families()
 FAMILIES = [name for name, tiny in TINY.items() if tiny.crossed]
 TEXT = [name for name, tiny in TINY.items() if tiny.picture is None]
-OF_TEXT = ("quest", "compactor", "expected_attention")
-"""Reducers of a language model's context."""
+OF_TEXT = ("quest", "compactor", "expected_attention")  # reducers of a language model's context
 SAMPLES = {
     "one": [(1, 6)],
     "three": [(1, 6), (2, 9), (1, 4)],
@@ -176,8 +175,7 @@ PAST = {"threshold(random)": 0.5, "threshold(kvzap)": 0.0}
 Attention and angles hang on their number: ``tests/inference/test_threshold_budgets.py`` tries those methods.
 """
 RECENT = 3
-READING = ("read_pages", "quest_steps")
-"""What frees nothing and reads pages."""
+READING = ("read_pages", "quest_steps")  # what frees nothing and reads pages
 
 
 @cache
