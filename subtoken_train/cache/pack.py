@@ -368,7 +368,6 @@ def with_pages(blocks: list[Block], reading: PageReading) -> list[Block]:
 
 
 def _page_counts(reading: PageReading, rows_R: Tensor, chosen_RM: Tensor, forced_RP: Tensor) -> Tensor:
-    """Return how many whole pages a step reads of each row, int64 [R]."""
     pages, size = forced_RP.shape[1], reading.size
     free_R = (~forced_RP).sum(-1)
     always_R = chosen_RM.sum(-1) - free_R * size  # of those it chooses among; pages that are not forced hold no others
