@@ -148,7 +148,7 @@ class Int8(Format):
 
     def read(self, payload: Payload) -> Tensor:
         assert payload.scale is not None
-        return (self._codes(payload.data).float() * payload.scale.float()).to(payload.dtype)
+        return self._codes(payload.data).float().mul_(payload.scale.float()).to(payload.dtype)
 
     def _codes(self, data: Tensor) -> Tensor:
         return data
@@ -169,7 +169,7 @@ class Int4(Int8):
         return Payload(packed_codes((codes + 8).to(torch.uint8), self.bits), scale, dtype, self)
 
     def _codes(self, data: Tensor) -> Tensor:
-        return unpacked_codes(data, self.bits).to(torch.int8) - 8
+        return unpacked_codes(data, self.bits).view(torch.int8).sub_(8)
 
 
 @dataclass(frozen=True)
@@ -307,8 +307,11 @@ def packed_codes(codes: Tensor, bits: int) -> Tensor:
 
 def unpacked_codes(data: Tensor, bits: int) -> Tensor:
     """Return the codes of ``packed_codes``."""
+    if bits == 8:
+        return data
     mask = (1 << bits) - 1
-    return torch.stack([data >> shift & mask for shift in range(0, 8, bits)], -1).flatten(-2)
+    parts = [data & mask, *(data >> shift & mask for shift in range(bits, 8 - bits, bits)), data >> 8 - bits]
+    return torch.stack(parts, -1).flatten(-2)
 
 
 def _pieces(vectors: Tensor) -> str:
