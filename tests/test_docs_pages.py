@@ -16,9 +16,8 @@ from subtoken_train.inference import cache_file
 from subtoken_train.resources import shipped_recipe
 from subtoken_train.training import checkpoints
 from tests.kernels import test_interpreter
-from tests.support.places import ROOT, shown
+from tests.support.places import ROOT, real_folder, shown
 from tests.support.readme_blocks import README, Reader, blocks
-from tests.support.real_models import real_folder
 from tests.support.sampling import sampled
 from tests.test_architecture import PACKAGE, RANK
 

@@ -131,7 +131,6 @@ def sample_shares(blocks: list[Block], tail_BhTd: Tensor, fill_bytes: int = 0, b
 
 
 def _add_routed(share: Share, keys: Payload, values: RoutedValues, place: int, width: int) -> None:
-    """Add the routed entries of the block's row ``place`` to its sample's share."""
     count, pieces, own = len(keys.data), len(values.piece_bit), values.pieces
     stored = values.bounds[(place + 1) * pieces] - values.bounds[place * pieces]
     in_index = 0 if values.index is None else values.index.element_size() * stored

@@ -17,8 +17,7 @@ from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.forks import undoing
 from subtoken_train.kernels.row_table import Workspace
 
-RESERVED = 1024
-"""Tokens that are given room at once at most; an answer that goes on grows by slacks."""
+RESERVED = 1024  # tokens that are given room at once at most; an answer that goes on grows by slacks
 
 
 class Evictor(Protocol):

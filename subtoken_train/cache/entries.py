@@ -25,8 +25,7 @@ from subtoken_train.kernels.formats import Format, Payload, Stored, concatenated
 from subtoken_train.kernels.storage import Block, BlockPart, Fill, RoutedValues, dense_keys, dense_values, stored_flags
 from subtoken_train.types import LayerPlan, Region
 
-STAYS = 128
-"""Added to the region of an entry that never competes."""
+STAYS = 128  # added to the region of an entry that never competes
 
 
 @dataclass

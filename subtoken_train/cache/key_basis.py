@@ -24,11 +24,9 @@ from torch import Tensor
 
 from subtoken_train.functional.key_axes import mirrored
 
-LEAST = 0.1
-"""Least size of a channel, of the head's mean one: a channel that is constant has nothing to divide by."""
+LEAST = 0.1  # least size of a channel, of the head's mean one: a channel that is constant has nothing to divide by
 
-RIDGE = 0.01
-"""Share of the mean energy of a channel of queries that is added to all, for queries that no prompt has."""
+RIDGE = 0.01  # share of the mean energy of a channel of queries that is added to all, for queries that no prompt has
 
 
 @lru_cache

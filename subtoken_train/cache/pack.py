@@ -101,15 +101,13 @@ def plan_marks(plan: LayerPlan, kv_heads: int, width: int, layout: Layout, form:
         kinds = [
             replace(kind, cut=cut, marks_RM=kind.marks_RM & (cut_RM == cut)) for kind in kinds for cut in (True, False)
         ]
-    if form.run > 1:
-        kinds = [each for kind in kinds for each in _by_runs(kind)]
+    if form.run > 1:  # the first entries fill runs, the others stay in the model's dtype
+        sorted_kinds, kinds = kinds, []
+        for kind in sorted_kinds:
+            early_RM = kind.marks_RM.cumsum(-1) <= form.rounded(kind.marks_RM.sum(-1, keepdim=True))
+            kinds.append(replace(kind, marks_RM=kind.marks_RM & early_RM))
+            kinds.append(replace(kind, marks_RM=kind.marks_RM & ~early_RM, form=MODEL))
     return PlanMarks(each_head(rows_BM), kinds, flags_RSM, piece_bit, bit_of, plan.cut_keys)
-
-
-def _by_runs(kind: Kind) -> tuple[Kind, Kind]:
-    marks_RM = kind.marks_RM
-    early_RM = marks_RM.cumsum(-1) <= kind.form.rounded(marks_RM.sum(-1, keepdim=True))
-    return replace(kind, marks_RM=marks_RM & early_RM), replace(kind, marks_RM=marks_RM & ~early_RM, form=MODEL)
 
 
 def read_counts(
@@ -370,7 +368,6 @@ def with_pages(blocks: list[Block], reading: PageReading) -> list[Block]:
 
 
 def _page_counts(reading: PageReading, rows_R: Tensor, chosen_RM: Tensor, forced_RP: Tensor) -> Tensor:
-    """Return how many whole pages a step reads of each row, int64 [R]."""
     pages, size = forced_RP.shape[1], reading.size
     free_R = (~forced_RP).sum(-1)
     always_R = chosen_RM.sum(-1) - free_R * size  # of those it chooses among; pages that are not forced hold no others

@@ -19,6 +19,7 @@ from transformers.cache_utils import CacheLayerMixin
 from subtoken_train.cache.by_sample import chosen_samples, repeated_samples, select_samples
 from subtoken_train.cache.entries import EvictionState, keep_entries
 from subtoken_train.cache.key_basis import KeyBasis
+from subtoken_train.errors import refuse
 from subtoken_train.kernels.choice import choose_kernel
 from subtoken_train.kernels.dispatch import attend
 from subtoken_train.kernels.formats import MODEL, Format, Payload
@@ -234,21 +235,16 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def crop(self, tokens_to_remove: int) -> None:
         """Drop the last ``-tokens_to_remove`` tokens of the tail (transformers passes a negative number)."""
-        if self.eviction_state is not None:
-            raise ValueError(
-                "eviction_every lets tokens go for good: a cache cannot be taken back to an earlier one; leave it out "
-                "to crop the cache"
-            )
-        if tokens_to_remove > 0:
-            raise ValueError(
-                f"crop({tokens_to_remove}): give a negative number; crop(-{tokens_to_remove}) removes "
-                f"{tokens_to_remove} tokens"
-            )
-        if -tokens_to_remove > self.tail_length:
-            raise ValueError(
-                f"{-tokens_to_remove} tokens cannot be removed: {self.tail_length} came after the prompt, which is "
-                "packed and stays; generate from the shorter prompt instead"
-            )
+        count, there = tokens_to_remove, self.tail_length
+        gone = (
+            "eviction_every lets tokens go for good: no cache can be taken back to an earlier one; leave it out to crop"
+        )
+        after = f"{there} came after the prompt, which is packed and stays; generate from the shorter prompt instead"
+        refuse(
+            (self.eviction_state is not None, gone),
+            (count > 0, f"crop({count}): give a negative number; crop(-{count}) removes {count} tokens"),
+            (-count > there, f"{-count} tokens cannot be removed: {after}"),
+        )
         self.shorten(-tokens_to_remove)
 
     def batch_select_indices(self, indices: Tensor) -> None:

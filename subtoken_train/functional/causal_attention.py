@@ -84,7 +84,6 @@ def fused_attention(
 
 
 def _computed_in(query: Tensor) -> torch.dtype:
-    """The dtype that attention runs in: autocast's where it is on."""
     device = query.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
 

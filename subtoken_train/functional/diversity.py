@@ -14,8 +14,7 @@ from torch import Tensor
 from subtoken_train.functional.gather import keep_best, rank_candidates
 from subtoken_train.functional.masks import top_indices
 
-SAME = 1e-6
-"""Cosine distances and remaining volumes below it are 0."""
+SAME = 1e-6  # cosine distances and remaining volumes below it are 0
 _BLOCK = 256
 _MATCHED_AT_ONCE = 8
 

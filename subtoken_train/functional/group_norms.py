@@ -12,10 +12,8 @@ from torch import Tensor
 from subtoken_train.functional.groups import expand_group_mask, split_groups
 from subtoken_train.types import Layout
 
-_LEAST_NORM = 1e-6
-"""Added to norms, so that an empty group has a logarithm."""
-_LEAST_DEVIATION = 1e-4
-"""Equal norms differ by rounding, which must not be blown up."""
+_LEAST_NORM = 1e-6  # added to norms, so that an empty group has a logarithm
+_LEAST_DEVIATION = 1e-4  # equal norms differ by rounding, which must not be blown up
 
 
 def head_grams(output_weight: Tensor, num_kv_heads: int, head_dim: int, num_groups: int, layout: Layout) -> Tensor:

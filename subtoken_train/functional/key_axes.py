@@ -67,8 +67,7 @@ def best_channels(scores_Bhd: Tensor, count: int) -> Tensor:
     return torch.zeros_like(scores_Bhd, dtype=torch.bool).scatter(-1, order[..., :count], True)
 
 
-LEAST = 1e-3
-"""Least length of a channel of the queries, of its head's median one."""
+LEAST = 1e-3  # least length of a channel of the queries, of its head's median one
 
 
 def turn_of(

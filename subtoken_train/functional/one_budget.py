@@ -20,10 +20,8 @@ from torch import Tensor
 
 from subtoken_train.types import EntryCosts
 
-_EXTREME = 1e30
-"""Logits beyond it are taken for it, so that differences are numbers."""
-_DIGITS = 10**9
-"""Decimals of a share that count; what is behind them would overflow 64 bits, and is left out."""
+_EXTREME = 1e30  # logits beyond it are taken for it, so that differences are numbers
+_DIGITS = 10**9  # decimals of a share that count; what is behind them would overflow 64 bits, and is left out
 
 
 def budget_bytes(count_B: Tensor, entry_bytes: int, share: Fraction) -> Tensor:

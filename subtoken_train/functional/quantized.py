@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 Quantization = Literal["none", "nf4", "int8"]
 _NF4_BLOCK, _NESTED_BLOCK = 64, 256
-_NF4_TABLES = 4 * (16 + 256 + 1)
-"""Bytes of a weight's two code books and of its offset, fp32."""
+_NF4_TABLES = 4 * (16 + 256 + 1)  # bytes of a weight's two code books and of its offset, fp32
 
 
 def dense_shape(weight: Tensor) -> tuple[int, ...]:

@@ -19,13 +19,9 @@ Turn = Callable[[Tensor, Tensor, tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]
 def turn_halves(query: Tensor, key: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Turn vectors in Llama's form: channel i goes with i + d / 2."""
     cos, sin = (each[:, None] for each in angles)
-    first, second = (x * cos + _quarter(x) * sin for x in (query, key))
-    return first, second
-
-
-def _quarter(vectors: Tensor) -> Tensor:
-    first, second = vectors.chunk(2, dim=-1)
-    return torch.cat([-second, first], dim=-1)
+    pairs = ((x, *x.chunk(2, dim=-1)) for x in (query, key))
+    turned_query, turned_key = (x * cos + torch.cat([-other, one], dim=-1) * sin for x, one, other in pairs)
+    return turned_query, turned_key
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from shutil import which
 
-VARIABLE = "SUBTOKEN_KERNEL"
-"""Environment variable that forces a path."""
+VARIABLE = "SUBTOKEN_KERNEL"  # environment variable that forces a path
 PATHS = ("reference", "cpu", "triton")
 """Everything written out; for CPUs in C (``kernels/native.py``) and else in pure torch, anywhere; fused kernels."""
 

@@ -123,7 +123,6 @@ def _bag_sums(weight_nG: Tensor, stored_nw: Tensor, offsets: Tensor, bounds: lis
 
 
 def _bags(vectors_nw: Tensor, offsets: Tensor, weight_n: Tensor) -> Tensor:
-    """Return weighted sums of consecutive vectors; each bag starts at its offset."""
     index = torch.arange(len(vectors_nw), dtype=torch.int32, device=vectors_nw.device)
     sums: Tensor = torch.embedding_bag(vectors_nw, index, offsets, False, 0, False, weight_n)[0]
     return sums
@@ -215,7 +214,6 @@ def _attend(
 
 
 def _softmax(scores_xNG: Tensor) -> Tensor:
-    """Return the softmax over N, computed in fp32."""
     (rows, length, columns), dtype = scores_xNG.shape, scores_xNG.dtype
     if columns == 1:  # the last axis is the fast one
         scores_xNG = scores_xNG.view(rows, length)

@@ -19,16 +19,12 @@ from torch import Tensor
 KVDtype = Literal["model", "int8", "int4", "int4_rotated", "int8_channel", "kivi4", "kivi2"]
 Part = Literal["keys", "values", "pieces"]
 
-CHUNK = 2**20
-"""Bytes of codes that are dequantised per call."""
-GATHERED = 2**19
-"""Bytes of chosen pages that are gathered per call: they stay in a processor's cache."""
+CHUNK = 2**20  # bytes of codes that are dequantised per call
+GATHERED = 2**19  # bytes of chosen pages that are gathered per call: they stay in a processor's cache
 SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
 """Shares of a rotated key's largest magnitude that its scale is tried with."""
-BLOCK = 16
-"""Channels of a rotated key whose errors are passed on at once."""
-LATEST = 32
-"""Last entries of a row, at least, that a format with runs leaves in the model's dtype."""
+BLOCK = 16  # channels of a rotated key whose errors are passed on at once
+LATEST = 32  # last entries of a row, at least, that a format with runs leaves in the model's dtype
 CHANNELS = 32
 """Channels of a value that share a scale and a zero point in such a format; fewer where they do not divide a head."""
 _COUNTS = {2: "two", 4: "four"}
@@ -49,12 +45,9 @@ class Format:
     name: KVDtype
     bits: int
 
-    rounds = False
-    """True where vectors are stored as integer codes with scales."""
-    rotates = False
-    """True where a layer's keys, its tail's too, and its queries are put into a basis of their own."""
-    run = 1
-    """Consecutive entries of a head whose keys share scales."""
+    rounds = False  # true where vectors are stored as integer codes with scales
+    rotates = False  # true where a layer's keys, its tail's too, and its queries are put into a basis of their own
+    run = 1  # consecutive entries of a head whose keys share scales
 
     @property
     def per_code(self) -> int:
@@ -155,7 +148,7 @@ class Int8(Format):
 
     def read(self, payload: Payload) -> Tensor:
         assert payload.scale is not None
-        return (self._codes(payload.data).float() * payload.scale.float()).to(payload.dtype)
+        return self._codes(payload.data).float().mul_(payload.scale.float()).to(payload.dtype)
 
     def _codes(self, data: Tensor) -> Tensor:
         return data
@@ -176,7 +169,7 @@ class Int4(Int8):
         return Payload(packed_codes((codes + 8).to(torch.uint8), self.bits), scale, dtype, self)
 
     def _codes(self, data: Tensor) -> Tensor:
-        return unpacked_codes(data, self.bits).to(torch.int8) - 8
+        return unpacked_codes(data, self.bits).view(torch.int8).sub_(8)
 
 
 @dataclass(frozen=True)
@@ -314,8 +307,11 @@ def packed_codes(codes: Tensor, bits: int) -> Tensor:
 
 def unpacked_codes(data: Tensor, bits: int) -> Tensor:
     """Return the codes of ``packed_codes``."""
+    if bits == 8:
+        return data
     mask = (1 << bits) - 1
-    return torch.stack([data >> shift & mask for shift in range(0, 8, bits)], -1).flatten(-2)
+    parts = [data & mask, *(data >> shift & mask for shift in range(bits, 8 - bits, bits)), data >> 8 - bits]
+    return torch.stack(parts, -1).flatten(-2)
 
 
 def _pieces(vectors: Tensor) -> str:

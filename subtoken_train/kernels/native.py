@@ -30,8 +30,7 @@ FLAGS: tuple[list[str], ...] = (["-march=native", "-fopenmp"], ["-march=native"]
 """Tried in turn: not every compiler knows all of them."""
 CUTS = 4  # of a head's channels, which threads share, at most
 WIDEST = 512  # head whose codes the functions have room for
-BITS = {torch.float32: 32, torch.bfloat16: 16}
-"""By dtype: bits of a channel that is not rounded."""
+BITS = {torch.float32: 32, torch.bfloat16: 16}  # by dtype: bits of a channel that is not rounded
 _ADDRESS, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 
 

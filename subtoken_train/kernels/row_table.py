@@ -46,22 +46,11 @@ class Field(IntEnum):
     FILL_STEP = 17  # bytes from head to head
 
 
-def fill_fields(fill: Fill | None, sample: int, head: int) -> dict[Field, int]:
-    """Return the columns that address a row's fill, whose first head is ``head``; none without a fill."""
-    if fill is None:
-        return {}
-    vectors = fill.vectors_Bhd
-    assert vectors.stride(2) == 1
-    first = vectors.data_ptr() + (sample * vectors.stride(0) + head * vectors.stride(1)) * vectors.element_size()
-    return {Field.FILL: first, Field.FILL_STEP: vectors.stride(1) * vectors.element_size()}
-
-
 SHORTEST = 128  # entries of a stretch, at least
 PROGRAMS = 4  # programs for each multiprocessor, about
 
 _CODES = [each.code_dtype(torch.float32) for each in FORMATS.values() if each.rounds]
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, *_CODES)
-"""Dtypes that the kernels read."""
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, *_CODES)  # dtypes that the kernels read
 
 
 class Alike(NamedTuple):
@@ -154,7 +143,9 @@ def row_table(blocks: Sequence[Block], batch: int, kv_heads: int, width: int, fi
     parts = [(block, part) for block in blocks for part in block.parts if part.entries]
     heads = blocks[0].heads if blocks else kv_heads
     device = blocks[0].parts[0].keys.data.device if blocks else torch.device("cpu")
-    stretch = _stretch(sum(part.entries * block.num_rows * heads for block, part in parts), device)
+    total = sum(part.entries * block.num_rows * heads for block, part in parts)
+    units = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    stretch = max(1, -(-total // (PROGRAMS * units * SHORTEST))) * SHORTEST  # enough of them to keep a device busy
     rows: list[list[int]] = []
     stored: list[Alike] = []
     stretches: list[list[tuple[int, int, int]]] = [[] for _ in range(batch * kv_heads // heads)]
@@ -163,7 +154,12 @@ def row_table(blocks: Sequence[Block], batch: int, kv_heads: int, width: int, fi
         columns = _columns(block, part, stretch, held)
         for place, number in enumerate(block.numbers or range(block.num_rows)):
             sample, head = divmod(number * heads, kv_heads)
-            own = {Field.SAMPLE: sample, Field.HEAD: head, **fill_fields(fill, sample, head)}
+            own = {Field.SAMPLE: sample, Field.HEAD: head}
+            if fill is not None:
+                vectors = fill.vectors_Bhd
+                assert vectors.stride(2) == 1
+                own[Field.FILL] = vectors[sample, head].data_ptr()
+                own[Field.FILL_STEP] = vectors.stride(1) * vectors.element_size()
             firsts = range(0, part.entries, stretch)
             stretches[number] += [(len(rows), first, j) for j, first in enumerate(firsts)]
             stored.append(Alike.of(part, width))
@@ -193,12 +189,6 @@ def row_table(blocks: Sequence[Block], batch: int, kv_heads: int, width: int, fi
         held=held,
         nbytes=sum(x.nbytes for x in [*tensors, *made]),
     )
-
-
-def _stretch(total: int, device: torch.device) -> int:
-    """Return the entries of a stretch, so that there are enough stretches to keep the device busy."""
-    units = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-    return max(1, -(-total // (PROGRAMS * units * SHORTEST))) * SHORTEST
 
 
 def _columns(block: Block, part: BlockPart, stretch: int, held: list[object]) -> dict[Field, tuple[int, int]]:

@@ -65,7 +65,6 @@ def _in_graph(
     window: int,
     scale: float,
 ) -> Tensor:
-    """Run ``fused_decoding`` as one node of a compiled graph, which plans the scratch."""
     tail = Tail(keys_BhTd, values_BhTd, length, start_B, written)
     reach = None if first_B is None else CacheWindow(window, first_B)
     table = RowTable.of_facts(rows, items, owners, facts)

@@ -35,10 +35,8 @@ ENTRIES: tl.constexpr = tl.constexpr(int(Field.ENTRIES))
 SAMPLE: tl.constexpr = tl.constexpr(int(Field.SAMPLE))
 HEAD: tl.constexpr = tl.constexpr(int(Field.HEAD))
 SLOTS: tl.constexpr = tl.constexpr(int(Field.SLOTS))
-ZERO_CODES: tl.constexpr = tl.constexpr(0x88)
-"""A byte of two 4-bit codes that read as 0."""
-RUN: tl.constexpr = tl.constexpr(Kivi.run)
-"""Entries whose keys share scales and zero points, by channel; whole tiles."""
+ZERO_CODES: tl.constexpr = tl.constexpr(0x88)  # A byte of two 4-bit codes that read as 0
+RUN: tl.constexpr = tl.constexpr(Kivi.run)  # entries whose keys share scales and zero points, by channel; whole tiles
 
 
 @triton.jit

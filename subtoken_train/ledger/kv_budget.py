@@ -18,8 +18,7 @@ from subtoken_train.errors import check_word
 from subtoken_train.resources import published_models
 from subtoken_train.types import EntryCosts, Fill, KeyAxes
 
-WRITTEN = Fraction(1, 10**9)
-"""Part of a token by which the last digit of a written ratio may change a count."""
+WRITTEN = Fraction(1, 10**9)  # part of a token by which the last digit of a written ratio may change a count
 
 
 def exact(number: float | Fraction) -> Fraction:

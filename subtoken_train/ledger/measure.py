@@ -54,7 +54,6 @@ def _cut_bytes(layer: LayerPlan, kept_BN: Tensor, shape: KVShape) -> int:
 
 
 def _channel_index(layer: LayerPlan, shape: KVShape) -> int:
-    """Bytes of the numbers of a layer's kept key channels: of the heads that have a cut key."""
     if layer.cut_keys is None:
         return 0
     cut_BN, heads = layer.cut_keys.entries_BN, layer.heads_BNh

@@ -20,10 +20,8 @@ from subtoken_train.datasets.text_batches import collate_text
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.inference.text_prompts import encode_messages
 from subtoken_train.types import Region
-from tests.support.chats import CHATML, LLAMA2, MARKED, THINKING, byte_level
-from tests.support.places import ROOT
-from tests.support.published_chats import IM, published
-from tests.support.real_models import real_folder
+from tests.support.chats import CHATML, IM, LLAMA2, MARKED, THINKING, byte_level, published
+from tests.support.places import ROOT, real_folder
 
 LIMITS = ChatLimits(length=400, context=300, asking=24)
 END = "<|im_end|>"

@@ -23,8 +23,7 @@ from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 from tests.support.truth_cells import REDUCERS as LEVELS
 from tests.support.truth_cells import backbone_of, compression_of, shows_videos
-from tests.support.truth_evictions import CHAINS
-from tests.support.truth_models import OF_TEXT, TEXT, prompts
+from tests.support.truth_models import CHAINS, OF_TEXT, TEXT, prompts
 
 WORDS = r"the model gave NaN or infinite numbers for '.*', computing in float32; there is no wider dtype"
 NARROW = (

@@ -11,7 +11,7 @@ from subtoken_train.evictions.base import Eviction, Wrapper
 from subtoken_train.evictions.kvcompose import KVCompose
 from subtoken_train.view.scores import Candidates
 from tests.support.prompt_views import LAYERS, PROMPTS, WITH_IMAGE, layer_views
-from tests.support.truth_evictions import OwnSets
+from tests.support.truth_models import OwnSets
 
 SHARES = {"per_layer": {"shares": [1] * LAYERS}}
 

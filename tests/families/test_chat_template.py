@@ -18,8 +18,7 @@ from subtoken_train.families.chat_template import (
 )
 from subtoken_train.families.literal_marks import hidden_specials, tokenise
 from subtoken_train.types import Turn
-from tests.support.chats import CHATML, LLAMA2, MARKED, MISTRAL, PHI3, THINKING, byte_level
-from tests.support.published_chats import IM, PUBLISHED, published
+from tests.support.chats import CHATML, IM, LLAMA2, MARKED, MISTRAL, PHI3, PUBLISHED, THINKING, byte_level, published
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 TALK = messages_of([Turn("What is it?", "A cat."), Turn(" And that? ", " A dog.\n"), Turn("Thanks", "Bye")])

@@ -13,7 +13,7 @@ from subtoken_train.inference.prompt_inputs import inputs_of
 from subtoken_train.inference.text_prompts import picture_frame
 from subtoken_train.types import Region, Turn
 from tests.support.chats import byte_level
-from tests.support.real_models import real_folder
+from tests.support.places import real_folder
 from tests.support.text_families import text_family
 from tests.support.tiny.idefics3 import idefics_family
 from tests.support.tiny.internvl import internvl_family

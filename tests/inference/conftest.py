@@ -17,6 +17,6 @@ def saved(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def smollm2():
-    from tests.support.real_models import real_model
+    from tests.support.places import real_model
 
     return real_model("smollm2")

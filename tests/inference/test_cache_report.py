@@ -24,7 +24,7 @@ from subtoken_train.types import Region
 from tests.support.helpers import compress, make_batch
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
-from tests.support.truth_evictions import KV_HEADS, OwnSets
+from tests.support.truth_models import KV_HEADS, OwnSets
 
 ROUTING = RoutingConfig(num_groups=16, kept_groups=4)
 HEADS = 4

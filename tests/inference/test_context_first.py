@@ -15,8 +15,7 @@ from subtoken_train.types import Region
 from tests.support.helpers import compress, only_sample
 from tests.support.sampling import sampled
 from tests.support.truth_cells import backbone_of
-from tests.support.truth_evictions import KV_HEADS, OwnSets
-from tests.support.truth_models import family_of, prompts
+from tests.support.truth_models import KV_HEADS, OwnSets, family_of, prompts
 
 CELL = {"selector": "none", "layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32"}
 PLAIN = Compression()

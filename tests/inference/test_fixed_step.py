@@ -12,9 +12,9 @@ from subtoken_train.cache.packed_layer import SLACK
 from subtoken_train.inference.fixed_step import FixedStep
 from subtoken_train.inference.prefill import decode
 from subtoken_train.kernels import native
+from tests.support.generation_cells import CELLS, StepCell
 from tests.support.packing import short_runs  # noqa: F401  (a fixture)
 from tests.support.sampling import sampled
-from tests.support.step_cells import CELLS, StepCell
 from tests.support.truth_models import TEXT
 
 SERVED = [name for name, cell in CELLS.items() if "every" not in cell.compression]

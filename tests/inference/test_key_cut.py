@@ -21,7 +21,7 @@ from subtoken_train.types import Region, in_compressed_region
 from tests.support.helpers import FirstEntries, compress
 from tests.support.text_families import text_batch, text_family
 from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of, compression_of, from_truth
-from tests.support.truth_evictions import KV_HEADS, OwnSets
+from tests.support.truth_models import KV_HEADS, OwnSets
 
 PROMPTS = [(90, 7, 0), (60, 9, 0), (0, 8, 0)]
 ROUTING = RoutingConfig(num_groups=16, kept_groups=4)

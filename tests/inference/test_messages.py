@@ -18,9 +18,8 @@ from subtoken_train.inference.compressed_context import CompressedContext, conte
 from subtoken_train.inference.prompt_inputs import read_messages
 from subtoken_train.inference.text_prompts import further_turns, text_frame
 from subtoken_train.types import Region, Turn
-from tests.support.chats import CHATML, LLAMA2, MISTRAL, byte_level
-from tests.support.published_chats import PUBLISHED
-from tests.support.real_models import real_folder
+from tests.support.chats import CHATML, LLAMA2, MISTRAL, PUBLISHED, byte_level
+from tests.support.places import real_folder
 from tests.support.text_families import text_family
 
 SYSTEM = {"role": "system", "content": "Answer in one word."}

@@ -18,14 +18,13 @@ from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import decode, prefill
 from subtoken_train.routing import RoutingConfig
+from tests.support.generation_cells import CELLS, StepCell
 from tests.support.helpers import compress
 from tests.support.host_reads import host_reads
 from tests.support.packing import short_runs  # noqa: F401  (a fixture)
 from tests.support.sampling import sampled
-from tests.support.step_cells import CELLS, StepCell
 from tests.support.text_families import text_batch, text_family
-from tests.support.truth_evictions import KV_HEADS, OwnSets, SharedSet
-from tests.support.truth_models import family_of, prompts
+from tests.support.truth_models import KV_HEADS, OwnSets, SharedSet, family_of, prompts
 
 ROOMS = [str(Path(subtoken_train.__file__).parent / room) for room in ("routing", "reducers", "evictions")]
 

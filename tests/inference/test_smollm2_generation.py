@@ -24,7 +24,7 @@ from subtoken_train.inference.prefill import prefill
 from subtoken_train.inference.prompt_inputs import read_messages
 from subtoken_train.inference.text_prompts import encode_messages, text_batch
 from subtoken_train.types import Batch, Turn
-from tests.support.real_models import real_folder
+from tests.support.places import real_folder
 from tests.support.sampling import quick
 
 NEW = 8

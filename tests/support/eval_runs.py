@@ -24,8 +24,7 @@ ADAPTERS = "checkpoints/adapters"
 ROUTED = ArmSpec(adapter=f"{ADAPTERS}/tiny_fastv25_s16k4")
 ANCHOR = ArmSpec(adapter=f"{ADAPTERS}/tiny_fastv25_s16k4_anchor")
 WHOLE = ArmSpec(adapter=f"{ADAPTERS}/tiny_lora_only")
-TIMES = ("prefill_seconds", "decode_seconds")
-"""The fields in which two runs of the same arm differ."""
+TIMES = ("prefill_seconds", "decode_seconds")  # the fields in which two runs of the same arm differ
 
 
 def scenes_grid(scenes: Path, out: Path, *arms: ArmSpec, tasks: tuple[str, ...] = ("scenes_gqa",), **settings) -> Grid:

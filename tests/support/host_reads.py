@@ -29,8 +29,7 @@ READS = {
 """Operations that always count."""
 INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 """Those that do where an index is a mask."""
-BYPASSING = ("tolist", "numpy", "cpu", "__array__")
-"""Methods of tensors that are no operation on a CPU."""
+BYPASSING = ("tolist", "numpy", "cpu", "__array__")  # methods of tensors that are no operation on a CPU
 
 
 @contextmanager

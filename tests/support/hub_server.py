@@ -180,24 +180,19 @@ def tree(hub: Hub, call: Call) -> Any:
 
 def preupload(hub: Hub, call: Call) -> Any:
     sha_of(writable(hub, call), call.revision)
-    modes = {True: "lfs", False: "regular"}
-    names = [entry["path"] for entry in call.json["files"]]
-    return {
-        "files": [
-            {"path": name, "uploadMode": modes[name.endswith(".safetensors")], "shouldIgnore": False, "oid": None}
-            for name in names
-        ]
-    }
+    files = []
+    for name in (entry["path"] for entry in call.json["files"]):
+        mode = "lfs" if name.endswith(".safetensors") else "regular"
+        files.append({"path": name, "uploadMode": mode, "shouldIgnore": False, "oid": None})
+    return {"files": files}
 
 
 def batch(hub: Hub, call: Call) -> Any:
     writable(hub, call)
     objects = []
     for wanted in call.json["objects"]:
-        actions = {
-            "upload": {"href": f"{hub.address}/lfs/{wanted['oid']}"},
-            "verify": {"href": f"{hub.address}/lfs/verify"},
-        }
+        places = {"upload": f"{hub.address}/lfs/{wanted['oid']}", "verify": f"{hub.address}/lfs/verify"}
+        actions = {name: {"href": place} for name, place in places.items()}
         objects.append(wanted if wanted["oid"] in hub.objects else {**wanted, "actions": actions})
     return {"transfer": "basic", "objects": objects}
 
@@ -333,21 +328,12 @@ class Session:
     """One such process; commands run one after the other in it. ``home``: the cache of the client."""
 
     def __init__(self, address: str, home: Path, offline: bool = False) -> None:
-        hub = {"HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_OFFLINE": str(int(offline))}
-        settings = {
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(REPOSITORY),
-        }
-        environment = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}
-        self.process = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**environment, **hub, **settings},
-        )
+        settings = {"HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_OFFLINE": str(int(offline))}
+        settings |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1"}
+        given = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}
+        environment = {**given, **settings, "PYTHONPATH": str(REPOSITORY)}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = subprocess.Popen([sys.executable, __file__], text=True, env=environment, **pipes)
 
     def run(self, *argv: object, token: str | None = "hf_writer") -> Result:
         """Run a command line of ``subtoken-train``, or a program after ``-c``, as the owner of a token."""

@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Answered = Sequence[tuple[Any, Mapping[str, Any]]]
-"""Predictions with the references of their samples."""
+Answered = Sequence[tuple[Any, Mapping[str, Any]]]  # predictions with the references of their samples
 
 
 def _rows(fields: str, *rows: tuple[Any, ...], **same: Any) -> Answered:

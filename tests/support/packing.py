@@ -4,11 +4,10 @@ Legend: B batch, H query heads, h key-value heads, N rows, q new tokens, T place
 groups.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.prompt_pass import layer_plan
 from subtoken_train.kernels import formats
-from subtoken_train.kernels.formats import FORMATS, Kivi, KVDtype
+from subtoken_train.kernels.formats import FORMATS, Kivi
 from subtoken_train.kernels.reference import reference_attention
 from subtoken_train.kernels.row_table import FusedState, Workspace
 from subtoken_train.kernels.storage import Block, CacheWindow, Fill, Tail
@@ -176,35 +175,14 @@ LEVELS: dict[str, list] = {
 BOUNDS = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
 
-@dataclass(frozen=True)
-class FusedCell:
+class FusedCell(SimpleNamespace):
     """One of each of ``LEVELS``; ``pieces`` says how a head is cut: not at all, in two, four, or two channels each."""
 
-    heads: int
-    group: int
-    width: int
-    pieces: str
-    layout: str
-    share: float
-    sets: str
-    keeps: str
-    entries: int
-    form: KVDtype
-    dtype: str
-    new: int
-    earlier: int
-    padded: bool
-    window: int | None
-    cut: bool
-    written: bool
-    places: bool
-    fill: str
-
     @classmethod
-    def drawn(cls, seed: int, **given: object) -> FusedCell:
+    def drawn(cls, seed: int, **given: object) -> "FusedCell":
         """A cell, some of whose levels are given."""
         chooser = random.Random(seed)
-        drawn = {each.name: chooser.choice(LEVELS[each.name]) for each in fields(cls)} | given
+        drawn = {name: chooser.choice(levels) for name, levels in LEVELS.items()} | given
         if drawn["keeps"] == "none" and drawn["sets"] == "shared":
             drawn["sets"] = "own"  # heads without entries
         if FORMATS[drawn["form"]].run > 1 and "entries" not in given:
@@ -212,7 +190,7 @@ class FusedCell:
         cell = cls(**drawn)
         widths = cell.width // (cell.per_head or 1), cell.width // (2 if cell.cut else 1)
         fills = all(width % FORMATS[cell.form].per_code == 0 for width in widths)
-        return cell if fills else replace(cell, form="int8")  # of less than a byte there are no codes
+        return cell if fills else cls(**vars(cell) | {"form": "int8"})  # of less than a byte there are no codes
 
     @property
     def per_head(self) -> int:

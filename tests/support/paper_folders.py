@@ -19,8 +19,7 @@ from subtoken_train.resources import resource
 from tests.support import benchmark_folders as layouts
 from tests.support.eval_runs import ADAPTERS
 
-ROWS = 6
-"""Of each benchmark."""
+ROWS = 6  # of each benchmark
 SHOTS = 5
 HOW = "Answer the question using a single word or phrase."
 

@@ -1,6 +1,8 @@
-"""Where the project keeps what tests read."""
+"""Where the project keeps what tests read, and where real models may lie."""
 
 from pathlib import Path
+
+import pytest
 
 from subtoken_train.resources import read_names
 
@@ -26,3 +28,23 @@ def shown(page: Path, name: str) -> str:
     """Return what stands on a page between the marks ``NAME:start`` and ``NAME:end``."""
     text = page.read_text(encoding="utf-8")
     return text.split(f"<!-- {name}:start -->\n")[1].split(f"\n<!-- {name}:end -->")[0]
+
+
+def real_folder(name: str) -> Path:
+    """Return the folder of a real model, or skip the test that asks."""
+    folder = ROOT / "checkpoints" / name
+    if not (folder / "config.json").is_file():
+        pytest.skip(f"checkpoints/{name} is absent; `subtoken-train data {name}` fetches it")
+    return folder
+
+
+def real_model(name: str):
+    """Load a real model in fp32, uncompressed, or skip the test that asks."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from subtoken_train import SubTokenModel
+
+    folder = real_folder(name)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return SubTokenModel(model, AutoTokenizer.from_pretrained(folder))

@@ -109,15 +109,8 @@ def own_images(folder: Path, count: int = 6) -> Path:
 
 def conversations(path: Path, count: int = 400) -> Path:
     """Chats without images, as OpenAI's messages."""
-    rows = [
-        {
-            "messages": [
-                {"role": "user", "content": f"what comes after {i} ?"},
-                {"role": "assistant", "content": f"{i + 1}"},
-            ]
-        }
-        for i in range(count)
-    ]
+    pairs = [(("user", f"what comes after {i} ?"), ("assistant", f"{i + 1}")) for i in range(count)]
+    rows = [{"messages": [{"role": role, "content": text} for role, text in pair]} for pair in pairs]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path

@@ -29,26 +29,11 @@ MOVES = ("aten._to_copy.default", "aten.copy_.default")
 class _Module:
     """What torch asks a device's module for."""
 
-    def is_initialized(self) -> bool:
-        return True
-
-    def is_available(self) -> bool:
-        return True
-
-    def current_device(self) -> int:
-        return 0
-
-    def device_count(self) -> int:
-        return 2
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.bfloat16]
-
-    def manual_seed_all(self, seed: int) -> None:
-        pass
+    is_initialized = is_available = staticmethod(lambda: True)
+    _is_in_bad_fork = staticmethod(lambda: False)
+    current_device, device_count = staticmethod(lambda: 0), staticmethod(lambda: 2)
+    get_amp_supported_dtype = staticmethod(lambda: [torch.bfloat16])
+    manual_seed_all = staticmethod(lambda seed: None)
 
 
 class Sharded(Tensor):

@@ -18,8 +18,7 @@ KINDS = {
 """Names of transformers' classes, without what they all end in."""
 WINDOWED = ("mistral_window", "qwen2_window", "gemma3", "olmo3", "ministral3", "cohere2", "exaone4")
 OTHERS = ("phi3", "glm4", "granite", "smollm3", "qwen3_moe", "cohere")
-DECODERS = (*OTHERS, "gemma3", "olmo3", "ministral3", "cohere2", "exaone4")
-"""Those that the registry does not name."""
+DECODERS = (*OTHERS, "gemma3", "olmo3", "ministral3", "cohere2", "exaone4")  # those that the registry does not name
 NAMED = tuple(kind for kind in KINDS if kind not in DECODERS)
 WINDOW = 20
 

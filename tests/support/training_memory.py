@@ -35,6 +35,7 @@ from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.optimizer import OptimizerConfig
 from subtoken_train.types import Batch, Region
 from tests.support.places import ROOT
+from tests.support.tiny_fits import QUIET
 
 EMBEDDED = "tiny-llava"
 _TEXT: dict[str, Any] = {
@@ -248,17 +249,8 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
         distillation=DistillationConfig() if case.distilled else None,
     )
     module.compressed = parts
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_steps=2,
-        accumulate_grad_batches=2,
-        precision=case.precision,
-        gradient_clip_val=1.0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    settings = {"max_steps": 2, "accumulate_grad_batches": 2, "precision": case.precision, "gradient_clip_val": 1.0}
+    trainer = L.Trainer(**QUIET, **settings)
     data = DataLoader([(batch, int((batch.labels_BN >= 0).sum()), 1)] * 4, batch_size=None)
     pixels = [] if batch.pixel_values is None else [batch.pixel_values]
     with LiveTensors([*tensors_of(parts), *pixels]) as live:

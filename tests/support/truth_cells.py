@@ -34,8 +34,22 @@ from tests.support.kvzap_files import settings_for
 from tests.support.plain_parts import note_pages, noting_feedback
 from tests.support.reference import SampleTruth, closed_up, in_fp32, recompute, rounded, tapped, truths
 from tests.support.sampling import Cell
-from tests.support.truth_evictions import CHAINS, KV_HEADS, OWN, PAST, READING, RECENT, SHORT, schedules_of
-from tests.support.truth_models import FAMILIES, OF_TEXT, TEXT, TINY, family_of, prompts
+from tests.support.truth_models import (
+    CHAINS,
+    FAMILIES,
+    KV_HEADS,
+    OF_TEXT,
+    OWN,
+    PAST,
+    READING,
+    RECENT,
+    SHORT,
+    TEXT,
+    TINY,
+    family_of,
+    prompts,
+    schedules_of,
+)
 
 CELL = {
     "family": "llava_gqa",
@@ -226,15 +240,8 @@ def full_matrix(levels: Sequence[str] = ()) -> list[Cell]:
 
 MOST_CELLS = 6100  # drawn of some 38,000; they take an hour of a core
 CELLS_OF_LEVEL = 40
-PLAIN_CELL = {
-    "family": "llama",
-    "reducer": "none",
-    "selector": "none",
-    "layout": "contiguous",
-    "groups": "8/3",
-    "budget": "per_token",
-    "precision": "fp32",
-}
+PLAIN_CELL = {name: level for name, level in CELL.items() if name != "eviction"}
+PLAIN_CELL |= {"family": "llama", "reducer": "none", "selector": "none"}
 """A language model without compression, for tests that add some."""
 
 ACTING = ["eviction", "batch", "protocol", "precision"]
@@ -331,14 +338,8 @@ def batch_of(cell: Cell) -> Batch:
     return prompts(family_of(cell["family"]), kind, side == "left", videos=shows_videos(cell.get("reducer", "none")))
 
 
-STEPS = {
-    "int8": 1 / 127,
-    "int4": 1 / 7,
-    "int4_rotated": 1 / 7,
-    "int8_channel": 1 / 255,
-    "kivi4": 1 / 15,
-    "kivi2": 1 / 3,
-}
+_TOPS = {"int8": 127, "int4": 7, "int4_rotated": 7, "int8_channel": 255, "kivi4": 15, "kivi2": 3}
+STEPS = {name: 1 / top for name, top in _TOPS.items()}
 """Formats that round: a step of their codes, as a share of the largest number of a vector or block."""
 EXACT, EDGE, TIED, TIMES = 1e-4, 3e-6, 0.4, 2.0
 """Bounds.

@@ -14,11 +14,11 @@ from subtoken_train.training import checkpoints, run_folder
 from subtoken_train.training.checkpoints import newest_complete
 from subtoken_train.training.run_folder import MARKER_FILE
 from tests.support.commands import refused
-from tests.support.cpu_fit import run_fit
 from tests.support.helpers import interrupted_fit, last_state
 from tests.support.killed_runs import RunServer, Scene, complete_run, differences, kill_at, kill_writing, wait_until
 from tests.support.run_folders import content
 from tests.support.sampling import sampled
+from tests.support.strategy_runs import run_fit
 
 SHORT = "--trainer.max_steps=1"
 OTHER = ("--trainer.max_steps=3", "--checkpoint.every_n_train_steps=1", "--model.lora.rank=4")

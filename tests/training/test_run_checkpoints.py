@@ -19,7 +19,7 @@ from subtoken_train.training.run_checkpoints import (
     TrainingInterrupted,
     weights_are_finite,
 )
-from tests.support.toy_fit import At, Toy, fit_toy, present_handlers, send
+from tests.support.tiny_fits import At, Toy, fit_toy, present_handlers, send
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from transformers import CompileConfig
 
 from subtoken_train.inference.fixed_step import FixedStep
 from subtoken_train.inference.prefill import decode
-from tests.support.step_cells import CELLS, StepCell
+from tests.support.generation_cells import CELLS, StepCell
 
 ONE_LAYER = {"selector": "linear", "eviction": "own_sets", "protocol": "context_first"}
 KIVI = {"precision": "kivi4", "groups": "2/1"}

@@ -9,7 +9,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from subtoken_train.training.panels.run_progress import BarProgress, LineProgress, SampleLog
 from subtoken_train.training.panels.throughput import Stopwatch, peak_flops
-from tests.support.toy_fit import Toy, fit_toy
+from tests.support.tiny_fits import Toy, fit_toy
 
 
 @pytest.mark.parametrize(("last", "described"), [(-1, "Epoch 0"), (3, "Epoch 0/2"), (None, "Epoch 0")])

@@ -17,7 +17,7 @@ TEXT_ONLY = [{"from": "human", "value": "what is blue ?"}, {"from": "gpt", "valu
 
 @pytest.fixture(autouse=True)
 def _mixed_kinds(monkeypatch):
-    """Runs of this process draw records as those of ``cpu_fit`` do."""
+    """Runs of this process draw records as those of ``strategy_runs`` do."""
     monkeypatch.setattr(InstructionDataModule, "sizes", lambda self, records: None)
 
 

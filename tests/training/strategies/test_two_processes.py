@@ -13,9 +13,8 @@ from subtoken_train.datasets.ordered import ResumableSampler
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.training.strategies import Fsdp2Strategy, check_parts
 from subtoken_train.training.trained_tensors import trained_tensors
-from tests.support.cpu_fit import run_fit
 from tests.support.helpers import save_backbone
-from tests.support.strategy_runs import GLOBAL_BATCH, Run, assert_same
+from tests.support.strategy_runs import GLOBAL_BATCH, Run, assert_same, run_fit
 from tests.support.tiny.qwen import qwen_family
 from tests.support.tiny_fits import save_language_model, text_recipe
 
