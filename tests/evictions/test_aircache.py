@@ -19,10 +19,6 @@ from tests.support.prompt_views import (
     layer_views,
 )
 
-SETTINGS = [{"window": each} for each in ("elite", "last", "text", "visual")]
-SETTINGS += [{"budgets": each} for each in ("strength", "skewness", "uniform", "pyramid")]
-SETTINGS += [{"alpha": 0.3}, {"window": "last", "window_size": 2}]
-
 
 def plain_importance(view, i, observers):
     """Mean over rows and heads of one sample's attention over its visual entries and the observers, by loops."""

@@ -1,11 +1,9 @@
 """What every registered eviction method must pass; settings that suit short prompts stand in ``SETTINGS``."""
 
-import dataclasses
-
 import pytest
 import torch
 
-from subtoken_train.evictions import EVICTIONS, WRAPPERS, build_eviction, notation_names
+from subtoken_train.evictions import EVICTIONS, build_eviction, notation_names
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
 from tests.support.kvzap_files import settings_for
@@ -55,34 +53,15 @@ def prompts(method):
     return list((WITH_IMAGE if method.needs_image else PROMPTS).values())
 
 
-def test_registered_by_its_name_and_frozen(method):
-    name = type(method).name
-    assert (EVICTIONS if name in EVICTIONS else WRAPPERS)[name] is type(method)
-    for field in dataclasses.fields(method):
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(method, field.name, None)
-
-
-def test_padding_and_neighbours_change_nothing(method, prompts):
-    check_padding(method, prompts)
-
-
-def test_rows_that_are_no_entries_change_nothing(method, prompts):
+def test_padding_neighbours_and_rows_that_are_no_entries_change_nothing(method, prompts):
     check_padding(method, prompts, dropped=[(1, 0.5), (2, 0.9)])
 
 
-@pytest.mark.parametrize("keep", [0.01, 0.1, 0.4, 0.9, 1.0])
+@pytest.mark.parametrize("keep", [0.01, 0.4, 1.0])
 def test_budgets_are_met(method, prompts, keep):
     """Every layer and head keeps what the method counts, 1 at least; all layers together no more than the budget."""
     slack = 1000 if method.reads else 0  # what it reads is budgeted, and everything stays
-    check_budget(method, prompts, keep, slack)
     check_budget(method, prompts, keep, slack, dropped=[(1, 0.5), (2, 0.9)])
-
-
-def test_everything_stays_at_the_full_budget(method, prompts):
-    views = layer_views(prompts, method.needs, "left")
-    for view, kept in zip(views, plan(method, views, 1.0)[2], strict=True):
-        assert torch.equal(kept, view.entries_BN[:, None].expand_as(kept))
 
 
 def test_layers_that_decide_alone_keep_the_same(method, prompts):
@@ -119,12 +98,6 @@ def test_bf16_inputs_score_as_their_values(method, prompts):
         ours, its = method.score(view).scores_BhN, method.score(same).scores_BhN
         assert ours.dtype == torch.float32
         assert torch.equal(ours, its)
-
-
-def test_deterministic(method, prompts):
-    views = layer_views(prompts, method.needs)
-    once, again = plan(method, views, 0.3)[2], plan(method, views, 0.3)[2]
-    assert all(map(torch.equal, once, again))
 
 
 def test_heads_share_a_set_where_a_method_says_so(method, prompts):

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.expected_attention import expected_logits, query_statistics
 from subtoken_train.functional.rotary import Rotation
 from tests.support.golden_cases import close, golden_view, load, same_sets
 from tests.support.prompt_views import layer_views, rope
@@ -93,31 +92,6 @@ def test_equal_to_the_plain_reference(settings, pad):
         expected = plain_scores(view, sample, rows, method)
         assert torch.allclose(found.scores_BhN[sample][:, rows], expected, atol=1e-5)
         assert found.protected_BN[sample, rows].tolist() == [i < method.sinks for i in range(len(rows))]
-
-
-def test_the_closed_form_is_the_mean_over_queries():
-    """exp of the logits is the mean of exp(scale * q.k) over normal queries."""
-    torch.manual_seed(0)
-    factor, mean = torch.randn(6, 6) * 0.4, torch.randn(6)
-    queries = mean + torch.randn(400_000, 6) @ factor.T
-    key = torch.randn(1, 1, 5, 6)
-    logits = expected_logits(mean.view(1, 1, 6), (factor @ factor.T).view(1, 1, 6, 6), key, 0.5)
-    sampled = (queries @ key[0, 0].T * 0.5).exp().mean(0)
-    assert torch.allclose(logits[0, 0].exp(), sampled, rtol=0.02)
-
-
-def test_statistics_are_those_of_the_counted_rows():
-    torch.manual_seed(0)
-    counted = torch.tensor([[True] * 9, [False] * 4 + [True] * 5, [False] * 9])
-    queries = torch.randn(3, 2, 9, 4)
-    mean, covariance = query_statistics(queries.clone(), counted, covariance=True)
-    for sample in range(2):
-        for head in range(2):
-            own = queries[sample, head, counted[sample]]
-            assert torch.allclose(mean[sample, head], own.mean(0), atol=1e-6)
-            assert torch.allclose(covariance[sample, head], torch.cov(own.T, correction=0), atol=1e-6)
-    assert not mean[2].any()
-    assert not covariance[2].any()
 
 
 def test_future_positions_move_on_every_axis():

@@ -18,8 +18,6 @@ from tests.support.prompt_views import (
     layer_views,
 )
 
-SETTINGS = [{}, {"threshold": 0.2}, {"recent": 0.5, "least": 0.2}, {"window": "last", "window_size": 5}]
-SETTINGS += [{"budgets": "uniform"}, {"budgets": "pyramid"}]
 ROWS = {"text before and after": range(23, 29), "context": range(18, 25), "no image": range(14), "image last": [14]}
 
 

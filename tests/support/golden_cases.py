@@ -55,6 +55,22 @@ def golden_view(method, tensors, keys="keys", layer=0, values=None, **surroundin
     return View(layer, query, key, value, regions, key.shape[-1] ** -0.5, method.needs, **surroundings)
 
 
+ORIGINALS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "eviction_originals.safetensors"
+
+
+def originals(method):
+    """What a method's released code made of random layers, by name."""
+    start = f"{method}."
+    return {key.removeprefix(start): each for key, each in load_file(ORIGINALS).items() if key.startswith(start)}
+
+
+def original_views(method, own, region):
+    """One view of each recorded layer, all of whose entries are of one region."""
+    regions = torch.full((1, own["key"].shape[2]), int(region))
+    states = enumerate(zip(own["query"][:, None], own["key"][:, None], strict=True))
+    return [View(i, q, k, k, regions, k.shape[-1] ** -0.5, method.needs) for i, (q, k) in states]
+
+
 def keep_of(method, views, count):
     """Kept entries of every layer where all entries compete, bool [B, h, N] each."""
     entries = [view.entries_BN for view in views]

@@ -1,4 +1,6 @@
-"""LagKV: equal to the press, with and without cross scoring; a plain reference; short prompts; constant channels."""
+"""LagKV and CurDKV: plain references, short prompts, channels and windows that say nothing."""
+
+from __future__ import annotations
 
 import math
 
@@ -6,13 +8,13 @@ import pytest
 import torch
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.neighbours import lag_spread
+from subtoken_train.evictions.neighbours import lag_spread, leverage
 from tests.support.golden_cases import close, golden_view, keep_of, load, same_places
-from tests.support.prompt_views import layer_views
+from tests.support.prompt_views import KV_HEADS, layer_views, samples
 
 
 @pytest.mark.parametrize("name", ["kvpress_lagkv", "kvpress_lagkv_cross"])
-def test_golden_press(shared, name):
+def test_lagkv_is_kvpress_s(shared, name):
     """Ranks of several partitions are equal, and the press's choice between them is ``topk``'s: scores are compared.
 
     Sets are compared too, where the last score that stays is not also the first that goes.
@@ -65,15 +67,13 @@ def plain_scores(key, value, method):
 
 @pytest.mark.parametrize("cross", [False, True])
 @pytest.mark.parametrize(("sinks", "lag"), [(2, 4), (0, 3), (4, 6), (4, 9)])
-def test_equal_to_the_plain_reference(cross, sinks, lag):
+def test_lagkv_is_the_plain_reference(cross, sinks, lag):
     """Left padding, two lengths (one with fewer than two partitions at 6), and rows that are no entries."""
     method = build_eviction("lagkv", cross_scoring=cross, sinks=sinks, lag=lag)
     view = layer_views([[1] + [2] * 20 + [4] * 4, [4] * 9], method.needs, "left", layers=1, dropped=[(0, 0.2)])[0]
     found = method.score(view)
-    for sample in range(2):
-        entries = view.entries_BN[sample]
-        for head in range(2):
-            states = (each[sample, head, entries] for each in (view.key_BhNd, view.value_BhNd))
+    for sample, entries, _, keys, values in samples(view):
+        for head, states in enumerate(zip(keys, values, strict=True)):
             scores, protected = plain_scores(*states, method)
             assert torch.allclose(found.scores_BhN[sample, head, entries], torch.tensor(scores), atol=1e-5)
         assert found.protected_BN[sample, entries].tolist() == protected
@@ -97,3 +97,69 @@ def test_constant_channels_say_nothing():
     assert torch.allclose(lag_spread(states), without)
     states[:, 1] = 0.5
     assert lag_spread(states).tolist() == [[[0.0] * 5]]
+
+
+CODES = [[1] + [2] * 20 + [4] * 4, [4] * 9, [4]]
+
+
+def plain_scores_of_cur(key, value, method):
+    """Scores of one head of one prompt, number by number."""
+    parts = []
+    for states in (key, value):
+        squares = [sum(float(x) ** 2 for x in row) for row in states]
+        if method.local:
+            starts = range(0, len(squares), method.local)
+            windows = [squares[start : start + method.local] for start in starts]
+            squares = [each / sum(own) if sum(own) else 0.0 for own in windows for each in own]
+        parts.append(squares)
+    pairs = list(zip(*parts, strict=True))
+    scores = [{"product": a * b, "mean": (a + b) / 2, "key": a, "value": b}[method.leverage] for a, b in pairs]
+    return [each / sum(scores) if sum(scores) else 0.0 for each in scores]
+
+
+@pytest.mark.parametrize("kind", ["product", "mean", "key", "value"])
+@pytest.mark.parametrize(("sinks", "local"), [(2, 4), (0, 0), (30, 16)])
+@pytest.mark.parametrize("pad", ["left", "right"])
+def test_cur_is_the_plain_reference(kind, sinks, local, pad):
+    """Three lengths, windows that end early, and rows that are no entries: a window is of a prompt's own entries."""
+    method = build_eviction("cur", leverage=kind, sinks=sinks, local=local)
+    view = layer_views(CODES, method.needs, pad, layers=1, dropped=[(0, 0.2)])[0]
+    found = method.score(view)
+    for sample, entries, _, keys, values in samples(view):
+        for head, states in enumerate(zip(keys, values, strict=True)):
+            expected, ours = plain_scores_of_cur(*states, method), found.scores_BhN[sample, head]
+            torch.testing.assert_close(ours[entries], torch.tensor(expected), rtol=1e-4, atol=1e-7)
+            assert not ours[~entries].any()
+        count = int(entries.sum())
+        assert found.protected_BN[sample, entries].tolist() == [place < sinks for place in range(count)]
+
+
+def test_equal_entries_tie_to_the_first_and_the_sinks_come_before_them():
+    method = build_eviction("cur", sinks=1, local=4)
+    view = layer_views([[4] * 8], method.needs, layers=1)[0]
+    ones = torch.ones_like(view.key_BhNd)
+    kept = keep_of(method, [view.replaced(key_BhNd=ones, value_BhNd=ones)], 3)[0]
+    assert kept.tolist() == [[[True, True, True] + [False] * 5] * KV_HEADS]
+
+
+def test_values_that_routing_dropped_say_nothing():
+    """A window of zeros scores 0, and so does a prompt of them; entries of other windows are compared as before."""
+    method = build_eviction("cur", sinks=0, local=4)
+    view = layer_views([[4] * 12], method.needs, layers=1)[0]
+    value = view.value_BhNd.clone()
+    value[:, :, 4:8] = 0
+    scores = method.score(view.replaced(value_BhNd=value)).scores_BhN
+    assert scores.isfinite().all()
+    assert not scores[..., 4:8].any()
+    assert not method.score(view.replaced(value_BhNd=value * 0)).scores_BhN.any()
+    plain = method.score(view).scores_BhN
+    ratio = scores[..., :4] / plain[..., :4]
+    assert torch.allclose(ratio, ratio[..., :1].expand_as(ratio))
+
+
+def test_no_rows_and_what_stands_in_padding():
+    nothing = leverage(torch.zeros(2, 3, 0, 4), torch.zeros(2, 0).bool(), torch.zeros(2, 0).long(), 4)
+    assert nothing.shape == (2, 3, 0)
+    states = torch.tensor([[[[float("nan")], [3.0], [4.0]]]])
+    entries = torch.tensor([[False, True, True]])
+    assert leverage(states, entries, entries.cumsum(-1) - 1, 2)[0, 0].tolist() == pytest.approx([0, 9 / 25, 16 / 25])

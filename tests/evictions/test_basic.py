@@ -1,0 +1,152 @@
+"""Methods of a few lines: budgets around sinks, chance, shortest and unlike keys, the last row, the question's rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.evictions import build_eviction
+from subtoken_train.evictions.basic import QuestSteps, anchor_similarity
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.prefill import open_prompts
+from subtoken_train.types import Region
+from subtoken_train.view.scores import Candidates
+from tests.support.golden_cases import keep_of
+from tests.support.prompt_views import KV_HEADS, DenseView, layer_views, samples
+from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of
+
+TWO = [[1] + [2] * 14 + [4] * 4, [4] * 9]
+CODES = [[1] + [3] * 14 + [4] * 5, [3] * 6 + [4] * 3, [2] * 4 + [4] + [2] * 3 + [4]]
+
+
+@pytest.mark.parametrize(
+    ("sinks", "count", "places"),
+    [
+        (4, 6, [0, 1, 2, 3, 8, 9]),
+        (0, 3, [7, 8, 9]),
+        (4, 4, [0, 1, 2, 3]),
+        (4, 2, [2, 3]),
+        (20, 3, [7, 8, 9]),
+        (4, 0, [3]),
+    ],
+)
+def test_budgets_around_the_sinks(sinks, count, places):
+    method = build_eviction("streaming_llm", sinks=sinks)
+    view = layer_views([[int(Region.QUERY)] * 10], method.needs, layers=1)[0]
+    assert keep_of(method, [view], count)[0][0, 0].nonzero()[:, 0].tolist() == places
+
+
+def test_sinks_are_the_prompts_first_entries():
+    """Where only the image competes, the system tokens are the sinks, and the latest visual tokens stay."""
+    codes = [int(Region.SYSTEM)] * 4 + [int(Region.VISUAL)] * 8 + [int(Region.QUERY)] * 3
+    method = build_eviction("streaming_llm")
+    view = layer_views([codes], method.needs, pad="left", layers=1)[0]
+    competes = view.regions_BN == Region.VISUAL
+    kept = method.keep([method.score(view)], Candidates([view.regions_BN], [competes], torch.tensor([[3]])))[0]
+    assert kept[0, 0].nonzero()[:, 0].tolist() == [3, 4, 5, 6, 12, 13, 14, 15, 16, 17]
+
+
+def test_chance_is_reproducible_and_another_in_every_layer_head_and_seed():
+    views = layer_views([[4] * 40], frozenset(), layers=2)
+    kept, again, other = (keep_of(build_eviction("random", seed=seed), views, 20) for seed in (3, 3, 4))
+    assert all(map(torch.equal, kept, again))
+    sets = [tuple(row.tolist()) for layers in (kept, other) for layer in layers for row in layer[0]]
+    assert len(set(sets)) == len(sets) == 8
+
+
+def test_every_entry_has_the_same_chance():
+    views = layer_views([[4] * 30], frozenset(), layers=2)
+    kept = [torch.stack(keep_of(build_eviction("random", seed=seed), views, 10)) for seed in range(150)]
+    share = torch.stack(kept).float().mean((0, 1, 2, 3))  # of 600 draws
+    assert (share - 1 / 3).abs().max() < 0.08
+
+
+def test_shortest_keys_stay_in_every_head():
+    method = build_eviction("knorm")
+    view = layer_views([[4] * 9, [4] * 5], method.needs, "right", layers=1)[0]
+    kept = keep_of(method, [view], 3)[0]
+    for sample, entries, _, key, _ in samples(view):
+        shortest = key.norm(dim=-1).topk(3, largest=False).indices
+        assert torch.equal(kept[sample][:, entries], torch.zeros_like(key[..., 0]).bool().scatter(1, shortest, True))
+
+
+def test_keydiff_is_its_definition_key_by_key():
+    method = build_eviction("keydiff")
+    view = layer_views(TWO, method.needs, "left", layers=1, dropped=[(0, 0.3)])[0]
+    scores = method.score(view).scores_BhN
+    for sample, entries, _, key_hnd, _ in samples(view):
+        for head, keys in enumerate(key_hnd):
+            anchor = sum(key / key.norm() for key in keys) / len(keys)
+            expected = [-float(key @ anchor / key.norm() / anchor.norm()) for key in keys]
+            assert scores[sample, head, entries].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_keys_of_no_length_are_like_nothing():
+    keys, entries = torch.zeros(1, 1, 4, 8), torch.ones(1, 4, dtype=torch.bool)
+    assert anchor_similarity(keys, entries).tolist() == [[[0.0] * 4]]
+    keys[0, 0, 1:] = torch.randn(3, 8)
+    found = anchor_similarity(keys, entries)
+    assert found.isfinite().all()
+    assert found[0, 0, 0] == 0
+
+
+@pytest.mark.parametrize("protect_last", [False, True])
+def test_tova_is_the_last_row(protect_last):
+    method = build_eviction("tova", protect_last=protect_last)
+    view = layer_views(TWO, method.needs, "left", layers=1, dropped=[(0, 0.3)])[0]
+    found = method.score(view)
+    for sample, entries, matrix, _, _ in samples(view):
+        assert torch.allclose(found.scores_BhN[sample, 0, entries], matrix[:, -1].mean(0), atol=1e-6)
+        assert found.protected_BN[sample, entries].tolist() == [False] * (len(matrix[0]) - 1) + [protect_last]
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("pad", ["left", "right"])
+def test_finch_is_a_plain_sum(normalise, pad):
+    """Three lengths, two images, rows that are no entries; question rows are what follows the context."""
+    method = build_eviction("finch", normalise=normalise)
+    view = layer_views(CODES, method.needs, pad, layers=1, dropped=[(0, 0.2)])[0]
+    found = method.score(view)
+    for (sample, entries, matrix, _, _), asking in zip(samples(view), (5, 3, 1), strict=True):
+        length = matrix.shape[-1]
+        asks = torch.arange(length) >= length - asking
+        weight = torch.arange(1, length + 1) if normalise else torch.ones(length)
+        expected = (matrix * (weight * asks)[:, None]).sum(1).view(KV_HEADS, samples, -1, length).mean(1) / asking
+        torch.testing.assert_close(found.scores_BhN[sample][:, entries], expected.masked_fill(asks, 0.0))
+        assert found.protected_BN[sample, entries].tolist() == asks.tolist()
+
+
+def test_a_row_that_sees_more_counts_more():
+    """Entry 0 has all of the first asking row's attention, entry 1 of the second's: by weight 1 wins, else a tie."""
+    attention = torch.zeros(1, 2, 4, 4)
+    attention[:, :, 2, 0] = attention[:, :, 3, 1] = 1
+    regions = torch.tensor([[3, 3, 4, 4]])
+    for normalise, expected in ((True, [1.5, 2.0]), (False, [0.5, 0.5])):
+        method = build_eviction("finch", normalise=normalise)
+        view = DenseView(attention, regions, method.needs)
+        assert method.score(view).scores_BhN[0, 0, :2].tolist() == expected
+
+
+def test_prompts_that_ask_nothing_are_refused():
+    method = build_eviction("finch")
+    for notation in ("finch", "ada(finch)"):
+        assert build_eviction(notation).reads_question
+    cell = {**PLAIN_CELL, "family": "llava", "eviction": "finch", "scope": "context", "batch": "last_left"}
+    backbone = backbone_of(cell)
+    cache = PackedCache(backbone.family.shape.num_layers)
+    with pytest.raises(ValueError, match=r"'finch' scores by the question after the context and '.*' ends with its"):
+        open_prompts(backbone, batch_of(cell), cache, Compression(method, 0.5), "query_aware")
+    asked = batch_of({**cell, "batch": "three_left"})
+    with pytest.raises(ValueError, match=r"context_first compresses before .* eviction 'finch' scores by the question"):
+        open_prompts(backbone, asked, cache, Compression(method, 0.5), "context_first")
+
+
+def test_the_first_layers_read_everything():
+    assert [QuestSteps().pages(layer) for layer in range(4)] == [None, None, (16, 3), (16, 3)]
+    assert QuestSteps(page_size=8, least_pages=1, dense_layers=0).pages(0) == (8, 1)
+
+
+def test_tables_say_that_it_reads():
+    assert Compression(QuestSteps(), 0.25).label == "quest_steps reads 0.25"
+    assert Compression(QuestSteps(), 512, "tokens", "all").label == "quest_steps reads 512 tokens all"
