@@ -99,17 +99,6 @@ def test_a_run_on_drawn_recall(family):
     assert calibrator.run(backbone_of(family), NOBODY).numbers == made.numbers
 
 
-FAULTS = [({"sinks": -1}, "sinks is -1"), ({"recent": 0}, "recent is 0"), ({"learning_rate": -1.0}, "learning_rate"),
-          ({"regularisation": float("nan")}, "regularisation"),
-          ({"sinks": 20, "recent": 20}, "hold a whole context of 40 tokens")]  # fmt: skip
-
-
-@pytest.mark.parametrize(("settings", "words"), FAULTS)
-def test_wrong_settings_are_refused(settings, words):
-    with pytest.raises(ValueError, match=f"duo_attention .*{words}"):
-        short(**settings)
-
-
 def test_a_reduced_cache_is_refused(family):
     backbone = backbone_of(family, name="quest", keep_ratio=0.5, page_size=4, window=4)
     with pytest.raises(ValueError, match="calibrated on whole caches"):

@@ -242,20 +242,3 @@ def test_routers_are_refused():
     family = text_family(layers=2)
     with pytest.raises(ValueError, match="kvzap is calibrated on whole caches; use the backbone"):
         ScorerCalibrator().check(compress(family, RoutingConfig("linear", num_groups=8, kept_groups=3)))
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"hidden": -1}, "kvzap hidden is -1"),
-        ({"ridge": -0.1}, "kvzap ridge is -0.1"),
-        ({"ridge": float("nan")}, "kvzap ridge is nan"),
-        ({"positions": 0}, "kvzap positions is 0"),
-        ({"epochs": 0}, "kvzap epochs is 0"),
-        ({"learning_rate": -1.0}, "kvzap learning_rate is -1.0"),
-        ({"samples": 0}, "kvzap samples is 0"),
-    ],
-)
-def test_settings_out_of_range(settings, words):
-    with pytest.raises(ValueError, match=words):
-        ScorerCalibrator(**settings)

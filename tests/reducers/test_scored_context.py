@@ -20,7 +20,6 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import open_prompts, prefill
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.types import Region
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import View
 from tests.support.helpers import compress
@@ -155,21 +154,6 @@ def test_the_eviction_before_the_question_keeps_the_same_with_one_set_for_all_he
             assert set(trained[layer][sample, : 1 + context].nonzero()[:, 0].tolist()) == places
 
 
-@pytest.mark.parametrize("name", ["compactor", "snapkv", "kvzip"])
-@pytest.mark.parametrize("pad_left", [False, True])
-@torch.no_grad()
-def test_neither_question_nor_answer_changes_what_stays(name, pad_left):
-    """Training passes hold both, and choose what inference chooses."""
-    backbone = compress(text_family(), **{"name": name, "keep_ratio": 0.5, **SHORT[name]})
-    batch = text_batch([(24, 6, 5), (16, 4, 7)], pad_left)
-    context, late = batch.regions_BN == Region.CONTEXT, batch.regions_BN >= Region.QUERY
-    others = replace(batch, input_ids_BN=torch.where(late, (batch.input_ids_BN + 7) % 80 + 5, batch.input_ids_BN))
-    first, second = backbone.run(batch).kept, backbone.run(others).kept
-    assert all(torch.equal(first[layer] & context, second[layer] & context) for layer in first)
-    kept = [[int((first[layer] & context)[i].sum()) for i in range(2)] for layer in first]
-    assert kept == [[12, 8]] * 3
-
-
 def test_a_training_step_under_kvzip_keeps_what_inference_keeps():
     """The second pass has neither dropout nor gradient; LoRA and routers have theirs."""
     family = text_family()
@@ -226,17 +210,6 @@ def test_an_eviction_of_another_package_serves_by_its_name(monkeypatch):
     assert reducer.keep_context(context_view([[CONTEXT] * 16 + [QUERY]]))[0].nonzero()[:, 0].tolist() == [3, 7, 11, 15]
     assert pickle.loads(pickle.dumps(reducer)) == replace(reducer) == reducer
     assert (reducer.words, reducer.stage) == ("step=4", "context")
-
-
-def test_the_sketch_is_drawn_from_its_seed_and_the_layer_alone():
-    """Keys are wider than the sketch; with narrower ones leverage does not depend on it."""
-    view, generator = context_view([[CONTEXT] * 200 + [QUERY] * 3]), torch.Generator().manual_seed(0)
-    wide = torch.randn(3, 1, 2, 203, 96, generator=generator)
-    view = view.replaced(query_BHNd=wide[0], key_BhNd=wide[1], value_BhNd=wide[2], rotate=lambda at: rope(at, 96))
-    chosen = [made("compactor", 0.3, sketch_seed=seed).keep_context(view) for seed in (0, 0, 1)]
-    assert torch.equal(chosen[0], chosen[1])
-    assert not torch.equal(chosen[0], chosen[2])
-    assert not torch.equal(chosen[0], made("compactor", 0.3).keep_context(view.replaced(layer=1)))
 
 
 @pytest.mark.parametrize("name", NAMES)
