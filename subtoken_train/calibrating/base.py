@@ -162,11 +162,7 @@ class Calibrator(Method, ABC):
         show: Progress | None = None,
         show_layers: Progress | None = None,
     ) -> Calibration[CalibratedNumbers]:
-        """A calibration of a backbone in evaluation mode, with or without an adapter.
-
-        ``identity`` is as adapters record it; ``show`` sees the prompts read, ``show_layers`` the layers learned after
-        them.
-        """
+        """A calibration of a backbone in evaluation mode, ``identity`` its name; the shows see prompts, then layers."""
         self.check(backbone)
         source = self.prompts(backbone.family, data)
         read = [0, 0]

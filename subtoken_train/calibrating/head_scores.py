@@ -128,10 +128,7 @@ class Looks:
 
 
 def repeated_runs(answer_A: Tensor, ids_N: Tensor, context_N: Tensor) -> Tensor:
-    """Mark the longest run of the context that an answer says again around each of its tokens, bool [A, N].
-
-    Nothing where it has less than ``SHORTEST`` tokens; of two as long the earlier. ``context_N`` marks the context.
-    """
+    """Mark the longest run of the context, ``SHORTEST`` or more, that an answer says around a token, [A, N]."""
     same_AN = (answer_A[:, None] == ids_N) & context_N
     before_AN, whole_AN = same_AN.long(), torch.zeros_like(same_AN, dtype=torch.long)
     for i in range(1, len(same_AN)):  # tokens of the run up to here

@@ -48,11 +48,7 @@ class Turned(NamedTuple):
 
 @torch.no_grad()
 def turn_values(backbone: CompressedBackbone, batches: Iterable[Batch], show: Callable[[int], None]) -> Turned:
-    """Find value axes on prompts and fold them into a backbone.
-
-    The backbone is of a family that ``check_foldable`` lets pass, in evaluation mode, without routers, reducer and
-    LoRA.
-    """
+    """Find value axes on prompts and fold them into a backbone without routers, reducer and LoRA."""
     read = iter(batches)
     first = next(read, None)
     if first is None:

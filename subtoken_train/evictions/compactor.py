@@ -136,10 +136,7 @@ class Compactor(Eviction):
 
 
 def chunk_attention_sums(query_Hnd: Tensor, key_hnd: Tensor, chunk: int, scale: float, masked: bool) -> Tensor:
-    """Attention that every key receives from the rows of its chunk, earlier and later ones, [H, n] in fp32.
-
-    Unless ``masked``, zeros fill up the last chunk and take part, as keys and as rows.
-    """
+    """Attention that every key receives from its chunk's rows, both ways, [H, n]; not ``masked``: zeros fill up."""
     heads, length, width = query_Hnd.shape
     parts = []
     for start in range(0, length, chunk):

@@ -21,8 +21,7 @@ from subtoken_train.view.method import by_settings, setting
 from subtoken_train.view.scores import Candidates, Scale, Scores
 from subtoken_train.view.view import Need, View
 
-SINKS, RECENT = 128, 256
-"""Entries of a streaming head in the published training."""
+SINKS, RECENT = 128, 256  # entries of a streaming head in the published training
 
 
 @dataclass(frozen=True)
@@ -106,11 +105,7 @@ class DuoAttention(Eviction):
 
 
 def attention_outside(view: View, sinks: int, recent: int) -> Tensor:
-    """Share of a head's attention on what streaming would not hold, [B, h] in fp32, in [0, 1].
-
-    Mean over all rows of the prompt; of a row, what is neither among the first ``sinks`` entries nor among the
-    ``recent`` ones up to itself.
-    """
+    """Share of a head's attention, mean over all rows, on what streaming would not hold, [B, h], in [0, 1]."""
     entries_BN, kv_heads = view.entries_BN, view.key_BhNd.shape[1]
     place_BN = entries_BN.cumsum(-1)
     outside_BH = torch.zeros(view.query_BHNd.shape[:2], device=entries_BN.device)
@@ -123,10 +118,7 @@ def attention_outside(view: View, sinks: int, recent: int) -> Tensor:
 
 
 def head_counts(alpha_LBh: Tensor, least_LB: Tensor, most_LB: Tensor, total_B: Tensor) -> Tensor:
-    """Entries of every head that are the total together, int64 [L, B, h].
-
-    By falling alpha, ties to the lower layer, then the lower head; each from ``least_LB`` up to ``most_LB``.
-    """
+    """Entries of every head, their sum the total, int64 [L, B, h]: by falling alpha, ties to the lower layer, head."""
     layers, batch, heads = alpha_LBh.shape
     least_TB, most_TB = (each.repeat_interleave(heads, 0) for each in (least_LB, most_LB))
     order_TB = alpha_LBh.transpose(1, 2).flatten(0, 1).sort(dim=0, descending=True, stable=True).indices
@@ -184,7 +176,9 @@ class SimLayerKV(Eviction):
         recent_BN = last_marked(view.entries_BN & view.in_scope_BN, window_length(view, self.recent))
         held_BN = sinks_BN | recent_BN
         index_BW = view.last_rows(self.rows)
-        elsewhere_B = attention_to(view.rows(index_BW), index_BW, view.entries_BN & view.in_scope_BN & ~held_BN)
+        let_go_BN = view.entries_BN & view.in_scope_BN & ~held_BN
+        paid_B = (view.rows(index_BW).mean(1) * let_go_BN[:, None]).sum((1, 2))
+        elsewhere_B = (paid_B / (index_BW >= 0).sum(-1).clamp(min=1)).clamp(max=1)
         scores_B1N = elsewhere_B[:, None, None].expand(-1, 1, held_BN.shape[1])
         return Scores(scores_B1N, held_BN, weight_B=elsewhere_B, notes={SINKS: sinks_BN})
 
@@ -199,9 +193,3 @@ class SimLayerKV(Eviction):
         """Later entries score higher, and the sinks alone are protected."""
         places_N = torch.arange(competes_BN.shape[1], device=competes_BN.device).float()
         return replace(scores, scores_BhN=places_N.expand_as(scores.scores_BhN), protected_BN=scores.notes[SINKS])
-
-
-def attention_to(probability_BHWN: Tensor, index_BW: Tensor, marked_BN: Tensor) -> Tensor:
-    """Share of attention that rows (-1: none) pay to marked entries, mean over heads and rows, [B], in [0, 1]."""
-    rows_B = (index_BW >= 0).sum(-1).clamp(min=1)
-    return ((probability_BHWN.mean(1) * marked_BN[:, None]).sum((1, 2)) / rows_B).clamp(max=1)

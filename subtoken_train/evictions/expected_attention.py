@@ -66,10 +66,7 @@ class ExpectedAttention(Eviction):
 
 
 def query_statistics(query_BHNd: Tensor, counted_BN: Tensor, covariance: bool) -> tuple[Tensor, Tensor | None]:
-    """Mean [B, H, d] and (biased) covariance [B, H, d, d] of the counted rows; 0 where none is counted.
-
-    ``query_BHNd`` is overwritten: at thousands of rows a copy takes as long as the statistics.
-    """
+    """Mean [B, H, d] and (biased) covariance [B, H, d, d] of counted rows; ``query_BHNd`` is overwritten."""
     count_B = counted_BN.sum(-1).clamp(min=1)[:, None, None]
     others_B1N1 = ~counted_BN[:, None, :, None]
     query_BHNd.masked_fill_(others_B1N1, 0.0)

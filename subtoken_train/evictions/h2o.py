@@ -136,10 +136,7 @@ class MEDA(LookM):
 
 
 def entropy_of(view: View, rows_BN: Tensor, keys_BN: Tensor) -> Tensor:
-    """Entropy of the marked rows' attention over the marked keys alone, those after a row too, [B] in nats.
-
-    Mean over rows and heads; 0 without rows or keys.
-    """
+    """Entropy of marked rows' attention over the marked keys alone, later ones too, mean over rows and heads, [B]."""
     total_B = torch.zeros(len(rows_BN), device=rows_BN.device)
     everywhere = rows_BN.shape[1]  # as if all keys lay before the first row
     if not bool(rows_BN.any()):

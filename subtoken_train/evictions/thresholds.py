@@ -180,10 +180,7 @@ class Older:
         return Older(self.among + other.among, self.kept + other.kept, self.safe + other.safe)
 
     def check(self, threshold: Threshold, names: list[str]) -> None:
-        """Raise a worded ``ValueError`` for a prompt of which nothing, or all, of what is decided on stays.
-
-        A prompt that the window holds for the most part passes.
-        """
+        """Raise a worded ``ValueError`` for a prompt, not mostly window, of which nothing or all decided on stays."""
         long_B = self.among > self.safe
         none_B, all_B = (self.kept == 0) & long_B, (self.kept == self.among) & long_B
         for name, nothing, everything in zip(names, *torch.stack([none_B, all_B]).tolist(), strict=True):
@@ -214,10 +211,7 @@ class ScoredPrompt:
 
 
 def mean_threshold(prompts: list[ScoredPrompt], keep: float) -> float:
-    """Return the lowest threshold that keeps no more than a share ``keep`` on average, to six digits, rounded up.
-
-    Each prompt counts alike, however long it is. Entries that score alike stay or go together.
-    """
+    """The lowest threshold that keeps no more than ``keep`` on average over prompts, to six digits, rounded up."""
     safe = sum(each.share(math.inf) for each in prompts) / len(prompts)
     sizes = [len(each.scores_n) for each in prompts]
     own_P = [1 / (each.safe + n) / len(prompts) for each, n in zip(prompts, sizes, strict=True)]
@@ -237,11 +231,7 @@ def mean_threshold(prompts: list[ScoredPrompt], keep: float) -> float:
 
 
 def written_threshold(written: object) -> Threshold | None:
-    """Read a threshold as it is written in the place of a budget; None where it is none.
-
-    ``threshold:-4``, ``threshold:-4:128``, ``threshold:FILE``, or ``{"threshold": -4, "window": 128}`` (or a file
-    there).
-    """
+    """Read ``threshold:-4``, ``threshold:-4:128``, ``threshold:FILE`` or ``{threshold, window}``; None: it is none."""
     if (file := threshold_file(written)) is not None:
         return Threshold.read(file)
     if isinstance(written, str):

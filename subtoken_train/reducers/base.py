@@ -48,10 +48,7 @@ def keep_ranked(
 
 
 def merge_slot(scores_BN: Tensor, kept_BN: Tensor, free_BN: Tensor, visual_BN: Tensor) -> Tensor:
-    """The row of each sample that holds the mean of what was dropped, bool [B, N]: the worst of those in ``free_BN``.
-
-    It is the best of what one token fewer would drop. No row where nothing is dropped, or none is free.
-    """
+    """Row of each sample that holds the mean of what was dropped, bool [B, N]: the worst of ``free_BN``."""
     place_BN = rank_candidates(scores_BN, free_BN)
     dropped_B1 = (visual_BN & ~kept_BN).any(-1, keepdim=True)
     return free_BN & (place_BN == free_BN.sum(-1, keepdim=True) - 1) & dropped_B1
@@ -194,10 +191,7 @@ class Reducer(Method):
     def check_fit(
         self, backbone: str, sees_images: bool, num_layers: int, tower: Collection[TowerStatistics] = ()
     ) -> None:
-        """Raise a worded ``ValueError`` where the reducer does not fit a backbone.
-
-        ``tower`` is what its tower says of its tokens, for reducers that act there.
-        """
+        """Raise a worded ``ValueError`` where it does not fit a backbone, whose tower says ``tower`` of its tokens."""
         if self.stage == "context" and sees_images:
             kind = "evicts the context of a language model"
             raise ValueError(f"reducer {self.name!r} {kind}; {backbone} takes fastv or visionzip")
@@ -278,10 +272,7 @@ class TowerReducer(Reducer, ABC):
             )
 
     def image_counts(self, states: VisualStates) -> list[int]:
-        """Tokens that each image keeps: of a sample ``kept_tokens``, shared out over its images by size, exactly.
-
-        One of few tokens may keep none, the last of a sample keeps one at least.
-        """
+        """Tokens that each image keeps: ``kept_tokens`` of a sample, shared out by size; the last keeps one at least."""
         sizes = [len(tokens_TC) for tokens_TC in states.tokens]
         counts = []
         for first, end in pairwise(accumulate(states.images_per_sample or [1] * len(sizes), initial=0)):

@@ -132,10 +132,7 @@ class FitPrune(StagedReducer):
 
 
 def attention_masses(view: View) -> tuple[Tensor, Tensor, Tensor]:
-    """What visual rows, and text after the image, pay each row, mean over rows, [B, M]; where such text is, [B].
-
-    Of each row's heads the largest counts.
-    """
+    """What visual rows, and text after the image, pay each row (largest head, mean, [B, M]); where text is, [B]."""
     visual_BM = view.visual
     after_BM = view.prompt & ~visual_BM & (visual_BM.cumsum(-1) > 0)
     masses = []

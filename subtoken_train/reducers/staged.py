@@ -90,10 +90,7 @@ class StagedReducer(RankedCuts):
         """Share of the visual tokens that each layer holds, falling; their average is ``keep_ratio``, to 2^-30."""
 
     def layer_tokens(self, tokens: int, num_layers: int) -> list[int]:
-        """Hold all layers together to less than a token over the arm, for an anchor with ``matches``.
-
-        Its counts are rounded down, and those of the stages with the largest remainders up, until they reach the arm's.
-        """
+        """Tokens of each layer; with ``matches`` less than a token over the arm: largest remainders are rounded up."""
         if not self.acts:
             return [tokens] * num_layers
         shares = self.layer_shares(num_layers)
