@@ -272,7 +272,7 @@ class TowerReducer(Reducer, ABC):
             )
 
     def image_counts(self, states: VisualStates) -> list[int]:
-        """Tokens that each image keeps: ``kept_tokens`` of a sample, shared out by size; the last keeps one at least."""
+        """Tokens that each image keeps: ``kept_tokens`` of a sample, shared out by size; the last keeps one."""
         sizes = [len(tokens_TC) for tokens_TC in states.tokens]
         counts = []
         for first, end in pairwise(accumulate(states.images_per_sample or [1] * len(sizes), initial=0)):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.basic import KNorm
+from subtoken_train.evictions.keys import KNorm
 from subtoken_train.evictions.snapkv import SnapKV
 from subtoken_train.evictions.wrappers import (
     NORM,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from subtoken_train.evictions import WRAPPERS, build_eviction
 from subtoken_train.evictions.base import Eviction, Wrapper
-from subtoken_train.evictions.basic import KNorm
+from subtoken_train.evictions.keys import KNorm
 from subtoken_train.evictions.kvcompose import KVCompose
 from subtoken_train.evictions.kvzip import KVzip
 from subtoken_train.evictions.wrappers import ChunkKV, PerLayer, chunk_ranks

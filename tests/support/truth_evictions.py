@@ -12,8 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from subtoken_train.evictions.asking_rows import QuestSteps
 from subtoken_train.evictions.base import Eviction
-from subtoken_train.evictions.basic import QuestSteps
 from subtoken_train.families.family import shapes_digest
 from subtoken_train.reducers.fitprune import PruneSchedules
 from subtoken_train.types import Identity, Region

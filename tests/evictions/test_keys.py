@@ -1,4 +1,4 @@
-"""LagKV and CurDKV: plain references, short prompts, channels and windows that say nothing."""
+"""Methods that read no attention: budgets around sinks, chance, short and unlike keys, plain references of neighbours."""
 
 from __future__ import annotations
 
@@ -8,9 +8,84 @@ import pytest
 import torch
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.neighbours import lag_spread, leverage
+from subtoken_train.evictions.keys import anchor_similarity, lag_spread, leverage
+from subtoken_train.types import Region
+from subtoken_train.view.scores import Candidates
 from tests.support.golden_cases import close, golden_view, keep_of, load, same_places
 from tests.support.prompt_views import KV_HEADS, layer_views, samples
+
+TWO = [[1] + [2] * 14 + [4] * 4, [4] * 9]
+
+
+@pytest.mark.parametrize(
+    ("sinks", "count", "places"),
+    [
+        (4, 6, [0, 1, 2, 3, 8, 9]),
+        (0, 3, [7, 8, 9]),
+        (4, 4, [0, 1, 2, 3]),
+        (4, 2, [2, 3]),
+        (20, 3, [7, 8, 9]),
+        (4, 0, [3]),
+    ],
+)
+def test_budgets_around_the_sinks(sinks, count, places):
+    method = build_eviction("streaming_llm", sinks=sinks)
+    view = layer_views([[int(Region.QUERY)] * 10], method.needs, layers=1)[0]
+    assert keep_of(method, [view], count)[0][0, 0].nonzero()[:, 0].tolist() == places
+
+
+def test_sinks_are_the_prompts_first_entries():
+    """Where only the image competes, the system tokens are the sinks, and the latest visual tokens stay."""
+    codes = [int(Region.SYSTEM)] * 4 + [int(Region.VISUAL)] * 8 + [int(Region.QUERY)] * 3
+    method = build_eviction("streaming_llm")
+    view = layer_views([codes], method.needs, pad="left", layers=1)[0]
+    competes = view.regions_BN == Region.VISUAL
+    kept = method.keep([method.score(view)], Candidates([view.regions_BN], [competes], torch.tensor([[3]])))[0]
+    assert kept[0, 0].nonzero()[:, 0].tolist() == [3, 4, 5, 6, 12, 13, 14, 15, 16, 17]
+
+
+def test_chance_is_reproducible_and_another_in_every_layer_head_and_seed():
+    views = layer_views([[4] * 40], frozenset(), layers=2)
+    kept, again, other = (keep_of(build_eviction("random", seed=seed), views, 20) for seed in (3, 3, 4))
+    assert all(map(torch.equal, kept, again))
+    sets = [tuple(row.tolist()) for layers in (kept, other) for layer in layers for row in layer[0]]
+    assert len(set(sets)) == len(sets) == 8
+
+
+def test_every_entry_has_the_same_chance():
+    views = layer_views([[4] * 30], frozenset(), layers=2)
+    kept = [torch.stack(keep_of(build_eviction("random", seed=seed), views, 10)) for seed in range(150)]
+    share = torch.stack(kept).float().mean((0, 1, 2, 3))  # of 600 draws
+    assert (share - 1 / 3).abs().max() < 0.08
+
+
+def test_shortest_keys_stay_in_every_head():
+    method = build_eviction("knorm")
+    view = layer_views([[4] * 9, [4] * 5], method.needs, "right", layers=1)[0]
+    kept = keep_of(method, [view], 3)[0]
+    for sample, entries, _, key, _ in samples(view):
+        shortest = key.norm(dim=-1).topk(3, largest=False).indices
+        assert torch.equal(kept[sample][:, entries], torch.zeros_like(key[..., 0]).bool().scatter(1, shortest, True))
+
+
+def test_keydiff_is_its_definition_key_by_key():
+    method = build_eviction("keydiff")
+    view = layer_views(TWO, method.needs, "left", layers=1, dropped=[(0, 0.3)])[0]
+    scores = method.score(view).scores_BhN
+    for sample, entries, _, key_hnd, _ in samples(view):
+        for head, keys in enumerate(key_hnd):
+            anchor = sum(key / key.norm() for key in keys) / len(keys)
+            expected = [-float(key @ anchor / key.norm() / anchor.norm()) for key in keys]
+            assert scores[sample, head, entries].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_keys_of_no_length_are_like_nothing():
+    keys, entries = torch.zeros(1, 1, 4, 8), torch.ones(1, 4, dtype=torch.bool)
+    assert anchor_similarity(keys, entries).tolist() == [[[0.0] * 4]]
+    keys[0, 0, 1:] = torch.randn(3, 8)
+    found = anchor_similarity(keys, entries)
+    assert found.isfinite().all()
+    assert found[0, 0, 0] == 0
 
 
 @pytest.mark.parametrize("name", ["kvpress_lagkv", "kvpress_lagkv_cross"])
