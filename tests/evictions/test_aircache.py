@@ -11,13 +11,7 @@ from subtoken_train.types import Region
 from subtoken_train.view.view import View
 from tests.support.golden_cases import record
 from tests.support.helpers import random_scores
-from tests.support.prompt_views import (
-    PROMPTS,
-    Q,
-    V,
-    dense_attention,
-    layer_views,
-)
+from tests.support.prompt_views import PROMPTS, Q, V, dense_attention, layer_views
 
 
 def plain_importance(view, i, observers):

@@ -1,4 +1,4 @@
-"""Methods that read no attention: budgets around sinks, chance, short and unlike keys, plain references of neighbours."""
+"""Methods that read no attention: budgets around sinks, chance, unlike keys, plain references of neighbours."""
 
 from __future__ import annotations
 

@@ -8,24 +8,13 @@ from safetensors.torch import load_file
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions.budgets import score_curve
-from subtoken_train.evictions.kvcompose import (
-    KVCompose,
-    token_scores,
-)
+from subtoken_train.evictions.kvcompose import KVCompose, token_scores
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.view.scores import Candidates, Scores
 from tests.support.golden_cases import record
 from tests.support.helpers import compress
-from tests.support.prompt_views import (
-    PROMPTS,
-    Q,
-    V,
-    check_padding,
-    dense_attention,
-    layer_views,
-    plan,
-)
+from tests.support.prompt_views import PROMPTS, Q, V, check_padding, dense_attention, layer_views, plan
 from tests.support.text_families import text_batch, text_family
 
 SETTINGS = [{}, {"task": "causal"}, {"kvpress": True}, {"value_norm": True, "lower_bound": 3}, {"exact_total": True}]

@@ -9,14 +9,7 @@ from safetensors.torch import load_file
 from subtoken_train.evictions.vl_cache import VLCache, post_vision_statistics
 from subtoken_train.view.scores import Candidates, Scores
 from tests.support.golden_cases import record
-from tests.support.prompt_views import (
-    PROMPTS,
-    DenseView,
-    Q,
-    V,
-    dense_attention,
-    layer_views,
-)
+from tests.support.prompt_views import PROMPTS, DenseView, Q, V, dense_attention, layer_views
 
 ROWS = {"text before and after": range(23, 29), "context": range(18, 25), "no image": range(14), "image last": [14]}
 
@@ -128,8 +121,7 @@ def test_budget_by_density(density, lengths, budget, expected):
 
 
 @pytest.mark.parametrize(
-    ("budgets", "expected"),
-    [("uniform", [10, 20, 30]), ("pyramid", [29, 29, 2]), ("sparsity", [1, 1, 58])],
+    ("budgets", "expected"), [("uniform", [10, 20, 30]), ("pyramid", [29, 29, 2]), ("sparsity", [1, 1, 58])]
 )
 def test_other_budgets(budgets, expected):
     """Of unequal layers too: 1.95, 1 and 0.05 of 10, 20 and 30 are 19.5, 20 and 1.5, scaled to the 60 of the total."""
