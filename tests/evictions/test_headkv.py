@@ -13,7 +13,7 @@ from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import View
 from tests.support.golden_cases import original_views, originals, record
 from tests.support.kvzap_files import settings_for, written
-from tests.support.prompt_views import HEADS, KV_HEADS, LAYERS, PROMPTS, layer_views, plan
+from tests.support.prompt_views import HEADS, KV_HEADS, LAYERS, layer_views, plan
 
 
 def claims_by_loop(score, floor, budget, window):
@@ -77,27 +77,6 @@ def test_what_a_head_cannot_take_goes_to_the_others():
     assert head_budgets(torch.ones(4, 1), 0.0, *of_four)[:, 0].tolist() == [10, 10, 10, 10]
 
 
-@pytest.mark.parametrize("keep", [0.05, 0.3, 0.6, 0.95])
-@pytest.mark.parametrize("pad", ["left", "right"])
-def test_a_head_of_score_0_keeps_its_window_and_the_floor(keep, pad):
-    """Two groups of query heads, samples of several lengths, and entries that SnapKV's scores put first."""
-    method = build_eviction("headkv", window=3, **settings_for("headkv"))
-    views = layer_views(list(PROMPTS.values()), method.needs, pad)
-    scores, counts, kept, candidates = plan(method, views, keep)
-    assert HEADS == 2 * KV_HEADS
-    assert torch.equal(counts.sum((0, 2)), candidates.budget_LB.sum(0) * KV_HEADS)
-    snapkv = build_eviction("snapkv", window=3, kernel=7, pooling="max", pool_per="kv_head", rows="mean")
-    for layer, view in enumerate(views):
-        assert torch.equal(scores[layer].scores_BhN, snapkv.score(view).scores_BhN)
-        assert torch.equal(kept[layer].sum(-1), counts[layer])
-    of_nobody = counts[0, :, 1]  # its score is 0
-    window = candidates.budget_LB[0].clamp(max=3)
-    for sample, entries in enumerate(view.entries_BN.sum(-1).tolist()):
-        left = int(candidates.budget_LB[0, sample] - window[sample])
-        crowded = int(counts[:, sample].max()) == entries
-        assert crowded or abs(int(of_nobody[sample] - window[sample]) - 0.1 * left) < 1
-
-
 def test_while_decoding_a_head_that_is_a_row_has_the_same_share():
     """Rows of the batch are heads of a sample then: the same numbers as heads of a layer."""
     method = build_eviction("headkv", window=3, **settings_for("headkv"))
@@ -122,13 +101,6 @@ def test_while_decoding_a_head_that_is_a_row_has_the_same_share():
         found = method.score(View(view.layer, *states, states[1], rows(view.regions_BN), view.scale, method.needs))
         assert torch.equal(found.notes["head"], both.notes["head"])
         torch.testing.assert_close(found.scores_BhN, both.scores_BhN)
-
-
-def test_ada_divides_a_layer_s_sum_anew():
-    method = build_eviction("ada(headkv)", **{"headkv.window": 3}, **settings_for("headkv"))
-    views = layer_views(list(PROMPTS.values()), method.needs, "left")
-    inner = plan(method.base, views, 0.4)[1]
-    assert torch.equal(plan(method, views, 0.4)[1].sum(-1), inner.sum(-1))
 
 
 def test_no_file_and_files_that_are_none(tmp_path):

@@ -1,10 +1,7 @@
 """KVCompose: scores and pools against plain loops, kvpress's goldens, both structures, batches and budgets."""
 
-import json
-
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions.budgets import score_curve
@@ -12,7 +9,7 @@ from subtoken_train.evictions.kvcompose import KVCompose, token_scores
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.view.scores import Candidates, Scores
-from tests.support.golden_cases import record
+from tests.support.golden_cases import load, record
 from tests.support.helpers import compress
 from tests.support.prompt_views import PROMPTS, Q, V, check_padding, dense_attention, layer_views, plan
 from tests.support.text_families import text_batch, text_family
@@ -51,9 +48,7 @@ def test_scores(name, settings, dtype):
 @pytest.mark.parametrize("case", GOLDENS)
 def test_golden(shared, case):
     """kvpress's own scores, counts and kept sets; its attention is [task rows, context + task], in two chunks."""
-    folder = shared / "golden" / f"kvpress_kvcompose_{case}"
-    params = json.loads((folder / "set_a.json").read_text())["params"]
-    tensors = load_file(folder / "set_a.safetensors")
+    params, tensors = load(shared, f"kvpress_kvcompose_{case}")
     heads, bound = params["Hkv"], params["keep_token_lower_bound"]
     layers, context = tensors["composite_scores_per_layer"].shape
     scores = []
@@ -104,20 +99,6 @@ def test_a_bound_of_zero_may_empty_a_layer(structured):
         for kept, count in zip(method.keep(scores, candidates), expected, strict=True):
             assert int((kept & (regions == V)[:, None]).sum()) == 2 * count
             assert kept[..., 6:].all()
-
-
-@pytest.mark.parametrize("structured", [True, False])
-def test_exact_total_is_rounded_once(structured):
-    """Three layers of 7 entries at 0.4: 2 in each, 6 in all, or 8 of 8.4 (heads as one pool: 16 of 16.8)."""
-    competes = torch.ones(1, 7, dtype=torch.bool)
-    scores = [Scores(torch.rand(1, 2, 7), torch.zeros_like(competes)) for _ in range(3)]
-    exact = torch.full((3, 1), 2.8, dtype=torch.float64)
-    candidates = Candidates([competes.long()] * 3, [competes] * 3, exact.long(), exact)
-    kept = [
-        int(torch.stack(KVCompose(structured=structured, exact_total=each).keep(scores, candidates)).sum())
-        for each in (False, True)
-    ]
-    assert kept == [12, 16]
 
 
 PAPER = {"exact_total": True, "lower_bound": 0}

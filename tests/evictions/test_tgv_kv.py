@@ -1,15 +1,11 @@
 """TGV-KV: both readings against plain loops, the released code's goldens, the derived example, batches and budgets."""
 
-import json
-
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from subtoken_train.evictions.base import keep_best_entries
 from subtoken_train.evictions.tgv_kv import TGVKV, released_counts, retention_order, text_weights
-from subtoken_train.view.scores import Candidates
-from tests.support.golden_cases import record
+from tests.support.golden_cases import load, record
 from tests.support.prompt_views import (
     PROMPTS,
     WITH_IMAGE,
@@ -111,9 +107,8 @@ def test_which_kind_is_first(first, order):
 class Golden:
     """A run of the released code: one view per layer, and what it made of them."""
 
-    def __init__(self, folder):
-        params = json.loads((folder / "set_a.json").read_text())["params"]
-        self.tensors = load_file(folder / "set_a.safetensors")
+    def __init__(self, shared, case):
+        params, self.tensors = load(shared, case)
         self.layers, self.length = params["L"], params["T"]
         self.total = torch.tensor([self.layers * self.length * (1 - params["ratio"])], dtype=torch.float64)
         self.lengths = torch.full((self.layers, 1), self.length)
@@ -129,7 +124,7 @@ def test_golden_of_the_release(shared, case):
     Not compared: ``decode1_kept_positions_*``, what is left after a decoding step. The released code drops one entry
     at every step; an eviction here acts once, after the prompt.
     """
-    golden = Golden(shared / "golden" / case)
+    golden = Golden(shared, case)
     scores = [TGVKV(released=True).score(view) for view in golden.views]
     found = torch.stack([each.scores_BhN[0] for each in scores])
     expected = golden.tensors["score_sums"]
@@ -146,27 +141,10 @@ def test_golden_of_the_release(shared, case):
     record("tgv_kv", f"released {case}", float((found - expected).abs().max()))
 
 
-@pytest.mark.parametrize("case", GOLDENS)
-def test_the_paper_keeps_all_text_where_the_release_may_not(shared, case):
-    """On the golden's attention, with the budget that its layers have: text first, then vision."""
-    golden = Golden(shared / "golden" / case)
-    scores = [TGVKV().score(view) for view in golden.views]
-    regions = [view.regions_BN for view in golden.views]
-    budget = torch.full((golden.layers, 1), int(golden.total) // golden.layers)
-    candidates = Candidates(regions, [each > 0 for each in regions], budget)
-    counts = TGVKV().counts(scores, candidates)
-    assert int(counts.sum()) == int(budget.sum())
-    for layer, kept in enumerate(TGVKV().keep(scores, candidates)):
-        text = regions[layer][0] == Q
-        assert int((kept[0, 0] & text).sum()) == min(int(counts[layer]), int(text.sum()))
-
-
 @pytest.mark.parametrize("set_name", ["set_a", "set_b"])
 def test_derived_example(shared, set_name):
     """An example of the same reconstructed formulas in float64, not the authors' output."""
-    folder = shared / "golden_derived" / "tgv_kv_seed"
-    params = json.loads((folder / f"{set_name}.json").read_text())["params"]
-    tensors = load_file(folder / f"{set_name}.safetensors")
+    params, tensors = load(shared, "tgv_kv_seed", set_name, "golden_derived")
     visual, heads = params["Nv"], params["H"]
     regions = torch.tensor([[V] * visual + [Q] * params["Nt"]])
     worst, vision = 0.0, []

@@ -1,14 +1,11 @@
 """VL-Cache: sums and sparsity against plain loops, the derived example, window, batches and budgets."""
 
-import json
-
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from subtoken_train.evictions.vl_cache import VLCache, post_vision_statistics
 from subtoken_train.view.scores import Candidates, Scores
-from tests.support.golden_cases import record
+from tests.support.golden_cases import load, record
 from tests.support.prompt_views import PROMPTS, DenseView, Q, V, dense_attention, layer_views
 
 ROWS = {"text before and after": range(23, 29), "context": range(18, 25), "no image": range(14), "image last": [14]}
@@ -70,9 +67,7 @@ def test_derived_example(shared, set_name):
     Its shares are clipped, which does not meet the budget; ours move what the bounds take or leave
     (``test_budget_by_density``), so what is compared is the share before that.
     """
-    folder = shared / "golden_derived" / "vl_cache"
-    params = json.loads((folder / f"{set_name}.json").read_text())["params"]
-    tensors = load_file(folder / f"{set_name}.safetensors")
+    params, tensors = load(shared, "vl_cache", set_name, "golden_derived")
     entries = torch.ones(1, params["Nv"] + params["Nt"], dtype=torch.bool)
     regions = torch.tensor([[V] * params["Nv"] + [Q] * params["Nt"]])
     for threshold in params["p_threshold"]:

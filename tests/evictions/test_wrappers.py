@@ -1,8 +1,5 @@
 """Wrappers: what all take from their base, shares of layers, one pool, and chunks."""
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,7 +14,7 @@ from subtoken_train.evictions.wrappers import ChunkKV, PerLayer, chunk_ranks
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates, Scores
 from tests.support.helpers import random_scores
-from tests.support.prompt_views import LAYERS, PROMPTS, WITH_IMAGE, candidates_of, layer_views
+from tests.support.prompt_views import LAYERS, PROMPTS, candidates_of, layer_views
 from tests.support.truth_evictions import OwnSets
 
 SHARES = {"per_layer": {"shares": [1] * LAYERS}}
@@ -70,32 +67,6 @@ def test_one_wrapper_in_another():
     assert built.needs == {"key_norms", "values"}
 
 
-@dataclass(frozen=True)
-class Reversed(Wrapper):
-    """A wrapper of another package: what its base would drop first stays."""
-
-    name: ClassVar[str] = "reversed"
-
-    def score(self, view):
-        found = self.base.score(view)
-        found.scores_BhN = -found.scores_BhN
-        return found
-
-
-def test_a_wrapper_of_another_package(monkeypatch):
-    monkeypatch.setitem(WRAPPERS, "reversed", Reversed)
-    views = layer_views(list(WITH_IMAGE.values()), frozenset({"key_norms"}))
-    entries = [view.entries_BN for view in views]
-    budget = torch.stack([each.sum(-1) for each in entries])
-    kept = {}
-    for name, count in (("knorm", budget // 4), ("ada(reversed(knorm))", budget - budget // 4)):
-        method: Eviction = build_eviction(name, **({"alpha": 1.0} if "ada" in name else {}))
-        scores = [method.score(view) for view in views]
-        kept[name] = method.keep(scores, Candidates([view.regions_BN for view in views], entries, count))
-    for view, few, many in zip(views, *kept.values(), strict=True):
-        assert torch.equal(few ^ many, view.entries_BN[:, None].expand_as(few))
-
-
 def counts_of(method, keep, prompts=("context",)):
     views = layer_views([PROMPTS[name] for name in prompts], method.needs)
     candidates = candidates_of(method, views, keep)
@@ -107,18 +78,6 @@ def test_layers_keep_what_they_are_told():
     assert candidates.budget_LB[:, 0].tolist() == [10, 10, 10]
     assert counts[:, 0].tolist() == [15, 10, 5]
     assert counts_of(PerLayer(KNorm(), (0.3, 0.2, 0.1)), 0.4)[0][:, 0].tolist() == [15, 10, 5]
-
-
-def test_kvpress_s_ratios_are_their_complements_at_their_mean():
-    """What it keeps of a layer, int(T (1 - c)), where these are whole numbers."""
-    ratios = [0.2, 0.6, 0.4]
-    regions = torch.full((1, 20), int(Region.CONTEXT))
-    views = layer_views([[int(Region.CONTEXT)] * 20], KNorm.needs)
-    method = PerLayer(KNorm(), [1 - ratio for ratio in ratios])
-    budget = torch.full((LAYERS, 1), round(20 * (1 - sum(ratios) / LAYERS)))
-    candidates = Candidates([regions] * LAYERS, [regions > 0] * LAYERS, budget)
-    counts = method.counts([method.score(view) for view in views], candidates)
-    assert counts[:, 0].tolist() == [16, 8, 12]
 
 
 def test_what_a_layer_cannot_take_goes_to_the_others_and_none_is_empty():

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
@@ -21,7 +20,7 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Region
 from subtoken_train.view.view import View
-from tests.support.golden_cases import alike, near
+from tests.support.golden_cases import alike, load, near
 from tests.support.helpers import compress, make_batch, only_sample, sharpen, write_vlm_adapter
 
 
@@ -53,9 +52,8 @@ class GoldenFamily(Family):
 class Golden:
     """The official run: geometry, recorded tensors, and the same model here."""
 
-    def __init__(self, folder):
-        params = json.loads((folder / "set_a.json").read_text())["params"]
-        self.tensors = load_file(folder / "set_a.safetensors")
+    def __init__(self, shared):
+        params, self.tensors = load(shared, "fastv_official")
         self.layer = params["agg_layer_K"]
         self.keep_ratio = params["attention_rank_keep"] / params["image_token_length"]
         width = params["H"] * params["D"]
@@ -86,14 +84,13 @@ class Golden:
         self.visible, self.positions = torch.ones_like(regions, dtype=torch.bool), torch.arange(length)[None]
 
     def run(self, **settings):
-        config = build_reducer("fastv", self.keep_ratio, layer=self.layer, **settings)
-        reducer = config
+        reducer = build_reducer("fastv", self.keep_ratio, layer=self.layer, **settings)
         return CompressedBackbone(self.family, reducer).run(self.batch)
 
 
 @pytest.fixture
 def golden(shared):
-    return Golden(shared / "golden" / "fastv_official")
+    return Golden(shared)
 
 
 @torch.no_grad()
@@ -164,22 +161,6 @@ def test_every_sample_of_a_batch_ranks_its_own(tiny_family, stage, pad_left):
     assert together[0] != together[1]
     assert together[3] == list(range(14))
     assert [len(rows) for rows in together] == [2 + 16 + 9, 2 + 16 + 9, 2 + 32 + 7, 14]
-
-
-@torch.no_grad()
-def test_several_images_are_ranked_together(tiny_family):
-    """One sample's images share a budget: they keep the best of both, not half of each."""
-    sharpen(tiny_family)
-    batch = make_batch([(2, 7)], seed=1)
-    backbone = compress(tiny_family, name="fastv", keep_ratio=0.25, stage="decoder")
-    kept = backbone.run(batch).rows.index_BM[0]
-    visible = torch.ones(1, 137, dtype=torch.bool)
-    positions = torch.arange(137)[None]
-    below = tiny_family.run_layers(tiny_family.embed(batch), visible, positions, stop=1)
-    row = row_attention(tiny_family, 1, below, visible, positions, batch.rank_position_B)[0]
-    best = sorted(range(2, 130), key=lambda index: (-float(row[index]), index))[:32]
-    assert kept[2:34].tolist() == sorted(best)
-    assert sum(index < 66 for index in best) != 16
 
 
 def test_the_deepest_layers_that_fit():

@@ -9,7 +9,6 @@ import torch
 from subtoken_train.families.family import shapes_digest
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.fitprune import PUBLISHED, PruneSchedules, attention_masses
-from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Identity, Region
 from subtoken_train.view.view import View
 from tests.support.golden_cases import alike, load, near
@@ -123,18 +122,6 @@ def test_layers_are_the_releases(tiny_family, file, pad_left):
         for expected, (_, _, rows) in zip(held, result.spans, strict=True):
             assert (rows.index_BM[sample, rows.visible_BM[sample]] - first).tolist() == expected
         assert torch.allclose(result.hidden_BMD[sample, result.rows.visible_BM[sample]], hidden, atol=1e-5)
-
-
-@pytest.mark.parametrize("budget", ["per_token", "ranked"])
-def test_routers_act_from_layer_1_on_and_train(tiny_family, file, budget):
-    config = RoutingConfig(num_groups=16, kept_groups=4, budget=budget)
-    backbone = compress(tiny_family, config, name="fitprune", keep_ratio=0.6, calibration=file)
-    result = backbone.run(make_batch(MIXED))
-    assert sorted(result.state.masks) == [1, 2, 3]
-    (backbone.logits(result).square().mean() + result.state.mean_balance()).backward()
-    gradients = [[p.grad for p in selector.parameters()] for selector in backbone.bank.selectors]
-    assert all(grad is None for grad in gradients[0])
-    assert all(grad is not None and grad.abs().sum() > 0 for layer in gradients[1:] for grad in layer)
 
 
 def test_a_calibration_of_another_backbone_is_refused(tiny_family, tmp_path):

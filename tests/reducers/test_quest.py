@@ -17,20 +17,6 @@ def quest(keep_ratio=0.25, **settings):
     return build_reducer(name="quest", keep_ratio=keep_ratio, **settings)
 
 
-@pytest.mark.parametrize("round_up", [False, True])
-@pytest.mark.parametrize(
-    ("keep_ratio", "tokens", "kept"),
-    [
-        (0.25, 2048, 512), (0.125, 2048, 256), (0.234375, 2048, 480), (0.21875, 2048, 448), (0.1171875, 2048, 240),
-        (0.125, 1024, 128), (0.1171875, 1024, 120), (0.109375, 1024, 112),
-        (0.25, 512, 128), (0.21875, 512, 112), (0.125, 512, 64), (0.1171875, 512, 60), (0.109375, 512, 56),
-    ],
-)  # fmt: skip
-def test_the_papers_budgets(keep_ratio, tokens, kept, round_up):
-    """12.5 % of the 1,024 tokens of training, and its anchors, are three different numbers."""
-    assert quest(keep_ratio, round_up=round_up).kept_tokens(tokens) == kept
-
-
 def test_the_window_is_half_of_the_budget_at_most():
     assert [quest().protected_tokens(kept) for kept in (1, 2, 3, 100, 127, 128, 512)] == [0, 1, 1, 50, 63, 64, 64]
     assert quest(window=0).protected_tokens(512) == 0

@@ -126,19 +126,6 @@ def test_uniform_tokens_are_spread_over_the_picture(keep_ratio):
     assert bool((keep | ~less).all())  # a smaller budget keeps a part of a larger one
 
 
-@pytest.mark.parametrize("name", ["fastv", "random", "uniform"])
-def test_the_ranking_is_that_of_the_scores(name):
-    regions = torch.tensor([[Region.SYSTEM, *[Region.VISUAL] * 6, Region.QUERY, Region.PADDING]] * 2)
-    reducer, view = build_reducer(name, 0.5), look(regions, random_scores(0, 2, 9, levels=3))
-    keep, rank, _ = reducer.select(view)
-    scores = reducer.scores(view)
-    for sample in range(2):
-        order = sorted(range(1, 7), key=lambda n: (-float(scores[sample, n]), n))
-        assert [int(rank[sample, n]) for n in order[:3]] == list(range(3))
-        assert keep[sample].nonzero().flatten().tolist() == sorted([0, 7, *order[:3]])
-    assert torch.equal(reducer.select(view)[0], keep)
-
-
 @pytest.mark.parametrize("name", ["fastv", "random"])
 def test_a_row_that_a_token_is_read_from_stays_inside_the_budget(name):
     """The last token of a prompt that ends with its image, however little it scores; it ranks by its score."""

@@ -14,7 +14,6 @@ from subtoken_train.reducers.visionzip import (
     contextual_tokens,
     dominant_tokens,
     tile_shares,
-    zipped,
     zipped_tiles,
 )
 from subtoken_train.types import Region, VisualStates
@@ -194,17 +193,6 @@ def test_each_tile_is_zipped_by_itself_in_the_releases_order(size, kept):
     kept = min(kept, int((states.tiles[0] >= 0).sum()))
     given_parts = (states.tokens[0], states.received[0], states.keys[0], states.cls[0], states.tiles[0])
     assert torch.equal(zipped_tiles(*given_parts, kept), plain(states, kept))
-
-
-def test_one_uncropped_tile_is_llavas_own_way():
-    """A picture that is its whole alone gives what an image of LLaVA-1.5 gives."""
-    states = states_of((24, 48))
-    whole = slice(0, 9)
-    tokens, received, keys = states.tokens[0][whole], states.received[0][whole], states.keys[0][whole]
-    cls = states.cls[0][:1]
-    got = zipped_tiles(tokens, received, keys, cls, torch.zeros(9, dtype=torch.long), 7)
-    dominant, _, merged = zipped(tokens, received, keys, 7, 1)
-    assert torch.equal(got, torch.cat([cls, tokens[dominant], merged]))
 
 
 @pytest.mark.parametrize("name", ["visionzip", "fastervlm", "prumerge"])

@@ -41,9 +41,10 @@ def alike(method, case, ours, golden):
     assert differing == 0
 
 
-def load(shared, name):
-    folder = shared / "golden" / name
-    return json.loads((folder / "set_a.json").read_text())["params"], load_file(folder / "set_a.safetensors")
+def load(shared, name, part="set_a", kind="golden"):
+    """Numbers and tensors of a recording; of kind ``golden_derived``, of the same formulas in float64."""
+    file = shared / kind / name / part
+    return json.loads(file.with_suffix(".json").read_text())["params"], load_file(file.with_suffix(".safetensors"))
 
 
 def golden_view(method, tensors, keys="keys", layer=0, values=None, **surroundings):
