@@ -109,6 +109,7 @@ def rounded(numbers: Any) -> Any:
     return round(numbers, 6) if isinstance(numbers, float) else [rounded(row) for row in numbers]
 
 
+Batches = Iterable[Batch]
 Progress = Callable[[int, int], None]
 """Called with (done, of how many)."""
 
@@ -137,7 +138,7 @@ class Calibrator(Method, ABC):
 
     @abstractmethod
     def numbers(
-        self, backbone: CompressedBackbone, batches: Iterable[Batch], show: Progress | None = None
+        self, backbone: CompressedBackbone, batches: Batches, show: Progress | None = None
     ) -> CalibratedNumbers:
         """Numbers that the method reads; ``show`` sees the layers of one that goes on after all prompts."""
 

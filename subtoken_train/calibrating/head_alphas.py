@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, IterableDataset
 
-from subtoken_train.calibrating.base import Calibrator, Progress, rounded
+from subtoken_train.calibrating.base import Batches, Calibrator, Progress, rounded
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.mixed_heads import HeadMix, mixed_hidden
 from subtoken_train.engine.prompt_pass import are_finite
@@ -71,9 +71,7 @@ class DuoCalibrator(Calibrator):
         super().check(backbone)
         check_on_one_device(backbone.model, "duo_attention's calibration")
 
-    def numbers(
-        self, backbone: CompressedBackbone, batches: Iterable[Batch], show: Progress | None = None
-    ) -> HeadAlphas:
+    def numbers(self, backbone: CompressedBackbone, batches: Batches, show: Progress | None = None) -> HeadAlphas:
         family = backbone.family
         module = AlphaModule(family, self, steps=-(-self.samples // self.batch_size))
         device = family.model.device

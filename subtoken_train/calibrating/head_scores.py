@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from subtoken_train.calibrating.base import Calibrator, Progress, PromptSource, rounded
+from subtoken_train.calibrating.base import Batches, Calibrator, Progress, PromptSource, rounded
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.image_sources import EncodedImage
 from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER
@@ -59,9 +59,7 @@ class HeadCalibrator(Calibrator):
         """Return how much rows look at their needles, [B, H, W], 0 without one; ``looked_BHWN`` is their attention."""
 
     @torch.no_grad()
-    def numbers(
-        self, backbone: CompressedBackbone, batches: Iterable[Batch], show: Progress | None = None
-    ) -> HeadScores:
+    def numbers(self, backbone: CompressedBackbone, batches: Batches, show: Progress | None = None) -> HeadScores:
         use_packed_attention(backbone.family.decoder.config)
         looks = Looks(backbone.family, self.weight)
         for batch in batches:

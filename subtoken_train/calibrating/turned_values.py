@@ -21,8 +21,7 @@ from subtoken_train.families.family import Family
 from subtoken_train.functional.value_axes import first_half, output_metric, value_axes
 from subtoken_train.types import Batch
 
-EXACT, ROUNDED = 1e-3, 0.3
-"""Largest distance of the last layer's states that is let pass, in fp32 and in what rounds more, over their norm."""
+EXACT, ROUNDED = 1e-3, 0.3  # largest distance of the last states that passes, in fp32 and coarser, over their norm
 
 
 def check_foldable(family: Family) -> None:

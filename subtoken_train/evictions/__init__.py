@@ -194,8 +194,3 @@ def notation_names(notation: str) -> tuple[str, ...]:
     if twice:
         raise ValueError(f"eviction {shown} has {clipped(repr(twice[0]), 40)} twice; each method stands once")
     return names
-
-
-def innermost(notation: str) -> str:
-    """The method that scores, without what is around it."""
-    return notation_names(notation)[-1]

@@ -26,13 +26,7 @@ SINKS, RECENT = 128, 256  # entries of a streaming head in the published trainin
 
 @dataclass(frozen=True)
 class HeadAlphas(CalibratedNumbers):
-    """Alphas: the need of every head for its whole cache.
-
-    Attributes:
-        alpha: in [0, 1], per layer and key-value head, [L, h]; 1 is a retrieval head, 0 a streaming head.
-        sinks: first entries of a streaming head in training.
-        recent: last entries of a streaming head in training.
-    """
+    """Need of every head for its whole cache, [L, h] in [0, 1]; first and recent entries of training's streaming."""
 
     alpha: list[list[float]]
     sinks: int

@@ -57,9 +57,8 @@ class Elastic(Eviction):
 class LayerShares(CalibratedNumbers):
     """Shares of their entries that layers keep under some budgets.
 
-    Attributes:
-        keep: budgets as shares of all layers' entries, rising, above 0 and below 1, [R].
-        shares: what each layer keeps of its own entries under each, in (0, 1], [R, L].
+    ``keep`` [R] are shares of all layers' entries, rising, above 0 and below 1; ``shares`` [R, L] what each layer then
+    keeps.
     """
 
     keep: list[float]

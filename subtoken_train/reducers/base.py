@@ -77,6 +77,7 @@ def shared_out(sizes: Sequence[int], kept: int) -> list[int]:
 
 Stage = Literal["none", "tower", "embeds", "decoder", "context"]
 PositionPolicy = Literal["original", "renumber", "mrope"]
+Tower = Collection[TowerStatistics]
 _OF_ALL = ("name", "keep_ratio", "round_up", "matches")
 
 
@@ -188,9 +189,7 @@ class Reducer(Method):
         ratio = ratio_above_cut(share, num_layers, self.cut_layer(num_layers))
         return replace(self, keep_ratio=float(ratio), round_up=True, matches=self.keep_ratio)
 
-    def check_fit(
-        self, backbone: str, sees_images: bool, num_layers: int, tower: Collection[TowerStatistics] = ()
-    ) -> None:
+    def check_fit(self, backbone: str, sees_images: bool, num_layers: int, tower: Tower = ()) -> None:
         """Raise a worded ``ValueError`` where it does not fit a backbone, whose tower says ``tower`` of its tokens."""
         if self.stage == "context" and sees_images:
             kind = "evicts the context of a language model"
@@ -260,9 +259,7 @@ class TowerReducer(Reducer, ABC):
     keeps_places: ClassVar[bool] = False
     """True where each token that stays is one of the image's, in its own slot, in every family."""
 
-    def check_fit(
-        self, backbone: str, sees_images: bool, num_layers: int, tower: Collection[TowerStatistics] = ()
-    ) -> None:
+    def check_fit(self, backbone: str, sees_images: bool, num_layers: int, tower: Tower = ()) -> None:
         super().check_fit(backbone, sees_images, num_layers, tower)
         if self.statistics not in tower:
             allowed = "visionzip or fastv" if "received" in tower else "fastv"

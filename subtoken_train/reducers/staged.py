@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -20,8 +19,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.ledger.kv_budget import exact, kept_count, matched_count
-from subtoken_train.reducers.base import PositionPolicy, Reducer, Stage, keep_ranked
-from subtoken_train.types import TowerStatistics
+from subtoken_train.reducers.base import PositionPolicy, Reducer, Stage, Tower, keep_ranked
 from subtoken_train.view.method import setting
 from subtoken_train.view.view import View
 
@@ -32,11 +30,11 @@ class Cut:
 
     Attributes:
         keep_BM: rows that stay, bool; in every sample all but visual ones.
-        rank_BM: rank of each visual token that stays by its score, int64, 0 is the sample's best; None: no ranking.
-        joins_BM: the row that each row joins, int64, itself or one that stays: that one's state is from here on the
-            mean of all that join it; None where all stay as they are.
-        policy: ``original``: kept rows stay at their own position ids; ``renumber``: they count anew, so that the last
-            one stands where the prompt's did, as layers below the cut need it. Under mRoPE rows keep their own.
+        rank_BM: rank of each visual token that stays, int64, 0 is the sample's best; None: no ranking.
+        joins_BM: the row that each row joins, int64, itself or one that stays and is from here on the mean of all that
+            join it; None where all stay as they are.
+        policy: ``original``: kept rows stay at their own position ids; ``renumber``: they count anew and end where the
+            prompt did, as layers below the cut need it. Under mRoPE rows keep their own.
     """
 
     keep_BM: Tensor
@@ -122,9 +120,7 @@ class StagedReducer(RankedCuts):
         anchor.layer_shares(num_layers)
         return anchor
 
-    def check_fit(
-        self, backbone: str, sees_images: bool, num_layers: int, tower: Collection[TowerStatistics] = ()
-    ) -> None:
+    def check_fit(self, backbone: str, sees_images: bool, num_layers: int, tower: Tower = ()) -> None:
         super().check_fit(backbone, sees_images, num_layers, tower)
         if self.acts:
             self.layer_shares(num_layers)

@@ -385,10 +385,8 @@ class Opening:
 class TaskPlan:
     """One task.
 
-    Attributes:
-        pieces: its rows, in order: a text, the opening of an answer, or marked tokens of the prompt again (bool [B, N];
-            those that the token reducer left). None: the whole prompt again.
-        about_BN: tokens of the prompt whose entries it scores, bool; None: all of them.
+    ``pieces`` are its rows: a text, the opening of an answer, or marked tokens of the prompt again (bool [B, N]); None:
+    the whole prompt again. ``about_BN`` marks the tokens whose entries it scores; None: all.
     """
 
     pieces: tuple[str | Opening | Tensor, ...] | None = None
