@@ -49,30 +49,20 @@ def test_golden_press(shared, name):
 
 def plain_scores(view, sample, rows, method):
     """Scores of one prompt: each future position by itself, and matrices in full."""
-    width = view.key_BhNd.shape[-1]
-    counted, scores = rows[method.sinks :], torch.zeros(view.key_BhNd.shape[1], len(rows))
-    group = view.query_BHNd.shape[1] // len(scores)
+    width, kv_heads = view.key_BhNd.shape[-1], view.key_BhNd.shape[1]
+    counted, scores = rows[method.sinks :], torch.zeros(kv_heads, len(rows))
     if not counted:
         return scores
     ahead = view.next_position[sample] + torch.arange(method.future)
-    basis = torch.eye(width)[None, None]
-    turns = [rope(place.view(1, 1)).turn(basis)[0, 0].T for place in ahead]
+    turns = [rope(place.view(1, 1)).turn(torch.eye(width)[None, None])[0, 0].T for place in ahead]
     rotation = torch.stack(turns).mean(0)
-    for head in range(len(scores)):
-        share = torch.zeros(len(counted))
-        for query_head in range(head * group, (head + 1) * group):
-            own = [view.query_BHNd[sample, query_head, row][None, None, None] for row in counted]
-            places = view.position[sample]
-            turned = [rope(places[row].view(1, 1)).turn_back(x)[0, 0, 0] for row, x in zip(counted, own, strict=True)]
-            queries = torch.stack(turned)
-            mean = rotation @ queries.mean(0)
-            spread = rotation @ torch.cov(queries.T, correction=0).view(width, width) @ rotation.T
-            logits = []
-            for row in counted:
-                key = view.key_BhNd[sample, head, row]
-                squares = key @ spread @ key * view.scale**2 / 2 if method.covariance else 0
-                logits.append(mean @ key * view.scale + squares)
-            share += torch.stack(logits).softmax(0) / group
+    turned = rope(view.position[sample : sample + 1]).turn_back(view.query_BHNd[sample : sample + 1])[0, :, counted]
+    for head, queries in enumerate(turned.unflatten(0, (kv_heads, -1))):
+        keys, share = view.key_BhNd[sample, head, counted], torch.zeros(len(counted))
+        for own in queries:
+            spread = rotation @ torch.cov(own.T, correction=0).view(width, width) @ rotation.T
+            squares = torch.stack([key @ spread @ key for key in keys]) * view.scale**2 / 2 * method.covariance
+            share += (keys @ (rotation @ own.mean(0)) * view.scale + squares).softmax(0) / len(queries)
         if method.value_norm:
             share = (share + method.epsilon) * view.value_BhNd[sample, head, counted].norm(dim=-1)
         scores[head, method.sinks :] = share

@@ -139,76 +139,56 @@ def test_the_last_entries_stay_inside_the_budget(pool):
     assert not (method.score(asked).protected_BN & asked.in_scope_BN).any()
 
 
-class Kept:
-    """What should be held while tokens are decoded: scores of the competing entries of every layer and head."""
-
-    def __init__(self, plan, regions_N, nets, inputs):
-        self.nets, self.inputs = nets, inputs
-        self.held = []
-        for layer, own in enumerate(plan.layers):
-            scores = foretold(nets[layer], inputs[layer][0])[0]
-            rows, heads = own.entries_BN[0], own.heads_BNh[0]
-            context = regions_N[rows.clamp(min=0)] == Region.CONTEXT
-            self.held.append(
-                [
-                    {int(row): float(scores[head, row]) for row in rows[heads[:, head] & context & (rows >= 0)]}
-                    for head in range(scores.shape[0])
-                ]
-            )
-
-    def append(self, place, call):
-        for layer, heads in enumerate(self.held):
-            scores = foretold(self.nets[layer], self.inputs[layer][call])[0]
-            for head, held in enumerate(heads):
-                held[place] = float(scores[head, 0])
-
-    def evict(self, budget, pool):
-        whole = [(-score, layer, head, at) for layer, heads in enumerate(self.held) for head, held in enumerate(heads)
-                 for at, score in held.items()]  # fmt: skip
-        parts = {}
-        for item in whole:
-            parts.setdefault({"global": 0, "layer": item[1], "head": item[1:3]}[pool], []).append(item)
-        heads = len(self.held[0])
-        size = budget * {"global": len(self.held) * heads, "layer": heads, "head": 1}[pool]
-        stay = {item[1:] for items in parts.values() for item in sorted(items)[:size]}  # ties: the lower
-        self.held = [
-            [{at: score for at, score in held.items() if (layer, head, at) in stay} for head, held in enumerate(heads)]
-            for layer, heads in enumerate(self.held)
-        ]
+def evicted(held, size, pool):
+    """What stays of {(layer, head, place): score} where a pool of heads keeps so many; ties go to the lower."""
+    parts = {}
+    for key in sorted(held, key=lambda key: (-held[key], key)):
+        parts.setdefault({"global": 0, "layer": key[0], "head": key[:2]}[pool], []).append(key)
+    return {key: held[key] for keys in parts.values() for key in keys[:size]}
 
 
-@pytest.mark.parametrize("pool", ["global", "layer", "head"])
+@pytest.mark.parametrize(("pool", "heads"), [("global", 6), ("layer", 2), ("head", 1)])
 @torch.no_grad()
-def test_while_decoding_the_best_of_old_and_new_stay(pool):
+def test_while_decoding_the_best_of_old_and_new_stay(pool, heads):
     """By hand: entries keep their scores, new ones get theirs from what their layers projected."""
     family, budget, every = text_family(layers=3), 12, 4
     backbone = compress(family).eval()
     batch = text_batch([(30, 5, 0)], seed=3)
     method = build_eviction("kvzap", pool=pool, last=0, **settings_for("kvzap", family))
     inputs = {layer: [] for layer in range(3)}
-    hooks = [
+    for layer in range(3):
         family.projection(layer, "v").module.register_forward_pre_hook(
             lambda module, args, layer=layer: inputs[layer].append(args[0])
         )
-        for layer in range(3)
-    ]
-    cache = PackedCache(3)
-    plan = prefill(backbone, batch, cache, Compression(method, budget, "tokens", every=every)).plan
-    expected = Kept(plan, batch.regions_BN[0], method.calibrated.numbers.nets, inputs)
+    cache, held = PackedCache(3), {}
+
+    def scores(layer, call):
+        return foretold(method.calibrated.numbers.nets[layer], inputs[layer][call])[0]
+
+    for layer, own in enumerate(
+        prefill(backbone, batch, cache, Compression(method, budget, "tokens", every=every)).plan.layers
+    ):
+        for row, marks in zip(own.entries_BN[0].tolist(), own.heads_BNh[0], strict=True):
+            if row >= 0 and batch.regions_BN[0, row] == Region.CONTEXT:
+                held |= {
+                    (layer, head, row): float(scores(layer, 0)[head, row]) for head in marks.nonzero()[:, 0].tolist()
+                }
     prompt = int((batch.regions_BN != Region.PADDING).sum())
     for call in range(14):
         decode(backbone, torch.tensor([[20 + call]]), cache)
         if call and call % every == 0:  # what came before this token
-            expected.evict(budget, pool)
-            for layer, heads in zip(cache.layers, expected.held, strict=True):
+            held = evicted(held, budget * heads, pool)
+            for i, layer in enumerate(cache.layers):
                 state = layer.eviction_state
                 competes = (state.region_RM > 0) & (state.region_RM < 128)
-                for places, marks, held in zip(state.place_RM, competes, heads, strict=True):
-                    assert sorted(places[marks].tolist()) == sorted(held)
-        expected.append(prompt + call, call + 1)
+                for head, (places, marks) in enumerate(zip(state.place_RM, competes, strict=True)):
+                    assert sorted(places[marks].tolist()) == sorted(place for *own, place in held if own == [i, head])
+        held |= {
+            (layer, head, prompt + call): float(scores(layer, call + 1)[head, 0])
+            for layer in range(3)
+            for head in range(2)
+        }
     assert cache.evictor.evictions == 3
-    for hook in hooks:
-        hook.remove()
 
 
 @torch.no_grad()

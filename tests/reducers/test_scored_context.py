@@ -20,6 +20,7 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import open_prompts, prefill
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
+from subtoken_train.types import Region
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import View
 from tests.support.helpers import compress
@@ -152,6 +153,21 @@ def test_the_eviction_before_the_question_keeps_the_same_with_one_set_for_all_he
         for sample, context in enumerate(contexts):  # alone, contexts are padded on the left
             places = {place - (24 - context) for place in sets[sample]}
             assert set(trained[layer][sample, : 1 + context].nonzero()[:, 0].tolist()) == places
+
+
+@pytest.mark.parametrize("name", ["snapkv", "kvzip"])
+@pytest.mark.parametrize("pad_left", [False, True])
+@torch.no_grad()
+def test_neither_question_nor_answer_changes_what_stays(name, pad_left):
+    """Training passes hold both, and choose what inference chooses."""
+    backbone = compress(text_family(), **{"name": name, "keep_ratio": 0.5, **SHORT[name]})
+    batch = text_batch([(24, 6, 5), (16, 4, 7)], pad_left)
+    context, late = batch.regions_BN == Region.CONTEXT, batch.regions_BN >= Region.QUERY
+    others = replace(batch, input_ids_BN=torch.where(late, (batch.input_ids_BN + 7) % 80 + 5, batch.input_ids_BN))
+    first, second = backbone.run(batch).kept, backbone.run(others).kept
+    assert all(torch.equal(first[layer] & context, second[layer] & context) for layer in first)
+    kept = [[int((first[layer] & context)[i].sum()) for i in range(2)] for layer in first]
+    assert kept == [[12, 8]] * 3
 
 
 def test_a_training_step_under_kvzip_keeps_what_inference_keeps():
