@@ -91,10 +91,9 @@ def bearable(mass_BM: Tensor, visual_BM: Tensor, total_B: Tensor, alpha: float) 
 
 @dataclass(frozen=True, kw_only=True)
 class BearableCuts(DecoderReducer):
-    """What leaves one batch of prompts after each layer where ``alpha`` of its attention may go missing.
+    """Cuts that one batch of prompts can bear where ``alpha`` of each layer's attention may go missing.
 
-    ``totals`` are the unpruned self and cross masses of each layer, [B]; ``held`` what a run left each layer, int64
-    [B].
+    ``totals`` are the unpruned self and cross masses of each layer, [B]; ``held`` is left by a run in each, int64 [B].
     """
 
     name: str = "fitprune"

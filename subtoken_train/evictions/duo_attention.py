@@ -127,9 +127,6 @@ def head_counts(alpha_LBh: Tensor, least_LB: Tensor, most_LB: Tensor, total_B: T
     return count_TB.view(layers, heads, batch).transpose(1, 2)
 
 
-SINKS = "sinks"
-
-
 @dataclass(frozen=True)
 class SimLayerKV(Eviction):
     """SimLayerKV (Zhang et al., 2024): lazy layers keep the first entries and the recent ones, all others every entry.
@@ -174,7 +171,7 @@ class SimLayerKV(Eviction):
         paid_B = (view.rows(index_BW).mean(1) * let_go_BN[:, None]).sum((1, 2))
         elsewhere_B = (paid_B / (index_BW >= 0).sum(-1).clamp(min=1)).clamp(max=1)
         scores_B1N = elsewhere_B[:, None, None].expand(-1, 1, held_BN.shape[1])
-        return Scores(scores_B1N, held_BN, weight_B=elsewhere_B, notes={SINKS: sinks_BN})
+        return Scores(scores_B1N, held_BN, weight_B=elsewhere_B, notes={"sinks": sinks_BN})
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         elsewhere_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
@@ -186,4 +183,4 @@ class SimLayerKV(Eviction):
     def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
         """Later entries score higher, and the sinks alone are protected."""
         places_N = torch.arange(competes_BN.shape[1], device=competes_BN.device).float()
-        return replace(scores, scores_BhN=places_N.expand_as(scores.scores_BhN), protected_BN=scores.notes[SINKS])
+        return replace(scores, scores_BhN=places_N.expand_as(scores.scores_BhN), protected_BN=scores.notes["sinks"])

@@ -135,7 +135,7 @@ class Reducer(Method):
 
     @property
     def acts(self) -> bool:
-        """Whether it leaves tokens out; at a keep ratio of 1 no reducer does."""
+        """Return whether it leaves tokens out; at a keep ratio of 1 no reducer does."""
         return self.keep_ratio < 1
 
     @property

@@ -124,7 +124,7 @@ class FitPrune(StagedReducer):
 
 
 def attention_masses(view: View) -> tuple[Tensor, Tensor, Tensor]:
-    """What visual rows, and text after the image, pay each row (largest head, mean, [B, M]); where text is, [B]."""
+    """Masses that visual rows, and text after the image, pay each row, [B, M] (largest head); where text is, [B]."""
     visual_BM = view.visual
     after_BM = view.prompt & ~visual_BM & (visual_BM.cumsum(-1) > 0)
     masses = []

@@ -97,7 +97,7 @@ class Quest(ContextReducer):
         return f"pages of {self.page_size}, window {self.window}"
 
     def protected_tokens(self, kept: int) -> int:
-        """How many of ``kept`` tokens are the context's last: the window, or half of ``kept``, rounded down."""
+        """Return the context's last of ``kept`` tokens that stay: the window, or half of ``kept``, rounded down."""
         return min(self.window, kept // 2)
 
     @torch.no_grad()
