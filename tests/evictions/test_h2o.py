@@ -138,9 +138,6 @@ def test_look_m_is_the_plain_reference(pad):
             torch.testing.assert_close(found.scores_BhN[sample][:, entries], torch.where(visual, sums, sums + 2 * most))
 
 
-V, Q = int(Region.VISUAL), int(Region.QUERY)
-
-
 def test_entropies_are_the_release_s():
     record, method = originals("meda"), build_eviction("meda")
     query, key, visual = (record[name] for name in ("query", "key", "visual"))

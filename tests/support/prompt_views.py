@@ -61,8 +61,9 @@ def dense_attention(query, key, keys, scale):
 
 def samples(view):
     """Every sample's number and entries [N]; of these alone the attention [H, n, n], keys and values, [h, n, d]."""
+    states = view.query_BHNd, view.key_BhNd, vars(view).get("value_BhNd", view.key_BhNd)
     for sample, entries in enumerate(view.entries_BN):
-        query, key, value = (each[sample][:, entries] for each in (view.query_BHNd, view.key_BhNd, view.value_BhNd))
+        query, key, value = (each[sample][:, entries] for each in states)
         yield sample, entries, dense_attention(query, key, [True] * query.shape[1], view.scale), key, value
 
 
