@@ -11,7 +11,7 @@ from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.view.scores import Candidates, Scores
 from tests.support.golden_cases import load, record
 from tests.support.helpers import compress
-from tests.support.prompt_views import PROMPTS, Q, V, check_padding, dense_attention, layer_views, plan
+from tests.support.prompt_views import PROMPTS, Q, V, check_padding, layer_views, plan, samples
 from tests.support.text_families import text_batch, text_family
 
 SETTINGS = [{}, {"task": "causal"}, {"kvpress": True}, {"value_norm": True, "lower_bound": 3}, {"exact_total": True}]
@@ -20,14 +20,9 @@ GOLDENS = ["structured", "structured_vnorm_lb2", "unstructured", "unstructured_v
 
 
 def plain_scores(matrix, rows, kv_heads, norms):
-    """Scores of one sample from its matrix [H, N, N], by loops; ``norms`` is [h, N] or None."""
-    heads, length, _ = matrix.shape
-    group = heads // kv_heads
-    scores = torch.zeros(kv_heads, length)
-    for head in range(kv_heads):
-        for entry in range(length):
-            best = [max(float(matrix[q, row, entry]) for row in rows) for q in range(head * group, (head + 1) * group)]
-            scores[head, entry] = sum(best) / group * (1.0 if norms is None else float(norms[head, entry]))
+    """Scores of one sample from its matrix [H, N, N]; ``norms`` is [h, N] or None."""
+    scores = matrix[:, list(rows)].amax(1).view(kv_heads, -1, matrix.shape[-1]).mean(1)
+    scores = scores if norms is None else scores * norms
     return scores + scores.mean(0)
 
 
@@ -36,13 +31,11 @@ def plain_scores(matrix, rows, kv_heads, norms):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scores(name, settings, dtype):
     method = KVCompose(**settings)
-    length = len(PROMPTS[name])
-    rows = range(length) if method.task == "causal" else ROWS[name]
+    rows = range(len(PROMPTS[name])) if method.task == "causal" else ROWS[name]
     view = layer_views([PROMPTS[name], PROMPTS["two images"]], method.needs, dtype=dtype, layers=1)[0]
-    query, key, value = (each[0, :, :length] for each in (view.query_BHNd, view.key_BhNd, view.value_BhNd))
-    matrix = dense_attention(query, key, [True] * length, view.scale)
+    _, entries, matrix, _, value = next(samples(view))
     expected = plain_scores(matrix, rows, 2, value.float().norm(dim=-1) if method.value_norm else None)
-    assert torch.allclose(method.score(view).scores_BhN[0, :, :length], expected, atol=1e-4)
+    assert torch.allclose(method.score(view).scores_BhN[0][:, entries], expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("case", GOLDENS)
