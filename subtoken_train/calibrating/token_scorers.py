@@ -172,8 +172,9 @@ class RidgeFit(Fit):
     def add(self, layer: int, input_nD: Tensor, target_nh: Tensor) -> None:
         if not len(input_nD):
             return
-        both = torch.cat([input_nD.double().cpu(), target_nh.double().cpu()], 1)
-        found = Moments(len(both), both.sum(0), both[:, : input_nD.shape[1]].T @ both)
+        inputs = input_nD.double().cpu()
+        both = torch.cat([inputs, target_nh.double().cpu()], 1)
+        found = Moments(len(both), both.sum(0), inputs.T @ both)
         if (own := self.moments.setdefault(layer, found)) is not found:
             own.count += found.count
             own.both_s += found.both_s

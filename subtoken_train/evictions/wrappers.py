@@ -328,7 +328,7 @@ def blended(won_Bh: Tensor, competes_BN: Tensor, protected_BN: Tensor, alpha: fl
     share_hB = ((1 - alpha) * won_Bh.cpu().double() + alpha * total_B[:, None].cpu().double() / heads).T
     least_B = torch.minimum(protected_B.clamp(min=1), total_B // heads)
     entries_hB = competes_BN.sum(-1).expand(heads, -1)
-    return divide_budget(share_hB, total_B, least_B.expand(heads, -1), entries_hB).T
+    return divide_budget(share_hB, total_B, least_B.expand(heads, -1), entries_hB).T.to(won_Bh.device)
 
 
 def concentration(scores_BhN: Tensor, free_BN: Tensor, count_B: Tensor) -> Tensor:
