@@ -57,7 +57,7 @@ class Finch(Eviction):
     before their question, are refused.
 
     A set per key-value head, as in kvpress (one for all heads in the paper). Both turn what stays to closed-up
-    positions: ``rerotate: true`` here. The context is read whole; nothing is evicted while decoding.
+    positions: ``rerotate: true`` here. The context is read whole.
 
     Attributes:
         normalise: weight every row by the number of entries up to it.

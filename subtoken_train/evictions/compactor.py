@@ -6,7 +6,7 @@ the keys before their rotary embedding, from a Gaussian sketch; (b) attention wi
 summed over a chunk's rows, mean over a group, times the norm of the value, mean of three neighbours. Each is
 standardised over a prompt's heads and entries (there, over its batch); the score is ``blending`` (a) + (b). A
 question's rows are scored and observe like any others. The sketch is drawn from a seed, the same for every prompt. No
-calibration of the budget per prompt (the paper's second half), equal budgets in all layers, no eviction while decoding.
+calibration of the budget per prompt (the paper's second half).
 
 Legend: B batch, N cached rows of the prompt, n rows of one sample that are scored, H query heads, h key-value heads, d
 head width, k width of the sketch, C rows of a chunk.

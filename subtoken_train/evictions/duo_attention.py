@@ -54,7 +54,7 @@ class DuoAttention(Eviction):
     head pays to what streaming would not hold, which the paper finds worse. All heads first get what streaming takes;
     the rest of the budget goes to the heads by falling alpha, each up to its whole cache. The first that it does not
     fill keeps a longer recent window, so the budget is met exactly; one below what streaming takes in all heads is
-    divided alike. Nothing is evicted while decoding.
+    divided alike.
 
     Attributes:
         calibration: file of the heads' alphas; None: read off every prompt.
@@ -140,7 +140,7 @@ class SimLayerKV(Eviction):
     entries. A budget below all first and recent entries is divided alike.
 
     Recent entries are the last in scope; attention to what stays anyway counts as the first entries' does; the prompt's
-    last rows look, not the first decoded one; kvpress leaves out a row's own entry. Nothing is evicted while decoding.
+    last rows look, not the first decoded one; kvpress leaves out a row's own entry.
 
     Attributes:
         sinks: first entries of the prompt that a lazy layer keeps.

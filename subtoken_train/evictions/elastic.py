@@ -31,7 +31,7 @@ class Elastic(Eviction):
     that an entry receives, summed over all rows, mean over all query heads, one set for a layer. A dropped entry is
     merged into the nearest that stays (the merge ``position``) unless another merge is asked for. The released code
     takes ``argsort`` for a rank and so keeps entries by chance (a test shows it); here the best scores stay, as the
-    paper says. Nothing is evicted while decoding.
+    paper says.
 
     Attributes:
         sinks: first entries of the prompt that always stay, inside the budget.

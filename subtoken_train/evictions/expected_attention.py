@@ -4,7 +4,7 @@ Source: "Expected Attention: KV Cache Compression by Estimating Attention from F
 (2510.00636), in the form of kvpress 0.5.4. Queries before their rotary embedding are taken to be normal, with the mean
 and the covariance of the prompt's own (a question's among them). Turned by the mean rotation of the next ``future``
 positions, they give an entry's expected exp(q.k) in closed form; its share among all entries, mean over a group, times
-the norm of its value, is the score. Every layer has the same budget; nothing is evicted while decoding.
+the norm of its value, is the score.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, G = H / h, d head width.
 """

@@ -113,7 +113,6 @@ class MEDA(LookM):
     A reconstruction from the abstract and a function of the release that nothing calls: each softmax runs over the
     other kind alone, wherever it stands. What the release runs takes the entropy of the whole causal attention, clips
     shares and loses the rest, and keeps all text; here the budget is exact. Prompts without an image are refused.
-    Nothing is evicted while decoding.
     """
 
     name: ClassVar[str] = "meda"

@@ -69,8 +69,8 @@ class RandomEviction(Eviction):
 class KNorm(Eviction):
     """Key norm (Devoto et al., 2024): entries whose keys are short stay.
 
-    Source: "A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression". Nothing is protected, no query is
-    read, all layers have the same budget (the paper leaves the first layers whole), nothing is evicted while decoding.
+    Source: "A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression". The paper leaves the first layers
+    whole, and protects nothing either.
     """
 
     name: ClassVar[str] = "knorm"
@@ -89,8 +89,7 @@ class KeyDiff(Eviction):
 
     Source: "KeyDiff: Key Similarity-Based KV Cache Eviction for Long-Context LLM Inference in Resource-Constrained
     Environments" (2504.15364), in the form of kvpress 0.5.4: minus the cosine similarity of an entry's rotated key to
-    the mean of all normalised keys. The prompt is read whole (the paper evicts in blocks); nothing is protected, all
-    layers have the same budget, nothing is evicted while decoding.
+    the mean of all normalised keys. The prompt is read whole (the paper evicts in blocks); nothing is protected.
     """
 
     name: ClassVar[str] = "keydiff"
@@ -120,7 +119,7 @@ class LagKV(Eviction):
     channel in the *next* partition are 0 and 1 for this one's keys and values; an entry's spread over the channels,
     softmax within the partition, mean of key and value, is ranked there. The last whole partition and what follows it
     stay; with fewer than two partitions the latest entries do. A channel that is constant in the next partition is left
-    out, where the release divides by 0. All layers have the same budget; nothing is evicted while decoding.
+    out, where the release divides by 0.
 
     Attributes:
         sinks: first entries of the prompt that always stay, inside the budget.
@@ -191,8 +190,7 @@ class CUR(Eviction):
     Source: "Value-Guided KV Compression for LLMs via Approximated CUR Decomposition" (2509.15038), its authors' press,
     and kvpress 0.5.4, whose defaults these are. The leverage of a key, and of a value, is its squared norm as a share
     of that of its window of 16 entries; the score is their product, over the sum of a head's. Norms are not estimated
-    from a sketch (off by default there); a window of zeros gives 0; windows begin at a prompt's own first entry. All
-    layers have the same budget; nothing is evicted while decoding.
+    from a sketch (off by default there); a window of zeros gives 0; windows begin at a prompt's own first entry.
 
     Attributes:
         sinks: first entries of the prompt that always stay, inside the budget.

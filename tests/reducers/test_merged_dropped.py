@@ -152,24 +152,6 @@ def test_routers_and_embeddings_get_their_gradients(tiny_family, stage):
     assert (leaf.grad[visual].abs().sum(-1) > 0).all()  # dropped ones too
 
 
-@torch.no_grad()
-def test_the_merged_token_ranks_last_and_has_the_fewest_groups(tiny_family):
-    sharpen(tiny_family)
-    batch = make_batch([(1, 9), (2, 7)])
-    routing = RoutingConfig(num_groups=16, kept_groups=4, budget="ranked")
-    backbone = compress(tiny_family, routing, name="fastv", keep_ratio=0.25, merge_dropped=True)
-    result = backbone.run(batch)
-    embeds = tiny_family.embed(batch)
-    for sample in range(2):
-        rows = result.rows.index_BM[sample]
-        routed = result.rows.regions_BM[sample] == Region.VISUAL
-        merged = routed & (result.embeds_BND[sample, rows] != embeds[sample, rows]).any(-1)
-        assert int(merged.sum()) == 1
-        assert int(result.state.rank_BN[sample, merged]) == int(routed.sum()) - 1
-        kept = result.state.masks[0][sample].sum(-1)
-        assert int(kept[merged]) == int(kept[routed].min())
-
-
 def test_its_bytes_are_those_of_whole_tokens():
     plain, merged = (build_reducer("fastv", 0.15625, True, merge_dropped=merged) for merged in (False, True))
     assert merged.layer_tokens(64, 6) == plain.layer_tokens(64, 6) == [10] * 6
