@@ -1,7 +1,5 @@
 """KVzap's calibration: ridge regression and nets against plain references, KVzip's scores as targets, its texts."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The prompt's last row (TOVA), the question's (Finch), each step's (Quest) beside plain sums, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

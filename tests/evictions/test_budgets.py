@@ -1,7 +1,5 @@
 """Budgets: divided by claims, from one pool, spent exactly by every method; rows that ask and sums over rows."""
 
-from __future__ import annotations
-
 import itertools
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """DuoAttention and SimLayerKV: heads by alpha, layers by what they look at, exact budgets, and their releases."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

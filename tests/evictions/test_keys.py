@@ -1,7 +1,5 @@
 """Methods that read no attention: budgets around sinks, chance, unlike keys, plain references of neighbours."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """KVzap: nets against plain loops and kvpress's formula, its file, its pools, and what it keeps while decoding."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math

@@ -1,7 +1,5 @@
 """Methods that score a layer by itself beside their originals' recorded scores and sets, a row for each recording."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Equal bytes to the entry: every reducer of the registry and its solved anchor, at every length."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import accumulate, pairwise
 

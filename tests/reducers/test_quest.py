@@ -1,7 +1,5 @@
 """Quest keeps its budget to the token, at every length; which tokens, by a plain loop."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given
