@@ -11,7 +11,6 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -201,14 +200,10 @@ def scene_record(rng: np.random.Generator, number: int) -> Record:
     """Draw a scene of the training split with its description."""
     scene = draw_scene(rng, SPLITS[0])
     question, answer = ask(rng, scene.objects, "describe")
-    picture = EncodedImage(partial(_png, scene.pixels), f"scene {number}")
-    return Record(f"scene-{number}", [picture], [Turn(f"{IMAGE_PLACEHOLDER}\n{question}", answer)])
-
-
-def _png(pixels: Any) -> bytes:
     written = io.BytesIO()
-    Image.fromarray(pixels).save(written, "PNG")
-    return written.getvalue()
+    Image.fromarray(scene.pixels).save(written, "PNG")
+    picture = EncodedImage(written.getvalue, f"scene {number}")
+    return Record(f"scene-{number}", [picture], [Turn(f"{IMAGE_PLACEHOLDER}\n{question}", answer)])
 
 
 def cell_tokens(cell: int, rows: int, columns: int) -> Tensor:

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.observers import over_groups
-from subtoken_train.functional.rotary import Rotation
 from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Scale, Scores
 from subtoken_train.view.view import Need, View
@@ -56,7 +55,10 @@ class ExpectedAttention(Eviction):
         mean_BHd, covariance_BHdd = query_statistics(view.unrotated_queries(), counted_BN, self.covariance)
         ahead = torch.arange(self.future, device=view.next_position.device)
         rotation = view.rotate(view.next_position + ahead).mean()
-        mean_BHd, covariance_BHdd = turn_statistics(rotation, mean_BHd, covariance_BHdd)
+        mean_BHd = rotation.turn(mean_BHd[:, :, None])[:, :, 0]
+        if covariance_BHdd is not None:
+            half_BHdd = rotation.turn(covariance_BHdd).transpose(-1, -2)
+            covariance_BHdd = rotation.turn(half_BHdd).transpose(-1, -2)  # R C R^T
         logits_BHN = expected_logits(mean_BHd, covariance_BHdd, view.key_BhNd, view.scale)
         share_BHN = logits_BHN.masked_fill(~counted_BN[:, None], torch.finfo(torch.float32).min).softmax(-1)
         scores_BhN = over_groups(share_BHN, view.key_BhNd.shape[1])
@@ -75,17 +77,6 @@ def query_statistics(query_BHNd: Tensor, counted_BN: Tensor, covariance: bool) -
         return mean_BHd, None
     query_BHNd.sub_(mean_BHd[:, :, None]).masked_fill_(others_B1N1, 0.0)
     return mean_BHd, query_BHNd.transpose(-1, -2) @ query_BHNd / count_B[..., None]
-
-
-def turn_statistics(
-    rotation: Rotation, mean_BHd: Tensor, covariance_BHdd: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """Mean and covariance of vectors after a linear map R (of one row): R m and R C R^T."""
-    turned_BHd = rotation.turn(mean_BHd[:, :, None])[:, :, 0]
-    if covariance_BHdd is None:
-        return turned_BHd, None
-    half_BHdd = rotation.turn(covariance_BHdd).transpose(-1, -2)
-    return turned_BHd, rotation.turn(half_BHdd).transpose(-1, -2)
 
 
 def expected_logits(mean_BHd: Tensor, covariance_BHdd: Tensor | None, key_BhNd: Tensor, scale: float) -> Tensor:

@@ -96,7 +96,9 @@ class StagedReducer(RankedCuts):
             return [kept_count(tokens, share, self.round_up) for share in shares]
         arm = replace(self, keep_ratio=self.matches, round_up=False, matches=None).layer_tokens(tokens, num_layers)
         cut = self.cut_layer(num_layers)
-        needed = cut * tokens + matched_count(sum(arm[cut:]), self._above_the_cut(num_layers))
+        below = Fraction(cut, num_layers)  # where both arms hold all; above it a token of the arm takes a part
+        part = (exact(self.keep_ratio) - below) / (exact(self.matches) - below)
+        needed = cut * tokens + matched_count(sum(arm[cut:]), part)
         counts = [kept_count(tokens, share) for share in shares]
         missing: dict[int, Fraction] = {}
         for share, count in zip(shares, counts, strict=True):
@@ -106,11 +108,6 @@ class StagedReducer(RankedCuts):
             if missing[count] and sum(counts) + sum(each in raised for each in counts) < needed:
                 raised.add(count)
         return [count + (count in raised) for count in counts]
-
-    def _above_the_cut(self, num_layers: int) -> Fraction:
-        assert self.matches is not None
-        below = Fraction(self.cut_layer(num_layers), num_layers)
-        return (exact(self.keep_ratio) - below) / (exact(self.matches) - below)
 
     def mean_share(self, num_layers: int) -> Fraction:
         return exact(self.keep_ratio)
