@@ -36,7 +36,7 @@ def test_finch_is_a_plain_sum(normalise, pad):
         length = matrix.shape[-1]
         asks = torch.arange(length) >= length - asking
         weight = torch.arange(1, length + 1) if normalise else torch.ones(length)
-        expected = (matrix * (weight * asks)[:, None]).sum(1).view(KV_HEADS, samples, -1, length).mean(1) / asking
+        expected = (matrix * (weight * asks)[:, None]).sum(1).view(KV_HEADS, -1, length).mean(1) / asking
         torch.testing.assert_close(found.scores_BhN[sample][:, entries], expected.masked_fill(asks, 0.0))
         assert found.protected_BN[sample, entries].tolist() == asks.tolist()
 

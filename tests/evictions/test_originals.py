@@ -24,9 +24,8 @@ def h2o(params):
 
 def sinks(params):
     """KVCache-Factory's class of that name has a fixed window: what it leaves of the capacity is the first entries."""
-    if "max_capacity_prompt" in params:
-        return {"sinks": params["max_capacity_prompt"] - params["window_size"]}
-    return {"sinks": params.get("n_sink", params.get("sink", params.get("start_size")))}
+    found = [params[name] for name in ("n_sink", "sink", "start_size") if name in params]
+    return {"sinks": found[0] if found else params["max_capacity_prompt"] - params["window_size"]}
 
 
 PRESS_H2O = {"recent_share": 0.0, "normalise": True}
