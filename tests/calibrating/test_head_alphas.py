@@ -6,7 +6,6 @@ import torch
 from subtoken_train.calibrating.head_alphas import DuoCalibrator, rate_at
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.mixed_heads import HeadMix, mixed_hidden
-from subtoken_train.evictions.duo_attention import HeadAlphas
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Region
@@ -73,15 +72,6 @@ def test_a_head_whose_output_nobody_reads_is_let_go_and_others_are_held(family):
     found = short(samples=120, learning_rate=0.05, regularisation=0.01).numbers(backbone_of(family), batches)
     assert found.alpha[0][1] < 0.05
     assert found.alpha[0][0] > 0.5
-
-
-def test_a_run_on_drawn_recall(family):
-    calibrator = short(samples=4, context_length=300)
-    made = calibrator.run(backbone_of(family), NOBODY)
-    assert isinstance(made.numbers, HeadAlphas)
-    assert (made.data.name, made.data.samples) == ("recall", 4)
-    assert made.settings["recent"] == 6
-    assert calibrator.run(backbone_of(family), NOBODY).numbers == made.numbers
 
 
 def test_a_reduced_cache_is_refused(family):

@@ -1,7 +1,5 @@
 """KVzap's calibration: ridge regression and nets against plain references, KVzip's scores as targets, its texts."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -17,18 +15,15 @@ from subtoken_train.calibrating.token_scorers import (
     kvzip_examples,
     output_lengths,
 )
-from subtoken_train.calibrations import write_calibration
 from subtoken_train.engine.attention import use_packed_attention
-from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.kvzap import foretold
 from subtoken_train.evictions.kvzip import KVzip
-from subtoken_train.families.family import shapes_digest
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.layer_packer import LayerPacker
 from subtoken_train.inference.prefill import contexts_of, run_whole
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.types import Identity, Region
+from subtoken_train.types import Region
 from tests.support.helpers import compress
 from tests.support.places import ROOT
 from tests.support.text_families import text_batch, text_family
@@ -195,19 +190,6 @@ def test_a_calibrated_method_ranks_as_kvzip_does_what_it_learned_from(backbone, 
         inputs, targets = (torch.cat([each[layer][part] for each in examples]) for part in (0, 1))
         found = foretold(net, inputs[None])[0].T
         assert float(torch.corrcoef(torch.stack([found.flatten(), targets.flatten()]))[0, 1]) > 0.6  # random models
-
-
-def test_a_run_writes_a_file_that_the_method_reads(backbone, tmp_path):
-    family, shown = backbone.family, []
-    calibrator = ScorerCalibrator(samples=3, batch_size=2, context_length=128)
-    identity = Identity("its own", None, str(family.model.config.model_type), shapes_digest(family))
-    made = calibrator.run(backbone, identity, None, lambda done, total: shown.append((done, total)))
-    assert shown == [(2, 3), (3, 3)]
-    assert made.data.name == "recall"
-    write_calibration(tmp_path / "nets.json", made)
-    method = build_eviction("kvzap", calibration=str(tmp_path / "nets.json"))
-    Compression(method, 0.5).check(family)
-    assert json.loads((tmp_path / "nets.json").read_text())["settings"]["ridge"] == 0.1
 
 
 def test_any_text_serves(backbone, tmp_path):
