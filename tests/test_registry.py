@@ -20,7 +20,7 @@ from subtoken_train.training.loss import LOSSES
 
 REGISTRIES = {registry.group: registry for registry in (EVICTIONS, WRAPPERS, FAMILIES, SELECTORS, LOSSES, TASKS)}
 CLASSES = """
-from subtoken_train.evictions.basic import KNorm
+from subtoken_train.evictions.keys import KNorm
 
 class Newest(KNorm):
     name = "newest"

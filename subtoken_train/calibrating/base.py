@@ -59,26 +59,27 @@ def calibration_prompts(
     answers, a ``.jsonl`` file of prompts, or where ``any_text`` serves the first stretches of ``context_length`` tokens
     of another text file; one that sees images a file of records.
     """
-    if family.image_token_id is None and data is not None and data.endswith(".jsonl") and not answers:
-        task = TextPrompts(source=data, chat=bool(family.tokenizer.chat_template))
-        texts = (
-            model_inputs(part, family, "text", None)[0] for part in in_batches(task.samples()[:samples], batch_size)
-        )
-        return PromptSource(Path(data).name, (move_data_to_device(x, family.device) for x in texts), _digest(data))
-    if family.image_token_id is None:
-        if any_text and data not in (None, RECALL):
-            stretches = _stretches(family, data, samples, batch_size, context_length)
-            return PromptSource(Path(data).name, stretches, _digest(data))
-        if data not in (None, RECALL):
-            file = "leave it out" if answers else "leave it out, or name a .jsonl file of prompts"
-            raise ValueError(f"data {data!r}: {family.name} is calibrated on {RECALL!r}; {file}")
-        drawn = recall_prompts(family, samples, batch_size, context_length, "train", seed, answers)
-        return PromptSource(RECALL, (move_data_to_device(batch, family.device) for batch in drawn))
-    if data is None:
+    sees = family.image_token_id is not None
+    file = None if data == RECALL and not sees else data
+    batches: Iterable[Batch]
+    if file is None and sees:
         example = "for instance data/scenes/dev.json"
         raise ValueError(f"{family.name} is calibrated on a file of records with images; give data, {example}")
-    records = InstructionRecords(data)
-    return PromptSource(Path(data).name, _read(family, records, samples, batch_size, answers), _digest(data))
+    if file is None:
+        batches = recall_prompts(family, samples, batch_size, context_length, "train", seed, answers)
+    elif sees:
+        batches = _read(family, InstructionRecords(file), samples, batch_size, answers)
+    elif file.endswith(".jsonl") and not answers:
+        task = TextPrompts(source=file, chat=bool(family.tokenizer.chat_template))
+        parts = in_batches(task.samples()[:samples], batch_size)
+        batches = (model_inputs(part, family, "text", None)[0] for part in parts)
+    elif any_text:
+        batches = _stretches(family, file, samples, batch_size, context_length)
+    else:
+        others = "leave it out" if answers else "leave it out, or name a .jsonl file of prompts"
+        raise ValueError(f"data {file!r}: {family.name} is calibrated on {RECALL!r}; {others}")
+    moved = (move_data_to_device(batch, family.device) for batch in batches)
+    return PromptSource(RECALL, moved) if file is None else PromptSource(Path(file).name, moved, _digest(file))
 
 
 def _digest(path: str) -> str:
@@ -93,15 +94,13 @@ def _stretches(family: Family, path: str, samples: int, batch_size: int, length:
     source = CorpusSource(path)
     blocks = islice(read_blocks(load_rows(source), source, family.tokenizer, length), samples)
     texts = [EncodedText((*block.input_ids, block.input_ids[-1]), length) for block in blocks]
-    batches = (text_batch(family, texts[start : start + batch_size]) for start in range(0, len(texts), batch_size))
-    return (move_data_to_device(batch, family.device) for batch in batches)
+    return (text_batch(family, texts[start : start + batch_size]) for start in range(0, len(texts), batch_size))
 
 
 def _read(family: Family, records: InstructionRecords, samples: int, batch_size: int, answers: bool) -> Iterator[Batch]:
-    bound = position_bound(family.decoder.config) or MAX_TOKENS
-    collate = Collator(family, bound, generation=not answers)
+    collate = Collator(family, position_bound(family.decoder.config) or MAX_TOKENS, generation=not answers)
     for places in in_batches(range(min(samples, len(records))), batch_size):
-        yield move_data_to_device(collate([records[i] for i in places]), family.device)
+        yield collate([records[i] for i in places])
 
 
 def rounded(numbers: Any) -> Any:
@@ -109,6 +108,7 @@ def rounded(numbers: Any) -> Any:
     return round(numbers, 6) if isinstance(numbers, float) else [rounded(row) for row in numbers]
 
 
+Batches = Iterable[Batch]
 Progress = Callable[[int, int], None]
 """Called with (done, of how many)."""
 
@@ -137,7 +137,7 @@ class Calibrator(Method, ABC):
 
     @abstractmethod
     def numbers(
-        self, backbone: CompressedBackbone, batches: Iterable[Batch], show: Progress | None = None
+        self, backbone: CompressedBackbone, batches: Batches, show: Progress | None = None
     ) -> CalibratedNumbers:
         """Numbers that the method reads; ``show`` sees the layers of one that goes on after all prompts."""
 
@@ -162,11 +162,7 @@ class Calibrator(Method, ABC):
         show: Progress | None = None,
         show_layers: Progress | None = None,
     ) -> Calibration[CalibratedNumbers]:
-        """A calibration of a backbone in evaluation mode, with or without an adapter.
-
-        ``identity`` is as adapters record it; ``show`` sees the prompts read, ``show_layers`` the layers learned after
-        them.
-        """
+        """A calibration of a backbone in evaluation mode, ``identity`` its name; the shows see prompts, then layers."""
         self.check(backbone)
         source = self.prompts(backbone.family, data)
         read = [0, 0]

@@ -9,9 +9,8 @@ from __future__ import annotations
 import io
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from subtoken_train.calibrating.base import Calibrator, Progress, PromptSource, rounded
+from subtoken_train.calibrating.base import Batches, Calibrator, Progress, PromptSource, rounded
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.image_sources import EncodedImage
 from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER
@@ -59,9 +58,7 @@ class HeadCalibrator(Calibrator):
         """Return how much rows look at their needles, [B, H, W], 0 without one; ``looked_BHWN`` is their attention."""
 
     @torch.no_grad()
-    def numbers(
-        self, backbone: CompressedBackbone, batches: Iterable[Batch], show: Progress | None = None
-    ) -> HeadScores:
+    def numbers(self, backbone: CompressedBackbone, batches: Batches, show: Progress | None = None) -> HeadScores:
         use_packed_attention(backbone.family.decoder.config)
         looks = Looks(backbone.family, self.weight)
         for batch in batches:
@@ -128,10 +125,7 @@ class Looks:
 
 
 def repeated_runs(answer_A: Tensor, ids_N: Tensor, context_N: Tensor) -> Tensor:
-    """Mark the longest run of the context that an answer says again around each of its tokens, bool [A, N].
-
-    Nothing where it has less than ``SHORTEST`` tokens; of two as long the earlier. ``context_N`` marks the context.
-    """
+    """Mark the longest run of the context, ``SHORTEST`` or more, that an answer says around a token, [A, N]."""
     same_AN = (answer_A[:, None] == ids_N) & context_N
     before_AN, whole_AN = same_AN.long(), torch.zeros_like(same_AN, dtype=torch.long)
     for i in range(1, len(same_AN)):  # tokens of the run up to here
@@ -206,14 +200,10 @@ def scene_record(rng: np.random.Generator, number: int) -> Record:
     """Draw a scene of the training split with its description."""
     scene = draw_scene(rng, SPLITS[0])
     question, answer = ask(rng, scene.objects, "describe")
-    picture = EncodedImage(partial(_png, scene.pixels), f"scene {number}")
-    return Record(f"scene-{number}", [picture], [Turn(f"{IMAGE_PLACEHOLDER}\n{question}", answer)])
-
-
-def _png(pixels: Any) -> bytes:
     written = io.BytesIO()
-    Image.fromarray(pixels).save(written, "PNG")
-    return written.getvalue()
+    Image.fromarray(scene.pixels).save(written, "PNG")
+    picture = EncodedImage(written.getvalue, f"scene {number}")
+    return Record(f"scene-{number}", [picture], [Turn(f"{IMAGE_PLACEHOLDER}\n{question}", answer)])
 
 
 def cell_tokens(cell: int, rows: int, columns: int) -> Tensor:

@@ -5,14 +5,13 @@ Legend: B batch, M rows of a layer, N rows, H query heads, h key-value heads, d 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from subtoken_train.calibrating.base import Calibrator, Progress, rounded
+from subtoken_train.calibrating.base import Batches, Calibrator, Progress, rounded
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import Rows
@@ -43,9 +42,7 @@ class PrefixCalibrator(Calibrator):
         self._compression(0.5).check(backbone.family)
 
     @torch.no_grad()
-    def numbers(
-        self, backbone: CompressedBackbone, batches: Iterable[Batch], show: Progress | None = None
-    ) -> LayerShares:
+    def numbers(self, backbone: CompressedBackbone, batches: Batches, show: Progress | None = None) -> LayerShares:
         use_packed_attention(backbone.family.decoder.config)
         found = [shares_BRL for batch in batches for shares_BRL in self._shares(backbone, batch)]
         if not found:
@@ -78,9 +75,7 @@ class DirectionCalibrator(Calibrator):
     name: ClassVar[str] = "q_filter"
 
     @torch.no_grad()
-    def numbers(
-        self, backbone: CompressedBackbone, batches: Iterable[Batch], show: Progress | None = None
-    ) -> HeadDirections:
+    def numbers(self, backbone: CompressedBackbone, batches: Batches, show: Progress | None = None) -> HeadDirections:
         use_packed_attention(backbone.family.decoder.config)
         grams: dict[int, Tensor] = {}
         sums: dict[int, Tensor] = {}

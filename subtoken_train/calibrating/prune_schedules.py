@@ -12,14 +12,13 @@ Legend: B batch, M rows, L layers, P prompts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from subtoken_train.calibrating.base import Calibrator, Progress, rounded
+from subtoken_train.calibrating.base import Batches, Calibrator, Progress, rounded
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.reducers.base import Stage
 from subtoken_train.reducers.fitprune import PruneSchedules, attention_masses
@@ -28,8 +27,7 @@ from subtoken_train.types import Batch, Region
 from subtoken_train.view.view import View
 
 TARGETS = [tenth / 10 for tenth in range(9, 0, -1)]
-TOLERANCE = 0.01
-"""Width of alpha's interval at which its search ends."""
+TOLERANCE = 0.01  # width of alpha's interval at which its search ends
 
 
 @dataclass(frozen=True)
@@ -43,9 +41,7 @@ class PruneCalibrator(Calibrator):
             raise ValueError(f"fitprune prunes visual tokens, and {backbone.family.name} has none")
 
     @torch.no_grad()
-    def numbers(
-        self, backbone: CompressedBackbone, batches: Iterable[Batch], show: Progress | None = None
-    ) -> PruneSchedules:
+    def numbers(self, backbone: CompressedBackbone, batches: Batches, show: Progress | None = None) -> PruneSchedules:
         prompts = [(batch, BearableCuts()) for batch in batches]
         found: dict[float, Tensor] = {}
         for batch, cuts in prompts:
@@ -95,12 +91,9 @@ def bearable(mass_BM: Tensor, visual_BM: Tensor, total_B: Tensor, alpha: float) 
 
 @dataclass(frozen=True, kw_only=True)
 class BearableCuts(DecoderReducer):
-    """What leaves one batch of prompts after each layer at some alpha.
+    """Cuts that one batch of prompts can bear where ``alpha`` of each layer's attention may go missing.
 
-    Attributes:
-        alpha: share of each layer's attention that may go missing.
-        totals: per layer, the unpruned self and cross masses [B]; a run at alpha 0 notes them.
-        held: per layer after the first, visual tokens that a run left it, int64 [B].
+    ``totals`` are the unpruned self and cross masses of each layer, [B]; ``held`` is left by a run in each, int64 [B].
     """
 
     name: str = "fitprune"

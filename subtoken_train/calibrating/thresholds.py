@@ -8,14 +8,13 @@ Legend: B batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.calibrating.base import Calibrator, Progress, rounded
+from subtoken_train.calibrating.base import Batches, Calibrator, Progress, rounded
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import MAX_COUNT
@@ -68,9 +67,7 @@ class ThresholdCalibrator(Calibrator):
             check_context_first(backbone, compression)
 
     @torch.no_grad()
-    def numbers(
-        self, backbone: CompressedBackbone, batches: Iterable[Batch], show: Progress | None = None
-    ) -> ThresholdRecord:
+    def numbers(self, backbone: CompressedBackbone, batches: Batches, show: Progress | None = None) -> ThresholdRecord:
         with reading_packed(backbone.family.decoder.config):
             prompts = [each for batch in batches for each in self._scored(backbone, batch)]
         if not prompts:

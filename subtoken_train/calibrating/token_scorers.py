@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -27,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.calibrating.base import Calibrator, Progress
+from subtoken_train.calibrating.base import Batches, Calibrator, Progress
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import are_finite, check_states
@@ -76,9 +75,7 @@ class ScorerCalibrator(Calibrator):
     learning_rate: float = setting(5e-3, 0, 100)
 
     @torch.no_grad()
-    def numbers(
-        self, backbone: CompressedBackbone, batches: Iterable[Batch], show: Progress | None = None
-    ) -> TokenScorers:
+    def numbers(self, backbone: CompressedBackbone, batches: Batches, show: Progress | None = None) -> TokenScorers:
         use_packed_attention(backbone.family.decoder.config)
         fit: Fit = NetFit(self, backbone.family.device) if self.hidden else RidgeFit(self.ridge)
         for batch in batches:
@@ -175,8 +172,9 @@ class RidgeFit(Fit):
     def add(self, layer: int, input_nD: Tensor, target_nh: Tensor) -> None:
         if not len(input_nD):
             return
-        both = torch.cat([input_nD.double().cpu(), target_nh.double().cpu()], 1)
-        found = Moments(len(both), both.sum(0), both[:, : input_nD.shape[1]].T @ both)
+        inputs = input_nD.double().cpu()
+        both = torch.cat([inputs, target_nh.double().cpu()], 1)
+        found = Moments(len(both), both.sum(0), inputs.T @ both)
         if (own := self.moments.setdefault(layer, found)) is not found:
             own.count += found.count
             own.both_s += found.both_s

@@ -21,8 +21,7 @@ from subtoken_train.families.family import Family
 from subtoken_train.functional.value_axes import first_half, output_metric, value_axes
 from subtoken_train.types import Batch
 
-EXACT, ROUNDED = 1e-3, 0.3
-"""Largest distance of the last layer's states that is let pass, in fp32 and in what rounds more, over their norm."""
+EXACT, ROUNDED = 1e-3, 0.3  # largest distance of the last states that passes, in fp32 and coarser, over their norm
 
 
 def check_foldable(family: Family) -> None:
@@ -48,11 +47,7 @@ class Turned(NamedTuple):
 
 @torch.no_grad()
 def turn_values(backbone: CompressedBackbone, batches: Iterable[Batch], show: Callable[[int], None]) -> Turned:
-    """Find value axes on prompts and fold them into a backbone.
-
-    The backbone is of a family that ``check_foldable`` lets pass, in evaluation mode, without routers, reducer and
-    LoRA.
-    """
+    """Find value axes on prompts and fold them into a backbone without routers, reducer and LoRA."""
     read = iter(batches)
     first = next(read, None)
     if first is None:

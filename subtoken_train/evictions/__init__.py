@@ -1,4 +1,4 @@
-"""KV eviction methods, one file each; a new one is its file and a line in ``EVICTIONS`` or ``WRAPPERS``."""
+"""KV eviction methods; a new one is a class and a line in ``EVICTIONS`` or ``WRAPPERS``."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ EVICTIONS: Registry[Eviction] = Registry(
     base="base:Eviction",
     named=True,
     builtin={
-        "streaming_llm": "basic:StreamingLLM",
+        "streaming_llm": "keys:StreamingLLM",
         "h2o": "h2o:H2O",
         "snapkv": "snapkv:SnapKV",
         "pyramidkv": "snapkv:PyramidKV",
         "cake": "cake:CAKE",
         "headkv": "headkv:HeadKV",
         "sparsemm": "headkv:SparseMM",
-        "knorm": "basic:KNorm",
-        "random": "basic:RandomEviction",
+        "knorm": "keys:KNorm",
+        "random": "keys:RandomEviction",
         "aircache": "aircache:AirCache",
         "kvcompose": "kvcompose:KVCompose",
         "kvzip": "kvzip:KVzip",
         "kvzap": "kvzap:KVzap",
-        "quest_steps": "basic:QuestSteps",
+        "quest_steps": "asking_rows:QuestSteps",
         "tgv_kv": "tgv_kv:TGVKV",
         "vl_cache": "vl_cache:VLCache",
         "look_m": "h2o:LookM",
         "meda": "h2o:MEDA",
         "expected_attention": "expected_attention:ExpectedAttention",
         "compactor": "compactor:Compactor",
-        "keydiff": "basic:KeyDiff",
-        "tova": "basic:TOVA",
-        "lagkv": "neighbours:LagKV",
+        "keydiff": "keys:KeyDiff",
+        "tova": "asking_rows:TOVA",
+        "lagkv": "keys:LagKV",
         "elastic": "elastic:Elastic",
         "prefixkv": "elastic:PrefixKV",
         "duo_attention": "duo_attention:DuoAttention",
         "q_filter": "q_filter:QFilter",
         "simlayerkv": "duo_attention:SimLayerKV",
-        "cur": "neighbours:CUR",
-        "finch": "basic:Finch",
+        "cur": "keys:CUR",
+        "finch": "asking_rows:Finch",
     },
 )
 
@@ -69,16 +69,14 @@ WRAPPERS: Registry[Wrapper] = Registry(
 )
 """Wrappers for methods and for each other."""
 
-LARGEST = 2**31 - 1
-"""Largest whole number among settings; no prompt has as many entries."""
+LARGEST = 2**31 - 1  # whole number among settings; no prompt has as many entries
 
 
 def build_eviction(notation: str, **options: Any) -> Eviction:
-    """An eviction method, or wrappers around one, with some of their settings changed.
+    """An eviction method, or wrappers around one (``ada(critical(expected_attention))``), with some settings changed.
 
-    Args:
-        notation: a name of ``EVICTIONS``, or ``ada(critical(expected_attention))``.
-        options: settings by name, each of the one method that has it; ``expected_attention.epsilon`` names the method.
+    ``options`` are settings by name, each of the one method that has it; ``expected_attention.epsilon`` names the
+    method.
     """
     names = _known_names(notation)
     given: dict[str, dict[str, Any]] = {name: {} for name in names}
@@ -101,13 +99,12 @@ def setting_fields(notation: str) -> dict[str, dataclasses.Field[Any]]:
     for name in names:
         for key, field in _fields(name).items():
             found[f"{name}.{key}"] = field
-            if _holders(names, key) == [name]:
+            if sum(key in _fields(other) for other in names) == 1:
                 found[key] = field
     return found
 
 
 def _known_names(notation: str) -> tuple[str, ...]:
-    """Names of a notation: wrappers, then a method."""
     *around, inner = names = notation_names(notation)
     for name in around:
         if name in EVICTIONS:
@@ -123,17 +120,14 @@ def _known_names(notation: str) -> tuple[str, ...]:
 
 
 def _fields(name: str) -> dict[str, dataclasses.Field[Any]]:
-    """Settings of one method; a wrapper's base is none."""
-    if name in EVICTIONS:
-        return {field.name: field for field in dataclasses.fields(EVICTIONS[name])}  # type: ignore[arg-type]
-    return {field.name: field for field in dataclasses.fields(WRAPPERS[name]) if field.name != "base"}
+    kind: Any = EVICTIONS[name] if name in EVICTIONS else WRAPPERS[name]
+    return {field.name: field for field in dataclasses.fields(kind) if field.name != "base"}
 
 
 def _check_value(place: str, field: dataclasses.Field[Any], value: Any) -> None:
     """Raise a worded ``ValueError`` unless a switch or a number is one; texts and tables the method checks itself."""
-    declared = re.fullmatch(
-        r"(bool|int \| float|int|float)( \| None)?", getattr(field.type, "__name__", str(field.type))
-    )
+    kind = getattr(field.type, "__name__", str(field.type))
+    declared = re.fullmatch(r"(bool|int \| float|int|float)( \| None)?", kind)
     if declared is None or (value is None and declared[2]):
         return
     if type(value).__name__ not in (("int", "float") if "float" in declared[1] else (declared[1],)):
@@ -143,19 +137,13 @@ def _check_value(place: str, field: dataclasses.Field[Any], value: Any) -> None:
         raise ValueError(f"{place} is a number of many digits; at most {LARGEST:,} is read")
 
 
-def _holders(names: tuple[str, ...], setting: str) -> list[str]:
-    """Methods of a notation that have a setting."""
-    return [name for name in names if setting in _fields(name)]
-
-
 def _owner(notation: str, names: tuple[str, ...], option: str) -> tuple[str, str]:
-    """The method that an option belongs to, and its name there."""
     owner, dot, setting = option.partition(".")
     if dot:
         check_word(f"method of {notation}", owner, names)
         check_word(f"setting of {owner}", setting, _fields(owner))
         return owner, setting
-    holders = _holders(names, option)
+    holders = [name for name in names if option in _fields(name)]
     if len(holders) > 1:
         written = " or ".join(f"{name}.{option}" for name in holders)
         raise ValueError(f"several methods of {notation} have the setting {option!r}; write {written}")
@@ -164,12 +152,7 @@ def _owner(notation: str, names: tuple[str, ...], option: str) -> tuple[str, str
 
 
 def check_online(method: Eviction | None, every: object, tokens: int | None) -> None:
-    """Raise a worded ``ValueError`` unless a method can evict again after ``every`` generated tokens.
-
-    Args:
-        every: what was written; None asks for nothing.
-        tokens: the budget, where it is a number of tokens.
-    """
+    """Raise a worded ``ValueError`` unless a method can evict again after ``every`` of its budget's ``tokens``."""
     if every is None:
         return
     if type(every) is not int or every < 1:
@@ -188,8 +171,7 @@ def check_online(method: Eviction | None, every: object, tokens: int | None) -> 
         )
 
 
-DEEPEST = 8
-"""Methods inside each other; more is a slip of the hand."""
+DEEPEST = 8  # methods inside each other; more is a slip of the hand
 
 
 def notation_names(notation: str) -> tuple[str, ...]:
@@ -212,8 +194,3 @@ def notation_names(notation: str) -> tuple[str, ...]:
     if twice:
         raise ValueError(f"eviction {shown} has {clipped(repr(twice[0]), 40)} twice; each method stands once")
     return names
-
-
-def innermost(notation: str) -> str:
-    """The method that scores, without what is around it."""
-    return notation_names(notation)[-1]

@@ -85,10 +85,7 @@ class AirCache(Eviction):
 
 
 def elite_tokens(attention_BN: Tensor, text_BN: Tensor, alpha: float) -> Tensor:
-    """Text to which the last token attends by ``alpha`` of its largest attention or more (equation 5), bool [B, N].
-
-    ``attention_BN`` is the last row among text tokens (equation 4), mean over heads.
-    """
+    """Text to which the last token attends by ``alpha`` of its largest attention or more (equation 5), bool [B, N]."""
     largest_B1 = attention_BN.masked_fill(~text_BN, 0.0).amax(-1, keepdim=True)
     return text_BN & (attention_BN >= alpha * largest_B1)
 
@@ -100,10 +97,7 @@ def importance(blocks: Blocks, observers_BN: Tensor, visual_BN: Tensor) -> Tenso
 
 
 def skewness(importance_BN: Tensor, visual_BN: Tensor) -> Tensor:
-    """Adjusted Fisher-Pearson skewness of the visual entries' importance (equation 10), [B].
-
-    0 of fewer than three, or where all are equal.
-    """
+    """Adjusted Fisher-Pearson skewness of visual importance (equation 10), [B]; 0 of fewer than 3, or equals."""
     count_B = visual_BN.sum(-1)
     mean_B1 = importance_BN.sum(-1, keepdim=True) / count_B[:, None].clamp(min=1)
     away_BN = (importance_BN - mean_B1).masked_fill(~visual_BN, 0.0)

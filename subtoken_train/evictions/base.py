@@ -58,13 +58,13 @@ class Eviction(Method, ABC):
     """All entries stay, and nothing is freed: the budget is what a step of decoding reads of them, by ``pages``."""
 
     reads_question: ClassVar[bool] = by_settings(lambda self: self.needs_image or self.needs_question)
-    """Whether it needs the question to be there; such a method is refused under ``context_first``."""
+    """It needs the question to be there; such a method is refused under ``context_first``."""
     online: ClassVar[Online | None] = None
-    """How it evicts while decoding, by ``score`` and ``keep`` on its entries; None: it cannot."""
+    """It evicts while decoding, by ``score`` and ``keep`` on its entries; None: it cannot."""
     absolute: ClassVar[Scale | None] = None
     """Scale of its scores where they mean the same in every prompt, layer and head, as a threshold asks; else None."""
     across_layers: ClassVar[bool] = False
-    """What a layer keeps depends on others, so that none is packed before all have run; refused in chunks."""
+    """A layer keeps what depends on others, so that none is packed before all have run; refused in chunks."""
     observing_rows: ClassVar[int | None] = 0
     """Rows of an observation window at a prompt's end, which a chunk must hold; None: it depends on the budget."""
     may_empty: ClassVar[bool] = False

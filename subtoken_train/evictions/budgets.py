@@ -74,11 +74,7 @@ def divide_budget(weight_LB: Tensor, total_B: Tensor, least_LB: Tensor, most_LB:
 
 
 def _real_shares(weight_LB: Tensor, total_B: Tensor, least_LB: Tensor, most_LB: Tensor) -> Tensor:
-    """``clamp(factor * weight, least, most)`` whose sum over the layers is the total, float64 [L, B].
-
-    The sum rises with the factor and is linear between the factors at which a layer reaches one of its bounds: it is
-    evaluated at all of those and interpolated.
-    """
+    """``clamp(factor * weight, least, most)``, float64 [L, B]; interpolated between factors that meet a bound."""
     largest_B = weight_LB.amax(0)
     weight_LB = torch.where(largest_B > 0, torch.maximum(weight_LB, FAINTEST * largest_B), 1.0)
     factor_PB = torch.cat([least_LB / weight_LB, most_LB / weight_LB]).sort(dim=0).values

@@ -71,7 +71,10 @@ class CAKE(Eviction):
         there_BW = rows_BHWN[:, 0].sum(-1) > 0  # while tokens are decoded, some queries of a window may be gone
         before_BN = view.entries_BN & ~window_BN
         rows_BHWN = rows_BHWN.masked_fill(~before_BN[:, None, None], 0.0)
-        mean_BHN, variance_BHN = moments(rows_BHWN, there_BW)
+        count_B11 = there_BW.sum(-1)[:, None, None]
+        mean_BHN = rows_BHWN.sum(2) / count_B11.clamp(min=1)
+        away_BHWN = (rows_BHWN - mean_BHN[:, :, None]) * there_BW[:, None, :, None]
+        variance_BHN = away_BHWN.square().sum(2) / (count_B11 - 1).clamp(min=1)
         pooled_BHN = neighbours_pooled(mean_BHN + self.gamma * variance_BHN, before_BN, self.kernel, "avg")
         entropy_B = -(rows_BHWN * (rows_BHWN + LEAST).log()).sum((1, 2, 3))
         preference_B = _log(entropy_B) / self.tau1 + _log(variance_BHN.sum((1, 2))) / self.tau2
@@ -88,14 +91,6 @@ class CAKE(Eviction):
         left_B = (candidates.budget_LB - window_LB).sum(0)
         free_LB = competing_counts(candidates) - window_LB
         return window_LB + divide_budget(log_LB.softmax(0), left_B, (1 - window_LB).clamp(min=0), free_LB)
-
-
-def moments(rows_BHWN: Tensor, there_BW: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance (of a sample: over one row less) of the marked rows, [B, H, N] each; all other rows are 0."""
-    count_B11 = there_BW.sum(-1)[:, None, None]
-    mean_BHN = rows_BHWN.sum(2) / count_B11.clamp(min=1)
-    away_BHWN = (rows_BHWN - mean_BHN[:, :, None]) * there_BW[:, None, :, None]
-    return mean_BHN, away_BHWN.square().sum(2) / (count_B11 - 1).clamp(min=1)
 
 
 def _log(positive_B: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ the keys before their rotary embedding, from a Gaussian sketch; (b) attention wi
 summed over a chunk's rows, mean over a group, times the norm of the value, mean of three neighbours. Each is
 standardised over a prompt's heads and entries (there, over its batch); the score is ``blending`` (a) + (b). A
 question's rows are scored and observe like any others. The sketch is drawn from a seed, the same for every prompt. No
-calibration of the budget per prompt (the paper's second half), equal budgets in all layers, no eviction while decoding.
+calibration of the budget per prompt (the paper's second half).
 
 Legend: B batch, N cached rows of the prompt, n rows of one sample that are scored, H query heads, h key-value heads, d
 head width, k width of the sketch, C rows of a chunk.
@@ -136,10 +136,7 @@ class Compactor(Eviction):
 
 
 def chunk_attention_sums(query_Hnd: Tensor, key_hnd: Tensor, chunk: int, scale: float, masked: bool) -> Tensor:
-    """Attention that every key receives from the rows of its chunk, earlier and later ones, [H, n] in fp32.
-
-    Unless ``masked``, zeros fill up the last chunk and take part, as keys and as rows.
-    """
+    """Attention that every key receives from its chunk's rows, both ways, [H, n]; not ``masked``: zeros fill up."""
     heads, length, width = query_Hnd.shape
     parts = []
     for start in range(0, length, chunk):

@@ -21,19 +21,12 @@ from subtoken_train.view.method import by_settings, setting
 from subtoken_train.view.scores import Candidates, Scale, Scores
 from subtoken_train.view.view import Need, View
 
-SINKS, RECENT = 128, 256
-"""Entries of a streaming head in the published training."""
+SINKS, RECENT = 128, 256  # entries of a streaming head in the published training
 
 
 @dataclass(frozen=True)
 class HeadAlphas(CalibratedNumbers):
-    """Alphas: the need of every head for its whole cache.
-
-    Attributes:
-        alpha: in [0, 1], per layer and key-value head, [L, h]; 1 is a retrieval head, 0 a streaming head.
-        sinks: first entries of a streaming head in training.
-        recent: last entries of a streaming head in training.
-    """
+    """Need of every head for its whole cache, [L, h] in [0, 1]; first and recent entries of training's streaming."""
 
     alpha: list[list[float]]
     sinks: int
@@ -61,7 +54,7 @@ class DuoAttention(Eviction):
     head pays to what streaming would not hold, which the paper finds worse. All heads first get what streaming takes;
     the rest of the budget goes to the heads by falling alpha, each up to its whole cache. The first that it does not
     fill keeps a longer recent window, so the budget is met exactly; one below what streaming takes in all heads is
-    divided alike. Nothing is evicted while decoding.
+    divided alike.
 
     Attributes:
         calibration: file of the heads' alphas; None: read off every prompt.
@@ -106,11 +99,7 @@ class DuoAttention(Eviction):
 
 
 def attention_outside(view: View, sinks: int, recent: int) -> Tensor:
-    """Share of a head's attention on what streaming would not hold, [B, h] in fp32, in [0, 1].
-
-    Mean over all rows of the prompt; of a row, what is neither among the first ``sinks`` entries nor among the
-    ``recent`` ones up to itself.
-    """
+    """Share of a head's attention, mean over all rows, on what streaming would not hold, [B, h], in [0, 1]."""
     entries_BN, kv_heads = view.entries_BN, view.key_BhNd.shape[1]
     place_BN = entries_BN.cumsum(-1)
     outside_BH = torch.zeros(view.query_BHNd.shape[:2], device=entries_BN.device)
@@ -123,10 +112,7 @@ def attention_outside(view: View, sinks: int, recent: int) -> Tensor:
 
 
 def head_counts(alpha_LBh: Tensor, least_LB: Tensor, most_LB: Tensor, total_B: Tensor) -> Tensor:
-    """Entries of every head that are the total together, int64 [L, B, h].
-
-    By falling alpha, ties to the lower layer, then the lower head; each from ``least_LB`` up to ``most_LB``.
-    """
+    """Entries of every head, their sum the total, int64 [L, B, h]: by falling alpha, ties to the lower layer, head."""
     layers, batch, heads = alpha_LBh.shape
     least_TB, most_TB = (each.repeat_interleave(heads, 0) for each in (least_LB, most_LB))
     order_TB = alpha_LBh.transpose(1, 2).flatten(0, 1).sort(dim=0, descending=True, stable=True).indices
@@ -139,9 +125,6 @@ def head_counts(alpha_LBh: Tensor, least_LB: Tensor, most_LB: Tensor, total_B: T
     fewer_TB = divide_budget(least_TB, total_B, most_TB.clamp(max=1), least_TB)
     count_TB = torch.where(total_B < least_TB.sum(0), fewer_TB, count_TB)
     return count_TB.view(layers, heads, batch).transpose(1, 2)
-
-
-SINKS = "sinks"
 
 
 @dataclass(frozen=True)
@@ -157,7 +140,7 @@ class SimLayerKV(Eviction):
     entries. A budget below all first and recent entries is divided alike.
 
     Recent entries are the last in scope; attention to what stays anyway counts as the first entries' does; the prompt's
-    last rows look, not the first decoded one; kvpress leaves out a row's own entry. Nothing is evicted while decoding.
+    last rows look, not the first decoded one; kvpress leaves out a row's own entry.
 
     Attributes:
         sinks: first entries of the prompt that a lazy layer keeps.
@@ -184,9 +167,11 @@ class SimLayerKV(Eviction):
         recent_BN = last_marked(view.entries_BN & view.in_scope_BN, window_length(view, self.recent))
         held_BN = sinks_BN | recent_BN
         index_BW = view.last_rows(self.rows)
-        elsewhere_B = attention_to(view.rows(index_BW), index_BW, view.entries_BN & view.in_scope_BN & ~held_BN)
+        let_go_BN = view.entries_BN & view.in_scope_BN & ~held_BN
+        paid_B = (view.rows(index_BW).mean(1) * let_go_BN[:, None]).sum((1, 2))
+        elsewhere_B = (paid_B / (index_BW >= 0).sum(-1).clamp(min=1)).clamp(max=1)
         scores_B1N = elsewhere_B[:, None, None].expand(-1, 1, held_BN.shape[1])
-        return Scores(scores_B1N, held_BN, weight_B=elsewhere_B, notes={SINKS: sinks_BN})
+        return Scores(scores_B1N, held_BN, weight_B=elsewhere_B, notes={"sinks": sinks_BN})
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         elsewhere_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
@@ -198,10 +183,4 @@ class SimLayerKV(Eviction):
     def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
         """Later entries score higher, and the sinks alone are protected."""
         places_N = torch.arange(competes_BN.shape[1], device=competes_BN.device).float()
-        return replace(scores, scores_BhN=places_N.expand_as(scores.scores_BhN), protected_BN=scores.notes[SINKS])
-
-
-def attention_to(probability_BHWN: Tensor, index_BW: Tensor, marked_BN: Tensor) -> Tensor:
-    """Share of attention that rows (-1: none) pay to marked entries, mean over heads and rows, [B], in [0, 1]."""
-    rows_B = (index_BW >= 0).sum(-1).clamp(min=1)
-    return ((probability_BHWN.mean(1) * marked_BN[:, None]).sum((1, 2)) / rows_B).clamp(max=1)
+        return replace(scores, scores_BhN=places_N.expand_as(scores.scores_BhN), protected_BN=scores.notes["sinks"])

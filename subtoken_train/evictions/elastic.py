@@ -31,7 +31,7 @@ class Elastic(Eviction):
     that an entry receives, summed over all rows, mean over all query heads, one set for a layer. A dropped entry is
     merged into the nearest that stays (the merge ``position``) unless another merge is asked for. The released code
     takes ``argsort`` for a rank and so keeps entries by chance (a test shows it); here the best scores stay, as the
-    paper says. Nothing is evicted while decoding.
+    paper says.
 
     Attributes:
         sinks: first entries of the prompt that always stay, inside the budget.
@@ -57,9 +57,8 @@ class Elastic(Eviction):
 class LayerShares(CalibratedNumbers):
     """Shares of their entries that layers keep under some budgets.
 
-    Attributes:
-        keep: budgets as shares of all layers' entries, rising, above 0 and below 1, [R].
-        shares: what each layer keeps of its own entries under each, in (0, 1], [R, L].
+    ``keep`` [R] are shares of all layers' entries, rising, above 0 and below 1; ``shares`` [R, L] what each layer then
+    keeps.
     """
 
     keep: list[float]
@@ -123,10 +122,7 @@ class PrefixKV(Elastic):
 
 
 def prefix_curve(scores_BN: Tensor, competes_BN: Tensor) -> Tensor:
-    """Share of the competing entries' attention that the best of them hold together, [B, N] in fp32, rising to 1.
-
-    ``inf`` after the last entry. Scores are 0 or more.
-    """
+    """Share of the competing attention that the best entries hold together, [B, N], rising to 1, then ``inf``."""
     ranked_BN = scores_BN.masked_fill(~competes_BN, 0.0).sort(dim=-1, descending=True).values
     held_BN = ranked_BN.cumsum(-1)
     held_BN = held_BN / held_BN[:, -1:].clamp(min=torch.finfo(torch.float32).tiny)
@@ -137,9 +133,8 @@ def prefix_curve(scores_BN: Tensor, competes_BN: Tensor) -> Tensor:
 def prefix_counts(curves: list[Tensor], total_B: Tensor, protected_LB: Tensor, most_LB: Tensor) -> Tensor:
     """Entries per layer that hold the same share of each layer's attention, int64 [L, B], whose sum is the total.
 
-    A layer's prefix at a level ends with the first entry at which its curve reaches the level; protected entries come
-    on top. Raising the level adds one entry of one layer at a time, in the order of the curves' values. Equal values go
-    to the lower layer. A total of less than one for each layer spends those, more than there are spends these.
+    A prefix ends with the first entry at which its curve reaches the level; protected entries come on top. Raising the
+    level adds one entry of one layer at a time, in the order of the curves' values, ties to the lower layer.
     """
     least_LB = torch.minimum(protected_LB + 1, most_LB)
     # entry k of the curve, from 0, is what the prefix of k + 1 entries holds: passing it makes the prefix k + 2 long

@@ -4,7 +4,7 @@ Source: "Expected Attention: KV Cache Compression by Estimating Attention from F
 (2510.00636), in the form of kvpress 0.5.4. Queries before their rotary embedding are taken to be normal, with the mean
 and the covariance of the prompt's own (a question's among them). Turned by the mean rotation of the next ``future``
 positions, they give an entry's expected exp(q.k) in closed form; its share among all entries, mean over a group, times
-the norm of its value, is the score. Every layer has the same budget; nothing is evicted while decoding.
+the norm of its value, is the score.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, G = H / h, d head width.
 """
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.observers import over_groups
-from subtoken_train.functional.rotary import Rotation
 from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Scale, Scores
 from subtoken_train.view.view import Need, View
@@ -56,7 +55,10 @@ class ExpectedAttention(Eviction):
         mean_BHd, covariance_BHdd = query_statistics(view.unrotated_queries(), counted_BN, self.covariance)
         ahead = torch.arange(self.future, device=view.next_position.device)
         rotation = view.rotate(view.next_position + ahead).mean()
-        mean_BHd, covariance_BHdd = turn_statistics(rotation, mean_BHd, covariance_BHdd)
+        mean_BHd = rotation.turn(mean_BHd[:, :, None])[:, :, 0]
+        if covariance_BHdd is not None:
+            half_BHdd = rotation.turn(covariance_BHdd).transpose(-1, -2)
+            covariance_BHdd = rotation.turn(half_BHdd).transpose(-1, -2)  # R C R^T
         logits_BHN = expected_logits(mean_BHd, covariance_BHdd, view.key_BhNd, view.scale)
         share_BHN = logits_BHN.masked_fill(~counted_BN[:, None], torch.finfo(torch.float32).min).softmax(-1)
         scores_BhN = over_groups(share_BHN, view.key_BhNd.shape[1])
@@ -66,10 +68,7 @@ class ExpectedAttention(Eviction):
 
 
 def query_statistics(query_BHNd: Tensor, counted_BN: Tensor, covariance: bool) -> tuple[Tensor, Tensor | None]:
-    """Mean [B, H, d] and (biased) covariance [B, H, d, d] of the counted rows; 0 where none is counted.
-
-    ``query_BHNd`` is overwritten: at thousands of rows a copy takes as long as the statistics.
-    """
+    """Mean [B, H, d] and (biased) covariance [B, H, d, d] of counted rows; ``query_BHNd`` is overwritten."""
     count_B = counted_BN.sum(-1).clamp(min=1)[:, None, None]
     others_B1N1 = ~counted_BN[:, None, :, None]
     query_BHNd.masked_fill_(others_B1N1, 0.0)
@@ -78,17 +77,6 @@ def query_statistics(query_BHNd: Tensor, counted_BN: Tensor, covariance: bool) -
         return mean_BHd, None
     query_BHNd.sub_(mean_BHd[:, :, None]).masked_fill_(others_B1N1, 0.0)
     return mean_BHd, query_BHNd.transpose(-1, -2) @ query_BHNd / count_B[..., None]
-
-
-def turn_statistics(
-    rotation: Rotation, mean_BHd: Tensor, covariance_BHdd: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """Mean and covariance of vectors after a linear map R (of one row): R m and R C R^T."""
-    turned_BHd = rotation.turn(mean_BHd[:, :, None])[:, :, 0]
-    if covariance_BHdd is None:
-        return turned_BHd, None
-    half_BHdd = rotation.turn(covariance_BHdd).transpose(-1, -2)
-    return turned_BHd, rotation.turn(half_BHdd).transpose(-1, -2)
 
 
 def expected_logits(mean_BHd: Tensor, covariance_BHdd: Tensor | None, key_BhNd: Tensor, scale: float) -> Tensor:

@@ -113,7 +113,6 @@ class MEDA(LookM):
     A reconstruction from the abstract and a function of the release that nothing calls: each softmax runs over the
     other kind alone, wherever it stands. What the release runs takes the entropy of the whole causal attention, clips
     shares and loses the rest, and keeps all text; here the budget is exact. Prompts without an image are refused.
-    Nothing is evicted while decoding.
     """
 
     name: ClassVar[str] = "meda"
@@ -136,10 +135,7 @@ class MEDA(LookM):
 
 
 def entropy_of(view: View, rows_BN: Tensor, keys_BN: Tensor) -> Tensor:
-    """Entropy of the marked rows' attention over the marked keys alone, those after a row too, [B] in nats.
-
-    Mean over rows and heads; 0 without rows or keys.
-    """
+    """Entropy of marked rows' attention over the marked keys alone, later ones too, mean over rows and heads, [B]."""
     total_B = torch.zeros(len(rows_BN), device=rows_BN.device)
     everywhere = rows_BN.shape[1]  # as if all keys lay before the first row
     if not bool(rows_BN.any()):

@@ -23,11 +23,7 @@ from subtoken_train.view.view import View
 
 @dataclass(frozen=True)
 class HeadScores(CalibratedNumbers):
-    """Scores of heads, of which only the ratios count.
-
-    Attributes:
-        score: per layer and key-value head, [L, h], 0 or more and not all 0; ``calibrate`` writes a mean of 1.
-    """
+    """Scores of heads, [L, h], 0 or more and not all 0; their ratios count, ``calibrate`` writes a mean of 1."""
 
     score: list[list[float]]
 

@@ -111,7 +111,8 @@ class KVCompose(Eviction):
         found = [each.view(-1, heads * each.shape[1], each.shape[2]) for each in score_curves(found, candidates)]
         curve_BLN = aligned([each.mean(1, keepdim=True) for each in found])
         if self.kvpress:
-            curve_BLN = first_is_largest(curve_BLN)
+            first_BN = curve_BLN.amax(1).masked_fill(curve_BLN[:, 0].isneginf(), -torch.inf)
+            curve_BLN = torch.cat([first_BN[:, None], curve_BLN[:, 1:]], 1)
         count_LB = pooled_counts(curve_BLN, self._total(candidates), self.lower_bound).T.repeat_interleave(heads, 1)
         return torch.maximum(count_LB, competing_counts(candidates).clamp(max=min(1, self.lower_bound)))
 
@@ -124,10 +125,7 @@ class KVCompose(Eviction):
 
 
 def head_scores(blocks: Blocks, kv_heads: int, norm_BhN: Tensor | None = None) -> Tensor:
-    """Each head's own scores of the entries (equations 14 and 15), [B, h, N] in fp32.
-
-    The largest attention that any row pays, mean over the query heads of a key-value head, times ``norm_BhN``.
-    """
+    """Largest attention that any row pays, mean over a group, times ``norm_BhN`` (equations 14, 15), [B, h, N]."""
     scores_BhN = over_groups(column_largest(blocks), kv_heads)
     return scores_BhN if norm_BhN is None else scores_BhN * norm_BhN
 
@@ -136,9 +134,3 @@ def token_scores(blocks: Blocks, kv_heads: int, norm_BhN: Tensor | None = None) 
     """``head_scores`` plus their mean over the key-value heads (equation 16), [B, h, N] in fp32."""
     scores_BhN = head_scores(blocks, kv_heads, norm_BhN)
     return scores_BhN + scores_BhN.mean(1, keepdim=True)
-
-
-def first_is_largest(curve_BLN: Tensor) -> Tensor:
-    """Kvpress's curves: the first layer's importance at each rank is the largest of any layer."""
-    first_BN = curve_BLN.amax(1).masked_fill(curve_BLN[:, 0].isneginf(), -torch.inf)
-    return torch.cat([first_BN[:, None], curve_BLN[:, 1:]], 1)

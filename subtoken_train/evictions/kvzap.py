@@ -39,14 +39,9 @@ WIDEST = 2**20
 
 @dataclass(frozen=True)
 class TokenScorers(CalibratedNumbers):
-    """A net for every layer.
+    """A net for every layer, from ``width`` D numbers to ``heads`` h; ``hidden`` W between its two layers, 0: one map.
 
-    Attributes:
-        width: D, what a layer reads.
-        heads: h, what it gives.
-        hidden: W; 0: one linear map.
-        layers: per layer its weights and biases, [h, D] and [h], or [W, D], [W], [h, W] and [h], as little-endian
-            fp32 one after another in base64.
+    ``layers`` hold weights and biases, [h, D] and [h], or [W, D], [W], [h, W] and [h], as little-endian fp32 in base64.
     """
 
     most_bytes: ClassVar[int] = 2**29

@@ -118,8 +118,10 @@ class KVzip(Eviction):
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         found = [each.scores_BhN for each in scores]
-        if self.level == "head":
-            found = [of_heads(*each) for each in zip(found, candidates.competes_LBN, strict=True)]
+        if self.level == "head":  # every entry scores what the best competing one of its head does
+            layers = zip(found, candidates.competes_LBN, strict=True)
+            best = [each.masked_fill(~own_BN[:, None], 0.0).amax(-1, keepdim=True) for each, own_BN in layers]
+            found = [best_Bh1.expand_as(each) for best_Bh1, each in zip(best, found, strict=True)]
         return counts_of_pool(found, candidates, self.pool, self.lower_bound)
 
 
@@ -128,8 +130,3 @@ def repeated_context(regions_BN: Tensor) -> Tensor:
     entries_BN, body_BN = regions_BN != Region.PADDING, in_compressed_region(regions_BN)
     inside_BN = (body_BN.cumsum(-1) > 0) & (body_BN.flip(-1).cumsum(-1).flip(-1) > 0)
     return entries_BN & (inside_BN | ~body_BN.any(-1, keepdim=True))
-
-
-def of_heads(scores_BhN: Tensor, competes_BN: Tensor) -> Tensor:
-    """Every entry scores what the best competing entry of its head does, [B, h, N]."""
-    return scores_BhN.masked_fill(~competes_BN[:, None], 0.0).amax(-1, keepdim=True).expand_as(scores_BhN)

@@ -29,10 +29,9 @@ Blocks = Iterable[tuple[Tensor, Tensor]]
 
 
 def task_rows(regions_BN: Tensor) -> Tensor:
-    """Entries after the body of a prompt, bool [B, N]: those that ask about it.
+    """Entries after the body (VISUAL, CONTEXT) of a prompt, bool [B, N]: those that ask about it.
 
-    The body is what is VISUAL or CONTEXT, and these are the entries after the last of it ("post-vision" in a prompt
-    with images). Without a body, all entries; if nothing follows the body, the last entry alone.
+    Without a body, all entries; if nothing follows the body, the last entry alone.
     """
     entries_BN, after_BN = regions_BN != Region.PADDING, _after_body(regions_BN)
     none_B1 = ~after_BN.any(-1, keepdim=True)
@@ -80,10 +79,7 @@ def over_groups(scores_BHN: Tensor, kv_heads: int, how: GroupReduction = "mean")
 
 
 def neighbours_pooled(scores: Tensor, pooled_BN: Tensor, kernel: int, pooling: Pooling) -> Tensor:
-    """Scores [B, H, N] pooled over ``kernel`` neighbours among ``pooled_BN``, 0 elsewhere.
-
-    Rows that are not marked do not separate neighbours; what hangs over an edge counts as 0 in an average.
-    """
+    """Scores [B, H, N] pooled over ``kernel`` neighbours among ``pooled_BN``, 0 elsewhere and beyond an edge."""
     order = pooled_BN.int().sort(dim=-1, descending=True, stable=True).indices[:, None].expand_as(scores)
     packed = scores.masked_fill(~pooled_BN[:, None], 0.0).gather(-1, order)
     pool = F.avg_pool1d if pooling == "avg" else F.max_pool1d
@@ -122,10 +118,7 @@ def share_of(count_B: Tensor, share: float) -> Tensor:
 
 
 def window_rows(view: View, window: float) -> tuple[Tensor, Tensor]:
-    """Return a window, bool [B, N], and the index of its rows, ascending, int64 [B, W]; -1 pads samples with fewer.
-
-    A whole number is known to the host: a layer of a prompt's pass does not wait for the device to count its rows.
-    """
+    """A window, bool [B, N], and the index of its rows, ascending, int64 [B, W]; -1 pads samples with fewer."""
     window_BN = view.window(window_length(view, window))
     longest = min(window, window_BN.shape[1]) if isinstance(window, int) else None
     index_BW, valid_BW = kept_index(window_BN, pad_left=True, longest=longest)
@@ -133,7 +126,7 @@ def window_rows(view: View, window: float) -> tuple[Tensor, Tensor]:
 
 
 def window_length(view: View, window: float) -> int | Tensor:
-    """Return the entries of a window in a layer: the number itself, or [B, 1], the share of the budget, 1 at least."""
+    """Entries of a window in a layer: the number itself, or [B, 1], the share of the budget, 1 at least."""
     if isinstance(window, int):
         return window
     return share_of(view.budget(), window).clamp(min=1)[:, None]

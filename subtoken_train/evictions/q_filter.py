@@ -4,7 +4,7 @@ Source: "Q-Filters: Leveraging QK Geometry for Efficient KV Cache Compression" (
 code. The direction u of a head is the first right singular vector of its queries, not centred, with the sign of their
 mean projection; that of a key-value head is the mean over its query heads. An entry scores the projection of its
 rotated key on u. ``calibration`` names a file of directions that were found offline, as in the paper (``subtoken-train
-calibrate q_filter``). Nothing is protected, all layers have the same budget, nothing is evicted while decoding.
+calibrate q_filter``). Nothing is protected.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, d head width, L layers.
 """

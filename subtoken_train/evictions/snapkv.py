@@ -150,10 +150,7 @@ def original_pyramid(budget_LB: Tensor, entries_LB: Tensor, window_LB: Tensor, b
 
 
 def kvpress_pyramid(budget_LB: Tensor, entries_LB: Tensor, window_LB: Tensor, beta: int) -> Tensor:
-    """As kvpress counts: the line holds the window, is rounded half to even, and is flat where it does not fit.
-
-    ``budget_LB`` may hold parts of an entry.
-    """
+    """As kvpress counts: the line holds the window, is rounded half to even, and is flat where it does not fit."""
     layers, budget_LB = len(budget_LB), budget_LB.double()
     most_LB, least_LB = 2 * budget_LB - budget_LB / beta, budget_LB / beta
     capped_LB = most_LB >= entries_LB - window_LB

@@ -36,8 +36,7 @@ from subtoken_train.view.view import Need, View
 Budgets = Literal["TV", "VV", "TT", "uniform"]
 Importance = Literal["TV+TT", "VV+TT", "window", "self"]
 First = Literal["text", "vision", "score"]
-TEXT_BONUS = 100.0  # of the released code
-FIRST, LAST = 4, 1  # entries that the released code always keeps
+TEXT_BONUS, FIRST, LAST = 100.0, 4, 1  # of the released code: for text, and entries that it always keeps
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,8 @@ def released_scores(view: View) -> Scores:
     text_score_BN = torch.where(before_BN, received(view, view.entries_BN), from_text_BN) + TEXT_BONUS
     scores_BN = torch.where(view.entries_BN & ~visual_BN, text_score_BN, visual_score_BN.masked_fill(~visual_BN, 0.0))
     vision_B = from_text_BN.masked_fill(~visual_BN, 0.0).sum(-1)
-    return Scores(scores_BN[:, None], ends(view.entries_BN), vision_B)
+    first_BN = view.entries_BN & (view.entries_BN.cumsum(-1) <= FIRST)
+    return Scores(scores_BN[:, None], first_BN | last_marked(view.entries_BN, LAST), vision_B)
 
 
 def image_parts(regions_BN: Tensor) -> tuple[Tensor, Tensor]:
@@ -143,10 +143,7 @@ def image_parts(regions_BN: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def text_weights(received_BN: Tensor, rows_BN: Tensor) -> Tensor:
-    """Mean attention that each text token gets from itself and the text after it (TWR), [B, N]; 0 elsewhere.
-
-    ``received_BN`` is what it receives from all ``rows_BN``, mean over heads.
-    """
+    """Mean attention that each text token gets from itself and the text after it (TWR), [B, N]; 0 elsewhere."""
     later_BN = rows_BN.flip(-1).cumsum(-1).flip(-1)  # N_t - j + 1 for the j-th text token
     return (received_BN / later_BN.clamp(min=1)).masked_fill(~rows_BN, 0.0)
 
@@ -161,13 +158,6 @@ def retention_order(
     class_BN = (text * text_BN.int() + vision * visual_BN.int()).gather(-1, order_BN)  # padding last
     order_BN = order_BN.gather(-1, class_BN.sort(dim=-1, descending=True, stable=True).indices)
     return -order_BN.argsort(dim=-1).float()
-
-
-def ends(entries_BN: Tensor) -> Tensor:
-    """The first four entries and the last, bool [B, N]."""
-    number_BN = entries_BN.cumsum(-1)
-    count_B1 = entries_BN.sum(-1, keepdim=True)
-    return entries_BN & ((number_BN <= FIRST) | (number_BN > count_B1 - LAST))
 
 
 def released_counts(vision_LB: Tensor, total_B: Tensor, length_LB: Tensor) -> Tensor:

@@ -26,21 +26,15 @@ from subtoken_train.evictions.base import Eviction, Wrapper
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates, Scale, Scores
 
-WINDOW = 128
-"""Last positions that stay unless it is said otherwise, as DMS has it."""
+WINDOW = 128  # last positions that stay unless it is said otherwise, as DMS has it
 FORM = "write threshold:-4, threshold:-4:128 with the window, or threshold:FILE; in a file {threshold: -4, window: 128}"
 
 
 @dataclass(frozen=True)
 class ThresholdRecord(CalibratedNumbers):
-    """A threshold, and what it left of the prompts that it was found on.
+    """A threshold, and the share of the entries in scope that it left of the prompts it was found on.
 
-    Attributes:
-        threshold: as ``Threshold.value``.
-        window: as ``Threshold.window``.
-        eviction: the method and its settings.
-        mean: share of the entries in scope that stayed, mean over the prompts; an entry counts for each head.
-        deviation: its standard deviation over the prompts.
+    An entry counts for each head; ``mean`` and ``deviation`` are over the prompts.
     """
 
     threshold: float
@@ -69,10 +63,8 @@ class ThresholdRecord(CalibratedNumbers):
 class Threshold:
     """One number that entries must reach to stay.
 
-    Attributes:
-        value: what a score must reach, as the method's scale reads it: of attention its natural logarithm, -4 is 1.8 %.
-        window: last positions so far that stay whatever they score.
-        record: where it was found; None: nothing is known of the share that stays.
+    ``value`` is on the method's scale: of attention the natural logarithm, -4 is 1.8 %. The last ``window`` positions
+    so far stay whatever they score. Without a ``record`` nothing is known of the share that stays.
     """
 
     value: float
@@ -114,12 +106,10 @@ class Threshold:
         """Raise a worded ``ValueError`` where the method has no absolute scores, or none of them is on one side."""
         scale = scale_of(method)
         if not scale.low < self.value <= scale.high:
-            all_stay = self.value <= scale.low
-            what, end = ("all", f"{scale.low:g} or more") if all_stay else ("nothing", f"at most {scale.high:g}")
-            kind = "logarithms of scores" if scale.log else "scores"
-            raise ValueError(
-                f"eviction_keep threshold {self.value:g} keeps {what}: the {kind} of {method.name} are {end}"
-            )
+            every, none = ("all", f"{scale.low:g} or more"), ("nothing", f"at most {scale.high:g}")
+            what, end = every if self.value <= scale.low else none
+            kind = f"{'logarithms of ' * scale.log}scores of {method.name}"
+            raise ValueError(f"eviction_keep threshold {self.value:g} keeps {what}: the {kind} are {end}")
 
     def keep(
         self, method: Eviction, scores: list[Scores], candidates: Candidates, recent_LBN: list[Tensor]
@@ -158,10 +148,7 @@ def scale_of(method: Eviction) -> Scale:
 class Older:
     """Count of what a threshold decides on in each prompt, all layers and heads together, int64 [B] each.
 
-    Attributes:
-        among: entries that compete and are neither recent nor protected.
-        kept: those of them that stay.
-        safe: competing entries that stay whatever they score.
+    ``among`` compete and are neither recent nor protected, ``kept`` of them stay; ``safe`` stay whatever they score.
     """
 
     among: Tensor
@@ -180,10 +167,7 @@ class Older:
         return Older(self.among + other.among, self.kept + other.kept, self.safe + other.safe)
 
     def check(self, threshold: Threshold, names: list[str]) -> None:
-        """Raise a worded ``ValueError`` for a prompt of which nothing, or all, of what is decided on stays.
-
-        A prompt that the window holds for the most part passes.
-        """
+        """Raise a worded ``ValueError`` for a prompt, not mostly window, of which nothing or all decided on stays."""
         long_B = self.among > self.safe
         none_B, all_B = (self.kept == 0) & long_B, (self.kept == self.among) & long_B
         for name, nothing, everything in zip(names, *torch.stack([none_B, all_B]).tolist(), strict=True):
@@ -198,12 +182,7 @@ class Older:
 
 @dataclass(frozen=True)
 class ScoredPrompt:
-    """One prompt as a threshold meets it, all layers and heads together.
-
-    Attributes:
-        scores_n: what a threshold decides on, as the method's scale reads it, fp32 on the CPU.
-        safe: entries in scope that stay whatever they score.
-    """
+    """A prompt, all layers and heads: scores that a threshold decides on, fp32, and entries that stay anyway."""
 
     scores_n: Tensor
     safe: int
@@ -214,10 +193,7 @@ class ScoredPrompt:
 
 
 def mean_threshold(prompts: list[ScoredPrompt], keep: float) -> float:
-    """Return the lowest threshold that keeps no more than a share ``keep`` on average, to six digits, rounded up.
-
-    Each prompt counts alike, however long it is. Entries that score alike stay or go together.
-    """
+    """The lowest threshold that keeps no more than ``keep`` on average over prompts, to six digits, rounded up."""
     safe = sum(each.share(math.inf) for each in prompts) / len(prompts)
     sizes = [len(each.scores_n) for each in prompts]
     own_P = [1 / (each.safe + n) / len(prompts) for each, n in zip(prompts, sizes, strict=True)]
@@ -237,11 +213,7 @@ def mean_threshold(prompts: list[ScoredPrompt], keep: float) -> float:
 
 
 def written_threshold(written: object) -> Threshold | None:
-    """Read a threshold as it is written in the place of a budget; None where it is none.
-
-    ``threshold:-4``, ``threshold:-4:128``, ``threshold:FILE``, or ``{"threshold": -4, "window": 128}`` (or a file
-    there).
-    """
+    """Read ``threshold:-4``, ``threshold:-4:128``, ``threshold:FILE`` or ``{threshold, window}``; None: it is none."""
     if (file := threshold_file(written)) is not None:
         return Threshold.read(file)
     if isinstance(written, str):
@@ -251,7 +223,7 @@ def written_threshold(written: object) -> Threshold | None:
 
 
 def threshold_file(written: object) -> str | None:
-    """Return the file that a written threshold names, unread; None where it names none, or is no threshold."""
+    """The file that a written threshold names, unread; None where it names none, or is no threshold."""
     if isinstance(written, str) and re.match(r"threshold\b", written.strip()):
         named = written.strip().removeprefix("threshold")
         if not named.startswith(":") or named == ":":

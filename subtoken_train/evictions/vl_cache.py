@@ -85,10 +85,9 @@ class VLCache(Eviction):
 
 
 def post_vision_statistics(blocks: Blocks, entries_BN: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Column sums of the post-vision rows' attention [B, H, N] in fp32, and how dense it is (1 - equation 2), [B, H].
+    """Column sums of the rows' attention [B, H, N] in fp32, and how dense it is (1 - equation 2), [B, H].
 
-    Attention counts as zero below ``threshold`` of its row's largest (equation 1); dense is over all that the rows can
-    see.
+    Attention counts as zero below ``threshold`` of its row's largest (equation 1).
     """
     visible_BN = entries_BN.cumsum(-1)
     sums_BHN = passed_BH = seen_B = torch.zeros((), device=entries_BN.device)

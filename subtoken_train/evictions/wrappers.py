@@ -16,7 +16,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from subtoken_train.evictions.base import Wrapper, keep_best_entries
-from subtoken_train.evictions.budgets import competing_counts, divide_budget, pooled_head_counts, protected_first
+from subtoken_train.evictions.budgets import (
+    competing_counts,
+    divide_budget,
+    pooled_counts,
+    pooled_head_counts,
+    protected_first,
+)
 from subtoken_train.ledger.kv_budget import exact
 from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Candidates, Scores
@@ -119,10 +125,8 @@ class ChunkKV(Wrapper):
 
     def _check_counts(self, differ: bool) -> None:
         if differ:
-            name = self.base.name
-            raise ValueError(
-                f"chunk keeps one set for all heads, and heads of {name} keep different numbers of entries"
-            )
+            kept = f"heads of {self.base.name} keep different numbers of entries"
+            raise ValueError(f"chunk keeps one set for all heads, and {kept}")
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         count_LB = self.base.counts(scores, candidates)
@@ -137,10 +141,9 @@ class ChunkKV(Wrapper):
 
 
 def chunk_ranks(scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Tensor, length: int) -> Tensor:
-    """Places of the entries when the best chunk comes first and its best entry before its others, int64 [B, N].
+    """Places of the entries, best chunk first and in it the best entry, int64 [B, N]; what does not compete comes last.
 
-    A chunk's score is the mean of its entries that are not protected, summed over heads. Ties go to the lower chunk,
-    then to the lower index. Entries that do not compete come last.
+    A chunk's score is the mean of its entries that are not protected, summed over heads; ties go to the lower.
     """
     batch, _, rows = scores_BhN.shape
     score_BN = scores_BhN.float().clamp(-FINITE, FINITE).sum(1)
@@ -311,33 +314,21 @@ def pair_counts(
     Every head has its protected entries, and its ``floor_B`` best ones, as far as its equal share of the total goes,
     and one at least. More pairs than there are keeps all.
     """
-    batch, heads, length = scores_BhN.shape
-    equal_B = total_B // heads
+    equal_B = total_B // scores_BhN.shape[1]
     floor_B = torch.maximum(floor_B, torch.minimum((protected_BN & competes_BN).sum(-1), equal_B))
     first_BhN = keep_best_entries(scores_BhN, competes_BN, protected_BN, floor_B)
     limits = torch.finfo(torch.float32)
     rank_BhN = scores_BhN.float().clamp(limits.min, limits.max).masked_fill(first_BhN, torch.inf)
-    flat = rank_BhN.masked_fill(~competes_BN[:, None], -torch.inf).flatten(1)
-    order = flat.sort(dim=-1, descending=True, stable=True).indices
-    within = torch.arange(heads * length, device=flat.device) < total_B[:, None]
-    chosen = torch.zeros_like(within).scatter_(-1, order, within) & ~flat.isneginf()
-    return chosen.view(batch, heads, length).sum(-1)
+    return pooled_counts(rank_BhN.masked_fill(~competes_BN[:, None], -torch.inf), total_B, 0)
 
 
 def blended(won_Bh: Tensor, competes_BN: Tensor, protected_BN: Tensor, alpha: float) -> Tensor:
-    """``1 - alpha`` of what each head won and ``alpha`` of an equal share, in whole numbers of the same sum.
-
-    A head has what is protected, as far as the equal share goes, and at least one entry.
-    """
-    device, heads = won_Bh.device, won_Bh.shape[1]
-    won_Bh, entries_B, protected_B = (
-        each.cpu() for each in (won_Bh, competes_BN.sum(-1), (protected_BN & competes_BN).sum(-1))
-    )
-    total_B = won_Bh.sum(-1)
-    share_hB = ((1 - alpha) * won_Bh.double() + alpha * total_B[:, None].double() / heads).T
+    """``1 - alpha`` of what each head won and ``alpha`` of an equal share, one at least, of the same sum, [B, h]."""
+    heads, total_B, protected_B = won_Bh.shape[1], won_Bh.sum(-1), (protected_BN & competes_BN).sum(-1)
+    share_hB = ((1 - alpha) * won_Bh.cpu().double() + alpha * total_B[:, None].cpu().double() / heads).T
     least_B = torch.minimum(protected_B.clamp(min=1), total_B // heads)
-    count_hB = divide_budget(share_hB, total_B, least_B.expand(heads, -1), entries_B.expand(heads, -1))
-    return count_hB.T.to(device)
+    entries_hB = competes_BN.sum(-1).expand(heads, -1)
+    return divide_budget(share_hB, total_B, least_B.expand(heads, -1), entries_hB).T.to(won_Bh.device)
 
 
 def concentration(scores_BhN: Tensor, free_BN: Tensor, count_B: Tensor) -> Tensor:

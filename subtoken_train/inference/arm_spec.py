@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from subtoken_train.artifact.hub import adapter_folder
 from subtoken_train.documents import check_file_name
 from subtoken_train.errors import check_word
-from subtoken_train.evictions import build_eviction, innermost
+from subtoken_train.evictions import build_eviction, notation_names
 from subtoken_train.families.backbone_config import DTYPES, BackboneConfig
 from subtoken_train.inference.compression import Compression, written_keep
 from subtoken_train.inference.model import SubTokenModel
@@ -100,7 +100,11 @@ class ArmSpec(ArmSettings):
     def compression(self, round_up: bool = False) -> Compression:
         """Build the compression that the arm asks for; ``round_up`` is for anchors."""
         options = dict(self.eviction_options)
-        if self.seed is not None and self.eviction is not None and (drawn := innermost(self.eviction)) in DRAWING:
+        if (
+            self.seed is not None
+            and self.eviction is not None
+            and (drawn := notation_names(self.eviction)[-1]) in DRAWING
+        ):
             options[f"{drawn}.seed"] = self.seed
         try:
             method = None if self.eviction is None else build_eviction(self.eviction, **options)
@@ -143,7 +147,7 @@ class ArmSpec(ArmSettings):
     @property
     def drawing(self) -> set[str]:
         """Names of its reducer and eviction that draw at random, and so take the seed."""
-        eviction = None if self.eviction is None else innermost(self.eviction)
+        eviction = None if self.eviction is None else notation_names(self.eviction)[-1]
         return {name for name in (self.reducer, eviction) if name in DRAWING}
 
     @property

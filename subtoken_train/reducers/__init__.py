@@ -91,10 +91,7 @@ def build_reducer(name: str, keep_ratio: float = 1.0, round_up: bool = False, **
 
 
 def split_settings(record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A recorded reducer's own settings, and what it says of settings that are another method's.
-
-    Records of version 0.1 hold every built-in method's settings. What holds its default there is left out of both.
-    """
+    """A recorded reducer's own settings, and what version 0.1's record of all methods says beside them; no defaults."""
     own, others = dict(record), {}
     name = record.get("name", DEFAULT_REDUCER)
     if isinstance(name, str) and name in REDUCERS.builtin and name not in YOUNGER:

@@ -37,38 +37,23 @@ def keep_ranked(
     visual_BN = regions_BN == Region.VISUAL
     read_BN = visual_BN & read_BN
     count_B = torch.maximum(count_B, read_BN.sum(-1))
-    kept_visual_BN = keep_best(scores_BN.float().masked_fill(read_BN, torch.inf), visual_BN, count_B)
-    keep_BN = kept_visual_BN | (~visual_BN & (regions_BN != Region.PADDING))
-    rank_BN = rank_candidates(scores_BN, kept_visual_BN) if ranks else None
+    kept_BN = keep_best(scores_BN.float().masked_fill(read_BN, torch.inf), visual_BN, count_B)
+    keep_BN = kept_BN | (~visual_BN & (regions_BN != Region.PADDING))
+    rank_BN = rank_candidates(scores_BN, kept_BN) if ranks else None
     if not merges:
         return keep_BN, rank_BN, None
-    slot_BN = merge_slot(scores_BN, kept_visual_BN, kept_visual_BN & ~read_BN, visual_BN)
-    joins_BN = merge_joins(slot_BN, visual_BN & ~kept_visual_BN)
-    return keep_BN, None if rank_BN is None else last_ranked(rank_BN, kept_visual_BN, slot_BN), joins_BN
-
-
-def merge_slot(scores_BN: Tensor, kept_BN: Tensor, free_BN: Tensor, visual_BN: Tensor) -> Tensor:
-    """The row of each sample that holds the mean of what was dropped, bool [B, N]: the worst of those in ``free_BN``.
-
-    It is the best of what one token fewer would drop. No row where nothing is dropped, or none is free.
-    """
-    place_BN = rank_candidates(scores_BN, free_BN)
-    dropped_B1 = (visual_BN & ~kept_BN).any(-1, keepdim=True)
-    return free_BN & (place_BN == free_BN.sum(-1, keepdim=True) - 1) & dropped_B1
-
-
-def merge_joins(slot_BN: Tensor, dropped_BN: Tensor) -> Tensor:
-    """The row that each row joins, int64 [B, N]: of dropped ones the sample's slot, if it has one; else itself."""
+    # the worst that nothing reads holds the mean of all that is dropped, is joined by it, and ranks last
+    free_BN, dropped_BN = kept_BN & ~read_BN, visual_BN & ~kept_BN
+    worst_BN = free_BN & (rank_candidates(scores_BN, free_BN) == free_BN.sum(-1, keepdim=True) - 1)
+    slot_BN = worst_BN & dropped_BN.any(-1, keepdim=True)
     rows_BN = torch.arange(slot_BN.shape[1], device=slot_BN.device).expand(slot_BN.shape)
     goes_BN = dropped_BN & slot_BN.any(-1, keepdim=True)
-    return torch.where(goes_BN, slot_BN.long().argmax(-1, keepdim=True), rows_BN)
-
-
-def last_ranked(rank_BN: Tensor, kept_BN: Tensor, slot_BN: Tensor) -> Tensor:
-    """The ranks of the kept tokens with the merged one as their last, int64 [B, N]."""
-    slot_rank_B1 = rank_BN.masked_fill(~slot_BN, -1).amax(-1, keepdim=True)
-    closed_BN = rank_BN - ((slot_rank_B1 >= 0) & (rank_BN > slot_rank_B1)).long()
-    return torch.where(slot_BN, kept_BN.sum(-1, keepdim=True) - 1, closed_BN)
+    joins_BN = torch.where(goes_BN, slot_BN.long().argmax(-1, keepdim=True), rows_BN)
+    if rank_BN is not None:
+        slot_rank_B1 = rank_BN.masked_fill(~slot_BN, -1).amax(-1, keepdim=True)
+        closed_BN = rank_BN - ((slot_rank_B1 >= 0) & (rank_BN > slot_rank_B1)).long()
+        rank_BN = torch.where(slot_BN, kept_BN.sum(-1, keepdim=True) - 1, closed_BN)
+    return keep_BN, rank_BN, joins_BN
 
 
 def shared_out(sizes: Sequence[int], kept: int) -> list[int]:
@@ -80,6 +65,7 @@ def shared_out(sizes: Sequence[int], kept: int) -> list[int]:
 
 Stage = Literal["none", "tower", "embeds", "decoder", "context"]
 PositionPolicy = Literal["original", "renumber", "mrope"]
+Tower = Collection[TowerStatistics]
 _OF_ALL = ("name", "keep_ratio", "round_up", "matches")
 
 
@@ -125,19 +111,15 @@ class Reducer(Method):
         super().__post_init__()
         check_share("keep_ratio", self.keep_ratio)
         if self.matches is not None:
+            given = f"reducer matches={self.matches:g}"
             if not 0 < self.matches <= 1:
-                raise ValueError(
-                    f"reducer matches={self.matches} must lie in (0, 1]: the keep ratio of the anchor's arm"
-                )
+                raise ValueError(f"{given} must lie in (0, 1]: the keep ratio of the anchor's arm")
             if not self.round_up:
-                raise ValueError(
-                    f"reducer matches={self.matches:g} is for matched anchors, which round up; set round_up: true, or "
-                    "leave matches out"
-                )
+                raise ValueError(f"{given} is for matched anchors, which round up; set round_up: true, or leave it out")
 
     @property
     def acts(self) -> bool:
-        """Whether it leaves tokens out; at a keep ratio of 1 no reducer does."""
+        """Return whether it leaves tokens out; at a keep ratio of 1 no reducer does."""
         return self.keep_ratio < 1
 
     @property
@@ -191,13 +173,8 @@ class Reducer(Method):
         ratio = ratio_above_cut(share, num_layers, self.cut_layer(num_layers))
         return replace(self, keep_ratio=float(ratio), round_up=True, matches=self.keep_ratio)
 
-    def check_fit(
-        self, backbone: str, sees_images: bool, num_layers: int, tower: Collection[TowerStatistics] = ()
-    ) -> None:
-        """Raise a worded ``ValueError`` where the reducer does not fit a backbone.
-
-        ``tower`` is what its tower says of its tokens, for reducers that act there.
-        """
+    def check_fit(self, backbone: str, sees_images: bool, num_layers: int, tower: Tower = ()) -> None:
+        """Raise a worded ``ValueError`` where it does not fit a backbone, whose tower says ``tower`` of its tokens."""
         if self.stage == "context" and sees_images:
             kind = "evicts the context of a language model"
             raise ValueError(f"reducer {self.name!r} {kind}; {backbone} takes fastv or visionzip")
@@ -266,9 +243,7 @@ class TowerReducer(Reducer, ABC):
     keeps_places: ClassVar[bool] = False
     """True where each token that stays is one of the image's, in its own slot, in every family."""
 
-    def check_fit(
-        self, backbone: str, sees_images: bool, num_layers: int, tower: Collection[TowerStatistics] = ()
-    ) -> None:
+    def check_fit(self, backbone: str, sees_images: bool, num_layers: int, tower: Tower = ()) -> None:
         super().check_fit(backbone, sees_images, num_layers, tower)
         if self.statistics not in tower:
             allowed = "visionzip or fastv" if "received" in tower else "fastv"
@@ -278,10 +253,7 @@ class TowerReducer(Reducer, ABC):
             )
 
     def image_counts(self, states: VisualStates) -> list[int]:
-        """Tokens that each image keeps: of a sample ``kept_tokens``, shared out over its images by size, exactly.
-
-        One of few tokens may keep none, the last of a sample keeps one at least.
-        """
+        """Tokens that each image keeps: ``kept_tokens`` of a sample, shared out by size; the last keeps one."""
         sizes = [len(tokens_TC) for tokens_TC in states.tokens]
         counts = []
         for first, end in pairwise(accumulate(states.images_per_sample or [1] * len(sizes), initial=0)):

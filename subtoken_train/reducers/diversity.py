@@ -140,7 +140,6 @@ class DART(RankingReducer, RankedCuts):
         return f"stage {self.stage}, layer {self.layer}" if self.stage == "decoder" else f"stage {self.stage}"
 
     def scores(self, view: View) -> Tensor:
-        """How early each token is taken, negated, [B, N]."""
         if self.stage == "decoder":
             norm_BN = view.key_BhNd.float().abs().sum((1, 3)).to(view.regions_BN.device)
             return -dart_places(view.normed_states(), norm_BN, view.visual, view.question, view.count_B)

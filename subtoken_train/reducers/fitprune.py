@@ -14,7 +14,6 @@ Legend: M rows, L layers, R schedules.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -26,8 +25,8 @@ from torch import Tensor
 from subtoken_train.calibrations import CalibratedNumbers, check_table, check_table_shape, table_words
 from subtoken_train.functional.attention_statistics import attention_paid
 from subtoken_train.ledger.kv_budget import exact
+from subtoken_train.reducers.base import Tower
 from subtoken_train.reducers.staged import StagedReducer
-from subtoken_train.types import TowerStatistics
 from subtoken_train.view.view import View
 
 PUBLISHED_TOKENS = 576
@@ -48,12 +47,7 @@ PUBLISHED = (
 
 @dataclass(frozen=True)
 class PruneSchedules(CalibratedNumbers):
-    """Schedules of one backbone.
-
-    Attributes:
-        shares: of the visual tokens those that each layer holds, 1 in layer 0 and falling, [R, L]; rows by their
-            average, falling.
-    """
+    """Shares of the visual tokens that layers hold, [R, L]: 1 in layer 0, falling; rows by falling average."""
 
     shares: list[list[float]]
 
@@ -114,9 +108,7 @@ class FitPrune(StagedReducer):
             f"{self.calibration or 'the published table'} has {float(below):.6g}; raise it, or calibrate a lower one"
         )
 
-    def check_fit(
-        self, backbone: str, sees_images: bool, num_layers: int, tower: Collection[TowerStatistics] = ()
-    ) -> None:
+    def check_fit(self, backbone: str, sees_images: bool, num_layers: int, tower: Tower = ()) -> None:
         layers = len(self._schedules[0])
         if sees_images and (num_layers != layers or (self.calibration is None and backbone != "llava")):
             whose = f"{self.calibration} is" if self.calibration else "the published table is LLaVA-1.5-7B's,"
@@ -132,10 +124,7 @@ class FitPrune(StagedReducer):
 
 
 def attention_masses(view: View) -> tuple[Tensor, Tensor, Tensor]:
-    """What visual rows, and text after the image, pay each row, mean over rows, [B, M]; where such text is, [B].
-
-    Of each row's heads the largest counts.
-    """
+    """Masses that visual rows, and text after the image, pay each row, [B, M] (largest head); where text is, [B]."""
     visual_BM = view.visual
     after_BM = view.prompt & ~visual_BM & (visual_BM.cumsum(-1) > 0)
     masses = []

@@ -31,10 +31,7 @@ def page_index(context_BN: Tensor, page_size: int) -> Tensor:
 
 
 def page_bounds(key_BhNd: Tensor, page_BN: Tensor, num_pages: int) -> tuple[Tensor, Tensor]:
-    """Channel-wise minimum and maximum of the (rotated) keys of each page, [B, h, P, d] in fp32.
-
-    Pages that a sample does not have get +inf and -inf.
-    """
+    """Channel-wise minimum and maximum of the (rotated) keys of each page, [B, h, P, d] in fp32; none: +-inf."""
     batch, heads, _, width = key_BhNd.shape
     slot = page_BN.masked_fill(page_BN < 0, num_pages)[:, None, :, None].expand_as(key_BhNd)
     empty = key_BhNd.new_full((batch, heads, num_pages + 1, width), torch.inf, dtype=torch.float32)
@@ -100,7 +97,7 @@ class Quest(ContextReducer):
         return f"pages of {self.page_size}, window {self.window}"
 
     def protected_tokens(self, kept: int) -> int:
-        """How many of ``kept`` tokens are the context's last: the window, or half of ``kept``, rounded down."""
+        """Return the context's last of ``kept`` tokens that stay: the window, or half of ``kept``, rounded down."""
         return min(self.window, kept // 2)
 
     @torch.no_grad()

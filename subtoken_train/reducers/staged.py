@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -20,8 +19,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.ledger.kv_budget import exact, kept_count, matched_count
-from subtoken_train.reducers.base import PositionPolicy, Reducer, Stage, keep_ranked
-from subtoken_train.types import TowerStatistics
+from subtoken_train.reducers.base import PositionPolicy, Reducer, Stage, Tower, keep_ranked
 from subtoken_train.view.method import setting
 from subtoken_train.view.view import View
 
@@ -32,11 +30,11 @@ class Cut:
 
     Attributes:
         keep_BM: rows that stay, bool; in every sample all but visual ones.
-        rank_BM: rank of each visual token that stays by its score, int64, 0 is the sample's best; None: no ranking.
-        joins_BM: the row that each row joins, int64, itself or one that stays: that one's state is from here on the
-            mean of all that join it; None where all stay as they are.
-        policy: ``original``: kept rows stay at their own position ids; ``renumber``: they count anew, so that the last
-            one stands where the prompt's did, as layers below the cut need it. Under mRoPE rows keep their own.
+        rank_BM: rank of each visual token that stays, int64, 0 is the sample's best; None: no ranking.
+        joins_BM: the row that each row joins, int64, itself or one that stays and is from here on the mean of all that
+            join it; None where all stay as they are.
+        policy: ``original``: kept rows stay at their own position ids; ``renumber``: they count anew and end where the
+            prompt did, as layers below the cut need it. Under mRoPE rows keep their own.
     """
 
     keep_BM: Tensor
@@ -90,10 +88,7 @@ class StagedReducer(RankedCuts):
         """Share of the visual tokens that each layer holds, falling; their average is ``keep_ratio``, to 2^-30."""
 
     def layer_tokens(self, tokens: int, num_layers: int) -> list[int]:
-        """Hold all layers together to less than a token over the arm, for an anchor with ``matches``.
-
-        Its counts are rounded down, and those of the stages with the largest remainders up, until they reach the arm's.
-        """
+        """Tokens of each layer; with ``matches`` less than a token over the arm: largest remainders are rounded up."""
         if not self.acts:
             return [tokens] * num_layers
         shares = self.layer_shares(num_layers)
@@ -101,7 +96,9 @@ class StagedReducer(RankedCuts):
             return [kept_count(tokens, share, self.round_up) for share in shares]
         arm = replace(self, keep_ratio=self.matches, round_up=False, matches=None).layer_tokens(tokens, num_layers)
         cut = self.cut_layer(num_layers)
-        needed = cut * tokens + matched_count(sum(arm[cut:]), self._above_the_cut(num_layers))
+        below = Fraction(cut, num_layers)  # where both arms hold all; above it a token of the arm takes a part
+        part = (exact(self.keep_ratio) - below) / (exact(self.matches) - below)
+        needed = cut * tokens + matched_count(sum(arm[cut:]), part)
         counts = [kept_count(tokens, share) for share in shares]
         missing: dict[int, Fraction] = {}
         for share, count in zip(shares, counts, strict=True):
@@ -112,11 +109,6 @@ class StagedReducer(RankedCuts):
                 raised.add(count)
         return [count + (count in raised) for count in counts]
 
-    def _above_the_cut(self, num_layers: int) -> Fraction:
-        assert self.matches is not None
-        below = Fraction(self.cut_layer(num_layers), num_layers)
-        return (exact(self.keep_ratio) - below) / (exact(self.matches) - below)
-
     def mean_share(self, num_layers: int) -> Fraction:
         return exact(self.keep_ratio)
 
@@ -125,9 +117,7 @@ class StagedReducer(RankedCuts):
         anchor.layer_shares(num_layers)
         return anchor
 
-    def check_fit(
-        self, backbone: str, sees_images: bool, num_layers: int, tower: Collection[TowerStatistics] = ()
-    ) -> None:
+    def check_fit(self, backbone: str, sees_images: bool, num_layers: int, tower: Tower = ()) -> None:
         super().check_fit(backbone, sees_images, num_layers, tower)
         if self.acts:
             self.layer_shares(num_layers)

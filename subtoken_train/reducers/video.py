@@ -97,7 +97,6 @@ class VidCom2(VideoReducer):
     name: str = "vidcom2"
 
     def order(self, states_FTD: Tensor) -> Tensor:
-        """What the frames' shares hold, the least alike first, then all others likewise."""
         _, tokens, width = states_FTD.shape
         steady = states_FTD.flatten(0, 1).var(0, unbiased=False).argsort(stable=True)[: max(1, width // 2)]
         unit_FTD = unit_rows(states_FTD[..., steady])

@@ -84,7 +84,7 @@ def tile_shares(patches: list[int], kept: int) -> list[int]:
 def zipped_tiles(
     tokens_TC: Tensor, received_T: Tensor, keys_Td: Tensor, cls_IC: Tensor, tiles_T: Tensor, kept: int
 ) -> Tensor:
-    """What stays of a picture in tiles, [k, C], each tile zipped by itself, in the release's order.
+    """Zip each tile of a picture by itself, [k, C], in the release's order.
 
     The whole's class token, dominant and contextual ones; dominant ones of the other tiles in the order of their
     placeholders; class tokens, tile after tile; contextual ones, alike. Newlines only stay beyond all patches.

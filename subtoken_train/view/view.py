@@ -310,10 +310,7 @@ class View:
         return self.entries_BN.flip(-1).cumsum(-1).flip(-1)
 
     def head_mean(self, scores_BhN: Tensor) -> Tensor:
-        """Mean of a token's scores over the key-value heads of its sample, broadcast over them.
-
-        Heads that are rows of the batch hold different tokens: one that let a token go counts 0 for it.
-        """
+        """Mean of a token's scores over its sample's key-value heads; one that let it go counts 0."""
         if self.heads == 1:
             return scores_BhN.mean(1, keepdim=True)
         by_sample = (len(scores_BhN) // self.heads, -1)
@@ -323,10 +320,7 @@ class View:
         return total_BP.gather(1, place_BM).view_as(scores_BhN) / self.heads
 
     def window(self, count: int | Tensor) -> Tensor:
-        """An observation window: the last ``count`` entries of the prompt (a number, or [B, 1]), bool [B, N].
-
-        It does not reach into what is in scope where anything follows that: what follows costs nothing of the budget.
-        """
+        """The last ``count`` entries (a number, or [B, 1]), bool [B, N]; where anything follows the scope, of that."""
         following_BN = self.entries_BN & (self.in_scope_BN.flip(-1).cumsum(-1).flip(-1) == 0)
         rows_BN = torch.where(following_BN.any(-1, keepdim=True), following_BN, self.entries_BN)
         return last_marked(rows_BN, count)
@@ -391,10 +385,8 @@ class Opening:
 class TaskPlan:
     """One task.
 
-    Attributes:
-        pieces: its rows, in order: a text, the opening of an answer, or marked tokens of the prompt again (bool [B, N];
-            those that the token reducer left). None: the whole prompt again.
-        about_BN: tokens of the prompt whose entries it scores, bool; None: all of them.
+    ``pieces`` are its rows: a text, the opening of an answer, or marked tokens of the prompt again (bool [B, N]); None:
+    the whole prompt again. ``about_BN`` marks the tokens whose entries it scores; None: all.
     """
 
     pieces: tuple[str | Opening | Tensor, ...] | None = None

@@ -1,14 +1,11 @@
 """DuoAttention's calibration: the loss by hand, the rate's course, and that heads nobody needs are let go."""
 
-import logging
-
 import pytest
 import torch
 
-from subtoken_train.calibrating.head_alphas import AlphaModule, DuoCalibrator
+from subtoken_train.calibrating.head_alphas import DuoCalibrator, rate_at
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.mixed_heads import HeadMix, mixed_hidden
-from subtoken_train.evictions.duo_attention import HeadAlphas
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Region
@@ -16,11 +13,6 @@ from tests.support.kvzap_files import NOBODY
 from tests.support.text_families import text_batch, text_family
 
 SAMPLES = [(40, 4, 5), (30, 3, 4)]
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
 @pytest.fixture
@@ -38,11 +30,8 @@ def short(**settings):
 
 def test_the_loss_by_hand(family):
     """Squared difference of the hidden states of the rows before labels, and a share of the mean alpha."""
-    module, batch = AlphaModule(family, short(), steps=10), text_batch(SAMPLES)
-    module.log = lambda *args, **options: None
-    alpha = torch.tensor([[0.2, 0.7], [0.9, 0.4]])
-    module.alpha_Lh.data.copy_(alpha)
-    loss = module.training_step(batch, 0)
+    batch, alpha = text_batch(SAMPLES), torch.tensor([[0.2, 0.7], [0.9, 0.4]])
+    loss = short().loss(family, batch, alpha.requires_grad_())
     visible = batch.regions_BN != Region.PADDING
     states = [
         mixed_hidden(family, family.embed(batch), family.positions(batch), HeadMix(each, 1, 6, visible))
@@ -55,24 +44,19 @@ def test_the_loss_by_hand(family):
         if labels[row + 1] != IGNORE_INDEX
     ]
     assert len(squares) == 9
-    expected = torch.stack(squares).mean() + 0.05 * alpha.mean()
-    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(loss, torch.stack(squares).mean() + 0.05 * alpha.mean())
 
 
-def test_the_rate_rises_falls_and_never_stops(family):
-    module = AlphaModule(family, short(), steps=50)
-    course = module.configure_optimizers()
-    scale = course["lr_scheduler"]["scheduler"].lr_lambdas[0]
-    assert [scale(step) for step in (0, 4, 9, 25, 45, 49, 60)] == pytest.approx([0.1, 0.5, 1, 1, 0.5, 0.1, 0.1])
-    assert course["optimizer"].defaults["weight_decay"] == 0
+def test_the_rate_rises_falls_and_never_stops():
+    rates = [rate_at(step, 50) for step in (0, 4, 9, 25, 45, 49, 60)]
+    assert rates == pytest.approx([0.1, 0.5, 1, 1, 0.5, 0.1, 0.1])
 
 
-def test_the_backbone_does_not_change_and_only_alphas_train(family):
+def test_the_backbone_does_not_change(family):
     before = {name: value.clone() for name, value in family.model.state_dict().items()}
     batches = [text_batch(SAMPLES, seed=seed) for seed in range(40)]
     found = short().numbers(backbone_of(family), batches)
     assert all(torch.equal(value, before[name]) for name, value in family.model.state_dict().items())
-    assert [name for name, _ in AlphaModule(family, short(), 1).named_parameters()] == ["alpha_Lh"]
     values = torch.tensor(found.alpha)
     assert values.shape == (2, 2)
     assert ((values >= 0) & (values <= 1)).all()
@@ -88,26 +72,6 @@ def test_a_head_whose_output_nobody_reads_is_let_go_and_others_are_held(family):
     found = short(samples=120, learning_rate=0.05, regularisation=0.01).numbers(backbone_of(family), batches)
     assert found.alpha[0][1] < 0.05
     assert found.alpha[0][0] > 0.5
-
-
-def test_a_run_on_drawn_recall(family):
-    calibrator = short(samples=4, context_length=300)
-    made = calibrator.run(backbone_of(family), NOBODY)
-    assert isinstance(made.numbers, HeadAlphas)
-    assert (made.data.name, made.data.samples) == ("recall", 4)
-    assert made.settings["recent"] == 6
-    assert calibrator.run(backbone_of(family), NOBODY).numbers == made.numbers
-
-
-FAULTS = [({"sinks": -1}, "sinks is -1"), ({"recent": 0}, "recent is 0"), ({"learning_rate": -1.0}, "learning_rate"),
-          ({"regularisation": float("nan")}, "regularisation"),
-          ({"sinks": 20, "recent": 20}, "hold a whole context of 40 tokens")]  # fmt: skip
-
-
-@pytest.mark.parametrize(("settings", "words"), FAULTS)
-def test_wrong_settings_are_refused(settings, words):
-    with pytest.raises(ValueError, match=f"duo_attention .*{words}"):
-        short(**settings)
 
 
 def test_a_reduced_cache_is_refused(family):

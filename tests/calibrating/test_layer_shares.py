@@ -91,16 +91,6 @@ def test_the_run_says_what_it_was_made_of(backbone, tmp_path):
     assert again.numbers == made.numbers
 
 
-FAULTS = [({"samples": 0}, "prefixkv samples is 0"), ({"batch_size": 0}, "prefixkv batch_size is 0"),
-          ({"seed": -1}, "prefixkv seed is -1"), ({"scope": "visual"}, "scope 'visual'")]  # fmt: skip
-
-
-@pytest.mark.parametrize(("settings", "words"), FAULTS)
-def test_wrong_settings_are_refused(backbone, settings, words):
-    with pytest.raises(ValueError, match=words):
-        PrefixCalibrator(**settings).run(backbone, NOBODY)
-
-
 def test_data_of_the_other_kind(backbone):
     with pytest.raises(ValueError, match="is calibrated on 'recall'; leave it out"):
         PrefixCalibrator().run(backbone, NOBODY, "data/scenes/dev.json")

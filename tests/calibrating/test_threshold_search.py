@@ -1,6 +1,7 @@
 """The threshold that meets a mean: what a run with it keeps is what was recorded; batches and protocols; faults."""
 
 import json
+import math
 
 import pytest
 
@@ -78,14 +79,33 @@ def test_prompts_without_a_context_and_windows_that_are_all(backbone):
         ThresholdCalibrator(window=100).numbers(backbone, [text_batch([(40, 5, 0)])])
 
 
-FAULTS = [({"keep": 0.0}, "keep=0 must lie between 0 and 1"), ({"keep": 1.0}, "must lie between 0 and 1"),
-          ({"window": -1}, "threshold window is -1"), ({"protocol": "both"}, "unknown threshold protocol 'both'"),
-          ({"eviction": "compactor"}, "'compactor', as it is set, has no scores"),
-          ({"eviction": "pooled(kvzip)"}, "divides a budget"),
-          ({"scope": "everything"}, "unknown threshold scope"), ({"samples": 0}, "threshold samples is 0")]  # fmt: skip
+REFUSED = [
+    ("kvzap", {"hidden": -1}, "hidden is -1"),
+    ("kvzap", {"ridge": -0.1}, "ridge is -0.1"),
+    ("kvzap", {"ridge": math.nan}, "ridge is nan"),
+    ("kvzap", {"positions": 0}, "positions is 0"),
+    ("kvzap", {"epochs": 0}, "epochs is 0"),
+    ("kvzap", {"learning_rate": -1.0}, "learning_rate is -1.0"),
+    ("kvzap", {"samples": 0}, "samples is 0"),
+    ("duo_attention", {"sinks": -1}, "sinks is -1"),
+    ("duo_attention", {"recent": 0}, "recent is 0"),
+    ("duo_attention", {"learning_rate": -1.0}, "learning_rate is"),
+    ("duo_attention", {"regularisation": math.nan}, "regularisation is nan"),
+    ("duo_attention", {"sinks": 20, "recent": 20, "context_length": 40}, ".*hold a whole context of 40 tokens"),
+    ("prefixkv", {"batch_size": 0}, "batch_size is 0"),
+    ("prefixkv", {"seed": -1}, "seed is -1"),
+    ("prefixkv", {"scope": "visual"}, "scope 'visual'"),
+    ("threshold", {"keep": 0.0}, "keep=0 must lie between 0 and 1"),
+    ("threshold", {"keep": 1.0}, "keep=1 must lie between 0 and 1"),
+    ("threshold", {"window": -1}, "window is -1"),
+    ("threshold", {"protocol": "both"}, "protocol 'both'"),
+    ("threshold", {"eviction": "compactor"}, "'compactor', as it is set, has no scores"),
+    ("threshold", {"eviction": "pooled(kvzip)"}, "divides a budget"),
+    ("threshold", {"scope": "everything"}, "scope"),
+]
 
 
-@pytest.mark.parametrize(("settings", "words"), FAULTS)
-def test_wrong_settings_are_refused(settings, words):
+@pytest.mark.parametrize(("name", "settings", "words"), REFUSED)
+def test_wrong_settings_are_refused(backbone, name, settings, words):
     with pytest.raises(ValueError, match=words):
-        ThresholdCalibrator(**settings)
+        CALIBRATORS[name](**settings).check(backbone)

@@ -1,9 +1,5 @@
 """KVzap's calibration: ridge regression and nets against plain references, KVzip's scores as targets, its texts."""
 
-from __future__ import annotations
-
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -19,18 +15,15 @@ from subtoken_train.calibrating.token_scorers import (
     kvzip_examples,
     output_lengths,
 )
-from subtoken_train.calibrations import write_calibration
 from subtoken_train.engine.attention import use_packed_attention
-from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.kvzap import foretold
 from subtoken_train.evictions.kvzip import KVzip
-from subtoken_train.families.family import shapes_digest
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.layer_packer import LayerPacker
 from subtoken_train.inference.prefill import contexts_of, run_whole
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.types import Identity, Region
+from subtoken_train.types import Region
 from tests.support.helpers import compress
 from tests.support.places import ROOT
 from tests.support.text_families import text_batch, text_family
@@ -199,19 +192,6 @@ def test_a_calibrated_method_ranks_as_kvzip_does_what_it_learned_from(backbone, 
         assert float(torch.corrcoef(torch.stack([found.flatten(), targets.flatten()]))[0, 1]) > 0.6  # random models
 
 
-def test_a_run_writes_a_file_that_the_method_reads(backbone, tmp_path):
-    family, shown = backbone.family, []
-    calibrator = ScorerCalibrator(samples=3, batch_size=2, context_length=128)
-    identity = Identity("its own", None, str(family.model.config.model_type), shapes_digest(family))
-    made = calibrator.run(backbone, identity, None, lambda done, total: shown.append((done, total)))
-    assert shown == [(2, 3), (3, 3)]
-    assert made.data.name == "recall"
-    write_calibration(tmp_path / "nets.json", made)
-    method = build_eviction("kvzap", calibration=str(tmp_path / "nets.json"))
-    Compression(method, 0.5).check(family)
-    assert json.loads((tmp_path / "nets.json").read_text())["settings"]["ridge"] == 0.1
-
-
 def test_any_text_serves(backbone, tmp_path):
     text = ROOT / "data/samples/long.txt"
     source = calibration_prompts(backbone.family, str(text), 3, 2, 50, 0, False, any_text=True)
@@ -242,20 +222,3 @@ def test_routers_are_refused():
     family = text_family(layers=2)
     with pytest.raises(ValueError, match="kvzap is calibrated on whole caches; use the backbone"):
         ScorerCalibrator().check(compress(family, RoutingConfig("linear", num_groups=8, kept_groups=3)))
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"hidden": -1}, "kvzap hidden is -1"),
-        ({"ridge": -0.1}, "kvzap ridge is -0.1"),
-        ({"ridge": float("nan")}, "kvzap ridge is nan"),
-        ({"positions": 0}, "kvzap positions is 0"),
-        ({"epochs": 0}, "kvzap epochs is 0"),
-        ({"learning_rate": -1.0}, "kvzap learning_rate is -1.0"),
-        ({"samples": 0}, "kvzap samples is 0"),
-    ],
-)
-def test_settings_out_of_range(settings, words):
-    with pytest.raises(ValueError, match=words):
-        ScorerCalibrator(**settings)

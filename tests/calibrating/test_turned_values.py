@@ -1,7 +1,5 @@
 """Value axes folded into models: the same answers, another identity, and what cannot be folded is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

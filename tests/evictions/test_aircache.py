@@ -1,27 +1,14 @@
 """AirCache: each step against plain loops, the derived example, Table 5's alternatives, batches and budgets."""
 
-import json
-
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from subtoken_train.evictions.aircache import AirCache, layer_weights, skewness
 from subtoken_train.types import Region
 from subtoken_train.view.view import View
-from tests.support.golden_cases import record
+from tests.support.golden_cases import load, record
 from tests.support.helpers import random_scores
-from tests.support.prompt_views import (
-    PROMPTS,
-    Q,
-    V,
-    dense_attention,
-    layer_views,
-)
-
-SETTINGS = [{"window": each} for each in ("elite", "last", "text", "visual")]
-SETTINGS += [{"budgets": each} for each in ("strength", "skewness", "uniform", "pyramid")]
-SETTINGS += [{"alpha": 0.3}, {"window": "last", "window_size": 2}]
+from tests.support.prompt_views import PROMPTS, Q, V, dense_attention, layer_views
 
 
 def plain_importance(view, i, observers):
@@ -100,9 +87,7 @@ def test_layer_weights():
 @pytest.mark.parametrize("set_name", ["set_a", "set_b"])
 def test_derived_example(shared, set_name):
     """An example of the same reconstructed formulas in float64, not the authors' output."""
-    folder = shared / "golden_derived" / "aircache"
-    params = json.loads((folder / f"{set_name}.json").read_text())["params"]
-    tensors = load_file(folder / f"{set_name}.safetensors")
+    params, tensors = load(shared, "aircache", set_name, "golden_derived")
     regions = torch.tensor([[V] * params["Nv"] + [Q] * params["Nt"]])
     for alpha in params["alphas"]:
         method = AirCache(alpha=alpha)

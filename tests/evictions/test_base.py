@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.base import Eviction, keep_best_entries
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates, Scores
@@ -148,10 +147,3 @@ def test_keep_joins_the_chosen_with_all_that_do_not_compete():
         [[1, 0, 1, 1, 1], [0, 1, 1, 1, 1]],
         [[1, 0, 0, 1, 1], [0, 1, 1, 1, 1]],
     ]
-
-
-def test_unknown_names_are_worded():
-    with pytest.raises(ValueError, match=r"unknown eviction method 'snapvk'\. Did you mean 'snapkv'\? Allowed: .*h2o"):
-        build_eviction("snapvk")
-    with pytest.raises(ValueError, match=r"unknown setting of random 'sed'\. Did you mean 'seed'\? Allowed: seed"):
-        build_eviction("random", sed=1)

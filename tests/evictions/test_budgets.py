@@ -1,13 +1,21 @@
-"""Dividing a budget between layers, by claims and from one pool: against whole-number arithmetic and plain loops."""
+"""Budgets: divided by claims, from one pool, spent exactly by every method; rows that ask and sums over rows."""
 
 import itertools
 from fractions import Fraction
 
+import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from subtoken_train.evictions import EVICTIONS, build_eviction
 from subtoken_train.evictions.budgets import divide_budget, pooled_counts
+from subtoken_train.evictions.observers import column_sums, task_rows, unasked
+from subtoken_train.functional.attention_statistics import attention_blocks
+from subtoken_train.types import Region
+from tests.support.helpers import random_mask, random_scores
+from tests.support.kvzap_files import settings_for
+from tests.support.prompt_views import PROMPTS, by_head, candidates_of, dense_attention, layer_views
 
 LAYER = st.tuples(st.integers(0, 9), st.integers(0, 6), st.integers(0, 30))
 
@@ -86,3 +94,87 @@ def test_pooled_counts(curves, total, lower_bound):
     counts = pooled_counts(padded, torch.tensor([total]), lower_bound)[0].tolist()
     assert counts == plain_pool(curves, total, lower_bound)
     assert sum(counts) == min(total, sum(map(len, curves)))
+
+
+SETTINGS = {
+    "per_layer": {"shares": (3, 1, 2)},
+    "duo_attention": {"sinks": 1, "recent": 3},
+    "lagkv": {"sinks": 1, "lag": 4},
+    "simlayerkv": {"sinks": 1, "recent": 3},
+}
+CHAINS = ["ada(critical(knorm))", "ada(pyramidkv)", "chunk(knorm)", "chunk(pyramidkv)", "per_layer(ada(vl_cache))"]
+METHODS = [name for name in EVICTIONS if name != "quest_steps"] + CHAINS + ["chunk(snapkv)", "critical(h2o)"]
+LENGTHS = (1, 2, 3, 5, 7, 16, 17, 31, 64, 65, 127, 199)
+KEEP = (0.004, 0.125, 0.3, 0.5, 0.99)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_all_of_a_budget_is_spent_and_nothing_more(name):
+    """With every method's own windows, pages, chunks and pyramids, which all shrink to what the budget leaves.
+
+    An entry of a layer without a set for each head is one of all its heads.
+    """
+    method = build_eviction(name, **{
+        f"{part}.{key}": value for part in name.replace(")", "").split("(")
+        for key, value in SETTINGS.get(part, {}).items()
+    }, **settings_for(name))  # fmt: skip
+    body = [Region.VISUAL] if method.needs_image else [Region.CONTEXT]
+    prompts = [[int(code) for code in [Region.SYSTEM, *body * length, Region.QUERY]] for length in LENGTHS]
+    views = layer_views(prompts, method.needs, "left")
+    scores = [method.score(view) for view in views]
+    for keep in KEEP:
+        candidates = candidates_of(method, views, keep)
+        counts, kept = by_head(method.counts(scores, candidates)), method.keep(scores, candidates)
+        heads = counts.shape[-1]
+        assert counts.sum((0, 2)).tolist() == (candidates.budget_LB.sum(0) * heads).tolist()
+        if not method.across_layers:  # every layer has its own budget
+            assert counts.sum(-1).tolist() == (candidates.budget_LB * heads).tolist()
+        for layer, competes_BN in enumerate(candidates.competes_LBN):
+            stays_Bh = (kept[layer] & competes_BN[:, None]).sum(-1)
+            assert (stays_Bh == counts[layer]).all()
+
+
+EXPECTED = {
+    "text before and after": range(23, 29),
+    "two images": range(22, 27),
+    "one text token after": [17],
+    "image last": [14],
+    "no image": range(14),
+    "context": range(18, 25),
+}
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+@pytest.mark.parametrize("shift", [0, 4])
+def test_task_rows(name, shift):
+    regions = torch.tensor([[0] * shift + PROMPTS[name] + [0] * 3])
+    assert (task_rows(regions)[0].nonzero()[:, 0] - shift).tolist() == list(EXPECTED[name])
+
+
+def test_prompts_without_a_question():
+    width = max(map(len, PROMPTS.values()))
+    for left in (0, 1):
+        codes = [[0] * left * (width - len(x)) + x + [0] * (1 - left) * (width - len(x)) for x in PROMPTS.values()]
+        assert unasked(torch.tensor(codes)).tolist() == [name == "image last" for name in PROMPTS]
+    assert not unasked(torch.zeros(1, 3, dtype=torch.long)).any()
+
+
+def test_rows_that_are_no_entry_do_not_ask():
+    assert task_rows(torch.tensor([[2, 4, 0, 4], [1, 2, 0, 0], [0, 0, 0, 0]])).tolist() == [
+        [False, True, False, True],
+        [False, True, False, False],
+        [False] * 4,
+    ]
+
+
+@pytest.mark.parametrize("block", [1, 3, 64])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_column_sums(block, weighted):
+    query, key = random_scores(1, 2, 4, 12, 6), random_scores(2, 2, 2, 12, 6)
+    rows, keys, weight = random_mask(3, 2, 12), random_mask(4, 2, 12), random_scores(5, 2, 12)
+    rows[0, 5:] = False
+    sums = column_sums(attention_blocks(query, key, rows, keys, 0.4, block), weight if weighted else None)
+    for i in range(2):
+        matrix = dense_attention(query[i], key[i], keys[i], 0.4)
+        factor = (weight[i] if weighted else torch.ones(12)) * rows[i]
+        assert torch.allclose(sums[i], (matrix * factor[:, None]).sum(1), atol=1e-5)

@@ -1,40 +1,25 @@
 """CAKE: what the release keeps, a plain reference, budgets beside windows, and shares that last while decoding."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from subtoken_train.evictions import build_eviction
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
 from subtoken_train.view.view import View
-from tests.support.golden_cases import close, keep_of, same_places
-from tests.support.prompt_views import KV_HEADS, dense_attention, layer_views, plan
+from tests.support.golden_cases import close, keep_of, original_views, originals, same_places
+from tests.support.prompt_views import KV_HEADS, dense_attention, layer_views, plan, samples
 
-ORIGINALS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "eviction_originals.safetensors"
 WINDOW, SIZE = 6, 16
 CODES = [[1] + [3] * 24 + [4] * 5, [3] * 9 + [4] * 2, [3] * 13, [3] * 6 + [4]]
 
 
-@pytest.fixture(scope="module")
-def original():
-    """CAKE's record: three layers' scores, four layers' preferences and sets."""
-    tensors = load_file(ORIGINALS)
-    return {key.removeprefix("cake."): value for key, value in tensors.items() if key.startswith("cake.")}
-
-
-def views_of(original, method):
-    regions = torch.full((1, original["key"].shape[2]), int(Region.CONTEXT))
-    layers = enumerate(zip(original["query"][:, None], original["key"][:, None], strict=True))
-    return [View(i, query, key, key, regions, key.shape[-1] ** -0.5, method.needs) for i, (query, key) in layers]
-
-
-def test_scores_and_preferences_are_the_release_s(original):
+def test_scores_and_preferences_are_the_release_s():
+    original = originals("cake")
     method = build_eviction("cake", window=WINDOW, tau1=1.6, tau2=0.4)
-    found = [method.score(view) for view in views_of(original, method)]
+    found = [method.score(view) for view in original_views(method, original, Region.CONTEXT)]
     before = original["scores"].shape[-1]
     for layer, golden in enumerate(original["scores"]):
         close(method, "eviction_originals: scores", found[layer].scores_BhN[0, :, :before], golden)
@@ -43,10 +28,11 @@ def test_scores_and_preferences_are_the_release_s(original):
 
 
 @pytest.mark.parametrize("word", ["once", "cascade"])
-def test_sets_are_the_release_s_but_for_how_shares_are_rounded(original, word):
+def test_sets_are_the_release_s_but_for_how_shares_are_rounded(word):
     """With its counts the sets are its own, cut in a cascade or once; our counts are within one of them."""
     method = build_eviction("cake", window=WINDOW, tau1=1.6, tau2=0.4)
-    views, kept = views_of(original, method), original[f"{word}.kept"]
+    original = originals("cake")
+    views, kept = original_views(method, original, Region.CONTEXT), original[f"{word}.kept"]
     for layer, view in enumerate(views):
         places = torch.stack([head.nonzero()[:, 0] for head in kept[layer]])[None]
         same_places(method, f"eviction_originals {word}", keep_of(method, [view], places.shape[-1])[0], places)
@@ -59,11 +45,10 @@ def test_sets_are_the_release_s_but_for_how_shares_are_rounded(original, word):
     assert all(abs(own - other) <= 1 for own, other in zip(ours, its, strict=True))
 
 
-def plain(query, key, scale, window, method):
+def plain(matrix, window, method):
     """(scores [h, N], log preference) of one prompt without padding, number by number."""
-    length = query.shape[1]
-    before, rows = length - window, range(length - window, length)
-    matrix = dense_attention(query, key, [True] * length, scale).double().tolist()
+    length = matrix.shape[-1]
+    before, rows, matrix = length - window, range(length - window, length), matrix.double().tolist()
     entropy, scattered, of_head = 0.0, 0.0, []
     for head in matrix:
         value = []
@@ -93,10 +78,8 @@ def test_equal_to_the_plain_reference(settings, pad):
     method = build_eviction("cake", window=4, **settings)
     view = layer_views(CODES, method.needs, pad, layers=1, dropped=[(0, 0.2)])[0]
     found = method.score(view.replaced(in_scope_BN=view.regions_BN == Region.CONTEXT))
-    for sample, window in enumerate((4, 2, 4, 1)):
-        entries = view.entries_BN[sample]
-        own = view.query_BHNd[sample][:, entries], view.key_BhNd[sample][:, entries]
-        expected, preference = plain(*own, view.scale, window, method)
+    for (sample, entries, matrix, _, _), window in zip(samples(view), (4, 2, 4, 1), strict=True):
+        expected, preference = plain(matrix, window, method)
         torch.testing.assert_close(found.scores_BhN[sample][:, entries], expected, rtol=1e-4, atol=1e-6)
         assert float(found.weight_B[sample]) == pytest.approx(preference, rel=1e-4)
         late = [place >= int(entries.sum()) - window for place in range(int(entries.sum()))]
@@ -117,16 +100,6 @@ def test_windows_come_first_and_the_rest_is_shared_by_preference(keep):
             assert ((counts[:, sample] - min(3, budget) - share).abs() <= 1).all()
         else:
             assert counts[:, sample].max() == length
-
-
-def test_a_tau_flattens_what_it_is_the_root_of():
-    """With roots of a million all layers want as much."""
-    views = layer_views([[3] * 40], frozenset({"rows"}), layers=4)
-    flat = build_eviction("cake", window=3, tau1=1e6, tau2=1e6)
-    assert plan(flat, views, 0.5)[1][:, 0].tolist() == [20] * 4
-    sharp = plan(build_eviction("cake", window=3, tau1=0.001, tau2=0.001), views, 0.25)[1][:, 0]
-    assert sharp.tolist().count(3) >= 2
-    assert sharp.sum() == 40
 
 
 def test_while_decoding_layers_keep_the_prompt_s_preferences():

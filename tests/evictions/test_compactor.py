@@ -115,16 +115,6 @@ def test_equal_to_the_plain_reference(masked, scaled, pad):
         assert torch.allclose(found.scores_BhN[sample][:, inner], expected, atol=1e-4)
 
 
-def test_zeros_that_fill_a_chunk_matter_only_in_the_last():
-    torch.manual_seed(0)
-    query, key = torch.randn(4, 10, 8), torch.randn(2, 10, 8)
-    masked, filled = (compactor.chunk_attention_sums(query, key, 4, 1.0, masked=each) for each in (True, False))
-    assert torch.allclose(masked[:, :8], filled[:, :8])
-    assert not torch.allclose(masked[:, 8:], filled[:, 8:], atol=1e-2)
-    assert torch.allclose(masked.sum(-1), torch.tensor(10.0))
-    assert torch.equal(*(compactor.chunk_attention_sums(query, key, 5, 1.0, masked=each) for each in (True, False)))
-
-
 @pytest.mark.parametrize("counts", [[6, 3], [[4, 8], [1, 5]]])
 def test_leverage_counts_by_the_share_that_is_removed(counts):
     """Of the competing entries, in each sample; mean over heads with budgets of their own."""

@@ -1,17 +1,19 @@
-"""DuoAttention: heads by alpha, exact budgets, the release's masks, and alphas read off a prompt."""
+"""DuoAttention and SimLayerKV: heads by alpha, layers by what they look at, exact budgets, and their releases."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.duo_attention import DuoAttention, HeadAlphas, attention_outside, head_counts
+from subtoken_train.evictions.thresholds import Threshold
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
 from subtoken_train.view.view import View
 from tests.support.golden_cases import load, record
 from tests.support.kvzap_files import written
-from tests.support.prompt_views import KV_HEADS, PROMPTS, dense_attention, layer_views
+from tests.support.prompt_views import KV_HEADS, LAYERS, PROMPTS, dense_attention, layer_views, plan, samples
 
 
 def counts_by_loop(alphas, least, most, total):
@@ -75,38 +77,15 @@ def test_masks_are_the_release_s(shared, tmp_path):
     assert share == pytest.approx(float(tensors["compression_ratio"]), abs=1e-6)
 
 
-@pytest.mark.slow
-def test_alphas_of_a_prompt_equal_a_plain_loop():
+@pytest.mark.parametrize("pad", ["left", "right"])
+def test_alphas_of_a_prompt_equal_a_plain_sum(pad):
     sinks, recent = 2, 3
-    for pad in ("left", "right"):
-        for view in layer_views(list(PROMPTS.values()), DuoAttention.needs, pad):
-            found = attention_outside(view, sinks, recent)
-            for sample, entries in enumerate(view.entries_BN):
-                matrix = dense_attention(view.query_BHNd[sample], view.key_BhNd[sample], entries, view.scale)
-                rows = entries.nonzero()[:, 0].tolist()
-                outside = torch.zeros(len(matrix))
-                for i, row in enumerate(rows):
-                    for j, key in enumerate(rows[: i + 1]):
-                        if j >= sinks and i - j >= recent:
-                            outside += matrix[:, row, key]
-                expected = (outside / len(rows)).view(KV_HEADS, -1).mean(1)
-                torch.testing.assert_close(found[sample], expected)
-            assert ((found >= 0) & (found <= 1)).all()
-
-
-def test_the_heads_that_look_far_keep_everything():
-    """Without a calibration: one head looks at an early fact, the others at what is near."""
-    length, method = 40, DuoAttention(sinks=1, recent=4)
-    query = torch.zeros(1, KV_HEADS, length, length)
-    query[0, 0] = torch.eye(length) * 50
-    query[0, 1, :, 10] = 50
-    key = torch.eye(length).expand(1, KV_HEADS, -1, -1)
-    regions = torch.full((1, length), int(Region.CONTEXT))
-    view = View(0, query, key, key, regions, 1.0, method.needs)
-    candidates = Candidates([regions], [regions > 0], torch.tensor([[(length + 5) // 2 + 1]]))
-    kept = method.keep([method.score(view)], candidates)[0][0]
-    assert kept.sum(-1).tolist()[1] == length
-    assert kept[0].nonzero()[:, 0].tolist()[0] == 0
+    view = layer_views(list(PROMPTS.values()), DuoAttention.needs, pad, layers=1)[0]
+    found = attention_outside(view, sinks, recent)
+    for sample, _, matrix, _, _ in samples(view):
+        far = torch.ones_like(matrix).tril(-recent) * (torch.arange(matrix.shape[-1]) >= sinks)
+        expected = (matrix * far).sum((1, 2)) / matrix.shape[-1]
+        torch.testing.assert_close(found[sample], expected.view(KV_HEADS, -1).mean(1))
 
 
 def test_settings_of_the_file_and_own_ones(tmp_path):
@@ -114,3 +93,84 @@ def test_settings_of_the_file_and_own_ones(tmp_path):
     assert DuoAttention().streaming == (128, 256)
     assert DuoAttention(path).streaming == (4, 32)
     assert DuoAttention(path, sinks=0).streaming == (0, 32)
+
+
+CODES = [[1] + [3] * 20 + [4] * 4, [4] * 9, [3] * 2]
+
+
+def plain_share(view, sample, method, in_scope):
+    """What the last rows pay, row by row and head by head, to entries in scope that a lazy layer lets go."""
+    entries = view.entries_BN[sample].nonzero()[:, 0].tolist()
+    matrix = dense_attention(view.query_BHNd[sample], view.key_BhNd[sample], view.entries_BN[sample], view.scale)
+    scoped = [row for row in entries if in_scope[row]]
+    let_go = set(scoped) - set(entries[: method.sinks]) - set(scoped[len(scoped) - method.recent :])
+    rows = entries[-method.rows :]
+    paid = [float(matrix[head, row, key]) for head in range(len(matrix)) for row in rows for key in let_go]
+    return sum(paid) / len(rows) / len(matrix)
+
+
+@pytest.mark.parametrize(("sinks", "recent", "rows"), [(1, 3, 1), (0, 1, 4), (4, 6, 32)])
+@pytest.mark.parametrize("pad", ["left", "right"])
+def test_equal_to_the_plain_reference(sinks, recent, rows, pad):
+    """Several lengths (one shorter than what a lazy layer holds), and rows that are no entries."""
+    method = build_eviction("simlayerkv", sinks=sinks, recent=recent, rows=rows)
+    view = layer_views(CODES, method.needs, pad, layers=1, dropped=[(0, 0.3)])[0]
+    for in_scope in (view.entries_BN, view.regions_BN == Region.CONTEXT):
+        found = method.score(view.replaced(in_scope_BN=in_scope))
+        assert found.scores_BhN.shape == (3, 1, view.regions_BN.shape[1])
+        for sample in range(3):
+            expected = plain_share(view, sample, method, in_scope[sample].tolist())
+            assert found.scores_BhN[sample].unique().tolist() == pytest.approx([expected], abs=1e-6)
+
+
+@pytest.mark.parametrize("lazy", [0.2, 0.35, 0.5])
+def test_a_threshold_is_the_released_rule(lazy):
+    """Layers that pay more than ``lazy`` to the first and the recent entries keep these, all others everything."""
+    method = build_eviction("simlayerkv", sinks=2, recent=4)
+    views = layer_views([[3] * 22, [3] * 17], method.needs, "left", layers=12)
+    scores = [method.score(view) for view in views]
+    regions, nothing = [view.regions_BN for view in views], torch.zeros(12, 2, dtype=torch.long)
+    candidates = Candidates(regions, [codes > 0 for codes in regions], nothing)
+    recent = [torch.zeros_like(view.entries_BN) for view in views]
+    kept = Threshold(1 - lazy, window=0).keep(method, scores, candidates, recent)
+    lazy_layers = set()
+    for layer, view in enumerate(views):
+        for sample, entries, matrix, _, _ in samples(view):
+            length, last = matrix.shape[-1], matrix[:, -1].mean(0)
+            if is_lazy := float(last[:2].sum() + last[-4:].sum()) > lazy:
+                lazy_layers.add((layer, sample))
+            expected = [not is_lazy or place < 2 or place >= length - 4 for place in range(length)]
+            assert kept[layer][sample, 0, entries].tolist() == expected
+    assert 0 < len(lazy_layers) < 24
+    assert build_eviction("simlayerkv", recent=0.5).absolute is None  # its window hangs on a budget
+
+
+@pytest.mark.parametrize("keep", [0.05, 0.3, 0.55, 0.8, 0.97])
+def test_the_layers_that_look_elsewhere_are_whole(keep):
+    """One layer at most is neither whole nor lazy, budgets are exact, and the first entries stay before others do."""
+    method = build_eviction("simlayerkv", sinks=2, recent=4)
+    views = layer_views([[3] * 30, [3] * 19], method.needs, "right", layers=8)
+    scores, counts, kept, candidates = plan(method, views, keep)
+    assert torch.equal(counts.sum(0), candidates.budget_LB.sum(0))
+    for sample, length in enumerate((30, 19)):
+        elsewhere = [float(each.weight_B[sample]) for each in scores]
+        count, budget = counts[:, sample].tolist(), int(candidates.budget_LB[:, sample].sum())
+        if budget < 6 * 8:
+            assert max(count) - min(count) <= 1
+        else:
+            order = sorted(range(8), key=lambda layer: -elsewhere[layer])
+            whole = (budget - 6 * 8) // (length - 6)
+            left = budget - 6 * 8 - whole * (length - 6)
+            assert [count[layer] for layer in order] == ([length] * whole + [6 + left] + [6] * 8)[:8]
+        for layer in range(8):
+            last = count[layer] - 2
+            expected = [place < min(2, count[layer]) or place >= length - last for place in range(length)]
+            if count[layer] >= 2:
+                assert kept[layer][sample, 0, :length].tolist() == expected
+
+
+def test_a_recent_share_is_of_the_budget_and_leaves_a_choice():
+    method = build_eviction("simlayerkv", sinks=0, recent=0.5)
+    views = [view.replaced(budget=lambda: torch.tensor([6])) for view in layer_views([[3] * 20], method.needs)]
+    assert [int(method.score(view).protected_BN.sum()) for view in views] == [3] * LAYERS
+    assert sorted(plan(method, views, 0.3)[1][:, 0].tolist()) == [3, 3, 12]

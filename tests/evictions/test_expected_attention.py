@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.expected_attention import expected_logits, query_statistics
 from subtoken_train.functional.rotary import Rotation
 from tests.support.golden_cases import close, golden_view, load, same_sets
 from tests.support.prompt_views import layer_views, rope
@@ -50,30 +49,20 @@ def test_golden_press(shared, name):
 
 def plain_scores(view, sample, rows, method):
     """Scores of one prompt: each future position by itself, and matrices in full."""
-    width = view.key_BhNd.shape[-1]
-    counted, scores = rows[method.sinks :], torch.zeros(view.key_BhNd.shape[1], len(rows))
-    group = view.query_BHNd.shape[1] // len(scores)
+    width, kv_heads = view.key_BhNd.shape[-1], view.key_BhNd.shape[1]
+    counted, scores = rows[method.sinks :], torch.zeros(kv_heads, len(rows))
     if not counted:
         return scores
     ahead = view.next_position[sample] + torch.arange(method.future)
-    basis = torch.eye(width)[None, None]
-    turns = [rope(place.view(1, 1)).turn(basis)[0, 0].T for place in ahead]
+    turns = [rope(place.view(1, 1)).turn(torch.eye(width)[None, None])[0, 0].T for place in ahead]
     rotation = torch.stack(turns).mean(0)
-    for head in range(len(scores)):
-        share = torch.zeros(len(counted))
-        for query_head in range(head * group, (head + 1) * group):
-            own = [view.query_BHNd[sample, query_head, row][None, None, None] for row in counted]
-            places = view.position[sample]
-            turned = [rope(places[row].view(1, 1)).turn_back(x)[0, 0, 0] for row, x in zip(counted, own, strict=True)]
-            queries = torch.stack(turned)
-            mean = rotation @ queries.mean(0)
-            spread = rotation @ torch.cov(queries.T, correction=0).view(width, width) @ rotation.T
-            logits = []
-            for row in counted:
-                key = view.key_BhNd[sample, head, row]
-                squares = key @ spread @ key * view.scale**2 / 2 if method.covariance else 0
-                logits.append(mean @ key * view.scale + squares)
-            share += torch.stack(logits).softmax(0) / group
+    turned = rope(view.position[sample : sample + 1]).turn_back(view.query_BHNd[sample : sample + 1])[0, :, counted]
+    for head, queries in enumerate(turned.unflatten(0, (kv_heads, -1))):
+        keys, share = view.key_BhNd[sample, head, counted], torch.zeros(len(counted))
+        for own in queries:
+            spread = rotation @ torch.cov(own.T, correction=0).view(width, width) @ rotation.T
+            squares = torch.stack([key @ spread @ key for key in keys]) * view.scale**2 / 2 * method.covariance
+            share += (keys @ (rotation @ own.mean(0)) * view.scale + squares).softmax(0) / len(queries)
         if method.value_norm:
             share = (share + method.epsilon) * view.value_BhNd[sample, head, counted].norm(dim=-1)
         scores[head, method.sinks :] = share
@@ -93,31 +82,6 @@ def test_equal_to_the_plain_reference(settings, pad):
         expected = plain_scores(view, sample, rows, method)
         assert torch.allclose(found.scores_BhN[sample][:, rows], expected, atol=1e-5)
         assert found.protected_BN[sample, rows].tolist() == [i < method.sinks for i in range(len(rows))]
-
-
-def test_the_closed_form_is_the_mean_over_queries():
-    """exp of the logits is the mean of exp(scale * q.k) over normal queries."""
-    torch.manual_seed(0)
-    factor, mean = torch.randn(6, 6) * 0.4, torch.randn(6)
-    queries = mean + torch.randn(400_000, 6) @ factor.T
-    key = torch.randn(1, 1, 5, 6)
-    logits = expected_logits(mean.view(1, 1, 6), (factor @ factor.T).view(1, 1, 6, 6), key, 0.5)
-    sampled = (queries @ key[0, 0].T * 0.5).exp().mean(0)
-    assert torch.allclose(logits[0, 0].exp(), sampled, rtol=0.02)
-
-
-def test_statistics_are_those_of_the_counted_rows():
-    torch.manual_seed(0)
-    counted = torch.tensor([[True] * 9, [False] * 4 + [True] * 5, [False] * 9])
-    queries = torch.randn(3, 2, 9, 4)
-    mean, covariance = query_statistics(queries.clone(), counted, covariance=True)
-    for sample in range(2):
-        for head in range(2):
-            own = queries[sample, head, counted[sample]]
-            assert torch.allclose(mean[sample, head], own.mean(0), atol=1e-6)
-            assert torch.allclose(covariance[sample, head], torch.cov(own.T, correction=0), atol=1e-6)
-    assert not mean[2].any()
-    assert not covariance[2].any()
 
 
 def test_future_positions_move_on_every_axis():

@@ -1,15 +1,21 @@
-"""H2O: equal to three implementations, to dense column sums, and what the recent share takes."""
+"""H2O, LOOK-M and MEDA: column sums, recent shares, text first, and layers by cross-modal entropy."""
+
+import math
 
 import pytest
 import torch
 
 from subtoken_train.evictions import build_eviction
+from subtoken_train.evictions.h2o import entropy_of
+from subtoken_train.functional.merging import merged
+from subtoken_train.inference.compression import Compression
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
 from subtoken_train.view.view import View
-from tests.support.golden_cases import close, golden_view, keep_of, load, same_places
+from tests.support.golden_cases import close, golden_view, keep_of, load, originals, same_places
 from tests.support.host_reads import LargestTensor
-from tests.support.prompt_views import dense_attention, layer_views
+from tests.support.prompt_views import PROMPTS, WITH_IMAGE, DenseView, layer_views, plan, samples
+from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of
 
 
 def test_golden_official_prompt(shared):
@@ -33,28 +39,6 @@ def test_golden_official_prompt(shared):
     close(method, "h2o_official_decode prompt: scores", ours[alive], accumulated[alive])
 
 
-@pytest.mark.parametrize(
-    ("name", "keys"), [("h2o_factory_prompt", "keys_repeated"), ("h2o_factory_prompt_kvhead", "keys")]
-)
-def test_golden_factory(shared, name, keys):
-    """A fixed window; a set per query head or, reduced, per key-value head."""
-    params, tensors = load(shared, name)
-    method = build_eviction(
-        "h2o", recent_share=0.0, window=params["window_size"], group=params.get("gqa_score_agg", "mean")
-    )
-    kept = keep_of(method, [golden_view(method, tensors, keys)], params["max_capacity_prompt"])[0]
-    same_places(method, name, kept, tensors["kept_positions"])
-
-
-def test_golden_observed_attention(shared):
-    params, tensors = load(shared, "kvpress_observed_attention")
-    method = build_eviction("h2o", recent_share=0.0, normalise=True)
-    view = golden_view(method, tensors)
-    close(method, "kvpress_observed_attention: scores", method.score(view).scores_BhN, tensors["scores"])
-    kept = keep_of(method, [view], params["n_kept"])[0]
-    same_places(method, "kvpress_observed_attention", kept, tensors["kept_positions"])
-
-
 @pytest.mark.parametrize("normalise", [False, True])
 @pytest.mark.parametrize("group", ["mean", "max"])
 def test_scores_are_dense_column_sums(normalise, group):
@@ -62,10 +46,8 @@ def test_scores_are_dense_column_sums(normalise, group):
     prompts = [[1] + [2] * 20 + [4] * 5, [4] * 11]
     view = layer_views(prompts, method.needs, "left", layers=1, dropped=[(0, 0.3)])[0]
     scores = method.score(view).scores_BhN
-    for sample in range(2):
-        entries = view.entries_BN[sample]
-        matrix = dense_attention(view.query_BHNd[sample], view.key_BhNd[sample], entries, view.scale)
-        sums = matrix[:, entries].sum(1)[:, entries]
+    for sample, entries, matrix, _, _ in samples(view):
+        sums = matrix.sum(1)
         if normalise:
             sums = sums / torch.arange(int(entries.sum()), 0, -1)
         grouped = sums.view(2, 2, -1)
@@ -113,3 +95,114 @@ def test_no_attention_matrix():
     with LargestTensor() as largest:
         method.score(view)
     assert largest.elements == 4 * 128 * 1024  # heads, a block of rows, keys
+
+
+S, V, Q = int(Region.SYSTEM), int(Region.VISUAL), int(Region.QUERY)
+
+
+def test_look_m_s_sets_and_merged_entries_are_the_release_s():
+    """One row pays all the attention, so that column sums go as the record's; its last 12 entries are recent."""
+    original = originals("lookm")
+    sums = original["sums"]
+    rows = sums.shape[1]
+    regions = torch.full((1, rows), Q)
+    start = int(original["image_start"])
+    regions[:, start : start + 576] = V
+    method = build_eviction("look_m", window=12)
+    assert method.merges == "pivot"
+    attention = torch.zeros(1, len(sums), rows, rows)
+    attention[0, :, -1] = sums / sums.sum(-1, keepdim=True)
+    view = DenseView(attention, regions, method.needs)
+    view.key_BhNd = view.value_BhNd = original["key"].float()[None]
+    golden = original["kept"][None]
+    kept = keep_of(method, [view], int(golden[0, 0].sum()))[0]
+    same_places(method, "eviction_originals", kept, golden.nonzero()[:, 2].view(1, len(sums), -1))
+    key = original["key"].float()[None]
+    for word, ours in zip(("key", "value"), merged("pivot", key, key.flip(-1), kept, view.entries_BN), strict=True):
+        close(method, f"eviction_originals: {word}s joined", ours[kept], original[f"{word}_out"].flatten(0, 1))
+    in_half = torch.tensor(-65516.0).half() + sums.half()
+    assert in_half.unique().diff().tolist() == [32, 32], "the release tells visual entries apart in half precision"
+
+
+@pytest.mark.parametrize("pad", ["left", "right"])
+def test_look_m_is_the_plain_reference(pad):
+    """Column sums, mean over a group's query heads; text's plus twice the largest visual one; bf16 is read as it is."""
+    method = build_eviction("look_m")
+    for dtype in (torch.float32, torch.bfloat16):
+        view = layer_views(list(PROMPTS.values()), method.needs, pad, layers=1, dtype=dtype, dropped=[(0, 0.2)])[0]
+        found = method.score(view)
+        for sample, entries, matrix, _, _ in samples(view):
+            visual = view.regions_BN[sample, entries] == V
+            sums = matrix.sum(1).view(2, 2, -1).mean(1)
+            most = sums.masked_fill(~visual, 0.0).amax(-1, keepdim=True)
+            torch.testing.assert_close(found.scores_BhN[sample][:, entries], torch.where(visual, sums, sums + 2 * most))
+
+
+def test_entropies_are_the_release_s():
+    record, method = originals("meda"), build_eviction("meda")
+    query, key, visual = (record[name] for name in ("query", "key", "visual"))
+    regions = torch.where(visual, V, Q)[None]
+    views = [
+        View(i, query[i][None], key[i][None], key[i][None], regions, key.shape[-1] ** -0.5, method.needs)
+        for i in range(len(query))
+    ]
+    ours = torch.cat([method.score(view).weight_B for view in views])
+    close(method, "eviction_originals: entropies", ours, record["entropy"])
+
+
+def plain_entropy(query, key, rows, keys, scale):
+    """Head by head and row by row, over all keys that are named."""
+    total = 0.0
+    for head in range(len(query)):
+        shared = key[head // (len(query) // len(key))].float()
+        for row in rows:
+            logits = [float(query[head, row].float() @ shared[one]) * scale for one in keys]
+            weights = [math.exp(each - max(logits)) for each in logits]
+            total -= sum(w / sum(weights) * math.log(w / sum(weights)) for w in weights)
+    return total / len(query) / len(rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("pad", ["left", "right"])
+def test_meda_is_the_plain_reference(pad, dtype):
+    """Text before, between and after images; rows that are no entries look at nothing and are not looked at."""
+    method = build_eviction("meda")
+    view = layer_views(list(WITH_IMAGE.values()), method.needs, pad, layers=1, dtype=dtype, dropped=[(0, 0.3)])[0]
+    found = method.score(view).weight_B
+    for sample in range(len(WITH_IMAGE)):
+        codes = view.regions_BN[sample].tolist()
+        visual = [i for i, code in enumerate(codes) if code == V]
+        text = [i for i, code in enumerate(codes) if code not in (V, 0)]
+        states = view.query_BHNd[sample], view.key_BhNd[sample]
+        expected = sum(plain_entropy(*states, *kinds, view.scale) for kinds in ((text, visual), (visual, text)))
+        assert float(found[sample]) == pytest.approx(expected, rel=1e-4)
+    nothing = torch.zeros_like(view.entries_BN)
+    assert entropy_of(view, nothing, view.entries_BN).tolist() == [0.0] * len(WITH_IMAGE)
+    assert entropy_of(view, view.entries_BN, nothing).tolist() == [0.0] * len(WITH_IMAGE)
+
+
+@pytest.mark.parametrize("keep", [0.05, 0.3, 0.6])
+def test_layers_share_the_budget_by_the_softmax_of_their_entropies(keep):
+    method = build_eviction("meda")
+    views = layer_views(list(WITH_IMAGE.values()), method.needs, "left", layers=5)
+    scores, counts, kept, candidates = plan(method, views, keep)
+    assert torch.equal(counts.sum(0), candidates.budget_LB.sum(0))
+    share_LB = torch.stack([each.weight_B for each in scores]).softmax(0) * candidates.budget_LB.sum(0)
+    most_LB = torch.stack([each.sum(-1) for each in candidates.competes_LBN])
+    clear_B = ((share_LB < most_LB) & (share_LB > 1)).all(0)  # no bound is met
+    assert ((counts - share_LB).abs() <= 1)[:, clear_B].all()
+    assert keep < 0.1 or bool(clear_B.any())
+    alone = build_eviction("look_m")
+    for layer, view in enumerate(views):
+        assert torch.equal(scores[layer].scores_BhN, alone.score(view).scores_BhN)
+        assert (kept[layer].sum(-1) == counts[layer][:, None]).all()
+
+
+def test_text_is_refused_in_words():
+    method = build_eviction("meda")
+    with pytest.raises(ValueError, match=r"'meda' reads the attention between text and image and .* sees no images"):
+        Compression(method, 0.5).check(backbone_of({**PLAIN_CELL, "family": "llama"}).family)
+    with pytest.raises(ValueError, match=r"eviction 'meda'.* cannot evict while tokens are decoded"):
+        Compression(method, 0.5, every=4)
+    with pytest.raises(ValueError, match=r"'meda' reads .* has no image"):
+        Compression(method, 0.5).check_prompts(batch_of({**PLAIN_CELL, "family": "llava", "batch": "text_left"}))

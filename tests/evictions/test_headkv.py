@@ -1,12 +1,9 @@
-"""HeadKV: budgets of heads beside a plain loop, the release's own, and shares that last while decoding."""
-
-from pathlib import Path
+"""HeadKV and SparseMM: budgets of heads beside a plain loop, the releases' own, shares that last while decoding."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.base import keep_best_entries
@@ -14,11 +11,9 @@ from subtoken_train.evictions.headkv import HeadScores, head_budgets
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import View
-from tests.support.golden_cases import record
+from tests.support.golden_cases import original_views, originals, record
 from tests.support.kvzap_files import settings_for, written
-from tests.support.prompt_views import HEADS, KV_HEADS, LAYERS, PROMPTS, layer_views, plan
-
-ORIGINALS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "eviction_originals.safetensors"
+from tests.support.prompt_views import HEADS, KV_HEADS, LAYERS, layer_views, plan
 
 
 def claims_by_loop(score, floor, budget, window):
@@ -33,26 +28,26 @@ def claims_by_loop(score, floor, budget, window):
     return window, claims
 
 
-def test_sets_are_the_release_s_but_for_how_heads_are_rounded(tmp_path):
-    """With its counts the sets are its own, where every query head has keys; our counts are within one of them."""
-    own = {key[7:]: each for key, each in load_file(ORIGINALS).items() if key.startswith("headkv.")}
-    layers, heads = own["score"].shape
-    path = written(tmp_path / "heads.json", "headkv", HeadScores(own["score"].tolist()))
-    method = build_eviction("headkv", window=6, floor=0.2, calibration=path)
-    regions = torch.full((1, own["key"].shape[2]), int(Region.CONTEXT))
-    states = list(zip(own["query"][:, None], own["key"][:, None], strict=True))
-    scale = own["key"].shape[-1] ** -0.5
-    views = [View(i, query, key, key, regions, scale, method.needs) for i, (query, key) in enumerate(states)]
+@pytest.mark.parametrize(("name", "given"), [("headkv", {"floor": 0.2}), ("sparsemm", {})])
+def test_sets_are_the_release_s_but_for_how_heads_are_rounded(tmp_path, name, given):
+    """With its counts the sets are its own, where every head has keys; our counts are within one of them."""
+    own = originals(name)
+    layers, heads = own["kept"].shape[:2]
+    score_Lh = own["score"].view(layers, heads, -1).sum(-1)  # sparsemm's file has one for each query head
+    path = written(tmp_path / "heads.json", name, HeadScores(score_Lh.tolist()))
+    method = build_eviction(name, window=6, calibration=path, **given)
+    views = original_views(method, own, Region.CONTEXT)
+    regions, entries = views[0].regions_BN, views[0].entries_BN
     scores, its = [method.score(view) for view in views], own["kept"].sum(-1)[:, None]
-    candidates = Candidates([regions] * layers, [regions > 0] * layers, torch.full((layers, 1), 16))
-    ours = method.counts(scores, candidates)
+    ours = method.counts(scores, Candidates([regions] * layers, [entries] * layers, torch.full((layers, 1), 16)))
     assert int(ours.sum()) == 16 * layers * heads
     assert int((ours - its).abs().max()) <= 1
-    kept = [keep_best_entries(x.scores_BhN, regions > 0, x.protected_BN, n) for x, n in zip(scores, its, strict=True)]
+    kept = [keep_best_entries(x.scores_BhN, entries, x.protected_BN, n) for x, n in zip(scores, its, strict=True)]
     of_all = torch.cat([x.scores_BhN for x in scores])
     its_least = of_all.masked_fill(~own["kept"] | scores[0].protected_BN, torch.inf).amin(-1, keepdim=True)
-    differing = int(((torch.cat(kept) != own["kept"]) & (of_all != its_least)).sum())  # neighbours tie, in no order
-    record("headkv", "eviction_originals: places that differ beyond ties", differing)
+    ties = (of_all == its_least) & (name == "headkv")  # neighbours tie, in no order
+    differing = int(((torch.cat(kept) != own["kept"]) & ~ties).sum())
+    record(name, f"eviction_originals: places that differ{' beyond ties' * (name == 'headkv')}", differing)
     assert differing == 0
 
 
@@ -82,27 +77,6 @@ def test_what_a_head_cannot_take_goes_to_the_others():
     assert head_budgets(torch.ones(4, 1), 0.0, *of_four)[:, 0].tolist() == [10, 10, 10, 10]
 
 
-@pytest.mark.parametrize("keep", [0.05, 0.3, 0.6, 0.95])
-@pytest.mark.parametrize("pad", ["left", "right"])
-def test_a_head_of_score_0_keeps_its_window_and_the_floor(keep, pad):
-    """Two groups of query heads, samples of several lengths, and entries that SnapKV's scores put first."""
-    method = build_eviction("headkv", window=3, **settings_for("headkv"))
-    views = layer_views(list(PROMPTS.values()), method.needs, pad)
-    scores, counts, kept, candidates = plan(method, views, keep)
-    assert HEADS == 2 * KV_HEADS
-    assert torch.equal(counts.sum((0, 2)), candidates.budget_LB.sum(0) * KV_HEADS)
-    snapkv = build_eviction("snapkv", window=3, kernel=7, pooling="max", pool_per="kv_head", rows="mean")
-    for layer, view in enumerate(views):
-        assert torch.equal(scores[layer].scores_BhN, snapkv.score(view).scores_BhN)
-        assert torch.equal(kept[layer].sum(-1), counts[layer])
-    of_nobody = counts[0, :, 1]  # its score is 0
-    window = candidates.budget_LB[0].clamp(max=3)
-    for sample, entries in enumerate(view.entries_BN.sum(-1).tolist()):
-        left = int(candidates.budget_LB[0, sample] - window[sample])
-        crowded = int(counts[:, sample].max()) == entries
-        assert crowded or abs(int(of_nobody[sample] - window[sample]) - 0.1 * left) < 1
-
-
 def test_while_decoding_a_head_that_is_a_row_has_the_same_share():
     """Rows of the batch are heads of a sample then: the same numbers as heads of a layer."""
     method = build_eviction("headkv", window=3, **settings_for("headkv"))
@@ -129,13 +103,6 @@ def test_while_decoding_a_head_that_is_a_row_has_the_same_share():
         torch.testing.assert_close(found.scores_BhN, both.scores_BhN)
 
 
-def test_ada_divides_a_layer_s_sum_anew():
-    method = build_eviction("ada(headkv)", **{"headkv.window": 3}, **settings_for("headkv"))
-    views = layer_views(list(PROMPTS.values()), method.needs, "left")
-    inner = plan(method.base, views, 0.4)[1]
-    assert torch.equal(plan(method, views, 0.4)[1].sum(-1), inner.sum(-1))
-
-
 def test_no_file_and_files_that_are_none(tmp_path):
     with pytest.raises(ValueError, match="calibration names no file of them; 'subtoken-train calibrate headkv'"):
         build_eviction("headkv").check_shape(2, 2, 8)
@@ -145,3 +112,9 @@ def test_no_file_and_files_that_are_none(tmp_path):
     path = written(tmp_path / "heads.json", "headkv", HeadScores([[1.0, 2.0]]))
     with pytest.raises(ValueError, match="score has 1 layers of 2 heads, and the backbone 3 of 4"):
         build_eviction("headkv", calibration=path).calibrated.numbers.check_shape(3, 4, 8)
+
+
+def test_the_file_must_be_its_own(tmp_path):
+    path = written(tmp_path / "heads.json", "headkv", HeadScores([[1.0]]))
+    with pytest.raises(ValueError, match="is a calibration of 'headkv', not of sparsemm"):
+        build_eviction("sparsemm", calibration=path)

@@ -1,31 +1,17 @@
 """KVCompose: scores and pools against plain loops, kvpress's goldens, both structures, batches and budgets."""
 
-import json
-
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions.budgets import score_curve
-from subtoken_train.evictions.kvcompose import (
-    KVCompose,
-    token_scores,
-)
+from subtoken_train.evictions.kvcompose import KVCompose, token_scores
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.view.scores import Candidates, Scores
-from tests.support.golden_cases import record
+from tests.support.golden_cases import load, record
 from tests.support.helpers import compress
-from tests.support.prompt_views import (
-    PROMPTS,
-    Q,
-    V,
-    check_padding,
-    dense_attention,
-    layer_views,
-    plan,
-)
+from tests.support.prompt_views import PROMPTS, Q, V, check_padding, layer_views, plan, samples
 from tests.support.text_families import text_batch, text_family
 
 SETTINGS = [{}, {"task": "causal"}, {"kvpress": True}, {"value_norm": True, "lower_bound": 3}, {"exact_total": True}]
@@ -34,14 +20,9 @@ GOLDENS = ["structured", "structured_vnorm_lb2", "unstructured", "unstructured_v
 
 
 def plain_scores(matrix, rows, kv_heads, norms):
-    """Scores of one sample from its matrix [H, N, N], by loops; ``norms`` is [h, N] or None."""
-    heads, length, _ = matrix.shape
-    group = heads // kv_heads
-    scores = torch.zeros(kv_heads, length)
-    for head in range(kv_heads):
-        for entry in range(length):
-            best = [max(float(matrix[q, row, entry]) for row in rows) for q in range(head * group, (head + 1) * group)]
-            scores[head, entry] = sum(best) / group * (1.0 if norms is None else float(norms[head, entry]))
+    """Scores of one sample from its matrix [H, N, N]; ``norms`` is [h, N] or None."""
+    scores = matrix[:, list(rows)].amax(1).view(kv_heads, -1, matrix.shape[-1]).mean(1)
+    scores = scores if norms is None else scores * norms
     return scores + scores.mean(0)
 
 
@@ -50,21 +31,17 @@ def plain_scores(matrix, rows, kv_heads, norms):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scores(name, settings, dtype):
     method = KVCompose(**settings)
-    length = len(PROMPTS[name])
-    rows = range(length) if method.task == "causal" else ROWS[name]
+    rows = range(len(PROMPTS[name])) if method.task == "causal" else ROWS[name]
     view = layer_views([PROMPTS[name], PROMPTS["two images"]], method.needs, dtype=dtype, layers=1)[0]
-    query, key, value = (each[0, :, :length] for each in (view.query_BHNd, view.key_BhNd, view.value_BhNd))
-    matrix = dense_attention(query, key, [True] * length, view.scale)
+    _, entries, matrix, _, value = next(samples(view))
     expected = plain_scores(matrix, rows, 2, value.float().norm(dim=-1) if method.value_norm else None)
-    assert torch.allclose(method.score(view).scores_BhN[0, :, :length], expected, atol=1e-4)
+    assert torch.allclose(method.score(view).scores_BhN[0][:, entries], expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("case", GOLDENS)
 def test_golden(shared, case):
     """kvpress's own scores, counts and kept sets; its attention is [task rows, context + task], in two chunks."""
-    folder = shared / "golden" / f"kvpress_kvcompose_{case}"
-    params = json.loads((folder / "set_a.json").read_text())["params"]
-    tensors = load_file(folder / "set_a.safetensors")
+    params, tensors = load(shared, f"kvpress_kvcompose_{case}")
     heads, bound = params["Hkv"], params["keep_token_lower_bound"]
     layers, context = tensors["composite_scores_per_layer"].shape
     scores = []
@@ -115,20 +92,6 @@ def test_a_bound_of_zero_may_empty_a_layer(structured):
         for kept, count in zip(method.keep(scores, candidates), expected, strict=True):
             assert int((kept & (regions == V)[:, None]).sum()) == 2 * count
             assert kept[..., 6:].all()
-
-
-@pytest.mark.parametrize("structured", [True, False])
-def test_exact_total_is_rounded_once(structured):
-    """Three layers of 7 entries at 0.4: 2 in each, 6 in all, or 8 of 8.4 (heads as one pool: 16 of 16.8)."""
-    competes = torch.ones(1, 7, dtype=torch.bool)
-    scores = [Scores(torch.rand(1, 2, 7), torch.zeros_like(competes)) for _ in range(3)]
-    exact = torch.full((3, 1), 2.8, dtype=torch.float64)
-    candidates = Candidates([competes.long()] * 3, [competes] * 3, exact.long(), exact)
-    kept = [
-        int(torch.stack(KVCompose(structured=structured, exact_total=each).keep(scores, candidates)).sum())
-        for each in (False, True)
-    ]
-    assert kept == [12, 16]
 
 
 PAPER = {"exact_total": True, "lower_bound": 0}

@@ -12,6 +12,7 @@ from tests.support.golden_cases import close, load, record
 from tests.support.helpers import random_mask, random_scores
 from tests.support.prompt_views import C, Q, S, V, dense_attention
 
+POOLS = {"global": [range(6)], "layer": [(0, 1), (2, 3), (4, 5)], "head": [(i,) for i in range(6)]}
 PADDED = torch.tensor([[0, S, C, C, C, C, C, Q, Q], [S, S, V, V, Q, V, V, V, Q], [S, Q, Q, 0, 0, 0, 0, 0, 0]])
 
 
@@ -107,62 +108,34 @@ def found(seed, layers=3, levels=None):
     return scores, Candidates([regions] * layers, [regions > 0] * layers, budget)
 
 
-def kept_scores(method, scores, candidates, sample):
-    """[(score, kept)] of every competing entry of every layer and head."""
-    kept = method.keep(scores, candidates)
-    return [
-        list(zip(s.scores_BhN[sample, h, c[sample]].tolist(), k[sample, h, c[sample]].tolist(), strict=True))
-        for s, k, c in zip(scores, kept, candidates.competes_LBN, strict=True)
-        for h in range(2)
-    ]
-
-
-def lowest_kept_is_above(runs):
-    """Of a pool: what is kept scores no less than what is not, but for the one entry that every head keeps."""
-    dropped = max((score for run in runs for score, stays in run if not stays), default=-1.0)
-    return all(score >= dropped or sum(stays for _, stays in run) == 1 for run in runs for score, stays in run if stays)
-
-
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("pool", ["global", "layer", "head"])
-def test_pools(pool, seed):
+@pytest.mark.parametrize(
+    ("level", "pool"), [(a, b) for a in ("token", "head") for b in POOLS if (a, b) != ("head", "head")]
+)
+def test_pools(level, pool, seed):
+    """One entry of every head, then the best of a pool; whole heads come in the order of their best entries."""
     scores, candidates = found(seed * 10)
-    method = KVzip(pool=pool)
-    counts = method.counts(scores, candidates)
+    method = KVzip(pool=pool, level=level)
+    kept = method.keep(scores, candidates)
     for sample, budget in enumerate((6, 3)):
-        runs = kept_scores(method, scores, candidates, sample)
-        sizes = [sum(stays for _, stays in run) for run in runs]
-        pools = {"global": [runs], "layer": [runs[i : i + 2] for i in (0, 2, 4)], "head": [[run] for run in runs]}[pool]
-        assert sum(sizes) == budget * 6
-        for members in pools:
-            assert sum(stays for run in members for _, stays in run) == budget * len(members)
-            assert lowest_kept_is_above(members)
-        if pool != "head":
-            assert counts[:, sample].flatten().tolist() == sizes
-
-
-@pytest.mark.parametrize("pool", ["global", "layer"])
-def test_whole_heads(pool):
-    """Heads in the order of their best entries: whole, then one cut, then one entry each."""
-    scores, candidates = found(3)
-    counts = KVzip(level="head", pool=pool).counts(scores, candidates)
-    best = torch.stack(
-        [
-            s.scores_BhN.masked_fill(~c[:, None], 0).amax(-1)
-            for s, c in zip(scores, candidates.competes_LBN, strict=True)
+        layers = list(zip(scores, kept, candidates.competes_LBN, strict=True))
+        runs = [
+            s.scores_BhN[sample, h, c[sample]].sort(descending=True).values.tolist()
+            for s, _, c in layers
+            for h in (0, 1)
         ]
-    )
-    for sample, (length, budget) in enumerate(((12, 6), (7, 3))):
-        by_pool = [(best[:, sample].flatten(), counts[:, sample].flatten())]
-        if pool == "layer":
-            by_pool = list(zip(best[:, sample], counts[:, sample], strict=True))
-        for value, count in by_pool:
-            sizes = count[value.argsort(descending=True)].tolist()
-            spare, expected = budget * len(sizes) - len(sizes), []
-            for _ in sizes:
-                expected.append(1 + min(spare, length - 1))
-                spare -= expected[-1] - 1
-            assert sizes == expected
+        if level == "head":
+            runs = [run[:1] * len(run) for run in runs]
+        counts = [0] * 6
+        for group in POOLS[pool]:
+            order = sorted((rank > 0, -score, run) for run in group for rank, score in enumerate(runs[run]))
+            for *_, run in order[: budget * len(group)]:
+                counts[run] += 1
+        marks = [k[sample, h, c[sample]] for _, k, c in layers for h in (0, 1)]
+        assert [int(each.sum()) for each in marks] == counts
+        for each, (s, _, c), h in zip(marks, [layer for layer in layers for _ in (0, 1)], [0, 1] * 3, strict=True):
+            own = s.scores_BhN[sample, h, c[sample]]
+            assert level == "head" or own[each].min() >= own.sort(descending=True).values[int(each.sum()) - 1]
 
 
 def test_what_is_no_context_goes_last():

@@ -1,5 +1,7 @@
 """Evictions as they are written: names, settings, and what is said of mistakes."""
 
+import math
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,12 +14,12 @@ from subtoken_train.evictions import (
     EVICTIONS,
     WRAPPERS,
     build_eviction,
-    innermost,
     notation_names,
     setting_fields,
 )
 from subtoken_train.evictions.snapkv import SnapKV
 from subtoken_train.evictions.wrappers import Ada, CriticalKV
+from subtoken_train.view.method import _words
 
 
 def test_wrappers_stand_in_each_other_and_settings_find_their_method():
@@ -25,8 +27,7 @@ def test_wrappers_stand_in_each_other_and_settings_find_their_method():
     assert built == Ada(CriticalKV(SnapKV(window=3, kernel=3), epsilon=0.01), alpha=0.5)
     assert built.name == "ada(critical(snapkv))"
     assert hash(built) == hash(build_eviction("ada(critical(snapkv))", alpha=0.5, epsilon=0.01, window=3, kernel=3))
-    assert innermost("ada(critical(snapkv))") == "snapkv"
-    assert innermost("snapkv") == "snapkv"
+    assert notation_names("ada(critical(snapkv))")[-1] == "snapkv"
 
 
 @pytest.mark.parametrize(
@@ -129,3 +130,84 @@ def test_numbers_and_switches_of_another_type_are_refused_in_words(name, key, ki
 
 def test_a_name_stands_in_one_registry():
     assert not set(EVICTIONS) & set(WRAPPERS)
+
+
+NAN = math.nan
+
+
+def find(name):
+    return EVICTIONS[name] if name in EVICTIONS else WRAPPERS[name]
+
+
+OUT_OF_RANGE = {
+    "ada(knorm)": {"alpha": [-0.1, 1.5, NAN]},
+    "aircache": {"alpha": [1.5], "window_size": [0]},
+    "cake": {"window": [0], "kernel": [2], "gamma": [-1.0], "tau1": [0.0], "tau2": [NAN]},
+    "chunk(knorm)": {"length": [0]},
+    "compactor": {"sinks": [-1], "chunk": [0, 10**9], "sketch": [0], "seed": [-3], "blending": [-0.1, NAN]},
+    "critical(knorm)": {"first_share": [1.5, -0.5], "epsilon": [-1.0, math.inf]},
+    "cur": {"sinks": [-1], "local": [-1]},
+    "duo_attention": {"recent": [0], "sinks": [-1]},
+    "elastic": {"recent": [-1]},
+    "expected_attention": {"future": [0, 10**9], "sinks": [-1], "epsilon": [-0.1, NAN]},
+    "h2o": {"recent_share": [1.5], "window": [-1]},
+    "headkv": {"floor": [1.5]},
+    "kvcompose": {"lower_bound": [-1]},
+    "kvzap": {"last": [-1], "lower_bound": [-1]},
+    "kvzip": {"chunk": [0], "sinks": [-1]},
+    "lagkv": {"sinks": [-1], "lag": [1]},
+    "per_layer(knorm)": {"shares": [[1, -1], [1, NAN], [1, 1e308], [1, 10**400], [1, "2"], [1, True]]},
+    "pyramidkv": {"beta": [0], "window": [0]},
+    "quest_steps": {"page_size": [0], "least_pages": [0], "dense_layers": [-1]},
+    "simlayerkv": {"sinks": [-1], "rows": [0], "recent": [0, 1.5]},
+    "snapkv": {"kernel": [4, -1], "window": [0, -1, 0.0, 1.0, -0.1, 64.0, 1.5]},
+    "sparsemm": {"kernel": [2]},
+    "streaming_llm": {"sinks": [-1]},
+    "tgv_kv": {"window_size": [0]},
+    "vl_cache": {"threshold": [0.0], "recent": [2.0], "least": [-1.0], "window_size": [0]},
+}
+REFUSED = [
+    ("cake", {"kernel": 2}, r"cake kernel=2 must be an odd number, 1 or more"),
+    ("cake", {"gamma": -1.0}, r"cake gamma is -1.0; it must be 0 to 1,000,000"),
+    ("snapkv", {"window": 1.5}, r"window=1.5 must be 1 or more entries, a whole number, or a share of the budget"),
+    ("snapkv", {"pooling": "avgs"}, r"unknown snapkv pooling 'avgs'. Did you mean 'avg'.* Allowed: avg, max"),
+    ("compactor", {"chunks": 3}, r"unknown setting of compactor 'chunks'. Did you mean 'chunk'"),
+    ("random", {"sed": 1}, r"unknown setting of random 'sed'\. Did you mean 'seed'\? Allowed: seed"),
+    ("kvcompose", {"adaptive": False, "structured": False}, r"adaptive=False needs structured=True"),
+    ("kvzip", {"level": "head", "pool": "head"}, r"heads must share a budget"),
+    ("tgv_kv", {"released": True, "budgets": "VV"}, r"released=true imitates one code"),
+    ("ada(streaming_llm)", {}, r"ada divides a budget between heads, and streaming_llm keeps one set for all heads"),
+    ("ada(chunk(knorm))", {}, r"ada divides .* and chunk\(knorm\) keeps one set"),
+    ("critical(chunk(knorm))", {}, r"chunk ranks chunks of them; write chunk\(critical\(knorm\)\)"),
+    ("critical(per_layer(chunk(knorm)))", {"shares": [1]}, r"chunk ranks chunks of them; write chunk\(critical"),
+    ("per_layer(knorm)", {"shares": ()}, r"needs shares, a number for every layer: 4:3:2:1, or \[4, 3, 2, 1\] in"),
+    ("per_layer(knorm)", {"shares": "4:3"}, r"per_layer needs shares"),
+    (
+        "per_layer(knorm)",
+        {"shares": [1, -1]},
+        r"shares hold -1; every one must be a number of 0 or more, at most 1e100",
+    ),
+    ("per_layer(knorm)", {"shares": [0, 0.0]}, r"per_layer shares are all 0"),
+]
+REFUSED += [
+    (notation, {key: value}, rf"^{notation.partition('(')[0]} {key}( is |=| hold )")
+    for notation, settings in OUT_OF_RANGE.items()
+    for key, values in settings.items()
+    for value in values
+]
+CHOICES = [(name, key, words) for name in [*EVICTIONS, *WRAPPERS] for key, words in _words(find(name)).items()]
+
+
+@pytest.mark.parametrize(("name", "key", "words"), CHOICES)
+def test_a_word_that_is_no_choice_is_refused_with_all_that_are(name, key, words):
+    notation = name if name in EVICTIONS else f"{name}(knorm)"
+    with pytest.raises(
+        ValueError, match=rf"unknown {name} {key} 'wrong'.*Allowed: {re.escape(', '.join(sorted(words)))}"
+    ):
+        build_eviction(notation, **{key: "wrong"})
+
+
+@pytest.mark.parametrize(("notation", "settings", "words"), REFUSED)
+def test_a_wrong_setting_is_refused_in_words(notation, settings, words):
+    with pytest.raises(ValueError, match=words):
+        build_eviction(notation, **settings)

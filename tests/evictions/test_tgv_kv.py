@@ -1,15 +1,11 @@
 """TGV-KV: both readings against plain loops, the released code's goldens, the derived example, batches and budgets."""
 
-import json
-
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from subtoken_train.evictions.base import keep_best_entries
 from subtoken_train.evictions.tgv_kv import TGVKV, released_counts, retention_order, text_weights
-from subtoken_train.view.scores import Candidates
-from tests.support.golden_cases import record
+from tests.support.golden_cases import load, record
 from tests.support.prompt_views import (
     PROMPTS,
     WITH_IMAGE,
@@ -18,8 +14,8 @@ from tests.support.prompt_views import (
     V,
     check_budget,
     check_padding,
-    dense_attention,
     layer_views,
+    samples,
 )
 
 KNOBS = [{"importance": each} for each in ("VV+TT", "window", "self")] + [{"importance": "window", "window_size": 3}]
@@ -28,52 +24,47 @@ GOLDENS = ["tgvkv_ratio0.5", "tgvkv_ratio0.8"]
 
 
 def plain_scores(matrix, visual, rows, normalise):
-    """(attention to vision, weight of each row, visual scores, column sums) of one sample from [N, N], by loops."""
-    length = len(matrix)
-    received = [sum(float(matrix[i, j]) for i in rows) for j in range(length)]
-    weight = {j: received[j] / sum(i >= j for i in rows) for j in rows}
-    whole = sum(weight.values()) if normalise else 1.0
-    scores = [sum(weight[i] / whole * float(matrix[i, j]) for i in rows) for j in visual]
-    return sum(received[j] for j in visual), weight, scores, received
+    """(attention to vision, visual scores, column sums) of one sample; rows weigh by what later ones pay."""
+    rows = list(rows)
+    received = matrix[rows].sum(0)
+    weight = received[rows] / torch.arange(len(rows), 0, -1)
+    weight = weight / weight.sum() if normalise else weight
+    return float(received[visual].sum()), (weight[:, None] * matrix[rows])[:, visual].sum(0).tolist(), received
 
 
 @pytest.mark.parametrize("name", WITH_IMAGE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scores_of_the_paper(name, dtype):
     codes = PROMPTS[name]
-    visual = [i for i, code in enumerate(codes) if code == V]
-    text = [i for i, code in enumerate(codes) if code != V]
+    visual, text = ([i for i, code in enumerate(codes) if (code == V) == seen] for seen in (True, False))
     view = layer_views([codes], TGVKV.needs, dtype=dtype, layers=1)[0]
-    matrix = dense_attention(view.query_BHNd[0], view.key_BhNd[0], [True] * len(codes), view.scale).mean(0)
-    vision, _, scores, received = plain_scores(matrix, visual, text, normalise=True)
+    vision, scores, received = plain_scores(matrix_of(view), visual, text, normalise=True)
     found = TGVKV().score(view)
     assert float(found.weight_B) == pytest.approx(vision, abs=1e-4)
     assert found.notes["visual"][0, visual].tolist() == pytest.approx(scores, abs=1e-5)
-    assert found.notes["text"][0, text].tolist() == pytest.approx([received[j] for j in text], abs=1e-4)
+    assert found.notes["text"][0, text].tolist() == pytest.approx(received[text].tolist(), abs=1e-4)
     assert set(found.scores_BhN[0, 0, text].tolist()) == {float(-rank) for rank in range(len(text))}
 
 
 @pytest.mark.parametrize("name", WITH_IMAGE)
 def test_scores_of_the_release(name):
     codes = PROMPTS[name]
-    first, last = codes.index(V), len(codes) - 1 - codes[::-1].index(V)
-    after = list(range(last + 1, len(codes)))
+    first, last, length = codes.index(V), len(codes) - 1 - codes[::-1].index(V), len(codes)
+    after = list(range(last + 1, length))
     rows = after or [last]  # an image at the end is asked about by its last entry
     view = layer_views([codes, PROMPTS["two images"]], TGVKV.needs, layers=1)[0]
-    length = len(codes)
-    matrix = dense_attention(view.query_BHNd[0, :, :length], view.key_BhNd[0, :, :length], [True] * length, view.scale)
-    matrix = matrix.mean(0)
-    vision, _, scores, received = plain_scores(matrix, range(first, last + 1), rows, normalise=False)
+    matrix = matrix_of(view)
+    vision, scores, received = plain_scores(matrix, range(first, last + 1), rows, normalise=False)
     found = TGVKV(released=True).score(view)
     assert float(found.weight_B[0]) == pytest.approx(vision, abs=1e-4)
-    expected = [float(matrix[:, j].sum()) + 100 for j in range(first)] + scores + [received[j] + 100 for j in after]
+    expected = [*(matrix.sum(0)[:first] + 100).tolist(), *scores, *(received[after] + 100).tolist()]
     assert found.scores_BhN[0, 0, :length].tolist() == pytest.approx(expected, abs=1e-4)
     assert found.protected_BN[0].nonzero()[:, 0].tolist() == sorted({0, 1, 2, 3, length - 1})
 
 
-def plain_sums(matrix, rows, columns):
-    """Attention that each of ``columns`` gets from ``rows``, by loops."""
-    return [sum(float(matrix[i, j]) for i in rows) for j in columns]
+def matrix_of(view):
+    """The first sample's attention, mean over heads."""
+    return next(samples(view))[2].mean(0)
 
 
 @pytest.mark.parametrize("name", WITH_IMAGE)
@@ -83,19 +74,16 @@ def plain_sums(matrix, rows, columns):
 def test_importance_and_budgets_of_the_ablation(name, importance, window_size):
     codes = PROMPTS[name]
     everything = list(range(len(codes)))
-    visual = [i for i in everything if codes[i] == V]
-    text = [i for i in everything if codes[i] != V]
+    visual, text = ([i for i in everything if (codes[i] == V) == seen] for seen in (True, False))
     view = layer_views([codes], TGVKV.needs, layers=1)[0]
-    matrix = dense_attention(view.query_BHNd[0], view.key_BhNd[0], [True] * len(codes), view.scale).mean(0)
+    matrix = matrix_of(view)
     rows = {"VV+TT": (text, visual), "window": (everything[-window_size:],) * 2, "self": (everything,) * 2}
     for budgets, summed, columns in (("TV", text, visual), ("VV", visual, visual), ("TT", text, text)):
         found = TGVKV(importance=importance, window_size=window_size, budgets=budgets).score(view)
-        assert float(found.weight_B) == pytest.approx(sum(plain_sums(matrix, summed, columns)), abs=1e-4)
-        if importance != "TV+TT":
-            text_rows, visual_rows = rows[importance]
-            expected = plain_sums(matrix, text_rows, text), plain_sums(matrix, visual_rows, visual)
-            assert found.notes["text"][0, text].tolist() == pytest.approx(expected[0], abs=1e-4)
-            assert found.notes["visual"][0, visual].tolist() == pytest.approx(expected[1], abs=1e-4)
+        assert float(found.weight_B) == pytest.approx(float(matrix[summed][:, columns].sum()), abs=1e-4)
+        for kind, its, own in zip(("text", "visual"), (text, visual), rows.get(importance, ()), strict=False):
+            expected = matrix[own][:, its].sum(0).tolist()
+            assert found.notes[kind][0, its].tolist() == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -111,9 +99,8 @@ def test_which_kind_is_first(first, order):
 class Golden:
     """A run of the released code: one view per layer, and what it made of them."""
 
-    def __init__(self, folder):
-        params = json.loads((folder / "set_a.json").read_text())["params"]
-        self.tensors = load_file(folder / "set_a.safetensors")
+    def __init__(self, shared, case):
+        params, self.tensors = load(shared, case)
         self.layers, self.length = params["L"], params["T"]
         self.total = torch.tensor([self.layers * self.length * (1 - params["ratio"])], dtype=torch.float64)
         self.lengths = torch.full((self.layers, 1), self.length)
@@ -129,7 +116,7 @@ def test_golden_of_the_release(shared, case):
     Not compared: ``decode1_kept_positions_*``, what is left after a decoding step. The released code drops one entry
     at every step; an eviction here acts once, after the prompt.
     """
-    golden = Golden(shared / "golden" / case)
+    golden = Golden(shared, case)
     scores = [TGVKV(released=True).score(view) for view in golden.views]
     found = torch.stack([each.scores_BhN[0] for each in scores])
     expected = golden.tensors["score_sums"]
@@ -146,27 +133,10 @@ def test_golden_of_the_release(shared, case):
     record("tgv_kv", f"released {case}", float((found - expected).abs().max()))
 
 
-@pytest.mark.parametrize("case", GOLDENS)
-def test_the_paper_keeps_all_text_where_the_release_may_not(shared, case):
-    """On the golden's attention, with the budget that its layers have: text first, then vision."""
-    golden = Golden(shared / "golden" / case)
-    scores = [TGVKV().score(view) for view in golden.views]
-    regions = [view.regions_BN for view in golden.views]
-    budget = torch.full((golden.layers, 1), int(golden.total) // golden.layers)
-    candidates = Candidates(regions, [each > 0 for each in regions], budget)
-    counts = TGVKV().counts(scores, candidates)
-    assert int(counts.sum()) == int(budget.sum())
-    for layer, kept in enumerate(TGVKV().keep(scores, candidates)):
-        text = regions[layer][0] == Q
-        assert int((kept[0, 0] & text).sum()) == min(int(counts[layer]), int(text.sum()))
-
-
 @pytest.mark.parametrize("set_name", ["set_a", "set_b"])
 def test_derived_example(shared, set_name):
     """An example of the same reconstructed formulas in float64, not the authors' output."""
-    folder = shared / "golden_derived" / "tgv_kv_seed"
-    params = json.loads((folder / f"{set_name}.json").read_text())["params"]
-    tensors = load_file(folder / f"{set_name}.safetensors")
+    params, tensors = load(shared, "tgv_kv_seed", set_name, "golden_derived")
     visual, heads = params["Nv"], params["H"]
     regions = torch.tensor([[V] * visual + [Q] * params["Nt"]])
     worst, vision = 0.0, []

@@ -1,69 +1,41 @@
 """VL-Cache: sums and sparsity against plain loops, the derived example, window, batches and budgets."""
 
-import json
-
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from subtoken_train.evictions.vl_cache import VLCache, post_vision_statistics
 from subtoken_train.view.scores import Candidates, Scores
-from tests.support.golden_cases import record
-from tests.support.prompt_views import (
-    PROMPTS,
-    DenseView,
-    Q,
-    V,
-    dense_attention,
-    layer_views,
-)
+from tests.support.golden_cases import load, record
+from tests.support.prompt_views import PROMPTS, DenseView, Q, V, layer_views, samples
 
-SETTINGS = [{}, {"threshold": 0.2}, {"recent": 0.5, "least": 0.2}, {"window": "last", "window_size": 5}]
-SETTINGS += [{"budgets": "uniform"}, {"budgets": "pyramid"}]
 ROWS = {"text before and after": range(23, 29), "context": range(18, 25), "no image": range(14), "image last": [14]}
 
 
 def plain_statistics(matrix, rows, threshold):
-    """Column sums [H, N] and density per head of one sample without padding, by loops over rows."""
-    heads, length, _ = matrix.shape
-    sums, density = torch.zeros(heads, length), torch.zeros(heads)
-    for head in range(heads):
-        for row in rows:
-            seen = matrix[head, row, : row + 1]
-            sums[head, : row + 1] += seen
-            density[head] += int((seen >= threshold * seen.max()).sum())
-        density[head] /= sum(row + 1 for row in rows)
-    return sums, density
+    """Column sums [H, N] and density per head of one sample without padding."""
+    seen, visible = matrix[:, rows], torch.arange(matrix.shape[-1]) <= torch.tensor(rows)[:, None]
+    dense = (seen >= threshold * seen.amax(-1, keepdim=True)) & visible
+    return seen.sum(1), dense.sum((1, 2)) / visible.sum()
 
 
-@pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize("threshold", [0.01, 0.3, 1.0])
+CASES = [({"threshold": each}, name, list(rows)) for each in (0.01, 0.3, 1.0) for name, rows in ROWS.items()]
+CASES += [  # the last rows need not end with the image's last token, as in the paper's speed study
+    ({"window": "last", "window_size": size}, "text before and after", list(range(first, 29)))
+    for size, first in ((1, 28), (4, 25), (10, 19), (50, 0))
+]
+
+
+@pytest.mark.parametrize(("given", "name", "rows"), CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_scores_and_density(name, threshold, dtype):
-    method = VLCache(threshold=threshold)
-    for view in layer_views([PROMPTS[name], PROMPTS["two images"]], method.needs, dtype=dtype):
-        length = len(PROMPTS[name])
-        keys = [True] * length
-        matrix = dense_attention(view.query_BHNd[0, :, :length], view.key_BhNd[0, :, :length], keys, view.scale)
-        sums, density = plain_statistics(matrix, ROWS[name], threshold)
+def test_scores_and_density(given, name, rows, dtype):
+    method = VLCache(**given)
+    for view in layer_views([PROMPTS[name], PROMPTS["two images"]], method.needs, "left", dtype=dtype):
+        _, entries, matrix, _, _ = next(samples(view))
+        sums, density = plain_statistics(matrix, rows, method.threshold)
         scores = method.score(view)
-        assert torch.allclose(scores.scores_BhN[0, :, :length], sums.view(2, 2, length).mean(1), atol=1e-5)
+        assert torch.allclose(scores.scores_BhN[0][:, entries], sums.view(2, 2, -1).mean(1), atol=1e-5)
         assert float(scores.weight_B[0]) == pytest.approx(float(density.mean()), abs=2e-3)
         assert not scores.protected_BN.any()
-
-
-@pytest.mark.parametrize(("window_size", "first"), [(1, 28), (4, 25), (10, 19), (50, 0)])
-def test_scores_of_the_last_rows(window_size, first):
-    """They need not end with the image's last token, as in the paper's speed study."""
-    method, codes = VLCache(window="last", window_size=window_size), PROMPTS["text before and after"]
-    for view in layer_views([codes, PROMPTS["image last"]], method.needs, "left"):
-        span = slice(view.regions_BN.shape[1] - len(codes), None)
-        query, key = view.query_BHNd[0, :, span], view.key_BhNd[0, :, span]
-        matrix = dense_attention(query, key, [True] * len(codes), view.scale)
-        sums, density = plain_statistics(matrix, range(first, len(codes)), method.threshold)
-        scores = method.score(view)
-        assert torch.allclose(scores.scores_BhN[0, :, span], sums.view(2, 2, -1).mean(1), atol=1e-5)
-        assert float(scores.weight_B[0]) == pytest.approx(float(density.mean()), abs=2e-3)
 
 
 def rows_below_vision(attention, before):
@@ -79,9 +51,7 @@ def test_derived_example(shared, set_name):
     Its shares are clipped, which does not meet the budget; ours move what the bounds take or leave
     (``test_budget_by_density``), so what is compared is the share before that.
     """
-    folder = shared / "golden_derived" / "vl_cache"
-    params = json.loads((folder / f"{set_name}.json").read_text())["params"]
-    tensors = load_file(folder / f"{set_name}.safetensors")
+    params, tensors = load(shared, "vl_cache", set_name, "golden_derived")
     entries = torch.ones(1, params["Nv"] + params["Nt"], dtype=torch.bool)
     regions = torch.tensor([[V] * params["Nv"] + [Q] * params["Nt"]])
     for threshold in params["p_threshold"]:
@@ -130,8 +100,7 @@ def test_budget_by_density(density, lengths, budget, expected):
 
 
 @pytest.mark.parametrize(
-    ("budgets", "expected"),
-    [("uniform", [10, 20, 30]), ("pyramid", [29, 29, 2]), ("sparsity", [1, 1, 58])],
+    ("budgets", "expected"), [("uniform", [10, 20, 30]), ("pyramid", [29, 29, 2]), ("sparsity", [1, 1, 58])]
 )
 def test_other_budgets(budgets, expected):
     """Of unequal layers too: 1.95, 1 and 0.05 of 10, 20 and 30 are 19.5, 20 and 1.5, scaled to the 60 of the total."""

@@ -1,7 +1,5 @@
 """Equal bytes to the entry: every reducer of the registry and its solved anchor, at every length."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import accumulate, pairwise
 
@@ -9,7 +7,8 @@ import pytest
 import torch
 
 from subtoken_train.engine.compressed_backbone import images_of_samples
-from subtoken_train.ledger.kv_budget import KVBudget
+from subtoken_train.ledger.kv_budget import KVBudget, KVShape
+from subtoken_train.ledger.ledger import nominal_ledger
 from subtoken_train.reducers import REDUCERS, build_reducer
 from subtoken_train.reducers.base import TowerReducer, matched_reducer
 from subtoken_train.types import VisualStates
@@ -90,14 +89,33 @@ def test_an_anchor_without_an_arm_rounds_its_own_ratio_up():
     assert [matched.kept_tokens(n) for n in (1, 7, 64, 576)] == [1, 1, 10, 90]
 
 
+SHAPE = KVShape(16, 4, 64)
+
+
+@pytest.mark.parametrize(("name", "settings"), [("fastv", {}), ("fastv", {"stage": "decoder"})])
+@pytest.mark.parametrize("tokens", [64, 576])
+def test_what_is_stored_once_per_sample_is_paid_for(name, settings, tokens):
+    routed, budget = build_reducer(name, 0.25, **settings), KVBudget(1.0, 64, 12, fill="mean")
+    anchor = matched_reducer(routed, budget, SHAPE.num_layers, tokens)
+    cut = routed.cut_layer(SHAPE.num_layers)
+    ours = nominal_ledger(SHAPE, {"visual": tokens}, budget, cut, routed.layer_tokens(tokens, 16)).bytes_of(None, False)
+    its = nominal_ledger(SHAPE, {"visual": tokens}, KVBudget(), cut, anchor.layer_tokens(tokens, 16)).bytes_of()
+    assert 0 <= its - ours < (SHAPE.num_layers - cut) * 2 * SHAPE.side_bytes
+    assert tokens != 64 or anchor.kept_tokens(tokens) == 10 or cut
+
+
+def test_cut_keys_are_cut_in_both():
+    thin = KVBudget(1.0, 16, 4, key_channels=0.5)
+    assert matched_reducer(build_reducer("fastv", 0.25), thin, 8, 576).keep_ratio == pytest.approx(0.25 * 0.75 / 1.5)
+
+
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("reducer", "match"),
     [
-        ({"matches": 0.25}, "matches=0.25 is for matched anchors, which round up; set round_up: true"),
-        ({"round_up": True, "matches": 0}, r"reducer matches=0 must lie in \(0, 1\]"),
-        ({"round_up": True, "matches": 1.5}, r"reducer matches=1.5 must lie in \(0, 1\]"),
+        (build_reducer("none"), "no token reducer"),
+        (build_reducer("prumerge", 0.25, adaptive=True), "another number of tokens"),
     ],
 )
-def test_what_is_no_anchor_matches_nothing(settings, words):
-    with pytest.raises(ValueError, match=words):
-        build_reducer("quest", 0.15625, **settings)
+def test_where_there_is_none_it_says_why(reducer, match):
+    with pytest.raises(ValueError, match=match):
+        matched_reducer(reducer, KVBudget(1.0, 16, 1), 3, 576)

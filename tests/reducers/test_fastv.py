@@ -1,21 +1,27 @@
-"""FastV: equal to the official code's golden, settings that are refused, and who is ranked with whom."""
+"""FastV: the official code's golden, who is ranked with whom, and ``ranking: frozen``: the backbone alone ranks."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from subtoken_train.artifact.config import read_config
+from subtoken_train.artifact.folder import check_mergeable, read_adapter
 from subtoken_train.engine.attention_rows import row_attention
+from subtoken_train.engine.build import Stage2Config, assemble
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.modes import without_lora
 from subtoken_train.families.family import Family
+from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import build_reducer
+from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Region
 from subtoken_train.view.view import View
-from tests.support.golden_cases import alike, near
-from tests.support.helpers import compress, make_batch, only_sample, sharpen
+from tests.support.golden_cases import alike, load, near
+from tests.support.helpers import compress, make_batch, only_sample, sharpen, write_vlm_adapter
 
 
 class GoldenFamily(Family):
@@ -46,9 +52,8 @@ class GoldenFamily(Family):
 class Golden:
     """The official run: geometry, recorded tensors, and the same model here."""
 
-    def __init__(self, folder):
-        params = json.loads((folder / "set_a.json").read_text())["params"]
-        self.tensors = load_file(folder / "set_a.safetensors")
+    def __init__(self, shared):
+        params, self.tensors = load(shared, "fastv_official")
         self.layer = params["agg_layer_K"]
         self.keep_ratio = params["attention_rank_keep"] / params["image_token_length"]
         width = params["H"] * params["D"]
@@ -79,14 +84,13 @@ class Golden:
         self.visible, self.positions = torch.ones_like(regions, dtype=torch.bool), torch.arange(length)[None]
 
     def run(self, **settings):
-        config = build_reducer("fastv", self.keep_ratio, layer=self.layer, **settings)
-        reducer = config
+        reducer = build_reducer("fastv", self.keep_ratio, layer=self.layer, **settings)
         return CompressedBackbone(self.family, reducer).run(self.batch)
 
 
 @pytest.fixture
 def golden(shared):
-    return Golden(shared / "golden" / "fastv_official")
+    return Golden(shared)
 
 
 @torch.no_grad()
@@ -159,24 +163,107 @@ def test_every_sample_of_a_batch_ranks_its_own(tiny_family, stage, pad_left):
     assert [len(rows) for rows in together] == [2 + 16 + 9, 2 + 16 + 9, 2 + 32 + 7, 14]
 
 
-@torch.no_grad()
-def test_several_images_are_ranked_together(tiny_family):
-    """One sample's images share a budget: they keep the best of both, not half of each."""
-    sharpen(tiny_family)
-    batch = make_batch([(2, 7)], seed=1)
-    backbone = compress(tiny_family, name="fastv", keep_ratio=0.25, stage="decoder")
-    kept = backbone.run(batch).rows.index_BM[0]
-    visible = torch.ones(1, 137, dtype=torch.bool)
-    positions = torch.arange(137)[None]
-    below = tiny_family.run_layers(tiny_family.embed(batch), visible, positions, stop=1)
-    row = row_attention(tiny_family, 1, below, visible, positions, batch.rank_position_B)[0]
-    best = sorted(range(2, 130), key=lambda index: (-float(row[index]), index))[:32]
-    assert kept[2:34].tolist() == sorted(best)
-    assert sum(index < 66 for index in best) != 16
-
-
 def test_the_deepest_layers_that_fit():
     for settings, cut in ({"layer": 4}, 0), ({"layer": 3, "stage": "decoder"}, 3):
         reducer = build_reducer("fastv", **settings)
         reducer.check_fit("llava", sees_images=True, num_layers=4)
         assert reducer.cut_layer(4) == cut
+
+
+PROMPTS = [(1, 9), (1, 12), (2, 7), (0, 12)]
+
+
+def adapted(family, stage2=None, **reducer):
+    """FastV at a quarter on a family whose every LoRA says something."""
+    torch.manual_seed(0)
+    routing = None if stage2 is None else RoutingConfig()
+    parts, _ = assemble(family, LoraSettings(rank=4, alpha=8, dropout=0.3), reducer_of(**reducer), routing, stage2)
+    with torch.no_grad():
+        for name, parameter in family.model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.4)
+    return parts
+
+
+def reducer_of(**settings):
+    return build_reducer("fastv", 0.25, **settings)
+
+
+def kept(parts, batch):
+    rows = parts.run(batch).rows
+    return [index[seen].tolist() for index, seen in zip(rows.index_BM, rows.visible_BM, strict=True)]
+
+
+@pytest.mark.parametrize("pad_left", [False, True])
+@pytest.mark.parametrize("layer", [2, 4])
+def test_the_backbone_alone_ranks(tiny_family, pad_left, layer):
+    sharpen(tiny_family)
+    batch = make_batch(PROMPTS, pad_left)
+    plain = kept(CompressedBackbone(tiny_family, reducer_of(layer=layer)), batch)
+    frozen = adapted(tiny_family, layer=layer, ranking="frozen")
+    assert kept(frozen, batch) == plain
+    drifted = CompressedBackbone(tiny_family, replace(frozen.reducer, ranking="adapted"))
+    assert kept(drifted, batch) != plain
+
+
+def test_in_training_the_lora_still_learns(tiny_family):
+    """Dropout and LoRA are off in the scout alone: the kept rows are the backbone's, and their gradient is there."""
+    batch = make_batch(PROMPTS)
+    plain = kept(CompressedBackbone(tiny_family, reducer_of()), batch)
+    parts = adapted(tiny_family, ranking="frozen")
+    parts.train()
+    assert kept(parts, batch) == plain
+    parts.logits(parts.run(batch)).float().pow(2).mean().backward()
+    missing = [name for name, x in parts.named_parameters() if x.requires_grad and x.grad is None]
+    assert missing == []
+
+
+def test_stage_2_ranks_without_either_lora(tiny_family):
+    batch = make_batch(PROMPTS)
+    plain = kept(CompressedBackbone(tiny_family, reducer_of()), batch)
+    second = Stage2Config("nowhere", LoraSettings(rank=2, alpha=4, dropout=0.0))
+    parts = adapted(tiny_family, second, ranking="frozen")
+    before = {name: x.requires_grad for name, x in parts.named_parameters()}
+    assert kept(parts, batch) == plain
+    assert {name: x.requires_grad for name, x in parts.named_parameters()} == before
+    assert sum("lora_" in name and not trained for name, trained in before.items()) > 0  # stage 1's stay frozen
+
+
+def test_lora_is_left_out_of_a_block_and_is_back_after_an_error(tiny_family):
+    parts = adapted(tiny_family)
+    projection = tiny_family.decoder.layers[1].self_attn.q_proj
+    inputs = torch.randn(2, 3, 128)
+    parts.eval()
+    with torch.no_grad():
+        with_lora = projection(inputs)
+        with without_lora(tiny_family.decoder):
+            with without_lora(tiny_family.decoder):  # the inner one leaves what it found
+                pass
+            assert torch.equal(projection(inputs), projection.base_layer(inputs))
+        assert torch.equal(projection(inputs), with_lora)
+        with pytest.raises(ValueError, match="shape"), without_lora(tiny_family.decoder):
+            raise ValueError("shape")
+        assert torch.equal(projection(inputs), with_lora)
+        assert not torch.equal(with_lora, projection.base_layer(inputs))
+
+
+@pytest.mark.parametrize(
+    ("setting", "before", "after"), [("ranking", "adapted", "frozen"), ("merge_dropped", False, True)]
+)
+def test_an_adapter_folder_remembers_it(tmp_path, setting, before, after):
+    folder = write_vlm_adapter(tmp_path / "adapter")
+    path = folder / "subtoken_config.json"
+    record = json.loads(path.read_text())
+    assert record["reducer"].pop(setting) == before  # folders of schema 4 have none
+    path.write_text(json.dumps({**record, "schema_version": 4}))
+    assert getattr(read_config(folder).reducer, setting) == before
+    record["reducer"][setting] = after
+    path.write_text(json.dumps(record))
+    parts = read_adapter(folder)[1]
+    assert getattr(parts.reducer, setting) == after
+    if setting == "ranking":
+        with pytest.raises(ValueError, match=r"cannot merge .*ranking: frozen.*without --merge-lora"):
+            check_mergeable(parts)
+        path.write_text(json.dumps({**record, "merged": True}))
+        with pytest.raises(ValueError, match="merged, with a frozen ranking"):
+            read_config(folder)

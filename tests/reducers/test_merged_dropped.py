@@ -3,7 +3,6 @@
 Legend: B batch, N positions, D model width.
 """
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -11,15 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.artifact.config import read_config
-from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import keep_ranked
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support import truth_cells
-from tests.support.helpers import compress, make_batch, random_mask, random_scores, sharpen, write_vlm_adapter
+from tests.support.helpers import compress, make_batch, random_mask, random_scores, sharpen
 from tests.support.sampling import sampled
 from tests.support.truth_cells import backbone_of, difference
 
@@ -155,24 +152,6 @@ def test_routers_and_embeddings_get_their_gradients(tiny_family, stage):
     assert (leaf.grad[visual].abs().sum(-1) > 0).all()  # dropped ones too
 
 
-@torch.no_grad()
-def test_the_merged_token_ranks_last_and_has_the_fewest_groups(tiny_family):
-    sharpen(tiny_family)
-    batch = make_batch([(1, 9), (2, 7)])
-    routing = RoutingConfig(num_groups=16, kept_groups=4, budget="ranked")
-    backbone = compress(tiny_family, routing, name="fastv", keep_ratio=0.25, merge_dropped=True)
-    result = backbone.run(batch)
-    embeds = tiny_family.embed(batch)
-    for sample in range(2):
-        rows = result.rows.index_BM[sample]
-        routed = result.rows.regions_BM[sample] == Region.VISUAL
-        merged = routed & (result.embeds_BND[sample, rows] != embeds[sample, rows]).any(-1)
-        assert int(merged.sum()) == 1
-        assert int(result.state.rank_BN[sample, merged]) == int(routed.sum()) - 1
-        kept = result.state.masks[0][sample].sum(-1)
-        assert int(kept[merged]) == int(kept[routed].min())
-
-
 def test_its_bytes_are_those_of_whole_tokens():
     plain, merged = (build_reducer("fastv", 0.15625, True, merge_dropped=merged) for merged in (False, True))
     assert merged.layer_tokens(64, 6) == plain.layer_tokens(64, 6) == [10] * 6
@@ -207,16 +186,3 @@ def test_a_cache_is_reconstructed_from_what_ran():
         cell |= {"groups": "16/4", "budget": "per_token", "eviction": "kvzip", "scope": "context"}
         found = difference(cell | {"batch": "three_left", "protocol": "query_aware", "precision": "fp32"}, 4)
         assert found.fits("fp32"), found
-
-
-@pytest.mark.slow
-def test_an_adapter_folder_remembers_it(tmp_path):
-    folder = write_vlm_adapter(tmp_path / "adapter")
-    path = folder / "subtoken_config.json"
-    record = json.loads(path.read_text())
-    assert record["reducer"].pop("merge_dropped") is False  # as folders of schema 4 were
-    path.write_text(json.dumps({**record, "schema_version": 4}))
-    assert not read_config(folder).reducer.merges_dropped
-    record["reducer"]["merge_dropped"] = True
-    path.write_text(json.dumps(record))
-    assert read_adapter(folder)[1].reducer.merges_dropped

@@ -233,10 +233,3 @@ def test_an_arm_whose_images_choose_has_no_solved_anchor(capsys, tmp_path):
     )
     assert main(["recipes", "anchor", str(mine), str(tmp_path)]) == 2
     assert "'prumerge' with plus=False, adaptive=True keeps another number of tokens" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_qwens_tower_is_refused(capsys):
-    argv = ["check", "--config", "qwenvl3b_visionzip25_s16k4", "--offline", "--model.reducer.name", "prumerge"]
-    assert main(argv) == 2
-    assert "attention in one head as wide as the layer, which the vision tower of qwen2_5_vl" in capsys.readouterr().err

@@ -1,6 +1,4 @@
-"""What every reducer does: exact counts, only visual tokens leave; and the ``none`` and ``random`` reducers."""
-
-from dataclasses import asdict
+"""What every reducer does: exact counts, only visual tokens leave; ``none`` and ``random``; what is refused."""
 
 import pytest
 import torch
@@ -47,29 +45,6 @@ def test_the_best_visual_tokens_stay_and_everything_else_but_padding(sizes, thou
         best = sorted(visual, key=lambda n: (-float(scores[sample, n]), n))[:count]
         others = [n for n, code in enumerate(codes) if code not in {Region.VISUAL, Region.PADDING}]
         assert keep[sample].nonzero().flatten().tolist() == sorted(best + others)
-
-
-@pytest.mark.parametrize(
-    ("keep_ratio", "tokens", "down", "up"),
-    [
-        (0.1, 10, 1, 1),
-        (0.1, 9, 1, 1),  # never nothing of something
-        (0.1, 11, 1, 2),
-        (0.07, 100, 7, 7),  # 7.000000000000001 in binary
-        (0.29, 100, 29, 29),  # 28.999999999999996 in binary
-        (0.15625, 64, 10, 10),
-        (0.15625, 100, 15, 16),
-        (1.0, 7, 7, 7),
-    ],
-)
-def test_kept_counts_round_exactly(keep_ratio, tokens, down, up):
-    assert build_reducer("random", keep_ratio).kept_tokens(tokens) == down
-    assert build_reducer("random", keep_ratio, round_up=True).kept_tokens(tokens) == up
-
-
-def test_a_setting_is_one_of_the_methods_own():
-    common = {"keep_ratio": 0.5, "round_up": False, "matches": None}
-    assert asdict(build_reducer("visionzip", 0.5)) == {"name": "visionzip", **common}
 
 
 def test_records_of_every_methods_settings_are_split():
@@ -151,19 +126,6 @@ def test_uniform_tokens_are_spread_over_the_picture(keep_ratio):
     assert bool((keep | ~less).all())  # a smaller budget keeps a part of a larger one
 
 
-@pytest.mark.parametrize("name", ["fastv", "random", "uniform"])
-def test_the_ranking_is_that_of_the_scores(name):
-    regions = torch.tensor([[Region.SYSTEM, *[Region.VISUAL] * 6, Region.QUERY, Region.PADDING]] * 2)
-    reducer, view = build_reducer(name, 0.5), look(regions, random_scores(0, 2, 9, levels=3))
-    keep, rank, _ = reducer.select(view)
-    scores = reducer.scores(view)
-    for sample in range(2):
-        order = sorted(range(1, 7), key=lambda n: (-float(scores[sample, n]), n))
-        assert [int(rank[sample, n]) for n in order[:3]] == list(range(3))
-        assert keep[sample].nonzero().flatten().tolist() == sorted([0, 7, *order[:3]])
-    assert torch.equal(reducer.select(view)[0], keep)
-
-
 @pytest.mark.parametrize("name", ["fastv", "random"])
 def test_a_row_that_a_token_is_read_from_stays_inside_the_budget(name):
     """The last token of a prompt that ends with its image, however little it scores; it ranks by its score."""
@@ -195,3 +157,78 @@ def test_reducers_score_without_a_graph():
     view = View(regions_BN=regions, protected_BN=torch.zeros_like(regions).bool(), scout=row)
     assert build_reducer("fastv", 0.5).select(view)[0].sum() == 3
     assert graphs == [False]
+
+
+BUILT = [
+    ("quest", {"matches": 0.25}, "matches=0.25 is for matched anchors, which round up; set round_up: true"),
+    ("quest", {"round_up": True, "matches": 0}, r"reducer matches=0 must lie in \(0, 1\]"),
+    ("quest", {"round_up": True, "matches": 1.5}, r"reducer matches=1.5 must lie in \(0, 1\]"),
+    ("fast_v", {}, r"unknown reducer 'fast_v'\. Did you mean 'fastv'\?"),
+    ("kvzop", {}, "unknown reducer 'kvzop'. Did you mean 'kvzip'"),
+    ("quest", {"layer": 2}, r"setting of quest 'layer'\. .*Allowed: keep_ratio, matches, page_size, round_up"),
+    ("none", {}, r"reducer 'none' keeps every token, but keep_ratio=0\.5; set it to 1"),
+    *((name, {"keep_ratio": 1.01}, r"keep_ratio=1\.01 must lie in \(0, 1\]") for name in ("none", "random", "fastv")),
+    *(("fastv", {"keep_ratio": ratio}, r"must lie in \(0, 1\]") for ratio in (0.0, -0.5, 25)),
+    ("fastv", {"layer": 0}, "fastv layer is 0; it must be 1 to 10,000"),
+    ("fastv", {"stage": "embed"}, r"unknown fastv stage 'embed'\. Did you mean 'embeds'\? Allowed: decoder, embeds"),
+    ("fastv", {"ranking": "froze"}, "'froze'.*'frozen'"),
+    ("fastv", {"ranking": "frozen", "stage": "decoder"}, "stage: embeds, or reducer.ranking: adapted"),
+    *((name, {"ranking": "frozen"}, "setting of .* 'ranking'") for name in ("visionzip", "none", "quest")),
+    ("visionzip", {"merge_dropped": True}, "for fastv, .* not for visionzip: it merges already: its contextual tokens"),
+    ("prumerge", {"merge_dropped": True}, "not for prumerge: it merges already"),
+    ("sparsevlm", {"merge_dropped": True}, "not for sparsevlm: version 1 merges already"),
+    *((name, {"merge_dropped": True}, f"unknown setting of {name} 'merge_dropped'") for name in ("quest", "none")),
+    ("dart", {"layer": 3}, "layer 3 is for DART's stage decoder, and stage 'embeds' reads no layer"),
+    ("dart", {"stage": "tower"}, r"unknown dart stage 'tower'.*Allowed: decoder, embeds"),
+    ("vispruner", {"important": 1.5}, r"vispruner important is 1\.5; it must be 0 to 1"),
+    ("sparsevlm", {"version": 3}, "unknown sparsevlm version 3. Allowed: 1, 2"),
+    ("sparsevlm", {"heads": 0}, "sparsevlm heads is 0"),
+    ("pyramiddrop", {"stages": 1}, "pyramiddrop stages is 1; it must be 2 to 10,000"),
+    ("fitprune", {"calibration": "nowhere.json"}, r"fitprune calibration nowhere\.json is not a file"),
+    ("quest", {"page_size": 0}, "quest page_size is 0; it must be"),
+    ("quest", {"window": -1}, "quest window is -1; it must be"),
+    ("random", {"seed": -1}, "random seed is -1"),
+    ("compactor", {"sinks": -1}, "compactor sinks is -1"),
+    ("compactor", {"sketch_seed": -1}, "compactor seed is -1"),
+    ("compactor", {"page_size": 4}, "unknown setting of compactor 'page_size'"),
+    ("expected_attention", {"future": 0}, "expected_attention future is 0"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "words"), BUILT)
+def test_a_wrong_setting_is_refused_in_words(name, settings, words):
+    with pytest.raises(ValueError, match=words):
+        build_reducer(name, **{"keep_ratio": 0.5, **settings})
+
+
+FIT = [
+    ("fastv", {"layer": 5}, "llava", 4, "with stage=embeds, layer=5, .*does not fit a model of 4 layers"),
+    ("fastv", {"layer": 4, "stage": "decoder"}, "llava", 4, "with stage=decoder, layer=4, .*does not fit a model of 4"),
+    ("pyramiddrop", {}, "llava", 3, "pyramiddrop: stages=4, but the model has 3 layers"),
+    (
+        "pyramiddrop",
+        {"keep_ratio": 0.25},
+        "llava",
+        32,
+        r"keep_ratio=0\.25 is the average over layers, and the first 8 of",
+    ),
+    ("pyramiddrop", {}, "llama", 32, "reducer 'pyramiddrop' reduces visual tokens and llama has none"),
+    ("compactor", {}, "llava", 32, "'compactor' evicts the context of a language model"),
+    (
+        "sparsevlm",
+        {"keep_ratio": 0.09},
+        "llava",
+        32,
+        r"the first 3 of 32 layers hold every token and make 9\.38% alone",
+    ),
+    ("fitprune", {}, "llava", 40, r"published table is LLaVA-1\.5-7B's, of 32 layers, and this is llava of 40"),
+    ("fitprune", {}, "llava_next", 32, "this is llava_next of 32; make its own: subtoken-train calibrate"),
+    ("fitprune", {"keep_ratio": 0.1}, "llava", 32, r"lowest schedule of the published table has 0\.126465; raise it"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "family", "layers", "words"), FIT)
+def test_a_backbone_that_does_not_fit_is_refused_in_words(name, settings, family, layers, words):
+    reducer = build_reducer(name, **{"keep_ratio": 0.5, **settings})
+    with pytest.raises(ValueError, match=words):
+        reducer.check_fit(family, sees_images=family != "llama", num_layers=layers)

@@ -1,6 +1,5 @@
 """SparseVLM against the release's golden and a plain loop over a model; counts, places, refusals, gradients."""
 
-import json
 from fractions import Fraction
 from itertools import pairwise
 
@@ -8,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import keep_ranked
@@ -16,7 +14,7 @@ from subtoken_train.reducers.sparsevlm import LISTS, kept_of, recycled_counts, t
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from subtoken_train.view.view import View
-from tests.support.golden_cases import alike, near
+from tests.support.golden_cases import alike, load, near
 from tests.support.helpers import compress, gqa_family, make_batch, only_sample, random_scores, sharpen
 from tests.support.plain_choices import clusters_by_loop
 from tests.support.tiny.qwen import qwen_family
@@ -26,24 +24,17 @@ MIXED = [(1, 9), (2, 7), (0, 12)]
 RELEASED = {1: [(300, 200, 110), (303, 110, 36), (238, 48, 26), (66, 30, 17)], 2: LISTS[2]}
 
 
-@pytest.fixture
-def golden(shared):
-    """The release's tensors, and its numbers."""
-    folder = shared / "golden" / "sparsevlm"
-    return load_file(folder / "set_a.safetensors"), json.loads((folder / "set_a.json").read_text())["params"]
-
-
-def test_golden_raters(golden):
-    tensors, _ = golden
+def test_golden_raters(shared):
+    _, tensors = load(shared, "sparsevlm")
     mean = (tensors["visual_hidden"] @ tensors["text_hidden"].mT).softmax(-1).mean(1)
     near("sparsevlm", "sparsevlm: raters", mean, tensors["rater_mean"])
     for visual, text in zip(tensors["visual_hidden"], tensors["text_hidden"], strict=True):
         assert torch.equal(text_raters(visual, text).nonzero()[:, 0], tensors["text_rater_idx"])
 
 
-def test_golden_scores_and_masks(golden):
+def test_golden_scores_and_masks(shared):
     """All three are of the whole image, as the golden takes them."""
-    tensors, params = golden
+    params, tensors = load(shared, "sparsevlm")
     logits = tensors["queries"] @ tensors["keys"].mT * params["logit_scale"]
     length, start, count = logits.shape[-1], params["pre"], params["n_visual"]
     attention = logits.masked_fill(~torch.ones(length, length).bool().tril(), -torch.inf).softmax(-1)

@@ -201,21 +201,6 @@ def test_every_family_keeps_what_the_loops_choose_of_its_embeddings(family_name,
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("family_name", TELLING)
-@torch.no_grad()
-def test_everything_kept_is_the_backbone_also_through_the_gather(family_name, name):
-    family = family_of(family_name)
-    batch = prompts(family, "text", pad_left=False, videos=True)
-    whole = compress(family).run(batch).hidden_BMD
-    everything = compress(family, name=name, keep_ratio=1.0)
-    assert torch.equal(everything.run(batch).hidden_BMD, whole)
-    seen = batch.regions_BN != Region.PADDING
-    forced = everything.run(batch, force_gather=True)
-    assert torch.equal(forced.rows.visible_BM, seen)
-    torch.testing.assert_close(forced.hidden_BMD[seen], whole[seen], rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_it_answers_about_videos_and_refuses_images(name):
     model = SubTokenModel.around(compress(qwen2_family(), name=name, keep_ratio=0.5))
     video = qwen_video(5)

@@ -41,9 +41,10 @@ def alike(method, case, ours, golden):
     assert differing == 0
 
 
-def load(shared, name):
-    folder = shared / "golden" / name
-    return json.loads((folder / "set_a.json").read_text())["params"], load_file(folder / "set_a.safetensors")
+def load(shared, name, part="set_a", kind="golden"):
+    """Numbers and tensors of a recording; of kind ``golden_derived``, of the same formulas in float64."""
+    file = shared / kind / name / part
+    return json.loads(file.with_suffix(".json").read_text())["params"], load_file(file.with_suffix(".safetensors"))
 
 
 def golden_view(method, tensors, keys="keys", layer=0, values=None, **surroundings):
@@ -53,6 +54,22 @@ def golden_view(method, tensors, keys="keys", layer=0, values=None, **surroundin
     value = key if values is None else tensors[values]
     regions = torch.full(key.shape[::2], int(Region.QUERY))
     return View(layer, query, key, value, regions, key.shape[-1] ** -0.5, method.needs, **surroundings)
+
+
+ORIGINALS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "eviction_originals.safetensors"
+
+
+def originals(method):
+    """What a method's released code made of random layers, by name."""
+    start = f"{method}."
+    return {key.removeprefix(start): each for key, each in load_file(ORIGINALS).items() if key.startswith(start)}
+
+
+def original_views(method, own, region):
+    """One view of each recorded layer, all of whose entries are of one region."""
+    regions = torch.full((1, own["key"].shape[2]), int(region))
+    states = enumerate(zip(own["query"][:, None], own["key"][:, None], strict=True))
+    return [View(i, q, k, k, regions, k.shape[-1] ** -0.5, method.needs) for i, (q, k) in states]
 
 
 def keep_of(method, views, count):

@@ -59,6 +59,14 @@ def dense_attention(query, key, keys, scale):
     return matrix
 
 
+def samples(view):
+    """Every sample's number and entries [N]; of these alone the attention [H, n, n], keys and values, [h, n, d]."""
+    states = view.query_BHNd, view.key_BhNd, vars(view).get("value_BhNd", view.key_BhNd)
+    for sample, entries in enumerate(view.entries_BN):
+        query, key, value = (each[sample][:, entries] for each in states)
+        yield sample, entries, dense_attention(query, key, [True] * query.shape[1], view.scale), key, value
+
+
 def layer_views(prompts, needs, pad="none", seed=0, dropped=(), dtype=torch.float32, layers=LAYERS):
     """Views of a batch of prompts (lists of regions); a sample's tensors depend on its prompt and the seed alone.
 

@@ -1,11 +1,17 @@
-"""Scores while decoding against a simulation token by token, and the recorded decode steps of the originals."""
+"""Views by their old names, what a place lacks, and scores while decoding against a simulation token by token."""
+
+import sys
 
 import pytest
 import torch
 
-from subtoken_train.evictions import EVICTIONS, build_eviction
+from subtoken_train.errors import SubTokenWarning
+from subtoken_train.evictions import EVICTIONS, base, build_eviction
+from subtoken_train.reducers.base import ReducerView
+from subtoken_train.routing import SelectorInput
 from subtoken_train.types import Region
-from subtoken_train.view.scores import Candidates
+from subtoken_train.view import view
+from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import View
 from tests.support.golden_cases import close, load
 
@@ -134,19 +140,6 @@ def test_golden_h2o_decode_steps(shared):
         close(method, f"h2o_official_decode step {step}: scores", carried[:, 0], golden)
 
 
-def test_golden_streaming_llm_room_for_coming_tokens(shared):
-    """Evicting for five that come is a budget that is five less."""
-    params, tensors = load(shared, "streamingllm_original")
-    method, places = build_eviction("streaming_llm", sinks=params["start_size"]), torch.arange(params["T"])
-    view = view_of(method, tensors["keys"][0].repeat(2, 1, 1), tensors["keys"][0][:1], [places.tolist()], 1)
-    for budget, name in ((0, "call"), (params["num_coming"], f"evict_for_space_{params['num_coming']}")):
-        count = torch.tensor([[params["start_size"] + params["recent_size"] - budget]])
-        everyone = torch.ones(1, params["T"], dtype=torch.bool)
-        kept = method.keep([method.score(view)], Candidates([view.regions_BN], [everyone], count))[0][0, 0]
-        for expected in tensors[f"kept_positions_{name}"][0]:
-            assert kept.nonzero()[:, 0].tolist() == expected.tolist()
-
-
 def test_what_is_declared():
     """Rows that a method reads; whoever inherits from one that can says for itself that it cannot."""
     found = {name: EVICTIONS.find(name)().online for name in EVICTIONS}
@@ -156,3 +149,27 @@ def test_what_is_declared():
         {"streaming_llm": 0, "tova": 1, "snapkv": 64, "cake": 32, "headkv": 32, "sparsemm": 32, "kvzap": 0},
     )
     assert rows == dict.fromkeys(of_all) | of_last
+
+
+def test_they_are_the_same_classes(monkeypatch):
+    monkeypatch.delitem(sys.modules, "subtoken_train.evictions.layer_views", raising=False)
+    with pytest.warns(SubTokenWarning, match=r"evictions\.layer_views is now subtoken_train\.view\.view"):
+        from subtoken_train.evictions.layer_views import LayerView, Need, Scope, TaskView
+    assert {LayerView, TaskView, ReducerView, SelectorInput} == {view.View}
+    assert (Need, Scope) == (view.Need, view.Scope)
+    assert base.LayerScores is Scores
+    assert base.Candidates is Candidates
+
+
+def test_what_a_place_lacks_or_is_called_otherwise_now_is_said():
+    given = view.View(layer=3, hidden_BND=torch.zeros(1, 2, 4))
+    for name, error, words in (
+        ("embeds_BND", AttributeError, "embeds_BND of a view is now hidden_BND"),
+        ("nothing", AttributeError, "a view has no nothing"),
+        ("asks_BN", ValueError, "did not ask for it: add 'asks'"),
+        ("query_summary_BD", ValueError, "there is none: set query_conditioned = True"),
+        ("scout", ValueError, "there is none: this place of the pass has layer, .*hidden_BND"),
+    ):
+        with pytest.raises(error, match=words):
+            getattr(given, name)
+    assert given.replaced(layer=1).layer == 1

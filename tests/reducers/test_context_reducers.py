@@ -1,4 +1,4 @@
-"""Context reducers by an eviction's scores: a plain reference, the eviction itself, blindness, counts, refusals."""
+"""Context reducers: Quest's budget to the token; evictions' scores beside plain loops and the evictions themselves."""
 
 import math
 import pickle
@@ -19,6 +19,7 @@ from subtoken_train.functional.objective import answer_loss, predicting_rows
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import open_prompts, prefill
 from subtoken_train.reducers import build_reducer
+from subtoken_train.reducers.quest import page_bounds, page_index, page_scores
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Scores
@@ -155,7 +156,7 @@ def test_the_eviction_before_the_question_keeps_the_same_with_one_set_for_all_he
             assert set(trained[layer][sample, : 1 + context].nonzero()[:, 0].tolist()) == places
 
 
-@pytest.mark.parametrize("name", ["compactor", "snapkv", "kvzip"])
+@pytest.mark.parametrize("name", ["snapkv", "kvzip"])
 @pytest.mark.parametrize("pad_left", [False, True])
 @torch.no_grad()
 def test_neither_question_nor_answer_changes_what_stays(name, pad_left):
@@ -228,17 +229,6 @@ def test_an_eviction_of_another_package_serves_by_its_name(monkeypatch):
     assert (reducer.words, reducer.stage) == ("step=4", "context")
 
 
-def test_the_sketch_is_drawn_from_its_seed_and_the_layer_alone():
-    """Keys are wider than the sketch; with narrower ones leverage does not depend on it."""
-    view, generator = context_view([[CONTEXT] * 200 + [QUERY] * 3]), torch.Generator().manual_seed(0)
-    wide = torch.randn(3, 1, 2, 203, 96, generator=generator)
-    view = view.replaced(query_BHNd=wide[0], key_BhNd=wide[1], value_BhNd=wide[2], rotate=lambda at: rope(at, 96))
-    chosen = [made("compactor", 0.3, sketch_seed=seed).keep_context(view) for seed in (0, 0, 1)]
-    assert torch.equal(chosen[0], chosen[1])
-    assert not torch.equal(chosen[0], chosen[2])
-    assert not torch.equal(chosen[0], made("compactor", 0.3).keep_context(view.replaced(layer=1)))
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_autocast_changes_nothing(name):
     view = context_view([[CONTEXT] * 40 + [QUERY] * 3])
@@ -272,3 +262,67 @@ def test_a_short_context_is_served(name, always):
     assert build_reducer(name, 0.25).kept_tokens(512) == 128
     assert build_reducer(name, 0.21875, round_up=True).kept_tokens(512) == 112
     assert build_reducer(name, 1.0).kept_tokens(5) == 5
+
+
+def quest(keep_ratio=0.25, **settings):
+    return build_reducer(name="quest", keep_ratio=keep_ratio, **settings)
+
+
+def test_the_window_is_half_of_the_budget_at_most():
+    assert [quest().protected_tokens(kept) for kept in (1, 2, 3, 100, 127, 128, 512)] == [0, 1, 1, 50, 63, 64, 64]
+    assert quest(window=0).protected_tokens(512) == 0
+
+
+def by_hand_of_quest(scores, tokens, page_size, window, kept):
+    """Places among a sample's context tokens: the window, then page by page, the latest of a page first."""
+    free = list(range(tokens - window))
+    pages = [free[start : start + page_size] for start in range(0, len(free), page_size)]
+    order = sorted(range(len(pages)), key=lambda page: (-scores[page], page))
+    chosen = [place for page in order for place in reversed(pages[page])]
+    return set(chosen[: kept - window]) | set(range(tokens - window, tokens))
+
+
+@pytest.mark.slow
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=3), st.integers(1, 17), st.integers(0, 20), st.integers(1, 99),
+    st.sampled_from(["left", "right"]), st.integers(0, 99),
+)  # fmt: skip
+def test_what_stays_by_a_plain_loop(lengths, page_size, window, percent, pad, seed):
+    """Exactly the budget of every sample, whatever its length, its neighbours and its padding."""
+    reducer = quest(percent / 100, page_size=page_size, window=window)
+    view = context_view([[Region.SYSTEM] + [Region.CONTEXT] * n + [Region.QUERY] * 2 for n in lengths], pad, seed)
+    kept = reducer.keep_context(view)
+    page = page_index(view.in_scope_BN, page_size)
+    scores = page_scores(view.query_BHNd, view.asks_BN, *page_bounds(view.key_BhNd, page, 40))
+    for sample, tokens in enumerate(lengths):
+        count = max(1, tokens * percent // 100) if tokens else 0
+        expected = by_hand_of_quest(scores[sample].tolist(), tokens, page_size, min(window, count // 2), count)
+        rows = view.in_scope_BN[sample].nonzero()[:, 0]
+        assert set(kept[sample, rows].nonzero()[:, 0].tolist()) == expected
+        assert int(kept[sample].sum()) == count
+
+
+def test_a_page_that_the_budget_cuts_keeps_its_latest_tokens():
+    view = context_view([[Region.CONTEXT] * 12 + [Region.QUERY]])
+    kept = quest(0.5, page_size=4, window=0).keep_context(view)[0, :12].view(3, 4)
+    assert sorted(map(tuple, kept.tolist())) == [(False,) * 4, (False, False, True, True), (True,) * 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_equal_pages_stay_in_order(dtype):
+    view = context_view([[Region.CONTEXT] * 12 + [Region.QUERY]], dtype=dtype)
+    alike = view.replaced(key_BhNd=torch.ones_like(view.key_BhNd))
+    assert quest(0.5, page_size=4, window=1).keep_context(alike)[0].nonzero()[:, 0].tolist() == [0, 1, 2, 3, 7, 11]
+
+
+def test_a_query_region_of_zero_tokens():
+    view = context_view([[Region.CONTEXT] * 8])
+    with pytest.raises(ValueError, match="a query region of zero tokens"):
+        quest(0.5, page_size=2, window=2).keep_context(view)
+
+
+def test_a_sample_without_context_keeps_none_and_needs_no_query():
+    view = context_view([[Region.CONTEXT] * 8 + [Region.QUERY], [Region.SYSTEM] * 9])
+    kept = quest(0.5, page_size=2, window=2).keep_context(view)
+    assert kept.sum(-1).tolist() == [4, 0]
+    assert kept[0, 6:8].all()

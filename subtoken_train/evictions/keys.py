@@ -1,4 +1,4 @@
-"""Keys and values beside those of their neighbours: LagKV and CurDKV.
+"""Methods that read no attention: places, chance, lengths and directions of keys, keys and values beside neighbours.
 
 Legend: B batch, N cached rows of the prompt, h key-value heads, d head width, P partitions, W entries of one.
 """
@@ -12,9 +12,102 @@ import torch
 from torch import Tensor
 
 from subtoken_train.evictions.base import Eviction
+from subtoken_train.functional.hashing import uniform_hash
 from subtoken_train.view.method import setting
-from subtoken_train.view.scores import Scores
-from subtoken_train.view.view import Need, View
+from subtoken_train.view.scores import Scale, Scores
+from subtoken_train.view.view import Need, Online, View
+
+
+@dataclass(frozen=True)
+class StreamingLLM(Eviction):
+    """StreamingLLM (Xiao et al., 2024): the first few entries and the most recent ones, whatever they hold.
+
+    Source: sections 3.1-3.2 of "Efficient Streaming Language Models with Attention Sinks" and its code, which turns
+    keys to closed-up positions: ``rerotate: true`` here. While tokens are decoded the window moves on
+    (``eviction_every``). Sinks are the first entries of the whole prompt, recent ones the last of what competes.
+    KVCache-Factory's class of that name fixes the window: ``sinks`` = capacity - window.
+
+    Attributes:
+        sinks: first entries that always stay, inside the budget; a budget no larger leaves only sinks, the latest.
+    """
+
+    name: ClassVar[str] = "streaming_llm"
+    online: ClassVar[Online] = Online(rows=0)
+    heads_share: ClassVar[bool] = True
+
+    sinks: int = setting(4)
+
+    def score(self, view: View) -> Scores:
+        place_BN = view.entries_BN.cumsum(-1)
+        return Scores(place_BN[:, None].float(), view.entries_BN & (place_BN <= self.sinks))
+
+
+@dataclass(frozen=True)
+class RandomEviction(Eviction):
+    """Control: entries at random, in every layer and head anew.
+
+    Scores are a hash of (seed, layer, head, place among the sample's entries), the same in every run and any batch; two
+    prompts of the same length keep the same places.
+
+    Attributes:
+        seed: which random choice.
+    """
+
+    name: ClassVar[str] = "random"
+    absolute: ClassVar[Scale] = Scale(low=0.0, high=1.0)
+
+    seed: int = 0
+
+    def score(self, view: View) -> Scores:
+        place_BN = view.entries_BN.cumsum(-1)
+        heads_h1 = torch.arange(view.key_BhNd.shape[1], device=place_BN.device)[:, None]
+        scores_BhN = uniform_hash(heads_h1, place_BN[:, None], view.layer, self.seed)
+        return Scores(scores_BhN, view.entries_BN.new_zeros(view.entries_BN.shape))
+
+
+@dataclass(frozen=True)
+class KNorm(Eviction):
+    """Key norm (Devoto et al., 2024): entries whose keys are short stay.
+
+    Source: "A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression". The paper leaves the first layers
+    whole, and protects nothing either.
+    """
+
+    name: ClassVar[str] = "knorm"
+    needs: ClassVar[frozenset[Need]] = frozenset({"key_norms"})
+
+    def score(self, view: View) -> Scores:
+        return Scores(-view.key_norms(), view.entries_BN.new_zeros(view.entries_BN.shape))
+
+
+SHORTEST = 1e-12  # length that a vector has at least where it is divided by its length
+
+
+@dataclass(frozen=True)
+class KeyDiff(Eviction):
+    """KeyDiff (Park et al., 2025): entries whose keys are unlike the prompt's average key stay.
+
+    Source: "KeyDiff: Key Similarity-Based KV Cache Eviction for Long-Context LLM Inference in Resource-Constrained
+    Environments" (2504.15364), in the form of kvpress 0.5.4: minus the cosine similarity of an entry's rotated key to
+    the mean of all normalised keys. The prompt is read whole (the paper evicts in blocks); nothing is protected.
+    """
+
+    name: ClassVar[str] = "keydiff"
+    absolute: ClassVar[Scale] = Scale(low=-1.0, high=1.0)
+
+    def score(self, view: View) -> Scores:
+        return Scores(-anchor_similarity(view.key_BhNd, view.entries_BN), torch.zeros_like(view.entries_BN))
+
+
+def anchor_similarity(key_BhNd: Tensor, entries_BN: Tensor) -> Tensor:
+    """Cosine similarity of every key to the mean of the entries' normalised keys, [B, h, N] in fp32."""
+    key_BhNd = key_BhNd.float()
+    share_BhN = 1 / key_BhNd.norm(dim=-1).clamp(min=SHORTEST)
+    weight_BhN = share_BhN * entries_BN[:, None]  # the anchor's own length divides out
+    anchor_Bhd1 = (weight_BhN[:, :, None] @ key_BhNd).transpose(-1, -2)
+    length_Bh11 = anchor_Bhd1.norm(dim=-2, keepdim=True).clamp(min=SHORTEST)
+    similarity_BhN: Tensor = (key_BhNd @ (anchor_Bhd1 / length_Bh11))[..., 0] * share_BhN
+    return similarity_BhN
 
 
 @dataclass(frozen=True)
@@ -26,7 +119,7 @@ class LagKV(Eviction):
     channel in the *next* partition are 0 and 1 for this one's keys and values; an entry's spread over the channels,
     softmax within the partition, mean of key and value, is ranked there. The last whole partition and what follows it
     stay; with fewer than two partitions the latest entries do. A channel that is constant in the next partition is left
-    out, where the release divides by 0. All layers have the same budget; nothing is evicted while decoding.
+    out, where the release divides by 0.
 
     Attributes:
         sinks: first entries of the prompt that always stay, inside the budget.
@@ -97,8 +190,7 @@ class CUR(Eviction):
     Source: "Value-Guided KV Compression for LLMs via Approximated CUR Decomposition" (2509.15038), its authors' press,
     and kvpress 0.5.4, whose defaults these are. The leverage of a key, and of a value, is its squared norm as a share
     of that of its window of 16 entries; the score is their product, over the sum of a head's. Norms are not estimated
-    from a sketch (off by default there); a window of zeros gives 0; windows begin at a prompt's own first entry. All
-    layers have the same budget; nothing is evicted while decoding.
+    from a sketch (off by default there); a window of zeros gives 0; windows begin at a prompt's own first entry.
 
     Attributes:
         sinks: first entries of the prompt that always stay, inside the budget.

@@ -1,6 +1,6 @@
-"""Methods of a few lines: places, chance, key lengths and directions, the last row, the question's rows, all pages.
+"""Methods by the rows that ask: the prompt's last one (TOVA), the question's (Finch), each decoding step's (Quest).
 
-Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, d head width.
+Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads.
 """
 
 from __future__ import annotations
@@ -15,104 +15,10 @@ from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import competing_counts
 from subtoken_train.evictions.observers import column_sums, over_groups, task_rows
 from subtoken_train.functional.gather import last_marked
-from subtoken_train.functional.hashing import uniform_hash
 from subtoken_train.types import Region
 from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Candidates, Scale, Scores
 from subtoken_train.view.view import Need, Online, View
-
-
-@dataclass(frozen=True)
-class StreamingLLM(Eviction):
-    """StreamingLLM (Xiao et al., 2024): the first few entries and the most recent ones, whatever they hold.
-
-    Source: sections 3.1-3.2 of "Efficient Streaming Language Models with Attention Sinks" and its code, which turns
-    keys to closed-up positions: ``rerotate: true`` here. While tokens are decoded the window moves on
-    (``eviction_every``). Sinks are the first entries of the whole prompt, recent ones the last of what competes.
-    KVCache-Factory's class of that name fixes the window: ``sinks`` = capacity - window.
-
-    Attributes:
-        sinks: first entries that always stay, inside the budget; a budget no larger leaves only sinks, the latest.
-    """
-
-    name: ClassVar[str] = "streaming_llm"
-    online: ClassVar[Online] = Online(rows=0)
-    heads_share: ClassVar[bool] = True
-
-    sinks: int = setting(4)
-
-    def score(self, view: View) -> Scores:
-        place_BN = view.entries_BN.cumsum(-1)
-        return Scores(place_BN[:, None].float(), view.entries_BN & (place_BN <= self.sinks))
-
-
-@dataclass(frozen=True)
-class RandomEviction(Eviction):
-    """Control: entries at random, in every layer and head anew.
-
-    Scores are a hash of (seed, layer, head, place among the sample's entries), the same in every run and any batch; two
-    prompts of the same length keep the same places.
-
-    Attributes:
-        seed: which random choice.
-    """
-
-    name: ClassVar[str] = "random"
-    absolute: ClassVar[Scale] = Scale(low=0.0, high=1.0)
-
-    seed: int = 0
-
-    def score(self, view: View) -> Scores:
-        place_BN = view.entries_BN.cumsum(-1)
-        heads_h1 = torch.arange(view.key_BhNd.shape[1], device=place_BN.device)[:, None]
-        scores_BhN = uniform_hash(heads_h1, place_BN[:, None], view.layer, self.seed)
-        return Scores(scores_BhN, view.entries_BN.new_zeros(view.entries_BN.shape))
-
-
-@dataclass(frozen=True)
-class KNorm(Eviction):
-    """Key norm (Devoto et al., 2024): entries whose keys are short stay.
-
-    Source: "A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression". Nothing is protected, no query is
-    read, all layers have the same budget (the paper leaves the first layers whole), nothing is evicted while decoding.
-    """
-
-    name: ClassVar[str] = "knorm"
-    needs: ClassVar[frozenset[Need]] = frozenset({"key_norms"})
-
-    def score(self, view: View) -> Scores:
-        return Scores(-view.key_norms(), view.entries_BN.new_zeros(view.entries_BN.shape))
-
-
-SHORTEST = 1e-12  # length that a vector has at least where it is divided by its length
-
-
-@dataclass(frozen=True)
-class KeyDiff(Eviction):
-    """KeyDiff (Park et al., 2025): entries whose keys are unlike the prompt's average key stay.
-
-    Source: "KeyDiff: Key Similarity-Based KV Cache Eviction for Long-Context LLM Inference in Resource-Constrained
-    Environments" (2504.15364), in the form of kvpress 0.5.4: minus the cosine similarity of an entry's rotated key to
-    the mean of all normalised keys. The prompt is read whole (the paper evicts in blocks); nothing is protected, all
-    layers have the same budget, nothing is evicted while decoding.
-    """
-
-    name: ClassVar[str] = "keydiff"
-    absolute: ClassVar[Scale] = Scale(low=-1.0, high=1.0)
-
-    def score(self, view: View) -> Scores:
-        return Scores(-anchor_similarity(view.key_BhNd, view.entries_BN), torch.zeros_like(view.entries_BN))
-
-
-def anchor_similarity(key_BhNd: Tensor, entries_BN: Tensor) -> Tensor:
-    """Cosine similarity of every key to the mean of the entries' normalised keys, [B, h, N] in fp32."""
-    key_BhNd = key_BhNd.float()
-    share_BhN = 1 / key_BhNd.norm(dim=-1).clamp(min=SHORTEST)
-    weight_BhN = share_BhN * entries_BN[:, None]  # the anchor's own length divides out
-    anchor_Bhd1 = (weight_BhN[:, :, None] @ key_BhNd).transpose(-1, -2)
-    length_Bh11 = anchor_Bhd1.norm(dim=-2, keepdim=True).clamp(min=SHORTEST)
-    similarity_BhN: Tensor = (key_BhNd @ (anchor_Bhd1 / length_Bh11))[..., 0] * share_BhN
-    return similarity_BhN
 
 
 @dataclass(frozen=True)
@@ -151,7 +57,7 @@ class Finch(Eviction):
     before their question, are refused.
 
     A set per key-value head, as in kvpress (one for all heads in the paper). Both turn what stays to closed-up
-    positions: ``rerotate: true`` here. The context is read whole; nothing is evicted while decoding.
+    positions: ``rerotate: true`` here. The context is read whole.
 
     Attributes:
         normalise: weight every row by the number of entries up to it.

@@ -1,0 +1,238 @@
+"""Methods that read no attention: budgets around sinks, chance, unlike keys, plain references of neighbours."""
+
+import math
+
+import pytest
+import torch
+
+from subtoken_train.evictions import build_eviction
+from subtoken_train.evictions.keys import anchor_similarity, lag_spread, leverage
+from subtoken_train.types import Region
+from subtoken_train.view.scores import Candidates
+from tests.support.golden_cases import close, golden_view, keep_of, load, same_places
+from tests.support.prompt_views import KV_HEADS, layer_views, samples
+
+TWO = [[1] + [2] * 14 + [4] * 4, [4] * 9]
+
+
+@pytest.mark.parametrize(
+    ("sinks", "count", "places"),
+    [
+        (4, 6, [0, 1, 2, 3, 8, 9]),
+        (0, 3, [7, 8, 9]),
+        (4, 4, [0, 1, 2, 3]),
+        (4, 2, [2, 3]),
+        (20, 3, [7, 8, 9]),
+        (4, 0, [3]),
+    ],
+)
+def test_budgets_around_the_sinks(sinks, count, places):
+    method = build_eviction("streaming_llm", sinks=sinks)
+    view = layer_views([[int(Region.QUERY)] * 10], method.needs, layers=1)[0]
+    assert keep_of(method, [view], count)[0][0, 0].nonzero()[:, 0].tolist() == places
+
+
+def test_sinks_are_the_prompts_first_entries():
+    """Where only the image competes, the system tokens are the sinks, and the latest visual tokens stay."""
+    codes = [int(Region.SYSTEM)] * 4 + [int(Region.VISUAL)] * 8 + [int(Region.QUERY)] * 3
+    method = build_eviction("streaming_llm")
+    view = layer_views([codes], method.needs, pad="left", layers=1)[0]
+    competes = view.regions_BN == Region.VISUAL
+    kept = method.keep([method.score(view)], Candidates([view.regions_BN], [competes], torch.tensor([[3]])))[0]
+    assert kept[0, 0].nonzero()[:, 0].tolist() == [3, 4, 5, 6, 12, 13, 14, 15, 16, 17]
+
+
+def test_chance_is_reproducible_and_another_in_every_layer_head_and_seed():
+    views = layer_views([[4] * 40], frozenset(), layers=2)
+    kept, again, other = (keep_of(build_eviction("random", seed=seed), views, 20) for seed in (3, 3, 4))
+    assert all(map(torch.equal, kept, again))
+    sets = [tuple(row.tolist()) for layers in (kept, other) for layer in layers for row in layer[0]]
+    assert len(set(sets)) == len(sets) == 8
+
+
+def test_every_entry_has_the_same_chance():
+    views = layer_views([[4] * 30], frozenset(), layers=2)
+    kept = [torch.stack(keep_of(build_eviction("random", seed=seed), views, 10)) for seed in range(150)]
+    share = torch.stack(kept).float().mean((0, 1, 2, 3))  # of 600 draws
+    assert (share - 1 / 3).abs().max() < 0.08
+
+
+def test_shortest_keys_stay_in_every_head():
+    method = build_eviction("knorm")
+    view = layer_views([[4] * 9, [4] * 5], method.needs, "right", layers=1)[0]
+    kept = keep_of(method, [view], 3)[0]
+    for sample, entries, _, key, _ in samples(view):
+        shortest = key.norm(dim=-1).topk(3, largest=False).indices
+        assert torch.equal(kept[sample][:, entries], torch.zeros_like(key[..., 0]).bool().scatter(1, shortest, True))
+
+
+def test_keydiff_is_its_definition_key_by_key():
+    method = build_eviction("keydiff")
+    view = layer_views(TWO, method.needs, "left", layers=1, dropped=[(0, 0.3)])[0]
+    scores = method.score(view).scores_BhN
+    for sample, entries, _, key_hnd, _ in samples(view):
+        for head, keys in enumerate(key_hnd):
+            anchor = sum(key / key.norm() for key in keys) / len(keys)
+            expected = [-float(key @ anchor / key.norm() / anchor.norm()) for key in keys]
+            assert scores[sample, head, entries].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_keys_of_no_length_are_like_nothing():
+    keys, entries = torch.zeros(1, 1, 4, 8), torch.ones(1, 4, dtype=torch.bool)
+    assert anchor_similarity(keys, entries).tolist() == [[[0.0] * 4]]
+    keys[0, 0, 1:] = torch.randn(3, 8)
+    found = anchor_similarity(keys, entries)
+    assert found.isfinite().all()
+    assert found[0, 0, 0] == 0
+
+
+@pytest.mark.parametrize("name", ["kvpress_lagkv", "kvpress_lagkv_cross"])
+def test_lagkv_is_kvpress_s(shared, name):
+    """Ranks of several partitions are equal, and the press's choice between them is ``topk``'s: scores are compared.
+
+    Sets are compared too, where the last score that stays is not also the first that goes.
+    """
+    params, tensors = load(shared, name)
+    settings = {"sinks": params["n_sink"], "lag": params["lag_size"], "cross_scoring": params["cross_scoring"]}
+    method = build_eviction("lagkv", **settings)
+    view, theirs, places = golden_view(method, tensors, "key", values="value"), tensors["scores"], tensors["kept"]
+    close(method, f"{name}: scores", method.score(view).scores_BhN, theirs)
+    count = places.shape[-1]
+    kept = keep_of(method, [view], count)[0]
+    ours = theirs[kept].view(*kept.shape[:2], -1).sort(-1).values
+    close(method, f"{name}: kept scores", ours, theirs.gather(-1, places).sort(-1).values, rtol=0, atol=0)
+    order = theirs.sort(-1, descending=True).values
+    for sample, head in (order[..., count - 1] != order[..., count]).nonzero().tolist():
+        one = slice(sample, sample + 1), slice(head, head + 1)
+        same_places(method, name, kept[one], places[one])
+
+
+def plain_scores(key, value, method):
+    """Scores of one head of one prompt, and what is protected, number by number."""
+    length = len(key)
+    partitions = (length - method.sinks) // method.lag
+    if partitions < 2:
+        rest = length - method.sinks
+        return [max(i - method.sinks, 0) / rest for i in range(length)], [i < method.sinks for i in range(length)]
+    scores = [1.0] * length
+    for part in range(partitions - 1):
+        start = method.sinks + part * method.lag
+        own, following = range(start, start + method.lag), range(start + method.lag, start + 2 * method.lag)
+        total = [0.0] * method.lag
+        for states in (key, value):
+            spread = []
+            for i in own:
+                relative = []
+                for channel in range(states.shape[1]):
+                    reference = [float(states[j, channel]) for j in following]
+                    low, high = min(reference), max(reference)
+                    relative.append((float(states[i, channel]) - low) / (high - low))
+                mean = sum(relative) / len(relative)
+                spread.append(math.sqrt(sum((x - mean) ** 2 for x in relative) / (len(relative) - 1)))
+            shares = [math.exp(x) / sum(map(math.exp, spread)) for x in spread]
+            total = [a + b / 2 for a, b in zip(total, shares, strict=True)]
+        if not method.cross_scoring:
+            total = [sum(other < own_score for other in total) / method.lag for own_score in total]
+        scores[start : start + method.lag] = total
+    scored = range(method.sinks, method.sinks + (partitions - 1) * method.lag)
+    return scores, [i not in scored for i in range(length)]
+
+
+@pytest.mark.parametrize("cross", [False, True])
+@pytest.mark.parametrize(("sinks", "lag"), [(2, 4), (0, 3), (4, 6), (4, 9)])
+def test_lagkv_is_the_plain_reference(cross, sinks, lag):
+    """Left padding, two lengths (one with fewer than two partitions at 6), and rows that are no entries."""
+    method = build_eviction("lagkv", cross_scoring=cross, sinks=sinks, lag=lag)
+    view = layer_views([[1] + [2] * 20 + [4] * 4, [4] * 9], method.needs, "left", layers=1, dropped=[(0, 0.2)])[0]
+    found = method.score(view)
+    for sample, entries, _, keys, values in samples(view):
+        for head, states in enumerate(zip(keys, values, strict=True)):
+            scores, protected = plain_scores(*states, method)
+            assert torch.allclose(found.scores_BhN[sample, head, entries], torch.tensor(scores), atol=1e-5)
+        assert found.protected_BN[sample, entries].tolist() == protected
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 11])
+def test_short_prompts_keep_sinks_and_the_latest(length):
+    method = build_eviction("lagkv", sinks=4, lag=4)
+    view = layer_views([[4] * length], method.needs, layers=1)[0]
+    count = min(6, length)
+    kept = keep_of(method, [view], count)[0]
+    expected = [i < 4 or i >= length - 2 for i in range(length)]
+    assert kept.tolist() == [[expected, expected]]
+
+
+def test_constant_channels_say_nothing():
+    """A channel that the next partition has at one value is left out; if no two are left, there is no spread."""
+    states = torch.randn(1, 2, 5, 8)
+    without = lag_spread(states[..., :6])
+    states[:, 1, :, 6:] = 0.5
+    assert torch.allclose(lag_spread(states), without)
+    states[:, 1] = 0.5
+    assert lag_spread(states).tolist() == [[[0.0] * 5]]
+
+
+CODES = [[1] + [2] * 20 + [4] * 4, [4] * 9, [4]]
+
+
+def plain_scores_of_cur(key, value, method):
+    """Scores of one head of one prompt, number by number."""
+    parts = []
+    for states in (key, value):
+        squares = [sum(float(x) ** 2 for x in row) for row in states]
+        if method.local:
+            starts = range(0, len(squares), method.local)
+            windows = [squares[start : start + method.local] for start in starts]
+            squares = [each / sum(own) if sum(own) else 0.0 for own in windows for each in own]
+        parts.append(squares)
+    pairs = list(zip(*parts, strict=True))
+    scores = [{"product": a * b, "mean": (a + b) / 2, "key": a, "value": b}[method.leverage] for a, b in pairs]
+    return [each / sum(scores) if sum(scores) else 0.0 for each in scores]
+
+
+@pytest.mark.parametrize("kind", ["product", "mean", "key", "value"])
+@pytest.mark.parametrize(("sinks", "local"), [(2, 4), (0, 0), (30, 16)])
+@pytest.mark.parametrize("pad", ["left", "right"])
+def test_cur_is_the_plain_reference(kind, sinks, local, pad):
+    """Three lengths, windows that end early, and rows that are no entries: a window is of a prompt's own entries."""
+    method = build_eviction("cur", leverage=kind, sinks=sinks, local=local)
+    view = layer_views(CODES, method.needs, pad, layers=1, dropped=[(0, 0.2)])[0]
+    found = method.score(view)
+    for sample, entries, _, keys, values in samples(view):
+        for head, states in enumerate(zip(keys, values, strict=True)):
+            expected, ours = plain_scores_of_cur(*states, method), found.scores_BhN[sample, head]
+            torch.testing.assert_close(ours[entries], torch.tensor(expected), rtol=1e-4, atol=1e-7)
+            assert not ours[~entries].any()
+        count = int(entries.sum())
+        assert found.protected_BN[sample, entries].tolist() == [place < sinks for place in range(count)]
+
+
+def test_equal_entries_tie_to_the_first_and_the_sinks_come_before_them():
+    method = build_eviction("cur", sinks=1, local=4)
+    view = layer_views([[4] * 8], method.needs, layers=1)[0]
+    ones = torch.ones_like(view.key_BhNd)
+    kept = keep_of(method, [view.replaced(key_BhNd=ones, value_BhNd=ones)], 3)[0]
+    assert kept.tolist() == [[[True, True, True] + [False] * 5] * KV_HEADS]
+
+
+def test_values_that_routing_dropped_say_nothing():
+    """A window of zeros scores 0, and so does a prompt of them; entries of other windows are compared as before."""
+    method = build_eviction("cur", sinks=0, local=4)
+    view = layer_views([[4] * 12], method.needs, layers=1)[0]
+    value = view.value_BhNd.clone()
+    value[:, :, 4:8] = 0
+    scores = method.score(view.replaced(value_BhNd=value)).scores_BhN
+    assert scores.isfinite().all()
+    assert not scores[..., 4:8].any()
+    assert not method.score(view.replaced(value_BhNd=value * 0)).scores_BhN.any()
+    plain = method.score(view).scores_BhN
+    ratio = scores[..., :4] / plain[..., :4]
+    assert torch.allclose(ratio, ratio[..., :1].expand_as(ratio))
+
+
+def test_no_rows_and_what_stands_in_padding():
+    nothing = leverage(torch.zeros(2, 3, 0, 4), torch.zeros(2, 0).bool(), torch.zeros(2, 0).long(), 4)
+    assert nothing.shape == (2, 3, 0)
+    states = torch.tensor([[[[float("nan")], [3.0], [4.0]]]])
+    entries = torch.tensor([[False, True, True]])
+    assert leverage(states, entries, entries.cumsum(-1) - 1, 2)[0, 0].tolist() == pytest.approx([0, 9 / 25, 16 / 25])

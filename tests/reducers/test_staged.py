@@ -1,0 +1,286 @@
+"""PyramidDrop and FitPrune, stage by stage beside one plain loop; counts, tables, calibrations, and how they train."""
+
+from fractions import Fraction
+from itertools import accumulate
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from subtoken_train.evaluation.diagnostics import diagnose
+from subtoken_train.families.family import shapes_digest
+from subtoken_train.reducers import build_reducer
+from subtoken_train.reducers.fitprune import PUBLISHED, PruneSchedules, attention_masses
+from subtoken_train.reducers.staged import stage_share
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.types import Identity, Region
+from subtoken_train.view.view import View
+from tests.support.golden_cases import alike, load, near
+from tests.support.helpers import compress, gqa_family, make_batch, only_sample, sharpen
+from tests.support.kvzap_files import written
+from tests.support.sampling import sampled
+
+MIXED = [(1, 9), (2, 7), (0, 12)]
+HALF = 0.46875  # in four stages, each keeps half of the one before
+
+
+@pytest.fixture(params=["multi_head", "grouped_query"])
+def stages(request, tiny_family):
+    """A model, into how many stages it is cut, what the average is then, and where they start."""
+    if request.param == "multi_head":
+        family, made = tiny_family, (4, HALF, [(0, 1), (1, 2), (2, 3), (3, 4)])
+    else:
+        family, made = gqa_family(), (2, 0.75, [(0, 3), (3, 6)])
+    sharpen(family)
+    return family, *made
+
+
+def layer_attention(family, layer, hidden_ND, rows):
+    """Attention of one sample from the layer's own projections, causal, [H, N, N]."""
+    block = family.decoder.layers[layer]
+    attention, normed = block.self_attn, block.input_layernorm(hidden_ND[None])
+    query, key = (
+        made(normed).view(1, len(rows), -1, attention.head_dim).transpose(1, 2)
+        for made in (attention.q_proj, attention.k_proj)
+    )
+    query, key = family.rotate(layer, query, key, family.decoder.rotary_emb(normed, torch.tensor(rows)[None]))
+    logits = query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).mT * attention.head_dim**-0.5
+    return logits.masked_fill(torch.ones(len(rows), len(rows)).triu(1).bool(), -torch.inf).softmax(-1)[0]
+
+
+def by_stages(family, batch, stops, counts, score):
+    """One sample: the rows of every stage, and the last layer's output; so many visual tokens go on after each."""
+    hidden, regions, asks = family.embed(batch)[0], batch.regions_BN[0].tolist(), int(batch.rank_position_B[0])
+    rows, held = list(range(len(regions))), []
+    for start, stop, count in zip([0, *stops], stops, [*counts, None], strict=False):
+        held.append(rows)
+        seen, position = torch.ones(1, len(rows), dtype=torch.bool), torch.tensor(rows)[None]
+        for layer in range(start, stop):
+            given, hidden = hidden, family.run_layers(hidden[None], seen, position, start=layer, stop=layer + 1)[0]
+        visual = [i for i, n in enumerate(rows) if regions[n] == Region.VISUAL]
+        if count is None or not visual:
+            continue
+        after = [i for i, n in enumerate(rows) if i > visual[0] and i not in visual and n <= asks]
+        value = score(layer_attention(family, stop - 1, given, rows), visual, after, rows.index(asks))
+        best = sorted(visual, key=lambda i: -float(value[i]))[:count]
+        keep = sorted({i for i in range(len(rows)) if i not in visual} | set(best))
+        hidden, rows = hidden[keep], [rows[i] for i in keep]
+    return held, hidden
+
+
+def check_stages(backbone, pad_left, stops, counts_of, score):
+    """Every sample of a batch holds in each stage what it holds by a loop over it alone."""
+    batch = make_batch(MIXED, pad_left)
+    result = backbone.run(batch, pad_left=pad_left)
+    for sample, tokens in enumerate((64, 128, 0)):
+        held, hidden = by_stages(backbone.family, only_sample(batch, sample), stops, counts_of(tokens), score)
+        first = int((batch.regions_BN[sample] == Region.PADDING).sum()) if pad_left else 0
+        for expected, (_, _, rows) in zip(held, result.spans, strict=True):
+            seen = rows.visible_BM[sample]
+            assert (rows.index_BM[sample, seen] - first).tolist() == rows.position[sample, seen].tolist() == expected
+        assert torch.allclose(result.hidden_BMD[sample, result.rows.visible_BM[sample]], hidden, atol=1e-5)
+    return result
+
+
+@sampled("pad_left", [False, True], every=4)
+@torch.no_grad()
+def test_stages_are_the_papers(stages, pad_left):
+    family, number, average, spans = stages
+    backbone = compress(family, name="pyramiddrop", keep_ratio=average, stages=number)
+
+    def counts(tokens):
+        return [max(1, tokens >> stage) for stage in range(1, number)]
+
+    stops = [stop for _, stop in spans]
+    result = check_stages(backbone, pad_left, stops, counts, lambda paid, visual, after, asks: paid[:, asks].mean(0))
+    assert [(start, stop) for start, stop, _ in result.spans] == spans
+    assert [rows.visible_BM.sum(-1)[0] for _, _, rows in result.spans] == [75, 43, 27, 19][:number]
+
+
+@torch.no_grad()
+def test_a_prompt_that_ends_with_its_image_asks_with_its_last_row_and_keeps_it(tiny_family):
+    batch = make_batch([(1, 2)])
+    batch.regions_BN[0, -2:], batch.labels_BN[0] = Region.VISUAL, -100
+    batch.rank_position_B[0] = batch.regions_BN.shape[1] - 1
+    batch.regions_BN[0, 2:4] = Region.SYSTEM
+    result = compress(tiny_family, name="pyramiddrop", keep_ratio=0.3).run(batch)
+    assert all(rows.index_BM[0, -1] == batch.rank_position_B[0] for _, _, rows in result.spans)
+    batch.followed = True
+    assert compress(tiny_family, name="pyramiddrop", keep_ratio=0.3).run(batch).hidden_BMD.isfinite().all()
+
+
+@pytest.mark.parametrize("budget", ["per_token", "ranked"])
+def test_routers_act_from_the_first_cut_on_and_train(tiny_family, budget):
+    config = RoutingConfig(num_groups=16, kept_groups=4, budget=budget)
+    backbone = compress(tiny_family, config, name="pyramiddrop", keep_ratio=HALF)
+    batch = make_batch(MIXED)
+    result = backbone.run(batch)
+    masks = result.state.masks
+    assert sorted(masks) == [1, 2, 3]
+    for layer, mask in masks.items():
+        rows = result.spans[layer][2]
+        visual = rows.regions_BM == Region.VISUAL
+        assert mask.shape[1] == rows.index_BM.shape[1]
+        assert visual.sum(-1).tolist() == [64 >> layer, 128 >> layer, 0]
+        assert (mask & visual[..., None]).sum((1, 2)).tolist() == [4 * (64 >> layer), 4 * (128 >> layer), 0]
+    balance = result.state.balances()
+    assert balance.shape == (3, 3)
+    alone = [compress(tiny_family, config, name="pyramiddrop", keep_ratio=HALF) for _ in range(3)]
+    for sample, other in enumerate(alone):
+        other.bank.load_state_dict(backbone.bank.state_dict())
+        found = other.run(only_sample(batch, sample)).state.balances()
+        assert torch.allclose(found[:, 0], balance[:, sample], atol=1e-5)
+    (backbone.logits(result).square().mean() + result.state.mean_balance()).backward()
+    gradients = [[p.grad for p in selector.parameters()] for selector in backbone.bank.selectors]
+    assert all(grad is None for grad in gradients[0])
+    assert all(grad is not None and grad.abs().sum() > 0 for layer in gradients[1:] for grad in layer)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    depth=st.integers(4, 40), stages=st.integers(2, 4), part=st.integers(1, 1000), tokens=st.integers(1, 700),
+    up=st.booleans(),
+)  # fmt: skip
+def test_the_average_is_the_keep_ratio(depth, stages, part, tokens, up):
+    """Counts fall; their average is the ratio, to less than a token, never above it (or below, rounded up)."""
+    first = Fraction(depth // stages, depth)
+    ratio = float(first + (1 - first) * Fraction(part, 1000))
+    if ratio >= 1 or Fraction(str(ratio)) <= first:
+        return
+    counts = build_reducer("pyramiddrop", ratio, up, stages=stages).layer_tokens(tokens, depth)
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] == tokens
+    assert counts[-1] >= 1
+    mean = sum(counts) / depth
+    assert ratio * tokens - 1e-4 - (not up) <= mean <= ratio * tokens + 1e-4 + (1 if up or min(counts) == 1 else 0)
+
+
+def test_the_papers_counts():
+    counts = build_reducer("pyramiddrop", HALF).layer_tokens(576, 32)
+    assert counts == [576] * 8 + [288] * 8 + [144] * 8 + [72] * 8
+    assert build_reducer("pyramiddrop", HALF, round_up=True).layer_tokens(576, 32) == counts
+    assert stage_share((7, 7, 7, 7), Fraction(15, 32), False) == Fraction(1, 2)
+    assert build_reducer("pyramiddrop", HALF).kept_words(576, 32) == "288 to 72"
+
+
+def test_a_matched_anchor_holds_the_same_share():
+    """Layers below the first cut hold all in both; the arm's others hold whole keys and a quarter of the values."""
+    arm = build_reducer("pyramiddrop", HALF)
+    held = Fraction(1, 4) + (arm.mean_share(32) - Fraction(1, 4)) * Fraction(5, 8)
+    anchor = arm.at_share(held, 32)
+    assert (anchor.keep_ratio, anchor.round_up) == (0.38671875, True)
+    assert sum(anchor.layer_tokens(576, 32)) / (576 * 32) >= held
+    with pytest.raises(ValueError, match=r"the first 8 of 32 layers hold every token"):
+        arm.at_share(Fraction(1, 5), 32)
+
+
+def test_stretches_of_different_rows_are_diagnosed(tiny_family):
+    backbone = compress(tiny_family, RoutingConfig(num_groups=16, kept_groups=4), name="pyramiddrop", keep_ratio=HALF)
+    found = diagnose(backbone.eval(), [make_batch(MIXED)])
+    assert found.layers == [1, 2, 3]
+    assert found.counts_LS.sum(-1).tolist() == [4 * 96, 4 * 48, 4 * 24]
+    # 32 and 64 tokens in layer 1, half of each in layer 2, and again
+    expected = [sum(rank < tokens >> layer for layer in (1, 2, 3) for tokens in (64, 128)) for rank in range(64)]
+    assert found.rank_tokens_R.tolist()[:64] == expected
+
+
+SHARES = [[1, 0.75, 0.75, 0.5], [1, 0.5, 0.25, 0.25]]  # averages 0.75 and 0.5
+
+
+def identity(family):
+    return Identity("made/here", None, "llava", shapes_digest(family))
+
+
+@pytest.fixture
+def file(tmp_path, tiny_family):
+    return written(tmp_path / "fit.json", "fitprune", PruneSchedules(SHARES), identity(tiny_family))
+
+
+def view_of(regions, attention, count, last):
+    """A cut's view of one layer's attention [B, H, N, N]."""
+
+    def blocks(marks_BN):
+        for row in range(marks_BN.shape[1]):
+            yield torch.where(marks_BN[:, row : row + 1], row, -1), attention[:, :, row : row + 1]
+
+    last_B, counts = (torch.full((len(regions),), number) for number in (last, count))
+    unread = torch.zeros_like(regions).bool()
+    return View(
+        layer=1, regions_BN=regions, protected_BN=unread, rank_position_B=last_B, count_B=counts, attention=blocks
+    )
+
+
+def test_golden_block(shared):
+    params, tensors = load(shared, "fitprune")
+    system, visual = params["system_tokens"], params["n_visual"]
+    length = tensors["attn_weights"].shape[-1]
+    regions = torch.full((len(tensors["attn_weights"]), length), int(Region.QUERY))
+    regions[:, :system], regions[:, system : system + visual] = Region.SYSTEM, Region.VISUAL
+    view = view_of(regions, tensors["attn_weights"], visual - params["n_delete"], length - 1)
+    self_BN, cross_BN, asks_B = attention_masses(view)
+    image = slice(system, system + visual)
+    assert asks_B.all()
+    near("fitprune", "fitprune: self score", self_BN[0, image], tensors["self_score"], rtol=1e-5)
+    # the release leaves out the number of text rows, which ranks alike
+    ratio = tensors["cross_score"] / cross_BN[0, image]
+    assert torch.allclose(ratio, ratio[0].expand_as(ratio), rtol=1e-5)
+    alike("fitprune", "fitprune", build_reducer("fitprune", 0.5).cut(view).keep_BM[0], tensors["keep_mask"])
+
+
+def test_golden_tables(shared):
+    tensors = load(shared, "fitprune")[1]
+    alike("fitprune", "fitprune: published counts", torch.tensor(PUBLISHED), tensors["delete_scheme_table"][1:])
+    for row in PUBLISHED:
+        held = list(accumulate(row[:-1], lambda left, gone: left - gone, initial=576))
+        share = Fraction(sum(held), 32 * 576)
+        reducer = build_reducer("fitprune", float(share))
+        assert sum(abs(a - b) for a, b in zip(reducer.layer_tokens(576, 32), held, strict=True)) <= 32
+        more = build_reducer("fitprune", min(1.0, float(share) + 0.02)).layer_tokens(576, 32)
+        assert sum(more) > sum(held)
+
+
+@pytest.mark.parametrize("ratio", [0.95, 0.6, 0.5, 0.25, 0.13])
+def test_the_average_is_the_keep_ratio_of_fitprune(ratio):
+    shares = build_reducer("fitprune", ratio).layer_shares(32)
+    assert sum(shares) / 32 == Fraction(str(ratio))
+    assert shares == sorted(shares, reverse=True)
+    assert build_reducer("fitprune", 1.0).layer_tokens(576, 32) == [576] * 32
+
+
+@pytest.mark.parametrize("pad_left", [False, True])
+@torch.no_grad()
+def test_layers_are_the_releases(tiny_family, file, pad_left):
+    sharpen(tiny_family)
+    backbone = compress(tiny_family, name="fitprune", keep_ratio=0.5, calibration=file)
+
+    def score(paid, visual, after, asks):
+        largest = paid.amax(0)
+        return largest[visual].sum(0) * largest[after].sum(0)
+
+    check_stages(
+        backbone, pad_left, [1, 2, 3, 4], lambda tokens: [int(tokens * share) for share in SHARES[1][1:]], score
+    )
+
+
+def test_a_calibration_of_another_backbone_is_refused(tiny_family, tmp_path):
+    numbers = PruneSchedules(SHARES)
+    other = written(tmp_path / "other.json", "fitprune", numbers, identity(gqa_family()))
+    with pytest.raises(ValueError, match=r"this backbone is another one .*subtoken-train calibrate fitprune"):
+        compress(tiny_family, name="fitprune", keep_ratio=0.6, calibration=other)
+
+
+@pytest.mark.parametrize(
+    ("shares", "message"),
+    [
+        ([[0.9, 0.5]], r"shares\[0\] must start at 1 and never rise"),
+        ([[1, 0.5, 0.6]], r"shares\[0\] must start at 1 and never rise"),
+        ([[1, 0.0]], r"shares\[0\] ends at 0; the last layer holds something"),
+        ([[1, 0.5], [1, 0.7]], r"rows of falling averages below 1"),
+        ([[1, 1.0]], r"rows of falling averages below 1"),
+        ([[1, float("nan")]], r"shares\[0\]\[1\] is nan"),
+    ],
+)
+def test_numbers_of_a_file_are_checked(shares, message):
+    with pytest.raises(ValueError, match=message):
+        PruneSchedules(shares)
