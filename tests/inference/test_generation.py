@@ -47,7 +47,10 @@ def test_a_second_turn_is_that_of_transformers(family):
     first = model.generate(**inputs, **settings, max_new_tokens=5)
     assert {layer.keys.shape[2] for layer in model.last.cache.layers} == {4}
     turn = torch.cat([first, torch.randint(10, 60, (1, 6), generator=torch.Generator().manual_seed(1))], 1)
+    more = turn.shape[1] - inputs["input_ids"].shape[1]
     plain = {name: each for name, each in inputs.items() if name not in ("input_ids", "attention_mask")}
+    if (kinds := plain.get("mm_token_type_ids")) is not None:
+        plain["mm_token_type_ids"] = torch.nn.functional.pad(kinds, (0, more))
     expected = model.backbone.model.generate(input_ids=turn, **plain, max_new_tokens=5, do_sample=False)
     second = model.generate(input_ids=turn, past_key_values=model.last.cache, max_new_tokens=5, **settings)
     assert torch.equal(second, expected)

@@ -108,7 +108,7 @@ def test_two_questions_about_one_text_compress_it_once_for_each_eviction(llama):
     assert cached == [0, alone.cache.packed.prompt_length]
     assert replies[0].usage.cache_bytes < 0.7 * replies[0].usage.dense_cache_bytes
     for chosen in ({"eviction_keep": 0.2}, {"eviction": "keydiff", "eviction_keep": 0.2}, {"eviction": "none"}):
-        replies.append(llama.ask(about(TEXT, questions[0]), extra_body=chosen))
+        replies.append(llama.ask(about(TEXT, questions[0]), max_tokens=1, extra_body=chosen))
     held = [reply.usage.cache_bytes for reply in replies[2:]]
     assert held[0] == held[1] < 0.4 * held[2]
     assert llama.health()["contexts"]["compressed"] == before["compressed"] + 4
