@@ -123,12 +123,12 @@ class GenerateCall:
     @property
     def beams(self) -> int:
         """Running beams of each prompt."""
-        return self.settings.get("num_beams") or 1
+        return int(self.settings.get("num_beams") or 1)
 
     @property
     def copies(self) -> int:
         """Rows that transformers makes of each prompt."""
-        return max(self.beams, self.settings.get("num_return_sequences") or 1)
+        return max(self.beams, int(self.settings.get("num_return_sequences") or 1))
 
     def room(self, held: int | None = None) -> int | None:
         """Tokens that are appended at most to a cache, of which it holds ``held`` (None: all ids); None: unknown."""

@@ -201,7 +201,8 @@ class LayerPacker:
         own_fill = None if fill_BV is None else fill_BV.to(values.device)
         rounded = None if own_fill is None else own_fill.to(values.dtype)
         blocks = pack_layer(keys, values, here, packing, places, counts, rounded)
-        fill, routed = None, (part.values for block in blocks for part in block.parts)
+        fill: Fill | None = None
+        routed = (part.values for block in blocks for part in block.parts)
         if own_fill is not None and any(isinstance(values, RoutedValues) for values in routed):
             assert self.backbone.bank is not None
             vectors = own_fill.view(len(own_fill), self.backbone.family.shape.num_kv_heads, -1)

@@ -369,11 +369,13 @@ class SubTokenModel:
         family = self.backbone.family
         if context is None:
             given = {"raw": raw, "system": system is not None, "chat_template_kwargs": chat_template_kwargs}
-            for name in filter(given.get, given):
-                raise ValueError(f"{name} says how to read a context; give it with the context, or leave it out")
+            if found := [name for name, there in given.items() if there]:
+                raise ValueError(f"{found[0]} says how to read a context; give it with the context, or leave it out")
         else:
-            contexts, how = read_contexts(family, context, asked), {"chat_template_kwargs": chat_template_kwargs}
-            ready = context_batches(self.backbone, self.compression, contexts, raw, system, **how)
+            contexts = read_contexts(family, context, asked)
+            ready = context_batches(
+                self.backbone, self.compression, contexts, raw, system, chat_template_kwargs=chat_template_kwargs
+            )
         with serving(family):
             if context is not None:
                 self._context = None  # its memory is free before the next one is read

@@ -391,7 +391,7 @@ class _Connection(H11Protocol):
 def http_server(server: ChatServer) -> uvicorn.Server:
     """Return what serves on sockets that are bound."""
     quiet: dict[str, Any] = {"log_level": logging.WARNING, "access_log": False, "server_header": False}
-    bounds = {"limit_concurrency": CONNECTIONS, "timeout_graceful_shutdown": GOODBYE}
+    bounds: dict[str, Any] = {"limit_concurrency": CONNECTIONS, "timeout_graceful_shutdown": GOODBYE}
     return uvicorn.Server(uvicorn.Config(server.app(), lifespan="off", ws="none", http=_Connection, **bounds, **quiet))
 
 
