@@ -344,9 +344,6 @@ def test_a_full_line_is_said_and_nothing_is_lost(llama):
 
 def test_the_time_of_a_request_ends():
     with serving_model(ArmSpec(backbone=LLAMA), Limits(max_new_tokens=900), timeout=0.5) as served:
-        reply = served.post(long_request(max_tokens=900, seed=3))
-        assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
-        assert "the time for one request is over" in reply.json()["error"]["message"]
         streamed = served.post(long_request(max_tokens=900, seed=3, stream=True))
         assert streamed.status_code == 200
         assert "the time for one request is over" in streamed.text.split("data: ")[-1]
