@@ -224,10 +224,15 @@ class CompressedContext:
         asked = [[frame.ids(family, each) for each in own] for frame, own in zip(self.frames, questions, strict=True)]
         found: list[list[str]] = [[] for _ in asked]
         for turn in range(max(map(len, asked), default=0)):
-            rows = [row for row, own in enumerate(asked) if turn < len(own)]
-            texts = self._round(rows, [asked[row][turn] for row in rows], max_new_tokens, ended)
-            for row, text in zip(rows, texts, strict=True):
-                found[row].append(text)
+            rows, cache = [row for row, own in enumerate(asked) if turn < len(own)], self.packed.branch()
+            if len(rows) < len(self.frames):
+                cache.batch_select_indices(torch.tensor(rows))
+            ids_Bq, padding_Bq = self._rows([asked[row][turn] for row in rows])
+            logits_BV = append_rest(self.backbone, ids_Bq, padding_Bq, cache, self.compression.prefill_chunk)
+            tokens_BT, count_B = greedy_tokens(self.backbone, cache, logits_BV, max_new_tokens, ended)
+            for row, ids, count in zip(rows, tokens_BT.tolist(), count_B.tolist(), strict=True):
+                text = family.tokenizer.decode(ids[:count], skip_special_tokens=True)
+                found[row].append(answer_text(text, self.goes_on))
         return found
 
     def branch(self, rows: int) -> PackedCache:
@@ -245,10 +250,9 @@ class CompressedContext:
         """
         family = self.backbone.family
         used, (ids_Bq, padding_Bq) = settings_used(settings, family.model.generation_config), self._rows(asked)
-        call = GenerateCall(ids_Bq, None, used)
-        if call.copies > 1:
+        if (call := GenerateCall(ids_Bq, None, used)).copies > 1:
             raise ValueError(
-                "num_beams and num_return_sequences do not go with a question of a context; leave them out"
+                "num_beams and num_return_sequences do not go with a question of a context: leave both out"
             )
         held, room = cache.get_seq_length(), call.room(0)
         mask_BN = torch.cat([ids_Bq.new_ones(len(asked), held), (~padding_Bq).long()], dim=1)
@@ -297,23 +301,6 @@ class CompressedContext:
                 self.answers([[question]], max_new_tokens, ended)
 
         return pieces(self.backbone.family.tokenizer, answer, self.goes_on)
-
-    def _round(
-        self,
-        rows: list[int],
-        asked: list[list[int]],
-        max_new_tokens: int,
-        ended: Callable[[list[Tensor]], Tensor] | None,
-    ) -> list[str]:
-        family, cache = self.backbone.family, self.packed.branch()
-        if len(rows) < len(self.frames):
-            cache.batch_select_indices(torch.tensor(rows))
-        ids_Bq, padding_Bq = self._rows(asked)
-        logits_BV = append_rest(self.backbone, ids_Bq, padding_Bq, cache, self.compression.prefill_chunk)
-        tokens_BT, count_B = greedy_tokens(self.backbone, cache, logits_BV, max_new_tokens, ended)
-        rows_of_ids = [row[:count] for row, count in zip(tokens_BT.tolist(), count_B.tolist(), strict=True)]
-        texts: list[str] = family.tokenizer.batch_decode(rows_of_ids, skip_special_tokens=True)
-        return [answer_text(text, self.goes_on) for text in texts]
 
     def save(self, path: str | Path, overwrite: bool = False) -> Path:
         """Write the compressed contexts into one safetensors file, whole or not at all."""
