@@ -30,7 +30,7 @@ from subtoken_train.functional.hashing import digest_tensor
 from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.answer_stream import AnswerStream, answer_text, pieces
 from subtoken_train.inference.batched import greedy_tokens
-from subtoken_train.inference.cache_file import CacheHeader, read_cache, shape_of, write_cache
+from subtoken_train.inference.cache_file import CacheHeader, made_by, read_cache, shape_of, write_cache
 from subtoken_train.inference.cache_report import CacheReport, held_bytes, report, warn_of_emptied
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.generation import GenerateCall, check_ids, compressed, serving, settings_used
@@ -307,7 +307,8 @@ class CompressedContext:
         if self.compression.every is not None:
             words = f"a cache with eviction_every={self.compression.every} is not saved: notes of later evictions"
             raise ValueError(f"{words} belong to this process; leave eviction_every out")
-        header = CacheHeader.of(self.backbone, self.compression, self.frames, self.digests, self.report)
+        made = made_by(self.backbone, self.compression)
+        header = CacheHeader(*made, self.frames, self.digests, self.report)
         shape = shape_of(len(self.frames), self.backbone, self.compression)
         return write_cache(Path(path), header, self.packed, shape, overwrite)
 
