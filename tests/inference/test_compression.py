@@ -51,7 +51,7 @@ FREEING = sorted(name for name in EVICTIONS if not EVICTIONS[name].reads)
         ({"prefill_chunk": 64, "eviction": build_eviction("kvzip", pool="layer")}, "'kvzip': it runs a prompt twice"),
         ({"rerotate": True, "merge": "pivot"}, "rerotate does not go with merge 'pivot': a key is rotated by its"),
         ({"rerotate": True, "key_channels": 0.5}, "rerotate does not go with key_channels=0.5: pairs of"),
-        ({"rerotate": True, "eviction": None}, "rerotate needs an eviction method"),
+        ({"rerotate": True, "eviction": None}, "rerotate needs an eviction; use streaming_llm"),
         ({"rerotate": True, "eviction": build_eviction("pyramidkv")}, "equally many entries must stay in every layer"),
     ],
 )
