@@ -68,25 +68,6 @@ def test_room_is_made_once_where_it_is_known(longer, room):
     assert {layer.keys.shape[2] for layer in model.last.cache.layers} == {room}
 
 
-def test_faults_leave_a_model_that_serves_the_next_call():
-    model = model_of()
-    with pytest.raises(ValueError, match="nothing has been generated yet"):
-        model.cache_report()
-    inputs = inputs_of(model, "one")
-    good = model.generate(**inputs, max_new_tokens=3, do_sample=False)
-    with pytest.raises(ValueError, match="no pixel_values"):
-        model.generate(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], max_new_tokens=3)
-    assert torch.equal(model.generate(**inputs, max_new_tokens=3, do_sample=False), good)
-    old = model.last.cache
-    model.generate(**inputs, max_new_tokens=3, do_sample=False)
-    with pytest.raises(ValueError, match=r"must be last\.cache"):
-        model.generate(input_ids=good, past_key_values=old, max_new_tokens=3)
-    with_image = torch.cat([good, inputs["input_ids"]], 1)
-    with pytest.raises(ValueError, match="hold an image"):
-        model.generate(input_ids=with_image, past_key_values=model.last.cache, max_new_tokens=3, do_sample=False)
-    assert torch.equal(model.generate(**inputs, max_new_tokens=3, do_sample=False), good)
-
-
 def test_padded_later_turns_are_refused():
     model = model_of()
     inputs = inputs_of(model)
