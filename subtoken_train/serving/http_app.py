@@ -403,7 +403,7 @@ def serve_chats(server: ChatServer, host: str, port: int, say: Callable[[str], N
 def serve_on(
     devices: Sequence[str], make: Callable[[str], ChatServer], host: str, port: int, say: Callable[[str], None]
 ) -> None:
-    """Serve till Ctrl-C or SIGTERM, a process for each device in which ``make`` (picklable) loads; they end together."""
+    """Serve until Ctrl-C or SIGTERM, a process for each device, which ``make`` (picklable) loads; they end together."""
     context = get_context("spawn")  # a forked process has no CUDA
     with bound_socket(host, port) as heard, sigterm_as_ctrl_c():
         heard.listen(CONNECTIONS)
