@@ -262,8 +262,8 @@ class CompressedContext:
 
     def report_of(self, cache: PackedCache) -> CacheReport:
         """Measure a ``branch`` of one row after its answer, of which tokens may have been evicted."""
-        appended = (cache.get_seq_length() - self.packed.get_seq_length()) * self.backbone.family.shape.token_bytes
-        return replace(self.report, dense_bytes=self.report.dense_bytes + appended, **held_bytes(cache))
+        whole = self.report_with(cache.get_seq_length() - self.packed.get_seq_length())
+        return replace(whole, **held_bytes(cache))
 
     def report_with(self, tokens: int) -> CacheReport:
         """Return what a row takes with so many tokens behind the context, none of them evicted."""
