@@ -76,9 +76,8 @@ class ArmSpec(ArmSettings):
     @property
     def routing(self) -> RoutingConfig | None:
         """Value groups of a backbone alone; None where it has none, and of an adapter."""
-        if self.adapter is not None:
-            return None
-        return untrained_routing(self.groups, self.selector, self.layout, self.seed)
+        own = self.groups, self.selector, self.layout, self.seed
+        return untrained_routing(*own) if self.adapter is None else None
 
     def _check_types(self) -> None:
         """Refuse values of another type, which a file may hold, and a seed that nothing draws with."""
@@ -119,23 +118,14 @@ class ArmSpec(ArmSettings):
     ) -> SubTokenModel:
         """Load the model in evaluation mode: an adapter under its own reducer and routers, or a backbone alone."""
         self._check_reducer()
-        compression = self.compression()
-        # what is no adapter would be taken for a backbone
-        path = adapter_folder(self.adapter, revision) if self.adapter is not None else str(self.backbone)
-        ratio = 1.0 if self.keep_ratio is None else self.keep_ratio
+        compression, ratio = self.compression(), 1.0 if self.keep_ratio is None else self.keep_ratio
         reducer = None if self.reducer is None else build_reducer(self.reducer, ratio, **self.reducer_options)
-        where = backbone or (self.backbone if self.adapter is not None else None)
-        loaded = load_backbone(
-            path,
-            revision if self.adapter is None else None,
-            where,
-            reducer,
-            device,
-            selector=self.selector if self.adapter is not None else None,
-            seed=self.seed,
-            routing=self.routing,
-            loading=self.loading,
-        )
+        how: dict[str, Any] = {"seed": self.seed, "routing": self.routing, "loading": self.loading}
+        if self.adapter is None:
+            loaded = load_backbone(str(self.backbone), revision, backbone, reducer, device, **how)
+        else:  # what is no adapter would be taken for a backbone
+            path, where = adapter_folder(self.adapter, revision), backbone or self.backbone
+            loaded = load_backbone(path, None, where, reducer, device, selector=self.selector, **how)
         return SubTokenModel.around(loaded, compression)
 
     @property
@@ -153,9 +143,8 @@ class ArmSpec(ArmSettings):
     @property
     def overrides(self) -> bool:
         """Return whether reducer or selector differ from those that the adapter was trained under."""
-        return self.adapter is not None and any(
-            (self.reducer, self.keep_ratio is not None, self.reducer_options, self.selector)
-        )
+        changes = self.reducer, self.keep_ratio is not None, self.reducer_options, self.selector
+        return self.adapter is not None and any(changes)
 
 
 def _is_of(kind: type, value: object) -> bool:

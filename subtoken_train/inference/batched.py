@@ -180,7 +180,7 @@ def generate_batch(
         ids = row[: count - 1] if row[count - 1] in said_ends else row[:count]
         text: str = tokenizer.decode(ids, skip_special_tokens=True)
         cut = min((text.find(each) for each in stops if each in text), default=len(text))
-        said = {"text": text[:cut], "token_ids": ids, "new_tokens": count, "reference": scores[i]}
+        said: dict[str, Any] = {"text": text[:cut], "token_ids": ids, "new_tokens": count, "reference": scores[i]}
         outcomes[i] = replace(outcomes[i], decode_seconds=seconds, **said)
     return outcomes
 
@@ -218,7 +218,7 @@ def score_batch(
     for b, of_prompt in enumerate(continuations):
         of_texts = [table[b, k] for k in range(len(of_prompt))]
         logprobs, greedy = [x.logprob for x in of_texts], [x.right == x.count for x in of_texts]
-        said = {"logprobs": logprobs, "greedy": greedy, "new_tokens": sum(map(len, of_prompt))}
+        said: dict[str, Any] = {"logprobs": logprobs, "greedy": greedy, "new_tokens": sum(map(len, of_prompt))}
         outcomes[b] = replace(outcomes[b], decode_seconds=seconds, **said)
     return outcomes
 

@@ -59,25 +59,19 @@ class CacheHeader:
     contexts: list[str]
     report: CacheReport
 
-    @classmethod
-    def of(
-        cls,
-        backbone: CompressedBackbone,
-        compression: Compression,
-        frames: list[QuestionFrame],
-        contexts: list[str],
-        report: CacheReport,
-    ) -> CacheHeader:
-        """The header of contexts that a model compressed."""
-        dtype = str(backbone.model.dtype).removeprefix("torch.")
-        settings = method_record(backbone.reducer), settings_record(compression)
-        return cls(model_identity(backbone), dtype, *settings, frames, contexts, report)
-
 
 @dataclass(frozen=True)
 class _CacheRecord(CacheHeader):
     version: int
     packed: PackedRecord
+
+
+def made_by(
+    backbone: CompressedBackbone, compression: Compression
+) -> tuple[ModelIdentity, str, dict[str, Any], dict[str, Any]]:
+    """The first fields of a ``CacheHeader``: the model and the settings that make a cache."""
+    dtype = str(backbone.model.dtype).removeprefix("torch.")
+    return model_identity(backbone), dtype, method_record(backbone.reducer), settings_record(compression)
 
 
 def write_cache(
@@ -186,12 +180,12 @@ def _check_scales(record: _CacheRecord, compression: Compression, path: Path) ->
 def _check_made_by(record: CacheHeader, backbone: CompressedBackbone, compression: Compression) -> None:
     if not record.contexts or len(record.frames) != len(record.contexts):
         raise ValueError(f"it has {len(record.contexts)} contexts and {len(record.frames)} frames of questions")
-    ours = CacheHeader.of(backbone, compression, [], [], record.report)
-    if record.dtype != ours.dtype:
-        words = f"the cache is in {shown(record.dtype)} and the model in {ours.dtype}"
+    model, dtype, *ours = made_by(backbone, compression)
+    if record.dtype != dtype:
+        words = f"the cache is in {shown(record.dtype)} and the model in {dtype}"
         raise ValueError(f"{words}; load the model in the cache's dtype")
-    check_same_model(record.model, ours.model)
-    settings = {"token reducer": (record.reducer, ours.reducer), "compression": (record.compression, ours.compression)}
+    check_same_model(record.model, model)
+    settings = {"token reducer": (record.reducer, ours[0]), "compression": (record.compression, ours[1])}
     for what, (theirs, here) in settings.items():
         for name in sorted(theirs.keys() | here.keys()):
             its, own = theirs.get(name), here.get(name)

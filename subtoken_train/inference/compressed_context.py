@@ -30,7 +30,7 @@ from subtoken_train.functional.hashing import digest_tensor
 from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.answer_stream import AnswerStream, answer_text, pieces
 from subtoken_train.inference.batched import greedy_tokens
-from subtoken_train.inference.cache_file import CacheHeader, read_cache, shape_of, write_cache
+from subtoken_train.inference.cache_file import CacheHeader, made_by, read_cache, shape_of, write_cache
 from subtoken_train.inference.cache_report import CacheReport, held_bytes, report, warn_of_emptied
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.generation import GenerateCall, check_ids, compressed, serving, settings_used
@@ -224,10 +224,15 @@ class CompressedContext:
         asked = [[frame.ids(family, each) for each in own] for frame, own in zip(self.frames, questions, strict=True)]
         found: list[list[str]] = [[] for _ in asked]
         for turn in range(max(map(len, asked), default=0)):
-            rows = [row for row, own in enumerate(asked) if turn < len(own)]
-            texts = self._round(rows, [asked[row][turn] for row in rows], max_new_tokens, ended)
-            for row, text in zip(rows, texts, strict=True):
-                found[row].append(text)
+            rows, cache = [row for row, own in enumerate(asked) if turn < len(own)], self.packed.branch()
+            if len(rows) < len(self.frames):
+                cache.batch_select_indices(torch.tensor(rows))
+            ids_Bq, padding_Bq = self._rows([asked[row][turn] for row in rows])
+            logits_BV = append_rest(self.backbone, ids_Bq, padding_Bq, cache, self.compression.prefill_chunk)
+            tokens_BT, count_B = greedy_tokens(self.backbone, cache, logits_BV, max_new_tokens, ended)
+            for row, ids, count in zip(rows, tokens_BT.tolist(), count_B.tolist(), strict=True):
+                text = family.tokenizer.decode(ids[:count], skip_special_tokens=True)
+                found[row].append(answer_text(text, self.goes_on))
         return found
 
     def branch(self, rows: int) -> PackedCache:
@@ -245,10 +250,9 @@ class CompressedContext:
         """
         family = self.backbone.family
         used, (ids_Bq, padding_Bq) = settings_used(settings, family.model.generation_config), self._rows(asked)
-        call = GenerateCall(ids_Bq, None, used)
-        if call.copies > 1:
+        if (call := GenerateCall(ids_Bq, None, used)).copies > 1:
             raise ValueError(
-                "num_beams and num_return_sequences do not go with a question of a context; leave them out"
+                "num_beams and num_return_sequences do not go with a question of a context: leave both out"
             )
         held, room = cache.get_seq_length(), call.room(0)
         mask_BN = torch.cat([ids_Bq.new_ones(len(asked), held), (~padding_Bq).long()], dim=1)
@@ -258,8 +262,8 @@ class CompressedContext:
 
     def report_of(self, cache: PackedCache) -> CacheReport:
         """Measure a ``branch`` of one row after its answer, of which tokens may have been evicted."""
-        appended = (cache.get_seq_length() - self.packed.get_seq_length()) * self.backbone.family.shape.token_bytes
-        return replace(self.report, dense_bytes=self.report.dense_bytes + appended, **held_bytes(cache))
+        whole = self.report_with(cache.get_seq_length() - self.packed.get_seq_length())
+        return replace(whole, **held_bytes(cache))
 
     def report_with(self, tokens: int) -> CacheReport:
         """Return what a row takes with so many tokens behind the context, none of them evicted."""
@@ -298,29 +302,13 @@ class CompressedContext:
 
         return pieces(self.backbone.family.tokenizer, answer, self.goes_on)
 
-    def _round(
-        self,
-        rows: list[int],
-        asked: list[list[int]],
-        max_new_tokens: int,
-        ended: Callable[[list[Tensor]], Tensor] | None,
-    ) -> list[str]:
-        family, cache = self.backbone.family, self.packed.branch()
-        if len(rows) < len(self.frames):
-            cache.batch_select_indices(torch.tensor(rows))
-        ids_Bq, padding_Bq = self._rows(asked)
-        logits_BV = append_rest(self.backbone, ids_Bq, padding_Bq, cache, self.compression.prefill_chunk)
-        tokens_BT, count_B = greedy_tokens(self.backbone, cache, logits_BV, max_new_tokens, ended)
-        rows_of_ids = [row[:count] for row, count in zip(tokens_BT.tolist(), count_B.tolist(), strict=True)]
-        texts: list[str] = family.tokenizer.batch_decode(rows_of_ids, skip_special_tokens=True)
-        return [answer_text(text, self.goes_on) for text in texts]
-
     def save(self, path: str | Path, overwrite: bool = False) -> Path:
         """Write the compressed contexts into one safetensors file, whole or not at all."""
         if self.compression.every is not None:
             words = f"a cache with eviction_every={self.compression.every} is not saved: notes of later evictions"
             raise ValueError(f"{words} belong to this process; leave eviction_every out")
-        header = CacheHeader.of(self.backbone, self.compression, self.frames, self.digests, self.report)
+        made = made_by(self.backbone, self.compression)
+        header = CacheHeader(*made, self.frames, self.digests, self.report)
         shape = shape_of(len(self.frames), self.backbone, self.compression)
         return write_cache(Path(path), header, self.packed, shape, overwrite)
 

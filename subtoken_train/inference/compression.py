@@ -99,12 +99,13 @@ class Compression:
             (number and not fraction and not (1 <= keep <= MOST and keep == int(keep)), count_words),
         )
         if self.eviction is None:
-            needs = "needs an eviction method, for instance eviction='snapkv'"
+            needs = "needs an eviction method, for instance eviction="
+            level = "" if self.threshold is None else self.threshold.label
             refuse(
-                (keep != 1, f"eviction_keep={keep} {needs}"),
-                (self.merge not in (None, "none"), f"merge {self.merge!r} {needs}"),
-                (self.rerotate, f"rerotate {needs}"),
-                (self.threshold, f"eviction_keep {'' if self.threshold is None else self.threshold.label} {needs}"),
+                (keep != 1, f"eviction_keep={keep} {needs}'snapkv'"),
+                (self.merge not in (None, "none"), f"merge {self.merge!r} {needs}'snapkv'"),
+                (self.rerotate, "rerotate needs an eviction; use streaming_llm, snapkv or h2o"),
+                (level, f"eviction_keep {level} {needs}'kvzip'"),
             )
 
     @property

@@ -179,14 +179,9 @@ class EvictionPass:
         if self.compression.every is not None:
             self.lasting[layer] = LastingLayer(scale, self.rows[layer].regions_BM)
         self.finite += [are_finite(each) for each in (query, key, value)]
+        states = layer, query, key, value, rows.regions_BM, scale, self.method.needs
         view = View(
-            layer,
-            query,
-            key,
-            value,
-            rows.regions_BM,
-            scale,
-            self.method.needs,
+            *states,
             self.compression.in_scope(rows.regions_BM),
             position=rows.position,
             next_position=rows.next_position,
@@ -306,9 +301,9 @@ class EvictionPass:
             return entries_for_bytes(keep, self.shape, regions_BM, competes_BM, cut_BM, self._stored()).double()
         share_B = self._promised(count_B)
         if self.arm is not None:
-            arm_B = torch.floor(self._promised(self.arm.tokens_B) + 1e-9).clamp(min=1)
-            own_B = torch.ceil(arm_B * self.arm.each - 1e-9)
-            share_B = torch.where(count_B == self.arm.anchor_B, own_B, share_B)
+            tokens_B, anchor_B, each = self.arm
+            own_B = torch.ceil(torch.floor(self._promised(tokens_B) + 1e-9).clamp(min=1) * each - 1e-9)
+            share_B = torch.where(count_B == anchor_B, own_B, share_B)
         return share_B - (count_B - competes_BM.sum(-1))
 
     def _stored(self) -> KVBudget:
@@ -321,25 +316,15 @@ class EvictionPass:
         return torch.full_like(count_B, int(self.compression.keep)).double()
 
 
-@dataclass(frozen=True)
-class MatchedArm:
-    """The routed arm of a matched anchor, whose bytes the anchor keeps under an eviction too.
+def matched_arm(reducer: Reducer, prompts: Batch) -> tuple[Tensor, Tensor, float] | None:
+    """Return what a matched anchor's arm and the anchor leave, int64 [B], and what a token of the arm takes of a whole.
 
-    ``tokens_B`` and ``anchor_B`` are what the two reducers leave, int64; ``each`` is a token of the arm, of a whole
-    one.
+    None of a reducer that is no anchor, or cuts at several layers.
     """
-
-    tokens_B: Tensor
-    anchor_B: Tensor
-    each: float
-
-
-def matched_arm(reducer: Reducer, prompts: Batch) -> MatchedArm | None:
-    """Return the arm that a reducer is matched with; None of one that is no anchor, or cuts at several layers."""
     if reducer.matches is None or reducer.staged:
         return None
     arm, regions_BN = replace(reducer, keep_ratio=reducer.matches, round_up=False, matches=None), prompts.regions_BN
     tokens = in_compressed_region(regions_BN).sum(-1).tolist()
     counts = [[each.kept_tokens(count) if count else 0 for count in tokens] for each in (arm, reducer)]
     arm_B, anchor_B = torch.tensor(counts, device=regions_BN.device)
-    return MatchedArm(arm_B, anchor_B, float(reducer.arm_bytes))
+    return arm_B, anchor_B, float(reducer.arm_bytes)

@@ -123,12 +123,12 @@ class GenerateCall:
     @property
     def beams(self) -> int:
         """Running beams of each prompt."""
-        return self.settings.get("num_beams") or 1
+        return int(self.settings.get("num_beams") or 1)
 
     @property
     def copies(self) -> int:
         """Rows that transformers makes of each prompt."""
-        return max(self.beams, self.settings.get("num_return_sequences") or 1)
+        return max(self.beams, int(self.settings.get("num_return_sequences") or 1))
 
     def room(self, held: int | None = None) -> int | None:
         """Tokens that are appended at most to a cache, of which it holds ``held`` (None: all ids); None: unknown."""
@@ -146,7 +146,8 @@ class GenerateCall:
         It takes padding tokens for padding, unless padding and end of text are one token.
         """
         if self.mask is None:
-            pad, end = (_ids(self.settings.get(name)) for name in ("pad_token_id", "eos_token_id"))
+            tokens = (self.settings.get(name) for name in ("pad_token_id", "eos_token_id"))
+            pad, end = ([] if each is None else torch.as_tensor(each).flatten().tolist() for each in tokens)
             pad = pad or end[:1]
             infers = bool(pad) and pad[0] not in end
             visible = self.ids_BN != pad[0] if infers else torch.ones_like(self.ids_BN, dtype=torch.bool)
@@ -209,10 +210,6 @@ def _read_mask(mask: Any, shape: tuple[int, ...]) -> Tensor:
     if not bool(((mask == 0) | (mask == 1)).all()):
         raise ValueError("attention_mask holds other values than 0 (padding) and 1 (tokens)")
     return mask.bool()
-
-
-def _ids(value: Any) -> list[int]:
-    return [] if value is None else [int(each) for each in torch.as_tensor(value).flatten().tolist()]
 
 
 def _kind(thing: Any) -> str:

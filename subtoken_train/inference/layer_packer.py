@@ -191,7 +191,10 @@ class LayerPacker:
         measured_BhM = entries_BM[:, None]
         if self.rerotation is not None:  # what does not stay has no place any more
             keys, measured_BhM = self.rerotation.closed_up(layer, keys, keep_BhM, position), keep_BhM
-        packing, basis = self.packing, self._basis(here, keys, measured_BhM)
+        packing: Packing = self.packing
+        basis: KeyBasis | None = None if self.moments is None else BalancedBasis.of(keys, measured_BhM)
+        if here.cut_keys is not None and here.cut_keys.turn is not None:
+            basis = MirroredBasis(**vars(here.cut_keys.turn))
         keys = keys if basis is None else basis.keys(keys)
         if isinstance(basis, BalancedBasis):
             assert self.moments is not None
@@ -201,7 +204,8 @@ class LayerPacker:
         own_fill = None if fill_BV is None else fill_BV.to(values.device)
         rounded = None if own_fill is None else own_fill.to(values.dtype)
         blocks = pack_layer(keys, values, here, packing, places, counts, rounded)
-        fill, routed = None, (part.values for block in blocks for part in block.parts)
+        fill: Fill | None = None
+        routed = (part.values for block in blocks for part in block.parts)
         if own_fill is not None and any(isinstance(values, RoutedValues) for values in routed):
             assert self.backbone.bank is not None
             vectors = own_fill.view(len(own_fill), self.backbone.family.shape.num_kv_heads, -1)
@@ -209,11 +213,6 @@ class LayerPacker:
         kept.filled = fill is not None and fill.stored
         packed.store_prompt(blocks, self.prompt_length, keys, fill, basis)
         packed.window = None if window is None else window.size
-
-    def _basis(self, plan: LayerPlan, key_BhMd: Tensor, measured_BhM: Tensor) -> KeyBasis | None:
-        if plan.cut_keys is not None and plan.cut_keys.turn is not None:
-            return MirroredBasis(**vars(plan.cut_keys.turn))
-        return None if self.moments is None else BalancedBasis.of(key_BhMd, measured_BhM)
 
     def make_ready(self, next_position: Tensor) -> None:
         """Make the cache ready to decode once all layers are packed; ``next_position`` is [B, 1] or [3, B, 1]."""

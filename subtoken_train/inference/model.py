@@ -240,29 +240,27 @@ class SubTokenModel:
             inputs: the output of ``inputs`` or of the processor, and generation settings (``max_new_tokens``,
                 ``num_beams``, ``streamer``, ...).
         """
-        past = one_cache(past_key_values, cache)
-        with serving(self.backbone.family):
-            return self._generate(past, context_length, {"input_ids": input_ids, **inputs})
-
-    def _generate(self, past: PackedCache | None, context_length: int | None, inputs: dict[str, Any]) -> Any:
-        family, clock = self.backbone.family, time.perf_counter()
-        call = GenerateCall.read(inputs, family.model)
-        beams = call.beams > 1 and f"num_beams={call.beams}"
-        check_together((beams, self.compression.said["every"], "beams share entries"))
-        prompt = {name: inputs.pop(name, None) for name in ("regions", *IMAGE_INPUTS)}
-        if past is None:
-            batch, held = batch_from_inputs(family, call.ids_BN, call.visible, prompt, context_length), None
-            cache, self.last = PackedCache(family.shape.num_layers), None
-        else:
-            last = self._continued(past)
-            cache, batch, held = past, last.batch, past.get_seq_length()
-            call.check_turn(batch.input_ids_BN[past.origin_B], held)
-            last.prefill_seconds = 0.0  # this call runs none
-        filled = self._noting(batch, cache, clock, call.beams)
-        with compressed(self.backbone, self.compression, batch, cache, filled, call.room(held)):
-            out = family.model.generate(**inputs, **{CACHE: cache})
-        assert self.last is not None
-        self.last.decode_seconds = time.perf_counter() - clock - self.last.prefill_seconds
+        past, family, clock = one_cache(past_key_values, cache), self.backbone.family, time.perf_counter()
+        inputs["input_ids"] = input_ids
+        held: int | None = None
+        with serving(family):
+            call = GenerateCall.read(inputs, family.model)
+            beams = call.beams > 1 and f"num_beams={call.beams}"
+            check_together((beams, self.compression.said["every"], "beams share entries"))
+            prompt = {name: inputs.pop(name, None) for name in ("regions", *IMAGE_INPUTS)}
+            if past is None:
+                batch = batch_from_inputs(family, call.ids_BN, call.visible, prompt, context_length)
+                cache, self.last = PackedCache(family.shape.num_layers), None
+            else:
+                last = self._continued(past)
+                cache, batch, held = past, last.batch, past.get_seq_length()
+                call.check_turn(batch.input_ids_BN[past.origin_B], held)
+                last.prefill_seconds = 0.0  # this call runs none
+            filled = self._noting(batch, cache, clock, call.beams)
+            with compressed(self.backbone, self.compression, batch, cache, filled, call.room(held)):
+                out = family.model.generate(**inputs, **{CACHE: cache})
+            assert self.last is not None
+            self.last.decode_seconds = time.perf_counter() - clock - self.last.prefill_seconds
         return out
 
     def _noting(self, batch: Batch, cache: PackedCache, clock: float, beams: int = 1) -> Callable[[Prefill], None]:
@@ -369,11 +367,13 @@ class SubTokenModel:
         family = self.backbone.family
         if context is None:
             given = {"raw": raw, "system": system is not None, "chat_template_kwargs": chat_template_kwargs}
-            for name in filter(given.get, given):
-                raise ValueError(f"{name} says how to read a context; give it with the context, or leave it out")
+            if found := [name for name, there in given.items() if there]:
+                raise ValueError(f"{found[0]} says how to read a context; give it with the context, or leave it out")
         else:
-            contexts, how = read_contexts(family, context, asked), {"chat_template_kwargs": chat_template_kwargs}
-            ready = context_batches(self.backbone, self.compression, contexts, raw, system, **how)
+            contexts = read_contexts(family, context, asked)
+            ready = context_batches(
+                self.backbone, self.compression, contexts, raw, system, chat_template_kwargs=chat_template_kwargs
+            )
         with serving(family):
             if context is not None:
                 self._context = None  # its memory is free before the next one is read

@@ -86,15 +86,9 @@ class HeldLayer:
         if reads_values(method.needs):
             values = self._dense(read_values(self.layer.blocks, rows, self.layer.fill), dense_values(tail))
         carried = state.carried(tail_length)
+        states = number, self._queries(), keys, values, self.regions_RN, scale, method.needs, self.competes_RN
         return View(
-            number,
-            self._queries(),
-            keys,
-            values,
-            self.regions_RN,
-            scale,
-            method.needs,
-            self.competes_RN,
+            *states,
             carried=None if carried is None else _arranged(carried, self.order_RM),
             budget=self.budget,
             input_BND=torch.cat(state.inputs, 1) if state.inputs else ABSENT,

@@ -271,11 +271,10 @@ def _warn_of_tasks(prompts: Batch, eviction: EvictionPass, family: Family) -> No
         tokens_B = task_tokens(family, task, prompts.regions_BN)
         needed, place = (lengths_B + tokens_B).masked_fill(~eviction.again_B, 0).max(0)
         if lengths_B[place] <= bound < needed:
-            words = (
-                f"eviction {method.name!r} runs further rows after a prompt to score it, past the {bound:,} positions"
-            )
-            after = f"of the model; it may choose worse: shorten the context, or {method.second_pass_advice}"
-            warnings.warn(f"{words} {after}", SubTokenWarning, stacklevel=1)  # one place, whoever asks
+            words = f"eviction {method.name!r} runs further rows after a prompt to score it, past the {bound:,}"
+            after = "positions that the model was made for; it continues, but may choose worse"
+            advice = f"shorten the context, or {method.second_pass_advice}"
+            warnings.warn(f"{words} {after}; {advice}", SubTokenWarning, stacklevel=1)  # one place, whoever asks
 
 
 def reader_of_question(backbone: CompressedBackbone, compression: Compression) -> str | None:

@@ -322,20 +322,17 @@ def picture_list(images: Any) -> list[Picture]:
 
 
 def _as_read(family: Family, prompt: Prompt, messages: Sequence[Message], images: Sequence[Picture]) -> list[Turn]:
-    """Return turns in which every picture has an ``<image>``, and nothing else has one."""
+    """Return turns in which every picture or video has an ``<image>``, and nothing else has one."""
     videos = any(isinstance(image, Video) for image in images)
     if isinstance(prompt, str):
         text = as_text(family, prompt, videos)
         front = "" if picture_marks(text) else "<image>\n" * len(images)  # before a prompt that places none
-        return _one_mark([Turn(front + text)], images)
-    given = [turn for turn in prompt if isinstance(turn, Turn)] or alternating_turns(messages)
-    return _one_mark([hidden_turn(family, turn, videos) for turn in given], images)
-
-
-def _one_mark(turns: Sequence[Turn], images: Sequence[Picture]) -> list[Turn]:
-    """``<video>`` as ``<image>``, where there are videos; it must stand for one."""
-    if not any(isinstance(image, Video) for image in images):
-        return list(turns)
+        turns = [Turn(front + text)]
+    else:
+        given = [turn for turn in prompt if isinstance(turn, Turn)] or alternating_turns(messages)
+        turns = [hidden_turn(family, turn, videos) for turn in given]
+    if not videos:
+        return turns
     found = [mark for turn in turns for mark in picture_marks(turn.prompt)]
     for i, (mark, image) in enumerate(zip(found, images, strict=False)):
         if mark == "<video>" and not isinstance(image, Video):

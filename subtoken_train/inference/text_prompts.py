@@ -180,7 +180,6 @@ class EncodedText:
     context_length: int
     continuations: tuple[tuple[int, ...], ...] = ()
     record_id: str = "text"
-    dropped_tokens: int = 0
     system_length: int = 0
 
 
@@ -191,16 +190,11 @@ def encode_text(
     context_characters: int | None = None,
     *,
     max_length: int | None = None,
-    truncate_left: bool = False,
 ) -> EncodedText:
     """Encode one prompt. With continuations, white space at its end moves to them.
 
-    Args:
-        context_characters: how much of the prompt, from its start, may be compressed, but for a token across that
-            boundary. None: the default split.
-        max_length: positions for prompt and continuation (its last token needs none); None: any number, or with
-            ``truncate_left`` those that the model was made for.
-        truncate_left: cut a longer prompt from the left, and say so in ``dropped_tokens``.
+    ``context_characters`` of the prompt, from its start, may be compressed, but for a token across that boundary; None:
+    the default split. Prompt and continuation, whose last token needs none, may take ``max_length`` positions.
     """
     if family.image_token_id is not None:
         raise ValueError(f"{family.name} is not a language model; its prompts are made by its chat format")
@@ -216,19 +210,13 @@ def encode_text(
     for text, pair in zip(continuations, pairs, strict=True):
         if not pair:
             raise ValueError(f"continuation {text!r} adds no token to the prompt; there is nothing to score")
-    total = len(ids) + max(map(len, pairs), default=1) - 1
-    limit = position_bound(family.decoder.config) if max_length is None and truncate_left else max_length
-    dropped = 0 if limit is None else max(0, total - limit)
-    if dropped and (not truncate_left or dropped >= len(ids)):
-        raise ValueError(_too_long(total, limit))
-    if context_characters is None:
-        context = context_tokens(family, ids[dropped:])
-    else:
+    _check_length(len(ids) + max(map(len, pairs), default=1) - 1, max_length)
+    context = context_tokens(family, ids) if context_characters is None else 0
+    if context_characters:
         ends = [end for _, end in _spans(family, kept)[1]]
         within = next((i for i, end in enumerate(ends) if end > context_characters), len(ends))
-        context = max(0, min(within if context_characters else 0, len(ids) - 1) - dropped)
-    record_id = f"text {hashlib.sha256(prompt.encode()).hexdigest()[:16]}"
-    return EncodedText(tuple(ids[dropped:]), context, tuple(pairs), record_id, dropped)
+        context = min(within, len(ids) - 1)
+    return EncodedText(tuple(ids), context, tuple(pairs), _record_id(prompt.encode()))
 
 
 def encode_chat(
@@ -246,11 +234,9 @@ def encode_chat(
     first, second = (tokenise(family.tokenizer, text)[0] for text in (head, asked))
     if not first or not second:
         raise ValueError("the chat template leaves nothing before or after the context; ask with chat: false")
-    total = len(first) + len(second)
-    if max_length is not None and total > max_length:
-        raise ValueError(_too_long(total, max_length))
-    digest = hashlib.sha256((head + asked).encode(errors="surrogatepass")).hexdigest()
-    return EncodedText((*first, *second), len(first), record_id=f"text {digest[:16]}")
+    _check_length(len(first) + len(second), max_length)
+    name = _record_id((head + asked).encode(errors="surrogatepass"))
+    return EncodedText((*first, *second), len(first), record_id=name)
 
 
 def encode_messages(family: Family, messages: Sequence[Message], **variables: object) -> EncodedText:
@@ -262,8 +248,17 @@ def encode_messages(family: Family, messages: Sequence[Message], **variables: ob
     else:
         ids, _ = tokenise(family.tokenizer, rendered_turns(family, alternating_turns(messages)).text)
         system, asks = 0, context_tokens(family, ids)
-    digest = hashlib.sha256(torch.tensor(ids).numpy().tobytes()).hexdigest()
-    return EncodedText(tuple(ids), asks - system, record_id=f"text {digest[:16]}", system_length=system)
+    name = _record_id(torch.tensor(ids).numpy().tobytes())
+    return EncodedText(tuple(ids), asks - system, record_id=name, system_length=system)
+
+
+def _record_id(content: bytes) -> str:
+    return f"text {hashlib.sha256(content).hexdigest()[:16]}"
+
+
+def _check_length(total: int, most: int | None) -> None:
+    if most is not None and total > most:
+        raise ValueError(f"the prompt needs {total} positions, but there are {most}; shorten it, or raise max_length")
 
 
 def tokens_before(starts: Sequence[int], character: int) -> int:
@@ -281,10 +276,6 @@ def check_template(tokenizer: Any) -> None:
     """Refuse a tokenizer without a chat template."""
     if not tokenizer.chat_template:
         raise ValueError("the tokenizer has no chat template; ask without one (chat: false)")
-
-
-def _too_long(total: int, limit: int | None) -> str:
-    return f"the prompt needs {total} positions, but there are {limit}; shorten it, or cut it on the left"
 
 
 def text_batch(family: Family, encoded: Sequence[EncodedText]) -> Batch:

@@ -378,7 +378,8 @@ def _size(request: ChatRequest) -> int:
 
 def _kind(request: ChatRequest) -> tuple[Any, ...]:
     """Return what requests of one pass have in common: compression, sampling, and the context, if any."""
-    context, asked = None, request.asked
+    context: Any = None
+    asked = request.asked
     if asked is not None:
         shown = [image.read() for image in asked.context] if isinstance(asked.context, list) else asked.context
         context = (shown, asked.by_system, asked.system, asked.name, request.owner, request.template)

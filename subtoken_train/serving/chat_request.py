@@ -193,8 +193,9 @@ def read_request(body: bytes, limits: Limits, raw: bool = False, marks: bool = F
         if len(texts) != 1:
             raise ValueError(f"prompt has {len(texts)} texts; send one, and a request for each other")
         (messages, _), asked, template = read_messages(texts[0]), None, {}
-    samples = {"do_sample": True, "temperature": read.temperature, "top_p": read.top_p, "top_k": 0}
-    settings, most = samples if read.temperature else {"do_sample": False}, most and min(most, limits.max_new_tokens)
+    samples = {"temperature": read.temperature, "top_p": read.top_p, "top_k": 0} if read.temperature else {}
+    settings: dict[str, Any] = {"do_sample": bool(samples), **samples}
+    most = None if most is None else min(most, limits.max_new_tokens)
     asks = read.seed, most, stops, read.stream, bool(read.stream_options.get("include_usage"))
     evicts = read.eviction, read.eviction_keep
     return ChatRequest(read.model, messages, images, asked, settings, *asks, *evicts, template, raw)

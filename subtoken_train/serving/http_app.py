@@ -54,14 +54,11 @@ _PATHS = "there are POST /v1/chat/completions and /v1/completions, GET /v1/model
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Settings by which requests are let in.
+    """Settings by which requests are let in, of ``max_body`` bytes; with one of the ``keys``, if there are any.
 
     Attributes:
-        name: of the model, which requests give.
-        keys: of which they must bring one, if there are any.
         queue: requests that are held at a time, the one that is answered among them.
         timeout: seconds from a request's arrival to the end of its answer.
-        max_body: bytes of a request.
         hosts, origins: names under which the server is asked, and pages in a browser that may ask; ``*`` for any.
         apart: whether a context is found by requests of the key alone that brought it.
     """
@@ -391,7 +388,7 @@ class _Connection(H11Protocol):
 def http_server(server: ChatServer) -> uvicorn.Server:
     """Return what serves on sockets that are bound."""
     quiet: dict[str, Any] = {"log_level": logging.WARNING, "access_log": False, "server_header": False}
-    bounds = {"limit_concurrency": CONNECTIONS, "timeout_graceful_shutdown": GOODBYE}
+    bounds: dict[str, Any] = {"limit_concurrency": CONNECTIONS, "timeout_graceful_shutdown": GOODBYE}
     return uvicorn.Server(uvicorn.Config(server.app(), lifespan="off", ws="none", http=_Connection, **bounds, **quiet))
 
 
@@ -406,11 +403,7 @@ def serve_chats(server: ChatServer, host: str, port: int, say: Callable[[str], N
 def serve_on(
     devices: Sequence[str], make: Callable[[str], ChatServer], host: str, port: int, say: Callable[[str], None]
 ) -> None:
-    """Serve until Ctrl-C or SIGTERM, a process for each device; where one of them ends, all do.
-
-    ``make`` loads a server in its process, so it must be picklable; ``say`` is called with the address once all have
-    loaded.
-    """
+    """Serve until Ctrl-C or SIGTERM, a process for each device, which ``make`` (picklable) loads; they end together."""
     context = get_context("spawn")  # a forked process has no CUDA
     with bound_socket(host, port) as heard, sigterm_as_ctrl_c():
         heard.listen(CONNECTIONS)

@@ -260,15 +260,3 @@ def test_padding_before_a_short_question_is_nowhere_below_0(chunk, monkeypatch):
     monkeypatch.setattr(backbone.family, "through", noted)
     assert model.ask(texts, questions, max_new_tokens=4) == alone
     assert min(positions) == 0
-
-
-def test_generate_and_ask_do_not_disturb_each_other():
-    model = asking(family="llava", **{**PLAIN, "eviction": "snapkv"})
-    inputs = model.inputs(QUESTIONS[0], PICTURES[:1])
-    wanted = model.generate(**inputs, max_new_tokens=4, do_sample=False)
-    report, answers = model.cache_report(), model.ask(PICTURES[0], QUESTIONS, max_new_tokens=4)
-    assert model.last is None
-    assert model.cache_report() is model.cache.report
-    assert torch.equal(model.generate(**inputs, max_new_tokens=4, do_sample=False), wanted)
-    assert model.cache_report().payload_bytes == report.payload_bytes
-    assert model.ask(None, QUESTIONS, max_new_tokens=4) == answers

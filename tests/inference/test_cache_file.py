@@ -21,7 +21,6 @@ from subtoken_train.artifact.identity import tokenizer_digest
 from subtoken_train.cache.packed_record import packed_tensors
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
-from subtoken_train.evictions import build_eviction
 from subtoken_train.families.text import TextFamily
 from subtoken_train.inference.cache_file import VERSION, sealed
 from subtoken_train.inference.compression import Compression
@@ -197,22 +196,6 @@ def test_a_cache_that_could_not_be_read_is_not_written(tmp_path):
     with pytest.raises(ValueError, match=r"is not saved, because it could not be read back: .*without torch\.autocast"):
         model.cache.save(tmp_path / "a")
     assert not list(tmp_path.iterdir())
-
-
-def test_few_pages_of_many_come_back(tmp_path):
-    model = SubTokenModel.around(
-        asking(family="llama", **PLAIN).backbone,
-        Compression(build_eviction("quest_steps", page_size=4, least_pages=1), keep=0.05),
-    )
-    text = next(text for text in ("word " * count for count in range(41, 49)) if pages_read(model, text) == {0})
-    answers = model.ask(text, QUESTIONS, max_new_tokens=4)
-    model.load_cache(model.cache.save(tmp_path / "a"))
-    assert model.ask(None, QUESTIONS, max_new_tokens=4) == answers
-
-
-def pages_read(model, text):
-    model.ask(text, [])
-    return {block.pages.count for layer in model.cache.packed.layers for block in layer.blocks if block.pages}
 
 
 def test_settings_that_leave_the_same_cache_are_the_same(saved):

@@ -41,23 +41,17 @@ def messages(prompt):
     return read_messages(prompt)[0]
 
 
-def check_as_transformers(model: SubTokenModel, prompt, tokens: int) -> None:
-    bare, tokenizer = model.backbone.model, model.tokenizer
-    wanted = tokenizer.apply_chat_template(messages(prompt), add_generation_prompt=True, return_tensors="pt")
-    made = model.inputs(prompt)
-    assert torch.equal(made["input_ids"], wanted["input_ids"])
-    out = bare.generate(**wanted, max_new_tokens=tokens, do_sample=False)
-    assert torch.equal(model.generate(**made, max_new_tokens=tokens, do_sample=False), out)
-    answer = tokenizer.decode(out[0, wanted["input_ids"].shape[1] :], skip_special_tokens=True).strip()
-    assert model.chat(prompt, max_new_tokens=tokens, do_sample=False) == answer
-
-
 def test_a_chat_is_that_of_transformers():
     model = chatting()
     for prompt in PROMPTS:
         wanted = model.tokenizer.apply_chat_template(messages(prompt), add_generation_prompt=True)
         assert model.inputs(prompt)["input_ids"].tolist() == [wanted["input_ids"]]
-    check_as_transformers(model, PROMPTS[3], 6)
+    bare, tokenizer, prompt, greedy = model.backbone.model, model.tokenizer, PROMPTS[3], {"do_sample": False}
+    wanted = tokenizer.apply_chat_template(messages(prompt), add_generation_prompt=True, return_tensors="pt")
+    out = bare.generate(**wanted, max_new_tokens=6, **greedy)
+    assert torch.equal(model.generate(**model.inputs(prompt), max_new_tokens=6, **greedy), out)
+    answer = tokenizer.decode(out[0, wanted["input_ids"].shape[1] :], skip_special_tokens=True).strip()
+    assert model.chat(prompt, max_new_tokens=6, **greedy) == answer
     third = model.generate(**model.inputs(TALK), max_new_tokens=3, do_sample=False)[0, -1]
     model.backbone.model.generation_config.eos_token_id = [2, int(third)]
     assert model.generate(**model.inputs(TALK), max_new_tokens=8, do_sample=False)[0, -1] == third
@@ -193,14 +187,10 @@ def test_a_raw_prompt_is_the_text_and_is_warned_of():
     assert bare.inputs("go on", raw=True)["input_ids"].tolist() == bare.inputs("go on")["input_ids"].tolist()
 
 
-def said_ids(model: SubTokenModel, text: str, monkeypatch) -> None:
-    ids = torch.tensor([model.tokenizer(text, add_special_tokens=False)["input_ids"]])
-    monkeypatch.setattr(type(model), "generate", lambda self, input_ids, **settings: torch.cat([input_ids, ids], dim=1))
-
-
 def test_the_space_before_a_continuation_stays(monkeypatch):
     model, going_on = chatting(), [ASKED, {"role": "assistant", "content": "It is"}]
-    said_ids(model, "  Paris \n", monkeypatch)
+    ids = torch.tensor([model.tokenizer("  Paris \n", add_special_tokens=False)["input_ids"]])
+    monkeypatch.setattr(SubTokenModel, "generate", lambda self, input_ids, **more: torch.cat([input_ids, ids], dim=1))
     assert [model.chat(prompt) for prompt in ("hi", [ASKED], going_on)] == ["Paris", "Paris", "  Paris"]
     with pytest.warns(SubTokenWarning):
         assert model.chat("The capital is", raw=True) == "  Paris"

@@ -48,7 +48,6 @@ def test_pairs_are_encoded_together(prompt):
         assert list(got.input_ids) == start
         assert list(ids) == rest
     assert got.input_ids.count(family.tokenizer.bos_token_id) == 1
-    assert got.dropped_tokens == 0
 
 
 def test_without_continuations_nothing_is_stripped():
@@ -83,23 +82,13 @@ def test_a_batch_has_regions_and_no_labels():
     assert len(set(batch.record_ids)) == 2
 
 
-def test_long_prompts_are_cut_only_if_asked():
+def test_a_prompt_may_take_its_positions_and_no_more():
     family = small()
     full = encode_text(family, TEXT, [" one two three"], context_characters=40)
-    room = len(full.continuations[0]) - 1
-    fits = len(full.input_ids) + room
+    fits = len(full.input_ids) + len(full.continuations[0]) - 1
     assert encode_text(family, TEXT, [" one two three"], 40, max_length=fits) == full
     with pytest.raises(ValueError, match=f"needs {fits} positions, but there are {fits - 3}"):
         encode_text(family, TEXT, [" one two three"], 40, max_length=fits - 3)
-    cut = encode_text(family, TEXT, [" one two three"], 40, max_length=fits - 3, truncate_left=True)
-    assert (cut.input_ids, cut.dropped_tokens) == (full.input_ids[3:], 3)
-    assert (cut.context_length, cut.continuations) == (full.context_length - 3, full.continuations)
-    with pytest.raises(ValueError, match="positions, but there are 3"):
-        encode_text(family, TEXT, [" one two three four five six"], max_length=3, truncate_left=True)
-    long = encode_text(family, TEXT * 100)
-    assert (len(long.input_ids) > 1024, long.dropped_tokens) == (True, 0)
-    cut = encode_text(family, TEXT * 100, truncate_left=True)
-    assert cut.input_ids == long.input_ids[-1024:]
 
 
 REFUSED = {

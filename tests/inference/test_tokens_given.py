@@ -250,17 +250,6 @@ def test_a_processor_that_runs_the_model_is_refused():
         model.generate(**inputs_of(model), max_new_tokens=2, logits_processor=LogitsProcessorList([nosy]))
 
 
-def test_a_refused_call_leaves_the_object_as_it_was():
-    model = model_of()
-    inputs = inputs_of(model, "one")
-    first = model.generate(**inputs, max_new_tokens=3)
-    last = model.last
-    with pytest.raises(ValueError, match="position_ids=3 does not go"):
-        model.generate(**inputs, max_new_tokens=3, position_ids=3)
-    assert model.last is last
-    assert torch.equal(model.generate(**inputs, max_new_tokens=3), first)
-
-
 @pytest.mark.parametrize("name", ["max_new_tokens", "min_length", "num_beams"])
 @pytest.mark.parametrize("value", [1.5, "3", float("nan")])
 def test_counts_are_whole_numbers(name, value):

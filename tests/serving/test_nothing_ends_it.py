@@ -160,10 +160,7 @@ def test_a_backbones_own_ends_beams_and_copies_hold_no_place():
     for name, value, text in (
         ("max_time", 1e-9, wanted),
         ("num_beams", 3, wanted),
-        ("num_return_sequences", 2, wanted),
-        ("use_cache", False, wanted),
         ("prompt_lookup_num_tokens", 3, wanted),
-        ("penalty_alpha", 0.6, wanted),
         ("return_dict_in_generate", True, wanted),
         ("stop_strings", [wanted[3:6]], wanted[: wanted.index(wanted[3:6])].strip()),
     ):

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.asking_rows import QuestSteps
+from subtoken_train.evictions.base import Eviction
 from subtoken_train.families.family import Family, shapes_digest
 from subtoken_train.reducers.fitprune import PruneSchedules
 from subtoken_train.types import Batch, Identity, Region
