@@ -30,7 +30,6 @@ from tests.support.truth_models import family_of, prompts
 
 CELL = {"selector": "none", "layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32"}
 KVCOMPOSE = build_eviction("kvcompose")
-KVZIP = build_eviction("kvzip", chunk=5)
 
 
 def backbone_for(family, reducer="none", selector="none"):
