@@ -381,7 +381,7 @@ REFUSED = [
     (of(sinks=-1), "routing sinks"),
     (of(warm_start="a.json", selector="mlp"), "warm_start 'a.json' is of linear nets, and selector 'mlp' is"),
     (of(budget="global"), "byte_share 0.4 is a setting of budget 'bytes', and the budget is 'global'"),
-    (of(CUTS, family=gqa_family), "'fastv' cuts rows between layers: use one that acts before layer 0"),
+    (of(CUTS, family=gqa_family), "'fastv' cuts rows between layers: use one of stage embeds or tower"),
     (
         lambda _: asked(Compression(prefill_chunk=8), byte_pool="all"),
         "byte_pool 'all' runs a context twice",
