@@ -68,10 +68,7 @@ class CompressedBackbone(nn.Module):
             drops = f"before reducer {reducer.name!r} drops a token: use reducer none, or byte_pool 'layer'"
             between, pool = bank.config.budget == "bytes" and reducer.stage == "decoder", bank.config.byte_pool
             refuse(
-                (
-                    between,
-                    f"budget 'bytes' drops keys in every layer alike, and {cuts} (stage embeds or tower), or none",
-                ),
+                (between, f"budget 'bytes' drops keys in every layer alike, and {cuts}"),
                 (pool == "all" and reducer.acts, f"byte_pool 'all' chooses among whole contexts, {drops}"),
             )
             values = [family.projection(layer, "v") for layer in range(family.shape.num_layers)]
