@@ -32,14 +32,7 @@ from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig, with_defaults
 from subtoken_train.routing.bank import RoutingState
 from subtoken_train.training.checkpoints import read_marker, state_path
-from subtoken_train.training.loss import (
-    CrossEntropy,
-    DistillationConfig,
-    LossInput,
-    Teacher,
-    build_loss,
-    checked_loss,
-)
+from subtoken_train.training.loss import CrossEntropy, DistillationConfig, LossInput, Teacher, build_loss, checked_loss
 from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer, check_optimizer
 from subtoken_train.training.sharding import is_sharded, see_blank_image, shard_layers
 from subtoken_train.training.trained_tensors import (

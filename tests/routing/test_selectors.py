@@ -99,17 +99,6 @@ def test_scores_have_a_gradient_only_where_something_is_learned(name):
     assert scores.requires_grad == (name in LEARNED)
 
 
-@pytest.mark.parametrize("name", SELECTORS)
-@torch.no_grad()
-def test_a_sample_scores_the_same_alone_and_in_a_batch(name):
-    selector, view = build(name), look(3)
-    whole = selector(view)
-    parts = ("hidden_BND", "value_groups_BNSg", "query_summary_BD", "ordinal_BN", "sample_seed_B")
-    calls = {name: lambda name=name: getattr(view, name)()[1:2] for name in ("output_norms", "query_attention")}
-    alone = view.replaced(**{name: getattr(view, name)[1:2] for name in parts}, **calls)
-    assert torch.allclose(selector(alone), whole[1:2], atol=1e-6)
-
-
 def test_value_norm_equals_the_manual_norm():
     view = look(dtype=torch.bfloat16)
     scores = build("value_norm")(view)
