@@ -153,9 +153,6 @@ def onevision():
     return onevision_family()
 
 
-@pytest.fixture
-def shown_records(tmp_path):
-    return onevision_records(tmp_path)
 
 
 @pytest.mark.parametrize("pictures", [1, 2], ids=["video", "video-and-image"])
