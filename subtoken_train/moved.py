@@ -26,6 +26,7 @@ MOVED = {
     "subtoken_train.routing.state": "subtoken_train.routing.bank",
     "subtoken_train.training.adapter_parts": "subtoken_train.training.module",
     "subtoken_train.training.distillation": "subtoken_train.training.loss",
+    "subtoken_train.training.sharding": "subtoken_train.training.module",
     "subtoken_train.training.strategies.fsdp2": "subtoken_train.training.strategies",
     "subtoken_train.training.strategies.zero": "subtoken_train.training.strategies",
 }

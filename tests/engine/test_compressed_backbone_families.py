@@ -153,8 +153,6 @@ def onevision():
     return onevision_family()
 
 
-
-
 @pytest.mark.parametrize("pictures", [1, 2], ids=["video", "video-and-image"])
 @torch.no_grad()
 def test_prompts_with_videos_are_the_backbone(onevision, pictures):

@@ -11,8 +11,8 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, ModelPa
 
 from subtoken_train.cli.trainer_parts import build_parts
 from subtoken_train.routing import RoutingConfig
+from subtoken_train.training.module import see_blank_image
 from subtoken_train.training.preflight import check_devices
-from subtoken_train.training.sharding import see_blank_image
 from subtoken_train.training.strategies import (
     PRESETS,
     Fsdp2Strategy,
