@@ -131,13 +131,8 @@ SHOWN = {
     "subtoken_train.evictions.wrapper": "Wrapper",
     "subtoken_train.reducers.context": "ContextReducer",
     "subtoken_train.routing.linear": "fp32_linear",
-    "subtoken_train.routing.output_norm": "OutputNormSelector",
-    "subtoken_train.routing.state": "RoutingState",
     "subtoken_train.training.adapter_parts": "adapter_config",
-    "subtoken_train.training.distillation": "DistillationConfig",
-    "subtoken_train.training.sharding": "is_sharded",
     "subtoken_train.training.strategies.fsdp2": "Fsdp2Strategy",
-    "subtoken_train.training.strategies.zero": "ZeroStrategy",
 }
 
 
