@@ -232,4 +232,4 @@ def test_notes_become_rows(tmp_path, monkeypatch):
 
 def test_tests_that_note_are_found():
     names = {path.name for path in golden_tests()}
-    assert {"test_snapkv.py", "test_kvcompose.py", "test_key_channels.py", "test_fastv.py", "test_merging.py"} <= names
+    assert {"test_snapkv.py", "test_kvcompose.py", "test_fastv.py", "test_merging.py"} <= names

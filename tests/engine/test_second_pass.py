@@ -110,7 +110,13 @@ def test_a_question_is_the_task_where_there_is_one():
 @pytest.mark.parametrize(
     ("method", "positions", "length", "fits", "words"),
     [
-        (KVCOMPOSE, 60, 31, (build_eviction("kvcompose", task="causal"), 31), "; shorten the context, or use the opt"),
+        (
+            KVCOMPOSE,
+            60,
+            31,
+            (build_eviction("kvcompose", task="causal"), 31),
+            ": shorten the context, or use the option task=",
+        ),
         (KVCOMPOSE, 60, 31, (KVCOMPOSE, 29), "'kvcompose' runs further rows"),
         (KVzip(), 120, 60, (KVzip(chunk=4), 20), "option chunk"),
     ],
