@@ -134,15 +134,11 @@ def test_every_paper_has_its_items():
 
 
 @pytest.mark.parametrize("paper", ITEMS)
-def test_every_item_is_sound(paper):
+def test_items_are_sound_and_what_their_worst_part_is(paper):
     assert [fault for item in ITEMS[paper] for fault in item.faults()] == []
+    assert part_faults(ITEMS[paper]) == []
     names = [item.item for item in ITEMS[paper]]
     assert len(set(names)) == len(names)
-
-
-@pytest.mark.parametrize("paper", ITEMS)
-def test_an_item_is_what_its_worst_part_is(paper):
-    assert part_faults(ITEMS[paper]) == []
 
 
 def test_a_better_item_than_its_parts_is_a_fault():
