@@ -336,7 +336,7 @@ class Watchers:
 
     def __init__(self, passes: Sequence[EvictionPass]) -> None:
         assert not any(each.tasks for each in passes)
-        self.passes, self.tasks = passes, list[TaskPlan]()
+        self.passes, self.tasks, self.method = passes, list[TaskPlan](), passes[0].method
 
     def inputs(self, layer: int, input_BND: torch.Tensor) -> None:
         """Hand a layer's input to those that read it."""

@@ -150,11 +150,6 @@ def test_imports_go_in_no_circle(arrows):
     assert " -> ".join(circle(arrows())) == ""
 
 
-def test_the_circle_rule_itself():
-    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
-    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
-
-
 METHOD_ROOMS = {"routing", "reducers", "evictions"}
 """Rooms of one method a file, each with a ``random.py`` of its own."""
 COMMAND = {"add_arguments", "run", "run_raw", "main"}
@@ -212,12 +207,6 @@ def test_docstrings_say_what_a_thing_does():
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
-def test_the_opening_rule_itself():
-    method = '    def _b(self):\n        """Of one.\n\n        No."""\n'
-    tree = ast.parse(f'"""Offer words."""\nB = 1\n"""How many."""\nclass A:\n    """Whose."""\n{method}')
-    assert sorted(odd_openings(tree)) == ["How many.", "Of one.", "Whose."]
-
-
 def long_functions(tree: ast.AST) -> dict[str, int]:
     """Functions of more lines than one thing takes, and their lines without the docstring."""
     lengths = {}
@@ -233,37 +222,6 @@ def long_functions(tree: ast.AST) -> dict[str, int]:
 def test_functions_stay_short(folder):
     found = {label(path): long_functions(parsed(path)) for path in (ROOT / folder).rglob("*.py")}
     assert {name: functions for name, functions in found.items() if functions} == {}
-
-
-def test_the_length_rule_itself():
-    lines = "\n".join("    pass" for _ in range(MOST_LINES_OF_A_FUNCTION))
-    assert long_functions(ast.parse(f"def f():\n{lines}")) == {"f": MOST_LINES_OF_A_FUNCTION + 1}
-    assert long_functions(ast.parse(f'def f():\n    """Doc."""\n{lines.removesuffix("    pass")}')) == {}
-
-
-@pytest.mark.parametrize(
-    ("room", "source", "wrong"),
-    [
-        ("routing", "def f():\n    from subtoken_train.training import module", ["routing may not import training"]),
-        ("routing", "from ..families.family import Family", ["routing may not import families"]),
-        ("reducers", "import subtoken_train.cli.main", ["reducers may not import cli"]),
-        ("training", "if TYPE_CHECKING:\n    from subtoken_train import evaluation", ["training may not import eval"]),
-        ("datasets", "from subtoken_train.families import llava", []),
-        ("artifact", "from subtoken_train.version import __version__", []),
-        ("cache", "from . import packed\nimport torch", []),
-    ],
-)
-def test_the_import_rule_itself(room, source, wrong):
-    found = direction_errors(room, imported_rooms(ast.parse(source), [PACKAGE, room]))
-    assert len(found) == len(wrong)
-    assert all(message.startswith(start) for message, start in zip(found, wrong, strict=True))
-
-
-def test_the_docstring_rule_itself():
-    tree = ast.parse(
-        '"""Doc."""\nclass A:\n    """Doc."""\n    def b(self): ...\n    def _c(self): ...\ndef d(): ...\n'
-    )
-    assert list(undocumented(tree, "m", {"b"})) == ["m.A.b", "m.d"]  # A overrides nothing
 
 
 def test_test_files_have_names_of_their_own():
@@ -285,9 +243,3 @@ def compared_dtypes(tree: ast.AST) -> set[str]:
 def test_only_formats_know_how_vectors_are_stored():
     found = {path for path in SOURCES if compared_dtypes(parsed(path))}
     assert {path.relative_to(ROOT / PACKAGE).as_posix() for path in found} <= KNOWS_BYTES
-
-
-def test_the_rule_of_formats_itself():
-    assert compared_dtypes(ast.parse("a = x.dtype == torch.uint8")) == {"uint8"}
-    assert compared_dtypes(ast.parse("a = x.dtype in (torch.int8, torch.int16)")) == {"int8"}
-    assert compared_dtypes(ast.parse("a = torch.zeros(3, dtype=torch.uint8)")) == set()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 import torch
 
 from subtoken_train.cache.by_sample import chosen_samples
 from tests.support.host_reads import host_reads
-from tests.support.sampling import pairs_of, pairwise
 
 NUMBERS, COUNTS = torch.arange(6.0), torch.arange(3)
 MARKS = NUMBERS > 2
@@ -56,19 +53,3 @@ def test_it_says_where_and_ends_with_the_block():
         chosen_samples(COUNTS, 3)
     NUMBERS.sum().tolist()
     assert [each.rsplit(":", 1)[0] for each in found if each.startswith("cpu")] == ["cpu at cache/by_sample.py"]
-
-
-FACTORS = {"a": ["1", "2", "3"], "b": ["x", "y"], "c": ["p", "q", "r"], "d": ["0", "1"]}
-
-
-def allowed(cell: dict[str, str]) -> bool:
-    return not (cell.get("a") == "2" and cell.get("b") == "y") and not (cell.get("c") == "r" and cell.get("d") == "1")
-
-
-def test_all_allowed_pairs_are_covered_by_allowed_cells():
-    cells = pairwise(FACTORS, allowed)
-    every = [dict(zip(FACTORS, levels, strict=True)) for levels in product(*FACTORS.values())]
-    possible = {pair for cell in every if allowed(cell) for pair in pairs_of(cell)}
-    assert all(map(allowed, cells))
-    assert {pair for cell in cells for pair in pairs_of(cell)} == possible
-    assert len(cells) < len(every) / 2

@@ -28,6 +28,7 @@ from subtoken_train.engine.modes import InputObserver, evaluation_mode, gathered
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, check_states, joined_rows, question_rows
 from subtoken_train.engine.second_pass import context_scores, one_budget
 from subtoken_train.engine.spans import Chunks, PromptObserver, RunningPass, run_span
+from subtoken_train.errors import refuse
 from subtoken_train.families.family import Family, check_reducer
 from subtoken_train.families.load import check_on_one_device
 from subtoken_train.functional.gather import take_rows
@@ -63,16 +64,13 @@ class CompressedBackbone(nn.Module):
         if bank is not None:
             if bank.config.budget == "ranked":
                 reducer.check_ranks()
-            if bank.config.budget == "bytes" and reducer.stage == "decoder":
-                raise ValueError(
-                    f"budget 'bytes' drops keys in every layer alike, and reducer {reducer.name!r} cuts rows between "
-                    "layers: use one that acts before layer 0 (stage embeds or tower), or none"
-                )
-            if bank.config.byte_pool == "all" and reducer.acts:
-                raise ValueError(
-                    f"byte_pool 'all' chooses among whole contexts, before reducer {reducer.name!r} drops a token: use "
-                    "reducer none, or byte_pool 'layer'"
-                )
+            cuts = f"reducer {reducer.name!r} cuts rows between layers: use one of stage embeds or tower, or none"
+            drops = f"before reducer {reducer.name!r} drops a token: use reducer none, or byte_pool 'layer'"
+            between, pool = bank.config.budget == "bytes" and reducer.stage == "decoder", bank.config.byte_pool
+            refuse(
+                (between, f"budget 'bytes' drops keys in every layer alike, and {cuts}"),
+                (pool == "all" and reducer.acts, f"byte_pool 'all' chooses among whole contexts, {drops}"),
+            )
             values = [family.projection(layer, "v") for layer in range(family.shape.num_layers)]
             outputs = [layer.self_attn.o_proj for layer in family.decoder.layers]
             bank.attach([each.module for each in values], outputs, values[0].start)

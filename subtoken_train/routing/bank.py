@@ -297,7 +297,11 @@ class RouterBank(nn.Module):
         if self.selectors[layer].learned:
             # not overwritten when checkpointing recomputes a layer: the state would hold on to the recomputed graph
             state.choices.setdefault(layer, (scores_BNS, hard_BNS, routed_BN))
-            factor_BNS = self._factors(layer, factor_BNS, scores_BNS, margin_BNS, routed_BN1, learns_BN[..., None])
+            if config.drops and not self.whole:  # the slope of a choice is the sigmoid's at its margin
+                factor_BNS = straight_through(factor_BNS, margin_BNS, learns_BN[..., None])
+            if config.value_gate:
+                factor_BNS = torch.where(routed_BN1, factor_BNS * self.gates[layer](scores_BNS), 1.0)
+            factor_BNS = factor_BNS.to(scores_BNS.dtype)
         value_BND = apply_group_mask(value_BND, factor_BNS, self.shape.num_kv_heads, config.layout, fill_BV)
         value_BhNd = value_BND.unflatten(-1, (self.shape.num_kv_heads, -1)).transpose(1, 2)
         return LateValues(value_BhNd, learns_BN, keys_BhN, key_logits_BhN)
@@ -382,21 +386,3 @@ class RouterBank(nn.Module):
         """Routed tokens that a byte budget keeps whole without a choice, bool [B, N]."""
         first_BN = routed_BN.cumsum(-1) <= self.config.sinks
         return routed_BN & (first_BN | last_marked(routed_BN, self.config.window))
-
-    def _factors(
-        self,
-        layer: int,
-        mask_BNS: Tensor,
-        logits_BNS: Tensor,
-        margin_BNS: Tensor,
-        routed_BN1: Tensor,
-        learns_BN1: Tensor,
-    ) -> Tensor:
-        """A learned router's factors of groups, [B, N, S] in fp32: the mask, with a slope, times the gate."""
-        if self.config.drops and not self.whole:
-            factors_BNS = straight_through(mask_BNS, margin_BNS, learns_BN1)
-        else:
-            factors_BNS = mask_BNS.to(logits_BNS.dtype)
-        if not self.config.value_gate:
-            return factors_BNS
-        return torch.where(routed_BN1, factors_BNS * self.gates[layer](logits_BNS), 1.0)

@@ -39,18 +39,16 @@ class RoutingConfig:
         layout: ``contiguous`` splits the whole value vector; ``per_head`` splits every head alike.
         budget: ``per_token`` keeps K groups of each token; ``global`` the best N*K pairs of each sample; ``ranked`` as
             many pairs, of which a token gets the more the higher the token reducer ranks it; ``bytes`` spends bytes on
-            keys and on groups: a head of a token keeps any number of its groups, or no key and nothing, and visual
-            tokens then read each other whole, as a text's context does. ``kept_groups`` is then ``num_groups``, a
-            multiple of the key-value heads; as many as these keep a head of a token whole or not at all.
+            keys and on groups: a head of a token keeps any number of its groups, or no key and nothing.
+            ``kept_groups`` is then ``num_groups``, a multiple of the key-value heads; as many: all of a head or none.
         byte_share: share of the bf16 bytes of a sample's routed tokens that ``bytes`` spends, its index included.
         byte_pool: what shares those bytes: each ``head`` has its own, the heads of a ``layer``, or ``all`` heads of all
             layers, for which the context runs once more before the pass that counts.
         sinks: first routed tokens that ``bytes`` keeps whole, inside its bytes and as far as they reach.
         window: last routed tokens, likewise.
-        warm_start: file of ``subtoken-train calibrate kvzap``: a linear router of ``bytes`` starts as these nets, and
-            keeps the tokens that KVzap keeps; read where training starts, and never again. None: drawn at random.
-        value_gate: kept groups are scaled by 2 * sigmoid(beta * logit), beta learned per layer; learned routers only.
-            With ``kept_groups`` = ``num_groups`` it is the gate alone, without selection.
+        warm_start: file of ``subtoken-train calibrate kvzap``: a linear router of ``bytes`` starts as these nets and
+            keeps what KVzap keeps; read where training starts alone. None: drawn at random.
+        value_gate: a learned router's kept groups are scaled by 2 * sigmoid(beta * logit), beta learned per layer.
         fill: value that a dropped group reads as: ``zero``; ``mean``, the mean of the sample's routed tokens in the
             layer, which a cache stores. Norms are then of what is left of a value without it.
         score_prior: a norm whose standardised logarithm is added to a learned router's logits; ``none``: nothing.

@@ -13,8 +13,11 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from peft import PeftModel, set_peft_model_state_dict
+from PIL import Image
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
 
 from subtoken_train.artifact.config import AdapterConfig
 from subtoken_train.artifact.folder import FirstStage, put_lora, read_first_stage
@@ -28,20 +31,12 @@ from subtoken_train.families.family import Family
 from subtoken_train.families.load import layout_family
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.functional.objective import answer_loss, distillation_loss, predicting_rows
-from subtoken_train.reducers.base import Reducer
+from subtoken_train.reducers.base import Reducer, TowerReducer
 from subtoken_train.routing import RoutingConfig, with_defaults
 from subtoken_train.routing.bank import RoutingState
 from subtoken_train.training.checkpoints import read_marker, state_path
-from subtoken_train.training.loss import (
-    CrossEntropy,
-    DistillationConfig,
-    LossInput,
-    Teacher,
-    build_loss,
-    checked_loss,
-)
+from subtoken_train.training.loss import CrossEntropy, DistillationConfig, LossInput, Teacher, build_loss, checked_loss
 from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer, check_optimizer
-from subtoken_train.training.sharding import is_sharded, see_blank_image, shard_layers
 from subtoken_train.training.trained_tensors import (
     adapter_tensors,
     check_same_shapes,
@@ -85,6 +80,7 @@ class StepRecord:
 
 
 FIRST_STAGE_KEY = "first_stage_sha256"
+BLANK_SIZE = (64, 64)
 
 
 class SubTokenModule(L.LightningModule):
@@ -333,3 +329,44 @@ def _noted(state: Path, key: str) -> Any:
     if file is None:
         raise ValueError(f"{state} is not a complete DeepSpeed checkpoint: it holds no *_model_states.pt")
     return torch.load(file, map_location="cpu", weights_only=True, mmap=True).get(key)
+
+
+def shard_layers(parts: CompressedBackbone, mesh: DeviceMesh) -> None:
+    """Shard a built model in place: one group per decoder layer, and one for all else, gathered once per step.
+
+    What is trained takes the first process's values; gradients are averaged over ``mesh``, the data-parallel processes.
+    """
+    for parameter in parts.parameters():
+        if parameter.requires_grad:  # as under DDP and ZeRO; FSDP2 trusts its caller
+            values = parameter.detach().to(mesh.device_type)  # NCCL sends no CPU tensors
+            torch.distributed.broadcast(values, src=0, group=mesh.get_group())
+            parameter.data.copy_(values)
+    for layer in parts.family.decoder.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(parts, mesh=mesh)
+    # ``run`` gathers the other group, which stays whole until the backward pass ends: ``logits`` has it too. That is no
+    # forward method of its own: FSDP2 would end the group's backward pass where the gradients of its inputs are known
+    register_fsdp_forward_method(parts, "run")
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """True if a process holds only a part of a model's weights (ZeRO-3, FSDP2)."""
+    return any(isinstance(tensor, DTensor) or hasattr(tensor, "ds_id") for tensor in module.parameters())
+
+
+@torch.no_grad()
+def see_blank_image(parts: CompressedBackbone, batch: Batch) -> None:
+    """Call the tower on a black image before a text-only batch: processes must call the same modules in one order."""
+    family, reducer = parts.family, parts.reducer
+    if batch.pixel_values is not None or family.image_token_id is None:
+        return
+    device = batch.input_ids_BN.device
+    pixels, grid = family.process_images([Image.new("RGB", BLANK_SIZE)])
+    one_B = torch.ones(1, dtype=torch.long, device=device)
+    nothing_BN = one_B[:, None][:, :0]
+    blank = Batch(nothing_BN, nothing_BN, nothing_BN, -one_B, pixels.to(device), one_B, ["blank"])
+    blank.image_grid_I3 = None if grid is None else grid.to(device)
+    statistics = reducer.statistics if isinstance(reducer, TowerReducer) and reducer.acts else None
+    states = family.visual_states(blank, statistics)
+    assert states is not None
+    family.project(torch.cat(states.tokens))

@@ -6,9 +6,9 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -61,8 +61,7 @@ def check_cpus(devices: int | str | list[int], accelerator: str) -> None:
         raise ValueError(f"trainer.devices is {devices!r}; on a CPU it is a count of processes, or auto")
 
 
-@dataclass(frozen=True)
-class NominalPrompt:
+class NominalPrompt(NamedTuple):
     """Prompt that a pre-flight assumes: words, compressed region (``visual``, ``context``), tokens of each region."""
 
     title: str
@@ -103,8 +102,7 @@ def nominal_prompt(family: Family, data: OrderedDataModule[Any]) -> NominalPromp
     return NominalPrompt("KV budget of a prompt with one image", note, "visual", regions)
 
 
-@dataclass(frozen=True)
-class LayerBand:
+class LayerBand(NamedTuple):
     """Neighbouring layers whose ledger rows are equal: first and last layer, and the rows of one of them."""
 
     first: int
@@ -158,8 +156,7 @@ def _staged(parts: CompressedBackbone, prompt: NominalPrompt, config: Reducer) -
     return staged_anchor(parts.family.shape, prompt.tokens, counts, config.keep_ratio, prompt.region)
 
 
-@dataclass(frozen=True)
-class ParameterGroup:
+class ParameterGroup(NamedTuple):
     """Some of a model's tensors: how many, and their elements."""
 
     name: str
@@ -167,8 +164,7 @@ class ParameterGroup:
     parameters: int
 
 
-@dataclass(frozen=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """Optimiser steps of a run (None where only the data could tell and it was not read), and passes over the data."""
 
     steps: int | None

@@ -108,24 +108,6 @@ FAULTS = ("", "a gradient was not finite: the trained weights are NaN or infinit
 """Messages by a fault's number; 0: there is none. The greatest of all processes counts."""
 
 
-class LossWatch:
-    """Remembers on the device whether a loss was not finite; asking is one transfer per optimiser step."""
-
-    def __init__(self) -> None:
-        self._broken: Tensor | None = None
-
-    def note(self, loss: Tensor) -> None:
-        """Look at a micro-batch's loss, a scalar."""
-        broken = ~torch.isfinite(loss.detach())
-        self._broken = broken if self._broken is None else self._broken | broken
-
-    def fault(self, module: nn.Module) -> int:
-        """Return the number in ``FAULTS`` of what is wrong in this process after an optimiser step."""
-        if self._broken is not None and bool(self._broken):
-            return 2
-        return 0 if weights_are_finite(module) else 1
-
-
 def weights_are_finite(module: nn.Module) -> bool:
     """Return whether this process's trained weights are finite: a NaN gradient makes AdamW's NaN in the same step."""
     parts = [getattr(each, "ds_tensor", each) for each in module.parameters() if each.requires_grad]
@@ -141,7 +123,14 @@ class RandomState(Callback):
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Put the states of all processes, which take part, into ``checkpoint``."""
-        states = [current_state()]
+        kind, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002  # libraries draw from it
+        own = {  # in types that ``torch.load(weights_only=True)`` reads
+            "python": random.getstate(),
+            "numpy": (kind, torch.from_numpy(np.array(keys, dtype=np.int64)), position, has_gauss, gauss),
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        }
+        states = [own]
         if trainer.world_size > 1:
             states *= trainer.world_size
             torch.distributed.all_gather_object(states, states[0])
@@ -158,31 +147,15 @@ class RandomState(Callback):
         self._resumed = states[trainer.global_rank % len(states)]
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if self._resumed:
-            restore_state(self._resumed)
-            self._resumed = {}
-
-
-def current_state() -> dict[str, Any]:
-    """Return this process's generators, in types that ``torch.load(weights_only=True)`` reads."""
-    kind, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002  # libraries draw from it
-    return {
-        "python": random.getstate(),
-        "numpy": (kind, torch.from_numpy(np.array(keys, dtype=np.int64)), position, has_gauss, gauss),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-    }
-
-
-def restore_state(state: dict[str, Any]) -> None:
-    """Set this process's generators to what ``current_state`` gave."""
-    random.setstate(state["python"])
-    kind, keys, position, has_gauss, gauss = state["numpy"]
-    numpy_state = (kind, keys.numpy().astype(np.uint32), position, has_gauss, gauss)
-    np.random.set_state(numpy_state)  # noqa: NPY002
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+        if not self._resumed:
+            return
+        state, self._resumed = self._resumed, {}
+        random.setstate(state["python"])
+        kind, keys, *rest = state["numpy"]
+        np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
+        torch.set_rng_state(state["torch"])
+        if state["cuda"] is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state["cuda"])
 
 
 def write_checkpoint(trainer: L.Trainer, folder: Path, keep_last: int, on_whole: Callable[[], object]) -> None:
@@ -238,14 +211,14 @@ class RunCheckpoints(Checkpoint):
             check_range(f"checkpoint.{name}", value, 1, MAX_COUNT)
         self.folder, self.every, self.keep_last = Path(folder), every_n_train_steps, keep_last
         self.on_whole: Callable[[], object] = lambda: None  # by process 0, before older checkpoints go
-        self._signals, self._losses = StopSignals(), LossWatch()
+        self._signals, self._broken = StopSignals(), torch.zeros((), dtype=torch.bool)
         self._step_before = self._saved_step = 0
         self._inside_window = self._stop_held = False
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Take over the signals: until training starts, they end the run at once."""
         if stage == "fit":
-            self._signals, self._losses = StopSignals(), LossWatch()
+            self._signals, self._broken = StopSignals(), torch.zeros((), dtype=torch.bool)
             self._signals.install(trainer)
 
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
@@ -263,12 +236,14 @@ class RunCheckpoints(Checkpoint):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Refuse a broken state after an optimiser step, save if due, leave if asked to."""
-        self._losses.note(outputs["loss"])
+        loss = outputs["loss"].detach()  # the device is asked once an optimiser step
+        self._broken = self._broken.to(loss.device) | ~torch.isfinite(loss)
         self._inside_window = trainer.global_step == self._step_before
         self._hold_stop(trainer)
         if self._inside_window:
             return
-        fault, number = _greatest(trainer, self._losses.fault(pl_module), self._signals.number)
+        fault = 2 if bool(self._broken) else int(not weights_are_finite(pl_module))
+        fault, number = _greatest(trainer, fault, self._signals.number)
         if fault:
             raise TrainingDiverged(f"{FAULTS[fault]} after step {trainer.global_step}; it was not saved")
         if number or trainer.global_step % self.every == 0 or _is_last(trainer):

@@ -16,13 +16,13 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from peft import PeftModel
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import check_package
 from subtoken_train.families.load import layout_family
 from subtoken_train.outputs import write_whole
 from subtoken_train.training.checkpoints import STATE, read_marker
-from subtoken_train.training.sharding import gathered
 
 _LISTS = dict.fromkeys(("optimizer_states", "lr_schedulers", "random_state"), list)
 _HOLDS = {"loops": dict, "epoch": int, "global_step": int, "pytorch-lightning_version": str, **_LISTS}
@@ -138,6 +138,17 @@ def check_resumable(checkpoint: Path, trainer: L.Trainer, here: dict[str, list[i
             check_archive(part)
     else:
         check_same_shapes(here, shapes_of(read_state(state, resumes=True)["state_dict"]), checkpoint)
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """Return a copy on the CPU, gathered if it is sharded."""
+    if hasattr(tensor, "ds_id"):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([tensor]):
+            return tensor.detach().cpu().clone()
+    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole.detach().cpu().clone()
 
 
 def adapter_tensors(parts: CompressedBackbone) -> dict[str, Tensor]:

@@ -6,16 +6,13 @@ import pytest
 import torch
 
 from subtoken_train.engine.attention_rows import row_attention
-from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.families.images import Video
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
-from subtoken_train.reducers import build_reducer
-from subtoken_train.reducers.visionzip import zipped
 from subtoken_train.types import Region
-from tests.support.helpers import ALL_GROUPS, REDUCTIONS, ROUTED, compress, gqa_family, make_batch, only_sample, unread
+from tests.support.helpers import ALL_GROUPS, REDUCTIONS, ROUTED, compress, gqa_family, make_batch, only_sample
 from tests.support.tiny.llava_onevision import noise, onevision_family, onevision_records
-from tests.support.tiny.qwen import TOKENS, qwen_batch, qwen_family, qwen_records
+from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
 
 KINDS = {
     "llava": (gqa_family, lambda folder: [(1, 9), (2, 7), (0, 12)], lambda family, *given: make_batch(*given)),
@@ -130,24 +127,6 @@ def test_kept_rows_keep_their_own_ids_and_decoding_goes_on_after_them(qwen, qwen
 
 
 @torch.no_grad()
-def test_visionzip_is_what_plain_transformers_would_make_of_the_same_rows(qwen, qwen_files):
-    batch = qwen_batch(qwen, qwen_files[:1])
-    states = qwen.visual_states(batch, "received")
-    merged = build_reducer("visionzip", 0.5).merge(states, unread(states))
-    assert len(merged.tokens[0]) == TOKENS[0] // 2
-    keep = batch.regions_BN[0] != Region.VISUAL
-    keep[batch.regions_BN[0] == Region.VISUAL] = merged.slots[0]
-    embeds = qwen.model.get_input_embeddings()(batch.input_ids_BN)
-    embeds[0, keep & (batch.regions_BN[0] == Region.VISUAL)] = merged.tokens[0]
-    position = qwen.positions(batch)[..., keep]
-    ones = torch.ones(1, int(keep.sum()), dtype=torch.long)
-    state = qwen.decoder(inputs_embeds=embeds[:, keep], position_ids=position, attention_mask=ones)
-    backbone = compress(qwen, name="visionzip", keep_ratio=0.5)
-    expected = qwen.model.lm_head(state.last_hidden_state)
-    torch.testing.assert_close(backbone.logits(backbone.run(batch)), expected, rtol=1e-5, atol=1e-5)
-
-
-@torch.no_grad()
 def test_fastv_ranks_by_the_attention_of_the_mrope_decoder(qwen, qwen_files):
     batch = qwen_batch(qwen, qwen_files, pad_left=True)
     visible, positions = batch.regions_BN != Region.PADDING, qwen.positions(batch)
@@ -169,56 +148,9 @@ def test_fastv_ranks_by_the_attention_of_the_mrope_decoder(qwen, qwen_files):
     assert row.std() > 0.01
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda r: "-".join(r.values()))
-def test_checkpointing_gives_the_same_gradients_to_every_adapter(qwen, qwen_files, reduction):
-    add_lora(qwen, LoraSettings(dropout=0.0))
-    backbone = compress(qwen, ROUTED, keep_ratio=0.5, **reduction)
-    backbone.train()
-    batch, grads = qwen_batch(qwen, qwen_files), []
-    for checkpointing in (False, True):
-        if checkpointing:
-            enable_checkpointing(qwen, backbone.bank)
-        backbone.zero_grad()
-        result = backbone.run(batch)
-        (backbone.logits(result).pow(2).mean() + result.state.mean_balance()).backward()
-        grads.append({name: p.grad.clone() for name, p in backbone.named_parameters() if p.grad is not None})
-    routed_layers = 4 - backbone.cut_layer
-    assert len(grads[0]) == 4 * 2 * 2 + 2 * routed_layers  # LoRA's A and B on q and v, routers' weight and bias
-    assert all(grad.abs().sum() > 0 for name, grad in grads[0].items() if "lora_A" not in name)
-    assert grads[0].keys() == grads[1].keys()
-    for name, plain in grads[0].items():
-        torch.testing.assert_close(plain, grads[1][name], rtol=1e-5, atol=1e-6)
-
-
 @pytest.fixture
 def onevision():
     return onevision_family()
-
-
-@pytest.fixture
-def shown_records(tmp_path):
-    return onevision_records(tmp_path)
-
-
-@pytest.mark.parametrize(("ratio", "newlines"), [(0.25, 0), (0.9, 0), (0.95, 3)])
-@torch.no_grad()
-def test_visionzip_leaves_newlines_out_until_all_patches_stay(onevision, shown_records, ratio, newlines):
-    """Of 51 tokens six are newlines; without them the rest is what a picture of 45 patches would give."""
-    batch = qwen_batch(onevision, shown_records[:1])
-    states = onevision.visual_states(batch, "received")
-    reducer = compress(onevision, name="visionzip", keep_ratio=ratio).reducer
-    merged = reducer.merge(states, [torch.zeros(51, dtype=torch.bool)])
-    is_newline = states.tiles[0] < 0
-    assert int(is_newline.sum()) == 6
-    kept = reducer.kept_tokens(51)
-    assert int(merged.slots[0].sum()) == len(merged.tokens[0]) == kept
-    assert int((merged.slots[0] & is_newline).sum()) == newlines
-    count = min(kept, 45)
-    parts = (states.tokens[0], states.received[0], states.keys[0])
-    dominant, places, merged_cC = zipped(*(part[~is_newline] for part in parts), count, 0)
-    expected = states.tokens[0][~is_newline].index_copy(0, places, merged_cC)
-    taken = torch.cat([dominant, places]).sort().values
-    assert torch.equal(merged.tokens[0][~is_newline[merged.slots[0]]], expected[taken])
 
 
 @pytest.mark.parametrize("pictures", [1, 2], ids=["video", "video-and-image"])

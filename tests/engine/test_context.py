@@ -139,16 +139,6 @@ def test_nothing_after_the_prefix_changes_what_came_before():
         assert not torch.equal(after[0, answer], before[0, answer])
 
 
-def test_routers_and_lora_get_gradients():
-    family = text_family()
-    add_lora(family, LoraSettings(dropout=0.0))
-    backbone, batch = compress(family, ROUTED, **QUEST).train(), text_batch(MIXED)
-    backbone.logits(backbone.run(batch))[batch.regions_BN == Region.ANSWER].logsumexp(-1).sum().backward()
-    gradients = {name: p.grad for name, p in backbone.named_parameters() if p.requires_grad}
-    touched = [name for name, grad in gradients.items() if grad is not None and grad.abs().max() > 0]
-    assert {name for name in gradients if "lora_A" not in name} == set(touched)
-
-
 REFUSED = [
     (lambda: compress(text_family(), name="fastv"), "'fastv' reduces visual tokens and a language model has none"),
     (lambda: compress(gqa_family(), **QUEST), "'quest' evicts the context of a language model; llava takes fastv"),

@@ -381,15 +381,9 @@ REFUSED = [
     (of(sinks=-1), "routing sinks"),
     (of(warm_start="a.json", selector="mlp"), "warm_start 'a.json' is of linear nets, and selector 'mlp' is"),
     (of(budget="global"), "byte_share 0.4 is a setting of budget 'bytes', and the budget is 'global'"),
-    (of(CUTS, family=gqa_family), "'fastv' cuts rows between layers: use one that acts before layer 0"),
-    (
-        lambda _: asked(Compression(prefill_chunk=8), byte_pool="all"),
-        "byte_pool 'all' runs a context twice",
-    ),
-    (
-        lambda _: asked(Compression(build_eviction("snapkv"), 0.5)),
-        "'snapkv' does not go with budget 'bytes'",
-    ),
+    (of(CUTS, family=gqa_family), "'fastv' cuts rows between layers: use one of stage embeds or tower"),
+    (lambda _: asked(Compression(prefill_chunk=8), byte_pool="all"), "byte_pool 'all' runs a context twice"),
+    (lambda _: asked(Compression(build_eviction("snapkv"), 0.5)), "'snapkv' does not go with budget 'bytes'"),
     (lambda _: asked(Compression(key_channels=0.5)), "key_channels=0.5 does not go with budget 'bytes'"),
     (lambda _: warmed("phi3"), r"calibration of kvzap was made on .* this backbone is another one"),
     (lambda _: warmed(hidden=5), "nets of two layers, and a linear router starts as one linear map"),

@@ -20,18 +20,16 @@ from subtoken_train.families.decoder import CACHE
 from subtoken_train.inference.batched import generate_batch
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
-from subtoken_train.inference.prefill import open_prompts, prefill
+from subtoken_train.inference.prefill import prefill
 from subtoken_train.types import Region
 from tests.support.chats import CHATML, byte_level
-from tests.support.helpers import compress, only_sample
-from tests.support.sampling import sampled
+from tests.support.helpers import compress
 from tests.support.text_families import text_batch, text_family
 from tests.support.truth_cells import PLAIN_CELL, backbone_of
 from tests.support.truth_models import family_of, prompts
 
 CELL = {"selector": "none", "layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32"}
 KVCOMPOSE = build_eviction("kvcompose")
-KVZIP = build_eviction("kvzip", chunk=5)
 
 
 def backbone_for(family, reducer="none", selector="none"):
@@ -109,46 +107,16 @@ def test_a_question_is_the_task_where_there_is_one():
         assert not torch.allclose(aware[0][layer][:, :, :20], again[0][layer][:, :, :20])
 
 
-@sampled(
-    ("family", "reducer"),
-    [
-        ("llama", "none"),
-        ("llava_gqa", "fastv_decoder"),
-        ("llava_gqa", "none"),
-        ("qwen2_5_vl", "fastv_embeds"),
-        ("qwen2_5_vl", "visionzip"),
-    ],
-    every=3,
-)
-@sampled("method", [KVCOMPOSE, KVZIP], every=4, ids=["kvcompose", "kvzip"])
-@torch.no_grad()
-def test_a_sample_keeps_what_it_keeps_alone(family, reducer, method):
-    backbone = backbone_for(family, reducer)
-    batch, compression = prompts(backbone.family, "three", pad_left=False), Compression(method, 0.4)
-
-    def kept(batch):
-        cache = PackedCache(backbone.family.shape.num_layers)
-        first = open_prompts(backbone, batch, cache, compression, "context_first")
-        padding = (first.regions_BM == Region.PADDING).sum(-1).tolist()  # on the left
-
-        def entries(left, rows, heads):
-            pairs = zip(rows.tolist(), heads.tolist(), strict=True)
-            return [(row - left, *of_heads) for row, of_heads in pairs if row >= 0]
-
-        samples = [zip(padding, layer.entries_BN, layer.heads_BNh, strict=True) for layer in first.plan.layers]
-        return [[entries(*each) for each in layer] for layer in samples]
-
-    together = kept(batch)
-    for i in range(3):
-        alone = kept(only_sample(batch, i))
-        for both, one in zip(together, alone, strict=True):
-            assert both[i] == one[0]
-
-
 @pytest.mark.parametrize(
     ("method", "positions", "length", "fits", "words"),
     [
-        (KVCOMPOSE, 60, 31, (build_eviction("kvcompose", task="causal"), 31), "; shorten the context, or use the opt"),
+        (
+            KVCOMPOSE,
+            60,
+            31,
+            (build_eviction("kvcompose", task="causal"), 31),
+            ": shorten the context, or use the option task=",
+        ),
         (KVCOMPOSE, 60, 31, (KVCOMPOSE, 29), "'kvcompose' runs further rows"),
         (KVzip(), 120, 60, (KVzip(chunk=4), 20), "option chunk"),
     ],

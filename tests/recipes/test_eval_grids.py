@@ -18,7 +18,7 @@ from subtoken_train.evaluation.reporting.runs import read_results
 from subtoken_train.evaluation.results import read_samples
 from subtoken_train.evaluation.runner.dry_run import check_lines, dry_run, planned_adapter
 from subtoken_train.evaluation.runner.run import run_grid
-from subtoken_train.evaluation.runner.spec import SUITES, TaskSpec, read_grid
+from subtoken_train.evaluation.runner.spec import TaskSpec, read_grid
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.inference.compression import parse_keep
 from subtoken_train.resources import recipe_text
@@ -38,31 +38,8 @@ PAPER_GRIDS = {
     "table3_qwen7b": ("3", "Qwen2.5-7B"),
     "table4_llava7b": ("4", "LLaVA-1.5-7B"),
 }
-OTHER_TABLES = {
-    "aircache_table1": (3 + 3 * 5 * 4, 4),
-    "aircache_table2": (1 + 5 * 3, 3),
-    "aircache_table4": (1 + 2 * 3, 4),
-    "aircache_table5": (4 + 4 + 1, 4),
-    "aircache_table6": (1 + 3 * 4 * 2 + 4, 4),
-    "aircache_table8": (3 + 3 * 5 * 4, 4),
-    "aircache_table11": (2 * 4, 4),
-    "aircache_table12": (2 * 9, 4),
-    "vlcache_table2": (2 + 2 * 4 * 7, 3),
-    "vlcache_ablation": (2 * 5, 3),
-    "tgvkv_main": (5 + 5 * 6 * 4, 6),
-    "tgvkv_video": (3 + 3 * 6 * 4, 1),
-    "tgvkv_ablation": (1 + 9, 2),
-    "kvcompose_table2_3_agnostic": (3 + 3 * 7 * 8, 1),
-    "kvcompose_table2_3_aware": (3 + 3 * 7 * 8, 1),
-    "kvcompose_table4": (3 + 3 * 4 * 8, 1),
-    "kvcompose_ablation": (1 + 4 * 8, 1),
-    "visual_pruners_2026": (3 + 3 * 9 * 3 + 3 + 2 * 2 * 3 + 2, 6),
-    "multimodal_evictions": (3 + 3 * 11 * 3 + 3 + 2, 5),
-}
-"""Arms (uncompressed ones first) and tasks of the tables of AirCache, VL-Cache, TGV-KV and KVCompose, and of ours."""
 FULL = ("table3_llama7b", "table3_qwen7b")
 """Grids of the paper with an arm that nothing was trained for."""
-CAPPED = {"table2_qwenvl3b": "table2_qwenvl3b_capped", "table2_qwenvl7b": "table2_qwenvl7b_capped"}
 OF_IMAGES = ["mmbench", "textvqa", "gqa", "pope", "mme", "scienceqa", "vqav2"]
 PAPER_TASKS = {"1": OF_IMAGES, "2": OF_IMAGES, "3": ["mmlu"], "4": OF_IMAGES}
 
@@ -94,12 +71,6 @@ def printed_budgets(table, model):
     return [(*share, *own) for share, own in zip(shares, groups, strict=True)]
 
 
-def test_no_grid_is_forgotten():
-    suites = [name for grids in SUITES.values() for name in grids]
-    ours = ["evictions_llava7b", "bits_scenes", "bits_recall", "pruners_scenes", "section35_llava7b"]
-    assert sorted([*PAPER_GRIDS, *CAPPED.values(), *suites, *OTHER_TABLES, *ours]) == [path.stem for path in GRIDS]
-
-
 @sampled("path", GRIDS, every=4, ids=lambda path: path.stem)
 def test_grid_can_be_run(path):
     grid = read_grid(path)
@@ -109,7 +80,7 @@ def test_grid_can_be_run(path):
     assert len(set(map(repr, grid.arms))) == len(grid.arms)
     for arm in grid.arms:
         if arm.adapter is None:
-            assert (arm.dtype, path.stem in [*OTHER_TABLES, *FULL]) == ("bfloat16", True)
+            assert (arm.dtype, path.stem in PAPER_GRIDS) == ("bfloat16", path.stem in FULL)
         elif (recipe := recipe_of(arm.adapter)) is None:
             assert (ROOT / arm.adapter / "adapter_config.json").is_file()
         else:
@@ -130,12 +101,6 @@ def test_table_has_the_papers_arms(name):
     assert all(adapter.startswith(f"runs/{name.partition('_')[2]}_") for adapter in trained)
     assert not any(arm.overrides or arm.eviction or arm.name for arm in grid.arms)
     assert [task.name for task in grid.tasks] == PAPER_TASKS[table]
-
-
-@pytest.mark.parametrize("name", OTHER_TABLES)
-def test_other_tables_have_all_their_arms(name):
-    grid = read_grid(RECIPES / "eval" / f"{name}.yaml")
-    assert (len(grid.arms), len(grid.tasks)) == OTHER_TABLES[name]
 
 
 @sampled("path", GRIDS, every=16, ids=lambda path: path.stem)

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -29,12 +28,7 @@ PATTERN = (
     "[_anchor|_stage2|_best].yaml"
 )
 BEST = {"selector": "bilinear", "prior": "_prior", "gated": "_gated", "frozen": "_frozen"}
-"""What "best" stands for, beside the question's attention as a feature."""
-SELECTORS = {
-    name.replace("_", ""): name for name in ("mlp", "bilinear", "value_norm", "output_norm", "random", "static")
-}
 CONTEXT = ("quest", "compactor", "expected_attention", "kvzip")
-FIXED = ("valuenorm", "outputnorm", "random", "static")
 
 
 @dataclass(frozen=True)
@@ -82,11 +76,6 @@ def test_files_and_names_are_all_there_is():
     assert {path.name for path in places.RECIPES.iterdir() if path.is_dir()} - {"__pycache__"} == others
 
 
-def test_model_and_output_folder(recipe):
-    assert recipe.cli.model.backbone_config.path == recipe.model.path
-    assert recipe.cli.config.output_dir == f"runs/{recipe.name}"
-
-
 def test_reducer(recipe):
     words, reducer = recipe.words, recipe.cli.model.reducer_config
     if words["reducer"] is None:
@@ -129,46 +118,6 @@ def staged_ledger(model, reducer, routing):
     budget = KVBudget() if routing is None else routing.token_budget
     kept = reducer.layer_tokens(model.tokens, depth)
     return nominal_ledger(model.geometry, {model.region: model.tokens}, budget, reducer.cut_layer(depth), kept)
-
-
-def test_routing(recipe):
-    """An anchor routes nothing; the anchor of a gated arm has the same gate, over all groups."""
-    words, routing = recipe.words, recipe.cli.model.routing_config
-    if words["num_groups"] is None or (words["anchor"] and not words["gated"]):
-        assert routing is None
-        return
-    assert routing is not None
-    routing.check(recipe.model.geometry)
-    kept_groups = recipe.budget.num_groups if words["anchor"] else recipe.budget.kept_groups
-    assert (routing.num_groups, routing.kept_groups) == (recipe.budget.num_groups, kept_groups)
-    assert routing.selector == SELECTORS.get(words["selector"] or "", "linear")
-    is_text = recipe.model.region == "context"  # the paper's routers of language models read the query (Table 5)
-    reads_query = is_text and words["selector"] not in FIXED  # what has no router reads nothing
-    assert routing.query_conditioned == (reads_query or words["selector"] == "query")
-    assert routing.budget == (words["budget"] or ("global" if is_text else "per_token"))
-    assert (routing.score_prior != "none") == (words["prior"] is not None)
-    assert routing.value_gate == (words["gated"] is not None)
-    assert routing.features == (("attention",) if words["best"] else ())
-    assert (routing.temperature, routing.balance_scope) == (1, "sample")  # no word names them
-    assert routing.fill == ("zero" if words["anchor"] else words["fill"] or "zero")
-
-
-def test_stage2(recipe):
-    """The suffix, ``_olora``, and a stage 1 that is its own recipe: token-only, and otherwise trained alike."""
-    stage2 = recipe.cli.model.stage2_config
-    assert (stage2 is not None) == bool(recipe.words["stage2"])
-    if stage2 is None:
-        assert recipe.words["selector"] != "olora"
-        return
-    assert (stage2.output_lora is not None) == (recipe.words["selector"] == "olora")
-    name = Path(stage2.adapter).parent.name
-    assert stage2.adapter == f"runs/{name}/adapter"
-    assert f"subtoken-train fit --config recipes/{name}.yaml" in "\n".join(recipe.lines)
-    first = RecipeCLI(["--config", str(places.recipe(name))])
-    assert first.model.routing_config is None
-    assert first.model.reducer_config == recipe.cli.model.reducer_config
-    assert recipe.cli.model.lora_written is None  # stage 1's, not repeated
-    assert_trained_alike(first.config, recipe.cli.config, ("backbone", "optimizer", "gradient_checkpointing"))
 
 
 def assert_trained_alike(ours, theirs, keys):

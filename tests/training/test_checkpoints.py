@@ -26,8 +26,8 @@ from subtoken_train.training.checkpoints import (
     seal,
     state_path,
 )
+from subtoken_train.training.module import is_sharded
 from subtoken_train.training.run_folder import new_marker, write_run_marker
-from subtoken_train.training.sharding import is_sharded
 from subtoken_train.training.trained_tensors import (
     adapter_tensors,
     check_resumable,

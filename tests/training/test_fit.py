@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
+from subtoken_train import SubTokenModel
+from subtoken_train.artifact.folder import read_adapter
+from subtoken_train.calibrations import read_calibration
 from subtoken_train.cli.main import main
+from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.evictions.kvzap import TokenScorers
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.load import load_family
 from tests.support.commands import refused
-from tests.support.helpers import interrupted_fit, last_state
+from tests.support.helpers import interrupted_fit, last_state, moved_by_fit
+from tests.support.kvzap_files import settings_for
 from tests.support.run_folders import adapter_tensors, content, same_tensors
 from tests.support.sampling import sampled
+from tests.support.tiny_fits import save_language_model, text_recipe
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -117,3 +128,122 @@ def test_a_longer_run_says_what_differs(tiny_run, finished, capsys):
     assert f"resuming from {finished / 'checkpoints' / 'step-1'}" in said
     assert "schedule: trainer.max_steps: 1, here 2" in said
     assert last_state(finished)["global_step"] == 2
+
+
+BYTES = {"num_groups": 8, "kept_groups": 8, "budget": "bytes", "byte_share": 0.25, "sinks": 2, "window": 2}
+TEXT = "The lamp in the hall is red . The door of the garden is green . " * 4
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory):
+    """A random tiny language model: two heads of 16 channels, so that a group is 4 of them."""
+    return save_language_model(tmp_path_factory.mktemp("language-model"))
+
+
+@pytest.fixture
+def recipe(backbone, tmp_path):
+    """Writes a recipe and returns the arguments of ``fit``."""
+
+    def write(routing=BYTES, **bands):
+        bands = {"reducer": {"name": "none"}, "routing": routing, **bands}
+        return text_recipe(tmp_path / "recipe.yaml", backbone, **bands)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        [],
+        ["--trainer.precision=bf16-mixed", "--model.gradient_checkpointing=true"],
+        ["--model.routing.byte_pool=all", "--model.gradient_checkpointing=true", "--model.lora.dropout=0.1"],
+    ],
+)
+def test_three_steps_move_exactly_the_trainables(recipe, extra):
+    cli = RecipeCLI([*recipe(), *extra])
+    moved = moved_by_fit(cli)
+    assert {f"compressed.{name}" for name in moved} == set(cli.model.trained())
+    assert any(name.startswith("bank.") for name in moved)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"byte_share": 0.05}, "byte_share 0.05 of 64 tokens is 409 bytes for a layer, less than the 520 that sinks 2"),
+        ({"selector": "value_norm"}, "budget 'bytes' needs a logit for every key"),
+        ({"byte_share": 2}, "byte_share=2.0 must lie in (0, 1]"),
+        ({"budget": "per_token"}, "is a setting of budget 'bytes', and the budget is 'per_token'"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_by_check_and_fit(recipe, capsys, changed, words):
+    argv = recipe({**BYTES, **changed})
+    assert words in refused(capsys, "check", *argv)
+    assert words in refused(capsys, "fit", *argv)
+
+
+def test_a_router_starts_as_kvzap_s_nets_and_its_adapter_needs_them_no_more(recipe, backbone, tmp_path, capsys):
+    family = load_family(BackboneConfig(str(backbone)))
+    file = Path(shutil.copy(settings_for("kvzap", family)["calibration"], tmp_path / "nets.json"))
+    nets = read_calibration(str(file), "kvzap", TokenScorers).numbers.nets
+    argv = recipe({**BYTES, "byte_pool": "all", "warm_start": str(file)})
+    still = ["--model.optimizer.learning_rate=0", "--trainer.max_steps=1", "--trainer.precision=bf16-mixed"]
+    assert main(["fit", *argv, *still]) == 0
+    file.rename(tmp_path / "away.json")
+    config, made, _ = read_adapter(tmp_path / "run" / "adapter")
+    assert config.routing.warm_start == str(file)
+    for selector, (weight_hD, bias_h) in zip(made.bank.selectors, nets, strict=True):
+        assert torch.equal(selector.token.weight[-2:], weight_hD)
+        assert torch.equal(selector.token.weight[:4], weight_hD[:1].expand(4, -1))
+        assert torch.equal(selector.token.bias, torch.cat([bias_h.repeat_interleave(4), bias_h]))
+    words = f"kvzap calibration {file} is not a file"
+    assert words in refused(capsys, "check", *argv)
+    assert main(["check", *argv, "--offline"]) == 0
+    assert "is a setting of budget 'bytes'" in refused(capsys, "check", *recipe({"warm_start": str(file)}))
+
+
+@pytest.fixture(scope="module")
+def trained(backbone, tmp_path_factory):
+    """The adapter of a run of three steps."""
+    folder = tmp_path_factory.mktemp("run")
+    argv = text_recipe(folder / "recipe.yaml", backbone, reducer={"name": "none"}, routing=BYTES)
+    assert main(["fit", *argv]) == 0
+    return folder / "run" / "adapter"
+
+
+def test_the_adapter_reads_back(trained):
+    config, backbone, _ = read_adapter(trained)
+    assert {name: getattr(config.routing, name) for name in BYTES} == BYTES
+    assert config.routing.byte_pool == "layer"
+    assert backbone.bank.selectors[0].token.weight.shape[0] == 8 + 2
+    assert "keys and groups in 25.0000% of the bytes of each layer" in (trained / "README.md").read_text()
+
+
+def account_of(model):
+    """Bytes of the last context, without what was asked of it."""
+    report = model.cache_report()
+    return report.payload_bytes, report.index_bytes, report.ledger
+
+
+def test_a_text_is_asked_blind_and_its_cache_saved(trained, tmp_path):
+    """What is asked does not change what is kept; the file answers as the cache that it was written from."""
+    model = SubTokenModel.from_pretrained(str(trained))
+    answers = model.ask(TEXT, ["Which door ?", "What is red ?"], max_new_tokens=4)
+    report = model.cache_report()
+    assert report.realised_fraction <= 0.25
+    assert report.nominal_fraction == pytest.approx(0.25, abs=1e-3)
+    other = SubTokenModel.from_pretrained(str(trained))
+    other.load_cache(model.cache.save(tmp_path / "cache.safetensors"))
+    assert other.ask(None, ["Which door ?", "What is red ?"], max_new_tokens=4) == answers
+    first = account_of(model)
+    model.ask(TEXT, ["What is it ?"], max_new_tokens=4)
+    assert account_of(model) == first  # whatever is asked
+
+
+def test_the_anchor_keeps_as_many_bytes_in_whole_tokens(recipe, tmp_path, capsys):
+    argv = recipe(reducer={"name": "quest", "keep_ratio": 1.0, "page_size": 4, "window": 8})
+    assert main(["recipes", "anchor", argv[1], str(tmp_path / "anchor.yaml")]) == 0
+    anchor = yaml.safe_load((tmp_path / "anchor.yaml").read_text())
+    assert anchor["model"]["reducer"]["keep_ratio"] == 0.25
+    assert anchor["model"].get("routing") is None
+    argv = recipe({**BYTES, "byte_share": 1.0})
+    assert "and byte_share = 1), so it has no anchor" in refused(capsys, "recipes", "anchor", argv[1])

@@ -181,9 +181,7 @@ def test_three_steps_move_exactly_the_trainables_kinds(tiny_run, extra):
 
 
 @sampled(
-    "kind",
-    [kind for kind in KINDS if not kind.endswith(("anchor", "query", "fastv-mean", "fastv-decoder"))],
-    every=9,
+    "kind", [kind for kind in KINDS if not kind.endswith(("anchor", "query", "fastv-mean", "fastv-decoder"))], every=9
 )
 def test_adapter_folders_read_back(tiny_run, tmp_path, kind):
     assert main(tiny_run("--trainer.max_steps=1", *KINDS[kind])) == 0

@@ -96,14 +96,6 @@ def test_stage_1_without_a_reducer_is_taken_and_said(tiny_run, tmp_path, capsys)
 
 
 @pytest.mark.slow
-def test_resume_gives_the_weights_of_never_having_stopped(second, tmp_path):
-    assert main(second(OUTPUT, output="whole")) == 0
-    assert interrupted_fit(second(OUTPUT, output="parts"), after_step=2) == 130
-    assert main(["fit", "--config", str(tmp_path / "parts" / "recipe.yaml"), "--resume"]) == 0
-    assert same_tensors(*(adapter_tensors(tmp_path / name / "adapter") for name in ("whole", "parts")))
-
-
-@pytest.mark.slow
 def test_resume_on_another_stage_1_is_refused(tiny_run, second, capsys):
     assert main(second("--trainer.max_steps=1", "--checkpoint.every_n_train_steps=1")) == 0
     again = ["--trainer.max_steps=1", "--model.routing=null", "--overwrite"]

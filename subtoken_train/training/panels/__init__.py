@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import lightning as L
 import torch
@@ -19,9 +19,8 @@ from torch.distributed.tensor import DTensor
 from subtoken_train.training.module import SubTokenModule
 
 _LORA = re.compile(r"\.layers\.(?P<layer>\d+)\..*\.(?P<kind>lora_[AB])\.")
-_BANK = re.compile(r"\.bank\.(?P<part>selectors|gates|features|fills)\.(?P<layer>\d+)\.")
-_PARTS = {"selectors": "router", "gates": "gate", "features": "features", "fills": "fill"}
-T = TypeVar("T")
+_BANK = re.compile(r"\.bank\.(?P<part>selectors|gates|features)\.(?P<layer>\d+)\.")
+_PARTS = {"selectors": "router", "gates": "gate", "features": "features"}
 
 
 def gradients_of(trainer: L.Trainer, module: SubTokenModule) -> dict[str, Tensor | None]:
@@ -48,20 +47,12 @@ def read_together(scalars: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def kind_and_layer(name: str) -> tuple[str, int]:
-    """Return (``router`` | ``gate`` | ``fill`` | ``lora_A`` | ``lora_B``, layer) of a trained tensor's name."""
+    """Return (``router`` | ``gate`` | ``features`` | ``lora_A`` | ``lora_B``, layer) of a trained tensor's name."""
     if found := _BANK.search(name):
         return _PARTS[found["part"]], int(found["layer"])
     if found := _LORA.search(name):
         return found["kind"], int(found["layer"])
-    raise ValueError(f"trained tensor {name!r} belongs to no router, gate, fill or LoRA")
-
-
-def by_kind_and_layer(tensors: Mapping[str, T]) -> dict[tuple[str, int], list[T]]:
-    """Group trained tensors by kind and layer (q, v and o; weights and biases)."""
-    groups: dict[tuple[str, int], list[T]] = {}
-    for name, tensor in tensors.items():
-        groups.setdefault(kind_and_layer(name), []).append(tensor)
-    return groups
+    raise ValueError(f"trained tensor {name!r} belongs to no router, gate or LoRA")
 
 
 def stepped(trainer: L.Trainer, batch_idx: int) -> bool:

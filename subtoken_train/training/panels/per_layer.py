@@ -22,7 +22,6 @@ from torch.utils.hooks import RemovableHandle
 from subtoken_train.functional.usage import choice_entropy, group_usage, mask_entropy, masked_moments, usage_entropy
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels import (
-    by_kind_and_layer,
     gradients_of,
     kind_and_layer,
     logs_next,
@@ -135,10 +134,11 @@ class TrainedPanel(Callback):
 
 
 def _by_layer(tag: str, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-    return {
-        f"{tag}/{kind}/layer_{layer}": torch.linalg.vector_norm(torch.stack(group))
-        for (kind, layer), group in by_kind_and_layer(norms(tensors)).items()
-    }
+    groups: dict[str, list[Tensor]] = {}
+    for name, norm in norms(tensors).items():
+        kind, layer = kind_and_layer(name)
+        groups.setdefault(f"{tag}/{kind}/layer_{layer}", []).append(norm)
+    return {name: torch.linalg.vector_norm(torch.stack(own)) for name, own in groups.items()}
 
 
 class RoutingPanel(Callback):

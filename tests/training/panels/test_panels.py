@@ -14,7 +14,7 @@ from subtoken_train.ledger.flops import DecoderSize, TrainingFlops
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing.bank import RoutingState
 from subtoken_train.training.module import StepRecord, SubTokenModule
-from subtoken_train.training.panels import by_kind_and_layer, kind_and_layer, logs_next, logs_now, stepped
+from subtoken_train.training.panels import kind_and_layer, logs_next, logs_now, stepped
 from subtoken_train.training.panels.per_layer import FirstGradients, RoutingPanel, SilentTensors, TrainedPanel
 from subtoken_train.training.panels.throughput import Throughput, flops_of, step_work
 
@@ -244,7 +244,6 @@ def test_silent_tensors_are_named_once(recwarn):
 def test_names():
     assert kind_and_layer(LAYER.format(11, "v_proj", "A")) == ("lora_A", 11)
     assert kind_and_layer("compressed.bank.gates.2.beta") == ("gate", 2)
-    assert by_kind_and_layer({ROUTER.format(1): 1, ROUTER.format(1) + ".bias": 2}) == {("router", 1): [1, 2]}
     with pytest.raises(ValueError, match="belongs to no router"):
         kind_and_layer("compressed.model.lm_head.weight")
 

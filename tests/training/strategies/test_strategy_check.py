@@ -11,8 +11,8 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, ModelPa
 
 from subtoken_train.cli.trainer_parts import build_parts
 from subtoken_train.routing import RoutingConfig
+from subtoken_train.training.module import see_blank_image
 from subtoken_train.training.preflight import check_devices
-from subtoken_train.training.sharding import see_blank_image
 from subtoken_train.training.strategies import (
     PRESETS,
     Fsdp2Strategy,
@@ -24,7 +24,6 @@ from subtoken_train.training.strategies import (
 from tests.support.commands import refused
 from tests.support.helpers import compress, make_batch
 from tests.support.sampling import sampled
-from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
 
 
 def module(
@@ -183,13 +182,6 @@ def test_llava_calls(tiny_family, reducer):
     with_images, text = make_batch([(1, 6), (2, 5)]), make_batch([(0, 7), (0, 4)])
     assert text.pixel_values is None
     assert calls(parts, text) == calls(parts, with_images)
-
-
-@sampled("reducer", REDUCERS, every=3, ids=named)
-def test_qwen_calls(tmp_path, reducer):
-    family, records = qwen_family(), qwen_records(tmp_path)
-    parts = compress(family, ROUTING, **reducer)
-    assert calls(parts, qwen_batch(family, records[2:])) == calls(parts, qwen_batch(family, records[:2]))
 
 
 def test_a_blank_image_changes_nothing(tiny_family):
