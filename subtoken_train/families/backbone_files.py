@@ -82,17 +82,6 @@ def read_kinds(path: Path) -> dict[str, tuple[list[int], str]]:
         raise ValueError(f"{broken}: {str(error)[:160]}") from None
 
 
-def check_whole_numbers(headers: Mapping[str, Tensor], path: str) -> None:
-    """Raise ``ValueError`` if a weight or bias of an unquantised model is of whole numbers or booleans."""
-    for name, tensor in sorted(headers.items()):
-        if name.endswith((".weight", ".bias")) and not tensor.is_floating_point():
-            raise ValueError(
-                f"the weights of backbone {path!r} are not usable: {name[:120]} is of type "
-                f"{str(tensor.dtype).removeprefix('torch.')}, but its config.json names no quantisation; download the "
-                "backbone again"
-            )
-
-
 def check_report(report: Mapping[str, Any], model: Any, path: str) -> None:
     """Raise ``ValueError`` where weights do not fit a configuration, by what ``from_pretrained`` reports of loading."""
     if (words := _misfit(report, model.state_dict().keys())) is not None:
@@ -123,10 +112,9 @@ FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @torch.no_grad()
 def check_finite_weights(model: Any, path: str) -> None:
-    """Raise ``ValueError`` if a parameter of a model holds NaN or infinity, or a buffer NaN; one read of each device.
+    """Raise ``ValueError`` if a parameter holds NaN or infinity, or a buffer NaN; one read of each device.
 
-    Of a quantised weight its scales are looked at: a NaN makes the scale of its block or row NaN. A tensor that is
-    elsewhere (sharded, device meta) is passed over.
+    Of a quantised weight the scales are looked at, which a NaN makes NaN; sharded ones are passed over.
     """
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     found: dict[torch.device, list[tuple[str, Tensor]]] = defaultdict(list)
@@ -148,7 +136,6 @@ def check_finite_weights(model: Any, path: str) -> None:
 
 
 def _numbers(weight: Any) -> Iterator[Tensor]:
-    """Yield the floating-point tensors of a weight: itself, or the scales of what bitsandbytes quantised."""
     state = getattr(weight, "quant_state", None)
     nested = getattr(state, "state2", None)
     scales = [getattr(state, "absmax", None), getattr(state, "offset", None), getattr(nested, "absmax", None)]
@@ -230,11 +217,7 @@ def check_local_files(folder: Path) -> None:
 
 
 def _check_settings(content: dict[str, Any], place: str, file: str) -> None:
-    """Check types and sizes; libraries build as many layers, and make pictures as large, as they are told.
-
-    An id beyond the vocabulary is taken: random models made from a class's defaults have such ones, and transformers
-    runs them. ``_warn_of_no_end`` says what that means.
-    """
+    """Check types and sizes: libraries build as many layers, and make pictures as large, as they are told."""
     of_pictures, kinds = file.endswith("processor_config.json"), _KINDS.get(file, {})
     for key, value in content.items():
         name = f"{place}: {key}"

@@ -1,9 +1,6 @@
 """Check a GGUF file, llama.cpp's format, as a backbone, and open it for transformers, which reads it to plain tensors.
 
-The header alone says whether a file can be read (``check_gguf``): what is no language model, is cut off, or is of an
-architecture that transformers does not know is refused in words. Weights become fp32, bf16 or fp16 when they are
-loaded; the rounding of the file's own format stays in them, so the file's SHA-256 is part of a backbone's identity.
-Nothing is written here, and files in several parts are not joined.
+The rounding of the file's own format stays in them, so its SHA-256 is part of a backbone's identity.
 """
 
 from __future__ import annotations
@@ -35,10 +32,7 @@ def is_gguf(path: str) -> bool:
 
 
 def check_gguf(path: Path) -> None:
-    """Raise ``ValueError`` unless a file is a whole GGUF file of a language model that transformers reads.
-
-    Its header is read, no weight.
-    """
+    """Raise ``ValueError`` unless a file is whole and of a language model that transformers reads, by its header."""
     if not path.exists():
         raise ValueError(f"backbone {path} does not exist; check its spelling, and the folder that you are in")
     size = check_regular(path)
@@ -80,11 +74,10 @@ def check_gguf(path: Path) -> None:
 
 @contextmanager
 def opened_gguf(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the folder and the argument by which ``from_pretrained`` reads a file that ``check_gguf`` found sound.
+    """Yield the folder, of this file alone, and the argument by which ``from_pretrained`` reads a checked file.
 
-    The file is alone in its folder there: a ``config.json``, a tokenizer or a LoRA beside it is no part of it. Its
-    header is parsed once, where transformers would for configuration, tokenizer and weights, and over a plain array:
-    of a vocabulary of 50,000 that takes 1 second, and over a memory map 5, each time.
+    Its header is parsed once, not for configuration, tokenizer and weights each, and over a plain array: of a
+    vocabulary of 50,000 that takes 1 second, and over a memory map 5.
     """
     import gguf
 
@@ -104,8 +97,7 @@ def gguf_digest(path: Path) -> str:
 
 
 def _plain(architecture: str) -> str:
-    """Return a name as both libraries write it: ``gpt-oss`` is ``gpt_oss`` elsewhere."""
-    return architecture.replace("-", "").replace("_", "")
+    return architecture.replace("-", "").replace("_", "")  # gpt-oss is gpt_oss elsewhere
 
 
 def _damaged(path: Path, size: int) -> ValueError:

@@ -52,7 +52,6 @@ def family_in_memory(model: Any, processor: Any) -> Family:
 
 
 def _served(model: Any) -> type[Family]:
-    """Return the family of a model's class."""
     if isinstance(model, PeftModel) or (
         isinstance(model, torch.nn.Module) and any(isinstance(part, BaseTunerLayer) for part in model.modules())
     ):

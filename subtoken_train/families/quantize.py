@@ -1,33 +1,25 @@
-"""A frozen backbone in 4 or 8 bits (bitsandbytes), as QLoRA trains on it.
+"""A frozen backbone in 4 or 8 bits (bitsandbytes), as QLoRA trains on it: the decoder's linear layers, nothing else.
 
-Quantised are the linear layers of the language model's decoder stack, nothing else: embeddings, norms, the output head
-and, as in LLaVA's own QLoRA training, the vision tower and its projector keep the recipe's dtype; LoRA and routers are
-added later and stay in fp32.
-
-What peft's ``prepare_model_for_kbit_training`` does beyond freezing is left out: it copies norms, embeddings and head
-to fp32 (one more GB for a 7B model) and makes the input embeddings ask for gradients, which only reentrant
-checkpointing needs.
+The vision tower keeps the recipe's dtype, as in LLaVA's own QLoRA training. Of peft's
+``prepare_model_for_kbit_training`` only freezing is needed: it copies norms, embeddings and head to fp32 (one more GB
+for a 7B model), and makes the embeddings ask for gradients, which only reentrant checkpointing needs.
 
 Legend: B batch, N positions, I input width, O output width.
 """
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from subtoken_train.errors import check_package, check_word
+from subtoken_train.errors import check_package
 from subtoken_train.functional.quantized import Quantization, dense_weight, is_quantised
 
 
 def quantization_config(kind: Quantization, dtype: torch.dtype, skipped: tuple[str, ...]) -> Any | None:
-    """Return what ``from_pretrained`` takes as ``quantization_config``; None for ``none``.
-
-    ``dtype``: of the products, and of what is not quantised (``skipped`` modules).
-    """
-    check_quantization(kind)
+    """Return what ``from_pretrained`` takes as ``quantization_config``, for products in a dtype; None for ``none``."""
     if kind == "none":
         return None
     check_package("bitsandbytes", "gpu", f"quantization {kind!r}", "set model.backbone.quantization: none")
@@ -42,11 +34,6 @@ def quantization_config(kind: Quantization, dtype: torch.dtype, skipped: tuple[s
         bnb_4bit_compute_dtype=dtype,
         llm_int8_skip_modules=list(skipped),
     )
-
-
-def check_quantization(kind: str) -> None:
-    """Raise ``ValueError`` for an unknown kind."""
-    check_word("quantization", kind, get_args(Quantization))
 
 
 def prepare_quantised(model: nn.Module, decoder: nn.Module) -> None:
@@ -65,23 +52,21 @@ def prepare_quantised(model: nn.Module, decoder: nn.Module) -> None:
 
 
 class _Int8Forward:
-    """The forward of a frozen 8-bit layer: bitsandbytes' product, without what its backward keeps for nothing.
+    """The forward of a frozen 8-bit layer: bitsandbytes' product.
 
-    Its autograd function holds the layer's input although the weight is frozen, on the node itself, where
-    checkpointing cannot reach it: every input of every layer would stay until the backward pass.
+    bitsandbytes' own autograd function holds the layer's input on the node, where checkpointing cannot reach it.
     """
 
     def __init__(self, layer: nn.Linear, product: Any) -> None:
         self.layer, self.product = layer, product
 
     def __call__(self, input_BNI: Tensor) -> Tensor:
-        """Map [B, N, I] to [B, N, O]."""
         output: Tensor = _FrozenProduct.apply(input_BNI, self.layer, self.product)  # type: ignore[no-untyped-call]
         return output
 
 
 class _FrozenProduct(torch.autograd.Function):
-    """``product(input)`` forward; the gradient of the input alone backward, by the dequantised weight."""
+    """The gradient of the input alone, by the dequantised weight."""
 
     @staticmethod
     def forward(ctx: Any, input_BNI: Tensor, layer: nn.Linear, product: Any) -> Tensor:
