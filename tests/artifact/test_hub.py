@@ -261,13 +261,6 @@ def test_what_cannot_be_loaded(hub, session, vlm_adapter, pushed, name, revision
     assert words in refused(session.run("-c", load))
 
 
-def test_a_folder_has_no_revision(vlm_adapter):
-    from subtoken_train.artifact.hub import find_adapter
-
-    with pytest.raises(ValueError, match=r"revision 'v1' is for Hub ids, and .* is a folder"):
-        find_adapter(vlm_adapter, "v1")
-
-
 @pytest.mark.slow
 def test_without_a_network(session, home, pushed, tmp_path):
     """What is cached still loads; nothing else does, and nothing is written."""
