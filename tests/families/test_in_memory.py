@@ -9,7 +9,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
-    AutoProcessor,
     AutoTokenizer,
     CLIPImageProcessorPil,
     GPT2Config,
@@ -213,12 +212,6 @@ def test_processors_that_do_not_fit(name):
     model = build_model(text_layers=1).eval() if family is None else family().model
     with pytest.raises(ValueError, match=words):
         SubTokenModel(model, processor() if callable(processor) else processor)
-
-
-def test_the_shipped_processor_fits():
-    path = ROOT / "checkpoints/tiny-llava"
-    processor = AutoProcessor.from_pretrained(path)
-    assert family_in_memory(build_model(text_layers=1).eval(), processor).processor is processor
 
 
 def test_a_reducer_s_name_needs_its_ratio_and_the_model_evaluates():

@@ -57,15 +57,6 @@ def test_counted_tokens_of_the_published_tiles_are_transformers(height, width):
     assert layout.visual_tokens((height, width)) == theirs._get_number_of_features(height, width, 384, 384)
 
 
-def test_published_geometry():
-    family = PUBLISHED
-    shape = family.shape
-    assert (shape.num_layers, shape.num_kv_heads, shape.head_dim) == (28, 4, 128)
-    assert family.visual_tokens((384, 384)) == 729 + 27 * 28
-    assert family.visual_tokens((384, 384), together=2) == 730
-    assert family.visual_rows((8, 0, 0)) == 8 * 196 + 1
-
-
 @pytest.mark.parametrize("together", [1, 2, 3])
 def test_prompts_and_pixels_are_transformers(family, together):
     pictures = [noise(*size, seed=i) for i, size in enumerate(SIZES[:together])]

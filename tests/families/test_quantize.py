@@ -55,12 +55,6 @@ def test_the_decoder_alone_is_quantised_and_the_identity_stays(folders, name, ki
     assert digests == {identify(family, config).digest}
 
 
-@pytest.mark.parametrize("load", [load_family, layout_family])
-def test_an_unknown_kind_names_the_nearest(folders, load):
-    with pytest.raises(ValueError, match=r"unknown quantization 'nf5'\. Did you mean 'nf4'\?"):
-        load(BackboneConfig(folders("llama"), quantization="nf5"))
-
-
 def test_without_bitsandbytes_one_line_says_what_to_do(folders, monkeypatch):
     monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None)
     config = BackboneConfig(folders("llama"), quantization="int8")
