@@ -119,14 +119,13 @@ GREY = np.array([[0, 1, 128, 129, 257, 385, 386, 32_768, 65_278, 65_535]])
 GREY_8 = np.array([[0, 0, 0, 1, 1, 1, 2, 128, 254, 255]])
 
 
-@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM", "<u2", ">u2", "<i4"])
 def test_sixteen_bits_are_scaled_to_eight(kind):
-    assert np.array_equal(read(content(GREY.astype(np.uint16), kind))[..., 0], GREY_8)
-
-
-@pytest.mark.parametrize("dtype", ["<u2", ">u2", "<i4"])
-def test_so_they_are_in_memory(dtype):
-    assert np.array_equal(np.asarray(to_rgb(Image.fromarray(GREY.astype(dtype)), "it"))[..., 2], GREY_8)
+    """In files and in memory."""
+    if kind.isalpha():
+        assert np.array_equal(read(content(GREY.astype(np.uint16), kind))[..., 0], GREY_8)
+    else:
+        assert np.array_equal(np.asarray(to_rgb(Image.fromarray(GREY.astype(kind)), "it"))[..., 2], GREY_8)
 
 
 VALUES = {
@@ -161,9 +160,11 @@ def test_what_is_no_number_is_refused_in_words(number):
         open_image(EncodedImage(lambda: encoded, "row 1"), "one")
 
 
-def test_an_image_without_a_pixel_is_refused_in_words():
+def test_what_is_no_image_and_one_without_a_pixel_are_refused_in_words():
     with pytest.raises(ValueError, match=r"^image 1 cannot be read \(it has no pixels\)"):
         to_rgb(Image.new("RGB", (0, 4)), "image 1")
+    with pytest.raises(ValueError, match=r"^image 1 is not an image; open it with PIL first$"):
+        to_rgb("a.png", "image 1")
 
 
 CLEAR = Image.fromarray(np.uint8([[[0, 0, 0, 0], [0, 0, 0, 255]], [[10, 20, 30, 255], [0, 0, 0, 51]]]))
@@ -232,17 +233,6 @@ def test_the_image_is_centred_on_the_fill_colour(size, box):
     assert np.array_equal(pixels, expected)
 
 
-def test_a_square_image_is_returned_as_it_is():
-    image = Image.new("RGB", (4, 4))
-    assert pad_to_square(image, FILL) is image
-
-
-@pytest.mark.parametrize("thing", [None, 5, "a.png"])
-def test_what_is_no_image_is_refused_in_words(thing):
-    with pytest.raises(ValueError, match=r"^image 1 is not an image; open it with PIL first$"):
-        to_rgb(thing, "image 1")
-
-
 def test_a_video_is_images_or_a_tensor_of_them():
     frames = torch.randint(256, (3, 3, 4, 6), dtype=torch.uint8)
     shown = Video(frames, 2)
@@ -280,8 +270,9 @@ def test_a_square_that_would_take_all_memory_is_refused_before_it_is_made(size, 
         pad_to_square(image, FILL)
 
 
-def test_thin_images_below_it_are_padded():
+def test_thin_images_below_it_are_padded_and_squares_returned():
     assert pad_to_square(Image.new("RGB", (3000, 1)), FILL).size == (3000, 3000)
+    assert pad_to_square(image := Image.new("RGB", (4, 4)), FILL) is image
     check_square(1, 13_377)
     check_square(20_000, 20_000)  # nothing is added to a square
 
