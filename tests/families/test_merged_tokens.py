@@ -9,8 +9,7 @@ from subtoken_train.families.images import Video
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region
-from tests.support.helpers import compress
-from tests.support.own_forward import eager_calls
+from tests.support.helpers import compress, eager_calls
 from tests.support.tiny import idefics3, mistral3
 from tests.support.tiny.idefics3 import idefics_family, tiler
 from tests.support.tiny.internvl import SIDE, SIZES, TILES, internvl_family
