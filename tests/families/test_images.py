@@ -17,14 +17,12 @@ from subtoken_train.datasets.image_sources import EncodedImage, open_image
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.images import Video, check_square, pad_to_square, to_rgb
 from subtoken_train.inference.prompt_inputs import inputs_of
-from tests.support.tiny.glm4v import glm_family
 from tests.support.tiny.idefics3 import idefics_family
 from tests.support.tiny.internvl import internvl_family
-from tests.support.tiny.llava import build
-from tests.support.tiny.llava_next import next_family
+from tests.support.tiny.llava import build, next_family
 from tests.support.tiny.llava_onevision import onevision_family
 from tests.support.tiny.mistral3 import mistral3_family
-from tests.support.tiny.qwen import qwen2_family, qwen3_family, qwen_family
+from tests.support.tiny.qwen import glm_family, qwen2_family, qwen3_family, qwen_family
 
 RNG = np.random.default_rng(0)
 UPRIGHT = RNG.integers(0, 256, (24, 40, 3), dtype=np.uint8)

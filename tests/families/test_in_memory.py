@@ -26,7 +26,7 @@ from subtoken_train.reducers import build_reducer
 from tests.support.places import ROOT
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
-from tests.support.tiny.llava_next import next_family
+from tests.support.tiny.llava import next_family
 from tests.support.truth_models import FAMILIES, TINY
 
 TEXT = "the bee and the spider met in the garden . "

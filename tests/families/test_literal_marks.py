@@ -17,7 +17,7 @@ from tests.support.real_models import real_folder
 from tests.support.text_families import text_family
 from tests.support.tiny.idefics3 import idefics_family
 from tests.support.tiny.internvl import internvl_family
-from tests.support.tiny.llava_next import next_family
+from tests.support.tiny.llava import next_family
 from tests.support.tiny.llava_onevision import onevision_family
 from tests.support.tiny.qwen import qwen_family
 

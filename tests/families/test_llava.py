@@ -10,7 +10,7 @@ from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import load_family
 from subtoken_train.types import Region
 from tests.support.helpers import make_batch, save_backbone
-from tests.support.tiny.llava_next import SIZES, TOKENS, next_batch, next_family, next_records
+from tests.support.tiny.llava import SIZES, TOKENS, next_batch, next_family, next_records
 from tests.support.tiny_parts import noises
 
 

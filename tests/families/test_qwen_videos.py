@@ -19,8 +19,7 @@ from subtoken_train.inference.prompt_inputs import batch_from_inputs
 from subtoken_train.types import Region, Turn
 from tests.support.helpers import compress
 from tests.support.sampling import sampled
-from tests.support.tiny.glm4v import glm_family
-from tests.support.tiny.qwen import qwen2_family, qwen3_family, qwen_family, qwen_video
+from tests.support.tiny.qwen import glm_family, qwen2_family, qwen3_family, qwen_family, qwen_video
 
 BUILD = {
     "qwen2_vl": qwen2_family,

@@ -14,10 +14,10 @@ from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from tests.support.golden_cases import near
 from tests.support.helpers import eager_calls, random_scores
 from tests.support.host_reads import LargestTensor
-from tests.support.tiny.glm4v import glm_family
 from tests.support.tiny.llava_onevision import SIDE, onevision_family
 from tests.support.tiny.qwen import (
     TOKENS,
+    glm_family,
     qwen2_family,
     qwen3_family,
     qwen_batch,

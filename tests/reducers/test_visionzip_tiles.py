@@ -12,7 +12,7 @@ from subtoken_train.reducers.visionzip import contextual_tokens, tile_shares, zi
 from subtoken_train.types import Region, VisualStates
 from tests.support.helpers import check_alone, compress, unread
 from tests.support.sampling import sampled
-from tests.support.tiny.llava_next import TOKENS, next_batch, next_family, next_records
+from tests.support.tiny.llava import TOKENS, next_batch, next_family, next_records
 
 LAYOUT = TileLayout(((24, 48), (48, 24), (48, 48), (72, 24), (24, 72)), 24, 3)
 
