@@ -100,22 +100,6 @@ def test_the_other_readings_are_named(adapter):
         assert len(said) < 300
 
 
-@sampled(
-    ("reducer", "words"),
-    [
-        (build_reducer("fastv", 0.125), r"reducer.keep_ratio 0.25 \(the recipe has 0.125\)"),
-        (build_reducer("visionzip", 0.25), r"reducer.name fastv \(the recipe has visionzip\)"),
-        (build_reducer("fastv", 0.25, stage="decoder"), r"reducer.stage embeds \(the recipe has decoder\)"),
-        (build_reducer("fastv", 0.25, layer=4), r"reducer.layer 2 \(the recipe has 4\)"),
-        (build_reducer("fastv", 0.25, round_up=True), r"reducer.round_up False \(the recipe has True\)"),
-    ],
-    every=3,
-)
-def test_another_reducer(adapter, reducer, words):
-    with pytest.raises(ValueError, match=f"stage2.adapter .*adapter was trained with {words}"):
-        read_first_stage(adapter, reducer, ROUTING, None)
-
-
 def test_a_contradicting_lora(adapter):
     with pytest.raises(ValueError, match=r"lora.rank 4 \(the recipe has 16\), lora.alpha 8 \(the recipe has 32\)"):
         read_first_stage(adapter, REDUCER, ROUTING, LoraSettings(dropout=0.1))
@@ -145,12 +129,3 @@ def test_another_backbone(adapter, source, tmp_path):
     family = layout_family(elsewhere)
     with pytest.raises(ValueError, match=r"was trained on .*backbone' .*but the backbone is .*other"):
         read_first_stage(adapter, REDUCER, ROUTING, None).tensors(family, elsewhere, add_lora(family, LORA))
-
-
-@pytest.mark.slow
-def test_tensors_of_another_rank(adapter, source):
-    family = layout_family(source)
-    with pytest.raises(ValueError, match=r"has shape \[4, 128\], expected \[6, 128\]"):
-        read_first_stage(adapter, REDUCER, ROUTING, None).tensors(
-            family, source, add_lora(family, LoraSettings(rank=6))
-        )

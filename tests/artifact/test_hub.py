@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
 import httpx2
 import pytest
@@ -27,19 +26,6 @@ model = SubTokenModel.from_pretrained("alice/mine", revision={revision!r}).backb
 theirs = dict(model.named_parameters())
 assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.named_parameters())
 print(len(theirs))
-"""
-
-PEFT = """
-from huggingface_hub import hf_hub_download
-from peft import PeftModel
-from safetensors.torch import load_file
-from transformers import AutoModelForImageTextToText
-base = AutoModelForImageTextToText.from_pretrained("lab/tiny")
-loaded = PeftModel.from_pretrained(base, "alice/mine", revision="v1")
-ours = load_file(hf_hub_download("alice/mine", "adapter_model.safetensors", revision="v1"))
-theirs = {name.replace(".default", ""): tensor for name, tensor in loaded.state_dict().items() if "lora_" in name}
-assert ours.keys() == theirs.keys() and all(theirs[name].equal(tensor) for name, tensor in ours.items())
-print(len(ours))
 """
 
 
@@ -124,11 +110,6 @@ def test_loading_by_revision_and_then_offline(hub, session, home, pushed):
     assert hub.requests == []
 
 
-def test_peft_loads_the_lora_of_the_same_repository(session, pushed):
-    result = session.run("-c", PEFT)
-    assert (result.code, result.out) == (0, "12\n"), result.err
-
-
 def test_commands_take_the_name(session, pushed, hub, tmp_path):
     hub.repos["alice/mine"].branches["main"] = hub.repos["alice/mine"].branches["v1"]
     result = session.run("generate", "--adapter", "alice/mine", "--prompt", "hi", "--max-new-tokens", 2)
@@ -166,16 +147,6 @@ def test_repositories_that_may_not_be_written(hub, session, vlm_adapter, tmp_pat
     assert "lab/tiny exists and is public; make it private in its settings" in words
     assert not (tmp_path / "out").exists()
     assert hub.repos["lab/tiny"].messages == hub.repos["lab/locked"].messages == ["first"]
-
-
-@pytest.mark.slow
-def test_a_connection_cut_once_is_taken_up_again(hub, session, vlm_adapter, tmp_path):
-    hub.objects.clear()
-    hub.faults = ["cut"]
-    result = session.run("export", vlm_adapter, tmp_path / "out", *to_hub("alice/cut"))
-    assert result.code == 0, result.err
-    assert hub.faults == []
-    assert hub.repos["alice/cut"].files() == on_disk(tmp_path / "out")
 
 
 @pytest.mark.slow
@@ -259,26 +230,6 @@ def test_what_cannot_be_loaded(hub, session, vlm_adapter, pushed, name, revision
     hub.add("bob/gated", vlm_adapter, gated=True)
     load = f"from subtoken_train import SubTokenModel as m; m.from_pretrained({name!r}, revision={revision!r})"
     assert words in refused(session.run("-c", load))
-
-
-@pytest.mark.slow
-def test_without_a_network(session, home, pushed, tmp_path):
-    """What is cached still loads; nothing else does, and nothing is written."""
-    folder, _ = pushed
-    find = "from subtoken_train.artifact.hub import adapter_folder; print(adapter_folder({!r}, {!r}))"
-    assert session.run("-c", find.format("alice/mine", "v1")).code == 0
-    session = Session("http://127.0.0.1:9", home)
-    try:
-        result = session.run("-c", find.format("alice/mine", "v1"))
-        assert result.code == 0, result.err
-        assert on_disk(Path(result.out.strip())) == on_disk(folder)
-        words = refused(session.run("-c", find.format("alice/mine", "v2")))
-        assert "alice/mine@v2 is not in the local cache" in words
-        words = refused(session.run("export", folder, tmp_path / "out", *to_hub("alice/y")))
-        assert "no answer from http://127.0.0.1:9 (ConnectError: " in words
-    finally:
-        session.close()
-    assert not (tmp_path / "out").exists()
 
 
 FETCH = """

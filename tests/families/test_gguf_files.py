@@ -121,13 +121,6 @@ def test_a_missing_package_names_the_extra(file, monkeypatch):
         load_family(BackboneConfig(str(file)))
 
 
-def test_it_answers_from_a_compressed_cache(file):
-    model = SubTokenModel.from_pretrained(str(file), eviction="knorm", eviction_keep=0.5)
-    out = model.generate(**model.inputs("The code of baran is amber falcon. " * 20), max_new_tokens=3)
-    assert out.shape[1] > 3
-    assert "compressed region 50.0000%" in str(model.cache_report())
-
-
 def test_an_adapter_is_of_the_file_that_it_was_trained_on(tiny, file, tmp_path):
     recipe = ["--config", "tinylm_quest25_s16k12", "--output_dir", str(tmp_path / "run"), "--trainer.max_steps", "1"]
     recipe += ["--model.backbone.path", str(file), "--data.context_length", "256"]

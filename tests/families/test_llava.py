@@ -120,13 +120,3 @@ def test_the_files_of_a_published_checkpoint_are_read_without_torchvision(tmp_pa
     (folder / "preprocessor_config.json").write_text(json.dumps(own | {"processor_class": "LlavaNextProcessor"}))
     read, images = load_family(BackboneConfig(str(folder))), noises(SIZES)
     assert torch.equal(read.process_images(images)[0], next_one.process_images(images)[0])
-
-
-@pytest.mark.parametrize("kind", ["llava", "llava_mistral"])
-def test_a_checkpoint_of_llavas_own_code_is_refused_before_its_weights(tmp_path, kind):
-    content = {"model_type": kind, "mm_vision_tower": "openai/clip-vit-large-patch14-336", "hidden_size": 64}
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    with pytest.raises(
-        ValueError, match=rf"it is in the format of LLaVA's original code \('{kind}', mm_vision_tower\), not of tr"
-    ):
-        load_family(BackboneConfig(str(tmp_path)))

@@ -128,6 +128,7 @@ def test_a_backbone_names_no_attention_of_its_own(folder, key):
 
 
 CODE = {"auto_map": {"AutoConfig": "configuration_own.OwnConfig"}}
+ORIGINAL = {"mm_vision_tower": "openai/clip-vit-large-patch14-336", "hidden_size": 64}
 STATE = "_text with layers of linear_attention is not supported: they keep a state instead of keys and values"
 WIDE = " is not supported: heads of its layers with full attention are wider"
 ORIGINALS = [each for family in FAMILIES.values() for each in family.originals.items()]
@@ -140,6 +141,7 @@ KINDS = {
     "qwen3_5": ({}, f"qwen3_5{STATE}"),
     "qwen3_5_moe": ({}, f"qwen3_5_moe{STATE}"),
     "llavaonevision1_5": (CODE, "needs remote code; transformers has no model of this type, so use another backbone"),
+    **dict.fromkeys(("llava", "llava_mistral"), (ORIGINAL, r"it is in the format of LLaVA's original code \('llava")),
     **{kind: (CODE, rf".model_type '{kind}'., which needs remote code; use .*{taken}") for kind, taken in ORIGINALS},
 }
 

@@ -115,15 +115,6 @@ def test_rows_of_patches_run_across_tiles():
     assert layout.tiles((10, 20)) == 3
 
 
-def test_packing_keeps_dtype_and_gradient():
-    layout = TileLayout(((2, 2),), 2, 2)
-    tiles_IPC = torch.randn(2, 4, 3, dtype=torch.bfloat16, requires_grad=True)
-    packed_TC = layout.pack(tiles_IPC, (5, 5), torch.ones(3))
-    packed_TC.float().sum().backward()
-    assert packed_TC.dtype == torch.bfloat16
-    assert tiles_IPC.grad.eq(1).all()
-
-
 def test_tiles_are_padded_with_zeros_and_read_back():
     tiles = torch.arange(1.0, 7.0)[:, None, None, None].expand(6, 3, 2, 2)
     padded = padded_tiles(tiles, [3, 1, 2])

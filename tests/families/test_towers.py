@@ -108,30 +108,11 @@ def test_statistics_are_those_of_eager_attention(family, batch, monkeypatch):
 
 
 @torch.no_grad()
-def test_an_image_has_the_statistics_it_has_alone(family, batch):
-    together = family.visual_states(batch, "received")
-    patches = batch.pixel_values.split([4 * tokens for tokens in TOKENS])
-    for image in range(3):
-        grid = batch.image_grid_I3[image : image + 1]
-        made, *statistics = tower_with_statistics(family.model.model.visual, patches[image], grid)
-        for name, value in zip(("tokens", "received", "keys"), (made.pooler_output, *statistics), strict=True):
-            torch.testing.assert_close(getattr(together, name)[image], value, rtol=1e-4, atol=1e-5)
-
-
-@torch.no_grad()
 def test_keys_are_taken_after_the_rotary_embedding(family, batch):
     """Turned by their patches' places: the unrotated keys of a uniform image are all alike, these are not."""
     uniform = torch.ones_like(batch.pixel_values)
     _, _, keys = tower_with_statistics(family.model.model.visual, uniform, batch.image_grid_I3)
     assert keys[:12].std(0).max() > 0.01
-
-
-@torch.no_grad()
-def test_statistics_of_a_bf16_tower_are_fp32(family, batch):
-    family.model.bfloat16()
-    states = family.visual_states(batch, "received")
-    assert states.tokens[0].dtype == torch.bfloat16
-    assert states.received[0].dtype == states.keys[0].dtype == torch.float32
 
 
 def test_a_last_block_with_windows_is_refused(family, batch):
@@ -187,17 +168,6 @@ def test_statistics_are_those_of_the_layer_that_made_the_features(tower, monkeyp
     torch.testing.assert_close(received, weights.mean(1).sum(1), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(keys, key.mean(1), rtol=1e-4, atol=1e-5)
     assert received.dtype == keys.dtype == torch.float32
-
-
-@torch.no_grad()
-def test_a_tile_does_not_depend_on_the_others(tower):
-    tiles = pixels(4)
-    together = features_with_statistics(tower, tiles, [-1])
-    for tile in range(4):
-        alone = features_with_statistics(tower, tiles[tile : tile + 1], [-1])
-        for mine, all_of_them in zip(alone, together, strict=True):
-            torch.testing.assert_close(mine[0], all_of_them[tile], rtol=1e-4, atol=1e-5)
-    assert together[1].sum(-1).tolist() == pytest.approx([9] * 4, rel=1e-5)
 
 
 @torch.no_grad()
