@@ -37,10 +37,7 @@ _PATIENCE = 5  # seconds for the Hub's first answer to each file
 
 
 def fetch_model(name: str, folder: Path, say: Callable[[str], object] = print) -> None:
-    """Make ``folder`` a plain transformers folder of a model of ``MODELS``; one that stands is left as it is.
-
-    ``say`` is called with what comes next, its size and its licence.
-    """
+    """Make ``folder`` a plain transformers folder of a model of ``MODELS``; ``say`` gets what comes next, and its size."""
     model = MODELS[name]
     if os.path.lexists(folder):
         say(f"{folder} exists: {_standing(folder, name)}")

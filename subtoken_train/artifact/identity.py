@@ -23,10 +23,7 @@ from subtoken_train.types import Identity
 
 
 def identify(family: Family, config: BackboneConfig) -> Identity:
-    """Return the identity of a loaded (or laid-out) backbone, whatever its LoRA, quantisation and sharding.
-
-    The revision of a GGUF file is its SHA-256: its rounding is part of what an adapter was trained on.
-    """
+    """Return the identity of a backbone, whatever its LoRA, quantisation and sharding; a GGUF file has its SHA-256."""
     revision = _FILE + gguf_digest(Path(resolve(config.path))) if is_gguf(config.path) else config.revision
     return Identity(config.path, revision, str(family.model.config.model_type), shapes_digest(family))
 

@@ -63,10 +63,7 @@ class Projection:
 
 
 def layer_windows(config: Any, mrope: bool = False) -> list[int | None]:
-    """Return how many positions a row sees in each layer, its own included; None: all before it.
-
-    ``mrope``: whether a row's position is a place in a grid, in which a window has no length.
-    """
+    """Return how many positions a row sees in each layer, its own included; None: all. A grid (mRoPE) has no window."""
     text = config.get_text_config(decoder=True)
     if getattr(text, "num_hidden_layers", None) is None:
         raise ValueError(f"{text.model_type} is not supported: its configuration names no num_hidden_layers")
@@ -250,10 +247,7 @@ class DecoderStack:
         return weight
 
     def query_heads(self, layer: int, normed_BND: Tensor, position_BN: Tensor | None = None) -> Tensor:
-        """Return a layer's queries [B, H, N, d] of its normed input, before the rotary embedding, after any norm.
-
-        With ``position_BN``, they are stretched as Ministral 3 stretches far ones.
-        """
+        """Return a layer's queries [B, H, N, d], before rotation; by position, stretched as Ministral 3's."""
         query_BHNd = self._heads(layer, "q", normed_BND)
         settings = getattr(self.decoder.config, "rope_parameters", None) or {}
         if position_BN is None or (beta := settings.get("llama_4_scaling_beta")) is None:

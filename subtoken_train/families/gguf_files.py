@@ -76,8 +76,7 @@ def check_gguf(path: Path) -> None:
 def opened_gguf(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the folder, of this file alone, and the argument by which ``from_pretrained`` reads a checked file.
 
-    Its header is parsed once, not for configuration, tokenizer and weights each, and over a plain array: of a
-    vocabulary of 50,000 that takes 1 second, and over a memory map 5.
+    Its header is parsed once, over a plain array: with 50,000 words that takes 1 second, and over a memory map 5.
     """
     import gguf
 

@@ -83,12 +83,10 @@ class Idefics3Family(MergedTilesFamily):
         self.longest = min(self.longest, math.isqrt(self.most_pixels(max_pixels)) // self.side * self.side)
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return the rows and columns of tiles of an image of (height, width) pixels; (0, 0): it is its whole alone.
-
-        Transformers' own count leaves out that the second side follows the rounded first one.
-        """
+        """Return the rows and columns of tiles of an image of (height, width) pixels; (0, 0): it is its whole alone."""
         if not self.cuts:
             return 0, 0
+        # transformers' own count leaves out that the second side follows the rounded first one
         height, width = tiling.get_resize_output_image_size(torch.empty(size, device="meta"), self.longest)
         ratio = width / height
         if width >= height:

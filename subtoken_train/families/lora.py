@@ -16,8 +16,6 @@ MAIN_ADAPTER = "default"
 OUTPUT_ADAPTER = "output"
 """peft's names of the q/v adapter and of the one on ``o_proj``; peft saves the second into a folder of its name."""
 
-MAX_RANK, MAX_DROPOUT = 2**16, 0.99
-
 
 @dataclass
 class LoraSettings:
@@ -26,7 +24,7 @@ class LoraSettings:
     Attributes:
         rank: LoRA rank.
         alpha: ``lora_alpha`` (the paper's "scaling"); the update is multiplied by alpha / rank.
-        dropout: dropout on the adapter's input.
+        dropout: on the adapter's input.
     """
 
     rank: int = 16
@@ -34,17 +32,13 @@ class LoraSettings:
     dropout: float = 0.05
 
     def __post_init__(self) -> None:
-        check_range("lora rank", self.rank, 1, MAX_RANK)
+        check_range("lora rank", self.rank, 1, 2**16)
         check_range("lora alpha", self.alpha, 1, 10**6)
-        check_range("lora dropout", self.dropout, 0, MAX_DROPOUT)
+        check_range("lora dropout", self.dropout, 0, 0.99)
 
 
 def add_lora(family: Family, settings: LoraSettings) -> PeftModel:
-    """Put LoRA on q and v of every language-model layer, in place, and freeze everything else.
-
-    Where one module projects to queries, keys and values, its LoRA is one, and adapts the keys too. ``family.model``
-    keeps working inside the ``PeftModel``, adapters included.
-    """
+    """Put LoRA on q and v (of a fused projection, on k too) of every layer, in place, and freeze everything else."""
     config = _peft_config(settings, family.adapted)
     family.model.requires_grad_(False)
     with warnings.catch_warnings():
@@ -57,10 +51,7 @@ def add_lora(family: Family, settings: LoraSettings) -> PeftModel:
 
 
 def add_output_lora(family: Family, peft_model: PeftModel, settings: LoraSettings) -> None:
-    """Put a second adapter on ``o_proj`` of every language-model layer; both are active, only the second trains.
-
-    Its initialisation is peft's usual one (the update starts at zero), not peft's OLoRA.
-    """
+    """Put a second adapter on ``o_proj`` of every layer, which starts at zero; both are active, only it trains."""
     peft_model.add_adapter(OUTPUT_ADAPTER, _peft_config(settings, family.output_pattern))
     # the tuner takes several names, PeftModel only one; it also switches gradients on for all of them
     peft_model.base_model.set_adapter([MAIN_ADAPTER, OUTPUT_ADAPTER])
@@ -88,16 +79,15 @@ def _peft_config(settings: LoraSettings, pattern: str) -> LoraConfig:
 
 
 def _settle(family: Family, model: PeftModel, adapter: str, pattern: str, modules: int, where: str) -> None:
-    """Check how many modules of a layer an adapter sits on; what trains is in fp32."""
+    """Check how many modules of a layer an adapter sits on, and turn what trains to fp32."""
     config = model.peft_config[adapter]
     # of a model of experts peft rewrites what an adapter's file says, as it does when it reads one
     config.target_modules, config.target_parameters = pattern, None
     matched = [name for name, module in family.model.named_modules() if adapter in getattr(module, "lora_A", ())]
-    if len(matched) != modules * family.shape.num_layers:
+    if len(matched) != modules * (layers := family.shape.num_layers):
         raise ValueError(
-            f"LoRA matched {len(matched)} modules, expected {modules * family.shape.num_layers} ({where} of "
-            f"{family.shape.num_layers} language-model layers): this transformers version names them differently "
-            f"({matched[:2]} ...)"
+            f"LoRA matched {len(matched)} modules, expected {modules * layers} ({where} of {layers} language-model "
+            f"layers): this transformers version names them differently ({matched[:2]} ...)"
         )
     for parameter in family.model.parameters():
         if parameter.requires_grad:

@@ -117,10 +117,7 @@ _KNOWN = {"dropout", "sliding_window", "position_ids", "use_cache", "is_causal"}
 
 @torch.no_grad()
 def prove(family: DecoderStack) -> None:
-    """Raise ``ValueError`` unless a loaded language model decodes from a packed cache as it does from its own.
-
-    Nothing is done where the weights are not all here (device meta, sharded).
-    """
+    """Raise ``ValueError`` unless a model (whose weights are all here) decodes from a packed cache as it does."""
     model = family.model
     if any(weight.is_meta or not weight.numel() or hasattr(weight, "ds_shape") for weight in model.parameters()):
         return

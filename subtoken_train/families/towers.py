@@ -66,10 +66,7 @@ def received_attention(query_PHd: Tensor, key_PHd: Tensor, lengths: list[int], s
 
 @torch.no_grad()
 def patch_features(tower: Any, pixels: Tensor, layers: list[int]) -> Tensor:
-    """Return a SigLIP tower's hidden states of the chosen layers side by side, [I, P, C]; the others are not held.
-
-    ``layers``: as transformers counts them, 0 being the embeddings; negative ones from the last.
-    """
+    """Return a SigLIP tower's hidden states of the chosen layers (0: the embeddings) side by side, [I, P, C]."""
     states = tower(pixels, output_hidden_states=layers).hidden_states
     return torch.cat([states[layer] for layer in layers], -1)
 
