@@ -37,7 +37,7 @@ _PATIENCE = 5  # seconds for the Hub's first answer to each file
 
 
 def fetch_model(name: str, folder: Path, say: Callable[[str], object] = print) -> None:
-    """Make ``folder`` a plain transformers folder of a model of ``MODELS``; ``say`` gets what comes next, and its size."""
+    """Make ``folder`` a plain transformers folder of a model of ``MODELS``; ``say`` hears what comes next."""
     model = MODELS[name]
     if os.path.lexists(folder):
         say(f"{folder} exists: {_standing(folder, name)}")
