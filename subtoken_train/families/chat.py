@@ -45,7 +45,7 @@ class ChatFormat:
 
     asked: str
     answered: str
-    """What is learnt of an answer."""
+    """Learnt of an answer."""
     begin: str = ""
     after: str = ""
     """Text behind an answer, which is not learnt."""
