@@ -106,7 +106,8 @@ WORDS = ["B", "no", "yes or no", "Choose: A or B", "hello", "assistant", " user"
 WORDS += ["@", "\n"]
 TALKS = st.tuples(
     st.sampled_from([None, "yes or no", "B"]),
-    st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from([*WORDS, ""])), min_size=1, max_size=3),
+    # a question of blanks alone, which no record has, cannot be placed in a template that strips it
+    st.lists(st.tuples(st.sampled_from(WORDS[:-1]), st.sampled_from([*WORDS, ""])), min_size=1, max_size=3),
 )
 
 
