@@ -26,8 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from subtoken_train.artifact.hub import MODELS, PublishedModel, hub_errors
 from subtoken_train.documents import read_json
 from subtoken_train.errors import UncutError, check_package, clipped
-from subtoken_train.families.backbone_files import check_local_files, read_headers
-from subtoken_train.families.gguf_files import check_gguf, opened_gguf
+from subtoken_train.families.backbone_files import check_gguf, check_local_files, opened_gguf, read_headers
 from subtoken_train.families.online import hub_asked
 from subtoken_train.outputs import check_place, new_folder, remove_if_empty
 

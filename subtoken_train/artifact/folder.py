@@ -39,8 +39,8 @@ from subtoken_train.artifact.whole_folder import CONFIG_FILE, PICTURE_FILE, RECI
 from subtoken_train.engine.build import add_adapters
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.backbone_files import is_gguf
 from subtoken_train.families.family import Family
-from subtoken_train.families.gguf_files import is_gguf
 from subtoken_train.families.load import layout_family, load_family
 from subtoken_train.families.lora import MAIN_ADAPTER, OUTPUT_ADAPTER, LoraSettings
 from subtoken_train.reducers.base import Reducer

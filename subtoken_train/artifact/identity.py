@@ -15,8 +15,8 @@ from torch import Tensor
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.backbone_config import BackboneConfig, resolve
+from subtoken_train.families.backbone_files import gguf_digest, is_gguf
 from subtoken_train.families.family import Family, shapes_digest
-from subtoken_train.families.gguf_files import gguf_digest, is_gguf
 from subtoken_train.functional.hashing import digest_tensor
 from subtoken_train.typed import shown
 from subtoken_train.types import Identity

@@ -11,8 +11,8 @@ from typing import get_args
 import torch
 
 from subtoken_train.errors import check_word, clipped
+from subtoken_train.families.backbone_files import is_gguf
 from subtoken_train.families.chat import check_chat
-from subtoken_train.families.gguf_files import is_gguf
 from subtoken_train.functional.quantized import Quantization
 from subtoken_train.resources import resource_root
 from subtoken_train.typed import shown

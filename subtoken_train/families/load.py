@@ -28,16 +28,18 @@ from subtoken_train.families.backbone_config import DTYPES, BackboneConfig, chec
 from subtoken_train.families.backbone_files import (
     check_finite_weights,
     check_format,
+    check_gguf,
     check_local_files,
     check_report,
+    is_gguf,
+    opened_gguf,
     read_headers,
 )
 from subtoken_train.families.decoder import check_window_runs, layer_windows
 from subtoken_train.families.family import Family, check_served
-from subtoken_train.families.gguf_files import check_gguf, is_gguf, opened_gguf
+from subtoken_train.families.lora import prepare_quantised, quantization_config
 from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.families.proof import check_structure, prove
-from subtoken_train.families.quantize import prepare_quantised, quantization_config
 from subtoken_train.families.text import TextFamily
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.typed import shown
