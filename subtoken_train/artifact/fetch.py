@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import constants, snapshot_download
@@ -79,7 +80,8 @@ def _check_complete(folder: Path) -> None:
 
 def _on_hub(model: PublishedModel, say: Callable[[str], object]) -> Path | str:
     """Return the model's snapshot in the Hub's cache, fetched where the Hub answers, or why there is none."""
-    reason, kept = "", {"allow_patterns": _FILES, "ignore_patterns": "*/*", "etag_timeout": _PATIENCE}
+    reason = ""
+    kept: dict[str, Any] = {"allow_patterns": _FILES, "ignore_patterns": "*/*", "etag_timeout": _PATIENCE}
     for cached in (True, False):
         try:
             if not cached and not constants.is_offline_mode():

@@ -253,7 +253,8 @@ class DecoderStack:
         if position_BN is None or (beta := settings.get("llama_4_scaling_beta")) is None:
             return query_BHNd
         laps_BN = position_BN.to(query_BHNd.device) // settings["original_max_position_embeddings"]
-        return query_BHNd * (1 + beta * torch.log(1 + laps_BN))[:, None, :, None].to(query_BHNd.dtype)
+        stretched: Tensor = query_BHNd * (1 + beta * torch.log(1 + laps_BN))[:, None, :, None].to(query_BHNd.dtype)
+        return stretched
 
     def key_heads(self, layer: int, normed_BND: Tensor) -> Tensor:
         """Return a layer's keys [B, h, N, d], alike."""

@@ -177,11 +177,9 @@ class QwenInputs(Family):
             ahead, before = list(prompt), len(kinds)
             while ahead and fit:
                 kind = ahead[0][0]
-                if (grid := next(left[0 if kind == IMAGE else -1], None)) is None:
-                    wanted = []
-                else:
-                    lengths = self.video_runs(grid) if kind == VIDEO else [self.grid_tokens(grid)]
-                    wanted = [(kind, length) for length in lengths]
+                grid = next(left[0 if kind == IMAGE else -1], None)
+                runs_for = self.video_runs if kind == VIDEO else lambda grid: [self.grid_tokens(grid)]
+                wanted = [] if grid is None else [(kind, length) for length in runs_for(grid)]
                 fit = bool(wanted) and ahead[: len(wanted)] == wanted
                 ahead = ahead[len(wanted) :]
                 kinds.append(kind)
