@@ -237,7 +237,7 @@ def _check_lora_files(folder: Path, lora: LoraSettings, pattern: str, backbone: 
     if found.get("target_modules") == pattern.replace(QV, FUSED):  # whether it is fused, the backbone's identity says
         pattern = pattern.replace(QV, FUSED)
     own = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": pattern, "base_model_name_or_path": backbone}
-    for key, wanted in {**LoraConfig().to_dict(), **own}.items():
+    for key, wanted in {**LoraConfig().to_dict(), "peft_type": "LORA", **own}.items():
         value = found.get(key, None if key in own else wanted)
         differs = value != wanted or isinstance(value, bool) != isinstance(wanted, bool)
         if differs and key not in _FREE.split():
