@@ -111,23 +111,13 @@ class DecoderStack:
     windows: list[int | None]
     """As ``layer_windows`` reads them."""
     lora_pattern = r"model\.language_model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
-    """Modules of the q/v LoRA, anchored (towers have a ``q_proj`` too); it ends in ``QV``. See ``adapted``."""
+    """Modules of the q/v LoRA, anchored (towers have a ``q_proj`` too); it ends in ``QV``."""
     _length: Tensor | None = None
 
     @property
     def decoder(self) -> Any:
         """Return the language model's stack: has ``layers``, ``norm``, ``rotary_emb``, ``config``."""
         return self.model.model.language_model
-
-    @property
-    def fused(self) -> bool:
-        """Return whether one module projects to queries, keys and values."""
-        return hasattr(self.decoder.layers[0].self_attn, FUSED)
-
-    @property
-    def adapted(self) -> str:
-        """Return the modules of the q/v LoRA: a fused projection's LoRA adapts its keys too."""
-        return self.lora_pattern.replace(QV, FUSED) if self.fused else self.lora_pattern
 
     def projection(self, layer: int, side: Side) -> Projection:
         """Return a layer's projection to queries, keys or values, any LoRA included."""

@@ -22,7 +22,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from subtoken_train.calibrations import Calibration
 from subtoken_train.families.chat import ChatFormat
-from subtoken_train.families.decoder import QV, DecoderStack, check_window_runs, layer_windows
+from subtoken_train.families.decoder import DecoderStack, check_window_runs, layer_windows
 from subtoken_train.families.images import Picture, Video
 from subtoken_train.functional.gather import count_positions
 from subtoken_train.functional.quantized import dense_shape
@@ -131,11 +131,6 @@ class Family(DecoderStack, ABC):
         self.model = model
         self.processor = processor
         check_window_runs(self.windows, self.decoder.config._attn_implementation)
-
-    @property
-    def output_pattern(self) -> str:
-        """Return the modules of the output projection's LoRA."""
-        return self.lora_pattern.replace(QV, "o_proj")
 
     @property
     def image_token_id(self) -> int | None:

@@ -19,6 +19,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from subtoken_train.errors import check_package, check_range
+from subtoken_train.families.decoder import FUSED, QV
 from subtoken_train.families.family import Family
 from subtoken_train.functional.quantized import Quantization, dense_weight, is_quantised
 
@@ -49,25 +50,27 @@ class LoraSettings:
 
 def add_lora(family: Family, settings: LoraSettings) -> PeftModel:
     """Put LoRA on q and v (of a fused projection, on k too) of every layer, in place, and freeze everything else."""
-    config = _peft_config(settings, family.adapted)
+    fused = hasattr(family.decoder.layers[0].self_attn, FUSED)
+    pattern = family.lora_pattern.replace(QV, FUSED) if fused else family.lora_pattern
     family.model.requires_grad_(False)
     with warnings.catch_warnings():
         # peft's own call into transformers, at every adapter
         warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)
-        peft_model = get_peft_model(family.model, config)
-    modules, where = (1, "fused q, k and v") if family.fused else (2, "q and v")
-    _settle(family, peft_model, MAIN_ADAPTER, family.adapted, modules, where)
+        peft_model = get_peft_model(family.model, _peft_config(settings, pattern))
+    modules, where = (1, "fused q, k and v") if fused else (2, "q and v")
+    _settle(family, peft_model, MAIN_ADAPTER, pattern, modules, where)
     return peft_model
 
 
 def add_output_lora(family: Family, peft_model: PeftModel, settings: LoraSettings) -> None:
     """Put a second adapter on ``o_proj`` of every layer, which starts at zero; both are active, only it trains."""
-    peft_model.add_adapter(OUTPUT_ADAPTER, _peft_config(settings, family.output_pattern))
+    pattern = family.lora_pattern.replace(QV, "o_proj")
+    peft_model.add_adapter(OUTPUT_ADAPTER, _peft_config(settings, pattern))
     # the tuner takes several names, PeftModel only one; it also switches gradients on for all of them
     peft_model.base_model.set_adapter([MAIN_ADAPTER, OUTPUT_ADAPTER])
     for name, parameter in family.model.named_parameters():
         parameter.requires_grad_(name.endswith(f".{OUTPUT_ADAPTER}.weight"))
-    _settle(family, peft_model, OUTPUT_ADAPTER, family.output_pattern, 1, "o_proj")
+    _settle(family, peft_model, OUTPUT_ADAPTER, pattern, 1, "o_proj")
 
 
 def remove_lora(family: Family) -> None:
