@@ -17,12 +17,7 @@ from subtoken_train.datasets.image_sources import EncodedImage, open_image
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.images import Video, check_square, pad_to_square, to_rgb
 from subtoken_train.inference.prompt_inputs import inputs_of
-from tests.support.tiny.idefics3 import idefics_family
-from tests.support.tiny.internvl import internvl_family
-from tests.support.tiny.llava import build, next_family
-from tests.support.tiny.llava_onevision import onevision_family
-from tests.support.tiny.mistral3 import mistral3_family
-from tests.support.tiny.qwen import glm_family, qwen2_family, qwen3_family, qwen_family
+from tests.support.tiny import tiny_families
 
 RNG = np.random.default_rng(0)
 UPRIGHT = RNG.integers(0, 256, (24, 40, 3), dtype=np.uint8)
@@ -275,18 +270,7 @@ def test_thin_images_below_it_are_padded_and_squares_returned():
     check_square(20_000, 20_000)  # nothing is added to a square
 
 
-FAMILIES = {
-    "llava": lambda: build(2),
-    "llava_next": next_family,
-    "llava_onevision": onevision_family,
-    "internvl": internvl_family,
-    "smolvlm": idefics_family,
-    "mistral3": mistral3_family,
-    "qwen2_vl": qwen2_family,
-    "qwen2_5_vl": qwen_family,
-    "qwen3_vl": qwen3_family,
-    "glm4v": glm_family,
-}
+TINY = tiny_families()
 THIN = [(1, 1), (2, 1), (200, 1), (1, 200)]
 """Widths and heights that every family sees."""
 TOKENS = {
@@ -309,17 +293,17 @@ REFUSED["glm4v"] = RATIO
 """Of one picture of 60,000 x 1; the other families scale it to tiles of a few pixels."""
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", TOKENS)
 def test_pictures_of_a_pixel_are_seen(name):
-    family = FAMILIES[name]()
+    family = TINY[name].build()
     made = [inputs_of(family, "what ?", [Image.new("RGB", size, (9, 99, 199))]) for size in THIN]
     assert [int(family.is_visual(each["input_ids"]).sum()) for each in made] == TOKENS[name]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", TOKENS)
 @pytest.mark.parametrize("count", [1, 2])
 def test_no_picture_takes_all_memory(name, count):
-    family, images = FAMILIES[name](), [Image.new("RGB", (60_000, 1))] * count
+    family, images = TINY[name].build(), [Image.new("RGB", (60_000, 1))] * count
     refused = REFUSED | ({"llava_onevision": SQUARE} if count > 1 else {})
     if name in refused:
         with pytest.raises(ValueError, match=refused[name]):
