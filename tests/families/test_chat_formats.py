@@ -28,12 +28,8 @@ from tests.support.chats import CHATML, LLAMA2, MARKED, MISTRAL, PHI3, THINKING,
 from tests.support.helpers import write_vlm_adapter
 from tests.support.published_chats import IM, PUBLISHED, published
 from tests.support.text_families import text_family
-from tests.support.tiny.idefics3 import idefics_family
-from tests.support.tiny.internvl import internvl_family
+from tests.support.tiny import tiny_families
 from tests.support.tiny.llava import next_family
-from tests.support.tiny.llava_onevision import onevision_family
-from tests.support.tiny.mistral3 import mistral3_family
-from tests.support.tiny.qwen import glm_family, qwen2_family, qwen3_family, qwen_family
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 TALK = messages_of([Turn("What is it?", "A cat."), Turn(" And that? ", " A dog.\n"), Turn("Thanks", "Bye")])
@@ -281,52 +277,44 @@ QWEN_SYSTEM = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
 VICUNA = "USER: <image>\n<image>\nat \n\nwhere ? ASSISTANT: left</s>USER: last ASSISTANT:"
 GLM = "[gMASK]<sop><|user|>\nat<|image|><|image|>where ?{}left<|user|>\nlast{}"
 TURNS = [Turn("at \n<image>\n<image>where ? ", " left "), Turn("last")]
+CHATML_TURNS = (
+    "<|im_start|>user\n{}where ?<|im_end|>\n<|im_start|>assistant\nleft<|im_end|>\n<|im_start|>user\nlast<|im_end|>\n"
+    "<|im_start|>assistant\n"
+)
+IDEFICS = (
+    "<|im_start|>User: at<image><image>where ?<end_of_utterance>\nAssistant: left<end_of_utterance>\nUser: last"
+    "<end_of_utterance>\nAssistant:"
+)
+TINY = tiny_families()
+SET = {
+    "llava": partial(load_family, BackboneConfig()),
+    "llava, system": partial(load_family, BackboneConfig(system="vicuna_v1")),
+    "llava_v1": partial(load_family, BackboneConfig(template="llava_v1")),
+    "llava_next vicuna": partial(next_family, "llama"),
+}
 FORMATS = {
-    # a family, the text of TURNS, the answer's span
-    "llava": (partial(load_family, BackboneConfig()), f"<s>{VICUNA}", " left</s>"),
-    "llava, system": (partial(load_family, BackboneConfig(system="vicuna_v1")), f"<s>{USER}{VICUNA}", " left</s>"),
-    "llava_v1": (partial(load_family, BackboneConfig(template="llava_v1")), f"<s>{HUMAN}{VICUNA}", " left</s>"),
-    "llava_next vicuna": (partial(next_family, "llama"), f"<s>{HUMAN}{VICUNA}", " left</s>"),
-    "llava_next mistral": (
-        next_family,
-        "<s>[INST] <image>\n<image>\nat \n\nwhere ? [/INST] left</s> [INST] last [/INST]",
-        " left</s>",
-    ),
-    "onevision": (
-        onevision_family,
-        "<|im_start|>user\n<image>\n<image>\nat \n\nwhere ?<|im_end|>\n<|im_start|>assistant\nleft<|im_end|>\n"
-        "<|im_start|>user\nlast<|im_end|>\n<|im_start|>assistant\n",
-        "left<|im_end|>",
-    ),
-    "qwen2_vl": (qwen2_family, QWEN_SYSTEM + QWEN, "left<|im_end|>"),
-    "qwen2_5_vl": (qwen_family, QWEN_SYSTEM + QWEN, "left<|im_end|>"),
-    "qwen3_vl": (qwen3_family, QWEN, "left<|im_end|>"),
-    "internvl": (
-        internvl_family,
-        "<|im_start|>user\nat \n<IMG_CONTEXT>\n<IMG_CONTEXT>where ?<|im_end|>\n<|im_start|>assistant\nleft<|im_end|>\n"
-        "<|im_start|>user\nlast<|im_end|>\n<|im_start|>assistant\n",
-        "left<|im_end|>",
-    ),
-    "idefics3": (
-        idefics_family,
-        "<|im_start|>User: at<image><image>where ?<end_of_utterance>\nAssistant: left<end_of_utterance>\n"
-        "User: last<end_of_utterance>\nAssistant:",
-        " left<end_of_utterance>",
-    ),
-    "mistral3": (mistral3_family, "<s>[INST]at[IMG][IMG]where ?[/INST]left</s>[INST]last[/INST]", "left</s>"),
-    "glm4v": (glm_family, GLM.format(*["<|assistant|>\n"] * 2), "left<|user|>"),
-    "glm4v_moe": (
-        partial(glm_family, experts=True),
-        GLM.format(*["/nothink<|assistant|>\n<think></think>\n"] * 2),
-        "left<|user|>",
-    ),
+    # the text of TURNS, the answer's span
+    "llava": (f"<s>{VICUNA}", " left</s>"),
+    "llava, system": (f"<s>{USER}{VICUNA}", " left</s>"),
+    "llava_v1": (f"<s>{HUMAN}{VICUNA}", " left</s>"),
+    "llava_next vicuna": (f"<s>{HUMAN}{VICUNA}", " left</s>"),
+    "llava_next": ("<s>[INST] <image>\n<image>\nat \n\nwhere ? [/INST] left</s> [INST] last [/INST]", " left</s>"),
+    "llava_onevision": (CHATML_TURNS.format("<image>\n<image>\nat \n\n"), "left<|im_end|>"),
+    "qwen2_vl": (QWEN_SYSTEM + QWEN, "left<|im_end|>"),
+    "qwen2_5_vl": (QWEN_SYSTEM + QWEN, "left<|im_end|>"),
+    "qwen3_vl": (QWEN, "left<|im_end|>"),
+    "internvl": (CHATML_TURNS.format("at \n<IMG_CONTEXT>\n<IMG_CONTEXT>"), "left<|im_end|>"),
+    "smolvlm": (IDEFICS, " left<end_of_utterance>"),
+    "mistral3": ("<s>[INST]at[IMG][IMG]where ?[/INST]left</s>[INST]last[/INST]", "left</s>"),
+    "glm4v": (GLM.format(*["<|assistant|>\n"] * 2), "left<|user|>"),
+    "glm4v_moe": (GLM.format(*["/nothink<|assistant|>\n<think></think>\n"] * 2), "left<|user|>"),
 }
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_format_is_the_published_template(name):
-    build, text, answer = FORMATS[name]
-    family = build()
+    text, answer = FORMATS[name]
+    family = SET[name]() if name in SET else TINY[name].build()
     rendered = family.render(TURNS)
     assert rendered.text == text
     assert [rendered.text[start:stop] for start, stop in rendered.answer_spans] == [answer]
@@ -346,7 +334,7 @@ def test_yis_format_is_the_published_template(tiny_family):
 
 
 def test_an_answer_that_begins_with_a_picture_has_no_space_in_idefics():
-    assert idefics_family().render([Turn("<image>\nwhat?")]).text.startswith("<|im_start|>User:<image>what?")
+    assert TINY["smolvlm"].build().render([Turn("<image>\nwhat?")]).text.startswith("<|im_start|>User:<image>what?")
 
 
 def test_plain_is_an_image_and_its_caption():
