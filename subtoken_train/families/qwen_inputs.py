@@ -75,10 +75,9 @@ class QwenInputs(Family):
         self.vision = model.config.vision_config
         self.unit = int(self.vision.patch_size * self.vision.spatial_merge_size)  # pixels of a visual token's side
         own = None if processor is None else processor.image_processor.size
-        self.min_pixels = self.least_pixels if own is None else int(own["shortest_edge"]) // self.counted
-        self.pads = False
-        self.max_pixels = CAP_TOKENS * self.unit**2
+        self.pads, self.min_pixels, self.max_pixels = False, self.least_pixels, CAP_TOKENS * self.unit**2
         if own is not None:
+            self.min_pixels = int(own["shortest_edge"]) // self.counted
             self.max_pixels = min(int(own["longest_edge"]) // self.counted, self.max_pixels)
 
     @property
