@@ -148,9 +148,8 @@ class Idefics3Family(MergedTilesFamily):
         tower, pixels = self.model.model.vision_model, batch.pixel_values.to(self.model.dtype)
         if statistics is None:
             return VisualStates(list(self.merged(tower(pixels).last_hidden_state)))
-        hidden_IPc, *parts = with_statistics(
-            tower.encoder.layers[-1].self_attn, lambda: tower(pixels).last_hidden_state
-        )
+        attention = tower.encoder.layers[-1].self_attn
+        hidden_IPc, *parts = with_statistics(attention, lambda: tower(pixels).last_hidden_state)
         return VisualStates(list(self.merged(hidden_IPc)), None, *merged_statistics(self.merged, *parts))
 
     def merged(self, patches_IPc: Tensor) -> Tensor:

@@ -31,9 +31,7 @@ def family_in_memory(model: Any, processor: Any) -> Family:
     if any(part.training for part in model.modules()):
         raise ValueError(f"the {name} is in training mode, where dropout acts; call model.eval() first")
     if getattr(model, "is_quantized", False):
-        raise ValueError(
-            f"the {name} is quantised already; {_LOADED} with backbone=BackboneConfig(path, quantization='nf4')"
-        )
+        raise ValueError(f"the {name} is quantised; {_LOADED} with backbone=BackboneConfig(path, quantization='nf4')")
     if model.dtype not in DTYPES.values():
         raise ValueError(f"the {name} is in {str(model.dtype).removeprefix('torch.')}; allowed: {', '.join(DTYPES)}")
     path = str(model.config._name_or_path) or name

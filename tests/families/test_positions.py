@@ -60,10 +60,7 @@ BY_KIND = {
 BOUNDS = {
     "plain": (LlamaConfig(max_position_embeddings=2048), 2048),
     "old key": (LlamaConfig(max_position_embeddings=4096, rope_scaling=longer("linear", 4.0)), 16384),
-    "Qwen's yarn": (
-        Qwen2Config(max_position_embeddings=32768, rope_scaling=longer("yarn", 4.0, 32768)),
-        131072,
-    ),
+    "Qwen's yarn": (Qwen2Config(max_position_embeddings=32768, rope_scaling=longer("yarn", 4.0, 32768)), 131072),
     "Llama 3.1": (published_config("meta-llama/Llama-3.1-8B"), 131072),
     "Qwen2.5": (published_config("Qwen/Qwen2.5-7B"), 131072),
     "Mistral": (published_config("mistralai/Mistral-7B-v0.1"), 32768),
