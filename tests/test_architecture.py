@@ -230,7 +230,7 @@ def test_test_files_have_names_of_their_own():
     assert sorted(set(names)) == sorted(names)
 
 
-KNOWS_BYTES = {"functional/quantized.py", "families/images.py", "families/quantize.py"}
+KNOWS_BYTES = {"functional/quantized.py", "families/images.py", "families/lora.py"}
 """Weights of bitsandbytes and pixels; how keys and values are stored, ``kernels/formats.py`` alone knows."""
 
 

@@ -134,7 +134,7 @@ class AdapterConfig:
     stage2: Stage2Config | None = None
     """Set where routers were trained on the frozen LoRA of ``stage2.adapter``, which this folder holds as well."""
     merged: bool = False
-    """Whether the folder holds the backbone with the LoRA in its weights, instead of the LoRA."""
+    """True where the folder holds the backbone with the LoRA in its weights, instead of the LoRA."""
 
     def packages(self) -> list[dict[str, Any]]:
         """Return, each as a ``Package``, what installed packages brought and reading the adapter needs."""
@@ -237,7 +237,7 @@ def _check_lora_files(folder: Path, lora: LoraSettings, pattern: str, backbone: 
     if found.get("target_modules") == pattern.replace(QV, FUSED):  # whether it is fused, the backbone's identity says
         pattern = pattern.replace(QV, FUSED)
     own = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": pattern, "base_model_name_or_path": backbone}
-    for key, wanted in {**LoraConfig().to_dict(), **own}.items():
+    for key, wanted in {**LoraConfig().to_dict(), "peft_type": "LORA", **own}.items():
         value = found.get(key, None if key in own else wanted)
         differs = value != wanted or isinstance(value, bool) != isinstance(wanted, bool)
         if differs and key not in _FREE.split():

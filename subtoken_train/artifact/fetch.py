@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import constants, snapshot_download
@@ -26,8 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from subtoken_train.artifact.hub import MODELS, PublishedModel, hub_errors
 from subtoken_train.documents import read_json
 from subtoken_train.errors import UncutError, check_package, clipped
-from subtoken_train.families.backbone_files import check_local_files, read_headers
-from subtoken_train.families.gguf_files import check_gguf, opened_gguf
+from subtoken_train.families.backbone_files import check_gguf, check_local_files, opened_gguf, read_headers
 from subtoken_train.families.online import hub_asked
 from subtoken_train.outputs import check_place, new_folder, remove_if_empty
 
@@ -37,10 +37,7 @@ _PATIENCE = 5  # seconds for the Hub's first answer to each file
 
 
 def fetch_model(name: str, folder: Path, say: Callable[[str], object] = print) -> None:
-    """Make ``folder`` a plain transformers folder of a model of ``MODELS``; one that stands is left as it is.
-
-    ``say`` is called with what comes next, its size and its licence.
-    """
+    """Make ``folder`` a plain transformers folder of a model of ``MODELS``; ``say`` hears what comes next."""
     model = MODELS[name]
     if os.path.lexists(folder):
         say(f"{folder} exists: {_standing(folder, name)}")
@@ -83,7 +80,8 @@ def _check_complete(folder: Path) -> None:
 
 def _on_hub(model: PublishedModel, say: Callable[[str], object]) -> Path | str:
     """Return the model's snapshot in the Hub's cache, fetched where the Hub answers, or why there is none."""
-    reason, kept = "", {"allow_patterns": _FILES, "ignore_patterns": "*/*", "etag_timeout": _PATIENCE}
+    reason = ""
+    kept: dict[str, Any] = {"allow_patterns": _FILES, "ignore_patterns": "*/*", "etag_timeout": _PATIENCE}
     for cached in (True, False):
         try:
             if not cached and not constants.is_offline_mode():

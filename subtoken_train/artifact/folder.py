@@ -39,8 +39,8 @@ from subtoken_train.artifact.whole_folder import CONFIG_FILE, PICTURE_FILE, RECI
 from subtoken_train.engine.build import add_adapters
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.backbone_files import is_gguf
 from subtoken_train.families.family import Family
-from subtoken_train.families.gguf_files import is_gguf
 from subtoken_train.families.load import layout_family, load_family
 from subtoken_train.families.lora import MAIN_ADAPTER, OUTPUT_ADAPTER, LoraSettings
 from subtoken_train.reducers.base import Reducer
@@ -90,12 +90,9 @@ def write_rest(
 def read_adapter(
     folder: Path, backbone: BackboneConfig | None = None, layout: bool = False
 ) -> tuple[AdapterConfig, CompressedBackbone, PeftModel | None]:
-    """Load backbone, LoRA and routers, strictly in both directions.
+    """Load backbone (from elsewhere, if one is given), LoRA and routers, strictly in both directions.
 
-    Args:
-        folder: the adapter folder.
-        backbone: where to load the backbone from instead (a local copy, another dtype); its identity must match.
-        layout: leave the backbone on the meta device, without weights: enough to write the adapter again.
+    ``layout`` leaves the backbone without weights, on the meta device: enough to write the adapter again.
 
     Returns:
         Configuration, model, and the ``PeftModel`` around it; None for a merged folder, its own backbone without LoRA.
@@ -111,14 +108,9 @@ def read_adapter(
 def put_adapter(
     folder: Path, config: AdapterConfig, family: Family, source: BackboneConfig, routers: bool = True
 ) -> tuple[CompressedBackbone, PeftModel | None]:
-    """Put a folder's LoRA and routers on a loaded family without any; as ``read_adapter``.
+    """Put a folder's LoRA and routers on a loaded family without any, which ``source`` names; as ``read_adapter``.
 
-    Args:
-        folder: the adapter folder.
-        config: what it says of itself, or that with another reducer or another selector.
-        family: as ``source`` names it.
-        source: where the family is from.
-        routers: False where ``config`` was given other routers than the folder's.
+    ``config`` may have another reducer or selector than the folder, which then has no ``routers`` for it.
     """
     peft_model = None if config.merged else add_adapters(family, config.lora, config.stage2)
     check_identity(config.identity, identify(family, source))

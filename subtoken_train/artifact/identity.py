@@ -15,18 +15,15 @@ from torch import Tensor
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.backbone_config import BackboneConfig, resolve
+from subtoken_train.families.backbone_files import gguf_digest, is_gguf
 from subtoken_train.families.family import Family, shapes_digest
-from subtoken_train.families.gguf_files import gguf_digest, is_gguf
 from subtoken_train.functional.hashing import digest_tensor
 from subtoken_train.typed import shown
 from subtoken_train.types import Identity
 
 
 def identify(family: Family, config: BackboneConfig) -> Identity:
-    """Return the identity of a loaded (or laid-out) backbone, whatever its LoRA, quantisation and sharding.
-
-    The revision of a GGUF file is its SHA-256: its rounding is part of what an adapter was trained on.
-    """
+    """Return the identity of a backbone, whatever its LoRA, quantisation and sharding; a GGUF file has its SHA-256."""
     revision = _FILE + gguf_digest(Path(resolve(config.path))) if is_gguf(config.path) else config.revision
     return Identity(config.path, revision, str(family.model.config.model_type), shapes_digest(family))
 

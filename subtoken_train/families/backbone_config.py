@@ -6,13 +6,13 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import torch
 
 from subtoken_train.errors import check_word, clipped
+from subtoken_train.families.backbone_files import is_gguf
 from subtoken_train.families.chat import check_chat
-from subtoken_train.families.gguf_files import is_gguf
-from subtoken_train.families.quantize import check_quantization
 from subtoken_train.functional.quantized import Quantization
 from subtoken_train.resources import resource_root
 from subtoken_train.typed import shown
@@ -30,7 +30,7 @@ class BackboneConfig:
     """Choice of the frozen model to build on.
 
     Attributes:
-        path: a local folder, a Hub id (``llava-hf/llava-1.5-7b-hf``), a folder that ships with the project
+        path: a folder, a Hub id (``llava-hf/llava-1.5-7b-hf``), a folder that ships with the project
             (``checkpoints/tiny-llava``), or a language model's GGUF file (``model.gguf``), which is read to ``dtype``.
         revision: branch, tag or commit on the Hub; None takes the default branch.
         dtype: ``float32``, ``bfloat16`` or ``float16``, of the frozen weights.
@@ -58,7 +58,7 @@ class BackboneConfig:
 
 
 def resolve(path: str) -> str:
-    """Return the path of a local or shipped folder or GGUF file if there is one, otherwise the name unchanged."""
+    """Return the path of a local or shipped folder or GGUF file if there is one, else the name unchanged."""
     shipped = [resource_root() / path] if Path(path).parts[:1] == ("checkpoints",) else []
     for candidate in (Path(path), *shipped):
         if candidate.is_dir() or (is_gguf(path) and candidate.is_file()):
@@ -77,8 +77,8 @@ def check_backbone(config: BackboneConfig) -> None:
     """Raise ``ValueError`` if a setting is none, or does not go with the path; the Hub is not asked."""
     check_named(config)
     _check_gguf_settings(config)
-    dtype_of(config)
-    check_quantization(config.quantization)
+    check_word("dtype", config.dtype, DTYPES)
+    check_word("quantization", config.quantization, get_args(Quantization))
     check_word("attention", config.attention, ATTENTIONS)
     if config.max_pixels is not None and config.max_pixels < 1:
         raise ValueError(f"max_pixels={config.max_pixels} must be at least 1")
@@ -98,7 +98,6 @@ def check_named(config: BackboneConfig) -> None:
 
 
 def _check_gguf_settings(config: BackboneConfig) -> None:
-    """Raise ``ValueError`` for a folder or a repository of GGUF files, and for settings that no GGUF file takes."""
     path, folder = config.path, Path(resolve(config.path))
     if is_gguf(path):
         if config.quantization != "none":
@@ -123,9 +122,3 @@ def check_revision(revision: str | None) -> None:
     """Raise ``ValueError`` unless a revision can be a branch, tag or commit: it names a file in the cache."""
     if revision is not None and (_REVISION.fullmatch(revision) is None or ".." in revision):
         raise ValueError(f"revision {revision[:80]!r} is not a branch, tag or commit")
-
-
-def dtype_of(config: BackboneConfig) -> torch.dtype:
-    """Return the dtype that a configuration names."""
-    check_word("dtype", config.dtype, DTYPES)
-    return DTYPES[config.dtype]

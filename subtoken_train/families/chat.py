@@ -1,12 +1,10 @@
 r"""Chat formats of families: the texts around questions and answers, as templates, and LLaVA's conversation modes.
 
-LLaVA's write what ``llava/conversation.py`` writes. Source: haotian-liu/LLaVA at c121f043, ``Conversation.get_prompt``
-of the modes ``vicuna_v1``, ``llava_v1`` and ``plain``, and ``preprocess_plain`` of ``llava/train/train.py``. LLaVA's
-own evaluation writes the system text; transformers' chat template of LLaVA-1.5 does not. ``llava_v1`` is ``vicuna_v1``,
-always with a system text, in which the user is a "human". ``plain`` is LLaVA's first stage of pre-training:
+Source: haotian-liu/LLaVA at c121f043, ``Conversation.get_prompt``, and ``preprocess_plain`` of ``train.py``. LLaVA's
+own evaluation writes the system text; transformers' chat template of LLaVA-1.5 does not. ``llava_v1`` is ``vicuna_v1``
+with a system text in which the user is a "human". ``plain`` is LLaVA's first stage of pre-training:
 ``<s><image>caption\n``, the question left out; a prompt to be answered is ``<s>question\n``, and its answer ends in a
-line break. ``mistral_instruct`` (LLaVA-NeXT on Mistral) and ``chatml_direct`` (LLaVA-NeXT 34B) cannot be chosen. The
-modes with ``<Image>`` tags (``mmtag``) and those of other language models (Llama 2, MPT) are left out.
+line break. ``mistral_instruct`` (LLaVA-NeXT on Mistral) and ``chatml_direct`` (its 34B) cannot be chosen.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from subtoken_train.types import RenderedPrompt, Turn
 TEMPLATES = ("vicuna_v1", "llava_v1", "plain")
 SYSTEMS = ("none", "vicuna_v1")
 _MARKER = "<image>"
-_LEADING = re.compile(rf"(?:{_MARKER}\n)*")
+_LEADING = re.compile(rf"\A(?:{_MARKER}\n)*")
 
 
 def joined(prompt: str, picture: str) -> str:
@@ -36,37 +34,26 @@ def pictures_first(prompt: str, picture: str) -> str:
 
 
 def as_given(prompt: str, picture: str) -> str:
-    """Write a prompt as LLaVA does: as it is, if its pictures stand in front, a line each, else with them in front.
-
-    LLaVA's ``preprocess_multimodal`` drops the space around the other words only where it moves pictures.
-    """
-    leading = _LEADING.match(prompt)
-    assert leading is not None  # it may be empty
-    words = prompt[leading.end() :]
+    """Write a prompt as LLaVA does: pictures in front, a line each; other words are stripped only if one moves."""
+    words = _LEADING.sub("", prompt, count=1)
     return pictures_first(prompt, picture) if _MARKER in words else f"{picture}\n" * prompt.count(_MARKER) + words
 
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """A chat format.
-
-    Attributes:
-        asked: a question, ``{}`` in the place of its words.
-        answered: what is learnt of an answer, ``{}`` in the place of its words, ``{eos}`` of the tokenizer's end.
-        begin: text before the first turn, ``{bos}`` in the place of the tokenizer's beginning.
-        after: text behind an answer, which is not learnt.
-        between: text between two turns.
-        words: writes a question with its pictures, from the prompt and an image's placeholder.
-        tokens: text tokens beside the image in the paper's prompt; None: the family's ``paper_text``.
-    """
+    """A chat format; ``{}`` stands for the words of a question or an answer, ``{bos}`` and ``{eos}`` for its tokens."""
 
     asked: str
     answered: str
+    """Learnt of an answer."""
     begin: str = ""
     after: str = ""
+    """Text behind an answer, which is not learnt."""
     between: str = ""
     words: Callable[[str, str], str] = joined
+    """Writes a question with its pictures, from the prompt and an image's placeholder."""
     tokens: dict[str, int] | None = None
+    """Text tokens beside the image in the paper's prompt; None: the family's ``paper_text``."""
 
     def render(self, turns: Iterable[Turn], marker: str, tokenizer: Any) -> RenderedPrompt:
         """Return the conversation as the model's text; ``marker``: one image's placeholder."""
@@ -124,7 +111,7 @@ LLAVA_MODES = {
 
 
 def llava_chat(template: str | None = None, system: str | None = None) -> ChatFormat:
-    """Return the mode of a name of ``TEMPLATES``; ``system``: whether ``vicuna_v1`` has its system text."""
+    """Return the mode of a name of ``TEMPLATES``, ``vicuna_v1`` with or without its system text."""
     return _WITH_SYSTEM if system == "vicuna_v1" else LLAVA_MODES[template or "vicuna_v1"]
 
 

@@ -1,15 +1,11 @@
 """Conversations in a tokenizer's own chat template: the text, its parts, and what assistants say in it.
 
-A template is somebody else's program. It runs in the sandbox of transformers, no longer than ``MAX_STEPS`` lines of it,
-and writes no more than ``MAX_WRITTEN`` characters of its own: one that loops is refused. (One that computes an enormous
-number or text in a single step is not.) Messages are ``{"role": "system", "user" or "assistant", "content": TEXT}``; a
-template may refuse a role, or their order. What looks like a special token in a content is text (``literal_marks``), so
-a rendered text is tokenised by ``tokenise``.
+A template is somebody else's program: it runs in transformers' sandbox, for at most ``MAX_STEPS`` of its lines and
+``MAX_WRITTEN`` characters. What looks like a special token in a content is text: a rendered text is for ``tokenise``.
 
-Where a message stands in the text is never searched for by its words. The conversation is rendered once more with marks
-around each content that no text can hold; without its marks that rendering must be the conversation, character for
-character, and so the marks' places are the content's. A template that strips contents or leaves out their thoughts sees
-marks inside of what it strips or leaves out.
+Where a message stands is never searched for by its words. The conversation is rendered once more with marks around each
+content that no text can hold; without them that rendering must be the conversation, and so the marks' places are the
+content's. A template that strips contents or their thoughts sees marks inside of what it strips.
 """
 
 from __future__ import annotations
@@ -32,9 +28,9 @@ from subtoken_train.types import Asked, RenderedPrompt, Turn
 
 Message = Mapping[str, str]
 MAX_STEPS = 5_000_000
-"""Lines of a template that run at most, a few seconds; long conversations take some ten thousands."""
+"""A few seconds; long conversations take some ten thousands."""
 MAX_WRITTEN = 10_000_000
-"""Characters of a rendered text at most, beside four times what is said in it."""
+"""Beside four times what is said."""
 _BEGIN, _END = "\udffe", "\udfff"
 _MARK = re.compile("([\udffe\udfff])([\udfe0-\udfe9]+)")
 _GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
@@ -44,12 +40,8 @@ _GIVEN = {"messages", "add_generation_prompt", "continue_final_message", "raise_
 
 def messages_of(turns: Iterable[Turn]) -> list[Message]:
     """Return turns as messages of user and assistant."""
-    messages: list[Message] = []
-    for turn in turns:
-        messages.append({"role": "user", "content": turn.prompt})
-        if turn.answer is not None:
-            messages.append({"role": "assistant", "content": turn.answer})
-    return messages
+    said = (each for turn in turns for each in (("user", turn.prompt), ("assistant", turn.answer)))
+    return [{"role": role, "content": content} for role, content in said if content is not None]
 
 
 def checked_variables(tokenizer: Any, given: Any) -> dict[str, Any]:
@@ -71,7 +63,6 @@ def checked_variables(tokenizer: Any, given: Any) -> dict[str, Any]:
 
 @lru_cache(maxsize=8)
 def _variables(template: str) -> set[str]:
-    """Return the variables that a template reads and does not make itself."""
     tree = _parsed(template)
     made = {node.name for node in tree.find_all(nodes.Name) if node.ctx == "store"}
     asked = (each.node for each in tree.find_all((nodes.Test, nodes.Filter)) if each.name in ("defined", "default"))
@@ -89,10 +80,7 @@ def filled_template(tokenizer: Any, messages: Sequence[Message], **options: Any)
 
 
 def rendered_prompt(tokenizer: Any, messages: Sequence[Message], **variables: Any) -> RenderedPrompt:
-    """Return a conversation that is to be answered, with ``system_end`` and ``asked``, and no spans of answers.
-
-    The last message is the user's, or an assistant's that is to be gone on with: nothing follows it.
-    """
+    """Return a conversation that is to be answered, or whose last message is to be gone on with, without spans."""
     shown = _shown(tokenizer, messages)
     options = {"add_generation_prompt": messages[-1]["role"] == "user", **variables}
     text = filled_template(tokenizer, shown, **options)
@@ -110,27 +98,24 @@ def rendered_prompt(tokenizer: Any, messages: Sequence[Message], **variables: An
 def answer_opening(tokenizer: Any) -> str:
     """Return what a template writes between what the user says and the answer, with thinking off."""
     said = [{"role": "user", "content": "?"}]
-    opening = _after(tokenizer, said, add_generation_prompt=True, enable_thinking=False)
-    if opening is None:
+    if (opening := _after(tokenizer, said, add_generation_prompt=True, enable_thinking=False)) is None:
         raise _unwritten("user")
     return opening
 
 
 def rendered_conversation(tokenizer: Any, messages: Sequence[Message], **variables: Any) -> RenderedPrompt:
-    """Return a conversation with ``system_end`` and the spans of what assistants say, one for each such message.
+    """Return a conversation with the spans of what assistants say; after a question the opening of its answer.
 
     A span is what the template marks as generated (``{% generation %}``). Where it marks nothing, it begins where the
     prompt before it ends, if that goes on as the prompt does, and with the message's words if not; and it ends with the
-    end of the turn, white space behind it left out. A conversation that ends with a question ends with the opening of
-    its answer.
+    end of the turn, white space behind it left out.
     """
     shown = _shown(tokenizer, messages)
     options = {"add_generation_prompt": messages[-1]["role"] != "assistant", **variables}
     text = filled_template(tokenizer, shown, **options)
     places = _places(tokenizer, shown, text, **options)
     said = [number for number, message in enumerate(shown) if message["role"] == "assistant"]
-    spans = _generated(tokenizer, shown, **options)
-    if spans is None:
+    if (spans := _generated(tokenizer, shown, **options)) is None:
         spans = [_span(tokenizer, shown, number, text, places, **variables) for number in said]
     if len(spans) != len(said):
         raise ValueError(
@@ -143,7 +128,7 @@ def rendered_conversation(tokenizer: Any, messages: Sequence[Message], **variabl
 def asked_otherwise(tokenizer: Any, **variables: Any) -> tuple[str, str, str] | None:
     """Return what stands before an answer in a conversation and in a prompt, and before which; None where they agree.
 
-    An earlier answer, which others follow, is looked at too: some templates open thoughts in the last one alone.
+    Some templates open thoughts in the last answer alone.
     """
     talk = messages_of([Turn("?", "!"), Turn("?", "!")])
     text = filled_template(tokenizer, talk, **variables)
@@ -228,7 +213,6 @@ def _forms(tokenizer: Any, content: str) -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=8)
 def _tags(template: str) -> tuple[str, ...]:
-    """Return the tags that a template's expressions name, as ``</think>``."""
     named = (node.value for node in _parsed(template).find_all(nodes.Const))
     words = {word.strip() for word in named if isinstance(word, str)}
     return tuple(sorted(filter(_TAG.fullmatch, words)))
@@ -293,12 +277,7 @@ def _generated(tokenizer: Any, messages: Sequence[Message], **options: Any) -> l
 
 
 def _span(
-    tokenizer: Any,
-    messages: Sequence[Message],
-    number: int,
-    text: str,
-    places: Sequence[tuple[int, int]],
-    **variables: Any,
+    tokenizer: Any, messages: Sequence[Message], number: int, text: str, places: list[tuple[int, int]], **variables: Any
 ) -> tuple[int, int]:
     """Return the span of one assistant's message in a conversation without marks of what is generated."""
     start, end = places[number]

@@ -63,10 +63,7 @@ class Projection:
 
 
 def layer_windows(config: Any, mrope: bool = False) -> list[int | None]:
-    """Return how many positions a row sees in each layer, its own included; None: all before it.
-
-    ``mrope``: whether a row's position is a place in a grid, in which a window has no length.
-    """
+    """Return how many positions a row sees in each layer, its own included; None: all. A grid (mRoPE) has no window."""
     text = config.get_text_config(decoder=True)
     if getattr(text, "num_hidden_layers", None) is None:
         raise ValueError(f"{text.model_type} is not supported: its configuration names no num_hidden_layers")
@@ -114,23 +111,13 @@ class DecoderStack:
     windows: list[int | None]
     """As ``layer_windows`` reads them."""
     lora_pattern = r"model\.language_model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
-    """Modules of the q/v LoRA, anchored (towers have a ``q_proj`` too); it ends in ``QV``. See ``adapted``."""
+    """Modules of the q/v LoRA, anchored (towers have a ``q_proj`` too); it ends in ``QV``."""
     _length: Tensor | None = None
 
     @property
     def decoder(self) -> Any:
         """Return the language model's stack: has ``layers``, ``norm``, ``rotary_emb``, ``config``."""
         return self.model.model.language_model
-
-    @property
-    def fused(self) -> bool:
-        """Return whether one module projects to queries, keys and values."""
-        return hasattr(self.decoder.layers[0].self_attn, FUSED)
-
-    @property
-    def adapted(self) -> str:
-        """Return the modules of the q/v LoRA: a fused projection's LoRA adapts its keys too."""
-        return self.lora_pattern.replace(QV, FUSED) if self.fused else self.lora_pattern
 
     def projection(self, layer: int, side: Side) -> Projection:
         """Return a layer's projection to queries, keys or values, any LoRA included."""
@@ -250,16 +237,14 @@ class DecoderStack:
         return weight
 
     def query_heads(self, layer: int, normed_BND: Tensor, position_BN: Tensor | None = None) -> Tensor:
-        """Return a layer's queries [B, H, N, d] of its normed input, before the rotary embedding, after any norm.
-
-        With ``position_BN``, they are stretched as Ministral 3 stretches far ones.
-        """
+        """Return a layer's queries [B, H, N, d], before rotation; by position, stretched as Ministral 3's."""
         query_BHNd = self._heads(layer, "q", normed_BND)
         settings = getattr(self.decoder.config, "rope_parameters", None) or {}
         if position_BN is None or (beta := settings.get("llama_4_scaling_beta")) is None:
             return query_BHNd
         laps_BN = position_BN.to(query_BHNd.device) // settings["original_max_position_embeddings"]
-        return query_BHNd * (1 + beta * torch.log(1 + laps_BN))[:, None, :, None].to(query_BHNd.dtype)
+        stretched: Tensor = query_BHNd * (1 + beta * torch.log(1 + laps_BN))[:, None, :, None].to(query_BHNd.dtype)
+        return stretched
 
     def key_heads(self, layer: int, normed_BND: Tensor) -> Tensor:
         """Return a layer's keys [B, h, N, d], alike."""

@@ -22,7 +22,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from subtoken_train.calibrations import Calibration
 from subtoken_train.families.chat import ChatFormat
-from subtoken_train.families.decoder import QV, DecoderStack, check_window_runs, layer_windows
+from subtoken_train.families.decoder import DecoderStack, check_window_runs, layer_windows
 from subtoken_train.families.images import Picture, Video
 from subtoken_train.functional.gather import count_positions
 from subtoken_train.functional.quantized import dense_shape
@@ -99,7 +99,7 @@ class Family(DecoderStack, ABC):
     sees_images: ClassVar[bool] = True
     takes_videos: ClassVar[bool] = False
     tells_frames: ClassVar[bool] = False
-    """Whether a batch tells videos from images, and their frames (``picture_frames``)."""
+    """True where a batch tells videos from images, and their frames (``picture_frames``)."""
     unquantised: ClassVar[tuple[str, ...]] = ("lm_head", "model.vision_tower", "model.multi_modal_projector")
     """Modules that quantisation leaves alone: all outside the decoder."""
     auto_model: Any = AutoModelForImageTextToText
@@ -109,7 +109,7 @@ class Family(DecoderStack, ABC):
     tower_positions: PositionPolicy = "renumber"
     """Position ids of what a tower reducer leaves: counted anew, or (mRoPE) each row's own."""
     in_tiles: ClassVar[bool] = False
-    """Whether a picture's tokens are those of several tiles, which make no one grid."""
+    """True where a picture's tokens are those of several tiles, which make no one grid."""
     nominal_image: tuple[int, int] | None = None
     """(height, width) in pixels that figures without an image are about; None where all images give as many tokens."""
     paper_text: ClassVar[dict[str, int]]
@@ -117,9 +117,9 @@ class Family(DecoderStack, ABC):
     chat: ChatFormat
     """Texts around what is said, for a family that does not write its own (``render``)."""
     chooses_chat: ClassVar[bool] = False
-    """Whether ``choose_chat`` takes names: the family was published with several chat formats."""
+    """True where ``choose_chat`` takes names: the family was published with several chat formats."""
     may_pad: ClassVar[bool] = False
-    """Whether ``pad_images`` is a choice: images keep their shape otherwise."""
+    """True where ``pad_images`` is a choice: images keep their shape otherwise."""
 
     def __init_subclass__(cls) -> None:
         """Take what the table of published models has of its model type."""
@@ -131,11 +131,6 @@ class Family(DecoderStack, ABC):
         self.model = model
         self.processor = processor
         check_window_runs(self.windows, self.decoder.config._attn_implementation)
-
-    @property
-    def output_pattern(self) -> str:
-        """Return the modules of the output projection's LoRA."""
-        return self.lora_pattern.replace(QV, "o_proj")
 
     @property
     def image_token_id(self) -> int | None:

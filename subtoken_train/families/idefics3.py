@@ -83,12 +83,10 @@ class Idefics3Family(MergedTilesFamily):
         self.longest = min(self.longest, math.isqrt(self.most_pixels(max_pixels)) // self.side * self.side)
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return the rows and columns of tiles of an image of (height, width) pixels; (0, 0): it is its whole alone.
-
-        Transformers' own count leaves out that the second side follows the rounded first one.
-        """
+        """Return the rows and columns of tiles of an image of (height, width) pixels; (0, 0): it is its whole alone."""
         if not self.cuts:
             return 0, 0
+        # transformers' own count leaves out that the second side follows the rounded first one
         height, width = tiling.get_resize_output_image_size(torch.empty(size, device="meta"), self.longest)
         ratio = width / height
         if width >= height:
@@ -150,9 +148,8 @@ class Idefics3Family(MergedTilesFamily):
         tower, pixels = self.model.model.vision_model, batch.pixel_values.to(self.model.dtype)
         if statistics is None:
             return VisualStates(list(self.merged(tower(pixels).last_hidden_state)))
-        hidden_IPc, *parts = with_statistics(
-            tower.encoder.layers[-1].self_attn, lambda: tower(pixels).last_hidden_state
-        )
+        attention = tower.encoder.layers[-1].self_attn
+        hidden_IPc, *parts = with_statistics(attention, lambda: tower(pixels).last_hidden_state)
         return VisualStates(list(self.merged(hidden_IPc)), None, *merged_statistics(self.merged, *parts))
 
     def merged(self, patches_IPc: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ _DIMMEST_8 = 16
 
 
 class PixelError(ValueError):
-    """Pixels that were read and cannot be shown."""
+    """Pixels that cannot be shown."""
 
 
 def to_rgb(image: Any, name: str) -> Image.Image:
@@ -183,10 +183,7 @@ def check_square(height: int, width: int) -> None:
 
 
 def pad_to_square(image: Image.Image, fill: tuple[int, int, int]) -> Image.Image:
-    """Centre an RGB image on the smallest square, in a colour of 0..255 a channel, as LLaVA does before resizing.
-
-    A square image is returned; an odd bar is one pixel wider on the right or bottom.
-    """
+    """Centre an RGB image on the smallest square, in a colour of 0..255 a channel; a square is returned."""
     width, height = image.size
     check_square(height, width)
     if (side := max(width, height)) == min(width, height):

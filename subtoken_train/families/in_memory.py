@@ -26,24 +26,19 @@ _LOADED = "load it by SubTokenModel.from_pretrained"
 
 
 def family_in_memory(model: Any, processor: Any) -> Family:
-    """Return the family of a transformers model in evaluation mode, with weights, without LoRA and not quantised.
-
-    ``processor``: the one that was published with it; for a language model, its tokenizer.
-    """
-    family = _served(model)
-    name = type(model).__name__
+    """Return the family of a transformers model, and the processor (or tokenizer) that was published with it."""
+    family, name = _served(model), type(model).__name__
     if any(part.training for part in model.modules()):
         raise ValueError(f"the {name} is in training mode, where dropout acts; call model.eval() first")
     if getattr(model, "is_quantized", False):
-        raise ValueError(
-            f"the {name} is quantised already; {_LOADED} with backbone=BackboneConfig(path, quantization='nf4')"
-        )
+        raise ValueError(f"the {name} is quantised; {_LOADED} with backbone=BackboneConfig(path, quantization='nf4')")
     if model.dtype not in DTYPES.values():
         raise ValueError(f"the {name} is in {str(model.dtype).removeprefix('torch.')}; allowed: {', '.join(DTYPES)}")
-    check_whole(model, str(model.config._name_or_path) or name)
+    path = str(model.config._name_or_path) or name
+    check_whole(model, path)
     if any(weight.device.type == "meta" for weight in model.parameters()):
         raise ValueError(f"the {name} has no weights (device meta); load them first, with from_pretrained")
-    check_finite_weights(model, str(model.config._name_or_path) or name)
+    check_finite_weights(model, path)
     _check_processor(family, model, processor)
     made = family(model, processor)
     if model.config.model_type not in FAMILIES:
@@ -52,7 +47,6 @@ def family_in_memory(model: Any, processor: Any) -> Family:
 
 
 def _served(model: Any) -> type[Family]:
-    """Return the family of a model's class."""
     if isinstance(model, PeftModel) or (
         isinstance(model, torch.nn.Module) and any(isinstance(part, BaseTunerLayer) for part in model.modules())
     ):

@@ -1,13 +1,11 @@
 r"""Tells marks of pictures from text that only looks like them: ``<image>`` from ``\<image>``, ``<video>`` likewise.
 
-A mark stands for a picture; behind a backslash it is text, the backslash left out. Such text must reach the model as
-its characters, also where the tokenizer has a token of that very name. Language models know no marks, and so no escape.
-What people write in a chat may look like a special token of the tokenizer (``<|im_end|>``), which only its template
-writes: that is text in the same way.
+Such text must reach the model as its characters, even where the tokenizer has a token of that name; so must what people
+write that looks like a special token (``<|im_end|>``), which only a template writes. Language models know no marks.
 
-Prompts are rendered with a stand-in for each character of such text, half of a character, which texts are refused for.
-Special tokens that a rendered text still holds are the template's, then. It is tokenised by a copy of the tokenizer in
-which all special tokens have names that the text does not hold, so that nothing else can become one of them.
+Prompts are rendered with a stand-in (half of a character, which texts are refused for) for each character of such text;
+special tokens in a rendered text are the template's, then. It is tokenised by a copy of the tokenizer in which special
+tokens have names that the text does not hold.
 """
 
 from __future__ import annotations
@@ -29,9 +27,10 @@ _ESCAPED = re.compile(r"\\(<(?:image|video)>)")
 _STAND_IN = re.compile("[\ud800-\udfdf]")
 _TURN = re.compile(r"\W.*\w.*\W")
 _NEAR, _FAR = 0xDF00 - 0xD800, 0xDFE0 - 0xDF00
-"""Characters that have a stand-in each, the first ones of Unicode, and further ones of a tokenizer's special tokens."""
+"""Characters with a stand-in: Unicode's first, and further ones of a tokenizer's special tokens."""
+_SHOWN = {chr(0xD800 + each): chr(each) for each in range(_NEAR)}
 _PRIVATE = range(0xF0000, 0x10FFFE)
-"""Characters that Unicode leaves to private use: a token's name in the copy is one of them, as often as it is long."""
+"""Unicode's private use: a token's name in the copy is one of them, as often as it is long."""
 
 
 def picture_marks(text: str) -> list[str]:
@@ -60,19 +59,13 @@ def escaped(text: str) -> str:
 
 
 def hidden(text: str, videos: bool = False) -> str:
-    """Return a text with stand-ins for what is text of it; the marks that are left stand for pictures.
-
-    ``videos``: whether ``<video>`` is a mark; where no video is shown it is text.
-    """
+    """Return a text with stand-ins for what is text of it; ``<video>`` is a mark only where ``videos`` are shown."""
     text = _ESCAPED.sub(lambda found: _stand_ins(found[1]), text)
     return text if videos else text.replace(VIDEO_MARK, _stand_ins(VIDEO_MARK))
 
 
 def as_text(family: Any, text: str, videos: bool = False) -> str:
-    """Return what people write with stand-ins for all that is text of it, for any kind of family.
-
-    A placeholder of its pictures stays, and is refused where it stands for none.
-    """
+    """Return what people write with stand-ins for all that is text of it; a placeholder of pictures stays."""
     if not family.sees_images:
         return hidden_specials(family.tokenizer, text)
     return hidden_specials(family.tokenizer, hidden(text, videos), (IMAGE_MARK, VIDEO_MARK, *family.placeholders))
@@ -85,11 +78,7 @@ def hidden_turn(family: Any, turn: Turn, videos: bool = False) -> Turn:
 
 
 def hidden_specials(tokenizer: Any, text: str, kept: Sequence[str] = ()) -> str:
-    """Return a text with stand-ins for what looks like a special token of the tokenizer, but for those ``kept``.
-
-    So has what may become one beside other text: the beginning of a token at the end, and the end of one at the
-    beginning.
-    """
+    """Return a text with stand-ins for what looks like a special token, or, at its edges, a part of one."""
     specials = _specials(tokenizer)
     text = specials.pattern.sub(
         lambda found: found[0] if found[0] in kept else _stand_ins(found[0], specials.far), text
@@ -167,13 +156,9 @@ def tokenise(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
     if first is None:
         raise ValueError("the prompt holds too many characters of private use; leave them out")
     text = specials.pattern.sub(lambda found: chr(first + specials.places[found[0]]) * len(found[0]), text)
-    text = _STAND_IN.sub(lambda found: _character(ord(found[0]), specials.far), text)
+    text = _STAND_IN.sub(lambda found: _SHOWN.get(found[0]) or specials.far[ord(found[0]) - 0xDF00], text)
     encoded = _renaming(tokenizer, first).encode(text, add_special_tokens=False)
     return encoded.ids, [start for start, _ in encoded.offsets]
-
-
-def _character(stand_in: int, far: str) -> str:
-    return chr(stand_in - 0xD800) if stand_in < 0xDF00 else far[stand_in - 0xDF00]
 
 
 @lru_cache(maxsize=4)

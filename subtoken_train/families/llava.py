@@ -61,11 +61,7 @@ class LlavaFamily(Family):
         return int(FP32_BYTES * 3 * self.model.config.vision_config.image_size**2)
 
     def tower_bytes(self, pixel_bytes: int) -> int:
-        """Return the peak bytes for images, or tiles.
-
-        CLIP returns every layer's hidden states; at work is an MLP: its input to the quick GELU, the sigmoid and their
-        product.
-        """
+        """Return the peak bytes: every layer's hidden states, and at an MLP three states around the quick GELU."""
         vision = self.model.config.vision_config
         patches = (vision.image_size // vision.patch_size) ** 2 + 1
         live = (vision.num_hidden_layers + 1) * vision.hidden_size + 3 * vision.intermediate_size
@@ -79,10 +75,7 @@ class LlavaFamily(Family):
 
     @torch.no_grad()
     def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
-        """Return CLIP's hidden states of ``vision_feature_layer``; statistics are from the layer that made them.
-
-        ``unsplit`` ones are the last layer's, whose output LLaVA does not use.
-        """
+        """Return CLIP's hidden states; statistics are from the layer that made them, ``unsplit`` ones from the last."""
         if batch.pixel_values is None:
             return None
         config, tower = self.model.config, self.model.model.vision_tower
@@ -188,10 +181,7 @@ class LlavaNextFamily(LlavaFamily):
 
     @torch.no_grad()
     def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
-        """Return CLIP's hidden states of every picture in the order of its placeholders; statistics are a tile's own.
-
-        One channel more says what a token is: 0 a patch, 1 a newline, whose other channels are 0.
-        """
+        """Return CLIP's hidden states in the order of placeholders; one channel more is 0 at patches, 1 at newlines."""
         states = super().visual_states(batch, statistics)
         if states is None:
             return None

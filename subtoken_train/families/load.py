@@ -1,14 +1,10 @@
 """Load a backbone from a folder or the Hub, on one device or several, or lay out its architecture without weights.
 
-Several GPUs serve prompts only: accelerate puts whole layers on each (``spread_memory``), and what is made there stays.
-transformers loads every layer onto its GPU (``device_map="auto"`` with the memory that is given here), and accelerate's
-hooks bring a layer's inputs to it. Dense and packed caches, routers and an eviction's view of a layer lie where the
-layer does; prompts, positions, the plan, scores that are compared between layers, and hidden states between two
-stretches of layers lie with the token embeddings (``DecoderStack.device``).
-
-What it does not do: training (the strategies shard weights for that), and weights on the CPU or on disk, which are
-absent between two calls while evictions and routers read some of them. Tests run it on pretended devices; it has not
-been run on several real GPUs.
+Several GPUs serve prompts only: transformers puts whole layers on each, and accelerate's hooks bring a layer's inputs
+to it. Caches, routers and an eviction's view lie where their layer does; prompts, positions, the plan, scores that are
+compared between layers, and hidden states between stretches of layers lie with the token embeddings. Training shards
+weights instead, and weights on the CPU or on disk are absent between two calls while evictions and routers read some of
+them. Tests run it on pretended devices; it has not been run on several real GPUs.
 """
 
 from __future__ import annotations
@@ -28,21 +24,22 @@ from transformers.integrations import deepspeed
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from subtoken_train.families import FAMILIES
-from subtoken_train.families.backbone_config import BackboneConfig, check_backbone, dtype_of, is_hub_id, resolve
+from subtoken_train.families.backbone_config import DTYPES, BackboneConfig, check_backbone, is_hub_id, resolve
 from subtoken_train.families.backbone_files import (
     check_finite_weights,
     check_format,
+    check_gguf,
     check_local_files,
     check_report,
-    check_whole_numbers,
+    is_gguf,
+    opened_gguf,
     read_headers,
 )
 from subtoken_train.families.decoder import check_window_runs, layer_windows
 from subtoken_train.families.family import Family, check_served
-from subtoken_train.families.gguf_files import check_gguf, is_gguf, opened_gguf
+from subtoken_train.families.lora import prepare_quantised, quantization_config
 from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.families.proof import check_structure, prove
-from subtoken_train.families.quantize import prepare_quantised, quantization_config
 from subtoken_train.families.text import TextFamily
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.typed import shown
@@ -55,6 +52,7 @@ BYTES = {"nf4": 0.53, "int8": 1.01}
 
 def spread_memory(layout: Family, config: BackboneConfig, free: Sequence[int]) -> dict[int, int] | None:
     """Return the bytes of weights that each GPU may take, from their free ones; None if the first one holds all."""
+    gib = 2**30
     inside = {id(part.weight) for part in layout.decoder.modules() if isinstance(part, torch.nn.Linear)}
     quantised = BYTES.get(config.quantization)
     each = (
@@ -65,11 +63,10 @@ def spread_memory(layout: Family, config: BackboneConfig, free: Sequence[int]) -
     if len(room) < 2 or needed <= room[0]:
         return None
     if needed > sum(room):
-        held, gib = sum(room), 2**30
         raise ValueError(
             f"the weights of backbone {config.path!r} take {needed / gib:.1f} GiB, and {len(room)} GPUs have room for "
-            f"{held / gib:.1f} ({WEIGHTS:.0%} of their free memory); weights on the CPU or on disk are not supported: "
-            "quantise the backbone (quantization: nf4), or free more memory"
+            f"{sum(room) / gib:.1f} ({WEIGHTS:.0%} of their free memory); weights on the CPU or on disk are not "
+            "supported: quantise the backbone (quantization: nf4), or free more memory"
         )
     return dict(enumerate(room))
 
@@ -105,10 +102,7 @@ def check_on_one_device(model: Any, what: str) -> None:
 
 
 def load_family(config: BackboneConfig, reducer: Reducer | None = None, memory: dict[int, int] | None = None) -> Family:
-    """Load weights and processor, and check that a reducer serves them. No code that they bring is run.
-
-    ``memory``: bytes of weights that each GPU may take (``spread_memory``); None: all are loaded on one device.
-    """
+    """Load weights and processor, on one device or by ``spread_memory``, and check that a reducer serves them."""
     check_backbone(config)
     with _asked(config):
         model_config = _read_config(config)
@@ -125,7 +119,7 @@ def load_family(config: BackboneConfig, reducer: Reducer | None = None, memory: 
 def load_weights(family: type[Family], config: BackboneConfig, memory: dict[int, int] | None = None) -> Any:
     """Load the model alone, frozen, in evaluation mode, quantised if asked for."""
     model_config = check_weights(family, config)
-    quantised = quantization_config(config.quantization, dtype_of(config), family.unquantised)
+    quantised = quantization_config(config.quantization, DTYPES[config.dtype], family.unquantised)
     from_gguf = GgufConfig(dequantize=True) if is_gguf(config.path) else None
     if config.attention == "flash_attention_2" and find_spec("flash_attn") is None:
         raise ValueError(
@@ -138,7 +132,7 @@ def load_weights(family: type[Family], config: BackboneConfig, memory: dict[int,
                 **further,
                 config=model_config,
                 trust_remote_code=False,
-                dtype=dtype_of(config),
+                dtype=DTYPES[config.dtype],
                 attn_implementation=config.attention,
                 quantization_config=quantised or from_gguf,
                 **({} if memory is None else {"device_map": "auto", "max_memory": memory}),
@@ -161,10 +155,7 @@ def load_weights(family: type[Family], config: BackboneConfig, memory: dict[int,
 
 
 def check_weights(family: type[Family], config: BackboneConfig) -> Any:
-    """Return the configuration; check that a folder's weights are whole and fit it, by their headers.
-
-    Weights of the Hub are checked when they are loaded; of a GGUF file, whether it is whole.
-    """
+    """Return the configuration; check that a folder's weights are whole and fit it, by their headers."""
     model_config, folder = _read_config(config), Path(resolve(config.path))
     if not folder.is_dir():
         return model_config
@@ -181,7 +172,7 @@ def check_weights(family: type[Family], config: BackboneConfig) -> Any:
                     None,
                     config=deepcopy(model_config),
                     state_dict=headers,
-                    dtype=dtype_of(config),
+                    dtype=DTYPES[config.dtype],
                     device_map={"": "meta"},
                     ignore_mismatched_sizes=True,
                     output_loading_info=True,
@@ -189,7 +180,13 @@ def check_weights(family: type[Family], config: BackboneConfig) -> Any:
         except Exception as error:  # sizes that do not fit each other
             raise _unreadable("the configuration", config, error) from error
         check_report(report, model, config.path)
-        check_whole_numbers(headers, config.path)
+        for name, tensor in sorted(headers.items()):
+            if name.endswith((".weight", ".bias")) and not tensor.is_floating_point():
+                raise ValueError(
+                    f"the weights of backbone {config.path!r} are not usable: {name[:120]} is of type "
+                    f"{str(tensor.dtype).removeprefix('torch.')}, but its config.json names no quantisation; download "
+                    "the backbone again"
+                )
     return model_config
 
 
@@ -209,16 +206,12 @@ def layout_family(
 ) -> Family:
     """Lay out a backbone without weights: names, shapes (unquantised) and counts; no network for known Hub ids.
 
-    Args:
-        config: which one.
-        change: changes its configuration first.
-        device: on another one than ``meta`` weights are drawn at random.
+    ``change`` changes its configuration first. On another device than ``meta`` weights are drawn at random.
     """
     model_config, family = _known(config)
     if change is not None:
         change(model_config)
-    model = _lay_out(family, model_config, config, device)
-    laid_out = _put_together(family, model, None, config)
+    laid_out = _put_together(family, _lay_out(family, model_config, config, device), None, config)
     # as it will be; from_config would ask for flash attention's package
     laid_out.decoder.config._attn_implementation = config.attention
     return laid_out
@@ -229,7 +222,7 @@ def _lay_out(
 ) -> Any:
     try:
         with torch.device(device):
-            return family.auto_model.from_config(model_config, dtype=dtype_of(config))
+            return family.auto_model.from_config(model_config, dtype=DTYPES[config.dtype])
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # sizes that do not fit each other
@@ -265,7 +258,6 @@ def published_config(name: str) -> Any | None:
 
 
 def _asked(config: BackboneConfig) -> AbstractContextManager[None]:
-    """Return the context to read a backbone's files in: the Hub is asked for a Hub id alone."""
     return hub_asked() if is_hub_id(config.path) else nullcontext()
 
 
@@ -349,13 +341,11 @@ def _original_format(source: str, revision: str | None) -> str | None:
     """Return a message for a checkpoint in its authors' own format; None for any other."""
     try:
         content, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
+        kind, own_code = content.get("model_type"), "auto_map" in content
     except Exception:  # what cannot be read is said by whoever asks
         return None
-    if not isinstance(content, dict):
-        return None
-    kind = content.get("model_type")
     known = [name for family in FAMILIES.values() for own, name in family.originals.items() if own == kind]
-    if not known and "auto_map" not in content:
+    if not known and not own_code:
         return None
     advice = "transformers has no model of this type, so use another backbone"
     if known:
@@ -377,7 +367,7 @@ _UNSERVED = {
 
 
 def named_family(model_type: str) -> type[Family]:
-    """Return the family of a model type: of any other causal language model of transformers, ``TextFamily``."""
+    """Return the family of a model type; ``TextFamily`` for a causal language model that has none of its own."""
     if (why := _UNSERVED.get(model_type)) is not None:
         raise ValueError(f"{model_type} is not supported: {why}, or another backbone that sees images")
     if model_type not in FAMILIES and model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
@@ -391,12 +381,11 @@ def _family_of(model_config: Any, config: BackboneConfig) -> type[Family]:
     check_window_runs(layer_windows(model_config, family.tower_positions == "mrope"), config.attention)
     if model_config.model_type not in FAMILIES:
         check_structure(_lay_out(family, deepcopy(model_config), config))
-    for setting, value in (("template", config.template), ("system", config.system)):
-        if value is not None and not family.chooses_chat:
-            raise ValueError(f"{setting}={value!r}: {family.name} has one chat format; remove {setting}")
-    if config.image_aspect_ratio is not None and not family.may_pad:
-        raise ValueError(
-            f"image_aspect_ratio={config.image_aspect_ratio!r}: {family.name} shows images in one way; remove "
-            "image_aspect_ratio"
-        )
+    for setting, allowed, why in (
+        ("template", family.chooses_chat, "has one chat format"),
+        ("system", family.chooses_chat, "has one chat format"),
+        ("image_aspect_ratio", family.may_pad, "shows images in one way"),
+    ):
+        if (value := getattr(config, setting)) is not None and not allowed:
+            raise ValueError(f"{setting}={value!r}: {family.name} {why}; remove {setting}")
     return family

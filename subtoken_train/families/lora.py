@@ -1,22 +1,31 @@
-"""LoRA by peft with the match counts asserted: on q and v, and in two-stage training a second one on ``o_proj``."""
+"""LoRA by peft, with its matches counted, and a frozen backbone in 4 or 8 bits (bitsandbytes), as QLoRA trains on it.
+
+Quantised are the decoder's linear layers, nothing else: the vision tower keeps the recipe's dtype, as in LLaVA's own
+QLoRA training. Of peft's ``prepare_model_for_kbit_training`` only freezing is needed: it copies norms, embeddings and
+head to fp32 (one more GB for a 7B model), and makes the embeddings ask for gradients, for reentrant checkpointing.
+
+Legend: B batch, N positions, I input width, O output width.
+"""
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
 
-from subtoken_train.errors import check_range
+from subtoken_train.errors import check_package, check_range
+from subtoken_train.families.decoder import FUSED, QV
 from subtoken_train.families.family import Family
+from subtoken_train.functional.quantized import Quantization, dense_weight, is_quantised
 
 MAIN_ADAPTER = "default"
 OUTPUT_ADAPTER = "output"
 """peft's names of the q/v adapter and of the one on ``o_proj``; peft saves the second into a folder of its name."""
-
-MAX_RANK, MAX_DROPOUT = 2**16, 0.99
 
 
 @dataclass
@@ -26,7 +35,7 @@ class LoraSettings:
     Attributes:
         rank: LoRA rank.
         alpha: ``lora_alpha`` (the paper's "scaling"); the update is multiplied by alpha / rank.
-        dropout: dropout on the adapter's input.
+        dropout: on the adapter's input.
     """
 
     rank: int = 16
@@ -34,39 +43,34 @@ class LoraSettings:
     dropout: float = 0.05
 
     def __post_init__(self) -> None:
-        check_range("lora rank", self.rank, 1, MAX_RANK)
+        check_range("lora rank", self.rank, 1, 2**16)
         check_range("lora alpha", self.alpha, 1, 10**6)
-        check_range("lora dropout", self.dropout, 0, MAX_DROPOUT)
+        check_range("lora dropout", self.dropout, 0, 0.99)
 
 
 def add_lora(family: Family, settings: LoraSettings) -> PeftModel:
-    """Put LoRA on q and v of every language-model layer, in place, and freeze everything else.
-
-    Where one module projects to queries, keys and values, its LoRA is one, and adapts the keys too. ``family.model``
-    keeps working inside the ``PeftModel``, adapters included.
-    """
-    config = _peft_config(settings, family.adapted)
+    """Put LoRA on q and v (of a fused projection, on k too) of every layer, in place, and freeze everything else."""
+    fused = hasattr(family.decoder.layers[0].self_attn, FUSED)
+    pattern = family.lora_pattern.replace(QV, FUSED) if fused else family.lora_pattern
     family.model.requires_grad_(False)
     with warnings.catch_warnings():
         # peft's own call into transformers, at every adapter
         warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)
-        peft_model = get_peft_model(family.model, config)
-    modules, where = (1, "fused q, k and v") if family.fused else (2, "q and v")
-    _settle(family, peft_model, MAIN_ADAPTER, family.adapted, modules, where)
+        peft_model = get_peft_model(family.model, _peft_config(settings, pattern))
+    modules, where = (1, "fused q, k and v") if fused else (2, "q and v")
+    _settle(family, peft_model, MAIN_ADAPTER, pattern, modules, where)
     return peft_model
 
 
 def add_output_lora(family: Family, peft_model: PeftModel, settings: LoraSettings) -> None:
-    """Put a second adapter on ``o_proj`` of every language-model layer; both are active, only the second trains.
-
-    Its initialisation is peft's usual one (the update starts at zero), not peft's OLoRA.
-    """
-    peft_model.add_adapter(OUTPUT_ADAPTER, _peft_config(settings, family.output_pattern))
+    """Put a second adapter on ``o_proj`` of every layer, which starts at zero; both are active, only it trains."""
+    pattern = family.lora_pattern.replace(QV, "o_proj")
+    peft_model.add_adapter(OUTPUT_ADAPTER, _peft_config(settings, pattern))
     # the tuner takes several names, PeftModel only one; it also switches gradients on for all of them
     peft_model.base_model.set_adapter([MAIN_ADAPTER, OUTPUT_ADAPTER])
     for name, parameter in family.model.named_parameters():
         parameter.requires_grad_(name.endswith(f".{OUTPUT_ADAPTER}.weight"))
-    _settle(family, peft_model, OUTPUT_ADAPTER, family.output_pattern, 1, "o_proj")
+    _settle(family, peft_model, OUTPUT_ADAPTER, pattern, 1, "o_proj")
 
 
 def remove_lora(family: Family) -> None:
@@ -88,17 +92,77 @@ def _peft_config(settings: LoraSettings, pattern: str) -> LoraConfig:
 
 
 def _settle(family: Family, model: PeftModel, adapter: str, pattern: str, modules: int, where: str) -> None:
-    """Check how many modules of a layer an adapter sits on; what trains is in fp32."""
+    """Check how many modules of a layer an adapter sits on, and turn what trains to fp32."""
     config = model.peft_config[adapter]
     # of a model of experts peft rewrites what an adapter's file says, as it does when it reads one
     config.target_modules, config.target_parameters = pattern, None
     matched = [name for name, module in family.model.named_modules() if adapter in getattr(module, "lora_A", ())]
-    if len(matched) != modules * family.shape.num_layers:
+    if len(matched) != modules * (layers := family.shape.num_layers):
         raise ValueError(
-            f"LoRA matched {len(matched)} modules, expected {modules * family.shape.num_layers} ({where} of "
-            f"{family.shape.num_layers} language-model layers): this transformers version names them differently "
-            f"({matched[:2]} ...)"
+            f"LoRA matched {len(matched)} modules, expected {modules * layers} ({where} of {layers} language-model "
+            f"layers): this transformers version names them differently ({matched[:2]} ...)"
         )
     for parameter in family.model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.float32)
+
+
+def quantization_config(kind: Quantization, dtype: torch.dtype, skipped: tuple[str, ...]) -> Any | None:
+    """Return what ``from_pretrained`` takes as ``quantization_config``, for products in a dtype; None for ``none``."""
+    if kind == "none":
+        return None
+    check_package("bitsandbytes", "gpu", f"quantization {kind!r}", "set model.backbone.quantization: none")
+    from transformers import BitsAndBytesConfig
+
+    if kind == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=list(skipped))
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+        llm_int8_skip_modules=list(skipped),
+    )
+
+
+def prepare_quantised(model: nn.Module, decoder: nn.Module) -> None:
+    """Make a freshly loaded quantised model ready for training; asserts that the decoder alone is quantised."""
+    inside = {module for module in decoder.modules() if isinstance(module, nn.Linear)}
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            assert is_quantised(module.weight) == (module in inside)
+    for module in inside:
+        if module.weight.dtype == torch.int8:
+            setattr(module, "forward", _Int8Forward(module, module.forward))  # noqa: B010
+        else:
+            # On some CPUs bitsandbytes repacks a 4-bit weight at its first pass without gradient (our scout's); the
+            # repacked product is not differentiable, and the layers below would silently get no gradient.
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
+
+
+class _Int8Forward:
+    """The forward of a frozen 8-bit layer: bitsandbytes' product.
+
+    bitsandbytes' own autograd function holds the layer's input on the node, where checkpointing cannot reach it.
+    """
+
+    def __init__(self, layer: nn.Linear, product: Any) -> None:
+        self.layer, self.product = layer, product
+
+    def __call__(self, input_BNI: Tensor) -> Tensor:
+        output: Tensor = _FrozenProduct.apply(input_BNI, self.layer, self.product)  # type: ignore[no-untyped-call]
+        return output
+
+
+class _FrozenProduct(torch.autograd.Function):
+    """The gradient of the input alone, by the dequantised weight."""
+
+    @staticmethod
+    def forward(ctx: Any, input_BNI: Tensor, layer: nn.Linear, product: Any) -> Tensor:
+        ctx.layer, ctx.dtype = layer, input_BNI.dtype
+        output: Tensor = product(input_BNI)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient_BNO: Tensor) -> tuple[Tensor, None, None]:
+        return gradient_BNO.to(ctx.dtype) @ dense_weight(ctx.layer, ctx.dtype), None, None

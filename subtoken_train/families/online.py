@@ -40,10 +40,7 @@ def silence() -> str | None:
 
 @contextmanager
 def hub_asked() -> Iterator[None]:
-    """Allow the Hub inside the block; if it does not answer, only the local cache is read, with a warning.
-
-    An error passes without the warning: its words name the reason (``silence``).
-    """
+    """Allow the Hub inside the block; if it does not answer, only the local cache is read, with a warning."""
     _ask()
     yield
     if _answer.reason is not None and not _answer.said:

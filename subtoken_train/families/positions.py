@@ -1,16 +1,13 @@
 """Positions that a model was made for, and rotary angles that depend on how long a sequence is.
 
-``original_max_position_embeddings x factor`` is what a scaled rotary embedding (linear, dynamic, yarn, longrope,
-llama3) was made for. ``max_position_embeddings`` says the original length in some files (Qwen's yarn) and the extended
-one in others (Llama 3.1, Phi-3), so the larger of the two counts. Nothing is refused past it: rotary angles exist for
-every position, and transformers goes on too.
+``original_max_position_embeddings x factor`` is what a scaled rotary embedding was made for;
+``max_position_embeddings`` says the original length in some files (Qwen's yarn) and the extended one in others
+(Llama 3.1, Phi-3), so the larger of the two counts. Nothing is refused past it, as in transformers.
 
-Two kinds change their frequencies with the length: ``dynamic`` for every token past the original length, ``longrope``
-from its short to its long factors. transformers looks at the largest position of each call, and ``dynamic`` remembers
-the longest one so far. Here a whole prompt has the frequencies of its own length, however it is run (chunk by chunk, or
-its first rows alone for a scout), and every later call those of its last position, whatever ran before: what
-transformers' ``generate`` gives on a model that is fresh. Keys in a cache stay as they were turned, as in transformers.
-In a batch the longest sample decides, as there.
+``dynamic`` and ``longrope`` change their frequencies with the length. transformers looks at the largest position of
+each call, and ``dynamic`` remembers the longest so far. Here a prompt has the frequencies of its own length, however
+it is run, and every later call those of its last position, whatever ran before: what transformers' ``generate`` gives
+on a fresh model. Keys in a cache stay as they were turned; in a batch the longest sample decides, as there.
 
 Legend: B batch, N positions, d head width.
 """
@@ -41,7 +38,7 @@ def position_bound(config: Any) -> int | None:
 
 
 def _scalings(text: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the rotary embedding's settings: one for all layers, or one for each kind of layer."""
+    """Yield the rotary embedding's settings, of each kind of layer."""
     found = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     nested = [each for each in found.values() if isinstance(each, Mapping)]
     yield from nested or [found]
@@ -59,10 +56,7 @@ def _extended(scaling: Mapping[str, Any], text: Any, named: int) -> int:
 
 
 def warn_beyond(config: Any, positions: int, before: int = 0) -> None:
-    """Warn where a sequence passes the positions that a model was made for; it goes on, as in transformers.
-
-    ``before``: positions that it had when this was asked last; what was past the bound then is not said again.
-    """
+    """Warn where a sequence passes the positions that a model was made for, and had not ``before``."""
     bound = position_bound(config)
     if bound is not None and before <= bound < positions:
         # the same words every time: Python, and so the command line, show them once
@@ -84,14 +78,14 @@ def rotary_kind(rotary: Any) -> str:
 def rotary_angles(
     rotary: Any, like: Tensor, position_ids: Tensor, length: Tensor | None, layer_type: str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of position ids, [B, N, d]; under mRoPE [3, B, N, d].
+    """Return cos and sin of position ids [B, N], or [3, B, N] under mRoPE, by transformers' module: [..., N, d].
 
     Args:
-        rotary: transformers' module, which is left as it was.
+        rotary: is left as it was.
         like: gives dtype and device.
-        position_ids: [B, N], or [3, B, N] under mRoPE.
+        position_ids: see above.
         length: of the whole sequence, a scalar, for ``LENGTH_DEPENDENT`` kinds; None: up to the largest position.
-        layer_type: the kind of layer, where each has frequencies of its own; none of them may depend on a length.
+        layer_type: the kind of layer, where each has frequencies of its own, which depend on no length.
     """
     kind = rotary_kind(rotary)
     if layer_type is not None or kind not in LENGTH_DEPENDENT:

@@ -1,15 +1,9 @@
 """Find out whether a language model that no test here knows is served: by its modules, then on random tokens.
 
-Served is what transformers builds on its attention interface: a stack with ``layers``, ``norm`` and ``rotary_emb``; in
-every layer a ``self_attn`` with ``q_proj``, ``k_proj`` and ``v_proj`` (or one ``qkv_proj``, in that order) and
-``o_proj``; queries and keys turned before the cache; one cache layer a layer. ``check_structure`` looks at that and
-reads no weight.
-
-Such a model may still do anything between its projections and its logits. So ``prove`` runs a few tokens twice: as the
-model's own ``forward`` runs them, and as they run here, the last ones from a packed cache. Every layer's queries, keys
-and values are compared with what ``DecoderStack`` makes of the layer's input, which evictions and reducers rank by.
-Windows are narrowed for it, so that they are seen to act in the layers that are believed to have them. Two passes over
-24 tokens, three where the model rounds; nothing is changed.
+``check_structure`` looks for what transformers builds on its attention interface, and reads no weight. Such a model may
+still do anything between its projections and its logits: so ``prove`` runs a few tokens as the model's own ``forward``
+runs them, and as they run here, the last ones from a packed cache. Every layer's queries, keys and values are compared
+with what ``DecoderStack`` makes of its input. Windows are narrowed, so that they are seen to act. Nothing is changed.
 
 Legend: B batch (1), N tokens, H query heads, h key-value heads, d head width, V vocabulary.
 """
@@ -19,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -44,11 +39,9 @@ def check_structure(model: Any) -> None:
     stack: Any = getattr(model, "model", None)
     if missing := [part for part in _STACK if not hasattr(stack, part)]:
         raise refusal(model, f"its decoder (model.model) has no {' and no '.join(missing)}")
-    for why in _of_the_whole(model, stack.config):
+    own = (f"in layer {i} {why}" for i, layer in enumerate(stack.layers) for why in _of_a_layer(layer, i, stack.config))
+    for why in chain(_of_the_whole(model, stack.config), own):
         raise refusal(model, why)
-    for number, layer in enumerate(stack.layers):
-        for why in _of_a_layer(layer, number, stack.config):
-            raise refusal(model, f"in layer {number} {why}")
 
 
 def refusal(model: Any, why: str) -> ValueError:
@@ -59,7 +52,6 @@ def refusal(model: Any, why: str) -> ValueError:
 
 
 def _of_the_whole(model: Any, config: Any) -> Iterator[str]:
-    """Say what of a model is not served."""
     if not getattr(model, "_supports_attention_backend", False):
         yield "its attention does not go through transformers' attention interface, so it cannot read a packed cache"
     if getattr(config, "num_kv_shared_layers", 0):
@@ -79,7 +71,6 @@ def _of_the_whole(model: Any, config: Any) -> Iterator[str]:
 
 
 def _of_a_layer(layer: Any, number: int, config: Any) -> Iterator[str]:
-    """Say what of a layer is not served."""
     attention = getattr(layer, "self_attn", None)
     if attention is None:
         parts = ", ".join(name for name, _ in layer.named_children())
@@ -115,9 +106,8 @@ EXACT = 1e-4
 """Largest difference of a logit in fp32, over the largest logit where that is more than 1."""
 ROUNDED, TIMES = 0.01, 2.0
 """Norm of the difference over that of the logits where a model rounds more (bf16, fp16, quantised weights): so much,
-and so many times what the model's own answer changes by where its attention is written out (``eager``). That was
-measured to be 0.004 to 0.2 in bf16, most in random models of very sharp attention, and packed decoding's difference 0.1
-to 1.1 times that.
+and so many times what its own answer changes by under ``eager`` attention: measured 0.004 to 0.2 in bf16, and packed
+decoding's difference 0.1 to 1.1 times that.
 """
 ALIKE = 0.05
 """Norm of the difference of a layer's states over their own; what is made in another way differs by 0.1 and more."""
@@ -127,10 +117,7 @@ _KNOWN = {"dropout", "sliding_window", "position_ids", "use_cache", "is_causal"}
 
 @torch.no_grad()
 def prove(family: DecoderStack) -> None:
-    """Raise ``ValueError`` unless a loaded language model decodes from a packed cache as it does from its own.
-
-    Nothing is done where the weights are not all here (device meta, sharded).
-    """
+    """Raise ``ValueError`` unless a model (whose weights are all here) decodes from a packed cache as it does."""
     model = family.model
     if any(weight.is_meta or not weight.numel() or hasattr(weight, "ds_shape") for weight in model.parameters()):
         return
@@ -183,7 +170,7 @@ def _packed_logits(family: DecoderStack, ids_BN: Tensor) -> Tensor:
 
 
 def _pack(states: Any, packed: PackedLayer, window: int | None) -> None:
-    """Pack a layer's rows that what follows the prompt still sees."""
+    """Pack a layer's rows that tokens after the prompt still see."""
     places_BN = torch.arange(PROMPT, device=states.keys.device)[None]
     kept_BN = places_BN if window is None else places_BN[:, PROMPT + 1 - window :]
     plan = LayerPlan(kept_BN)
@@ -205,10 +192,6 @@ class _Notes:
         self.inputs: dict[int, Tensor] = {}
         self.wrong: str | None = None
 
-    def found(self, wrong: str) -> None:
-        """Note what is wrong, if it is the first."""
-        self.wrong = self.wrong or wrong
-
     def attend(self, layer: int, states: tuple[Tensor, Tensor, Tensor], scale: float, options: Any) -> Tensor:
         """Return a layer's attention, [1, H, N, d], and compare its states with those that are made here."""
         family, position_BN = self.family, self.position_BN[:, : states[0].shape[2]].to(states[0].device)
@@ -219,20 +202,16 @@ class _Notes:
         for name, own, given in zip(("queries", "keys", "values"), (query, key, value), states, strict=True):
             alike = own.shape == given.shape and float((own - given).norm()) <= ALIKE * float(given.norm())
             if not alike:
-                self.found(
-                    f"the {name} of layer {layer} are not those of its projection, its norm and its rotary embedding"
-                )
+                made = "its projection, its norm and its rotary embedding"
+                self.wrong = self.wrong or f"the {name} of layer {layer} are not those of {made}"
         own_scale = float(family.decoder.layers[layer].self_attn.scaling)
         if abs(own_scale - scale) > 1e-6 * abs(scale):
-            self.found(f"layer {layer} scales its scores by {scale:g}, and its scaling says {own_scale:g}")
-        unknown = sorted(name for name, value in options.items() if value is not None and name not in _KNOWN)
-        if unknown:
-            self.found(f"layer {layer} hands its attention {', '.join(unknown)}, which the kernels here do not support")
+            wrong = f"layer {layer} scales its scores by {scale:g}, and its scaling says {own_scale:g}"
+            self.wrong = self.wrong or wrong
+        if unknown := sorted(name for name, value in options.items() if value is not None and name not in _KNOWN):
+            wrong = f"layer {layer} hands its attention {', '.join(unknown)}, which the kernels here do not support"
+            self.wrong = self.wrong or wrong
         return causal_attention(*states, Seen(None, family.window(layer, position_BN)), scale, PROMPT)
-
-
-def _note(inputs: dict[int, Tensor], layer: int, module: nn.Module, args: tuple[Any, ...]) -> None:
-    inputs[layer] = args[0]
 
 
 _active: list[_Notes] = []
@@ -260,8 +239,8 @@ def _noting(family: DecoderStack, position_BN: Tensor) -> Iterator[_Notes]:
     with ExitStack() as stack:
         stack.enter_context(_attention_of(config, NAME))
         for number, layer in enumerate(family.decoder.layers):
-            hook = layer.register_forward_pre_hook(partial(_note, notes.inputs, number))
-            stack.callback(hook.remove)
+            note = partial(lambda number, _, given: notes.inputs.update({number: given[0]}), number)
+            stack.callback(layer.register_forward_pre_hook(note).remove)
         stack.callback(_active.clear)
         _active.append(notes)
         yield notes
@@ -269,7 +248,6 @@ def _noting(family: DecoderStack, position_BN: Tensor) -> Iterator[_Notes]:
 
 @contextmanager
 def _attention_of(config: Any, name: str) -> Iterator[None]:
-    """Run a decoder's layers on a registered attention function inside the block."""
     with undoing(partial(setattr, config, "_attn_implementation", config._attn_implementation)):
         config._attn_implementation = name
         yield

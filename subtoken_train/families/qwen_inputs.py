@@ -45,30 +45,6 @@ def video_patches(processor: Any, video: Video, size: tuple[int, int]) -> tuple[
     return layers.flatten(2).flatten(0, 1), torch.tensor([[len(layers), height, width]])
 
 
-def _checked_pixels(
-    name: str, given: Mapping[str, Tensor], pixels_name: str, grid_name: str
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the patches and grids of a processor's output, by their names, for a family."""
-    pixels, grid = given.get(pixels_name), given.get(grid_name)
-    if pixels is None and grid is None:
-        return None, None
-    patches = -1
-    if grid is not None and grid.dim() == 2 and grid.shape[1] == 3 and not grid.is_floating_point():
-        patches = int(grid.prod(-1).sum())
-    if pixels is None or pixels.dim() != 2 or len(pixels) != patches:
-        raise ValueError(
-            f"{pixels_name} of {name} must be [patches, channels] with {grid_name} [images, 3] that counts the "
-            "patches; pass the processor's whole output"
-        )
-    return pixels, grid
-
-
-def _of_each(pixels: Tensor | None, grid_I3: Tensor | None) -> list[tuple[Tensor, Tensor]]:
-    if pixels is None or grid_I3 is None:
-        return []
-    return list(zip(torch.split(pixels, grid_I3.prod(-1).tolist()), grid_I3, strict=True))
-
-
 CAP_TOKENS = 1280
 """Visual tokens of an image at most, unless a cap is given. Published checkpoints allow 16,384 and more."""
 VIDEO_LAYERS = 4
@@ -99,10 +75,9 @@ class QwenInputs(Family):
         self.vision = model.config.vision_config
         self.unit = int(self.vision.patch_size * self.vision.spatial_merge_size)  # pixels of a visual token's side
         own = None if processor is None else processor.image_processor.size
-        self.min_pixels = self.least_pixels if own is None else int(own["shortest_edge"]) // self.counted
-        self.pads = False
-        self.max_pixels = CAP_TOKENS * self.unit**2
+        self.pads, self.min_pixels, self.max_pixels = False, self.least_pixels, CAP_TOKENS * self.unit**2
         if own is not None:
+            self.min_pixels = int(own["shortest_edge"]) // self.counted
             self.max_pixels = min(int(own["longest_edge"]) // self.counted, self.max_pixels)
 
     @property
@@ -188,25 +163,22 @@ class QwenInputs(Family):
         time, height, width = grid
         return int(time * height * width) // int(self.vision.spatial_merge_size) ** 2
 
-    def _pictures(self, kinds_BN: Tensor, names: list[str], *grids: Tensor | None) -> tuple[list[int], list[int]]:
+    def _pictures(self, kinds_BN: Tensor, names: list[str], *rows: list[list[int]]) -> tuple[list[int], list[int]]:
         """Match runs of placeholders with grids: of all pictures in order, or of images and of videos by themselves.
 
         Returns:
             (kind of every picture in order, pictures of each prompt).
         """
         runs = [[(kind, len(list(run))) for kind, run in groupby(row) if kind] for row in kinds_BN.tolist()]
-        rows = [[] if grid is None else grid.tolist() for grid in grids]
         left: list[Iterator[list[int]]] = [iter(each) for each in rows]
         kinds, counts, fit = [], [], True
         for prompt in runs:
             ahead, before = list(prompt), len(kinds)
             while ahead and fit:
                 kind = ahead[0][0]
-                if (grid := next(left[0 if kind == IMAGE else -1], None)) is None:
-                    wanted = []
-                else:
-                    lengths = self.video_runs(grid) if kind == VIDEO else [self.grid_tokens(grid)]
-                    wanted = [(kind, length) for length in lengths]
+                grid = next(left[0 if kind == IMAGE else -1], None)
+                runs_for = self.video_runs if kind == VIDEO else lambda grid: [self.grid_tokens(grid)]
+                wanted = [] if grid is None else [(kind, length) for length in runs_for(grid)]
                 fit = bool(wanted) and ahead[: len(wanted)] == wanted
                 ahead = ahead[len(wanted) :]
                 kinds.append(kind)
@@ -221,16 +193,30 @@ class QwenInputs(Family):
 
     def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
         """Read flattened patches and the grids that count them; images and videos in the order of the prompts."""
-        pixels_I, grid_I = _checked_pixels(self.name, given, "pixel_values", "image_grid_thw")
-        pixels_V, grid_V = _checked_pixels(self.name, given, "pixel_values_videos", "video_grid_thw")
+        images, videos = self._of_each(given, *self.image_inputs[:2]), self._of_each(given, *self.image_inputs[2:4])
+        rows = ([grid.tolist() for _, grid in own] for own in (images, videos))
         names = [f"prompt {row}" for row in range(len(visual_BN))]
-        kinds, counts = self._pictures(self.kinds(given["input_ids"]) * visual_BN.int(), names, grid_I, grid_V)
+        kinds, counts = self._pictures(self.kinds(given["input_ids"]) * visual_BN.int(), names, *rows)
         counts_B = torch.tensor(counts, device=visual_BN.device)
         if not kinds:
             return GivenImages(None, None, counts_B)
-        parts = {IMAGE: iter(_of_each(pixels_I, grid_I)), VIDEO: iter(_of_each(pixels_V, grid_V))}
+        parts = {IMAGE: iter(images), VIDEO: iter(videos)}
         patches, grids = zip(*(next(parts[kind]) for kind in kinds), strict=True)
         return GivenImages(torch.cat(patches), torch.stack(grids), counts_B, self.read_seconds(given, kinds))
+
+    def _of_each(self, given: Mapping[str, Tensor], pixels_name: str, grid_name: str) -> list[tuple[Tensor, Tensor]]:
+        """Return (patches, grid [3]) of each picture that a processor gives by these names."""
+        pixels, grid_I3 = given.get(pixels_name), given.get(grid_name)
+        if pixels is None and grid_I3 is None:
+            return []
+        whole = grid_I3 is not None and grid_I3.dim() == 2 and grid_I3.shape[1] == 3 and not grid_I3.is_floating_point()
+        lengths = grid_I3.prod(-1).tolist() if grid_I3 is not None and whole else [-1]
+        if pixels is None or grid_I3 is None or pixels.dim() != 2 or len(pixels) != sum(lengths):
+            raise ValueError(
+                f"{pixels_name} of {self.name} must be [patches, channels] with {grid_name} [images, 3] that counts "
+                "the patches; pass the processor's whole output"
+            )
+        return list(zip(torch.split(pixels, lengths), grid_I3, strict=True))
 
     def read_seconds(self, given: Mapping[str, Tensor], kinds: list[int]) -> Tensor | None:
         """Return ``Batch.seconds_I`` of a processor's output, for pictures of these kinds."""
@@ -238,8 +224,9 @@ class QwenInputs(Family):
 
     def given_images(self, pixels: Tensor, grid_I3: Tensor | None, input_ids_BN: Tensor) -> dict[str, Tensor]:
         kinds_BN = self.kinds(input_ids_BN)
-        kinds, _ = self._pictures(kinds_BN, ["the prompt"] * len(kinds_BN), grid_I3)
-        made, parts = {"mm_token_type_ids": kinds_BN}, _of_each(pixels, grid_I3)
+        parts = self._of_each({"pixels": pixels, "grid": grid_I3}, "pixels", "grid") if grid_I3 is not None else []
+        kinds, _ = self._pictures(kinds_BN, ["the prompt"] * len(kinds_BN), [grid.tolist() for _, grid in parts])
+        made = {"mm_token_type_ids": kinds_BN}
         for kind, names in ((IMAGE, self.image_inputs[:2]), (VIDEO, self.image_inputs[2:4])):
             if own := [part for part, of in zip(parts, kinds, strict=True) if of == kind]:
                 made[names[0]] = torch.cat([patches for patches, _ in own])
@@ -251,7 +238,7 @@ class QwenInputs(Family):
         ids_BN, visible_BN = batch.input_ids_BN.cpu(), (batch.regions_BN != Region.PADDING).cpu()
         kinds_BN = self.kinds(ids_BN) * visible_BN.int()
         grid_I3 = None if batch.image_grid_I3 is None else batch.image_grid_I3.cpu()
-        kinds, _ = self._pictures(kinds_BN, batch.record_ids, grid_I3)
+        kinds, _ = self._pictures(kinds_BN, batch.record_ids, [] if grid_I3 is None else grid_I3.tolist())
         is_video = torch.tensor([kind == VIDEO for kind in kinds], dtype=torch.bool)
         of = {kind: None if grid_I3 is None else grid_I3[is_video == (kind == VIDEO)] for kind in (IMAGE, VIDEO)}
         seconds = {} if batch.seconds_I is None else {"second_per_grid_ts": batch.seconds_I.cpu()[is_video]}
@@ -268,8 +255,8 @@ class QwenInputs(Family):
 
     def picture_frames(self, batch: Batch) -> list[Frames | None]:
         kinds_BN = self.kinds(batch.input_ids_BN) * (batch.regions_BN != Region.PADDING).int()
-        kinds, _ = self._pictures(kinds_BN, batch.record_ids, batch.image_grid_I3)
         grids = [] if batch.image_grid_I3 is None else batch.image_grid_I3.tolist()
+        kinds, _ = self._pictures(kinds_BN, batch.record_ids, grids)
         return [
             Frames(grid[0], self.grid_tokens([1, *grid[1:]])) if kind == VIDEO else None
             for kind, grid in zip(kinds, grids, strict=True)

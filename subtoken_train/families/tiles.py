@@ -81,7 +81,7 @@ class TileLayout:
     resolutions: tuple[tuple[int, int], ...]
     """(height, width) in pixels that pictures are scaled to, multiples of ``side``."""
     side: int
-    """Of a tile, in pixels."""
+    """Side of a tile, in pixels."""
     patches: int
     """In a row of a tile."""
     most_tiles: int | None = None

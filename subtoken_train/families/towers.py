@@ -31,12 +31,9 @@ def with_inputs(module: Any, run: Callable[[], Any]) -> tuple[Any, tuple[Any, ..
 
 @torch.no_grad()
 def class_attention(attention: Any, normed_INC: Tensor, heads: int | None = None) -> tuple[Tensor, Tensor]:
-    """Recompute the attention that the class token pays to every patch in one layer, and the patches' keys.
+    """Recompute the attention that the class token pays to every patch in a layer of CLIP's or InternViT's, and keys.
 
-    Args:
-        attention: CLIP's or InternViT's module of that layer.
-        normed_INC: its input, the class token first.
-        heads: number of parts to split queries and keys into; None: the layer's own number.
+    ``heads``: parts to split queries and keys into; None: the layer's own number.
 
     Returns:
         (received [I, P], summed over heads; keys [I, P, d], averaged over heads), both in fp32.
@@ -54,8 +51,7 @@ def class_attention(attention: Any, normed_INC: Tensor, heads: int | None = None
 def received_attention(query_PHd: Tensor, key_PHd: Tensor, lengths: list[int], scale: float) -> Tensor:
     """Return the attention each patch receives from its own image, summed over queries, averaged over heads, [P].
 
-    It is computed in fp32, one head of one image at a time: no tensor is larger than n x n for an image of n patches
-    (``lengths``).
+    In fp32, one head of one image at a time: no tensor is larger than n x n for an image of n patches (``lengths``).
     """
     queries, keys = torch.split(query_PHd.float(), lengths), torch.split(key_PHd.float(), lengths)
     received = []
@@ -70,10 +66,7 @@ def received_attention(query_PHd: Tensor, key_PHd: Tensor, lengths: list[int], s
 
 @torch.no_grad()
 def patch_features(tower: Any, pixels: Tensor, layers: list[int]) -> Tensor:
-    """Return a SigLIP tower's hidden states of the chosen layers side by side, [I, P, C]; the others are not held.
-
-    ``layers``: as transformers counts them, 0 being the embeddings; negative ones from the last.
-    """
+    """Return a SigLIP tower's hidden states of the chosen layers (0: the embeddings) side by side, [I, P, C]."""
     states = tower(pixels, output_hidden_states=layers).hidden_states
     return torch.cat([states[layer] for layer in layers], -1)
 
@@ -107,10 +100,9 @@ def with_statistics(attention: Any, run: Callable[[], Tensor]) -> tuple[Tensor, 
 def merged_statistics(
     merge: Callable[[Tensor], Tensor], received_IP: Tensor, keys_IPd: Tensor
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return what merged tokens receive, [T] of each tile, and their keys, [T, d]: the means over their patches.
+    """Return what merged tokens receive, [T] of each tile, and their keys, [T, d]: means over patches (our reading).
 
-    Our reading, as of Qwen's merge groups. ``merge``: puts the channels of a token's patches side by side, [I, P, c] to
-    [I, T, n * c].
+    ``merge`` puts the channels of a token's patches side by side, [I, P, c] to [I, T, n * c].
     """
     merged_ITC = merge(keys_IPd)
     keys_ITd = merged_ITC.view(*merged_ITC.shape[:2], -1, keys_IPd.shape[-1]).mean(-2)

@@ -46,16 +46,8 @@ def test_another_methods_settings_are_left_out_of_old_schemas_alone(folder):
     put(folder, CONFIG_FILE, "reducer.page_size", 8)
     with pytest.warns(SubTokenWarning, match="reducer: page_size 8 is left out; it is not a setting of fastv"):
         config = read_config(folder)
-    assert asdict(config.reducer) == {
-        "name": "fastv",
-        "keep_ratio": 0.25,
-        "round_up": False,
-        "matches": None,
-        "stage": "embeds",
-        "layer": 2,
-        "ranking": "adapted",
-        "merge_dropped": False,
-    }
+    own = {"stage": "embeds", "layer": 2, "ranking": "adapted", "merge_dropped": False}
+    assert asdict(config.reducer) == {"name": "fastv", "keep_ratio": 0.25, "round_up": False, "matches": None, **own}
     record = json.loads((folder / CONFIG_FILE).read_text())
     own = {**record, "schema_version": 4, "stage2": None, "merged": False, "reducer": asdict(config.reducer)}
     (folder / CONFIG_FILE).write_text(json.dumps(own))
@@ -74,30 +66,22 @@ def test_another_methods_settings_are_left_out_of_old_schemas_alone(folder):
         ("lora", ..., "lora is missing"),
         ("schema_version", 2, "stage2 is missing"),
         ("training", ..., "training is missing"),
-        ("training", [], "training is"),
         ("training.name", "../../x", "training.name is '../../x', which also names a file"),
-        ("training.name", "..", "also names a file"),
         ("training.name", "a\x1b[31m", "control characters"),
         ("training.name", "n" * 300, "at most 200 bytes"),
-        ("training.name", 5, "training.name is 5"),
         ("training.seed", "0", "training.seed is '0'"),
         ("more", 1, "unknown key 'more'"),
         ("versions", "x", "versions is 'x'"),
         ("routing", {}, None),  # all defaults, as its own class has them
-        ("routing", "linear", "routing is 'linear'"),
         ("routing.num_groups", 16.0, "num_groups is 16.0; it must be a whole number"),
         ("routing.num_groups", 10**30, "must fit 64 bits"),
-        ("routing.num_groups", 10**9, "10"),
-        ("routing.value_gate", 0, "value_gate is 0; it must be true or false"),
         ("routing.budget", "none", "unknown budget 'none'"),
         ("routing.fill", "median", r"unknown fill 'median'\. Did you mean 'mean'\? Allowed: mean, zero"),
-        ("routing.selector", "nope", "unknown"),
         (
             "routing.selector_options",
             {"rank": 3},
             "'linear' has no settings of its own, and routing.selector_options names",
         ),
-        ("routing.selector_options", [], r"selector_options is \[\]; it must be a group of keys"),
         (
             "packages",
             [ELSEWHERE],
@@ -112,21 +96,15 @@ def test_another_methods_settings_are_left_out_of_old_schemas_alone(folder):
         ("reducer.layer", -1, "layer"),
         ("reducer", "fastv", "reducer is 'fastv'; it must be a group of keys"),
         ("reducer.name", ..., "reducer: name is null; it must be a text"),
-        ("reducer.name", 5, "reducer: name is 5; it must be a text"),
         ("reducer.name", "os:system", "reducer: unknown reducer 'os:system'"),
         ("reducer.name", [], r"reducer: name is \[\]; it must be a text"),
-        ("reducer.name", {"fastv": 1}, "reducer: name is"),
         ("reducer.seed", [], "reducer: seed is"),  # of another method
-        ("reducer.window", -1, "window"),
         ("reducer.page_size", "8", "reducer: page_size is '8'; it must be a whole number"),
         ("reducer.stage", "tower", "unknown stage 'tower'"),
         ("lora.rank", 1_000_000, "lora rank is 1,000,000"),
         ("lora.rank", 4096, "r is 8, and subtoken_config.json says 4096"),
-        ("lora.rank", 0, "rank is 0"),
-        ("lora.alpha", "16", "alpha is '16'"),
         ("lora.alpha", 32, "lora_alpha is 16, and subtoken_config.json says 32"),
         ("lora.dropout", 1, "dropout"),
-        ("lora", [8, 16], "lora is"),
         ("backbone.path", None, "backbone: path is null"),
         ("backbone.path", "checkpoints/tiny-llama", "base_model_name_or_path"),
         ("backbone.dtype", "int8", "unknown dtype 'int8'"),
@@ -135,7 +113,6 @@ def test_another_methods_settings_are_left_out_of_old_schemas_alone(folder):
         ("backbone.max_pixels", -1, "max_pixels=-1"),
         ("identity.model_type", "gpt5", "unknown backbone family"),
         ("identity.digest", "0" * 64, "was trained on"),
-        ("identity.digest", 7, "digest is 7"),
     ],
 )
 def test_settings_are_typed_and_in_range(folder, place, value, words):
@@ -162,45 +139,23 @@ def test_broken_json(folder, file, content, words):
     refused(folder, words)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("r", 4),
-        ("r", True),
-        ("lora_alpha", 17),
-        ("target_modules", ["q_proj"]),
-        ("base_model_name_or_path", "someone/else"),
-        ("base_model_name_or_path", ...),
-        ("use_dora", True),
-        ("use_rslora", True),
-        ("rank_pattern", {"q_proj": 2}),
-        ("peft_type", "IA3"),
-        ("modules_to_save", ["lm_head"]),
-        ("bias", "all"),
-    ],
-)
+OF_PEFT = [("r", 4), ("r", True), ("lora_alpha", 17), ("target_modules", ["q_proj"]), ("use_dora", True)]
+OF_PEFT += [("base_model_name_or_path", "someone/else"), ("base_model_name_or_path", ...), ("bias", "all")]
+OF_PEFT += [("rank_pattern", {"q_proj": 2}), ("peft_type", "IA3"), ("modules_to_save", ["lm_head"])]
+
+
+@pytest.mark.parametrize(("key", "value"), OF_PEFT)
 def test_peft_settings_that_contradict(folder, key, value):
     put(folder, "adapter_config.json", key, value)
     refused(folder, f"{key} is .*the files disagree")
-
-
-def test_peft_settings_are_there(folder):
-    (folder / "adapter_config.json").unlink()
-    refused(folder, "adapter_config.json is missing")
 
 
 def test_a_rank_of_both_files_is_checked_against_the_tensors(folder):
     put(folder, "subtoken_config.json", "lora.rank", 4096)
     put(folder, "adapter_config.json", "r", 4096)
     refused(folder, "does not have rank 4096")
-
-
-def first(change):
-    def edit(tensors):
-        name = sorted(tensors)[0]
-        tensors[name] = change(tensors[name])
-
-    return edit
+    (folder / "adapter_config.json").unlink()
+    refused(folder, "adapter_config.json is missing")
 
 
 @pytest.mark.parametrize("file", [LORA, ROUTER])
@@ -218,8 +173,8 @@ def first(change):
 )
 def test_tensors_that_are_none(folder, file, change, words):
     tensors = load_file(folder / file)
-    first(change)(tensors)
-    save_file(tensors, folder / file)
+    name = sorted(tensors)[0]
+    save_file({**tensors, name: change(tensors[name])}, folder / file)
     refused(folder, words)
 
 
@@ -292,40 +247,38 @@ def merged(tmp_path, tiny_family) -> Path:
     return made
 
 
-def test_a_merged_folder_with_a_pickle_is_refused_unread(merged, tmp_path):
-    torch.save({"weight": Canary(tmp_path / "ran")}, merged / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"pytorch_model.bin may hold code and is not read"):
+def pickled(folder):
+    torch.save({"weight": Canary(folder.parent / "ran")}, folder / "pytorch_model.bin")
+
+
+def rewritten(change):
+    def spoil(folder):
+        tensors = load_file(folder / "model.safetensors")
+        first = next(name for name in sorted(tensors) if "q_proj" in name)
+        save_file(change(tensors, first), folder / "model.safetensors", {"format": "pt"})
+
+    return spoil
+
+
+MERGED = {
+    "pickle": (pickled, r"pytorch_model.bin may hold code and is not read"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "holds no model.safetensors"),
+    "lora": (lambda folder: shutil.copy(ARM / "adapter_config.json", folder), "the files disagree"),
+    "nan": (
+        rewritten(lambda tensors, name: {**tensors, name: tensors[name].fill_(float("nan"))}),
+        r"hold NaN or infinity in 1 tensors, first .*layers\.0.*q_proj\.weight",
+    ),
+    "missing": (rewritten(lambda tensors, name: tensors.pop(name) is None or tensors), "1 tensors are missing"),
+    "integers": (rewritten(lambda tensors, _: {n: t.to(torch.int8) for n, t in tensors.items()}), "is of type I8"),
+}
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_a_merged_folder_is_whole_and_finite_and_never_a_pickle(merged, tmp_path, name):
+    if name == "nan":
+        read_adapter(merged)
+    spoil, words = MERGED[name]
+    spoil(merged)
+    with pytest.raises(ValueError, match=words):
         read_adapter(merged)
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_merged_folder_needs_safetensors(merged):
-    (merged / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"holds no model.safetensors"):
-        read_adapter(merged)
-
-
-def test_a_merged_folder_holds_no_lora(merged):
-    shutil.copy(ARM / "adapter_config.json", merged)
-    with pytest.raises(ValueError, match="the files disagree"):
-        read_adapter(merged)
-
-
-def test_merged_weights_are_whole_and_finite(merged):
-    read_adapter(merged)
-    tensors = load_file(merged / "model.safetensors")
-    name = next(name for name in sorted(tensors) if "q_proj" in name)
-    save_file({**tensors, name: tensors[name].fill_(float("nan"))}, merged / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=r"hold NaN or infinity in 1 tensors, first .*layers\.0.*q_proj\.weight"):
-        read_adapter(merged)
-    del tensors[name]
-    save_file(tensors, merged / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match="1 tensors are missing"):
-        read_adapter(merged)
-
-
-def test_merged_weights_are_no_integers(merged):
-    tensors = load_file(merged / "model.safetensors")
-    save_file({name: tensor.to(torch.int8) for name, tensor in tensors.items()}, merged / "model.safetensors")
-    with pytest.raises(ValueError, match="is of type I8"):
-        read_adapter(merged)

@@ -1,20 +1,21 @@
-"""Publishing and loading through the real Hub client, against a server on this machine."""
+"""Publishing and loading through the real Hub client, against a server on this machine; the model card."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
 import httpx2
 import pytest
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
+from subtoken_train.artifact.card import CardColumn, CardSections, Evaluation, Score, model_card
 from subtoken_train.artifact.hub import hub_errors
 from subtoken_train.datasets.scene_files import write_scenes
 from tests.support.hub_server import Hub, Session
 from tests.support.places import recipe
+from tests.support.sampling import sampled
 
 RECIPE = recipe("tiny_fastv25_s16k4")
 
@@ -27,19 +28,6 @@ model = SubTokenModel.from_pretrained("alice/mine", revision={revision!r}).backb
 theirs = dict(model.named_parameters())
 assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.named_parameters())
 print(len(theirs))
-"""
-
-PEFT = """
-from huggingface_hub import hf_hub_download
-from peft import PeftModel
-from safetensors.torch import load_file
-from transformers import AutoModelForImageTextToText
-base = AutoModelForImageTextToText.from_pretrained("lab/tiny")
-loaded = PeftModel.from_pretrained(base, "alice/mine", revision="v1")
-ours = load_file(hf_hub_download("alice/mine", "adapter_model.safetensors", revision="v1"))
-theirs = {name.replace(".default", ""): tensor for name, tensor in loaded.state_dict().items() if "lora_" in name}
-assert ours.keys() == theirs.keys() and all(theirs[name].equal(tensor) for name, tensor in ours.items())
-print(len(ours))
 """
 
 
@@ -124,11 +112,6 @@ def test_loading_by_revision_and_then_offline(hub, session, home, pushed):
     assert hub.requests == []
 
 
-def test_peft_loads_the_lora_of_the_same_repository(session, pushed):
-    result = session.run("-c", PEFT)
-    assert (result.code, result.out) == (0, "12\n"), result.err
-
-
 def test_commands_take_the_name(session, pushed, hub, tmp_path):
     hub.repos["alice/mine"].branches["main"] = hub.repos["alice/mine"].branches["v1"]
     result = session.run("generate", "--adapter", "alice/mine", "--prompt", "hi", "--max-new-tokens", 2)
@@ -169,16 +152,6 @@ def test_repositories_that_may_not_be_written(hub, session, vlm_adapter, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_connection_cut_once_is_taken_up_again(hub, session, vlm_adapter, tmp_path):
-    hub.objects.clear()
-    hub.faults = ["cut"]
-    result = session.run("export", vlm_adapter, tmp_path / "out", *to_hub("alice/cut"))
-    assert result.code == 0, result.err
-    assert hub.faults == []
-    assert hub.repos["alice/cut"].files() == on_disk(tmp_path / "out")
-
-
-@pytest.mark.slow
 def test_an_upload_that_fails_loses_nothing(hub, session, vlm_adapter, tmp_path):
     """The folder stays, the repository is as before, and the printed command sends only what had not arrived."""
     adapter = hub.repos["lab/half"] = hub.add("lab/half", vlm_adapter)
@@ -210,18 +183,9 @@ def test_a_new_push_leaves_nothing_of_the_old_one(hub, session, vlm_adapter, tmp
 def test_fit_asks_first_and_publishes_at_the_end(hub, session, tmp_path):
     """A name that is not the user's costs no training; an upload that fails costs no adapter."""
     write_scenes(tmp_path / "scenes", train=8, dev=2, test=2)
-    start = [
-        "fit",
-        "--config",
-        RECIPE,
-        "--model.backbone.path=lab/tiny",
-        "--trainer.max_steps=1",
-        "--trainer.log_every_n_steps=1",
-        "--data.batch_size=4",
-    ]
-    quiet = ["--trainer.enable_progress_bar=false", f"--data.train_file={tmp_path / 'scenes' / 'train.json'}"]
-    run = tmp_path / "run"
-    fit = [*start, *quiet, f"--output_dir={run}"]
+    run, short = tmp_path / "run", "--trainer.max_steps=1 --trainer.log_every_n_steps=1 --data.batch_size=4"
+    fit = ["fit", "--config", RECIPE, "--model.backbone.path=lab/tiny", f"--output_dir={run}", *short.split()]
+    fit += ["--trainer.enable_progress_bar=false", f"--data.train_file={tmp_path / 'scenes' / 'train.json'}"]
     assert "may not write to bob/mine" in refused(session.run(*fit, "--push_to_hub=bob/mine"))
     local = "--model.backbone.path=checkpoints/tiny-llava"
     assert "is not a Hub id, so nobody else" in refused(session.run(*fit, local, "--push_to_hub=alice/fitted"))
@@ -239,9 +203,8 @@ def test_fit_asks_first_and_publishes_at_the_end(hub, session, tmp_path):
     assert repo.files() == on_disk(run / "published")
     assert b"push_to_hub" not in repo.files()["recipe.yaml"]
     adapter = on_disk(run / "adapter")
-    assert repo.files()["adapter_model.safetensors"] == adapter["adapter_model.safetensors"]
-    assert repo.files()["README.md"] == adapter["README.md"]
-    assert repo.files()["training.png"] == adapter["training.png"]
+    for name in ("adapter_model.safetensors", "README.md", "training.png"):
+        assert repo.files()[name] == adapter[name]
     card = ModelCard(adapter["README.md"].decode())
     assert card.data.base_model == "lab/tiny"
     assert 'SubTokenModel.from_pretrained("alice/fitted")' in card.text
@@ -259,33 +222,6 @@ def test_what_cannot_be_loaded(hub, session, vlm_adapter, pushed, name, revision
     hub.add("bob/gated", vlm_adapter, gated=True)
     load = f"from subtoken_train import SubTokenModel as m; m.from_pretrained({name!r}, revision={revision!r})"
     assert words in refused(session.run("-c", load))
-
-
-def test_a_folder_has_no_revision(vlm_adapter):
-    from subtoken_train.artifact.hub import find_adapter
-
-    with pytest.raises(ValueError, match=r"revision 'v1' is for Hub ids, and .* is a folder"):
-        find_adapter(vlm_adapter, "v1")
-
-
-@pytest.mark.slow
-def test_without_a_network(session, home, pushed, tmp_path):
-    """What is cached still loads; nothing else does, and nothing is written."""
-    folder, _ = pushed
-    find = "from subtoken_train.artifact.hub import adapter_folder; print(adapter_folder({!r}, {!r}))"
-    assert session.run("-c", find.format("alice/mine", "v1")).code == 0
-    session = Session("http://127.0.0.1:9", home)
-    try:
-        result = session.run("-c", find.format("alice/mine", "v1"))
-        assert result.code == 0, result.err
-        assert on_disk(Path(result.out.strip())) == on_disk(folder)
-        words = refused(session.run("-c", find.format("alice/mine", "v2")))
-        assert "alice/mine@v2 is not in the local cache" in words
-        words = refused(session.run("export", folder, tmp_path / "out", *to_hub("alice/y")))
-        assert "no answer from http://127.0.0.1:9 (ConnectError: " in words
-    finally:
-        session.close()
-    assert not (tmp_path / "out").exists()
 
 
 FETCH = """
@@ -347,3 +283,81 @@ def test_wording(error, words):
 def test_our_own_mistakes_pass():
     with pytest.raises(KeyError), hub_errors("user/name"):
         raise KeyError("x")
+
+
+SCORES = (Score("all", "score", 30, 0.5, 0.25, 0.75), Score("list", "f1", 10, 0.123, 0.1, 0.2))
+
+
+def record_of(backbone, model_type="llava", **changes):
+    plain = {
+        "backbone": {"path": backbone},
+        "lora": {"rank": 8, "alpha": 16},
+        "reducer": {"name": "fastv", "keep_ratio": 0.25},
+        "routing": {"selector": "linear", "num_groups": 16, "kept_groups": 4},
+        "identity": {"model_type": model_type},
+        "training": {"name": "mine", "steps": 5},
+        "stage2": None,
+        "merged": False,
+    }
+    return {**plain, **changes}
+
+
+@sampled(
+    ("backbone", "licence", "name", "words"),
+    [
+        ("llava-hf/llava-1.5-7b-hf", "llama2", None, "backbone: llama2."),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "apache-2.0", None, "backbone: apache-2.0."),
+        ("Qwen/Qwen2.5-VL-3B-Instruct", "other", "qwen-research", "backbone: qwen-research."),
+        ("somebody/else", None, None, "backbone: see the backbone."),
+    ],
+    every=4,
+)
+def test_the_licence_is_the_backbones(backbone, licence, name, words):
+    card = ModelCard(model_card(record_of(backbone)))
+    assert card.data.base_model == backbone
+    assert card.data.base_model_relation == "adapter"
+    assert (card.data.license, card.data.to_dict().get("license_name")) == (licence, name)
+    assert words in card.text
+    assert "nominal KV of the routed region | 15.6250%" in card.text
+
+
+def test_scores_of_several_arms():
+    own = CardColumn("mine", {"value groups": "S16K4 linear", "KV nominal": "15.625%"}, SCORES)
+    anchor = CardColumn("anchor", {"value groups": "-", "KV nominal": "15.625%"}, SCORES)
+    sections = CardSections(recipe="seed: 0\n", evaluation=Evaluation("dev.json", "ab" * 32, own, (anchor,)))
+    card = ModelCard(model_card(record_of("llava-hf/llava-1.5-7b-hf"), sections))
+    assert "| value groups | S16K4 linear | - |" in card.text
+    assert "| list (10, f1) | 12.3 [10.0, 20.0] | 12.3 [10.0, 20.0] |" in card.text
+    assert "```yaml\nseed: 0\n```" in card.text
+    assert card.data.model_name == "mine"
+    found = [(result.metric_type, result.metric_value, result.dataset_name) for result in card.data.eval_results]
+    assert found == [("score", 50.0, "dev.json"), ("f1", 12.3, "dev.json")]
+
+
+def test_a_merged_language_model():
+    card = ModelCard(model_card(record_of("Qwen/Qwen2.5-7B", "qwen2", merged=True, routing=None)))
+    assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "text-generation")
+    assert card.data.base_model_relation == "finetune"
+    assert "Merged q/v LoRA for `Qwen/Qwen2.5-7B`" in card.text
+    assert "PeftModel" not in card.text
+
+
+def test_the_router_is_described_with_what_was_set():
+    plain = model_card(record_of("somebody/else"))
+    assert "| routing | S16K4 linear |" in plain
+    assert "| token reducer | fastv, keep ratio 0.25 |" in plain
+    assert "docs/choosing.md" in plain
+    routing = {
+        "selector": "bilinear",
+        "num_groups": 64,
+        "kept_groups": 16,
+        "budget": "global",
+        "score_prior": "value_norm",
+    }
+    routing |= {"value_gate": True, "features": ["attention"], "fill": "mean"}
+    reducer = {"name": "fastv", "keep_ratio": 0.25, "ranking": "frozen"}
+    card = model_card(record_of("somebody/else", routing=routing, reducer=reducer))
+    words = "S64K16 bilinear, global budget, value_norm prior, value gate, reads attention, fill mean"
+    words += " (a value vector per layer and sample, beside the nominal KV)"
+    assert f"| routing | {words} |" in card
+    assert "| token reducer | fastv, keep ratio 0.25, ranked by the base weights |" in card

@@ -30,13 +30,12 @@ from subtoken_train.routing.bank import RouterBank
 from subtoken_train.types import Region
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
-from tests.support.tiny.glm4v import glm_family
 from tests.support.tiny.idefics3 import idefics_family
 from tests.support.tiny.internvl import internvl_family
-from tests.support.tiny.llava_next import next_family
+from tests.support.tiny.llava import next_family
 from tests.support.tiny.llava_onevision import onevision_family
 from tests.support.tiny.mistral3 import mistral3_family
-from tests.support.tiny.qwen import qwen2_family, qwen3_family, qwen_family
+from tests.support.tiny.qwen import glm_family, qwen2_family, qwen3_family, qwen_family
 
 STEPS = 3
 WHOLE = build_reducer("none")

@@ -21,7 +21,7 @@ from tests.support.commands import refused
 from tests.support.drawings import clipped_texts
 from tests.support.helpers import make_batch
 from tests.support.sampling import sampled
-from tests.support.tiny.llava_next import next_family
+from tests.support.tiny.llava import next_family
 from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
 
 PAGES = {"white": "#ffffff", "the page, dark": "#1b1f25", "dark": "#0d1117"}

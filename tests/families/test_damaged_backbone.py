@@ -8,6 +8,7 @@ import os
 import shutil
 import struct
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -31,95 +32,97 @@ def backbone(tmp_path, tiny_family) -> Path:
     return save_backbone(tiny_family, tmp_path / "backbone")
 
 
-def test_a_pickled_backbone_runs_no_code(backbone, tmp_path):
-    (backbone / "model.safetensors").unlink()
-    torch.save({"weight": Canary(tmp_path / "ran")}, backbone / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"the weights of backbone .* cannot be read"):
-        load_family(BackboneConfig(str(backbone)))
-    assert not (tmp_path / "ran").exists()
+def refused(act, folder, words):
+    with pytest.raises(ValueError, match=words) as raised:
+        act(BackboneConfig(str(folder)))
+    assert len(str(raised.value)) < 500
+    return str(raised.value)
 
 
-def test_remote_code_is_never_asked_for(backbone, tmp_path):
+def test_nothing_in_a_folder_is_run(backbone, tmp_path):
     (backbone / "code.py").write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch()")
     put(backbone, "config.json", "auto_map", {"AutoConfig": "code.Config", "AutoModelForImageTextToText": "code.Model"})
     load_family(BackboneConfig(str(backbone)))
+    (backbone / "model.safetensors").unlink()
+    torch.save({"weight": Canary(tmp_path / "ran")}, backbone / "pytorch_model.bin")
+    refused(load_family, backbone, r"the weights of backbone .* cannot be read")
     put(backbone, "config.json", "model_type", "own")
-    with pytest.raises(ValueError, match=r"which needs remote code; transformers has no model of this type"):
-        layout_family(BackboneConfig(str(backbone)))
+    refused(layout_family, backbone, r"which needs remote code; transformers has no model of this type")
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "words"),
-    [
-        ("config.json", "[" * 99_999, "nested deeper"),
-        ("config.json", "[]", "must be a group of keys"),
-        ("config.json", '{"model_type": "llama", "hidden_size": "wide"}', "cannot be used"),
-        ("config.json", '{"model_type": "llama", "num_hidden_layers": 100000000}', "must be 0 to 10,000"),
-        ("config.json", f'{{"model_type": "llama", "hidden_size": {10**400}}}', "a number of many digits"),
-        ("config.json", '{"model_type": []}', "cannot be used"),
-        ("config.json", '{"model_type": 5}', "cannot be used|unknown backbone family"),
-        ("adapter_config.json", "{}", "is a LoRA of peft"),
-        ("model.safetensors.index.json", '{"weight_map": {"a": "../x.safetensors"}}', "also names a file"),
-        ("model.safetensors.index.json", '{"weight_map": {"a": "x.safetensors"}}', "is incomplete"),
-        ("model.safetensors.index.json", '{"weight_map": 3}', "names no weights"),
-        ("model.safetensors", "{}", "the weights of backbone"),
-        ("tokenizer.json", "[1", "tokenizer or processor"),
-        ("tokenizer.json", "\udcff", "a text that is not UTF-8"),
-        ("processor_config.json", "[1", "invalid JSON"),
-    ],
-)
-def test_damaged_backbones(backbone, file, content, words):
+INDEX = "model.safetensors.index.json"
+DAMAGED = [
+    ("config.json", "[" * 99_999, "nested deeper"),
+    ("config.json", "[]", "must be a group of keys"),
+    ("config.json", '{"model_type": "llama", "hidden_size": "wide"}', "cannot be used"),
+    ("config.json", '{"model_type": "llama", "num_hidden_layers": 100000000}', "must be 0 to 10,000"),
+    ("config.json", f'{{"model_type": "llama", "hidden_size": {10**400}}}', "a number of many digits"),
+    ("config.json", '{"model_type": []}', "cannot be used"),
+    ("config.json", '{"model_type": 5}', "cannot be used|unknown backbone family"),
+    ("adapter_config.json", "{}", "is a LoRA of peft"),
+    (INDEX, '{"weight_map": {"a": "../x.safetensors"}}', "also names a file"),
+    (INDEX, '{"weight_map": {"a": "x.safetensors"}}', "is incomplete"),
+    (INDEX, '{"weight_map": 3}', "names no weights"),
+    ("model.safetensors", "{}", "the weights of backbone"),
+    ("tokenizer.json", "[1", "tokenizer or processor"),
+    ("tokenizer.json", "\udcff", "a text that is not UTF-8"),
+    ("processor_config.json", "[1", "invalid JSON"),
+]
+
+
+@pytest.mark.parametrize(("file", "content", "words"), DAMAGED)
+def test_damaged_files_are_worded(backbone, file, content, words):
     (backbone / file).write_text(content, errors="surrogateescape")
-    with pytest.raises(ValueError, match=words) as raised:
-        load_family(BackboneConfig(str(backbone)))
-    assert len(str(raised.value)) < 500
+    refused(load_family, backbone, words)
 
 
-@pytest.mark.parametrize(("key", "value"), [("head_dim", -1), ("num_attention_heads", 0), ("head_dim", [])])
-def test_values_that_fit_no_model_are_worded(backbone, key, value):
-    put(backbone, "config.json", "text_config", {"model_type": "llama", "hidden_size": 64, key: value})
-    with pytest.raises(ValueError, match=r"^the configuration of backbone .* cannot be (used|read): ") as raised:
-        layout_family(BackboneConfig(str(backbone)))
-    assert len(str(raised.value)) < 500
+def spoil_text(folder, **keys):
+    put(folder, "config.json", "text_config", {"model_type": "llama", "hidden_size": 64, **keys})
 
 
-def _weights(content: bytes):
-    return lambda folder: (folder / "model.safetensors").write_bytes(content)
+def fewer_layers(folder):
+    inner = json.loads((folder / "config.json").read_text())["text_config"]
+    put(folder, "config.json", "text_config", {**inner, "num_hidden_layers": 1})
 
 
-def _json(file: str, **keys):
-    def write(folder):
-        for key, value in keys.items():
-            put(folder, file, key, value)
-
-    return write
-
-
-def _pickle(folder):
+def pickled(folder):
     (folder / "model.safetensors").unlink()
     torch.save({}, folder / "pytorch_model.bin")
 
 
+def weights(content: bytes):
+    return lambda folder: (folder / "model.safetensors").write_bytes(content)
+
+
+def cut_off(folder):
+    os.truncate(folder / "model.safetensors", os.path.getsize(folder / "model.safetensors") - 4)
+
+
 ABSURD = b'{"a":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}}'
+NOT_WHOLE = "cannot be read: .*model.safetensors is not a whole safetensors file"
 UNFIT = {
-    "cut off": (
-        lambda folder: os.truncate(folder / "model.safetensors", os.path.getsize(folder / "model.safetensors") - 4),
-        "cannot be read: .*model.safetensors is not a whole safetensors file",
-    ),
-    "empty": (
-        _weights(b""),
-        r"cannot be read: .*model.safetensors is not a whole safetensors file .*: a header of 0 in 0",
-    ),
-    "header of exabytes": (_weights(struct.pack("<Q", 2**60) + b"{}"), "a header of 1,152,921,504,606,846,976 in 10 b"),
-    "tensor of terabytes": (_weights(struct.pack("<Q", len(ABSURD)) + ABSURD), "is not a whole safetensors file"),
-    "pickle": (_pickle, "pytorch_model.bin is a pickle, which may hold code and is not read"),
+    "cut off": (cut_off, NOT_WHOLE),
+    "empty": (weights(b""), f"{NOT_WHOLE} .*: a header of 0 in 0"),
+    "header of exabytes": (weights(struct.pack("<Q", 2**60) + b"{}"), "a header of 1,152,921,504,606,846,976 in 10 b"),
+    "tensor of terabytes": (weights(struct.pack("<Q", len(ABSURD)) + ABSURD), "is not a whole safetensors file"),
+    "pickle": (pickled, "pytorch_model.bin is a pickle, which may hold code and is not read"),
     "none": (lambda folder: (folder / "model.safetensors").unlink(), "there is no model.safetensors in it"),
     "no text_config": (
-        _json("config.json", text_config={}),
+        lambda folder: put(folder, "config.json", "text_config", {}),
         r"do not fit its config.json: \d+ tensors have another sh",
     ),
-    "another family": (_json("config.json", model_type="llama"), "it has a text_config, but its model_type 'llama'"),
+    "another family": (
+        lambda folder: put(folder, "config.json", "model_type", "llama"),
+        "it has a text_config, but its model_type 'llama'",
+    ),
+    "a layer": (fewer_layers, r"they hold layer 1 \(model.language_model.layers.1.* which it leaves out"),
+    "head_dim": (lambda folder: spoil_text(folder, head_dim=-1), "the configuration of .* cannot be (used|read): "),
+    "heads": (lambda folder: spoil_text(folder, num_attention_heads=0), "the configuration of .* be (used|read): "),
+    "list": (
+        lambda folder: spoil_text(folder, head_dim=[]),
+        "the configuration of backbone .* cannot be (used|read): ",
+    ),
 }
 
 
@@ -127,95 +130,70 @@ UNFIT = {
 def test_check_and_load_refuse_weights_in_the_same_words(backbone, name):
     spoil, words = UNFIT[name]
     spoil(backbone)
-    config, said = BackboneConfig(str(backbone)), []
-    for look in (lambda: check_weights(family_class(config), config), lambda: load_family(config)):
-        with pytest.raises(ValueError, match=words) as raised:
-            look()
-        said.append(str(raised.value))
+    said = [refused(look, backbone, words) for look in (lambda own: check_weights(family_class(own), own), load_family)]
     assert said[0] == said[1]
-    assert len(said[0]) < 400
 
 
-def test_layers_that_the_configuration_leaves_out_are_not_left_out_in_silence(backbone):
-    inner = json.loads((backbone / "config.json").read_text())["text_config"]
-    put(backbone, "config.json", "text_config", {**inner, "num_hidden_layers": 1})
-    with pytest.raises(ValueError, match=r"they hold layer 1 \(model.language_model.layers.1.* which it leaves out"):
-        load_family(BackboneConfig(str(backbone)))
-
-
+GENERATION, TOKENIZER, PICTURES = "generation_config.json", "tokenizer_config.json", "processor_config.json"
 ILL_TYPED = [
-    ("generation_config.json", "eos_token_id", ["2"], "eos_token_id is '2'; it must be a whole number"),
-    ("generation_config.json", "eos_token_id", {}, "eos_token_id is .*; it must be a whole number"),
-    ("generation_config.json", "eos_token_id", -7, r"eos_token_id is -7; it must be -1 to [\d,]+"),
-    ("generation_config.json", "temperature", "hot", "temperature is 'hot'; it must be a number"),
-    ("generation_config.json", "max_length", 1.5, "max_length is 1.5; it must be a whole number"),
-    ("generation_config.json", "do_sample", "yes", "do_sample is 'yes'; it must be true or false"),
-    ("tokenizer_config.json", "model_max_length", [], "model_max_length is .*; it must be a number"),
-    ("tokenizer_config.json", "padding_side", "up", "padding_side"),
-    ("tokenizer_config.json", "chat_template", 5, "chat_template is 5; it must be"),
-    ("processor_config.json", "image_processor", {"crop_size": {"height": 10**9, "width": 96}}, "must be 1 to 16,384"),
-    ("processor_config.json", "image_processor", {"size": {"shortest_edge": [1]}}, "size.shortest_edge is"),
-    ("processor_config.json", "image_processor", {"size": {}}, "it must give height and width, or an edge"),
-    ("processor_config.json", "image_processor", {"image_std": [0.5, 0.0, 0.5]}, "image_std is 0.0; it must be"),
-    ("processor_config.json", "image_processor", {"image_mean": 0}, "image_mean is 0; it must be a list"),
-    ("processor_config.json", "image_processor", {"resample": 77}, "resample is 77; it must be 0 to 5"),
+    (GENERATION, "eos_token_id", ["2"], "eos_token_id is '2'; it must be a whole number"),
+    (GENERATION, "eos_token_id", {}, "eos_token_id is .*; it must be a whole number"),
+    (GENERATION, "eos_token_id", -7, r"eos_token_id is -7; it must be -1 to [\d,]+"),
+    (GENERATION, "temperature", "hot", "temperature is 'hot'; it must be a number"),
+    (GENERATION, "max_length", 1.5, "max_length is 1.5; it must be a whole number"),
+    (GENERATION, "do_sample", "yes", "do_sample is 'yes'; it must be true or false"),
+    (TOKENIZER, "model_max_length", [], "model_max_length is .*; it must be a number"),
+    (TOKENIZER, "padding_side", "up", "padding_side"),
+    (TOKENIZER, "chat_template", 5, "chat_template is 5; it must be"),
+    (PICTURES, "image_processor", {"crop_size": {"height": 10**9, "width": 96}}, "must be 1 to 16,384"),
+    (PICTURES, "image_processor", {"size": {"shortest_edge": [1]}}, "size.shortest_edge is"),
+    (PICTURES, "image_processor", {"size": {}}, "it must give height and width, or an edge"),
+    (PICTURES, "image_processor", {"image_std": [0.5, 0.0, 0.5]}, "image_std is 0.0; it must be"),
+    (PICTURES, "image_processor", {"image_mean": 0}, "image_mean is 0; it must be a list"),
+    (PICTURES, "image_processor", {"resample": 77}, "resample is 77; it must be 0 to 5"),
 ]
 
 
 @pytest.mark.parametrize(("file", "key", "value", "words"), ILL_TYPED)
 def test_ill_typed_settings_are_worded(backbone, file, key, value, words):
     put(backbone, file, key, value)
-    with pytest.raises(ValueError, match=rf"{file}.*{words}") as raised:
-        layout_family(BackboneConfig(str(backbone)))
-    assert len(str(raised.value)) < 500
+    refused(layout_family, backbone, rf"{file}.*{words}")
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({}, "it has no eos_token_id"),
-        ({"eos_token_id": [99_999]}, r"eos_token_id is .*99999.*, and the vocabulary has"),
-    ],
-)
+ENDS = [
+    (..., "it has no eos_token_id.* no token ends an answer"),
+    ([99_999], r"eos_token_id is .*99999.*, and the vocabulary has"),
+    ([99_999, 2], None),
+]
+
+
+@pytest.mark.parametrize(("given", "words"), ENDS)
 def test_answers_without_end_are_said(backbone, given, words):
-    path = backbone / "generation_config.json"
-    content = {key: value for key, value in json.loads(path.read_text()).items() if key != "eos_token_id"}
-    path.write_text(json.dumps({**content, **given}))
-    with pytest.warns(SubTokenWarning, match=f"{words}.* no token ends an answer"):
-        layout_family(BackboneConfig(str(backbone)))
-
-
-def test_an_end_that_can_be_said_is_no_warning(backbone):
-    put(backbone, "generation_config.json", "eos_token_id", [99_999, 2])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", SubTokenWarning)
+    put(backbone, GENERATION, "eos_token_id", given)
+    with warnings.catch_warnings(), nullcontext() if words is None else pytest.warns(SubTokenWarning, match=words):
+        warnings.simplefilter("error" if words is None else "always", SubTokenWarning)
         layout_family(BackboneConfig(str(backbone)))
 
 
 def test_what_published_models_write_is_taken(backbone):
-    put(backbone, "tokenizer_config.json", "model_max_length", 10**30)
-    put(backbone, "generation_config.json", "pad_token_id", -1)
-    put(backbone, "generation_config.json", "eos_token_id", [2, 3])
-    put(backbone, "generation_config.json", "bos_token_id", 128_000)  # a class's default, beyond this vocabulary
+    put(backbone, TOKENIZER, "model_max_length", 10**30)
+    put(backbone, GENERATION, "pad_token_id", -1)
+    put(backbone, GENERATION, "eos_token_id", [2, 3])
+    put(backbone, GENERATION, "bos_token_id", 128_000)  # a class's default, beyond this vocabulary
     sizes = {"size": {"shortest_edge": 3136, "longest_edge": 12_845_056}}  # Qwen's, in pixels
     (backbone / "preprocessor_config.json").write_text(json.dumps(sizes))
     layout_family(BackboneConfig(str(backbone)))
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool])
 def test_weights_of_whole_numbers_are_refused(tmp_path, dtype):
-    folder = tmp_path / "tiny-llama"
-    shutil.copytree(resource("checkpoints/tiny-llama"), folder)
-    config = BackboneConfig(str(folder))
+    folder = shutil.copytree(resource("checkpoints/tiny-llama"), tmp_path / "tiny-llama")
+    config, name = BackboneConfig(str(folder)), "model.layers.1.mlp.up_proj.weight"
     check_weights(family_class(config), config)
     tensors = load_file(folder / "model.safetensors")
-    name = "model.layers.1.mlp.up_proj.weight"
     save_file({**tensors, name: tensors[name].to(dtype)}, folder / "model.safetensors")
     words = f"{name} is of type {str(dtype).removeprefix('torch.')}, but its config.json names no quantisation"
-    with pytest.raises(ValueError, match=words):
-        check_weights(family_class(config), config)
-    content = json.loads((folder / "config.json").read_text())
-    assert "quantization_config" not in content
+    refused(lambda own: check_weights(family_class(own), own), folder, words)
 
 
 WORDS = r"the weights of backbone .* hold NaN or infinity in {} tensors, first {}; .* download it again, or choose"
@@ -232,9 +210,8 @@ def test_one_number_of_millions_is_found(tmp_path, tiny_family, value, dtype):
         for name in broken:
             model.get_parameter(name).view(-1)[-1] = value
     save_backbone(tiny_family, tmp_path)
-    with pytest.raises(ValueError, match=WORDS.format(2, min(broken, key=names.index))) as raised:
+    with pytest.raises(ValueError, match=WORDS.format(2, min(broken, key=names.index))):
         load_family(BackboneConfig(str(tmp_path), dtype=dtype))
-    assert len(str(raised.value)) <= 400
     with pytest.raises(ValueError, match=WORDS.format(2, ".*")):
         SubTokenModel(model, tiny_family.processor)
 

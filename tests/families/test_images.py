@@ -17,14 +17,7 @@ from subtoken_train.datasets.image_sources import EncodedImage, open_image
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.images import Video, check_square, pad_to_square, to_rgb
 from subtoken_train.inference.prompt_inputs import inputs_of
-from tests.support.tiny.glm4v import glm_family
-from tests.support.tiny.idefics3 import idefics_family
-from tests.support.tiny.internvl import internvl_family
-from tests.support.tiny.llava import build
-from tests.support.tiny.llava_next import next_family
-from tests.support.tiny.llava_onevision import onevision_family
-from tests.support.tiny.mistral3 import mistral3_family
-from tests.support.tiny.qwen import qwen2_family, qwen3_family, qwen_family
+from tests.support.tiny import tiny_families
 
 RNG = np.random.default_rng(0)
 UPRIGHT = RNG.integers(0, 256, (24, 40, 3), dtype=np.uint8)
@@ -119,14 +112,13 @@ GREY = np.array([[0, 1, 128, 129, 257, 385, 386, 32_768, 65_278, 65_535]])
 GREY_8 = np.array([[0, 0, 0, 1, 1, 1, 2, 128, 254, 255]])
 
 
-@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM", "<u2", ">u2", "<i4"])
 def test_sixteen_bits_are_scaled_to_eight(kind):
-    assert np.array_equal(read(content(GREY.astype(np.uint16), kind))[..., 0], GREY_8)
-
-
-@pytest.mark.parametrize("dtype", ["<u2", ">u2", "<i4"])
-def test_so_they_are_in_memory(dtype):
-    assert np.array_equal(np.asarray(to_rgb(Image.fromarray(GREY.astype(dtype)), "it"))[..., 2], GREY_8)
+    """In files and in memory."""
+    if kind.isalpha():
+        assert np.array_equal(read(content(GREY.astype(np.uint16), kind))[..., 0], GREY_8)
+    else:
+        assert np.array_equal(np.asarray(to_rgb(Image.fromarray(GREY.astype(kind)), "it"))[..., 2], GREY_8)
 
 
 VALUES = {
@@ -161,9 +153,11 @@ def test_what_is_no_number_is_refused_in_words(number):
         open_image(EncodedImage(lambda: encoded, "row 1"), "one")
 
 
-def test_an_image_without_a_pixel_is_refused_in_words():
+def test_what_is_no_image_and_one_without_a_pixel_are_refused_in_words():
     with pytest.raises(ValueError, match=r"^image 1 cannot be read \(it has no pixels\)"):
         to_rgb(Image.new("RGB", (0, 4)), "image 1")
+    with pytest.raises(ValueError, match=r"^image 1 is not an image; open it with PIL first$"):
+        to_rgb("a.png", "image 1")
 
 
 CLEAR = Image.fromarray(np.uint8([[[0, 0, 0, 0], [0, 0, 0, 255]], [[10, 20, 30, 255], [0, 0, 0, 51]]]))
@@ -232,17 +226,6 @@ def test_the_image_is_centred_on_the_fill_colour(size, box):
     assert np.array_equal(pixels, expected)
 
 
-def test_a_square_image_is_returned_as_it_is():
-    image = Image.new("RGB", (4, 4))
-    assert pad_to_square(image, FILL) is image
-
-
-@pytest.mark.parametrize("thing", [None, 5, "a.png"])
-def test_what_is_no_image_is_refused_in_words(thing):
-    with pytest.raises(ValueError, match=r"^image 1 is not an image; open it with PIL first$"):
-        to_rgb(thing, "image 1")
-
-
 def test_a_video_is_images_or_a_tensor_of_them():
     frames = torch.randint(256, (3, 3, 4, 6), dtype=torch.uint8)
     shown = Video(frames, 2)
@@ -280,24 +263,14 @@ def test_a_square_that_would_take_all_memory_is_refused_before_it_is_made(size, 
         pad_to_square(image, FILL)
 
 
-def test_thin_images_below_it_are_padded():
+def test_thin_images_below_it_are_padded_and_squares_returned():
     assert pad_to_square(Image.new("RGB", (3000, 1)), FILL).size == (3000, 3000)
+    assert pad_to_square(image := Image.new("RGB", (4, 4)), FILL) is image
     check_square(1, 13_377)
     check_square(20_000, 20_000)  # nothing is added to a square
 
 
-FAMILIES = {
-    "llava": lambda: build(2),
-    "llava_next": next_family,
-    "llava_onevision": onevision_family,
-    "internvl": internvl_family,
-    "smolvlm": idefics_family,
-    "mistral3": mistral3_family,
-    "qwen2_vl": qwen2_family,
-    "qwen2_5_vl": qwen_family,
-    "qwen3_vl": qwen3_family,
-    "glm4v": glm_family,
-}
+TINY = tiny_families()
 THIN = [(1, 1), (2, 1), (200, 1), (1, 200)]
 """Widths and heights that every family sees."""
 TOKENS = {
@@ -320,17 +293,17 @@ REFUSED["glm4v"] = RATIO
 """Of one picture of 60,000 x 1; the other families scale it to tiles of a few pixels."""
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", TOKENS)
 def test_pictures_of_a_pixel_are_seen(name):
-    family = FAMILIES[name]()
+    family = TINY[name].build()
     made = [inputs_of(family, "what ?", [Image.new("RGB", size, (9, 99, 199))]) for size in THIN]
     assert [int(family.is_visual(each["input_ids"]).sum()) for each in made] == TOKENS[name]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", TOKENS)
 @pytest.mark.parametrize("count", [1, 2])
 def test_no_picture_takes_all_memory(name, count):
-    family, images = FAMILIES[name](), [Image.new("RGB", (60_000, 1))] * count
+    family, images = TINY[name].build(), [Image.new("RGB", (60_000, 1))] * count
     refused = REFUSED | ({"llava_onevision": SQUARE} if count > 1 else {})
     if name in refused:
         with pytest.raises(ValueError, match=refused[name]):

@@ -9,7 +9,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
-    AutoProcessor,
     AutoTokenizer,
     CLIPImageProcessorPil,
     GPT2Config,
@@ -27,7 +26,7 @@ from subtoken_train.reducers import build_reducer
 from tests.support.places import ROOT
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
-from tests.support.tiny.llava_next import next_family
+from tests.support.tiny.llava import next_family
 from tests.support.truth_models import FAMILIES, TINY
 
 TEXT = "the bee and the spider met in the garden . "
@@ -106,18 +105,13 @@ def test_settings_are_those_of_from_pretrained():
     settings = {"eviction": "streaming_llm", "eviction_keep": 20, "eviction_unit": "tokens", "kv_dtype": "int8"}
     settings |= {"eviction_options": {"sinks": 2}, "scope": "all", "prefill_chunk": 32}
     loaded = SubTokenModel.from_pretrained(path, **settings)
-    made = SubTokenModel(
-        AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path), **settings
-    )  # fmt: skip
+    parts = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    made = SubTokenModel(*parts, **settings)
     assert made.compression == loaded.compression
     assert made.compression.eviction.sinks == 2
     inputs = loaded.inputs(TEXT * 9)
     wanted, found = (each.generate(**inputs, max_new_tokens=8, do_sample=False) for each in (loaded, made))
     assert torch.equal(wanted, found)
-
-
-def in_training():
-    return text_family().model.train()
 
 
 def dropping():
@@ -132,16 +126,15 @@ def with_lora(wrapped: bool):
     return made if wrapped else model
 
 
-def remote():
+def of_class(name: str, **own: str):
     model = text_family().model
-    own = type("OwnLlama", (LlamaForCausalLM,), {"__module__": "transformers_modules.somebody.modeling"})
-    model.__class__ = own
+    model.__class__ = type(name, (LlamaForCausalLM,), own)
     return model
 
 
-def subclass():
+def with_attention(name: str):
     model = text_family().model
-    model.__class__ = type("MyLlama", (LlamaForCausalLM,), {})
+    model.config._attn_implementation = name
     return model
 
 
@@ -149,28 +142,25 @@ def unknown():
     return GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=1, vocab_size=90)).eval()
 
 
+CODE = {"__module__": "transformers_modules.somebody.modeling"}
+
+
 MODELS = {
     "a name": (lambda: "meta-llama/Llama-3.1-8B", "model is a str, not a model of transformers"),
     "a module": (lambda: torch.nn.Linear(2, 2).eval(), "model is a Linear, not a model of transformers"),
     "no head": (lambda: text_family().model.model, "model is a LlamaModel; llama is supported as LlamaForCausalLM"),
     "unknown": (unknown, r"gpt2 \(GPT2LMHeadModel\) is not supported: its decoder \(model.model\) has no layers"),
-    "remote code": (remote, r"OwnLlama runs code of its own \(trust_remote_code\)"),
-    "a class of one's own": (subclass, "model is a MyLlama; llama is supported as LlamaForCausalLM"),
+    "remote code": (lambda: of_class("OwnLlama", **CODE), r"OwnLlama runs code of its own \(trust_remote_code\)"),
+    "own class": (lambda: of_class("MyLlama"), "model is a MyLlama; llama is supported as LlamaForCausalLM"),
     "peft": (lambda: with_lora(True), r"wrapped by peft.*merge_and_unload\(\)"),
     "peft inside": (lambda: with_lora(False), r"wrapped by peft.*merge_and_unload\(\)"),
-    "training": (in_training, r"LlamaForCausalLM is in training mode.*model\.eval\(\)"),
+    "training": (lambda: text_family().model.train(True), r"LlamaForCausalLM is in training mode.*model\.eval\(\)"),
     "training inside": (dropping, "in training mode"),
     "no weights": (lambda: text_family().model.to("meta"), r"has no weights \(device meta\)"),
     "float64": (lambda: text_family().model.to(torch.float64), "in float64; allowed: float32, bfloat16, float16"),
     "compiled": (lambda: torch.compile(text_family().model), "model is an OptimizedModule, not a model"),
     "eager": (lambda: with_attention("eager"), r"attention 'eager' cannot read a packed cache; load .* sdpa"),
 }
-
-
-def with_attention(name: str):
-    model = text_family().model
-    model.config._attn_implementation = name
-    return model
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -182,11 +172,8 @@ def test_models_that_are_refused(name):
 
 
 def other_size():
-    return LlavaProcessor(
-        CLIPImageProcessorPil(size={"shortest_edge": 64}, crop_size={"height": 64, "width": 64}),
-        build_processor().tokenizer,
-        patch_size=12,
-    )
+    pictures = CLIPImageProcessorPil(size={"shortest_edge": 64}, crop_size={"height": 64, "width": 64})
+    return LlavaProcessor(pictures, build_processor().tokenizer, patch_size=12)
 
 
 def other_token():
@@ -213,12 +200,6 @@ def test_processors_that_do_not_fit(name):
     model = build_model(text_layers=1).eval() if family is None else family().model
     with pytest.raises(ValueError, match=words):
         SubTokenModel(model, processor() if callable(processor) else processor)
-
-
-def test_the_shipped_processor_fits():
-    path = ROOT / "checkpoints/tiny-llava"
-    processor = AutoProcessor.from_pretrained(path)
-    assert family_in_memory(build_model(text_layers=1).eval(), processor).processor is processor
 
 
 def test_a_reducer_s_name_needs_its_ratio_and_the_model_evaluates():

@@ -15,27 +15,16 @@ from subtoken_train.types import Region, Turn
 from tests.support.chats import byte_level
 from tests.support.places import real_folder
 from tests.support.text_families import text_family
-from tests.support.tiny.idefics3 import idefics_family
-from tests.support.tiny.internvl import internvl_family
-from tests.support.tiny.llava_next import next_family
-from tests.support.tiny.llava_onevision import onevision_family
-from tests.support.tiny.qwen import qwen_family
+from tests.support.tiny import tiny_families
 
 IMAGE = Image.new("RGB", (56, 56), (9, 90, 200))
-FAMILIES = {
-    "llava": None,
-    "llava_next": next_family,
-    "onevision": onevision_family,
-    "qwen": qwen_family,
-    "internvl": internvl_family,
-    "smolvlm": idefics_family,
-}
+TINY = tiny_families()
 
 
-@pytest.fixture(params=FAMILIES)
-def family(request, tiny_family):
+@pytest.fixture(params=["llava", "llava_next", "llava_onevision", "qwen2_5_vl", "internvl", "smolvlm"])
+def family(request):
     """A family with a tokenizer that has a token for each mark."""
-    made = tiny_family if request.param == "llava" else FAMILIES[request.param]()
+    made = TINY[request.param].build()
     made.processor.tokenizer = byte_level()
     own = made.placeholders[0]
     made.model.config.image_token_id = made.tokenizer.convert_tokens_to_ids(own)

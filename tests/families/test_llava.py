@@ -1,16 +1,25 @@
-"""LLaVA-1.5 and LLaVA-NeXT: images, embeddings, newlines, statistics of tiles, and the files of checkpoints."""
+"""LLaVA-1.5, LLaVA-NeXT and LLaVA-OneVision: prompts, placeholders, pixels, features, statistics of tiles, files."""
 
 import json
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
+from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 
 from subtoken_train.families.backbone_config import BackboneConfig
-from subtoken_train.families.load import load_family
-from subtoken_train.types import Region
+from subtoken_train.families.images import Video
+from subtoken_train.families.llava_onevision import LlavaOnevisionFamily
+from subtoken_train.families.load import layout_family, load_family
+from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
+from subtoken_train.types import Region, Turn
 from tests.support.helpers import make_batch, save_backbone
-from tests.support.tiny.llava_next import SIZES, TOKENS, next_batch, next_family, next_records
+from tests.support.tiny.llava import SIZES, TOKENS, next_batch, next_family, next_records
+from tests.support.tiny.llava_onevision import FRAME, WHOLE, noise, onevision_family, onevision_records, their_processor
+from tests.support.tiny.llava_onevision import SIZES as OV_SIZES
+from tests.support.tiny.qwen import qwen_batch
 from tests.support.tiny_parts import noises
 
 
@@ -122,11 +131,135 @@ def test_the_files_of_a_published_checkpoint_are_read_without_torchvision(tmp_pa
     assert torch.equal(read.process_images(images)[0], next_one.process_images(images)[0])
 
 
-@pytest.mark.parametrize("kind", ["llava", "llava_mistral"])
-def test_a_checkpoint_of_llavas_own_code_is_refused_before_its_weights(tmp_path, kind):
-    content = {"model_type": kind, "mm_vision_tower": "openai/clip-vit-large-patch14-336", "hidden_size": 64}
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    with pytest.raises(
-        ValueError, match=rf"it is in the format of LLaVA's original code \('{kind}', mm_vision_tower\), not of tr"
-    ):
-        load_family(BackboneConfig(str(tmp_path)))
+FAMILY = onevision_family()
+OV_7B = "llava-hf/llava-onevision-qwen2-7b-ov-hf"
+PUBLISHED = layout_family(BackboneConfig(OV_7B))
+
+
+@pytest.fixture
+def family():
+    return onevision_family()
+
+
+def video(frames, seed=0, size=(30, 44)):
+    return Video(tuple(noise(*size, seed=seed + i) for i in range(frames)))
+
+
+@given(height=st.integers(1, 4000), width=st.integers(1, 4000))
+def test_counted_tokens_of_the_published_tiles_are_transformers(height, width):
+    layout = PUBLISHED
+    theirs = LlavaOnevisionProcessor.__new__(LlavaOnevisionProcessor)
+    theirs.num_image_tokens, theirs.vision_aspect_ratio = 729, "anyres_max_9"
+    theirs.image_processor = LlavaOnevisionFamily.auto_processor.image_reader()
+    assert layout.visual_tokens((height, width)) == theirs._get_number_of_features(height, width, 384, 384)
+
+
+@pytest.mark.parametrize("together", [1, 2, 3])
+def test_prompts_and_pixels_are_transformers(family, together):
+    pictures = [noise(*size, seed=i) for i, size in enumerate(OV_SIZES[:together])]
+    mine = inputs_of(family, "<image>\n" * together + "where is the 7?", pictures)
+    rendered = family.render([Turn("<image>\n" * together + "where is the 7?")])
+    theirs = their_processor(family)(text=rendered.text, images=[pictures], return_tensors="pt")
+    assert set(mine) == set(theirs)
+    for name in theirs:
+        assert torch.equal(mine[name], theirs[name]), name
+
+
+def test_a_videos_prompt_is_transformers(family):
+    frames = video(3).frames
+    mine = inputs_of(family, "<image>\nwhat moves?", [video(3)])
+    text = family.render([Turn("<image>\nwhat moves?")]).text.replace("<image>", "<video>")
+    theirs = their_processor(family)(text=text, videos=[list(frames)], return_tensors="pt")
+    assert set(mine) == set(theirs)
+    for name in theirs:
+        assert torch.equal(mine[name], theirs[name]), name
+    assert int(family.is_visual(mine["input_ids"]).sum()) == 3 * FRAME + 1
+
+
+def test_frames_are_scaled_to_a_tile_as_a_picture_s_whole_is(family):
+    shown = video(2)
+    pixels, grid = family.process_images([shown, shown.frames[0], shown.frames[1]], [1, 1, 1])
+    assert grid.tolist() == [[2, 0, 0], [5, 30, 44], [5, 30, 44]]
+    assert torch.equal(pixels[:2], pixels[[2, 7]])
+    byte = torch.tensor(Image.fromarray(pixels_of(shown.frames[0])).getpixel((0, 0))) / 255
+    mean, std = (torch.tensor(getattr(family.processor.image_processor, f"image_{x}")) for x in ("mean", "std"))
+    assert torch.allclose(pixels[0, :, 0, 0], (byte - mean) / std, atol=1e-5)
+
+
+def pixels_of(frame):
+    """A frame scaled by PIL itself."""
+    return torch.tensor(list(frame.resize((24, 24), Image.Resampling.BICUBIC).getdata())).view(24, 24, 3).byte().numpy()
+
+
+@torch.no_grad()
+def test_features_are_transformers_in_order(family, tmp_path):
+    batch = qwen_batch(family, onevision_records(tmp_path))
+    states = family.visual_states(batch)
+    shown = [noise(*size, i) for i, size in enumerate(OV_SIZES)]
+    theirs = their_processor(family).image_processor([shown[2:], shown[:2]], return_tensors="pt")
+    expected = family.model.model.get_image_features(**theirs).pooler_output
+    assert [len(tokens) for tokens in states.tokens] == [WHOLE + 6 * 7, WHOLE + 1, WHOLE + 1]
+    assert all(torch.equal(mine, other) for mine, other in zip(states.tokens, expected, strict=True))
+    assert states.cls is states.received is states.keys is None
+
+
+@torch.no_grad()
+def test_a_videos_features_are_an_entry_for_each_frame_with_the_newline_on_the_last(family):
+    shown = [video(2), noise(20, 20), video(2, 5)]
+    given = inputs_of(family, "what moves?", shown)
+    batch = batch_from_inputs(family, given["input_ids"], given["attention_mask"].bool(), given, None)
+    assert batch.image_grid_I3.tolist() == [[2, 0, 0], [2, 20, 20], [2, 0, 0]]
+    assert batch.images_per_sample_B.tolist() == [3]
+    states = family.visual_states(batch, "received")
+    assert [len(tokens) for tokens in states.tokens] == [FRAME, FRAME + 1, WHOLE + 3 * 4, FRAME, FRAME + 1]
+    for own, start in ((0, 0), (1, 3)):
+        theirs = family.model.model.get_video_features(given["pixel_values_videos"][own][None]).pooler_output[0]
+        torch.testing.assert_close(torch.cat(states.tokens[start : start + 2]), theirs, rtol=1e-5, atol=1e-5)
+    assert [float(received[-1]) == 0 for received in states.received] == [False, True, True, False, True]
+    assert [len(keys) for keys in states.keys] == [len(tokens) for tokens in states.tokens]
+    visual = family.is_visual(batch.input_ids_BN)
+    assert torch.equal(visual, batch.regions_BN == Region.VISUAL)
+    assert int(visual.sum()) == sum(len(tokens) for tokens in states.tokens)
+
+
+def test_what_the_processor_made_is_read_back_for_a_batch_of_prompts(family):
+    """A prompt of one image, one of two, one without; tiles that pad are left out."""
+    images = [[noise(*OV_SIZES[2])], [noise(*size) for size in OV_SIZES[:2]], []]
+    prompts = [family.render([Turn("<image>" * len(own) + "what?")]).text for own in images]
+    given = their_processor(family)(text=prompts, images=images, return_tensors="pt", padding=True)
+    batch = batch_from_inputs(family, given["input_ids"], given["attention_mask"].bool(), given, None)
+    pixels, grid = family.process_images([image for own in images for image in own], [1, 2, 2])
+    assert torch.equal(batch.pixel_values, pixels)
+    assert torch.equal(batch.image_grid_I3, grid)
+    assert batch.images_per_sample_B.tolist() == [1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pixel_values": torch.zeros(2, 3, 24, 24)}, r"must be \[images, tiles, 3, height, width\] with image_sizes"),
+        ({"image_sizes": None}, "pass the processor's whole output"),
+        ({"image_sizes": torch.tensor([[0, 30]])}, "pass the processor's whole output"),
+        ({"image_sizes": torch.tensor([[20, 300]])}, "pass the processor's whole output"),
+        ({"batch_num_images": torch.tensor([2])}, "pass the processor's whole output"),
+        ({"image_sizes": torch.tensor([[24, 24]])}, r"pictures of \[21\] visual tokens but prompts of \[24\]"),
+        ({"pixel_values_videos": torch.zeros(1, 2, 3, 20, 24)}, r"must be \[videos, frames, 3, 24, 24\]"),
+        ({"pixel_values_videos": torch.zeros(1, 2, 3, 24, 24)}, r"pictures of \[24, 9\] visual tokens but"),
+        ({"image_grid_thw": torch.ones(1, 3)}, "image_grid_thw: llava_onevision takes pixel_values, image_sizes"),
+    ],
+)
+def test_what_is_no_processors_output_is_refused(family, change, message):
+    given = inputs_of(family, "what?", [noise(*OV_SIZES[0])]) | change
+    with pytest.raises(ValueError, match=message):
+        batch_from_inputs(family, given["input_ids"], given["attention_mask"].bool(), given, None)
+
+
+def test_videos_of_unequal_length_in_one_prompt_are_refused(family):
+    with pytest.raises(ValueError, match=r"videos of 2 and 3 frames in one prompt; .* sample as many of each"):
+        inputs_of(family, "what moves?", [video(3), video(2)])
+
+
+def test_another_tower_is_refused(family):
+    family.model.config.vision_feature_select_strategy = "default"
+    with pytest.raises(ValueError, match=r"with a SigLIP tower, all of whose patches .* 'default'"):
+        LlavaOnevisionFamily(family.model, family.processor)

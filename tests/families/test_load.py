@@ -1,8 +1,9 @@
-"""Loading: a folder round-trips, wrong names are worded, layouts need no weights, and the Hub is asked once."""
+"""Loading: folders and GGUF files, wrong names are worded, layouts need no weights, and the Hub is asked once."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 
 import httpx2
@@ -11,17 +12,21 @@ import torch
 from huggingface_hub import constants
 from huggingface_hub.errors import OfflineModeIsEnabled
 
+from checkpoints import tiny_llama
+from subtoken_train import SubTokenModel
 from subtoken_train.artifact.hub import find_adapter, worded
+from subtoken_train.cli.main import main
 from subtoken_train.engine.build import assemble
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families import FAMILIES, online
-from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.backbone_config import BackboneConfig, check_backbone
 from subtoken_train.families.llava import LlavaFamily
-from subtoken_train.families.load import layout_family, load_family, with_processor
+from subtoken_train.families.load import check_weights, family_class, layout_family, load_family, with_processor
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.families.qwen_vl import Qwen25VLFamily
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
+from tests.support.gguf_tiny import TEMPLATE, write_gguf
 from tests.support.helpers import make_batch, save_backbone
 from tests.support.sampling import sampled
 from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
@@ -30,13 +35,7 @@ from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
 @pytest.fixture
 def folder(tiny_family, tmp_path):
     """The random tiny model, saved as users would save theirs."""
-    return save_backbone(tiny_family, tmp_path)
-
-
-def with_model_type(folder, name):
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": name}))
-    return BackboneConfig(str(folder))
+    return save_backbone(tiny_family, tmp_path / "backbone")
 
 
 @torch.no_grad()
@@ -50,6 +49,10 @@ def test_a_saved_folder_gives_the_same_model(tiny_family, folder):
     assert torch.equal(loaded.embed(batch), tiny_family.embed(batch))
     text = "<s>USER: <image> what"
     assert loaded.tokenizer(text).input_ids == tiny_family.tokenizer(text).input_ids
+    layout = layout_family(BackboneConfig(str(folder)))
+    shapes = {name: tensor.shape for name, tensor in layout.model.state_dict().items()}
+    assert shapes == {name: tensor.shape for name, tensor in loaded.model.state_dict().items()}
+    assert {parameter.device.type for parameter in layout.model.parameters()} == {"meta"}
 
 
 @sampled("dtype", ["float32", "bfloat16", "float16"], every=3)
@@ -59,66 +62,26 @@ def test_dtype_and_attention_are_what_was_asked(folder, dtype):
     assert family.decoder.config._attn_implementation == "eager"
 
 
-@pytest.mark.parametrize("load", [load_family, layout_family])
-def test_an_unknown_dtype_names_the_nearest(folder, load):
-    with pytest.raises(ValueError, match=r"unknown dtype 'bfloat61'\. Did you mean 'bfloat16'\?"):
-        load(BackboneConfig(str(folder), dtype="bfloat61"))
-
-
-@pytest.mark.parametrize("load", [load_family, layout_family])
-def test_an_unknown_path_says_what_was_looked_for(load):
-    with pytest.raises(ValueError, match="holds a name of more than 255 bytes: look at it for a missing space"):
-        load(BackboneConfig("a/" + "é" * 128))
-    with pytest.raises(ValueError, match=r"backbone 'no/such-model' is neither a folder with a config\.json nor a mod"):
-        load(BackboneConfig("no/such-model"))
-
-
-def test_a_folder_without_config_is_no_backbone(tmp_path):
-    with pytest.raises(ValueError, match=r"is neither a folder with a config\.json"):
-        load_family(BackboneConfig(str(tmp_path)))
-
-
-def test_another_family_of_transformers_is_refused(folder):
-    with pytest.raises(ValueError, match=r"unknown backbone family \(model_type\) 'vipllava'.*'llava'"):
-        load_family(with_model_type(folder, "vipllava"))
-
-
-@pytest.mark.slow
-def test_layout_of_a_folder_has_the_loaded_models_shapes(folder):
-    loaded, layout = (load(BackboneConfig(str(folder))) for load in (load_family, layout_family))
-    shapes = {name: tensor.shape for name, tensor in layout.model.state_dict().items()}
-    assert shapes == {name: tensor.shape for name, tensor in loaded.model.state_dict().items()}
-    assert {parameter.device.type for parameter in layout.model.parameters()} == {"meta"}
-
-
-def test_llava_7b_counts_without_weights_or_network():
-    """The paper's model: rank-16 LoRA on q and v, and one linear router of 16 groups per layer."""
-    family = layout_family(BackboneConfig("llava-hf/llava-1.5-7b-hf", dtype="bfloat16"))
-    routing = RoutingConfig(num_groups=16, kept_groups=4)
-    with torch.device("meta"):
-        compressed, _ = assemble(family, LoraSettings(rank=16), build_reducer("fastv", keep_ratio=0.25), routing)
-    lora = sum(parameter.numel() for parameter in family.model.parameters() if parameter.requires_grad)
-    routers = sum(parameter.numel() for parameter in compressed.bank.parameters())
-    assert (lora, routers) == (8_388_608, 2_097_664)
-    assert family.shape.token_bytes == 512 * 1024
-    assert family.visual_tokens() == 576
-
-
 @sampled(
-    ("size", "total", "lora", "routers", "kibibytes"),
-    [("3B", 3_754_622_976, 3_686_400, 1_180_224, 36), ("7B", 8_292_166_656, 5_046_272, 1_606_080, 56)],
+    ("name", "total", "lora", "routers", "kibibytes", "tokens"),
+    [
+        ("llava-hf/llava-1.5-7b-hf", None, 8_388_608, 2_097_664, 512, 576),  # the paper's
+        ("Qwen/Qwen2.5-VL-3B-Instruct", 3_754_622_976, 3_686_400, 1_180_224, 36, 144),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", 8_292_166_656, 5_046_272, 1_606_080, 56, 144),
+    ],
     every=2,
 )
-def test_qwen25vl_counts_without_weights_or_network(size, total, lora, routers, kibibytes):
-    family = layout_family(BackboneConfig(f"Qwen/Qwen2.5-VL-{size}-Instruct", dtype="bfloat16"))
-    assert sum(parameter.numel() for parameter in family.model.parameters()) == total
+def test_counts_without_weights_or_network(name, total, lora, routers, kibibytes, tokens):
+    """Rank-16 LoRA on q and v, and one linear router of 16 groups per layer."""
+    family = layout_family(BackboneConfig(name, dtype="bfloat16"))
+    assert total in (None, sum(parameter.numel() for parameter in family.model.parameters()))
     routing = RoutingConfig(num_groups=16, kept_groups=4)
     with torch.device("meta"):
         compressed, _ = assemble(family, LoraSettings(rank=16), build_reducer("fastv", keep_ratio=0.25), routing)
     assert sum(parameter.numel() for parameter in family.model.parameters() if parameter.requires_grad) == lora
     assert sum(parameter.numel() for parameter in compressed.bank.parameters()) == routers
     assert family.shape.token_bytes == kibibytes * 1024
-    assert family.visual_tokens() == 144
+    assert family.visual_tokens() == tokens
 
 
 @pytest.fixture
@@ -138,16 +101,9 @@ def test_a_qwen_folder_loads_without_its_video_processor(qwen_folder, tmp_path):
 
 def test_a_published_image_processor_is_read_whatever_class_it_names(qwen_folder):
     """The Hub's file names a class that needs torchvision, and allows 16,384 visual tokens per image."""
-    published = {
-        "min_pixels": 3136,
-        "max_pixels": 12845056,
-        "patch_size": 14,
-        "temporal_patch_size": 2,
-        "merge_size": 2,
-        "image_processor_type": "Qwen2VLImageProcessor",
-        "processor_class": "Qwen2_5_VLProcessor",
-    }
-    (qwen_folder / "preprocessor_config.json").write_text(json.dumps(published))
+    published = {"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "temporal_patch_size": 2}
+    published |= {"image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2_5_VLProcessor"}
+    (qwen_folder / "preprocessor_config.json").write_text(json.dumps({**published, "merge_size": 2}))
     family = load_family(BackboneConfig(str(qwen_folder)))
     assert (family.min_pixels, family.max_pixels) == (3136, 1_003_520)
     assert family.processor.image_processor.size["longest_edge"] == 12845056
@@ -160,50 +116,6 @@ def test_the_cap_reaches_every_way_to_build_a_family(qwen_folder, max_pixels):
     families = [load_family(config), layout, with_processor(layout, config)]
     assert {family.max_pixels for family in families} == {max_pixels or 1_003_520}
     assert {family.visual_tokens((1000, 1000)) for family in families} == {144 if max_pixels else 1225}
-
-
-@sampled("load", [load_family, layout_family], every=2)
-def test_a_cap_for_a_family_of_one_size_is_refused(folder, load):
-    with pytest.raises(ValueError, match="max_pixels=112896: llava scales every image to one size"):
-        load(BackboneConfig(str(folder), max_pixels=112_896))
-
-
-def test_a_model_type_that_nobody_knows_is_named(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "zebra"}')
-    with pytest.raises(ValueError, match="zebra"):
-        load_family(BackboneConfig(path=str(tmp_path)))
-
-
-CODE = {"AutoConfig": "configuration_own.OwnConfig"}
-STATE = "_text with layers of linear_attention is not supported: they keep a state instead of keys and values"
-
-
-@pytest.mark.parametrize("load", [load_family, layout_family])
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("gemma3", "gemma3 is not supported: an image's tokens attend in both directions in Gemma 3"),
-        ("gemma4", "gemma4 is not supported: heads of its layers with full attention are wider"),
-        ("gemma4_unified", "gemma4_unified is not supported: heads of its layers with full attention are wider"),
-        ("qwen3_5", f"qwen3_5{STATE}"),
-        ("qwen3_5_moe", f"qwen3_5_moe{STATE}"),
-        ("llavaonevision1_5", "needs remote code; transformers has no model of this type, so use another backbone"),
-    ],
-)
-def test_a_model_that_sees_images_and_is_not_served_is_refused_before_its_weights(tmp_path, kind, words, load):
-    own = {"auto_map": CODE} if kind == "llavaonevision1_5" else {}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **own}))  # there are no weights
-    with pytest.raises(ValueError, match=words):
-        load(BackboneConfig(str(tmp_path)))
-
-
-@pytest.mark.parametrize("missing", ["model.safetensors", "tokenizer_config.json"])
-def test_a_folder_without_weights_or_tokenizer_is_a_worded_error(tiny_family, tmp_path, missing):
-    folder = save_backbone(tiny_family, tmp_path / "backbone")
-    for path in folder.glob("token*" if missing.startswith("token") else missing):
-        path.unlink()
-    with pytest.raises(ValueError, match=r"of backbone .* cannot be read"):
-        load_family(BackboneConfig(path=str(folder)))
 
 
 @sampled("key", ["attn_implementation", "_attn_implementation"], every=2)
@@ -220,15 +132,58 @@ def test_a_backbone_names_no_attention_of_its_own(folder, key):
         assert {part._attn_implementation for part in parts} <= {"sdpa", "eager"}
 
 
+CODE = {"auto_map": {"AutoConfig": "configuration_own.OwnConfig"}}
+ORIGINAL = {"mm_vision_tower": "openai/clip-vit-large-patch14-336", "hidden_size": 64}
+STATE = "_text with layers of linear_attention is not supported: they keep a state instead of keys and values"
+WIDE = " is not supported: heads of its layers with full attention are wider"
+ORIGINALS = [each for family in FAMILIES.values() for each in family.originals.items()]
+KINDS = {
+    "zebra": ({}, "zebra"),
+    "vipllava": ({}, r"unknown backbone family \(model_type\) 'vipllava'.*'llava'"),
+    "gemma3": ({}, "gemma3 is not supported: an image's tokens attend in both directions in Gemma 3"),
+    "gemma4": ({}, f"gemma4{WIDE}"),
+    "gemma4_unified": ({}, f"gemma4_unified{WIDE}"),
+    "qwen3_5": ({}, f"qwen3_5{STATE}"),
+    "qwen3_5_moe": ({}, f"qwen3_5_moe{STATE}"),
+    "llavaonevision1_5": (CODE, "needs remote code; transformers has no model of this type, so use another backbone"),
+    **dict.fromkeys(("llava", "llava_mistral"), (ORIGINAL, r"it is in the format of LLaVA's original code \('llava")),
+    **{kind: (CODE, rf".model_type '{kind}'., which needs remote code; use .*{taken}") for kind, taken in ORIGINALS},
+}
+
+
 @pytest.mark.parametrize("load", [load_family, layout_family])
-@pytest.mark.parametrize(
-    ("kind", "taken"), [(kind, taken) for family in FAMILIES.values() for kind, taken in family.originals.items()]
-)
-def test_a_checkpoint_in_its_authors_own_format_names_the_one_to_take(tmp_path, kind, taken, load):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "auto_map": CODE}))
-    words = rf"in its authors' own format .model_type '{kind}'., which needs remote code; use .*{taken}"
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_that_is_not_served_is_refused_before_its_weights(tmp_path, kind, load):
+    own, words = KINDS[kind]
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **own}))  # there are no weights
     with pytest.raises(ValueError, match=words):
         load(BackboneConfig(str(tmp_path)))
+
+
+NAMES = {
+    "dtype": ({"dtype": "bfloat61"}, r"unknown dtype 'bfloat61'\. Did you mean 'bfloat16'\?"),
+    "quantization": ({"quantization": "nf5"}, r"unknown quantization 'nf5'\. Did you mean 'nf4'\?"),
+    "long": ({"path": "a/" + "é" * 128}, "holds a name of more than 255 bytes: look at it for a missing space"),
+    "absent": ({"path": "no/such-model"}, r"'no/such-model' is neither a folder with a config\.json nor a mod"),
+    "empty": ({"path": "."}, r"is neither a folder with a config\.json"),
+    "cap": ({"max_pixels": 112_896}, "max_pixels=112896: llava scales every image to one size; remove max_pixels"),
+}
+
+
+@pytest.mark.parametrize("load", [load_family, layout_family])
+@pytest.mark.parametrize("name", NAMES)
+def test_settings_that_are_none_are_worded(folder, name, load):
+    settings, words = NAMES[name]
+    with pytest.raises(ValueError, match=words):
+        load(BackboneConfig(**{"path": str(folder), **settings}))
+
+
+@pytest.mark.parametrize("missing", ["model.safetensors", "token*"])
+def test_a_folder_without_weights_or_tokenizer_is_a_worded_error(folder, missing):
+    for path in folder.glob(missing):
+        path.unlink()
+    with pytest.raises(ValueError, match=r"of backbone .* cannot be read"):
+        load_family(BackboneConfig(path=str(folder)))
 
 
 @pytest.fixture
@@ -277,10 +232,135 @@ def test_who_said_offline_is_not_told_of_the_network(asked, monkeypatch):
 
 
 def test_any_answer_will_do(asked, monkeypatch):
-    monkeypatch.setattr(
-        httpx2.Client, "request", lambda self, method, url, **_: asked.append(url) or httpx2.Response(503)
-    )
+    answer = httpx2.Response(503)
+    monkeypatch.setattr(httpx2.Client, "request", lambda self, method, url, **_: asked.append(url) or answer)
     for _ in range(2):
         with online.hub_asked():
             assert not constants.HF_HUB_OFFLINE
     assert asked == [constants.ENDPOINT]
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    torch.manual_seed(3)
+    return tiny_llama.build_model(2).eval(), tiny_llama.build_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def file(tiny, tmp_path_factory):
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "model.gguf", *tiny)
+
+
+@torch.no_grad()
+def test_a_file_gives_the_model_that_it_was_made_of(tiny, file, tmp_path):
+    model, tokenizer = tiny
+    alone = shutil.copy(file, tmp_path / "model.gguf")
+    for name in ("config.json", "adapter_config.json", "tokenizer_config.json"):  # of another model, beside it
+        (tmp_path / name).write_text('{"model_type": "mamba", "base_model_name_or_path": "nobody/nothing"}')
+    loaded = load_family(BackboneConfig(str(alone)))
+    assert loaded.model.state_dict().keys() == model.state_dict().keys()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.model.state_dict()[name], tensor), name
+    assert loaded.tokenizer.chat_template == TEMPLATE
+    text = "The code of baran is amber falcon."
+    assert loaded.tokenizer(text, add_special_tokens=False).input_ids == tokenizer(text).input_ids[1:]
+    assert not hasattr(loaded.model.config, "quantization_config")
+    assert str(loaded.model.config.name_or_path) == str(alone)
+
+
+@torch.no_grad()
+def test_its_rounding_is_kept_in_the_dtype_that_is_asked_for(tiny, tmp_path):
+    rounded = write_gguf(tmp_path / "q8.GGUF", *tiny, kind="Q8_0")
+    family = load_family(BackboneConfig(str(rounded), dtype="bfloat16"))
+    weight, whole = (each.model.layers[0].mlp.up_proj.weight for each in (family.model, tiny[0]))
+    assert weight.dtype == torch.bfloat16
+    error = (weight.float() - whole).abs().max() / whole.abs().max()
+    assert 1e-3 < error < 1e-2
+
+
+def test_a_header_is_enough_to_lay_it_out(file, monkeypatch):
+    import gguf
+
+    monkeypatch.setattr(gguf, "dequantize", lambda *_: pytest.fail("a weight was read"))
+    config = BackboneConfig(str(file))
+    assert check_weights(family_class(config), config).num_hidden_layers == 2
+    assert layout_family(config).shape.num_kv_heads == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architecture": "clip"}, "vision tower of a model that sees"),
+        ({"general__type": "mmproj"}, "vision tower of a model that sees"),
+        ({"general__type": "adapter"}, "is a LoRA, not a model"),
+        ({"split__count": 3}, "one of 3 parts; join them"),
+        ({"architecture": "qwen2vl"}, "architecture 'qwen2vl', which transformers does not read from GGUF; use"),
+        ({"architecture": "mamba"}, "mamba"),
+        ({"llama__rope__scaling__type": "yarn"}, "scales its rotary positions"),
+    ],
+)
+def test_what_is_not_read_is_said(tiny, tmp_path, changes, words):
+    path = write_gguf(tmp_path / "model.gguf", *tiny, **changes)
+    with pytest.raises(ValueError, match=words):
+        load_family(BackboneConfig(str(path)))
+
+
+@pytest.mark.parametrize("layers", [2, 10**6])
+def test_a_header_of_more_than_its_file_holds_is_no_model(tiny, tmp_path, monkeypatch, layers):
+    monkeypatch.setattr(tiny[0].config, "num_hidden_layers", layers)
+    if layers == 2:
+        monkeypatch.setattr(tiny[0], "state_dict", dict)
+    path = write_gguf(tmp_path / "model.gguf", *tiny)
+    with pytest.raises(ValueError, match=f"names {layers} layers and holds the weights of fewer; download it again"):
+        family_class(BackboneConfig(str(path)))
+
+
+def test_damaged_files_are_refused(file, tmp_path, capsys):
+    whole = file.read_bytes()
+    for number, content in enumerate((b"", b"GGUF", b"PK" + whole[2:], whole[:2000], whole[:-64])):
+        path = tmp_path / f"{number}.gguf"
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"not a GGUF file, or is damaged or cut off .* download it again"):
+            family_class(BackboneConfig(str(path)))
+    assert main(["generate", "--backbone", str(path), "--prompt", "hi"]) == 2
+    assert "cut off" in capsys.readouterr().err
+
+
+def test_names_that_are_no_file(tmp_path, file):
+    for path, words in {
+        "gone/x.gguf": "does not exist",
+        str(file.parent): r"a folder of GGUF files; name one of them: .*model\.gguf",
+        "someone/model-7B-GGUF": r"fetch one of them \('hf download",
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            load_family(BackboneConfig(path))
+    with pytest.raises(ValueError, match="is read to float32; set it to none"):
+        check_backbone(BackboneConfig(str(file), quantization="nf4"))
+    with pytest.raises(ValueError, match="is for Hub ids"):
+        check_backbone(BackboneConfig(str(file), revision="main"))
+
+
+def test_a_missing_package_names_the_extra(file, monkeypatch):
+    monkeypatch.setattr("subtoken_train.errors.find_spec", lambda _: None)
+    with pytest.raises(ValueError, match=r"pip install 'subtoken_train\[gguf\]'"):
+        load_family(BackboneConfig(str(file)))
+
+
+def test_an_adapter_is_of_the_file_that_it_was_trained_on(tiny, file, tmp_path):
+    recipe = ["--config", "tinylm_quest25_s16k12", "--output_dir", str(tmp_path / "run"), "--trainer.max_steps", "1"]
+    recipe += ["--model.backbone.path", str(file), "--data.context_length", "256"]
+    assert main(["check", *recipe, "--offline"]) == 0
+    assert main(["fit", *recipe]) == 0
+    adapter = str(tmp_path / "run/adapter")
+    assert SubTokenModel.from_pretrained(adapter).backbone.bank is not None
+    moved = str(shutil.copy(file, tmp_path / "moved.gguf"))
+    SubTokenModel.from_pretrained(adapter, backbone=moved)
+    other = str(write_gguf(tmp_path / "q8.gguf", *tiny, kind="Q8_0"))
+    tiny[0].save_pretrained(tmp_path / "plain")
+    tiny[1].save_pretrained(tmp_path / "plain")
+    for backbone, found in ((other, "sha256-"), (str(tmp_path / "plain"), "no GGUF file")):
+        with pytest.raises(ValueError, match=rf"trained on the GGUF file .* is not that file \({found}"):
+            SubTokenModel.from_pretrained(adapter, backbone=backbone)
+    merged = str(tmp_path / "merged")
+    assert main(["export", adapter, merged, "--merge-lora"]) == 0
+    SubTokenModel.from_pretrained(merged)

@@ -16,18 +16,27 @@ from subtoken_train.families.family import Family
 from subtoken_train.families.images import Video
 from subtoken_train.families.load import layout_family, published_config
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
-from subtoken_train.types import Region
+from subtoken_train.types import Region, Turn
 from tests.support.helpers import check_answers, check_logits, compress
-from tests.support.tiny import idefics3, internvl, llava_next, mistral3, qwen
-from tests.support.tiny.glm4v import glm_family
+from tests.support.tiny import idefics3, internvl, mistral3, qwen
+from tests.support.tiny import llava as llava_next
+from tests.support.tiny.qwen import glm_family
 from tests.support.tiny_parts import noises, padded, three_records
 
+QUESTION = "what is left ?"
 
-def by_processor(prompts: list[str], processor: Callable[[Family], Any], nested: bool = False) -> Callable[..., Any]:
-    """Three prompts of one, three and no images as a processor of transformers makes them."""
+
+def talks(family: Family, images: int) -> list[str]:
+    """Prompts of one, all others and no images; that they are the published template is test_chat_formats' to say."""
+    several = [Turn("<image>\n" * (images - 2) + "which one ?", "red"), Turn("<image>\nand now ?")]
+    return [family.render(turns).text for turns in ([Turn(f"<image>\n{QUESTION}")], several, [Turn("who are you ?")])]
+
+
+def by_processor(processor: Callable[[Family], Any], nested: bool = False) -> Callable[..., Any]:
+    """The prompts as a processor of transformers makes them."""
 
     def made(family, images, side, alone=False):
-        texts, shown = prompts[:1] if alone else prompts, images[:1] if alone else images
+        texts, shown = talks(family, len(images))[: 1 if alone else 3], images[:1] if alone else images
         if nested and not alone:
             shown = [images[:1], images[1:], []]
         settings = {} if alone else {"padding": True, "padding_side": side}
@@ -38,7 +47,7 @@ def by_processor(prompts: list[str], processor: Callable[[Family], Any], nested:
 
 def glm_inputs(family, images, side, alone=False):
     """As ``Glm4vProcessor`` makes them, which needs torchvision: by its own methods for images and kinds of tokens."""
-    theirs, texts = object.__new__(Glm4vProcessor), GLM[:1] if alone else [*GLM]
+    theirs, texts = object.__new__(Glm4vProcessor), talks(family, len(images))[: 1 if alone else 3]
     theirs.image_processor, theirs.image_token = family.processor.image_processor, "<|image|>"
     of = family.tokenizer.convert_tokens_to_ids
     theirs.image_token_id = of("<|image|>")
@@ -60,40 +69,13 @@ def glm_inputs(family, images, side, alone=False):
 
 
 def mistral_inputs(family, images, side, alone=False):
-    count = 1 if alone else 3
-    return mistral3.their_inputs(family, MISTRAL[:count], images[:1] if alone else images, side)
+    texts = talks(family, len(images))[: 1 if alone else 3]
+    return mistral3.their_inputs(family, texts, images[:1] if alone else images, side)
 
 
-NEXT = [
-    "<s>[INST] <image>\nwhat is left ? [/INST]",
-    "<s>[INST] <image>\n<image>\nwhich one ? [/INST] red</s> [INST] <image>\nand now ? [/INST]",
-    "<s>[INST] who are you ? [/INST]",
-]
-INTERNVL = [
-    "<|im_start|>user\n<IMG_CONTEXT>\nwhere is it?<|im_end|>\n<|im_start|>assistant\n",
-    "<|im_start|>user\n<IMG_CONTEXT>\n<IMG_CONTEXT>\nwhich?<|im_end|>\n<|im_start|>assistant\nthis<|im_end|>\n"
-    "<|im_start|>user\n<IMG_CONTEXT>\nand now?<|im_end|>\n<|im_start|>assistant\n",
-    "<|im_start|>user\nwho are you?<|im_end|>\n<|im_start|>assistant\n",
-]
-IDEFICS = [
-    "<|im_start|>User:<image>where is it?<end_of_utterance>\nAssistant:",
-    "<|im_start|>User:<image><image>which?<end_of_utterance>\nAssistant: this<end_of_utterance>\n"
-    "User: and<image>now?<end_of_utterance>\nAssistant:",
-    "<|im_start|>User: who are you?<end_of_utterance>\nAssistant:",
-]
-MISTRAL = [
-    "<s>[INST][IMG]where is it?[/INST]",
-    "<s>[INST][IMG][IMG]which?[/INST]this</s>[INST]and[IMG]now?[/INST]",
-    "<s>[INST]who are you?[/INST]",
-]
-GLM = [
-    "[gMASK]<sop><|user|>\n<|image|>where is it?<|assistant|>\n",
-    "[gMASK]<sop><|user|>\n<|image|>and<|image|>now?<|assistant|>\n",
-    "[gMASK]<sop><|user|>\nwho are you?<|assistant|>\n",
-]
-of_next = by_processor(NEXT, lambda family: family.processor)
-of_internvl = by_processor(INTERNVL, lambda _: internvl.transformers_processor())
-of_idefics = by_processor(IDEFICS, lambda _: idefics3.transformers_processor(), nested=True)
+of_next = by_processor(lambda family: family.processor)
+of_internvl = by_processor(lambda _: internvl.transformers_processor())
+of_idefics = by_processor(lambda _: idefics3.transformers_processor(), nested=True)
 
 
 class Case(NamedTuple):
@@ -179,7 +161,7 @@ def test_answers_are_transformers_own(name):
 def test_a_prompt_is_what_transformers_processor_makes(name):
     family, case = built(name), CASES[name]
     images = noises(case.sizes)
-    ours = inputs_of(family, "what is left ?" if "next" in name else "where is it?", images[:1])
+    ours = inputs_of(family, QUESTION, images[:1])
     alone = case.inputs(family, images, "left", alone=True)
     # llava_next's tokenizer begins each text with <s>, and its processor has an axis of images
     assert torch.equal(ours["input_ids"], alone["input_ids"][:, -ours["input_ids"].shape[1] :])

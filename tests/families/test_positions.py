@@ -25,24 +25,13 @@ from tests.support.text_families import text_batch, text_family
 
 THETA = {"rope_theta": 10000.0}
 SHORT, LONG = [1.0 + i / 8 for i in range(8)], [2.0 + i for i in range(8)]
+ORIGINAL = {"original_max_position_embeddings": 32}
 SCALINGS = {
     "linear": {"rope_type": "linear", "factor": 2.0},
     "dynamic": {"rope_type": "dynamic", "factor": 2.0},
-    "yarn": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32},
-    "longrope": {
-        "rope_type": "longrope",
-        "factor": 2.0,
-        "short_factor": SHORT,
-        "long_factor": LONG,
-        "original_max_position_embeddings": 32,
-    },
-    "llama3": {
-        "rope_type": "llama3",
-        "factor": 2.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32,
-    },
+    "yarn": {"rope_type": "yarn", "factor": 2.0, **ORIGINAL},
+    "longrope": {"rope_type": "longrope", "factor": 2.0, "short_factor": SHORT, "long_factor": LONG, **ORIGINAL},
+    "llama3": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **ORIGINAL},
 }
 """Each doubles the 32 positions of a tiny model."""
 BOUND = 64
@@ -53,70 +42,45 @@ def scaled(kind: str, family: str = "llama"):
     return text_family(family, max_position_embeddings=32, rope_parameters={**SCALINGS[kind], **THETA})
 
 
+def plain(most: int, **settings: object) -> SimpleNamespace:
+    return SimpleNamespace(max_position_embeddings=most, **settings)
+
+
+def longer(kind: str, factor: float | None, original: int | None = None, **more: object) -> dict[str, object]:
+    given = {"factor": factor, "original_max_position_embeddings": original}
+    return {"type": kind, **{name: value for name, value in given.items() if value is not None}, **more}
+
+
+SECTIONS = {"mrope_section": [16, 24, 24]}
+FACTORS = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
+BY_KIND = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+}
 BOUNDS = {
     "plain": (LlamaConfig(max_position_embeddings=2048), 2048),
-    "old key": (LlamaConfig(max_position_embeddings=4096, rope_scaling={"type": "linear", "factor": 4.0}), 16384),
-    "Qwen's yarn": (
-        Qwen2Config(
-            max_position_embeddings=32768,
-            rope_scaling={"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
-        ),
-        131072,
-    ),
+    "old key": (LlamaConfig(max_position_embeddings=4096, rope_scaling=longer("linear", 4.0)), 16384),
+    "Qwen's yarn": (Qwen2Config(max_position_embeddings=32768, rope_scaling=longer("yarn", 4.0, 32768)), 131072),
     "Llama 3.1": (published_config("meta-llama/Llama-3.1-8B"), 131072),
     "Qwen2.5": (published_config("Qwen/Qwen2.5-7B"), 131072),
     "Mistral": (published_config("mistralai/Mistral-7B-v0.1"), 32768),
     "longrope without a factor": (
-        LlamaConfig(
-            max_position_embeddings=131072,
-            rope_scaling={
-                "type": "longrope",
-                "short_factor": [1.0] * 64,
-                "long_factor": [2.0] * 64,
-                "original_max_position_embeddings": 4096,
-            },
-        ),
+        LlamaConfig(max_position_embeddings=131072, rope_scaling=longer("longrope", None, 4096, **FACTORS)),
         131072,
     ),
     "nested": (
-        Qwen2VLConfig(
-            text_config={
-                "max_position_embeddings": 32768,
-                "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
-            }
-        ),
+        Qwen2VLConfig(text_config={"max_position_embeddings": 32768, "rope_scaling": {"type": "mrope", **SECTIONS}}),
         32768,
     ),
     "mrope and yarn": (
         Qwen2VLConfig(
-            text_config={
-                "max_position_embeddings": 32768,
-                "rope_scaling": {
-                    "type": "yarn",
-                    "mrope_section": [16, 24, 24],
-                    "factor": 4,
-                    "original_max_position_embeddings": 32768,
-                },
-            }
+            text_config={"max_position_embeddings": 32768, "rope_scaling": longer("yarn", 4, 32768, **SECTIONS)}
         ),
         131072,
     ),
-    "kinds of layers": (
-        SimpleNamespace(
-            max_position_embeddings=100,
-            rope_parameters={
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-            },
-        ),
-        800,
-    ),
+    "kinds of layers": (plain(100, rope_parameters=BY_KIND), 800),
     "su beside the parameters": (
-        SimpleNamespace(
-            max_position_embeddings=4096,
-            original_max_position_embeddings=4096,
-            rope_scaling={"type": "su", "factor": 32.0},
-        ),
+        plain(4096, original_max_position_embeddings=4096, rope_scaling=longer("su", 32.0)),
         131072,
     ),
     "not said": (SimpleNamespace(rope_parameters=None), None),

@@ -1,6 +1,8 @@
-"""Quantised backbones: what is quantised, whose gradients are right, and adapters that fit either kind."""
+"""LoRA on exactly q and v, and quantised backbones: what is quantised, whose gradients are right, what fits."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from subtoken_train.engine.build import assemble, build
 from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import layout_family, load_family
-from subtoken_train.families.lora import LoraSettings
+from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.functional.quantized import dense_weight
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
@@ -21,7 +23,51 @@ from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 from tests.support.tiny.qwen import qwen_family
 
-pytest.importorskip("bitsandbytes")
+TRAINED = re.compile(r"model\.language_model\.layers\.(\d+)\.self_attn\.(q_proj|v_proj)\.lora_(A|B)\.default\.weight")
+
+
+def training_in(model):
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def test_exactly_q_and_v_of_every_language_layer_train(tiny_family):
+    add_lora(tiny_family, LoraSettings(rank=4))
+    found = {TRAINED.fullmatch(name).groups() for name in training_in(tiny_family.model)}
+    assert found == {(str(layer), name, part) for layer in range(4) for name in ("q_proj", "v_proj") for part in "AB"}
+    assert sum(parameter.numel() for parameter in training_in(tiny_family.model).values()) == 4 * 2 * 2 * 128 * 4
+
+
+def test_a_bf16_backbone_gets_fp32_adapters(tiny_family):
+    tiny_family.model.bfloat16()
+    add_lora(tiny_family, LoraSettings())
+    for parameter in tiny_family.model.parameters():
+        assert parameter.dtype == (torch.float32 if parameter.requires_grad else torch.bfloat16)
+
+
+def test_the_update_is_scaled_by_alpha_over_rank(tiny_family):
+    add_lora(tiny_family, LoraSettings(rank=8, alpha=24, dropout=0.25))
+    adapted = tiny_family.decoder.layers[1].self_attn.v_proj
+    assert adapted.scaling["default"] == 3.0
+    assert adapted.lora_dropout["default"].p == 0.25
+    torch.nn.init.normal_(adapted.lora_B["default"].weight)
+    hidden = torch.randn(2, 128)
+    update = hidden @ adapted.lora_A["default"].weight.T @ adapted.lora_B["default"].weight.T
+    assert torch.allclose(adapted.eval()(hidden), adapted.base_layer(hidden) + 3.0 * update, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matched"),
+    [
+        (r"model\.language_model\.layers\.[01]\.self_attn\.(q_proj|v_proj)", 4),
+        (r".*\.(q_proj|v_proj)", 16),  # the tower's too
+    ],
+)
+def test_another_number_of_matches_is_worded(tiny_family, monkeypatch, pattern, matched):
+    monkeypatch.setattr(type(tiny_family), "lora_pattern", pattern)
+    with pytest.raises(ValueError, match=f"LoRA matched {matched} modules, expected 8"):
+        add_lora(tiny_family, LoraSettings())
+
+
 KINDS = ["nf4", "int8"]
 FASTV, ROUTING = build_reducer("fastv", keep_ratio=0.25), RoutingConfig(num_groups=16, kept_groups=4)
 
@@ -29,6 +75,7 @@ FASTV, ROUTING = build_reducer("fastv", keep_ratio=0.25), RoutingConfig(num_grou
 @pytest.fixture
 def folders(tmp_path, tiny_family):
     """A function from a family's name to the folder of a random tiny model of it."""
+    pytest.importorskip("bitsandbytes")
     made = {
         "llava": lambda: tiny_family,
         "qwen2_5_vl": qwen_family,
@@ -53,12 +100,6 @@ def test_the_decoder_alone_is_quantised_and_the_identity_stays(folders, name, ki
     digests = {identify(made, plain).digest for made in (load_family(plain), layout_family(config), family)}
     assemble(family, LoraSettings(), build_reducer("none"), None)
     assert digests == {identify(family, config).digest}
-
-
-@pytest.mark.parametrize("load", [load_family, layout_family])
-def test_an_unknown_kind_names_the_nearest(folders, load):
-    with pytest.raises(ValueError, match=r"unknown quantization 'nf5'\. Did you mean 'nf4'\?"):
-        load(BackboneConfig(folders("llama"), quantization="nf5"))
 
 
 def test_without_bitsandbytes_one_line_says_what_to_do(folders, monkeypatch):

@@ -1,7 +1,5 @@
 """Qwen's VLMs and GLM's on videos and images in mixed order: inputs, positions, logits, answers are transformers'."""
 
-from functools import partial
-
 import pytest
 import torch
 from PIL import Image
@@ -19,17 +17,10 @@ from subtoken_train.inference.prompt_inputs import batch_from_inputs
 from subtoken_train.types import Region, Turn
 from tests.support.helpers import compress
 from tests.support.sampling import sampled
-from tests.support.tiny.glm4v import glm_family
-from tests.support.tiny.qwen import qwen2_family, qwen3_family, qwen_family, qwen_video
+from tests.support.tiny import tiny_families
+from tests.support.tiny.qwen import qwen_video
 
-BUILD = {
-    "qwen2_vl": qwen2_family,
-    "qwen2_5_vl": qwen_family,
-    "qwen3_vl": qwen3_family,
-    "qwen3_vl_moe": partial(qwen3_family, experts=True),
-    "glm4v": glm_family,
-    "glm4v_moe": partial(glm_family, experts=True),
-}
+TINY = tiny_families()
 PROCESSORS = {"qwen2_vl": Qwen2VLProcessor, "qwen2_5_vl": Qwen2_5_VLProcessor, "qwen3_vl": Qwen3VLProcessor}
 PROCESSORS |= {"qwen3_vl_moe": Qwen3VLProcessor, "glm4v": Glm4vProcessor, "glm4v_moe": Glm4vProcessor}
 AROUND = {"glm4v": ("<|begin_of_video|>{}<|end_of_video|>", "<|begin_of_image|>{}<|end_of_image|>")}
@@ -47,9 +38,9 @@ PICTURES = {
 pytestmark = pytest.mark.filterwarnings("ignore:the prompt has no image")  # as the pictures of "text" have it
 
 
-@pytest.fixture(params=BUILD)
+@pytest.fixture(params=PROCESSORS)
 def family(request):
-    return BUILD[request.param]()
+    return TINY[request.param].build()
 
 
 def prompt_of(pictures):

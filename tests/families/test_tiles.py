@@ -1,15 +1,27 @@
-"""Tiles of any resolution, beside transformers' own models and processors, over many sizes."""
+"""Tiles of any resolution beside the originals' own, marks between them, and what merged tokens receive."""
 
 from itertools import product
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from transformers import LlavaNextProcessor, LlavaOnevisionProcessor
 from transformers.models.llava_next.modeling_llava_next import LlavaNextModel
 from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionModel
 
+from subtoken_train.families.images import Video
 from subtoken_train.families.tiles import TileLayout, joined_tiles, ordered_pictures, padded_tiles, pictures_per_sample
+from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
+from subtoken_train.types import Region
+from tests.support.helpers import compress, eager_calls
+from tests.support.tiny import idefics3, mistral3
+from tests.support.tiny.idefics3 import idefics_family, tiler
+from tests.support.tiny.internvl import SIDE, SIZES, TILES, internvl_family
+from tests.support.tiny.mistral3 import mistral3_family
+from tests.support.tiny_parts import noises, padded, three_records
 
 NEXT = [(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)]
 ONEVISION = [(384 * high, 384 * wide) for high, wide in product(range(1, 7), repeat=2)]
@@ -115,15 +127,6 @@ def test_rows_of_patches_run_across_tiles():
     assert layout.tiles((10, 20)) == 3
 
 
-def test_packing_keeps_dtype_and_gradient():
-    layout = TileLayout(((2, 2),), 2, 2)
-    tiles_IPC = torch.randn(2, 4, 3, dtype=torch.bfloat16, requires_grad=True)
-    packed_TC = layout.pack(tiles_IPC, (5, 5), torch.ones(3))
-    packed_TC.float().sum().backward()
-    assert packed_TC.dtype == torch.bfloat16
-    assert tiles_IPC.grad.eq(1).all()
-
-
 def test_tiles_are_padded_with_zeros_and_read_back():
     tiles = torch.arange(1.0, 7.0)[:, None, None, None].expand(6, 3, 2, 2)
     padded = padded_tiles(tiles, [3, 1, 2])
@@ -164,3 +167,136 @@ def test_images_and_videos_stand_in_the_order_of_their_placeholders():
     assert ordered_pictures(kinds, {1: [2, 3, 2], 2: [3, 4]}) == [[(2, 0), (1, 0), (1, 1)], [(1, 2), (2, 1)], []]
     with pytest.raises(ValueError, match=r"pictures of \[2, 3, 2, 4, 3\] visual tokens but prompts of \[8, 6, 0\]"):
         ordered_pictures(kinds, {1: [2, 3, 2], 2: [4, 3]})
+
+
+def published_tiles(image: Image.Image, least: int, most: int) -> list[np.ndarray]:
+    """``dynamic_preprocess`` of OpenGVLab's model cards, written down again: RGB tiles, the whole last."""
+    grids = {(i, j) for n in range(least, most + 1) for i in range(1, n + 1) for j in range(1, n + 1)}
+    grids = sorted((grid for grid in grids if least <= grid[0] * grid[1] <= most), key=lambda grid: grid[0] * grid[1])
+    best, smallest, area = (1, 1), float("inf"), image.width * image.height
+    for grid in grids:
+        distance = abs(image.width / image.height - grid[0] / grid[1])
+        if distance < smallest or (distance == smallest and area > 0.5 * SIDE * SIDE * grid[0] * grid[1]):
+            best, smallest = grid, min(smallest, distance)
+    scaled = np.array(image.resize((SIDE * best[0], SIDE * best[1]), Image.Resampling.BICUBIC))
+    rows = [scaled[y * SIDE : (y + 1) * SIDE] for y in range(best[1])]
+    tiles = [row[:, x * SIDE : (x + 1) * SIDE] for row in rows for x in range(best[0])]
+    return tiles if len(tiles) == 1 else [*tiles, np.array(image.resize((SIDE, SIDE), Image.Resampling.BICUBIC))]
+
+
+def test_tiles_are_those_of_the_originals():
+    family, images = internvl_family(), noises(SIZES)
+    expected = [tile for image in images for tile in published_tiles(image, 1, 5)]
+    mean, std = (np.array(x) for x in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    found = family.process_images(images)[0]
+    assert len(found) == len(expected) == sum(TILES)
+    for ours, tile in zip(found, expected, strict=True):
+        assert np.abs(ours.permute(1, 2, 0).numpy() - (tile / 255 - mean) / std).max() < 1e-5
+    assert [family.tiles(size) for size in SIZES] == list(TILES)
+
+
+def test_a_video_is_a_line_per_frame():
+    family = internvl_family()
+    frames = [image.resize((40, 30)) for image in noises(SIZES)[:3]]
+    given = inputs_of(family, "<video>\nwhat happens?", [Video(tuple(frames))])
+    shown = "<img>" + "<IMG_CONTEXT>" * 4 + "</img>"
+    words = f"<|im_start|>user\nFrame1: {shown}\nFrame2: {shown}\nFrame3: {shown}\nwhat happens?<|im_end|>\n"
+    assert family.tokenizer.decode(given["input_ids"][0]) == f"{words}<|im_start|>assistant\n"
+    whole = family.processor.image_processor(frames, crop_to_patches=False, return_tensors="pt")["pixel_values"]
+    assert torch.equal(given["pixel_values"], whole)
+    batch = batch_from_inputs(family, given["input_ids"], given["attention_mask"].bool(), given, None)
+    assert batch.images_per_sample_B.tolist() == [3]  # frames by frames, as transformers' processor gives them
+    expected = family.model.generate(**given, max_new_tokens=5, do_sample=False)
+    model = SubTokenModel.around(compress(family))
+    assert torch.equal(model.generate(**given, max_new_tokens=5, do_sample=False), expected)
+
+
+FAKE, TURN = "<fake_token_around_image>", "<row_{}_col_{}>"
+IN_ROWS = [FAKE + FAKE.join(TURN.format(row, column) for column in (1, 2, 3)) for row in (1, 2)]
+IN_TILES = "\n".join([*IN_ROWS, "", f"{FAKE}<global-img>{FAKE}"])
+MARKS = {
+    "idefics3": (lambda: idefics_family("idefics3"), idefics3.SIZES, IN_TILES),
+    "smolvlm": (idefics_family, idefics3.SIZES, IN_TILES),
+    "mistral3": (mistral3_family, mistral3.SIZES, "[IMG_BREAK][IMG_END]"),
+}
+
+
+@pytest.mark.parametrize("name", MARKS)
+def test_marks_of_tiles_and_rows_are_text_that_stays(name, tmp_path):
+    build, sizes, marks = MARKS[name]
+    family = build()
+    batch = padded(family, three_records(tmp_path, sizes))
+    ids, visual = batch.input_ids_BN[0], batch.regions_BN[0] == Region.VISUAL
+    first, last = visual.nonzero()[[0, -1], 0].tolist()
+    first -= 0 if name == "mistral3" else 2
+    between = ~visual[first : last + 2]
+    assert family.tokenizer.decode(ids[first : last + 2][between]) == marks
+    later = batch.regions_BN[0, int(visual.nonzero()[0, 0]) : last + 2]
+    assert set(later[later != Region.VISUAL].tolist()) == {int(Region.QUERY)}
+
+
+def test_tiles_are_counted_as_the_image_processor_cuts_them():
+    """Also where the longer side is no whole number of tiles, and transformers' own count is another."""
+    family = idefics_family()
+    sizes = [(1, 1), (1, 90), (90, 1), (33, 64), (64, 33), (97, 96), (50, 50), (500, 700), (63, 190)]
+    for longest in (32, 64, 96, 100, 130):
+        family.longest = longest
+        cut = tiler()(
+            [[Image.new("RGB", size[::-1])] for size in sizes], size={"longest_edge": longest}, return_row_col_info=True
+        )
+        assert [family.grid(size) for size in sizes] == [
+            (rows[0], columns[0]) for rows, columns in zip(cut["rows"], cut["cols"], strict=True)
+        ]
+
+
+def test_a_checkpoint_that_does_not_cut_sees_wholes():
+    family, images = idefics_family(), noises(idefics3.SIZES)
+    whole = type(family)(family.model, type(family.processor)(tiler(do_image_splitting=False), family.tokenizer))
+    assert whole.visual_tokens(idefics3.SIZES[0]) == 4
+    assert len(whole.process_images(images)[0]) == len(images)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["internvl", *idefics3.KINDS])
+def test_a_token_receives_the_mean_of_its_four_patches(kind, tmp_path):
+    """Of the class token's attention, or without one of all patches' of the tile; tokens stand row by row."""
+    classes = kind == "internvl"
+    family = internvl_family() if classes else idefics_family(kind)
+    batch = padded(family, three_records(tmp_path, SIZES if classes else idefics3.SIZES))
+    states = family.visual_states(batch, "received")
+    tower = family.model.model.vision_tower if classes else family.model.model.vision_model
+    tower.set_attn_implementation("eager")
+    seen = tower(batch.pixel_values, output_attentions=True).attentions[-1]
+    tower.set_attn_implementation("sdpa")
+    received_IP = seen[:, :, 0, 1:].sum(1) if classes else seen.mean(1).sum(1)
+    expected_I22 = received_IP.unflatten(1, (4, 4)).unfold(1, 2, 2).unfold(2, 2, 2).mean((-1, -2))
+    torch.testing.assert_close(torch.stack(states.received), expected_I22.flatten(1))
+    assert states.cls is None
+    tiles = sum(TILES) if classes else sum(rows * columns + 1 for rows, columns in idefics3.GRIDS)
+    assert [tuple(keys.shape) for keys in states.keys] == [(4, 16)] * tiles
+    assert not classes or family.visual_states(batch, "unsplit").keys[0].shape == (4, 32)
+    pixels = batch.pixel_values if classes else batch.pixel_values[None]
+    own = family.model.get_image_features(pixels).pooler_output
+    own = own.flatten(0, 1) if classes else own[0]
+    torch.testing.assert_close(family.project(torch.cat(states.tokens)), own)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["mistral", "ministral3"])
+def test_a_token_of_a_picture_of_any_size_receives_the_mean_of_its_patches(kind, tmp_path, monkeypatch):
+    family, tokens = mistral3_family(kind), [rows * columns for rows, columns in mistral3.GRIDS]
+    batch, tower = padded(family, three_records(tmp_path, mistral3.SIZES)), family.model.model.vision_tower
+    states, attention = family.visual_states(batch, "received"), tower.transformer.layers[-1].attention
+    ((weights, key),) = eager_calls(tower, attention, lambda: family.visual_states(batch), monkeypatch)
+    weights_HPP, key_HPd = weights[0], key[0]
+    lengths = [4 * count for count in tokens]
+    received, keys = weights_HPP.mean(0).sum(0).split(lengths), key_HPd.mean(0).split(lengths)
+    for i, (rows, columns) in enumerate(mistral3.GRIDS):
+        grid = received[i].view(rows, 2, columns, 2)
+        torch.testing.assert_close(states.received[i], grid.mean((1, 3)).flatten(), rtol=1e-4, atol=1e-5)
+        grid = keys[i].view(rows, 2, columns, 2, -1)
+        torch.testing.assert_close(states.keys[i], grid.mean((1, 3)).flatten(0, 1), rtol=1e-4, atol=1e-5)
+    assert [len(tokens) for tokens in states.tokens] == tokens
+    shown = family.given_images(batch.pixel_values, batch.image_grid_I3, batch.input_ids_BN)
+    own = family.model.get_image_features(shown["pixel_values"], image_sizes=shown["image_sizes"]).pooler_output
+    torch.testing.assert_close(family.project(torch.cat(states.tokens)), torch.cat(own))

@@ -19,7 +19,7 @@ from subtoken_train.reducers.visionzip import (
 from subtoken_train.types import Region, VisualStates
 from tests.support.helpers import check_alone, compress, make_batch, unread
 from tests.support.sampling import sampled
-from tests.support.tiny.llava_next import TOKENS, next_batch, next_family, next_records
+from tests.support.tiny.llava import TOKENS, next_batch, next_family, next_records
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
 

@@ -18,13 +18,12 @@ from tests.support.commands import refused
 from tests.support.helpers import moved_by_fit, save_backbone
 from tests.support.kvzap_files import written
 from tests.support.sampling import sampled
-from tests.support.tiny.glm4v import glm_family
 from tests.support.tiny.idefics3 import idefics_family
 from tests.support.tiny.internvl import internvl_family
-from tests.support.tiny.llava_next import next_family
+from tests.support.tiny.llava import next_family
 from tests.support.tiny.llava_onevision import onevision_family
 from tests.support.tiny.mistral3 import mistral3_family
-from tests.support.tiny.qwen import qwen2_family, qwen3_family, qwen_family
+from tests.support.tiny.qwen import glm_family, qwen2_family, qwen3_family, qwen_family
 from tests.support.tiny_parts import noise
 
 FAMILIES = {

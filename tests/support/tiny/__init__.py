@@ -18,23 +18,14 @@ from subtoken_train.families.family import Family
 
 @dataclass(frozen=True)
 class TinyPicture:
-    """A picture in a prompt of random tokens.
-
-    Attributes:
-        visual: ids of its run: the placeholders, and any text of its own between them.
-        pixels: as ``Batch`` holds them.
-        grid: its row of ``Batch.image_grid_I3``; None where the family has none.
-        before: ids in front of it.
-        after: ids behind it; left out where a prompt ends with its picture.
-        seconds: its row of ``Batch.seconds_I``; None where the family has none.
-    """
+    """A picture in a prompt of random tokens: the ids of its run, text between placeholders too, and beside it."""
 
     visual: list[int]
     pixels: Tensor
-    grid: list[int] | None = None
+    grid: list[int] | None = None  # its row of ``Batch.image_grid_I3``
     before: list[int] = field(default_factory=list)
-    after: list[int] = field(default_factory=list)
-    seconds: float | None = None
+    after: list[int] = field(default_factory=list)  # left out where a prompt ends with its picture
+    seconds: float | None = None  # its row of ``Batch.seconds_I``
 
 
 Draw = Callable[[Family, torch.Generator, int, int, int], TinyPicture]
@@ -43,25 +34,15 @@ Draw = Callable[[Family, torch.Generator, int, int, int], TinyPicture]
 
 @dataclass(frozen=True)
 class TinyFamily:
-    """A tiny model.
-
-    Attributes:
-        name: level of the matrices' factor; a module that draws pictures has one of its family's own name.
-        build: makes it.
-        picture: draws a picture; None for a language model.
-        without: reducers (levels of the matrix) that its tower cannot serve.
-        windowed: whether layers attend in sliding windows, which some features do not go with.
-        order: its place in the matrices; new families come last.
-        crossed: whether the matrices take it; what all families must pass runs on it either way.
-    """
+    """A tiny model, by its level of the matrices' factor; a module that draws pictures has one of its family's name."""
 
     name: str
     build: Callable[[], Family]
-    picture: Draw | None = None
-    without: frozenset[str] = frozenset()
-    windowed: bool = False
-    order: int = 99
-    crossed: bool = True
+    picture: Draw | None = None  # None for a language model
+    without: frozenset[str] = frozenset()  # reducers (levels of the matrix) that its tower cannot serve
+    windowed: bool = False  # layers attend in sliding windows, which some features do not go with
+    order: int = 99  # place in the matrices; new families come last
+    crossed: bool = True  # whether the matrices take it; what all families must pass runs on it either way
 
 
 def tiny_families() -> dict[str, TinyFamily]:

@@ -1,17 +1,33 @@
-"""LLaVA-1.5: three layers of four heads of width 16; 16 visual tokens an image."""
+"""LLaVA-1.5 and LLaVA-NeXT, random; weights are large enough that a wrong place or order shows.
+
+LLaVA-1.5 has 16 visual tokens an image. LLaVA-NeXT, on Llama (as Vicuna) or Mistral, cuts pictures into two to five
+tiles of 24 x 24 pixels and 3 x 3 patches, cropped on either side or on none.
+"""
 
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import torch
-from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration, MistralConfig
+from transformers import (
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaNextConfig,
+    LlavaNextForConditionalGeneration,
+    LlavaNextProcessor,
+    MistralConfig,
+)
+from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 
-from checkpoints.tiny_llava import build_processor
+from checkpoints.tiny_llava import build_processor, build_tokenizer
+from subtoken_train.datasets.records import Record
 from subtoken_train.families.family import Family
-from subtoken_train.families.llava import LlavaFamily
+from subtoken_train.families.llava import LlavaFamily, LlavaNextFamily
 from tests.support.tiny import TinyFamily, TinyPicture
-from tests.support.tiny_parts import TOWER, decoder_sizes
+from tests.support.tiny_parts import TOWER, decoder_sizes, padded, records_of
 
 
 def build(kv_heads: int, window: int | None = None) -> LlavaFamily:
@@ -32,8 +48,62 @@ def picture(family: Family, generator: torch.Generator, sample: int, image: int,
     return TinyPicture([family.image_token_id] * 16, torch.randn(1, 3, 96, 96, generator=generator))
 
 
+next_batch = padded
+SIDE, PATCH = 24, 8
+RESOLUTIONS = [[24, 48], [48, 24], [48, 48], [72, 24], [24, 72]]
+SIZES = ((30, 50), (61, 17), (24, 71), (47, 49))
+"""(height, width) of the test images in pixels."""
+TOKENS = (37, 45, 39, 51)
+
+
+def next_processor() -> LlavaNextProcessor:
+    """transformers' processor with the PIL image processor."""
+    image_processor = LlavaNextImageProcessorPil(
+        size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}, image_grid_pinpoints=RESOLUTIONS
+    )
+    return LlavaNextProcessor(
+        image_processor,
+        build_tokenizer(),
+        patch_size=PATCH,
+        vision_feature_select_strategy="default",
+        image_token="<image>",
+        num_additional_image_tokens=1,
+    )
+
+
+def next_family(kind: str = "mistral", seed: int = 0, kv_heads: int = 2, **settings: object) -> LlavaNextFamily:
+    """Three decoder layers of four query heads; ``kind`` is ``llama`` or ``mistral``."""
+    torch.manual_seed(seed)
+    tokenizer = build_tokenizer()
+    vision = CLIPVisionConfig(**TOWER, image_size=SIDE, patch_size=PATCH, projection_dim=32, initializer_range=0.2)
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    sizes = decoder_sizes(len(tokenizer), kv_heads, max_position_embeddings=1024, **special)
+    text = LlamaConfig(**sizes) if kind == "llama" else MistralConfig(**sizes, sliding_window=None)
+    config = LlavaNextConfig(
+        vision_config=vision, text_config=text, image_token_index=4, image_grid_pinpoints=RESOLUTIONS, **settings
+    )
+    return LlavaNextFamily(LlavaNextForConditionalGeneration(config).eval(), next_processor())
+
+
+def next_records(folder: Path) -> list[Record]:
+    """One image; three of different sizes in two turns; text only."""
+    turns = ("<image>\nwhat is left ?", "red"), ("<image><image>\nand now ?", "blue")
+    one, text = ("<image>\nwhat is left ?", "the red"), ("what is left ?", "blue")
+    return records_of(folder, SIZES, one, turns, text)
+
+
+def next_picture(family: Family, generator: torch.Generator, sample: int, image: int, images: int) -> TinyPicture:
+    """Of another size each."""
+    assert isinstance(family, LlavaNextFamily)
+    size = SIZES[(sample + image) % len(SIZES)]
+    tiles = family.layout.tiles(size)
+    pixels = torch.randn(tiles, 3, SIDE, SIDE, generator=generator)
+    return TinyPicture([family.image_token_id] * family.visual_tokens(size), pixels, [tiles, *size])
+
+
 FAMILIES = (
     TinyFamily("llava", partial(build, 4), picture, order=0),
     TinyFamily("llava_gqa", partial(build, 2), picture, order=0),
     TinyFamily("llava_window", partial(build, 2, 20), picture, windowed=True, order=0),
+    TinyFamily("llava_next", next_family, next_picture, order=3),
 )
