@@ -6,6 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
+from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.errors import MAX_COUNT, check_range
 from subtoken_train.outputs import check_place, new_folder
 
@@ -44,8 +45,6 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"{out} exists; name another folder, or remove it")
     check_place(out)
     check_range("--samples", samples, 1, MAX_COUNT)
-    from subtoken_train.cli.terminal import counter, quiet_libraries
-
     quiet_libraries()
     from subtoken_train.artifact.hub import find_adapter
     from subtoken_train.calibrating.base import calibration_prompts

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from subtoken_train.cli.command_line import add_compression_options, arm_options, check_counts, check_unused
+from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.errors import refuse
 from subtoken_train.outputs import check_new, write_whole
 
@@ -83,8 +84,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check, lay out, load, measure, print, write."""
     _check(args)
-    from subtoken_train.cli.terminal import counter, quiet_libraries
-
     quiet_libraries()
     from subtoken_train.benchmarking import paper_protocols as paper
     from subtoken_train.benchmarking.comparison import Subject
@@ -144,7 +143,6 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     from subtoken_train.benchmarking.comparison import row_lines, run_row
     from subtoken_train.benchmarking.paper_protocols import overhead_line, protocol_subjects
-    from subtoken_train.cli.terminal import counter
 
     subjects = protocol_subjects(subject) if args.table8 else [("", subject)]
     cells = list(product(subjects, prompts, args.batch_sizes))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from subtoken_train.calibrating import CALIBRATORS
+from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.outputs import check_new
 
 if TYPE_CHECKING:
@@ -67,13 +68,11 @@ def run(args: argparse.Namespace) -> int:
     if args.adapter is None and args.backbone is None:
         raise ValueError("give --adapter DIR, or --backbone PATH for a model without one")
     check_new([out], args.overwrite)
-    from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
     import dataclasses
 
     from subtoken_train.calibrations import write_calibration
-    from subtoken_train.cli.terminal import counter
     from subtoken_train.errors import check_word
     from subtoken_train.inference.compression import read_settings
 

@@ -9,6 +9,8 @@ import shutil
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
+from subtoken_train.cli.recipe_source import read_source
+from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.errors import check_word, shell_words
 from subtoken_train.kernels.choice import choose_kernel
 from subtoken_train.version import __version__
@@ -44,12 +46,8 @@ def run_raw(argv: list[str]) -> int:
     offline = OFFLINE in argv
     if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
-    from subtoken_train.cli.recipe_source import read_source
-
     recipe = [word for word in argv if word != OFFLINE]
     source = read_source(recipe)
-    from subtoken_train.cli.terminal import quiet_libraries
-
     quiet_libraries()
     from subtoken_train.artifact.hub import check_fetched
     from subtoken_train.cli import run_plan

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from subtoken_train.cli.command_line import check_counts, check_unused
+from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.datasets.known_files import MIX665K
 from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import MAX_SEED, check_range, plain, unknown_name
@@ -90,8 +91,6 @@ def run(args: argparse.Namespace) -> int:
     if args.name in _MADE:
         _make(args, args.out or _MADE[args.name])
     elif args.name in _MODELS:
-        from subtoken_train.cli.terminal import quiet_libraries
-
         quiet_libraries()
         from subtoken_train.artifact.fetch import fetch_model
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.demo.local_server import check_address, serve
 from subtoken_train.errors import check_package, check_range
 
@@ -35,8 +36,6 @@ def run(args: argparse.Namespace) -> int:
         check_package(package, "demo", "the page")
     check_range("--port", args.port, 1, 65535)
     check_address(args.host, args.port)
-    from subtoken_train.cli.terminal import quiet_libraries
-
     quiet_libraries()
     from subtoken_train.demo.side_by_side import SideBySide
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from subtoken_train.cli.command_line import EVICTION_SETTINGS, add_settings, arm_options, check_counts
+from subtoken_train.cli.terminal import counter, quiet_libraries, show
 from subtoken_train.errors import check_package
 from subtoken_train.outputs import check_place, new_folder
 
@@ -62,8 +63,6 @@ def run(args: argparse.Namespace) -> int:
     if args.eviction is None and (args.protocol or args.new_tokens):
         raise ValueError("--protocol and --new-tokens need --eviction NAME, for instance snapkv")
     check_package("matplotlib", "report", "drawing a diagnosis")
-    from subtoken_train.cli.terminal import quiet_libraries, show
-
     quiet_libraries()
     from subtoken_train.artifact.config import read_config
     from subtoken_train.artifact.hub import adapter_folder
@@ -130,7 +129,6 @@ def _eviction(
 
 
 def _prompts(family: Family, data: str | None, limit: int) -> Iterator[Batch]:
-    from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.records import InstructionRecords
     from subtoken_train.evaluation.runner.cell import recall_prompts, record_prompts
 

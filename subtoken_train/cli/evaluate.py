@@ -16,6 +16,7 @@ from subtoken_train.cli.command_line import (
     check_unused,
     flag_name,
 )
+from subtoken_train.cli.terminal import counter, quiet_libraries, show
 from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import check_word, plain, shell_words
 from subtoken_train.outputs import check_place
@@ -84,8 +85,6 @@ def _run_file(args: argparse.Namespace) -> int:
         if os.path.lexists(args.out):
             raise ValueError(f"{args.out} exists; choose another --out")
         check_place(Path(args.out))
-    from subtoken_train.cli.terminal import quiet_libraries, show
-
     quiet_libraries()
     from subtoken_train.datasets.records import InstructionRecords
     from subtoken_train.evaluation.runner.data_file import write_runs, written_run
@@ -106,7 +105,6 @@ def _run_file(args: argparse.Namespace) -> int:
 
 def _answer(adapter: str | None, records: InstructionRecords, asked: bytes, args: argparse.Namespace) -> Run:
     from subtoken_train.cli.command_line import flagged_model
-    from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.unknown_tokens import say_unknown
     from subtoken_train.evaluation.runner.arms import adapter_name
     from subtoken_train.evaluation.runner.data_file import answer_records, run_of
@@ -196,12 +194,10 @@ def _run_grids(args: argparse.Namespace) -> int:
         content = parse_yaml(recipe_text(path := named_recipe(args.config, "grid")), str(path))
         for key in content if isinstance(content, dict) else ():
             check_word(f"key of {path}", key, GRID_KEYS)
-    from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
     if args.check:
         return _print_check(_grids(args)[0], args.config)  # suites, which have several, take no --check
-    from subtoken_train.cli.terminal import counter
     from subtoken_train.evaluation.runner.cell import Processes
     from subtoken_train.evaluation.runner.run import run_grid
     from subtoken_train.inference.pool import device_of

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from subtoken_train.artifact.whole_folder import CONFIG_FILE, PICTURE_FILE, RECIPE_FILE, check_target
 from subtoken_train.cli.command_line import check_unused
+from subtoken_train.cli.recipe_source import read_source
+from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.documents import check_regular, real_path
 from subtoken_train.errors import UncutError, shell_words
 from subtoken_train.outputs import check_place
@@ -51,8 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, read, write, publish."""
-    from subtoken_train.cli.recipe_source import read_source
-
     publishing = "only applies when publishing; add --push-to-hub user/name, or leave it out"
     check_unused(args, () if args.push_to_hub else ("private", "revision", "message"), publishing)
     out, source = Path(args.out), find_source(Path(args.source))
@@ -62,8 +62,6 @@ def run(args: argparse.Namespace) -> int:
     recipe = read_source(words)
     check_target(out, args.overwrite)
     check_place(out)
-    from subtoken_train.cli.terminal import quiet_libraries
-
     quiet_libraries()
     from subtoken_train.artifact.config import read_config
     from subtoken_train.artifact.folder import write_adapter, write_merged

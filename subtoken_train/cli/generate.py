@@ -15,6 +15,7 @@ from subtoken_train.cli.command_line import (
     check_unused,
     spelled_flag,
 )
+from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.documents import parse_json, real_path
 from subtoken_train.errors import COLD, refuse
 from subtoken_train.outputs import check_place, whole_file
@@ -86,8 +87,6 @@ def run(args: argparse.Namespace) -> int:
     if any(getattr(args, name) for name in _OF_FILES):
         return _answer_file(args)
     _check_prompt(args)
-    from subtoken_train.cli.terminal import quiet_libraries
-
     quiet_libraries()
     from transformers import TextStreamer
 
@@ -226,8 +225,6 @@ _DEFAULTS: dict[str, object] = {"num_beams": 1, "frames": 8, "fps": 1.0}
 
 def _answer_file(args: argparse.Namespace) -> int:
     _check_file(args)
-    from subtoken_train.cli.terminal import counter, quiet_libraries
-
     quiet_libraries()
     from subtoken_train.evaluation.runner.prompt_file import answer_file
     from subtoken_train.inference.arm_spec import ArmSpec

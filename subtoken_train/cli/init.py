@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.documents import check_file_name, real_path
 from subtoken_train.errors import MAX_SEED, check_range, shell_words
 
@@ -75,12 +76,9 @@ def run(args: argparse.Namespace) -> int:
     from subtoken_train.datasets.own_data import look_into
 
     look_into(args.folder)  # before anything heavy is imported
-    from subtoken_train.cli.terminal import quiet_libraries
-
     quiet_libraries()
     from subtoken_train.cli.init_recipe import chat_tokenizer, choose_backbone, own_recipe, own_recipe_text, said
     from subtoken_train.cli.recipes import anchor_text
-    from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.own_data import read_own
 
     columns = {kind: getattr(args, f"{kind}_column") for kind in _KINDS}

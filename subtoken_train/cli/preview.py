@@ -10,6 +10,8 @@ from itertools import groupby
 from typing import Any
 
 from subtoken_train.cli.command_line import Parser, check_counts
+from subtoken_train.cli.recipe_source import read_source
+from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.errors import plain
 from subtoken_train.types import Batch, Region
 
@@ -30,11 +32,7 @@ def run_raw(argv: list[str]) -> int:
     parser.add_argument("--no-color", action="store_true")
     own, recipe = parser.parse_known_args(argv)
     check_counts(own, "count")
-    from subtoken_train.cli.recipe_source import read_source
-
     source = read_source(recipe)
-    from subtoken_train.cli.terminal import quiet_libraries
-
     quiet_libraries()
     from rich.console import Console
     from rich.text import Text

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from subtoken_train.cli.terminal import counter, show
 from subtoken_train.errors import check_package, check_word, plain
 from subtoken_train.outputs import check_new, write_whole
 
@@ -57,7 +58,6 @@ def run(args: argparse.Namespace) -> int:
     folders = [Path(name) for name in args.results]
     if empty := [folder for folder in folders if not any(folder.glob("*/*/manifest.json"))]:  # before heavy imports
         raise ValueError(f"{empty[0]} holds no results (ARM/TASK/manifest.json; 'subtoken-train evaluate' writes them)")
-    from subtoken_train.cli.terminal import counter
     from subtoken_train.evaluation.reporting.report import make_report
 
     out = Path(args.out) if args.out else folders[0] / "report"
@@ -85,8 +85,6 @@ def _writer(name: str) -> Callable[[Report], str]:
 
 def print_summary(report: Report) -> None:
     """A table of all arms, and what is wrong with any of them."""
-    from subtoken_train.cli.terminal import show
-
     for table in report.tables:
         show(_summary(table), 120)
     for flag in dict.fromkeys(

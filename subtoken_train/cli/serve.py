@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from subtoken_train.cli.command_line import add_compression_options, add_settings, arm_options, check_counts
+from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.demo.local_server import check_address
 from subtoken_train.documents import read_text
 from subtoken_train.errors import SubTokenWarning, check_package, check_range, check_word, refuse
@@ -100,8 +101,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _server(args: argparse.Namespace, device: str) -> ChatServer:
-    from subtoken_train.cli.terminal import quiet_libraries
-
     quiet_libraries()
     from subtoken_train.kernels import native
     from subtoken_train.serving.answerer import Answerer, ContextStore

@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 from subtoken_train import SubTokenModel
-from subtoken_train.cli import terminal
 from subtoken_train.cli.main import main
 from tests.support.chats import CHATML
 from tests.support.commands import printed, refused
@@ -248,7 +247,7 @@ def test_a_run_goes_on_where_it_stopped(vlm_adapter, asked, tmp_path, capsys, mo
         return stop
 
     with monkeypatch.context() as patch:
-        patch.setattr(terminal, "counter", stopping)
+        patch.setattr("subtoken_train.cli.generate.counter", stopping)
         code, err = call(capsys, vlm_adapter, asked, output)
     assert code == 130
     assert "the answers so far are in" in err
