@@ -138,7 +138,7 @@ _SCORE = "eval/accuracy"
 _LOSSES = {"train/loss": "training", "val/loss": "validation"}
 _USAGE = re.compile(r"group_usage_entropy/layer_(\d+)")
 _INCHES, _COLOURS = (4.4, 3.0), 256
-"""Of each chart, a hundred pixels to an inch; with so few colours noise stays below 100 kB."""
+"""Size of a chart, a hundred pixels to an inch; with so few colours noise stays below 100 kB."""
 
 Courses = Mapping[str, Mapping[int, float]]
 
