@@ -61,9 +61,7 @@ def run(args: argparse.Namespace) -> int:
     with new_folder(out) as temporary:
         backbone.model.save_pretrained(temporary)
         family.processor.save_pretrained(temporary)
-    print(
-        f"{out} answers as {args.backbone} does (its last states moved by {turned.apart:.2g} of their length). Half of "
-        f"the value channels hold {turned.after:.0%} of what values add to the output, mean over layers on prompts of "
-        f"{source.name}; before: {turned.before:.0%}"
-    )
+    moved = f"{out} answers as {args.backbone} does (its last states moved by {turned.apart:.2g} of their length)"
+    held = f"Half of the value channels hold {turned.after:.0%} of what values add to the output"
+    print(f"{moved}. {held}, mean over layers on prompts of {source.name}; before: {turned.before:.0%}")
     return 0

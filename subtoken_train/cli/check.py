@@ -33,10 +33,8 @@ its output folder, stands in the way, as the lines below it explain (exit code 0
 --machine, or 'subtoken-train env', prints versions and hardware alone, for bug reports; --json as one JSON object."""
 
 OFFLINE, MACHINE, JSON = "--offline", "--machine", "--json"
-PACKAGES = (
-    *("torch", "lightning", "transformers", "peft", "datasets", "torchmetrics"),
-    *("bitsandbytes", "deepspeed", "triton"),
-)
+PACKAGES = ("torch", "lightning", "transformers", "peft", "datasets", "torchmetrics")
+PACKAGES += ("bitsandbytes", "deepspeed", "triton")
 
 
 def run_raw(argv: list[str]) -> int:

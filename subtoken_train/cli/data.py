@@ -79,9 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", type=Path, default=None, help="folder to check")
     parser.add_argument("--file", type=Path, default=None, help="images: the data file that names them")
     parser.add_argument("--missing-list", type=Path, default=None, help="file for the names of all missing images")
-    parser.add_argument(
-        "--option", action="append", default=None, metavar="KEY=VALUE", help="a benchmark's option; repeatable"
-    )
+    option = "a benchmark's option; repeatable"
+    parser.add_argument("--option", action="append", default=None, metavar="KEY=VALUE", help=option)
     parser.add_argument("--limit", type=int, default=None, help="a benchmark: use only its first N samples")
 
 
@@ -153,10 +152,8 @@ def check_llava665k(root: Path, missing_list: Path | None) -> str:
     print()
     records = index(root / MIX665K, root / "images")
     if len(records) != MIX665K_RECORDS:
-        raise ValueError(
-            f"{records.path} holds {len(records):,} records, not the {MIX665K_RECORDS:,} of LLaVA-v1.5's mix665k; "
-            "fetch it again"
-        )
+        whole = f"the {MIX665K_RECORDS:,} of LLaVA-v1.5's mix665k; fetch it again"
+        raise ValueError(f"{records.path} holds {len(records):,} records, not {whole}")
     return check_images(records, missing_list)
 
 

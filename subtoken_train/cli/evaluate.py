@@ -46,9 +46,8 @@ On several devices: torchrun --nproc-per-node N -m subtoken_train evaluate --con
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument(
-        "--adapter", action="append", default=[], metavar="DIR|ID", help="adapter: folder or Hub id; repeatable"
-    )
+    adapter = "adapter: folder or Hub id; repeatable"
+    parser.add_argument("--adapter", action="append", default=[], metavar="DIR|ID", help=adapter)
     add_settings(parser, "backbone")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--data", metavar="FILE", help="questions (JSON list or JSON lines)")
@@ -61,9 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new-tokens", type=int, help="--data: cap on an answer (default: 64)")
     parser.add_argument("--max-length", type=int, help="prompt tokens (default: 2048; grids: what the model allows)")
     parser.add_argument("--limit", type=int, help="only the first N questions (of each task)")
-    parser.add_argument(
-        "--out", metavar="PATH", help="--data: write the records as one JSON file; others: their folder (results/NAME)"
-    )
+    records = "--data: write the records as one JSON file; others: their folder (results/NAME)"
+    parser.add_argument("--out", metavar="PATH", help=records)
     parser.add_argument("--data-root", metavar="DIR", help="one folder per task (default: data/benchmarks)")
     add_settings(parser, "protocol")
     parser.add_argument("--anchors", metavar="auto|none", help="matched token-only anchors (default: auto)")
@@ -231,9 +229,8 @@ def _print_check(grid: Grid, config: str | None) -> int:
     checked = dry_run(grid, planned_adapter)
     lines = check_lines(grid, checked)
     if config is not None and any(what.startswith("adapter ") for what, _ in checked.wanted):
-        lines.append(
-            f"  all of these adapters: subtoken-train sweep --grid {shell_words(config)} (--dry-run: the hours)"
-        )
+        sweep = f"subtoken-train sweep --grid {shell_words(config)} (--dry-run: the hours)"
+        lines.append(f"  all of these adapters: {sweep}")
     lines += ["", "what it needs (a prediction)", *(f"  {line}" for line in plan_of_grid(checked).lines())]
     print(*lines, sep="\n")
     return 0

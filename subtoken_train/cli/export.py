@@ -40,9 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="RUN_OR_CKPT", help="run, checkpoint or adapter folder")
     parser.add_argument("out", metavar="OUT", help="folder to write")
     parser.add_argument("--overwrite", action="store_true", help="replace the adapter folder OUT")
-    parser.add_argument(
-        "--backbone", metavar="PATH", help="Hub id or folder to name as the backbone; its shapes must fit"
-    )
+    named = "Hub id or folder to name as the backbone; its shapes must fit"
+    parser.add_argument("--backbone", metavar="PATH", help=named)
     parser.add_argument("--metrics", metavar="FILE", help="scores for the model card, from evaluate --out")
     parser.add_argument("--merge-lora", action="store_true", help="merge the LoRA into the backbone's weights")
     parser.add_argument("--push-to-hub", metavar="USER/NAME", help="publish OUT there")
@@ -99,9 +98,8 @@ def publish(folder: Path, destination: Destination, retry: list[str]) -> None:
     try:
         address = push_folder(folder, destination)
     except ValueError as error:
-        raise UncutError(
-            f"{folder} is written, but not published: {error}. Try again with: {shell_words(*retry)}"
-        ) from error
+        again = f"Try again with: {shell_words(*retry)}"
+        raise UncutError(f"{folder} is written, but not published: {error}. {again}") from error
     print(f"published: {address}")
 
 
@@ -145,9 +143,8 @@ def find_source(path: Path) -> Source:
     read_marker(checkpoint)
     recipe = _recipe_of(checkpoint.parent)
     if recipe is None:
-        raise ValueError(
-            f"{checkpoint} has no {RECIPE_FILE} in {checkpoint.parent.parent}, which says what its tensors belong to"
-        )
+        words = "which says what its tensors belong to"
+        raise ValueError(f"{checkpoint} has no {RECIPE_FILE} in {checkpoint.parent.parent}, {words}")
     return Source(checkpoint, False, recipe)
 
 
@@ -157,10 +154,9 @@ def _checkpoint_of(path: Path) -> Path:
     folder = path if path.name == "checkpoints" else path / "checkpoints"
     if not folder.is_dir():
         raise ValueError(f"{path} is neither a run, a checkpoint of one, nor an adapter folder (no {CONFIG_FILE})")
-    newest = newest_complete(folder)
-    if newest is None:
-        raise ValueError(f"{path} holds no adapter and no complete checkpoint; train it first")
-    return newest
+    if newest := newest_complete(folder):
+        return newest
+    raise ValueError(f"{path} holds no adapter and no complete checkpoint; train it first")
 
 
 def _recipe_of(folder: Path) -> Path | None:

@@ -36,16 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", help="folder for the files (default: report in the first RESULTS)")
     parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
     all_files = ",".join(FILES)
-    parser.add_argument(
-        "--format", default=all_files, metavar="A,B", help=f"which files to write (default: {all_files})"
-    )
-    parser.add_argument(
-        "--compare-paper",
-        nargs="?",
-        const=PAPER_FILE,
-        metavar="FILE",
-        help=f"JSON file of the paper's printed tables, shown beside ours (default: {PAPER_FILE})",
-    )
+    which = f"which files to write (default: {all_files})"
+    parser.add_argument("--format", default=all_files, metavar="A,B", help=which)
+    printed = f"JSON file of the paper's printed tables, shown beside ours (default: {PAPER_FILE})"
+    parser.add_argument("--compare-paper", nargs="?", const=PAPER_FILE, metavar="FILE", help=printed)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -87,9 +81,8 @@ def print_summary(report: Report) -> None:
     """A table of all arms, and what is wrong with any of them."""
     for table in report.tables:
         show(_summary(table), 120)
-    for flag in dict.fromkeys(
-        f"{row.arm.name}: {flag}" for table in report.tables for row in table.rows for flag in row.flags
-    ):
+    flags = (f"{row.arm.name}: {flag}" for table in report.tables for row in table.rows for flag in row.flags)
+    for flag in dict.fromkeys(flags):
         print(flag)
 
 

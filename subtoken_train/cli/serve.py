@@ -138,9 +138,8 @@ def _limits(args: argparse.Namespace) -> Limits:
     ordered = len(shares) == 2 and 0 <= shares[0] <= shares[1] <= 1
     words = f"--allow-keep {args.allow_keep} must be two shares, the smaller one first, as 0.1,0.5"
     refuse((args.allow_keep and not names, "--allow-keep needs --allow-eviction NAMES"), (not ordered, words))
-    return Limits(
-        args.max_new_tokens, args.max_images, args.max_image_pixels, names, (shares[0], shares[1]), args.batch
-    )
+    most, kept = (args.max_new_tokens, args.max_images, args.max_image_pixels), (shares[0], shares[1])
+    return Limits(*most, names, kept, args.batch)
 
 
 def _settings(args: argparse.Namespace) -> ServerSettings:

@@ -148,10 +148,8 @@ def _part(key: str, value: Any) -> tuple[str, dict[str, Any]]:
         last = path.rpartition(".")[2]
         names = (name for name, place in kind.names.builtin.items() if place.endswith(f":{last}"))
         hint = next(names, None) or f"one of {', '.join(kind.names)}"
-        raise ValueError(
-            f"trainer.{key} names {shown(path)}: a recipe names no class; write {hint}, or give your own class a name "
-            f"by an entry point of the group {kind.names.group} (docs/recipe_safety.md)"
-        )
+        own = f"or give your own class a name by an entry point of the group {kind.names.group} (docs/recipe_safety.md)"
+        raise ValueError(f"trainer.{key} names {shown(path)}: a recipe names no class; write {hint}, {own}")
     if not isinstance(value, str) or not isinstance(settings, dict | None):
         raise ValueError(_LISTED.format(key=key, value=shown(value)))
     if value not in kind.names:

@@ -61,9 +61,8 @@ def build_page(models: SideBySide) -> gr.Blocks:
         asked = {"concurrency_limit": 1, "concurrency_id": "ask"}
         shown: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "draw", "show_progress": "hidden"}
         for event in (button.click, question.submit):
-            done = event(
-                respond, [about, question, *settings], [*texts, facts, words, answers], api_name=False, **asked
-            )
+            given, shows = [about, question, *settings], [*texts, facts, words, answers]
+            done = event(respond, given, shows, api_name=False, **asked)
             done.then(draw, [answers, layer], [*tokens, groups], api_name=False, **shown)
         layer.change(draw, [answers, layer], [*tokens, groups], trigger_mode="always_last", api_name=False, **shown)
     return page
