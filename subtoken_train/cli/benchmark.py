@@ -171,10 +171,7 @@ def _head(args: argparse.Namespace, source: BenchmarkSource, subject: Subject) -
         "title": f"{source.words}: {arm}; {weights}, {lora}, {layers} layers{cut}, {dtype} on {where}",
         "hardware": place,
         "versions": environment(),
-        "device": str(family.device),
-        "dtype": dtype,
-        "random": args.random,
-        "layers": layers,
+        **{"device": str(family.device), "dtype": dtype, "random": args.random, "layers": layers},
         "peak_bytes_are": PEAK_ON_GPU if on_gpu else PEAK_ELSEWHERE,
         "rows": [],
     }

@@ -33,7 +33,7 @@ its output folder, stands in the way, as the lines below it explain (exit code 0
 --machine, or 'subtoken-train env', prints versions and hardware alone, for bug reports; --json as one JSON object."""
 
 OFFLINE, MACHINE, JSON = "--offline", "--machine", "--json"
-PACKAGES = ("torch", "lightning", "transformers", "peft", "datasets", "torchmetrics")
+PACKAGES: tuple[str, ...] = ("torch", "lightning", "transformers", "peft", "datasets", "torchmetrics")
 PACKAGES += ("bitsandbytes", "deepspeed", "triton")
 
 

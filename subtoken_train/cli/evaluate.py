@@ -111,16 +111,9 @@ def _answer(adapter: str | None, records: InstructionRecords, asked: bytes, args
     name = Path(args.backbone).name if adapter is None else adapter_name(adapter)
     if line := say_unknown(model.tokenizer, records.some_texts(args.limit), f"{name}: {args.data}"):
         _say(line)
-    answers = answer_records(
-        model.backbone,
-        records,
-        max_length=args.max_length or 2048,
-        batch_size=args.batch_size or 64,
-        max_new_tokens=args.max_new_tokens or 64,
-        limit=args.limit,
-        progress=counter("questions"),
-        compression=model.compression,
-    )
+    how: dict[str, Any] = {"limit": args.limit, "progress": counter("questions"), "compression": model.compression}
+    how |= {"max_length": args.max_length or 2048, "batch_size": args.batch_size or 64}
+    answers = answer_records(model.backbone, records, max_new_tokens=args.max_new_tokens or 64, **how)
     return run_of(name, model.backbone, answers, asked)
 
 

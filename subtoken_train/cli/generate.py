@@ -93,14 +93,9 @@ def run(args: argparse.Namespace) -> int:
     inputs: dict[str, Any] = model.inputs(prompt, pictures, raw=args.raw, chat_template_kwargs=_variables(args))
     sampling = {"do_sample": True, "temperature": args.temperature} if args.temperature > COLD else {"do_sample": False}
     streams = args.num_beams == 1
-    out = model.generate(
-        **inputs,
-        **sampling,
-        context_length=args.context_length,
-        max_new_tokens=args.max_new_tokens,
-        num_beams=args.num_beams,
-        streamer=TextStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True) if streams else None,
-    )
+    streamer = TextStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True) if streams else None
+    sizes = {name: getattr(args, name) for name in ("context_length", "max_new_tokens", "num_beams")}
+    out = model.generate(**inputs, **sampling, **sizes, streamer=streamer)
     answer = out[0, inputs["input_ids"].shape[1] :]
     if not streams:
         text = model.tokenizer.decode(answer, skip_special_tokens=True)
@@ -216,19 +211,12 @@ def _answer_file(args: argparse.Namespace) -> int:
     from subtoken_train.inference.arm_spec import ArmSpec
     from subtoken_train.inference.pool import device_of
 
+    spec = ArmSpec(adapter=args.adapter or None, **arm_options(args), written="flag")
+    how: dict[str, Any] = {name: getattr(args, name) for name in ("max_new_tokens", "images_outside_folder", "raw")}
+    how |= {"device": str(device_of(args.device)), "batch_size": args.batch_size or 1}
+    how |= {"chat_template_kwargs": _variables(args), "progress": counter("prompts")}
     try:
-        count = answer_file(
-            Path(args.prompts),
-            Path(args.output),
-            ArmSpec(adapter=args.adapter or None, **arm_options(args), written="flag"),
-            device=str(device_of(args.device)),
-            batch_size=1 if args.batch_size is None else args.batch_size,
-            max_new_tokens=args.max_new_tokens,
-            images_outside_folder=args.images_outside_folder,
-            raw=args.raw,
-            chat_template_kwargs=_variables(args),
-            progress=counter("prompts"),
-        )
+        count = answer_file(Path(args.prompts), Path(args.output), spec, **how)
     except KeyboardInterrupt:
         if Path(args.output).exists():
             said = f"\nthe answers so far are in {args.output}; run the same command to continue from there"
@@ -245,10 +233,8 @@ def _check_file(args: argparse.Namespace) -> None:
     many = "is for a single prompt, and --prompts FILE has many: answers are greedy, and each line names its own images"
     check_unused(args, (*_OF_ONE_PROMPT, *_DEFAULTS), many, **_DEFAULTS)
     check_counts(args, "max_new_tokens", "batch_size")
+    same = real_path(args.output) == real_path(args.prompts)
     refuse(
         (Path(args.output).suffix.lower() != ".jsonl", f"--output {args.output} must end in .jsonl"),
-        (
-            real_path(args.output) == real_path(args.prompts),
-            f"--output {args.output} is the file of the prompts; name another",
-        ),
+        (same, f"--output {args.output} is the file of the prompts; name another"),
     )

@@ -65,13 +65,8 @@ def run(args: argparse.Namespace) -> int:
     if inner == outer or outer in inner.parents or inner in outer.parents:
         raise ValueError(f"--out {out} and the data {args.folder} are inside each other; name a folder beside it")
     files = rf"(train|dev|test)\.jsonl?|{_ASKED}|{re.escape(name)}(_anchor)?\.yaml|{re.escape(DATA_MARKER)}"
-    layout = Layout(
-        re.compile(files),
-        re.compile(_ASKED.partition("/")[0]),
-        last=DATA_MARKER,
-        kind="a folder that init wrote",
-        made_by="subtoken-train init",
-    )
+    words = {"kind": "a folder that init wrote", "made_by": "subtoken-train init"}
+    layout = Layout(re.compile(files), re.compile(_ASKED.partition("/")[0]), last=DATA_MARKER, **words)
     check_target(out, args.overwrite, layout)
     from subtoken_train.datasets.own_data import look_into
 

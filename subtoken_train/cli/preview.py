@@ -54,23 +54,13 @@ def run_raw(argv: list[str]) -> int:
     return 0
 
 
-_COLORS = {
-    Region.SYSTEM: "cyan",
-    Region.VISUAL: "magenta",
-    Region.CONTEXT: "blue",
-    Region.QUERY: "yellow",
-    Region.ANSWER: "green",
-}
+_COLORS = {Region.SYSTEM: "cyan", Region.VISUAL: "magenta", Region.CONTEXT: "blue"}
+_COLORS |= {Region.QUERY: "yellow", Region.ANSWER: "green"}
 _TRAINED, _MASKED = "bold underline", "dim"
 Line = list[tuple[str, str]]
 """Pieces of text, each with its style in rich's words."""
-LEGEND: Line = [
-    ("regions: ", ""),
-    *((f"{region.label} ", color) for region, color in _COLORS.items()),
-    ("trained", _TRAINED),
-    (" ", ""),
-    ("masked", _MASKED),
-]
+LEGEND: Line = [("regions: ", ""), *((f"{region.label} ", color) for region, color in _COLORS.items())]
+LEGEND += [("trained", _TRAINED), (" ", ""), ("masked", _MASKED)]
 
 
 def sample_lines(batch: Batch, tokenizer: Any) -> Iterator[Line]:

@@ -122,17 +122,11 @@ def anchor_settings(cli: RecipeCLI) -> dict[str, Any]:
     if routing is None:
         raise ValueError("the recipe routes nothing (model.routing is null), so it has no anchor; it may be one itself")
     all_bytes = " and byte_share = 1" if routing.budget == "bytes" else ""
+    groups = f"the recipe keeps all {routing.num_groups} groups (kept_groups = num_groups{all_bytes})"
+    tokens = "reducer 'none' keeps every token, and an anchor must drop some to have the recipe's bytes"
     refuse(
-        (
-            not routing.drops,
-            f"the recipe keeps all {routing.num_groups} groups (kept_groups = num_groups{all_bytes}), so it has no "
-            "anchor; it is a token-only arm itself",
-        ),
-        (
-            reducer.name == "none",
-            "reducer 'none' keeps every token, and an anchor must drop some to have the recipe's bytes; choose its "
-            "reducer with --model.reducer.name",
-        ),
+        (not routing.drops, f"{groups}, so it has no anchor; it is a token-only arm itself"),
+        (reducer.name == "none", f"{tokens}; choose its reducer with --model.reducer.name"),
     )
     reducer.check_anchor()
     anchor = _matched(cli)

@@ -156,12 +156,8 @@ def run(args: Namespace) -> int:
     for title, arm in titled.items():
         said = [f"{title}: {arm.arm}", *lines(arm, names, path, args.budget)]
         same = [each for each in asked if (each.settings, each.turned) == (arm.settings, arm.turned)]
-        said += [
-            f"  RULER's tasks, {name}: {each.cell(place, 'tasks')} points lost"
-            for each in same
-            for place, name in places.items()
-            if place in each.on
-        ]
+        found = [(each, place) for each in same for place in places if place in each.on]
+        said += [f"  RULER's tasks, {places[at]}: {each.cell(at, 'tasks')} points lost" for each, at in found]
         print("\n".join([*said, ""]))
     said = [f"{GOALS['tasks']}: {'nothing was measured here' if tasks is None else tasks.arm}"]
     print("\n".join([*said, *([] if tasks is None else lines(tasks, places, path, args.budget)), ""]))

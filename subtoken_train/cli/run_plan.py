@@ -369,10 +369,9 @@ def budget_table(parts: CompressedBackbone, prompt: NominalPrompt) -> str:
             cells = " | ".join(f"{count:,}" for count in counts)
             lines.append(f"| {band.first}-{band.last} | {row.region} | {cells} | {share:.4%} |")
     whole, region = ledger.bytes_of(with_index=False), ledger.bytes_of(prompt.region, with_index=False)
-    lines += [
-        "",
-        f"All layers: {region:,} of {ledger.dense_bytes(prompt.region):,} bytes of the {prompt.region} region "
-        f"({ledger.fraction(prompt.region):.4%}), {whole:,} of {ledger.dense_bytes():,} of the prompt "
-        f"({ledger.fraction():.4%}); {ledger.bytes_of() - whole:,} bytes of index are not counted.",
-    ]
+    own = f"{region:,} of {ledger.dense_bytes(prompt.region):,} bytes of the {prompt.region} region"
+    own += f" ({ledger.fraction(prompt.region):.4%})"
+    all_of_it = f"{whole:,} of {ledger.dense_bytes():,} of the prompt ({ledger.fraction():.4%})"
+    uncounted = f"{ledger.bytes_of() - whole:,} bytes of index are not counted."
+    lines += ["", f"All layers: {own}, {all_of_it}; {uncounted}"]
     return "\n".join(lines)

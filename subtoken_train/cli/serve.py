@@ -157,16 +157,10 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
             raise ValueError(f"--allow-origin {origin} must be an origin, as https://example.org, or *")
     spec = _spec(args)
-    return ServerSettings(
-        args.name or Path(str(spec.adapter or spec.backbone)).name,
-        tuple(keys),
-        args.queue,
-        args.timeout,
-        _bytes("--max-body", args.max_body),
-        LOCAL if args.host in LOCAL else ("*",),
-        tuple(args.allow_origin),
-        apart=args.contexts_per_key,
-    )
+    name = args.name or Path(str(spec.adapter or spec.backbone)).name
+    sizes = args.queue, args.timeout, _bytes("--max-body", args.max_body)
+    hosts, origins = LOCAL if args.host in LOCAL else ("*",), tuple(args.allow_origin)
+    return ServerSettings(name, tuple(keys), *sizes, hosts, origins, apart=args.contexts_per_key)
 
 
 def _bytes(option: str, text: str) -> int:

@@ -181,22 +181,14 @@ def about(seconds: float) -> str:
 
 
 _NOISE = (
-    "Tip: For seamless",
-    "Restoring states",
-    "Restored all states",
-    "TPU available",
-    "HPU available",
-    "Seed set to",
+    *("Tip: For seamless", "Restoring states", "Restored all states", "TPU available", "HPU available", "Seed set to"),
     "Failed to load CPU gemm_4bit_forward",  # an optional package for CPUs; said at import, wanted or not
     "Setting accelerator to CPU",  # peft imports DeepSpeed where it is installed
     "MatMul8bitLt: inputs will be cast",  # at every product of an 8-bit layer
 )
 _LOGGERS = (
-    "lightning.pytorch.utilities.rank_zero",
-    "lightning.fabric.utilities.seed",
-    "DeepSpeed",
-    "bitsandbytes.backends.cpu.ops",
-    "bitsandbytes.autograd._functions",
+    *("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed", "DeepSpeed"),
+    *("bitsandbytes.backends.cpu.ops", "bitsandbytes.autograd._functions"),
 )
 
 

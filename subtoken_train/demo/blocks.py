@@ -77,13 +77,8 @@ def _picture() -> gr.Image:
 
 def _settings() -> list[gr.components.Component]:
     with gr.Row():
-        eviction = gr.Dropdown(
-            [NO_EVICTION, *EVICTIONS],
-            label="eviction",
-            info="all but the backbone's; or write ada(snapkv)",
-            allow_custom_value=True,
-            elem_id="eviction",
-        )
+        names, info = [NO_EVICTION, *EVICTIONS], "all but the backbone's; or write ada(snapkv)"
+        eviction = gr.Dropdown(names, label="eviction", info=info, allow_custom_value=True, elem_id="eviction")
         keep = gr.Textbox("0.5", label="it keeps", info="0.5 of the entries, 32tokens or 20kB", elem_id="keep")
         kinds = gr.Dropdown(list(FORMATS), label="held in", info="all but the backbone's", elem_id="kv-dtype")
     return [eviction, keep, kinds]
