@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import os
 import re
 import select
@@ -21,8 +22,6 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 from subtoken_train.errors import SubTokenWarning, UncutError, panics_in_words, plain, system_words
 
 if TYPE_CHECKING:
-    import logging
-
     from rich.console import RenderableType
 
 PROGRAM = "subtoken-train"
@@ -194,8 +193,6 @@ _LOGGERS = (
 
 def quiet_libraries() -> None:
     """Call before anything of ours that uses transformers or lightning."""
-    import logging
-
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -214,13 +211,9 @@ def quiet_libraries() -> None:
     ):
         warnings.filterwarnings("ignore", message=message)
     for name in _LOGGERS:
-        logging.getLogger(name).addFilter(_is_useful)
+        logging.getLogger(name).addFilter(lambda record: not any(noise in record.getMessage() for noise in _NOISE))
     import datasets
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     datasets.disable_progress_bars()
-
-
-def _is_useful(record: logging.LogRecord) -> bool:
-    return not any(noise in record.getMessage() for noise in _NOISE)
