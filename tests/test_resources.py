@@ -11,7 +11,7 @@ from subtoken_train import resources
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe_source import read_source
 from subtoken_train.resources import find_recipe, recipe_files, resource_root, shipped_recipe
-from tests.support.commands import printed, refused
+from tests.support.commands import refused
 from tests.support.places import ROOT, recipe
 
 TINY = recipe("tiny_fastv25_s16k4")
@@ -84,13 +84,6 @@ def test_an_installed_package_finds_its_own(monkeypatch, tmp_path):
     for given in SPELLINGS:
         assert find_recipe(given) == tmp_path / "_bundled" / "recipes" / TINY.name
     assert find_recipe("llava7b_fastv25_s16k4") is None
-
-
-@pytest.mark.slow
-def test_check_takes_a_name_in_any_folder(monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
-    argv = ["check", "--config", "tiny_fastv25_s16k4", "--offline", "--model.backbone.path"]
-    assert "tiny_fastv25_s16k4" in printed(capsys, *argv, ROOT / "checkpoints" / "tiny-llava")
 
 
 def test_fit_takes_an_overlay_by_name(monkeypatch, tmp_path, capsys):
