@@ -176,8 +176,9 @@ def _check_modes(args: argparse.Namespace) -> None:
     mode = next(name for name in ("data", "tasks", "config", "suite") if getattr(args, name) is not None)
     grid = mode in ("config", "suite")
     strangers: list[str] = [*(GRID_ONLY if mode == "data" else FILE_ONLY), *(["check"] if mode == "suite" else [])]
-    strangers += map(flag_name, FLAGGED) if grid else []  # which say who answers: a grid file says it itself
     check_unused(args, strangers, f"does not apply to --{mode}; leave it out")
+    if grid:
+        check_unused(args, map(flag_name, FLAGGED), f"does not apply to --{mode}, whose arms say it; leave it out")
 
 
 def _run_grids(args: argparse.Namespace) -> int:
