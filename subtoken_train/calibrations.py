@@ -69,11 +69,10 @@ class Calibration(Generic[N]):
     def check_backbone(self, model_type: str, digest: str, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
         """Raise ``ValueError`` unless it was made on a backbone of this identity and these shapes."""
         if (model_type, digest) != (self.backbone.model_type, self.backbone.digest):
-            raise ValueError(
-                f"the calibration of {self.method} was made on {shown(self.backbone.path)} "
-                f"({shown(self.backbone.model_type)}, {self.backbone.digest[:12]}), and this backbone is another one "
-                f"({model_type}, {digest[:12]}); make its own: subtoken-train calibrate {self.method}"
-            )
+            own = f"{shown(self.backbone.path)} ({shown(self.backbone.model_type)}, {self.backbone.digest[:12]})"
+            other = f"this backbone is another one ({model_type}, {digest[:12]})"
+            made = f"the calibration of {self.method} was made on {own}, and {other}"
+            raise ValueError(f"{made}; make its own: subtoken-train calibrate {self.method}")
         self.numbers.check_shape(num_layers, num_kv_heads, head_dim)
 
 
@@ -90,9 +89,8 @@ class _Header:
 def write_calibration(path: Path, calibration: Calibration[Any], overwrite: bool = True) -> None:
     """Write the file whole or not at all."""
     numbers = asdict(calibration.numbers)
-    header = _Header(
-        SCHEMA_VERSION, calibration.method, calibration.backbone, calibration.settings, numbers, calibration.data
-    )
+    own = calibration.method, calibration.backbone, calibration.settings
+    header = _Header(SCHEMA_VERSION, *own, numbers, calibration.data)
     write_whole(path, json.dumps(asdict(header), indent=1, allow_nan=False) + "\n", overwrite)
 
 

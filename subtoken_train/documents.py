@@ -81,7 +81,7 @@ def parse_json(text: str | bytes, place: str, *, constants: bool = False) -> Any
         raise _too_deep(place) from None
     except ValueError as error:
         raise ValueError(f"{place}: invalid JSON ({error})") from None
-    if text.count("[") + text.count("{") > MAX_DEPTH:
+    if isinstance(value, dict | list) and text.count("[") + text.count("{") > MAX_DEPTH:
         _check_depth(value, place)
     if "\\ud" in text or "\\uD" in text:
         check_characters(value, place)
@@ -225,19 +225,12 @@ LENIENT_JSON = json.JSONDecoder(object_pairs_hook=_unique)
 """NaN and Infinity, which are no JSON, are numbers."""
 
 
-def _check_depth(value: Any, place: str) -> None:
-    level: list[Any] = [[value]]
-    for _ in range(MAX_DEPTH + 1):
-        level = [
-            below
-            for each in level
-            if isinstance(each, dict | list)
-            for below in (each.values() if isinstance(each, dict) else each)
-            if isinstance(below, dict | list)
-        ]
-        if not level:
-            return
-    raise _too_deep(place)
+def _check_depth(value: Any, place: str, left: int = MAX_DEPTH) -> None:
+    if left == 0:
+        raise _too_deep(place)
+    for below in value.values() if isinstance(value, dict) else value:
+        if isinstance(below, dict | list):
+            _check_depth(below, place, left - 1)
 
 
 def _too_deep(place: str) -> ValueError:

@@ -126,9 +126,8 @@ def _claim(written: Path, path: Path) -> None:
         except OSError:  # a file system without links: an empty file takes the name, for a moment
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     except FileExistsError:
-        raise ValueError(
-            f"{path} came while this command ran, so it stays and nothing was written; name another file"
-        ) from None
+        words = "came while this command ran, so it stays and nothing was written; name another file"
+        raise ValueError(f"{path} {words}") from None
 
 
 @contextmanager
@@ -252,12 +251,9 @@ def take_lock(path: Path, seconds: float = -1) -> FileLock:
     except (OSError, NotImplementedError) as error:
         if isinstance(error, OSError) and error.errno not in NO_LOCKS:  # a ``Timeout`` has none
             raise
-        warnings.warn(
-            f"{path.parent} lies on a file system without locks; it continues without one: start no second command "
-            "that writes there",
-            SubTokenWarning,
-            stacklevel=2,
-        )
+        words = "it continues without one: start no second command that writes there"
+        warned = f"{path.parent} lies on a file system without locks; {words}"
+        warnings.warn(warned, SubTokenWarning, stacklevel=2)
     return lock
 
 

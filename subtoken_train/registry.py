@@ -58,11 +58,8 @@ class Registry(MutableMapping[str, type[T]]):
             if entry.name not in self.builtin:
                 found.setdefault(entry.name, []).append(entry)
                 continue
-            warnings.warn(
-                f"{self.kind} {entry.name!r} of {_origin(entry)} is not used: there is a built-in of this name",
-                SubTokenWarning,
-                stacklevel=2,
-            )
+            words = f"{self.kind} {entry.name!r} of {_origin(entry)} is not used: there is a built-in of this name"
+            warnings.warn(words, SubTokenWarning, stacklevel=2)
         return found
 
     def find(self, name: str) -> type[T]:

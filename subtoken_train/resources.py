@@ -157,10 +157,6 @@ def _renamed(text: str, base: str, name: str) -> str:
     return text
 
 
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip(" "))
-
-
 def _block(lines: list[str], keys: list[str]) -> tuple[int, int] | None:
     """Return the lines of a key, from its own to the last that is indented deeper; None where the key is missing."""
     start, end = 0, len(lines)
@@ -171,7 +167,7 @@ def _block(lines: list[str], keys: list[str]) -> tuple[int, int] | None:
             return None
         last = index
         for i in range(index + 1, end):
-            if lines[i].strip() and _indent(lines[i]) <= 2 * depth:
+            if lines[i].strip() and len(lines[i]) - len(lines[i].lstrip(" ")) <= 2 * depth:
                 break
             last = i if lines[i].strip() else last
         start, end = index + (depth < len(keys) - 1), last + 1

@@ -40,124 +40,71 @@ class Setting:
 
 Words = str | None
 """A text that may be left out."""
+_SAID = {
+    "adapter": "folder or Hub id of an adapter",
+    "backbone": "a backbone alone; with `adapter`: where its backbone is",
+    "name": "name of its folder and rows (default: made of the other settings)",
+    "reducer": "token reducer for a backbone alone: {reducers}, or for text an eviction's name; an adapter has its own",
+    "keep_ratio": "share of the tokens that `reducer` keeps",
+    "reducer_options": "further settings of `reducer`",
+    "selector": "untrained choice of value groups: value_norm, output_norm, random, static or leading; for a backbone "
+    "alone `groups` says how many, for an adapter it replaces the routers (none: whole values)",
+    "groups": "value groups for a backbone alone: S, and how many stay, chosen by `selector` (default: value_norm)",
+    "layout": "layout of `groups`: contiguous (the default) or per_head",
+    "eviction": "KV eviction after the prompt: {evictions}; or {wrappers} around one, 'ada(snapkv)' (default: none)",
+    "eviction_keep": "what the eviction keeps: 0.1 of the entries, 256tokens per layer, 20MB, or what scores no less "
+    "than threshold:-4 (threshold:-4:128 with the window, threshold:FILE of calibrate)",
+    "eviction_every": "evict again each time this many tokens have been generated",
+    "eviction_options": "settings of the eviction method",
+    "scope": "what the eviction chooses among: context (the default, also written visual) or all (text too)",
+    "kv_dtype": "precision of the stored prompt (default: model)",
+    "key_channels": "share of the key channels in scope that stay, with or without an eviction (default: 1)",
+    "key_axes": "axes along which `key_channels` cuts: own (the model's channels, by default) or pca (keys turned to "
+    "their principal axes, as RotateK does)",
+    "merge": "how evicted entries join kept ones: none, average, weighted, pivot or position (default: the method's)",
+    "protocol": "query_aware (default), or context_first: the context is compressed before the question is seen",
+    "prefill_chunk": "rows of a prompt to run at a time, e.g. 4096 (default: all)",
+    "rerotate": "rotate the keys that stay to consecutive positions",
+    "dtype": "dtype of the frozen weights: float32, bfloat16 or float16 (default: the adapter's)",
+    "max_pixels": "largest image, for models that keep an image's own size (Qwen-VL, InternVL, SmolVLM)",
+    "seed": "seed of the reducer, selector or eviction random, or of the selector static",
+}
+_FORMATS = "model|int8|int4|int4_rotated|int8_channel|kivi4|kivi2"
+_NO_FLAG: dict[str, Any] = {"flagged": False, "harness": False}
+
+
+def _of(name: str, metavar: str = "", unit: str = "", **where: Any) -> Setting:
+    return Setting(_SAID[name], metavar, unit, **where)
 
 
 @dataclass(frozen=True)
 class ArmSettings:
     """Settings of which model answers and how its prompts are compressed."""
 
-    adapter: Annotated[Words, Setting("folder or Hub id of an adapter", "DIR|ID")] = None
-    backbone: Annotated[Words, Setting("a backbone alone; with `adapter`: where its backbone is", "PATH")] = None
-    name: Annotated[
-        Words,
-        Setting("name of its folder and rows (default: made of the other settings)", flagged=False, harness=False),
-    ] = None
-    reducer: Annotated[
-        Words,
-        Setting(
-            "token reducer for a backbone alone: {reducers}, or for text an eviction's name; an adapter has its own",
-            "NAME",
-        ),
-    ] = None
-    keep_ratio: Annotated[float | None, Setting("share of the tokens that `reducer` keeps", "R")] = None
-    reducer_options: Annotated[
-        Mapping[str, Any], Setting("further settings of `reducer`", flagged=False, harness=False)
-    ] = field(default_factory=dict)
-    selector: Annotated[
-        Words,
-        Setting(
-            "untrained choice of value groups: value_norm, output_norm, random, static or leading; for a backbone "
-            "alone `groups` says how many, for an adapter it replaces the routers (none: whole values)",
-            "NAME",
-            harness=False,
-        ),
-    ] = None
-    groups: Annotated[
-        Words,
-        Setting(
-            "value groups for a backbone alone: S, and how many stay, chosen by `selector` (default: value_norm)",
-            "S,K",
-            harness=False,
-        ),
-    ] = None
-    layout: Annotated[
-        Words, Setting("layout of `groups`: contiguous (the default) or per_head", "NAME", harness=False)
-    ] = None
-    eviction: Annotated[
-        Words,
-        Setting(
-            "KV eviction after the prompt: {evictions}; or {wrappers} around one, 'ada(snapkv)' (default: none)", "NAME"
-        ),
-    ] = None
-    eviction_keep: Annotated[
-        str | float | Mapping[str, Any] | None,
-        Setting(
-            "what the eviction keeps: 0.1 of the entries, 256tokens per layer, 20MB, or what scores no less than "
-            "threshold:-4 (threshold:-4:128 with the window, threshold:FILE of calibrate)",
-            "BUDGET",
-        ),
-    ] = None
-    eviction_every: Annotated[
-        int | None, Setting("evict again each time this many tokens have been generated", "TOKENS", "tokens")
-    ] = None
-    eviction_options: Annotated[Mapping[str, Any], Setting("settings of the eviction method", "KEY=VALUE")] = field(
-        default_factory=dict
-    )
-    scope: Annotated[
-        Words,
-        Setting(
-            "what the eviction chooses among: context (the default, also written visual) or all (text too)",
-            "context|all",
-        ),
-    ] = None
-    kv_dtype: Annotated[
-        str,
-        Setting(
-            "precision of the stored prompt (default: model)", "model|int8|int4|int4_rotated|int8_channel|kivi4|kivi2"
-        ),
-    ] = "model"
-    key_channels: Annotated[
-        float,
-        Setting("share of the key channels in scope that stay, with or without an eviction (default: 1)", "SHARE"),
-    ] = 1.0
-    key_axes: Annotated[
-        str,
-        Setting(
-            "axes along which `key_channels` cuts: own (the model's channels, by default) or pca (keys turned to their "
-            "principal axes, as RotateK does)",
-            "own|pca",
-        ),
-    ] = "own"
-    merge: Annotated[
-        Words,
-        Setting(
-            "how evicted entries join kept ones: none, average, weighted, pivot or position (default: the method's)",
-            "KIND",
-        ),
-    ] = None
-    protocol: Annotated[
-        Protocol,
-        Setting(
-            "query_aware (default), or context_first: the context is compressed before the question is seen", "NAME"
-        ),
-    ] = "query_aware"
-    prefill_chunk: Annotated[
-        int | None, Setting("rows of a prompt to run at a time, e.g. 4096 (default: all)", "ROWS", "rows")
-    ] = None
-    rerotate: Annotated[bool, Setting("rotate the keys that stay to consecutive positions")] = False
-    dtype: Annotated[
-        Words, Setting("dtype of the frozen weights: float32, bfloat16 or float16 (default: the adapter's)", "NAME")
-    ] = None
-    max_pixels: Annotated[
-        int | None,
-        Setting("largest image, for models that keep an image's own size (Qwen-VL, InternVL, SmolVLM)", "N", "pixels"),
-    ] = None
-    seed: Annotated[
-        int | None,
-        Setting(
-            "seed of the reducer, selector or eviction random, or of the selector static", flagged=False, harness=False
-        ),
-    ] = None
+    adapter: Annotated[Words, _of("adapter", "DIR|ID")] = None
+    backbone: Annotated[Words, _of("backbone", "PATH")] = None
+    name: Annotated[Words, _of("name", **_NO_FLAG)] = None
+    reducer: Annotated[Words, _of("reducer", "NAME")] = None
+    keep_ratio: Annotated[float | None, _of("keep_ratio", "R")] = None
+    reducer_options: Annotated[Mapping[str, Any], _of("reducer_options", **_NO_FLAG)] = field(default_factory=dict)
+    selector: Annotated[Words, _of("selector", "NAME", harness=False)] = None
+    groups: Annotated[Words, _of("groups", "S,K", harness=False)] = None
+    layout: Annotated[Words, _of("layout", "NAME", harness=False)] = None
+    eviction: Annotated[Words, _of("eviction", "NAME")] = None
+    eviction_keep: Annotated[str | float | Mapping[str, Any] | None, _of("eviction_keep", "BUDGET")] = None
+    eviction_every: Annotated[int | None, _of("eviction_every", "TOKENS", "tokens")] = None
+    eviction_options: Annotated[Mapping[str, Any], _of("eviction_options", "KEY=VALUE")] = field(default_factory=dict)
+    scope: Annotated[Words, _of("scope", "context|all")] = None
+    kv_dtype: Annotated[str, _of("kv_dtype", _FORMATS)] = "model"
+    key_channels: Annotated[float, _of("key_channels", "SHARE")] = 1.0
+    key_axes: Annotated[str, _of("key_axes", "own|pca")] = "own"
+    merge: Annotated[Words, _of("merge", "KIND")] = None
+    protocol: Annotated[Protocol, _of("protocol", "NAME")] = "query_aware"
+    prefill_chunk: Annotated[int | None, _of("prefill_chunk", "ROWS", "rows")] = None
+    rerotate: Annotated[bool, _of("rerotate")] = False
+    dtype: Annotated[Words, _of("dtype", "NAME")] = None
+    max_pixels: Annotated[int | None, _of("max_pixels", "N", "pixels")] = None
+    seed: Annotated[int | None, _of("seed", **_NO_FLAG)] = None
 
 
 def settings_of(declared: type) -> dict[str, Setting]:

@@ -74,11 +74,10 @@ def plan_of(kind: Any) -> SettingsPlan:
         every, given = get_type_hints(kind.__init__), inspect.signature(kind).parameters.items()
         hints = {name: every[name] for name, _ in given}
         return SettingsPlan(kind, hints, {name: each.default for name, each in given if each.default is not each.empty})
-    every, absent = get_type_hints(kind), dataclasses.MISSING
-    fields = [field for field in dataclasses.fields(kind) if field.init]
+    every, fields = get_type_hints(kind), [field for field in dataclasses.fields(kind) if field.init]
     hints = {field.name: every[field.name] for field in fields}
-    defaults = {field.name: field.default for field in fields if field.default is not absent}
-    defaults |= {field.name: field.default_factory() for field in fields if field.default_factory is not absent}
+    made = {each.name: each.default_factory() for each in fields if each.default_factory is not dataclasses.MISSING}
+    defaults = {each.name: each.default for each in fields if each.default is not dataclasses.MISSING} | made
     return SettingsPlan(kind, hints, defaults, {name: frozenset(_scalars(hint)) for name, hint in hints.items()})
 
 

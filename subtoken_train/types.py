@@ -198,10 +198,8 @@ class Batch:
     def check_features(self, image_tokens: int, features: int) -> None:
         """Raise a ``ValueError`` unless the tower made one feature per image token."""
         if image_tokens != features:
-            raise ValueError(
-                f"{image_tokens} image tokens but {features} visual features in the batch of records "
-                f"{', '.join(self.record_ids)}"
-            )
+            counts = f"{image_tokens} image tokens but {features} visual features"
+            raise ValueError(f"{counts} in the batch of records {', '.join(self.record_ids)}")
 
 
 class Frames(NamedTuple):

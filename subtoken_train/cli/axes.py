@@ -6,6 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
+from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.errors import MAX_COUNT, check_range
 from subtoken_train.outputs import check_place, new_folder
 
@@ -44,8 +45,6 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"{out} exists; name another folder, or remove it")
     check_place(out)
     check_range("--samples", samples, 1, MAX_COUNT)
-    from subtoken_train.cli.terminal import counter, quiet_libraries
-
     quiet_libraries()
     from subtoken_train.artifact.hub import find_adapter
     from subtoken_train.calibrating.base import calibration_prompts
@@ -62,9 +61,7 @@ def run(args: argparse.Namespace) -> int:
     with new_folder(out) as temporary:
         backbone.model.save_pretrained(temporary)
         family.processor.save_pretrained(temporary)
-    print(
-        f"{out} answers as {args.backbone} does (its last states moved by {turned.apart:.2g} of their length). Half of "
-        f"the value channels hold {turned.after:.0%} of what values add to the output, mean over layers on prompts of "
-        f"{source.name}; before: {turned.before:.0%}"
-    )
+    moved = f"{out} answers as {args.backbone} does (its last states moved by {turned.apart:.2g} of their length)"
+    held = f"Half of the value channels hold {turned.after:.0%} of what values add to the output"
+    print(f"{moved}. {held}, mean over layers on prompts of {source.name}; before: {turned.before:.0%}")
     return 0

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from subtoken_train.cli.command_line import add_compression_options, arm_options, check_counts, check_unused
+from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.errors import refuse
 from subtoken_train.outputs import check_new, write_whole
 
@@ -50,30 +51,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", "-c", metavar="RECIPE", help="recipe; its routers and LoRA are untrained")
     parser.add_argument("--model", metavar="ID|PATH", help="a backbone alone")
     parser.add_argument("--backbone", metavar="PATH", help="with --adapter: where its backbone is")
-    parser.add_argument(
-        "--random", action="store_true", help="initialise the backbone's weights at random instead of reading them"
-    )
+    drawn = "initialise the backbone's weights at random instead of reading them"
+    parser.add_argument("--random", action="store_true", help=drawn)
     parser.add_argument("--layers", type=int, metavar="N", help="with --random: number of layers of the language model")
     lengths = "prompt length in tokens (default: one image, or 2048 for text)"
     parser.add_argument("--lengths", type=int, nargs="+", metavar="N", help=lengths)
     parser.add_argument("--batch-sizes", type=int, nargs="+", metavar="B", help="prompts at a time (default: 1)")
     parser.add_argument("--new-tokens", type=int, metavar="T", help=f"decoding steps (default: {NEW_TOKENS})")
     parser.add_argument("--pairs", type=int, default=PAIRS, metavar="N", help=f"rounds (default: {PAIRS})")
-    parser.add_argument(
-        "--table8",
-        action="store_true",
-        help="the paper's Table 8: FastV and VisionZip at 25 and 12.5 %%, S16K4, 256 steps in bfloat16; without a GPU "
-        "scaled down, which is said",
-    )
-    parser.add_argument(
-        "--peak-memory",
-        action="store_true",
-        help="the peak memory of the paper's appendix C.1: a language model's prefix of 2,048 tokens and a suffix of "
-        "one, whole, under Quest at 25 and 12.5 %%, and each with routing, in bfloat16; without a GPU scaled down",
-    )
-    parser.add_argument(
-        "--share-of-copy", action="store_true", help="one layer's rate of reading its cache over a device copy's"
-    )
+    table8 = "the paper's Table 8: FastV and VisionZip at 25 and 12.5 %%, S16K4, 256 steps in bfloat16"
+    parser.add_argument("--table8", action="store_true", help=f"{table8}; without a GPU scaled down, which is said")
+    memory = "the peak memory of the paper's appendix C.1: a language model's prefix of 2,048 tokens and a suffix of"
+    arms = "one, whole, under Quest at 25 and 12.5 %%, and each with routing, in bfloat16; without a GPU scaled down"
+    parser.add_argument("--peak-memory", action="store_true", help=f"{memory} {arms}")
+    rate = "one layer's rate of reading its cache over a device copy's"
+    parser.add_argument("--share-of-copy", action="store_true", help=rate)
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:0", help="where it runs (default: auto)")
     parser.add_argument("--out", metavar="JSON", help="write the record")
     parser.add_argument("--overwrite", action="store_true", help="replace it")
@@ -83,8 +75,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check, lay out, load, measure, print, write."""
     _check(args)
-    from subtoken_train.cli.terminal import counter, quiet_libraries
-
     quiet_libraries()
     from subtoken_train.benchmarking import paper_protocols as paper
     from subtoken_train.benchmarking.comparison import Subject
@@ -144,7 +134,6 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     from subtoken_train.benchmarking.comparison import row_lines, run_row
     from subtoken_train.benchmarking.paper_protocols import overhead_line, protocol_subjects
-    from subtoken_train.cli.terminal import counter
 
     subjects = protocol_subjects(subject) if args.table8 else [("", subject)]
     cells = list(product(subjects, prompts, args.batch_sizes))
@@ -156,10 +145,8 @@ def _rows(
             words = ("can't allocate memory", "Storage size calculation overflowed", "out of memory")
             if not isinstance(error, MemoryError) and not any(each in str(error) for each in words):
                 raise
-            raise ValueError(
-                f"batch size {batch_size} of {parts.length} tokens does not fit into the memory here; give "
-                "smaller --batch-sizes or shorter --lengths"
-            ) from error
+            size = f"batch size {batch_size} of {parts.length} tokens does not fit into the memory here"
+            raise ValueError(f"{size}; give smaller --batch-sizes or shorter --lengths") from error
         lines = row_lines(row)
         if args.table8:
             row["table8"] = label
@@ -184,10 +171,7 @@ def _head(args: argparse.Namespace, source: BenchmarkSource, subject: Subject) -
         "title": f"{source.words}: {arm}; {weights}, {lora}, {layers} layers{cut}, {dtype} on {where}",
         "hardware": place,
         "versions": environment(),
-        "device": str(family.device),
-        "dtype": dtype,
-        "random": args.random,
-        "layers": layers,
+        **{"device": str(family.device), "dtype": dtype, "random": args.random, "layers": layers},
         "peak_bytes_are": PEAK_ON_GPU if on_gpu else PEAK_ELSEWHERE,
         "rows": [],
     }
@@ -269,10 +253,8 @@ def _adapter(args: argparse.Namespace) -> BenchmarkSource:
 
     spec = _spec(args, adapter=args.adapter)
     if spec.overrides:
-        raise ValueError(
-            f"{args.adapter} is an adapter with its own reducer and routers; leave --reducer, --keep-ratio and "
-            "--selector out"
-        )
+        words = "is an adapter with its own reducer and routers; leave --reducer, --keep-ratio and --selector out"
+        raise ValueError(f"{args.adapter} {words}")
     folder = adapter_folder(args.adapter)
     config = read_config(folder)
     if config.merged and args.backbone:

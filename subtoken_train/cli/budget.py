@@ -6,6 +6,7 @@ from argparse import ArgumentParser, Namespace
 from typing import get_args
 
 from subtoken_train.cli.command_line import check_counts
+from subtoken_train.errors import refuse
 from subtoken_train.functional.groups import check_groups
 from subtoken_train.ledger.kv_budget import GEOMETRIES, KVBudget, KVShape, equal_kept_groups, geometry, kept_count
 from subtoken_train.ledger.ledger import nominal_ledger, solve_anchor
@@ -24,9 +25,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--keep-ratio", type=float, required=True, help="r, tokens kept / tokens, in (0, 1]")
     parser.add_argument("--num-groups", type=int, required=True, help="S, value groups per value vector")
     parser.add_argument("--kept-groups", type=int, required=True, help="K, groups kept per routed token")
-    parser.add_argument(
-        "--fill", default="zero", metavar="WORD", help=f"what replaces dropped groups: {', '.join(get_args(Fill))}"
-    )
+    fills = f"what replaces dropped groups: {', '.join(get_args(Fill))}"
+    parser.add_argument("--fill", default="zero", metavar="WORD", help=fills)
     parser.add_argument("--model", metavar="NAME", help=f"geometry for bytes (bf16): {', '.join(GEOMETRIES)}")
     parser.add_argument("--tokens", type=int, metavar="N", help="visual (or context) tokens before the reducer")
 
@@ -84,13 +84,14 @@ def run(args: Namespace) -> int:
     """Print the fractions, and the bytes where a model is named."""
     check_counts(args, "tokens")
     budget = KVBudget(args.keep_ratio, args.num_groups, args.kept_groups, fill=args.fill)
-    if budget.fill != "zero" and budget.kept_groups == budget.num_groups:
-        raise ValueError(
-            f"--fill {budget.fill} with --kept-groups = --num-groups = {budget.num_groups}: no group is dropped; keep "
-            "fewer groups, or leave --fill out"
-        )
-    if args.tokens is not None and args.model is None:
-        raise ValueError(f"--tokens needs --model, for the bytes of a token; known: {', '.join(GEOMETRIES)}")
+    filled = f"--fill {budget.fill} with --kept-groups = --num-groups = {budget.num_groups}"
+    known = ", ".join(GEOMETRIES)
+    full = budget.fill != "zero" and budget.kept_groups == budget.num_groups
+    bare = args.tokens is not None and args.model is None
+    refuse(
+        (full, f"{filled}: no group is dropped; keep fewer groups, or leave --fill out"),
+        (bare, f"--tokens needs --model, for the bytes of a token; known: {known}"),
+    )
     lines = fraction_lines(budget)
     if args.model is not None:
         shape = geometry(args.model)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from subtoken_train.calibrating import CALIBRATORS
+from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.outputs import check_new
 
 if TYPE_CHECKING:
-    from subtoken_train.calibrations import CalibratedNumbers, Calibration
     from subtoken_train.engine.compressed_backbone import CompressedBackbone
     from subtoken_train.types import Identity
 
@@ -52,9 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("method", metavar="METHOD", help=", ".join(CALIBRATORS))
     parser.add_argument("--adapter", metavar="DIR|ID", help="adapter: folder or Hub id")
     parser.add_argument("--backbone", metavar="PATH", help="a backbone alone; with --adapter: where its backbone is")
-    parser.add_argument(
-        "--data", metavar="NAME|FILE", help="recall, a .jsonl file of texts, a text (kvzap), or records with images"
-    )
+    read = "recall, a .jsonl file of texts, a text (kvzap), or records with images"
+    parser.add_argument("--data", metavar="NAME|FILE", help=read)
     parser.add_argument("--out", required=True, metavar="FILE", help="file to write")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="a setting; repeatable")
@@ -67,13 +67,9 @@ def run(args: argparse.Namespace) -> int:
     if args.adapter is None and args.backbone is None:
         raise ValueError("give --adapter DIR, or --backbone PATH for a model without one")
     check_new([out], args.overwrite)
-    from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
-    import dataclasses
-
     from subtoken_train.calibrations import write_calibration
-    from subtoken_train.cli.terminal import counter
     from subtoken_train.errors import check_word
     from subtoken_train.inference.compression import read_settings
 
@@ -85,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
     backbone, identity = _load(args)
     calibration = calibrator.run(backbone, identity, args.data, counter("prompts"), counter("layers"))
     write_calibration(out, calibration, args.overwrite)
-    print(_summary(calibration))
+    read = calibration.data
+    print(f"{calibration.numbers.words()}\n{read.samples} prompts of {read.name}, {read.tokens:,} tokens")
     print(f"calibration of {args.method} written to {out}")
     return 0
 
@@ -102,8 +99,3 @@ def _load(args: argparse.Namespace) -> tuple[CompressedBackbone, Identity]:
         return backbone, identify(backbone.family, BackboneConfig(path=args.backbone))
     folder = adapter_folder(args.adapter)
     return load_backbone(folder, backbone=args.backbone, device=args.device), read_config(folder).identity
-
-
-def _summary(calibration: Calibration[CalibratedNumbers]) -> str:
-    read = calibration.data
-    return f"{calibration.numbers.words()}\n{read.samples} prompts of {read.name}, {read.tokens:,} tokens"

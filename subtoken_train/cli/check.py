@@ -9,6 +9,8 @@ import shutil
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
+from subtoken_train.cli.recipe_source import read_source
+from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.errors import check_word, shell_words
 from subtoken_train.kernels.choice import choose_kernel
 from subtoken_train.version import __version__
@@ -31,10 +33,8 @@ its output folder, stands in the way, as the lines below it explain (exit code 0
 --machine, or 'subtoken-train env', prints versions and hardware alone, for bug reports; --json as one JSON object."""
 
 OFFLINE, MACHINE, JSON = "--offline", "--machine", "--json"
-PACKAGES = (
-    *("torch", "lightning", "transformers", "peft", "datasets", "torchmetrics"),
-    *("bitsandbytes", "deepspeed", "triton"),
-)
+PACKAGES: tuple[str, ...] = ("torch", "lightning", "transformers", "peft", "datasets", "torchmetrics")
+PACKAGES += ("bitsandbytes", "deepspeed", "triton")
 
 
 def run_raw(argv: list[str]) -> int:
@@ -44,12 +44,8 @@ def run_raw(argv: list[str]) -> int:
     offline = OFFLINE in argv
     if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
-    from subtoken_train.cli.recipe_source import read_source
-
     recipe = [word for word in argv if word != OFFLINE]
     source = read_source(recipe)
-    from subtoken_train.cli.terminal import quiet_libraries
-
     quiet_libraries()
     from subtoken_train.artifact.hub import check_fetched
     from subtoken_train.cli import run_plan

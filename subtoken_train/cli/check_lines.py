@@ -60,10 +60,8 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPro
     pixels = "" if size is None else f" of {size[0]} x {size[1]} pixels"
     seen = f"{prompt.tokens:,} visual tokens per image{pixels}" if prompt.region == "visual" else "text only"
     quantised = "" if backbone.quantization == "none" else f" ({backbone.quantization} decoder)"
-    yield (
-        f"backbone   {backbone.path}, {backbone.dtype}{quantised}, {backbone.attention}, "
-        f"{parts.family.shape.num_layers} layers, {seen}"
-    )
+    depth = f"{parts.family.shape.num_layers} layers"
+    yield f"backbone   {backbone.path}, {backbone.dtype}{quantised}, {backbone.attention}, {depth}, {seen}"
     reducer = parts.reducer
     most = "" if reducer.fixed_count else "at most "
     kept = f"{most}{reducer.kept_words(prompt.tokens, parts.family.shape.num_layers)} of {prompt.tokens}"
@@ -85,11 +83,9 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPro
     if (teacher := module.distillation_config) is not None:
         yield f"teacher    the uncompressed backbone, weight {teacher.weight:g}, temperature {teacher.temperature:g}"
     routers = "" if (rate := optimizer.router_learning_rate) is None else f" (routers {rate:g})"
-    yield (
-        f"optimiser  {_OPTIMIZERS[optimizer.name]} at {optimizer.learning_rate:g}{routers}, "
-        f"weight decay {optimizer.weight_decay + 0:g}, {optimizer.warmup_steps:,} warm-up steps, "
-        f"then {optimizer.schedule}"
-    )
+    steps = f"{optimizer.warmup_steps:,} warm-up steps, then {optimizer.schedule}"
+    rates = f"{optimizer.learning_rate:g}{routers}, weight decay {optimizer.weight_decay + 0:g}"
+    yield f"optimiser  {_OPTIMIZERS[optimizer.name]} at {rates}, {steps}"
     checkpointing = "with" if module.gradient_checkpointing else "without"
     yield f"trainer    precision {cli.config.trainer.precision or '32-true'}, {checkpointing} gradient checkpointing"
     yield f"output     {cli.output_dir}"
@@ -107,13 +103,10 @@ def _routing_words(config: RoutingConfig | None) -> str:
     gate = "value gate, " if config.value_gate else ""
     budget = f"{config.budget} budget"
     if config.budget == "bytes":
-        budget = (
-            f"keys and groups in {percent(config.byte_share)} of the bytes of {POOLS[config.byte_pool]}, "
-            f"sinks {config.sinks}, window {config.window}"
-        )
-    return (
-        f"{config.words}{query}, {config.layout}, {budget}, {fill}{prior}{gate}balance weight {config.balance_weight:g}"
-    )
+        budget = f"keys and groups in {percent(config.byte_share)} of the bytes of {POOLS[config.byte_pool]}"
+        budget += f", sinks {config.sinks}, window {config.window}"
+    rest = f"{fill}{prior}{gate}balance weight {config.balance_weight:g}"
+    return f"{config.words}{query}, {config.layout}, {budget}, {rest}"
 
 
 def _lora_words(lora: LoraSettings) -> str:
@@ -213,10 +206,8 @@ def length_lines(family: Family, data: InstructionDataModule, reading: Reading) 
         inside = [needed for needed in longer if needed > most]
         yield line + (f", {len(inside):,} of them in a question, where fit stops" if inside else "")
         if inside:
-            reading.stops.append(
-                f"data.max_length {most:,} cuts the questions of {len(inside):,} of {len(tokens):,} records; "
-                f"raise it to {max(inside):,}, or drop them"
-            )
+            cut = f"data.max_length {most:,} cuts the questions of {len(inside):,} of {len(tokens):,} records"
+            reading.stops.append(f"{cut}; raise it to {max(inside):,}, or drop them")
     yield from _broken_lines(broken, places, reading)
 
 
@@ -261,10 +252,8 @@ def document_line(family: Family, data: CorpusDataModule) -> str:
         return line
     blocks = (sum(tokens) + len(tokens)) // data.block_length
     if blocks == 0:
-        raise ValueError(
-            f"{data.train_source.name} has {sum(tokens):,} tokens, fewer than one block of block_length "
-            f"{data.block_length:,}; lower block_length or add text"
-        )
+        few = f"{data.train_source.name} has {sum(tokens):,} tokens, fewer than one block of block_length"
+        raise ValueError(f"{few} {data.block_length:,}; lower block_length or add text")
     return f"{line}; {sum(tokens):,} together, about {blocks:,} blocks"
 
 
@@ -285,15 +274,12 @@ def time_line(cli: RecipeCLI, batches: int, reading: Reading) -> str:
         return f"expected time: not measured ({error})"
     if seconds is None:
         if not getattr(data, "streaming", False):  # a stream goes on with another pass
-            reading.stops.append(
-                f"the data do not fill one batch of {data.batch_size:,}; lower data.batch_size or add data"
-            )
+            few = f"the data do not fill one batch of {data.batch_size:,}"
+            reading.stops.append(f"{few}; lower data.batch_size or add data")
         return "expected time: not measured (there are too few data for one batch)"
     reading.seconds = seconds * batches
-    return (
-        f"expected time: {about(reading.seconds)} ({seconds:.2g} s a batch, measured now on this machine; "
-        "start, logs, validation and checkpoints are not in it)"
-    )
+    pace = f"{seconds:.2g} s a batch, measured now on this machine"
+    return f"expected time: {about(reading.seconds)} ({pace}; start, logs, validation and checkpoints are not in it)"
 
 
 def _why_not(cli: RecipeCLI) -> str | None:
@@ -334,10 +320,8 @@ def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool, reading
         limit = 1.0 if trainer.limit_train_batches is None else trainer.limit_train_batches
         batches = data.training_order(world_size=devices, limit=limit).batches_per_epoch
     plan = reading.plan = steps_of(cli, batches)
-    yield (
-        f"{plan.samples_per_step:,} records per optimiser step: batch {data.batch_size} x accumulation {accumulate} x "
-        f"{devices} device{'s' if devices > 1 else ''}"
-    )
+    factors = f"batch {data.batch_size} x accumulation {accumulate} x {devices} device{'s' if devices > 1 else ''}"
+    yield f"{plan.samples_per_step:,} records per optimiser step: {factors}"
     if plan.steps is None:
         yield "optimiser steps: trainer.max_steps is not set; trainer.max_epochs and the data decide"
         return
@@ -379,10 +363,9 @@ def _record_lines(cli: RecipeCLI, parts: CompressedBackbone, reading: Reading) -
         names = clipped(", ".join(map(repr, records.unread)), 200)
         yield f"fields that are not read, and train nothing (docs/data_fields.md): {names}"
     if named := records.in_texts:
-        yield (
-            f"texts name {len(named):,} files of media that no field names, as text alone (first: "
-            f"{clipped(repr(named[0][0]), 60)}, record {clipped(repr(named[0][1]), 60)})"
-        )
+        first, record = (clipped(repr(each), 60) for each in named[0][:2])
+        words = f"files of media that no field names, as text alone (first: {first}, record {record})"
+        yield f"texts name {len(named):,} {words}"
     ready = at_hand(parts.family, cli.model.backbone_config)
     if ready is None:
         yield f"first record not encoded: the processor of {cli.model.backbone_config.path} is not on this machine"

@@ -88,38 +88,30 @@ class Words:
 
 def split_words(argv: list[str]) -> Words:
     """Tell recipes, options and flags apart."""
-    configs: list[str] = []
-    options: list[tuple[str, str | None]] = []
-    stray: list[str] = []
-    place = 0
+    configs, options, stray, place = list[str](), list[tuple[str, str | None]](), list[str](), 0
     while place < len(argv):
         word, place = argv[place], place + 1
         name, equals, text = word.partition("=")
-        following = argv[place] if place < len(argv) and not _is_option(argv[place]) else None
         if not _is_option(word):
             stray.append(word)
-        elif equals or word in _BARE or following is None:
-            value = text if equals else "true" if name.removeprefix("--") in FLAGS else None
-            _add(name, value, configs, options)
+            continue
+        value = text if equals else "true" if name.removeprefix("--") in FLAGS else None
+        if not equals and word not in _BARE and place < len(argv) and not _is_option(argv[place]):
+            value, place = argv[place], place + 1
+        if name not in _CONFIG:
+            options.append((name.lstrip("-"), value))
+        elif not value:
+            raise ValueError(f"{name} names no file; write {name} RECIPE.yaml")
+        elif options and not configs:
+            first = options[0][0]
+            raise ValueError(f"--{first} stands before --config and would be overridden by it; put --config first")
         else:
-            _add(name, following, configs, options)
-            place += 1
+            configs.append(value)
     return Words(tuple(configs), tuple(options), tuple(stray))
 
 
 def _is_option(word: str) -> bool:
     return word.startswith("--") or word.partition("=")[0] in ("-c", "-h")
-
-
-def _add(name: str, value: str | None, configs: list[str], options: list[tuple[str, str | None]]) -> None:
-    if name not in _CONFIG:
-        options.append((name.lstrip("-"), value))
-        return
-    if not value:
-        raise ValueError(f"{name} names no file; write {name} RECIPE.yaml")
-    if options and not configs:
-        raise ValueError(f"--{options[0][0]} stands before --config and would be overridden by it; put --config first")
-    configs.append(value)
 
 
 EVICTION_SETTINGS = ("eviction", "eviction_keep", "eviction_every", "eviction_options", "scope")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from subtoken_train.cli.command_line import check_counts, check_unused
+from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.datasets.known_files import MIX665K
 from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import MAX_SEED, check_range, plain, unknown_name
@@ -78,9 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", type=Path, default=None, help="folder to check")
     parser.add_argument("--file", type=Path, default=None, help="images: the data file that names them")
     parser.add_argument("--missing-list", type=Path, default=None, help="file for the names of all missing images")
-    parser.add_argument(
-        "--option", action="append", default=None, metavar="KEY=VALUE", help="a benchmark's option; repeatable"
-    )
+    option = "a benchmark's option; repeatable"
+    parser.add_argument("--option", action="append", default=None, metavar="KEY=VALUE", help=option)
     parser.add_argument("--limit", type=int, default=None, help="a benchmark: use only its first N samples")
 
 
@@ -90,8 +90,6 @@ def run(args: argparse.Namespace) -> int:
     if args.name in _MADE:
         _make(args, args.out or _MADE[args.name])
     elif args.name in _MODELS:
-        from subtoken_train.cli.terminal import quiet_libraries
-
         quiet_libraries()
         from subtoken_train.artifact.fetch import fetch_model
 
@@ -154,10 +152,8 @@ def check_llava665k(root: Path, missing_list: Path | None) -> str:
     print()
     records = index(root / MIX665K, root / "images")
     if len(records) != MIX665K_RECORDS:
-        raise ValueError(
-            f"{records.path} holds {len(records):,} records, not the {MIX665K_RECORDS:,} of LLaVA-v1.5's mix665k; "
-            "fetch it again"
-        )
+        whole = f"the {MIX665K_RECORDS:,} of LLaVA-v1.5's mix665k; fetch it again"
+        raise ValueError(f"{records.path} holds {len(records):,} records, not {whole}")
     return check_images(records, missing_list)
 
 

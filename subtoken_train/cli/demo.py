@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.demo.local_server import check_address, serve
 from subtoken_train.errors import check_package, check_range
 
@@ -22,9 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("--adapter", metavar="DIR|ID", help="the routed model's adapter (default: none)")
     parser.add_argument("--anchor", metavar="DIR|ID", help="its token-only anchor's adapter (default: none)")
-    parser.add_argument(
-        "--backbone", metavar="PATH", help="a backbone alone, or where theirs is (default: the path in the adapters)"
-    )
+    where = "a backbone alone, or where theirs is (default: the path in the adapters)"
+    parser.add_argument("--backbone", metavar="PATH", help=where)
     parser.add_argument("--port", type=int, default=7860, metavar="N", help="default: 7860")
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1, this machine only")
 
@@ -35,8 +35,6 @@ def run(args: argparse.Namespace) -> int:
         check_package(package, "demo", "the page")
     check_range("--port", args.port, 1, 65535)
     check_address(args.host, args.port)
-    from subtoken_train.cli.terminal import quiet_libraries
-
     quiet_libraries()
     from subtoken_train.demo.side_by_side import SideBySide
 

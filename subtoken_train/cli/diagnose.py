@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from subtoken_train.cli.command_line import EVICTION_SETTINGS, add_settings, arm_options, check_counts
-from subtoken_train.errors import check_package
+from subtoken_train.cli.terminal import counter, quiet_libraries, show
+from subtoken_train.errors import check_package, refuse
 from subtoken_train.outputs import check_place, new_folder
 
 if TYPE_CHECKING:
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
     from subtoken_train.engine.compressed_backbone import CompressedBackbone
     from subtoken_train.families.family import Family
-    from subtoken_train.inference.compression import Compression
-    from subtoken_train.types import Batch, Protocol
+    from subtoken_train.inference.arm_spec import ArmSpec
+    from subtoken_train.types import Batch
 
 SCENES = "data/scenes/dev.json"
 NEW_TOKENS = 16
@@ -48,29 +49,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", help="new folder for the files (default: runs/diagnostics/NAME)")
     parser.add_argument("--limit", type=int, default=256, help="only the first N prompts (default: 256)")
     add_settings(parser, *EVICTION_SETTINGS)
-    parser.add_argument(
-        "--protocol", metavar="query_aware|context_first", help="whether the eviction sees the question"
-    )
-    parser.add_argument(
-        "--new-tokens", type=int, metavar="N", help=f"generated after each prompt at most (default: {NEW_TOKENS})"
-    )
+    sees = "whether the eviction sees the question"
+    most = f"generated after each prompt at most (default: {NEW_TOKENS})"
+    parser.add_argument("--protocol", metavar="query_aware|context_first", help=sees)
+    parser.add_argument("--new-tokens", type=int, metavar="N", help=most)
 
 
 def run(args: argparse.Namespace) -> int:
     """Load, run the prompts, write and print."""
     check_counts(args, "limit", "new_tokens")
-    if args.eviction is None and (args.protocol or args.new_tokens):
-        raise ValueError("--protocol and --new-tokens need --eviction NAME, for instance snapkv")
+    asked = args.protocol or args.new_tokens
+    refuse((args.eviction is None and asked, "--protocol and --new-tokens need --eviction NAME, for instance snapkv"))
     check_package("matplotlib", "report", "drawing a diagnosis")
-    from subtoken_train.cli.terminal import quiet_libraries, show
-
     quiet_libraries()
     from subtoken_train.artifact.config import read_config
     from subtoken_train.artifact.hub import adapter_folder
     from subtoken_train.inference.arm_spec import ArmSpec
 
     spec = ArmSpec(**{**arm_options(args), "adapter": args.adapter}, written="flag")
-    compression = spec.compression()
+    spec.compression()  # what is wrong with it comes out before weights are read
     name = Path(str(spec.backbone)).name
     if args.adapter is not None:
         adapter = adapter_folder(args.adapter)
@@ -83,11 +80,10 @@ def run(args: argparse.Namespace) -> int:
     check_place(folder)
     backbone = spec.load("cpu").backbone
     prompts = _prompts(backbone.family, args.data, args.limit)
-    if compression.eviction is None:
+    if args.eviction is None:
         table, note = _routers(backbone, prompts, folder)
     else:
-        compression.check(backbone.family)
-        table, note = _eviction(backbone, compression, spec.protocol, args.new_tokens or NEW_TOKENS, prompts, folder)
+        table, note = _eviction(backbone, spec, args.new_tokens or NEW_TOKENS, prompts, folder)
     show(table, 100)
     print(f"{note}{', '.join(sorted(path.name for path in folder.iterdir()))} written to {folder}")
     return 0
@@ -108,29 +104,23 @@ def _routers(backbone: CompressedBackbone, prompts: Iterator[Batch], folder: Pat
 
 
 def _eviction(
-    backbone: CompressedBackbone,
-    compression: Compression,
-    protocol: Protocol,
-    new_tokens: int,
-    prompts: Iterator[Batch],
-    folder: Path,
+    backbone: CompressedBackbone, spec: ArmSpec, new_tokens: int, prompts: Iterator[Batch], folder: Path
 ) -> tuple[Table, str]:
     from subtoken_train.evaluation import eviction_diagnosis as watched
 
-    rows = watched.diagnose_eviction(backbone.eval(), prompts, compression, protocol, new_tokens)
+    compression = spec.compression()
+    compression.check(backbone.family)
+    rows = watched.diagnose_eviction(backbone.eval(), prompts, compression, spec.protocol, new_tokens)
     with new_folder(folder) as partial:
         watched.write_eviction_tables(rows, partial)
         watched.draw_eviction(rows, compression.label, partial)
     means, phases = watched.eviction_layers(rows)[PRINTED], watched.phase_correlation(rows)
-    note = (
-        f"{compression.label}: what it would keep, beside what up to {new_tokens} tokens read of the whole cache.\n"
-        f"Sparsity of prompt and generated tokens correlates over layers: {phases:.3f} (Pearson).\n"
-    )
+    kept = f"{compression.label}: what it would keep, beside what up to {new_tokens} tokens read of the whole cache."
+    note = f"{kept}\nSparsity of prompt and generated tokens correlates over layers: {phases:.3f} (Pearson).\n"
     return _table(list(means.columns), means.itertuples(index=False)), note
 
 
 def _prompts(family: Family, data: str | None, limit: int) -> Iterator[Batch]:
-    from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.records import InstructionRecords
     from subtoken_train.evaluation.runner.cell import recall_prompts, record_prompts
 

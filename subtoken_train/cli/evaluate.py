@@ -16,6 +16,7 @@ from subtoken_train.cli.command_line import (
     check_unused,
     flag_name,
 )
+from subtoken_train.cli.terminal import counter, quiet_libraries, show
 from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import check_word, plain, shell_words
 from subtoken_train.outputs import check_place
@@ -45,9 +46,8 @@ On several devices: torchrun --nproc-per-node N -m subtoken_train evaluate --con
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument(
-        "--adapter", action="append", default=[], metavar="DIR|ID", help="adapter: folder or Hub id; repeatable"
-    )
+    adapter = "adapter: folder or Hub id; repeatable"
+    parser.add_argument("--adapter", action="append", default=[], metavar="DIR|ID", help=adapter)
     add_settings(parser, "backbone")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--data", metavar="FILE", help="questions (JSON list or JSON lines)")
@@ -60,9 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new-tokens", type=int, help="--data: cap on an answer (default: 64)")
     parser.add_argument("--max-length", type=int, help="prompt tokens (default: 2048; grids: what the model allows)")
     parser.add_argument("--limit", type=int, help="only the first N questions (of each task)")
-    parser.add_argument(
-        "--out", metavar="PATH", help="--data: write the records as one JSON file; others: their folder (results/NAME)"
-    )
+    records = "--data: write the records as one JSON file; others: their folder (results/NAME)"
+    parser.add_argument("--out", metavar="PATH", help=records)
     parser.add_argument("--data-root", metavar="DIR", help="one folder per task (default: data/benchmarks)")
     add_settings(parser, "protocol")
     parser.add_argument("--anchors", metavar="auto|none", help="matched token-only anchors (default: auto)")
@@ -84,8 +83,6 @@ def _run_file(args: argparse.Namespace) -> int:
         if os.path.lexists(args.out):
             raise ValueError(f"{args.out} exists; choose another --out")
         check_place(Path(args.out))
-    from subtoken_train.cli.terminal import quiet_libraries, show
-
     quiet_libraries()
     from subtoken_train.datasets.records import InstructionRecords
     from subtoken_train.evaluation.runner.data_file import write_runs, written_run
@@ -106,7 +103,6 @@ def _run_file(args: argparse.Namespace) -> int:
 
 def _answer(adapter: str | None, records: InstructionRecords, asked: bytes, args: argparse.Namespace) -> Run:
     from subtoken_train.cli.command_line import flagged_model
-    from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.unknown_tokens import say_unknown
     from subtoken_train.evaluation.runner.arms import adapter_name
     from subtoken_train.evaluation.runner.data_file import answer_records, run_of
@@ -115,16 +111,9 @@ def _answer(adapter: str | None, records: InstructionRecords, asked: bytes, args
     name = Path(args.backbone).name if adapter is None else adapter_name(adapter)
     if line := say_unknown(model.tokenizer, records.some_texts(args.limit), f"{name}: {args.data}"):
         _say(line)
-    answers = answer_records(
-        model.backbone,
-        records,
-        max_length=args.max_length or 2048,
-        batch_size=args.batch_size or 64,
-        max_new_tokens=args.max_new_tokens or 64,
-        limit=args.limit,
-        progress=counter("questions"),
-        compression=model.compression,
-    )
+    how: dict[str, Any] = {"limit": args.limit, "progress": counter("questions"), "compression": model.compression}
+    how |= {"max_length": args.max_length or 2048, "batch_size": args.batch_size or 64}
+    answers = answer_records(model.backbone, records, max_new_tokens=args.max_new_tokens or 64, **how)
     return run_of(name, model.backbone, answers, asked)
 
 
@@ -187,8 +176,9 @@ def _check_modes(args: argparse.Namespace) -> None:
     mode = next(name for name in ("data", "tasks", "config", "suite") if getattr(args, name) is not None)
     grid = mode in ("config", "suite")
     strangers: list[str] = [*(GRID_ONLY if mode == "data" else FILE_ONLY), *(["check"] if mode == "suite" else [])]
-    strangers += map(flag_name, FLAGGED) if grid else []  # which say who answers: a grid file says it itself
     check_unused(args, strangers, f"does not apply to --{mode}; leave it out")
+    if grid:
+        check_unused(args, map(flag_name, FLAGGED), f"does not apply to --{mode}, whose arms say it; leave it out")
 
 
 def _run_grids(args: argparse.Namespace) -> int:
@@ -196,12 +186,10 @@ def _run_grids(args: argparse.Namespace) -> int:
         content = parse_yaml(recipe_text(path := named_recipe(args.config, "grid")), str(path))
         for key in content if isinstance(content, dict) else ():
             check_word(f"key of {path}", key, GRID_KEYS)
-    from subtoken_train.cli.terminal import quiet_libraries
 
     quiet_libraries()
     if args.check:
         return _print_check(_grids(args)[0], args.config)  # suites, which have several, take no --check
-    from subtoken_train.cli.terminal import counter
     from subtoken_train.evaluation.runner.cell import Processes
     from subtoken_train.evaluation.runner.run import run_grid
     from subtoken_train.inference.pool import device_of
@@ -235,9 +223,8 @@ def _print_check(grid: Grid, config: str | None) -> int:
     checked = dry_run(grid, planned_adapter)
     lines = check_lines(grid, checked)
     if config is not None and any(what.startswith("adapter ") for what, _ in checked.wanted):
-        lines.append(
-            f"  all of these adapters: subtoken-train sweep --grid {shell_words(config)} (--dry-run: the hours)"
-        )
+        sweep = f"subtoken-train sweep --grid {shell_words(config)} (--dry-run: the hours)"
+        lines.append(f"  all of these adapters: {sweep}")
     lines += ["", "what it needs (a prediction)", *(f"  {line}" for line in plan_of_grid(checked).lines())]
     print(*lines, sep="\n")
     return 0

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from subtoken_train.artifact.whole_folder import CONFIG_FILE, PICTURE_FILE, RECIPE_FILE, check_target
 from subtoken_train.cli.command_line import check_unused
+from subtoken_train.cli.recipe_source import read_source
+from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.documents import check_regular, real_path
 from subtoken_train.errors import UncutError, shell_words
 from subtoken_train.outputs import check_place
@@ -38,9 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="RUN_OR_CKPT", help="run, checkpoint or adapter folder")
     parser.add_argument("out", metavar="OUT", help="folder to write")
     parser.add_argument("--overwrite", action="store_true", help="replace the adapter folder OUT")
-    parser.add_argument(
-        "--backbone", metavar="PATH", help="Hub id or folder to name as the backbone; its shapes must fit"
-    )
+    named = "Hub id or folder to name as the backbone; its shapes must fit"
+    parser.add_argument("--backbone", metavar="PATH", help=named)
     parser.add_argument("--metrics", metavar="FILE", help="scores for the model card, from evaluate --out")
     parser.add_argument("--merge-lora", action="store_true", help="merge the LoRA into the backbone's weights")
     parser.add_argument("--push-to-hub", metavar="USER/NAME", help="publish OUT there")
@@ -51,8 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, read, write, publish."""
-    from subtoken_train.cli.recipe_source import read_source
-
     publishing = "only applies when publishing; add --push-to-hub user/name, or leave it out"
     check_unused(args, () if args.push_to_hub else ("private", "revision", "message"), publishing)
     out, source = Path(args.out), find_source(Path(args.source))
@@ -62,8 +61,6 @@ def run(args: argparse.Namespace) -> int:
     recipe = read_source(words)
     check_target(out, args.overwrite)
     check_place(out)
-    from subtoken_train.cli.terminal import quiet_libraries
-
     quiet_libraries()
     from subtoken_train.artifact.config import read_config
     from subtoken_train.artifact.folder import write_adapter, write_merged
@@ -101,9 +98,8 @@ def publish(folder: Path, destination: Destination, retry: list[str]) -> None:
     try:
         address = push_folder(folder, destination)
     except ValueError as error:
-        raise UncutError(
-            f"{folder} is written, but not published: {error}. Try again with: {shell_words(*retry)}"
-        ) from error
+        again = f"Try again with: {shell_words(*retry)}"
+        raise UncutError(f"{folder} is written, but not published: {error}. {again}") from error
     print(f"published: {address}")
 
 
@@ -147,9 +143,8 @@ def find_source(path: Path) -> Source:
     read_marker(checkpoint)
     recipe = _recipe_of(checkpoint.parent)
     if recipe is None:
-        raise ValueError(
-            f"{checkpoint} has no {RECIPE_FILE} in {checkpoint.parent.parent}, which says what its tensors belong to"
-        )
+        words = "which says what its tensors belong to"
+        raise ValueError(f"{checkpoint} has no {RECIPE_FILE} in {checkpoint.parent.parent}, {words}")
     return Source(checkpoint, False, recipe)
 
 
@@ -159,10 +154,9 @@ def _checkpoint_of(path: Path) -> Path:
     folder = path if path.name == "checkpoints" else path / "checkpoints"
     if not folder.is_dir():
         raise ValueError(f"{path} is neither a run, a checkpoint of one, nor an adapter folder (no {CONFIG_FILE})")
-    newest = newest_complete(folder)
-    if newest is None:
-        raise ValueError(f"{path} holds no adapter and no complete checkpoint; train it first")
-    return newest
+    if newest := newest_complete(folder):
+        return newest
+    raise ValueError(f"{path} holds no adapter and no complete checkpoint; train it first")
 
 
 def _recipe_of(folder: Path) -> Path | None:

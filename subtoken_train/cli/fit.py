@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from subtoken_train.cli.recipe_source import read_source
+from subtoken_train.cli.terminal import quiet_libraries
+
 ANCHOR = "--anchor"
 HELP = """usage: subtoken-train fit --config RECIPE.yaml [--KEY VALUE ...] [--overwrite | --resume] [--anchor]
 
@@ -16,12 +19,8 @@ checkpoint, --print_config prints the resulting recipe.
 
 def run_raw(argv: list[str]) -> int:
     """Parse the recipe, train, write ``output_dir/adapter``."""
-    from subtoken_train.cli.recipe_source import read_source
-
     wants_anchor, argv = ANCHOR in argv, [word for word in argv if word != ANCHOR]
     source = read_source(argv)
-    from subtoken_train.cli.terminal import quiet_libraries
-
     quiet_libraries()
     from subtoken_train.cli.fit_course import run_fit
     from subtoken_train.cli.recipe import RecipeCLI

@@ -99,7 +99,6 @@ _DECISIVE = ("seed_everything", "model.", "data.", *(f"trainer.{key}" for key in
 _FREE_LEAVES = ("path", "num_workers", "batch_size", "val_batch_size", "gradient_checkpointing")
 _FREE_ENDINGS = ("_file", "_root", "_folder", "_dir")
 _NOTED = ("trainer.max_steps", "trainer.max_epochs")
-_MISSING = object()
 _MAX_LISTED = 4
 
 
@@ -107,21 +106,14 @@ def compare_recipes(saved: Path, now: str) -> str:
     """Compare the recipe that a run keeps with the present one; returns a note on what may change but matters."""
     before, after = dict(_flat(read_recipe(saved))), dict(_flat(yaml.safe_load(now)))
     differing = [key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key)]
-    decisive = [key for key in differing if _is_decisive(key) and before.get(key, _MISSING) is not _MISSING]
+    leaves = {key: key.rpartition(".")[2] for key in differing if key.startswith(_DECISIVE) and key in before}
+    decisive = [key for key, leaf in leaves.items() if leaf not in _FREE_LEAVES and not leaf.endswith(_FREE_ENDINGS)]
+    changes = {key: f"{key}: {before.get(key)}, here {after.get(key)}" for key in differing}
     if decisive:
-        listed = "; ".join(_change(key, before, after) for key in decisive[:_MAX_LISTED])
+        listed = "; ".join(changes[key] for key in decisive[:_MAX_LISTED])
         more = f"; and {len(decisive) - _MAX_LISTED} more" if len(decisive) > _MAX_LISTED else ""
         raise UncutError(f"the run began with another recipe ({listed}{more}); resume with {saved}, or start over")
-    return "; ".join(_change(key, before, after) for key in differing if key in _NOTED)
-
-
-def _change(key: str, before: dict[str, Any], after: dict[str, Any]) -> str:
-    return f"{key}: {before.get(key)}, here {after.get(key)}"
-
-
-def _is_decisive(key: str) -> bool:
-    leaf = key.rpartition(".")[2]
-    return key.startswith(_DECISIVE) and leaf not in _FREE_LEAVES and not leaf.endswith(_FREE_ENDINGS)
+    return "; ".join(changes[key] for key in differing if key in _NOTED)
 
 
 def _flat(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -138,7 +130,7 @@ _SCORE = "eval/accuracy"
 _LOSSES = {"train/loss": "training", "val/loss": "validation"}
 _USAGE = re.compile(r"group_usage_entropy/layer_(\d+)")
 _INCHES, _COLOURS = (4.4, 3.0), 256
-"""Of each chart, a hundred pixels to an inch; with so few colours noise stays below 100 kB."""
+"""Size of a chart, a hundred pixels to an inch; with so few colours noise stays below 100 kB."""
 
 Courses = Mapping[str, Mapping[int, float]]
 

@@ -15,6 +15,7 @@ from subtoken_train.cli.command_line import (
     check_unused,
     spelled_flag,
 )
+from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.documents import parse_json, real_path
 from subtoken_train.errors import COLD, refuse
 from subtoken_train.outputs import check_place, whole_file
@@ -48,30 +49,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("--adapter", metavar="DIR|ID", help="adapter: folder or Hub id")
     add_settings(parser, "backbone")
-    parser.add_argument(
-        "--image", action="append", default=[], metavar="FILE", help="image; repeatable, one per <image>"
-    )
-    parser.add_argument(
-        "--video", action="append", default=[], metavar="FOLDER", help="frames of a video; repeatable, one per <video>"
-    )
+    for kind, metavar, words in (("image", "FILE", "image"), ("video", "FOLDER", "frames of a video")):
+        repeated = f"{words}; repeatable, one per <{kind}>"
+        parser.add_argument(f"--{kind}", action="append", default=[], metavar=metavar, help=repeated)
     parser.add_argument("--frames", type=int, default=8, metavar="N", help="frames of each --video (default: 8)")
     parser.add_argument("--fps", type=float, default=1.0, metavar="F", help="frames a second in FOLDER (default: 1)")
     parser.add_argument("--prompt", metavar="TEXT", help="what to answer; - reads it from stdin")
     parser.add_argument("--raw", action="store_true", help="continue the text, without the model's chat template")
-    parser.add_argument(
-        "--chat-template-kwargs", metavar="JSON", help="""for its chat template, as '{"enable_thinking": false}'"""
-    )
+    variables = """for its chat template, as '{"enable_thinking": false}'"""
+    parser.add_argument("--chat-template-kwargs", metavar="JSON", help=variables)
     parser.add_argument("--prompts", metavar="FILE", help="JSON lines of prompts to answer; --output takes the answers")
     parser.add_argument("--output", metavar="FILE", help="where the answers to --prompts go, as JSON lines")
-    parser.add_argument(
-        "--batch-size", type=int, metavar="N", help="prompts of --prompts to answer together (default: 1)"
-    )
-    parser.add_argument(
-        "--images-outside-folder", action="store_true", help="allow image paths outside the folder of --prompts"
-    )
-    parser.add_argument(
-        "--context-length", type=int, metavar="N", help="a text prompt's first tokens that are compressed"
-    )
+    together, outside = "prompts of --prompts to answer together (default: 1)", "allow image paths outside its folder"
+    parser.add_argument("--batch-size", type=int, metavar="N", help=together)
+    parser.add_argument("--images-outside-folder", action="store_true", help=f"--prompts: {outside}")
+    first = "a text prompt's first tokens that are compressed"
+    parser.add_argument("--context-length", type=int, metavar="N", help=first)
     add_compression_options(parser)
     parser.add_argument("--max-new-tokens", type=int, default=64, help="cap on the answer in tokens (default: 64)")
     parser.add_argument("--temperature", type=float, default=0.0, help="sample at this temperature (default: greedy)")
@@ -86,8 +79,6 @@ def run(args: argparse.Namespace) -> int:
     if any(getattr(args, name) for name in _OF_FILES):
         return _answer_file(args)
     _check_prompt(args)
-    from subtoken_train.cli.terminal import quiet_libraries
-
     quiet_libraries()
     from transformers import TextStreamer
 
@@ -102,14 +93,9 @@ def run(args: argparse.Namespace) -> int:
     inputs: dict[str, Any] = model.inputs(prompt, pictures, raw=args.raw, chat_template_kwargs=_variables(args))
     sampling = {"do_sample": True, "temperature": args.temperature} if args.temperature > COLD else {"do_sample": False}
     streams = args.num_beams == 1
-    out = model.generate(
-        **inputs,
-        **sampling,
-        context_length=args.context_length,
-        max_new_tokens=args.max_new_tokens,
-        num_beams=args.num_beams,
-        streamer=TextStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True) if streams else None,
-    )
+    streamer = TextStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True) if streams else None
+    sizes = {name: getattr(args, name) for name in ("context_length", "max_new_tokens", "num_beams")}
+    out = model.generate(**inputs, **sampling, **sizes, streamer=streamer)
     answer = out[0, inputs["input_ids"].shape[1] :]
     if not streams:
         text = model.tokenizer.decode(answer, skip_special_tokens=True)
@@ -144,12 +130,9 @@ def _pictures(args: argparse.Namespace, prompt: str) -> list[Picture]:
     found = picture_marks(prompt)
     if not images or not found:
         return [*images, *videos]
-    places = found.count("<image>"), found.count("<video>")
-    if places != (len(images), len(videos)):
-        raise ValueError(
-            f"{places[0]} <image> and {places[1]} <video> in the prompt, {len(images)} --image and {len(videos)} "
-            "--video; write one for each"
-        )
+    places, given = (found.count("<image>"), found.count("<video>")), (len(images), len(videos))
+    said = f"{places[0]} <image> and {places[1]} <video> in the prompt, {given[0]} --image and {given[1]} --video"
+    refuse((places != given, f"{said}; write one for each"))
     left_images, left_videos = iter(images), iter(videos)
     return [next(left_images) if mark == "<image>" else next(left_videos) for mark in found]
 
@@ -159,13 +142,12 @@ def _load(args: argparse.Namespace) -> SubTokenModel:
     from subtoken_train.evaluation.picture import check_drawable, check_places
 
     model = flagged_model(args, args.adapter or None, args.device)
-    family = model.backbone.family
-    if not args.show:
-        return model
-    if family.image_token_id is None:
-        raise ValueError(f"--show draws visual tokens, but {family.name} has none; leave it out")
-    check_drawable(family)
-    check_places(model.backbone)
+    if args.show:
+        family = model.backbone.family
+        words = f"--show draws visual tokens, but {family.name} has none; leave it out"
+        refuse((family.image_token_id is None, words))
+        check_drawable(family)
+        check_places(model.backbone)
     return model
 
 
@@ -213,10 +195,8 @@ def _summary(model: SubTokenModel, tokens: int) -> str:
     assert model.last is not None
     prompt = int(model.last.batch.input_ids_BN.shape[1])
     compression = "" if model.compression.label == "-" else f" | {model.compression.label}"
-    return (
-        f"{tokens} tokens after {prompt} | {model.cache_report()}{compression} | prefill "
-        f"{model.last.prefill_seconds:.2f} s, decode {model.last.decode_seconds:.2f} s"
-    )
+    seconds = f"prefill {model.last.prefill_seconds:.2f} s, decode {model.last.decode_seconds:.2f} s"
+    return f"{tokens} tokens after {prompt} | {model.cache_report()}{compression} | {seconds}"
 
 
 _OF_FILES = ("prompts", "output", "batch_size", "images_outside_folder")
@@ -226,26 +206,17 @@ _DEFAULTS: dict[str, object] = {"num_beams": 1, "frames": 8, "fps": 1.0}
 
 def _answer_file(args: argparse.Namespace) -> int:
     _check_file(args)
-    from subtoken_train.cli.terminal import counter, quiet_libraries
-
     quiet_libraries()
     from subtoken_train.evaluation.runner.prompt_file import answer_file
     from subtoken_train.inference.arm_spec import ArmSpec
     from subtoken_train.inference.pool import device_of
 
+    spec = ArmSpec(adapter=args.adapter or None, **arm_options(args), written="flag")
+    how: dict[str, Any] = {name: getattr(args, name) for name in ("max_new_tokens", "images_outside_folder", "raw")}
+    how |= {"device": str(device_of(args.device)), "batch_size": args.batch_size or 1}
+    how |= {"chat_template_kwargs": _variables(args), "progress": counter("prompts")}
     try:
-        count = answer_file(
-            Path(args.prompts),
-            Path(args.output),
-            ArmSpec(adapter=args.adapter or None, **arm_options(args), written="flag"),
-            device=str(device_of(args.device)),
-            batch_size=1 if args.batch_size is None else args.batch_size,
-            max_new_tokens=args.max_new_tokens,
-            images_outside_folder=args.images_outside_folder,
-            raw=args.raw,
-            chat_template_kwargs=_variables(args),
-            progress=counter("prompts"),
-        )
+        count = answer_file(Path(args.prompts), Path(args.output), spec, **how)
     except KeyboardInterrupt:
         if Path(args.output).exists():
             said = f"\nthe answers so far are in {args.output}; run the same command to continue from there"
@@ -262,10 +233,8 @@ def _check_file(args: argparse.Namespace) -> None:
     many = "is for a single prompt, and --prompts FILE has many: answers are greedy, and each line names its own images"
     check_unused(args, (*_OF_ONE_PROMPT, *_DEFAULTS), many, **_DEFAULTS)
     check_counts(args, "max_new_tokens", "batch_size")
+    same = real_path(args.output) == real_path(args.prompts)
     refuse(
         (Path(args.output).suffix.lower() != ".jsonl", f"--output {args.output} must end in .jsonl"),
-        (
-            real_path(args.output) == real_path(args.prompts),
-            f"--output {args.output} is the file of the prompts; name another",
-        ),
+        (same, f"--output {args.output} is the file of the prompts; name another"),
     )

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.documents import check_file_name, real_path
 from subtoken_train.errors import MAX_SEED, check_range, shell_words
 
@@ -64,23 +65,15 @@ def run(args: argparse.Namespace) -> int:
     if inner == outer or outer in inner.parents or inner in outer.parents:
         raise ValueError(f"--out {out} and the data {args.folder} are inside each other; name a folder beside it")
     files = rf"(train|dev|test)\.jsonl?|{_ASKED}|{re.escape(name)}(_anchor)?\.yaml|{re.escape(DATA_MARKER)}"
-    layout = Layout(
-        re.compile(files),
-        re.compile(_ASKED.partition("/")[0]),
-        last=DATA_MARKER,
-        kind="a folder that init wrote",
-        made_by="subtoken-train init",
-    )
+    words = {"kind": "a folder that init wrote", "made_by": "subtoken-train init"}
+    layout = Layout(re.compile(files), re.compile(_ASKED.partition("/")[0]), last=DATA_MARKER, **words)
     check_target(out, args.overwrite, layout)
     from subtoken_train.datasets.own_data import look_into
 
     look_into(args.folder)  # before anything heavy is imported
-    from subtoken_train.cli.terminal import quiet_libraries
-
     quiet_libraries()
     from subtoken_train.cli.init_recipe import chat_tokenizer, choose_backbone, own_recipe, own_recipe_text, said
     from subtoken_train.cli.recipes import anchor_text
-    from subtoken_train.cli.terminal import counter
     from subtoken_train.datasets.own_data import read_own
 
     columns = {kind: getattr(args, f"{kind}_column") for kind in _KINDS}

@@ -21,7 +21,7 @@ from subtoken_train.datasets.record_format import image_names, record_id, said_t
 from subtoken_train.datasets.records import Record, turns_of
 from subtoken_train.datasets.unknown_tokens import TOLERATED, SomeTexts, say_unknown, unknown_tokens
 from subtoken_train.documents import read_yaml
-from subtoken_train.errors import MAX_TOKENS, shell_words, unknown_name
+from subtoken_train.errors import MAX_TOKENS, refuse, shell_words, unknown_name
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone, is_hub_id, resolve
 from subtoken_train.families.load import layout_family, with_processor
 from subtoken_train.families.positions import position_bound
@@ -81,9 +81,8 @@ def _default(sees: bool, texts: Sequence[str]) -> Chosen:
     if found is None or found.share <= TOLERATED:
         return embedded
     words = ", ".join(map(repr, found.examples))
-    return _taken(
-        _PUBLISHED, f"the embedded one does not know your words ({words}); this one needs a GPU and its weights"
-    )
+    why = f"the embedded one does not know your words ({words}); this one needs a GPU and its weights"
+    return _taken(_PUBLISHED, why)
 
 
 def _taken(name: str, why: str, path: str | None = None) -> Chosen:
@@ -99,11 +98,9 @@ def _named(given: str, sees: bool) -> Chosen:
     else:
         by_path = {_same(read_yaml(file)["model"]["backbone"]["path"]): name for name, (file, _) in templates.items()}
         name, path = by_path.get(_same(given)) or _of_its_family(given), given
-    if templates[name][1] != sees:
-        data, other = ("images", "reads texts alone") if sees else ("texts without images", "is for images")
-        raise ValueError(
-            f"your data are {data}, and backbone {given!r} {other}; use one of {', '.join(backbone_names(sees))}"
-        )
+    data, other = ("images", "reads texts alone") if sees else ("texts without images", "is for images")
+    words = f"your data are {data}, and backbone {given!r} {other}; use one of {', '.join(backbone_names(sees))}"
+    refuse((templates[name][1] != sees, words))
     return _taken(name, "as you said", path)
 
 
@@ -149,11 +146,9 @@ def longest_record(data: OwnData, chosen: Chosen) -> tuple[int, int]:
         for number, row in enumerate(rows):
             name = record_id(row, number)
             sample = encode(Record(name, [], turns_of(row)), family, MAX_TOKENS, [blank] * len(image_names(row)))
-            if sample.needed > positions:
-                raise ValueError(
-                    f"record {name!r} takes {sample.needed:,} tokens up to its answer, and {chosen.path} has "
-                    f"{positions:,} positions; shorten it, drop it, or use another --backbone"
-                )
+            taken = f"record {name!r} takes {sample.needed:,} tokens up to its answer"
+            has = f"{chosen.path} has {positions:,} positions; shorten it, drop it, or use another --backbone"
+            refuse((sample.needed > positions, f"{taken}, and {has}"))
             longest = max(longest, len(sample.input_ids))
     return longest, positions
 
@@ -231,11 +226,9 @@ def _text_band(data: OwnData, chosen: Chosen, out: Path) -> tuple[dict[str, Any]
             break
         sizes = {key: size // 2 for key, size in sizes.items()}
     blocks = tokens["train"] // sizes["block_length"]
-    if blocks < 2 or tokens["val"] < sizes["block_length"]:
-        raise ValueError(
-            f"there is too little text: {tokens['train']:,} tokens to train on and {tokens['val']:,} for dev, and a "
-            f"block takes {sizes['block_length']}; add text"
-        )
+    little = f"there is too little text: {tokens['train']:,} tokens to train on and {tokens['val']:,} for dev"
+    few = blocks < 2 or tokens["val"] < sizes["block_length"]
+    refuse((few, f"{little}, and a block takes {sizes['block_length']}; add text"))
     return {**sources, **sizes, "batch_size": batch, "seed": 0}, blocks
 
 

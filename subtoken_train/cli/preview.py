@@ -10,6 +10,8 @@ from itertools import groupby
 from typing import Any
 
 from subtoken_train.cli.command_line import Parser, check_counts
+from subtoken_train.cli.recipe_source import read_source
+from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.errors import plain
 from subtoken_train.types import Batch, Region
 
@@ -30,11 +32,7 @@ def run_raw(argv: list[str]) -> int:
     parser.add_argument("--no-color", action="store_true")
     own, recipe = parser.parse_known_args(argv)
     check_counts(own, "count")
-    from subtoken_train.cli.recipe_source import read_source
-
     source = read_source(recipe)
-    from subtoken_train.cli.terminal import quiet_libraries
-
     quiet_libraries()
     from rich.console import Console
     from rich.text import Text
@@ -56,23 +54,13 @@ def run_raw(argv: list[str]) -> int:
     return 0
 
 
-_COLORS = {
-    Region.SYSTEM: "cyan",
-    Region.VISUAL: "magenta",
-    Region.CONTEXT: "blue",
-    Region.QUERY: "yellow",
-    Region.ANSWER: "green",
-}
+_COLORS = {Region.SYSTEM: "cyan", Region.VISUAL: "magenta", Region.CONTEXT: "blue"}
+_COLORS |= {Region.QUERY: "yellow", Region.ANSWER: "green"}
 _TRAINED, _MASKED = "bold underline", "dim"
 Line = list[tuple[str, str]]
 """Pieces of text, each with its style in rich's words."""
-LEGEND: Line = [
-    ("regions: ", ""),
-    *((f"{region.label} ", color) for region, color in _COLORS.items()),
-    ("trained", _TRAINED),
-    (" ", ""),
-    ("masked", _MASKED),
-]
+LEGEND: Line = [("regions: ", ""), *((f"{region.label} ", color) for region, color in _COLORS.items())]
+LEGEND += [("trained", _TRAINED), (" ", ""), ("masked", _MASKED)]
 
 
 def sample_lines(batch: Batch, tokenizer: Any) -> Iterator[Line]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -93,9 +93,8 @@ def laid_over(groups: set[str], into: dict[str, Any], content: Mapping[str, Any]
     for name, value in content.items():
         key, before = f"{prefix}{name}", result.get(name)
         deeper = isinstance(value, dict) and (key in groups or not prefix.startswith("trainer."))
-        result[name] = (
-            laid_over(groups, before if isinstance(before, dict) else {}, value, f"{key}.") if deeper else value
-        )
+        below = before if isinstance(before, dict) else {}
+        result[name] = laid_over(groups, below, value, f"{key}.") if deeper else value
     return result
 
 
@@ -129,12 +128,11 @@ class RecipeCLI:
         groups = {key for key, is_group in keys.items() if is_group}
         values = {key for key, is_group in keys.items() if not is_group}
         whole: dict[str, Any] = {}
-        for content in self.source.contents:
-            _check_known(content, groups, values, lambda key: unknown_key("key", key, sorted(keys)))
+        kinds = [("key", "", self.source.contents), ("option", "--", self.source.pieces)]
+        for kind, dashes, content in ((kind, dashes, each) for kind, dashes, given in kinds for each in given):
+            for key in _strange(content, groups, values):
+                raise ValueError(unknown_key(kind, key, sorted(keys), prefix=dashes))
             whole = laid_over(groups, whole, content)
-        for piece in self.source.pieces:
-            _check_known(piece, groups, values, lambda key: unknown_key("option", key, sorted(keys), prefix="--"))
-            whole = laid_over(groups, whole, piece)
         return filled(self._plan, whole)
 
     def _settle(self) -> None:
@@ -242,15 +240,13 @@ class RecipeCLI:
         write_whole(path, self.recipe_text())
 
 
-def _check_known(
-    content: Mapping[str, Any], groups: set[str], values: set[str], words: Callable[[str], str], prefix: str = ""
-) -> None:
+def _strange(content: Mapping[str, Any], groups: set[str], values: set[str], prefix: str = "") -> Iterator[str]:
     for name, value in content.items():
         key = f"{prefix}{name}"
         if key in groups and isinstance(value, dict):
-            _check_known(value, groups, values, words, f"{key}.")
+            yield from _strange(value, groups, values, f"{key}.")
         elif key not in groups and key not in values:
-            raise ValueError(words(key))
+            yield key
 
 
 def _plain(value: Any) -> Any:
@@ -271,14 +267,8 @@ def midway_evaluator(config: EvaluationConfig, attention: str) -> Evaluate:
     records = InstructionRecords(config.data, config.image_folder, config.images_outside_folder)
 
     def evaluate(backbone: CompressedBackbone) -> dict[str, float]:
-        answers = answer_records(
-            backbone,
-            records,
-            max_length=config.max_length,
-            batch_size=config.batch_size,
-            max_new_tokens=config.max_new_tokens,
-            limit=config.limit,
-        )
+        sizes = {name: getattr(config, name) for name in ("max_length", "batch_size", "max_new_tokens", "limit")}
+        answers = answer_records(backbone, records, **sizes)
         kinds = answers.by_kind()
         named = {"accuracy": answers.scores, **(kinds if len(kinds) > 1 else {})}
         return {name: sum(found) / len(found) for name, found in named.items()}

@@ -17,7 +17,7 @@ import yaml
 from subtoken_train.cli.command_line import FLAGS, Words, split_words
 from subtoken_train.cli.trainer_parts import KINDS, SETTINGS, check_setting, named_parts
 from subtoken_train.documents import InvalidYAML, parse_yaml
-from subtoken_train.errors import first_names
+from subtoken_train.errors import first_names, refuse
 from subtoken_train.reducers import DEFAULT_REDUCER, split_settings
 from subtoken_train.resources import named_recipe, recipe_text, resource
 from subtoken_train.typed import Written, shown, unwritten
@@ -92,16 +92,12 @@ def _read_file(path: str) -> dict[str, Any]:
     if not isinstance(content, dict) or not content:
         raise ValueError(f"{path} holds no keys; a recipe has the bands model, data and trainer")
     for key, value in content.items():
-        if key in FLAGS and value in (False, None):
-            continue
         if key in FLAGS:
-            raise ValueError(
-                f"{path} says {key}: {shown(value)}; that belongs on the command line: remove it there, and add "
-                f"--{key} if you mean it"
-            )
-        if not isinstance(key, str) or key not in KEYS:
+            where = f"that belongs on the command line: remove it there, and add --{key} if you mean it"
+            refuse((value not in (False, None), f"{path} says {key}: {shown(value)}; {where}"))
+        elif not isinstance(key, str) or key not in KEYS:
             raise ValueError(unknown_key("key", shown(key).strip("'"), [*KEYS, *known_keys()]))
-        if key in BANDS and not isinstance(value, dict) and (value is not None or key not in _OPTIONAL):
+        elif key in BANDS and not isinstance(value, dict) and (value is not None or key not in _OPTIONAL):
             raise ValueError(f"{key} is {shown(value)}; it must be a group of keys")
     return {key: value for key, value in content.items() if key not in FLAGS}
 
@@ -134,9 +130,8 @@ def _check_content(content: dict[str, Any], kind: str) -> None:
     band = content.get("trainer")
     for name, value in band.items() if isinstance(band, dict) else ():
         if name not in SETTINGS:
-            raise ValueError(
-                unknown_key(kind, f"trainer.{name}", known_keys(), prefix="--" if kind == "option" else "")
-            )
+            dashes = "--" if kind == "option" else ""
+            raise ValueError(unknown_key(kind, f"trainer.{name}", known_keys(), prefix=dashes))
         check_setting(name, unwritten(value))
         if name in KINDS:
             named_parts(name, unwritten(value))
@@ -158,10 +153,7 @@ def known_keys() -> list[str]:
 
 def _leaves(content: dict[str, Any], prefix: str = "") -> Iterable[str]:
     for key, value in content.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key
+        yield from _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key]
 
 
 def unknown_key(kind: str, key: str, keys: Iterable[str], prefix: str = "") -> str:

@@ -44,9 +44,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Declare the actions."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = actions.add_parser("ls", help="names and first lines, by model")
-    listing.add_argument(
-        "word", metavar="WORD", nargs="*", help="show only recipes whose folder, name or first line has every word"
-    )
+    words = "show only recipes whose folder, name or first line has every word"
+    listing.add_argument("word", metavar="WORD", nargs="*", help=words)
     actions.add_parser("show", help="print a recipe").add_argument("name", metavar="NAME")
     for action, words, name, names, place in (
         ("copy", "write a recipe to a file of your own", "NAME", None, "DEST"),
@@ -92,9 +91,8 @@ def list_recipes(words: Sequence[str] = ()) -> None:
         raise ValueError(f"no recipe has {' and '.join(words)} in its name or first line; 'recipes ls' lists all")
     width = max(len(name.rpartition("/")[2]) for name in chosen)
     for folder, names in groupby(chosen, key=lambda name: name.rpartition("/")[0]):
-        print(
-            f"{folder}/", *(f"  {name.rpartition('/')[2]:<{width}}  {lines[name]}".rstrip() for name in names), sep="\n"
-        )
+        rows = (f"  {name.rpartition('/')[2]:<{width}}  {lines[name]}".rstrip() for name in names)
+        print(f"{folder}/", *rows, sep="\n")
 
 
 def say_needs(path: Path) -> None:
@@ -124,17 +122,11 @@ def anchor_settings(cli: RecipeCLI) -> dict[str, Any]:
     if routing is None:
         raise ValueError("the recipe routes nothing (model.routing is null), so it has no anchor; it may be one itself")
     all_bytes = " and byte_share = 1" if routing.budget == "bytes" else ""
+    groups = f"the recipe keeps all {routing.num_groups} groups (kept_groups = num_groups{all_bytes})"
+    tokens = "reducer 'none' keeps every token, and an anchor must drop some to have the recipe's bytes"
     refuse(
-        (
-            not routing.drops,
-            f"the recipe keeps all {routing.num_groups} groups (kept_groups = num_groups{all_bytes}), so it has no "
-            "anchor; it is a token-only arm itself",
-        ),
-        (
-            reducer.name == "none",
-            "reducer 'none' keeps every token, and an anchor must drop some to have the recipe's bytes; choose its "
-            "reducer with --model.reducer.name",
-        ),
+        (not routing.drops, f"{groups}, so it has no anchor; it is a token-only arm itself"),
+        (reducer.name == "none", f"{tokens}; choose its reducer with --model.reducer.name"),
     )
     reducer.check_anchor()
     anchor = _matched(cli)
@@ -190,9 +182,7 @@ def anchor_text(source: Path, target: Path) -> str:
             group = group.setdefault(name, {})
         group[last] = value
     content.pop("push_to_hub", None)
-    header = (
-        f"# matched token-only anchor of {shell_words(source.stem)} · "
-        f"{100 * settings['model.reducer.keep_ratio']:.6g} % of the tokens, every group\n"
-        f"#\n#   train   subtoken-train fit --config {shell_words(target)}\n"
-    )
+    share = f"{100 * settings['model.reducer.keep_ratio']:.6g} % of the tokens, every group"
+    header = f"# matched token-only anchor of {shell_words(source.stem)} · {share}\n#\n"
+    header += f"#   train   subtoken-train fit --config {shell_words(target)}\n"
     return header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)

@@ -11,7 +11,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from subtoken_train.errors import check_word, shell_words
+from subtoken_train.errors import check_word, refuse, shell_words
 
 HELP = """Which compression of a text to take in a budget of bytes: what lost least on real models, and how to write it.
 
@@ -131,14 +131,10 @@ def interval_cell(found: Sequence[float], digits: int) -> str:
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the budget, and optionally a model."""
-    parser.add_argument(
-        "--budget", type=float, required=True, metavar="B", help="bytes, as a share of the full bfloat16 cache: 0.2"
-    )
-    parser.add_argument(
-        "--model",
-        metavar="NAME",
-        help="a measured model: qwen05, smollm2 (default: what loses least on the one where it loses most)",
-    )
+    share = "bytes, as a share of the full bfloat16 cache: 0.2"
+    model = "a measured model: qwen05, smollm2 (default: what loses least on the one where it loses most)"
+    parser.add_argument("--budget", type=float, required=True, metavar="B", help=share)
+    parser.add_argument("--model", metavar="NAME", help=model)
 
 
 def run(args: Namespace) -> int:
@@ -148,11 +144,9 @@ def run(args: Namespace) -> int:
     names, arms = read_measured("text", args.model)
     places, asked = read_measured("tasks", args.model)
     smallest = min(each.bytes_on(names) for each in measured_on(arms, names))
-    if not smallest <= args.budget <= 1:
-        raise ValueError(
-            f"--budget {args.budget:g} is outside what was measured on {' and '.join(names.values())}: give "
-            f"{ceil(1000 * smallest) / 1000:g} to 1, a share of the full bfloat16 cache's bytes"
-        )
+    outside = f"--budget {args.budget:g} is outside what was measured on {' and '.join(names.values())}"
+    share = f"give {ceil(1000 * smallest) / 1000:g} to 1, a share of the full bfloat16 cache's bytes"
+    refuse((not smallest <= args.budget <= 1, f"{outside}: {share}"))
     path = f"checkpoints/{args.model or 'NAME'}"
     facts, text = (least(arms, names, args.budget, goal) for goal in ("facts", "text"))
     tasks = least(asked, places, args.budget, "tasks") if places else None
@@ -162,12 +156,8 @@ def run(args: Namespace) -> int:
     for title, arm in titled.items():
         said = [f"{title}: {arm.arm}", *lines(arm, names, path, args.budget)]
         same = [each for each in asked if (each.settings, each.turned) == (arm.settings, arm.turned)]
-        said += [
-            f"  RULER's tasks, {name}: {each.cell(place, 'tasks')} points lost"
-            for each in same
-            for place, name in places.items()
-            if place in each.on
-        ]
+        found = [(each, place) for each in same for place in places if place in each.on]
+        said += [f"  RULER's tasks, {places[at]}: {each.cell(at, 'tasks')} points lost" for each, at in found]
         print("\n".join([*said, ""]))
     said = [f"{GOALS['tasks']}: {'nothing was measured here' if tasks is None else tasks.arm}"]
     print("\n".join([*said, *([] if tasks is None else lines(tasks, places, path, args.budget)), ""]))

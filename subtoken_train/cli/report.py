@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from subtoken_train.cli.terminal import counter, show
 from subtoken_train.errors import check_package, check_word, plain
 from subtoken_train.outputs import check_new, write_whole
 
@@ -35,16 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", help="folder for the files (default: report in the first RESULTS)")
     parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
     all_files = ",".join(FILES)
-    parser.add_argument(
-        "--format", default=all_files, metavar="A,B", help=f"which files to write (default: {all_files})"
-    )
-    parser.add_argument(
-        "--compare-paper",
-        nargs="?",
-        const=PAPER_FILE,
-        metavar="FILE",
-        help=f"JSON file of the paper's printed tables, shown beside ours (default: {PAPER_FILE})",
-    )
+    which = f"which files to write (default: {all_files})"
+    parser.add_argument("--format", default=all_files, metavar="A,B", help=which)
+    printed = f"JSON file of the paper's printed tables, shown beside ours (default: {PAPER_FILE})"
+    parser.add_argument("--compare-paper", nargs="?", const=PAPER_FILE, metavar="FILE", help=printed)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,7 +52,6 @@ def run(args: argparse.Namespace) -> int:
     folders = [Path(name) for name in args.results]
     if empty := [folder for folder in folders if not any(folder.glob("*/*/manifest.json"))]:  # before heavy imports
         raise ValueError(f"{empty[0]} holds no results (ARM/TASK/manifest.json; 'subtoken-train evaluate' writes them)")
-    from subtoken_train.cli.terminal import counter
     from subtoken_train.evaluation.reporting.report import make_report
 
     out = Path(args.out) if args.out else folders[0] / "report"
@@ -85,13 +79,10 @@ def _writer(name: str) -> Callable[[Report], str]:
 
 def print_summary(report: Report) -> None:
     """A table of all arms, and what is wrong with any of them."""
-    from subtoken_train.cli.terminal import show
-
     for table in report.tables:
         show(_summary(table), 120)
-    for flag in dict.fromkeys(
-        f"{row.arm.name}: {flag}" for table in report.tables for row in table.rows for flag in row.flags
-    ):
+    flags = (f"{row.arm.name}: {flag}" for table in report.tables for row in table.rows for flag in row.flags)
+    for flag in dict.fromkeys(flags):
         print(flag)
 
 

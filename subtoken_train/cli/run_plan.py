@@ -28,7 +28,7 @@ from subtoken_train.families.backbone_config import is_hub_id
 from subtoken_train.families.images import FP32_BYTES
 from subtoken_train.ledger.flops import PEAKS, UTILISATION, TrainingFlops
 from subtoken_train.ledger.kv_budget import entry_bytes
-from subtoken_train.ledger.ledger import Anchor, Ledger
+from subtoken_train.ledger.ledger import Anchor
 from subtoken_train.training.memory import MemoryEstimate, Step, checkpoint_bytes, estimate_memory, record_rows
 from subtoken_train.training.panels.throughput import flops_of
 from subtoken_train.training.preflight import (
@@ -203,11 +203,8 @@ def plan_of_grid(checked: DryRun) -> RunPlan:
     """Return the plan of a grid's evaluation: prompts' passes and records, without answers' tokens and adapters."""
     counts = [task.samples for task in checked.tasks if task.samples is not None]
     backbones = {arm.arm.facts.backbone: arm.laid_out.parameters for arm in checked.arms}
-    missing = tuple(
-        (f"weights of {path}", PUBLISHED_BYTES * size, _hub_command(path))
-        for path, size in backbones.items()
-        if is_hub_id(path) and not _is_cached(path)
-    )
+    absent = {path: size for path, size in backbones.items() if is_hub_id(path) and not _is_cached(path)}
+    missing = tuple((f"weights of {path}", PUBLISHED_BYTES * size, _hub_command(path)) for path, size in absent.items())
     if len(counts) < len(checked.tasks):
         return RunPlan("the number of samples of a task", None, missing=missing)
     prompts = sum(counts) * len(checked.arms)
@@ -220,10 +217,8 @@ def _missing(cli: RecipeCLI, parameters: int) -> Iterator[tuple[str, int | None,
     path, data = cli.model.backbone_config.path, cli.datamodule
     if is_hub_id(path) and not _is_cached(path):
         yield f"weights of {path}", PUBLISHED_BYTES * parameters, _hub_command(path)
-    files: list[Any] = []
-    if isinstance(data, InstructionDataModule):
-        files = [data.train_file, data.val_file]
-    elif isinstance(data, CorpusDataModule):
+    files: list[Any] = [data.train_file, data.val_file] if isinstance(data, InstructionDataModule) else []
+    if isinstance(data, CorpusDataModule):
         source = data.train_source
         if Path(source.name).suffix or Path(source.name).exists():
             files = [source.name]
@@ -312,14 +307,15 @@ def budget_lines(parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[s
     for band in layer_bands(ledger):
         label = f"layers {band.first}-{band.last}" if band.last > band.first else f"layer {band.first}"
         for row in band.rows:
-            yield (
-                f"{label:<16}{row.region:<9}{row.tokens_before:>7,}{row.tokens:>6,}{row.key_bytes:>12,}"
-                f"{row.value_bytes:>12,}{row.index_bytes:>9,}"
-                f"{percent(row.payload_bytes / (dense * row.tokens_before)):>12}"
-            )
+            share = percent(row.payload_bytes / (dense * row.tokens_before))
+            sizes = f"{row.key_bytes:>12,}{row.value_bytes:>12,}{row.index_bytes:>9,}{share:>12}"
+            yield f"{label:<16}{row.region:<9}{row.tokens_before:>7,}{row.tokens:>6,}{sizes}"
             label = ""
-    yield _total_line(f"{prompt.region} region", ledger, prompt.region)
-    yield _total_line("whole prompt", ledger, None)
+    for name, region in ((f"{prompt.region} region", prompt.region), ("whole prompt", None)):
+        payload, dense = ledger.bytes_of(region, with_index=False), ledger.dense_bytes(region)
+        index = ledger.bytes_of(region) - payload
+        note = f" (and {size_words(index)} of group indices)" if index else ""
+        yield f"{name}: {size_words(payload)} of {size_words(dense)}, {percent(payload / dense)}{note}"
     if parts.bank is None:
         yield "matched anchor: none, this arm routes nothing"
         return
@@ -332,22 +328,13 @@ def budget_lines(parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[s
         yield f"at the nominal {percent(budget_of(parts).total_kv_fraction)} of all layers: {words}"
 
 
-def _total_line(name: str, ledger: Ledger, region: str | None) -> str:
-    payload, dense = ledger.bytes_of(region, with_index=False), ledger.dense_bytes(region)
-    index = ledger.bytes_of(region) - payload
-    note = f" (and {size_words(index)} of group indices)" if index else ""
-    return f"{name}: {size_words(payload)} of {size_words(dense)}, {percent(payload / dense)}{note}"
-
-
 def _anchor_words(prompt: NominalPrompt, solve: Callable[[], Anchor]) -> str:
     try:
         anchor = solve()
     except ValueError as error:
         return str(error)
-    return (
-        f"{anchor.words} of {anchor.tokens} {prompt.region} tokens, every group "
-        f"(keep_ratio {anchor.keep_ratio:g}), {percent(anchor.fraction)}"
-    )
+    kept = f"{anchor.words} of {anchor.tokens} {prompt.region} tokens, every group"
+    return f"{kept} (keep_ratio {anchor.keep_ratio:g}), {percent(anchor.fraction)}"
 
 
 def percent(fraction: float) -> str:
@@ -382,10 +369,9 @@ def budget_table(parts: CompressedBackbone, prompt: NominalPrompt) -> str:
             cells = " | ".join(f"{count:,}" for count in counts)
             lines.append(f"| {band.first}-{band.last} | {row.region} | {cells} | {share:.4%} |")
     whole, region = ledger.bytes_of(with_index=False), ledger.bytes_of(prompt.region, with_index=False)
-    lines += [
-        "",
-        f"All layers: {region:,} of {ledger.dense_bytes(prompt.region):,} bytes of the {prompt.region} region "
-        f"({ledger.fraction(prompt.region):.4%}), {whole:,} of {ledger.dense_bytes():,} of the prompt "
-        f"({ledger.fraction():.4%}); {ledger.bytes_of() - whole:,} bytes of index are not counted.",
-    ]
+    own = f"{region:,} of {ledger.dense_bytes(prompt.region):,} bytes of the {prompt.region} region"
+    own += f" ({ledger.fraction(prompt.region):.4%})"
+    all_of_it = f"{whole:,} of {ledger.dense_bytes():,} of the prompt ({ledger.fraction():.4%})"
+    uncounted = f"{ledger.bytes_of() - whole:,} bytes of index are not counted."
+    lines += ["", f"All layers: {own}, {all_of_it}; {uncounted}"]
     return "\n".join(lines)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from subtoken_train.cli.command_line import add_compression_options, add_settings, arm_options, check_counts
+from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.demo.local_server import check_address
 from subtoken_train.documents import read_text
 from subtoken_train.errors import SubTokenWarning, check_package, check_range, check_word, refuse
@@ -100,8 +101,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _server(args: argparse.Namespace, device: str) -> ChatServer:
-    from subtoken_train.cli.terminal import quiet_libraries
-
     quiet_libraries()
     from subtoken_train.kernels import native
     from subtoken_train.serving.answerer import Answerer, ContextStore
@@ -139,9 +138,8 @@ def _limits(args: argparse.Namespace) -> Limits:
     ordered = len(shares) == 2 and 0 <= shares[0] <= shares[1] <= 1
     words = f"--allow-keep {args.allow_keep} must be two shares, the smaller one first, as 0.1,0.5"
     refuse((args.allow_keep and not names, "--allow-keep needs --allow-eviction NAMES"), (not ordered, words))
-    return Limits(
-        args.max_new_tokens, args.max_images, args.max_image_pixels, names, (shares[0], shares[1]), args.batch
-    )
+    most, kept = (args.max_new_tokens, args.max_images, args.max_image_pixels), (shares[0], shares[1])
+    return Limits(*most, names, kept, args.batch)
 
 
 def _settings(args: argparse.Namespace) -> ServerSettings:
@@ -159,16 +157,10 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
             raise ValueError(f"--allow-origin {origin} must be an origin, as https://example.org, or *")
     spec = _spec(args)
-    return ServerSettings(
-        args.name or Path(str(spec.adapter or spec.backbone)).name,
-        tuple(keys),
-        args.queue,
-        args.timeout,
-        _bytes("--max-body", args.max_body),
-        LOCAL if args.host in LOCAL else ("*",),
-        tuple(args.allow_origin),
-        apart=args.contexts_per_key,
-    )
+    name = args.name or Path(str(spec.adapter or spec.backbone)).name
+    sizes = args.queue, args.timeout, _bytes("--max-body", args.max_body)
+    hosts, origins = LOCAL if args.host in LOCAL else ("*",), tuple(args.allow_origin)
+    return ServerSettings(name, tuple(keys), *sizes, hosts, origins, apart=args.contexts_per_key)
 
 
 def _bytes(option: str, text: str) -> int:

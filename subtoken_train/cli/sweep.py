@@ -220,9 +220,8 @@ def sweep_runs(configs: Sequence[str], settings: Sequence[str], folder: Path) ->
         chosen = tuple(zip(axes, combination, strict=True))
         name = _UNSAFE.sub("_", ",".join(f"{short[key]}={value}" for key, value in chosen))
         if name in runs:
-            raise ValueError(
-                f"two runs would share the folder {name}: their values differ only in punctuation, or not at all"
-            )
+            why = "their values differ only in punctuation, or not at all"
+            raise ValueError(f"two runs would share the folder {name}: {why}")
         runs[name] = SweepRun(name, folder / name, tuple(configs), chosen)
     return list(runs.values())
 
@@ -248,10 +247,8 @@ def parse_setting(setting: str) -> tuple[str, list[str]]:
 
 def slurm_script(runs: Sequence[SweepRun], folder: Path, name: str) -> str:
     """An sbatch script whose array has one task per run; partition, GPUs and time are the user's to add."""
-    tasks = "\n".join(
-        f"  {number}) exec srun {shell_words('subtoken-train', *one.fit_arguments())} ;;"
-        for number, one in enumerate(runs)
-    )
+    commands = (shell_words("subtoken-train", *one.fit_arguments()) for one in runs)
+    tasks = "\n".join(f"  {number}) exec srun {command} ;;" for number, command in enumerate(commands))
     place, log = shell_words(folder), shell_words(folder / "slurm-%A_%a.log")
     if log.startswith("$"):
         raise ValueError(f"the runs' folder {str(folder)!r} has a control character, which no #SBATCH line can name")
@@ -301,10 +298,9 @@ def _add(fits: Fits, adapter: str, asker: str) -> SweepRun | None:
         fits.published.append(adapter)
         return None
     if recipe is None:
-        raise ValueError(
-            f"{asker} needs the adapter {adapter}, which is not here and which no recipe makes: there is no "
-            f"{folder.name}.yaml here or in recipes/, and none ships; write that recipe, or take the arm out"
-        )
+        words = f"{asker} needs the adapter {adapter}, which is not here and which no recipe makes: there is no"
+        where = f"{folder.name}.yaml here or in recipes/, and none ships; write that recipe, or take the arm out"
+        raise ValueError(f"{words} {where}")
     start: Any = (read_recipe(recipe).get("model") or {}).get("stage2") or {}
     first = _add(fits, str(start["adapter"]), f"recipe {recipe.stem}") if "adapter" in start else None
     config = recipe.stem if recipe.is_absolute() else str(recipe)  # a shipped one by its name

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import os
 import re
 import select
@@ -21,8 +22,6 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 from subtoken_train.errors import SubTokenWarning, UncutError, panics_in_words, plain, system_words
 
 if TYPE_CHECKING:
-    import logging
-
     from rich.console import RenderableType
 
 PROGRAM = "subtoken-train"
@@ -181,29 +180,19 @@ def about(seconds: float) -> str:
 
 
 _NOISE = (
-    "Tip: For seamless",
-    "Restoring states",
-    "Restored all states",
-    "TPU available",
-    "HPU available",
-    "Seed set to",
+    *("Tip: For seamless", "Restoring states", "Restored all states", "TPU available", "HPU available", "Seed set to"),
     "Failed to load CPU gemm_4bit_forward",  # an optional package for CPUs; said at import, wanted or not
     "Setting accelerator to CPU",  # peft imports DeepSpeed where it is installed
     "MatMul8bitLt: inputs will be cast",  # at every product of an 8-bit layer
 )
 _LOGGERS = (
-    "lightning.pytorch.utilities.rank_zero",
-    "lightning.fabric.utilities.seed",
-    "DeepSpeed",
-    "bitsandbytes.backends.cpu.ops",
-    "bitsandbytes.autograd._functions",
+    *("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed", "DeepSpeed"),
+    *("bitsandbytes.backends.cpu.ops", "bitsandbytes.autograd._functions"),
 )
 
 
 def quiet_libraries() -> None:
     """Call before anything of ours that uses transformers or lightning."""
-    import logging
-
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -222,13 +211,9 @@ def quiet_libraries() -> None:
     ):
         warnings.filterwarnings("ignore", message=message)
     for name in _LOGGERS:
-        logging.getLogger(name).addFilter(_is_useful)
+        logging.getLogger(name).addFilter(lambda record: not any(noise in record.getMessage() for noise in _NOISE))
     import datasets
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     datasets.disable_progress_bars()
-
-
-def _is_useful(record: logging.LogRecord) -> bool:
-    return not any(noise in record.getMessage() for noise in _NOISE)

@@ -19,12 +19,7 @@ from subtoken_train.registry import Registry
 from subtoken_train.typed import shown, text_numbers
 
 _LIGHTNING, _STRATEGIES = "lightning.pytorch", "subtoken_train.training.strategies"
-_ZERO = ("offload", "config")
 _LISTED = "trainer.{key} is {value}; write a name, or a name with its settings: {key}: {{NAME: {{SETTING: VALUE}}}}"
-
-
-def _registry(kind: str, base: str, **builtin: str) -> Registry[Any]:
-    return Registry(f"trainer.{kind}", group=f"subtoken_train.{kind}", package="", base=base, builtin=builtin)
 
 
 @dataclass(frozen=True)
@@ -40,76 +35,67 @@ class Nameable:
     words: tuple[Any, ...] = (None,)
 
 
+def _nameable(key: str, base: str, rows: Mapping[str, tuple[str, str]], **more: Any) -> Nameable:
+    """Make one of rows: a name, where its class is, and the settings that a recipe may give it."""
+    names = {name: place for name, (place, _) in rows.items()}
+    registry = Registry[Any](f"trainer.{key}", group=f"subtoken_train.{key}", package="", base=base, builtin=names)
+    return Nameable(registry, {name: tuple(given.split()) for name, (_, given) in rows.items() if given}, **more)
+
+
+_DDP = (
+    "process_group_backend find_unused_parameters gradient_as_bucket_view static_graph broadcast_buffers bucket_cap_mb"
+)
+_ZEROS = dict.fromkeys(("zero1", "zero2", "zero3"), (f"{_STRATEGIES}:ZeroStrategy", "offload config"))
+_WANDB = """
+    name save_dir version offline id project log_model prefix entity group job_type tags notes mode resume
+"""
+_MLFLOW = """
+    experiment_name run_name tracking_uri tags save_dir log_model prefix artifact_location run_id synchronous
+"""
+_LEARNING_RATE = f"{_LIGHTNING}.callbacks:LearningRateMonitor"
+_PYTORCH = "dirpath filename row_limit record_shapes profile_memory with_stack"
 KINDS = {
-    "strategy": Nameable(
-        _registry(
-            "strategy",
-            f"{_LIGHTNING}.strategies:Strategy",
-            **dict.fromkeys(("auto", "ddp"), f"{_LIGHTNING}.strategies:DDPStrategy"),
-            **dict.fromkeys(("zero1", "zero2", "zero3", "zero3_offload"), f"{_STRATEGIES}:ZeroStrategy"),
-            fsdp2=f"{_STRATEGIES}:Fsdp2Strategy",
-        ),
+    "strategy": _nameable(
+        "strategy",
+        f"{_LIGHTNING}.strategies:Strategy",
         {
-            "ddp": (
-                *("process_group_backend", "find_unused_parameters", "gradient_as_bucket_view", "static_graph"),
-                *("broadcast_buffers", "bucket_cap_mb"),
-            ),
-            **dict.fromkeys(("zero1", "zero2", "zero3"), _ZERO),
-            "zero3_offload": ("config",),
+            "auto": (f"{_LIGHTNING}.strategies:DDPStrategy", ""),
+            "ddp": (f"{_LIGHTNING}.strategies:DDPStrategy", _DDP),
+            **_ZEROS,
+            "zero3_offload": (f"{_STRATEGIES}:ZeroStrategy", "config"),
+            "fsdp2": (f"{_STRATEGIES}:Fsdp2Strategy", ""),
         },
     ),
-    "logger": Nameable(
-        _registry(
-            "logger",
-            f"{_LIGHTNING}.loggers:Logger",
-            wandb=f"{_LIGHTNING}.loggers:WandbLogger",
-            mlflow=f"{_LIGHTNING}.loggers:MLFlowLogger",
-        ),
+    "logger": _nameable(
+        "logger",
+        f"{_LIGHTNING}.loggers:Logger",
         {
-            "wandb": (
-                *("name", "save_dir", "version", "offline", "id", "project", "log_model", "prefix", "entity", "group"),
-                *("job_type", "tags", "notes", "mode", "resume"),
-            ),
-            "mlflow": (
-                *("experiment_name", "run_name", "tracking_uri", "tags", "save_dir", "log_model", "prefix"),
-                *("artifact_location", "run_id", "synchronous"),
-            ),
+            "wandb": (f"{_LIGHTNING}.loggers:WandbLogger", _WANDB),
+            "mlflow": (f"{_LIGHTNING}.loggers:MLFlowLogger", _MLFLOW),
         },
         many=True,
         words=(None, True, False),
     ),
-    "callbacks": Nameable(
-        _registry(
-            "callbacks",
-            f"{_LIGHTNING}.callbacks:Callback",
-            samples="subtoken_train.training.panels.run_progress:SampleLog",
-            device_stats=f"{_LIGHTNING}.callbacks:DeviceStatsMonitor",
-            learning_rate=f"{_LIGHTNING}.callbacks:LearningRateMonitor",
-            model_summary=f"{_LIGHTNING}.callbacks:ModelSummary",
-            rich_model_summary=f"{_LIGHTNING}.callbacks:RichModelSummary",
-            rich_progress=f"{_LIGHTNING}.callbacks:RichProgressBar",
-        ),
+    "callbacks": _nameable(
+        "callbacks",
+        f"{_LIGHTNING}.callbacks:Callback",
         {
-            "device_stats": ("cpu_stats",),
-            "learning_rate": ("logging_interval", "log_momentum", "log_weight_decay"),
-            "model_summary": ("max_depth",),
-            "rich_model_summary": ("max_depth",),
-            "rich_progress": ("refresh_rate", "leave"),
+            "samples": ("subtoken_train.training.panels.run_progress:SampleLog", ""),
+            "device_stats": (f"{_LIGHTNING}.callbacks:DeviceStatsMonitor", "cpu_stats"),
+            "learning_rate": (_LEARNING_RATE, "logging_interval log_momentum log_weight_decay"),
+            "model_summary": (f"{_LIGHTNING}.callbacks:ModelSummary", "max_depth"),
+            "rich_model_summary": (f"{_LIGHTNING}.callbacks:RichModelSummary", "max_depth"),
+            "rich_progress": (f"{_LIGHTNING}.callbacks:RichProgressBar", "refresh_rate leave"),
         },
         many=True,
     ),
-    "profiler": Nameable(
-        _registry(
-            "profiler",
-            f"{_LIGHTNING}.profilers:Profiler",
-            simple=f"{_LIGHTNING}.profilers:SimpleProfiler",
-            advanced=f"{_LIGHTNING}.profilers:AdvancedProfiler",
-            pytorch=f"{_LIGHTNING}.profilers:PyTorchProfiler",
-        ),
+    "profiler": _nameable(
+        "profiler",
+        f"{_LIGHTNING}.profilers:Profiler",
         {
-            "simple": ("dirpath", "filename", "extended"),
-            "advanced": ("dirpath", "filename", "line_count_restriction"),
-            "pytorch": ("dirpath", "filename", "row_limit", "record_shapes", "profile_memory", "with_stack"),
+            "simple": (f"{_LIGHTNING}.profilers:SimpleProfiler", "dirpath filename extended"),
+            "advanced": (f"{_LIGHTNING}.profilers:AdvancedProfiler", "dirpath filename line_count_restriction"),
+            "pytorch": (f"{_LIGHTNING}.profilers:PyTorchProfiler", _PYTORCH),
         },
     ),
 }
@@ -148,10 +134,8 @@ def _part(key: str, value: Any) -> tuple[str, dict[str, Any]]:
         last = path.rpartition(".")[2]
         names = (name for name, place in kind.names.builtin.items() if place.endswith(f":{last}"))
         hint = next(names, None) or f"one of {', '.join(kind.names)}"
-        raise ValueError(
-            f"trainer.{key} names {shown(path)}: a recipe names no class; write {hint}, or give your own class a name "
-            f"by an entry point of the group {kind.names.group} (docs/recipe_safety.md)"
-        )
+        own = f"or give your own class a name by an entry point of the group {kind.names.group} (docs/recipe_safety.md)"
+        raise ValueError(f"trainer.{key} names {shown(path)}: a recipe names no class; write {hint}, {own}")
     if not isinstance(value, str) or not isinstance(settings, dict | None):
         raise ValueError(_LISTED.format(key=key, value=shown(value)))
     if value not in kind.names:

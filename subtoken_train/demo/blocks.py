@@ -61,9 +61,8 @@ def build_page(models: SideBySide) -> gr.Blocks:
         asked = {"concurrency_limit": 1, "concurrency_id": "ask"}
         shown: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "draw", "show_progress": "hidden"}
         for event in (button.click, question.submit):
-            done = event(
-                respond, [about, question, *settings], [*texts, facts, words, answers], api_name=False, **asked
-            )
+            given, shows = [about, question, *settings], [*texts, facts, words, answers]
+            done = event(respond, given, shows, api_name=False, **asked)
             done.then(draw, [answers, layer], [*tokens, groups], api_name=False, **shown)
         layer.change(draw, [answers, layer], [*tokens, groups], trigger_mode="always_last", api_name=False, **shown)
     return page
@@ -78,13 +77,8 @@ def _picture() -> gr.Image:
 
 def _settings() -> list[gr.components.Component]:
     with gr.Row():
-        eviction = gr.Dropdown(
-            [NO_EVICTION, *EVICTIONS],
-            label="eviction",
-            info="all but the backbone's; or write ada(snapkv)",
-            allow_custom_value=True,
-            elem_id="eviction",
-        )
+        names, info = [NO_EVICTION, *EVICTIONS], "all but the backbone's; or write ada(snapkv)"
+        eviction = gr.Dropdown(names, label="eviction", info=info, allow_custom_value=True, elem_id="eviction")
         keep = gr.Textbox("0.5", label="it keeps", info="0.5 of the entries, 32tokens or 20kB", elem_id="keep")
         kinds = gr.Dropdown(list(FORMATS), label="held in", info="all but the backbone's", elem_id="kv-dtype")
     return [eviction, keep, kinds]

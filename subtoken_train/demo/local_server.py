@@ -71,10 +71,8 @@ def _launched(models: SideBySide, host: str, port: int) -> tuple[gr.Blocks, str]
     except Exception as error:
         if page.is_running:  # it listens: what failed is Gradio's look at its own page, which it words as share=True
             page.close(verbose=False)
-            raise ValueError(
-                f"--host {host}: this machine does not reach its own page there, on port {port}; "
-                "use 127.0.0.1, or look at firewall and name service"
-            ) from error
+            words = f"--host {host}: this machine does not reach its own page there, on port {port}"
+            raise ValueError(f"{words}; use 127.0.0.1, or look at firewall and name service") from error
         if isinstance(error, OSError):
             raise _in_use(host, port) from None
         raise

@@ -247,10 +247,8 @@ def _of_adapter(pool: ModelPool, adapter: str, anchor: str | None, backbone: str
 
 
 def _check_backbones(pool: ModelPool, adapter: str, anchor: str, backbone: str | None) -> None:
-    own, other = (
-        vars(in_one_place(adapter_backbone(pool.folder(name), pool.adapter(name), backbone)))
-        for name in (adapter, anchor)
-    )
+    sources = (adapter_backbone(pool.folder(name), pool.adapter(name), backbone) for name in (adapter, anchor))
+    own, other = (vars(in_one_place(source)) for source in sources)
     differ = [f"{name} {own[name]} and {other[name]}" for name in own if own[name] != other[name]]
     words = f"{adapter} and its anchor {anchor} are not on one backbone ({', '.join(differ)})"
     refuse((differ, f"{words}; use an anchor that was trained on the same one"))

@@ -253,15 +253,6 @@ def test_missing_images_are_counted_and_the_command_lists_them(capsys, tiny, dat
     assert "other.png" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_the_anchor_of_pages_is_exact_to_the_token(capsys):
-    argv = ["--config", str(recipe("llama7b_quest12p5_s8k7")), "--offline"]
-    lines = checked(capsys, argv)
-    assert "matched anchor: 120 of 1024 context tokens, every group (keep_ratio 0.117188), 11.7188 %" in lines
-    lines = checked(capsys, [*argv, "--data.context_length", "512"])
-    assert any(line.startswith("1 records of 2,048 tokens") for line in lines)
-
-
 def test_settings_that_fit_would_refuse_are_refused(capsys):
     argv = ["--config", str(recipe("llama7b_quest25_s8k7")), "--offline"]
     assert "loaded with 'eager'" in refused(capsys, [*argv, "--model.backbone.attention", "eager"])
@@ -285,24 +276,6 @@ ON_ANCHOR = ["--model.reducer.keep_ratio=0.15625", "--model.reducer.round_up=tru
 OUTPUT = ["--model.stage2.output_lora={rank: 8, alpha: 16, dropout: 0.05}"]
 
 
-@pytest.mark.slow
-def test_llava7b_offline_without_the_stage_1_folder(capsys):
-    lines = checked(capsys, [*LLAVA, "--model.stage2.adapter=runs/first/adapter", *OUTPUT, "--offline"])
-    for line in (
-        "stage 2 on runs/first/adapter (not read: --offline; its LoRA is taken to be as above)",
-        "LoRA rank 16, alpha 32, dropout 0.05",
-        "o_proj LoRA rank 8, alpha 16, dropout 0.05",
-        "LoRA o_proj 64 2,097,152",
-        "routers (linear) 64 2,097,664",
-        "trained 128 4,194,816",
-        "frozen 814 7,071,815,680",  # the backbone's 7,063,427,072 and stage 1's LoRA
-        "of it stage 1's LoRA 128 8,388,608",
-        "visual region: 45.00 MiB of 288.00 MiB, 15.625 % (and 9.00 KiB of group indices)",
-    ):
-        assert line in lines, line
-    assert not any("together" in line for line in lines)
-
-
 @sampled(
     ("selector", "router"), [("linear", "routers (linear) 12 12,384"), ("mlp", "routers (mlp) 24 27,936")], every=2
 )
@@ -320,8 +293,8 @@ def test_a_stage_1_folder_is_read_and_gives_the_lora(capsys, data_file):
     data = [f"--data.train_file={data_file}", "--data.batch_size=1"]
     lines = checked(capsys, [*RECIPE, "--model.lora=null", *ON_ANCHOR, *OUTPUT, *data])
     assert f"stage 2 on {ANCHOR} (token-only, under the same reducer; its LoRA, as above, is frozen)" in lines
-    assert "LoRA rank 8, alpha 16, dropout 0" in lines
-    assert "of it stage 1's LoRA 24 24,576" in lines
+    wanted = {"LoRA rank 8, alpha 16, dropout 0", "o_proj LoRA rank 8, alpha 16, dropout 0.05"}
+    assert {*wanted, "LoRA o_proj 12 12,288", "of it stage 1's LoRA 24 24,576"} <= set(lines)
 
 
 @sampled(

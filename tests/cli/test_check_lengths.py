@@ -10,7 +10,6 @@ from tests.support.places import recipe
 from tests.support.run_folders import inits, own_images
 
 TINY = ["--config", str(recipe("tiny_fastv25_s16k4"))]
-LM = ["--config", str(recipe("tinylm_quest25_s16k12"))]
 
 
 @pytest.fixture
@@ -104,10 +103,3 @@ def test_texts(capsys, tmp_path, monkeypatch):
     assert blocks >= 2
     assert line_of(lines, "expected time: about ")
     assert "fewer than one block of block_length 99,999" in refused(capsys, [*argv, "--data.block_length", "99999"])
-
-
-@pytest.mark.slow
-def test_recall_has_a_time_and_no_lengths(capsys):
-    lines = checked(capsys, [*LM, "--data.batch_size", "1", "--data.context_length", "256", "--trainer.max_steps", "3"])
-    assert line_of(lines, "expected time: about ")
-    assert not [line for line in lines if line.startswith("tokens of")]

@@ -109,6 +109,11 @@ def test_a_run_gives_its_adapter_else_its_newest_checkpoint(run, tmp_path, capsy
     assert torch.equal(ours, theirs)
     assert torch.equal(ours, logits(run / "adapter"))
     assert (tmp_path / "from_adapter" / "recipe.yaml").read_text() == (run / "recipe.yaml").read_text()
+    out = tmp_path / "from_adapter"
+    before = adapter_tensors(out)
+    assert "exists; choose another folder or pass --overwrite" in refused(capsys, "export", run, out)
+    assert main(["export", str(out), str(out), "--overwrite"]) == 0
+    assert same_tensors(adapter_tensors(out), before)
 
 
 @pytest.mark.slow
@@ -243,22 +248,6 @@ def test_an_adapter_into_itself_and_checkpoints_that_cannot_be_exported(run, tmp
     assert "no complete checkpoint" in refused(capsys, "export", copy, out)
     assert "is not a complete checkpoint" in refused(capsys, "export", checkpoint, out)
     assert not out.exists()
-
-
-@pytest.mark.slow
-def test_what_is_there_stays(run, tmp_path, capsys):
-    out = tmp_path / "out"
-    assert main(["export", str(run), str(out)]) == 0
-    before = adapter_tensors(out)
-    assert "exists; choose another folder or pass --overwrite" in refused(capsys, "export", run, out)
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "notes.txt").write_text("mine")
-    assert "mine is not an adapter folder" in refused(capsys, "export", run, mine, "--overwrite")
-    assert (mine / "notes.txt").read_text() == "mine"
-    assert main(["export", str(out), str(out), "--overwrite"]) == 0
-    assert same_tensors(adapter_tensors(out), before)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "out"]
 
 
 @sampled("merged", [[], ["--merge-lora"]], every=2)

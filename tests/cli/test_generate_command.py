@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 from subtoken_train import SubTokenModel
-from subtoken_train.cli import terminal
 from subtoken_train.cli.main import main
 from tests.support.chats import CHATML
 from tests.support.commands import printed, refused
@@ -129,7 +128,7 @@ def test_a_forgotten_image_is_one_line_of_warning(vlm_adapter, text_adapter, cap
         (["--eviction", "first", "--eviction-keep", "0"], "eviction_keep=0.0 must lie in (0, 1]"),
         (["--prefill-chunk", "0"], "prefill_chunk=0 must be a whole number of at least 1"),
         (["--prefill-chunk", "few"], "argument --prefill-chunk: invalid int value: 'few'"),
-        (["--rerotate"], "rerotate needs an eviction; use streaming_llm, snapkv or h2o"),
+        (["--rerotate"], "rerotate needs an eviction method, for instance eviction='snapkv'"),
         (["--kv-dtype", "int3"], "unknown kv_dtype 'int3'. Did you mean"),
         (["--reducer", "fastv"], "--reducer and --keep-ratio go together"),
         (["--device", "cuda:99"], "unknown device of this machine 'cuda:99'"),
@@ -248,7 +247,7 @@ def test_a_run_goes_on_where_it_stopped(vlm_adapter, asked, tmp_path, capsys, mo
         return stop
 
     with monkeypatch.context() as patch:
-        patch.setattr(terminal, "counter", stopping)
+        patch.setattr("subtoken_train.cli.generate.counter", stopping)
         code, err = call(capsys, vlm_adapter, asked, output)
     assert code == 130
     assert "the answers so far are in" in err

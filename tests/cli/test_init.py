@@ -343,14 +343,3 @@ def test_the_commands_for_conversations_pasted(say, tmp_path):
     assert list(said) == ["0 check", "1 fit", "2 fit", "3 evaluate", "4 generate"]
     assert said["4 generate"].strip()
     assert len(list((tmp_path / "results/chats").rglob("samples-*.jsonl"))) >= 2
-
-
-@pytest.mark.slow
-def test_the_commands_for_texts_pasted(say, tmp_path):
-    (tmp_path / "texts").mkdir()
-    for name in ("memory", "evaluation"):
-        shutil.copy(ROOT / f"docs/{name}.md", tmp_path / "texts")
-    said = walk(say, "texts")
-    assert list(said) == ["0 check", "1 fit", "2 fit", "3 generate"]
-    recorded = [json.loads(line) for line in (tmp_path / "texts_subtoken/dev.jsonl").read_text().splitlines()]
-    assert all(row["text"].strip() for row in recorded)

@@ -78,7 +78,7 @@ def test_recall(language_model, capsys):
 @sampled("streaming", [False, True], every=2)
 def test_a_corpus_is_shown_without_packing_it(language_model, tmp_path, monkeypatch, capsys, streaming):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr("subtoken_train.datasets.corpus_datamodule.packed_blocks", None)
+    monkeypatch.setattr("subtoken_train.datasets.corpus.packed_blocks", None)
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": "the module is imported " * 200}))
     lengths = {"block_length": 96, "context_length": 64, "prefix_tokens": 8, "streaming": streaming}
     out = shown(capsys, language_model({"train": {"name": str(tmp_path / "text.jsonl")}, **lengths}))
@@ -87,7 +87,7 @@ def test_a_corpus_is_shown_without_packing_it(language_model, tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_an_answer_without_loss_is_masked(scenes, language_model, tmp_path, monkeypatch, capsys):
+def test_an_answer_without_loss_is_masked(scenes, tmp_path, capsys):
     path = tmp_path / "scenes/train.json"
     rows = json.loads(path.read_text())
     for row in rows:
@@ -99,19 +99,6 @@ def test_an_answer_without_loss_is_masked(scenes, language_model, tmp_path, monk
     assert re.search(r"  answer   masked +\d+  .* </s>\n  query    masked +\d+  USER: is there .*\n", out)
     assert re.search(r"  answer   trained +3  a 7 </s>\n", out)
     assert "), 3 trained\n" in out
-
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    said = [("user", "the module"), ("assistant", "is imported " * 60)]
-    said += [("user", "the name"), ("assistant", "is bound " * 60)]
-    turns = [{"role": role, "content": text, "weight": int(text.startswith("is bound"))} for role, text in said]
-    (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": turns}))
-    source = {"name": str(tmp_path / "chat.jsonl"), "documents": "conversations"}
-    lengths = {"block_length": 128, "context_length": 64, "prefix_tokens": 8}
-    out = shown(capsys, language_model({"train": source, **lengths}))
-    runs = re.findall(r"  (query|answer) +(trained|masked) +\d+  (.*)\n", out)
-    assert any(kind == "masked" and "is imported" in text for _, kind, text in runs)
-    assert not any(kind == "trained" and "imported" in text for _, kind, text in runs)
-    assert any((region, kind) == ("answer", "trained") and "bound" in text for region, kind, text in runs)
 
 
 @sampled(

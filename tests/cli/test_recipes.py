@@ -1,28 +1,124 @@
-"""``subtoken-train recipes``: listing, showing, copying, and the anchors of shipped recipes and of one's own."""
+"""Which file a recipe's name means, and ``recipes``: listing, showing, copying, and anchors."""
+
+from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
 
 from subtoken_train import resources
 from subtoken_train.cli.main import main
-from subtoken_train.resources import recipe_files, recipe_text
+from subtoken_train.cli.recipe_source import read_source
+from subtoken_train.resources import find_recipe, recipe_files, recipe_text, resource_root, shipped_recipe
 from tests.support.commands import printed, refused
 from tests.support.places import ROOT, recipe
 from tests.support.sampling import sampled
 from tests.support.tiny_fits import tiny_fit
 
-TINY = "# Tiny run, 15.625 % KV\n\nmodel: tiny\n"
+TINY = recipe("tiny_fastv25_s16k4")
+SPELLINGS = (
+    "tiny_fastv25_s16k4",
+    "tiny_fastv25_s16k4.yaml",
+    "recipes/tiny_fastv25_s16k4.yaml",
+    "recipes/tiny_fastv25_s16k4",
+    "recipes/tiny/tiny_fastv25_s16k4.yaml",
+    "tiny/tiny_fastv25_s16k4",
+    "/clone/recipes/tiny_fastv25_s16k4.yaml",
+)
+
+
+@pytest.mark.parametrize("given", SPELLINGS)
+@pytest.mark.parametrize("inside", [True, False], ids=["clone", "elsewhere"])
+def test_one_recipe_in_every_folder(monkeypatch, tmp_path, inside, given):
+    monkeypatch.chdir(ROOT if inside else tmp_path)
+    assert find_recipe(given).resolve() == TINY
+
+
+ELSEWHERE = {
+    "recipes/strategy/ddp.yaml": "strategy/ddp.yaml",
+    "recipes/eval/table1_llava7b.yaml": "eval/table1_llava7b.yaml",
+    "qlora_nf4": "memory/qlora_nf4.yaml",
+    "mine/tiny_fastv25_s16k4.yaml": None,
+    "../tiny_fastv25_s16k4.yaml": None,
+    "recipes/mine/tiny_fastv25_s16k4.yaml": None,
+    "recipes/llava7b/tiny_fastv25_s16k4.yaml": None,
+    "recipes/tiny_fastv25_s16k4.yaml/x": None,
+    "tiny_fastv25_s16k3": None,
+    "recipes": None,
+}
+
+
+@pytest.mark.parametrize(("given", "file"), ELSEWHERE.items())
+def test_overlays_and_grids_too_and_what_is_missing_elsewhere_is_missing(monkeypatch, tmp_path, given, file):
+    monkeypatch.chdir(tmp_path)
+    assert find_recipe(given) == (file and ROOT / "recipes" / file)
+
+
+@pytest.mark.slow
+def test_every_name_is_one_recipes():
+    for name, path in recipe_files().items():
+        assert shipped_recipe(path.stem) == shipped_recipe(name) == shipped_recipe(f"recipes/{path.name}") == path
+
+
+@pytest.mark.parametrize("given", ["tiny_fastv25_s16k4", "recipes/tiny_fastv25_s16k4.yaml"])
+def test_a_file_of_ones_own_goes_first(monkeypatch, tmp_path, given):
+    monkeypatch.chdir(tmp_path)
+    mine = Path(given)
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("output_dir: runs/mine\n")
+    assert find_recipe(given) == mine
+    assert read_source(["--config", given]).contents == ({"output_dir": "runs/mine"},)
+
+
+def test_a_folder_of_that_name_is_no_file(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny_fastv25_s16k4").mkdir()
+    assert find_recipe("tiny_fastv25_s16k4") == TINY
+
+
+def test_an_installed_package_finds_its_own(monkeypatch, tmp_path):
+    (tmp_path / "_bundled" / "recipes").mkdir(parents=True)
+    shutil.copy(TINY, tmp_path / "_bundled" / "recipes")
+    monkeypatch.setattr(resources, "_PACKAGE", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert resource_root() == tmp_path / "_bundled"
+    for given in SPELLINGS:
+        assert find_recipe(given) == tmp_path / "_bundled" / "recipes" / TINY.name
+    assert find_recipe("llava7b_fastv25_s16k4") is None
+
+
+def test_fit_takes_an_overlay_by_name(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as done:
+        main(["fit", "--config", "tiny_fastv25_s16k4", "--config", "ddp", "--print_config"])
+    assert done.value.code in (0, None)
+    assert "strategy: ddp" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["fit", "check", "preview", "evaluate"])
+def test_a_misspelt_name(monkeypatch, tmp_path, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    near, listed = "Did you mean 'tiny_fastv25_s16k4.yaml'?", "'subtoken-train recipes ls' lists the shipped ones"
+    hints = {"tiny_fastv25_s16k3": near, "mine/tiny_fastv25_s16k4.yaml": near, "zzzzzz": listed}
+    for given, hint in hints.items():
+        said = refused(capsys, command, "--config", given)
+        assert said.startswith(f"{'grid' if command == 'evaluate' else 'recipe'} {given} is not a file.")
+        assert hint in said
+
+
+TEXT = "# Tiny run, 15.625 % KV\n\nmodel: tiny\n"
 
 
 @pytest.fixture
 def library(tmp_path, monkeypatch):
     folder = tmp_path / "library"
     (folder / "recipes" / "eval").mkdir(parents=True)
-    (folder / "recipes" / "tiny_a.yaml").write_text(TINY)
+    (folder / "recipes" / "tiny_a.yaml").write_text(TEXT)
     (folder / "recipes" / "eval" / "b.yaml").write_text("model: x\n")
     monkeypatch.setattr(resources, "resource_root", lambda: folder)
     monkeypatch.chdir(tmp_path)
@@ -32,17 +128,17 @@ def library(tmp_path, monkeypatch):
 def test_a_library_is_listed_shown_and_copied(library, tmp_path, capsys):
     assert printed(capsys, "recipes", "ls") == "eval/\n  b\ntiny/\n  tiny_a  Tiny run, 15.625 % KV\n"
     for name in ("tiny_a", "tiny_a.yaml", "tiny/tiny_a", "recipes/tiny_a.yaml"):
-        assert printed(capsys, "recipes", "show", name) == TINY
+        assert printed(capsys, "recipes", "show", name) == TEXT
     assert printed(capsys, "recipes", "copy", "tiny_a", "mine.yaml") == "wrote mine.yaml\n"
     assert printed(capsys, "recipes", "copy", "tiny_a") == "wrote tiny_a.yaml\n"
-    assert (tmp_path / "mine.yaml").read_text() == (tmp_path / "tiny_a.yaml").read_text() == TINY
+    assert (tmp_path / "mine.yaml").read_text() == (tmp_path / "tiny_a.yaml").read_text() == TEXT
     (tmp_path / "mine.yaml").write_text("mine\n")
     words = "mine.yaml exists; name another file, or pass --overwrite"
     assert words in refused(capsys, "recipes", "copy", "tiny_a", "mine.yaml")
     assert (tmp_path / "mine.yaml").read_text() == "mine\n"
     for target in (tmp_path / "mine.yaml", library / "recipes" / "tiny_a.yaml"):  # and onto itself
         assert main(["recipes", "copy", "tiny_a", str(target), "--overwrite"]) == 0
-        assert target.read_text() == TINY
+        assert target.read_text() == TEXT
     for action in ("show", "copy"):
         assert "unknown recipe 'tiny_b'. Did you mean 'tiny_a'?" in refused(capsys, "recipes", action, "tiny_b")
 

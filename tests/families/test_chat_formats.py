@@ -24,9 +24,8 @@ from subtoken_train.families.literal_marks import hidden_specials, tokenise
 from subtoken_train.families.load import layout_family, load_family
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.types import Turn
-from tests.support.chats import CHATML, LLAMA2, MARKED, MISTRAL, PHI3, THINKING, byte_level
+from tests.support.chats import CHATML, IM, LLAMA2, MARKED, MISTRAL, PHI3, PUBLISHED, THINKING, byte_level, published
 from tests.support.helpers import write_vlm_adapter
-from tests.support.published_chats import IM, PUBLISHED, published
 from tests.support.text_families import text_family
 from tests.support.tiny import tiny_families
 from tests.support.tiny.llava import next_family
