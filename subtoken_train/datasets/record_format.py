@@ -2,12 +2,11 @@ r"""Defines LLaVA's instruction format: a record, its pictures and turns, and wh
 
 A record is ``{"id": ..., "image": "a.jpg" | ["a.jpg", ...], "kind": ..., "conversations": [{"from": "human", "value":
 "<image>\n..."}, {"from": "gpt", "value": "..."}, ...]}``; ``image`` and ``kind`` may be absent. As in LLaVA's own
-training, what gpt says before the first human turn is left out (ShareGPT's records have such turns), and so is a last
-human turn that nobody answers. An answer with ``"loss": false`` is read and not learnt.
-
-Videos: ``"video"`` is a folder of frames or a list of their files (several videos: a list of such lists), ``"videos"``
-a list of either, ``"fps"`` their frames a second (default 1). ``<video>`` marks each in the prompts, or ``<image>`` in
-a record without images; in a record without videos, ``<video>`` is text. ``\<image>`` and ``\<video>`` are always text.
+training, what gpt says before the first human turn is left out, and so is a last human turn that nobody answers. An
+answer with ``"loss": false`` is read and not learnt. Videos: ``"video"`` is a folder of frames or a list of their files
+(several: a list of such lists), ``"videos"`` a list of either, ``"fps"`` their frames a second (default 1). ``<video>``
+marks each in the prompts, or ``<image>`` in a record without images; in a record without videos, ``<video>`` is text.
+``\<image>`` and ``\<video>`` are always text.
 """
 
 from __future__ import annotations
@@ -112,10 +111,7 @@ def text_length(row: dict[str, Any]) -> int:
 
 
 def record_problem(row: Any, as_document: bool = False) -> str | None:
-    """Return what is wrong with a record in LLaVA's form and what to do about it; None when nothing is.
-
-    ``as_document``: whether it is for a language model, which reads placeholders as text.
-    """
+    """Return what is wrong with a record in LLaVA's form and what to do about it; ``as_document``: marks are text."""
     if not isinstance(row, dict) or not isinstance(row.get("conversations"), list) or not row["conversations"]:
         kind = row_kind(row) if isinstance(row, dict) else None
         turns = 'a record is {"id", "image", "conversations": [{"from", "value"}, ...]}'

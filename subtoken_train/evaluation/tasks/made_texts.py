@@ -1,10 +1,9 @@
 """Six of RULER's tasks that need no other text, and a map of needles (Kamradt, 2023): texts made here, at their length.
 
-They are a pure function of a random generator and a size. Their wording, structure and answers are RULER's (its
-``niah.py``, ``variable_tracking.py``, ``common_words_extraction.py``, ``freq_words_extraction.py``). Its words are not:
-keys and listed words are ours. So scores compare with others over the same texts, not with published ones. A map hides
-a number at depths of texts of some lengths, in RULER's noise or a file's sentences; the report draws it for every arm.
-Not here: Kamradt's own needle and essays, and his judge.
+They are a pure function of a random generator and a size. Wording, structure and answers are RULER's (its ``niah.py``,
+``variable_tracking.py``, ``common_words_extraction.py``, ``freq_words_extraction.py``); its words are not, so scores
+compare with others over the same texts, not with published ones. A map hides a number at depths of texts of some
+lengths, in RULER's noise or a file's sentences. Not here: Kamradt's own needle and essays, and his judge.
 """
 
 from __future__ import annotations
