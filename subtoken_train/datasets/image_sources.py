@@ -324,11 +324,6 @@ def spaced(items: Sequence[Any], count: int) -> list[Any]:
     return [items[(2 * part + 1) * len(items) // (2 * taken)] for part in range(taken)]
 
 
-def evenly_spaced(folder: Path, count: int) -> list[Path]:
-    """Pick ``count`` images of a folder, evenly spaced."""
-    return spaced(frames_in(folder), count)
-
-
 def refuse_video_file(name: str) -> str | None:
     """Return what to say to the name of a video's file; None for another name."""
     path = Path(name)

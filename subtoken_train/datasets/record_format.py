@@ -154,17 +154,14 @@ def _field_problems(row: dict[str, Any]) -> Iterator[str]:
     key = "videos" if row.get("videos") else "video"
     for video in video_names(row) if isinstance(row[key], str | list) else [5]:
         frames = [video] if isinstance(video, str) else video
-        if not isinstance(frames, list) or not frames or not all(map(_is_name, frames)):
+        listed = frames if isinstance(frames, list) else []
+        if not listed or not all(isinstance(name, str) and name and "\0" not in name for name in listed):
             yield f"{key} is {shown(row[key])}; a folder of frames, or a list of their files, is needed"
         else:
             yield from filter(None, map(refuse_video_file, frames))
     fps = row.get("fps", 1.0)
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
         yield f"fps is {shown(fps)}; a number of frames a second above 0 is needed"
-
-
-def _is_name(name: Any) -> bool:
-    return isinstance(name, str) and bool(name) and "\0" not in name
 
 
 def _mark_problems(row: dict[str, Any]) -> Iterator[str]:

@@ -55,7 +55,7 @@ def test_records_name_videos_in_the_order_of_their_marks(tmp_path):
     assert mixed.turns[0].prompt == "<image> <image><image>"
     assert (text.images, text.turns[0].prompt) == ([], "the tag <video>")
     assert records.sizes().tolist() == [[1, 9], [1, 9], [3, 1], [0, 18]]
-    assert (records.first_video(), records.first_image()) == ("folder", "mixed")
+    assert (records.first_with(videos=True), records.first_with(videos=False)) == ("folder", "mixed")
     (tmp_path / "v").mkdir()
     missing = [name for each in records.compare_images() for name in each.missing]
     assert missing == ["a.png", "g.png", *LIST, "v/"]  # no frame is in it

@@ -68,7 +68,7 @@ class ImageQuestions(Task):
 
     def ask(self, row: FileRow, name: object, text: str, reference: Mapping[str, Any], **others: Any) -> Sample:
         """Make a sample: the row's image, then ``text``; ``name`` is its id, and ``others`` are more of its fields."""
-        return Sample(str(name), about_image(text), reference, row.image(), **others)
+        return Sample(str(name), f"<image>\n{text}", reference, row.image(), **others)
 
     def question(self, row: FileRow) -> str:
         """Return what is asked, options and all."""
@@ -104,11 +104,6 @@ class ImageQuestions(Task):
     def without_answer(self, row: FileRow) -> ValueError:
         """Return the error for a row that cannot be scored."""
         return ValueError(f"{row.place}: no answers, so this is another split's file; use that of {self.answered!r}")
-
-
-def about_image(text: str) -> str:
-    """Return the user's turn: an image, then ``text``."""
-    return f"<image>\n{text}"
 
 
 def lettered(options: Mapping[str, str] | Iterable[str]) -> str:
