@@ -158,7 +158,7 @@ def _field_problems(row: dict[str, Any]) -> Iterator[str]:
         if not listed or not all(isinstance(name, str) and name and "\0" not in name for name in listed):
             yield f"{key} is {shown(row[key])}; a folder of frames, or a list of their files, is needed"
         else:
-            yield from filter(None, map(refuse_video_file, frames))
+            yield from filter(None, map(refuse_video_file, listed))
     fps = row.get("fps", 1.0)
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
         yield f"fps is {shown(fps)}; a number of frames a second above 0 is needed"

@@ -56,11 +56,6 @@ def test_every_form_is_the_same_record(tmp_path, form):
     assert (record.images, record.turns) == ([tmp_path / "a.jpg"], [Turn("<image>\nwhat ?", "a 7")])
 
 
-def test_an_llava_record_stays_as_it_is():
-    row = {**LLAVA, "id": 5, "kind": "read", "model": "x"}
-    assert llava_form(row) == {**row, "image": "a.jpg"}
-
-
 @pytest.mark.parametrize(
     "row",
     [
@@ -71,6 +66,8 @@ def test_an_llava_record_stays_as_it_is():
     ],
 )
 def test_a_system_text_goes_before_the_first_question(row):
+    whole = {**LLAVA, "id": 5, "kind": "read", "model": "x"}
+    assert llava_form(whole) == whole
     assert [turn["value"] for turn in llava_form(row)["conversations"]] == ["Be short.\n\nhi", "yes"]
 
 
