@@ -57,14 +57,11 @@ def test_a_medium_spelt_in_a_text_is_refused(text, as_document):
         checked_record(asked(text), "r", set(), as_document)
 
 
-def test_a_video_mark_without_a_video():
+def test_marks_of_videos_and_of_other_models_and_in_answers():
     with pytest.raises(ValueError, match="a text holds '<video>', a medium"):
         checked_record(asked("<video>\nwhat ?"), "r", set())
     for text in ("<video>\nwhat ?", "<image><image>\nwhat ?"):
         checked_record(asked(text), "r", set(), as_document=True)  # marks are text to a language model
-
-
-def test_pictures_under_the_mark_of_another_model_and_in_answers():
     with pytest.raises(ValueError, match=r"a text holds '<img>out.png</img>'"):
         checked_record(asked("<image> draw", "<img>out.png</img>", image="a.png"), "r", set())
     for text in ("<|image_1|>\nwhat ?", "<image>\n<|image_2|> what ?"):
