@@ -78,7 +78,7 @@ def test_recall(language_model, capsys):
 @sampled("streaming", [False, True], every=2)
 def test_a_corpus_is_shown_without_packing_it(language_model, tmp_path, monkeypatch, capsys, streaming):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr("subtoken_train.datasets.corpus_datamodule.packed_blocks", None)
+    monkeypatch.setattr("subtoken_train.datasets.corpus.packed_blocks", None)
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": "the module is imported " * 200}))
     lengths = {"block_length": 96, "context_length": 64, "prefix_tokens": 8, "streaming": streaming}
     out = shown(capsys, language_model({"train": {"name": str(tmp_path / "text.jsonl")}, **lengths}))
