@@ -124,6 +124,7 @@ def test_a_class_can_be_put_in_for_this_process(install):
 
 SHOWN = {
     "subtoken_train.cli.quiet": "quiet_libraries",
+    "subtoken_train.datasets.recall_datamodule": "RecallDataModule",
     "subtoken_train.evaluation.reporting.markdown": "report_markdown",
     "subtoken_train.evaluation.results.manifest": "Manifest",
     "subtoken_train.evaluation.results.store": "read_samples",
