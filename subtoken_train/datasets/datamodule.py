@@ -83,9 +83,9 @@ class InstructionDataModule(OrderedDataModule[Record]):
         found: list[media.FolderImages] = []
         for records in (self._val, self._train):
             if isinstance(records, InstructionRecords):
-                if not family.takes_videos and (record := records.first_video()) is not None:
+                if not family.takes_videos and (record := records.first_with(videos=True)) is not None:
                     raise ValueError(f"{records.path}, record {record!r}: {family.no_video()}")
-                if reducer.reads_frames and (record := records.first_image()) is not None:
+                if reducer.reads_frames and (record := records.first_with(videos=False)) is not None:
                     raise ValueError(f"{records.path}: {only_videos(record)}")
                 found = records.compare_images()
                 if missing := media.missing_images(found, records.path, records.image_folder):

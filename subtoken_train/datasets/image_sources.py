@@ -82,9 +82,9 @@ class FolderImages:
     """Holds what there is of the images of one folder.
 
     Attributes:
-        folder: relative to the image folder.
+        folder: relative to the image folder, as all names.
         named: images that the records name in it, each counted once, and the folder itself where it is a video.
-        missing: those that are not there, relative to the image folder; a folder without a frame ends with a slash.
+        missing: those that are not there; a folder without a frame ends with a slash.
         renamed: images that are there under another of ``SUFFIXES``.
         is_video: whether the records name the folder, as a video's frames.
     """
@@ -159,7 +159,7 @@ def count_named(folders: Sequence[FolderImages]) -> str:
 
 
 def missing_images(folders: Sequence[FolderImages], data_file: Path, image_folder: Path) -> ValueError | None:
-    """Return the error for missing images: how many, the first, and the command that lists them; None for none."""
+    """Return the error for missing images: how many, the first, the command that lists them; None for none."""
     missing = [name for folder in folders for name in folder.missing]
     if not missing:
         return None
@@ -284,7 +284,7 @@ def open_video(
 ) -> Video:
     """Read the frames of a video, evenly spaced where there are more than ``max_frames``; ``fps`` becomes less then.
 
-    ``max_pixels`` bounds width times height of all frames together; ``record_id`` is for messages.
+    ``max_pixels`` bounds width times height of all frames together.
     """
     of_record = _of_record(record_id)
     try:
@@ -322,11 +322,6 @@ def spaced(items: Sequence[Any], count: int) -> list[Any]:
     """Pick ``count`` items at the middles of as many equal parts of the list; all where there are fewer."""
     taken = min(count, len(items))
     return [items[(2 * part + 1) * len(items) // (2 * taken)] for part in range(taken)]
-
-
-def evenly_spaced(folder: Path, count: int) -> list[Path]:
-    """Pick ``count`` images of a folder, evenly spaced."""
-    return spaced(frames_in(folder), count)
 
 
 def refuse_video_file(name: str) -> str | None:

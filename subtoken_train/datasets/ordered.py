@@ -59,10 +59,10 @@ class AccumulationWindows:
 
 
 def outlive_stop_signals(worker: int) -> None:
-    """Let a worker go on where a signal was meant for the whole run, for ``DataLoader(worker_init_fn=...)``.
+    """Let a worker go on where Ctrl-C or SLURM signals the whole run, for ``DataLoader(worker_init_fn=...)``.
 
-    Ctrl-C and SLURM signal every process; the training process then finishes its step, for which it needs its workers,
-    and ends them itself. A second SIGTERM does end a worker: multiprocessing's last resort at exit.
+    The training process then finishes its step, for which it needs its workers, and ends them. A second SIGTERM does
+    end one.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -78,24 +78,17 @@ class ResumableSampler(DistributedSampler[int]):
 
     Global batch ``b`` is a pure function of the seed: batch ``b % batches_per_pass`` of the permutation drawn for pass
     ``b // batches_per_pass``; process ``rank`` takes its own contiguous part of it. So the place in the data is one
-    number, the batches that training has consumed, and nothing that workers have fetched ahead counts. Every ``iter()``
-    asks for it and yields from there to the end of the trainer's epoch: one pass, or less where ``limit_train_batches``
-    cuts epochs short (the next epoch then goes on with the pass). It is a ``DistributedSampler`` so that Lightning
-    never wraps it.
+    number, the batches that training has ``consumed``, and nothing that workers have fetched ahead counts. Every
+    ``iter()`` asks for it and yields from there to the end of the trainer's epoch: one pass, or the batches (int) or
+    share of a pass (float) of ``limit``; the next epoch then goes on with the pass. It is a ``DistributedSampler`` so
+    that Lightning never wraps it.
 
-    With ``sizes`` all records of a global batch have images, or none has: the processes of a sharded model must run the
-    same parts of it, and in a text-only step none runs the vision tower. What is left of both kinds at the end of a
+    With ``sizes`` ((images, characters of text) of every record, [R, 2]) all records of a global batch have images, or
+    none has: the processes of a sharded model must run the same parts of it. What is left of both kinds at the end of a
     pass makes one mixed batch if every process's part of it can have an image; else it is left out. With ``by_length``,
     too, a batch holds records of like size: 50 batches at a time are filled in the order (images, text length to within
-    a factor of two), and shuffled. Short answers are then neither padded to the longest description nor drowned by its
-    tokens in the loss.
-
-    Args:
-        batch_size: records per process and batch.
-        limit: the trainer's ``limit_train_batches``: batches (int) or share of a pass (float) that make an epoch.
-        consumed: returns the batches that training has consumed so far.
-        sizes: (images, characters of text) of every record, [R, 2]; None: all records are of one kind.
-        by_length: group by size as well; needs ``sizes``.
+    a factor of two), and shuffled, so that short answers are neither padded to the longest description nor drowned by
+    its tokens.
     """
 
     def __init__(
@@ -234,9 +227,8 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
     """Training and validation records in an order that depends on the seed, the records and the *global* batch alone.
 
     Records are shared out to the processes here, so recipes set ``trainer.use_distributed_sampler: false``. The place
-    in the order is Lightning's own count of batches, which is in every checkpoint. Where some records have images and
-    some have none, ``sizes`` says so, and no step mixes them. Batch sizes are per process and step; ``num_workers`` 0:
-    batches are made in the training process.
+    in the order is Lightning's own count of batches, which is in every checkpoint. Batch sizes are per process and
+    step; ``num_workers`` 0: batches are made in the training process.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Fields of a record: read, obeyed, refused, or passed over and counted aloud.
 
-One rule for every name: what would change what is learnt or seen is refused unless it is obeyed. That is a name that
-means such a thing (``REFUSED``, with a remedy each), one that looks like a medium or a switch, or holds a medium, and
-one that is nearly a name that is read. Anything else is passed over, and ``check`` lists it. An empty value (null, "",
-[], {}) says nothing. The page ``docs/data_fields.md`` is made from these tables.
+What would change what is learnt or seen is refused unless it is obeyed: a name that means such a thing (``REFUSED``,
+with a remedy each), that looks like a medium or a switch, or holds a medium, and one that is nearly a name that is
+read. Anything else is passed over, and ``check`` lists it. An empty value (null, "", [], {}) says nothing. The page
+``docs/data_fields.md`` is made from these tables.
 """
 
 from __future__ import annotations

@@ -2,12 +2,11 @@ r"""Defines LLaVA's instruction format: a record, its pictures and turns, and wh
 
 A record is ``{"id": ..., "image": "a.jpg" | ["a.jpg", ...], "kind": ..., "conversations": [{"from": "human", "value":
 "<image>\n..."}, {"from": "gpt", "value": "..."}, ...]}``; ``image`` and ``kind`` may be absent. As in LLaVA's own
-training, what gpt says before the first human turn is left out (ShareGPT's records have such turns), and so is a last
-human turn that nobody answers. An answer with ``"loss": false`` is read and not learnt.
-
-Videos: ``"video"`` is a folder of frames or a list of their files (several videos: a list of such lists), ``"videos"``
-a list of either, ``"fps"`` their frames a second (default 1). ``<video>`` marks each in the prompts, or ``<image>`` in
-a record without images; in a record without videos, ``<video>`` is text. ``\<image>`` and ``\<video>`` are always text.
+training, what gpt says before the first human turn is left out, and so is a last human turn that nobody answers. An
+answer with ``"loss": false`` is read and not learnt. Videos: ``"video"`` is a folder of frames or a list of their files
+(several: a list of such lists), ``"videos"`` a list of either, ``"fps"`` their frames a second (default 1). ``<video>``
+marks each in the prompts, or ``<image>`` in a record without images; in a record without videos, ``<video>`` is text.
+``\<image>`` and ``\<video>`` are always text.
 """
 
 from __future__ import annotations
@@ -112,10 +111,7 @@ def text_length(row: dict[str, Any]) -> int:
 
 
 def record_problem(row: Any, as_document: bool = False) -> str | None:
-    """Return what is wrong with a record in LLaVA's form and what to do about it; None when nothing is.
-
-    ``as_document``: whether it is for a language model, which reads placeholders as text.
-    """
+    """Return what is wrong with a record in LLaVA's form and what to do about it; ``as_document``: marks are text."""
     if not isinstance(row, dict) or not isinstance(row.get("conversations"), list) or not row["conversations"]:
         kind = row_kind(row) if isinstance(row, dict) else None
         turns = 'a record is {"id", "image", "conversations": [{"from", "value"}, ...]}'
@@ -158,17 +154,14 @@ def _field_problems(row: dict[str, Any]) -> Iterator[str]:
     key = "videos" if row.get("videos") else "video"
     for video in video_names(row) if isinstance(row[key], str | list) else [5]:
         frames = [video] if isinstance(video, str) else video
-        if not isinstance(frames, list) or not frames or not all(map(_is_name, frames)):
+        listed = frames if isinstance(frames, list) else []
+        if not listed or not all(isinstance(name, str) and name and "\0" not in name for name in listed):
             yield f"{key} is {shown(row[key])}; a folder of frames, or a list of their files, is needed"
         else:
-            yield from filter(None, map(refuse_video_file, frames))
+            yield from filter(None, map(refuse_video_file, listed))
     fps = row.get("fps", 1.0)
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
         yield f"fps is {shown(fps)}; a number of frames a second above 0 is needed"
-
-
-def _is_name(name: Any) -> bool:
-    return isinstance(name, str) and bool(name) and "\0" not in name
 
 
 def _mark_problems(row: dict[str, Any]) -> Iterator[str]:

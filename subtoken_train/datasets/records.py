@@ -118,13 +118,11 @@ class InstructionRecords(Dataset[Record]):
             first.setdefault(name, place)
         return [(name, form.record_id(self._row(place), place)) for name, place in first.items()]
 
-    def first_video(self) -> str | None:
-        """Return the id of the first record with a video; None where none has one."""
-        return self._first(self._counts("videos"))
-
-    def first_image(self) -> str | None:
-        """Return the id of the first record with an image; None where none has one."""
-        return self._first(self._counts("pictures") - self._counts("videos"))
+    def first_with(self, videos: bool) -> str | None:
+        """Return the id of the first record with a video, or with an image; None where none has one."""
+        count_R = self._counts("videos")
+        found = np.flatnonzero(count_R if videos else self._counts("pictures") - count_R)
+        return self[int(found[0])].id if len(found) else None
 
     def sizes(self) -> NDArray[np.int64]:
         """Return (images and videos, characters without placeholders) of every record, [R, 2]; no image is opened."""
@@ -160,10 +158,6 @@ class InstructionRecords(Dataset[Record]):
     def _counts(self, column: str) -> NDArray[np.int64]:
         counts: NDArray[np.int64] = self._table[column].to_numpy()
         return counts
-
-    def _first(self, count_R: NDArray[np.int64]) -> str | None:
-        found = np.flatnonzero(count_R)
-        return self[int(found[0])].id if len(found) else None
 
 
 def _opened_anew(arguments: tuple[Any, ...], state: str) -> InstructionRecords:

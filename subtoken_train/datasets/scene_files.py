@@ -46,7 +46,10 @@ def write_scene_split(folder: Path, split: str, count: int, seed: int) -> None:
     records = []
     for index in range(count):
         rng = np.random.default_rng([seed, SPLITS.index(split), index])
-        kind = _training_kind(rng) if split == "train" else _balanced_kind(index)
+        kind = _balanced_kind(index)
+        if split == "train":
+            kinds = DESCRIPTION_KINDS if rng.random() < _DESCRIPTION_SHARE else SHORT_KINDS
+            kind = kinds[int(rng.integers(len(kinds)))]
         scene = draw_scene(rng, split)
         question, answer = ask(rng, scene.objects, kind)
         name = f"{split}/{index:06d}.jpg"
@@ -55,11 +58,6 @@ def write_scene_split(folder: Path, split: str, count: int, seed: int) -> None:
         conversations = [{"from": role, "value": value} for role, value in turns]
         records.append({"id": f"{split}-{index:06d}", "image": name, "kind": kind, "conversations": conversations})
     (folder / f"{split}.json").write_text(json.dumps(records, indent=1), encoding="utf-8")
-
-
-def _training_kind(rng: np.random.Generator) -> str:
-    kinds = DESCRIPTION_KINDS if rng.random() < _DESCRIPTION_SHARE else SHORT_KINDS
-    return kinds[int(rng.integers(len(kinds)))]
 
 
 def _balanced_kind(index: int) -> str:

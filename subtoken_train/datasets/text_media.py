@@ -1,11 +1,10 @@
-r"""Finds media that the texts of a record name, in whatever spelling: no text may train without its picture in silence.
+"""Finds media that the texts of a record name, in whatever spelling: no text may train without its picture in silence.
 
-Two rules. A *spelling* that only pictures, videos and sounds have is refused wherever it stands: a tag around a
-target (``<img>0.png</img>``), or a token of another model (``<|image_1|>``, ``<ImageHere>``, ``[IMG]``). In a record
-without media so are a numbered tag (``<image 1>``) and a bare one (``<video>``, ``[image]``) as the first or last
-line of a question, or touching its first letter or its end. A *file* that a question of such a record names, in a
-link or in words (``![](a.png)``, ``<img src="a.png">``), is refused where it lies in the folder of the images;
-elsewhere it is text, as in questions about HTML, and ``check`` says so.
+A *spelling* that only media have is refused wherever it stands: a tag around a target (``<img>0.png</img>``), or a
+token of another model (``<|image_1|>``, ``<ImageHere>``, ``[IMG]``). In a record without media so are a numbered tag
+(``<image 1>``) and a bare one (``<video>``, ``[image]``) as the first or last line of a question, or touching its first
+letter or its end. A *file* that a question of such a record names, in a link or in words, is refused where it lies in
+the folder of the images; elsewhere it is text, as in questions about HTML, and ``check`` says so.
 """
 
 from __future__ import annotations

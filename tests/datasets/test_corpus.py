@@ -47,9 +47,8 @@ def stream(texts, tokenizer):
 def test_blocks_are_the_stream_of_documents_and_ends(byte_tokenizer, bos, texts, block_length):
     tokenizer = byte_tokenizer(bos)
     rows = [{"text": text} for text in texts]
-    blocks = [
-        block.input_ids for block in iterate_blocks(iterate_documents(rows, CorpusSource("x")), tokenizer, block_length)
-    ]
+    made = iterate_blocks(iterate_documents(rows, CorpusSource("x")), tokenizer, block_length)
+    blocks = [block.input_ids for block in made]
     assert all(len(block) == block_length for block in blocks)
     if bos:
         assert all(block[0] == BOS for block in blocks)
@@ -154,7 +153,15 @@ def test_a_text_that_is_weighed_or_not_learnt_is_refused(tmp_path, cache):
             next(rows)
 
 
-def test_errors_of_sources(tmp_path, cache):
+def test_errors_of_sources_and_tokenizers(tmp_path, cache, byte_tokenizer):
+    tokenizer = byte_tokenizer()
+    tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="no EOS token"):
+        list(iterate_blocks([Document("a")], tokenizer, 8))
+    for pad, eos, found in ((0, 2, 0), (None, 2, 2)):
+        assert padding_id(SimpleNamespace(pad_token_id=pad, eos_token_id=eos)) == found
+    with pytest.raises(ValueError, match="neither a pad nor an EOS token"):
+        padding_id(SimpleNamespace(pad_token_id=None, eos_token_id=None))
     source = write_jsonl(tmp_path / "a.jsonl", ["x"])
     for streaming in (False, True):
         with pytest.raises(ValueError, match=r"a.jsonl has no column 'body'; its columns are text, n"):
@@ -166,9 +173,7 @@ def test_errors_of_sources(tmp_path, cache):
     (tmp_path / "bad.jsonl").write_text("{nonsense")
     with pytest.raises(ValueError, match=r"bad.jsonl cannot be read as json"):
         load_rows(CorpusSource(str(tmp_path / "bad.jsonl")))
-    with pytest.raises(
-        ValueError, match=r"data set 'nobody/nothing' cannot be loaded .* give a Hub id, or a local file"
-    ):
+    with pytest.raises(ValueError, match=r"data set 'nobody/nothing' cannot be loaded .* give a Hub id, or a local"):
         load_rows(CorpusSource("nobody/nothing"))
 
 
@@ -180,13 +185,6 @@ def test_too_little_text(tmp_path, cache, byte_tokenizer, texts, tokens):
     for _ in range(2):
         with pytest.raises(ValueError, match=message):
             packed_blocks(load_rows(source), source, byte_tokenizer(), 8)
-
-
-def test_a_tokenizer_without_an_end_is_refused(byte_tokenizer):
-    tokenizer = byte_tokenizer()
-    tokenizer.eos_token = None
-    with pytest.raises(ValueError, match="no EOS token"):
-        list(iterate_blocks([Document("a")], tokenizer, 8))
 
 
 P, C, Q, A = Region.PADDING, Region.CONTEXT, Region.QUERY, Region.ANSWER
@@ -221,10 +219,3 @@ def test_every_token_has_one_region_and_only_what_is_predicted_a_label(lengths):
         assert (batch.labels_BN[row] != -100).tolist() == labelled.tolist()
         assert (batch.regions_BN[row] == P).tolist() == (batch.input_ids_BN[row] == 0).tolist()
         assert batch.regions_BN[row, batch.rank_position_B[row]] == Q
-
-
-def test_padding_id():
-    assert padding_id(SimpleNamespace(pad_token_id=0, eos_token_id=2)) == 0
-    assert padding_id(SimpleNamespace(pad_token_id=None, eos_token_id=2)) == 2
-    with pytest.raises(ValueError, match="neither a pad nor an EOS token"):
-        padding_id(SimpleNamespace(pad_token_id=None, eos_token_id=None))

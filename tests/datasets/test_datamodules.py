@@ -130,17 +130,6 @@ def test_a_crashed_run_with_workers_resumes_at_the_batch_it_lost(tiny_family, te
     assert crashed.seen + resumed.seen == unbroken.seen
 
 
-@pytest.mark.slow
-def test_a_finished_run_can_be_extended_with_workers(tiny_family, text_file, tmp_path):
-    unbroken, first, second = Recorder(tiny_family), Recorder(tiny_family), Recorder(tiny_family)
-    fit(unbroken, instructions(text_file), max_steps=12, max_epochs=-1)
-    trainer = fit(first, instructions(text_file), max_steps=7, max_epochs=-1)
-    trainer.save_checkpoint(tmp_path / "a.ckpt")
-    data = instructions(text_file, num_workers=2)
-    fit(second, data, checkpoint=tmp_path / "a.ckpt", max_steps=12, max_epochs=-1)
-    assert [row[2:] for row in first.seen + second.seen] == [row[2:] for row in unbroken.seen]
-
-
 def test_passes_are_shuffled_anew_and_drop_the_partial_batch(tiny_family, text_file):
     module, again = Recorder(tiny_family), Recorder(tiny_family)
     fit(module, instructions(text_file, seed=4), max_epochs=2)

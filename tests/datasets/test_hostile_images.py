@@ -1,4 +1,4 @@
-"""Images are data: their paths stay in the folder, their files are files, their pixels are bounded."""
+"""Images and videos are data: paths stay in the folder, files are files, pixels are bounded, frames are thinned."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from subtoken_train.datasets import image_sources as sources
 from subtoken_train.datasets.collate import Collator
-from subtoken_train.datasets.image_sources import MAX_EXIF, MAX_SCANS, EncodedImage, inside, open_image
+from subtoken_train.datasets.datamodule import InstructionDataModule
+from subtoken_train.datasets.image_sources import EncodedImage, VideoSource, inside, open_image, open_video
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evaluation.tasks import build_task
+from subtoken_train.families.llava import LlavaFamily
+from subtoken_train.reducers import build_reducer
+from subtoken_train.types import Turn
 
 
 @pytest.fixture
@@ -103,14 +108,10 @@ def test_pixels_are_bounded(folder):
         Collator(None, 64, max_pixels=1000)([records[0]])
 
 
-def test_no_reader_that_calls_a_program_is_asked(folder):
-    content = bytes_of("EPS")
-    with pytest.raises(ValueError, match="cannot be read"):
-        open_image(EncodedImage(lambda: content, "row 1"))
-
-
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP"])
 def test_cut_and_flipped_files_are_worded(kind):
+    with pytest.raises(ValueError, match="cannot be read"):  # its reader would call a program
+        open_image(EncodedImage(lambda: bytes_of("EPS"), "row 1"))
     content = bytes_of(kind)
     assert open_image(EncodedImage(lambda: content, "whole")).mode == "RGB"
     for place in range(0, len(content), max(1, len(content) // 40)):
@@ -138,9 +139,13 @@ def repeated(scans, form="JPEG", **settings):
 
 @pytest.mark.parametrize("form", ["JPEG", "TIFF"])
 def test_a_jpeg_that_is_written_over_and_over(form, monkeypatch):
-    assert open_image(EncodedImage(lambda: repeated(MAX_SCANS, form), "a")).getpixel((0, 0))[0] > 250
+    assert open_image(EncodedImage(lambda: repeated(sources.MAX_SCANS, form), "a")).getpixel((0, 0))[0] > 250
+    content = io.BytesIO()
+    Image.new("RGB", (64, 48), "red").save(content, "JPEG", comment=b"\xff\xda" * 500)  # what is no scan does not count
+    made = content.getvalue() + b"\xff\xda" * 500
+    assert open_image(EncodedImage(lambda: made, "a")).size == (64, 48)
     monkeypatch.setattr("subtoken_train.datasets.image_sources.rgb_pixels", lambda *given: pytest.fail("decoded"))
-    for scans in (MAX_SCANS + 1, 2000):
+    for scans in (sources.MAX_SCANS + 1, 2000):
         with pytest.raises(ValueError, match=f"it is written in {scans:,} scans, at most 64 are read"):
             open_image(EncodedImage(lambda scans=scans: repeated(scans, form), "a"))
     if form == "TIFF":
@@ -152,11 +157,11 @@ def test_a_jpeg_whose_exif_is_in_pieces_has_a_bound(tmp_path):
     whole = repeated(1)
     piece = b"\xff\xe1\x00\x09Exif\0\0x"
     size = open_image(EncodedImage(lambda: whole, "b")).size
-    for pieces in (MAX_EXIF, MAX_EXIF + 1, 500_000):
+    for pieces in (sources.MAX_EXIF, sources.MAX_EXIF + 1, 500_000):
         path = tmp_path / f"{pieces}.jpg"
         path.write_bytes(whole[:2] + piece * pieces + whole[2:])
         for source in (EncodedImage(path.read_bytes, "a"), path):
-            if pieces > MAX_EXIF:
+            if pieces > sources.MAX_EXIF:
                 with pytest.raises(ValueError, match=f"its EXIF is in {pieces:,} pieces, at most 1,000 are read"):
                     open_image(source)
             else:
@@ -164,8 +169,116 @@ def test_a_jpeg_whose_exif_is_in_pieces_has_a_bound(tmp_path):
                     assert open_image(source).size == size
 
 
-def test_what_stands_in_a_jpeg_beside_its_scans_is_not_counted():
-    content = io.BytesIO()
-    Image.new("RGB", (64, 48), "red").save(content, "JPEG", comment=b"\xff\xda" * 500)
-    made = content.getvalue() + b"\xff\xda" * 500
-    assert open_image(EncodedImage(lambda: made, "a")).size == (64, 48)
+def talk(*values):
+    return [{"from": ("human", "gpt")[i % 2], "value": value} for i, value in enumerate(values)]
+
+
+def frames(folder, count, size=(6, 4)):
+    folder.mkdir(parents=True)
+    for number in range(count):
+        Image.new("RGB", size, (number, 0, 0)).save(folder / f"{number:03}.png")
+    return folder
+
+
+def write(folder, *rows):
+    path = folder / "train.json"
+    path.write_text(json.dumps(rows), encoding="utf-8")
+    return path
+
+
+def reds(video):
+    return [frame.getpixel((0, 0))[0] for frame in video.frames]
+
+
+LIST = ["f/1.png", "f/2.png"]
+ROWS = [
+    {"id": "folder", "video": "v", "fps": 2, "conversations": talk("<video>\nwhat ?", "a 7")},
+    {"id": "list", "video": LIST, "conversations": talk("<image> what ?", "a 7")},
+    {"id": "mixed", "image": "a.png", "video": [LIST, ["g.png"]], "conversations": talk("<video> <image><video>", "7")},
+    {"id": "text", "conversations": talk("the tag <video>", "yes")},
+]
+
+
+def test_records_name_videos_in_the_order_of_their_marks(tmp_path):
+    records = InstructionRecords(write(tmp_path, *ROWS))
+    folder, listed, mixed, text = (records[i] for i in range(4))
+    assert folder.images == [VideoSource(tmp_path / "v", 2.0)]
+    assert folder.turns == [Turn("<image>\nwhat ?", "a 7")]
+    two = tuple(tmp_path / name for name in LIST)
+    assert listed.images == [VideoSource(two)]
+    assert mixed.images == [VideoSource(two), tmp_path / "a.png", VideoSource((tmp_path / "g.png",))]
+    assert mixed.turns[0].prompt == "<image> <image><image>"
+    assert (text.images, text.turns[0].prompt) == ([], "the tag <video>")
+    assert records.sizes().tolist() == [[1, 9], [1, 9], [3, 1], [0, 18]]
+    assert (records.first_with(videos=True), records.first_with(videos=False)) == ("folder", "mixed")
+    (tmp_path / "v").mkdir()
+    missing = [name for each in records.compare_images() for name in each.missing]
+    assert missing == ["a.png", "g.png", *LIST, "v/"]  # no frame is in it
+    (tmp_path / "v/1.png").touch()
+    missing = [name for each in records.compare_images() for name in each.missing]
+    assert missing == ["a.png", "g.png", *LIST]
+
+
+ONE = talk("<video> hi", "yes")
+
+
+def test_frames_are_thinned_evenly_and_the_rate_with_them(tmp_path):
+    source = VideoSource(frames(tmp_path / "v", 9), fps=3.0)
+    whole, some = open_video(source), open_video(source, max_frames=3)
+    assert (reds(whole), whole.fps) == (list(range(9)), 3.0)
+    assert (reds(some), some.fps) == ([1, 4, 7], 1.0)
+    listed = VideoSource(tuple(tmp_path / "v" / f"{n:03}.png" for n in (8, 0, 4)))
+    assert reds(sources.open_picture(listed)) == [8, 0, 4]
+    assert sources.first_frame(source).name == "000.png"
+    assert sources.first_frame(listed).name == "008.png"
+
+
+def test_all_frames_together_are_bounded(tmp_path):
+    source = VideoSource(frames(tmp_path / "v", 4))
+    assert len(open_video(source, max_pixels=96).frames) == 4
+    words = r"record 'one': 4 frames of 6 x 4 pixels, at most 95 are read of all together"
+    with pytest.raises(ValueError, match=words):
+        open_video(source, "one", max_pixels=95)
+    records = InstructionRecords(write(tmp_path, ROWS[0]))
+    with pytest.raises(ValueError, match="at most 95 are read"):
+        Collator(None, 64, max_pixels=95)([records[0]])
+
+
+def test_what_is_no_video_is_refused(tmp_path):
+    (tmp_path / "a.mp4").write_bytes(b"x")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for path, words in (
+        (tmp_path / "a.mp4", "is a video file, which is not decoded here; .*ffmpeg"),
+        (empty, "has no frames; extract some: ffmpeg"),
+        (tmp_path / "none", "has no frames"),
+    ):
+        with pytest.raises(ValueError, match=f"record 'x': .*{words}"):
+            open_video(VideoSource(path), "x")
+    sizes = frames(tmp_path / "sizes", 1)
+    Image.new("RGB", (4, 6)).save(sizes / "b.png")
+    with pytest.raises(ValueError, match=r"record 'x': the frames of a video have different sizes, 6 x 4 and 4 x 6"):
+        open_video(VideoSource(sizes), "x")
+
+
+def test_frames_stay_in_their_folder(tmp_path):
+    Image.new("RGB", (6, 4)).save(tmp_path / "secret.png")
+    folder = frames(tmp_path / "images" / "v", 1)
+    (folder / "link.png").symlink_to(tmp_path / "secret.png")
+    with pytest.raises(ValueError, match=r"image 'link.png' lies outside of"):
+        open_video(VideoSource(folder))
+    assert len(open_video(VideoSource(folder, outside=True)).frames) == 2
+    path = tmp_path / "images" / "train.json"
+    path.write_text(json.dumps([{"id": "x", "video": "../v", "conversations": ONE}]))
+    with pytest.raises(ValueError, match=r"record 'x': image '../v' lies outside of"):
+        InstructionRecords(path)[0]
+
+
+def test_a_family_that_takes_none_says_so_before_anything_is_opened_and_in_a_batch(tiny_family, tmp_path):
+    data = InstructionDataModule(str(write(tmp_path, *ROWS)))
+    data.read()
+    with pytest.raises(ValueError, match=r"record 'folder': llava takes images and no videos; give its frames as"):
+        data.check_images(LlavaFamily, build_reducer("none"))
+    frames(tmp_path / "v", 2)
+    with pytest.raises(ValueError, match="record 'folder': llava takes images and no videos"):
+        Collator(tiny_family, 512)([data.training_records[0]])

@@ -1,4 +1,4 @@
-"""Reading LLaVA's instruction format, and the message of every way it can be wrong."""
+"""Records of every form become LLaVA's, and a file of them is a table that is made once."""
 
 import errno
 import fcntl
@@ -12,6 +12,8 @@ import pytest
 from PIL import Image
 
 from subtoken_train.datasets import records as instruction_records
+from subtoken_train.datasets.conversations import conversation_document, llava_form
+from subtoken_train.datasets.corpus import CorpusSource, iterate_documents, load_rows
 from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.types import Turn
@@ -63,11 +65,6 @@ def test_an_empty_file_is_refused(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match="holds no record"):
         InstructionRecords(tmp_path / name)
-
-
-def test_a_missing_file_says_what_makes_it():
-    with pytest.raises(ValueError, match=r"nowhere.json does not exist; check the path"):
-        InstructionRecords("nowhere.json")
     with pytest.raises(ValueError, match="does not exist; get it: subtoken-train data scenes"):
         InstructionRecords("data/scenes/none.json")
 
@@ -75,16 +72,12 @@ def test_a_missing_file_says_what_makes_it():
 def test_a_missing_or_broken_image_is_named_with_its_record(tmp_path):
     with pytest.raises(ValueError, match=r"record 'x': image .*none.jpg does not exist; check image_folder"):
         open_image(tmp_path / "none.jpg", "x")
+    Image.new("P", (3, 2)).save(tmp_path / "cover.gif")  # another suffix stands in for a missing image
+    assert (open_image(tmp_path / "cover.jpg", "x").mode, open_image(tmp_path / "cover.jpg").size) == ("RGB", (3, 2))
     Image.new("RGB", (64, 64), (1, 2, 3)).save(tmp_path / "cut.jpg")
     (tmp_path / "cut.jpg").write_bytes((tmp_path / "cut.jpg").read_bytes()[:400])
     with pytest.raises(ValueError, match=r"record 'x': image .*cut.jpg cannot be read"):
         open_image(tmp_path / "cut.jpg", "x")
-
-
-def test_another_suffix_stands_in_for_a_missing_image(tmp_path):
-    Image.new("P", (3, 2)).save(tmp_path / "cover.gif")
-    image = open_image(tmp_path / "cover.jpg", "x")
-    assert (image.mode, image.size) == ("RGB", (3, 2))
 
 
 @pytest.fixture
@@ -174,3 +167,86 @@ def test_a_worker_does_not_hold_what_it_has_read(tmp_path, cache, monkeypatch):
     worker.join()
     assert turns == 8000
     assert size < 3 * 2**20
+
+
+def said(*pairs, keys=("role", "content")):
+    return [dict(zip(keys, pair, strict=True)) for pair in pairs]
+
+
+LLAVA = {
+    "image": "a.jpg",
+    "conversations": [{"from": "human", "value": "<image>\nwhat ?"}, {"from": "gpt", "value": "a 7"}],
+}
+PARTS = [{"type": "image_url", "image_url": {"url": "a.jpg"}}, {"type": "text", "text": "what ?"}]
+NEWER = [{"type": "input_image", "image_url": "a.jpg"}, {"type": "input_text", "text": "what ?"}]
+ANSWER = ("assistant", "a 7")
+ASKED = said(("user", "<image>\nwhat ?"), ("assistant", "a 7"))
+SAME = {
+    "LLaVA": LLAVA,
+    "ShareGPT with images beside": {"images": ["a.jpg"], "conversations": LLAVA["conversations"]},
+    "messages with images beside": {"images": ["a.jpg"], "messages": ASKED},
+    "roles under conversations": {"image": "a.jpg", "conversations": ASKED},
+    "from and value under messages": {"image": "a.jpg", "messages": LLAVA["conversations"]},
+    "OpenAI's parts": {"messages": said(("user", PARTS), ("assistant", "a 7"))},
+    "OpenAI's answer in parts": {"messages": said(("user", PARTS), ("assistant", [{"type": "text", "text": "a 7"}]))},
+    "a part with a path": {"messages": said(("user", [{"type": "image", "image": "a.jpg"}, PARTS[1]]), ANSWER)},
+    "a part with a file's URL": {"messages": said(("user", [{"image_url": "file://a.jpg"}, PARTS[1]]), ANSWER)},
+    "parts without a type": {"messages": said(("user", [{"image": "a.jpg"}, {"text": "what ?"}]), ANSWER)},
+    "a text among the parts": {"conversations": said(("human", [PARTS[0], "what ?"]), ("gpt", "a 7"))},
+    "OpenAI's newer parts": {
+        "messages": said(("user", NEWER), ("assistant", [{"type": "output_text", "text": "a 7"}]))
+    },
+    "columns of both forms": {
+        "images": ["a.jpg"],
+        "messages": [{**turn, "from": None, "value": None} for turn in ASKED],
+    },
+    "a part whose image is listed": {
+        "images": ["a.jpg"],
+        "messages": said(("user", [{"type": "image"}, PARTS[1]]), ANSWER),
+    },
+}
+
+
+@pytest.mark.parametrize("form", SAME)
+def test_every_form_is_the_same_record(tmp_path, form):
+    path = tmp_path / "data.json"
+    path.write_text(json.dumps([SAME[form]]))
+    record = InstructionRecords(path)[0]
+    assert (record.images, record.turns) == ([tmp_path / "a.jpg"], [Turn("<image>\nwhat ?", "a 7")])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": said(("system", "Be short."), ("user", "hi"), ("assistant", "yes"))},
+        {"system": "Be short.", "messages": said(("user", "hi"), ("assistant", "yes"))},
+        {"messages": said(("developer", "Be short."), ("user", "hi"), ("assistant", "yes"))},
+        {"conversations": said(("system", " Be short. "), ("human", "hi"), ("gpt", "yes"), keys=("from", "value"))},
+    ],
+)
+def test_a_system_text_goes_before_the_first_question(row):
+    whole = {**LLAVA, "id": 5, "kind": "read", "model": "x"}
+    assert llava_form(whole) == whole
+    assert [turn["value"] for turn in llava_form(row)["conversations"]] == ["Be short.\n\nhi", "yes"]
+
+
+def test_a_language_model_reads_conversations_as_documents(tmp_path, cache):
+    path = tmp_path / "chat.jsonl"
+    talk = said(("user", "hi"), ("assistant", "yes"), ("user", "sure ?"), ("assistant", "no"))
+    source = CorpusSource(str(path), documents="conversations")
+    for row, words in (
+        ({"conversations": []}, "it has no turns"),
+        (LLAVA, "it has images, which a language model does"),
+    ):
+        path.write_text(json.dumps({"messages": talk}) + "\n" + json.dumps(row))
+        with pytest.raises(ValueError, match=f"record '1': {words}"):
+            load_rows(source)
+    path.write_text(json.dumps({"messages": talk}) + "\n")
+    documents = [document.text for document in iterate_documents(load_rows(source), source)]
+    assert documents == ["USER: hi ASSISTANT: yes\nUSER: sure ? ASSISTANT: no"]
+    assert conversation_document(llava_form({"messages": talk}))[0] == documents[0]
+    with pytest.raises(ValueError, match="its columns are messages; conversations are read with documents: conversat"):
+        load_rows(CorpusSource(str(path)))
+    (tmp_path / "a.txt").write_text("a")
+    with pytest.raises(ValueError, match=r"documents: conversations reads a \.json or \.jsonl file"):
+        load_rows(CorpusSource(str(tmp_path / "a.txt"), documents="conversations"))

@@ -56,15 +56,9 @@ def gqa_own(folder: Path, questions: Mapping[str, Row], pictures: Mapping[str, b
 
 
 MMBENCH_ROW = {
-    "question": "What is it?",
-    "hint": "nan",
-    "A": "cat",
-    "B": "a\tdog",
-    "C": "nan",
-    "D": "nan",
-    "answer": "B",
+    "question": "What is it?", "hint": "nan", "A": "cat", "B": "a\tdog", "C": "nan", "D": "nan", "answer": "B",
     "category": "object",
-}
+}  # fmt: skip
 
 
 def mmbench_parquet(folder: Path, documents: Sequence[Row], language: str = "en") -> Path:
@@ -108,12 +102,9 @@ def pope_own(folder: Path, lines: Sequence[Row], category: str = "random") -> Pa
 
 
 SCIENCEQA_PROBLEM = {
-    "question": "Which is farthest north?",
-    "choices": ["Ohio", "Utah"],
-    "answer": 1,
-    "hint": "Look at the map.",
+    "question": "Which is farthest north?", "choices": ["Ohio", "Utah"], "answer": 1, "hint": "Look at the map.",
     "subject": "social science",
-}
+}  # fmt: skip
 
 
 def scienceqa_parquet(folder: Path, documents: Sequence[Row], subset: str = "IMG") -> Path:

@@ -73,10 +73,8 @@ class Recall(MadeTexts):
             ids, start = [int(token) for token in sample.text.input_ids], sample.text.context_length
             parts = ids[:start], ids[start : sample.text.prompt_length]
             context, question = (tokenizer.decode(part, skip_special_tokens=True) for part in parts)
-            sizes = {"context_characters": len(context), "max_new_tokens": longest + 4}
-            made.append(
-                Sample(sample.text.record_id, context + question, {"codes": sample.codes}, kind="recall", **sizes)
-            )
+            rest: dict[str, Any] = {"context_characters": len(context), "max_new_tokens": longest + 4, "kind": "recall"}
+            made.append(Sample(sample.text.record_id, context + question, {"codes": sample.codes}, **rest))
         return made
 
 

@@ -15,15 +15,9 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, ClassVar
 
+from subtoken_train.evaluation.metrics import short_answers
 from subtoken_train.evaluation.metrics.choices import best_placed_letter
 from subtoken_train.evaluation.metrics.metric import MeanScores, TaskMetric, mean
-from subtoken_train.evaluation.metrics.short_answers import (
-    ANLS,
-    ContainsAnswer,
-    RelaxedAccuracy,
-    SoftAccuracy,
-    without_punctuation,
-)
 from subtoken_train.evaluation.tasks.files import FileRow, read_split, task_source, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 
@@ -68,7 +62,7 @@ class ImageQuestions(Task):
 
     def ask(self, row: FileRow, name: object, text: str, reference: Mapping[str, Any], **others: Any) -> Sample:
         """Make a sample: the row's image, then ``text``; ``name`` is its id, and ``others`` are more of its fields."""
-        return Sample(str(name), about_image(text), reference, row.image(), **others)
+        return Sample(str(name), f"<image>\n{text}", reference, row.image(), **others)
 
     def question(self, row: FileRow) -> str:
         """Return what is asked, options and all."""
@@ -106,11 +100,6 @@ class ImageQuestions(Task):
         return ValueError(f"{row.place}: no answers, so this is another split's file; use that of {self.answered!r}")
 
 
-def about_image(text: str) -> str:
-    """Return the user's turn: an image, then ``text``."""
-    return f"<image>\n{text}"
-
-
 def lettered(options: Mapping[str, str] | Iterable[str]) -> str:
     """Return ``A. first``, ``B. second``, ... in lines."""
     pairs = options.items() if isinstance(options, Mapping) else zip(ascii_uppercase, options, strict=False)
@@ -120,7 +109,7 @@ def lettered(options: Mapping[str, str] | Iterable[str]) -> str:
 class ChartQA(ImageQuestions):
     """ChartQA (Masry et al., arXiv:2203.10244): questions about charts, written by people or made from captions."""
 
-    scored_by = RelaxedAccuracy
+    scored_by = short_answers.RelaxedAccuracy
     ending = "\nAnswer the question with a single word."
     writers: ClassVar = {"human_test": "human", "augmented_test": "augmented"}
 
@@ -136,7 +125,7 @@ class ChartQA(ImageQuestions):
 class Pages(ImageQuestions):
     """DocVQA (Mathew et al., arXiv:2007.00398) and InfographicVQA (arXiv:2104.12756), validation; no OCR words."""
 
-    scored_by = ANLS
+    scored_by = short_answers.ANLS
 
 
 class VizWiz(ImageQuestions):
@@ -145,7 +134,7 @@ class VizWiz(ImageQuestions):
     Prompts are lmms-eval's: the question capitalised, the rest of it in lower case.
     """
 
-    scored_by = SoftAccuracy
+    scored_by = short_answers.SoftAccuracy
     ending = f"\nWhen the provided information is insufficient, respond with 'Unanswerable'.{SHORT_ANSWER}"
 
     def question(self, row: FileRow) -> str:
@@ -155,7 +144,7 @@ class VizWiz(ImageQuestions):
 class OCRBench(ImageQuestions):
     """OCRBench (Liu et al., arXiv:2305.07895): texts, forms, formulas by hand; its score is 1,000 ``accuracy``."""
 
-    scored_by = ContainsAnswer
+    scored_by = short_answers.ContainsAnswer
 
     def question(self, row: FileRow) -> str:
         return row.text("question").strip()
@@ -175,7 +164,7 @@ def placed(text: str, answer: str) -> bool:
 
 def _begins_or_is(text: str, answer: str) -> bool:
     begins = _BEGINS.match(text)
-    return without_punctuation(begins[1] if begins else text) == without_punctuation(answer)
+    return short_answers.without_punctuation(begins[1] if begins else text) == short_answers.without_punctuation(answer)
 
 
 def _placed_or_equal(text: str, answer: str) -> bool:

@@ -1,10 +1,9 @@
 """Six of RULER's tasks that need no other text, and a map of needles (Kamradt, 2023): texts made here, at their length.
 
-They are a pure function of a random generator and a size. Their wording, structure and answers are RULER's (its
-``niah.py``, ``variable_tracking.py``, ``common_words_extraction.py``, ``freq_words_extraction.py``). Its words are not:
-keys and listed words are ours. So scores compare with others over the same texts, not with published ones. A map hides
-a number at depths of texts of some lengths, in RULER's noise or a file's sentences; the report draws it for every arm.
-Not here: Kamradt's own needle and essays, and his judge.
+They are a pure function of a random generator and a size. Wording, structure and answers are RULER's (its ``niah.py``,
+``variable_tracking.py``, ``common_words_extraction.py``, ``freq_words_extraction.py``); its words are not, so scores
+compare with others over the same texts, not with published ones. A map hides a number at depths of texts of some
+lengths, in RULER's noise or a file's sentences. Not here: Kamradt's own needle and essays, and his judge.
 """
 
 from __future__ import annotations
@@ -121,22 +120,30 @@ class Text:
         return self.context + self.rest
 
 
-def needle_in_noise(random: Random, size: int) -> Text:
-    """Make ``niah_single_1``: one number among ``size`` times the same five sentences."""
-    return _niah(random, [NOISE] * size, "number", _word_key)
+def _hidden(haystack: Sequence[str], place: int, kind: str, key: str, value: str) -> Text:
+    sentences = [*haystack[:place], _NEEDLE.format(kind=kind, key=key, value=value), *haystack[place:]]
+    context = _HIDDEN.format(kind=kind) + "\n".join(sentences) + "\n"
+    return Text(context, _ASK.format(kind=kind, key=key), [value])
 
 
-def needle_in_needles(random: Random, size: int) -> Text:
-    """Make ``niah_multikey_2``: one number among ``size`` others of other keys."""
-    key = _word_key(random)
-    others = [_NEEDLE.format(kind="number", key=_other(random, key), value=_number(random)) for _ in range(size)]
-    return _niah(random, others, "number", lambda _: key)
+def _niah(random: Random, haystack: list[str], kind: str = "number", key: str | None = None) -> Text:
+    draw_key, draw = (_word_key, _number) if kind == "number" else (_uuid, _uuid)
+    key, value = key or draw_key(random), draw(random)
+    return _hidden(haystack, random.randrange(len(haystack)), kind, key, value)
 
 
-def uuid_in_uuids(random: Random, size: int) -> Text:
-    """Make ``niah_multikey_3``: the same, where keys and values are UUIDs."""
+def _among_numbers(random: Random, size: int) -> Text:
+    key, others = _word_key(random), list[str]()
+    for _ in range(size):
+        while (other := _word_key(random)) == key:
+            pass
+        others.append(_NEEDLE.format(kind="number", key=other, value=_number(random)))
+    return _niah(random, others, key=key)
+
+
+def _among_uuids(random: Random, size: int) -> Text:
     others = [_NEEDLE.format(kind="uuid", key=_uuid(random), value=_uuid(random)) for _ in range(size)]
-    return _niah(random, others, "uuid", _uuid)
+    return _niah(random, others, "uuid")
 
 
 def variable_tracking(random: Random, size: int) -> Text:
@@ -176,29 +183,13 @@ class Maker(NamedTuple):
 
 
 MAKERS = {
-    "niah_single_1": Maker(needle_in_noise, 1),
-    "niah_multikey_2": Maker(needle_in_needles, 1),
-    "niah_multikey_3": Maker(uuid_in_uuids, 1),
+    "niah_single_1": Maker(lambda random, size: _niah(random, [NOISE] * size), 1),
+    "niah_multikey_2": Maker(_among_numbers, 1),
+    "niah_multikey_3": Maker(_among_uuids, 1),
     "vt": Maker(variable_tracking, _HOPS + 1),
     "cwe": Maker(common_words, 10, len(_WORDS) - _COMMON_WORDS),
     "fwe": Maker(frequent_words, 60),
 }
-
-
-def hidden_number(random: Random, haystack: Sequence[str], place: int) -> Text:
-    """Hide a number with a drawn key before the sentence at a place."""
-    return _hidden(haystack, place, "number", _word_key(random), _number(random))
-
-
-def _niah(random: Random, haystack: list[str], kind: str, draw_key: Callable[[Random], str]) -> Text:
-    key, value = draw_key(random), _uuid(random) if kind == "uuid" else _number(random)
-    return _hidden(haystack, random.randrange(len(haystack)), kind, key, value)
-
-
-def _hidden(haystack: Sequence[str], place: int, kind: str, key: str, value: str) -> Text:
-    sentences = [*haystack[:place], _NEEDLE.format(kind=kind, key=key, value=value), *haystack[place:]]
-    context = _HIDDEN.format(kind=kind) + "\n".join(sentences) + "\n"
-    return Text(context, _ASK.format(kind=kind, key=key), [value])
 
 
 def _chain(random: Random, size: int, letters: int) -> Text:
@@ -229,12 +220,6 @@ def _distinct(random: Random, count: int, letters: str, length: int) -> list[str
     while len(found) < count:
         found["".join(random.choices(letters, k=length))] = None
     return list(found)
-
-
-def _other(random: Random, key: str) -> str:
-    while (found := _word_key(random)) == key:
-        pass
-    return found
 
 
 def _word_key(random: Random) -> str:
@@ -429,4 +414,4 @@ class NeedleMap(MadeTexts, LongContext):
         random = Random(f"{self.seed}-needle-{number}")
         first = random.randrange(len(sentences))
         around = [sentences[(first + place) % len(sentences)] for place in range(size)]
-        return hidden_number(random, around, round(depth * size))
+        return _hidden(around, round(depth * size), "number", _word_key(random), _number(random))

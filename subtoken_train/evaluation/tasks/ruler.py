@@ -1,13 +1,11 @@
 """RULER (Hsieh et al., COLM 2024) from files, and the two ways in which the questions of long contexts may be put.
 
 kvpress asks RULER and LongBench in the model's chat template: the context, compressed, then question and answer prefix;
-in its query-aware setting the question stands behind the context and is compressed with it. RULER's and LongBench's own
-programs compress nothing, and RULER's writes no chat format for a plain model: without the template (``chat: false``) a
-prompt is its own text, in which the answer prefix follows the question as written.
-
-Three forms of files are read: the Hub's Parquet rows (context, question, answer prefix: kvpress's form), RULER's own
-``TASK/validation.jsonl`` (as its ``prepare.py`` writes them, older and newer), and what ``ruler_synthetic`` writes. Not
-here: kvpress's reading of a tokenizer without a template (a line break before the answer prefix).
+in its query-aware setting the question is compressed with it. Without the template (``chat: false``) a prompt is
+RULER's own text, in which the answer prefix follows the question as written. Read are the Hub's Parquet rows (kvpress's
+form), RULER's own ``TASK/validation.jsonl`` (as its ``prepare.py`` writes them, older and newer), and what
+``ruler_synthetic`` writes. Not here: kvpress's reading of a tokenizer without a template (a line break before the
+answer prefix).
 """
 
 from __future__ import annotations

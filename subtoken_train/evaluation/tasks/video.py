@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from subtoken_train.datasets.image_sources import evenly_spaced
+from subtoken_train.datasets.image_sources import frames_in, spaced
 from subtoken_train.errors import MAX_COUNT
 from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.results import SampleRecord, read_samples
@@ -43,7 +43,7 @@ class VideoTask(Task):
         rows = self.video_rows()
         folder = task_folder(self) / "frames"  # each video's is listed once
         videos = dict.fromkeys(str(row.values["video"]) for row in rows)
-        chosen = {video: tuple(evenly_spaced(folder / video, self.frames)) for video in videos}
+        chosen = {video: tuple(spaced(frames_in(folder / video), self.frames)) for video in videos}
         return [self.sample(row, chosen[str(row.values["video"])]) for row in rows]
 
     @abstractmethod

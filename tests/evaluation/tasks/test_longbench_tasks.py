@@ -143,11 +143,7 @@ def test_rouge_of_one_sentence_of_different_words(said, wanted):
     precision, recall = common / len(said.split()), common / len(wanted.split())
     expected = 2 * precision * recall / (precision + recall) if common else 0
     assert longbench.rouge_l(said, wanted) == pytest.approx(expected, abs=1e-7)
-
-
-def test_long_sentences_are_scored():
-    """The original's recursion ends at about a thousand words, and it gives 0."""
-    words = " ".join(map(str, range(700)))
+    words = " ".join(map(str, range(700)))  # the original's recursion ends at about a thousand words, and it gives 0
     assert longbench.rouge_l(words, words) == pytest.approx(1, abs=1e-7)
 
 
@@ -160,7 +156,7 @@ def test_the_mean_is_over_sets():
     assert len(longbench.SETS) == len(set(longbench.SETS)) == 21
 
 
-def test_without_jieba(monkeypatch):
+def test_chinese_words(monkeypatch):
     monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None)
     longbench._chinese.cache_clear()
     with pytest.raises(ValueError, match=r"cutting LongBench's dureader, vcsum into words needs jieba, .*\[eval\]'"):
@@ -168,9 +164,7 @@ def test_without_jieba(monkeypatch):
     with pytest.raises(ValueError, match="needs jieba, which is not installed"):
         score("multifieldqa_zh", "x", "x")
     longbench.check_jieba(["qasper", "lsht", "passage_retrieval_zh"])
-
-
-def test_chinese_words():
+    monkeypatch.undo()
     pytest.importorskip("jieba")
     today, weather, good = "\u4eca\u5929", "\u5929\u6c14", "\u5f88\u597d"
     assert score("multifieldqa_zh", today + weather + "\u3002", today + weather) == 1

@@ -103,56 +103,30 @@ def test_golden(shared):
         assert equal(found, row["answer"]) == row["safe_equal"], row
 
 
-@pytest.mark.parametrize(
-    ("response", "expected"),
-    [
-        ("140°", "140°"),
-        ("B", "B"),
-        ("B.", "B"),
-        ("(B) 140°", "B"),
-        ("B. 140°", "B"),
-        ("The correct answer is (B) 140°.", "B"),
-        ("So the answer is b", "B"),
-        ("Answer: C", "C"),
-        ("The angle is 140° because", "140°"),
-        ("A triangle", "A triangle"),
+EXTRACTED = [
+    *((response, CHOICES, "multi_choice", "text", expected) for response, expected in (
+        ("140°", "140°"), ("B", "B"), ("B.", "B"), ("(B) 140°", "B"), ("B. 140°", "B"), ("b", "B"), ("(c).", "C"),
+        ("The correct answer is (B) 140°.", "B"), ("So the answer is b", "B"), ("Answer: C", "C"),
+        ("The angle is 140° because", "140°"), ("A triangle", "A triangle"),
         ("The answer is a triangle", "The answer is a triangle"),
-        ("b", "B"),
-        ("(c).", "C"),
-        ("Option A is wrong, so the answer is (c) 145°", "C"),
-        ("either 135° or 140°", "either 135° or 140°"),
-        ('The answer is "145°".', "145°"),
-        ("**B**", "B"),
-        ("Answer: **C**", "C"),
-        ("**(B) 140°**", "B"),
-        (r"\boxed{B}", "B"),
-        (r"The angles add up, so the result is $\boxed{\text{C}}$.", "C"),
-    ],
-)
-def test_choices(response, expected):
-    assert extract(response, CHOICES, "multi_choice", "text") == expected
-
-
-@pytest.mark.parametrize(
-    ("response", "kind", "expected"),
-    [
-        ("14", "integer", "14"),
-        ("There are 3 left of 1,400.", "integer", "1400."),
-        ("The answer is 1.45", "float", "1.45"),
-        ("The answer is 14 in 3 baskets", "integer", "14"),
-        ("My answer: forty, 40 of 50", "integer", "40"),
-        ("-2e3", "float", "-2e3"),
-        ("about [1, 2] then [3, 4]", "list", "[3, 4]"),
-        ("none", "integer", "none"),
-        ("\N{MINUS SIGN}3", "integer", "-3"),
-        ("it falls by \N{MINUS SIGN}2.5", "float", "-2.5"),
+        ("Option A is wrong, so the answer is (c) 145°", "C"), ("either 135° or 140°", "either 135° or 140°"),
+        ('The answer is "145°".', "145°"), ("**B**", "B"), ("Answer: **C**", "C"), ("**(B) 140°**", "B"),
+        (r"\boxed{B}", "B"), (r"The angles add up, so the result is $\boxed{\text{C}}$.", "C"),
+    )),
+    *((response, None, "free_form", kind, expected) for response, kind, expected in (
+        ("14", "integer", "14"), ("There are 3 left of 1,400.", "integer", "1400."), ("-2e3", "float", "-2e3"),
+        ("The answer is 1.45", "float", "1.45"), ("The answer is 14 in 3 baskets", "integer", "14"),
+        ("My answer: forty, 40 of 50", "integer", "40"), ("about [1, 2] then [3, 4]", "list", "[3, 4]"),
+        ("none", "integer", "none"), ("\N{MINUS SIGN}3", "integer", "-3"), ("[2007,2008]", "list", "[2007, 2008]"),
+        ("it falls by \N{MINUS SIGN}2.5", "float", "-2.5"), ("[ 2007 ,2008 ]", "list", "[2007, 2008]"),
         (r"6 of 7, hence \boxed{42} in all of 50", "integer", "42"),
-        ("[2007,2008]", "list", "[2007, 2008]"),
-        ("[ 2007 ,2008 ]", "list", "[2007, 2008]"),
-    ],
-)
-def test_numbers_and_lists(response, kind, expected):
-    assert extract(response, None, "free_form", kind) == expected
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("response", "choices", "question", "kind", "expected"), EXTRACTED)
+def test_what_is_extracted(response, choices, question, kind, expected):
+    assert extract(response, choices, question, kind) == expected
 
 
 def reference(kind, answer, precision=None, choices=None):

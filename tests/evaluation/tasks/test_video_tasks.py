@@ -79,20 +79,14 @@ def test_video_tt(tmp_path):
     assert (sample.kind, sample.reference["video_path"]) == ("Element Counting", "./video/abc.mp4")
 
 
-def test_missing_frames_are_said_with_a_command(mmbench):
-    (mmbench / "frames" / "v1").rename(mmbench / "frames" / "v2")
-    refused(r"v1 has no frames; extract some: ffmpeg -i VIDEO -vf fps=1 .*v1/%06d.jpg", "mmbench_video", mmbench)
-
-
-def test_an_index_by_which_no_judge_could_sort(mmbench):
-    table = mmbench / "MMBench-Video.tsv"
-    table.write_text(table.read_text().replace("11\tv1", "11a\tv1"))
-    refused(r"Video\.tsv, line 2: index '11a' is not a number", "mmbench_video", mmbench)
-
-
-def test_a_judge_file_needs_answers_to_videos(mmbench, tmp_path):
+def test_what_is_refused(mmbench, tmp_path):
     (sample, _) = build_task("mmbench_video", mmbench).samples()
     with pytest.raises(ValueError, match="no answers to write"):
         write_judge_file([], tmp_path / "out.tsv")
     with pytest.raises(ValueError, match="sample '11' is no answer to a video question"):
         write_judge_file([record(sample, [0.5])], tmp_path / "out.tsv")
+    (mmbench / "frames" / "v1").rename(mmbench / "frames" / "v2")
+    refused(r"v1 has no frames; extract some: ffmpeg -i VIDEO -vf fps=1 .*v1/%06d.jpg", "mmbench_video", mmbench)
+    table = mmbench / "MMBench-Video.tsv"
+    table.write_text(table.read_text().replace("11\tv1", "11a\tv1"))
+    refused(r"Video\.tsv, line 2: index '11a' is not a number", "mmbench_video", mmbench)

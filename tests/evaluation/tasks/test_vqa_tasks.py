@@ -24,14 +24,10 @@ def test_gqas_questions_and_images_are_joined(tmp_path):
     assert (first.id, first.prompt, first.reference, first.kind) == ("0", asked, {"answer": "no"}, "binary")
     assert second.kind == "open"
     assert [shade(sample) for sample in (first, second)] == [1, 0]
-
-
-def test_gqas_own_form(tmp_path):
     question = {"question": "Is it overcast?", "answer": "no", "imageId": "n161313"}
-    task = build_task("gqa", folders.gqa_own(tmp_path, {"201307251": question}, {"n161313": picture(3)}))
-    (sample,) = task.samples()
-    assert (sample.id, sample.prompt, shade(sample)) == ("201307251", f"<image>\nIs it overcast?{HOW}", 3)
-    assert task.expected_rows == 12_578
+    folder = folders.gqa_own(tmp_path / "own", {"201307251": question}, {"n161313": picture(3)})
+    (sample,) = build_task("gqa", folder).samples()
+    assert (sample.id, sample.prompt, shade(sample)) == ("201307251", asked, 3)
 
 
 NO_ANSWER = [{"question": "Why?"}, {"question": "Who?", "answer": None}]
@@ -90,7 +86,11 @@ def test_textvqas_llava_form(tmp_path):
     assert task.metric().score("Dakota", samples[0].reference) == 1
     assert task.metric().score("dakota digital", samples[0].reference) == pytest.approx(0.9)
     assert {sample.max_new_tokens for sample in samples} == {128}
-    assert (task.options, task.expected_rows) == ({"ocr": True}, 5000)
+    assert task.options == {"ocr": True}
+    twice = {**NOTED[1], "question_id": 9, "answers": ["kodak"] * 10}  # the same question takes its answers in order
+    samples = build_task("textvqa", llava_folder(tmp_path, [*LINES, LINES[0]], [*NOTED, twice])).samples()
+    assert [sample.id for sample in samples] == ["34602", "34603", "34604", "9"]
+    assert samples[3].reference == {"answers": ["kodak"] * 10}
 
 
 def test_without_ocr_tokens_only_their_line_is_gone(tmp_path):
@@ -110,13 +110,6 @@ def test_textvqas_parquet_form(tmp_path, ocr):
     asked = ["What is the brand of this camera?", "Is it?"]
     expected = [f"<image>\n{question}{line}{HOW}" for question, line in zip(asked, lines, strict=True)]
     assert prompts_of(build_task("textvqa", folder, ocr=ocr)) == expected
-
-
-def test_a_question_put_twice_takes_its_answers_in_order(tmp_path):
-    twice = {**NOTED[1], "question_id": 9, "answers": ["kodak"] * 10}
-    samples = build_task("textvqa", llava_folder(tmp_path, [*LINES, LINES[0]], [*NOTED, twice])).samples()
-    assert [sample.id for sample in samples] == ["34602", "34603", "34604", "9"]
-    assert samples[3].reference == {"answers": ["kodak"] * 10}
 
 
 UNANSWERED = {name: NOTED[0][name] for name in ("question_id", "image_id", "question")}
@@ -157,7 +150,6 @@ def test_vqav2s_official_form(tmp_path):
     assert shade(first) == 5
     assert second.images[0] == tmp_path / "val2014" / "COCO_val2014_000000393225.jpg"
     assert task.metric().score("Down", first.reference) == 1
-    assert task.expected_rows == 214_354
 
 
 def test_vqav2s_parquet_form(tmp_path):

@@ -1,4 +1,4 @@
-"""Media that texts name: a spelling that only media have is refused, a named file where it lies beside the images."""
+"""Texts of records: one of which nothing can be seen is refused in every form, and so are media that a text names."""
 
 import json
 import re
@@ -7,8 +7,104 @@ import pytest
 from PIL import Image
 
 from subtoken_train.datasets.conversations import checked_record
-from subtoken_train.datasets.corpus import CorpusSource, load_rows
+from subtoken_train.datasets.corpus import CorpusSource, iterate_documents, load_rows
+from subtoken_train.datasets.own_data import look_into, read_texts
+from subtoken_train.datasets.question_table import read_own_table
 from subtoken_train.datasets.records import InstructionRecords
+from subtoken_train.documents import text_problem
+from subtoken_train.evaluation.runner.prompt_file import TextPrompts
+from subtoken_train.evaluation.tasks import build_task
+
+BLANK = {
+    "": "is empty",
+    " \n\t": "is empty",
+    "\u00a0": "is empty",
+    "\ufeff": "holds no visible character",
+    "\u200b\u2060 \u00ad": "holds no visible character",
+    "\u3164\u2800": "holds no visible character",
+    "a\0b": "holds a NUL character",
+}
+NO_COLUMNS = dict.fromkeys(("image", "question", "answer"))
+
+
+@pytest.mark.parametrize("text", ["a", " . ", "\u200ba", "e\u0301", "私", "❤\ufe0f", "<image>"])
+def test_what_can_be_seen_is_a_text(text):
+    assert text_problem(text) is None
+
+
+def llava(question, answer):
+    return {"conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]}
+
+
+def openai(question, answer):
+    part = [{"type": "text", "text": answer}]
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": part}]}
+
+
+@pytest.mark.parametrize("text", BLANK)
+@pytest.mark.parametrize("form", [llava, openai])
+@pytest.mark.parametrize("place", [0, 1])
+def test_of_a_record(tmp_path, cache, text, form, place):
+    path = tmp_path / "train.jsonl"
+    said = ["hi", "yes"]
+    said[place] = text
+    path.write_text(json.dumps(form("hi", "yes")) + "\n" + json.dumps({"id": "b", **form(*said)}))
+    what = ("a question", "an answer")[place]
+    words = re.escape(f"{path}, record 'b': message {place + 1}, {what}, {BLANK[text]}")
+    with pytest.raises(ValueError, match=words):
+        InstructionRecords(path)
+    with pytest.raises(ValueError, match=words):
+        load_rows(CorpusSource(str(path), documents="conversations"))
+
+
+def test_an_image_alone_is_a_question_and_what_is_left_out_may_be_empty(tmp_path):
+    path = tmp_path / "train.json"
+    turns = [{"from": "gpt", "value": ""}, *llava("<image>", "a bus")["conversations"]]
+    path.write_text(json.dumps([{"image": "a.png", "conversations": turns}]))
+    assert InstructionRecords(path)[0].turns[0].prompt == "<image>"
+
+
+@pytest.mark.parametrize("text", BLANK)
+@pytest.mark.parametrize("column", ["question", "answer"])
+def test_of_a_table(tmp_path, text, column):
+    row = {"question": "what ?", "answer": "a 7", column: text}
+    (tmp_path / "q.json").write_text(json.dumps([row]))
+    with pytest.raises(ValueError, match=re.escape(f"q.json, record '0': column '{column}' {BLANK[text]}; fill it")):
+        read_own_table(tmp_path / "q.json", NO_COLUMNS)
+    if "\0" not in text and "\n" not in text:
+        (tmp_path / "q.csv").write_text("question,answer\n" + ",".join(f'"{cell}"' for cell in row.values()) + "\n")
+        with pytest.raises(ValueError, match=re.escape(f"q.csv, line 2: column '{column}' {BLANK[text]}; fill it")):
+            read_own_table(tmp_path / "q.csv", NO_COLUMNS)
+
+
+@pytest.mark.parametrize("text", [text for text in BLANK if text.strip()])
+def test_of_a_corpus_and_of_text_files(tmp_path, cache, text):
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": each}) + "\n" for each in ("one", " ", "", text)))
+    source = CorpusSource(str(path))
+    rows = iterate_documents(load_rows(source), source)
+    assert next(rows).text == "one"
+    with pytest.raises(ValueError, match=re.escape(f"{path}, document 4: it {BLANK[text]}; fix it, or drop it")):
+        next(rows)
+    path.unlink()
+    (tmp_path / "a.txt").write_text("a text")
+    (tmp_path / "b.txt").write_text(text)
+    if text != "\ufeff":  # a byte-order mark alone is an empty file
+        with pytest.raises(ValueError, match=r"b.txt holds (no|a NUL)"):
+            read_texts(look_into(tmp_path))
+
+
+@pytest.mark.parametrize("text", BLANK)
+def test_of_prompts_and_local_questions(tmp_path, text):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"prompt": text}))
+    with pytest.raises(ValueError, match=re.escape(f"{path}, line 1: the prompt {BLANK[text]}")):
+        TextPrompts(source=path).samples()
+    row = {"question": "q", "answers": ["a"], "metric": "exact_match"}
+    for change, words in (({"question": text}, "question must be"), ({"answers": ["a", text]}, "answers must be")):
+        path.write_text(json.dumps({**row, **change}))
+        with pytest.raises(ValueError, match=f"line 1: {words}"):
+            build_task("local_text", path).samples()
 
 
 def asked(text, answer="a cat", **fields):
@@ -57,14 +153,11 @@ def test_a_medium_spelt_in_a_text_is_refused(text, as_document):
         checked_record(asked(text), "r", set(), as_document)
 
 
-def test_a_video_mark_without_a_video():
+def test_marks_of_videos_and_of_other_models_and_in_answers():
     with pytest.raises(ValueError, match="a text holds '<video>', a medium"):
         checked_record(asked("<video>\nwhat ?"), "r", set())
     for text in ("<video>\nwhat ?", "<image><image>\nwhat ?"):
         checked_record(asked(text), "r", set(), as_document=True)  # marks are text to a language model
-
-
-def test_pictures_under_the_mark_of_another_model_and_in_answers():
     with pytest.raises(ValueError, match=r"a text holds '<img>out.png</img>'"):
         checked_record(asked("<image> draw", "<img>out.png</img>", image="a.png"), "r", set())
     for text in ("<|image_1|>\nwhat ?", "<image>\n<|image_2|> what ?"):
