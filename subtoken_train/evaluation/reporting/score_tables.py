@@ -29,14 +29,9 @@ MOOT = "†"
 MAX_ARMS = 8
 """Arms in one chart; the CSV file has all."""
 PAPER_TASKS = {
-    "mmbench": "MMBench",
-    "textvqa": "TextVQA",
-    "gqa": "GQA",
-    "pope": "POPE",
-    "mme": "MME",
-    "scienceqa": "SciQA",
+    "mmbench": "MMBench", "textvqa": "TextVQA", "gqa": "GQA", "pope": "POPE", "mme": "MME", "scienceqa": "SciQA",
     "vqav2": "VQAv2",
-}
+}  # fmt: skip
 """Task -> the paper's name of the column."""
 MEANS = {"3-mean": ("mmbench", "textvqa", "gqa"), "7-mean": tuple(PAPER_TASKS)}
 """Declared in the paper's section 4.1; computed here, and only where all of the tasks are there."""
