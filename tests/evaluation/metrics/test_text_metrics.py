@@ -132,15 +132,10 @@ def test_both_description_styles_name_the_same_objects():
 @pytest.mark.parametrize(
     ("prediction", "expected"),
     [
-        ("A1 red 3 B2 blue 4", 1.0),
-        ("B2 blue 4 A1 red 3", 1.0),
-        ("A1 red 3", 2 / 3),
-        ("A1 red 3 B2 blue 5", 0.5),
-        ("A1 red 3 B2 blue 4 C1 white 0", 0.8),
-        ("", 0.0),
-        ("red red red", 0.0),
+        ("A1 red 3 B2 blue 4", 1.0), ("B2 blue 4 A1 red 3", 1.0), ("A1 red 3", 2 / 3), ("A1 red 3 B2 blue 5", 0.5),
+        ("A1 red 3 B2 blue 4 C1 white 0", 0.8), ("", 0.0), ("red red red", 0.0),
     ],
-)
+)  # fmt: skip
 def test_scene_f1(prediction, expected):
     assert embedded.scene_f1(prediction, "A1 red 3 B2 blue 4") == pytest.approx(expected)
 

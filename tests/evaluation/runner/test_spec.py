@@ -53,13 +53,10 @@ def test_overrides_replace_what_the_file_says(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("arms: [", "invalid YAML"),
-        ("- a", "it must be a group of keys"),
+        ("arms: [", "invalid YAML"), ("- a", "it must be a group of keys"),
         ({**GRID, "arm": []}, "unknown key.*'arm'.*Did you mean 'arms'"),
-        ({**GRID, "arms": {}}, "arms is {}; it must be a list"),
-        ({**GRID, "arms": []}, "a grid needs arms"),
-        ({**GRID, "tasks": []}, "a grid needs tasks"),
-        ({**GRID, "out": 3}, "out is 3; it must be a text"),
+        ({**GRID, "arms": {}}, "arms is {}; it must be a list"), ({**GRID, "arms": []}, "a grid needs arms"),
+        ({**GRID, "tasks": []}, "a grid needs tasks"), ({**GRID, "out": 3}, "out is 3; it must be a text"),
         ({**GRID, "out": ""}, "out must name the results folder"),
         ({**GRID, "limit": "all"}, "limit is 'all'; it must be a whole number"),
         ({**GRID, "data_root": 3}, "data_root is 3; it must be a text"),
@@ -90,7 +87,7 @@ def test_overrides_replace_what_the_file_says(tmp_path):
         ({**GRID, "tasks": [{"name": "pope", "source": 3}]}, "source of task pope must be a folder or a Hub id"),
         ({**GRID, "tasks": ["recall", "recall"]}, "listed twice"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_are_worded(tmp_path, content, message):
     with pytest.raises(ValueError, match=message):
         read_grid(write(tmp_path, content))
