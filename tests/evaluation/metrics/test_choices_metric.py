@@ -193,8 +193,7 @@ def test_known_counts():
 
 
 def test_reference_batches(shared):
-    cases = reference_cases(shared, "pope")
-    for case in cases:
+    for case in reference_cases(shared, "pope"):
         texts, labels = [item["text"] for item in case["items"]], [item["label"] for item in case["items"]]
         llava, lmms = case["llava_eval_pope"], case["lmms_eval_pope"]
         assert [yes_no.first_sentence_answer(text) for text in texts] == llava["per_item_pred"]

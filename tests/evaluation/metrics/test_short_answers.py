@@ -43,8 +43,7 @@ def test_known_answers(prediction, answers, llava, lmms):
 
 
 def test_reference(shared):
-    cases = reference_cases(shared, "anls")
-    for case in cases:
+    for case in reference_cases(shared, "anls"):
         figures = short.ANLS.figures(case["pred"], {"answers": case["gt_answers"]})
         assert figures["lmms_anls"] == pytest.approx(case["lmms_eval_anls"], abs=1e-6)
         if case["llava_m4c_anls"] == "ZeroDivisionError":
@@ -99,8 +98,7 @@ def test_kinds_have_their_own_scores():
 
 
 def test_reference_of_chartqa(shared):
-    cases = reference_cases(shared, "chartqa_relaxed")
-    for case in cases:
+    for case in reference_cases(shared, "chartqa_relaxed"):
         assert short.relaxed_match(case["pred"], case["target"]) is case["lmms_eval"], case
 
 
@@ -145,8 +143,7 @@ def test_every_contraction_loses_one_apostrophe():
 
 
 def test_reference_texts(shared):
-    cases = reference_cases(shared, "vqa_normalizer")
-    for case in cases:
+    for case in reference_cases(shared, "vqa_normalizer"):
         text = case["input"]
         assert short.evalai_answer(text) == case["processed"], text
         assert short.without_marks(text) == case["punctuation_only"], text
@@ -191,8 +188,7 @@ def test_textvqa_reference(shared):
 
 
 def test_vizwiz_reference(shared):
-    cases = reference_cases(shared, "vizwiz_vqa")
-    for case in cases:
+    for case in reference_cases(shared, "vizwiz_vqa"):
         assert short.evalai_answer(case["pred"]) == case["submission_answer"]
         score = short.SoftAccuracy.score(case["pred"], {"answers": case["gt_answers"]})
         assert score == pytest.approx(case["lmms_eval"], abs=1e-6)

@@ -58,8 +58,7 @@ def test_the_first_of_the_likeliest_is_chosen():
 
 
 def test_reference_items(shared):
-    cases = reference_cases(shared, "mmlu")
-    for case in cases:
+    for case in reference_cases(shared, "mmlu"):
         score = MultipleChoice.score(case["loglikelihoods"], {"answer": case["doc"]["answer"]})
         assert score == case["lm_eval_result"]["acc"]
 
