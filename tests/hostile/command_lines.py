@@ -56,8 +56,7 @@ OTHERS = {
     "preview --config {recipe}": {"--count": COUNT}, "diagnose --adapter {vlm} --data x": {"--limit": COUNT},
     "diagnose": {"--adapter": (".", "nowhere", "", "\x00", "{vlm}_anchor")},
     "benchmark --adapter {vlm}": {
-        "--lengths --batch-sizes --pairs": COUNT,
-        "--device": ("abacus", "", "cuda:99", "\x00"),
+        "--lengths --batch-sizes --pairs": COUNT, "--device": ("abacus", "", "cuda:99", "\x00"),
         "--out": (".", "diary.txt", "/dev/null/x", ""),
     },
     "benchmark": {"--model": ("nowhere", "", ".", "/dev/null", "\x00", "{vlm}")},
@@ -75,8 +74,7 @@ OTHERS = {
     "export {vlm} out": {
         "--backbone": ("nowhere/at/all", "", ".", "\x00"),
         "--push-to-hub": ("", "a/b/c", "../x", "a b", "\x00", "-"),
-        "--metrics": ("nowhere", ".", "diary.txt", "/dev/null", "\x00"),
-        "--revision": ("x",),
+        "--metrics": ("nowhere", ".", "diary.txt", "/dev/null", "\x00"), "--revision": ("x",),
     },
     "check --config {recipe}": {"--config": ("nowhere.yaml", "", ".", "/dev/null", "\x00")},
     "fit": {"--config": ("nowhere.yaml", "", ".", "diary.txt", "tiny_lora_onyl")},

@@ -245,10 +245,8 @@ class Notation(NamedTuple):
 
 
 JSON, MARKED, LINES = (
-    Notation(parsed_json),
-    Notation(parsed_marked),
-    Notation(parsed_lines, lambda rows, _: lines(rows)),
-)
+    Notation(parsed_json), Notation(parsed_marked), Notation(parsed_lines, lambda rows, _: lines(rows)),
+)  # fmt: skip
 YAML, TEXT, CSV, PARQUET = Notation(parsed_yaml, as_yaml), *map(Notation, (parsed_text, parsed_csv, parsed_parquet))
 
 

@@ -246,15 +246,12 @@ PROMPTS = grammar.Document(
         unsaid=("*.id", "*.image"),
     ),
     {
-        "0.prompt": (5, None, [], {}, "", " ", "\n", "\ud800"),
-        "0.id": ([], {}, "b", True, 1.5),
-        "0.temperature": (1,),
-        "0.system": ("x",),
-        "0.messages": ([],),
+        "0.prompt": (5, None, [], {}, "", " ", "\n", "\ud800"), "0.id": ([], {}, "b", True, 1.5),
+        "0.temperature": (1,), "0.system": ("x",), "0.messages": ([],),
     },
     "odd odd changed bytes bytes file whole",
     grammar.LINES,
-)
+)  # fmt: skip
 OF_IMAGES = {
     "0.images": (5, [5], ["nowhere.png"]),
     "0.image": (5, {}, True, *(name for name in OUTSIDE if name not in ("", "dev"))),
