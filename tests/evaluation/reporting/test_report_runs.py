@@ -214,14 +214,11 @@ def row(method: str, **changes) -> dict:
 def printed(tmp_path):
     anchor = {"token_keep": 15.625, "S": None, "K": None, "variant": "token_only", "printed_d3": None}
     rows = [
-        row("FastV25+S16K4"),
-        row("FastV25+S16K4, two stages", table="4"),
-        row("FastV25+S16K4_MLP", variant="subtoken_MLP"),
-        row("FastV25+S8K2", S=8, K=2),
-        row("VisionZip25+S16K4", token_method="VisionZip"),
-        row("13B", model="LLaVA-1.5-13B"),
+        row("FastV25+S16K4"), row("FastV25+S16K4, two stages", table="4"),
+        row("FastV25+S16K4_MLP", variant="subtoken_MLP"), row("FastV25+S8K2", S=8, K=2),
+        row("VisionZip25+S16K4", token_method="VisionZip"), row("13B", model="LLaVA-1.5-13B"),
         row("FastV15.625", scores=LOWER, printed_d7=None, **anchor),
-    ]
+    ]  # fmt: skip
     language = {"table": "3", "model": "LLaMA-2-7B", "token_method": "Quest", "total_kv": 23.438, "variant": "subtoken"}
     language |= {"method": "Quest25+S8K7", "token_keep": 25.0, "S": 8, "K": 7, "mmlu": 43.95, "printed_delta": 1.55}
     bare = {**language, "method": "Quest23.438", "token_keep": 23.438, "S": None, "K": None, "variant": "token_only"}

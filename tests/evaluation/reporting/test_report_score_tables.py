@@ -175,12 +175,9 @@ def test_flags_of_anchors(tmp_path):
     less = "the anchor keeps less: 20.000% of the KV against 25.000%"
     fewer = "measured, the anchor takes {} fewer bytes"
     assert flags(tmp_path) == {
-        "anchor": (),
-        "fat": (less, fewer.format("20.00%")),
-        "lean": (fewer.format("0.99%"),),
-        "indexed": (),
+        "anchor": (), "fat": (less, fewer.format("20.00%")), "lean": (fewer.format("0.99%"),), "indexed": (),
         "alone": ("its anchor absent has no results here",),
-    }
+    }  # fmt: skip
 
 
 def rewritten(place, file, *pair):

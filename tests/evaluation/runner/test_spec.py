@@ -27,15 +27,10 @@ def write(tmp_path: Path, content: object) -> Path:
 
 def test_reads_everything(tmp_path):
     content = {
-        **GRID,
-        "data_root": "data/b",
-        "limit": 5,
-        "batch_size": 2,
-        "max_length": 99,
-        "anchors": "none",
+        **GRID, "data_root": "data/b", "limit": 5, "batch_size": 2, "max_length": 99, "anchors": "none",
         "tasks": ["recall", {"name": "textvqa", "source": "somewhere", "ocr": False}],
         "arms": [{"adapter": ["a", "b"], "eviction": "snapkv", "eviction_keep": [0.1, "20MB"]}],
-    }
+    }  # fmt: skip
     grid = read_grid(write(tmp_path, content))
     assert grid.tasks == (TaskSpec("recall"), TaskSpec("textvqa", "somewhere", {"ocr": False}))
     assert [(arm.adapter, arm.eviction_keep) for arm in grid.arms] == [
