@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 from subtoken_train.evaluation.intervals import bootstrap_interval, quantile_interval, resampled_means
 from subtoken_train.evaluation.reporting.curves import make_curves, method_words, within
 from subtoken_train.evaluation.reporting.runs import ArmResults, read_results
-from subtoken_train.evaluation.reporting.score_tables import (
-    PAPER_TASKS,
-    Estimate,
-    difference_of,
-    make_tables,
-    score_of,
-)
+from subtoken_train.evaluation.reporting.score_tables import PAPER_TASKS, Estimate, difference_of, make_tables, score_of
 from subtoken_train.evaluation.results import SAMPLES_GLOB
 from subtoken_train.evaluation.tasks import TASKS
 from tests.support.report_results import ROWS, answers, facts, paper_grid, register, write_run, write_subtasks
