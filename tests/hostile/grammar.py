@@ -184,12 +184,11 @@ def parsed_json(content: bytes) -> Any:
 
 
 def parsed_marked(content: bytes) -> Any:
-    return parsed_json(content.removeprefix(b"\xef\xbb\xbf"))
+    return parsed_json(content.removeprefix(codecs.BOM_UTF8))
 
 
 def parsed_lines(content: bytes) -> list[Any]:
-    """Lines of JSON; files that were put together may begin each with a mark of its own."""
-    return [parsed_json(line.removeprefix(codecs.BOM_UTF8)) for line in content.split(b"\n") if line.strip()]
+    return [parsed_json(line) for line in content.split(b"\n") if line.strip()]
 
 
 class _Loader(yaml.SafeLoader):

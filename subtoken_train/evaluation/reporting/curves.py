@@ -164,13 +164,15 @@ def _curve(backbone: str, name: str, members: list[ArmResults], arms: Sequence[A
     losses = [point.loss for point in points if point.loss is not None]
     found = {tolerance: within(ratios, losses, tolerance) for tolerance in TOLERANCES if len(losses) == len(points)}
     zero = [] if reference is None else [each for each in scored if not _value(reference, *each)]
+    scored_names, zero_names = (tuple("/".join(filter(None, each)) for each in part) for part in (scored, zero))
     return Curve(
         backbone,
         name,
         tasks,
         tuple(points),
         reference is not None,
-        *(tuple("/".join(filter(None, each)) for each in part) for part in (scored, zero)),
+        scored_names,
+        zero_names,
         area(ratios, scores) if ratios[-1] > ratios[0] else None,
         {tolerance: edges for tolerance, edges in found.items() if edges is not None},
     )

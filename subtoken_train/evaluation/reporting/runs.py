@@ -192,7 +192,8 @@ def _printable(facts: ArmFacts) -> ArmFacts:
     def shown(text: str) -> str:
         return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
-    return replace(facts, **{key: shown(value) for key, value in asdict(facts).items() if isinstance(value, str)})
+    texts: dict[str, Any] = {key: shown(value) for key, value in asdict(facts).items() if isinstance(value, str)}
+    return replace(facts, **texts)
 
 
 def _from_last_row(record: SampleRecord, most: int | None) -> bool:
