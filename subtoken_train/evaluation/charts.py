@@ -26,22 +26,12 @@ COLORS = ("#189cd8", "#c0249c", "#0ca83c", "#783cfc", "#846c54", "#fc1818", "#60
 MARKERS, FILLS = "osD^vP", (1.0, 0.5, 0.25, 0.0)
 """Shape of points and filling of bars, for the first series of a colour, the second, and so on."""
 STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "subtoken_train",
-    "text.parse_math": False,
-    "font.size": 9.5,
+    "svg.fonttype": "none", "svg.hashsalt": "subtoken_train", "text.parse_math": False, "font.size": 9.5,
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
-    "font.sans-serif": ["DejaVu Sans"],
-    "grid.color": INK,
-    "grid.alpha": 0.15,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.facecolor": "none",
-    "axes.titlesize": "medium",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-}
+    "font.sans-serif": ["DejaVu Sans"], "grid.color": INK, "grid.alpha": 0.15, "axes.grid": True,
+    "axes.axisbelow": True, "axes.facecolor": "none", "axes.titlesize": "medium", "axes.spines.top": False,
+    "axes.spines.right": False, "legend.frameon": False,
+}  # fmt: skip
 styled = rc_context(STYLE)
 """Decorator of what makes or writes figures."""
 

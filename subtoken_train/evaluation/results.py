@@ -71,12 +71,12 @@ class ArmFacts:
 
     @property
     def by_threshold(self) -> bool:
-        """Whether a threshold decides what stays: no bytes are promised, and they spread over samples."""
+        """Tell whether a threshold decides what stays: no bytes are promised, and they spread over samples."""
         return "threshold=" in self.eviction
 
     @property
     def promises(self) -> bool:
-        """Whether ``nominal_kv`` is expected: of a budget, or a threshold's recorded mean."""
+        """Tell whether ``nominal_kv`` is expected: of a budget, or a threshold's recorded mean."""
         return not self.by_threshold or " mean " in self.eviction
 
 
@@ -104,7 +104,7 @@ class Manifest:
 
     @property
     def partial(self) -> bool:
-        """Whether only a part of the complete set was asked."""
+        """Tell whether only a part of the complete set was asked."""
         return self.expected_rows is not None and self.rows < self.expected_rows
 
     def write(self, folder: Path) -> None:

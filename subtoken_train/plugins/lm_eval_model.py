@@ -197,8 +197,8 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
     def _fitting(self, ids: list[int], following: int) -> tuple[int, ...]:
         room = self.max_length - following
         if room < 1:
-            room = f"{following} tokens after a prompt leave no room for it in the model's {self.max_length} positions"
-            raise ValueError(f"{room}; ask for shorter answers (--gen_kwargs max_gen_toks=N)")
+            words = f"{following} tokens after a prompt leave no room for it in the model's {self.max_length} positions"
+            raise ValueError(f"{words}; ask for shorter answers (--gen_kwargs max_gen_toks=N)")
         if len(ids) > room:
             self._say_once(f"prompts are cut to their last tokens to fit the model's {self.max_length} positions")
         return tuple(ids[-room:])

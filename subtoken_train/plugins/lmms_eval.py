@@ -89,6 +89,7 @@ class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed wh
         return [(-logprob / len(ids), greedy) for (logprob, greedy), (_, ids) in zip(scores, asked, strict=True)]
 
     def generate_until_multi_round(self, requests: list[Any]) -> list[str]:
+        """Refuse tasks of several rounds."""
         raise NotImplementedError("tasks of several rounds are not offered by 'subtoken'; choose another task")
 
     def clean(self) -> None:

@@ -45,14 +45,10 @@ def test_what_is_scaled_is_said():
     path = "llava-hf/llava-1.5-7b-hf"
     family = laid_out(path, Shrink(layers=4, narrower=4))
     assert paper.departures(family, path, prompt_parts(family), 8, "float32") == [
-        "layers 4 instead of 32",
-        "width 1,024 instead of 4,096",
-        "heads 8 instead of 32",
-        "layers of the vision tower 4 instead of 24",
-        NO_GPU,
-        "float32 instead of bfloat16",
+        "layers 4 instead of 32", "width 1,024 instead of 4,096", "heads 8 instead of 32",
+        "layers of the vision tower 4 instead of 24", NO_GPU, "float32 instead of bfloat16",
         "8 forced tokens instead of 256",
-    ]
+    ]  # fmt: skip
     other = "llava-hf/llava-v1.6-vicuna-7b-hf"
     found = paper.departures(laid_out(other), other, prompt_parts(laid_out(other)), paper.NEW_TOKENS, paper.DTYPE)
     assert found[0] == f"{other} is none of the paper's backbones"

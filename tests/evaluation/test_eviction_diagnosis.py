@@ -158,20 +158,14 @@ def plain(watched, sample):
         read, of_it = read + float(mass[places].sum()), of_it + float(mass[own].sum())
     whole = watched.mass_BHN[sample]
     return {
-        "entries": len(places),
-        "kept": stay / heads,
-        "sparsity": [0.75, 0.5][sample],
-        "prompt_sparsity": [0.875, 0.75][sample],
-        "prompt_sparsity_least": [0.85, 0.7][sample],
-        "prompt_sparsity_most": [0.9, 0.8][sample],
-        "generated_sparsity": [0.5, 0.25][sample],
-        "generated_sparsity_least": [0.4, 0.2][sample],
-        "generated_sparsity_most": [0.6, 0.3][sample],
+        "entries": len(places), "kept": stay / heads, "sparsity": [0.75, 0.5][sample],
+        "prompt_sparsity": [0.875, 0.75][sample], "prompt_sparsity_least": [0.85, 0.7][sample],
+        "prompt_sparsity_most": [0.9, 0.8][sample], "generated_sparsity": [0.5, 0.25][sample],
+        "generated_sparsity_least": [0.4, 0.2][sample], "generated_sparsity_most": [0.6, 0.3][sample],
         "body_coverage": on_body / stay,
-        "body_attention": float(whole[:, watched.body_BN[sample]].sum() / whole.sum()),
-        "hit_rate": hits / stay,
+        "body_attention": float(whole[:, watched.body_BN[sample]].sum() / whole.sum()), "hit_rate": hits / stay,
         "attention_kept": of_it / read,
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("sets", [1, 2])

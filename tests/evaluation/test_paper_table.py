@@ -15,29 +15,12 @@ from subtoken_train.evaluation.reporting.exports import markdown_escape as markd
 from subtoken_train.evaluation.results import Manifest
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.inference import pool
+from tests.support import paper_folders as paper
 from tests.support.eval_runs import ADAPTERS
-from tests.support.paper_folders import (
-    ANCHOR,
-    COLUMNS,
-    FOLDERS,
-    IMAGE_ARMS,
-    LIMIT,
-    MEANS,
-    PRINTED,
-    ROUTED,
-    ROWS,
-    TEXT_ANCHOR,
-    TEXT_ARMS,
-    TEXT_ROUTED,
-    WHOLE,
-    PaperRun,
-    paper_run,
-    write_printed_tables,
-)
 from tests.support.sampling import sampled
 
-COMPRESSED = {ANCHOR, ROUTED, TEXT_ANCHOR, TEXT_ROUTED}
-CELLS = [(arm, task) for arm in IMAGE_ARMS for task in COLUMNS] + [(arm, "mmlu") for arm in TEXT_ARMS]
+COMPRESSED = {paper.ANCHOR, paper.ROUTED, paper.TEXT_ANCHOR, paper.TEXT_ROUTED}
+CELLS = [(arm, task) for arm in paper.IMAGE_ARMS for task in paper.COLUMNS] + [(arm, "mmlu") for arm in paper.TEXT_ARMS]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,15 +31,15 @@ def own_dataset_cache(tmp_path_factory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> PaperRun:
-    return paper_run(tmp_path_factory.mktemp("paper"))
+def run(tmp_path_factory) -> paper.PaperRun:
+    return paper.paper_run(tmp_path_factory.mktemp("paper"))
 
 
 @pytest.fixture(scope="module")
 def report(run, tmp_path_factory) -> Path:
     """The folder with the report in all formats."""
     out = tmp_path_factory.mktemp("report")
-    printed = write_printed_tables(tmp_path_factory.mktemp("printed") / "paper_tables.json")
+    printed = paper.write_printed_tables(tmp_path_factory.mktemp("printed") / "paper_tables.json")
     assert main(["report", str(run.out), "--out", str(out), "--compare-paper", str(printed)]) == 0
     return out
 
@@ -69,17 +52,17 @@ def rows(report) -> dict[tuple[str, str, str], dict[str, str]]:
 
 
 def primary(rows, arm: str, task: str) -> dict[str, str]:
-    return rows[arm, task, {"vqav2": "llava_accuracy"}.get(task, "mean" if task in MEANS else "accuracy")]
+    return rows[arm, task, {"vqav2": "llava_accuracy"}.get(task, "mean" if task in paper.MEANS else "accuracy")]
 
 
 @sampled(("arm", "task"), CELLS, every=8)
 def test_every_arm_answers_a_part_of_every_benchmark(run, arm, task):
     manifest = Manifest.read(run.out / f"{arm}-seed0" / task)
-    assert (manifest.rows, manifest.expected_rows) == (LIMIT, build_task(task).expected_rows)
+    assert (manifest.rows, manifest.expected_rows) == (paper.LIMIT, build_task(task).expected_rows)
     assert manifest.partial
     assert manifest.arm.trained
     records = run.records(arm, task)
-    assert len(records) == LIMIT
+    assert len(records) == paper.LIMIT
     for record in records:
         if arm in COMPRESSED:
             assert 0 < record.entries_after < record.entries_before
@@ -89,33 +72,29 @@ def test_every_arm_answers_a_part_of_every_benchmark(run, arm, task):
 
 
 def test_the_three_arms_stand_at_the_papers_budget(rows):
-    for arm, nominal in {
-        WHOLE: 1,
-        ANCHOR: 0.15625,
-        ROUTED: 0.15625,
-        TEXT_ROUTED: 0.21875,
-        TEXT_ANCHOR: 0.21875,
-    }.items():
+    texts = paper.TEXT_ROUTED, paper.TEXT_ANCHOR
+    budgets = {paper.WHOLE: 1, paper.ANCHOR: 0.15625, paper.ROUTED: 0.15625, **dict.fromkeys(texts, 0.21875)}
+    for arm, nominal in budgets.items():
         mine = [row for (name, *_), row in rows.items() if name == arm]
         assert {float(row["kv_nominal"]) for row in mine} == {nominal}
-        if arm not in (TEXT_ROUTED, TEXT_ANCHOR):  # pages are whole, and nominal budgets are of 1,024 tokens
+        if arm not in texts:  # pages are whole, and nominal budgets are of 1,024 tokens
             assert {float(row["kv_measured"]) for row in mine} == {nominal}
 
 
 def test_columns_and_means_are_those_of_the_records(run, rows):
-    for arm in IMAGE_ARMS:
-        for task in COLUMNS:
-            row, mark = primary(rows, arm, task), f"partial: {LIMIT} of {build_task(task).expected_rows:,}"
+    for arm in paper.IMAGE_ARMS:
+        for task in paper.COLUMNS:
+            row, mark = primary(rows, arm, task), f"partial: {paper.LIMIT} of {build_task(task).expected_rows:,}"
             assert float(row["value"]) == pytest.approx(run.score(arm, task), abs=2e-6)
-            assert (row["n"], row["unit"]) == (str(LIMIT), "fraction")
+            assert (row["n"], row["unit"]) == (str(paper.LIMIT), "fraction")
             assert mark in row["marks"]
             assert mark in primary(rows, arm, "7-mean")["marks"]
-        for mean, tasks in MEANS.items():
+        for mean, tasks in paper.MEANS.items():
             row = primary(rows, arm, mean)
             assert float(row["value"]) == pytest.approx(run.mean(arm, tasks), abs=2e-6)
-            assert row["n"] == str(LIMIT * len(tasks))
-    assert len({primary(rows, arm, "7-mean")["value"] for arm in IMAGE_ARMS}) > 1
-    for arm in TEXT_ARMS:
+            assert row["n"] == str(paper.LIMIT * len(tasks))
+    assert len({primary(rows, arm, "7-mean")["value"] for arm in paper.IMAGE_ARMS}) > 1
+    for arm in paper.TEXT_ARMS:
         assert float(primary(rows, arm, "mmlu")["value"]) == pytest.approx(run.score(arm, "mmlu"), abs=2e-6)
 
 
@@ -129,20 +108,20 @@ def printed_rows(report: Path, arm: str, row: str) -> dict[str, dict[str, str]]:
 
 
 def test_printed_numbers_stand_beside_ours(run, report):
-    found = printed_rows(report, ROUTED, "Table 1, LLaVA-1.5-7B, FastV25+S16K4")
-    assert list(found) == [*COLUMNS.values(), "3-mean", "7-mean", "Δ 3-mean", "Δ 7-mean"]
+    found = printed_rows(report, paper.ROUTED, "Table 1, LLaVA-1.5-7B, FastV25+S16K4")
+    assert list(found) == [*paper.COLUMNS.values(), "3-mean", "7-mean", "Δ 3-mean", "Δ 7-mean"]
     printed, recomputed, counts = ([each[name] for each in found.values()] for name in ("printed", "recomputed", "n"))
-    assert printed == [f"{value:.2f}" for value in (*PRINTED.values(), 55, 62.86)] + ["+6.00", "+1.00"]
+    assert printed == [f"{value:.2f}" for value in (*paper.PRINTED.values(), 55, 62.86)] + ["+6.00", "+1.00"]
     assert recomputed == ["-"] * 7 + ["50.00", "62.86", "+1.00", "+1.00"]
-    assert counts == [str(LIMIT)] * 7 + [str(n * LIMIT) for n in (3, 7, 3, 7)]
-    for task, column in COLUMNS.items():
-        assert found[column]["ours"].startswith(f"{100 * run.score(ROUTED, task):.2f} ")
-    assert printed_rows(report, ANCHOR, "Table 1, LLaVA-1.5-7B, FastV15.625")
-    assert printed_rows(report, WHOLE, "Table 1, LLaVA-1.5-7B, LoRA-only")
-    found = printed_rows(report, TEXT_ROUTED, "Table 3, LLaMA-2-7B, Quest25+S16K12")
+    assert counts == [str(paper.LIMIT)] * 7 + [str(n * paper.LIMIT) for n in (3, 7, 3, 7)]
+    for task, column in paper.COLUMNS.items():
+        assert found[column]["ours"].startswith(f"{100 * run.score(paper.ROUTED, task):.2f} ")
+    assert printed_rows(report, paper.ANCHOR, "Table 1, LLaVA-1.5-7B, FastV15.625")
+    assert printed_rows(report, paper.WHOLE, "Table 1, LLaVA-1.5-7B, LoRA-only")
+    found = printed_rows(report, paper.TEXT_ROUTED, "Table 3, LLaMA-2-7B, Quest25+S16K12")
     cells = [(name, each["printed"], each["recomputed"]) for name, each in found.items()]
     assert cells == [("MMLU", "43.00", "-"), ("Δ MMLU", "+2.00", "+2.00")]
-    assert found["MMLU"]["ours"].startswith(f"{100 * run.score(TEXT_ROUTED, 'mmlu'):.2f} ")
+    assert found["MMLU"]["ours"].startswith(f"{100 * run.score(paper.TEXT_ROUTED, 'mmlu'):.2f} ")
 
 
 def test_the_papers_own_tables(run, shared, tmp_path):
@@ -151,21 +130,21 @@ def test_the_papers_own_tables(run, shared, tmp_path):
         pytest.skip("reference material (paper_tables.json) is absent")
     arguments = ["--out", str(tmp_path), "--format", "markdown", "--compare-paper", str(path)]
     assert main(["report", str(run.out), *arguments]) == 0
-    mean = printed_rows(tmp_path, ROUTED, "Table 1, LLaVA-1.5-7B, FastV25+S16K4")["3-mean"]
+    mean = printed_rows(tmp_path, paper.ROUTED, "Table 1, LLaVA-1.5-7B, FastV25+S16K4")["3-mean"]
     assert (mean["printed"], mean["recomputed"]) == ("61.67", "60.66")
-    assert printed_rows(tmp_path, TEXT_ANCHOR, "Table 3, LLaMA-2-7B, Quest21.875")["MMLU"]["printed"] == "40.81"
-    assert printed_rows(tmp_path, WHOLE, "Table 1, LLaVA-1.5-7B, LoRA-only")
+    assert printed_rows(tmp_path, paper.TEXT_ANCHOR, "Table 3, LLaMA-2-7B, Quest21.875")["MMLU"]["printed"] == "40.81"
+    assert printed_rows(tmp_path, paper.WHOLE, "Table 1, LLaVA-1.5-7B, LoRA-only")
 
 
 def never(*_: object, **__: object) -> None:
     raise AssertionError("a model was loaded or asked")
 
 
-@pytest.mark.parametrize("task", FOLDERS)
+@pytest.mark.parametrize("task", paper.FOLDERS)
 def test_a_part_of_a_set_needs_a_limit(run, tmp_path, capsys, monkeypatch, task):
     monkeypatch.setattr(pool, "load_family", never)
-    arguments = ["--tasks", task, "--adapter", f"{ADAPTERS}/{ROUTED}", "--data-root", str(run.parquet)]
-    count = f"{ROWS} of {build_task(task).expected_rows:,}"
+    arguments = ["--tasks", task, "--adapter", f"{ADAPTERS}/{paper.ROUTED}", "--data-root", str(run.parquet)]
+    count = f"{paper.ROWS} of {build_task(task).expected_rows:,}"
     wanted = f"task {task} has {count} samples in {run.parquet / task}. Get the rest"
     assert main(["evaluate", *arguments, "--out", str(tmp_path / "out")]) == 2
     err = capsys.readouterr().err
@@ -174,11 +153,11 @@ def test_a_part_of_a_set_needs_a_limit(run, tmp_path, capsys, monkeypatch, task)
     assert not list(tmp_path.glob("out/*/*"))
 
 
-@pytest.mark.parametrize("task", FOLDERS)
+@pytest.mark.parametrize("task", paper.FOLDERS)
 def test_both_layouts_ask_the_same(run, tmp_path, task):
-    FOLDERS[task](tmp_path, True)
+    paper.FOLDERS[task](tmp_path, True)
     hub, own = (build_task(task, folder).samples() for folder in (run.parquet / task, tmp_path))
-    assert len(hub) == len(own) == ROWS
+    assert len(hub) == len(own) == paper.ROWS
     for first, second in zip(hub, own, strict=True):
         assert (first.prompt, first.choices, first.kind) == (second.prompt, second.choices, second.kind)
         assert first.reference == second.reference

@@ -76,16 +76,11 @@ def counts(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     expected = Counter(outcome.expect for outcome in outcomes)
     codes = Counter(outcome.code for outcome in outcomes)
     return {
-        "cases": len(outcomes),
-        "clean": verdicts[Verdict.CLEAN],
-        **{name: verdicts[verdict] for name, verdict in COUNTED.items()},
-        "known_invalid": expected[Expect.REFUSED],
-        "known_valid": expected[Expect.TAKEN],
-        "either": expected[Expect.EITHER],
-        "compared": sum(outcome.compared for outcome in outcomes),
-        "refused": codes[2],
-        "accepted": codes[0],
-    }
+        "cases": len(outcomes), "clean": verdicts[Verdict.CLEAN],
+        **{name: verdicts[verdict] for name, verdict in COUNTED.items()}, "known_invalid": expected[Expect.REFUSED],
+        "known_valid": expected[Expect.TAKEN], "either": expected[Expect.EITHER],
+        "compared": sum(outcome.compared for outcome in outcomes), "refused": codes[2], "accepted": codes[0],
+    }  # fmt: skip
 
 
 def table(content: dict[str, Any]) -> str:

@@ -56,8 +56,7 @@ OTHERS = {
     "preview --config {recipe}": {"--count": COUNT}, "diagnose --adapter {vlm} --data x": {"--limit": COUNT},
     "diagnose": {"--adapter": (".", "nowhere", "", "\x00", "{vlm}_anchor")},
     "benchmark --adapter {vlm}": {
-        "--lengths --batch-sizes --pairs": COUNT,
-        "--device": ("abacus", "", "cuda:99", "\x00"),
+        "--lengths --batch-sizes --pairs": COUNT, "--device": ("abacus", "", "cuda:99", "\x00"),
         "--out": (".", "diary.txt", "/dev/null/x", ""),
     },
     "benchmark": {"--model": ("nowhere", "", ".", "/dev/null", "\x00", "{vlm}")},
@@ -75,8 +74,7 @@ OTHERS = {
     "export {vlm} out": {
         "--backbone": ("nowhere/at/all", "", ".", "\x00"),
         "--push-to-hub": ("", "a/b/c", "../x", "a b", "\x00", "-"),
-        "--metrics": ("nowhere", ".", "diary.txt", "/dev/null", "\x00"),
-        "--revision": ("x",),
+        "--metrics": ("nowhere", ".", "diary.txt", "/dev/null", "\x00"), "--revision": ("x",),
     },
     "check --config {recipe}": {"--config": ("nowhere.yaml", "", ".", "/dev/null", "\x00")},
     "fit": {"--config": ("nowhere.yaml", "", ".", "diary.txt", "tiny_lora_onyl")},
@@ -236,11 +234,12 @@ def run_by_bash(place: Place, right: Sequence[Sequence[str]]) -> Reference:
         for program, said in (("subtoken-train", '"$@"'), ("srun", '"${@:2}"')):
             (programs / program).write_text(f"#!/bin/bash\nprintf '%s\\0' {said}\nprintf '\\n\\0'\n")
             (programs / program).chmod(0o755)
-        said = b""
+        said, script = b"", answer.out
+        if "SLURM" not in script:  # a dry run: what it needs stands around the commands
+            script = "\n".join(line for line in script.split("\n") if line.startswith("subtoken-train "))
         for task in range(len(right)) if "SLURM" in answer.out else range(1):
             around = {"PATH": f"{programs}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": str(task)}
-            bash = ["bash", "-c", answer.out]
-            done = subprocess.run(bash, env=around, cwd=place.root, capture_output=True, check=False)
+            done = subprocess.run(["bash", "-c", script], env=around, cwd=place.root, capture_output=True, check=False)
             said += done.stdout + done.stderr
         if (place.root / CANARY).exists():
             return f"the script ran a name: {answer.out[-600:]}"

@@ -28,17 +28,14 @@ OF_CALIBRATION: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 OF_METHOD: dict[str, dict[str, tuple[Any, ...]]] = {
     "duo_attention": {
-        "numbers.alpha": ([], [[]], [5], [[0.5]], [[0.5, 0.5]] * 99),
-        "numbers.alpha.0.0": (-0.1, 1.1),
-        "numbers.recent": (0, -1, 1.5),
-        "numbers.sinks": (-1, 1.5),
+        "numbers.alpha": ([], [[]], [5], [[0.5]], [[0.5, 0.5]] * 99), "numbers.alpha.0.0": (-0.1, 1.1),
+        "numbers.recent": (0, -1, 1.5), "numbers.sinks": (-1, 1.5),
     },
     "prefixkv": {
-        "numbers.shares": ([], [[]], [5]),
-        "numbers.shares.0.0": (-0.1, 1.1),
+        "numbers.shares": ([], [[]], [5]), "numbers.shares.0.0": (-0.1, 1.1),
         "numbers.keep": ([], [0.5], [2.0] * 9, ["x"] * 9),
     },
-}
+}  # fmt: skip
 CALIBRATION = grammar.Format(
     more=("settings",),
     optional=("settings.*",),  # how it was made, for the reader
@@ -61,8 +58,7 @@ FAR = (-1, -(2**31), 2**31 - 1, 2**62)
 RECORD = grammar.Document(
     grammar.Format(
         legal={
-            "model.backbone.path": grammar.is_text,
-            "model.backbone.revision": grammar.text_or_none,
+            "model.backbone.path": grammar.is_text, "model.backbone.revision": grammar.text_or_none,
             "report.kept_entries": lambda value: value is None or (not isinstance(value, str) and 0 <= value <= 1),
         },
         unsaid=(
@@ -74,22 +70,16 @@ RECORD = grammar.Document(
         exact=("version", "dtype", "model.*", "model.backbone.digest", "model.backbone.model_type", "contexts.*"),
     ),
     {
-        "version": (0, -1, 5, 99),
-        "dtype": ("float16", "os"),
-        "model reducer packed report report.ledger": ({},),
-        "model.weights model.backbone.digest model.tokenizer": ("0" * 64,),
-        "compression.keep": (0.25,),
-        "compression.eviction": ({"name": "nope"},),
-        "frames": ([5], [{}]),
-        "contexts": ([5], ["a"] * 7),
-        "report.payload_bytes": (0, -1, 2**62),
-        "packed.prompt_length": (0, -1, 2**40),
+        "version": (0, -1, 5, 99), "dtype": ("float16", "os"), "model reducer packed report report.ledger": ({},),
+        "model.weights model.backbone.digest model.tokenizer": ("0" * 64,), "compression.keep": (0.25,),
+        "compression.eviction": ({"name": "nope"},), "frames": ([5], [{}]), "contexts": ([5], ["a"] * 7),
+        "report.payload_bytes": (0, -1, 2**62), "packed.prompt_length": (0, -1, 2**40),
         "packed.layers": ([], [{}], [[]], [{"blocks": []}] * 4),
         "packed.layers.0.blocks packed.layers.0.blocks.0.parts": ([], [{}]),
         "packed.layers.0.fill": ("nope", "stored"),
         "packed.layers.0.blocks.0.page_size packed.layers.0.blocks.0.page_count": (4, 0, -1),
     },
-)
+)  # fmt: skip
 model = cache(asked_model)  # the model of a cache, loaded once in a process
 
 

@@ -184,12 +184,11 @@ def parsed_json(content: bytes) -> Any:
 
 
 def parsed_marked(content: bytes) -> Any:
-    return parsed_json(content.removeprefix(b"\xef\xbb\xbf"))
+    return parsed_json(content.removeprefix(codecs.BOM_UTF8))
 
 
 def parsed_lines(content: bytes) -> list[Any]:
-    """Lines of JSON; files that were put together may begin each with a mark of its own."""
-    return [parsed_json(line.removeprefix(codecs.BOM_UTF8)) for line in content.split(b"\n") if line.strip()]
+    return [parsed_json(line) for line in content.split(b"\n") if line.strip()]
 
 
 class _Loader(yaml.SafeLoader):
@@ -245,10 +244,8 @@ class Notation(NamedTuple):
 
 
 JSON, MARKED, LINES = (
-    Notation(parsed_json),
-    Notation(parsed_marked),
-    Notation(parsed_lines, lambda rows, _: lines(rows)),
-)
+    Notation(parsed_json), Notation(parsed_marked), Notation(parsed_lines, lambda rows, _: lines(rows)),
+)  # fmt: skip
 YAML, TEXT, CSV, PARQUET = Notation(parsed_yaml, as_yaml), *map(Notation, (parsed_text, parsed_csv, parsed_parquet))
 
 

@@ -21,7 +21,14 @@ OUTSIDE = (  # image names that mean nothing below the folder, or something outs
     *("../../beside/notes.txt", "../secret.png", "/etc/passwd", "dev/../../secret.png", "~/x.png"),
     *("\x00", "a" * 5000, "", ".", "dev"),
 )
-MARKED_LINES = grammar.LINES._replace(parse=lambda text: grammar.parsed_lines(text.removeprefix(b"\xef\xbb\xbf")))
+
+
+def marked_lines(content: bytes) -> list[Any]:
+    """Lines of JSON; files that were put together may begin each with a mark of its own."""
+    return [grammar.parsed_marked(line) for line in content.split(b"\n") if line.strip()]
+
+
+MARKED_LINES = grammar.LINES._replace(parse=marked_lines)
 NO_ANSWER = ("", " ", "\n\t", "\x00", "\u200b", "\ufeff", "\u2060\u200d", "yes\x00")
 RECORDS = grammar.Document(
     grammar.Format(
@@ -103,7 +110,7 @@ def data_files(draw: random.Random, place: Place) -> Case:
 
 
 def expected(path: Path) -> list[tuple[str, list[str], list[tuple[str, str]], Any]]:
-    rows = (grammar.parsed_lines if path.suffix == ".jsonl" else grammar.parsed_marked)(path.read_bytes())
+    rows = (marked_lines if path.suffix == ".jsonl" else grammar.parsed_marked)(path.read_bytes())
     turns = [tuple(turn["value"] for turn in row["conversations"][:2]) for row in rows]
     return [
         (str(row["id"]), [str(path.parent / row["image"])], [pair], row.get("kind"))
@@ -246,15 +253,12 @@ PROMPTS = grammar.Document(
         unsaid=("*.id", "*.image"),
     ),
     {
-        "0.prompt": (5, None, [], {}, "", " ", "\n", "\ud800"),
-        "0.id": ([], {}, "b", True, 1.5),
-        "0.temperature": (1,),
-        "0.system": ("x",),
-        "0.messages": ([],),
+        "0.prompt": (5, None, [], {}, "", " ", "\n", "\ud800"), "0.id": ([], {}, "b", True, 1.5),
+        "0.temperature": (1,), "0.system": ("x",), "0.messages": ([],),
     },
     "odd odd changed bytes bytes file whole",
     grammar.LINES,
-)
+)  # fmt: skip
 OF_IMAGES = {
     "0.images": (5, [5], ["nowhere.png"]),
     "0.image": (5, {}, True, *(name for name in OUTSIDE if name not in ("", "dev"))),

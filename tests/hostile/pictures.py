@@ -87,25 +87,21 @@ def bombs() -> dict[str, bytes]:
     return {
         "a PNG of 13,000 x 13,000": png(13_000, 13_000, b"\0" * 2_000_000, colour=0),
         "a PNG of 13,000 x 13,000 of one bit": png(13_000, 13_000, b"\0" * (1626 * 13_000), depth=1, colour=0),
-        "a PNG of 2**31 x 2**31": png(2**31 - 1, 2**31 - 1),
-        "a PNG of 60,000 x 60,000": png(60_000, 60_000),
-        "a PNG of 1 x 500,000,000": png(1, 500_000_000),
-        "a PNG of no pixels": png(0, 0),
+        "a PNG of 2**31 x 2**31": png(2**31 - 1, 2**31 - 1), "a PNG of 60,000 x 60,000": png(60_000, 60_000),
+        "a PNG of 1 x 500,000,000": png(1, 500_000_000), "a PNG of no pixels": png(0, 0),
         "a PNG with a text that unpacks to 100 MB": png(4, 4, b"\0" * 52, more=chunk(b"zTXt", long)),
         "a PNG with a colour profile of 100 MB": png(4, 4, b"\0" * 52, more=chunk(b"iCCP", long)),
         "a PNG whose pixels unpack to 200 MB": png(4, 4, b"\0" * 200_000_000),
-        "a BMP of 50,000 x 50,000": b"BM" + bmp,
-        "a PPM of 50,000 x 50,000": b"P6 50000 50000 255\n" + b"\0" * 100,
+        "a BMP of 50,000 x 50,000": b"BM" + bmp, "a PPM of 50,000 x 50,000": b"P6 50000 50000 255\n" + b"\0" * 100,
         "a GIF of 65,535 x 65,535": b"GIF89a\xff\xff\xff\xff\0\0\0,\0\0\0\0\xff\xff\xff\xff\0\x02\x00;",
         "a TIFF whose directories go round": b"II*\0\x08\0\0\0" + b"\0\0" + b"\x08\0\0\0",
         "an EPS": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n(../CANARY) (w) file closefile\n",
         "an SVG": b'<svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/passwd"/></svg>',
         "a pickle": canary_pickle(),
         "a numpy file of objects": b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'shape': (1,), }" + canary_pickle(),
-        "an FPX": b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 600,
-        "a WMF": b"\xd7\xcd\xc6\x9a\0\0" + b"\0" * 60,
+        "an FPX": b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 600, "a WMF": b"\xd7\xcd\xc6\x9a\0\0" + b"\0" * 60,
         "words": b"no picture at all",
-    }
+    }  # fmt: skip
 
 
 def spoilt(draw: random.Random, content: bytes, form: str) -> tuple[bytes, str]:

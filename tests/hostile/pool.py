@@ -111,10 +111,7 @@ def _results(folder: Path) -> None:
     backbone = folder / "llava-1.5-7b-hf"  # a name of the paper's, so that its rows find the arms
     backbone.symlink_to(folder / "backbones/tiny-llava")
     grid = {
-        "out": "results",
-        "batch_size": 4,
-        "limit": QUESTIONS,
-        "anchors": "none",
+        "out": "results", "batch_size": 4, "limit": QUESTIONS, "anchors": "none",
         "tasks": [{"name": name, "source": str(folder / "scenes")} for name in ("scenes_pope", "scenes_gqa")],
         "arms": [{"adapter": [str(folder / "adapters" / name) for name in (VLM, f"{VLM}_anchor")],
         "backbone": str(backbone)}],

@@ -20,17 +20,13 @@ RECORDS = grammar.Document(
     grammar.Format(
         legal={
             f"{COUNTS} *.region_dense_bytes *.index_bytes *.entries_after *.unread_bytes": grammar.count,
-            "*.kind *.kept_visual": grammar.text_or_none,
-            "*.emptied": lambda value: isinstance(value, dict),
-            "*.reference.*": grammar.anything,  # of the task's own kind
-            "*.prediction": lambda value: isinstance(value, str | list),
+            "*.kind *.kept_visual": grammar.text_or_none, "*.emptied": lambda value: isinstance(value, dict),
+            "*.reference.*": grammar.anything, "*.prediction": lambda value: isinstance(value, str | list),
         },
         unsaid=("*.*", "*.*.*"),
     ),
     {
-        COUNTS: (1.5, -1),
-        "*.reference": ({},),
-        "*.kept_visual": ("zz", "0"),
+        COUNTS: (1.5, -1), "*.reference": ({},), "*.kept_visual": ("zz", "0"),
     },
     "odd changed changed changed",
     grammar.LINES,
@@ -52,16 +48,12 @@ MANIFEST = grammar.Document(
         exact=("schema", "task"),
     ),
     {
-        "schema": (99,),
-        "rows": (-1, 1.5),
-        "task": ("nope", "../x", "", "\x1b[31m"),
-        "primary arm.protocol": ("nope",),
-        "arm.name": ("", "../x", "a/b", "\x00"),
-        "arm.nominal_kv": (-1,),
+        "schema": (99,), "rows": (-1, 1.5), "task": ("nope", "../x", "", "\x1b[31m"),
+        "primary arm.protocol": ("nope",), "arm.name": ("", "../x", "a/b", "\x00"), "arm.nominal_kv": (-1,),
         "arm.seed": (1.5,),
     },
     "odd changed changed changed bytes",
-)
+)  # fmt: skip
 NO_SCORE = (5, {}, [], None, "x", NAN, [[]], [NAN, 1, 1, 1], ["x"] * 4, 0)
 RIGHT_SCORES: dict[str, tuple[Any, ...]] = {  # by key of a run's scores: which of the odd values are right there
     "kinds": (["x"] * 4,), "scores": (), "measures": ({},), "nominal_kv": (5, 0), "realised_kv": (5, 0),

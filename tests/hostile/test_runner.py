@@ -227,24 +227,17 @@ FORM = Format(free=("b.note",), optional=("d",), more=("b",), legal=LEGAL, exact
 @pytest.mark.parametrize(
     ("after", "right"),
     [
-        (TREE, Expect.TAKEN),
-        ({**TREE, "a": "1"}, Expect.REFUSED),
-        ({**TREE, "a": True}, Expect.REFUSED),
+        (TREE, Expect.TAKEN), ({**TREE, "a": "1"}, Expect.REFUSED), ({**TREE, "a": True}, Expect.REFUSED),
         ({**TREE, "a": -1}, Expect.REFUSED),
         ({**TREE, "a": 2}, None),  # as good as any, and no longer the original
-        ({**TREE, "e": 1}, Expect.REFUSED),
-        ({**TREE, "b": {**TREE["b"], "e": 1}}, Expect.TAKEN),
+        ({**TREE, "e": 1}, Expect.REFUSED), ({**TREE, "b": {**TREE["b"], "e": 1}}, Expect.TAKEN),
         ({**TREE, "b": {**TREE["b"], "note": None}}, Expect.TAKEN),
-        ({**TREE, "b": {**TREE["b"], "c": "y"}}, Expect.REFUSED),
-        ({"a": 1, "b": TREE["b"]}, Expect.TAKEN),
-        ({"b": TREE["b"], "d": TREE["d"]}, Expect.REFUSED),
-        ({**TREE, "d": [0.5, float("nan")]}, Expect.REFUSED),
-        ({**TREE, "d": [0.5, None]}, Expect.REFUSED),
-        ({**TREE, "d": [0.5, 3.0]}, None),
-        ({**TREE, "b": {**TREE["b"], "note": "\ud800"}}, Expect.REFUSED),
-        (None, Expect.REFUSED),
+        ({**TREE, "b": {**TREE["b"], "c": "y"}}, Expect.REFUSED), ({"a": 1, "b": TREE["b"]}, Expect.TAKEN),
+        ({"b": TREE["b"], "d": TREE["d"]}, Expect.REFUSED), ({**TREE, "d": [0.5, float("nan")]}, Expect.REFUSED),
+        ({**TREE, "d": [0.5, None]}, Expect.REFUSED), ({**TREE, "d": [0.5, 3.0]}, None),
+        ({**TREE, "b": {**TREE["b"], "note": "\ud800"}}, Expect.REFUSED), (None, Expect.REFUSED),
     ],
-)
+)  # fmt: skip
 def test_what_is_known_of_a_document(after, right):
     assert FORM.right(TREE, after) is right
 

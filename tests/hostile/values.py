@@ -32,8 +32,7 @@ ODD_VALUES: tuple[Any, ...] = (
 
 
 def paths_of(tree: Any, start: Way = ()) -> Iterator[Way]:
-    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
-    for key, value in items:
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
         yield (*start, key)
         yield from paths_of(value, (*start, key))
 

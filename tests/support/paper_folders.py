@@ -197,16 +197,8 @@ def mmlu(folder: Path, own: bool) -> Path:
     return write(folder, "abstract_algebra", {"dev": dev, "test": test})
 
 
-FOLDERS: Mapping[str, Callable[[Path, bool], Path]] = {
-    "mmbench": mmbench,
-    "textvqa": textvqa,
-    "gqa": gqa,
-    "pope": pope,
-    "mme": mme,
-    "scienceqa": scienceqa,
-    "vqav2": vqav2,
-    "mmlu": mmlu,
-}
+_WRITERS = (mmbench, textvqa, gqa, pope, mme, scienceqa, vqav2, mmlu)
+FOLDERS: Mapping[str, Callable[[Path, bool], Path]] = {write.__name__: write for write in _WRITERS}
 
 
 def write_benchmarks(root: Path, own: bool) -> Path:
@@ -231,9 +223,8 @@ PRINTED = dict(zip(COLUMNS.values(), [60.0, 50.0, 40.0, 80.0, 70.0, 65.0, 75.0],
 
 @dataclass(frozen=True)
 class PaperRun:
-    """What two calls of ``evaluate`` left: grids (images, text), the results folder, the data root."""
+    """What two calls of ``evaluate`` left: the results folder and the data root."""
 
-    grids: tuple[Path, Path]
     out: Path
     parquet: Path
 
@@ -246,21 +237,16 @@ class PaperRun:
     def mean(self, arm: str, tasks: Iterable[str]) -> float:
         return fmean(self.score(arm, task) for task in tasks)
 
-    def difference(self, arm: str, anchor: str, task: str) -> float:
-        """Of the two arms' scores of the same samples, their mean."""
-        mine, its = ({record.id: record.score for record in self.records(name, task)} for name in (arm, anchor))
-        assert mine.keys() == its.keys()
-        return fmean(mine[key] - its[key] for key in mine)
-
 
 def paper_run(folder: Path) -> PaperRun:
     """Write the benchmarks and two grids, and evaluate both with a limit."""
     root = write_benchmarks(folder / "parquet", own=False)
-    images = _grid(folder, root, "llava-1.5-7b-hf", "tiny-llava", IMAGE_ARMS, list(COLUMNS))
-    texts = _grid(folder, root, "llama-2-7b-hf", "tiny-llama", TEXT_ARMS, ["mmlu"])
-    for grid in (images, texts):
+    for grid in (
+        _grid(folder, root, "llava-1.5-7b-hf", "tiny-llava", IMAGE_ARMS, list(COLUMNS)),
+        _grid(folder, root, "llama-2-7b-hf", "tiny-llama", TEXT_ARMS, ["mmlu"]),
+    ):
         assert main(["evaluate", "--config", str(grid), "--limit", str(LIMIT)]) == 0
-    return PaperRun((images, texts), folder / "results", root)
+    return PaperRun(folder / "results", root)
 
 
 def _grid(folder: Path, root: Path, name: str, checkpoint: str, adapters: Sequence[str], tasks: list[str]) -> Path:

@@ -146,6 +146,7 @@ class MMBenchScores(TaskMetric):
 
     @staticmethod
     def right(prediction: str, reference: Mapping[str, Any]) -> list[bool]:
+        """Tell whether each reading is right."""
         options, answer = reference["options"], reference["answer"]
         lmms = {**options, **dict.fromkeys(reference.get("nan_options", ()), "nan")}
         read = ((each, lmms if name.startswith("lmms_") else options) for name, each in READINGS.items())

@@ -164,13 +164,15 @@ def _curve(backbone: str, name: str, members: list[ArmResults], arms: Sequence[A
     losses = [point.loss for point in points if point.loss is not None]
     found = {tolerance: within(ratios, losses, tolerance) for tolerance in TOLERANCES if len(losses) == len(points)}
     zero = [] if reference is None else [each for each in scored if not _value(reference, *each)]
+    scored_names, zero_names = (tuple("/".join(filter(None, each)) for each in part) for part in (scored, zero))
     return Curve(
         backbone,
         name,
         tasks,
         tuple(points),
         reference is not None,
-        *(tuple("/".join(filter(None, each)) for each in part) for part in (scored, zero)),
+        scored_names,
+        zero_names,
         area(ratios, scores) if ratios[-1] > ratios[0] else None,
         {tolerance: edges for tolerance, edges in found.items() if edges is not None},
     )
@@ -215,21 +217,17 @@ TWO_STAGE = "4"
 """The paper's table of two-stage training."""
 AVERAGED = {**MEANS, "MMLU": ("mmlu",)}
 DELTAS = {
-    "Δ 3-mean": ("3-mean", "printed_d3"),
-    "Δ 7-mean": ("7-mean", "printed_d7"),
-    "Δ MMLU": ("MMLU", "printed_delta"),
-}
+    "Δ 3-mean": ("3-mean", "printed_d3"), "Δ 7-mean": ("7-mean", "printed_d7"), "Δ MMLU": ("MMLU", "printed_delta"),
+}  # fmt: skip
 _EVERY: dict[str, Any] = {
     **dict.fromkeys(("table", "model", "method", "variant"), str),
-    **dict.fromkeys(("total_kv", "token_keep"), float),
-    **dict.fromkeys(("S", "K"), int | None),
+    **dict.fromkeys(("total_kv", "token_keep"), float), **dict.fromkeys(("S", "K"), int | None),
     "token_method": str | None,
-}
+}  # fmt: skip
 _VLM: dict[str, Any] = {
-    "scores": dict[str, float],
-    **dict.fromkeys(("printed_3m", "printed_7m"), float),
+    "scores": dict[str, float], **dict.fromkeys(("printed_3m", "printed_7m"), float),
     **dict.fromkeys(("printed_d3", "printed_d7"), float | None),
-}
+}  # fmt: skip
 _SCORES: dict[str, Any] = dict.fromkeys(PAPER_TASKS.values(), float)
 _LLM: dict[str, Any] = {"mmlu": float, "printed_delta": float | None}
 """Keys that are read of a printed row."""

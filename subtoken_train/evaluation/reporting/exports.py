@@ -40,10 +40,9 @@ HEADINGS = (*TEXTS, *NUMBERS, "anchor", "task", "score", "unit", *SCORES, *DIFFE
 SPREAD = "kv_measured_deviation"
 """Last column where an arm has a threshold: standard deviation over samples of its ``kv_measured``."""
 KINDS = {
-    **dict.fromkeys(HEADINGS, object),
-    **dict.fromkeys((*NUMBERS, *SCORES, *DIFFERENCES), "float64"),
+    **dict.fromkeys(HEADINGS, object), **dict.fromkeys((*NUMBERS, *SCORES, *DIFFERENCES), "float64"),
     **dict.fromkeys(("n", "difference_n"), "Int64"),
-}
+}  # fmt: skip
 """Heading -> what the column holds, in pandas' words; numbers may be missing."""
 
 
@@ -116,16 +115,10 @@ def text_cell(text: str) -> str:
 
 
 _LATEX_ESCAPES = {
-    "\\": r"\textbackslash{}",
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "Δ": r"$\Delta$",
-    "†": r"\dag{}",
-}
+    "\\": r"\textbackslash{}", **{character: f"\\{character}" for character in "&%$#_{}"},
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", "Δ": r"$\Delta$", "†": r"\dag{}",
+}  # fmt: skip
 _LATEX_SPECIAL = re.compile("|".join(map(re.escape, _LATEX_ESCAPES)))
 
 

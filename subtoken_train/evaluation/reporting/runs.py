@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -45,7 +46,7 @@ class Cost:
 
     @property
     def shares(self) -> dict[str, float | None]:
-        """What stayed as a share of all that there was; None where there was nothing.
+        """Return what stayed as a share of all that there was; None where there was nothing.
 
         ``measured`` is the compressed region as a nominal budget promises it, ``with_index`` with what finds its value
         groups, ``prompt`` everything; ``entries`` are (token, layer) entries.
@@ -73,7 +74,7 @@ class Cost:
 
     @property
     def acted(self) -> bool:
-        """Whether an entry or a value part left the cache, or what stayed takes fewer bytes or is read in part."""
+        """Tell whether an entry or a value part left the cache, or what stayed takes fewer bytes or is read in part."""
         sums = self.total
         fewer = sums["entries_after"] < sums["entries_before"] or sums["values_after"] < sums["entries_after"]
         return bool(fewer or sums["region_bytes"] < sums["region_dense_bytes"] or sums["unread_bytes"] > 0)
@@ -105,7 +106,7 @@ class Run:
 
     @property
     def is_mean(self) -> bool:
-        """Whether the printed score is the mean of the samples' scores: only then may samples be resampled."""
+        """Tell whether the printed score is the mean of the samples' scores: only then may samples be resampled."""
         primary = self.scores.get(self.manifest.primary)
         return primary is not None and abs(primary - self.samples.score.mean()) <= 1e-5
 
@@ -128,7 +129,7 @@ class ArmResults:
 
     @property
     def compressed(self) -> bool:
-        """Whether anything acts on its cache."""
+        """Tell whether anything acts on its cache."""
         return self.facts.acts != "-"
 
     def answered(self, task: str) -> dict[int | None, Run]:
@@ -192,7 +193,8 @@ def _printable(facts: ArmFacts) -> ArmFacts:
     def shown(text: str) -> str:
         return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
-    return replace(facts, **{key: shown(value) for key, value in asdict(facts).items() if isinstance(value, str)})
+    texts: dict[str, Any] = {key: shown(value) for key, value in asdict(facts).items() if isinstance(value, str)}
+    return replace(facts, **texts)
 
 
 def _from_last_row(record: SampleRecord, most: int | None) -> bool:

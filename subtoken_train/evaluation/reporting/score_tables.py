@@ -29,14 +29,9 @@ MOOT = "†"
 MAX_ARMS = 8
 """Arms in one chart; the CSV file has all."""
 PAPER_TASKS = {
-    "mmbench": "MMBench",
-    "textvqa": "TextVQA",
-    "gqa": "GQA",
-    "pope": "POPE",
-    "mme": "MME",
-    "scienceqa": "SciQA",
+    "mmbench": "MMBench", "textvqa": "TextVQA", "gqa": "GQA", "pope": "POPE", "mme": "MME", "scienceqa": "SciQA",
     "vqav2": "VQAv2",
-}
+}  # fmt: skip
 """Task -> the paper's name of the column."""
 MEANS = {"3-mean": ("mmbench", "textvqa", "gqa"), "7-mean": tuple(PAPER_TASKS)}
 """Declared in the paper's section 4.1; computed here, and only where all of the tasks are there."""
@@ -67,7 +62,7 @@ class Estimate:
 
     @property
     def verdict(self) -> Verdict | None:
-        """What the interval of a difference says; None without an interval."""
+        """Read the interval of a difference; None without an interval."""
         if not self.signed or self.low is None or self.high is None:
             return None
         if self.low <= 0 <= self.high:
@@ -86,7 +81,7 @@ class Estimate:
         return f"[{self._printed(self.low)}, {self._printed(self.high)}]" if known else ""
 
     def remark(self, samples: int) -> str:
-        """What a cell adds: its own n where it is not the column's, and its marks."""
+        """Return what a cell adds: its own n where it is not the column's, and its marks."""
         own = [f"n = {self.n:,}"] if self.n != samples else []
         return "; ".join([*own, *self.marks])
 
@@ -339,7 +334,7 @@ def _row(arm: ArmResults, anchor: ArmResults | None, columns: dict[str, str], ta
 
 
 def cost_of(arm: ArmResults, tasks: Sequence[str]) -> Cost:
-    """What the arm's caches cost on these tasks, all seeds together."""
+    """Add up what the arm's caches cost on these tasks, all seeds together."""
     frames = [run.samples for task in tasks for run in arm.answered(task).values()]
     return Cost(pd.concat(frames) if frames else pd.DataFrame(columns=SAMPLES))
 

@@ -37,12 +37,9 @@ from subtoken_train.typed import checked, chosen, shown
 from subtoken_train.types import Batch, Protocol, Turn
 
 MEASURES = {
-    "token_accuracy": "token accuracy",
-    "log_likelihood": "log-likelihood",
-    "place_f1": "place F1",
-    "color_f1": "colour F1",
-    "digit_f1": "digit F1",
-}
+    "token_accuracy": "token accuracy", "log_likelihood": "log-likelihood", "place_f1": "place F1",
+    "color_f1": "colour F1", "digit_f1": "digit F1",
+}  # fmt: skip
 """Name in records -> words of tables, in their order; more is better. Other figures of a metric go by their names."""
 
 
@@ -195,14 +192,11 @@ Run = dict[str, Any]
 SUMS = ("kv_bytes", "dense_kv_bytes", "unread_bytes")
 RUN: dict[str, Any] = {
     **dict.fromkeys(("arm", "data", "data_sha256", "visual_tokens", "groups", "eviction"), str),
-    **dict.fromkeys(("nominal_kv", "realised_kv"), float),
-    "realised_deviation": float | None,
-    **dict.fromkeys(SUMS, int),
-    "kinds": list[str],
-    "scores": list[float],
+    **dict.fromkeys(("nominal_kv", "realised_kv"), float), "realised_deviation": float | None,
+    **dict.fromkeys(SUMS, int), "kinds": list[str], "scores": list[float],
     "measures": dict[str, list[float | None]],
     "predictions": list[Any] | None,
-}
+}  # fmt: skip
 """Keys that are read of a run, and their types."""
 
 

@@ -30,20 +30,12 @@ def test_levenshtein_is_the_definition(first, second):
 @pytest.mark.parametrize(
     ("prediction", "answers", "llava", "lmms"),
     [
-        ("0.28", ["0.28"], 1, 1),
-        ("University of Californa", ["university of california"], 23 / 24, 23 / 24),
-        ("cat", ["dog"], 0, 0),
-        ("ab", ["ax"], 0.5, 0.5),
-        ("abx", ["acy", "abc"], 2 / 3, 2 / 3),
-        ("new  york", ["new york"], 8 / 9, 1),
-        (" 7b ", ["15b"], 0, 0.5),
-        ("", [""], 1, 1),
-        ("  ", [""], 1, 1),
-        ("", ["x"], 0, 0),
-        ("ß", ["ss"], 0, 0),
-        ("ßa", ["sa"], 0.5, 2 / 3),
+        ("0.28", ["0.28"], 1, 1), ("University of Californa", ["university of california"], 23 / 24, 23 / 24),
+        ("cat", ["dog"], 0, 0), ("ab", ["ax"], 0.5, 0.5), ("abx", ["acy", "abc"], 2 / 3, 2 / 3),
+        ("new  york", ["new york"], 8 / 9, 1), (" 7b ", ["15b"], 0, 0.5), ("", [""], 1, 1), ("  ", [""], 1, 1),
+        ("", ["x"], 0, 0), ("ß", ["ss"], 0, 0), ("ßa", ["sa"], 0.5, 2 / 3),
     ],
-)
+)  # fmt: skip
 def test_known_answers(prediction, answers, llava, lmms):
     figures = short.ANLS.figures(prediction, {"answers": answers})
     assert figures == {"llava_anls": pytest.approx(llava), "lmms_anls": pytest.approx(lmms)}
@@ -51,8 +43,7 @@ def test_known_answers(prediction, answers, llava, lmms):
 
 
 def test_reference(shared):
-    cases = reference_cases(shared, "anls")
-    for case in cases:
+    for case in reference_cases(shared, "anls"):
         figures = short.ANLS.figures(case["pred"], {"answers": case["gt_answers"]})
         assert figures["lmms_anls"] == pytest.approx(case["lmms_eval_anls"], abs=1e-6)
         if case["llava_m4c_anls"] == "ZeroDivisionError":
@@ -64,15 +55,10 @@ def test_reference(shared):
 @pytest.mark.parametrize(
     ("text", "answer", "llava", "lmms"),
     [
-        ("Surfing", "surfing", 1, 1),
-        ("yes..", "yes", 1, 1),
-        ('"woman"', "woman", 0, 1),
-        (" yes", "yes", 0, 0),
-        ("t shirt", "t-shirt", 0, 0),
-        ("tshirt", "t-shirt", 0, 1),
-        ("", "no", 0, 0),
+        ("Surfing", "surfing", 1, 1), ("yes..", "yes", 1, 1), ('"woman"', "woman", 0, 1), (" yes", "yes", 0, 0),
+        ("t shirt", "t-shirt", 0, 0), ("tshirt", "t-shirt", 0, 1), ("", "no", 0, 0),
     ],
-)
+)  # fmt: skip
 def test_what_counts_as_equal(text, answer, llava, lmms):
     assert short.ExactMatch.figures(text, {"answer": answer}) == {"accuracy": llava, "lmms_exact_match": lmms}
 
@@ -92,25 +78,12 @@ def test_reference_items(shared):
 @pytest.mark.parametrize(
     ("prediction", "target", "right"),
     [
-        ("14", "14", True),
-        ("105", "100", True),
-        ("95", "100", True),
-        ("105.1", "100", False),
-        ("-100", "100", False),
-        ("5%", "0.05", True),
-        ("5", "5%", False),
-        ("1,200", "1200", False),
-        ("1,200", "1,200", True),
-        ("0", "0", True),
-        ("0.0", "0", False),
-        ("0.0001", "0", False),
-        ("No", "no", True),
-        ("no.", "no", False),
-        ("nan", "100", False),
-        ("", "", True),
-        ("%", "%", True),
+        ("14", "14", True), ("105", "100", True), ("95", "100", True), ("105.1", "100", False),
+        ("-100", "100", False), ("5%", "0.05", True), ("5", "5%", False), ("1,200", "1200", False),
+        ("1,200", "1,200", True), ("0", "0", True), ("0.0", "0", False), ("0.0001", "0", False), ("No", "no", True),
+        ("no.", "no", False), ("nan", "100", False), ("", "", True), ("%", "%", True),
     ],
-)
+)  # fmt: skip
 def test_known_answers_of_chartqa(prediction, target, right):
     assert short.relaxed_match(prediction, target) is right
 
@@ -125,8 +98,7 @@ def test_kinds_have_their_own_scores():
 
 
 def test_reference_of_chartqa(shared):
-    cases = reference_cases(shared, "chartqa_relaxed")
-    for case in cases:
+    for case in reference_cases(shared, "chartqa_relaxed"):
         assert short.relaxed_match(case["pred"], case["target"]) is case["lmms_eval"], case
 
 
@@ -139,28 +111,13 @@ def test_share_of_answers():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("The Two Dogs.", "2 dogs"),
-        ("None", "0"),
-        ("eleven", "eleven"),
-        ("the one", "1"),
-        ("a an the", ""),
-        ("U.S.A.", "usa"),
-        ("5.", "5"),
-        (".5", ".5"),
-        ("8:30 p.m.", "8:30 pm"),
-        ("$1,000", "$1000"),
-        ("red,white,blue", "redwhiteblue"),
-        ("dont", "don't"),
-        ("its", "its"),
-        ("it's", "it 's"),
-        ("Im", "im"),
-        ("somebody'd", "somebodyd"),
-        ("coca-cola", "coca cola"),
-        ("coca -cola, wi-fi", "coca cola wifi"),
-        ("line\nend\ttab", "line end tab"),
-        ("  ", ""),
+        ("The Two Dogs.", "2 dogs"), ("None", "0"), ("eleven", "eleven"), ("the one", "1"), ("a an the", ""),
+        ("U.S.A.", "usa"), ("5.", "5"), (".5", ".5"), ("8:30 p.m.", "8:30 pm"), ("$1,000", "$1000"),
+        ("red,white,blue", "redwhiteblue"), ("dont", "don't"), ("its", "its"), ("it's", "it 's"), ("Im", "im"),
+        ("somebody'd", "somebodyd"), ("coca-cola", "coca cola"), ("coca -cola, wi-fi", "coca cola wifi"),
+        ("line\nend\ttab", "line end tab"), ("  ", ""),
     ],
-)
+)  # fmt: skip
 def test_what_an_answer_becomes(text, expected):
     assert short.evalai_answer(text) == expected
 
@@ -186,8 +143,7 @@ def test_every_contraction_loses_one_apostrophe():
 
 
 def test_reference_texts(shared):
-    cases = reference_cases(shared, "vqa_normalizer")
-    for case in cases:
+    for case in reference_cases(shared, "vqa_normalizer"):
         text = case["input"]
         assert short.evalai_answer(text) == case["processed"], text
         assert short.without_marks(text) == case["punctuation_only"], text
@@ -232,8 +188,7 @@ def test_textvqa_reference(shared):
 
 
 def test_vizwiz_reference(shared):
-    cases = reference_cases(shared, "vizwiz_vqa")
-    for case in cases:
+    for case in reference_cases(shared, "vizwiz_vqa"):
         assert short.evalai_answer(case["pred"]) == case["submission_answer"]
         score = short.SoftAccuracy.score(case["pred"], {"answers": case["gt_answers"]})
         assert score == pytest.approx(case["lmms_eval"], abs=1e-6)

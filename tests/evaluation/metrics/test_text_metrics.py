@@ -21,10 +21,6 @@ TEXTS = [
 ]  # fmt: skip
 
 
-def scores(metric):
-    return metric.compute()
-
-
 def test_against_lm_eval():
     metrics = pytest.importorskip("lm_eval.api.metrics", reason="lm-eval is absent")
     metric = Perplexity()
@@ -37,16 +33,16 @@ def test_against_lm_eval():
         "byte_perplexity": metrics.weighted_perplexity(octets),
         "bits_per_byte": metrics.bits_per_byte(octets),
     }
-    assert scores(metric) == pytest.approx(expected, abs=1e-9)
+    assert metric.compute() == pytest.approx(expected, abs=1e-9)
 
 
 def test_a_fair_coin_per_byte_is_one_bit():
     metric = Perplexity()
     metric.update([[-8 * math.log(2)]], [{"words": 2, "bytes": 8}])
-    assert scores(metric) == pytest.approx({"word_perplexity": 16, "byte_perplexity": 2, "bits_per_byte": 1})
+    assert metric.compute() == pytest.approx({"word_perplexity": 16, "byte_perplexity": 2, "bits_per_byte": 1})
     assert Perplexity.score([-8 * math.log(2)], {"words": 2, "bytes": 8}) == pytest.approx(0.5)
     assert not Perplexity.higher_is_better
-    assert Perplexity.points == set(scores(metric))
+    assert Perplexity.points == set(metric.compute())
 
 
 def test_the_first_of_the_likeliest_is_chosen():
@@ -58,8 +54,7 @@ def test_the_first_of_the_likeliest_is_chosen():
 
 
 def test_reference_items(shared):
-    cases = reference_cases(shared, "mmlu")
-    for case in cases:
+    for case in reference_cases(shared, "mmlu"):
         score = MultipleChoice.score(case["loglikelihoods"], {"answer": case["doc"]["answer"]})
         assert score == case["lm_eval_result"]["acc"]
 
@@ -88,10 +83,8 @@ def test_items_of_the_golden(golden):
 def test_aggregate_of_the_golden(golden):
     for *items, aggregate in golden:
         metric = RulerMatch()
-        metric.update(
-            [row["predicted_answer"] for row in items],
-            [{"task": row["task"], "answers": row["answer"]} for row in items],
-        )
+        references = [{"task": row["task"], "answers": row["answer"]} for row in items]
+        metric.update([row["predicted_answer"] for row in items], references)
         scores = metric.compute()
         tasks = aggregate["ruler"]
         assert {name: round(100 * scores[name], 2) for name in tasks} == tasks
@@ -132,15 +125,10 @@ def test_both_description_styles_name_the_same_objects():
 @pytest.mark.parametrize(
     ("prediction", "expected"),
     [
-        ("A1 red 3 B2 blue 4", 1.0),
-        ("B2 blue 4 A1 red 3", 1.0),
-        ("A1 red 3", 2 / 3),
-        ("A1 red 3 B2 blue 5", 0.5),
-        ("A1 red 3 B2 blue 4 C1 white 0", 0.8),
-        ("", 0.0),
-        ("red red red", 0.0),
+        ("A1 red 3 B2 blue 4", 1.0), ("B2 blue 4 A1 red 3", 1.0), ("A1 red 3", 2 / 3), ("A1 red 3 B2 blue 5", 0.5),
+        ("A1 red 3 B2 blue 4 C1 white 0", 0.8), ("", 0.0), ("red red red", 0.0),
     ],
-)
+)  # fmt: skip
 def test_scene_f1(prediction, expected):
     assert embedded.scene_f1(prediction, "A1 red 3 B2 blue 4") == pytest.approx(expected)
 

@@ -146,17 +146,13 @@ BLANK = "arm: backbone is {!r}, which 'subtoken-train evaluate' does not write"
     ("place", "value", "words"),
     [
         (("kv_bytes",), "12", "kv_bytes is '12'; it must be a whole number"),
-        (("kv_bytes",), -5, "line 1: kv_bytes is -5"),
-        (("batch_size",), 0, "batch_size is 0"),
-        (("values_after",), True, "values_after is True"),
-        (("kept_visual",), "xyz", "must be hexadecimal digits"),
-        (("kept_visual",), "0", "must be hexadecimal digits"),
-        (("prediction",), [1, None], "prediction"),
-        (("reference",), [], "reference is []"),
-        (("score",), "1e999", "score is"),
+        (("kv_bytes",), -5, "line 1: kv_bytes is -5"), (("batch_size",), 0, "batch_size is 0"),
+        (("values_after",), True, "values_after is True"), (("kept_visual",), "xyz", "must be hexadecimal digits"),
+        (("kept_visual",), "0", "must be hexadecimal digits"), (("prediction",), [1, None], "prediction"),
+        (("reference",), [], "reference is []"), (("score",), "1e999", "score is"),
         *((("arm", "backbone"), name, BLANK.format(name)) for name in ("", " ", "\n")),
     ],
-)
+)  # fmt: skip
 def test_what_a_file_says_is_worded(results, place, value, words):
     assert words in str(change(results, place, value))
 
@@ -218,14 +214,11 @@ def row(method: str, **changes) -> dict:
 def printed(tmp_path):
     anchor = {"token_keep": 15.625, "S": None, "K": None, "variant": "token_only", "printed_d3": None}
     rows = [
-        row("FastV25+S16K4"),
-        row("FastV25+S16K4, two stages", table="4"),
-        row("FastV25+S16K4_MLP", variant="subtoken_MLP"),
-        row("FastV25+S8K2", S=8, K=2),
-        row("VisionZip25+S16K4", token_method="VisionZip"),
-        row("13B", model="LLaVA-1.5-13B"),
+        row("FastV25+S16K4"), row("FastV25+S16K4, two stages", table="4"),
+        row("FastV25+S16K4_MLP", variant="subtoken_MLP"), row("FastV25+S8K2", S=8, K=2),
+        row("VisionZip25+S16K4", token_method="VisionZip"), row("13B", model="LLaVA-1.5-13B"),
         row("FastV15.625", scores=LOWER, printed_d7=None, **anchor),
-    ]
+    ]  # fmt: skip
     language = {"table": "3", "model": "LLaMA-2-7B", "token_method": "Quest", "total_kv": 23.438, "variant": "subtoken"}
     language |= {"method": "Quest25+S8K7", "token_keep": 25.0, "S": 8, "K": 7, "mmlu": 43.95, "printed_delta": 1.55}
     bare = {**language, "method": "Quest23.438", "token_keep": 23.438, "S": None, "K": None, "variant": "token_only"}

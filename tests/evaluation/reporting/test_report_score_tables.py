@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 from subtoken_train.evaluation.intervals import bootstrap_interval, quantile_interval, resampled_means
 from subtoken_train.evaluation.reporting.curves import make_curves, method_words, within
 from subtoken_train.evaluation.reporting.runs import ArmResults, read_results
-from subtoken_train.evaluation.reporting.score_tables import (
-    PAPER_TASKS,
-    Estimate,
-    difference_of,
-    make_tables,
-    score_of,
-)
+from subtoken_train.evaluation.reporting.score_tables import PAPER_TASKS, Estimate, difference_of, make_tables, score_of
 from subtoken_train.evaluation.results import SAMPLES_GLOB
 from subtoken_train.evaluation.tasks import TASKS
 from tests.support.report_results import ROWS, answers, facts, paper_grid, register, write_run, write_subtasks
@@ -175,12 +169,9 @@ def test_flags_of_anchors(tmp_path):
     less = "the anchor keeps less: 20.000% of the KV against 25.000%"
     fewer = "measured, the anchor takes {} fewer bytes"
     assert flags(tmp_path) == {
-        "anchor": (),
-        "fat": (less, fewer.format("20.00%")),
-        "lean": (fewer.format("0.99%"),),
-        "indexed": (),
+        "anchor": (), "fat": (less, fewer.format("20.00%")), "lean": (fewer.format("0.99%"),), "indexed": (),
         "alone": ("its anchor absent has no results here",),
-    }
+    }  # fmt: skip
 
 
 def rewritten(place, file, *pair):

@@ -60,11 +60,7 @@ def test_a_trained_anchor_is_taken_and_without_one_the_own_lora_runs_token_only(
     assert anchor.facts.nominal_kv == arm.facts.nominal_kv == 0.15625
 
 
-@sampled(
-    "other",
-    [{"adapter": WHOLE.adapter}, {"backbone": "checkpoints/tiny-llava"}],
-    every=2,
-)
+@sampled("other", [{"adapter": WHOLE.adapter}, {"backbone": "checkpoints/tiny-llava"}], every=2)
 def test_another_lora_that_was_not_trained_so_is_no_anchor(pool, other):
     kept = {"reducer": "fastv", "keep_ratio": 0.15625, "reducer_options": {"round_up": True}}
     other = ArmSpec(**other, **kept, name="other")

@@ -87,8 +87,7 @@ def test_two_processes_answer_as_one(scenes, tmp_path, finished):
     both, port = replace(alone, out=tmp_path / "both"), free_port()
     if finished:
         run_grid(replace(both, limit=finished))
-    processes = [start(both, rank, 2, port) for rank in range(2)]
-    for process in processes:
+    for process in [start(both, rank, 2, port) for rank in range(2)]:
         process.join(60)
         assert process.exitcode == 0
     assert {path: read(both.out / path) for path in expected} == expected

@@ -27,15 +27,10 @@ def write(tmp_path: Path, content: object) -> Path:
 
 def test_reads_everything(tmp_path):
     content = {
-        **GRID,
-        "data_root": "data/b",
-        "limit": 5,
-        "batch_size": 2,
-        "max_length": 99,
-        "anchors": "none",
+        **GRID, "data_root": "data/b", "limit": 5, "batch_size": 2, "max_length": 99, "anchors": "none",
         "tasks": ["recall", {"name": "textvqa", "source": "somewhere", "ocr": False}],
         "arms": [{"adapter": ["a", "b"], "eviction": "snapkv", "eviction_keep": [0.1, "20MB"]}],
-    }
+    }  # fmt: skip
     grid = read_grid(write(tmp_path, content))
     assert grid.tasks == (TaskSpec("recall"), TaskSpec("textvqa", "somewhere", {"ocr": False}))
     assert [(arm.adapter, arm.eviction_keep) for arm in grid.arms] == [
@@ -53,13 +48,10 @@ def test_overrides_replace_what_the_file_says(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("arms: [", "invalid YAML"),
-        ("- a", "it must be a group of keys"),
+        ("arms: [", "invalid YAML"), ("- a", "it must be a group of keys"),
         ({**GRID, "arm": []}, "unknown key.*'arm'.*Did you mean 'arms'"),
-        ({**GRID, "arms": {}}, "arms is {}; it must be a list"),
-        ({**GRID, "arms": []}, "a grid needs arms"),
-        ({**GRID, "tasks": []}, "a grid needs tasks"),
-        ({**GRID, "out": 3}, "out is 3; it must be a text"),
+        ({**GRID, "arms": {}}, "arms is {}; it must be a list"), ({**GRID, "arms": []}, "a grid needs arms"),
+        ({**GRID, "tasks": []}, "a grid needs tasks"), ({**GRID, "out": 3}, "out is 3; it must be a text"),
         ({**GRID, "out": ""}, "out must name the results folder"),
         ({**GRID, "limit": "all"}, "limit is 'all'; it must be a whole number"),
         ({**GRID, "data_root": 3}, "data_root is 3; it must be a text"),
@@ -90,7 +82,7 @@ def test_overrides_replace_what_the_file_says(tmp_path):
         ({**GRID, "tasks": [{"name": "pope", "source": 3}]}, "source of task pope must be a folder or a Hub id"),
         ({**GRID, "tasks": ["recall", "recall"]}, "listed twice"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_are_worded(tmp_path, content, message):
     with pytest.raises(ValueError, match=message):
         read_grid(write(tmp_path, content))
