@@ -23,6 +23,7 @@ COMMANDS = {
     "check": "what a recipe trains and costs, before it runs",
     "preview": "training samples as the loss sees them",
     "evaluate": "score an adapter, or a backbone, on a data file",
+    "compare": "a run on texts beside its anchor and untrained rules, at equal bytes",
     "report": "tables, curves and one HTML page from results",
     "generate": "answer one prompt from a compressed cache",
     "demo": "a page in the browser: backbone, anchor and routed model side by side",

@@ -51,6 +51,18 @@ class Perplexity(TaskMetric):
         return math.exp(_only(prediction) / reference["bytes"])
 
 
+class TextLoss(MeanScores):
+    """``nats_per_word`` of scored texts, the mean over windows, lower is better; references as ``Perplexity``'s."""
+
+    names = ("nats_per_word",)
+    points = frozenset(names)
+    higher_is_better = False
+
+    @staticmethod
+    def figures(prediction: Prediction, reference: Mapping[str, Any]) -> dict[str, float]:
+        return {"nats_per_word": -_only(prediction) / reference["words"]}
+
+
 def _only(prediction: Prediction) -> float:
     assert isinstance(prediction, list)
     (value,) = prediction
@@ -193,6 +205,17 @@ class WikiText(Task):
                 if path.is_file():
                     return benchmark_text(path)
         return "".join(row.values["text"] for row in read_split(self, "test", self.columns, config=self.config))
+
+
+@dataclass
+class OwnText(WikiText):
+    """Windows of one's own text (``test.txt`` of a folder), scored so that arms are compared window by window."""
+
+    context_words: int = 256
+    prefix_words: int = 16
+    query_words: int = 128
+
+    scored_by = TextLoss
 
 
 def windows(text: str, sizes: Sequence[int]) -> Iterable[Sample]:

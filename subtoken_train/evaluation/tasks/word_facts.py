@@ -7,12 +7,15 @@ text. Every fact is asked alone. Not a published benchmark: scores compare over 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from subtoken_train.datasets.english import documents
+from subtoken_train.documents import read_text
 from subtoken_train.errors import MAX_COUNT, MAX_SEED
 from subtoken_train.evaluation.metrics.short_answers import ContainsAnswer
 from subtoken_train.evaluation.tasks.ruler import LongContext
@@ -108,11 +111,13 @@ class WordFacts(LongContext):
     Attributes:
         contexts: how many texts; ``facts`` questions are asked of each.
         words: of a text, facts included, at most.
+        haystack: text file whose sentences surround the facts; None: Python's manual.
     """
 
     contexts: int = 60
     facts: int = 6
     words: int = 900
+    haystack: str | None = None
     seed: int = 0
 
     needs_files: ClassVar[bool] = False
@@ -136,7 +141,7 @@ class WordFacts(LongContext):
             TEMPLATES[kind].says.format(name=name, value=value)
             for kind, name, value in zip(kinds, people, values, strict=True)
         ]
-        context = hidden(random, facts, self.words)
+        context = hidden(random, facts, self.words, sentences(self.haystack))
         return [
             self._sample(f"{number}-{place}", context, kind, name, value)
             for place, (kind, name, value) in enumerate(zip(kinds, people, values, strict=True))
@@ -159,19 +164,25 @@ class WordFacts(LongContext):
         )
 
 
-def hidden(random: Random, facts: list[str], words: int) -> str:
-    """Return a run of the prose of at most so many words in all, facts at random ends of its sentences."""
-    sentences, found = _sentences(), list[str]()
-    place, room = random.randrange(len(sentences)), words - sum(len(fact.split()) for fact in facts)
-    while (room := room - len(sentences[place].split())) >= 0:
-        found.append(sentences[place])
-        place = (place + 1) % len(sentences)
-    for place, fact in zip(sorted(random.sample(range(1, len(found) + len(facts)), len(facts))), facts, strict=True):
+def hidden(random: Random, facts: list[str], words: int, prose: tuple[str, ...]) -> str:
+    """Return a run of sentences of at most so many words in all, facts at random ends of them."""
+    found, place = list[str](), random.randrange(len(prose))
+    room = words - sum(len(fact.split()) for fact in facts)
+    while (room := room - len(prose[place].split())) >= 0:
+        found.append(prose[place])
+        place = (place + 1) % len(prose)
+    for place, fact in zip(sorted(random.sample(range(len(found) + len(facts)), len(facts))), facts, strict=True):
         found.insert(place, fact)
     return " ".join(found)
 
 
-@lru_cache(maxsize=1)
-def _sentences() -> tuple[str, ...]:
-    prose = " ".join(text.replace("\n", " ") for split in ("dev", "test") for text in documents(split))
-    return tuple(f"{part.rstrip('.')}." for part in prose.split(". ") if 2 < len(part.split()) < 50)
+@lru_cache(maxsize=2)
+def sentences(file: str | None) -> tuple[str, ...]:
+    """Return the sentences of 3 to 49 words of a text file, or of the embedded English's dev and test splits (None)."""
+    texts = (
+        [text for split in ("dev", "test") for text in documents(split)] if file is None else [read_text(Path(file))]
+    )
+    parts = re.split(r"(?<=[.!?])\s+", " ".join(" ".join(texts).split()))
+    if not (kept := tuple(part for part in parts if 2 < len(part.split()) < 50)):
+        raise ValueError(f"{file} has no sentence of 3 to 49 words to hide facts among; give a text in prose")
+    return kept

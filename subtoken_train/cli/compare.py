@@ -1,0 +1,142 @@
+"""``subtoken-train compare``: a trained run beside its anchor and untrained rules at equal bytes, on its own texts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from subtoken_train.cli.recipe_source import read_recipe
+from subtoken_train.documents import read_text
+from subtoken_train.outputs import write_whole
+
+if TYPE_CHECKING:
+    from subtoken_train.evaluation.reporting.report import Report
+
+HELP = """Compare a run with its anchor and with untrained rules at equal KV bytes, on the run's own texts.
+
+  subtoken-train compare runs/mine
+
+Arms: the full cache; the trained router; its token-only anchor (runs/mine_anchor where it is, else the run's own LoRA);
+value groups by norm and KVzip, untrained, in the same bytes; and bits alone, every token in fewer bits. Tasks: the loss
+on the run's test texts, and facts in words that are hidden in them. Writes records, tables (Markdown, CSV, LaTeX) and a
+page with plots, and ends with one sentence. The same command continues where it stopped."""
+BITS = {"int8": 66 / 128, "int4_rotated": 34 / 128}
+"""Formats of bits alone, and their share of the bytes of vectors of 64 numbers in bfloat16."""
+_LEAST = 400
+"""Words of a test text below which facts alone are asked, among the sentences of Python's manual."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("run", help="run folder of 'subtoken-train fit' on texts")
+    parser.add_argument(
+        "--text", metavar="FILE", help="a text to compare on (default: test.jsonl beside the run's texts)"
+    )
+    parser.add_argument("--out", metavar="DIR", help="folder of the results (default: RUN/compare)")
+    parser.add_argument("--contexts", type=int, default=8, help="texts that hide four facts each (default: 8)")
+    parser.add_argument("--device", help="cuda:0, cpu, ... (default: the first GPU, if any)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build the grid, answer, report."""
+    folder = Path(args.run)
+    if not (folder / "adapter").is_dir():
+        raise ValueError(f"{folder} holds no adapter; train it first: subtoken-train fit --config RECIPE.yaml")
+    recipe, out = read_recipe(folder / "recipe.yaml"), Path(args.out or folder / "compare")
+    text = own_text(recipe, args.text)
+    words = len(text.split())
+    tasks: list[dict[str, Any]] = [{"name": "facts", "contexts": args.contexts, "facts": 4, "words": 400}]
+    if words >= _LEAST:
+        out.mkdir(parents=True, exist_ok=True)
+        write_whole(out / "test.txt", text)
+        tasks[0]["haystack"] = str(out / "test.txt")
+        tasks.append({"name": "text_loss", "source": str(out)})
+    grid = {"out": str(out), "batch_size": 4, "arms": arms_of(recipe, folder), "tasks": tasks}
+    write_whole(out / "grid.yaml", json.dumps(grid, indent=1) + "\n")
+    from subtoken_train.cli import evaluate, report
+    from subtoken_train.cli.command_line import Parser
+
+    def call(module: Any, *argv: str) -> None:
+        parser = Parser()
+        module.add_arguments(parser)
+        module.run(parser.parse_args(argv))
+
+    call(evaluate, "--config", str(out / "grid.yaml"), *(["--device", args.device] if args.device else []))
+    call(report, str(out))
+    from subtoken_train.evaluation.reporting.report import make_report
+
+    print(advice(make_report([out])))
+    return 0
+
+
+def own_text(recipe: dict[str, Any], given: str | None) -> str:
+    """Return the text of a file, or of ``test.jsonl`` beside a recipe's training texts; empty where there is none."""
+    data = recipe.get("data", {})
+    if given is None:
+        if not isinstance(data.get("train"), dict):
+            raise ValueError(
+                "compare is for runs on texts; on pictures: subtoken-train evaluate --adapter RUN/adapter "
+                "--adapter RUN_anchor/adapter --data test.json"
+            )
+        path = Path(str(data["train"].get("name"))).with_name("test.jsonl")
+    else:
+        path = Path(given)
+    if not path.is_file():
+        if given is not None:
+            raise ValueError(f"{path} is not a file; --text takes a text or JSON lines with 'text'")
+        return ""
+    text = read_text(path)
+    if path.suffix == ".jsonl":
+        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+        text = "\n".join(row["text"] for row in rows if isinstance(row, dict) and isinstance(row.get("text"), str))
+    return text
+
+
+def arms_of(recipe: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+    """Return the arms of a run's comparison, as a grid has them."""
+    model = recipe["model"]
+    routing, reducer, path = model.get("routing"), dict(model.get("reducer") or {}), model["backbone"]["path"]
+    if not routing:
+        raise ValueError(f"{folder} trained no router; compare a routed run (its anchor is found beside it)")
+    groups, kept, keep = routing["num_groups"], routing["kept_groups"], float(reducer.get("keep_ratio", 1))
+    share = routing.get("byte_share") or keep * (1 + kept / groups) / 2
+    bits = min(BITS, key=lambda name: abs(BITS[name] - share))
+    anchor = folder.with_name(f"{folder.name}_anchor") / "adapter"
+    plain: dict[str, Any] = {"backbone": path}
+    arms: list[dict[str, Any]] = [
+        {"name": "full", **plain},
+        {"name": "trained", "adapter": str(folder / "adapter")},
+        {"name": "kvzip", **plain, "eviction": "kvzip", "eviction_keep": round(share, 6)},
+        {"name": f"bits_{bits}", **plain, "kv_dtype": bits},
+    ]
+    if routing.get("budget") != "bytes":
+        layout = routing.get("layout", "contiguous")
+        cut = {} if reducer.get("name", "none") == "none" else {"reducer": reducer.pop("name"), "keep_ratio": keep}
+        norm = {"groups": f"{groups},{kept}", "selector": "value_norm", "layout": layout}
+        arms.append({"name": "groups_by_norm", **plain, **cut, **norm})
+    return [*arms, {"name": "anchor", "adapter": str(anchor)}] if anchor.is_dir() else arms
+
+
+def advice(report: Report) -> str:
+    """Say how the trained router stands to the best other arm, on facts or, where the model reads few, on text."""
+    from subtoken_train.evaluation.reporting.score_tables import Estimate, difference_of, score_of
+
+    arms = {arm.name: arm for arm in report.arms}
+    trained, others = arms["trained"], [arm for name, arm in arms.items() if name not in ("trained", "full")]
+    full = score_of(arms["full"], ["facts"])
+    assert full is not None
+    reads = full.value >= 0.5 or len(report.task_names) == 1
+    task, what = ("facts", "% of the facts") if reads else ("text_loss", "nats a word")
+    scored = [(score, arm) for arm in others if (score := score_of(arm, [task])) is not None]
+    _, best = (max if reads else min)(scored, key=lambda each: each[0].value)
+    apart, own = difference_of(trained, best, [task]), score_of(trained, [task])
+    assert isinstance(apart, Estimate)
+    assert own is not None
+    verdict = {"better": "ahead of", "worse": "behind"}.get(apart.verdict or "", "level with")
+    first = "" if reads else f"the full cache says {full.value_text} % of the facts, so the text's loss decides: "
+    return (
+        f"{first}the trained router has {own.value_text} {what} and is {verdict} the best other arm, {best.name} "
+        f"({apart.value_text} {apart.interval_text}, paired): take {'it' if apart.verdict == 'better' else best.name}"
+    )

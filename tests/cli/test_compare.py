@@ -1,0 +1,87 @@
+"""``subtoken-train compare``: its arms take the same bytes, its text is the run's own, its advice follows the intervals."""
+
+import json
+
+import pytest
+import yaml
+
+from subtoken_train.cli.compare import arms_of, own_text
+from subtoken_train.cli.main import main
+from tests.support.commands import refused
+from tests.support.places import ROOT
+
+RECIPE = {
+    "model": {
+        "backbone": {"path": "checkpoints/tiny-llama"},
+        "reducer": {"name": "quest", "keep_ratio": 0.25},
+        "routing": {"num_groups": 16, "kept_groups": 12},
+    },
+    "data": {"train": {"name": "mine/train.jsonl"}},
+}
+
+
+def test_untrained_arms_take_the_bytes_of_the_trained_one(tmp_path):
+    arms = {arm["name"]: arm for arm in arms_of(RECIPE, tmp_path / "mine")}
+    assert list(arms) == ["full", "trained", "kvzip", "bits_int4_rotated", "groups_by_norm"]
+    assert arms["kvzip"]["eviction_keep"] == 0.25 * (1 + 12 / 16) / 2
+    assert (arms["groups_by_norm"]["reducer"], arms["groups_by_norm"]["groups"]) == ("quest", "16,12")
+    (tmp_path / "mine_anchor/adapter").mkdir(parents=True)
+    assert arms_of(RECIPE, tmp_path / "mine")[-1]["adapter"] == str(tmp_path / "mine_anchor/adapter")
+
+
+def test_a_byte_budget_is_compared_at_its_share(tmp_path):
+    routing = {"num_groups": 12, "kept_groups": 12, "budget": "bytes", "byte_share": 0.5}
+    arms = arms_of({"model": {**RECIPE["model"], "reducer": {"name": "none"}, "routing": routing}}, tmp_path)
+    assert [arm["name"] for arm in arms] == ["full", "trained", "kvzip", "bits_int8"]
+    assert arms[2]["eviction_keep"] == 0.5
+
+
+def test_the_text_is_the_runs_own_test_set(tmp_path):
+    recipe = {"data": {"train": {"name": str(tmp_path / "train.jsonl")}}}
+    assert own_text(recipe, None) == ""
+    (tmp_path / "test.jsonl").write_text('{"text": "a b"}\n\n{"messages": []}\n{"text": "c"}\n')
+    assert own_text(recipe, None) == "a b\nc"
+    (tmp_path / "own.txt").write_text("d")
+    assert own_text(recipe, str(tmp_path / "own.txt")) == "d"
+
+
+def written(folder, recipe):
+    (folder / "adapter").mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    return folder
+
+
+def test_what_cannot_be_compared_is_said_in_one_line(tmp_path, capsys):
+    assert "holds no adapter; train it first" in refused(capsys, "compare", tmp_path)
+    pictures = written(tmp_path / "a", {**RECIPE, "data": {"train_file": "x.json"}})
+    assert "compare is for runs on texts; on pictures: subtoken-train evaluate" in refused(capsys, "compare", pictures)
+    plain = written(tmp_path / "b", {**RECIPE, "model": {"backbone": {"path": "x"}}})
+    assert "trained no router" in refused(capsys, "compare", plain)
+    assert "nowhere.txt is not a file" in refused(
+        capsys, "compare", written(tmp_path / "c", RECIPE), "--text", "nowhere.txt"
+    )
+
+
+@pytest.mark.slow
+def test_from_own_texts_to_a_table_and_a_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    for name in ("memory", "evaluation", "resume"):
+        (tmp_path / f"texts/{name}.md").write_text((ROOT / f"docs/{name}.md").read_text())
+    few = ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2"]
+    assert main(["init", "texts"]) == 0
+    assert main(["fit", "--config", "texts_subtoken/texts.yaml", *few]) == 0
+    assert main(["fit", "--config", "texts_subtoken/texts_anchor.yaml", *few]) == 0
+    capsys.readouterr()
+    assert main(["compare", "runs/texts", "--contexts", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "the trained router has" in said.splitlines()[-1]
+    assert "the best other arm" in said.splitlines()[-1]
+    out = tmp_path / "runs/texts/compare"
+    assert {"report.md", "report.csv", "report.tex", "report.html"} <= {
+        path.name for path in (out / "report").iterdir()
+    }
+    arms = {path.parent.parent.name for path in out.glob("*/*/manifest.json")}
+    assert arms == {"full", "trained", "anchor", "kvzip", "groups_by_norm", "bits_int4_rotated"}
+    assert json.loads((out / "grid.yaml").read_text())["tasks"][1]["name"] == "text_loss"
+    assert main(["compare", "runs/texts", "--contexts", "2"]) == 0  # a second run answers nothing anew
