@@ -161,4 +161,5 @@ def _next(data: OwnData, folder: Path, recipe: Path, name: str, anew: list[str],
 
         prompt = _question(test, 0, None)["question"] if tokenizer is None else used_turns(test)[0]["value"]
         return [*lines, [program, "evaluate", *scores], [*ask, "--prompt", prompt]]
-    return [*lines, [*ask, "--prompt", " ".join(test["text"].split()[:40])]]
+    compare = [program, "compare", f"runs/{name}"]
+    return [*lines, compare, [*ask, "--prompt", " ".join(test["text"].split()[:40])]]

@@ -1,4 +1,4 @@
-"""``subtoken-train compare``: its arms take the same bytes, its text is the run's own, its advice follows the intervals."""
+"""``subtoken-train compare``: arms take the same bytes, the text is the run's own, the advice follows the intervals."""
 
 import json
 
