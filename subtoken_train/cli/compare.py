@@ -53,7 +53,9 @@ def run(args: argparse.Namespace) -> int:
         write_whole(out / "test.txt", text)
         tasks[0]["haystack"] = str(out / "test.txt")
         tasks.append({"name": "text_loss", "source": str(out)})
-    grid = {"out": str(out), "batch_size": 4, "arms": arms_of(recipe, folder), "tasks": tasks}
+    arms = arms_of(recipe, folder)
+    anchors = "none" if arms[-1]["name"] == "anchor" else "auto"
+    grid = {"out": str(out), "batch_size": 4, "anchors": anchors, "arms": arms, "tasks": tasks}
     write_whole(out / "grid.yaml", json.dumps(grid, indent=1) + "\n")
     from subtoken_train.cli import evaluate, report
     from subtoken_train.cli.command_line import Parser
@@ -101,7 +103,8 @@ def arms_of(recipe: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     if not routing:
         raise ValueError(f"{folder} trained no router; compare a routed run (its anchor is found beside it)")
     groups, kept, keep = routing["num_groups"], routing["kept_groups"], float(reducer.get("keep_ratio", 1))
-    share = routing.get("byte_share") or keep * (1 + kept / groups) / 2
+    by_bytes = routing.get("budget") == "bytes"
+    share = routing["byte_share"] if by_bytes else keep * (1 + kept / groups) / 2
     bits = min(BITS, key=lambda name: abs(BITS[name] - share))
     anchor = folder.with_name(f"{folder.name}_anchor") / "adapter"
     plain: dict[str, Any] = {"backbone": path}
@@ -111,7 +114,7 @@ def arms_of(recipe: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
         {"name": "kvzip", **plain, "eviction": "kvzip", "eviction_keep": round(share, 6)},
         {"name": f"bits_{bits}", **plain, "kv_dtype": bits},
     ]
-    if routing.get("budget") != "bytes":
+    if not by_bytes:
         layout = routing.get("layout", "contiguous")
         cut = {} if reducer.get("name", "none") == "none" else {"reducer": reducer.pop("name"), "keep_ratio": keep}
         norm = {"groups": f"{groups},{kept}", "selector": "value_norm", "layout": layout}

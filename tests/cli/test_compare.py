@@ -14,7 +14,11 @@ RECIPE = {
     "model": {
         "backbone": {"path": "checkpoints/tiny-llama"},
         "reducer": {"name": "quest", "keep_ratio": 0.25},
-        "routing": {"num_groups": 16, "kept_groups": 12},
+        "routing": {
+            "num_groups": 16,
+            "kept_groups": 12,
+            "byte_share": 1.0,
+        },
     },
     "data": {"train": {"name": "mine/train.jsonl"}},
 }
@@ -66,7 +70,7 @@ def test_what_cannot_be_compared_is_said_in_one_line(tmp_path, capsys):
 def test_from_own_texts_to_a_table_and_a_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts").mkdir()
-    for name in ("memory", "evaluation", "resume"):
+    for name in ("memory", "evaluation", "resume", "launch", "tasks", "serving", "speed"):
         (tmp_path / f"texts/{name}.md").write_text((ROOT / f"docs/{name}.md").read_text())
     few = ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2"]
     assert main(["init", "texts"]) == 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, NamedTuple
@@ -131,9 +130,10 @@ class WordFacts(LongContext):
         return self.contexts * self.facts
 
     def samples(self) -> list[Sample]:
-        return [sample for number in range(self.contexts) for sample in self._text(number)]
+        prose = sentences(self.haystack)
+        return [sample for number in range(self.contexts) for sample in self._text(number, prose)]
 
-    def _text(self, number: int) -> list[Sample]:
+    def _text(self, number: int, prose: tuple[str, ...]) -> list[Sample]:
         random = Random(f"{self.seed}-{number}")
         kinds, people = random.sample(sorted(TEMPLATES), self.facts), random.sample(PEOPLE, self.facts)
         values = [random.choice(TEMPLATES[kind].values) for kind in kinds]
@@ -141,7 +141,7 @@ class WordFacts(LongContext):
             TEMPLATES[kind].says.format(name=name, value=value)
             for kind, name, value in zip(kinds, people, values, strict=True)
         ]
-        context = hidden(random, facts, self.words, sentences(self.haystack))
+        context = hidden(random, facts, self.words, prose)
         return [
             self._sample(f"{number}-{place}", context, kind, name, value)
             for place, (kind, name, value) in enumerate(zip(kinds, people, values, strict=True))
@@ -176,7 +176,6 @@ def hidden(random: Random, facts: list[str], words: int, prose: tuple[str, ...])
     return " ".join(found)
 
 
-@lru_cache(maxsize=2)
 def sentences(file: str | None) -> tuple[str, ...]:
     """Return the sentences of 3 to 49 words of a text file, or of the embedded English's dev and test splits (None)."""
     texts = (
