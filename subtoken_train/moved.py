@@ -27,19 +27,31 @@ MOVED = {
 }
 
 
+def new_path(name: str) -> str | None:
+    """The module that an old name is now: of a method that had one of its own, that of its class; None: no old name."""
+    room, _, method = name.rpartition(".")
+    if room in ("subtoken_train.evictions", "subtoken_train.reducers"):
+        tables = [each.builtin for each in vars(sys.modules[room]).values() if getattr(each, "package", "") == room]
+        found = [f"{room}.{table[method].partition(':')[0]}" for table in tables if method in table]
+        if found and found[0] != name:
+            return found[0]
+    return MOVED.get(name)
+
+
 class MovedModules(MetaPathFinder, Loader):
-    """Find the modules of ``MOVED`` after all other finders have failed."""
+    """Find the modules that ``new_path`` names after all other finders have failed."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return a spec for an old name, None for any other."""
-        return ModuleSpec(fullname, self) if fullname in MOVED else None
+        return None if new_path(fullname) is None else ModuleSpec(fullname, self)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return the module in its new place, and say where that is."""
-        warnings.warn(f"{spec.name} is now {MOVED[spec.name]}; change the import", SubTokenWarning, stacklevel=2)
-        module = importlib.import_module(MOVED[spec.name])
+        new = str(new_path(spec.name))
+        warnings.warn(f"{spec.name} is now {new}; change the import", SubTokenWarning, stacklevel=2)
+        module = importlib.import_module(new)
         spec.loader_state = module.__spec__
         return module
 

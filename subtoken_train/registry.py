@@ -43,7 +43,7 @@ class Registry(MutableMapping[str, type[T]]):
         self, kind: str, *, group: str, package: str, base: str, builtin: Mapping[str, str], named: bool = False
     ) -> None:
         self.kind, self.group = kind, group
-        self._package, self._base, self._named = package, base, named
+        self.package, self._base, self._named = package, base, named
         self.builtin = dict(builtin)
         self._classes: dict[str, type[T]] = {}
 
@@ -99,7 +99,7 @@ class Registry(MutableMapping[str, type[T]]):
 
     def _own(self, place: str) -> Any:
         module, _, name = place.partition(":")
-        return getattr(import_module(f"{self._package}.{module}".lstrip(".")), name)
+        return getattr(import_module(f"{self.package}.{module}".lstrip(".")), name)
 
     def _checked(self, name: str, entries: list[EntryPoint]) -> type[T]:
         where = f"{self.kind} {name!r} of {' and '.join(map(_origin, entries))}"

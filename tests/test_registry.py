@@ -153,6 +153,19 @@ def test_an_old_path_is_the_new_module(old, monkeypatch):
     assert callable(getattr(new, SHOWN.get(old, "__getattribute__")))
 
 
+METHODS = {"evictions.knorm": "KNorm", "evictions.ada": "Ada", "reducers.evs": "EVS"}
+
+
+@pytest.mark.parametrize("old", METHODS)
+def test_a_method_s_own_module_of_earlier_versions_is_that_of_its_class(old, monkeypatch):
+    monkeypatch.delitem(sys.modules, f"subtoken_train.{old}", raising=False)
+    with pytest.warns(SubTokenWarning, match=rf"{old} is now subtoken_train\.\w+\.\w+; change the import"):
+        module = importlib.import_module(f"subtoken_train.{old}")
+    assert callable(getattr(module, METHODS[old]))
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("subtoken_train.reducers.snapkv")
+
+
 def test_a_name_that_never_was_is_still_refused():
     with pytest.raises(ModuleNotFoundError, match=r"subtoken_train\.evaluation\.results\.nothing"):
         importlib.import_module("subtoken_train.evaluation.results.nothing")
