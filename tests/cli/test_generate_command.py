@@ -128,7 +128,7 @@ def test_a_forgotten_image_is_one_line_of_warning(vlm_adapter, text_adapter, cap
         (["--eviction", "first", "--eviction-keep", "0"], "eviction_keep=0.0 must lie in (0, 1]"),
         (["--prefill-chunk", "0"], "prefill_chunk=0 must be a whole number of at least 1"),
         (["--prefill-chunk", "few"], "argument --prefill-chunk: invalid int value: 'few'"),
-        (["--rerotate"], "rerotate needs an eviction method, for instance eviction='snapkv'"),
+        (["--rerotate"], "rerotate needs an eviction; use streaming_llm, snapkv or h2o"),
         (["--kv-dtype", "int3"], "unknown kv_dtype 'int3'. Did you mean"),
         (["--reducer", "fastv"], "--reducer and --keep-ratio go together"),
         (["--device", "cuda:99"], "unknown device of this machine 'cuda:99'"),

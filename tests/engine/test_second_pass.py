@@ -115,7 +115,7 @@ def test_a_question_is_the_task_where_there_is_one():
             60,
             31,
             (build_eviction("kvcompose", task="causal"), 31),
-            ": shorten the context, or use the option task=",
+            "; shorten the context, or use the option task=",
         ),
         (KVCOMPOSE, 60, 31, (KVCOMPOSE, 29), "'kvcompose' runs further rows"),
         (KVzip(), 120, 60, (KVzip(chunk=4), 20), "option chunk"),

@@ -152,7 +152,7 @@ def test_python_flags_and_grids_read_it_alike():
 
 
 REFUSED = [
-    ({}, "needs an eviction method, for instance eviction='snapkv'"),
+    ({}, "needs an eviction method, for instance eviction='kvzip'"),
     ({"eviction": "compactor"}, "'compactor', as it is set, has no scores that mean the same in every prompt.*kvzip"),
     ({"eviction": "snapkv"}, "'snapkv', as it is set, has no scores"),
     ({"eviction": "quest_steps"}, "'quest_steps', as it is set, has no scores"),
