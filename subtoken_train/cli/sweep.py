@@ -291,8 +291,8 @@ def _add(fits: Fits, adapter: str, asker: str) -> SweepRun | None:
         return None
     recipe, overrides = recipe_of(adapter), list[tuple[str, str]]()
     if recipe is None and (base := recipe_of(str(folder.with_name(folder.name.removesuffix(SUFFIX))))) is not None:
-        recipe, words = base, anchor_words(["--config", str(base)])[2:]
-        pairs = [word.removeprefix("--").split("=", 1) for word in words]
+        recipe = base
+        pairs = [word.removeprefix("--").split("=", 1) for word in anchor_words(["--config", str(base)])[2:]]
         overrides = [(key, value) for key, value in pairs if key != "output_dir"]
     if recipe is None and is_hub_id(adapter) and not Path(adapter).parent.is_dir():
         fits.published.append(adapter)

@@ -106,10 +106,11 @@ class ContextSplit:
         if self.reducer is not None and any(counts):
             assert self.position_BN is not None
             assert self.rotate is not None
-            states = [each.detach() for each in (query_BHNd, key_BhNd, value_BhNd)]
             view = View(
                 layer,
-                *states,
+                query_BHNd.detach(),
+                key_BhNd.detach(),
+                value_BhNd.detach(),
                 self.regions_BN,
                 scale,
                 self.reducer.needs,

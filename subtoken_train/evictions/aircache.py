@@ -78,8 +78,8 @@ class AirCache(Eviction):
     across_layers = by_settings(lambda self: self.budgets != "uniform")
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        notes = [torch.stack([each.notes[note] for each in scores]) for note in ("strength", "skewness")]
-        weight_LB = layer_weights(*notes, self.budgets) * candidates.budget_LB
+        strength, skewness = (torch.stack([each.notes[note] for each in scores]) for note in ("strength", "skewness"))
+        weight_LB = layer_weights(strength, skewness, self.budgets) * candidates.budget_LB
         least_LB = torch.ones_like(candidates.budget_LB)
         return divide_budget(weight_LB, candidates.budget_LB.sum(0), least_LB, competing_counts(candidates))
 

@@ -171,7 +171,7 @@ class QwenInputs(Family):
         """
         runs = [[(kind, len(list(run))) for kind, run in groupby(row) if kind] for row in kinds_BN.tolist()]
         left: list[Iterator[list[int]]] = [iter(each) for each in rows]
-        kinds, counts, fit = [], [], True
+        kinds, counts, fit = list[int](), list[int](), True
         for prompt in runs:
             ahead, before = list(prompt), len(kinds)
             while ahead and fit:

@@ -186,7 +186,7 @@ def _compressed_region(ledger: Ledger) -> str | None:
 
 def _shares(plan: Plan, regions_PN: Tensor, shape: KVShape) -> list[float]:
     found = []
-    for one in torch.arange(len(regions_PN), device=regions_PN.device).split(1):
+    for one in torch.arange(len(regions_PN), device=regions_PN.device)[:, None]:
         own = Plan([layer.select(one) for layer in plan.layers], plan.layout)
         ledger = measured_ledger(own, regions_PN[one], shape)
         found += [] if (region := _compressed_region(ledger)) is None else [ledger.fraction(region)]

@@ -122,7 +122,7 @@ class FeatureMap(nn.Module):
 
     def forward(self, view: View, routed_BN: Tensor) -> Tensor:
         """Return what is added to a router's logits, [B, N, O] in fp32; ``routed_BN`` marks the compared tokens."""
-        raw = {
+        raw: dict[str, Callable[[], Tensor]] = {
             "norm": lambda: torch.linalg.vector_norm(view.value_groups_BNSg.detach().float(), dim=-1),
             "attention": lambda: view.query_attention()[..., None],
         }
@@ -303,7 +303,7 @@ class RouterBank(nn.Module):
                 factor_BNS = torch.where(routed_BN1, factor_BNS * self.gates[layer](scores_BNS), 1.0)
             factor_BNS = factor_BNS.to(scores_BNS.dtype)
         value_BND = apply_group_mask(value_BND, factor_BNS, self.shape.num_kv_heads, config.layout, fill_BV)
-        value_BhNd = value_BND.unflatten(-1, (self.shape.num_kv_heads, -1)).transpose(1, 2)
+        value_BhNd = value_BND.reshape(*value_BND.shape[:2], self.shape.num_kv_heads, -1).transpose(1, 2)
         return LateValues(value_BhNd, learns_BN, keys_BhN, key_logits_BhN)
 
     def _scores(

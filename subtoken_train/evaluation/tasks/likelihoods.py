@@ -179,7 +179,7 @@ class WikiText(Task):
     prefix_words: int = 48
     query_words: int = 720
 
-    scored_by = Perplexity
+    scored_by: ClassVar[type[TaskMetric]] = Perplexity
     ranges: ClassVar = dict.fromkeys(("context_words", "prefix_words", "query_words"), (1, MAX_TOKENS))
     text_files: ClassVar = ("test.txt", "wiki.test.raw", "wiki.test.tokens")
 
