@@ -1,4 +1,4 @@
-"""``subtoken-train compare``: a trained run beside its anchor and untrained rules at equal bytes, on its own texts."""
+"""``subtoken-train compare``: a run on texts, or a language model alone, beside other ways to spend the same bytes."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ if TYPE_CHECKING:
 HELP = """Compare a run with its anchor and with untrained rules at equal KV bytes, on the run's own texts.
 
   subtoken-train compare runs/mine
+  subtoken-train compare checkpoints/smollm2     a model alone: untrained rules beside its full cache
 
 Arms: the full cache; the trained router; its token-only anchor (runs/mine_anchor where it is, else the run's own LoRA);
 value groups by norm and KVzip, untrained, in the same bytes; and bits alone, every token in fewer bits. Tasks: the loss
 on the run's test texts, and facts in words that are hidden in them. Writes records, tables (Markdown, CSV, LaTeX) and a
 page with plots, and ends with one sentence. The same command continues where it stopped."""
-BITS = {"int8": 66 / 128, "int4_rotated": 34 / 128}
-"""Formats of bits alone, and their share of the bytes of vectors of 64 numbers in bfloat16."""
+BITS = {"int8": 66, "int4_rotated": 34}
+"""Formats of bits alone, and the bytes that a vector of 64 numbers takes."""
 _LEAST = 400
 """Words of a test text below which facts alone are asked, among the sentences of Python's manual."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("run", help="run folder of 'subtoken-train fit' on texts")
+    parser.add_argument("run", help="run folder of 'subtoken-train fit' on texts, or folder of a language model")
     parser.add_argument(
         "--text", metavar="FILE", help="a text to compare on (default: test.jsonl beside the run's texts)"
     )
-    parser.add_argument("--out", metavar="DIR", help="folder of the results (default: RUN/compare)")
+    parser.add_argument("--out", metavar="DIR", help="folder of the results (default: RUN/compare, results/MODEL)")
     parser.add_argument("--contexts", type=int, default=8, help="texts that hide four facts each (default: 8)")
     parser.add_argument("--device", help="cuda:0, cpu, ... (default: the first GPU, if any)")
 
@@ -42,10 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Build the grid, answer, report."""
     folder = Path(args.run)
-    if not (folder / "adapter").is_dir():
+    if alone := (folder / "config.json").is_file():
+        out, arms = Path(args.out or f"results/{folder.name}"), model_arms(folder)
+        text = own_text({}, args.text) if args.text else ""
+    elif (folder / "adapter").is_dir():
+        recipe, out = read_recipe(folder / "recipe.yaml"), Path(args.out or folder / "compare")
+        text, arms = own_text(recipe, args.text), arms_of(recipe, folder)
+    else:
         raise ValueError(f"{folder} holds no adapter; train it first: subtoken-train fit --config RECIPE.yaml")
-    recipe, out = read_recipe(folder / "recipe.yaml"), Path(args.out or folder / "compare")
-    text = own_text(recipe, args.text)
     words = len(text.split())
     tasks: list[dict[str, Any]] = [{"name": "facts", "contexts": args.contexts, "facts": 4, "words": 400}]
     if words >= _LEAST:
@@ -53,8 +58,7 @@ def run(args: argparse.Namespace) -> int:
         write_whole(out / "test.txt", text)
         tasks[0]["haystack"] = str(out / "test.txt")
         tasks.append({"name": "text_loss", "source": str(out)})
-    arms = arms_of(recipe, folder)
-    anchors = "none" if arms[-1]["name"] == "anchor" else "auto"
+    anchors = "none" if alone or arms[-1]["name"] == "anchor" else "auto"
     grid = {"out": str(out), "batch_size": 4, "anchors": anchors, "arms": arms, "tasks": tasks}
     write_whole(out / "grid.yaml", json.dumps(grid, indent=1) + "\n")
     from subtoken_train.cli import evaluate, report
@@ -105,7 +109,8 @@ def arms_of(recipe: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     groups, kept, keep = routing["num_groups"], routing["kept_groups"], float(reducer.get("keep_ratio", 1))
     by_bytes = routing.get("budget") == "bytes"
     share = routing["byte_share"] if by_bytes else keep * (1 + kept / groups) / 2
-    bits = min(BITS, key=lambda name: abs(BITS[name] - share))
+    whole = 64 * (4 if model["backbone"].get("dtype", "float32") == "float32" else 2)
+    bits = min(BITS, key=lambda name: abs(BITS[name] / whole - share))
     anchor = folder.with_name(f"{folder.name}_anchor") / "adapter"
     plain: dict[str, Any] = {"backbone": path}
     arms: list[dict[str, Any]] = [
@@ -122,24 +127,40 @@ def arms_of(recipe: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     return [*arms, {"name": "anchor", "adapter": str(anchor)}] if anchor.is_dir() else arms
 
 
+def model_arms(folder: Path) -> list[dict[str, Any]]:
+    """Return arms of a model alone, compressed before the question is read: its full cache, and about a fifth of it."""
+    plain: dict[str, Any] = {"backbone": str(folder), "protocol": "context_first", "dtype": "bfloat16"}
+    return [
+        {"name": "full", **plain},
+        {"name": "kvzip_42_int8", **plain, "eviction": "kvzip", "eviction_keep": 0.42, "kv_dtype": "int8"},
+        {"name": "kvzip_22", **plain, "eviction": "kvzip", "eviction_keep": 0.2166},
+        {"name": "snapkv_42_int8", **plain, "eviction": "snapkv", "eviction_keep": 0.42, "kv_dtype": "int8"},
+        {"name": "bits_int4_rotated", **plain, "kv_dtype": "int4_rotated"},
+    ]
+
+
 def advice(report: Report) -> str:
-    """Say how the trained router stands to the best other arm, on facts or, where the model reads few, on text."""
-    from subtoken_train.evaluation.reporting.score_tables import Estimate, difference_of, score_of
+    """Say how the trained router (or the best arm) stands to the best other arm (the full cache).
+
+    On facts or, where the model reads few of them from its full cache, on the text's loss.
+    """
+    from subtoken_train.evaluation.reporting.score_tables import Estimate, cost_of, difference_of, score_of
 
     arms = {arm.name: arm for arm in report.arms}
-    trained, others = arms["trained"], [arm for name, arm in arms.items() if name not in ("trained", "full")]
     full = score_of(arms["full"], ["facts"])
     assert full is not None
     reads = full.value >= 0.5 or len(report.task_names) == 1
     task, what = ("facts", "% of the facts") if reads else ("text_loss", "nats a word")
+    others = [arm for name, arm in arms.items() if name not in ("trained", "full")]
     scored = [(score, arm) for arm in others if (score := score_of(arm, [task])) is not None]
     _, best = (max if reads else min)(scored, key=lambda each: each[0].value)
-    apart, own = difference_of(trained, best, [task]), score_of(trained, [task])
+    ours, other = (arms["trained"], best) if "trained" in arms else (best, arms["full"])
+    apart, own = difference_of(ours, other, [task]), score_of(ours, [task])
     assert isinstance(apart, Estimate)
     assert own is not None
     verdict = {"better": "ahead of", "worse": "behind"}.get(apart.verdict or "", "level with")
     first = "" if reads else f"the full cache says {full.value_text} % of the facts, so the text's loss decides: "
-    return (
-        f"{first}the trained router has {own.value_text} {what} and is {verdict} the best other arm, {best.name} "
-        f"({apart.value_text} {apart.interval_text}, paired): take {'it' if apart.verdict == 'better' else best.name}"
-    )
+    stands = f"{verdict} {other.name} ({apart.value_text} {apart.interval_text}, paired, {own.n} samples)"
+    bytes_kept = f"{100 * (cost_of(ours, [task]).shares['measured'] or 0):.1f} % of the compressed text's bytes"
+    take = ours.name if apart.verdict == "better" or "trained" not in arms else best.name
+    return f"{first}in {bytes_kept} {ours.name} has {own.value_text} {what} and is {stands}: take {take}"

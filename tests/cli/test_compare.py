@@ -12,7 +12,7 @@ from tests.support.places import ROOT
 
 RECIPE = {
     "model": {
-        "backbone": {"path": "checkpoints/tiny-llama"},
+        "backbone": {"path": "checkpoints/tiny-llama", "dtype": "bfloat16"},
         "reducer": {"name": "quest", "keep_ratio": 0.25},
         "routing": {
             "num_groups": 16,
@@ -79,13 +79,23 @@ def test_from_own_texts_to_a_table_and_a_sentence(tmp_path, monkeypatch, capsys)
     capsys.readouterr()
     assert main(["compare", "runs/texts", "--contexts", "2"]) == 0
     said = capsys.readouterr().out
-    assert "the trained router has" in said.splitlines()[-1]
-    assert "the best other arm" in said.splitlines()[-1]
+    assert "the text's loss decides: in 21." in said.splitlines()[-1]  # the embedded model reads no facts in words
+    assert "% of the compressed text's bytes trained has" in said.splitlines()[-1]
     out = tmp_path / "runs/texts/compare"
     assert {"report.md", "report.csv", "report.tex", "report.html"} <= {
         path.name for path in (out / "report").iterdir()
     }
     arms = {path.parent.parent.name for path in out.glob("*/*/manifest.json")}
-    assert arms == {"full", "trained", "anchor", "kvzip", "groups_by_norm", "bits_int4_rotated"}
+    assert arms == {"full", "trained", "anchor", "kvzip", "groups_by_norm", "bits_int8"}
     assert json.loads((out / "grid.yaml").read_text())["tasks"][1]["name"] == "text_loss"
     assert main(["compare", "runs/texts", "--contexts", "2"]) == 0  # a second run answers nothing anew
+
+
+def test_a_model_alone_is_compared_with_its_full_cache(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", str(ROOT / "checkpoints/tiny-llama"), "--contexts", "1", "--out", "out"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert " % of the facts and is level with full (+0.00 [+0.00, +0.00], paired, 4 samples): take " in last
+    assert {path.parents[1].name for path in (tmp_path / "out").glob("*/*/manifest.json")} == set(
+        "full kvzip_42_int8 kvzip_22 snapkv_42_int8 bits_int4_rotated".split()
+    )
