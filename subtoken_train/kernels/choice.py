@@ -52,9 +52,7 @@ def _chosen(device: str, forced: str | None, interpreted: bool) -> KernelChoice:
         if forced not in PATHS:
             raise ValueError(f"{VARIABLE}={forced}: no such path; use one of {', '.join(PATHS)}, or unset it")
         if forced == "triton" and not there:
-            raise ValueError(
-                f"{VARIABLE}=triton: triton is not installed; pip install 'subtoken_train[gpu]', or unset it"
-            )
+            raise ValueError(f"{VARIABLE}=triton: triton is not installed; {pip_line('gpu')}, or unset it")
         if forced == "triton" and device != "cuda" and not interpreted:
             raise ValueError(
                 f"{VARIABLE}=triton: the cache lies on {device!r}, and these kernels run on CUDA; unset it, or set "
