@@ -1,4 +1,4 @@
-"""Write the pages that a program makes and a code host shows: methods, families, record fields, schemas and the pictures.
+"""Write the pages that a program makes and a code host shows: methods, families, fields, schemas, pictures.
 
 python docs/generate.py             # a test checks that the pages are what it writes
 """

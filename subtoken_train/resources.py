@@ -76,7 +76,8 @@ def with_schema(text: str) -> str:
     kind = "grid" if is_grid(text) else "recipe"
     line = f"{_EDITORS}{resource(f'recipes/{kind}.schema.json').as_uri()}\n"
     first, _, rest = text.partition("\n")
-    return f"{first}\n{line}{re.sub(rf'^{re.escape(_EDITORS)}.*\n', '', rest, count=1, flags=re.MULTILINE)}"
+    rest = re.sub(rf"^{re.escape(_EDITORS)}.*\n", "", rest, count=1, flags=re.MULTILINE)
+    return f"{first}\n{line}{rest}"
 
 
 _EDITORS = "# yaml-language-server: $schema="

@@ -65,10 +65,9 @@ def recipe_schema() -> Schema:
 def grid_schema() -> Schema:
     """Return the schema of a grid."""
     hints, plan = get_type_hints(ArmSettings), plan_of(ArmSettings)
-    arm = {
-        name: _of_key(plan, name) | {"description": re.sub(r": \\{.*?(?=, or|;|$)", "", ARM_SETTINGS[name].words)}
-        for name in hints
-    }
+    listed = re.compile(r": \{\w+\}(; or \{\w+\} around one, '[^']*')?")
+    said = {name: listed.sub("", setting.words) for name, setting in ARM_SETTINGS.items()}
+    arm = {name: _of_key(plan, name) | {"description": said[name]} for name in hints}
     for name in AXES:
         one = {key: value for key, value in arm[name].items() if key not in ("description", "default")}
         rest = {key: value for key, value in arm[name].items() if key not in one}
@@ -127,10 +126,10 @@ def _of_type(hint: Any) -> Schema:
 
 
 def _named(kind: Nameable) -> Schema:
-    """Return the schema of what a key of the trainer may name: a name, or one with its settings; of some keys a list."""
+    """Return the schema of what a key of the trainer names: a name, or one with its settings; of some keys a list."""
     parts = {}
     for name in kind.names:
-        built_in, settings = name in kind.names.builtin, dict.fromkeys(kind.settings.get(name, ()), {})
+        built_in, settings = name in kind.names.builtin, {key: Schema() for key in kind.settings.get(name, ())}
         parts[name] = {"type": ["object", "null"], "properties": settings, "additionalProperties": not built_in}
     one = {"anyOf": [{"enum": [*kind.words, *kind.names]}, {**_object(parts), "maxProperties": 1}]}
     return {"anyOf": [*one["anyOf"], {"type": "array", "items": one}]} if kind.many else one

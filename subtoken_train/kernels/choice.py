@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from shutil import which
 
+from subtoken_train.errors import pip_line
+
 VARIABLE = "SUBTOKEN_KERNEL"  # environment variable that forces a path
 PATHS = ("reference", "cpu", "triton")
 """Everything written out; for CPUs in C (``kernels/native.py``) and else in pure torch, anywhere; fused kernels."""
