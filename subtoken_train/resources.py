@@ -73,14 +73,9 @@ def is_grid(text: str) -> bool:
 
 def with_schema(text: str) -> str:
     """Return a recipe's or grid's text for any folder: its line for editors names the schema of this installation."""
-    kind = "grid" if is_grid(text) else "recipe"
-    line = f"{_EDITORS}{resource(f'recipes/{kind}.schema.json').as_uri()}\n"
-    first, _, rest = text.partition("\n")
-    rest = re.sub(rf"^{re.escape(_EDITORS)}.*\n", "", rest, count=1, flags=re.MULTILINE)
-    return f"{first}\n{line}{rest}"
-
-
-_EDITORS = "# yaml-language-server: $schema="
+    line = r"^(# yaml-language-server: \$schema=).*?(\w+\.schema\.json)$"
+    whole = lambda found: f"{found[1]}{resource(f'recipes/{found[2]}').as_uri()}"
+    return re.sub(line, whole, text, count=1, flags=re.MULTILINE)
 
 
 def recipe_text(path: Path, max_bytes: int = 2**20) -> str:

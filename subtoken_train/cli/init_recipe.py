@@ -192,6 +192,7 @@ def own_recipe_text(content: dict[str, Any], chosen: Chosen, path: Path, data: P
     """The file, with what one may want to know on top."""
     header = (
         f"# {shell_words(data, 'on', chosen.path)}, with the settings of the shipped recipe of {chosen.name}\n"
+        "# yaml-language-server: $schema=recipe.schema.json\n"
         f"#\n#   check   subtoken-train check --config {shell_words(path)}\n"
         f"#   train   subtoken-train fit --config {shell_words(path)}\n"
         "#\n# Every key can be overridden behind --config; 'subtoken-train recipes show' prints commented recipes.\n"
