@@ -73,9 +73,8 @@ def is_grid(text: str) -> bool:
 
 def with_schema(text: str) -> str:
     """Return a recipe's or grid's text for any folder: its line for editors names the schema of this installation."""
-    line = r"^(# yaml-language-server: \$schema=).*?(\w+\.schema\.json)$"
-    whole = lambda found: f"{found[1]}{resource(f'recipes/{found[2]}').as_uri()}"
-    return re.sub(line, whole, text, count=1, flags=re.MULTILINE)
+    named = re.search(r"^# yaml-language-server: \$schema=(.*?(\w+\.schema\.json))$", text, re.MULTILINE)
+    return text if named is None else text.replace(named[1], resource(f"recipes/{named[2]}").as_uri(), 1)
 
 
 def recipe_text(path: Path, max_bytes: int = 2**20) -> str:

@@ -1,4 +1,4 @@
-"""What a shell offers behind TAB: commands, their options, recipes' names and keys; ``argcomplete`` talks to the shell.
+"""Offers of a shell behind TAB: commands, their options, recipes' names and keys; ``argcomplete`` talks to the shell.
 
 ``eval "$(register-python-argcomplete subtoken-train)"`` switches it on. Nothing heavy is imported.
 """
@@ -15,7 +15,7 @@ from subtoken_train.cli.recipe_help import recipe_keys, shipped_schema
 from subtoken_train.resources import recipe_files
 
 
-def complete(parser: Parser, modules: dict[str, ModuleType | None]) -> None:
+def offer(parser: Parser, modules: dict[str, ModuleType | None]) -> None:
     """Answer the shell and leave; ``modules``: the commands, of which the one that is typed is imported."""
     import argcomplete
 
