@@ -1,10 +1,11 @@
-"""Write the pages that a program makes and a code host shows: methods, families, record fields and the pictures.
+"""Write the pages that a program makes and a code host shows: methods, families, fields, schemas, pictures.
 
 python docs/generate.py             # a test checks that the pages are what it writes
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from making.families import families_page
@@ -12,6 +13,8 @@ from making.fields import fields_page
 from making.methods import methods_page
 from making.pictures import cache_picture, stages_picture
 from making.settings import arguments_page, arms_page, own_router_page, serving_page
+
+from subtoken_train.cli.schemas import grid_schema, recipe_schema
 
 FOLDER = Path(__file__).resolve().parent
 PAGES = {
@@ -22,6 +25,8 @@ PAGES = {
     "plugins.md": arguments_page,
     "own_router.md": own_router_page,
     "serving.md": serving_page,
+    "../recipes/recipe.schema.json": lambda: json.dumps(recipe_schema(), indent=1) + "\n",
+    "../recipes/grid.schema.json": lambda: json.dumps(grid_schema(), indent=1) + "\n",
     "pictures/cache.svg": cache_picture,
     "pictures/stages.svg": stages_picture,
 }

@@ -32,6 +32,8 @@ from subtoken_train.cli.main import COMMANDS
 ROOT = Path(__file__).resolve().parents[1]
 SHOWN = (
     "recipes/README.md",
+    "recipes/recipe.schema.json",
+    "recipes/grid.schema.json",
     "benchmarks/README.md",
     "benchmarks/results/packed_matrix.md",
     "benchmarks/results/mini_suite.svg",
@@ -107,7 +109,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """The text as the site's reader takes it."""
-    return Links(ROOT, _PAGES, config.extra["repository"] or "").page_text(page.file.src_uri, markdown)
+    address = config.extra["repository"] or ""
+    markdown = markdown.replace("git+ADDRESS", f"git+{address}") if address else markdown
+    return Links(ROOT, _PAGES, address).page_text(page.file.src_uri, markdown)
 
 
 def on_post_build(config: MkDocsConfig) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import json
 import math
 import os
 import re
@@ -16,6 +17,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import accumulate
+from urllib.parse import unquote, urlsplit
 
 
 class SubTokenWarning(UserWarning):
@@ -61,8 +63,25 @@ def check_together(*pairs: tuple[object, object, str]) -> None:
 def check_package(package: str, extra: str, need: str, instead: str = "") -> None:
     """Raise ``ValueError`` unless a package is installed, with the pip command that adds it, and what else helps."""
     other = f", or {instead}" if instead else ""
-    missing = f"{need} needs {package}, which is not installed: pip install 'subtoken_train[{extra}]'{other}"
+    missing = f"{need} needs {package}, which is not installed: {pip_line(extra)}{other}"
     refuse((find_spec(package) is None, missing))
+
+
+def pip_line(extra: str) -> str:
+    """Return the command that adds an extra, from where this package was installed: its name is on no index."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        origin = json.loads(distribution("subtoken_train").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        origin = {}
+    url, folder, vcs = origin.get("url"), origin.get("dir_info"), origin.get("vcs_info")
+    if url is None:
+        return f"pip install '.[{extra}]' in its checkout"
+    if folder is None:
+        return f"pip install 'subtoken_train[{extra}] @ {vcs['vcs'] + '+' if vcs else ''}{url}'"
+    option = "-e " if folder.get("editable") else ""
+    return f"pip install {option}'{unquote(urlsplit(url).path)}[{extra}]'"
 
 
 def no_numbers(where: str, dtype: object) -> ValueError:

@@ -66,6 +66,17 @@ def first_comment(path: Path) -> str:
     return next(comments, "")
 
 
+def is_grid(text: str) -> bool:
+    """Return True if a file's text has arms and tasks for ``evaluate``, where a recipe has a model."""
+    return all(re.search(rf"^{key}:", text, re.MULTILINE) for key in ("arms", "tasks"))
+
+
+def with_schema(text: str) -> str:
+    """Return a recipe's or grid's text for any folder: its line for editors names the schema of this installation."""
+    named = re.search(r"^# yaml-language-server: \$schema=(.*?(\w+\.schema\.json))$", text, re.MULTILINE)
+    return text if named is None else text.replace(named[1], resource(f"recipes/{named[2]}").as_uri(), 1)
+
+
 def recipe_text(path: Path, max_bytes: int = 2**20) -> str:
     """Return the text of a recipe's file, or of a shipped name: its base with the settings of its line."""
     folder = resource_root() / "recipes"

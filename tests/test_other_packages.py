@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -74,6 +75,14 @@ def _forget() -> None:
         registry._classes.pop(name, None)
     for name in ("more_methods", *imported()):
         sys.modules.pop(name, None)
+
+
+def test_the_line_of_the_page_works_on_a_text_recipe(capsys):
+    page = (ROOT / "docs" / "own_router.md").read_text(encoding="utf-8")
+    options = [each for line in re.findall(r"`(--model\.[^`]+)`", page) for each in line.split()]
+    assert len(options) == 4
+    assert main(["check", "--offline", "--config", "tinylm_quest25_s16k12", *options]) == 0
+    assert "rank" in capsys.readouterr().out
 
 
 def test_names_are_listed_and_nothing_is_imported(capsys):

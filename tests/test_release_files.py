@@ -5,6 +5,7 @@ The linters are in the extra ``release``; where one is absent its test is skippe
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import shutil
@@ -18,6 +19,7 @@ import pytest
 import yaml
 
 from benchmarks.version_bounds import direct_dependencies
+from subtoken_train.errors import pip_line
 from subtoken_train.version import __version__
 from tests.support.places import ON_AN_INDEX, ROOT
 
@@ -45,8 +47,12 @@ def test_the_version_stands_in_one_place():
 def test_pages_install_the_package_from_where_it_is():
     for page in (ROOT / "README.md", ROOT / "docs/install.md"):
         assert f"pip install {'subtoken_train' if ON_AN_INDEX else '.'}" in page.read_text(encoding="utf-8"), page
-    from_an_index = re.compile(r"pip install (-\S+ )*'?subtoken_train(?![\w\[])")
-    pages = [path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")) if path.name != "CHANGELOG.md"]
+    from_an_index = re.compile(r"pip install (-\S+ )*'?subtoken_train(?!\w|\[\w+\] @ )")
+    pages = [
+        path
+        for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/*.yaml"))
+        if path.name != "CHANGELOG.md"
+    ]
     assert ON_AN_INDEX or [page for page in pages if from_an_index.search(page.read_text(encoding="utf-8"))] == []
 
 
@@ -126,3 +132,25 @@ def test_both_bounds_are_of_every_direct_dependency():
     names = direct_dependencies()
     assert {"torch", "peft", "lm-eval", "huggingface-hub", "types-pyyaml"} <= set(names)
     assert not any(re.search(r"[^a-z0-9-]", name) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("origin", "line"),
+    [
+        ({"url": "file:///a%20b/c", "dir_info": {"editable": True}}, "pip install -e '/a b/c[serve]'"),
+        ({"url": "file:///a/c", "dir_info": {}}, "pip install '/a/c[serve]'"),
+        ({"url": "file:///a/c.whl", "archive_info": {}}, "pip install 'subtoken_train[serve] @ file:///a/c.whl'"),
+        (
+            {"url": "https://code.example/c", "vcs_info": {"vcs": "git"}},
+            "pip install 'subtoken_train[serve] @ git+https://code.example/c'",
+        ),
+        ({}, "pip install '.[serve]' in its checkout"),
+    ],
+)
+def test_messages_install_from_where_the_package_came(monkeypatch, tmp_path, origin, line):
+    metadata = tmp_path / "subtoken_train-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: subtoken_train\nVersion: 1\n")
+    (metadata / "direct_url.json").write_text(json.dumps(origin))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert pip_line("serve") == line

@@ -7,7 +7,7 @@ import os
 from unittest import mock
 
 from subtoken_train.cli.command_line import Parser
-from subtoken_train.cli.main import COMMANDS, command_module
+from subtoken_train.cli.main import COMMANDS, command_module, help_of
 from subtoken_train.cli.terminal import PROGRAM
 
 HEAD = f"""# Command line
@@ -40,7 +40,7 @@ def command_help(name: str) -> str:
     """A command's help, and that of its actions below it."""
     module = command_module(name)
     if hasattr(module, "run_raw"):
-        return str(module.HELP)
+        return help_of(module)
     parser = Parser(
         prog=f"{PROGRAM} {name}", description=module.HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )

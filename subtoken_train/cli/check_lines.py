@@ -27,7 +27,7 @@ from subtoken_train.datasets.records import InstructionRecords, Record
 from subtoken_train.datasets.text_batches import TextSample
 from subtoken_train.datasets.unknown_tokens import say_unknown, spread
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import MAX_TOKENS, clipped
+from subtoken_train.errors import MAX_TOKENS, clipped, pip_line
 from subtoken_train.families.backbone_config import resolve
 from subtoken_train.families.family import Family
 from subtoken_train.families.lora import LoraSettings
@@ -154,8 +154,8 @@ def machine_lines(cli: RecipeCLI) -> Iterator[str]:
     eight_bit = model.optimizer_config.name == "paged_adamw_8bit" or model.backbone_config.quantization != "none"
     flash = model.backbone_config.attention == "flash_attention_2"
     for needed, package, words in (
-        (zero, "deepspeed", "trainer.strategy needs DeepSpeed: pip install 'subtoken_train[deepspeed]'"),
-        (eight_bit, "bitsandbytes", "8-bit or 4-bit needs bitsandbytes: pip install 'subtoken_train[gpu]'"),
+        (zero, "deepspeed", f"trainer.strategy needs DeepSpeed: {pip_line('deepspeed')}"),
+        (eight_bit, "bitsandbytes", f"8-bit or 4-bit needs bitsandbytes: {pip_line('gpu')}"),
         (flash, "flash_attn", "model.backbone.attention flash_attention_2 needs flash-attn, which is not installed"),
     ):
         if needed and find_spec(package) is None:

@@ -15,7 +15,7 @@ HELP = """Ask backbone, anchor and routed model the same question about a pictur
 
 A backbone alone stands beside itself with the page's compression. The page shows the answers as they are made, the
 tokens and value groups that each layer keeps, and what each cache takes in bytes and seconds; an eviction and fewer
-bits can be put on top. It needs Gradio (pip install 'subtoken_train[demo]'). Only this machine can reach it, unless
+bits can be put on top. It needs Gradio (the extra demo). Only this machine can reach it, unless
 --host says otherwise. Ctrl-C ends it."""
 
 

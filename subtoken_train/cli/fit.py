@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from subtoken_train.cli.recipe_help import keys_text
 from subtoken_train.cli.recipe_source import read_source
 from subtoken_train.cli.terminal import quiet_libraries
 
@@ -14,7 +15,13 @@ Trains LoRA and routers from a recipe. Any key of the recipe can be overridden a
 checkpoint, --print_config prints the resulting recipe.
 --anchor trains the recipe's matched token-only anchor instead, into OUTPUT_DIR_anchor ('recipes anchor' writes it).
 --push_to_hub user/name publishes the adapter at the end (--private: only for you); name and token are checked first.
-'subtoken-train recipes ls' lists the shipped recipes: --config NAME uses one from any folder."""
+'subtoken-train recipes ls' lists the shipped recipes: --config NAME uses one from any folder.
+--config RECIPE --help lists the keys that this recipe may hold, with types and defaults; without a recipe, all keys:"""
+
+
+def help_text(argv: list[str]) -> str:
+    """Return ``HELP`` and the keys of the recipe behind ``--config``, or of all."""
+    return f"{HELP}\n{keys_text(read_source([word for word in argv if word != ANCHOR]))}"
 
 
 def run_raw(argv: list[str]) -> int:

@@ -25,7 +25,7 @@ from subtoken_train.errors import MAX_TOKENS, refuse, shell_words, unknown_name
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone, is_hub_id, resolve
 from subtoken_train.families.load import layout_family, with_processor
 from subtoken_train.families.positions import position_bound
-from subtoken_train.resources import recipe_files
+from subtoken_train.resources import recipe_files, with_schema
 
 _ARMS = {"fastv25_s16k4": True, "quest25_s16k12": False}
 """The arm of a backbone's folder that is taken, and whether it is one that sees images."""
@@ -192,11 +192,12 @@ def own_recipe_text(content: dict[str, Any], chosen: Chosen, path: Path, data: P
     """The file, with what one may want to know on top."""
     header = (
         f"# {shell_words(data, 'on', chosen.path)}, with the settings of the shipped recipe of {chosen.name}\n"
+        "# yaml-language-server: $schema=recipe.schema.json\n"
         f"#\n#   check   subtoken-train check --config {shell_words(path)}\n"
         f"#   train   subtoken-train fit --config {shell_words(path)}\n"
         "#\n# Every key can be overridden behind --config; 'subtoken-train recipes show' prints commented recipes.\n"
     )
-    return header + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
+    return with_schema(header) + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
 
 
 def _raise_length(band: dict[str, Any], longest: int, positions: int) -> list[str]:

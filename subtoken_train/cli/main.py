@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Entry point of ``subtoken-train``: finds the command, parses its arguments, guards its errors.
 
 A new command costs its file, which has its name, and one line here. The module exposes ``HELP``,
@@ -7,6 +8,7 @@ A new command costs its file, which has its name, and one line here. The module 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -61,6 +63,11 @@ def command_module(name: str) -> ModuleType:
     return importlib.import_module(f"{__package__}.{'check' if name == 'env' else name}")
 
 
+def help_of(module: ModuleType, argv: Sequence[str] = ()) -> str:
+    """Return the help of a command with ``run_raw``; ``fit`` adds the keys of a recipe on its command line."""
+    return str(module.help_text(list(argv)) if hasattr(module, "help_text") else module.HELP)
+
+
 def run_command(name: str, argv: Sequence[str]) -> int:
     """Import the command's module, parse ``argv`` for it unless it is raw, and run it."""
     if name not in COMMANDS:
@@ -69,9 +76,9 @@ def run_command(name: str, argv: Sequence[str]) -> int:
         argv = ["--machine", *argv]
     module = command_module(name)
     if hasattr(module, "run_raw"):
-        if argv and argv[0] not in HELP_OPTIONS:
+        if argv and not set(argv) & set(HELP_OPTIONS):
             return int(module.run_raw(list(argv)))
-        print(module.HELP)
+        print(help_of(module, argv))
         return 0
     parser = Parser(prog=f"{PROGRAM} {name}", description=module.HELP, formatter_class=RawDescriptionHelpFormatter)
     module.add_arguments(parser)
@@ -95,4 +102,9 @@ def dispatch(argv: Sequence[str]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line (None: that of the process, without the program's name) and return its exit code."""
+    if "_ARGCOMPLETE" in os.environ:
+        from subtoken_train.cli.completion import offer, typed_command
+
+        typed = typed_command()
+        offer(Parser(prog=PROGRAM), {name: command_module(name) if name == typed else None for name in COMMANDS})
     return guarded(lambda: dispatch(sys.argv[1:] if argv is None else argv))

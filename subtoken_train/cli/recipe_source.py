@@ -17,7 +17,7 @@ import yaml
 from subtoken_train.cli.command_line import FLAGS, Words, split_words
 from subtoken_train.cli.trainer_parts import KINDS, SETTINGS, check_setting, named_parts
 from subtoken_train.documents import InvalidYAML, parse_yaml
-from subtoken_train.errors import first_names, refuse
+from subtoken_train.errors import first_names, refuse, shell_words
 from subtoken_train.reducers import DEFAULT_REDUCER, split_settings
 from subtoken_train.resources import named_recipe, recipe_text, resource
 from subtoken_train.typed import Written, shown, unwritten
@@ -91,6 +91,8 @@ def _read_file(path: str) -> dict[str, Any]:
     content = parse_yaml(recipe_text(named_recipe(path)), path)
     if not isinstance(content, dict) or not content:
         raise ValueError(f"{path} holds no keys; a recipe has the bands model, data and trainer")
+    instead = f"evaluate it: subtoken-train evaluate --config {shell_words(path)}"
+    refuse(({"arms", "tasks"} <= content.keys(), f"{path} is a grid of arms and tasks, no recipe; {instead}"))
     for key, value in content.items():
         if key in FLAGS:
             where = f"that belongs on the command line: remove it there, and add --{key} if you mean it"

@@ -7,6 +7,7 @@ Under a value gate the fair twin keeps the gate, over every group. No group is d
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sys
 from argparse import ArgumentParser, Namespace
@@ -21,7 +22,15 @@ from subtoken_train.cli.recipe_source import BANDS, read_recipe, read_source
 from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.errors import refuse, shell_words, unknown_name
 from subtoken_train.outputs import check_new, write_whole
-from subtoken_train.resources import find_recipe, first_comment, recipe_files, recipe_text, shipped_recipe
+from subtoken_train.resources import (
+    find_recipe,
+    first_comment,
+    is_grid,
+    recipe_files,
+    recipe_text,
+    shipped_recipe,
+    with_schema,
+)
 
 if TYPE_CHECKING:
     from subtoken_train.cli.recipe import RecipeCLI
@@ -36,6 +45,7 @@ elsewhere, recipes/tiny_fastv25_s16k4.yaml. If you have a file at that very path
   subtoken-train recipes ls llava7b visionzip
   subtoken-train recipes show tiny_fastv25_s16k4
   subtoken-train recipes copy tiny_fastv25_s16k4 my_run.yaml
+  subtoken-train recipes schema > recipe.schema.json              for editors and checks; --grid: of grids
   subtoken-train recipes anchor my_run.yaml                       the matched token-only anchor: my_run_anchor.yaml"""
 SUFFIX = "_anchor"
 
@@ -43,10 +53,12 @@ SUFFIX = "_anchor"
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the actions."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listing = actions.add_parser("ls", help="names and first lines, by model")
+    listing = actions.add_parser("ls", help="names and first lines, by model; a grid's begins with 'grid'")
     words = "show only recipes whose folder, name or first line has every word"
     listing.add_argument("word", metavar="WORD", nargs="*", help=words)
     actions.add_parser("show", help="print a recipe").add_argument("name", metavar="NAME")
+    schema = actions.add_parser("schema", help="print the JSON schema of recipes, with the methods installed here")
+    schema.add_argument("--grid", action="store_true", help="that of grids")
     for action, words, name, names, place in (
         ("copy", "write a recipe to a file of your own", "NAME", None, "DEST"),
         ("anchor", "write the recipe of a recipe's matched token-only anchor", "FILE", _NAMES, "OUT"),
@@ -65,6 +77,12 @@ def run(args: Namespace) -> int:
     if args.action == "ls":
         list_recipes(args.word)
         return 0
+    if args.action == "schema":
+        quiet_libraries()
+        from subtoken_train.cli.schemas import grid_schema, recipe_schema
+
+        print(json.dumps(grid_schema() if args.grid else recipe_schema(), indent=1))
+        return 0
     source = find_recipe(args.name) if args.action == "anchor" else shipped_recipe(args.name)
     if source is None:
         raise unknown_name("recipe", args.name, [path.stem for path in recipe_files().values()])
@@ -77,7 +95,7 @@ def run(args: Namespace) -> int:
     check_new([target], args.overwrite)
     if args.action == "copy" and not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(target))
-    text = anchor_text(source, target) if args.action == "anchor" else recipe_text(source)
+    text = anchor_text(source, target) if args.action == "anchor" else with_schema(recipe_text(source))
     write_whole(target, text, args.overwrite)
     print(f"wrote {target}")
     return 0
@@ -85,7 +103,7 @@ def run(args: Namespace) -> int:
 
 def list_recipes(words: Sequence[str] = ()) -> None:
     """Print name and first comment line of each recipe that has all ``words``, whatever their case, by folder."""
-    lines = {name: first_comment(path) for name, path in recipe_files().items()}
+    lines = {name: _summary(path) for name, path in recipe_files().items()}
     chosen = [name for name in lines if all(word.lower() in f"{name} {lines[name]}".lower() for word in words)]
     if not chosen:
         raise ValueError(f"no recipe has {' and '.join(words)} in its name or first line; 'recipes ls' lists all")
@@ -93,6 +111,10 @@ def list_recipes(words: Sequence[str] = ()) -> None:
     for folder, names in groupby(chosen, key=lambda name: name.rpartition("/")[0]):
         rows = (f"  {name.rpartition('/')[2]:<{width}}  {lines[name]}".rstrip() for name in names)
         print(f"{folder}/", *rows, sep="\n")
+
+
+def _summary(path: Path) -> str:
+    return f"{'grid · ' if is_grid(recipe_text(path)) else ''}{first_comment(path)}"
 
 
 def say_needs(path: Path) -> None:

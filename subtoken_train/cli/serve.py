@@ -32,7 +32,7 @@ POST /v1/chat/completions answers texts and pictures, streamed if asked; POST /v
 /v1/models; GET /health. Requests wait in a line; those of equal settings that wait are answered together. A part of a
 message that carries "cache_control": {"type": "ephemeral"} ends a context, which is compressed once and kept for the
 next question. Only this machine can reach the server, unless --host says otherwise. Each request is a line on stderr.
-It needs Starlette and uvicorn (pip install 'subtoken_train[serve]').
+It needs Starlette and uvicorn (the extra serve).
 Ctrl-C ends it."""
 _DEVICES = "where it runs; several, as cuda:0,cuda:1: a process on each (default: auto)"
 _OPTIONS: tuple[tuple[str, Any, str | None, str], ...] = (

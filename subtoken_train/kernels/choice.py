@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from shutil import which
 
+from subtoken_train.errors import pip_line
+
 VARIABLE = "SUBTOKEN_KERNEL"  # environment variable that forces a path
 PATHS = ("reference", "cpu", "triton")
 """Everything written out; for CPUs in C (``kernels/native.py``) and else in pure torch, anywhere; fused kernels."""
@@ -52,9 +54,7 @@ def _chosen(device: str, forced: str | None, interpreted: bool) -> KernelChoice:
         if forced not in PATHS:
             raise ValueError(f"{VARIABLE}={forced}: no such path; use one of {', '.join(PATHS)}, or unset it")
         if forced == "triton" and not there:
-            raise ValueError(
-                f"{VARIABLE}=triton: triton is not installed; pip install 'subtoken_train[gpu]', or unset it"
-            )
+            raise ValueError(f"{VARIABLE}=triton: triton is not installed; {pip_line('gpu')}, or unset it")
         if forced == "triton" and device != "cuda" and not interpreted:
             raise ValueError(
                 f"{VARIABLE}=triton: the cache lies on {device!r}, and these kernels run on CUDA; unset it, or set "

@@ -41,7 +41,9 @@ def build_selector(hidden_size: int, config: RoutingConfig) -> Selector:
             "another budget"
         )
     if config.query_conditioned and selector.learned and not selector.query_conditioned:
-        raise ValueError(f"query_conditioned does nothing with selector {name!r}, which reads no query: leave it out")
+        raise ValueError(
+            f"query_conditioned does nothing with selector {name!r}, which reads no query: set it to false"
+        )
     for setting in [] if selector.learned else config.of_routers():
         raise ValueError(f"{setting} needs {routers}, not {name!r}: use one of them, or leave {setting} out")
     return selector

@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from subtoken_train.cli.main import main
+from subtoken_train.errors import pip_line
 from tests.support.commands import refused
 from tests.support.places import ROOT
 
@@ -58,7 +59,7 @@ def test_a_port_in_use_and_a_key_that_no_header_holds(capsys, tmp_path):
 def test_without_starlette(capsys, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None if name == "starlette" else find(name))
-    words = "needs starlette, which is not installed: pip install 'subtoken_train[serve]'"
+    words = "needs starlette, which is not installed: " + pip_line("serve")
     assert words in refused(capsys, "serve", *MODEL)
 
 

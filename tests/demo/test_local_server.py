@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from subtoken_train.demo.local_server import check_address, serve, served
+from subtoken_train.errors import pip_line
 from tests.support.commands import refused
 
 ADAPTER = ["--adapter", "checkpoints/adapters/tiny_fastv25_s16k4"]
@@ -121,7 +122,7 @@ def test_sigterm_ends_it_as_ctrl_c_does(monkeypatch):
 def test_the_command_without_gradio(capsys, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None if name == "gradio" else find(name))
-    assert "not installed: pip install 'subtoken_train[demo]'" in refused(capsys, "demo", *ADAPTER)
+    assert "not installed: " + pip_line("demo") in refused(capsys, "demo", *ADAPTER)
 
 
 def test_mistakes_before_anything_is_loaded(capsys, monkeypatch, taken):

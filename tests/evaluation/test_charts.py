@@ -13,6 +13,7 @@ from matplotlib import rcParams
 from matplotlib.figure import Figure
 from PIL import Image
 
+from subtoken_train.errors import pip_line
 from subtoken_train.evaluation import charts, intervals
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.picture import MARGIN, TITLE, kept_picture, kept_tokens, visual_grid
@@ -124,7 +125,7 @@ def test_commands_load_what_draws_only_when_they_draw():
 def test_commands_that_draw_name_the_extra(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None)
     for command in (["report", str(tmp_path)], ["diagnose", "--adapter", "any"]):
-        words = "needs matplotlib, which is not installed: pip install 'subtoken_train[report]'"
+        words = "needs matplotlib, which is not installed: " + pip_line("report")
         assert words in refused(capsys, *command)
     assert "matplotlib" not in refused(capsys, "report", str(tmp_path), "--format", "csv")  # nothing is drawn in it
 

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from subtoken_train.cli.terminal import guarded
+from subtoken_train.errors import pip_line
 from subtoken_train.plugins import lm_eval as command
 
 TASK = """task: local_choice
@@ -31,7 +32,7 @@ def python(*arguments, folder):
 def test_a_missing_harness_is_worded(monkeypatch, capsys):
     monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None)
     assert guarded(command.main) == 2
-    assert "pip install 'subtoken_train[eval]'" in capsys.readouterr().err
+    assert pip_line("eval") in capsys.readouterr().err
 
 
 def test_no_harness_is_imported_unless_asked(tmp_path):

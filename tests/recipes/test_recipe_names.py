@@ -17,7 +17,7 @@ from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.trainer_parts import KINDS
 from subtoken_train.evaluation.runner.spec import read_grid
 from subtoken_train.evaluation.tasks import TASKS
-from subtoken_train.resources import NamedRecipe, read_names, recipe_file, recipe_text
+from subtoken_train.resources import NamedRecipe, read_names, recipe_file, recipe_text, with_schema
 from subtoken_train.training.preflight import count_devices
 from tests.support.places import RECIPES, ROOT, recipe, run_recipes
 from tests.support.sampling import sampled
@@ -81,7 +81,7 @@ def test_settings_replace_add_and_remove_lines(name, settings, lines):
 def test_copy_writes_the_whole_recipe(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["recipes", "copy", "llava7b_fastv25_s8k2"]) == 0
-    assert Path("llava7b_fastv25_s8k2.yaml").read_text() == recipe_text(recipe("llava7b_fastv25_s8k2"))
+    assert Path("llava7b_fastv25_s8k2.yaml").read_text() == with_schema(recipe_text(recipe("llava7b_fastv25_s8k2")))
 
 
 def test_a_name_that_is_no_grid_says_so(capsys):
