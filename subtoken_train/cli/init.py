@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 HELP = """Make a recipe for your own data, without asking any questions.
 
 DIR holds images and a table of questions and answers (CSV, TSV, JSON, JSON lines; columns image, question, answer, or
-their usual other names) or of captions (file, caption; --question is asked of each), or a file of conversations (LLaVA, ShareGPT, OpenAI messages), or plain texts (.txt, .md, or
-JSON lines with text). Nothing in it is changed.
+their usual other names) or of captions (file, caption; each picture is asked --question), or a file of conversations
+(LLaVA, ShareGPT, OpenAI messages), or plain texts (.txt, .md, or JSON lines with text). Nothing in it is changed.
 
 It writes to DIR_subtoken (--out): train, dev and test records, split by picture; NAME.yaml, and NAME_anchor.yaml, the
 matched token-only anchor. Then it prints the commands to run next, from the folder you are in.

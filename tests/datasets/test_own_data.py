@@ -1,4 +1,4 @@
-"""A caption file as a data set: one fixed question, usual names of columns, and what is refused, with a next command."""
+"""A caption file as a data set: one fixed question, usual names of columns; refusals name the next command."""
 
 import json
 
@@ -50,7 +50,9 @@ def test_init_says_passes_and_order_of_backbones(mine, capsys):
     lines = inits(capsys, "mine", "--backbone", "tiny", "--question", "list .")
     assert "60 steps of 8 records: 60.0 passes over the 8" in lines
     (memory,) = (line for line in lines if line.startswith("memory of a step in GiB"))
-    sizes = [float(word.rstrip(",;").rpartition(" ")[2]) for word in memory.partition(": ")[2].split(", ") if ";" not in word]
+    sizes = [
+        float(word.rstrip(",;").rpartition(" ")[2]) for word in memory.partition(": ")[2].split(", ") if ";" not in word
+    ]
     assert sizes == sorted(sizes)
     assert "fit: tiny 0.2" in memory
     row = json.loads((mine.parent / "mine_subtoken/test.json").read_text())[0]
@@ -62,7 +64,7 @@ def test_init_says_passes_and_order_of_backbones(mine, capsys):
     ("content", "options", "words"),
     [
         ("caption\na\nb\n", [], "name it: subtoken-train init mine --image-column COLUMN"),
-        ("file,question,caption\n00.png,,a\n01.png,,b\n", [], "init mine --table t.csv --question 'Describe the picture.'"),
+        ("file,question,caption\n00.png,,a\n01.png,,b\n", [], "--table t.csv --question 'Describe the picture.'"),
         ("file,caption\nnone.png,a\n", [], "add them, or drop their lines, then: subtoken-train init mine"),
         ("file,caption\n00.png,a\n", ["--question", " "], "--question is empty; leave it out"),
         ("file,caption\n00.png,a\n", ["--question=a", "--question-column=b"], "give --question (one for all) or"),
