@@ -81,7 +81,7 @@ def borne(sees: bool) -> str:
     sizes = {name: _step_bytes(_templates()[name][0]) for name in backbone_names(sees)}
     known = sorted((size, name) for name, size in sizes.items() if size is not None)
     said = []
-    for word, fits in (("fit", True), ("too large here", False)):
+    for word, fits in (("enough for", True), ("too little for", False)):
         if names := [f"{name} {size / 2**30:.1f}" for size, name in known if (size <= room) == fits]:
             said.append(f"{word}: {', '.join(names)}")
     return f"memory of a step in GiB, of {room / 2**30:.0f} here ({where}); {'; '.join(said)}"
@@ -229,7 +229,8 @@ def own_recipe(data: OwnData, chosen: Chosen, folder: Path, out: Path, name: str
     wanted, most = max(LEAST_STEPS, math.ceil(EPOCHS * samples / per_step)), trainer["max_steps"]
     steps = min(wanted, most)
     cut = f", the most that the shipped recipe takes; {EPOCHS} passes are {wanted:,}" if wanted > most else ""
-    cut += f": {steps * per_step / samples:.1f} passes over the {samples:,}" if steps * per_step > samples else ""
+    passes = steps * per_step / samples
+    cut = f", {passes:.1f} passes over the {samples:,} there are{cut}" if passes > 1 else cut
     logs = min(10, samples // band["batch_size"])
     trainer |= {"max_steps": steps, "accumulate_grad_batches": accumulate, "log_every_n_steps": logs}
     trainer |= {"val_check_interval": max(1, steps * accumulate // _VALIDATIONS), "check_val_every_n_epoch": None}

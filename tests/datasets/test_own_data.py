@@ -48,13 +48,13 @@ def test_several_captions_of_a_picture_stay_in_one_split(mine):
 def test_init_says_passes_and_order_of_backbones(mine, capsys):
     captions(mine)
     lines = inits(capsys, "mine", "--backbone", "tiny", "--question", "list .")
-    assert "60 steps of 8 records: 60.0 passes over the 8" in lines
+    assert "60 steps of 8 records, 60.0 passes over the 8 there are" in lines
     (memory,) = (line for line in lines if line.startswith("memory of a step in GiB"))
     sizes = [
         float(word.rstrip(",;").rpartition(" ")[2]) for word in memory.partition(": ")[2].split(", ") if ";" not in word
     ]
     assert sizes == sorted(sizes)
-    assert "fit: tiny 0.2" in memory
+    assert "enough for: tiny 0.2" in memory
     row = json.loads((mine.parent / "mine_subtoken/test.json").read_text())[0]
     assert row["conversations"][0]["value"] == "<image>\nlist ."
     assert main(["check", "--config", "mine_subtoken/mine.yaml", "--offline"]) == 0
