@@ -73,7 +73,7 @@ def _step_bytes(path: Path) -> int | None:
 
 
 def borne(sees: bool) -> str:
-    """One line: the backbones by the memory of their step, those that this machine has room for first."""
+    """Return one line: the backbones by the memory of their step, those that this machine has room for first."""
     if torch.cuda.is_available():
         room, where = max(torch.cuda.mem_get_info(i)[1] for i in range(torch.cuda.device_count())), "GPU"
     else:
@@ -88,7 +88,7 @@ def borne(sees: bool) -> str:
 
 
 def without_gpu(sees: bool) -> list[str]:
-    """What can be had where there is no GPU, in one sentence; nothing where there is one."""
+    """Say in one sentence what can be had where there is no GPU; nothing where there is one."""
     if torch.cuda.is_available():
         return []
     texts = f"SmolLM2 ({LAPTOP_PATH}) and the embedded model train here in minutes; larger ones need a GPU"
