@@ -126,7 +126,7 @@ def read_own_table(
 def _fixed_question(
     path: Path, rows: list[Placed], names: list[str], chosen: Mapping[str, str | None], asked: str | None
 ) -> str:
-    """Return the question of captions: what the user said, or the usual one where pictures are named and nothing is asked."""
+    """Return the question of captions: the user's, or the usual one where pictures are named and nothing is asked."""
     image = chosen["image"] or _found(_NAMES["image"], names)
     answer, question = (chosen[kind] or _found(_NAMES[kind], names) for kind in ("answer", "question"))
     captions = image is None and question is None and (asked is not None or _found(("caption", "captions"), names))
