@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 HELP = """Make a recipe for your own data, without asking any questions.
 
 DIR holds images and a table of questions and answers (CSV, TSV, JSON, JSON lines; columns image, question, answer, or
-their usual other names), or a file of conversations (LLaVA, ShareGPT, OpenAI messages), or plain texts (.txt, .md, or
-JSON lines with text). Nothing in it is changed.
+their usual other names) or of captions (file, caption; each picture is asked --question), or a file of conversations
+(LLaVA, ShareGPT, OpenAI messages), or plain texts (.txt, .md, or JSON lines with text). Nothing in it is changed.
 
 It writes to DIR_subtoken (--out): train, dev and test records, split by picture; NAME.yaml, and NAME_anchor.yaml, the
 matched token-only anchor. Then it prints the commands to run next, from the folder you are in.
 
 --backbone NAME|ID|FOLDER: a folder of 'recipes ls' (llava7b, qwenvl3b, llama31, ...), a Hub id or a model's folder.
-Without it: the embedded tiny model if it knows the words of your data, otherwise LLaVA-1.5-7B; for texts always the
-embedded one.
+Without it: the embedded tiny model if it knows the words of your data, otherwise LLaVA-1.5-7B; for texts
+checkpoints/smollm2 where it is, otherwise the embedded one.
 
 docs/own_data.md walks through it."""
 
@@ -35,7 +35,7 @@ _ASKED = "local_text/test.jsonl"
 """Folder below a ``--data-root`` in which the task ``local_text`` looks for questions."""
 _KINDS = ("image", "question", "answer")
 _OTHERWISE = {
-    False: "a real model for a laptop: subtoken-train data smollm2, then --backbone checkpoints/smollm2 --overwrite",
+    False: "a real model for a laptop: {there}--backbone checkpoints/smollm2 --overwrite",
     True: "it has seen drawn digits alone, so what it says of photos means nothing; models that see them need a GPU",
 }
 """Lines on the embedded models of texts and of images."""
@@ -49,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--table", metavar="FILE", help="which table in DIR to use, if it holds several")
     for kind in _KINDS:
         parser.add_argument(f"--{kind}-column", metavar="COLUMN", help=f"the table's column of the {kind}s")
+    parser.add_argument(
+        "--question", metavar="TEXT", help="asked of each picture of captions (default: Describe the picture.)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the split (default: 0)")
     parser.add_argument("--overwrite", action="store_true", help="replace what an earlier init wrote")
 
@@ -77,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     from subtoken_train.datasets.own_data import read_own
 
     columns = {kind: getattr(args, f"{kind}_column") for kind in _KINDS}
-    data = read_own(args.folder, args.table, columns, args.seed, counter("images"))
+    data = read_own(args.folder, args.table, columns, args.seed, counter("images"), args.question)
     texts = [text for split in data.splits for text in said(data, split)]
     chosen = choose_backbone(args.backbone, data.kind == "images", texts)
     content, notes = own_recipe(data, chosen, args.folder, out, name)
@@ -128,16 +131,18 @@ def _question(row: dict[str, Any], number: int, tokenizer: Any) -> dict[str, Any
 
 
 def _said(folder: Path, out: Path, data: OwnData, chosen: Chosen) -> list[str]:
-    from subtoken_train.cli.init_recipe import backbone_names
+    from subtoken_train.cli.init_recipe import LAPTOP_PATH, borne, without_gpu
 
     counts = ", ".join(f"{len(rows):,} {split}" for split, rows in data.splits.items())
-    others = ", ".join(name for name in backbone_names(data.kind == "images") if name != chosen.name)
+    there = "" if Path(LAPTOP_PATH).is_dir() else "subtoken-train data smollm2, then "
     return [
         *(f"{folder}: {line}" for line in data.found),
         f"{out}: {counts}, recipe and anchor",
         f"backbone {chosen.path}: {chosen.why}",
-        f"to use another one: --backbone NAME --overwrite, with a Hub id, a folder, or one of {others}",
-        *([_OTHERWISE[data.kind == "images"]] if chosen.is_embedded else []),
+        "to use another one: --backbone NAME --overwrite, with a Hub id, a folder, or one of these",
+        borne(data.kind == "images"),
+        *([_OTHERWISE[data.kind == "images"].format(there=there)] if chosen.is_embedded else []),
+        *without_gpu(data.kind == "images"),
     ]
 
 

@@ -8,12 +8,15 @@ import os
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from PIL import Image
 
+from subtoken_train.artifact.hub import check_fetched
 from subtoken_train.datasets.chats import ChatLimits, iterate_chats
 from subtoken_train.datasets.collate import encode
 from subtoken_train.datasets.own_data import OwnData
@@ -27,12 +30,14 @@ from subtoken_train.families.load import layout_family, with_processor
 from subtoken_train.families.positions import position_bound
 from subtoken_train.resources import recipe_files, with_schema
 
-_ARMS = {"fastv25_s16k4": True, "quest25_s16k12": False}
-"""The arm of a backbone's folder that is taken, and whether it is one that sees images."""
+_ARMS = {"fastv25_s16k4": True, "compactor25_s16k12": False, "quest25_s16k12": False}
+"""The arm of a backbone that is taken (of two the later by name), and whether it is one that sees images."""
 EMBEDDED = {True: "tiny", False: "tinylm"}
 """The backbones that ship, by whether they see images."""
 _PUBLISHED = "llava7b"
 """For images whose words the embedded one does not know."""
+LAPTOP, LAPTOP_PATH, _BIGGER = "smollm2", "checkpoints/smollm2", "checkpoints/qwen05"
+"""For texts where it is at hand, on any machine; the bigger one takes the same settings."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,45 @@ def backbone_names(sees: bool) -> list[str]:
     return [name for name, (_, of_images) in _templates().items() if of_images == sees]
 
 
+@cache
+def _step_bytes(path: Path) -> int | None:
+    """Peak memory of a shipped recipe's step, predicted; None where its backbone's folder is not on this machine."""
+    from subtoken_train.cli.recipe import RecipeCLI
+    from subtoken_train.cli.run_plan import plan_of_recipe
+
+    try:
+        return plan_of_recipe(RecipeCLI(["--config", str(path)])).memory
+    except ValueError:
+        return None
+
+
+def borne(sees: bool) -> str:
+    """Return one line: the backbones by the memory of their step, those that this machine has room for first."""
+    if torch.cuda.is_available():
+        room, where = max(torch.cuda.mem_get_info(i)[1] for i in range(torch.cuda.device_count())), "GPU"
+    else:
+        room, where = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "memory, no GPU"
+    sizes = {name: _step_bytes(_templates()[name][0]) for name in backbone_names(sees)}
+    known = sorted((size, name) for name, size in sizes.items() if size is not None)
+    said = []
+    for word, fits in (("enough for", True), ("too little for", False)):
+        if names := [f"{name} {size / 2**30:.1f}" for size, name in known if (size <= room) == fits]:
+            said.append(f"{word}: {', '.join(names)}")
+    return f"memory of a step in GiB, of {room / 2**30:.0f} here ({where}); {'; '.join(said)}"
+
+
+def without_gpu(sees: bool) -> list[str]:
+    """Say in one sentence what can be had where there is no GPU; nothing where there is one."""
+    if torch.cuda.is_available():
+        return []
+    texts = f"SmolLM2 ({LAPTOP_PATH}) and the embedded model train here in minutes; larger ones need a GPU"
+    images = (
+        "only the embedded model (--backbone tiny) trains here in minutes, to try the way from data to answers, not to "
+        "describe photos; for the others 'check' and the recipe can be made here, and 'fit' belongs on a GPU"
+    )
+    return [f"no GPU here: {images if sees else texts}"]
+
+
 def choose_backbone(given: str | None, sees: bool, texts: Sequence[str]) -> Chosen:
     """Return the backbone that ``given`` means (``llava7b``, a Hub id, a folder), or one that suits the data."""
     if given is None:
@@ -68,14 +112,15 @@ def choose_backbone(given: str | None, sees: bool, texts: Sequence[str]) -> Chos
 def _templates() -> dict[str, tuple[Path, bool]]:
     found = {}
     for name, path in recipe_files().items():
-        folder, _, stem = name.rpartition("/")
-        arm = stem.removeprefix(f"{folder}_")
+        backbone, _, arm = name.rpartition("/")[2].partition("_")
         if arm in _ARMS:
-            found[folder] = (path, _ARMS[arm])
+            found[backbone] = (path, _ARMS[arm])
     return found
 
 
 def _default(sees: bool, texts: Sequence[str]) -> Chosen:
+    if not sees and Path(LAPTOP_PATH).is_dir():
+        return _taken(LAPTOP, "a real model that is already on this machine, and small enough to train without a GPU")
     embedded = _taken(EMBEDDED[sees], "the embedded one, which knows your words; small, for trying things out")
     found = unknown_tokens(_tokenizer_at_hand(embedded.path), SomeTexts(list(texts), None))
     if found is None or found.share <= TOLERATED:
@@ -101,7 +146,9 @@ def _named(given: str, sees: bool) -> Chosen:
     data, other = ("images", "reads texts alone") if sees else ("texts without images", "is for images")
     words = f"your data are {data}, and backbone {given!r} {other}; use one of {', '.join(backbone_names(sees))}"
     refuse((templates[name][1] != sees, words))
-    return _taken(name, "as you said", path)
+    chosen = _taken(name, "as you said", path)
+    check_fetched(chosen.path)
+    return chosen
 
 
 def _same(path: str) -> str:
@@ -114,7 +161,8 @@ def _of_its_family(given: str) -> str:
     from subtoken_train.families.load import family_class
 
     wanted = family_class(BackboneConfig(given))
-    published = {name: file for name, (file, _) in _templates().items() if name not in EMBEDDED.values()}
+    own = (*EMBEDDED.values(), LAPTOP)
+    published = {name: file for name, (file, _) in _templates().items() if name not in own}
     paths = {name: read_yaml(file)["model"]["backbone"]["path"] for name, file in published.items()}
     return next(name for name, path in paths.items() if family_class(BackboneConfig(path)) is wanted)
 
@@ -155,7 +203,7 @@ def longest_record(data: OwnData, chosen: Chosen) -> tuple[int, int]:
 
 EPOCHS, LEAST_STEPS, WARMUP_SHARE = 3, 60, 0.05
 _VALIDATIONS = 4
-_BLOCK = {"block_length": 2048, "context_length": 1024, "prefix_tokens": 64}
+_BLOCK = {"block_length": 2048, "context_length": 1024, "prefix_tokens": 64}  # of a recipe, or of chats
 _EMBEDDED_BLOCK = {"block_length": 640, "context_length": 512, "prefix_tokens": 16}
 _HALVINGS = 2
 """Times that a block is halved where there is little text."""
@@ -181,9 +229,13 @@ def own_recipe(data: OwnData, chosen: Chosen, folder: Path, out: Path, name: str
     wanted, most = max(LEAST_STEPS, math.ceil(EPOCHS * samples / per_step)), trainer["max_steps"]
     steps = min(wanted, most)
     cut = f", the most that the shipped recipe takes; {EPOCHS} passes are {wanted:,}" if wanted > most else ""
+    passes = steps * per_step / samples
+    cut = f", {passes:.1f} passes over the {samples:,} there are{cut}" if passes > 1 else cut
     logs = min(10, samples // band["batch_size"])
     trainer |= {"max_steps": steps, "accumulate_grad_batches": accumulate, "log_every_n_steps": logs}
     trainer |= {"val_check_interval": max(1, steps * accumulate // _VALIDATIONS), "check_val_every_n_epoch": None}
+    if chosen.name == LAPTOP:
+        trainer["accelerator"] = "auto"
     content["model"]["optimizer"]["warmup_steps"] = max(1, round(WARMUP_SHARE * steps))
     return {**content, "data": band}, [f"{steps:,} steps of {per_step:,} records{cut}", *lengths]
 
@@ -197,7 +249,11 @@ def own_recipe_text(content: dict[str, Any], chosen: Chosen, path: Path, data: P
         f"#   train   subtoken-train fit --config {shell_words(path)}\n"
         "#\n# Every key can be overridden behind --config; 'subtoken-train recipes show' prints commented recipes.\n"
     )
-    return with_schema(header) + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
+    if chosen.path == LAPTOP_PATH and "documents" not in content["data"]["train"]:  # chats are cut for one template
+        bigger = f"    # path: {_BIGGER}  # a bigger one; get it: subtoken-train data {Path(_BIGGER).name}\n"
+        text = text.replace(own := f"    path: {LAPTOP_PATH}\n", own + bigger, 1)
+    return with_schema(header) + text
 
 
 def _raise_length(band: dict[str, Any], longest: int, positions: int) -> list[str]:
@@ -221,7 +277,8 @@ def _text_band(data: OwnData, chosen: Chosen, out: Path) -> tuple[dict[str, Any]
     for key, each in texts.items():  # where the tokenizer is not on this machine, four characters are one
         ids = tokenizer and tokenizer(each, add_special_tokens=False, verbose=False)["input_ids"]
         tokens[key] = sum(map(len, ids)) if ids is not None else sum(map(len, each)) // 4
-    sizes = dict(_EMBEDDED_BLOCK if chosen.name == EMBEDDED[False] else _BLOCK)
+    shipped = chosen.recipe["data"]
+    sizes = {key: shipped[key] if "block_length" in shipped else size for key, size in _EMBEDDED_BLOCK.items()}
     for _ in range(_HALVINGS):
         if tokens["train"] >= 2 * sizes["block_length"] and tokens["val"] >= sizes["block_length"]:
             break

@@ -262,7 +262,7 @@ def training_step(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalProm
         checkpointing=module.gradient_checkpointing,
         autocast=str(trainer.precision).endswith("-mixed"),
         dropout=module.lora_settings.dropout > 0,
-        on_cpu=trainer.accelerator == "cpu",
+        on_cpu=trainer.accelerator == "cpu" or (trainer.accelerator == "auto" and not torch.cuda.is_available()),
         quantization=module.backbone_config.quantization,
         optimizer=module.optimizer_config.name,
         strategy=cli.strategy,

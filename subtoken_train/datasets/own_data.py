@@ -65,20 +65,23 @@ def read_own(
     columns: dict[str, str | None],
     seed: int,
     show: Callable[[int, int], None] = lambda done, total: None,
+    question: str | None = None,
 ) -> OwnData:
     """Read a folder of images and a table of questions and answers, a file of conversations, or plain texts.
 
     ``table``: the file to read, below the folder; None: the one that is there. ``columns``: as ``read_own_table``'s.
-    ``show`` is told (done, total) while images are opened.
+    ``show`` is told (done, total) while images are opened. ``question``: asked of every picture.
     """
     own = look_into(folder)
     name = _table(own, table)
+    if name is None and question is not None:
+        raise ValueError(f"--question is asked of pictures with captions, but {folder} holds no table; leave it out")
     if name is not None:
-        data = _table_data(own, name, read_own_table(folder / name, columns, folder), seed, show)
+        data = _table_data(own, name, read_own_table(folder / name, columns, folder, question), seed, show)
     elif named := [kind for kind, column in columns.items() if column is not None]:
         raise ValueError(f"--{named[0]}-column names a column, but {folder} holds no table")
     else:
-        data = _text_data(read_texts(own), seed, f"{len(own.texts):,} text files")
+        data = _text_data(read_texts(own), seed, folder, f"{len(own.texts):,} text files")
     about = f"{_files(len(own.left_out))} about the data left out ({', '.join(own.left_out)})" if own.left_out else ""
     return replace(data, found=tuple(filter(None, (*data.found, about, own.unread))))
 
@@ -184,7 +187,7 @@ def _table(own: OwnFolder, chosen: str | None) -> str | None:
         other = f", but texts ({own.texts[0]}): move one kind away, or" if own.texts else ";"
         raise ValueError(
             f"{own.path} holds {len(own.images):,} images and no table of questions and answers{other} add a CSV file "
-            f"with the columns image, question, answer, then: {_init(own.path)}"
+            f"with the columns image, question, answer (or file, caption), then: {_init(own.path)}"
         )
     return own.tables[0] if own.tables else None
 
@@ -208,7 +211,7 @@ def read_texts(own: OwnFolder) -> list[str]:
     return texts
 
 
-def _text_data(texts: list[str], seed: int, what: str, unread: str = "") -> OwnData:
+def _text_data(texts: list[str], seed: int, folder: Path, what: str, unread: str = "") -> OwnData:
     """Make documents: the texts themselves where they are many, else runs of paragraphs of about equal length."""
     documents = [text.replace("\r\n", "\n").strip() for text in texts if text.strip()]
     if len(documents) < ENOUGH:
@@ -219,7 +222,7 @@ def _text_data(texts: list[str], seed: int, what: str, unread: str = "") -> OwnD
         groups[document].append({"text": document})
     cut = "" if len(documents) == len(texts) else f", {len(documents):,} documents"
     found = (f"{what} ({sum(map(len, texts)):,} characters){cut}", unread)
-    return OwnData("texts", _split(groups, seed, "documents"), tuple(filter(None, found)))
+    return OwnData("texts", _split(groups, seed, "documents", folder), tuple(filter(None, found)))
 
 
 def _pieces(text: str, length: int) -> Iterator[str]:
@@ -245,7 +248,7 @@ def _table_data(own: OwnFolder, name: str, read: OwnTable, seed: int, show: Call
             "move the images away"
         )
     if read.texts:
-        return _text_data(read.texts, seed, f"{name}: {len(read.texts):,} texts", read.unread_words)
+        return _text_data(read.texts, seed, own.path, f"{name}: {len(read.texts):,} texts", read.unread_words)
     records = _placed(own, name, read.records)
     names = list(dict.fromkeys(each for record in records for each in form.image_names(record.row)))
     if own.images and not names:
@@ -253,6 +256,8 @@ def _table_data(own: OwnFolder, name: str, read: OwnTable, seed: int, show: Call
             f"{holds} names none of them; say which column does with --image-column, or move the images away"
         )
     found = [f"{name}: {len(records):,} records ({read.columns or 'conversations'})", read.unread_words]
+    if read.asked:
+        found.insert(1, f"asked of every picture: {read.asked!r}; another question: --question TEXT")
     same = _same_pictures(own.path, names)
     if names:
         opened = spread(len(names))
@@ -266,8 +271,9 @@ def _table_data(own: OwnFolder, name: str, read: OwnTable, seed: int, show: Call
             + (f"; {unused:,} more are in the folder and in no record" if unused else "")
         )
     # chats without an image may well begin alike and go on otherwise
-    _check_answers([record for record in records if read.columns or form.image_names(record.row)], same)
-    split = _split(_groups(records, same), seed, "pictures" if names else "questions")
+    if not read.asked:  # of one picture there may be several captions
+        _check_answers([record for record in records if read.columns or form.image_names(record.row)], same)
+    split = _split(_groups(records, same), seed, "pictures" if names else "questions", own.path)
     rows = {part: [record.row for record in chosen] for part, chosen in split.items()}
     return OwnData("images" if names else "conversations", rows, tuple(filter(None, found)), read.no_document)
 
@@ -354,10 +360,13 @@ def _digest(path: Path) -> bytes:
         return hashlib.file_digest(file, "sha256").digest()
 
 
-def _split(groups: Mapping[str, Sequence[T]], seed: int, what: str) -> dict[str, list[T]]:
+def _split(groups: Mapping[str, Sequence[T]], seed: int, what: str, folder: Path) -> dict[str, list[T]]:
     """Share whole groups out to splits, in their own order; a group's split depends on its name and the seed alone."""
     if len(groups) < len(SPLITS):
-        raise ValueError(f"too few different {what} ({len(groups)}): train, dev and test need one each, three at least")
+        raise ValueError(
+            f"too few different {what} ({len(groups)}): train, dev and test need one each, three at least; add some, "
+            f"then: {_init(folder)}"
+        )
     held = min(max(1, round(SHARE * len(groups))), MOST_HELD)
     drawn = sorted(groups, key=lambda name: hashlib.sha256(f"{seed}\0{name}".encode()).digest())
     parts = {"dev": {*drawn[:held]}, "test": {*drawn[held : 2 * held]}, "train": {*drawn[2 * held :]}}

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from subtoken_train.datasets.conversations import CONVERSATION_LISTS, checked_record, conversation_document, is_picture
+from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES
 from subtoken_train.datasets.record_fields import column_problem
 from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, row_kind
 from subtoken_train.datasets.row_files import file_kind, files_of_set, opened, placed_rows
 from subtoken_train.documents import check_regular, decoded, text_problem
-from subtoken_train.errors import clipped
+from subtoken_train.errors import clipped, refuse
 from subtoken_train.families.literal_marks import picture_marks
 from subtoken_train.typed import shown
 
@@ -32,6 +33,9 @@ _NAMES = {
     "answer": ("answer", "response", "output", "label", "completion", "target", "caption"),
 }  # fmt: skip
 """Usual names of the columns, those before which go first."""
+_CAPTIONS = (*_NAMES["answer"], "captions", "description", "text")
+DESCRIBE = "Describe the picture."
+"""Asked where a table has pictures and what is said of them, and no questions."""
 _FURTHER = ("input", "context")  # columns that stand below a question as a part of it (Alpaca's records, Dolly's)
 _BESIDE = ("id", "kind", "system")
 _PICTURES = ("image", "images", "video", "videos")
@@ -54,6 +58,7 @@ class OwnTable:
     Attributes:
         records: conversations; empty where there are texts.
         columns: what was read as what, in words; empty where the records came as conversations.
+        asked: the fixed question of captions.
         unread: the other columns.
         no_document: why a conversation cannot be one document, as a model without a chat template learns it; empty
             where all can.
@@ -62,6 +67,7 @@ class OwnTable:
     records: list[OwnRecord] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     columns: str = ""
+    asked: str = ""
     unread: tuple[str, ...] = ()
     no_document: str = ""
 
@@ -72,11 +78,13 @@ class OwnTable:
         return f"{what} not read: {clipped(', '.join(self.unread), _LISTED)}" if self.unread else ""
 
 
-def read_own_table(path: Path, chosen: Mapping[str, str | None], folder: Path | None = None) -> OwnTable:
+def read_own_table(
+    path: Path, chosen: Mapping[str, str | None], folder: Path | None = None, asked: str | None = None
+) -> OwnTable:
     """Read a table whole.
 
     ``chosen``: the columns that the user named, by ``image``, ``question`` and ``answer``; None: found by their names.
-    ``folder``: of the data, for messages; default: the file's own.
+    ``folder``: of the data, for messages; default: the file's own. ``asked``: of every picture, as the user said.
     """
     if sum(map(check_regular, files_of_set(path))) > MAX_BYTES:
         raise ValueError(
@@ -87,27 +95,51 @@ def read_own_table(path: Path, chosen: Mapping[str, str | None], folder: Path | 
     if not rows:
         raise ValueError(f"{path} holds no record; at least one is needed")
     if any(isinstance(row.get(name), list) for _, row in rows for name in CONVERSATION_LISTS):
+        refuse((asked is not None, f"{path} holds conversations, which have their questions; leave --question out"))
         if named := [kind for kind, name in chosen.items() if name is not None]:
             raise ValueError(f"{path} holds conversations, which have no columns; leave --{named[0]}-column out")
         return _conversations(rows)
     names = list(dict.fromkeys(name for _, row in rows for name in row))
     text, question, answer = (_found(usual, names) for usual in (("text",), _NAMES["question"], _NAMES["answer"]))
+    if asked := _fixed_question(path, rows, names, chosen, asked):
+        answer, text = chosen["answer"] or _found(_CAPTIONS, names), None
+        chosen = {**chosen, "answer": answer}
     if text and question is None and all(name is None for name in chosen.values()):
         return _text_table(path, rows, names, text)
     if answer is None and chosen["answer"] is None and (kind := row_kind(names)):
         raise ValueError(f"{path}: {kind}")
-    columns = {kind: _column(path, kind, chosen[kind], names) for kind in _NAMES}
+    columns = {k: None if k == "question" and asked else _column(path, k, chosen[k], names) for k in _NAMES}
     _check_filled(path, [row for _, row in rows], columns, folder or path.parent)
     further = [name for usual in _FURTHER if (name := _found((usual,), names)) and name not in columns.values()]
     columns |= {key: _found((key,), names) for key in _BESIDE}
     unread = _unread(rows, names, {*columns.values(), *further})
     records = [
-        OwnRecord(_record(row, columns, further, place, number), place) for number, (place, row) in enumerate(rows)
+        OwnRecord(_record(row, columns, further, place, number, asked), place)
+        for number, (place, row) in enumerate(rows)
     ]
     read = [f"{kind} in {columns[kind]!r}" for kind in _NAMES if columns[kind]]
     read += [f"with each question in {name!r}" for name in further]
     read += [f"before each question in {columns['system']!r}"] if columns["system"] else []
-    return OwnTable(records, columns=", ".join(read), unread=unread)
+    return OwnTable(records, columns=", ".join(read), asked=asked, unread=unread)
+
+
+def _fixed_question(
+    path: Path, rows: list[Placed], names: list[str], chosen: Mapping[str, str | None], asked: str | None
+) -> str:
+    """Return the question of captions: the user's, or the usual one where pictures are named and nothing is asked."""
+    image = chosen["image"] or _found(_NAMES["image"], names)
+    answer, question = (chosen[kind] or _found(_NAMES[kind], names) for kind in ("answer", "question"))
+    captions = image is None and question is None and (asked is not None or _found(("caption", "captions"), names))
+    add = shlex.join(["subtoken-train", "init", str(path.parent), "--image-column", "COLUMN"])
+    refuse(
+        (asked is not None and not asked.strip(), f"--question is empty; leave it out to ask {DESCRIBE!r}"),
+        (asked is not None and chosen["question"] is not None, "give --question (one for all) or --question-column"),
+        (captions, f"{path} has captions and no column of their files ({_NAMES['image'][0]}, file); name it: {add}"),
+    )
+    if asked is not None or question is not None or image is None:
+        return (asked or "").strip()
+    pictured = any(str(row.get(image)).lower().endswith(PICTURE_SUFFIXES) for _, row in rows)
+    return DESCRIBE if answer or (pictured and _found(_CAPTIONS, names)) else ""
 
 
 def _check_filled(path: Path, rows: list[dict[str, Any]], columns: Mapping[str, str | None], folder: Path) -> None:
@@ -116,7 +148,9 @@ def _check_filled(path: Path, rows: list[dict[str, Any]], columns: Mapping[str, 
         if name is None or len(rows) < 2 or any(str(row.get(name) or "").strip() for row in rows):
             continue
         filled = [other for other in rows[0] if other not in columns.values() and rows[0][other]]
-        other = ["--table", path.relative_to(folder).as_posix(), f"--{kind}-column", *(filled or ["COLUMN"])[:1]]
+        option = [f"--{kind}-column", *(filled or ["COLUMN"])[:1]]
+        option = ["--question", DESCRIBE] if kind == "question" and columns["image"] and not filled else option
+        other = ["--table", path.relative_to(folder).as_posix(), *option]
         raise ValueError(
             f"{path}: column {_named(name)} ({kind}) is empty in all {len(rows):,} lines; fill it, or name another: "
             f"{shlex.join(['subtoken-train', 'init', str(folder), *other])}"
@@ -225,10 +259,11 @@ def _column(path: Path, kind: str, chosen: str | None, names: list[str]) -> str 
 
 
 def _record(
-    row: dict[str, Any], columns: Mapping[str, str | None], further: list[str], place: str, number: int
+    row: dict[str, Any], columns: Mapping[str, str | None], further: list[str], place: str, number: int, asked: str
 ) -> dict[str, Any]:
     cell = {kind: "" if (name := columns[kind]) is None else _cell(row, name, place) for kind in _NAMES}
-    question = "\n".join(filter(None, [cell["question"], *(_cell(row, name, place, empty=True) for name in further)]))
+    below = [_cell(row, name, place, empty=True) for name in further]
+    question = "\n".join(filter(None, [asked or cell["question"], *below]))
     own_id, kind = (None if (name := columns[key]) is None else row.get(name) for key in ("id", "kind"))
     made: dict[str, Any] = {"id": str(number if own_id is None else own_id)}
     if columns["image"] is not None:

@@ -217,6 +217,28 @@ def test_conversations_become_documents_and_questions(tmp_path, capsys):
     assert f"a real model for a laptop: {offered}" in lines
 
 
+def test_texts_take_the_laptop_s_model_where_it_is(tmp_path, capsys):
+    """Its shipped recipe's sizes and arm, on whatever the machine has; the embedded one where that is said."""
+    save_language_model(tmp_path / "checkpoints/smollm2")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/book.txt").write_text("\n\n".join(f"Paragraph {i} says: {'word ' * 60}." for i in range(200)))
+    lines = inits(capsys, "mine")
+    text = (tmp_path / "mine_subtoken/mine.yaml").read_text()
+    recipe = yaml.safe_load(text)
+    assert recipe["model"]["backbone"] == {"path": "checkpoints/smollm2", "dtype": "float32"}
+    assert "    # path: checkpoints/qwen05  # a bigger one; get it: subtoken-train data qwen05\n" in text
+    assert (recipe["model"]["reducer"]["name"], recipe["model"]["routing"]["kept_groups"]) == ("compactor", 12)
+    sizes = {"block_length": 288, "context_length": 192, "prefix_tokens": 16, "batch_size": 1}
+    assert {key: recipe["data"][key] for key in sizes} == sizes
+    assert recipe["trainer"]["accelerator"] == "auto"
+    assert "precision" not in recipe["trainer"]
+    assert recipe["trainer"]["max_steps"] <= 100
+    assert any("a real model that is already on this machine" in line for line in lines)
+    lines = inits(capsys, "mine", "--backbone", "tinylm", "--overwrite")
+    assert yaml.safe_load((tmp_path / "mine_subtoken/mine.yaml").read_text())["model"]["reducer"]["name"] == "quest"
+    assert "a real model for a laptop: --backbone checkpoints/smollm2 --overwrite" in lines
+
+
 @sampled("end", ["\n", "\r\n"], every=2)
 def test_texts_are_cut_at_paragraphs(tmp_path, capsys, end):
     (tmp_path / "mine").mkdir()

@@ -39,6 +39,7 @@ MANIFEST = grammar.Document(
     grammar.Format(
         free=tuple(f"settings.{name}" for name in PLAIN),
         more=("settings",),
+        unsaid=("settings.device",),  # a dash stands for it
         legal={
             "arm.adapter arm.anchor arm.groups source": grammar.text_or_none,
             "arm.seed": lambda value: value is None or type(value) is int,

@@ -141,7 +141,7 @@ class WordFacts(LongContext):
             TEMPLATES[kind].says.format(name=name, value=value)
             for kind, name, value in zip(kinds, people, values, strict=True)
         ]
-        context = hidden(random, facts, self.words, prose)
+        context = hidden_facts(random, facts, self.words, prose)
         return [
             self._sample(f"{number}-{place}", context, kind, name, value)
             for place, (kind, name, value) in enumerate(zip(kinds, people, values, strict=True))
@@ -164,7 +164,7 @@ class WordFacts(LongContext):
         )
 
 
-def hidden(random: Random, facts: list[str], words: int, prose: tuple[str, ...]) -> str:
+def hidden_facts(random: Random, facts: list[str], words: int, prose: tuple[str, ...]) -> str:
     """Return a run of sentences of at most so many words in all, facts at random ends of them."""
     found, place = list[str](), random.randrange(len(prose))
     room = words - sum(len(fact.split()) for fact in facts)
