@@ -77,7 +77,10 @@ def check_finite(tensors: Mapping[str, Tensor], place: Path) -> None:
 
 LORA_FILE = "adapter_model.safetensors"
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".pyc", ".py")
-_FREE = "auto_mapping inference_mode init_lora_weights loftq_config lora_dropout megatron_core peft_version revision task_type"
+_FREE = (
+    "auto_mapping inference_mode init_lora_weights loftq_config lora_dropout megatron_core peft_version revision "
+    "task_type"
+)
 """Settings of peft that do not change what the tensors mean; all others are peft's own, but for those of a recipe."""
 
 SCHEMA_VERSION = 7

@@ -53,7 +53,7 @@ def _below(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
 
 
 def _recipes(prefix: str, **_: object) -> list[str]:
-    from argcomplete import FilesCompleter
+    from argcomplete.completers import FilesCompleter
 
     names = [path.stem for path in recipe_files().values() if path.stem.startswith(prefix)]
     return [*names, *FilesCompleter(("yaml", "yml"))(prefix)]

@@ -50,7 +50,7 @@ def recipe_schema() -> Schema:
     reducers = dict[str, Schema]()
     for name in dict.fromkeys((*REDUCERS, *EVICTIONS)):
         with suppress(ValueError):  # an eviction that scores no context ranks none
-            reducers[name] = _group(plan_of(REDUCERS.find(name)))
+            reducers[name] = _group(plan_of(REDUCERS.find(name)))  # type: ignore[arg-type]  # a class is hashable
     for name, schema in reducers.items():
         schema["properties"]["name"] = {"enum": [name]}
     bands["model"]["properties"]["reducer"] = {"anyOf": list(reducers.values())}
@@ -72,9 +72,9 @@ def grid_schema() -> Schema:
         one = {key: value for key, value in arm[name].items() if key not in ("description", "default")}
         rest = {key: value for key, value in arm[name].items() if key not in one}
         arm[name] = {"anyOf": [one, {"type": "array", "items": one, "minItems": 1}], **rest}
-    name = {"enum": sorted(TASKS)}
-    task = {"type": "object", "properties": {"name": name, "source": {"type": "string"}}, "required": ["name"]}
-    own = {"arms": _list(_object(arm)), "tasks": _list({"anyOf": [name, task]})}
+    known = {"enum": sorted(TASKS)}
+    task = {"type": "object", "properties": {"name": known, "source": {"type": "string"}}, "required": ["name"]}
+    own = {"arms": _list(_object(arm)), "tasks": _list({"anyOf": [known, task]})}
     grid = plan_of(Grid)
     keys = {name: own.get(name) or _of_key(grid, name) for name in grid.hints}
     return {"$schema": _DRAFT, "title": "a grid of subtoken_train", **_object(keys), "required": grid.required}
@@ -110,7 +110,7 @@ def _plain(value: Any) -> Any:
 def _of_type(hint: Any) -> Schema:
     origin, inner = get_origin(hint), get_args(hint)
     if isinstance(hint, SettingsPlan) or dataclasses.is_dataclass(hint):
-        return _group(hint if isinstance(hint, SettingsPlan) else plan_of(hint))
+        return _group(hint if isinstance(hint, SettingsPlan) else plan_of(hint))  # type: ignore[arg-type]
     if origin is Literal:
         return {"enum": list(inner)}
     if origin in (Union, UnionType):

@@ -114,13 +114,13 @@ def read_own_table(
     columns |= {key: _found((key,), names) for key in _BESIDE}
     unread = _unread(rows, names, {*columns.values(), *further})
     records = [
-        OwnRecord(_record(row, columns, further, place, number, asked), place)
+        OwnRecord(_record(row, columns, further, place, number, asked or ""), place)
         for number, (place, row) in enumerate(rows)
     ]
     read = [f"{kind} in {columns[kind]!r}" for kind in _NAMES if columns[kind]]
     read += [f"with each question in {name!r}" for name in further]
     read += [f"before each question in {columns['system']!r}"] if columns["system"] else []
-    return OwnTable(records, columns=", ".join(read), asked=asked, unread=unread)
+    return OwnTable(records, columns=", ".join(read), asked=asked or "", unread=unread)
 
 
 def _fixed_question(
