@@ -13,6 +13,7 @@ from subtoken_train.outputs import write_whole
 
 if TYPE_CHECKING:
     from subtoken_train.evaluation.reporting.report import Report
+    from subtoken_train.evaluation.reporting.runs import ArmResults
 
 HELP = """Compare a run with its anchor and with untrained rules at equal KV bytes, on the run's own texts.
 
@@ -146,14 +147,18 @@ def advice(report: Report) -> str:
     """
     from subtoken_train.evaluation.reporting.score_tables import Estimate, cost_of, difference_of, score_of
 
+    def share_of(arm: ArmResults, task: str) -> float:
+        return cost_of(arm, [task]).shares["measured"] or 0.0
+
     arms = {arm.name: arm for arm in report.arms}
     full = score_of(arms["full"], ["facts"])
     assert full is not None
     reads = full.value >= 0.5 or len(report.task_names) == 1
     task, what = ("facts", "% of the facts") if reads else ("text_loss", "nats a word")
     others = [arm for name, arm in arms.items() if name not in ("trained", "full")]
-    scored = [(score, arm) for arm in others if (score := score_of(arm, [task])) is not None]
-    _, best = (max if reads else min)(scored, key=lambda each: each[0].value)
+    scored = [(score.value, arm) for arm in others if (score := score_of(arm, [task])) is not None]
+    sign = -1 if reads else 1  # of those that score alike, the smallest
+    _, best = min(scored, key=lambda each: (sign * each[0], share_of(each[1], task)))
     ours, other = (arms["trained"], best) if "trained" in arms else (best, arms["full"])
     apart, own = difference_of(ours, other, [task]), score_of(ours, [task])
     assert isinstance(apart, Estimate)
@@ -161,6 +166,6 @@ def advice(report: Report) -> str:
     verdict = {"better": "ahead of", "worse": "behind"}.get(apart.verdict or "", "level with")
     first = "" if reads else f"the full cache says {full.value_text} % of the facts, so the text's loss decides: "
     stands = f"{verdict} {other.name} ({apart.value_text} {apart.interval_text}, paired, {own.n} samples)"
-    bytes_kept = f"{100 * (cost_of(ours, [task]).shares['measured'] or 0):.1f} % of the compressed text's bytes"
+    bytes_kept = f"{100 * share_of(ours, task):.1f} % of the compressed text's bytes"
     take = ours.name if apart.verdict == "better" or "trained" not in arms else best.name
     return f"{first}in {bytes_kept} {ours.name} has {own.value_text} {what} and is {stands}: take {take}"
