@@ -65,8 +65,8 @@ fit: install data/scenes ## train a router and compare it with its anchor of the
 	$(BIN)/subtoken-train fit --config $(FIT) --overwrite
 	$(BIN)/subtoken-train evaluate --data data/scenes/dev.json --adapter runs/$(FIT)/adapter \
 		--adapter checkpoints/adapters/$(FIT)_anchor --adapter checkpoints/adapters/tiny_lora_only
-	@$(BIN)/subtoken-train generate --adapter runs/$(FIT) --image data/samples/a.png --prompt 'is there a 7 ?' --show runs/kept.png
-	@echo "runs/kept.png shows what the cache kept of the picture. The anchor and the full cache are shipped adapters of the same settings."
+	@$(BIN)/subtoken-train generate --adapter runs/$(FIT) --image data/samples/a.png --prompt 'is there a 7 ?' --show runs/$(FIT)/kept.png
+	@echo "runs/$(FIT)/kept.png shows what the cache kept of the picture. The anchor and the full cache are shipped adapters of the same settings."
 	@echo "The line 'less $(FIT)_anchor-seed0' above says what the router gains at equal bytes, with its 95 % interval: 'ahead' is significant."
 
 checkpoints/smollm2: | $(STAMP)
