@@ -90,7 +90,7 @@ _OF_MODEL = (
     *("config", "dtype", "generation_config", "can_generate", "training", "parameters", "num_parameters"),
     *("hf_device_map", "input_modalities", "output_modalities", "name_or_path", "get_memory_footprint"),
 )
-for _task in ("text-generation", "image-text-to-text"):  # whose pipelines complain of a class that they do not know
+for _task in ("text-generation", "image-text-to-text", ""):  # pipelines complain of a class that they do not know
     getattr(base, "SUPPORTED_PEFT_TASKS", {}).setdefault(_task, []).append("SubTokenModel")
 
 
