@@ -12,15 +12,41 @@ from subtoken_train.moved import keep_moved_modules
 from subtoken_train.version import __version__
 
 if TYPE_CHECKING:
+    from subtoken_train.evictions import build_eviction
+    from subtoken_train.families.backbone_config import BackboneConfig
+    from subtoken_train.families.images import Video
     from subtoken_train.inference.model import SubTokenModel
     from subtoken_train.ledger.kv_budget import KVBudget
+    from subtoken_train.reducers import build_reducer
+    from subtoken_train.types import Turn
 
-__all__ = ["KVBudget", "SubTokenModel", "__version__"]
+__all__ = [
+    "BackboneConfig",
+    "KVBudget",
+    "SubTokenModel",
+    "Turn",
+    "Video",
+    "__version__",
+    "build_eviction",
+    "build_reducer",
+]
 
-_HOMES = {"KVBudget": "subtoken_train.ledger.kv_budget", "SubTokenModel": "subtoken_train.inference.model"}
+_HOMES = {
+    "BackboneConfig": "subtoken_train.families.backbone_config",
+    "KVBudget": "subtoken_train.ledger.kv_budget",
+    "SubTokenModel": "subtoken_train.inference.model",
+    "Turn": "subtoken_train.types",
+    "Video": "subtoken_train.families.images",
+    "build_eviction": "subtoken_train.evictions",
+    "build_reducer": "subtoken_train.reducers",
+}
 
 
 keep_moved_modules()
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 if not TYPE_CHECKING:  # a type checker knows the names above, and tells a misspelt one

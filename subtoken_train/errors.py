@@ -24,12 +24,12 @@ class SubTokenWarning(UserWarning):
     """Something a user should know about a result that is given all the same; commands print it on one line."""
 
 
-def unknown_name(kind: str, got: object, allowed: Iterable[str]) -> ValueError:
-    """Return the error for an unknown name: what was got, the nearest name, what is allowed."""
+def unknown_name(kind: str, got: object, allowed: Iterable[str], listed: str | None = None) -> ValueError:
+    """Return the error for an unknown name: what was got, the nearest name, what is allowed (None: the first ones)."""
     names = sorted(allowed)
     nearest = difflib.get_close_matches(str(got), names, n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    return ValueError(f"unknown {kind} {clipped(repr(got), _GOT)}.{hint} Allowed: {first_names(names)}")
+    return ValueError(f"unknown {kind} {clipped(repr(got), _GOT)}.{hint} Allowed: {listed or first_names(names)}")
 
 
 def first_names(names: Collection[str]) -> str:

@@ -234,6 +234,12 @@ def family_class(config: BackboneConfig) -> type[Family]:
     return _known(config)[1]
 
 
+def stored_dtype(config: BackboneConfig) -> str:
+    """Return the dtype that a backbone's configuration names for its weights; float32 where it names none."""
+    with _asked(config):
+        return str(_read_config(config).dtype or torch.float32).removeprefix("torch.")
+
+
 def _known(config: BackboneConfig) -> tuple[Any, type[Family]]:
     """Return a backbone's configuration and family; the Hub is not asked for what is published."""
     check_backbone(config)

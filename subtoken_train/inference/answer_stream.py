@@ -104,6 +104,11 @@ class AnswerStream:
         return max((len(each) for each in beginnings if said.endswith(each)), default=0)
 
 
+def same_autocast(device: str) -> torch.autocast:
+    """Return the autocast that acts now, to be entered in another thread, which has none of its own."""
+    return torch.autocast(device, dtype=torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device))
+
+
 def pieces(tokenizer: Any, answer: Callable[[AnswerStream], None], goes_on: bool = False) -> Iterator[str]:
     """Yield an answer's text in pieces while another thread makes it; closing the iterator ends the answer.
 

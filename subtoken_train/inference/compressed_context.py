@@ -28,7 +28,7 @@ from subtoken_train.families.images import Picture, Video
 from subtoken_train.families.literal_marks import picture_marks, tokenise
 from subtoken_train.functional.hashing import digest_tensor
 from subtoken_train.functional.moving import on_device
-from subtoken_train.inference.answer_stream import AnswerStream, answer_text, pieces
+from subtoken_train.inference.answer_stream import AnswerStream, answer_text, pieces, same_autocast
 from subtoken_train.inference.batched import greedy_tokens
 from subtoken_train.inference.cache_file import CacheHeader, made_by, read_cache, shape_of, write_cache
 from subtoken_train.inference.cache_report import CacheReport, held_bytes, report, warn_of_emptied
@@ -287,8 +287,7 @@ class CompressedContext:
 
     def stream(self, question: str, max_new_tokens: int) -> Iterator[str]:
         """Yield the greedy answer of one context to one question in pieces."""
-        device = self.backbone.family.device.type  # another thread has no autocast of its own
-        dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+        autocast = same_autocast(self.backbone.family.device.type)
 
         def answer(stream: AnswerStream) -> None:
             stream.put(torch.empty(0))  # what was asked is not handed on
@@ -297,7 +296,7 @@ class CompressedContext:
                 stream.put(steps[-1])
                 return stream(steps[-1][:, None], None)
 
-            with torch.autocast(device, dtype=dtype, enabled=enabled), serving(self.backbone.family):
+            with autocast, serving(self.backbone.family):
                 self.answers([[question]], max_new_tokens, ended)
 
         return pieces(self.backbone.family.tokenizer, answer, self.goes_on)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from typing import Any, Literal, TypedDict, get_args
 
@@ -383,11 +383,12 @@ _FIELDS = {"eviction_keep": "keep", "eviction_unit": "unit", "eviction_every": "
 """Settings that ``Compression`` calls otherwise."""
 
 
-def compression_of(settings: CompressionSettings) -> Compression:
-    """The compression that settings ask for."""
+def compression_of(settings: CompressionSettings, beside: Collection[str] = ()) -> Compression:
+    """The compression that settings ask for; ``beside`` are further ones of the call, for its errors."""
     given: dict[str, Any] = dict(settings)
-    for name in given:
-        check_word("setting", name, CompressionSettings.__optional_keys__)
+    for name in sorted(given.keys() - CompressionSettings.__optional_keys__):
+        names = sorted(CompressionSettings.__optional_keys__.union(beside))
+        raise unknown_name("setting", name, names, ", ".join(names))
     if isinstance(keep := given.get("eviction_keep"), str | Mapping):
         if "eviction_unit" in given:
             words = f"eviction_keep={clipped(str(keep), 40)!r} already has a unit"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import broken_rows
-from subtoken_train.errors import check_range, check_word, no_numbers
+from subtoken_train.errors import check_range, no_numbers, unknown_name
 from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.family import Family
 from subtoken_train.forks import undoing
@@ -53,11 +53,35 @@ KNOWN = _OWN.union(REFUSED, IMAGE_INPUTS, ("input_ids", "attention_mask", "regio
 """Everything that ``generate`` may be given."""
 
 
+def check_arguments(call: str, given: Iterable[str], own: Iterable[str] = ()) -> None:
+    """Refuse what neither ``generate`` takes nor ``call``, which has ``own`` arguments."""
+    for name in given:
+        if name not in KNOWN:
+            hidden = vars(GenerationConfig()).keys() | {each for each, neutral in REFUSED.items() if not neutral}
+            listed = ", ".join(sorted((KNOWN - hidden).union(own)))
+            listed += ", and every setting of transformers' GenerationConfig"
+            raise unknown_name(f"argument of {call}", name, KNOWN.union(own), listed)
+
+
 def one_cache(past_key_values: PackedCache | None, cache: PackedCache | None) -> PackedCache | None:
     """Return the cache that is given under one of its names."""
     if cache is not None and past_key_values is not None:
         raise ValueError("cache and past_key_values are two names for the same argument; give one of them")
     return past_key_values if cache is None else cache
+
+
+_IN_A_CALL = {**REFUSED, "return_dict": (True,), "logits_to_keep": (1,)}
+
+
+def without_silent(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs of a call of the model without those that say nothing: None, ``use_cache=True``."""
+    left = {
+        name: value
+        for name, value in given.items()
+        if value is not None and not any(_same(value, each) for each in _IN_A_CALL.get(name, ()))
+    }
+    drop_silent(left)
+    return left
 
 
 def drop_silent(given: dict[str, Any]) -> None:
@@ -77,8 +101,8 @@ def settings_used(given: Mapping[str, Any], own: GenerationConfig) -> dict[str, 
     # a copy of the model's configuration may hold what its authors wrote
     asked = {name: value for name, value in further.items() if not _same(value, whole.get(name))}
     asked |= {name: value for name, value in given.items() if value is not None or name == "use_cache"}
+    check_arguments("generate", asked)
     for name, value in asked.items():
-        check_word("argument of generate", name, KNOWN)
         if name in _COUNTS and not isinstance(value, Integral):
             raise ValueError(f"{name}={value!r} must be a whole number")
     for name, neutral in REFUSED.items():

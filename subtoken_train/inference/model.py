@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
+import torch
 from torch import Tensor
+from transformers import StoppingCriteriaList
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.pipelines import base
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import check_together, check_word
-from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.errors import check_together, check_word, refuse
+from subtoken_train.families.backbone_config import DTYPES, BackboneConfig
 from subtoken_train.families.decoder import CACHE
-from subtoken_train.families.images import Picture
 from subtoken_train.families.in_memory import family_in_memory
-from subtoken_train.inference.answer_stream import answer_text
+from subtoken_train.families.load import check_on_one_device
+from subtoken_train.inference.answer_stream import AnswerStream, answer_text, pieces, same_autocast
 from subtoken_train.inference.cache_report import CacheReport, report, warn_of_emptied
 from subtoken_train.inference.compressed_context import (
     CompressedContext,
@@ -28,10 +32,26 @@ from subtoken_train.inference.compressed_context import (
     read_questions,
 )
 from subtoken_train.inference.compression import Compression, CompressionSettings, compression_of
-from subtoken_train.inference.generation import GenerateCall, check_ids, compressed, drop_silent, one_cache, serving
-from subtoken_train.inference.pool import load_backbone
+from subtoken_train.inference.generation import (
+    GenerateCall,
+    check_arguments,
+    check_ids,
+    compressed,
+    one_cache,
+    serving,
+    without_silent,
+)
+from subtoken_train.inference.pool import device_of, load_backbone, loading_of
 from subtoken_train.inference.prefill import Prefill
-from subtoken_train.inference.prompt_inputs import IMAGE_INPUTS, Prompt, batch_from_inputs, goes_on, inputs_of
+from subtoken_train.inference.prompt_inputs import (
+    IMAGE_INPUTS,
+    Pictures,
+    Prompt,
+    batch_from_inputs,
+    goes_on,
+    inputs_of,
+    is_several,
+)
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import untrained_routing
@@ -65,6 +85,23 @@ def _reducer_of(reducer: str | Reducer | None, keep_ratio: float | None) -> Redu
 
 ANSWER_TOKENS = 64
 """Most tokens of an answer, unless the caller says."""
+_OF_FAMILY = ("device", "processor", "tokenizer")
+_OF_MODEL = (
+    *("config", "dtype", "generation_config", "can_generate", "training", "parameters", "num_parameters"),
+    *("hf_device_map", "input_modalities", "output_modalities", "name_or_path", "get_memory_footprint"),
+)
+for _task in ("text-generation", "image-text-to-text", ""):  # pipelines complain of a class that they do not know
+    getattr(base, "SUPPORTED_PEFT_TASKS", {}).setdefault(_task, []).append("SubTokenModel")
+
+
+def _keywords(call: Callable[..., Any]) -> list[str]:
+    return [name for name, each in inspect.signature(call).parameters.items() if each.kind is each.KEYWORD_ONLY]
+
+
+def _either(setting: str, one: Any, other: Any) -> Any:
+    both = one is not None and other is not None
+    refuse((both, f"{setting} are two names for the same setting; give one of them"))
+    return other if one is None else one
 
 
 class SubTokenModel:
@@ -104,7 +141,8 @@ class SubTokenModel:
         layout: str | None = None,
         **settings: Unpack[CompressionSettings],
     ) -> None:
-        compression, routing = compression_of(settings), untrained_routing(groups, selector, layout)
+        compression = compression_of(settings, _keywords(type(self).__init__))
+        routing = untrained_routing(groups, selector, layout)
         own = _reducer_of(reducer, keep_ratio) or build_reducer("none")
         family = family_in_memory(model, processor)
         with reading_packed(family.decoder.config):
@@ -133,7 +171,10 @@ class SubTokenModel:
         backbone: BackboneConfig | str | None = None,
         reducer: str | Reducer | None = None,
         keep_ratio: float | None = None,
-        device_map: str | None = None,
+        device_map: str | int | torch.device | None = None,
+        device: str | int | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        torch_dtype: str | torch.dtype | None = None,
         groups: tuple[int, int] | str | None = None,
         selector: str | None = None,
         layout: str | None = None,
@@ -148,12 +189,41 @@ class SubTokenModel:
             backbone: for an adapter: where its backbone is, or how to load it (dtype, attention); its identity is
                 checked.
             device_map: a device (``cuda:0``), or ``auto``: the first GPU, or all if it does not hold the model; or CPU.
+            device: the same.
+            dtype: of the frozen weights; ``auto``: an adapter's own, of a backbone alone that of its files. Default:
+                an adapter's own, of a backbone alone float32.
+            torch_dtype: the same.
             groups: for a backbone alone, as ``selector`` and ``layout``: value groups without training.
             settings: how caches are compressed, see ``CompressionSettings``.
         """
-        compression, routing = compression_of(settings), untrained_routing(groups, selector, layout)
-        own = _reducer_of(reducer, keep_ratio)
-        return cls.around(load_backbone(path, revision, backbone, own, device_map, routing=routing), compression)
+        compression = compression_of(settings, _keywords(cls.from_pretrained))
+        routing, own = untrained_routing(groups, selector, layout), _reducer_of(reducer, keep_ratio)
+        place = _either("device and device_map", device, device_map)
+        loading = loading_of(path, revision, _either("dtype and torch_dtype", dtype, torch_dtype))
+        loaded = load_backbone(path, revision, backbone, own, place, routing=routing, loading=loading)
+        return cls.around(loaded, compression)
+
+    def to(
+        self, device: str | int | torch.device | torch.dtype | None = None, dtype: torch.dtype | None = None
+    ) -> SubTokenModel:
+        """Move the model and its routers to a device, or to a dtype; caches of earlier calls are let go."""
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
+        if dtype is not None:
+            check_word("dtype", str(dtype).removeprefix("torch."), DTYPES)
+        before = (self.device, self.dtype)
+        place = before[0] if device is None else device_of(device)
+        check_on_one_device(self.backbone.model, "a move")
+        with serving(self.backbone.family):
+            self.backbone.model.to(place, dtype)
+            self.backbone.to(place)
+        if (self.device, self.dtype) != before:
+            self.last = self._context = None
+        return self
+
+    def eval(self) -> SubTokenModel:
+        """Return the model, which is in evaluation mode always."""
+        return self
 
     def __repr__(self) -> str:
         own, routing = self.backbone, self.backbone.active_routing
@@ -164,10 +234,10 @@ class SubTokenModel:
         return f"SubTokenModel({', '.join(parts)})"
 
     def __getattr__(self, name: str) -> Any:
-        """The backbone's ``device``, ``processor``, ``tokenizer``; its model's ``dtype``, ``generation_config``."""
-        if name in ("device", "processor", "tokenizer"):
+        """The backbone's ``device``, ``processor``, ``tokenizer``; what is read of its model, as ``config``."""
+        if name in _OF_FAMILY:
             return getattr(self.backbone.family, name)
-        if name in ("dtype", "generation_config"):  # which a pipeline of transformers reads
+        if name in _OF_MODEL:
             return getattr(self.backbone.model, name)
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
@@ -199,7 +269,7 @@ class SubTokenModel:
         """
         family, clock = self.backbone.family, time.perf_counter()
         ids = check_ids(input_ids, family.model.get_input_embeddings().num_embeddings)
-        drop_silent(inputs)
+        inputs = without_silent(inputs)
         for name in inputs:
             check_word("input", name, {"attention_mask", "regions", *IMAGE_INPUTS})
         if (past := one_cache(past_key_values, cache)) is not None and (inputs or context_length is not None):
@@ -241,7 +311,7 @@ class SubTokenModel:
                 ``num_beams``, ``streamer``, ...).
         """
         past, family, clock = one_cache(past_key_values, cache), self.backbone.family, time.perf_counter()
-        inputs["input_ids"] = input_ids
+        inputs["input_ids"] = _either("inputs and input_ids", input_ids, inputs.pop("inputs", None))
         held: int | None = None
         with serving(family):
             call = GenerateCall.read(inputs, family.model)
@@ -283,13 +353,13 @@ class SubTokenModel:
 
     def inputs(
         self,
-        prompt: Prompt,
-        images: Picture | Sequence[Picture] = (),
+        prompt: Prompt | Sequence[Prompt],
+        images: Pictures = (),
         *,
         raw: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> dict[str, Tensor]:
-        """A prompt in the backbone's chat format, as ``generate`` takes it.
+        """A prompt in the backbone's chat format, as ``generate`` takes it; of a list of them a batch, padded left.
 
         A language model's chat format is its tokenizer's chat template; beside the ids stand their ``regions`` then:
         the system prompt stays whole, what was said before the last question may be compressed, and so may the
@@ -301,7 +371,7 @@ class SubTokenModel:
                 messages, ``[{"role": "user", "content": "..."}]``. If the assistant speaks last, the answer goes on
                 with it.
             images: an image (PIL) or a video (``Video(frames, fps)``), or a list of them in the order of their
-                placeholders; turned upright as their EXIF says.
+                placeholders; turned upright as their EXIF says. Of several prompts those of each.
             raw: a language model's prompt without its chat template: a text to go on with.
             chat_template_kwargs: variables for a language model's chat template, as ``{"enable_thinking": False}``.
         """
@@ -309,24 +379,46 @@ class SubTokenModel:
 
     def chat(
         self,
-        prompt: Prompt,
-        images: Picture | Sequence[Picture] = (),
+        prompt: Prompt | Sequence[Prompt],
+        images: Pictures = (),
         *,
         raw: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        stream: bool = False,
         **settings: Any,
-    ) -> str:
+    ) -> Any:
         """Answer one prompt, or the last turn of a conversation, as text; see ``inputs`` and ``generate``.
 
         At most ``ANSWER_TOKENS`` new tokens unless the settings say otherwise. White space around the answer is left
-        out; where it goes on with a text, what stands in front stays.
+        out; where it goes on with a text, what stands in front stays. A list of prompts is answered as a batch, by a
+        list; with ``stream``, one prompt by an iterator over pieces of its answer. The model serves no other call until
+        that is exhausted or closed.
         """
+        check_arguments("chat", settings, ("prompt", "images", *_keywords(self.chat)))
+        refuse(
+            (stream and is_several(prompt), "stream=True answers one prompt, and several are given; ask one by one"),
+            (stream and settings.get("streamer"), "stream=True hands on the answer itself; leave streamer out"),
+        )
         if not {"max_new_tokens", "max_length", "generation_config"} & set(settings):
             settings["max_new_tokens"] = ANSWER_TOKENS
         inputs: dict[str, Any] = self.inputs(prompt, images, raw=raw, chat_template_kwargs=chat_template_kwargs)
-        out = self.generate(**inputs, **settings)
-        answer: str = self.tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-        return answer_text(answer, goes_on(prompt, raw))
+        if stream:
+            return self._pieces(inputs, settings, goes_on(prompt, raw))
+        rows = self.generate(**inputs, **settings)[:, inputs["input_ids"].shape[1] :]
+        prompts = prompt if is_several(prompt) else [prompt]
+        said = self.tokenizer.batch_decode(rows[:: len(rows) // len(prompts)], skip_special_tokens=True)
+        answers = [answer_text(text, goes_on(each, raw)) for text, each in zip(said, prompts, strict=True)]
+        return answers if is_several(prompt) else answers[0]
+
+    def _pieces(self, inputs: dict[str, Any], settings: dict[str, Any], goes_on: bool) -> Iterator[str]:
+        autocast, given = same_autocast(self.device.type), settings.pop("stopping_criteria", None)
+
+        def answer(stream: AnswerStream) -> None:
+            criteria = StoppingCriteriaList([stream, *(given or ())])
+            with autocast:
+                self.generate(**inputs, **settings, streamer=stream, stopping_criteria=criteria)
+
+        return pieces(self.tokenizer, answer, goes_on)
 
     def ask(
         self,

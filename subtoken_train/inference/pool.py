@@ -19,7 +19,15 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import unknown_name
 from subtoken_train.families.backbone_config import BackboneConfig, resolve
 from subtoken_train.families.family import Family
-from subtoken_train.families.load import family_class, free_memory, is_spread, layout_family, load_family, spread_memory
+from subtoken_train.families.load import (
+    family_class,
+    free_memory,
+    is_spread,
+    layout_family,
+    load_family,
+    spread_memory,
+    stored_dtype,
+)
 from subtoken_train.families.lora import remove_lora
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
@@ -27,8 +35,9 @@ from subtoken_train.routing import RoutingConfig, check_untrained
 from subtoken_train.routing.bank import RouterBank
 
 
-def device_of(name: str) -> torch.device:
-    """A device of this machine by its name; ``auto`` is the first GPU where there is one, else the CPU."""
+def device_of(device: str | int | torch.device) -> torch.device:
+    """A device of this machine; ``auto``: the first GPU where there is one, else the CPU; a number: a GPU, -1: CPU."""
+    name = ("cpu" if device == -1 else f"cuda:{device}") if isinstance(device, int) else str(device)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     known = ["auto", "cpu", *[f"cuda:{i}" for i in range(torch.cuda.device_count())]]
@@ -45,7 +54,7 @@ class ModelPool:
     first of several GPUs does not hold is spread over all.
     """
 
-    def __init__(self, device_map: str | None = None) -> None:
+    def __init__(self, device_map: str | int | torch.device | None = None) -> None:
         self.loads = 0
         self._device = None if device_map is None else device_of(device_map)
         self._spreads = device_map == "auto"
@@ -151,13 +160,21 @@ def load_backbone(
     revision: str | None = None,
     backbone: BackboneConfig | str | None = None,
     reducer: Reducer | None = None,
-    device: str | None = None,
+    device: str | int | torch.device | None = None,
     **settings: Any,
 ) -> CompressedBackbone:
     """An adapter folder or a backbone, from disk or from the Hub."""
     if reducer is not None and find_adapter(path, revision) is not None:
         raise ValueError(f"{path} is an adapter with its own token reducer; leave reducer out")
     return ModelPool(device).get(path, revision=revision, backbone=backbone, reducer=reducer, **settings)
+
+
+def loading_of(path: str | Path, revision: str | None, dtype: str | torch.dtype | None) -> dict[str, str]:
+    """Return the settings of a backbone for a dtype of torch; ``auto``: an adapter's own, or that of the weights."""
+    name = str(dtype).removeprefix("torch.")
+    if dtype is None or (name == "auto" and find_adapter(path, revision) is not None):
+        return {}
+    return {"dtype": stored_dtype(BackboneConfig(path=str(path), revision=revision)) if name == "auto" else name}
 
 
 def family_named(path: str | Path, backbone: str | None = None) -> type[Family]:

@@ -9,14 +9,14 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from subtoken_train.datasets.text_batches import context_tokens
+from subtoken_train.datasets.text_batches import context_tokens, padding_id
 from subtoken_train.documents import check_characters, text_problem
 from subtoken_train.errors import SubTokenWarning, check_word, clipped, panics_in_words
 from subtoken_train.families.chat_template import Message, checked_variables, messages_of
@@ -41,6 +41,8 @@ IMAGE_INPUTS = (
 """Outputs of processors for images and videos; each family lists those that it takes."""
 Prompt = str | Sequence[Turn] | Sequence[Mapping[str, Any]]
 """A text, turns, or OpenAI's messages, whose parts' pictures stand beside the prompt or in them."""
+Pictures = Picture | Sequence[Picture] | Sequence[Sequence[Picture]]
+"""One, several, or (of several prompts) those of each."""
 ROLES = ("system", "user", "assistant")
 _MARKS = {"image": IMAGE_MARK, "video": VIDEO_MARK}
 
@@ -253,12 +255,15 @@ def _no_prompt(given: Any, place: str = "the prompt") -> ValueError:
 @panics_in_words()
 def inputs_of(
     family: Family,
-    prompt: Prompt,
-    shown: Picture | Sequence[Picture],
+    prompt: Prompt | Sequence[Prompt],
+    shown: Pictures,
     raw: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> dict[str, Tensor]:
-    """Write a prompt in the backbone's chat format, on its device."""
+    """Write a prompt, or several as a batch, in the backbone's chat format, on its device."""
+    if is_several(prompt):
+        each = _each_pictures(prompt, shown)
+        return _padded_left(family, [inputs_of(family, *one, raw, chat_template_kwargs) for one in each])
     device = family.device
     messages, images = read_messages(prompt, picture_list(shown))
     check_raw(family, raw)
@@ -292,6 +297,32 @@ def inputs_of(
             videos = [isinstance(image, Video) for image in images]
             made["second_per_grid_ts"] = seconds_I[torch.tensor(videos)]
     return {name: tensor.to(device) for name, tensor in made.items()}
+
+
+def is_several(prompt: Any) -> TypeGuard[Sequence[Any]]:
+    """Return whether a list holds prompts: texts, or lists of messages."""
+    return isinstance(prompt, list | tuple) and bool(prompt) and all(isinstance(p, str | list | tuple) for p in prompt)
+
+
+def _each_pictures(prompts: Sequence[Any], shown: Any) -> list[tuple[Any, Any]]:
+    pictures = picture_list(shown) or [()] * len(prompts)
+    if len(pictures) != len(prompts):
+        words = f"{len(prompts)} prompts, but pictures for {len(pictures)}"
+        raise ValueError(f"{words}; give a list of pictures for each prompt, [] where it has none")
+    return list(zip(prompts, pictures, strict=True))
+
+
+def _padded_left(family: Family, prompts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    batches = [batch_from_inputs(family, p["input_ids"], p["attention_mask"].bool(), p, None) for p in prompts]
+    batch = joined_batches(batches, padding_id(family.tokenizer))
+    made = {"input_ids": batch.input_ids_BN, "attention_mask": (batch.regions_BN != int(Region.PADDING)).long()}
+    if "regions" in prompts[0]:
+        made["regions"] = batch.regions_BN
+    if batch.pixel_values is not None:
+        made |= family.given_images(batch.pixel_values, batch.image_grid_I3, batch.input_ids_BN)
+    if seconds := [p["second_per_grid_ts"] for p in prompts if "second_per_grid_ts" in p]:
+        made["second_per_grid_ts"] = torch.cat(seconds)
+    return made
 
 
 def _text_inputs(

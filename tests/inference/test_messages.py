@@ -301,7 +301,7 @@ REFUSED = {
     "no message": (CHATML, chat([]), "the prompt has no message"),
     "no prompt": (CHATML, chat(None), "the prompt is of type NoneType; a prompt is a text, a list of Turn, or a list"),
     "one message": (CHATML, chat(ASKED), "the prompt is of type dict"),
-    "a list of texts": (CHATML, chat(["hi"]), "message 1 is of type str"),
+    "a text among messages": (CHATML, chat([ASKED, "hi"]), "message 2 is of type str"),
     "role": (CHATML, chat(said("hi", role="usr")), "unknown role of message 1 'usr'. Did you mean 'user'"),
     "no role": (CHATML, chat([{"content": "hi"}]), "unknown role of message 1 None"),
     "no content": (CHATML, chat([{"role": "user"}]), "message 1 says null; its content is a text, or a list of parts"),

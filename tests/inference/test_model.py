@@ -321,14 +321,12 @@ def reader() -> SubTokenModel:
 
 
 def test_texts_are_answered_as_by_generate(reader):
-    pipe = pipeline("text-generation", model=reader.backbone.model, tokenizer=reader.tokenizer)
+    pipe = pipeline("text-generation", model=reader, tokenizer=reader.tokenizer)
     prompts = ["The code of baran is amber falcon. " * n + "\n\nThe code of baran is" for n in (12, 7)]
-    plain = [found[0]["generated_text"] for found in pipe(prompts, **ASKED)]
-    pipe.model = reader
     answers = [found[0]["generated_text"] for found in pipe(prompts, **ASKED)]
     assert reader.cache_report().kept_entries == pytest.approx(0.3, abs=0.02)
     batched = [found[0]["generated_text"] for found in pipe(prompts, batch_size=2, **ASKED)]  # padded on the left
-    assert answers == batched != plain
+    assert answers == batched
     for prompt, answer in zip(prompts, answers, strict=True):
         given = reader.inputs(prompt)
         out = reader.generate(**given, max_new_tokens=8, do_sample=False)[0, given["input_ids"].shape[1] :]
@@ -340,8 +338,7 @@ def test_texts_are_answered_as_by_generate(reader):
 
 def test_pictures_are_answered_as_by_chat():
     model = SubTokenModel.from_pretrained(ROOT / "checkpoints" / "adapters" / "tiny_fastv25_s16k4")
-    pipe = pipeline("image-text-to-text", model=model.backbone.model, processor=model.processor)
-    pipe.model = model
+    pipe = pipeline("image-text-to-text", model=model, processor=model.processor)
     picture = Image.open(ROOT / "data" / "samples" / "a.png")
     for question in ("is there a 7 ?", "what is at C4 ?"):
         talk = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": question}]}]
