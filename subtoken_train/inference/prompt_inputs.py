@@ -263,19 +263,19 @@ def inputs_of(
     """Write a prompt, or several as a batch, in the backbone's chat format, on its device."""
     if is_several(prompt):
         each = _each_pictures(prompt, shown)
-        return _padded_left(family, [inputs_of(family, *one, raw, chat_template_kwargs) for one in each])
-    device = family.device
-    messages, images = read_messages(prompt, picture_list(shown))
+        return _padded_left(family, [inputs_of(family, *own, raw, chat_template_kwargs) for own in each])
+    one: Any = prompt
+    messages, images = read_messages(one, picture_list(shown))
     check_raw(family, raw)
     variables = checked_variables(None if raw or family.sees_images else family.tokenizer, chat_template_kwargs)
     if family.image_token_id is None:
         if images:
             raise ValueError(f"{family.name} takes text, and no images")
-        made = _text_inputs(family, prompt, messages, raw, variables)
-        return {name: tensor.to(device) for name, tensor in made.items()}
+        made = _text_inputs(family, one, messages, raw, variables)
+        return {name: tensor.to(family.device) for name, tensor in made.items()}
     if not family.takes_videos and any(isinstance(image, Video) for image in images):
         raise family.no_video()
-    rendered = rendered_turns(family, _as_read(family, prompt, messages, images))
+    rendered = rendered_turns(family, _as_read(family, one, messages, images))
     text, marker = rendered.text, rendered.image_marker
     parts = text.split(marker)
     if len(parts) - 1 != len(images):
@@ -296,7 +296,7 @@ def inputs_of(
         if (seconds_I := family.seconds(images)) is not None:
             videos = [isinstance(image, Video) for image in images]
             made["second_per_grid_ts"] = seconds_I[torch.tensor(videos)]
-    return {name: tensor.to(device) for name, tensor in made.items()}
+    return {name: tensor.to(family.device) for name, tensor in made.items()}
 
 
 def is_several(prompt: Any) -> TypeGuard[Sequence[Any]]:
@@ -305,7 +305,7 @@ def is_several(prompt: Any) -> TypeGuard[Sequence[Any]]:
 
 
 def _each_pictures(prompts: Sequence[Any], shown: Any) -> list[tuple[Any, Any]]:
-    pictures = picture_list(shown) or [()] * len(prompts)
+    pictures: list[Any] = [*picture_list(shown)] or [()] * len(prompts)
     if len(pictures) != len(prompts):
         words = f"{len(prompts)} prompts, but pictures for {len(pictures)}"
         raise ValueError(f"{words}; give a list of pictures for each prompt, [] where it has none")
