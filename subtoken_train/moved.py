@@ -22,8 +22,12 @@ MOVED = {
     "subtoken_train.evictions.wrapper": "subtoken_train.evictions.base",
     "subtoken_train.reducers.context": "subtoken_train.reducers.base",
     "subtoken_train.routing.linear": "subtoken_train.routing.routers",
+    "subtoken_train.routing.output_norm": "subtoken_train.routing.controls",
+    "subtoken_train.routing.state": "subtoken_train.routing.bank",
     "subtoken_train.training.adapter_parts": "subtoken_train.training.module",
+    "subtoken_train.training.distillation": "subtoken_train.training.loss",
     "subtoken_train.training.strategies.fsdp2": "subtoken_train.training.strategies",
+    "subtoken_train.training.strategies.zero": "subtoken_train.training.strategies",
 }
 
 

@@ -342,7 +342,7 @@ def test_names_that_are_no_file(tmp_path, file):
 
 def test_a_missing_package_names_the_extra(file, monkeypatch):
     monkeypatch.setattr("subtoken_train.errors.find_spec", lambda _: None)
-    with pytest.raises(ValueError, match=r"pip install 'subtoken_train\[gguf\]'"):
+    with pytest.raises(ValueError, match=r"pip install .*\[gguf\]'"):
         load_family(BackboneConfig(str(file)))
 
 

@@ -52,7 +52,7 @@ def test_every_recipe_has_the_settings_of_its_file(capsys, monkeypatch):
 
 def test_bases_are_files_and_no_name_is_one():
     names = read_names(RECIPES)
-    assert len(names) == 242
+    assert len(names) == 244
     assert all(recipe(row.base).is_file() and not recipe(row.name).exists() for row in names.values())
     assert list(names) == sorted(names)
     assert recipe_file(recipe("llava7b_fastv25_s8k2")) == RECIPES / "llava7b_fastv25_s16k4.yaml"

@@ -139,5 +139,7 @@ CASES: dict[str, Answered] = {
     "video_tt": [("A", {}), ("", {})],
     "vizwiz": _PEOPLE,
     "vqav2": _PEOPLE,
+    "facts": _rows("answers", ("Lisbon.", ["Lisbon"]), ("oslo", ["Oslo"]), ("Rome", ["Lima"]), formula=False),
+    "text_loss": _rows("words bytes", ([-9.5], 2, 9), ([-3.0], 1, 5), ([-40.0], 8, 41)),
     "wikitext": _rows("words bytes", ([-9.5], 2, 9), ([-3.0], 1, 5), ([-40.0], 8, 41)),
 }

@@ -217,6 +217,10 @@ class OwnText(WikiText):
 
     scored_by = TextLoss
 
+    def _text(self) -> str:
+        source = task_source(self)
+        return benchmark_text(Path(source) / self.text_files[0])
+
 
 def windows(text: str, sizes: Sequence[int]) -> Iterable[Sample]:
     """Cut samples of ``sizes`` words of context, prefix and scored text; white space before a word belongs to it."""
