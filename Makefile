@@ -60,8 +60,8 @@ data/scenes: | $(STAMP)
 
 FIT := tiny_fastv25_s64k16_best_lf4
 
-fit: install data/scenes ## train a router and compare it with its anchor of the same bytes: about 5 minutes on two cores
-	@echo "1/2 train: 600 steps, about 4 minutes; 2/2 compare on 800 questions, half a minute"
+fit: install data/scenes ## train a router and compare it with its anchor of the same bytes: about 4 minutes on two cores
+	@echo "1/2 train: 600 steps, about 3 minutes; 2/2 compare on 800 questions, half a minute"
 	$(BIN)/subtoken-train fit --config $(FIT) --overwrite
 	$(BIN)/subtoken-train evaluate --data data/scenes/dev.json --adapter runs/$(FIT)/adapter \
 		--adapter checkpoints/adapters/$(FIT)_anchor --adapter checkpoints/adapters/tiny_lora_only

@@ -29,10 +29,8 @@ from tests.hostile.case import Expect, Outcome, Verdict
 from tests.hostile.pool import make_pool
 
 ROOT = Path(__file__).resolve().parent.parent
-
 RESULT = ROOT / "benchmarks/results/hostile.json"
-PATIENCE = 180.0
-"""Wall seconds that the parent waits for one case; the case's own watch is far shorter."""
+PATIENCE = 180.0  # wall seconds that the parent waits for one case; the case's own watch is far shorter
 Job = tuple[str, int]
 
 
@@ -179,7 +177,8 @@ def main() -> int:
         return 0
     content = record(outcomes, args.seed, args.processes, seconds, restarts)
     print(table(content), f"\n{json.dumps(content['total'])} in {seconds:.0f} s", sep="\n")
-    args.out.write_text(json.dumps(content, indent=1, ensure_ascii=True) + "\n", encoding="utf-8")
+    text = json.dumps(content, indent=1, ensure_ascii=True).replace(f"{folder}/", "")
+    args.out.write_text(text + "\n", encoding="utf-8")
     return int(content["total"]["clean"] != len(outcomes))
 
 

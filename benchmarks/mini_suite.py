@@ -28,6 +28,7 @@ SCENES = tuple(f"scenes_{style}" for style in ("pope", "textvqa", "gqa", "mmbenc
 ARMS = {
     "tiny_lora_only": "no compression",
     "tiny_fastv25_s16k4_anchor": "FastV 15.6 %, the anchor",
+    "tiny_fastv25_s64k16_best_lf4_anchor": "FastV 15.6 % with L_f = 4, the anchor of `make fit`",
     "tiny_fastv25_s16k4": "FastV 25 % + S16K4 router",
     "tiny_fastv25_s16k4-value_norm": "the same, groups by value norm, untrained",
     "tiny_fastv25_s16k4-leading": "the same, leading groups, untrained",

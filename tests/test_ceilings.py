@@ -31,7 +31,15 @@ def tracked() -> list[Path]:
         said = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("this is no checkout")
-    return [path for name in said.decode().split("\0") if name and (path := ROOT / name).is_file()]
+    return [
+        path for name in said.decode().split("\0") if name and ((path := ROOT / name).is_file() or path.is_symlink())
+    ]
+
+
+def test_nothing_tracked_is_a_link():
+    assert tracked()  # else this is no checkout
+    said = subprocess.run(["git", "ls-files", "-s"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert [line for line in said.splitlines() if line.startswith("12")] == []
 
 
 def counts() -> dict[str, float]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from subtoken_train.cli.recipe_source import read_recipe
-from subtoken_train.documents import read_text
+from subtoken_train.documents import parse_json, read_text
 from subtoken_train.outputs import write_whole
 
 if TYPE_CHECKING:
@@ -21,21 +22,22 @@ HELP = """Compare a run with its anchor and with untrained rules at equal KV byt
   subtoken-train compare checkpoints/smollm2     a model alone: untrained rules beside its full cache
 
 Arms: the full cache; the trained router; its token-only anchor (runs/mine_anchor where it is, else the run's own LoRA);
-value groups by norm and KVzip, untrained, in the same bytes; and bits alone, every token in fewer bits. Tasks: the loss
-on the run's test texts, and facts in words that are hidden in them. Writes records, tables (Markdown, CSV, LaTeX) and a
-page with plots, and ends with one sentence. The same command continues where it stopped."""
-BITS = {"int8": 66, "int4_rotated": 34}
-"""Formats of bits alone, and the bytes that a vector of 64 numbers takes."""
-_LEAST = 400
-"""Words of a test text below which facts alone are asked, among the sentences of Python's manual."""
+value groups by norm and KVzip, untrained, in the same bytes; and bits alone, every token in the bits that come nearest.
+Tasks: the loss on the run's test texts, and facts in words that are hidden in them. Writes records, tables (Markdown,
+CSV, LaTeX) and a page with plots, and ends with one sentence about the arms of no more bytes than the run. The same
+command continues where it stopped."""
+BITS = {"int8": 66, "int4_rotated": 34}  # formats of bits alone: bytes of a vector of 64 numbers
+_LEAST = 400  # words of a test text below which facts alone are asked, among the sentences of Python's manual
+_ALIKE = 1.01  # times the run's bytes that another arm may take to be compared with it, as in a report's verdicts
+
+
+_OF_ALL = ("name", "keep_ratio", "round_up", "matches")  # settings of every reducer; the others are its own
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("run", help="run folder of 'subtoken-train fit' on texts, or folder of a language model")
-    parser.add_argument(
-        "--text", metavar="FILE", help="a text to compare on (default: test.jsonl beside the run's texts)"
-    )
+    parser.add_argument("--text", metavar="FILE", help="text of the tasks (default: test.jsonl beside the run's texts)")
     parser.add_argument("--out", metavar="DIR", help="folder of the results (default: RUN/compare, results/MODEL)")
     parser.add_argument("--contexts", type=int, default=8, help="texts that hide four facts each (default: 8)")
     parser.add_argument("--device", help="cuda:0, cpu, ... (default: the first GPU, if any)")
@@ -54,6 +56,11 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"{folder} holds no adapter; train it first: subtoken-train fit --config RECIPE.yaml")
     words = len(text.split())
     tasks: list[dict[str, Any]] = [{"name": "facts", "contexts": args.contexts, "facts": 4, "words": 400}]
+    if words < _LEAST and not (alone and args.text is None):
+        few = f"the text has {words:,} words, and its loss and a place for facts take {_LEAST}"
+        if args.text is not None:
+            raise ValueError(f"{few}; give a longer one, or leave --text out")
+        print(f"{few}: facts are hidden in Python's manual, and no loss is asked (--text FILE)", file=sys.stderr)
     if words >= _LEAST:
         out.mkdir(parents=True, exist_ok=True)
         write_whole(out / "test.txt", text)
@@ -62,16 +69,11 @@ def run(args: argparse.Namespace) -> int:
     anchors = "none" if alone or arms[-1]["name"] == "anchor" else "auto"
     grid = {"out": str(out), "batch_size": 4, "anchors": anchors, "arms": arms, "tasks": tasks}
     write_whole(out / "grid.yaml", json.dumps(grid, indent=1) + "\n")
-    from subtoken_train.cli import evaluate, report
-    from subtoken_train.cli.command_line import Parser
+    from subtoken_train.cli.main import run_command
 
-    def call(module: Any, *argv: str) -> None:
-        parser = Parser()
-        module.add_arguments(parser)
-        module.run(parser.parse_args(argv))
-
-    call(evaluate, "--config", str(out / "grid.yaml"), *(["--device", args.device] if args.device else []))
-    call(report, str(out))
+    device = ["--device", args.device] if args.device else []
+    run_command("evaluate", ["--config", str(out / "grid.yaml"), *device])
+    run_command("report", [str(out)])
     from subtoken_train.evaluation.reporting.report import make_report
 
     print(advice(make_report([out])))
@@ -83,10 +85,8 @@ def own_text(recipe: dict[str, Any], given: str | None) -> str:
     data = recipe.get("data", {})
     if given is None:
         if not isinstance(data.get("train"), dict):
-            raise ValueError(
-                "compare is for runs on texts; on pictures: subtoken-train evaluate --adapter RUN/adapter "
-                "--adapter RUN_anchor/adapter --data test.json"
-            )
+            asked = "subtoken-train evaluate --adapter RUN/adapter --adapter RUN_anchor/adapter --data test.json"
+            raise ValueError(f"compare is for runs on texts; on pictures: {asked}")
         path = Path(str(data["train"].get("name"))).with_name("test.jsonl")
     else:
         path = Path(given)
@@ -96,15 +96,19 @@ def own_text(recipe: dict[str, Any], given: str | None) -> str:
         return ""
     text = read_text(path)
     if path.suffix == ".jsonl":
-        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-        text = "\n".join(row["text"] for row in rows if isinstance(row, dict) and isinstance(row.get("text"), str))
+        lines = [line for line in text.splitlines() if line.strip()]
+        rows = [parse_json(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+        said = [row["text"] for row in rows if isinstance(row, dict) and isinstance(row.get("text"), str)]
+        if len(said) < len(rows):  # conversations, for one
+            print(f"{path}: {len(rows) - len(said):,} of {len(rows):,} records hold no text", file=sys.stderr)
+        text = "\n".join(said)
     return text
 
 
 def arms_of(recipe: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     """Return the arms of a run's comparison, as a grid has them."""
     model = recipe["model"]
-    routing, reducer, path = model.get("routing"), dict(model.get("reducer") or {}), model["backbone"]["path"]
+    routing, reducer, path = model.get("routing"), model.get("reducer") or {}, model["backbone"]["path"]
     if not routing:
         raise ValueError(f"{folder} trained no router; compare a routed run (its anchor is found beside it)")
     groups, kept, keep = routing["num_groups"], routing["kept_groups"], float(reducer.get("keep_ratio", 1))
@@ -122,7 +126,8 @@ def arms_of(recipe: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     ]
     if not by_bytes:
         layout = routing.get("layout", "contiguous")
-        cut = {} if reducer.get("name", "none") == "none" else {"reducer": reducer.pop("name"), "keep_ratio": keep}
+        name, own = reducer.get("name", "none"), {key: value for key, value in reducer.items() if key not in _OF_ALL}
+        cut = {} if name == "none" else {"reducer": name, "keep_ratio": keep, "reducer_options": own}
         norm = {"groups": f"{groups},{kept}", "selector": "value_norm", "layout": layout}
         arms.append({"name": "groups_by_norm", **plain, **cut, **norm})
     return [*arms, {"name": "anchor", "adapter": str(anchor)}] if anchor.is_dir() else arms
@@ -141,10 +146,7 @@ def model_arms(folder: Path) -> list[dict[str, Any]]:
 
 
 def advice(report: Report) -> str:
-    """Say how the trained router (or the best arm) stands to the best other arm (the full cache).
-
-    On facts or, where the model reads few of them from its full cache, on the text's loss.
-    """
+    """Say how the trained router (the best arm) stands to the best other (the full cache), on facts or else on text."""
     from subtoken_train.evaluation.reporting.score_tables import Estimate, cost_of, difference_of, score_of
 
     def share_of(arm: ArmResults, task: str) -> float:
@@ -155,7 +157,8 @@ def advice(report: Report) -> str:
     assert full is not None
     reads = full.value >= 0.5 or len(report.task_names) == 1
     task, what = ("facts", "% of the facts") if reads else ("text_loss", "nats a word")
-    others = [arm for name, arm in arms.items() if name not in ("trained", "full")]
+    most = _ALIKE * share_of(arms["trained"], task) if "trained" in arms else 1.0
+    others = [arm for name, arm in arms.items() if name not in ("trained", "full") and share_of(arm, task) <= most]
     scored = [(score.value, arm) for arm in others if (score := score_of(arm, [task])) is not None]
     sign = -1 if reads else 1  # of those that score alike, the smallest
     _, best = min(scored, key=lambda each: (sign * each[0], share_of(each[1], task)))

@@ -13,7 +13,7 @@ from tests.support.places import ROOT
 RECIPE = {
     "model": {
         "backbone": {"path": "checkpoints/tiny-llama", "dtype": "bfloat16"},
-        "reducer": {"name": "quest", "keep_ratio": 0.25},
+        "reducer": {"name": "quest", "keep_ratio": 0.25, "matches": None, "page_size": 8},
         "routing": {
             "num_groups": 16,
             "kept_groups": 12,
@@ -29,6 +29,7 @@ def test_untrained_arms_take_the_bytes_of_the_trained_one(tmp_path):
     assert list(arms) == ["full", "trained", "kvzip", "bits_int4_rotated", "groups_by_norm"]
     assert arms["kvzip"]["eviction_keep"] == 0.25 * (1 + 12 / 16) / 2
     assert (arms["groups_by_norm"]["reducer"], arms["groups_by_norm"]["groups"]) == ("quest", "16,12")
+    assert arms["groups_by_norm"]["reducer_options"] == {"page_size": 8}
     (tmp_path / "mine_anchor/adapter").mkdir(parents=True)
     assert arms_of(RECIPE, tmp_path / "mine")[-1]["adapter"] == str(tmp_path / "mine_anchor/adapter")
 
@@ -40,11 +41,12 @@ def test_a_byte_budget_is_compared_at_its_share(tmp_path):
     assert arms[2]["eviction_keep"] == 0.5
 
 
-def test_the_text_is_the_runs_own_test_set(tmp_path):
+def test_the_text_is_the_runs_own_test_set(tmp_path, capsys):
     recipe = {"data": {"train": {"name": str(tmp_path / "train.jsonl")}}}
     assert own_text(recipe, None) == ""
     (tmp_path / "test.jsonl").write_text('{"text": "a b"}\n\n{"messages": []}\n{"text": "c"}\n')
     assert own_text(recipe, None) == "a b\nc"
+    assert capsys.readouterr().err.endswith("test.jsonl: 1 of 3 records hold no text\n")
     (tmp_path / "own.txt").write_text("d")
     assert own_text(recipe, str(tmp_path / "own.txt")) == "d"
 
@@ -61,9 +63,10 @@ def test_what_cannot_be_compared_is_said_in_one_line(tmp_path, capsys):
     assert "compare is for runs on texts; on pictures: subtoken-train evaluate" in refused(capsys, "compare", pictures)
     plain = written(tmp_path / "b", {**RECIPE, "model": {"backbone": {"path": "x"}}})
     assert "trained no router" in refused(capsys, "compare", plain)
-    assert "nowhere.txt is not a file" in refused(
-        capsys, "compare", written(tmp_path / "c", RECIPE), "--text", "nowhere.txt"
-    )
+    texts = written(tmp_path / "c", RECIPE)
+    assert "nowhere.txt is not a file" in refused(capsys, "compare", texts, "--text", "nowhere.txt")
+    (tmp_path / "few.txt").write_text("a b c")
+    assert "the text has 3 words" in refused(capsys, "compare", texts, "--text", tmp_path / "few.txt")
 
 
 @pytest.mark.slow
@@ -81,6 +84,7 @@ def test_from_own_texts_to_a_table_and_a_sentence(tmp_path, monkeypatch, capsys)
     said = capsys.readouterr().out
     assert "the text's loss decides: in 21." in said.splitlines()[-1]  # the embedded model reads no facts in words
     assert "% of the compressed text's bytes trained has" in said.splitlines()[-1]
+    assert "int8" not in said.splitlines()[-1]  # which takes more bytes
     out = tmp_path / "runs/texts/compare"
     assert {"report.md", "report.csv", "report.tex", "report.html"} <= {
         path.name for path in (out / "report").iterdir()
@@ -96,6 +100,4 @@ def test_a_model_alone_is_compared_with_its_full_cache(tmp_path, monkeypatch, ca
     assert main(["compare", str(ROOT / "checkpoints/tiny-llama"), "--contexts", "1", "--out", "out"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert " % of the facts and is level with full (+0.00 [+0.00, +0.00], paired, 4 samples): take " in last
-    assert {path.parents[1].name for path in (tmp_path / "out").glob("*/*/manifest.json")} == set(
-        "full kvzip_42_int8 kvzip_22 snapkv_42_int8 bits_int4_rotated".split()
-    )
+    assert len(list((tmp_path / "out").glob("*/facts/manifest.json"))) == 5

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from subtoken_train.datasets.english import documents
 from subtoken_train.documents import read_text
@@ -151,11 +151,10 @@ class WordFacts(LongContext):
         asked, begins = (text.format(name=person) for text in TEMPLATES[kind][1:3])
         question = f"\n\n{asked}" if self.chat else f"\n\nQuestion: {asked}\n"
         prefix = "" if self.chat else f"Answer: {begins}"
-        reference: dict[str, Any] = {"answers": [value], "formula": False}
         return Sample(
             name,
             context + question + prefix,
-            reference,
+            {"answers": [value], "formula": False},
             context_characters=len(context) + (len(question) if self.compresses_question else 0),
             max_new_tokens=24 if self.chat else 8,
             kind=kind,
