@@ -75,7 +75,7 @@ checkpoints/smollm2: | $(STAMP)
 ASK := $(BIN)/subtoken-train generate --backbone checkpoints/smollm2 --prompt - --max-new-tokens 48
 
 real: install checkpoints/smollm2 ## a real language model: ask a compressed text, and compare ways to spend the same bytes
-	@echo "about 4 minutes on two cores. 1/3 the full cache answers a question about data/samples/reference.txt"
+	@echo "about 3 minutes on two cores. 1/3 the full cache answers a question about data/samples/reference.txt"
 	$(ASK) < data/samples/reference.txt
 	@echo "2/3 the same from 42 % of the entries in int8, chosen by KVzip: the bytes of 21 % in bf16"
 	$(ASK) --eviction kvzip --eviction-keep 0.42 --kv-dtype int8 < data/samples/reference.txt
