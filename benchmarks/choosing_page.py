@@ -45,8 +45,8 @@ MATCHED = tuple(
 def table() -> str:
     """Return the page's table."""
     lines = [
-        "| regime | asked | seeds | take | against its anchor | against trained value norm | against unrouted |",
-        "|---|---|---|---|---|---|---|",
+        "| regime | asked | seeds | take | against its anchor | against trained value norm |",
+        "|---|---|---|---|---|---|",
     ]
     listed = read_comparison(ROOT / "recipes/ablations/matched_tiny.yaml").arms
     records = {folder: read_records(RESULTS / folder) for folder in {folder for _, folder, _ in MATCHED}}

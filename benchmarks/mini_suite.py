@@ -95,11 +95,28 @@ DRAWN = (
     "tiny_none100_s16k4-compactor0.234375_visual-context_first",
 )
 """Arms of the plot."""
+PRINTED = (
+    *DRAWN,
+    "tiny_fastv25_s64k16_best_lf4_anchor",
+    "tiny_fastv25_s16k4-value_norm",
+    "tinylm_lora_only",
+    "tinylm_quest25_s8k6_anchor",
+    "tinylm_quest25_s16k12",
+    "tinylm_quest25_s16k12-value_norm",
+    "tinylm_lora_only-compactor0.21875",
+    "tinylm_quest25_s16k12-none-compactor0.248",
+    "tinylm_lora_only-kvcompose0.21875-context_first",
+    "tinylm_lora_only-compactor0.21875-context_first",
+    "tinylm_quest25_s16k12-none-value_norm-compactor0.242-context_first",
+    "tinylm_lora_only-keydiff0.21875-context_first",
+    "tinylm_quest25_s16k12-none-value_norm-keydiff0.2535-context_first",
+)
+"""Arms of the page's tables; the CSV has all."""
 ONE_WORD = ("scenes_pope", "scenes_gqa", "scenes_mmbench")
 """Tasks whose answers are one token: an eviction after the prompt that saw the question cannot change them."""
 NOTE = (
-    "† The eviction saw the question and acts after the prompt's pass, from which these one-word answers come:\n"
-    "it cannot change them, so they say nothing about it (grey in the plot)."
+    "† The eviction acts after the prompt's pass, from which these one-word answers come: it cannot change them\n"
+    "(grey in the plot)."
 )
 
 
@@ -131,12 +148,11 @@ def is_moot(row: dict[str, Any]) -> bool:
 
 
 def _part(found: dict[tuple[str, str], dict[str, Any]], prefix: str, tasks: tuple[str, ...]) -> str:
-    lines = [f"| arm | query aware | KV nominal | with index | {' | '.join(tasks)} |", "|---" * (len(tasks) + 4) + "|"]
-    arms = [arm for arm in ARMS if arm.startswith(prefix)]
+    lines = [f"| arm | with index | {' | '.join(tasks)} |", "|---" * (len(tasks) + 2) + "|"]
+    arms = [arm for arm in ARMS if arm.startswith(prefix) and arm in PRINTED]
     for arm in arms:
         row = found[arm, tasks[0]]
-        cells = [row["query_aware"], f"{row['kv_nominal']:.3%}", f"{row['kv_with_index']:.3%}"]
-        cells += [_cell(found[arm, task]) for task in tasks]
+        cells = [f"{row['kv_with_index']:.1%}", *(_cell(found[arm, task]) for task in tasks)]
         lines.append(f"| {ARMS[arm]} | {' | '.join(cells)} |")
     counts = ", ".join(f"{found[arms[0], task]['n']} {task}" for task in tasks)
     return "\n".join([*lines, "", f"Samples: {counts}."])

@@ -10,42 +10,31 @@ _HEAD = r"""# Fields of records
 
 <!-- made by `python docs/generate.py` from the declaration in `subtoken_train/datasets/record_fields.py`; edit that -->
 
-Records are written for many trainers, and a field that one of them reads can change what another one learns. Each
-field is read, obeyed, refused, or passed over and listed, so nothing is dropped in silence: a refused field stops the
-file with the record's id and the field's name, whoever reads it (`check`, `fit`, `preview`, `evaluate --data`, `init`,
-`documents: conversations`).
+What becomes of each field of a record. A field that another trainer reads can change what is learnt, so nothing is
+dropped in silence. A refused field stops the file with the record's id and the field's name, whoever reads it.
 
-- **Obeyed.** A message with `loss: false` (or `trainable`, `train`, `training`, `weight`, `loss_weight`, `loss_mask`,
-  `loss_scale`; `false` or `0`) is read and not learnt: its tokens are context and have the label -100. `preview`
-  shows such an answer as `masked`. A list of that name beside the messages has one switch for each of them. Only
-  answers are ever learnt, so a question's switch may say `false` or nothing; in a text of `documents: conversations`
-  for a tokenizer without a chat template, where questions are learnt too, their switch is obeyed as well. A record of
-  which no answer is learnt is refused. `init` keeps the switches in what it writes, and `evaluate --data` asks for the
-  last answer that is learnt.
+- **Obeyed.** A message with `loss: false` is read and not learnt: its tokens are context, and `preview` shows it as
+  `masked`. `trainable`, `train`, `training`, `weight`, `loss_weight`, `loss_mask` and `loss_scale` with `false` or `0`
+  say the same. A list of that name beside the messages has one switch for each. Only answers are learnt. A record of
+  which no answer is learnt is refused.
 - **Refused.** What no turn can say: switches of single tokens, weights between 0 and 1, pairs of answers, tools,
-  sound, boxes, pictures under other names. A value that is empty (`null`, `""`, `[]`, `{}`) says nothing and is
-  passed over.
-- **Numbers** (`index`, `idx`, `turn`, `order`, `position`) of messages and parts: out of their order they are refused.
-- **Any other name** is refused where its name or its value looks like a medium (`thumbnail: "a.jpg"`, a `data:` URL)
-  or a switch (`token_loss: [0, 1]`, `ignore: true`), or where it is nearly a name that is read (`sytem`: did you mean
-  `system`?). Ids, sources, URLs, sizes, hashes and notes (`image_id`, `source`, `url`, `num_turns`, `comment`) are
-  passed over; everything else is passed over, too, and `check` lists it: `fields that are not read`.
+  sound, boxes, pictures under other names. An empty value (`null`, `""`, `[]`, `{}`) says nothing and is passed over.
+- **Numbers** (`index`, `idx`, `turn`, `order`, `position`) of messages and parts are refused out of their order.
+- **Any other name** is refused where it looks like a medium (`thumbnail: "a.jpg"`, a `data:` URL), like a switch
+  (`token_loss: [0, 1]`), or nearly like a name that is read (`sytem`). Everything else is passed over, and `check`
+  lists it under `fields that are not read`, but for ids, sources, URLs, sizes, hashes and notes.
 
-An answer or a question that holds nothing to be seen (empty, white space, a BOM, zero-width characters) or a NUL is
-refused in every form, and in tables, texts and files of prompts; `<image>` alone is a question.
+An answer or a question without anything to be seen (white space, a BOM, a NUL) is refused; `<image>` alone is a
+question.
 
-**Pictures that a text names** would be trained without. Refused are spellings that only media have: a tag around a
-target (`<img>0.png</img>`, `<video>a.mp4</video>`), tokens of other models (`<|image_1|>`, `<ImageHere>`, `[IMG]`,
-`<image_placeholder>`), and in a record that has no media `<image 1>`, a picture's own bytes
-(`data:image/png;base64,...`), or a bare tag (`<video>`, `[image]`) as the first or last line of a question. A file
-that a question of such a record names (in a Markdown picture, `<img src="a.png">`, `see a.png`) is refused where it
-lies in the folder of the images; elsewhere it is text, and `check` counts such names.
+**Pictures that a text names** would be trained without. Spellings that only media have are refused: a tag around a
+target (`<img>0.png</img>`), tokens of other models (`<|image_1|>`, `<ImageHere>`, `[IMG]`), and in a record without
+media `<image 1>`, a picture's own bytes, or a bare tag as a question's first or last line. A file that such a question
+names is refused where it lies in the folder of the images.
 
-**Marks that are text.** In a record with pictures `<image>` stands for one, and `<video>` for a video. Where a text
-is *about* the tag, write `\<image>`: the model reads the characters `<image>`, even if its tokenizer has a token of
-that name, and no picture is meant. It holds in prompts of `generate`, `chat`, `ask` and `--prompts`, too. `<video>`
-in a record without videos is text as it stands (but not as a line of its own at either end). For a language model,
-marks are always text, and a backslash is a backslash.
+**Marks that are text.** In a record with pictures `<image>` stands for one, and `<video>` for a video. Write `\<image>`
+where a text is *about* the tag, also in prompts of `generate`, `chat`, `ask` and `--prompts`. For a language model
+marks are always text.
 
 """
 _TITLES = {
