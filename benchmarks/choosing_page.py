@@ -35,7 +35,7 @@ MATCHED = tuple(
     for words, stem in (
         ("imprecise ranking (FastV, L_f = 2)", "f2"),
         ("sharp ranking (FastV, L_f = 4)", "f4"),
-        ("ranking blind to the question (VisionZip)", "vz"),
+        ("ranking without the question (VisionZip)", "vz"),
     )
     for share, end in (("15.6 %", ""), ("7.8 %", "7"))
 )

@@ -16,7 +16,7 @@ from benchmarks.comparison_tables import Arm, comparison_markdown, long_rows, re
 from benchmarks.pages import put
 
 PAGE, CSV = ROOT / "docs/trained_arms.md", RESULTS / "trained_arms.csv"
-REGIMES = {"f2": "imprecise (FastV, L_f = 2)", "f4": "sharp (FastV, L_f = 4)", "vz": "blind (VisionZip)"}
+REGIMES = {"f2": "imprecise (FastV, L_f = 2)", "f4": "sharp (FastV, L_f = 4)", "vz": "without the question (VisionZip)"}
 BUDGETS = {"": ("15.6 %", "u25"), "7": ("7.8 %", "u12")}
 """By the end of an arm's name: the bytes, and the arm of the same tokens whole."""
 ROLES = {"anchor": "anchor", "lead": "leading groups", "vn": "value norm", "best": "router"}
