@@ -9,7 +9,7 @@ import pytest
 from subtoken_train.calibrations import MAX_CALIBRATION, CalibrationData, read_calibration
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.duo_attention import HeadAlphas
-from subtoken_train.evictions.elastic import LayerShares
+from subtoken_train.evictions.h2o import LayerShares
 from tests.support.kvzap_files import NOBODY, written
 
 ALPHAS = HeadAlphas([[0.0, 1.0], [0.25, 0.5]], sinks=4, recent=8)

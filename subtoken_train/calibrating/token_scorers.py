@@ -31,8 +31,7 @@ from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import are_finite, check_states
 from subtoken_train.errors import MAX_COUNT, no_numbers
-from subtoken_train.evictions.kvzap import TokenScorers
-from subtoken_train.evictions.kvzip import KVzip, repeated_context
+from subtoken_train.evictions.kvzip import KVzip, TokenScorers, repeated_context
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.layer_packer import LayerPacker

@@ -27,7 +27,7 @@ from subtoken_train.families.chat_template import answer_opening
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import warn_beyond
 from subtoken_train.functional.gather import kept_index, take_rows
-from subtoken_train.reducers.scored_context import ScoredContext
+from subtoken_train.reducers.contexts import ScoredContext
 from subtoken_train.routing.bank import RouterBank, RoutingState, Spent
 from subtoken_train.types import Region, before_compressed_ends
 from subtoken_train.view.view import OF_TASKS, Opening, TaskPlan, View

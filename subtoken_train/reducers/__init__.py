@@ -22,7 +22,7 @@ class Reducers(Registry["Reducer"]):
         if name in self or not isinstance(name, str):
             return super().find(name)
         if name in EVICTIONS:
-            from subtoken_train.reducers.scored_context import context_reducer
+            from subtoken_train.reducers.contexts import context_reducer
 
             return context_reducer(EVICTIONS.find(name))
         if name.partition("(")[0] in WRAPPERS:
@@ -40,23 +40,23 @@ REDUCERS = Reducers(
     base="base:Reducer",
     named=True,
     builtin={
-        "none": "controls:NoReducer",
-        "random": "controls:RandomReducer",
-        "uniform": "controls:UniformReducer",
-        "fastv": "fastv:FastV",
-        "visionzip": "visionzip:VisionZip",
-        "fastervlm": "vispruner:FasterVLM",
-        "prumerge": "prumerge:PruMerge",
+        "none": "embeds:NoReducer",
+        "random": "embeds:RandomReducer",
+        "uniform": "embeds:UniformReducer",
+        "fastv": "staged:FastV",
+        "visionzip": "tower:VisionZip",
+        "fastervlm": "tower:FasterVLM",
+        "prumerge": "tower:PruMerge",
         "sparsevlm": "sparsevlm:SparseVLM",
-        "quest": "quest:Quest",
+        "quest": "contexts:Quest",
         "pyramiddrop": "staged:PyramidDrop",
-        "fitprune": "fitprune:FitPrune",
-        "divprune": "diversity:DivPrune",
-        "cdpruner": "diversity:CDPruner",
-        "dart": "diversity:DART",
-        "vispruner": "vispruner:VisPruner",
-        "evs": "video:EVS",
-        "vidcom2": "video:VidCom2",
+        "fitprune": "staged:FitPrune",
+        "divprune": "embeds:DivPrune",
+        "cdpruner": "embeds:CDPruner",
+        "dart": "embeds:DART",
+        "vispruner": "tower:VisPruner",
+        "evs": "embeds:EVS",
+        "vidcom2": "embeds:VidCom2",
     },
 )
 DEFAULT_REDUCER = "fastv"

@@ -21,11 +21,11 @@ SELECTORS: Registry[Selector] = Registry(
         "linear": "routers:LinearRouter",
         "mlp": "routers:MLPRouter",
         "bilinear": "routers:BilinearRouter",
-        "value_norm": "controls:ValueNormSelector",
-        "output_norm": "controls:OutputNormSelector",
-        "random": "controls:RandomSelector",
-        "static": "controls:StaticSelector",
-        "leading": "controls:LeadingSelector",
+        "value_norm": "routers:ValueNormSelector",
+        "output_norm": "routers:OutputNormSelector",
+        "random": "routers:RandomSelector",
+        "static": "routers:StaticSelector",
+        "leading": "routers:LeadingSelector",
     },
 )
 

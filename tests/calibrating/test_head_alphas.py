@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from subtoken_train.calibrating.head_alphas import DuoCalibrator, rate_at
+from subtoken_train.calibrating.heads import DuoCalibrator, rate_at
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.mixed_heads import HeadMix, mixed_hidden
 from subtoken_train.functional.objective import IGNORE_INDEX

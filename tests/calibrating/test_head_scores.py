@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from subtoken_train.calibrating.head_scores import (
+from subtoken_train.calibrating.heads import (
     NeedleCalibrator,
     VisualCalibrator,
     cell_tokens,

@@ -5,10 +5,10 @@ import torch
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.calibrating import CALIBRATORS
-from subtoken_train.calibrating.layer_shares import KEEP, PrefixCalibrator
+from subtoken_train.calibrating.layers import KEEP, PrefixCalibrator
 from subtoken_train.calibrations import write_calibration
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evictions.elastic import LayerShares, PrefixKV
+from subtoken_train.evictions.h2o import LayerShares, PrefixKV
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import prefill
 from subtoken_train.reducers import build_reducer

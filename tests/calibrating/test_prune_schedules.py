@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from subtoken_train.calibrating import CALIBRATORS
-from subtoken_train.calibrating.prune_schedules import BearableCuts, bearable, stopped_at
+from subtoken_train.calibrating.layers import BearableCuts, bearable, stopped_at
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.reducers import build_reducer

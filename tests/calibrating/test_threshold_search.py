@@ -7,7 +7,7 @@ import pytest
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.calibrating import CALIBRATORS
-from subtoken_train.calibrating.thresholds import ThresholdCalibrator
+from subtoken_train.calibrating.layers import ThresholdCalibrator
 from subtoken_train.calibrations import write_calibration
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions.thresholds import Threshold

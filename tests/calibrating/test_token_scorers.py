@@ -16,8 +16,7 @@ from subtoken_train.calibrating.token_scorers import (
     output_lengths,
 )
 from subtoken_train.engine.attention import use_packed_attention
-from subtoken_train.evictions.kvzap import foretold
-from subtoken_train.evictions.kvzip import KVzip
+from subtoken_train.evictions.kvzip import KVzip, foretold
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.layer_packer import LayerPacker

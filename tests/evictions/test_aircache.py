@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from subtoken_train.evictions.aircache import AirCache, layer_weights, skewness
+from subtoken_train.evictions.vision import AirCache, layer_weights, skewness
 from subtoken_train.types import Region
 from subtoken_train.view.view import View
 from tests.support.golden_cases import load, record

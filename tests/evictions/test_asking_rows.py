@@ -5,7 +5,7 @@ import torch
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.asking_rows import QuestSteps
+from subtoken_train.evictions.queries import QuestSteps
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import open_prompts
 from tests.support.prompt_views import KV_HEADS, DenseView, layer_views, samples

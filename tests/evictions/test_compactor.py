@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from subtoken_train.evictions import build_eviction, compactor
-from subtoken_train.evictions.compactor import gaussian_sketch, leverage_scores, standardised
+from subtoken_train.evictions import build_eviction, keys
+from subtoken_train.evictions.keys import gaussian_sketch, leverage_scores, standardised
 from subtoken_train.view.view import View
 from tests.support.golden_cases import close, golden_view, load, same_sets
 from tests.support.prompt_views import layer_views
@@ -39,7 +39,7 @@ def golden(shared, monkeypatch):
         view = golden_view(method, own, "key", values="value")
         view.__class__, view.key_before = KeysGiven, own["key_pre_rope"]
         views.append(view)
-    monkeypatch.setattr(compactor, "gaussian_sketch", lambda *_: tensors["sketch"][0])
+    monkeypatch.setattr(keys, "gaussian_sketch", lambda *_: tensors["sketch"][0])
     return method, params, tensors, views
 
 
@@ -50,9 +50,7 @@ def test_golden_parts(golden):
     leverage = torch.stack([leverage_scores(*each) for each in zip(pre, tensors["sketch"], strict=True)])
     close(method, "kvpress_compactor: leverage", leverage, tensors["leverage"])
     close(method, "kvpress_compactor: leverage z", standardised(leverage), tensors["leverage_z"], atol=1e-5)
-    sums = [
-        compactor.chunk_attention_sums(*each, method.chunk, 1.0, masked=False) for each in zip(query, key, strict=True)
-    ]
+    sums = [keys.chunk_attention_sums(*each, method.chunk, 1.0, masked=False) for each in zip(query, key, strict=True)]
     close(method, "kvpress_compactor: attention", torch.stack(sums), tensors["attention_sums"])
     parts = torch.stack([method._attention(view, 0, inner) for view in views])
     close(method, "kvpress_compactor: attention z", standardised(parts), tensors["attention_z"], atol=1e-5)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.evictions.base import keep_best_entries
-from subtoken_train.evictions.elastic import Elastic, PrefixKV, prefix_counts, prefix_curve
+from subtoken_train.evictions.h2o import Elastic, PrefixKV, prefix_counts, prefix_curve
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
 from tests.support.golden_cases import close, keep_of, load, record, same_places

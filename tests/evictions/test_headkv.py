@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.base import keep_best_entries
-from subtoken_train.evictions.headkv import HeadScores, head_budgets
+from subtoken_train.evictions.snapkv import HeadScores, head_budgets
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import View

@@ -14,7 +14,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.calibrations import read_calibration
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.kvzap import KVzap, TokenScorers, foretold
+from subtoken_train.evictions.kvzip import KVzap, TokenScorers, foretold
 from subtoken_train.families.family import check_calibration, shapes_digest
 from subtoken_train.inference.cache_report import report
 from subtoken_train.inference.compression import Compression

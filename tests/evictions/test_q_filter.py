@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from subtoken_train.calibrating.layer_shares import DirectionCalibrator
+from subtoken_train.calibrating.layers import DirectionCalibrator
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.q_filter import HeadDirections, QFilter, directions, query_moments
+from subtoken_train.evictions.queries import HeadDirections, QFilter, directions, query_moments
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Region
 from tests.support.kvzap_files import NOBODY, written

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from subtoken_train.evictions.base import keep_best_entries
-from subtoken_train.evictions.tgv_kv import TGVKV, released_counts, retention_order, text_weights
+from subtoken_train.evictions.vision import TGVKV, released_counts, retention_order, text_weights
 from tests.support.golden_cases import load, record
 from tests.support.prompt_views import (
     PROMPTS,

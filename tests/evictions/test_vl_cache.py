@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from subtoken_train.evictions.vl_cache import VLCache, post_vision_statistics
+from subtoken_train.evictions.vision import VLCache, post_vision_statistics
 from subtoken_train.view.scores import Candidates, Scores
 from tests.support.golden_cases import load, record
 from tests.support.prompt_views import PROMPTS, DenseView, Q, V, layer_views, samples

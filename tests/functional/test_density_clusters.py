@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.evictions.compactor import JITTER, gaussian_sketch, leverage_scores, standardised
+from subtoken_train.evictions.keys import JITTER, gaussian_sketch, leverage_scores, standardised
 from subtoken_train.reducers.sparsevlm import densities, density_clusters, distances
 from tests.support.golden_cases import load
 from tests.support.helpers import random_scores

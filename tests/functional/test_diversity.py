@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from subtoken_train.functional import diversity
 from subtoken_train.functional.diversity import farthest_places, unit_rows, unlike_places, volume_places
-from subtoken_train.reducers.diversity import relevance
-from subtoken_train.reducers.vispruner import important_and_distinct
+from subtoken_train.reducers.embeds import relevance
+from subtoken_train.reducers.tower import important_and_distinct
 from tests.support.golden_cases import alike
 from tests.support.helpers import random_mask, random_scores
 from tests.support.plain_choices import by_determinants, by_max_min, cosine, without_by_loop

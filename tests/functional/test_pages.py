@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.reducers.quest import keep_by_page, page_bounds, page_index, page_scores
+from subtoken_train.reducers.contexts import keep_by_page, page_bounds, page_index, page_scores
 from tests.support.golden_cases import alike, load, near
 from tests.support.helpers import random_mask, random_scores
 

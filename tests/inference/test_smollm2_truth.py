@@ -16,8 +16,8 @@ from subtoken_train.artifact.identity import identify
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.evictions import EVICTIONS, WRAPPERS, build_eviction, notation_names
 from subtoken_train.evictions.duo_attention import HeadAlphas
-from subtoken_train.evictions.elastic import LayerShares
-from subtoken_train.evictions.q_filter import HeadDirections
+from subtoken_train.evictions.h2o import LayerShares
+from subtoken_train.evictions.queries import HeadDirections
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.text_prompts import EncodedText, text_batch

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from subtoken_train.cli.main import main
 from subtoken_train.families.towers import class_attention
 from subtoken_train.reducers import build_reducer
-from subtoken_train.reducers.prumerge import chosen_count, chosen_tokens, merged_tokens, outliers, spread_step
+from subtoken_train.reducers.tower import chosen_count, chosen_tokens, merged_tokens, outliers, spread_step
 from subtoken_train.types import Region, VisualStates
 from tests.support import truth_cells
 from tests.support.golden_cases import near

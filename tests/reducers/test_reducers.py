@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from subtoken_train.families.family import shapes_digest
 from subtoken_train.reducers import REDUCERS, build_reducer, split_settings
-from subtoken_train.reducers.fitprune import PruneSchedules
+from subtoken_train.reducers.staged import PruneSchedules
 from subtoken_train.types import Identity, Region
 from subtoken_train.view.view import View
 from tests.support.helpers import compress, make_batch, only_sample, random_scores

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from subtoken_train.evaluation.diagnostics import diagnose
 from subtoken_train.families.family import shapes_digest
 from subtoken_train.reducers import build_reducer
-from subtoken_train.reducers.fitprune import PUBLISHED, PruneSchedules, attention_masses
-from subtoken_train.reducers.staged import stage_share
+from subtoken_train.reducers.staged import PUBLISHED, PruneSchedules, attention_masses, stage_share
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Identity, Region
 from subtoken_train.view.view import View

@@ -9,8 +9,8 @@ import torch
 
 from subtoken_train.calibrations import Calibration, CalibrationData, write_calibration
 from subtoken_train.evictions import notation_names
-from subtoken_train.evictions.headkv import HeadScores
-from subtoken_train.evictions.kvzap import TokenScorers
+from subtoken_train.evictions.kvzip import TokenScorers
+from subtoken_train.evictions.snapkv import HeadScores
 from subtoken_train.families.family import Family, shapes_digest
 from subtoken_train.types import Identity
 from tests.support.prompt_views import KV_HEADS, LAYERS, MODEL

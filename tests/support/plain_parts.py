@@ -18,7 +18,7 @@ from subtoken_train.cache.key_basis import BalancedBasis
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass
-from subtoken_train.evictions.asking_rows import QuestSteps
+from subtoken_train.evictions.queries import QuestSteps
 from subtoken_train.families.family import Family
 from subtoken_train.inference.compression import Compression
 from subtoken_train.kernels import formats

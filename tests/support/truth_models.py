@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.evictions.asking_rows import QuestSteps
 from subtoken_train.evictions.base import Eviction
+from subtoken_train.evictions.queries import QuestSteps
 from subtoken_train.families.family import Family, shapes_digest
-from subtoken_train.reducers.fitprune import PruneSchedules
+from subtoken_train.reducers.staged import PruneSchedules
 from subtoken_train.types import Batch, Identity, Region
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import View

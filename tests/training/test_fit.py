@@ -15,7 +15,7 @@ from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.calibrations import read_calibration
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.evictions.kvzap import TokenScorers
+from subtoken_train.evictions.kvzip import TokenScorers
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import load_family
 from tests.support.commands import refused

@@ -13,7 +13,7 @@ from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import load_family
-from subtoken_train.reducers.fitprune import PruneSchedules
+from subtoken_train.reducers.staged import PruneSchedules
 from tests.support.commands import refused
 from tests.support.helpers import moved_by_fit, save_backbone
 from tests.support.kvzap_files import written
