@@ -155,8 +155,7 @@ def stage(target: Path) -> Iterator[Path]:
                 target.parent.mkdir(parents=True, exist_ok=True)
             except FileExistsError:
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(target)) from None
-            for _ in take_left(target):
-                pass
+            remove_left(target)
             own, lock = _locked_stage(target)
             try:
                 yield own / _CONTENT
@@ -184,8 +183,8 @@ def room_for(target: Path) -> Iterator[None]:
         raise
 
 
-def take_left(target: Path) -> Iterator[Path]:
-    """Yield the stages of a target whose writers were killed, each locked by this process, and remove it afterwards."""
+def remove_left(target: Path) -> None:
+    """Remove the stages of a target whose writers were killed."""
     begins = _begin_of_stage(target)
     names = os.listdir(target.parent) if target.parent.is_dir() else []
     ours = [name for name in names if name.startswith(begins) and re.fullmatch(STAGE, name[len(begins) :])]
@@ -196,11 +195,8 @@ def take_left(target: Path) -> Iterator[Path]:
             with suppress(OSError):  # a writer that begins, or another process, was faster
                 own.rmdir()
         elif (lock := _lock(own / _MARKER)) is not None:
-            try:
-                yield own
-                shutil.rmtree(own, ignore_errors=True)  # another process may have been faster
-            finally:
-                os.close(lock)
+            shutil.rmtree(own, ignore_errors=True)  # another process may have been faster
+            os.close(lock)
 
 
 def _begin_of_stage(target: Path) -> str:

@@ -22,7 +22,7 @@ CALIBRATORS: Registry[Calibrator] = Registry(
         "q_filter": "layers:DirectionCalibrator",
         "sparsemm": "heads:VisualCalibrator",
         "threshold": "layers:ThresholdCalibrator",
-        "kvzap": "token_scorers:ScorerCalibrator",
+        "kvzap": "layers:ScorerCalibrator",
         "fitprune": "layers:PruneCalibrator",
     },
 )

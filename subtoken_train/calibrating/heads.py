@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import LambdaLR
 
-from subtoken_train.calibrating.base import Batches, Calibrator, Progress, PromptSource, rounded
+from subtoken_train.calibrating.base import Batches, Calibrator, PromptSource, rounded
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.image_sources import EncodedImage
 from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER
@@ -34,7 +34,7 @@ from subtoken_train.engine.prompt_pass import Rows, are_finite
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, no_numbers
 from subtoken_train.evaluation.picture import check_drawable, visual_grid
 from subtoken_train.evictions.duo_attention import HeadAlphas
-from subtoken_train.evictions.headkv import HeadScores
+from subtoken_train.evictions.snapkv import HeadScores
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import check_on_one_device
 from subtoken_train.families.positions import position_bound
@@ -62,7 +62,7 @@ class HeadCalibrator(Calibrator):
         """Return how much rows look at their needles, [B, H, W], 0 without one; ``looked_BHWN`` is their attention."""
 
     @torch.no_grad()
-    def numbers(self, backbone: CompressedBackbone, batches: Batches, show: Progress | None = None) -> HeadScores:
+    def numbers(self, backbone: CompressedBackbone, batches: Batches) -> HeadScores:
         use_packed_attention(backbone.family.decoder.config)
         looks = Looks(backbone.family, self.weight)
         for batch in batches:
@@ -273,7 +273,7 @@ class DuoCalibrator(Calibrator):
         check_on_one_device(backbone.model, "duo_attention's calibration")
 
     @torch.enable_grad()
-    def numbers(self, backbone: CompressedBackbone, batches: Batches, show: Progress | None = None) -> HeadAlphas:
+    def numbers(self, backbone: CompressedBackbone, batches: Batches) -> HeadAlphas:
         family, steps = backbone.family, -(-self.samples // self.batch_size)
         shape = family.shape.num_layers, family.shape.num_kv_heads
         alpha_Lh = torch.ones(shape, device=family.model.device, requires_grad=True)

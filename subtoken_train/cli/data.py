@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dev", type=int, default=800, help="records for development choices (default: 800)")
     parser.add_argument("--test", type=int, default=4800, help="records to be looked at only once (default: 4800)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing folder, or the list")
+    parser.add_argument("--overwrite", action="store_true", help="rename an existing folder to OUT.1, replace the list")
     parser.add_argument("--root", type=Path, default=None, help="folder to check")
     parser.add_argument("--file", type=Path, default=None, help="images: the data file that names them")
     parser.add_argument("--missing-list", type=Path, default=None, help="file for the names of all missing images")

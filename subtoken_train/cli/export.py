@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("source", metavar="RUN_OR_CKPT", help="run, checkpoint or adapter folder")
     parser.add_argument("out", metavar="OUT", help="folder to write")
-    parser.add_argument("--overwrite", action="store_true", help="replace the adapter folder OUT")
+    parser.add_argument("--overwrite", action="store_true", help="rename the adapter folder OUT to OUT.1")
     named = "Hub id or folder to name as the backbone; its shapes must fit"
     parser.add_argument("--backbone", metavar="PATH", help=named)
     parser.add_argument("--metrics", metavar="FILE", help="scores for the model card, from evaluate --out")

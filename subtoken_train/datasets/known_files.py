@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 
@@ -30,13 +29,9 @@ def absent(what: str, path: str | Path) -> ValueError:
 
 def write_samples(folder: str | Path, overwrite: bool = False) -> None:
     """Copy the shipped ``data/samples``: two pictures, three texts, and folders as a user of ``init`` may have them."""
-    from subtoken_train.artifact.whole_folder import DATA_MARKER, Layout, mark_data, whole_folder
+    from subtoken_train.artifact.whole_folder import FolderKind, whole_folder
     from subtoken_train.resources import resource
 
-    source = resource("data/samples")
-    names = [path.relative_to(source).as_posix() for path in source.rglob("*")]
-    ours = re.compile("|".join(map(re.escape, (*names, DATA_MARKER))))
-    layout = Layout(ours, ours, last=DATA_MARKER, kind="a folder of samples", made_by="subtoken-train data samples")
-    with whole_folder(Path(folder), overwrite, layout) as partial:
-        shutil.copytree(source, partial, dirs_exist_ok=True)
-        mark_data(partial, layout)
+    kind = FolderKind("a folder of samples", "subtoken-train data samples")
+    with whole_folder(Path(folder), overwrite, kind) as partial:
+        shutil.copytree(resource("data/samples"), partial, dirs_exist_ok=True)

@@ -84,6 +84,10 @@ class KVCompose(Eviction):
 
     online = by_settings(lambda self: Online() if self.structured and self.composite and self.adaptive else None)
 
+    heads_share = by_settings(lambda self: not self.composite)
+
+    heads_differ = by_settings(lambda self: not self.structured)
+
     may_empty = by_settings(lambda self: not self.lower_bound)
 
     reads_question = by_settings(lambda self: self.task == "aware")

@@ -89,6 +89,8 @@ class KVzip(Eviction):
 
     across_layers = by_settings(lambda self: self.pool == "global")
 
+    heads_differ = by_settings(lambda self: self.pool != "head")
+
     def score(self, view: View) -> Scores:
         """1 for entries outside of the context; the others are scored by the tasks, [B, h, N]."""
         outside_BN = view.entries_BN & ~repeated_context(view.regions_BN)
@@ -114,15 +116,10 @@ class KVzip(Eviction):
         entries_BN = view.regions_BN != Region.PADDING
         sinks_BN = entries_BN & (entries_BN.cumsum(-1) <= self.sinks)
         chosen, index_BC = view.among(view.about_BN | sinks_BN)
-        largest_BHC = self.weighed(view, column_largest(chosen.blocks()), index_BC)
-        scores_BhC = over_groups(largest_BHC, view.value_BhNd.shape[1], "max")
+        scores_BhC = over_groups(column_largest(chosen.blocks()), view.value_BhNd.shape[1], "max")
         scores_BhN = scores_BhC.new_zeros(*scores_BhC.shape[:2], entries_BN.shape[1])
         # padding of the choice points to row 0 and scores 0
         return scores_BhN.scatter_reduce(-1, index_BC[:, None].expand_as(scores_BhC), scores_BhC, "amax")
-
-    def weighed(self, view: View, largest_BHC: Tensor, index_BC: Tensor) -> Tensor:
-        """Largest attention of every query head to entries that stand at some places, unchanged unless overridden."""
-        return largest_BHC
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         found = [each.scores_BhN for each in scores]
@@ -266,6 +263,8 @@ class KVzap(Eviction):
     may_empty = by_settings(lambda self: not self.lower_bound)
 
     across_layers = by_settings(lambda self: self.pool == "global")
+
+    heads_differ = by_settings(lambda self: self.pool != "head")
 
     def score(self, view: View) -> Scores:
         """The net's scores, [B, h, N]; while tokens are decoded those of new ones, after what entries had."""

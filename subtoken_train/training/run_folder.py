@@ -11,12 +11,11 @@ import os
 import shutil
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from subtoken_train.artifact.whole_folder import CONFIG_FILE, RECIPE_FILE
+from subtoken_train.artifact.whole_folder import CONFIG_FILE, RECIPE_FILE, free_name
 from subtoken_train.documents import read_json, real_path
 from subtoken_train.errors import refuse
 from subtoken_train.outputs import make_folder, take_lock, unmake_folders, write_whole
@@ -129,8 +128,7 @@ class RunFolder:
             self._marker = read_run_marker(self.folder)
             return
         if self.replaces:
-            names = (self._real.with_name(f"{self._real.name}.{number}") for number in count(1))
-            aside = next(name for name in names if not os.path.lexists(name))
+            aside = free_name(self._real)
             self._real.rename(aside)
             self.aside, self.replaces = aside, False
             self._locks.pop().release()

@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 
 from subtoken_train.artifact.config import read_config
 from subtoken_train.artifact.folder import read_adapter
-from subtoken_train.artifact.hub import find_adapter
 from subtoken_train.artifact.identity import adapter_digest, identify
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
 from subtoken_train.errors import SubTokenWarning
@@ -225,11 +224,6 @@ def test_a_pipe_is_no_file(folder):
     os.mkfifo(folder / "more.json")
     refused(folder, "router.safetensors is missing")
     assert adapter_digest(folder)
-
-
-def test_revisions_are_no_paths():
-    with pytest.raises(ValueError, match="not a branch, tag or commit"):
-        find_adapter("user/name", "../../refs")
 
 
 ARM = Path(__file__).resolve().parents[2] / "checkpoints" / "adapters" / "tiny_fastv25_s16k4"

@@ -303,17 +303,6 @@ def test_the_right_one(adapter, source, layout):
     assert all(torch.equal(tensors[name], tensor) for name, tensor in on_disk.items())
 
 
-@pytest.mark.slow
-def test_the_digest_is_that_of_the_tensors(adapter):
-    first = read_first_stage(adapter, FASTV, ROUTING, None)
-    before = first.digest()
-    (adapter / "README.md").write_text("other words")
-    assert first.digest() == before
-    path = adapter / "adapter_model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1] + b"\1")
-    assert first.digest() != before
-
-
 def anchor(keep_ratio, name="fastv", **options):
     return build_reducer(name, keep_ratio, round_up=True, **options)
 

@@ -96,7 +96,7 @@ def test_images_from_a_file(tmp_path, capsys):
     content = json.loads(out.read_text())
     read = content["data"]
     assert (read["name"], len(read["sha256"]), read["samples"]) == ("dev.json", 64, 3)
-    small = options("samples=2", "hidden=8", "epochs=1")
+    small = options("samples=2")
     assert "2 prompts of dev.json" in printed(capsys, "calibrate", "kvzap", *backbone, *data, *small, "--out", nets)
     assert "kvzap 0.25" in printed(capsys, "generate", *backbone, *ASKED, *evicting("kvzap", "0.25", nets))
     duo = ["calibrate", "duo_attention", *backbone, "--out", out, "--overwrite", *data]

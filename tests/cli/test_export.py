@@ -13,7 +13,6 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from subtoken_train import SubTokenModel
-from subtoken_train.artifact.whole_folder import ADAPTER
 from subtoken_train.cli.fit_course import export
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
@@ -143,7 +142,6 @@ def test_merged_weights_give_the_same_logits(request, kind, tmp_path, capsys):
     assert main(["export", str(run), str(out), "--merge-lora"]) == 0
     assert f"merged checkpoint: {out}" in capsys.readouterr().out
     assert not (out / "adapter_config.json").exists()
-    assert ADAPTER.others(out) == ADAPTER.others(run / "adapter") == []
     moved = tmp_path / "elsewhere"
     out.rename(moved)
     assert torch.allclose(logits(moved), logits(run / "adapter"), atol=1e-5)
@@ -163,7 +161,6 @@ def test_merged_weights_give_the_same_logits(request, kind, tmp_path, capsys):
 
 def test_a_merged_language_model(text_adapter, tmp_path, capsys):
     assert main(["export", str(text_adapter), str(tmp_path / "merged"), "--merge-lora"]) == 0
-    assert ADAPTER.others(tmp_path / "merged") == []
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert type(plain).__name__ == "LlamaForCausalLM"
     text = "the bee and the spider met in the garden. " * 12

@@ -7,7 +7,6 @@ from subtoken_train.evictions.vision import AirCache, layer_weights, skewness
 from subtoken_train.types import Region
 from subtoken_train.view.view import View
 from tests.support.golden_cases import load, record
-from tests.support.helpers import random_scores
 from tests.support.prompt_views import PROMPTS, Q, V, dense_attention, layer_views
 
 
@@ -53,19 +52,6 @@ def test_importance_of_the_other_windows(settings, observers):
     for view in layer_views([PROMPTS["text before and after"]], method.needs):
         assert method.observers(view)[0].nonzero()[:, 0].tolist() == observers
         assert torch.allclose(method.score(view).scores_BhN[0, 0], plain_importance(view, 0, observers), atol=1e-5)
-
-
-def test_skewness_is_that_of_the_visual_entries():
-    values = random_scores(1, 2, 30).exp()
-    visual = torch.zeros(2, 30, dtype=torch.bool)
-    visual[0, 3:25], visual[1, 10:] = True, True
-    found = skewness(values * visual, visual)
-    for i in range(2):
-        numbers = values[i][visual[i]].tolist()
-        n, mean = len(numbers), sum(numbers) / len(numbers)
-        deviation = (sum((x - mean) ** 2 for x in numbers) / (n - 1)) ** 0.5
-        plain = n / ((n - 1) * (n - 2)) * sum(((x - mean) / deviation) ** 3 for x in numbers)
-        assert float(found[i]) == pytest.approx(plain, rel=1e-4)
 
 
 def test_skewness_where_there_is_none():

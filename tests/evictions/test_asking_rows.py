@@ -8,7 +8,7 @@ from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.queries import QuestSteps
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import open_prompts
-from tests.support.prompt_views import KV_HEADS, DenseView, layer_views, samples
+from tests.support.prompt_views import KV_HEADS, layer_views, samples
 from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of
 
 TWO = [[1] + [2] * 14 + [4] * 4, [4] * 9]
@@ -39,17 +39,6 @@ def test_finch_is_a_plain_sum(normalise, pad):
         expected = (matrix * (weight * asks)[:, None]).sum(1).view(KV_HEADS, -1, length).mean(1) / asking
         torch.testing.assert_close(found.scores_BhN[sample][:, entries], expected.masked_fill(asks, 0.0))
         assert found.protected_BN[sample, entries].tolist() == asks.tolist()
-
-
-def test_a_row_that_sees_more_counts_more():
-    """Entry 0 has all of the first asking row's attention, entry 1 of the second's: by weight 1 wins, else a tie."""
-    attention = torch.zeros(1, 2, 4, 4)
-    attention[:, :, 2, 0] = attention[:, :, 3, 1] = 1
-    regions = torch.tensor([[3, 3, 4, 4]])
-    for normalise, expected in ((True, [1.5, 2.0]), (False, [0.5, 0.5])):
-        method = build_eviction("finch", normalise=normalise)
-        view = DenseView(attention, regions, method.needs)
-        assert method.score(view).scores_BhN[0, 0, :2].tolist() == expected
 
 
 def test_prompts_that_ask_nothing_are_refused():

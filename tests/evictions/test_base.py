@@ -66,14 +66,6 @@ def test_heads_that_share_scores_can_keep_unlike_numbers(choice, least):
     assert torch.equal(kept.expand(-1, 3, -1), torch.cat(alone, 1))
 
 
-def test_bf16_scores_are_ranked_as_they_are():
-    scores = torch.tensor([[[1.0, 1.001, 2.0, 1.0]]]).to(torch.bfloat16)
-    everything = torch.ones(1, 4, dtype=torch.bool)
-    assert keep_best_entries(scores, everything, ~everything, torch.tensor([2])).tolist() == [
-        [[True, False, True, False]]
-    ]
-
-
 def test_a_score_that_is_no_number_is_a_fault():
     everything = torch.ones(1, 2, dtype=torch.bool)
     with pytest.raises(AssertionError):

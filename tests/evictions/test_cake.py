@@ -10,7 +10,7 @@ from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
 from subtoken_train.view.view import View
 from tests.support.golden_cases import close, keep_of, original_views, originals, same_places
-from tests.support.prompt_views import KV_HEADS, dense_attention, layer_views, plan, samples
+from tests.support.prompt_views import KV_HEADS, dense_attention, layer_views, samples
 
 WINDOW, SIZE = 6, 16
 CODES = [[1] + [3] * 24 + [4] * 5, [3] * 9 + [4] * 2, [3] * 13, [3] * 6 + [4]]
@@ -84,22 +84,6 @@ def test_equal_to_the_plain_reference(settings, pad):
         assert float(found.weight_B[sample]) == pytest.approx(preference, rel=1e-4)
         late = [place >= int(entries.sum()) - window for place in range(int(entries.sum()))]
         assert found.protected_BN[sample][entries].tolist() == late
-
-
-@pytest.mark.parametrize("keep", [0.05, 0.2, 0.5, 0.9])
-def test_windows_come_first_and_the_rest_is_shared_by_preference(keep):
-    method = build_eviction("cake", window=3)
-    views = layer_views([[3] * 40, [3] * 23], method.needs, "left", layers=6)
-    scores, counts, kept, candidates = plan(method, views, keep)
-    assert counts.sum(0).tolist() == candidates.budget_LB.sum(0).tolist()
-    for sample, length in enumerate((40, 23)):
-        budget = int(candidates.budget_LB[0, sample])
-        assert all(layer[sample, :, -min(3, budget) :].all() for layer in kept)
-        share = torch.stack([each.weight_B[sample] for each in scores]).softmax(0) * (budget - min(3, budget)) * 6
-        if share.max() < length - 3:  # nothing is cut off
-            assert ((counts[:, sample] - min(3, budget) - share).abs() <= 1).all()
-        else:
-            assert counts[:, sample].max() == length
 
 
 def test_while_decoding_layers_keep_the_prompt_s_preferences():

@@ -123,10 +123,3 @@ def test_leverage_counts_by_the_share_that_is_removed(counts):
     for sample, share in enumerate([0.75, 0.75]):
         expected = found.scores_BhN[sample] + share * found.notes["leverage"][sample]
         assert torch.allclose(blended.scores_BhN[sample], expected)
-
-
-def test_a_blending_of_its_own_does_not_depend_on_the_budget():
-    method = build_eviction("compactor", sinks=2, last=2, chunk=8, blending=0.35)
-    view = layer_views([[4] * 24], method.needs, layers=1)[0]
-    found = method.score(view)
-    assert method.at_budget(found, view.entries_BN, torch.tensor([3])) is found

@@ -10,7 +10,7 @@ from subtoken_train.evictions.keys import anchor_similarity, lag_spread, leverag
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
 from tests.support.golden_cases import close, golden_view, keep_of, load, same_places
-from tests.support.prompt_views import KV_HEADS, layer_views, samples
+from tests.support.prompt_views import layer_views, samples
 
 TWO = [[1] + [2] * 14 + [4] * 4, [4] * 9]
 
@@ -152,16 +152,6 @@ def test_lagkv_is_the_plain_reference(cross, sinks, lag):
         assert found.protected_BN[sample, entries].tolist() == protected
 
 
-@pytest.mark.parametrize("length", [1, 3, 4, 5, 11])
-def test_short_prompts_keep_sinks_and_the_latest(length):
-    method = build_eviction("lagkv", sinks=4, lag=4)
-    view = layer_views([[4] * length], method.needs, layers=1)[0]
-    count = min(6, length)
-    kept = keep_of(method, [view], count)[0]
-    expected = [i < 4 or i >= length - 2 for i in range(length)]
-    assert kept.tolist() == [[expected, expected]]
-
-
 def test_constant_channels_say_nothing():
     """A channel that the next partition has at one value is left out; if no two are left, there is no spread."""
     states = torch.randn(1, 2, 5, 8)
@@ -205,14 +195,6 @@ def test_cur_is_the_plain_reference(kind, sinks, local, pad):
             assert not ours[~entries].any()
         count = int(entries.sum())
         assert found.protected_BN[sample, entries].tolist() == [place < sinks for place in range(count)]
-
-
-def test_equal_entries_tie_to_the_first_and_the_sinks_come_before_them():
-    method = build_eviction("cur", sinks=1, local=4)
-    view = layer_views([[4] * 8], method.needs, layers=1)[0]
-    ones = torch.ones_like(view.key_BhNd)
-    kept = keep_of(method, [view.replaced(key_BhNd=ones, value_BhNd=ones)], 3)[0]
-    assert kept.tolist() == [[[True, True, True] + [False] * 5] * KV_HEADS]
 
 
 def test_values_that_routing_dropped_say_nothing():

@@ -109,18 +109,6 @@ def test_chunks_show_the_same_inputs(reducer, selector):
         assert (scores - parts[layer])[seen].abs().max() < 1e-4
 
 
-def test_a_scout_s_rows_are_not_taken_for_the_prompt_s():
-    """FastV's scout runs the first layers on all rows before the pass that counts."""
-    cell = {**CELL, "family": "llava_gqa", "precision": "fp32", "reducer": "fastv_embeds", "selector": "linear"}
-    backbone = backbone_of(cell)
-    method = build_eviction("kvzap", **settings_for("kvzap", backbone.family))
-    batch = prompts(backbone.family, "three", pad_left=True)
-    found = our_scores(backbone, batch, method)
-    lengths = {scores.shape[-1] for scores in found.values()}
-    assert len(lengths) == 1
-    assert lengths < {batch.input_ids_BN.shape[1], *lengths}
-
-
 @pytest.mark.parametrize("pool", ["global", "layer", "head"])
 def test_the_last_entries_stay_inside_the_budget(pool):
     """Of a context alone its own last ones, in every head; before a question those after it, which cost nothing."""

@@ -128,10 +128,6 @@ def test_numbers_and_switches_of_another_type_are_refused_in_words(name, key, ki
             build_eviction(name, **{key: value})
 
 
-def test_a_name_stands_in_one_registry():
-    assert not set(EVICTIONS) & set(WRAPPERS)
-
-
 NAN = math.nan
 
 

@@ -17,7 +17,7 @@ from tests.support.kvzap_files import settings_for
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 
-PER_HEAD = {name for name in EVICTIONS if not EVICTIONS[name].heads_share}
+PER_HEAD = {name for name in EVICTIONS if not EVICTIONS[name]().heads_share}
 """Methods whose heads keep entries of their own, so that a layer holds more entries than its budget of each head."""
 FREEING = sorted(name for name in EVICTIONS if not EVICTIONS[name].reads)
 

@@ -5,16 +5,12 @@ from itertools import product
 import pytest
 import torch
 
-from subtoken_train.families import load
-from subtoken_train.families.backbone_config import BackboneConfig
-from subtoken_train.inference.pool import load_backbone
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Region
 from subtoken_train.view.view import View
 from tests.support.helpers import compress, only_sample, random_scores
 from tests.support.plain_choices import by_determinants, by_max_min, by_pivots, by_relevance
 from tests.support.sampling import sampled
-from tests.support.text_families import text_family
 from tests.support.truth_models import FAMILIES, TEXT, family_of, prompts
 
 NAMES = ["divprune", "cdpruner", "dart"]
@@ -135,11 +131,3 @@ def _keys(family, batch, layer):
     cache = family.dense_cache()
     compress(family).run(batch, cache=cache)
     return cache.layers[layer].keys
-
-
-def test_models_that_do_not_fit_are_refused(tmp_path, monkeypatch):
-    text_family(layers=2).model.config.save_pretrained(tmp_path)
-    monkeypatch.setattr(load, "load_weights", lambda *_: pytest.fail("weights were read"))
-    for name in [*NAMES, "vispruner"]:
-        with pytest.raises(ValueError, match=f"reducer '{name}'"):
-            load_backbone(tmp_path, backbone=BackboneConfig(), reducer=build_reducer(name, 0.5))

@@ -83,12 +83,6 @@ def test_images_are_told_apart_by_their_samples_tokens():
     assert images_of_samples([0, 21, 9, 0, 5], [7, 7, 7, 9, 5]) == [0, 3, 1, 0, 1]
 
 
-def test_an_anchor_without_an_arm_rounds_its_own_ratio_up():
-    assert [build_reducer("fastv", 0.15625, True).kept_tokens(n) for n in (1, 7, 64, 576)] == [1, 2, 10, 90]
-    matched = build_reducer("fastv", 0.15625, True, matches=0.25)
-    assert [matched.kept_tokens(n) for n in (1, 7, 64, 576)] == [1, 1, 10, 90]
-
-
 SHAPE = KVShape(16, 4, 64)
 
 

@@ -19,7 +19,6 @@ from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Region
-from subtoken_train.view.view import View
 from tests.support.golden_cases import alike, load, near
 from tests.support.helpers import compress, make_batch, only_sample, sharpen, write_vlm_adapter
 
@@ -125,22 +124,6 @@ def test_golden_output_after_the_cut(golden):
     assert torch.allclose(output[:, -1], golden.tensors["mask_last_hidden"][:, -1], atol=1e-4)
     shortened = golden.family.model.norm(golden.run(stage="embeds").hidden_BMD)
     assert (shortened - output).abs().max() > 1e-2
-
-
-@pytest.mark.parametrize("layer", [1, 2, 4])
-def test_ranks_by_the_layer_below_the_cut(layer):
-    reducer = build_reducer("fastv", 0.5, layer=layer)
-    asked = []
-
-    def row(index):
-        asked.append(index)
-        return torch.tensor([[0.9, 0.1, 0.3, 0.2, 0.8]])
-
-    regions = torch.tensor([[Region.SYSTEM, Region.VISUAL, Region.VISUAL, Region.VISUAL, Region.VISUAL]])
-    view = View(regions_BN=regions, protected_BN=torch.zeros_like(regions).bool(), scout=row)
-    kept = reducer.select(view)[0]
-    assert asked == [layer - 1]
-    assert kept.tolist() == [[True, False, True, False, True]]
 
 
 @pytest.mark.parametrize("stage", ["embeds", "decoder"])

@@ -107,18 +107,6 @@ def test_layer_0_sees_the_mean_of_what_was_dropped(tiny_family, pad_left):
         assert int(changed.sum()) == (0 if sample == 2 else 1)
 
 
-@torch.no_grad()
-def test_one_kept_token_is_the_mean_of_the_image(tiny_family):
-    batch = make_batch([(1, 9)])
-    backbone = compress(tiny_family, name="fastv", keep_ratio=1 / 64, merge_dropped=True)
-    result = backbone.run(batch)
-    visual = (result.rows.regions_BM == Region.VISUAL).nonzero()[0]
-    row = result.rows.index_BM[0, visual[1]]
-    expected = tiny_family.embed(batch)[0, 2:66].mean(0)
-    torch.testing.assert_close(result.embeds_BND[0, row], expected, atol=1e-6, rtol=1e-5)
-    assert int((result.rows.regions_BM == Region.VISUAL).sum()) == 1
-
-
 @pytest.mark.parametrize("stage", ["embeds", "decoder"])
 def test_where_nothing_is_dropped_nothing_changes(tiny_family, stage):
     """Not a bit: at a keep ratio of 1, with everything gathered, and in a batch of text."""

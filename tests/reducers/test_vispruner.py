@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from transformers.models.clip.modeling_clip import CLIPEncoderLayer
 
 from subtoken_train.families import load
 from subtoken_train.families.backbone_config import BackboneConfig
@@ -116,14 +115,6 @@ def test_the_best_patches_of_the_eager_tower_stay_in_order(tiny_family, ratio, k
         torch.testing.assert_close(states.tokens[image], outputs.hidden_states[layer][image, 1:])
 
 
-def test_bf16_states_are_ranked_in_fp32():
-    received = 1 + random_scores(0, 1, 64)[0] * 1e-4
-    states = VisualStates([torch.zeros(64, 4, dtype=torch.bfloat16)], None, [received])
-    kept = build_reducer("fastervlm", 0.25).merge(states, unread(states))
-    assert kept.tokens[0].dtype == torch.bfloat16
-    assert received[kept.slots[0]].min() > received[~kept.slots[0]].max()
-
-
 @torch.no_grad()
 def test_the_language_model_sees_what_plain_transformers_would(tiny_family):
     batch = make_batch([(1, 9)])
@@ -139,24 +130,9 @@ def test_the_language_model_sees_what_plain_transformers_would(tiny_family):
     assert not backbone.placeless
 
 
-def test_the_tower_keeps_its_fast_attention_and_one_layer_is_computed_again(tiny_family, monkeypatch):
-    calls = []
-    forward = CLIPEncoderLayer.forward
-    monkeypatch.setattr(CLIPEncoderLayer, "forward", lambda self, *a, **k: calls.append(self) or forward(self, *a, **k))
-    tiny_family.visual_states(make_batch([(1, 5)]), "class")
-    assert len(calls) == tiny_family.model.config.vision_config.num_hidden_layers
-    assert tiny_family.model.model.vision_tower.config._attn_implementation == "sdpa"
-
-
 def test_a_tower_without_a_class_token_is_refused_before_weights_are_read(tmp_path, monkeypatch):
     qwen_family().model.config.save_pretrained(tmp_path)
     monkeypatch.setattr(load, "load_weights", lambda *_: pytest.fail("weights were read"))
     words = r"'fastervlm' ranks by a class token's attention, .* qwen2_5_vl does not give; use visionzip or fastv"
     with pytest.raises(ValueError, match=words):
         load_backbone(tmp_path, backbone=BackboneConfig(), reducer=build_reducer("fastervlm", 0.5))
-
-
-def test_a_class_token_that_is_a_visual_token_ranks_nothing(tiny_family):
-    tiny_family.model.config.vision_feature_select_strategy = "full"
-    with pytest.raises(ValueError, match=r"'visionzip' ranks by the attention .* llava does not give; use fastv"):
-        compress(tiny_family, name="visionzip", keep_ratio=0.5)

@@ -129,15 +129,6 @@ def test_random_differs_per_sample_token_layer_and_seed():
     assert torch.equal(build("random")(look(seed=5)), scores)
 
 
-def test_random_follows_positions_not_slots():
-    view = look(1)
-    whole = build("random")(view)
-    rows = torch.tensor([3, 7, 8])
-    own = {"hidden_BND": view.hidden_BND[:, rows], "value_groups_BNSg": view.value_groups_BNSg[:, rows]}
-    picked = view.replaced(ordinal_BN=rows[None], **own)
-    assert torch.equal(build("random")(picked), whole[:, rows])
-
-
 def test_static_is_one_set_per_layer_for_every_token_and_sample():
     layers = [fixed_mask(build("static", seed=3)(look(layer=layer)), 4) for layer in range(6)]
     for mask in layers:
@@ -200,13 +191,6 @@ def test_a_half_precision_input_gives_value_and_gradients_of_its_fp32_copy(dtype
         assert torch.allclose(got, wanted, rtol=1e-5, atol=1e-6)
     assert inputs.grad.dtype == dtype
     assert torch.allclose(inputs.grad.float(), copy.grad, rtol=1e-2, atol=1e-2)
-
-
-def test_bf16_parameters_get_bf16_gradients():
-    layer, inputs = layer_of().bfloat16(), random_scores(1, 2, 5, 24).bfloat16()
-    found = gradients(layer, inputs, torch.ones(2, 5, 4))
-    assert [gradient.dtype for gradient in found] == [torch.bfloat16] * 2
-    assert torch.equal(found[1], torch.full((4,), 10.0, dtype=torch.bfloat16))
 
 
 def test_no_fp32_copy_of_the_input_is_kept():
