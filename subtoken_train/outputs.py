@@ -112,22 +112,10 @@ def whole_file(path: Path, overwrite: bool = True) -> Iterator[Path]:
     with stage(path) as temporary:
         yield temporary
         flush(temporary)
-        if not overwrite:
-            _claim(temporary, path)
+        if not overwrite and os.path.lexists(path):
+            words = "came while this command ran, so it stays and nothing was written; name another file"
+            raise ValueError(f"{path} {words}")
         os.replace(temporary, path)
-
-
-def _claim(written: Path, path: Path) -> None:
-    try:
-        try:
-            os.link(written, path)
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without links: an empty file takes the name, for a moment
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-    except FileExistsError:
-        words = "came while this command ran, so it stays and nothing was written; name another file"
-        raise ValueError(f"{path} {words}") from None
 
 
 @contextmanager

@@ -32,7 +32,7 @@ class FolderKind:
     marker: str = DATA_MARKER
 
     def is_kind(self, folder: Path) -> bool:
-        """Whether a folder has the marker of this kind."""
+        """Tell whether a folder has the marker of this kind."""
         try:
             content = read_json(folder / self.marker) if self.made_by else None
         except (ValueError, OSError):

@@ -327,7 +327,8 @@ class ScorerCalibrator(Calibrator):
             for layer, (input_nD, score_nh) in enumerate(kvzip_examples(backbone, contexts_of(batch))):
                 if not bool(are_finite(input_nD) & are_finite(score_nh)):
                     raise no_numbers("while its entries were scored", backbone.model.dtype)
-                moments[layer] = moments.get(layer, Moments()) + Moments.of(input_nD, score_nh)
+                own = Moments.of(input_nD, score_nh)
+                moments[layer] = moments[layer] + own if layer in moments else own
         if not moments or not moments[0].count:
             raise ValueError("none of the prompts has a context to score; choose other data")
         return TokenScorers.of([moments[layer].ridge_map(self.ridge) for layer in sorted(moments)])
@@ -369,25 +370,23 @@ def kvzip_examples(backbone: CompressedBackbone, contexts: Batch) -> list[tuple[
 class Moments:
     """Sums over a layer's entries, fp64: of inputs, then targets, [D + h]; of the inputs' products with these."""
 
-    count: int = 0
-    both_s: Tensor | float = 0.0
-    products_Ds: Tensor | float = 0.0
+    count: int
+    both_s: Tensor
+    products_Ds: Tensor
 
     @classmethod
     def of(cls, input_nD: Tensor, target_nh: Tensor) -> Moments:
-        """Of some entries."""
+        """Sum up some entries."""
         inputs = input_nD.double().cpu()
         both = torch.cat([inputs, target_nh.double().cpu()], 1)
         return cls(len(both), both.sum(0), inputs.T @ both)
 
     def __add__(self, other: Moments) -> Moments:
-        sums = self.both_s + other.both_s, self.products_Ds + other.products_Ds
-        return Moments(self.count + other.count, *sums)
+        count = self.count + other.count
+        return Moments(count, self.both_s + other.both_s, self.products_Ds + other.products_Ds)
 
     def ridge_map(self, ridge: float) -> list[Tensor]:
         """Weight [h, D] and bias [h] of the ridge regression on standardised inputs."""
-        assert isinstance(self.both_s, Tensor)
-        assert isinstance(self.products_Ds, Tensor)
         width, mean_s = len(self.products_Ds), self.both_s / self.count
         apart_Ds = self.products_Ds / self.count - mean_s[:width, None] * mean_s
         deviation_D = apart_Ds[:, :width].diagonal().clamp(min=0).sqrt().clamp(min=NARROWEST)

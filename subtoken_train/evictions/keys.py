@@ -289,9 +289,8 @@ class Compactor(Eviction):
         blending: factor of the leverage; None: the share of the competing entries that is removed.
         scaled: attention scores are divided by the root of the head width; the release does not.
         masked: the last chunk is as long as what is left. The release fills it up with zeros that take part, as keys
-            with weight exp(0) and as rows that look at all alike. It recalls as much (98.6 and 68.3 % of a text's facts
-            at a quarter and an eighth of the cache, masked 99.0 and 67.6), but an
-            entry's score then depends on how much is missing to a whole chunk.
+            with weight exp(0) and as rows that look at all alike; an entry's score then depends on how much is missing
+            to a whole chunk.
         seed: of the sketch.
     """
 

@@ -84,11 +84,8 @@ class KVzip(Eviction):
             )
 
     absolute = by_settings(lambda self: Scale(log=True, high=0.0) if self.level == "token" else None)
-
     may_empty = by_settings(lambda self: not self.lower_bound)
-
     across_layers = by_settings(lambda self: self.pool == "global")
-
     heads_differ = by_settings(lambda self: self.pool != "head")
 
     def score(self, view: View) -> Scores:
@@ -261,9 +258,7 @@ class KVzap(Eviction):
         self.read_numbers("; or use kvzip")
 
     may_empty = by_settings(lambda self: not self.lower_bound)
-
     across_layers = by_settings(lambda self: self.pool == "global")
-
     heads_differ = by_settings(lambda self: self.pool != "head")
 
     def score(self, view: View) -> Scores:

@@ -66,9 +66,7 @@ class SnapKV(Eviction):
     group: GroupReduction = "mean"
 
     online = by_settings(lambda self: Online(rows=self.window if isinstance(self.window, int) else None))
-
     observing_rows = by_settings(lambda self: self.window if isinstance(self.window, int) else None)
-
     absolute = by_settings(
         lambda self: Scale(log=True, high=0.0) if self.rows == "mean" and isinstance(self.window, int) else None
     )

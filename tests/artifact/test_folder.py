@@ -18,13 +18,11 @@ from subtoken_train.artifact.folder import (
     SAME_TOKENS,
     SCHEMA_VERSION,
     read_adapter,
-    read_config,
     read_first_stage,
     write_adapter,
 )
 from subtoken_train.artifact.hub import adapter_folder, find_adapter
 from subtoken_train.artifact.identity import SAMPLED, adapter_digest, model_identity
-from subtoken_train.cli.main import main
 from subtoken_train.engine.build import Stage2Config
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.backbone_config import BackboneConfig
@@ -176,24 +174,6 @@ def test_an_existing_folder_is_kept_without_overwrite(write):
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", *files]
 
 
-@pytest.mark.slow
-def test_the_schema(write):
-    """Version 2 says whether there was a second stage, 3 if the LoRA is merged; 4 has a reducer's own; 5, 6 more."""
-    path = write("two stages")[0] / "subtoken_config.json"
-    record = json.loads(path.read_text())
-    assert record["schema_version"] == SCHEMA_VERSION == 7
-    own = {"stage": "embeds", "layer": 2, "ranking": "adapted", "merge_dropped": False}
-    assert record["reducer"] == {"name": "fastv", "keep_ratio": 0.25, "round_up": False, "matches": None, **own}
-    for key, schema in (("merged", 2), ("stage2", 1)):
-        del record[key]
-        path.write_text(json.dumps(record))
-        with pytest.raises(ValueError, match=f"{key} is missing"):
-            read_config(path.parent)
-        record["schema_version"] = schema
-        path.write_text(json.dumps(record))
-        assert not getattr(read_config(path.parent), key)
-
-
 @sampled("folder", SHIPPED, every=3, ids=lambda path: path.name)
 def test_shipped_folders_are_read_whatever_their_schema(folder):
     assert json.loads((folder / "subtoken_config.json").read_text())["schema_version"] <= SCHEMA_VERSION
@@ -245,30 +225,6 @@ def test_a_run_stands_for_its_adapter_and_a_backbone_for_itself(run):
         adapter_folder(run)
     with pytest.raises(ValueError, match=r"revision 'v1' is for Hub ids, and .* is a folder"):
         find_adapter(run, "v1")
-
-
-QUESTIONS = str(SAMPLES / "questions.json")
-
-
-@sampled(
-    "argv",
-    [
-        ["generate", "--adapter", "RUN", "--prompt", "is there a 7 ?", "--image", str(SAMPLES / "a.png")],
-        ["evaluate", "--adapter", "RUN", "--data", QUESTIONS],
-        ["evaluate", "--adapter", "RUN", "--tasks", "recall", "--out", "OUT"],
-        ["diagnose", "--adapter", "RUN", "--data", QUESTIONS, "--limit", "2", "--out", "OUT"],
-        ["export", "RUN", "OUT"],
-    ],
-    every=3,
-)
-def test_commands_take_runs(run, tmp_path, capsys, argv):
-    out = tmp_path / "out"
-    code = main([{"RUN": str(run), "OUT": str(out)}.get(word, word) for word in argv])
-    if "recall" in argv:  # found, and it reads images
-        assert "the model of tiny_fastv25_s16k4-seed0 reads images" in capsys.readouterr().err
-        assert not out.exists()
-    else:
-        assert code == 0, capsys.readouterr().err
 
 
 STAGE1 = LoraSettings(rank=4, alpha=8, dropout=0.1)

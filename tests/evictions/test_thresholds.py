@@ -104,20 +104,15 @@ def test_a_file_is_named_before_it_is_read():
     ("text", "words"),
     [
         ("threshold", "names no threshold; write threshold:-4"),
-        ("threshold:", "names no threshold"),
         ("threshold=-4", "names no threshold"),
         ("threshold:nowhere.json", "nowhere.json is not a file; 'subtoken-train calibrate threshold' writes one"),
-        ("threshold:-4:x", "is not a file"),
         ({"window": 3}, "names no threshold"),
         ({"threshold": -4, "windows": 3}, "unknown key of eviction_keep 'windows'. Did you mean 'window'"),
         ({"threshold": "a.json", "window": 3}, "takes its window from a.json"),
         ({"threshold": True}, "is True, no number"),
-        ({"threshold": [1]}, "no number"),
         ({"threshold": -math.inf}, "threshold -inf of eviction_keep keeps all"),
         ({"threshold": math.inf}, "threshold inf of eviction_keep keeps nothing"),
-        ({"threshold": math.nan}, "keeps nothing; give a finite number"),
         ({"threshold": -4, "window": -1}, "whole number of positions from 0"),
-        ({"threshold": -4, "window": 1.5}, "whole number of positions"),
     ],
 )
 def test_what_is_written_wrong_is_said(text, words):
@@ -140,8 +135,6 @@ def test_python_flags_and_grids_read_it_alike():
 REFUSED = [
     ({}, "needs an eviction method, for instance eviction='kvzip'"),
     ({"eviction": "compactor"}, "'compactor', as it is set, has no scores that mean the same in every prompt.*kvzip"),
-    ({"eviction": "snapkv"}, "'snapkv', as it is set, has no scores"),
-    ({"eviction": "quest_steps"}, "'quest_steps', as it is set, has no scores"),
     ({"eviction": "kvzip", "eviction_options": {"level": "head", "pool": "layer"}}, "'kvzip', as it is set, has no"),
     ({"eviction": "pooled(kvzip)"}, r"'pooled\(kvzip\)' divides a budget, and a threshold is none.*write kvzip"),
     ({"eviction": "kvzip", "eviction_unit": "tokens"}, "already has a unit; leave eviction_unit out"),

@@ -262,13 +262,6 @@ def test_layers_are_the_releases(tiny_family, file, pad_left):
     )
 
 
-def test_a_calibration_of_another_backbone_is_refused(tiny_family, tmp_path):
-    numbers = PruneSchedules(SHARES)
-    other = written(tmp_path / "other.json", "fitprune", numbers, identity(gqa_family()))
-    with pytest.raises(ValueError, match=r"this backbone is another one .*subtoken-train calibrate fitprune"):
-        compress(tiny_family, name="fitprune", keep_ratio=0.6, calibration=other)
-
-
 @pytest.mark.parametrize(
     ("shares", "message"),
     [

@@ -1,4 +1,6 @@
-"""HeadKV and SparseMM: budgets of heads beside a plain loop, the releases' own, shares that last while decoding."""
+"""CAKE, HeadKV and SparseMM: what the releases keep, plain references, shares that last while decoding."""
+
+import math
 
 import pytest
 import torch
@@ -11,9 +13,108 @@ from subtoken_train.evictions.snapkv import HeadScores, head_budgets
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import View
-from tests.support.golden_cases import original_views, originals, record
+from tests.support.golden_cases import close, keep_of, original_views, originals, record, same_places
 from tests.support.kvzap_files import settings_for, written
-from tests.support.prompt_views import HEADS, KV_HEADS, LAYERS, layer_views, plan
+from tests.support.prompt_views import HEADS, KV_HEADS, LAYERS, dense_attention, layer_views, plan, samples
+
+WINDOW, SIZE = 6, 16
+CODES = [[1] + [3] * 24 + [4] * 5, [3] * 9 + [4] * 2, [3] * 13, [3] * 6 + [4]]
+
+
+def test_scores_and_preferences_are_the_release_s():
+    original = originals("cake")
+    method = build_eviction("cake", window=WINDOW, tau1=1.6, tau2=0.4)
+    found = [method.score(view) for view in original_views(method, original, Region.CONTEXT)]
+    before = original["scores"].shape[-1]
+    for layer, golden in enumerate(original["scores"]):
+        close(method, "eviction_originals: scores", found[layer].scores_BhN[0, :, :before], golden)
+    shares = torch.cat([each.weight_B for each in found]).softmax(0)
+    close(method, "eviction_originals: shares", shares, original["preference"] / original["preference"].sum())
+
+
+@pytest.mark.parametrize("word", ["once", "cascade"])
+def test_sets_are_the_release_s_but_for_how_shares_are_rounded(word):
+    """With its counts the sets are its own, cut in a cascade or once; our counts are within one of them."""
+    method = build_eviction("cake", window=WINDOW, tau1=1.6, tau2=0.4)
+    original = originals("cake")
+    views, kept = original_views(method, original, Region.CONTEXT), original[f"{word}.kept"]
+    for layer, view in enumerate(views):
+        places = torch.stack([head.nonzero()[:, 0] for head in kept[layer]])[None]
+        same_places(method, f"eviction_originals {word}", keep_of(method, [view], places.shape[-1])[0], places)
+    regions, entries = [view.regions_BN for view in views], [view.entries_BN for view in views]
+    candidates = Candidates(regions, entries, torch.full((len(views), 1), SIZE))
+    ours = method.counts([method.score(view) for view in views], candidates)[:, 0].tolist()
+    its = kept[:, 0].sum(-1).tolist()
+    assert len(set(its)) > 2
+    assert sum(ours) == sum(its) == SIZE * len(views)
+    assert all(abs(own - other) <= 1 for own, other in zip(ours, its, strict=True))
+
+
+def plain(matrix, window, method):
+    """(scores [h, N], log preference) of one prompt without padding, number by number."""
+    length = matrix.shape[-1]
+    before, rows, matrix = length - window, range(length - window, length), matrix.double().tolist()
+    entropy, scattered, of_head = 0.0, 0.0, []
+    for head in matrix:
+        value = []
+        for column in range(before):
+            seen = [head[row][column] for row in rows]
+            mean = sum(seen) / window
+            variance = sum((one - mean) ** 2 for one in seen) / max(window - 1, 1)
+            entropy -= sum(one * math.log(one + 1e-10) for one in seen)
+            scattered += variance
+            value.append(mean + method.gamma * variance)
+        half = method.kernel // 2
+        of_head.append([sum(value[max(0, i - half) : i + half + 1]) / method.kernel for i in range(before)])
+    group = len(matrix) // KV_HEADS
+    means = [
+        [sum(own[i] for own in of_head[head * group : (head + 1) * group]) / group for i in range(before)]
+        for head in range(KV_HEADS)
+    ]
+    tiny = torch.finfo(torch.float32).tiny
+    preference = math.log(max(entropy, tiny)) / method.tau1 + math.log(max(scattered, tiny)) / method.tau2
+    return torch.tensor([row + [0.0] * window for row in means]), preference
+
+
+@pytest.mark.parametrize("settings", [{}, {"gamma": 0.5, "kernel": 3, "tau1": 0.4, "tau2": 2.0}])
+@pytest.mark.parametrize("pad", ["left", "right"])
+def test_equal_to_the_plain_reference(settings, pad):
+    """A question in the window, one shorter than it, none, and one of a single row; rows that are no entries."""
+    method = build_eviction("cake", window=4, **settings)
+    view = layer_views(CODES, method.needs, pad, layers=1, dropped=[(0, 0.2)])[0]
+    found = method.score(view.replaced(in_scope_BN=view.regions_BN == Region.CONTEXT))
+    for (sample, entries, matrix, _, _), window in zip(samples(view), (4, 2, 4, 1), strict=True):
+        expected, preference = plain(matrix, window, method)
+        torch.testing.assert_close(found.scores_BhN[sample][:, entries], expected, rtol=1e-4, atol=1e-6)
+        assert float(found.weight_B[sample]) == pytest.approx(preference, rel=1e-4)
+        late = [place >= int(entries.sum()) - window for place in range(int(entries.sum()))]
+        assert found.protected_BN[sample][entries].tolist() == late
+
+
+def test_while_decoding_layers_keep_the_prompt_s_preferences():
+    """Entries compete by the rows that are there; one row has no variance; heads with entries of their own alike."""
+    method = build_eviction("cake", window=4, kernel=1)
+    prompt = layer_views([[3] * 12], method.needs, layers=1)[0]
+    first = method.score(prompt)
+    assert first.carried.shape == (1, KV_HEADS, 12)
+    query, key = prompt.query_BHNd[:, :, -1:], prompt.key_BhNd
+    rows = {"place_BN": torch.arange(12)[None], "seen_B": torch.tensor([12])}
+    given = (0, query, key, key, prompt.regions_BN, prompt.scale, method.needs)
+    later = method.score(View(*given, carried=first.carried, heads=1, **rows))
+    assert torch.equal(later.weight_B, first.weight_B)
+    assert torch.equal(later.carried, first.carried)
+    matrix = dense_attention(prompt.query_BHNd[0], key[0], [True] * 12, prompt.scale)[:, -1]
+    expected = matrix.view(KV_HEADS, -1, 12).mean(1)[:, :8]
+    torch.testing.assert_close(later.scores_BhN[0, :, :8], expected)
+    apart = [each.transpose(0, 1).reshape(KV_HEADS, -1, *each.shape[2:]) for each in (query, key)]
+    apart[0] = query[0].view(KV_HEADS, -1, *query.shape[2:])
+    regions = prompt.regions_BN.expand(KV_HEADS, -1)
+    rows = {key: each.expand(KV_HEADS, *each.shape[1:]) for key, each in rows.items()}
+    carried = first.carried[0][:, None]
+    given = (0, *apart, apart[1], regions, prompt.scale, method.needs)
+    by_head = method.score(View(*given, carried=carried, heads=KV_HEADS, **rows))
+    torch.testing.assert_close(by_head.scores_BhN[:, 0], later.scores_BhN[0])
+    assert by_head.weight_B.tolist() == first.weight_B.tolist() * KV_HEADS
 
 
 def claims_by_loop(score, floor, budget, window):
@@ -112,9 +213,3 @@ def test_no_file_and_files_that_are_none(tmp_path):
     path = written(tmp_path / "heads.json", "headkv", HeadScores([[1.0, 2.0]]))
     with pytest.raises(ValueError, match="score has 1 layers of 2 heads, and the backbone 3 of 4"):
         build_eviction("headkv", calibration=path).calibrated.numbers.check_shape(3, 4, 8)
-
-
-def test_the_file_must_be_its_own(tmp_path):
-    path = written(tmp_path / "heads.json", "headkv", HeadScores([[1.0]]))
-    with pytest.raises(ValueError, match="is a calibration of 'headkv', not of sparsemm"):
-        build_eviction("sparsemm", calibration=path)
