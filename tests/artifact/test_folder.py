@@ -19,7 +19,6 @@ from subtoken_train.artifact.folder import (
     SCHEMA_VERSION,
     read_adapter,
     read_first_stage,
-    write_adapter,
 )
 from subtoken_train.artifact.hub import adapter_folder, find_adapter
 from subtoken_train.artifact.identity import SAMPLED, adapter_digest, model_identity
@@ -159,19 +158,6 @@ def test_files_are_exact(write, name):
     spoil(folder)
     with pytest.raises(ValueError, match=words):
         read_adapter(folder)
-
-
-def test_an_existing_folder_is_kept_without_overwrite(write):
-    folder, backbone = write("routed")
-    before = (folder / "subtoken_config.json").read_text()
-    config, _, peft_model = read_adapter(folder)
-    with pytest.raises(ValueError, match="--overwrite"):
-        write_adapter(folder, config, backbone, peft_model)
-    assert (folder / "subtoken_config.json").read_text() == before
-    shutil.rmtree(folder)
-    write_adapter(folder, config, backbone, peft_model)
-    files = ("adapter_config.json", LORA, ROUTER, "subtoken_config.json")
-    assert sorted(path.name for path in folder.iterdir()) == ["README.md", *files]
 
 
 @sampled("folder", SHIPPED, every=3, ids=lambda path: path.name)

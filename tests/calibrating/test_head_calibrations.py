@@ -101,14 +101,6 @@ def test_scores_equal_a_loop_over_eager_attention(pad_left):
     torch.testing.assert_close(torch.tensor(found.score).double(), of_groups / of_groups.mean(), rtol=1e-3, atol=1e-5)
 
 
-def test_only_the_largest_weights_of_a_row_count():
-    looked = torch.tensor([0.1, 0.4, 0.3, 0.2]).expand(1, 2, 1, 4)
-    weight = NeedleCalibrator().weight
-    assert weight(looked, torch.tensor([[[True, True, False, False]]]))[0, :, 0].tolist() == pytest.approx([0.2] * 2)
-    assert weight(looked, torch.tensor([[[True, False, False, False]]])).tolist() == [[[0.0], [0.0]]]
-    assert weight(looked, torch.zeros(1, 1, 4, dtype=torch.bool)).tolist() == [[[0.0], [0.0]]]
-
-
 def test_what_cannot_be_calibrated_is_refused(tiny_family):
     def check(family, **reducer):
         NeedleCalibrator().check(CompressedBackbone(family, build_reducer(**reducer)).eval())

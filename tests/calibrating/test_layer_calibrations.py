@@ -29,7 +29,6 @@ from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions.h2o import LayerShares, PrefixKV
 from subtoken_train.evictions.kvzip import KVzip, foretold
-from subtoken_train.evictions.thresholds import Threshold
 from subtoken_train.inference.compression import Compression, compression_of
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.layer_packer import LayerPacker
@@ -116,11 +115,6 @@ def test_the_run_says_what_it_was_made_of(backbone, tmp_path):
     assert PrefixKV(calibration=str(tmp_path / "made.json")).calibrated.numbers == made.numbers
     again = PrefixCalibrator(samples=3, batch_size=2, context_length=300).run(backbone, NOBODY)
     assert again.numbers == made.numbers
-
-
-def test_data_of_the_other_kind(backbone):
-    with pytest.raises(ValueError, match="is calibrated on 'recall'; leave it out"):
-        PrefixCalibrator().run(backbone, NOBODY, "data/scenes/dev.json")
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.05, 0.3, 0.7, 1.0])
@@ -225,17 +219,6 @@ def test_a_run_keeps_what_is_recorded(backbone, eviction, protocol):
     assert (found.mean, found.deviation) == pytest.approx(mean_deviation(shares), abs=1e-6)
     alone = [text_batch([sample], seed=seed) for seed, sample in enumerate(CONTEXTS)]
     assert ThresholdCalibrator(**settings).numbers(backbone, alone).mean <= 0.45
-
-
-def test_the_run_is_recorded(backbone, tmp_path):
-    settings = {"samples": 3, "batch_size": 2, "context_length": 300, "eviction": "keydiff", "keep": 0.6, "window": 20}
-    made = CALIBRATORS["threshold"](**settings).run(backbone, NOBODY)
-    write_calibration(tmp_path / "made.json", made)
-    read = Threshold.read(str(tmp_path / "made.json"))
-    assert (read.value, read.window, read.mean) == (made.numbers.threshold, 20, made.numbers.mean)
-    assert read.record.settings == {**settings, "seed": 0, "eviction_options": "", "scope": "context",
-                                    "protocol": "query_aware"}  # fmt: skip
-    assert json.loads((tmp_path / "made.json").read_text())["numbers"]["eviction"] == {"name": "keydiff"}
 
 
 def test_prompts_without_a_context_and_windows_that_are_all(backbone):

@@ -134,24 +134,6 @@ def test_uniform_tokens_are_spread_over_the_picture(keep_ratio):
     assert bool((keep | ~less).all())  # a smaller budget keeps a part of a larger one
 
 
-@pytest.mark.parametrize("name", ["fastv", "random"])
-def test_a_row_that_a_token_is_read_from_stays_inside_the_budget(name):
-    """The last token of a prompt that ends with its image, however little it scores; it ranks by its score."""
-    regions = torch.tensor([[Region.SYSTEM, *[Region.VISUAL] * 6]] * 40)
-    seeds, scores = torch.arange(40), random_scores(0, 40, 7)
-    view = look(regions, scores, seeds)
-    view.protected_BN[:, 6] = True
-    reducer = build_reducer(name, 0.5)
-    keep, rank, _ = reducer.select(view)
-    scores = reducer.scores(view)
-    for sample in range(40):
-        order = sorted(range(1, 6), key=lambda n: -float(scores[sample, n]))[:2]
-        kept = sorted([*order, 6], key=lambda n: -float(scores[sample, n]))
-        assert keep[sample].nonzero().flatten().tolist() == sorted([0, *kept])
-        assert [int(rank[sample, n]) for n in kept] == [0, 1, 2]
-    assert len({int(each) for each in rank[:, 6]}) == 3
-
-
 def test_reducers_score_without_a_graph():
     """Not even while the backbone trains: what a reducer computes for its ranking is never kept for a backward pass."""
     weight, graphs = torch.ones(6, requires_grad=True), []

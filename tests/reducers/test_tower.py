@@ -56,16 +56,6 @@ def test_what_stays_is_what_the_loops_keep(tokens, share, important):
     assert torch.equal(merged.tokens[0], states.tokens[0][expected])
 
 
-def test_all_important_is_fastervlm(tiny_family):
-    states = tiny_family.visual_states(make_batch([(2, 5)]), "class")
-    one, other = (
-        build_reducer(*each).merge(states, unread(states)).slots for each in (("fastervlm", 0.25), ("vispruner", 0.25))
-    )
-    whole = build_reducer("vispruner", 0.25, important=1).merge(states, unread(states)).slots
-    assert all(map(torch.equal, one, whole))
-    assert not all(map(torch.equal, one, other))
-
-
 def test_a_row_that_is_read_is_among_the_important_and_newlines_go_first():
     states = states_of(9)
     states.received[0][8] = -5

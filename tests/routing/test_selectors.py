@@ -228,17 +228,6 @@ def test_equals_the_formula_token_by_token(dtype, query_conditioned):
             assert torch.allclose(found[sample, token].double(), expected, atol=1e-5)
 
 
-@torch.no_grad()
-def test_the_order_of_tokens_within_a_group_follows_the_query():
-    """What the additive map of the query cannot do: it adds one number per group."""
-    view, additive = look(1, 64), build_selector(WIDTH, RoutingConfig(num_groups=GROUPS, query_conditioned=True))
-    asked = [view.replaced(query_summary_BD=sign * 9 * view.query_summary_BD) for sign in (1, -1)]
-    orders = [[selector(view)[0].argsort(0) for view in asked] for selector in (build_bilinear(), additive)]
-    assert not torch.equal(*orders[0])
-    first, second = (additive(view)[0] for view in asked)
-    assert torch.allclose(first - second, (first - second)[:1].expand_as(first), atol=1e-4)
-
-
 def test_features_may_be_written_as_a_list():
     assert RoutingConfig("value_norm", features=[]).of_routers() == []
     assert RoutingConfig(features=["norm"]) == RoutingConfig(features=("norm",))
