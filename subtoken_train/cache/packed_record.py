@@ -20,7 +20,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.key_basis import BalancedBasis, KeyBasis, MirroredBasis
 from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.functional.moving import on_device
-from subtoken_train.kernels.formats import MODEL, Format, Part, Payload, Stored
+from subtoken_train.kernels.formats import MODEL, Format, Part, Payload
 from subtoken_train.kernels.storage import Block, BlockPart, Fill, PageIndex, RoutedValues, pack_bits, unpack_bits
 
 _NAMED = 3
@@ -83,38 +83,37 @@ def check_channels(name: str, channels_Rck: Tensor, width: int) -> None:
         raise ValueError(f"tensor {name} must hold ascending numbers of channels")
 
 
-def check_routed(
-    place: str, index: Tensor | None, offsets: Tensor, piece_bit: Tensor, stored: int, sizes: tuple[int, int, int]
-) -> None:
-    """Refuse an index that does not find each stored piece exactly once."""
-    rows, heads, entries = sizes
-    bounds = torch.cat([offsets.long(), torch.tensor([stored])])
-    counts = bounds.diff()
-    if not len(counts) or int(bounds[0]) != 0 or bool((counts < 0).any()):
+def checked_routed(
+    place: str, index: Tensor | None, pieces: Payload, offsets: Tensor, piece_bit: Tensor, sizes: tuple[int, int, int]
+) -> RoutedValues:
+    """Return values whose index finds each stored piece exactly once; one of earlier versions' places becomes bits."""
+    (rows, heads, entries), stored = sizes, len(pieces.data)
+    counts = torch.cat([offsets.long(), torch.tensor([stored])]).diff()
+    if not len(counts) or int(offsets[0]) != 0 or bool((counts < 0).any()):
         raise ValueError(f"{place}: offsets do not divide {stored} stored pieces")
-    bits = len(piece_bit) if index is None or index.dim() != 3 else index.shape[1]
-    check_within(f"{place}.piece_bit", piece_bit, bits)
-    if index is None:
-        if not set(counts.tolist()) <= {0, entries}:
-            raise ValueError(f"{place}: pieces that some entries store and others do not need an index")
-        return
-    if index.dtype != torch.int32:
-        if index.dim() != 3 or index.shape[0] != rows or index.shape[2] != -(-entries // 8):
+    if index is not None and index.dtype == torch.int32:
+        head = torch.arange(rows)[:, None] * heads + torch.arange(len(piece_bit)) // (len(piece_bit) // heads)
+        bag_n = torch.arange(len(counts)).repeat_interleave(counts)
+        if index.shape != bag_n.shape:
+            raise ValueError(f"{place}: an index of shape {list(index.shape)} does not find {stored} pieces")
+        entry_n = index.long() - head.flatten()[bag_n] * entries
+        check_within(f"{place}.index", entry_n, entries)
+        flags = torch.zeros(len(counts), entries, dtype=torch.bool)
+        flags[bag_n, entry_n] = True
+        if not torch.equal(flags.nonzero()[:, 1], entry_n):
+            raise ValueError(f"{place}: an index must name ascending entries of each piece")
+        index, piece_bit = pack_bits(flags.view(rows, -1, entries)), torch.arange(len(piece_bit), dtype=torch.int32)
+    check_within(f"{place}.piece_bit", piece_bit, len(piece_bit) if index is None else index.shape[1])
+    if index is None and not set(counts.tolist()) <= {0, entries}:
+        raise ValueError(f"{place}: pieces that some entries store and others do not need an index")
+    if index is not None:
+        if index.shape[::2] != (rows, -(-entries // 8)):
             raise ValueError(f"{place}: an index of shape {list(index.shape)} does not find {entries} entries")
         flags_RSM = unpack_bits(index, entries)
         found = flags_RSM.index_select(1, piece_bit).sum(-1).flatten()
         if not torch.equal(pack_bits(flags_RSM), index) or not torch.equal(found, counts):
             raise ValueError(f"{place}: index and offsets disagree on what is stored")
-        return
-    if index.shape != (stored,):
-        raise ValueError(f"{place}: an index of shape {list(index.shape)} does not find {stored} pieces")
-    head = torch.arange(rows)[:, None] * heads + torch.arange(len(piece_bit)) // (len(piece_bit) // heads)
-    bag_n = torch.arange(len(counts)).repeat_interleave(counts)
-    entry_n = index.long() - head.flatten()[bag_n] * entries
-    check_within(f"{place}.index", entry_n, entries)
-    same_n = bag_n.diff() == 0
-    if not bool((entry_n.diff()[same_n] > 0).all()):
-        raise ValueError(f"{place}: an index must name ascending entries of each piece")
+    return RoutedValues(index, pieces, offsets, piece_bit, entries, heads)
 
 
 def check_pages(place: str, pages: PageIndex, parts: Sequence[BlockPart]) -> None:
@@ -339,11 +338,13 @@ class _CacheReader(TensorReader):
             raise ValueError(f"{place[:-1]}: {pieces} pieces do not divide {heads} heads of width {shape.width}")
         numbers = self.numbers(f"{place}values", (None,), shape.width * heads // pieces, form)
         scale = self.scale(f"{place}values", (rows, heads, entries), shape.width, form, "pieces")
-        stored = Stored(numbers, scale, shape.dtype, form)
         offsets = self.take(f"{place}offsets", (torch.int32,), rows * pieces)
         index = self.take(f"{place}index", (torch.int32, torch.uint8)) if record.indexed else None
-        check_routed(place[:-1], index, offsets, piece_bit, len(stored.data), (rows, heads, entries))
-        return BlockPart(keys, RoutedValues(index, stored, offsets, piece_bit, entries, heads), record.cut, position)
+        if index is not None and index.dim() != (3 if index.dtype == torch.uint8 else 1):
+            raise ValueError(f"{place[:-1]}: an index of shape {list(index.shape)} does not find {entries} entries")
+        stored, sizes = Payload(numbers, scale, shape.dtype, form), (rows, heads, entries)
+        values = checked_routed(place[:-1], index, stored, offsets, piece_bit, sizes)
+        return BlockPart(keys, values, record.cut, position)
 
     def payload(self, name: str, lead: tuple[int | None, ...], width: int, form: Format, part: Part) -> Payload:
         data = self.numbers(name, lead, width, form)

@@ -3,7 +3,7 @@
 A new format is a class or a line here (and in ``KVDtype``), and its branch in ``kernels/triton_decode.py``.
 
 Shapes of payloads: [R, c, M, d] with R rows of a block, c heads of a row, M entries, d channels. The pieces of values
-that are stored in part are a ``Stored`` [n, w] of n pieces of w channels, whose scales are those of their entries.
+that are stored in part are [n, w], n pieces of w channels, whose scales are those of their entries.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self, TypeVar
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -102,7 +102,7 @@ class Format:
         """
         return self.store(keys)
 
-    def store_pieces(self, pieces_nw: Tensor, stored_n: Tensor, sizes: tuple[int, int, int], per_head: int) -> Stored:
+    def store_pieces(self, pieces_nw: Tensor, stored_n: Tensor, sizes: tuple[int, int, int], per_head: int) -> Payload:
         """Store pieces of values; those of an entry's head are rounded together.
 
         ``stored_n``: (row * P + piece) * M + entry of each; ``sizes``: (R, c, M); ``per_head``: P / c.
@@ -136,11 +136,11 @@ class Int8(Format):
         codes, scale = self._round(vectors, largest)
         return Payload(codes, scale, vectors.dtype, self)
 
-    def store_pieces(self, pieces_nw: Tensor, stored_n: Tensor, sizes: tuple[int, int, int], per_head: int) -> Stored:
+    def store_pieces(self, pieces_nw: Tensor, stored_n: Tensor, sizes: tuple[int, int, int], per_head: int) -> Payload:
         place_n = places_of_pieces(stored_n, per_head, sizes[2])
         largest = pieces_nw.new_zeros(math.prod(sizes)).scatter_reduce_(0, place_n, pieces_nw.abs().amax(-1), "amax")
         stored = self.store(pieces_nw, largest[place_n, None])
-        return Stored(stored.data, self.scale_of(largest.view(*sizes, 1)), stored.dtype, self)
+        return replace(stored, scale=self.scale_of(largest.view(*sizes, 1)))
 
     def _round(self, vectors: Tensor, largest: Tensor | None) -> tuple[Tensor, Tensor]:
         scale = self.scale_of(vectors.abs().amax(-1, keepdim=True) if largest is None else largest)
@@ -256,7 +256,7 @@ class Kivi(Format):
         low, high = keys.reshape(*lead, entries // self.run, self.run, width).aminmax(dim=-2)
         return self._stored(keys, low, high)
 
-    def store_pieces(self, pieces_nw: Tensor, stored_n: Tensor, sizes: tuple[int, int, int], per_head: int) -> Stored:
+    def store_pieces(self, pieces_nw: Tensor, stored_n: Tensor, sizes: tuple[int, int, int], per_head: int) -> Payload:
         place_n = places_of_pieces(stored_n, per_head, sizes[2])
         none = pieces_nw.new_zeros(math.prod(sizes))
         ends = zip(("amin", "amax"), pieces_nw.aminmax(dim=-1), strict=True)
@@ -326,7 +326,7 @@ FORMATS: dict[KVDtype, Format] = {each.name: each for each in (MODEL, *_ROUNDED,
 
 
 @dataclass
-class Stored:
+class Payload:
     """Stored numbers, and the fp16 scales that they are read with (``Format.scale_shape``; None: not rounded)."""
 
     data: Tensor
@@ -334,7 +334,7 @@ class Stored:
     dtype: torch.dtype
     format: Format
 
-    def each(self, take: Callable[[Tensor], Tensor], of_scales: Callable[[Tensor], Tensor] | None = None) -> Self:
+    def each(self, take: Callable[[Tensor], Tensor], of_scales: Callable[[Tensor], Tensor] | None = None) -> Payload:
         """Return what ``take`` makes of the numbers, and ``of_scales`` (None: ``take`` too) of the scales."""
         scale = None if self.scale is None else (of_scales or take)(self.scale)
         return replace(self, data=take(self.data), scale=scale)
@@ -344,16 +344,8 @@ class Stored:
         """Bytes of the tensors."""
         return self.data.nbytes + (0 if self.scale is None else self.scale.nbytes)
 
-
-StoredKind = TypeVar("StoredKind", bound=Stored)
-
-
-@dataclass
-class Payload(Stored):
-    """Stored vectors of the last axis."""
-
     def read(self) -> Tensor:
-        """Return the vectors in the model's dtype."""
+        """Return the vectors of the last axis in the model's dtype."""
         return self.format.read(self)
 
     def narrow(self, axis: int, start: int, length: int) -> Payload:
@@ -362,10 +354,6 @@ class Payload(Stored):
         return self.each(
             lambda x: x.narrow(axis, start, length), lambda x: x.narrow(axis, start // held, length // held)
         )
-
-    def select(self, index: Tensor) -> Payload:
-        """Return entries of the first axis, copied."""
-        return self.each(lambda x: x[index])
 
     @property
     def entries(self) -> int:
@@ -379,7 +367,7 @@ class Payload(Stored):
         return entries if self.scale is None else max(1, CHUNK // (rows * heads * width * run)) * run
 
 
-def concatenated(parts: Sequence[StoredKind], axis: int) -> StoredKind:
+def concatenated(parts: Sequence[Payload], axis: int) -> Payload:
     """Join what is stored in one format along an axis; what is not rounded takes the first part's dtype."""
     first = parts[0]
     scales = [part.scale for part in parts if part.scale is not None]

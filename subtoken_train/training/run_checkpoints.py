@@ -36,19 +36,9 @@ class RunStopped(BaseException):
         self.reason, self.exit_code, self.alone = reason, exit_code, alone
 
 
-class TrainingInterrupted(RunStopped):
-    """A signal asked for it; the exit code is the shell's 128 + number."""
-
-    def __init__(self, number: int, when: str, alone: bool = False) -> None:
-        super().__init__(f"{signal.Signals(number).name}: stopped {when}", 128 + number, alone)
-
-
-class TrainingDiverged(RunStopped):
-    """Loss or weights are not finite; nothing of it was saved."""
-
-
-class CheckpointFailed(RunStopped):
-    """A checkpoint could not be written; the ones before it are whole."""
+def interrupted(number: int, when: str, alone: bool = False) -> RunStopped:
+    """Return the end that a signal asks for; the exit code is the shell's 128 + number."""
+    return RunStopped(f"{signal.Signals(number).name}: stopped {when}", 128 + number, alone)
 
 
 class StopSignals:
@@ -100,7 +90,7 @@ class StopSignals:
         if os.getpid() != self._process:  # a worker that inherited the handler: its parent decides
             return
         if self.number or not self.saving:
-            raise TrainingInterrupted(number, "at once", alone=True)
+            raise interrupted(number, "at once", alone=True)
         self.number = number
 
 
@@ -196,7 +186,7 @@ def _on_first(trainer: L.Trainer, folder: Path, action: Callable[[], object]) ->
     failure = trainer.strategy.broadcast(failure)
     if failure is not None:
         where = f"the checkpoint of step {trainer.global_step} could not be written to {folder}"
-        raise CheckpointFailed(f"{where}: {failure.strerror or failure}") from failure
+        raise RunStopped(f"{where}: {failure.strerror or failure}") from failure
 
 
 class RunCheckpoints(Checkpoint):
@@ -245,7 +235,7 @@ class RunCheckpoints(Checkpoint):
         fault = 2 if bool(self._broken) else int(not weights_are_finite(pl_module))
         fault, number = _greatest(trainer, fault, self._signals.number)
         if fault:
-            raise TrainingDiverged(f"{FAULTS[fault]} after step {trainer.global_step}; it was not saved")
+            raise RunStopped(f"{FAULTS[fault]} after step {trainer.global_step}; it was not saved")
         if number or trainer.global_step % self.every == 0 or _is_last(trainer):
             self.save(trainer)
         self._leave(trainer, number)
@@ -287,7 +277,7 @@ class RunCheckpoints(Checkpoint):
     def _leave(self, trainer: L.Trainer, number: int) -> None:
         if number:
             requeued = self._signals.requeue(number) if trainer.is_global_zero else ""
-            raise TrainingInterrupted(number, f"after step {trainer.global_step}{requeued}")
+            raise interrupted(number, f"after step {trainer.global_step}{requeued}")
 
     def _between_steps(self) -> bool:
         return self._signals.saving and not self._inside_window

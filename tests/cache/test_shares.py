@@ -6,7 +6,7 @@ import torch
 from subtoken_train.cache.by_sample import sample_shares
 from subtoken_train.cache.entries import read_keys, read_values
 from subtoken_train.cache.packed_layer import PackedLayer
-from tests.support.packing import FORMAT_OF, SETS, Dense, dense, index_form  # noqa: F401  (a fixture)
+from tests.support.packing import FORMAT_OF, SETS, Dense, dense
 
 VECTOR = {0: 8 * 4, 8: 8 + 2, 4: 4 + 2}  # bytes of 8 channels
 

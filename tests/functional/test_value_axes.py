@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from subtoken_train.functional.value_axes import first_half, output_metric, value_axes
+from subtoken_train.functional.key_axes import first_half, output_metric, value_axes
 
 
 def drawn(*shape, seed=0):

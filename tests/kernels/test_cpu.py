@@ -9,7 +9,7 @@ from subtoken_train.kernels import formats, native
 from subtoken_train.kernels.cpu import packed_attention
 from subtoken_train.kernels.reference import reference_attention
 from subtoken_train.kernels.storage import CacheWindow, Tail
-from tests.support.packing import SETS, dense, index_form, masked_attention, states  # noqa: F401
+from tests.support.packing import SETS, dense, masked_attention, states
 
 SHAPES = [
     (1, 1, 8, 4),

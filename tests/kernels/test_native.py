@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.cache import pack
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.kernels import choice, native
 from subtoken_train.kernels.reference import reference_attention
@@ -45,24 +44,19 @@ def plain_library():
     share=st.sampled_from([0.0, 0.3, 1.0]),
     routed=st.booleans(),
     threads=st.sampled_from([1, 1, 1, 3]),
-    index_share=st.sampled_from([0.0, 9.0]),
     length=st.sampled_from([40, 40, 600]),
     plain=st.booleans(),
     bits=st.sampled_from([0, 8, 4]),
     dtype=st.sampled_from([torch.float32, torch.float32, torch.bfloat16]),
 )
-def test_one_token_attends_as_in_the_reference(
-    seed, sets, shape, share, routed, threads, index_share, length, plain, bits, dtype
-):
-    """With bits and with places; room behind the tail is not read, and threads share a head's channels.
+def test_one_token_attends_as_in_the_reference(seed, sets, shape, share, routed, threads, length, plain, bits, dtype):
+    """Room behind the tail is not read, and threads share a head's channels.
 
     ``plain`` is built for every machine: without the instructions of this one.
     """
     kv_heads, query_heads, width, num_groups = shape
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pack, "MAX_INDEX", index_share)
-        groups, bits = num_groups if routed else None, bits if width % 8 == 0 else 0  # no odd pieces in int4
-        blocks = dense(seed, 2, kv_heads, length, width, groups, share, sets, bits=bits, dtype=dtype).layer().blocks
+    groups, bits = num_groups if routed else None, bits if width % 8 == 0 else 0  # no odd pieces in int4
+    blocks = dense(seed, 2, kv_heads, length, width, groups, share, sets, bits=bits, dtype=dtype).layer().blocks
     keys, values = (states(seed + i, 2, kv_heads, 7, width).to(dtype) for i in (1, 2))
     query, before = states(seed + 3, 2, kv_heads * query_heads, 1, width).to(dtype), torch.get_num_threads()
     expected = reference_attention(query, blocks, Tail(keys[:, :, :5], values[:, :, :5], 5), width**-0.5)

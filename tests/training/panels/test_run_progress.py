@@ -4,11 +4,10 @@ import json
 from types import SimpleNamespace
 
 import pytest
-import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from subtoken_train.training.panels.run_progress import BarProgress, LineProgress, SampleLog
-from subtoken_train.training.panels.throughput import Stopwatch, peak_flops
+from subtoken_train.training.panels.throughput import Stopwatch
 from tests.support.tiny_fits import Toy, fit_toy
 
 
@@ -55,10 +54,6 @@ def test_stopwatch_leaves_pauses_out(monkeypatch):
     with watch.pause():
         pass
     assert watch.seconds() == 20 - 10 - 5
-
-
-def test_a_cpu_has_no_peak():
-    assert peak_flops(torch.device("cpu"), torch.float32) is None
 
 
 def trainer(tmp_path, consumed):
