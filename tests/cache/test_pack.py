@@ -52,18 +52,6 @@ def test_the_ledger_of_the_plan_says_the_same_bytes(seed, sets, layout):
     assert layer.payload_bytes == ledger.bytes_of(with_index=False)
 
 
-def test_every_row_is_in_exactly_one_block():
-    for sets, rows in (("shared", 3), ("own", 6)):
-        blocks = dense(5, sets=sets).layer().blocks
-        assert len(blocks) > 1
-        held = [row for block in blocks for row in block.rows.tolist()]
-        assert sorted(held) == list(range(rows))
-        counts = {
-            tuple((isinstance(part.values, RoutedValues), part.entries) for part in block.parts) for block in blocks
-        }
-        assert len(counts) == len(blocks)
-
-
 @pytest.mark.parametrize(("kv_heads", "name"), [(2, "Qwen2.5-VL-3B"), (32, "LLaVA-7B")])
 @pytest.mark.parametrize("entries", [256, 1024])
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -85,17 +85,6 @@ def test_rows_are_each_there_once(rows):
         check_rows("layer 0", blocks, 3, 2)
 
 
-def test_rows_of_unlike_heads_do_not_mix():
-    check_rows("layer 0", [Block(None, [part()])], 2, 2)
-    for parts, words in (
-        ([part(), part(heads=1)], r"rows of .1, 2. heads"),
-        ([part(3)], "not hold"),
-        ([part(1)] * 2, "not hold"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            check_rows("layer 0", [Block(None, [each]) for each in parts], 2, 2)
-
-
 FLAGS = torch.rand(2, 4, 11, generator=torch.Generator().manual_seed(0)) < 0.4
 PIECE_BIT = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3], dtype=torch.int32)
 OF_PIECES = FLAGS.index_select(1, PIECE_BIT)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from subtoken_train.cache.by_sample import sample_shares, select_samples
+from subtoken_train.cache.by_sample import select_samples
 from subtoken_train.cache.pack import PageReading, with_pages
 from subtoken_train.kernels.cpu import packed_attention
 from subtoken_train.kernels.storage import Block, BlockPart, Tail
@@ -78,15 +78,6 @@ def test_a_choice_of_samples_takes_their_pages_along():
         alone = select_samples(blocks, [sample], kv_heads=2)
         found = packed_attention(query[[sample]], alone, only(tail[[i]]), 0.5)
         assert torch.allclose(before[[i]], found, atol=1e-6)
-
-
-def test_bytes_of_samples_add_up():
-    reading = PageReading(4, 1, marks((0, 16), (0, 12), (0, 16), length=16), torch.tensor([8, 8, 4]))
-    blocks = with_pages([block_of(3, 16)], reading)
-    shares = sample_shares(blocks, torch.zeros(3, 2, 0, 4))
-    stored = sum(payload.nbytes for block in blocks for payload in block.payloads)
-    assert sum(share.total_bytes for share in shares) == stored + sum(block.index_bytes for block in blocks)
-    assert sum(share.unread_bytes for share in shares) == sum(block.unread_bytes for block in blocks)
 
 
 def test_several_tokens_at_a_time_read_everything():

@@ -247,19 +247,6 @@ def test_a_batch_is_trained_as_each_sample_alone(pool):
         torch.testing.assert_close(gradient, sum(each[parameter] for _, each in alone), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("pool", ["layer", "all"])
-@torch.no_grad()
-def test_a_group_for_each_head_keeps_whole_entries(pool):
-    backbone = eager(text_family(), settings(num_groups=2, kept_groups=2, byte_pool=pool)).eval()
-    assert backbone.bank.selectors[0].token.weight.shape[0] == 2
-    state = backbone.run(text_batch(MIXED)).state
-    keys, masks = torch.stack(list(state.keys.values())), torch.stack(list(state.masks.values()))
-    assert torch.equal(keys.transpose(2, 3), masks)
-    assert 0 < keys.float().mean() < 1
-    found = from_truth(backbone, text_batch([(24, 6, 0), (16, 4, 0)], True), 5, Compression())
-    assert found.largest < 1e-4
-
-
 def test_whole_entries_learn_by_their_keys_alone():
     family = text_family()
     add_lora(family, LoraSettings(dropout=0.0))

@@ -47,13 +47,6 @@ def test_equal_to_the_diagonal_of_the_projection():
     assert (found >= 0).all()
 
 
-def test_without_a_jitter_they_sum_to_the_rank():
-    torch.manual_seed(0)
-    vectors = torch.randn(1, 500, 8) * 100
-    wide = leverage_scores(vectors, torch.eye(8)[None])
-    assert abs(float(wide.sum()) - 8) < 1e-3
-
-
 def test_a_sketch_wider_than_the_vectors_and_vectors_of_large_size():
     """The Gram matrix is singular, and rounding exceeds the first jitter."""
     torch.manual_seed(0)
@@ -65,14 +58,6 @@ def test_a_sketch_wider_than_the_vectors_and_vectors_of_large_size():
 
 def test_one_vector_has_none():
     assert leverage_scores(torch.randn(2, 1, 8), gaussian_sketch(2, 8, 4, 0)).tolist() == [[0.0], [0.0]]
-
-
-def test_sketches_are_drawn_from_their_seed():
-    once, other = gaussian_sketch(2, 64, 48, 3), gaussian_sketch(2, 64, 48, 4)
-    assert torch.equal(once, gaussian_sketch(2, 64, 48, 3))
-    assert not torch.equal(once, other)
-    assert not torch.equal(once[0], once[1])
-    assert abs(float(once.var()) * 48 - 1) < 0.1
 
 
 def test_standardised():

@@ -71,13 +71,6 @@ def test_ties_and_doubles_go_to_the_lower_index():
     assert chosen_order(volume_places(rows, torch.tensor([[1.0, 1, 2, 1, 1]]), every, 1)[0], 1) == [2]
 
 
-def test_beyond_the_width_no_volume_is_left_and_nothing_is_nan():
-    """Chosen rows span all others after 3 steps: the lowest index of the rest is next, at whatever weight."""
-    rows, marks = unit_rows(random_scores(0, 1, 9, 3)), torch.ones(1, 9, dtype=torch.bool)
-    order = chosen_order(volume_places(rows, torch.arange(9.0)[None] + 1, marks, 9)[0], 9)
-    assert order[3:] == sorted(order[3:])
-
-
 @pytest.mark.parametrize("choose", [farthest_places, lambda *a: volume_places(a[0], torch.ones(1, 30), *a[1:])])
 def test_half_precision_is_chosen_among_in_fp32(choose):
     rows, marks = random_scores(0, 1, 30, 16, dtype=torch.bfloat16), torch.ones(1, 30, dtype=torch.bool)

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.functional.gather import keep_best, kept_index, masked_mean, rank_candidates, take_rows
+from subtoken_train.functional.gather import keep_best, kept_index, masked_mean, rank_candidates
 from tests.support.helpers import random_mask, random_scores
 
 SIZES, SEEDS = st.tuples(st.integers(1, 4), st.integers(1, 9)), st.integers(0, 10_000)
@@ -38,13 +38,6 @@ def test_kept_rows_equal_a_loop(sizes, seed, share, pad_left):
         wanted = padding + kept if pad_left else kept + padding
         assert real == [row is not None for row in wanted]
         assert own == [row or 0 for row in wanted]
-
-
-@given(sizes=SIZES, tail=st.lists(st.integers(1, 3), max_size=2), seed=SEEDS, picks=st.integers(0, 5))
-def test_take_rows_equals_a_loop(sizes, tail, seed, picks):
-    tensor = random_scores(seed, *sizes, *tail)
-    index = random_scores(seed + 1, sizes[0], picks, levels=sizes[1], dtype=torch.int64)
-    assert torch.equal(take_rows(tensor, index), torch.stack([own[i] for own, i in zip(tensor, index, strict=True)]))
 
 
 @given(sizes=st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 5)), seed=SEEDS, dtype=DTYPES)

@@ -97,17 +97,6 @@ def test_few_keys_lose_nothing_whatever_queries_ask(count):
     assert torch.allclose(read[:, 1:], as_read(other, *turned(other, 10, lengths[:, 1:])), atol=5e-3)
 
 
-def test_keys_that_are_all_alike_and_heads_without_any():
-    key, marks = torch.full((2, 2, 6, 8), 3.0), torch.ones(2, 2, 6, dtype=torch.bool)
-    key[0, 0], marks[0, 1] = drawn(1, 1, 1, 6, 8), False
-    centre, covariance = key_spread(key, torch.arange(6).expand(2, -1), marks)
-    assert not covariance[0, 1].any()
-    assert not centre[0, 1].any()
-    basis = mirrors_of(principal_axes(covariance, torch.zeros(2, 2, 8)), 5)
-    assert all(bool(torch.isfinite(part.float()).all()) for part in basis)
-    assert torch.allclose(as_read(key, centre, *basis)[1], key[1], atol=1e-6)
-
-
 def test_only_marked_keys_count_in_blocks_and_alone(monkeypatch):
     monkeypatch.setattr("subtoken_train.functional.key_axes.BLOCK", 3)
     key, draw = drawn(2, 3, 2, 19, 8), torch.Generator().manual_seed(3)
@@ -242,8 +231,3 @@ def test_the_mean_turns_as_the_mean_of_all():
     turning, vectors = rotation(), torch.randn(2, 3, 1, 8)
     each = torch.stack([Rotation(turning.cos_BNr[:, [i]], turning.sin_BNr[:, [i]]).turn(vectors) for i in range(5)])
     assert torch.allclose(turning.mean().turn(vectors), each.mean(0), atol=1e-6)
-
-
-def test_lower_precision_is_turned_in_fp32():
-    turning, vectors = rotation(), torch.randn(2, 3, 5, 8).bfloat16()
-    assert torch.equal(turning.turn(vectors), turning.turn(vectors.float()))

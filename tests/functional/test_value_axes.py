@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from subtoken_train.functional.key_axes import first_half, output_metric, value_axes
+from subtoken_train.functional.key_axes import output_metric, value_axes
 
 
 def drawn(*shape, seed=0):
@@ -70,15 +70,3 @@ def test_heads_without_any_values_or_outputs_are_left_whole(what):
     into, back = value_axes(moments(values), output_metric(weight, 2, 6))
     assert into.isfinite().all()
     assert torch.allclose(into @ back, torch.eye(6, dtype=torch.float64).expand(2, 6, 6), atol=1e-9)
-
-
-def test_shares_of_the_first_half():
-    values, weight = case()
-    moment, metric = moments(values), output_metric(weight, 2, 6)
-    into, _ = value_axes(moment, metric)
-    before, after = first_half(moment, metric, into).tolist()
-    own = torch.stack([moment[head].diagonal() * metric[head].diagonal() for head in range(2)])
-    assert before == pytest.approx(float(own[:, :3].sum() / own.sum()))
-    energy = (values @ into.transpose(-1, -2)).pow(2).mean(1)
-    assert after == pytest.approx(float(energy[:, :3].sum() / energy.sum()))
-    assert after > before

@@ -57,10 +57,3 @@ def test_a_forced_path_that_cannot_run_is_one_message(forced, installed, words, 
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert main(["env"]) == 2
     assert words in capsys.readouterr().err
-
-
-def test_the_interpreter_runs_anywhere(monkeypatch):
-    monkeypatch.setenv(choice.VARIABLE, "triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(choice, "find_spec", lambda name: name)
-    assert choose_kernel("cpu").path == "triton"

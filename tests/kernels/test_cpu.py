@@ -65,16 +65,6 @@ def test_bf16(sets, query_heads, fill):
     compare(dense(3, sets=sets, dtype=torch.bfloat16, fill=fill), query_heads, 4, 2, 3, 0.05)
 
 
-def test_transposed_queries_as_the_model_makes_them():
-    state = dense(4, sets="own")
-    layer = state.layer()
-    tail_key, tail_value = states(1, 3, 2, 4, 8), states(2, 3, 2, 4, 8)
-    layer.update(tail_key, tail_value)
-    query = states(3, 3, 2, 4, 8).transpose(1, 2)  # four heads, two tokens
-    got = layer.attend(query, 8**-0.5)
-    assert (got - masked_attention(state, query, tail_key, tail_value)).abs().max() < 1e-5
-
-
 @given(
     seed=st.integers(0, 999),
     sets=st.sampled_from(SETS),

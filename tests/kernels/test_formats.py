@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.kernels.formats import FORMATS, concatenated
+from subtoken_train.kernels.formats import FORMATS
 from subtoken_train.kernels.storage import pack_bits, places_in_bits, prepare_bits
 from tests.support.helpers import random_mask
 from tests.support.packing import FORMAT_OF
@@ -76,14 +76,6 @@ def test_a_format_says_what_it_stores(form):
     assert (payload.scale is not None) == form.rounds
     if form.rounds:
         assert payload.scale.shape == form.scale_shape((2, 3, 5), 8, "values")
-
-
-def test_payloads_of_one_format_are_joined():
-    for form in FORMATS.values():
-        parts = [form.store(torch.randn(2, 3, count, 8)) for count in (2, 0, 3)]
-        joined = concatenated(parts, 2)
-        assert joined.format is form
-        assert torch.equal(joined.read(), torch.cat([part.read() for part in parts], 2))
 
 
 @given(

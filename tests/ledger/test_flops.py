@@ -71,15 +71,6 @@ def test_against_the_counter_of_torch(first_trained):
     assert formula == counted(first_trained)
 
 
-def test_spans_add_up_and_padding_costs_nothing():
-    flops = TrainingFlops(SIZE, [7, 0, 3])
-    lengths = torch.tensor([5, 0, 11])
-    whole = flops.layers(lengths, 0, 3)
-    assert float(whole) == float(flops.layers(lengths, 0, 1) + flops.layers(lengths, 1, 3))
-    assert float(whole) == float(flops.layers(lengths[[0, 2]], 0, 3))
-    assert whole.dtype == torch.float32
-
-
 def test_layers_below_the_first_trained_one_run_forward_only():
     flops = TrainingFlops(SIZE, [0, 5, 0])
     weights = SIZE.layer_weights

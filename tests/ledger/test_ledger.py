@@ -13,9 +13,7 @@ from subtoken_train.ledger.kv_budget import (
     equal_kept_groups,
     exact,
     geometry,
-    index_bytes,
     kept_count,
-    share_words,
 )
 from subtoken_train.ledger.ledger import nominal_ledger, solve_anchor
 
@@ -32,14 +30,6 @@ def budgets(draw):
 
 def anchor_bytes(shape, tokens, kept_tokens, cut_layer=0):
     return nominal_ledger(shape, {"visual": tokens}, KVBudget(), cut_layer, kept_tokens=kept_tokens).bytes_of()
-
-
-@pytest.mark.parametrize(
-    ("share", "words"),
-    [(0.15625, "15.625%"), (0.999999, "100.000%"), (1, "100.000%"), (1.0001, "100.000% + index"), (0, "0.000%")],
-)
-def test_no_share_is_above_the_whole(share, words):
-    assert share_words(share) == words
 
 
 def test_fractions_of_the_paper():
@@ -101,13 +91,6 @@ def test_decoder_stage_anchor_is_infeasible_on_a_shallow_model():
         solve_anchor(TINY, 64, 0.15625, cut_layer=2)
     with pytest.raises(ValueError, match="no token-only anchor"):
         solve_anchor(TINY, 64, 1.0, cut_layer=4)
-
-
-def test_index_bytes():
-    assert index_bytes(16, 16) == index_bytes(1, 1) == 0
-    assert index_bytes(16, 4) == 2
-    assert index_bytes(4, 1) == 1
-    assert index_bytes(128, 127) == 16
 
 
 @pytest.mark.parametrize("arguments", [(0.0, 1, 1), (1.01, 1, 1), (-0.5, 1, 1), (0.5, 4, 5), (0.5, 4, 0), (0.5, 0, 0)])

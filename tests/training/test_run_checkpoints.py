@@ -2,17 +2,15 @@
 
 import os
 import resource
-import shutil
 import signal
 import stat
 
 import pytest
 import torch
 from lightning.pytorch.plugins.environments import SLURMEnvironment
-from torch.utils.data import DataLoader
 
 from subtoken_train.training.checkpoints import incomplete, newest_complete, read_marker, state_path
-from subtoken_train.training.run_checkpoints import RunCheckpoints, RunStopped, weights_are_finite
+from subtoken_train.training.run_checkpoints import RunStopped, weights_are_finite
 from tests.support.tiny_fits import At, Toy, fit_toy, present_handlers, send
 
 
@@ -100,14 +98,6 @@ def test_a_signal_during_validation_need_not_wait_for_its_end(folder):
     assert names(folder) == ["step-3"]
 
 
-def test_validation_outside_a_fit_saves_nothing(folder):
-    module = Toy()
-    trainer = fit_toy(module, folder)
-    shutil.rmtree(folder)
-    trainer.validate(module, DataLoader([torch.ones(2, 4)], batch_size=None), verbose=False)
-    assert not folder.exists()
-
-
 def slurm(monkeypatch, tmp_path, code=0):
     """Pretend to be job 77 of a cluster; its ``scontrol`` notes what it is told."""
     for name, value in {"JOB_ID": "77", "NTASKS": "1", "PROCID": "0", "LOCALID": "0", "NODEID": "0"}.items():
@@ -192,9 +182,3 @@ def test_a_full_disk_leaves_the_previous_checkpoint(folder, end):
     torch.load(state_path(folder / "step-2"), weights_only=True)
     fit_toy(Toy(width=300), folder, resume=state_path(folder / "step-2"))
     assert names(folder) == ["step-5", "step-6"]
-
-
-@pytest.mark.parametrize("name", ["every_n_train_steps", "keep_last"])
-def test_counts_must_be_positive(name):
-    with pytest.raises(ValueError, match=rf"checkpoint.{name} is 0; it must be 1 to"):
-        RunCheckpoints("a", **{name: 0})

@@ -13,7 +13,7 @@ from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing.bank import RoutingState
 from subtoken_train.training.module import StepRecord, SubTokenModule
-from subtoken_train.training.panels import kind_and_layer, logs_next, logs_now, stepped
+from subtoken_train.training.panels import logs_next, logs_now, stepped
 from subtoken_train.training.panels.per_layer import FirstGradients, RoutingPanel, SilentTensors, TrainedPanel
 from subtoken_train.training.panels.throughput import Throughput, flops_of
 
@@ -139,16 +139,6 @@ def test_routing_panel_counts_the_tokens_that_a_context_reducer_kept():
     }
 
 
-def test_routing_panel_is_silent_on_batches_that_route_nothing():
-    panel, pl = RoutingPanel(), module()
-    zeros = torch.zeros(1, 3, dtype=torch.long)
-    state = RoutingState(zeros == 1, zeros == 1, zeros, zeros[:, 0])
-    state.masks[0] = torch.ones(1, 3, 2, dtype=torch.bool)
-    pl.last_step = record(state=state)
-    panel.on_train_batch_end(trainer(2), pl, None, None, 1)
-    assert NOTES.taken() == {}
-
-
 def test_trained_panel_takes_a_layers_tensors_together():
     tensors = {
         LAYER.format(0, "q_proj", "B"): parameter([0.0, 0.0], [3.0, 0.0]),
@@ -219,13 +209,6 @@ def test_silent_tensors_are_named_once(recwarn):
         "layers 3; no change: lora_B of layers 2. Check that the learning rate is not 0 and that labels and routed "
         "tokens reach the loss"
     ]
-
-
-def test_names():
-    assert kind_and_layer(LAYER.format(11, "v_proj", "A")) == ("lora_A", 11)
-    assert kind_and_layer("compressed.bank.gates.2.beta") == ("gate", 2)
-    with pytest.raises(ValueError, match="belongs to no router"):
-        kind_and_layer("compressed.model.lm_head.weight")
 
 
 def test_flops_of_a_module_know_where_its_weights_train(tiny_family):

@@ -7,7 +7,6 @@ import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from subtoken_train.training.panels.run_progress import BarProgress, LineProgress, SampleLog
-from subtoken_train.training.panels.throughput import Stopwatch
 from tests.support.tiny_fits import Toy, fit_toy
 
 
@@ -47,15 +46,6 @@ def test_an_open_end_shows_the_epoch_and_other_processes_nothing(tmp_path, capsy
     assert capsys.readouterr().out == ""
 
 
-def test_stopwatch_leaves_pauses_out(monkeypatch):
-    times = iter([10.0, 12.0, 17.0, 20.0])
-    monkeypatch.setattr("subtoken_train.training.panels.throughput.time.perf_counter", lambda: next(times))
-    watch = Stopwatch()
-    with watch.pause():
-        pass
-    assert watch.seconds() == 20 - 10 - 5
-
-
 def trainer(tmp_path, consumed):
     data = SimpleNamespace(batches_consumed=lambda: consumed)
     process = SimpleNamespace(broadcast=lambda folder: str(tmp_path))  # what process 0 says
@@ -81,11 +71,3 @@ def test_lines_after_the_checkpoint_are_dropped_on_resume(tmp_path):
     consume(again, tmp_path, 2)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines == [{"batch": n, "step": n // 2, "ids": [f"r{n}"]} for n in range(3)]
-
-
-def test_a_link_in_the_place_of_the_temporary_file_leads_nowhere(tmp_path):
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "mine").write_text("mine")
-    (tmp_path / "logs" / "samples-rank1.partial").symlink_to(tmp_path / "mine")
-    SampleLog().on_train_start(trainer(tmp_path, 0), None)
-    assert (tmp_path / "mine").read_text() == "mine"
