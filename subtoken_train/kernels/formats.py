@@ -115,13 +115,13 @@ class Format:
 
 
 @dataclass(frozen=True)
-class Int8(Format):
-    """Symmetric integers of a byte, with one fp16 scale per vector."""
+class Symmetric(Format):
+    """Symmetric integers of a byte, or two a byte with the low half first; one fp16 scale per vector."""
 
     rounds = True
 
     def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return torch.int8
+        return torch.int8 if self.bits == 8 else torch.uint8
 
     @property
     def top(self) -> int:
@@ -133,8 +133,14 @@ class Int8(Format):
         return (largest.float() / self.top).clamp(min=2**-24).half()  # one that fp16 flushes to 0 would divide by it
 
     def store(self, vectors: Tensor, largest: Tensor | None = None) -> Payload:
-        codes, scale = self._round(vectors, largest)
-        return Payload(codes, scale, vectors.dtype, self)
+        self.check_width(vectors.shape[-1], _pieces(vectors))
+        scale = self.scale_of(vectors.abs().amax(-1, keepdim=True) if largest is None else largest)
+        codes = (vectors.float() / scale.float()).round().clamp(-self.top, self.top).to(torch.int8)
+        return self._packed(codes, scale, vectors.dtype)
+
+    def _packed(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Payload:
+        data = codes if self.bits == 8 else packed_codes((codes + 8).to(torch.uint8), self.bits)
+        return Payload(data, scale, dtype, self)
 
     def store_pieces(self, pieces_nw: Tensor, stored_n: Tensor, sizes: tuple[int, int, int], per_head: int) -> Payload:
         place_n = places_of_pieces(stored_n, per_head, sizes[2])
@@ -142,39 +148,15 @@ class Int8(Format):
         stored = self.store(pieces_nw, largest[place_n, None])
         return replace(stored, scale=self.scale_of(largest.view(*sizes, 1)))
 
-    def _round(self, vectors: Tensor, largest: Tensor | None) -> tuple[Tensor, Tensor]:
-        scale = self.scale_of(vectors.abs().amax(-1, keepdim=True) if largest is None else largest)
-        return (vectors.float() / scale.float()).round().clamp(-self.top, self.top).to(torch.int8), scale
-
     def read(self, payload: Payload) -> Tensor:
         assert payload.scale is not None
-        return self._codes(payload.data).float().mul_(payload.scale.float()).to(payload.dtype)
-
-    def _codes(self, data: Tensor) -> Tensor:
-        return data
+        codes = payload.data if self.bits == 8 else unpacked_codes(payload.data, self.bits).view(torch.int8).sub_(8)
+        return codes.float().mul_(payload.scale.float()).to(payload.dtype)
 
 
 @dataclass(frozen=True)
-class Int4(Int8):
-    """Symmetric integers of half a byte, two channels a byte with the low half first."""
-
-    def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return torch.uint8
-
-    def store(self, vectors: Tensor, largest: Tensor | None = None) -> Payload:
-        self.check_width(vectors.shape[-1], _pieces(vectors))
-        return self._packed(*self._round(vectors, largest), vectors.dtype)
-
-    def _packed(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Payload:
-        return Payload(packed_codes((codes + 8).to(torch.uint8), self.bits), scale, dtype, self)
-
-    def _codes(self, data: Tensor) -> Tensor:
-        return unpacked_codes(data, self.bits).view(torch.int8).sub_(8)
-
-
-@dataclass(frozen=True)
-class Int4Rotated(Int4):
-    """``Int4`` of keys in a basis of their own, each with the scale of ``SHARES`` that loses least of it.
+class Rotated(Symmetric):
+    """The same of keys in a basis of their own, each with the scale of ``SHARES`` that loses least of it.
 
     With a feedback every channel takes up what the ones before it lost, as QuIP's LDLQ (Chee et al., 2023) and GPTQ do
     with weights.
@@ -320,9 +302,9 @@ def _pieces(vectors: Tensor) -> str:
 
 
 MODEL = Format("model", 0)
-_ROUNDED = Int8("int8", 8), Int4("int4", 4), Int4Rotated("int4_rotated", 4)
+_SYMMETRIC = Symmetric("int8", 8), Symmetric("int4", 4), Rotated("int4_rotated", 4)
 _ABOVE_ZERO = Kivi("int8_channel", 8), Kivi("kivi4", 4), Kivi("kivi2", 2)
-FORMATS: dict[KVDtype, Format] = {each.name: each for each in (MODEL, *_ROUNDED, *_ABOVE_ZERO)}
+FORMATS: dict[KVDtype, Format] = {each.name: each for each in (MODEL, *_SYMMETRIC, *_ABOVE_ZERO)}
 
 
 @dataclass

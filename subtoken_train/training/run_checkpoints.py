@@ -95,7 +95,6 @@ class StopSignals:
 
 
 FAULTS = ("", "a gradient was not finite: the trained weights are NaN or infinite", "the loss is NaN or infinite")
-"""Messages by a fault's number; 0: there is none. The greatest of all processes counts."""
 
 
 def weights_are_finite(module: nn.Module) -> bool:
@@ -112,7 +111,6 @@ class RandomState(Callback):
         self._resumed: dict[str, Any] = {}
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Put the states of all processes, which take part, into ``checkpoint``."""
         kind, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002  # libraries draw from it
         own = {  # in types that ``torch.load(weights_only=True)`` reads
             "python": random.getstate(),
@@ -206,14 +204,12 @@ class RunCheckpoints(Checkpoint):
         self._inside_window = self._stop_held = False
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Take over the signals: until training starts, they end the run at once."""
         if stage == "fit":
             self._signals, self._broken = StopSignals(), torch.zeros((), dtype=torch.bool)
             self._signals.install(trainer)
 
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
-        """Take the signals over: Lightning has just registered its own handlers."""
-        self._signals.install(trainer)
+        self._signals.install(trainer)  # Lightning has just registered its own handlers
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._signals.install(trainer)
@@ -236,20 +232,21 @@ class RunCheckpoints(Checkpoint):
         fault, number = _greatest(trainer, fault, self._signals.number)
         if fault:
             raise RunStopped(f"{FAULTS[fault]} after step {trainer.global_step}; it was not saved")
-        if number or trainer.global_step % self.every == 0 or _is_last(trainer):
+        stops = trainer.should_stop and trainer.fit_loop._can_stop_early  # not before min_steps
+        last = trainer.current_epoch + 1 == trainer.max_epochs and trainer.is_last_batch
+        if number or stops or last or trainer.global_step == trainer.max_steps or trainer.global_step % self.every == 0:
             self.save(trainer)
         self._leave(trainer, number)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Save before it, so that a signal need not wait for the end of a long validation."""
-        if self._between_steps():
+        if self._signals.saving and not self._inside_window:
             self.save(trainer)
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Leave if asked to."""
-        if self._between_steps():
+        if self._signals.saving and not self._inside_window:
             self._leave(trainer, _greatest(trainer, self._signals.number)[0])
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
@@ -258,12 +255,11 @@ class RunCheckpoints(Checkpoint):
             self._hold_stop(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        if self._between_steps():
+        if self._signals.saving and not self._inside_window:
             self.save(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Give the signals back; Lightning skips ``teardown`` then."""
-        self._signals.restore()
+        self._signals.restore()  # Lightning skips ``teardown`` then
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._signals.restore()
@@ -279,9 +275,6 @@ class RunCheckpoints(Checkpoint):
             requeued = self._signals.requeue(number) if trainer.is_global_zero else ""
             raise interrupted(number, f"after step {trainer.global_step}{requeued}")
 
-    def _between_steps(self) -> bool:
-        return self._signals.saving and not self._inside_window
-
     def _hold_stop(self, trainer: L.Trainer) -> None:
         if trainer.should_stop and self._inside_window:
             self._stop_held, trainer.should_stop = True, False
@@ -295,9 +288,3 @@ def _greatest(trainer: L.Trainer, *numbers: int) -> list[int]:
     mine = torch.tensor(numbers, device=trainer.strategy.root_device)
     agreed: Tensor = trainer.strategy.reduce(mine, reduce_op="max")
     return [int(number) for number in agreed.tolist()]
-
-
-def _is_last(trainer: L.Trainer) -> bool:
-    last_epoch = trainer.current_epoch + 1 == trainer.max_epochs
-    stops = trainer.should_stop and trainer.fit_loop._can_stop_early  # not before min_steps
-    return stops or trainer.global_step == trainer.max_steps or (last_epoch and trainer.is_last_batch)

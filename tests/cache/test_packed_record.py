@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from subtoken_train.cache import packed_record
-from subtoken_train.cache.packed_record import PackedShape, TensorReader, check_pages, check_rows, checked_routed
+from subtoken_train.cache.packed_record import PackedShape, check_pages, check_rows, checked_routed
 from subtoken_train.kernels.formats import MODEL, Payload
 from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, pack_bits, stored_flags
 from tests.inference.test_asking import asking, contexts_of
@@ -142,7 +142,7 @@ def test_pages_are_those_of_the_entries(size, count, forced):
 
 
 def test_a_reader_takes_each_tensor_once():
-    reader, of = TensorReader({"a": torch.zeros(2, 3), "b": torch.zeros(1)}), (torch.float32,)
+    reader, of = packed_record._CacheReader({"a": torch.zeros(2, 3), "b": torch.zeros(1)}, None), (torch.float32,)
     reader.take("a", of, 2, None)
     for call, words in (
         (lambda: reader.take("a", of, 2, None), "tensor a is missing"),

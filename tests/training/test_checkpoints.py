@@ -24,7 +24,7 @@ from subtoken_train.training.checkpoints import (
     seal,
 )
 from subtoken_train.training.module import is_sharded
-from subtoken_train.training.run_folder import new_marker, write_run_marker
+from subtoken_train.training.run_folder import RunMarker
 from subtoken_train.training.trained_tensors import (
     adapter_tensors,
     check_resumable,
@@ -168,7 +168,7 @@ def test_a_requeued_job_resumes_also_where_its_command_says_overwrite(tmp_path, 
     resumable(tmp_path / "checkpoints")
     assert RecipeCLI(argv).replaces
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    write_run_marker(tmp_path, new_marker())
+    RunMarker.new().write(tmp_path)
     cli = RecipeCLI(argv)
     assert (cli.config.resume, cli.config.overwrite, cli.replaces) == (True, False, False)
 

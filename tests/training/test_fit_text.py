@@ -14,7 +14,7 @@ from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.english import documents
 from subtoken_train.forks import undoing
-from subtoken_train.training.run_folder import new_marker, write_run_marker
+from subtoken_train.training.run_folder import RunMarker
 from tests.support.chats import CHATML, byte_level
 from tests.support.commands import refused
 from tests.support.helpers import moved_by_fit
@@ -49,7 +49,7 @@ def old_run(tmp_path):
     old = tmp_path / "run" / "adapter"
     old.mkdir(parents=True)
     (old / "kept").touch()
-    write_run_marker(old.parent, new_marker())
+    RunMarker.new().write(old.parent)
     yield old
     assert (old / "kept").exists()
 

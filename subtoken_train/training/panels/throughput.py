@@ -21,6 +21,7 @@ from subtoken_train.ledger.flops import DecoderSize, TrainingFlops
 from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels import kind_and_layer, logs_now
+from subtoken_train.types import Region
 
 
 class Stopwatch:
@@ -58,17 +59,17 @@ class Throughput(Callback):
         self._restart()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Count on the device; read and log at the end of a logging step."""
         record = pl_module.last_step
         assert record is not None
-        counts = torch.stack([record.lengths_before().sum(), record.rows.visible_BM.sum(), *record.visual()])
+        before, after = record.regions_BN, record.rows.regions_BM
+        visual = [(codes == Region.VISUAL).sum() for codes in (before, after)]
+        counts = torch.stack([(before != Region.PADDING).sum(), record.rows.visible_BM.sum(), *visual])
         self._tokens = counts if self._tokens is None else self._tokens + counts
         if logs_now(trainer, batch_idx):
             self._log(trainer, pl_module)
             self._restart()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Stop the clock: validation is no training time."""
         self._pause = self.watch.pause()
         self._pause.__enter__()
 
