@@ -179,16 +179,6 @@ def test_three_steps_move_exactly_the_trainables_kinds(tiny_run, extra):
     assert sum("lora_" in name for name in moved) == 4 * 2 * 2
 
 
-@sampled(
-    "kind", [kind for kind in KINDS if not kind.endswith(("anchor", "query", "fastv-mean", "fastv-decoder"))], every=9
-)
-def test_adapter_folders_read_back(tiny_run, tmp_path, kind):
-    assert main(tiny_run("--trainer.max_steps=1", *KINDS[kind])) == 0
-    config, backbone, _ = read_adapter(tmp_path / "run" / "adapter")
-    assert backbone.reducer.name == config.reducer.name == kind.split("-")[0]
-    assert backbone.bank.config == config.routing
-
-
 @pytest.mark.slow
 def test_fitprune_trains_by_its_calibration_and_reads_back(tiny_run, tiny_family, tmp_path):
     backbone = BackboneConfig(str(tmp_path / "backbone"))
