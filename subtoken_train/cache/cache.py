@@ -154,10 +154,6 @@ class PackedCache(Cache):  # type: ignore[misc]
         for layer in self.layers:
             layer.chooses_pages = chooses
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Take the samples ``beam_idx``; prompts are copied only where a sample changes to another prompt."""
-        self.batch_select_indices(beam_idx)
-
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the samples that an index of the batch axis names (numbers or marks); an empty cache stays empty."""
         if self.origin_B is None:
@@ -170,6 +166,8 @@ class PackedCache(Cache):  # type: ignore[misc]
         if chosen.dim() != 1 or not len(chosen):
             raise ValueError(f"choose samples of the cache by a list of one or more numbers, not {list(chosen.shape)}")
         self._select(chosen)
+
+    reorder_cache = batch_select_indices  # prompts are copied only where a sample changes to another prompt
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every sample ``repeats`` times in a row; an empty cache stays empty."""

@@ -11,7 +11,7 @@ head width, n layers that add features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from subtoken_train.engine.attention import Observer
 from subtoken_train.engine.modes import evaluation_mode
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, one_past
 from subtoken_train.engine.spans import QueryNotes, RunningPass, run_chunks
@@ -34,9 +35,6 @@ from subtoken_train.view.view import OF_TASKS, Opening, TaskPlan, View
 
 BLOCK = 1024  # rows that run through a layer at a time
 
-TaskObserver = Callable[[int, Tensor, Tensor, Tensor, float], None]
-"""Called after each layer with (layer, query [B, H, S, d], key [B, h, K, d], value of the prompt [B, h, N, d], scale):
-the prompt's keys come first."""
 Again = dict[int, tuple[Tensor, Tensor]]
 """By layer, ``View.again``: the rows that were scored, bool [B, N], and their scores, [B, h, N] in fp32."""
 
@@ -136,10 +134,12 @@ def second_pass(
     cache: DynamicCache,
     entries: list[Tensor],
     task: TaskRows,
-    observe: TaskObserver,
+    observe: Observer,
     positions: list[Tensor] | None = None,
 ) -> None:
     """Run a task after a prompt and show every layer's attention to ``observe``; the cache is left as it came.
+
+    Of the keys [B, h, K, d] the prompt's come first; values are the prompt's alone.
 
     Args:
         family: in evaluation mode, with ``use_packed_attention``.

@@ -219,7 +219,11 @@ def check_kind(kind: type[Strategy], precision: str, module: Any) -> None:
     zero, fsdp2, routing = issubclass(kind, ZeroStrategy), issubclass(kind, Fsdp2Strategy), module.routing_config
     shares, optimizer = zero or fsdp2, module.optimizer_config.name
     own_loss = module.has_teacher and module.distillation_config is None
-    who = f"model.loss {module.loss.name}" if own_loss else "model.distillation"
+    untried = {
+        f"model.loss {module.loss.name}, whose teacher" if own_loss else "model.distillation": module.has_teacher,
+        "model.routing.features attention": routing is not None and "attention" in routing.features,
+        f"model.optimizer.name {optimizer}": optimizer != "adamw",
+    }
     refuse(
         (
             zero and precision not in PRECISIONS,
@@ -236,20 +240,9 @@ def check_kind(kind: type[Strategy], precision: str, module: Any) -> None:
             "trainer.strategy fsdp2 cannot train routers with model.gradient_checkpointing; use ddp, zero2 or zero3, "
             "or set it to false",
         ),
-        (
-            shares and module.has_teacher,
-            f"{who} runs every layer twice in a step, for its teacher too, which is not tried under ZeRO and FSDP2; "
-            "use trainer.strategy ddp, or leave it out",
-        ),
-        (
-            shares and routing is not None and "attention" in routing.features,
-            "model.routing.features attention runs a layer's q and k projections twice, which is not tried under ZeRO "
-            "and FSDP2; use trainer.strategy ddp, or leave attention out",
-        ),
-        (
-            shares and optimizer != "adamw",
-            f"model.optimizer.name {optimizer} keeps its own states, which {kind.__name__} would share out; use adamw, "
-            "or trainer.strategy ddp",
+        *(
+            (shares and there, f"{what} is not tried under ZeRO and FSDP2; use trainer.strategy ddp, or leave it out")
+            for what, there in untried.items()
         ),
     )
 
