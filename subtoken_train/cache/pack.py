@@ -149,13 +149,9 @@ def _bits(groups_BMS: Tensor, kv_heads: int, width: int, layout: Layout, shared:
 
 @cache
 def _piece_bit(num_groups: int, kv_heads: int, width: int, layout: Layout, device: torch.device) -> Tensor:
-    """Return ``_bit_of`` on a device, int32; made there, since a copy from the host would wait for it."""
+    """Return ``_bit_of`` on a device, int32; made once, since a copy from the host waits for it."""
     with torch.inference_mode(False):
-        if layout == "per_head":
-            return torch.arange(num_groups, dtype=torch.int32, device=device).repeat(kv_heads)
-        group_width = kv_heads * width // num_groups
-        starts = torch.arange(0, kv_heads * width, math.gcd(group_width, width), device=device)
-        return starts.div(group_width, rounding_mode="floor").int()
+        return torch.tensor(_bit_of(num_groups, kv_heads, width, layout), dtype=torch.int32, device=device)
 
 
 @dataclass(frozen=True)

@@ -119,19 +119,6 @@ def test_an_empty_layer_refuses_to_grow_and_reset_empties():
     assert cache.get_seq_length() == 0
 
 
-def test_cropping_leaves_little_slack():
-    cache, layers = filled("own")
-    key, value = grown(cache, 3, 311)
-    for removed, left in ((247, 64), (10, 54), (54, 0)):
-        cache.crop(-removed)
-        used, slack = cache.layers[0].tail_bytes
-        assert used == left * PER_TOKEN
-        assert 0 <= slack < SLACK * PER_TOKEN
-        tails = cache.layers[0].keys, cache.layers[0].values
-        assert sum(tail.untyped_storage().nbytes() for tail in tails) == used + slack
-        assert_attends(cache, layers, (key[:, :, :left], value[:, :, :left]))
-
-
 CHOICES = {
     "from the end": ("batch_select_indices", [-1, 0], [2, 0]),
     "marks": ("batch_select_indices", torch.tensor([True, False, True]), [0, 2]),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from subtoken_train.evictions.compactor import JITTER, gaussian_sketch, leverage_scores, standardised
+from subtoken_train.evictions.compactor import JITTER, gaussian_sketch, leverage_scores
 from subtoken_train.functional import diversity
 from subtoken_train.functional.diversity import farthest_places, unit_rows, unlike_places, volume_places
 from subtoken_train.reducers.diversity import relevance
@@ -177,15 +177,3 @@ def test_a_sketch_wider_than_the_vectors_and_vectors_of_large_size():
         found = leverage_scores(torch.randn(2, 300, 8) * size, gaussian_sketch(2, 8, 48, 0))
         assert found.isfinite().all()
         assert (abs(found.sum(-1) - 8) < 0.5).all()
-
-
-def test_one_vector_has_none():
-    assert leverage_scores(torch.randn(2, 1, 8), gaussian_sketch(2, 8, 4, 0)).tolist() == [[0.0], [0.0]]
-
-
-def test_standardised():
-    values = torch.randn(2, 30) * 3 + 7
-    found = standardised(values)
-    assert torch.allclose(found, (values - values.mean()) / values.std(), atol=1e-5)
-    assert standardised(torch.full((2, 3), 5.0)).tolist() == [[0.0] * 3] * 2
-    assert standardised(torch.tensor([[4.0]])).tolist() == [[0.0]]

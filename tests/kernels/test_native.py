@@ -78,21 +78,6 @@ def test_one_token_attends_as_in_the_reference(seed, sets, shape, share, routed,
     assert (got - expected).abs().max() < (1e-5 if dtype == torch.float32 else 2**-6 * expected.abs().max())
 
 
-def operations(layer, query) -> int:
-    with torch.autograd.profiler.profile() as profiled:
-        layer.attend(query, 1.0)
-    return len(profiled.function_events)
-
-
-@needs_compiler
-def test_routed_entries_take_no_more_operations_than_whole_ones():
-    layers = [dense(1, 1, 3, 40, 64, groups, 0.3).layer() for groups in (16, None)]
-    for layer in layers:
-        layer.update(*(states(i, 1, 3, 2, 64) for i in (1, 2)))
-    query = states(3, 1, 9, 1, 64)
-    assert operations(layers[0], query) == operations(layers[1], query) <= 12
-
-
 @needs_compiler
 @pytest.mark.parametrize("flags", native.FLAGS, ids=" ".join)
 def test_it_compiles_wherever_the_compiler_knows_the_flags(tmp_path, flags):
