@@ -43,7 +43,7 @@ class EvictionState:
     held: int = 0  # rows of these in all
     reads_inputs: bool = False
     inputs: list[Tensor] = field(default_factory=list)
-    """What the layer projects of tokens since the method looked last, [B, q, D] each, if it ``reads_inputs``."""
+    """The layer's projected states of tokens since the method looked last, [B, q, D] each, if it ``reads_inputs``."""
 
     @classmethod
     def of_prompt(

@@ -324,7 +324,7 @@ class _CacheReader:
         scale = self.scale(f"{place}values", (rows, heads, entries), shape.width, form, "pieces")
         offsets = self.take(f"{place}offsets", (torch.int32,), rows * pieces)
         index = self.take(f"{place}index", (torch.int32, torch.uint8)) if record.indexed else None
-        if index is not None and index.dim() != (3 if index.dtype == torch.uint8 else 1):
+        if index is not None and index.dim() != (1 if index.dtype == torch.int32 else 3):
             raise ValueError(f"{place[:-1]}: an index of shape {list(index.shape)} does not find {entries} entries")
         stored, sizes = Payload(numbers, scale, shape.dtype, form), (rows, heads, entries)
         values = checked_routed(place[:-1], index, stored, offsets, piece_bit, sizes)

@@ -204,12 +204,14 @@ class RunCheckpoints(Checkpoint):
         self._inside_window = self._stop_held = False
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Take over the signals: until training starts, they end the run at once."""
         if stage == "fit":
             self._signals, self._broken = StopSignals(), torch.zeros((), dtype=torch.bool)
             self._signals.install(trainer)
 
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
-        self._signals.install(trainer)  # Lightning has just registered its own handlers
+        """Take the signals over: Lightning has just registered its own handlers."""
+        self._signals.install(trainer)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._signals.install(trainer)
@@ -246,6 +248,7 @@ class RunCheckpoints(Checkpoint):
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
+        """Leave if asked to."""
         if self._signals.saving and not self._inside_window:
             self._leave(trainer, _greatest(trainer, self._signals.number)[0])
 
@@ -259,7 +262,8 @@ class RunCheckpoints(Checkpoint):
             self.save(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self._signals.restore()  # Lightning skips ``teardown`` then
+        """Give the signals back; Lightning skips ``teardown`` then."""
+        self._signals.restore()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._signals.restore()

@@ -42,6 +42,7 @@ class FirstGradients(Callback):
         self._checked = False
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
+        """Check once."""
         if self._checked:
             return
         self._checked = True
@@ -68,6 +69,7 @@ class SilentTensors(Callback):
         self._gradient: dict[str, Tensor] = {}
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Remember where everything starts."""
         self._last = trainer.global_step + self.after
         self._initial = {name: tensor.clone() for name, tensor in self._watched(pl_module).items()}
 

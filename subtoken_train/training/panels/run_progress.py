@@ -39,9 +39,11 @@ class LineProgress(ProgressBar):
         self._last_step, self._clock = 0, 0.0
 
     def enable(self) -> None:
+        """Print."""
         self._enabled = True
 
     def disable(self) -> None:
+        """Do not print."""
         self._enabled = False
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -65,6 +67,7 @@ class LogRecipe(Callback):
         self.recipe = recipe
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Log it."""
         for logger in trainer.loggers:
             logger.log_hyperparams(self.recipe)
             if isinstance(logger, TensorBoardLogger):
