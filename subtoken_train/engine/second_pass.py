@@ -23,7 +23,7 @@ from transformers import DynamicCache
 from subtoken_train.engine.attention import Observer
 from subtoken_train.engine.modes import evaluation_mode
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, one_past
-from subtoken_train.engine.spans import QueryNotes, RunningPass, run_chunks
+from subtoken_train.engine.spans import RunningPass, run_chunks
 from subtoken_train.families.chat_template import answer_opening
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import warn_beyond
@@ -151,10 +151,11 @@ def second_pass(
         states = cache.layers[layer]
         keys, values = states.keys, states.values
         earlier = None if positions is None else positions[layer]
-        notes, seen_BK = QueryNotes(), torch.cat([entries_BN, task.rows_BS], 1)
+        queries, seen_BK = list[Tensor](), torch.cat([entries_BN, task.rows_BS], 1)
         further: dict[str, Any] = {"deep_nBND": task.deep_nBSD, "earlier_BM": earlier, "unpadded": unpadded}
-        hidden_BSD = run_chunks(family, cache, layer, hidden_BSD, seen_BK, task.position, BLOCK, notes, **further)
-        observe(layer, notes.taken(), states.keys, values, notes.scale)
+        hidden_BSD = run_chunks(family, cache, layer, hidden_BSD, seen_BK, task.position, BLOCK, queries, **further)
+        scale = family.decoder.layers[layer].self_attn.scaling
+        observe(layer, torch.cat(queries, 2), states.keys, values, scale)
         states.keys, states.values = keys, values
 
 
