@@ -174,7 +174,7 @@ def packed_tensors(cache: PackedCache) -> tuple[PackedRecord, dict[str, Tensor]]
 
 def _write_block(place: str, block: Block, tensors: dict[str, Tensor]) -> BlockRecord:
     pages = block.pages
-    beside, parts = {"rows": block.rows, "channels": block.channels}, []
+    beside, parts = {"rows": block.rows, "channels": block.channels}, list[PartRecord]()
     if pages is not None:
         beside |= {"pages.low": pages.low, "pages.high": pages.high, "pages.forced": pages.forced}
     for i, part in enumerate(block.parts):
