@@ -15,7 +15,7 @@ from subtoken_train.artifact.hub import check_name, check_published
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.run_plan import Reading, percent, steps_of
 from subtoken_train.cli.terminal import about
-from subtoken_train.cli.trainer_parts import KINDS, named_parts
+from subtoken_train.cli.trainer_parts import KINDS
 from subtoken_train.datasets.chats import asked_words, chat_sample, reads_chats, wholly_read
 from subtoken_train.datasets.collate import EncodedSample, encode
 from subtoken_train.datasets.corpus import load_rows
@@ -43,7 +43,7 @@ from subtoken_train.training.preflight import (
     seconds_per_batch,
 )
 from subtoken_train.training.run_folder import RunFolder
-from subtoken_train.training.strategies import PRESETS, ZeroStrategy, check_kind, check_parts, zero_settings
+from subtoken_train.training.strategies import ZeroStrategy, check_kind, check_parts
 from subtoken_train.types import Region
 
 T = TypeVar("T")
@@ -118,11 +118,8 @@ def check_ready(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Non
     kind, trainer, data = KINDS["strategy"].names[cli.strategy], cli.config.trainer, cli.datamodule
     check_kind(kind, str(trainer.precision or "32-true"), cli.model)
     check_parts(kind, parts)
-    if issubclass(kind, ZeroStrategy):
-        if trainer.accelerator == "cpu":
-            raise ValueError("trainer.strategy: ZeRO runs on CUDA GPUs; use trainer.strategy ddp or fsdp2 on a CPU")
-        ((name, own),) = named_parts("strategy", trainer.strategy)
-        zero_settings(**{"offload": False, "config": None, **PRESETS[name], **own})
+    if issubclass(kind, ZeroStrategy) and trainer.accelerator == "cpu":
+        raise ValueError("trainer.strategy: ZeRO runs on CUDA GPUs; use trainer.strategy ddp or fsdp2 on a CPU")
     cli.check_watchers(read=not offline)
     if (destination := cli.destination) is not None:
         check_published(cli.model.backbone_config.path)

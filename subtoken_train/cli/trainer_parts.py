@@ -105,10 +105,8 @@ ZERO_SETTINGS = (
     *("zero_optimization", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "communication_data_type"),
     *("prescale_gradients", "gradient_predivide_factor", "sparse_gradients", "disable_allgather", "seq_parallel_size"),
     *("steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "activation_checkpointing"),
-    *("gradient_accumulation_steps", "gradient_clipping", "train_batch_size", "train_micro_batch_size_per_gpu"),
-    *("optimizer", "scheduler", "fp16", "bf16", "torch_autocast"),
 )
-"""Keys of DeepSpeed's JSON that ``config`` may hold; ``zero_settings`` refuses those that the recipe says elsewhere."""
+"""Keys of DeepSpeed's JSON that ``config`` may hold: none that the recipe says elsewhere."""
 
 
 def named_parts(key: str, value: Any) -> list[tuple[str, dict[str, Any]]]:

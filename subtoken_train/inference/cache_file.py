@@ -214,5 +214,5 @@ def _check_report(report: CacheReport, cache: PackedCache) -> None:
     check_range("its report's kept_entries", report.kept_entries, 0, 1)
     for name in ("payload_bytes", "index_bytes"):
         found, said = sum(getattr(layer, name) for layer in cache.layers), getattr(report, name)
-        if found != said:
+        if found != said and (name == "payload_bytes" or found > said):  # indices of version 0.4 took more
             raise ValueError(f"its report says {name} is {said:,}, but it is {found:,}")

@@ -15,7 +15,7 @@ from subtoken_train.cli.fit_course import compare_recipes, train
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.training.checkpoints import Marker, begin, seal
-from subtoken_train.training.run_checkpoints import CheckpointFailed, TrainingInterrupted
+from subtoken_train.training.run_checkpoints import RunStopped, interrupted
 from subtoken_train.training.run_folder import RunFolder
 from tests.support import commands
 from tests.support.places import recipe
@@ -162,9 +162,9 @@ def ended(error, tmp_path, rank=0):
 
 FULL = OSError(28, "No space left on device", "m.csv")
 ENDS = [
-    (TrainingInterrupted(2, "after step 5"), 130, "subtoken-train: SIGINT: stopped after step 5\n"),
-    (TrainingInterrupted(15, "after step 5"), 143, "subtoken-train: SIGTERM: stopped after step 5\n"),
-    (CheckpointFailed("the disk"), 1, "subtoken-train: the disk\n"),
+    (interrupted(2, "after step 5"), 130, "subtoken-train: SIGINT: stopped after step 5\n"),
+    (interrupted(15, "after step 5"), 143, "subtoken-train: SIGTERM: stopped after step 5\n"),
+    (RunStopped("the disk"), 1, "subtoken-train: the disk\n"),
     (FULL, 1, "stopped: No space left on device: m.csv; nothing that was there is lost: make room, or"),
     (ConnectionError("api.wandb.ai"), 1, "subtoken-train: stopped: api.wandb.ai\n"),
 ]
@@ -194,9 +194,9 @@ def test_other_errors_keep_their_traceback_and_user_errors_their_words(tmp_path,
 
 
 def test_the_other_processes_of_a_run_that_stops_say_nothing(tmp_path, capsys):
-    assert ended(TrainingInterrupted(15, "after step 5"), tmp_path, rank=1) == 0
+    assert ended(interrupted(15, "after step 5"), tmp_path, rank=1) == 0
     assert capsys.readouterr().err == ""
-    assert ended(TrainingInterrupted(15, "at once", alone=True), tmp_path, rank=1) == 143
+    assert ended(interrupted(15, "at once", alone=True), tmp_path, rank=1) == 143
     assert ended(FULL, tmp_path, rank=1) == 1
 
 

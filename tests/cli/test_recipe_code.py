@@ -15,10 +15,10 @@ from subtoken_train.cli.command_line import FLAGS
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI, recipe_plan
 from subtoken_train.cli.recipe_source import BANDS, KEYS, read_source
-from subtoken_train.cli.trainer_parts import KINDS, SETTINGS, ZERO_SETTINGS, named_parts
+from subtoken_train.cli.trainer_parts import KINDS, SETTINGS, named_parts
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
-from subtoken_train.training.strategies import _RECIPE_SAYS, PRESETS
+from subtoken_train.training.strategies import PRESETS
 from subtoken_train.typed import SettingsPlan
 from tests.support.places import RECIPES, recipe, run_recipes
 from tests.support.sampling import sampled
@@ -30,7 +30,6 @@ NAMES = [(key, name) for key, kind in KINDS.items() for name in kind.names]
 def test_tables_are_complete():
     assert set(SETTINGS) == set(inspect.signature(Trainer).parameters)
     assert set(PRESETS) < set(KINDS["strategy"].names)
-    assert set(_RECIPE_SAYS) <= set(ZERO_SETTINGS)
     assert set(recipe_plan("fastv", InstructionDataModule).hints) == {*KEYS, *FLAGS}
     assert set(BANDS) < set(KEYS)
     for key, name in NAMES:

@@ -46,11 +46,6 @@ def test_scores_equal_a_plain_loop(size, page_size, seed, dtype):
             torch.testing.assert_close(scores[sample, : len(expected)], torch.tensor(expected), rtol=1e-4, atol=1e-4)
 
 
-def test_pages_count_context_tokens_only():
-    context = torch.tensor([[0, 1, 1, 1, 0, 1, 1, 0]]).bool()
-    assert page_index(context, 2).tolist() == [[-1, 0, 0, 1, -1, 1, 2, -1]]
-
-
 def test_golden_of_quest(shared):
     params, golden = load(shared, "quest_official")
     check_heads(

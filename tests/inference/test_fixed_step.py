@@ -20,7 +20,7 @@ from tests.support.truth_models import TEXT
 SERVED = [name for name, cell in CELLS.items() if "every" not in cell.compression]
 ROUTED = {"selector": "linear"}
 SHORT = {
-    "own_heads": StepCell(ROUTED | {"eviction": "own_sets", "protocol": "context_first"}, places=False, layers=1),
+    "own_heads": StepCell(ROUTED | {"eviction": "own_sets", "protocol": "context_first"}, layers=1),
     "pages": StepCell({"eviction": "quest_steps"}, compression={"keep": 0.2}, layers=1),
     "window": StepCell(ROUTED | {"family": "mistral_window", "precision": "int8"}, layers=1),
 }

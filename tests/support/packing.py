@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from subtoken_train.cache import pack
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.prompt_pass import layer_plan
@@ -35,14 +34,6 @@ def short_runs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Kivi, "run", 4)
         patch.setattr(formats, "LATEST", 3)
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True, params=[0.0, 1e9], ids=["bits", "places"])
-def index_form(request) -> Iterator[None]:
-    """Both forms of the index, whichever would be chosen; import it to run a module with each."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pack, "MAX_INDEX", request.param)
         yield
 
 
@@ -168,7 +159,6 @@ LEVELS: dict[str, list] = {
     "window": [None, None, 12],
     "cut": [False, False, True],
     "written": [False, True],
-    "places": [False, True],
     "fill": ["none", "mean", "learned"],
 }
 """What is drawn of each."""
@@ -225,9 +215,7 @@ def layer_of(cell: FusedCell, seed: int, device: str, batch: int = 2) -> list[Bl
     if plan.cut_keys is not None:
         plan.cut_keys = CutKeys(plan.cut_keys.entries_BN.to(device), plan.cut_keys.channels_Bhd.to(device))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pack, "MAX_INDEX", 1e9 if cell.places else 0.0)
         patch.setattr(formats, "LATEST", 1)  # or short layers would have no run
-        patch.setenv("SUBTOKEN_KERNEL", "cpu")  # which does not ask for bits
         packing = Packing(cell.layout, FORMATS[cell.form])
         states = (x.to(device, dtype) for x in (key, value))
         fill = fill_of(cell, seed, device, batch)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from subtoken_train.training.checkpoints import Marker, begin, seal
-from subtoken_train.training.run_folder import RunFolder, new_marker, write_run_marker
+from subtoken_train.training.run_folder import RunFolder, RunMarker
 from tests.support.commands import printed
 from tests.support.faults import die, killed
 
@@ -42,7 +42,7 @@ def made_run(folder: Path, text: str = "old", marked: bool = True) -> Path:
     for name in ("recipe.yaml", "adapter/subtoken_config.json", "logs/csv/metrics.csv", "notes.txt", "logs/mine.txt"):
         (folder / name).write_text(text)
     if marked:
-        write_run_marker(folder, new_marker())
+        RunMarker.new().write(folder)
     return folder
 
 
