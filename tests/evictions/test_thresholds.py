@@ -158,7 +158,6 @@ REFUSED = [
     ({"eviction": "quest_steps"}, "'quest_steps', as it is set, has no scores"),
     ({"eviction": "kvzip", "eviction_options": {"level": "head", "pool": "layer"}}, "'kvzip', as it is set, has no"),
     ({"eviction": "pooled(kvzip)"}, r"'pooled\(kvzip\)' divides a budget, and a threshold is none.*write kvzip"),
-    ({"eviction": "kvzip", "eviction_unit": "tokens"}, "already has a unit; leave eviction_unit out"),
     ({"eviction": "tova", "rerotate": True}, "rerotate does not go with eviction_keep threshold.*equally many entries"),
     (
         {"eviction": "keydiff", "eviction_keep": {"threshold": 1.5}},
