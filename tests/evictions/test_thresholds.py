@@ -137,7 +137,6 @@ REFUSED = [
     ({"eviction": "compactor"}, "'compactor', as it is set, has no scores that mean the same in every prompt.*kvzip"),
     ({"eviction": "kvzip", "eviction_options": {"level": "head", "pool": "layer"}}, "'kvzip', as it is set, has no"),
     ({"eviction": "pooled(kvzip)"}, r"'pooled\(kvzip\)' divides a budget, and a threshold is none.*write kvzip"),
-    ({"eviction": "kvzip", "eviction_unit": "tokens"}, "already has a unit; leave eviction_unit out"),
     ({"eviction": "tova", "rerotate": True}, "rerotate does not go with eviction_keep threshold.*equally many entries"),
     (
         {"eviction": "keydiff", "eviction_keep": {"threshold": 1.5}},

@@ -102,7 +102,7 @@ def test_a_model_that_sees_images_is_as_it_was():
 
 def test_settings_are_those_of_from_pretrained():
     path = str(ROOT / "checkpoints/tiny-llama")
-    settings = {"eviction": "streaming_llm", "eviction_keep": 20, "eviction_unit": "tokens", "kv_dtype": "int8"}
+    settings = {"eviction": "streaming_llm", "eviction_keep": "20tokens", "kv_dtype": "int8"}
     settings |= {"eviction_options": {"sinks": 2}, "scope": "all", "prefill_chunk": 32}
     loaded = SubTokenModel.from_pretrained(path, **settings)
     parts = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
@@ -204,6 +204,6 @@ def test_processors_that_do_not_fit(name):
 
 def test_a_reducer_s_name_needs_its_ratio_and_the_model_evaluates():
     family = text_family("llama")
-    with pytest.raises(ValueError, match="reducer='quest' needs keep_ratio, the share of tokens that stay"):
+    with pytest.raises(ValueError, match="reducer='quest', keep_ratio=None: a name needs a share"):
         SubTokenModel(family.model, family.tokenizer, reducer="quest")
     assert not SubTokenModel(family.model, family.tokenizer).backbone.training
