@@ -6,8 +6,10 @@ import argparse
 import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
+from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from subtoken_train.errors import unknown_name
@@ -68,6 +70,14 @@ def check_counts(args: Namespace, *names: str) -> None:
         for value in given if isinstance(given, list) else [given]:
             if value is not None and value < 1:
                 raise ValueError(f"{spelled_flag(name)} {value} must be at least 1")
+
+
+def hourly_price(text: str) -> float:
+    """Parse what one GPU costs an hour, in whatever currency; argparse shows the error."""
+    with suppress(ValueError):
+        if 0 < (price := float(text)) < inf:
+            return price
+    raise argparse.ArgumentTypeError(f"{text!r} is no price; give what one GPU costs an hour as a number, such as 2.5")
 
 
 def check_unused(args: Namespace, names: Iterable[str], words: str, **defaults: object) -> None:

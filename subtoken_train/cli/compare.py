@@ -70,13 +70,11 @@ def run(args: argparse.Namespace) -> int:
     grid = {"out": str(out), "batch_size": 4, "anchors": anchors, "arms": arms, "tasks": tasks}
     write_whole(out / "grid.yaml", json.dumps(grid, indent=1) + "\n")
     from subtoken_train.cli.main import run_command
+    from subtoken_train.cli.report import write_report
 
     device = ["--device", args.device] if args.device else []
     run_command("evaluate", ["--config", str(out / "grid.yaml"), *device])
-    run_command("report", [str(out)])
-    from subtoken_train.evaluation.reporting.report import make_report
-
-    print(advice(make_report([out])))
+    print(f"tables and a page with plots are in {out / 'report'}\n{advice(write_report([out], out / 'report'))}")
     return 0
 
 

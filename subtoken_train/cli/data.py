@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from subtoken_train.cli.command_line import check_counts, check_unused
 from subtoken_train.cli.terminal import quiet_libraries
-from subtoken_train.datasets.known_files import MIX665K
+from subtoken_train.datasets.known_files import MIX665K, MIX665K_RECORDS
 from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import MAX_SEED, check_range, plain, unknown_name
 from subtoken_train.outputs import check_new, write_whole
@@ -51,7 +51,6 @@ _OPTIONS = {
     "images": ("root", "file", "missing_list"),
     "wikitext103": ("root",),
 }
-MIX665K_RECORDS = 665_298
 MIX665K_SOURCES = {
     MIX665K: f"hf download liuhaotian/LLaVA-Instruct-150K {MIX665K} --repo-type dataset --local-dir ROOT",
     "images/coco/train2017": "http://images.cocodataset.org/zips/train2017.zip",

@@ -15,6 +15,7 @@ from subtoken_train.cli.command_line import (
     check_counts,
     check_unused,
     flag_name,
+    hourly_price,
 )
 from subtoken_train.cli.terminal import counter, quiet_libraries, show
 from subtoken_train.documents import parse_yaml
@@ -67,6 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--anchors", metavar="auto|none", help="matched token-only anchors (default: auto)")
     checked = "show what the grid would run and what is missing; reads no weights and no files"
     parser.add_argument("--check", action="store_true", help=checked)
+    price = "--check: what a GPU costs an hour; the sum is printed"
+    parser.add_argument("--price", type=hourly_price, metavar="P", help=price)
     where = "cuda:0, cpu, ...; auto: several GPUs if needed (default: the first GPU, if any)"
     parser.add_argument("--device", help=where)
 
@@ -75,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
     """Load, answer, print."""
     check_counts(args, "batch_size", "max_new_tokens", "max_length", "limit")
     _check_modes(args)
+    if args.price is not None and not args.check:
+        raise ValueError("--price needs --check, which predicts the GPU hours")
     return _run_grids(args) if args.data is None else _run_file(args)
 
 
@@ -189,7 +194,7 @@ def _run_grids(args: argparse.Namespace) -> int:
 
     quiet_libraries()
     if args.check:
-        return _print_check(_grids(args)[0], args.config)  # suites, which have several, take no --check
+        return _print_check(_grids(args)[0], args.config, args.price)  # suites, which have several, take no --check
     from subtoken_train.evaluation.runner.cell import Processes
     from subtoken_train.evaluation.runner.run import run_grid
     from subtoken_train.inference.pool import device_of
@@ -216,7 +221,7 @@ def _run_grids(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print_check(grid: Grid, config: str | None) -> int:
+def _print_check(grid: Grid, config: str | None, price: float | None) -> int:
     from subtoken_train.cli.run_plan import plan_of_grid
     from subtoken_train.evaluation.runner.dry_run import check_lines, dry_run, planned_adapter
 
@@ -225,7 +230,7 @@ def _print_check(grid: Grid, config: str | None) -> int:
     if config is not None and any(what.startswith("adapter ") for what, _ in checked.wanted):
         sweep = f"subtoken-train sweep --grid {shell_words(config)} (--dry-run: the hours)"
         lines.append(f"  all of these adapters: {sweep}")
-    lines += ["", "what it needs (a prediction)", *(f"  {line}" for line in plan_of_grid(checked).lines())]
+    lines += ["", "what it needs (a prediction)", *(f"  {line}" for line in plan_of_grid(checked).lines(price))]
     print(*lines, sep="\n")
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,19 +52,32 @@ def run(args: argparse.Namespace) -> int:
     folders = [Path(name) for name in args.results]
     if empty := [folder for folder in folders if not any(folder.glob("*/*/manifest.json"))]:  # before heavy imports
         raise ValueError(f"{empty[0]} holds no results (ARM/TASK/manifest.json; 'subtoken-train evaluate' writes them)")
-    from subtoken_train.evaluation.reporting.report import make_report
-
     out = Path(args.out) if args.out else folders[0] / "report"
-    files = [out / FILES[name] for name in formats]  # an earlier report in its usual place is written anew
-    check_new([path for path in files if args.out or not _untouched(path)], args.overwrite)
     paper = None if args.compare_paper is None else Path(args.compare_paper)
-    report = make_report(folders, paper, counter("runs scored"))
-    _write_recorded(out, {FILES[name]: _writer(name)(report) for name in formats})
+    report = write_report(folders, out, formats, args.overwrite, bool(args.out), paper)
     print_summary(report)
     if paper is not None and report.comparisons.empty:
         print(f"no arm has the backbone, reducer and groups of a row of {paper}")
     print(f"{', '.join(FILES[name] for name in formats)} written to {out}")
     return 0
+
+
+def write_report(
+    folders: list[Path],
+    out: Path,
+    formats: Iterable[str] = FILES,
+    overwrite: bool = False,
+    named: bool = False,
+    paper: Path | None = None,
+) -> Report:
+    """Work out and write a report; an earlier one is written anew where nobody changed it and ``out`` was not named."""
+    from subtoken_train.evaluation.reporting.report import make_report
+
+    files = [out / FILES[name] for name in formats]
+    check_new([path for path in files if named or not _untouched(path)], overwrite)
+    report = make_report(folders, paper, counter("runs scored"))
+    _write_recorded(out, {FILES[name]: _writer(name)(report) for name in formats})
+    return report
 
 
 def _writer(name: str) -> Callable[[Report], str]:

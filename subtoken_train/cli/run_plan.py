@@ -21,7 +21,7 @@ from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.terminal import about
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule
-from subtoken_train.datasets.known_files import DOWNLOAD_BYTES, fetch_command
+from subtoken_train.datasets.known_files import DOWNLOAD_BYTES, MEAN_RECORDS, MEAN_SPREAD, fetch_command
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.runner.data_file import read_scores
 from subtoken_train.families.backbone_config import is_hub_id
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 PUBLISHED_BYTES, RECORD_BYTES = 2, 800
 """Bytes of a parameter in a published model's files, and of an answer in records (measured on ``recall``)."""
+GPU_SIZES, CONTEXT_BYTES = (16, 24, 40, 80), 10**9
+"""GB of memory that GPUs have, and what a GPU's context, libraries and allocator take of it."""
 
 
 @dataclass
@@ -82,6 +84,7 @@ class RunPlan:
         work: what is computed, or why operations (fewest and most) cannot be told.
         seconds: at the pace that was measured on this machine.
         memory: peak bytes of one device.
+        shared: the same where eight devices share the weights (``zero3``).
         disk: (what is written, bytes at most).
         missing: (what is not on this machine, its bytes or None, how to get it).
     """
@@ -91,18 +94,24 @@ class RunPlan:
     on_cpu: bool = False
     seconds: float | None = None
     memory: int | None = None
+    shared: int | None = None
     disk: tuple[tuple[str, int], ...] = ()
     missing: tuple[tuple[str, int | None, str], ...] = ()
 
-    def lines(self) -> Iterator[str]:
-        """Yield operations and GPU time, memory, disk, and what is missing."""
+    def lines(self, price: float | None = None) -> Iterator[str]:
+        """Yield operations and GPU time, money at a price of a GPU hour, memory, disk, and what is missing."""
         if self.flops is None:
             yield f"compute    not known: {self.work}"
         else:
-            yield f"compute    {_span([f'{each:.1e}' for each in self.flops])} FLOPs: {self.work}"
+            yield f"compute    {_span(self.flops, '{:.1e}'.format)} FLOPs: {self.work}"
             yield f"time       {self._time_words(self.flops)}"
+            if not self.on_cpu:
+                yield f"on eight   {on_gpus(self.flops, 'of 8 {}s', 1 / 8)}, if they share it evenly"
+                if price is not None:
+                    cost = on_gpus(self.flops, "on {}s", price / 3600, "{:,.2f}".format)
+                    yield f"money      {cost}, at {price:g} a GPU hour"
         if self.memory is not None:
-            yield f"memory     {size_words(self.memory)} on each device at the peak"
+            yield f"memory     {size_words(self.memory)} on each device at the peak{self._fits()}"
         if self.disk:
             parts = ", ".join(f"{what} {size_words(size)}" for what, size in self.disk)
             yield f"disk       {size_words(sum(size for _, size in self.disk))} at most: {parts}"
@@ -114,17 +123,38 @@ class RunPlan:
             return f"{about(self.seconds)} on this machine, at the pace that was measured now"
         if self.on_cpu:
             return "on a CPU; 'subtoken-train check' measures the pace of small models"
-        times = [gpu_time(flops, name) for name in PEAKS]
-        return f"{' or '.join(times)}, at {UTILISATION:.0%} of the bf16 peak (docs/launch.md)"
+        return f"{on_gpus(flops)}, at {UTILISATION:.0%} of the bf16 peak (docs/launch.md)"
+
+    def _fits(self) -> str:
+        if self.on_cpu:
+            return ""
+        shared = f"more than a GPU of {GPU_SIZES[-1]} GB; eight of {{}} GB hold it under zero3"
+        for held, words in ((self.memory, "fits a GPU of {} GB"), (self.shared, shared)):
+            for size in GPU_SIZES:
+                if held is not None and held + CONTEXT_BYTES <= size * 10**9:
+                    return f", {words.format(size)}"
+        return f", {shared.partition(';')[0]}"
 
 
-def gpu_time(flops: tuple[float, float], gpu: str) -> str:
-    """Return the time of so many operations on one GPU of a name, as is assumed."""
-    return f"{_span([about(each / (PEAKS[gpu] * UTILISATION)) for each in flops])} of one {gpu}"
+def on_gpus(
+    flops: tuple[float, float],
+    where: str = "of one {}",
+    factor: float = 1,
+    words: Callable[[float], str] = about,
+    gpus: Iterable[str] = PEAKS,
+) -> str:
+    """Return ``words`` of the seconds of so many operations on each of some GPUs, as is assumed, times a factor."""
+    each = {gpu: [factor * count / (PEAKS[gpu] * UTILISATION) for count in flops] for gpu in gpus}
+    return " or ".join(f"{_span((low, high), words)} {where.format(gpu)}" for gpu, (low, high) in each.items())
 
 
-def _span(ends: list[str]) -> str:
-    first, last = ends
+def _span(ends: tuple[float, float], words: Callable[[float], str]) -> str:
+    """Return a range in words: its middle and a percentage where the ends are near to each other."""
+    low, high = ends
+    if high < 1.25 * low or low == high:
+        spread = round(100 * (high - low) / (high + low or 1))
+        return words((low + high) / 2) + f" ± {spread} %" * bool(spread)
+    first, last = words(low), words(high)
     unit = f" {last.rpartition(' ')[2]}" if " " in last else ""
     return first if first == last else f"{first.removesuffix(unit)} to {last.removeprefix('about ')}"
 
@@ -142,6 +172,7 @@ def plan_of_fit(
     step, steps = training_step(cli, parts, prompt), reading.plan if reading and reading.plan else steps_of(cli)
     adapter, checkpoint = checkpoint_bytes(parts, cli.model.optimizer_config.name)
     adapter += FP32_BYTES * sum(group.parameters for group in lora_groups(parts, trained=False))  # stage 1's, frozen
+    whole = step.quantization == "none"  # weights of 4 or 8 bits are not shared out
     copies = cli.config.checkpoint.keep_last + 1  # an old one goes when a new one stands
     plan = RunPlan(
         "trainer.max_steps is not set, and the data were not read",
@@ -149,19 +180,37 @@ def plan_of_fit(
         step.on_cpu,
         None if reading is None else reading.seconds,
         estimate_memory(parts, step).total,
+        estimate_memory(parts, replace(step, strategy="zero3", processes=8)).total if whole else None,
         ((f"{copies} checkpoints", copies * checkpoint), ("the adapter", adapter)),
         tuple(_missing(cli, sum(p.numel() for p in parts.parameters() if not p.requires_grad))),
     )
     if steps.steps is None:
         return plan
-    lengths = [min(sum(prompt.regions.values()), step.length), step.length]
-    if reading is not None and reading.tokens:
-        lengths = [round(sum(min(n, step.length) for n in reading.tokens) / len(reading.tokens))] * 2
     records = steps.steps * steps.samples_per_step
-    fewest, most = (records * record_flops(cli, parts, step, length) for length in lengths)
-    words = _span([f"{length:,}" for length in lengths])
-    work = f"{steps.steps:,} steps of {steps.samples_per_step:,} records of {words} tokens"
-    return replace(plan, work=work, flops=(fewest, most))
+    (fewest, most), words = _mean_record(cli, parts, prompt, step, [] if reading is None else reading.tokens)
+    work = f"{steps.steps:,} steps of {steps.samples_per_step:,} records of {words}"
+    return replace(plan, work=work, flops=(records * fewest, records * most))
+
+
+def _mean_record(
+    cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPrompt, step: Step, tokens: list[int]
+) -> tuple[tuple[float, float], str]:
+    """Return fewest and most operations of a mean record, and its length: read, of a known file, or a range."""
+    data = cli.datamodule
+    file = Path(data.train_file).name if isinstance(data, InstructionDataModule) else ""
+    if file in MEAN_RECORDS and not tokens and parts.family.nominal_image is None:
+        known, pictured = MEAN_RECORDS[file]
+        text = min(round(known), step.length - prompt.tokens)
+        mean = pictured * record_flops(cli, parts, step, prompt.tokens + text)
+        mean += (1 - pictured) * record_flops(cli, parts, replace(step, compressed=0), text)
+        words = f"about {text + pictured * prompt.tokens:,.0f} tokens, a mean that is estimated"
+        return ((1 - MEAN_SPREAD) * mean, (1 + MEAN_SPREAD) * mean), words
+    lengths = (min(sum(prompt.regions.values()), step.length), step.length)
+    if tokens:
+        mean_length = round(sum(min(n, step.length) for n in tokens) / len(tokens))
+        lengths = (mean_length, mean_length)
+    low, high = (record_flops(cli, parts, step, length) for length in lengths)
+    return (low, high), f"{_span(lengths, '{:,.0f}'.format)} tokens"
 
 
 def record_flops(cli: RecipeCLI, parts: CompressedBackbone, step: Step, length: int) -> float:
@@ -194,6 +243,7 @@ def added(each: Iterable[RunPlan]) -> RunPlan:
         (sum(low for low, _ in counted), sum(high for _, high in counted)) if counted else None,
         on_cpu=all(plan.on_cpu for plan in runs),
         memory=max(plan.memory or 0 for plan in runs),
+        shared=None if any(plan.shared is None for plan in runs) else max(plan.shared or 0 for plan in runs),
         disk=(("checkpoints and adapters", sum(size for plan in runs for _, size in plan.disk)),),
         missing=tuple(dict.fromkeys(missing for plan in runs for missing in plan.missing)),
     )
@@ -349,29 +399,5 @@ def card_sections(
     evaluation = None if metrics is None else read_scores(Path(metrics), arm)
     if recipe is None:
         return CardSections(evaluation=evaluation, repo_id=repo_id)
-    table = budget_table(parts, nominal_prompt(parts.family, cli.datamodule))
+    table = "\n".join(["```", *budget_lines(parts, nominal_prompt(parts.family, cli.datamodule)), "```"])
     return CardSections(recipe.read_text(encoding="utf-8"), table, evaluation, repo_id)
-
-
-def budget_table(parts: CompressedBackbone, prompt: NominalPrompt) -> str:
-    """The ledger by layers and region as Markdown, in the bytes of the backbone's dtype."""
-    ledger, dtype = prompt_ledger(parts, prompt), str(parts.family.model.dtype).removeprefix("torch.")
-    lines = [
-        f"One prompt of {prompt.note}; bytes of one layer, {dtype}. Keys stay whole; the index names the kept groups.",
-        "",
-        "| layers | region | tokens | kept | keys B | values B | index B | KV kept |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for band in layer_bands(ledger):
-        for row in band.rows:
-            share = row.payload_bytes / (entry_bytes(ledger.shape) * row.tokens_before)
-            counts = (row.tokens_before, row.tokens, row.key_bytes, row.value_bytes, row.index_bytes)
-            cells = " | ".join(f"{count:,}" for count in counts)
-            lines.append(f"| {band.first}-{band.last} | {row.region} | {cells} | {share:.4%} |")
-    whole, region = ledger.bytes_of(with_index=False), ledger.bytes_of(prompt.region, with_index=False)
-    own = f"{region:,} of {ledger.dense_bytes(prompt.region):,} bytes of the {prompt.region} region"
-    own += f" ({ledger.fraction(prompt.region):.4%})"
-    all_of_it = f"{whole:,} of {ledger.dense_bytes():,} of the prompt ({ledger.fraction():.4%})"
-    uncounted = f"{ledger.bytes_of() - whole:,} bytes of index are not counted."
-    lines += ["", f"All layers: {own}, {all_of_it}; {uncounted}"]
-    return "\n".join(lines)

@@ -17,7 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.cli.command_line import FLAGS
+from subtoken_train.cli.command_line import FLAGS, hourly_price
 from subtoken_train.cli.recipe_source import read_recipe, read_source
 from subtoken_train.cli.terminal import quiet_libraries, show
 from subtoken_train.errors import plain, shell_words
@@ -55,6 +55,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--output_dir", metavar="DIR", help="folder of the runs (runs/sweep); a grid names its own")
     parser.add_argument("--slurm", action="store_true", help="print an sbatch script of the runs, and run nothing")
     parser.add_argument("--dry-run", action="store_true", help="print the commands, and run nothing")
+    parser.add_argument("--price", type=hourly_price, metavar="P", help="what a GPU costs an hour: the sum is printed")
 
 
 @dataclass(frozen=True)
@@ -114,10 +115,10 @@ def run(args: Namespace) -> int:
         named_recipe(args.grid, "grid")
         quiet_libraries()
         fits = grid_fits(args.grid)
-    lines = plan_lines(fits)
+    lines = plan_lines(fits, args.price)
     if args.slurm and fits.runs:
         now = [one for one in fits.runs if one.name not in fits.later]
-        print(slurm_script(now, now[0].folder.parent, fits.name), end="")
+        print(slurm_script(now, now[0].folder.parent, fits.name), f"#{lines[-1]}\n", sep="", end="")
         if fits.later:
             waits = [f"{shell_words(name)} (starts from {shell_words(start)})" for name, start in fits.later.items()]
             print(f"# not in this array, call it again when the others stand: {', '.join(waits)}")
@@ -126,12 +127,12 @@ def run(args: Namespace) -> int:
     return 0 if args.dry_run or not fits.runs else train_all(fits.runs)
 
 
-def plan_lines(fits: Fits) -> list[str]:
-    """Return a command and its time for each run, and what all need; a run that can never train is refused here."""
+def plan_lines(fits: Fits, price: float | None) -> list[str]:
+    """Return each run's command and time, all needs, and what ``--slurm`` queues; refuse what can never train."""
     sources = [read_source(one.fit_arguments()[1:]) for one in fits.runs]
     quiet_libraries()
     from subtoken_train.cli.recipe import RecipeCLI
-    from subtoken_train.cli.run_plan import added, gpu_time, plan_of_recipe
+    from subtoken_train.cli.run_plan import added, on_gpus, plan_of_recipe
 
     lines, each = [fits.head()], list["RunPlan"]()
     for one, source in zip(fits.runs, sources, strict=True):
@@ -143,11 +144,16 @@ def plan_lines(fits: Fits) -> list[str]:
         if one.finished and read_recipe(one.folder / "recipe.yaml") != cli.resolved():
             raise ValueError(f"{one.folder} holds a finished run of another recipe; choose another --output_dir")
         needs = each[-1]
-        time = "" if needs.on_cpu or needs.flops is None else f"  # {gpu_time(needs.flops, 'H100')}"
+        time = "" if needs.on_cpu or needs.flops is None else f"  # {on_gpus(needs.flops, gpus=['H100'])}"
         lines.append(f"{shell_words('subtoken-train', *one.fit_arguments())}{time}")
     if not each:
         return lines
-    return [*lines, "", "what they need (a prediction)", *(f"  {line}" for line in added(each).lines())]
+    lines += ["", "what they need (a prediction)", *(f"  {line}" for line in added(each).lines(price))]
+    now = [needs for one, needs in zip(fits.runs, each, strict=True) if one.name not in fits.later]
+    timed = [needs.flops for needs in now if needs.flops and not needs.on_cpu]
+    queue = f"{len(now)} jobs in an array" + (f", the longest {on_gpus(max(timed), gpus=['H100'])}" if timed else "")
+    queue += f"; {len(fits.later)} more when the runs that they start from stand" * bool(fits.later)
+    return [*lines, f"  --slurm    {queue}"]
 
 
 def train_all(runs: list[SweepRun]) -> int:

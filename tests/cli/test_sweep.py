@@ -95,7 +95,7 @@ def test_names_of_a_grid_are_no_commands_of_the_script(tmp_path, capsys):
     script = printed(capsys, "sweep", "--grid", "grid.yaml", "--slurm")
     words = ["--config", f"{EVIL}.yaml", f"--output_dir=runs/{EVIL}"]
     assert ran(tmp_path, script, 0) == ["subtoken-train", "fit", *words]
-    assert len(script.splitlines()) == 10
+    assert len(script.splitlines()) == 11
     first = printed(capsys, "sweep", "--grid", "grid.yaml", "--dry-run").splitlines()[1]
     assert ran(tmp_path, f'subtoken-train() {{ srun "$@"; }}; {first}', 0) == ["fit", *words]
     grid["arms"] = [{"adapter": f"{EVIL}/tiny_fastv25/adapter"}]
