@@ -180,25 +180,17 @@ def measure_memory(
 ) -> dict[str, Any]:
     """Run each arm once, no other one's cache alive, and record its peak and its cache as JSON.
 
-    ``progress`` is called with (done, total) after every arm. After Ctrl-C the record holds the arms that were run, if
-    any, and ``interrupted`` is true.
+    ``progress`` is called with (done, total) after every arm.
     """
-    parts = memory_prompt(subject.family)
+    parts, found = memory_prompt(subject.family), dict[str, Any]()
     sides = memory_sides(subject, draw_prompts(subject.family, parts, 1))
-    found: dict[str, Any] = {}
-    interrupted = False
-    try:
-        for name, side in sides.items():
-            figures = hold(side, 0)
-            held = figures.prompt_bytes
-            found[name] = {"entries": figures.entries, "peak_bytes": figures.peak_bytes, "cache": asdict(held)}
-            side.close()
-            progress(len(found), len(sides))
-    except KeyboardInterrupt:
-        if not found:
-            raise
-        interrupted = True
-    return {"prompt": {**asdict(parts), "length": parts.length}, "arms": found, "interrupted": interrupted}
+    for name, side in sides.items():
+        figures = hold(side, 0)
+        held = asdict(figures.prompt_bytes)
+        found[name] = {"entries": figures.entries, "peak_bytes": figures.peak_bytes, "cache": held}
+        side.close()
+        progress(len(found), len(sides))
+    return {"prompt": {**asdict(parts), "length": parts.length}, "arms": found}
 
 
 def peak_lines(row: Mapping[str, Any], path: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import re
 import sys
@@ -16,14 +17,13 @@ from subtoken_train.artifact.folder import write_adapter
 from subtoken_train.artifact.hub import check_destination, check_published
 from subtoken_train.artifact.whole_folder import RECIPE_FILE, check_target
 from subtoken_train.cli.export import publish
-from subtoken_train.cli.loggers import logged
-from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.cli.recipe import LOGS, RecipeCLI
 from subtoken_train.cli.recipe_source import read_recipe
 from subtoken_train.cli.recipes import SUFFIX
 from subtoken_train.cli.run_plan import card_sections
 from subtoken_train.cli.terminal import PROGRAM, USER_ERRORS, one_line
 from subtoken_train.datasets.unknown_tokens import say_unknown
-from subtoken_train.documents import read_yaml, real_path
+from subtoken_train.documents import check_regular, read_yaml, real_path
 from subtoken_train.errors import UncutError, check_package, shell_words
 from subtoken_train.families.load import family_class, with_processor
 from subtoken_train.resources import find_recipe
@@ -133,6 +133,25 @@ _INCHES, _COLOURS = (4.4, 3.0), 256
 """Size of a chart, a hundred pixels to an inch; with so few colours noise stays below 100 kB."""
 
 Courses = Mapping[str, Mapping[int, float]]
+
+
+def csv_parts(folder: Path) -> list[Path]:
+    """The CSV logs of a run, from its first part to its last resume."""
+    found = (folder / LOGS).glob("csv*/metrics.csv")
+    return sorted(found, key=lambda path: int(path.parent.name.removeprefix("csv").lstrip("-") or 1))
+
+
+def logged(folder: Path) -> dict[str, dict[int, float]]:
+    """Metric -> step -> value, over all parts of a run; where two parts made a step, the later one's."""
+    course: dict[str, dict[int, float]] = {}
+    for part in csv_parts(folder):
+        check_regular(part)
+        with part.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                for name, value in row.items():
+                    if value and name != "step":
+                        course.setdefault(name, {})[int(row["step"])] = float(value)
+    return course
 
 
 def picture_of_run(folder: Path) -> bytes | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,10 +14,11 @@ import lightning as L
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, ModelSummary
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_info
 
 from subtoken_train.artifact.hub import Destination
 from subtoken_train.cli.command_line import FLAGS
-from subtoken_train.cli.loggers import check_remote, run_loggers
 from subtoken_train.cli.recipe_source import RecipeSource, read_source, unknown_key
 from subtoken_train.cli.trainer_parts import ACCELERATORS, KINDS, build_parts, named_parts
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
@@ -23,7 +26,7 @@ from subtoken_train.datasets.datamodule import InstructionDataModule, RecallData
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import MAX_SEED, check_range
+from subtoken_train.errors import MAX_SEED, check_package, check_range
 from subtoken_train.evaluation.runner.data_file import answer_records
 from subtoken_train.outputs import write_whole
 from subtoken_train.reducers import REDUCERS
@@ -47,6 +50,7 @@ from subtoken_train.training.strategies import PRESETS
 from subtoken_train.training.trained_tensors import AtomicCheckpointIO
 from subtoken_train.typed import Settings, SettingsPlan, built, filled, keys_of, plan_of
 
+LOGS = "logs"
 _NO_RECIPE = "no recipe is given; pass one with --config ('subtoken-train recipes ls' lists the shipped ones)"
 
 
@@ -280,3 +284,48 @@ def check_attention(attention: str) -> None:
     """Raise a worded ``ValueError`` for an attention that cannot read packed caches."""
     if attention == "eager":
         raise ValueError("evaluation decodes from a packed cache, which eager attention cannot; use attention: sdpa")
+
+
+OVERVIEW = ("train/loss", "val/loss", "eval/accuracy", "val/token_accuracy")
+_LAST = {"epoch": 3, "weight_norm": 3, "gradient_norm": 4}
+
+
+def tensorboard_tag(name: str) -> str:
+    """A metric's name as TensorBoard's first page wants it, which sorts tags and opens the first two groups alone."""
+    return f"1_overview/{name}" if name in OVERVIEW else f"{_LAST.get(name.partition('/')[0], 2)}_{name}"
+
+
+class SortedTensorBoard(TensorBoardLogger):
+    """TensorBoard's log, under tags that sort by what is looked at first; other loggers have the plain names."""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Log under ``tensorboard_tag``."""
+        super().log_metrics({tensorboard_tag(name): value for name, value in metrics.items()}, step)
+
+
+def run_loggers(given: Any, folder: Path, anew: bool) -> list[Logger]:
+    """Loggers that write below ``folder``/logs, and the given ones (``trainer.logger``; False for none at all).
+
+    A later part of a run must not delete the CSV log of its first: it gets ``csv-2``, ``csv-3``... unless the run
+    begins ``anew``, and what lies there will have been renamed.
+    """
+    if given is False:
+        return []
+    names = (f"csv-{number}" if number > 1 else "csv" for number in count(1))
+    part = next(name for name in names if anew or not (folder / LOGS / name).exists())
+    ours: list[Logger] = [CSVLogger(str(folder), LOGS, part)]
+    try:
+        check_package("tensorboard", "tensorboard", f"TensorBoard's log, beside {folder / LOGS / part},")
+    except ValueError as missing:
+        rank_zero_info(f"left out: {missing}")
+    else:
+        ours.append(SortedTensorBoard(str(folder), LOGS, "tb", default_hp_metric=False))
+    remote = {"wandb": {"name": folder.name, "save_dir": str(folder / LOGS)}, "mlflow": {"run_name": folder.name}}
+    return [*ours, *build_parts("logger", given, **remote)]
+
+
+def check_remote(given: Any) -> None:
+    """Raise a worded ``ValueError`` where ``trainer.logger`` names a service whose package is not installed."""
+    for kind, _ in named_parts("logger", given):
+        if kind in KINDS["logger"].names.builtin and find_spec(kind) is None:
+            raise ValueError(f"trainer.logger {kind} needs the package {kind}; 'pip install {kind}' adds it")

@@ -1,14 +1,22 @@
-"""Keys of a recipe in words, for ``fit --help``: read from the schema that travels with the recipes, without torch."""
+"""Keys of a recipe in words, for ``fit --help`` and TAB: read from the schema that travels with the recipes, no torch.
+
+``eval "$(register-python-argcomplete subtoken-train)"`` lets a shell offer commands, options, recipes' names and keys.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
 from typing import Any
 
+from subtoken_train.cli.command_line import Parser
 from subtoken_train.cli.recipe_source import RecipeSource
 from subtoken_train.reducers import REDUCERS
-from subtoken_train.resources import resource
+from subtoken_train.resources import recipe_files, resource
 
 _WORDS = {"integer": "whole number", "boolean": "true or false", "string": "text", "array": "list", "object": "group"}
 
@@ -38,17 +46,14 @@ def recipe_keys(schema: dict[str, Any], content: dict[str, Any], prefix: str = "
     for name, each in schema["properties"].items():
         key, given = f"{prefix}{name}", content.get(name) or {}
         groups = [part for part in each.get("anyOf", [each]) if "properties" in part and "maxProperties" not in part]
-        for group in groups:
-            if _holds(group["properties"], given):
-                yield from recipe_keys(group, given, f"{key}.")
+        for properties in (group["properties"] for group in groups):
+            chosen = given.get("name")
+            named = chosen is None or chosen in properties["name"].get("enum", [chosen])
+            if given.keys() <= properties.keys() and named:
+                yield from recipe_keys({"properties": properties}, given, f"{key}.")
         if not groups:
             default = f" ({json.dumps(each['default'])})" if "default" in each else ""
             yield key, f"{_type_words(each)}{default}"
-
-
-def _holds(properties: dict[str, Any], content: dict[str, Any]) -> bool:
-    name = content.get("name")
-    return content.keys() <= properties.keys() and (name is None or name in properties["name"].get("enum", [name]))
 
 
 def _type_words(schema: dict[str, Any]) -> str:
@@ -58,3 +63,38 @@ def _type_words(schema: dict[str, Any]) -> str:
         return ", ".join("null" if each is None else str(each) for each in schema["enum"])
     kinds = schema.get("type", "any")
     return " or ".join(_WORDS.get(kind, kind) for kind in ([kinds] if isinstance(kinds, str) else kinds))
+
+
+def offer(parser: Parser, names: Iterable[str], module_of: Callable[[str], ModuleType]) -> None:
+    """Answer the shell and leave; of the commands the one that is typed is imported."""
+    import argcomplete
+
+    actions, typed = parser.add_subparsers(), os.environ.get("COMP_LINE", "").split()[1:2]
+    for name in names:
+        module = module_of(name) if [name] == typed else None
+        command = actions.add_parser(name, add_help=module is None or not hasattr(module, "run_raw"))
+        if module is not None:
+            _fill(command, module)
+    argcomplete.autocomplete(parser)
+
+
+def _fill(parser: argparse.ArgumentParser, module: ModuleType) -> None:
+    if hasattr(module, "add_arguments"):
+        module.add_arguments(parser)
+    else:
+        options = re.findall(r"(?<![\w-])--[a-z][\w-]*", module.HELP)
+        for option in dict.fromkeys((*options, *(f"--{key}" for key, _ in recipe_keys(shipped_schema(), {})))):
+            if option not in parser._option_string_actions:
+                parser.add_argument(option)
+    subparsers = (each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
+    for each in (parser, *(below for action in subparsers for below in action.choices.values())):
+        for action in each._actions:
+            if action.dest in ("config", "name"):
+                action.completer = _recipes  # type: ignore[attr-defined]
+
+
+def _recipes(prefix: str, **_: object) -> list[str]:
+    from argcomplete.completers import FilesCompleter
+
+    names = [path.stem for path in recipe_files().values() if path.stem.startswith(prefix)]
+    return [*names, *FilesCompleter(("yaml", "yml"))(prefix)]

@@ -312,13 +312,18 @@ def training_step(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalProm
         checkpointing=module.gradient_checkpointing,
         autocast=str(trainer.precision).endswith("-mixed"),
         dropout=module.lora_settings.dropout > 0,
-        on_cpu=trainer.accelerator == "cpu" or (trainer.accelerator == "auto" and not torch.cuda.is_available()),
+        on_cpu=on_cpu(trainer),
         quantization=module.backbone_config.quantization,
         optimizer=module.optimizer_config.name,
         strategy=cli.strategy,
         distilled=module.has_teacher,
         processes=count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes),
     )
+
+
+def on_cpu(trainer: Any) -> bool:
+    """Return whether a recipe's trainer would run on the CPU here."""
+    return trainer.accelerator == "cpu" or (trainer.accelerator == "auto" and not torch.cuda.is_available())
 
 
 def memory_lines(estimate: MemoryEstimate, step: Step) -> Iterator[str]:

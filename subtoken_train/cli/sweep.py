@@ -192,7 +192,7 @@ def sweep_table(runs: list[SweepRun], outcomes: list[str]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from subtoken_train.cli.loggers import logged
+    from subtoken_train.cli.fit_course import logged
 
     courses = [logged(one.folder) for one in runs]
     columns = [name for name in SCORES if any(name in course for course in courses)]

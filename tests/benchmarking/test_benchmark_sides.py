@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -189,23 +189,6 @@ def test_rounds_alternate_and_only_the_side_is_timed(prompts):
     assert record["prompt_bytes"] == {"payload": 10, "index": 1, **others, "total": 11}
     assert record["final_bytes"]["tail"] == 4
     assert record["entries"] == 7
-
-
-@pytest.mark.parametrize(("runs", "finished"), [(9, 2), (8, 2), (7, 1), (5, None)])
-def test_ctrl_c_keeps_the_rounds_that_all_sides_finished(prompts, runs, finished):
-    """Of two sides: two runs for memory, two of the round that does not count, then two each round."""
-    watch, ran = {"now": 0.0, "turns": []}, []
-
-    def run():
-        ran.append(None)
-        if len(ran) == runs:
-            raise KeyboardInterrupt
-
-    sides = [Pretended("a", *prompts, watch, 2.0, 0.25), Pretended("b", *prompts, watch, 1.0, 0.5)]
-    with nullcontext() if finished else pytest.raises(KeyboardInterrupt):
-        figures = measure(sides, 1, pairs=3, clock=lambda: watch["now"], ran=run)
-        assert {len(found.prefill_seconds) for found in figures.values()} == {finished}
-        assert {len(found.step_seconds) for found in figures.values()} == {finished}
 
 
 def test_a_cpus_peak_holds_weights_prompts_and_cache_and_grows_with_the_prompt(prompts):

@@ -32,7 +32,7 @@ def test_help_and_version(capsys):
         assert [name for name, summary in COMMANDS.items() if not re.search(f"  {name} +{summary}", out)] == []
     for argv in (["check"], ["check", "--help"], ["check", "-h"], ["env", "--help"]):
         assert "--offline" in printed(capsys, *argv)
-    assert "--no-color" in printed(capsys, "preview", "--help")
+    assert "--count" in printed(capsys, "preview", "--help")
     assert printed(capsys, "--version") == f"subtoken-train {version('subtoken_train')}\n"
     assert subtoken_train.__version__ == version("subtoken_train")
 

@@ -66,7 +66,7 @@ def test_every_key_has_a_plain_type(data):
 
 @sampled(("key", "name"), NAMES, every=4, ids=[name for _, name in NAMES])
 def test_a_saved_recipe_passes_again(tmp_path, monkeypatch, key, name):
-    monkeypatch.setattr("subtoken_train.cli.loggers.find_spec", lambda package: True)
+    monkeypatch.setattr("subtoken_train.cli.recipe.find_spec", lambda package: True)
     overlay, saved = tmp_path / "overlay.yaml", tmp_path / "recipe.yaml"
     spec = {name: dict.fromkeys(KINDS[key].settings.get(name, ())[:1], 1)}
     spec = {name: {"config": {"steps_per_print": 1}}} if name.startswith("zero") else spec

@@ -13,10 +13,9 @@ from PIL import Image
 
 from subtoken_train.artifact.whole_folder import PICTURE_FILE
 from subtoken_train.cli import fit_course
-from subtoken_train.cli.fit_course import draw_run, picture_of_run, scores_beside_anchor
-from subtoken_train.cli.loggers import OVERVIEW, SortedTensorBoard, csv_parts, logged, run_loggers, tensorboard_tag
+from subtoken_train.cli.fit_course import csv_parts, draw_run, logged, picture_of_run, scores_beside_anchor
 from subtoken_train.cli.main import main
-from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.cli.recipe import OVERVIEW, RecipeCLI, SortedTensorBoard, run_loggers, tensorboard_tag
 from subtoken_train.cli.trainer_parts import KINDS
 from subtoken_train.errors import pip_line
 from subtoken_train.training.panels.run_progress import LogRecipe
@@ -157,11 +156,11 @@ class Remote(DummyLogger):
 def remote(monkeypatch):
     for name in ("wandb", "mlflow"):
         monkeypatch.setitem(KINDS["logger"].names._classes, name, Remote)
-    monkeypatch.setattr("subtoken_train.cli.loggers.find_spec", lambda package: True)
+    monkeypatch.setattr("subtoken_train.cli.recipe.find_spec", lambda package: True)
 
 
 def test_a_missing_package_is_one_line(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr("subtoken_train.cli.loggers.find_spec", lambda package: None)
+    monkeypatch.setattr("subtoken_train.cli.recipe.find_spec", lambda package: None)
     for name in ("wandb", "mlflow"):
         words = f"trainer.logger {name} needs the package {name}; 'pip install {name}' adds it"
         assert refused(capsys, "fit", *argv(name, tmp_path / "run")) == words
@@ -197,7 +196,7 @@ def test_ours_come_first_and_the_given_ones_after_them(remote, monkeypatch, tmp_
 def test_without_tensorboard_the_csv_log_stays_and_the_other_is_named(tmp_path, monkeypatch):
     said: list[str] = []
     monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None)
-    monkeypatch.setattr("subtoken_train.cli.loggers.rank_zero_info", said.append)
+    monkeypatch.setattr("subtoken_train.cli.recipe.rank_zero_info", said.append)
     assert [type(logger) for logger in run_loggers(None, tmp_path, False)] == [CSVLogger]
     assert said[0].startswith("left out: TensorBoard's log, beside")
     assert pip_line("tensorboard") in said[0]
