@@ -61,15 +61,14 @@ def check_protocol(family: Family) -> None:
 def protocol_subjects(subject: Subject) -> Iterator[tuple[str, Subject]]:
     """The routed arms, and what they are called; routers are drawn, and LoRA is put on where there is none."""
     family = subject.family
-    put_lora_on(family, LoraSettings())
+    _put_lora_on(family, LoraSettings())
     bank = RouterBank(RoutingConfig(), family.hidden_size, family.shape).to(family.device)
     for name in REDUCERS:
         for ratio in KEEP_RATIOS:
             yield f"{name} {ratio:.1%}", replace(subject, reducer=build_reducer(name, ratio), bank=bank)
 
 
-def put_lora_on(family: Family, settings: LoraSettings) -> None:
-    """Give every arm a LoRA, as the paper's arms have, where the backbone has none yet."""
+def _put_lora_on(family: Family, settings: LoraSettings) -> None:
     if not hasattr(family.model, "peft_config"):
         add_lora(family, settings)
         family.model.to(family.device).eval()
@@ -161,7 +160,7 @@ def memory_prompt(family: Family) -> PromptParts:
 def memory_sides(subject: Subject, prompts: Batch) -> dict[str, Side]:
     """Make the arms by name: transformers' own cache, Quest, and Quest with routing, all with the same LoRA."""
     family = subject.family
-    put_lora_on(family, MEMORY_LORA)
+    _put_lora_on(family, MEMORY_LORA)
     dynamic, *others = dense_sides(family, prompts, 0)
     for other in others:
         other.close()

@@ -43,10 +43,10 @@ def interleaved(
     """Seconds of each action, in turns: every round runs each of them once, in an order that alternates."""
     seconds: dict[str, list[float]] = {name: [] for name in actions}
     for name, counts in turns(list(actions), pairs, warmup):
-        synchronise()
+        _synchronise()
         start = clock()
         actions[name]()
-        synchronise()
+        _synchronise()
         if counts:
             seconds[name].append(clock() - start)
     return seconds
@@ -90,8 +90,7 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def synchronise() -> None:
-    """Wait for the GPU, where there is one."""
+def _synchronise() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
@@ -170,13 +169,13 @@ class SideFigures:
 
 def run_side(side: Side, new_tokens: int, clock: Clock = time.perf_counter) -> tuple[float, float]:
     """Seconds of a side's prompts and of its forced steps together; inside its turn."""
-    synchronise()
+    _synchronise()
     start = clock()
     logits_BV = side.prefill()
-    synchronise()
+    _synchronise()
     middle = clock()
     force(side, logits_BV, new_tokens)
-    synchronise()
+    _synchronise()
     return middle - start, clock() - middle
 
 
@@ -216,7 +215,7 @@ def hold(side: Side, new_tokens: int) -> SideFigures:
     held = [tensor for tensor in vars(prompts).values() if isinstance(tensor, Tensor)]
     held += tensors_of(side.family.model) + ([] if bank is None else tensors_of(bank))
     if on_gpu := device.type == "cuda":
-        synchronise()
+        _synchronise()
         torch.cuda.reset_peak_memory_stats(device)
     live: Any = nullcontext() if on_gpu else LiveTensors(held)
     with side.turn():
@@ -225,7 +224,7 @@ def hold(side: Side, new_tokens: int) -> SideFigures:
         before, entries = side.held(), side.entries()
         with live:
             force(side, logits_BV, new_tokens)
-        synchronise()
+        _synchronise()
         peak = torch.cuda.max_memory_allocated(device) if on_gpu else live.peak
         return SideFigures(side.words, side.kernel(), entries, before, side.held(), peak)
 

@@ -45,34 +45,31 @@ NEW_TOKENS, PAIRS = 32, 7
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    parser.add_argument("--adapter", metavar="DIR|ID", help="adapter: folder or Hub id")
-    parser.add_argument("--config", "-c", metavar="RECIPE", help="recipe; its routers and LoRA are untrained")
-    parser.add_argument("--model", metavar="ID|PATH", help="a backbone alone")
-    parser.add_argument("--backbone", metavar="PATH", help="with --adapter: where its backbone is")
-    drawn = "initialise the backbone's weights at random instead of reading them"
-    parser.add_argument("--random", action="store_true", help=drawn)
-    parser.add_argument("--layers", type=int, metavar="N", help="with --random: number of layers of the language model")
+    add = parser.add_argument
+    add("--adapter", metavar="DIR|ID", help="adapter: folder or Hub id")
+    add("--config", "-c", metavar="RECIPE", help="recipe; its routers and LoRA are untrained")
+    add("--model", metavar="ID|PATH", help="a backbone alone")
+    add("--backbone", metavar="PATH", help="with --adapter: where its backbone is")
+    add("--random", action="store_true", help="initialise the backbone's weights at random instead of reading them")
+    add("--layers", type=int, metavar="N", help="with --random: number of layers of the language model")
     lengths = "prompt length in tokens (default: one image, or 2048 for text)"
-    parser.add_argument("--lengths", type=int, nargs="+", metavar="N", help=lengths)
-    parser.add_argument("--batch-sizes", type=int, nargs="+", metavar="B", help="prompts at a time (default: 1)")
-    parser.add_argument("--new-tokens", type=int, metavar="T", help=f"decoding steps (default: {NEW_TOKENS})")
-    parser.add_argument("--pairs", type=int, default=PAIRS, metavar="N", help=f"rounds (default: {PAIRS})")
+    add("--lengths", type=int, nargs="+", metavar="N", help=lengths)
+    add("--batch-sizes", type=int, nargs="+", metavar="B", help="prompts at a time (default: 1)")
+    add("--new-tokens", type=int, metavar="T", help=f"decoding steps (default: {NEW_TOKENS})")
+    add("--pairs", type=int, default=PAIRS, metavar="N", help=f"rounds (default: {PAIRS})")
     table8 = "the paper's Table 8: FastV and VisionZip at 25 and 12.5 %%, S16K4, 256 steps in bfloat16"
-    parser.add_argument("--table8", action="store_true", help=f"{table8}; without a GPU scaled down, which is said")
+    add("--table8", action="store_true", help=f"{table8}; without a GPU scaled down, which is said")
     memory = "the peak memory of the paper's appendix C.1: a language model's prefix of 2,048 tokens and a suffix of"
     arms = "one, whole, under Quest at 25 and 12.5 %%, and each with routing, in bfloat16; without a GPU scaled down"
-    parser.add_argument("--peak-memory", action="store_true", help=f"{memory} {arms}")
-    rate = "one layer's rate of reading its cache over a device copy's"
-    parser.add_argument("--share-of-copy", action="store_true", help=rate)
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:0", help="where it runs (default: auto)")
-    parser.add_argument("--out", metavar="JSON", help="write the record")
-    parser.add_argument("--overwrite", action="store_true", help="replace it")
+    add("--peak-memory", action="store_true", help=f"{memory} {arms}")
+    add("--share-of-copy", action="store_true", help="one layer's rate of reading its cache over a device copy's")
+    add("--device", default="auto", metavar="auto|cpu|cuda:0", help="where it runs (default: auto)")
+    add("--out", metavar="JSON", help="write the record")
+    add("--overwrite", action="store_true", help="replace it")
     add_compression_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, lay out, load, measure, print, write."""
     _check(args)
     quiet_libraries()
     from subtoken_train.benchmarking import paper_protocols as paper
@@ -83,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
     device = device_of(args.device)
     choose_kernel(device.type)  # a forced path that cannot run
-    source = source_of(args, _settle(args, device.type == "cuda"))
+    source = _source_of(args, _settle(args, device.type == "cuda"))
     family, config = source.layout.family, source.backbone
     if args.table8:
         paper.check_protocol(family)
@@ -224,8 +221,7 @@ class BenchmarkSource:
     load: Callable[[torch.device], CompressedBackbone]
 
 
-def source_of(args: argparse.Namespace, shrink: Shrink) -> BenchmarkSource:
-    """Return the subject that the options name, with its compression; no weights of a backbone are read."""
+def _source_of(args: argparse.Namespace, shrink: Shrink) -> BenchmarkSource:
     source = _recipe(args, shrink) if args.config else _named(args, shrink)
     source.compression.check(source.layout.family)
     return source

@@ -14,11 +14,8 @@ HELP = """What a KV budget keeps, before anything is trained.
   subtoken-train budget --keep-ratio .25 --num-groups 16 --kept-groups 4
   subtoken-train budget --keep-ratio .25 --num-groups 16 --kept-groups 4 --model llava-1.5-7b --tokens 576"""
 
-REGION = "visual"
-
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declare the budget, and optionally a model and a token count."""
     parser.add_argument("--keep-ratio", type=float, required=True, help="r, tokens kept / tokens, in (0, 1]")
     parser.add_argument("--num-groups", type=int, required=True, help="S, value groups per value vector")
     parser.add_argument("--kept-groups", type=int, required=True, help="K, groups kept per routed token")
@@ -26,50 +23,40 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, metavar="N", help="visual (or context) tokens before the reducer")
 
 
-def fraction_lines(budget: KVBudget) -> list[str]:
-    """The budget's fractions, which hold for every model."""
-    ratio = f"{float(budget.value_fraction):g}"
-    total = f"{budget.total_kv_fraction:g}"
-    return [
-        f"K/S        {ratio:<10} value groups kept of a routed token ({budget.kept_groups} of {budget.num_groups})",
-        f"rho_KV     {budget.kv_fraction:<10g} KV kept of a routed token",
-        f"rho_total  {total:<10} KV kept of all tokens that the reducer sees",
-        f"anchor     {total:<10} keep ratio of the matched token-only arm",
-    ]
-
-
-def size_line(label: str, tokens: int, num_bytes: int, dense: int, note: str = "") -> str:
-    """One row of the table of bytes: tokens, MiB and share of the dense cache."""
-    return f"{label:<9}{tokens:>8,}{num_bytes / 2**20:>12.3f}{num_bytes / dense:>11.3%}  {note}".rstrip()
-
-
-def byte_lines(budget: KVBudget, shape: KVShape, tokens: int) -> list[str]:
-    """The table of bytes: dense, routed and anchor, from the ledger."""
-    routed = nominal_ledger(shape, {REGION: tokens}, budget)
-    anchor = solve_anchor(shape, tokens, budget.total_of(tokens), region=REGION)
-    anchored = nominal_ledger(shape, {REGION: tokens}, KVBudget(), kept_tokens=anchor.kept_tokens)
-    dense, payload = routed.dense_bytes(), routed.bytes_of(with_index=False)
-    index = routed.bytes_of() - payload
-    note = f"+ {index / 2**10:.1f} KiB of group indices ({index / payload:.2%})"
-    return [
-        f"{'':<9}{'tokens':>8}{'MiB':>12}{'of dense':>11}",
-        size_line("dense", tokens, dense, dense),
-        size_line("routed", kept_count(tokens, budget.keep_ratio), payload, dense, note),
-        size_line("anchor", anchor.kept_tokens, anchored.bytes_of(), dense),
-    ]
-
-
 def run(args: Namespace) -> int:
-    """Print the fractions, and the bytes where a model is named."""
     check_counts(args, "tokens")
     budget = KVBudget(args.keep_ratio, args.num_groups, args.kept_groups)
     if args.tokens is not None and args.model is None:
         raise ValueError(f"--tokens needs --model, for the bytes of a token; known: {', '.join(GEOMETRIES)}")
-    lines = fraction_lines(budget)
+    kept, total = f"{budget.kept_groups} of {budget.num_groups}", f"{budget.total_kv_fraction:g}"
+    lines = [
+        f"K/S        {float(budget.value_fraction):<10g} value groups kept of a routed token ({kept})",
+        f"rho_KV     {budget.kv_fraction:<10g} KV kept of a routed token",
+        f"rho_total  {total:<10} KV kept of all tokens that the reducer sees",
+        f"anchor     {total:<10} keep ratio of the matched token-only arm",
+    ]
     if args.model is not None:
         shape = geometry(args.model)
         check_groups(budget.num_groups, budget.kept_groups, shape.num_kv_heads, shape.head_dim, "contiguous")
         lines += ["", f"{args.model}: {shape.token_bytes / 2**10:g} KiB per token, uncompressed bf16"]
-        lines += byte_lines(budget, shape, args.tokens) if args.tokens is not None else []
+        lines += _byte_lines(budget, shape, args.tokens) if args.tokens is not None else []
     print("\n".join(lines))
     return 0
+
+
+def _byte_lines(budget: KVBudget, shape: KVShape, tokens: int) -> list[str]:
+    routed = nominal_ledger(shape, {"visual": tokens}, budget)
+    anchor = solve_anchor(shape, tokens, budget.total_of(tokens), region="visual")
+    anchored = nominal_ledger(shape, {"visual": tokens}, KVBudget(), kept_tokens=anchor.kept_tokens)
+    dense, payload = routed.dense_bytes(), routed.bytes_of(with_index=False)
+    index = routed.bytes_of() - payload
+    note = f"  + {index / 2**10:.1f} KiB of group indices ({index / payload:.2%})"
+    rows = [
+        ("dense", tokens, dense, ""),
+        ("routed", kept_count(tokens, budget.keep_ratio), payload, note),
+        ("anchor", anchor.kept_tokens, anchored.bytes_of(), ""),
+    ]
+    lines = [f"{'':<9}{'tokens':>8}{'MiB':>12}{'of dense':>11}"]
+    for label, count, size, words in rows:
+        lines.append(f"{label:<9}{count:>8,}{size / 2**20:>12.3f}{size / dense:>11.3%}{words}")
+    return lines

@@ -38,7 +38,6 @@ PACKAGES += ("bitsandbytes", "deepspeed", "triton")
 
 
 def run_raw(argv: list[str]) -> int:
-    """Parse the recipe, lay its model out on the meta device, print five numbered steps and what they need."""
     if MACHINE in argv:
         return _print_machine([word for word in argv if word != MACHINE])
     offline = OFFLINE in argv

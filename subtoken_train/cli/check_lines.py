@@ -187,8 +187,7 @@ def _tokens_of(tokens: Sequence[int], total: int | None, what: str) -> str:
     return f"tokens of {those}: {min(tokens):,} shortest, {median_low(tokens):,} median, {max(tokens):,} longest"
 
 
-def length_lines(family: Family, data: InstructionDataModule, reading: Reading) -> Iterator[str]:
-    """Shortest, median and longest record, how many ``max_length`` cuts, and what cannot be encoded at all."""
+def _length_lines(family: Family, data: InstructionDataModule, reading: Reading) -> Iterator[str]:
     records, most = data.training_records, data.max_length
     places = spread(len(records), MOST)
     samples, broken = _each(places, lambda place: _encoded(family, records[place], data, MAX_TOKENS))
@@ -212,8 +211,7 @@ def _broken_lines(broken: Sequence[str], places: Sequence[int], reading: Reading
         reading.stops.append(broken[0])
 
 
-def chat_lines(family: Family, data: CorpusDataModule, reading: Reading) -> Iterator[str]:
-    """Shortest, median and longest chat, how many ``block_length`` cuts and have no context, and what is broken."""
+def _chat_lines(family: Family, data: CorpusDataModule, reading: Reading) -> Iterator[str]:
     rows, limits = data.conversations(), data.chat_limits
     if words := asked_words(family.tokenizer, limits):
         yield words
@@ -235,8 +233,7 @@ def chat_lines(family: Family, data: CorpusDataModule, reading: Reading) -> Iter
     yield from _broken_lines(broken, places, reading)
 
 
-def document_line(family: Family, data: CorpusDataModule) -> str:
-    """Shortest, median and longest document of those that come first, and what a block takes."""
+def _document_line(family: Family, data: CorpusDataModule) -> str:
     texts, total = data.some_texts(family.tokenizer)
     texts = texts[:MOST]
     if not texts:
@@ -301,7 +298,7 @@ def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool, reading
         chats = family is not None and reads_chats(data.train_source, family.tokenizer)
         yield from _corpus_lines(data, offline, chats)
         if family is not None:
-            yield from chat_lines(family, data, reading) if chats else [document_line(family, data)]
+            yield from _chat_lines(family, data, reading) if chats else [_document_line(family, data)]
             yield from _unknown_lines(data, family)
     elif isinstance(data, RecallDataModule):
         yield f"{data.train_samples:,} samples of {data.num_facts} facts, {data.num_questions} asked, drawn as needed"
@@ -365,7 +362,7 @@ def _record_lines(cli: RecipeCLI, parts: CompressedBackbone, reading: Reading) -
     sample = _encoded(ready, records[0], data, data.max_length)
     counts = ", ".join(f"{sample.regions.count(r)} {r.label}" for r in Region if r in sample.regions)
     yield f"first record {sample.record_id!r}: {len(sample.input_ids)} tokens ({counts})"
-    yield from length_lines(ready, data, reading)
+    yield from _length_lines(ready, data, reading)
     yield from _unknown_lines(data, ready)
 
 

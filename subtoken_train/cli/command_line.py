@@ -41,13 +41,12 @@ class Parser(ArgumentParser):
             raise unknown_name(action.dest, value, map(str, action.choices))
 
 
-def option_names(parser: ArgumentParser) -> set[str]:
-    """The option strings of a parser and of its sub-commands."""
+def _option_names(parser: ArgumentParser) -> set[str]:
     names: set[str] = set()
     for action in parser._actions:
         names.update(action.option_strings)
         if isinstance(action, argparse._SubParsersAction):
-            names.update(*map(option_names, action.choices.values()))
+            names.update(*map(_option_names, action.choices.values()))
     return names
 
 
@@ -56,7 +55,7 @@ def check_options(parser: ArgumentParser, argv: Sequence[str]) -> None:
 
     Runs before parsing, because argparse names a missing required option before it names a misspelt one.
     """
-    known = option_names(parser)
+    known = _option_names(parser)
     for token in takewhile(lambda token: token != "--", argv):
         name = token.split("=", 1)[0]
         if name.startswith("--") and name not in known and " " not in name:

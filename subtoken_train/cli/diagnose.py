@@ -42,21 +42,18 @@ that ships with the project (512 tokens of context)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    parser.add_argument("--adapter", metavar="DIR|ID", help="adapter; with routing, unless an eviction is shown")
+    add = parser.add_argument
+    add("--adapter", metavar="DIR|ID", help="adapter; with routing, unless an eviction is shown")
     add_settings(parser, "backbone")
-    parser.add_argument("--data", metavar="FILE", help=f"prompts with images (default: {SCENES})")
-    parser.add_argument("--out", metavar="DIR", help="new folder for the files (default: runs/diagnostics/NAME)")
-    parser.add_argument("--limit", type=int, default=256, help="only the first N prompts (default: 256)")
+    add("--data", metavar="FILE", help=f"prompts with images (default: {SCENES})")
+    add("--out", metavar="DIR", help="new folder for the files (default: runs/diagnostics/NAME)")
+    add("--limit", type=int, default=256, help="only the first N prompts (default: 256)")
     add_settings(parser, *EVICTION_SETTINGS)
-    sees = "whether the eviction sees the question"
-    most = f"generated after each prompt at most (default: {NEW_TOKENS})"
-    parser.add_argument("--protocol", metavar="query_aware|context_first", help=sees)
-    parser.add_argument("--new-tokens", type=int, metavar="N", help=most)
+    add("--protocol", metavar="query_aware|context_first", help="whether the eviction sees the question")
+    add("--new-tokens", type=int, metavar="N", help=f"generated after each prompt at most (default: {NEW_TOKENS})")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load, run the prompts, write and print."""
     check_counts(args, "limit", "new_tokens")
     asked = args.protocol or args.new_tokens
     refuse((args.eviction is None and asked, "--protocol and --new-tokens need --eviction NAME, for instance snapkv"))

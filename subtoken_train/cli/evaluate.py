@@ -46,36 +46,36 @@ On several devices: torchrun --nproc-per-node N -m subtoken_train evaluate --con
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    adapter = "adapter: folder or Hub id; repeatable"
-    parser.add_argument("--adapter", action="append", default=[], metavar="DIR|ID", help=adapter)
+    add = parser.add_argument
+    add("--adapter", action="append", default=[], metavar="DIR|ID", help="adapter: folder or Hub id; repeatable")
     add_settings(parser, "backbone")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--data", metavar="FILE", help="questions (JSON list or JSON lines)")
     what.add_argument("--tasks", metavar="NAME,...", help="benchmarks by name")
     what.add_argument("--config", metavar="FILE", help="a grid: arms x tasks; a file, or a name of recipes/eval")
     what.add_argument("--suite", metavar="NAME", help="a grid that ships with its models: mini")
-    parser.add_argument("--image-folder", metavar="DIR", help="--data: where image paths start (default: its folder)")
+    add("--image-folder", metavar="DIR", help="--data: where image paths start (default: its folder)")
     add_compression_options(parser)
-    parser.add_argument("--batch-size", type=int, help="prompts decoded together (default: 64; grids: 16)")
-    parser.add_argument("--max-new-tokens", type=int, help="--data: cap on an answer (default: 64)")
-    parser.add_argument("--max-length", type=int, help="prompt tokens (default: 2048; grids: what the model allows)")
-    parser.add_argument("--limit", type=int, help="only the first N questions (of each task)")
-    records = "--data: write the records as one JSON file; others: their folder (results/NAME)"
-    parser.add_argument("--out", metavar="PATH", help=records)
-    parser.add_argument("--data-root", metavar="DIR", help="one folder per task (default: data/benchmarks)")
+    add("--batch-size", type=int, help="prompts decoded together (default: 64; grids: 16)")
+    add("--max-new-tokens", type=int, help="--data: cap on an answer (default: 64)")
+    add("--max-length", type=int, help="prompt tokens (default: 2048; grids: what the model allows)")
+    add("--limit", type=int, help="only the first N questions (of each task)")
+    add("--out", metavar="PATH", help="--data: write the records as one JSON file; others: their folder (results/NAME)")
+    add("--data-root", metavar="DIR", help="one folder per task (default: data/benchmarks)")
     add_settings(parser, "protocol")
-    parser.add_argument("--anchors", metavar="auto|none", help="matched token-only anchors (default: auto)")
+    add("--anchors", metavar="auto|none", help="matched token-only anchors (default: auto)")
     checked = "show what the grid would run and what is missing; reads no weights and no files"
-    parser.add_argument("--check", action="store_true", help=checked)
-    price = "--check: what a GPU costs an hour; the sum is printed"
-    parser.add_argument("--price", type=hourly_price, metavar="P", help=price)
-    where = "cuda:0, cpu, ...; auto: several GPUs if needed (default: the first GPU, if any)"
-    parser.add_argument("--device", help=where)
+    add("--check", action="store_true", help=checked)
+    add(
+        "--price",
+        type=hourly_price,
+        metavar="P",
+        help="--check: what a GPU costs an hour; the sum is printed",
+    )
+    add("--device", help="cuda:0, cpu, ...; auto: several GPUs if needed (default: the first GPU, if any)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load, answer, print."""
     check_counts(args, "batch_size", "max_new_tokens", "max_length", "limit")
     _check_modes(args)
     if args.price is not None and not args.check:

@@ -25,7 +25,6 @@ its images or before its first answer, placeholders without images) is the same 
 
 
 def run_raw(argv: list[str]) -> int:
-    """Parse the recipe, encode samples, print them."""
     parser = Parser(prog="subtoken-train preview", add_help=False)
     parser.add_argument("--count", type=int, default=3)
     own, recipe = parser.parse_known_args(argv)

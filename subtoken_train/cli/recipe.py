@@ -148,7 +148,7 @@ class RecipeCLI:
         config.checkpoint.folder = str(self.checkpoints)
         config.trainer.default_root_dir = str(self.output_dir)
         config.trainer.use_distributed_sampler = False  # the data module shares records out itself
-        check_remote(config.trainer.logger)
+        _check_remote(config.trainer.logger)
 
     @property
     def strategy(self) -> str:
@@ -207,7 +207,7 @@ class RecipeCLI:
         if self.evaluation is not None and read:
             midway_evaluator(self.evaluation, self.config.model.backbone.attention)
         elif self.evaluation is not None:
-            check_attention(self.config.model.backbone.attention)
+            _check_attention(self.config.model.backbone.attention)
 
     def _early_stopping_mode(self) -> str | None:
         if self.early_stopping is None:
@@ -267,7 +267,7 @@ def midway_evaluator(config: EvaluationConfig, attention: str) -> Evaluate:
     Scores are means: ``accuracy`` over all questions (exact match; F1 of the objects for scene descriptions), and one
     per kind where the records name several.
     """
-    check_attention(attention)
+    _check_attention(attention)
     records = InstructionRecords(config.data, config.image_folder, config.images_outside_folder)
 
     def evaluate(backbone: CompressedBackbone) -> dict[str, float]:
@@ -280,8 +280,7 @@ def midway_evaluator(config: EvaluationConfig, attention: str) -> Evaluate:
     return evaluate
 
 
-def check_attention(attention: str) -> None:
-    """Raise a worded ``ValueError`` for an attention that cannot read packed caches."""
+def _check_attention(attention: str) -> None:
     if attention == "eager":
         raise ValueError("evaluation decodes from a packed cache, which eager attention cannot; use attention: sdpa")
 
@@ -324,8 +323,7 @@ def run_loggers(given: Any, folder: Path, anew: bool) -> list[Logger]:
     return [*ours, *build_parts("logger", given, **remote)]
 
 
-def check_remote(given: Any) -> None:
-    """Raise a worded ``ValueError`` where ``trainer.logger`` names a service whose package is not installed."""
+def _check_remote(given: Any) -> None:
     for kind, _ in named_parts("logger", given):
         if kind in KINDS["logger"].names.builtin and find_spec(kind) is None:
             raise ValueError(f"trainer.logger {kind} needs the package {kind}; 'pip install {kind}' adds it")

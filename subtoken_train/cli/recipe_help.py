@@ -6,25 +6,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
 from subtoken_train.cli.command_line import Parser
-from subtoken_train.cli.recipe_source import RecipeSource
+from subtoken_train.cli.recipe_source import RecipeSource, recipe_keys, shipped_schema
 from subtoken_train.reducers import REDUCERS
-from subtoken_train.resources import recipe_files, resource
-
-_WORDS = {"integer": "whole number", "boolean": "true or false", "string": "text", "array": "list", "object": "group"}
-
-
-def shipped_schema(kind: str = "recipe") -> dict[str, Any]:
-    """Return the JSON schema of a recipe, or of a ``grid``, as it ships: with built-in names alone."""
-    schema: dict[str, Any] = json.loads(resource(f"recipes/{kind}.schema.json").read_text(encoding="utf-8"))
-    return schema
+from subtoken_train.resources import recipe_files
 
 
 def keys_text(source: RecipeSource) -> str:
@@ -39,30 +30,6 @@ def keys_text(source: RecipeSource) -> str:
     keys = dict(recipe_keys(schema, content))
     width = max(map(len, keys))
     return "\n".join(f"  --{key:<{width}}  {words}" for key, words in keys.items())
-
-
-def recipe_keys(schema: dict[str, Any], content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every dotted key with its type and default; of alternatives those that have the keys of ``content``."""
-    for name, each in schema["properties"].items():
-        key, given = f"{prefix}{name}", content.get(name) or {}
-        groups = [part for part in each.get("anyOf", [each]) if "properties" in part and "maxProperties" not in part]
-        for properties in (group["properties"] for group in groups):
-            chosen = given.get("name")
-            named = chosen is None or chosen in properties["name"].get("enum", [chosen])
-            if given.keys() <= properties.keys() and named:
-                yield from recipe_keys({"properties": properties}, given, f"{key}.")
-        if not groups:
-            default = f" ({json.dumps(each['default'])})" if "default" in each else ""
-            yield key, f"{_type_words(each)}{default}"
-
-
-def _type_words(schema: dict[str, Any]) -> str:
-    if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(map(_type_words, schema["anyOf"])))
-    if "enum" in schema:
-        return ", ".join("null" if each is None else str(each) for each in schema["enum"])
-    kinds = schema.get("type", "any")
-    return " or ".join(_WORDS.get(kind, kind) for kind in ([kinds] if isinstance(kinds, str) else kinds))
 
 
 def offer(parser: Parser, names: Iterable[str], module_of: Callable[[str], ModuleType]) -> None:

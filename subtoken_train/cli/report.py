@@ -31,7 +31,6 @@ compared with its matched token-only anchor, sample by sample. The HTML page is 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
     parser.add_argument("results", nargs="+", metavar="RESULTS", help="results folders (ARM/TASK/manifest.json)")
     parser.add_argument("--out", metavar="DIR", help="folder for the files (default: report in the first RESULTS)")
     parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
@@ -43,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read, work out, write and print."""
     formats = [name.strip() for name in args.format.split(",")]
     for name in formats:
         check_word("format", name, FILES)

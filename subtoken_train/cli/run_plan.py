@@ -29,25 +29,9 @@ from subtoken_train.families.images import FP32_BYTES
 from subtoken_train.ledger.flops import PEAKS, UTILISATION, TrainingFlops
 from subtoken_train.ledger.kv_budget import entry_bytes
 from subtoken_train.ledger.ledger import Anchor
+from subtoken_train.training import preflight
 from subtoken_train.training.memory import MemoryEstimate, Step, checkpoint_bytes, estimate_memory, record_rows
 from subtoken_train.training.panels.throughput import flops_of
-from subtoken_train.training.preflight import (
-    NominalPrompt,
-    ParameterGroup,
-    StepPlan,
-    budget_of,
-    count_devices,
-    equal_bytes_anchor,
-    frozen_group,
-    lay_out,
-    layer_bands,
-    lora_groups,
-    nominal_anchor,
-    nominal_prompt,
-    plan_steps,
-    prompt_ledger,
-    trained_groups,
-)
 
 if TYPE_CHECKING:
     from subtoken_train.evaluation.runner.dry_run import DryRun
@@ -64,16 +48,17 @@ class Reading:
 
     stops: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    plan: StepPlan | None = None
+    plan: preflight.StepPlan | None = None
     seconds: float | None = None
 
 
-def steps_of(cli: RecipeCLI, batches: int | None = None) -> StepPlan:
+def steps_of(cli: RecipeCLI, batches: int | None = None) -> preflight.StepPlan:
     """Plan the steps of a run; ``batches`` per device and epoch, None where the data were not read."""
-    trainer, accumulate = cli.config.trainer, cli.config.trainer.accumulate_grad_batches
+    trainer = cli.config.trainer
+    accumulate = trainer.accumulate_grad_batches
     together = cli.datamodule.batch_size * accumulate
-    together *= count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
-    return plan_steps(together, trainer.max_steps, trainer.max_epochs, batches, accumulate)
+    together *= preflight.count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
+    return preflight.plan_steps(together, trainer.max_steps, trainer.max_epochs, batches, accumulate)
 
 
 @dataclass(frozen=True)
@@ -166,34 +151,37 @@ def size_words(num_bytes: int) -> str:
 
 
 def plan_of_fit(
-    cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPrompt, reading: Reading | None = None
+    cli: RecipeCLI, parts: CompressedBackbone, prompt: preflight.NominalPrompt, reading: Reading | None = None
 ) -> RunPlan:
     """Return the plan of a training run; without a ``reading`` of the data, lengths are a range."""
-    step, steps = training_step(cli, parts, prompt), reading.plan if reading and reading.plan else steps_of(cli)
+    reading = reading or Reading()
+    step, steps = training_step(cli, parts, prompt), reading.plan or steps_of(cli)
     adapter, checkpoint = checkpoint_bytes(parts, cli.model.optimizer_config.name)
-    adapter += FP32_BYTES * sum(group.parameters for group in lora_groups(parts, trained=False))  # stage 1's, frozen
+    adapter += FP32_BYTES * sum(
+        group.parameters for group in preflight.lora_groups(parts, trained=False)
+    )  # stage 1's, frozen
     whole = step.quantization == "none"  # weights of 4 or 8 bits are not shared out
     copies = cli.config.checkpoint.keep_last + 1  # an old one goes when a new one stands
-    plan = RunPlan(
-        "trainer.max_steps is not set, and the data were not read",
-        None,
+    work, flops = "trainer.max_steps is not set, and the data were not read", None
+    if steps.steps is not None:
+        (fewest, most), words = _mean_record(cli, parts, prompt, step, reading.tokens)
+        work = f"{steps.steps:,} steps of {steps.samples_per_step:,} records of {words}"
+        records = steps.steps * steps.samples_per_step
+        flops = (records * fewest, records * most)
+    return RunPlan(
+        work,
+        flops,
         step.on_cpu,
-        None if reading is None else reading.seconds,
+        reading.seconds,
         estimate_memory(parts, step).total,
         estimate_memory(parts, replace(step, strategy="zero3", processes=8)).total if whole else None,
         ((f"{copies} checkpoints", copies * checkpoint), ("the adapter", adapter)),
         tuple(_missing(cli, sum(p.numel() for p in parts.parameters() if not p.requires_grad))),
     )
-    if steps.steps is None:
-        return plan
-    records = steps.steps * steps.samples_per_step
-    (fewest, most), words = _mean_record(cli, parts, prompt, step, [] if reading is None else reading.tokens)
-    work = f"{steps.steps:,} steps of {steps.samples_per_step:,} records of {words}"
-    return replace(plan, work=work, flops=(records * fewest, records * most))
 
 
 def _mean_record(
-    cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPrompt, step: Step, tokens: list[int]
+    cli: RecipeCLI, parts: CompressedBackbone, prompt: preflight.NominalPrompt, step: Step, tokens: list[int]
 ) -> tuple[tuple[float, float], str]:
     """Return fewest and most operations of a mean record, and its length: read, of a known file, or a range."""
     data = cli.datamodule
@@ -205,10 +193,8 @@ def _mean_record(
         mean += (1 - pictured) * record_flops(cli, parts, replace(step, compressed=0), text)
         words = f"about {text + pictured * prompt.tokens:,.0f} tokens, a mean that is estimated"
         return ((1 - MEAN_SPREAD) * mean, (1 + MEAN_SPREAD) * mean), words
-    lengths = (min(sum(prompt.regions.values()), step.length), step.length)
-    if tokens:
-        mean_length = round(sum(min(n, step.length) for n in tokens) / len(tokens))
-        lengths = (mean_length, mean_length)
+    read = round(sum(min(n, step.length) for n in tokens) / len(tokens)) if tokens else 0
+    lengths = (read, read) if tokens else (min(sum(prompt.regions.values()), step.length), step.length)
     low, high = (record_flops(cli, parts, step, length) for length in lengths)
     return (low, high), f"{_span(lengths, '{:,.0f}'.format)} tokens"
 
@@ -230,8 +216,8 @@ def record_flops(cli: RecipeCLI, parts: CompressedBackbone, step: Step, length: 
 def plan_of_recipe(cli: RecipeCLI) -> RunPlan:
     """Return a recipe's plan, without reading data or asking a server."""
     check_fetched(str(cli.model.backbone_config.path))
-    parts = lay_out(cli.model, offline=True)
-    return plan_of_fit(cli, parts, nominal_prompt(parts.family, cli.datamodule))
+    parts = preflight.lay_out(cli.model, offline=True)
+    return plan_of_fit(cli, parts, preflight.nominal_prompt(parts.family, cli.datamodule))
 
 
 def added(each: Iterable[RunPlan]) -> RunPlan:
@@ -253,8 +239,7 @@ def plan_of_grid(checked: DryRun) -> RunPlan:
     """Return the plan of a grid's evaluation: prompts' passes and records, without answers' tokens and adapters."""
     counts = [task.samples for task in checked.tasks if task.samples is not None]
     backbones = {arm.arm.facts.backbone: arm.laid_out.parameters for arm in checked.arms}
-    absent = {path: size for path, size in backbones.items() if is_hub_id(path) and not _is_cached(path)}
-    missing = tuple((f"weights of {path}", PUBLISHED_BYTES * size, _hub_command(path)) for path, size in absent.items())
+    missing = tuple(each for path, size in backbones.items() for each in _absent(path, size))
     if len(counts) < len(checked.tasks):
         return RunPlan("the number of samples of a task", None, missing=missing)
     prompts = sum(counts) * len(checked.arms)
@@ -263,10 +248,14 @@ def plan_of_grid(checked: DryRun) -> RunPlan:
     return RunPlan(work, (flops, flops), disk=(("records", RECORD_BYTES * prompts),), missing=missing)
 
 
-def _missing(cli: RecipeCLI, parameters: int) -> Iterator[tuple[str, int | None, str]]:
-    path, data = cli.model.backbone_config.path, cli.datamodule
+def _absent(path: str, parameters: int) -> Iterator[tuple[str, int | None, str]]:
     if is_hub_id(path) and not _is_cached(path):
-        yield f"weights of {path}", PUBLISHED_BYTES * parameters, _hub_command(path)
+        yield f"weights of {path}", PUBLISHED_BYTES * parameters, f"hf download {path}, or fetched by the first run"
+
+
+def _missing(cli: RecipeCLI, parameters: int) -> Iterator[tuple[str, int | None, str]]:
+    data = cli.datamodule
+    yield from _absent(cli.model.backbone_config.path, parameters)
     files: list[Any] = [data.train_file, data.val_file] if isinstance(data, InstructionDataModule) else []
     if isinstance(data, CorpusDataModule):
         source = data.train_source
@@ -280,10 +269,6 @@ def _missing(cli: RecipeCLI, parameters: int) -> Iterator[tuple[str, int | None,
             yield f"{file}", None, fetch_command(file) or "a file of your own; check the path"
 
 
-def _hub_command(path: str) -> str:
-    return f"hf download {path}, or fetched by the first run"
-
-
 def _is_cached(name: str) -> bool:
     files = ("model.safetensors", "model.safetensors.index.json")
     if any(isinstance(try_to_load_from_cache(name, file), str) for file in files):
@@ -291,7 +276,7 @@ def _is_cached(name: str) -> bool:
     return (Path(constants.HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}").is_dir()
 
 
-def training_step(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPrompt) -> Step:
+def training_step(cli: RecipeCLI, parts: CompressedBackbone, prompt: preflight.NominalPrompt) -> Step:
     """Return a recipe's step as far as its memory depends on it: the longest records, every text token labelled."""
     data, trainer, module = cli.datamodule, cli.config.trainer, cli.model
     unlabelled, pixels = prompt.tokens, 0
@@ -317,7 +302,7 @@ def training_step(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalProm
         optimizer=module.optimizer_config.name,
         strategy=cli.strategy,
         distilled=module.has_teacher,
-        processes=count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes),
+        processes=preflight.count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes),
     )
 
 
@@ -338,8 +323,9 @@ def memory_lines(estimate: MemoryEstimate, step: Step) -> Iterator[str]:
 
 def training_lines(parts: CompressedBackbone) -> Iterator[str]:
     """Yield the table of trained tensors, and how much stays frozen."""
-    lora, frozen, first_stage = lora_groups(parts), frozen_group(parts), lora_groups(parts, trained=False)
-    groups = trained_groups(parts)
+    lora, frozen = preflight.lora_groups(parts), preflight.frozen_group(parts)
+    first_stage = preflight.lora_groups(parts, trained=False)
+    groups = preflight.trained_groups(parts)
     trained = _sum_of("trained", groups)
     together = [_sum_of("LoRA together", lora)] if len(lora) > 1 else []
     of_frozen = [_sum_of("of it stage 1's LoRA", first_stage)] if first_stage else []
@@ -349,20 +335,20 @@ def training_lines(parts: CompressedBackbone) -> Iterator[str]:
     yield f"trained share {100 * trained.parameters / (trained.parameters + frozen.parameters):.6g} %"
 
 
-def _sum_of(name: str, groups: list[ParameterGroup]) -> ParameterGroup:
-    return ParameterGroup(name, sum(g.tensors for g in groups), sum(g.parameters for g in groups))
+def _sum_of(name: str, groups: list[preflight.ParameterGroup]) -> preflight.ParameterGroup:
+    return preflight.ParameterGroup(name, sum(g.tensors for g in groups), sum(g.parameters for g in groups))
 
 
-def budget_lines(parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[str]:
+def budget_lines(parts: CompressedBackbone, prompt: preflight.NominalPrompt) -> Iterator[str]:
     """Yield the ledger by layer and region, its totals, and the token-only arm of equal bytes."""
-    ledger = prompt_ledger(parts, prompt)
-    dense = entry_bytes(ledger.shape)
+    ledger = preflight.prompt_ledger(parts, prompt)
+    entry = entry_bytes(ledger.shape)
     yield f"{prompt.note}; bytes of one layer, {str(parts.family.model.dtype).removeprefix('torch.')}"
     yield f"{'':<16}{'region':<9}{'tokens':>7}{'kept':>6}{'keys B':>12}{'values B':>12}{'index B':>9}{'KV':>12}"
-    for band in layer_bands(ledger):
+    for band in preflight.layer_bands(ledger):
         label = f"layers {band.first}-{band.last}" if band.last > band.first else f"layer {band.first}"
         for row in band.rows:
-            share = percent(row.payload_bytes / (dense * row.tokens_before))
+            share = percent(row.payload_bytes / (entry * row.tokens_before))
             sizes = f"{row.key_bytes:>12,}{row.value_bytes:>12,}{row.index_bytes:>9,}{share:>12}"
             yield f"{label:<16}{row.region:<9}{row.tokens_before:>7,}{row.tokens:>6,}{sizes}"
             label = ""
@@ -373,17 +359,16 @@ def budget_lines(parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[s
         yield f"{name}: {size_words(payload)} of {size_words(dense)}, {percent(payload / dense)}{note}"
     if parts.bank is None:
         yield "matched anchor: none, this arm routes nothing"
-        return
-    if not parts.reducer.fixed_count:
+    elif not parts.reducer.fixed_count:
         yield "matched anchor: none, images keep different numbers of tokens; these bytes are the maximum"
-        return
-    yield f"matched anchor: {_anchor_words(prompt, partial(equal_bytes_anchor, parts, prompt))}"
-    if parts.cut_layer:  # every token stays below the cut: what that makes of the paper's nominal fraction
-        words = _anchor_words(prompt, partial(nominal_anchor, parts, prompt))
-        yield f"at the nominal {percent(budget_of(parts).total_kv_fraction)} of all layers: {words}"
+    else:
+        yield f"matched anchor: {_anchor_words(prompt, partial(preflight.equal_bytes_anchor, parts, prompt))}"
+        if parts.cut_layer:  # every token stays below the cut: what that makes of the paper's nominal fraction
+            words = _anchor_words(prompt, partial(preflight.nominal_anchor, parts, prompt))
+            yield f"at the nominal {percent(preflight.budget_of(parts).total_kv_fraction)} of all layers: {words}"
 
 
-def _anchor_words(prompt: NominalPrompt, solve: Callable[[], Anchor]) -> str:
+def _anchor_words(prompt: preflight.NominalPrompt, solve: Callable[[], Anchor]) -> str:
     try:
         anchor = solve()
     except ValueError as error:
@@ -404,5 +389,5 @@ def card_sections(
     evaluation = None if metrics is None else read_scores(Path(metrics), arm)
     if recipe is None:
         return CardSections(evaluation=evaluation, repo_id=repo_id)
-    table = "\n".join(["```", *budget_lines(parts, nominal_prompt(parts.family, cli.datamodule)), "```"])
+    table = "\n".join(["```", *budget_lines(parts, preflight.nominal_prompt(parts.family, cli.datamodule)), "```"])
     return CardSections(recipe.read_text(encoding="utf-8"), table, evaluation, repo_id)

@@ -26,15 +26,9 @@ if TYPE_CHECKING:
 
 PROGRAM = "subtoken-train"
 USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
-"""Errors that a user can mend while a run goes on; see ``is_users`` for a command."""
+"""Errors that a user can mend while a run goes on; of a command also what else the file system refuses."""
 MAX_LENGTH = 400
 """Characters of a message."""
-_USERS_ERRNOS = [
-    errno.ENOENT, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
-    errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOTEMPTY, errno.EXDEV, errno.ENXIO, errno.ENODEV,
-    errno.EINVAL, errno.EMFILE, errno.ETXTBSY, errno.EBUSY, errno.EMLINK, errno.ENOTSUP, errno.EILSEQ, errno.ESTALE,
-    errno.EIO,
-]  # fmt: skip
 
 
 def one_line(error: Exception) -> str:
@@ -55,11 +49,11 @@ def one_line(error: Exception) -> str:
     return f"{text[: MAX_LENGTH - 125]} ... {text[-120:]}"
 
 
-def is_users(error: Exception) -> bool:
-    """Return True if the user can mend it: wrong input, or a path that the file system refuses; no lost connection."""
+def _is_users(error: Exception) -> bool:
     if isinstance(error, USER_ERRORS):
         return True
-    return isinstance(error, OSError) and not isinstance(error, ConnectionError) and error.errno in _USERS_ERRNOS
+    lost = isinstance(error, (ConnectionError, TimeoutError, InterruptedError, BlockingIOError, ChildProcessError))
+    return isinstance(error, OSError) and not lost and (error.errno or 0) in errno.errorcode
 
 
 def guarded(action: Callable[[], int]) -> int:
@@ -109,7 +103,7 @@ def _exit_code(action: Callable[[], int]) -> int:
         traceback.print_exc()
         return 1
     except Exception as error:
-        if is_users(error):
+        if _is_users(error):
             print(f"{PROGRAM}: error: {one_line(error)}", file=sys.stderr)
             return 2
         traceback.print_exc()

@@ -84,31 +84,6 @@ def test_they_do_of_one_picture_and_of_two(make):
     checked(family, parts)
 
 
-@pytest.mark.slow
-def test_compiled_steps_give_the_same_and_keep_their_cache(monkeypatch):
-    """Traced without a GPU's compiler; the graphs themselves are a GPU's to show."""
-    family = text_family("llama")
-    prompts, compiled = draw_prompts(family, TEXT, 2), []
-
-    def trace(model, mode):
-        compiled.append(mode)
-        return original(model, backend="eager")
-
-    original = torch.compile
-    plain = dense_sides(family, prompts, STEPS)[1]
-    expected = forced(plain)
-    monkeypatch.setattr(torch, "compile", trace)
-    side = type(plain)("static", "", family, prompts, plain._make_cache, compiles=True)
-    assert compiled == ["reduce-overhead"]
-    assert torch.allclose(forced(side), expected, atol=2e-5)
-    cache = side.cache
-    assert torch.allclose(forced(side), expected, atol=2e-5)
-    assert side.cache is cache
-    assert plain.cache is None
-    side.close()
-    assert side.cache is None
-
-
 def test_attention_is_transformers_own_in_a_dense_turn_and_ours_after_it():
     family = text_family("llama")
     prompts = draw_prompts(family, TEXT, 1)

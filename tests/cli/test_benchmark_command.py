@@ -132,16 +132,11 @@ def test_table8_scaled_says_what_is_scaled(tmp_path, capsys):
     assert "fastv 25.0%: 83 -> 35 tokens; prefill" in said
 
 
-REDUCER, LLAVA_7B = ["--reducer", "fastv", "--keep-ratio", "0.5"], "llava-hf/llava-1.5-7b-hf"
+REDUCER = ["--reducer", "fastv", "--keep-ratio", "0.5"]
 REFUSED = {
     "adapter of another model": (["--adapter", VLM, "--backbone", TINY_LLAMA], "tiny-llama"),
     "beyond the positions": (["--adapter", LM, "--lengths", "1024"], "need 1056 positions and the model has 1024"),
-    "no such device": (["--adapter", VLM, "--device", "cuda:7"], "unknown device of this machine 'cuda:7'"),
     "no length": (["--adapter", VLM, "--lengths", "83", "0"], "--lengths 0 must be at least 1"),
-    "a negative batch": (["--adapter", VLM, "--batch-sizes", "-1"], "--batch-sizes -1 must be at least 1"),
-    "a length that is no number": (["--adapter", VLM, "--lengths", "x"], "--lengths"),
-    "no steps": (["--adapter", VLM, "--new-tokens", "0"], "--new-tokens 0 must be at least 1"),
-    "no rounds": (["--adapter", VLM, "--pairs", "0"], "--pairs 0 must be at least 1"),
     "shorter than an image": (["--adapter", VLM, "--lengths", "60"], "give at least 83"),
     "table8 of a text": (["--model", TINY_LLAMA, "--table8"], "--table8 is about a prompt with an image"),
     "table8 of lengths": (["--model", TINY_LLAVA, "--table8", "--lengths", "99"], "--lengths is set by --table8"),
@@ -152,10 +147,8 @@ REFUSED = {
     "a backbone of none": (["--model", TINY_LLAVA, "--backbone", TINY_LLAVA], "write --model for a backbone alone"),
     "layers of read weights": (["--model", TINY_LLAVA, "--layers", "2"], "it needs --random"),
     "more layers than there are": (["--model", TINY_LLAVA, "--random", "--layers", "99"], "99: the model has 6"),
-    "a published model's layers": (["--model", LLAVA_7B, "--random", "--layers", "33"], "33: the model has 32"),
     "a second reducer": (["--adapter", VLM, *REDUCER], "its own reducer and routers"),
     "a recipe's second reducer": (["--config", "tiny_fastv25_s16k4", *REDUCER], "--reducer is not read: the recipe"),
-    "a file for a folder": (["--adapter", VLM, "--out", f"{VLM}/README.md/record.json"], "a part of that path is a"),
     "a file that is there": (["--adapter", VLM, "--out", f"{VLM}/README.md"], "exists; name another file"),
 }
 
@@ -169,19 +162,12 @@ def test_mistakes_are_said_before_weights_are_read(words, said, capsys, monkeypa
     assert said in refused(capsys, "benchmark", *words)
 
 
-@pytest.mark.parametrize("count", [10**12, 10**18])
-def test_what_does_not_fit_into_the_memory_is_said(count, capsys):
+def test_what_does_not_fit_into_the_memory_is_said(capsys):
+    count = 10**12
     assert main(["benchmark", "--model", TINY_LLAMA, *SHORT, "--random", "--batch-sizes", str(count)]) == 2
     message = capsys.readouterr().err
     assert message.startswith(f"subtoken-train: error: batch size {count} of 512 tokens does not fit into the memory")
     assert len(message.strip().splitlines()) == 1
-
-
-def test_a_forced_path_that_cannot_run_is_said_first(capsys, monkeypatch):
-    monkeypatch.setenv("SUBTOKEN_KERNEL", "triton")
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    said = refused(capsys, "benchmark", "--adapter", VLM, "--device", "cpu")
-    assert "SUBTOKEN_KERNEL=triton: the cache lies on 'cpu'" in said
 
 
 def test_what_was_measured_stays_after_ctrl_c(tmp_path, capsys, monkeypatch):

@@ -119,7 +119,6 @@ SAID = {
         f"\nFor text that goes on: kvzip 50.5% in int4_rotated, 12 of 16 {TURNED}\n",
         "\n  Qwen2.5-Coder-0.5B  12.2%  -0.13 [-0.16, -0.10]  +0.0 [-1.1, +1.1]",
         "\n  SmolLM2-135M        12.4%  -0.14 [-0.25, -0.02]",
-        "eviction_keep=0.929, which was not measured",
         "KVzip reads a context twice",
         "checkpoints/NAME",
     ],

@@ -61,14 +61,6 @@ def test_a_scene_as_the_loss_sees_it(scenes, capsys):
     assert re.search(r"  query    masked +\d+  .* ASSISTANT:\n  answer   trained +\d+  .* </s>\n", out)
 
 
-@pytest.mark.slow
-def test_recall(language_model, capsys):
-    data = {"context_length": 64, "num_facts": 3, "num_questions": 2, "train_samples": 16, "batch_size": 4}
-    out = shown(capsys, [*language_model(data), "--count", "1"])
-    assert re.search(r"\(64 context, \d+ query, \d+ answer\)", out)
-    assert re.search(r"  query    masked +\d+  \\nCodes of", out)  # a run is one line
-
-
 @sampled("streaming", [False, True], every=2)
 def test_a_corpus_is_shown_without_packing_it(language_model, tmp_path, monkeypatch, capsys, streaming):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")

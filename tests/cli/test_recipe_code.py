@@ -121,13 +121,8 @@ def test_what_is_not_listed_is_refused_with_what_to_write(value, words):
 
 
 HOSTILE = {  # of what YAML itself allows, and tests/test_documents.py refuses, two
-    "deep": f"trainer: {'[' * 3000}",
     "deep in a text": f"output_dir: '{'[' * 3000}{']' * 3000}'",
-    "a key twice": "output_dir: a\noutput_dir: b",
-    "a number as a key": "3: 4",
-    "many digits": "seed_everything: " + "9" * 5000,
     "a long text": f"output_dir: {'x' * 5000}",
-    "pairs": "trainer: {strategy: !!pairs []}",
     "an object": "trainer: {strategy: !!python/object/apply:os.system ['touch SUNG']}",
     "another file": "trainer: {strategy: !include x.yaml}",
 }

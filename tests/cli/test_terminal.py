@@ -188,16 +188,9 @@ def test_durations_are_said_in_the_largest_unit_that_they_fill_twice():
     assert {seconds: about(seconds) for seconds in said} == {key: f"about {words}" for key, words in said.items()}
 
 
-@pytest.mark.parametrize(
-    ("logger", "message", "shown"),
-    [
-        ("bitsandbytes.backends.cpu.ops", "Failed to load CPU gemm_4bit_forward from kernels-community: no", False),
-        ("bitsandbytes.autograd._functions", "MatMul8bitLt: inputs will be cast from bfloat16 to float16", False),
-        ("bitsandbytes.autograd._functions", "something is wrong", True),
-        ("lightning.pytorch.utilities.rank_zero", "Tip: For seamless cloud uploads", False),
-    ],
-)
-def test_noise_is_filtered_by_message(logger, message, shown):
+def test_noise_is_filtered_by_message():
     quiet_libraries()
-    record = logging.LogRecord(logger, logging.WARNING, __file__, 1, message, None, None)
-    assert bool(logging.getLogger(logger).filter(record)) == shown
+    logger = logging.getLogger("bitsandbytes.autograd._functions")
+    for message, shown in (("MatMul8bitLt: inputs will be cast from bfloat16", False), ("something is wrong", True)):
+        record = logging.LogRecord(logger.name, logging.WARNING, __file__, 1, message, None, None)
+        assert bool(logger.filter(record)) == shown
