@@ -89,9 +89,7 @@ def undocumented(tree: ast.Module | ast.ClassDef, prefix: str, inherited: Collec
             continue
         if isinstance(node, ast.ClassDef):
             yield from undocumented(node, f"{prefix}.{node.name}", inherited if node.bases else ())
-        elif (node.name in inherited and isinstance(tree, ast.ClassDef)) or (
-            "/cli/" in prefix and node.name in COMMAND
-        ):
+        elif node.name in (inherited if isinstance(tree, ast.ClassDef) else COMMAND if "/cli/" in prefix else ()):
             continue
         elif ast.get_docstring(node) is None and "overload" not in map(ast.unparse, node.decorator_list):
             yield f"{prefix}.{node.name}"

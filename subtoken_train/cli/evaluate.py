@@ -17,7 +17,7 @@ from subtoken_train.cli.command_line import (
     flag_name,
     hourly_price,
 )
-from subtoken_train.cli.terminal import counter, quiet_libraries, show
+from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import check_word, plain, shell_words
 from subtoken_train.outputs import check_place
@@ -25,8 +25,6 @@ from subtoken_train.resources import named_recipe, recipe_text
 from subtoken_train.settings import FLAGGED
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from subtoken_train.datasets.records import InstructionRecords
     from subtoken_train.evaluation.runner.data_file import Run
     from subtoken_train.evaluation.runner.spec import Grid
@@ -89,13 +87,16 @@ def _run_file(args: argparse.Namespace) -> int:
             raise ValueError(f"{args.out} exists; choose another --out")
         check_place(Path(args.out))
     quiet_libraries()
+    from subtoken_train.artifact.card import score_rows
+    from subtoken_train.benchmarking.comparison import aligned_columns
     from subtoken_train.datasets.records import InstructionRecords
-    from subtoken_train.evaluation.runner.data_file import write_runs, written_run
+    from subtoken_train.evaluation.runner.data_file import column_of, write_runs, written_run
 
     records, asked = InstructionRecords(args.data, args.image_folder), Path(args.data).read_bytes()
     adapters = args.adapter or [None]
     runs = [_answer(adapter, records, asked, args) for adapter in adapters]
-    show(_table(runs), 40 + 40 * len(runs))
+    print("in %, 95 % interval; KV nominal before eviction; KV bytes of the dense cache; log_likelihood: nats a token")
+    print(*map(plain, aligned_columns(score_rows([column_of(run) for run in runs]))), sep="\n")
     for other in runs[1:]:
         print(_difference(runs[0], other))
     for adapter, run in zip(adapters, runs, strict=True):
@@ -120,40 +121,6 @@ def _answer(adapter: str | None, records: InstructionRecords, asked: bytes, args
     how |= {"max_length": args.max_length or 2048, "batch_size": args.batch_size or 64}
     answers = answer_records(model.backbone, records, max_new_tokens=args.max_new_tokens or 64, **how)
     return run_of(name, model.backbone, answers, asked)
-
-
-NOTE = """KV nominal: before eviction; KV bytes: packed prompts, text and index included, of the dense cache
-token accuracy and log-likelihood (nats per token): of the references' tokens, teacher-forced"""
-SHORT = {"eviction": "cache", "KV bytes, text and index included": "KV bytes"}
-
-
-def _table(runs: list[Run]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    from subtoken_train.evaluation.runner.data_file import MEASURES, column_of, measure_names
-
-    arms = [column_of(run) for run in runs]
-    measures = measure_names([run["measures"] for run in runs])
-    scored = [{x.kind: x.cell for x in arm.scores if x.metric not in measures} for arm in arms]
-    measured = [{x.metric: x.cell for x in arm.scores if x.metric in measures} for arm in arms]
-    table = Table(title="held-out questions, greedy answers: score in %, 95 % interval", caption=NOTE)
-    table.add_column("")
-    for arm in arms:
-        table.add_column(Text(plain(arm.name)), justify="right")
-    facts = list(dict.fromkeys(name for arm in arms for name in arm.facts))
-    parts: list[tuple[list[str], dict[str, str], list[dict[str, str]]]] = [
-        (facts, SHORT, [arm.facts for arm in arms]),
-        (list(scored[0]), {}, scored),
-        (measures, MEASURES, measured),
-    ]
-    for names, words, found in parts:
-        for name in names:
-            cells = [Text(plain(each.get(name, "-"))) for each in found]
-            table.add_row(Text(plain(words.get(name, name))), *cells)
-        table.add_section()
-    table.add_row("seconds", *[f"{run['seconds']:.0f}" for run in runs])
-    return table
 
 
 def _difference(first: Run, other: Run) -> str:

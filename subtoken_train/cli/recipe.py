@@ -91,14 +91,13 @@ def recipe_plan(reducer: str, data: type[OrderedDataModule[Any]]) -> SettingsPla
     return SettingsPlan(dict, bands, defaults | dict.fromkeys(("push_to_hub", "evaluation", "early_stopping")))
 
 
-def laid_over(groups: set[str], into: dict[str, Any], content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return settings with others on top, key by key below groups and mappings; what the trainer names is one value."""
+def laid_over(into: dict[str, Any], content: Mapping[str, Any], within: str = "") -> dict[str, Any]:
+    """Return settings with others on top, key by key; what the trainer names is one value."""
     result = dict(into)
     for name, value in content.items():
-        key, before = f"{prefix}{name}", result.get(name)
-        deeper = isinstance(value, dict) and (key in groups or not prefix.startswith("trainer."))
+        before, deeper = result.get(name), isinstance(value, dict) and within != "trainer"
         below = before if isinstance(before, dict) else {}
-        result[name] = laid_over(groups, below, value, f"{key}.") if deeper else value
+        result[name] = laid_over(below, value, within or name) if deeper else value
     return result
 
 
@@ -128,15 +127,12 @@ class RecipeCLI:
         self.early_stopping = None if config.early_stopping is None else EarlyStoppingConfig(**config.early_stopping)
 
     def _read(self) -> Settings:
-        keys = dict(keys_of(self._plan))
-        groups = {key for key, is_group in keys.items() if is_group}
-        values = {key for key, is_group in keys.items() if not is_group}
-        whole: dict[str, Any] = {}
-        kinds = [("key", "", self.source.contents), ("option", "--", self.source.pieces)]
-        for kind, dashes, content in ((kind, dashes, each) for kind, dashes, given in kinds for each in given):
-            for key in _strange(content, groups, values):
-                raise ValueError(unknown_key(kind, key, sorted(keys), prefix=dashes))
-            whole = laid_over(groups, whole, content)
+        keys, whole = dict(keys_of(self._plan)), dict[str, Any]()
+        for kind, dashes, given in (("key", "", self.source.contents), ("option", "--", self.source.pieces)):
+            for content in given:
+                for key in _strange(content, keys):
+                    raise ValueError(unknown_key(kind, key, sorted(keys), prefix=dashes))
+                whole = laid_over(whole, content)
         return filled(self._plan, whole)
 
     def _settle(self) -> None:
@@ -244,12 +240,12 @@ class RecipeCLI:
         write_whole(path, self.recipe_text())
 
 
-def _strange(content: Mapping[str, Any], groups: set[str], values: set[str], prefix: str = "") -> Iterator[str]:
+def _strange(content: Mapping[str, Any], keys: Mapping[str, bool], prefix: str = "") -> Iterator[str]:
     for name, value in content.items():
         key = f"{prefix}{name}"
-        if key in groups and isinstance(value, dict):
-            yield from _strange(value, groups, values, f"{key}.")
-        elif key not in groups and key not in values:
+        if keys.get(key) and isinstance(value, dict):
+            yield from _strange(value, keys, f"{key}.")
+        elif key not in keys:
             yield key
 
 

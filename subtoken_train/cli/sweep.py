@@ -19,13 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from subtoken_train.cli.command_line import FLAGS, hourly_price
 from subtoken_train.cli.recipe_source import read_recipe, read_source
-from subtoken_train.cli.terminal import quiet_libraries, show
+from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.errors import plain, shell_words
 from subtoken_train.resources import named_recipe
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from subtoken_train.cli.run_plan import RunPlan
 
 HELP = """Train every combination of some overrides of a recipe, each in a folder named by them, or a grid's adapters.
@@ -123,7 +121,7 @@ def run(args: Namespace) -> int:
         outcomes.append(run_one(one))
         if outcomes[-1] == "interrupted":
             break
-    show(_sweep_table(fits.runs[: len(outcomes)], outcomes), 160)
+    print(*_table_lines(fits.runs[: len(outcomes)], outcomes), sep="\n")
     return INTERRUPTED if "interrupted" in outcomes else int(any(words.startswith("failed") for words in outcomes))
 
 
@@ -175,22 +173,18 @@ def run_one(one: SweepRun) -> str:
     return {0: "finished", INTERRUPTED: "interrupted"}.get(code, f"failed (exit code {code})")
 
 
-def _sweep_table(runs: list[SweepRun], outcomes: list[str]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
+def _table_lines(runs: list[SweepRun], outcomes: list[str]) -> list[str]:
+    from subtoken_train.benchmarking.comparison import aligned_columns
     from subtoken_train.cli.fit_course import logged
 
     courses = [logged(one.folder) for one in runs]
     columns = [name for name in SCORES if any(name in course for course in courses)]
-    table = Table("run", "outcome", title="sweep: last values")
-    for name in ("step", *columns):
-        table.add_column(name, justify="right")
+    rows = [["last values of run", "outcome", "step", *columns]]
     for one, words, course in zip(runs, outcomes, courses, strict=True):
         last = max((step for steps in course.values() for step in steps), default=None)
         cells = [f"{course[name][max(course[name])]:.4g}" if name in course else "" for name in columns]
-        table.add_row(Text(plain(one.name)), Text(plain(words)), "" if last is None else str(last + 1), *cells)
-    return table
+        rows.append([plain(one.name), words, "" if last is None else str(last + 1), *cells])
+    return aligned_columns(rows)
 
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9.,=+_\-]+")

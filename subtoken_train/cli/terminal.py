@@ -17,12 +17,9 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import Any, TextIO, cast
 
 from subtoken_train.errors import SubTokenWarning, UncutError, panics_in_words, plain, system_words
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 PROGRAM = "subtoken-train"
 USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
@@ -73,7 +70,7 @@ class _Shown:
     """A stream all of whose text is ``plain``: nothing that a command prints acts on a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
-        self.rich_proxied_file: TextIO = stream  # where rich writes; see ``show``
+        self.rich_proxied_file: TextIO = stream  # where rich writes
 
     def write(self, text: str) -> int:
         """Write out what would act; while rich draws a bar, prints go to it, and it alone writes here."""
@@ -108,15 +105,6 @@ def _exit_code(action: Callable[[], int]) -> int:
             return 2
         traceback.print_exc()
         return 1
-
-
-def show(drawn: RenderableType, width: int) -> None:
-    """Print what rich draws, as wide as the terminal or, in a file, ``width`` characters; names in it are ``plain``."""
-    from rich.console import Console
-    from rich.segment import Segment, Segments
-
-    console = Console(width=None if sys.stdout.isatty() else width)
-    console.print(Segments([Segment(plain(text), style, control) for text, style, control in console.render(drawn)]))
 
 
 def _word_warnings() -> None:
