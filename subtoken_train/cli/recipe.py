@@ -13,7 +13,7 @@ from typing import Any, Literal
 import lightning as L
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import Callback, ModelSummary
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -64,7 +64,9 @@ def data_module_of(keys: set[str]) -> type[OrderedDataModule[Any]]:
 def recipe_plan(reducer: str, data: type[OrderedDataModule[Any]]) -> SettingsPlan:
     """Return all keys of a recipe, with their types and defaults."""
     trainer, module = plan_of(L.Trainer), plan_of(SubTokenModule)
-    ours = dict.fromkeys((*KINDS, "plugins"), Any) | {  # as they stand: ``named_parts`` has checked the names
+    ours = dict.fromkeys(
+        (*KINDS, "plugins", "profiler"), Any
+    ) | {  # as they stand: ``named_parts`` has checked the names
         "accelerator": Literal[ACCELERATORS],
         "max_time": str | None,
         "val_check_interval": int | float | str | None,
@@ -181,14 +183,11 @@ class RecipeCLI:
         ours = [LogRecipe(self.resolved()), RandomState(), *self._watchers(stop_mode)]
         if settings.enable_progress_bar is not False:
             ours.append(BarProgress() if sys.stdout.isatty() else LineProgress(settings.log_every_n_steps or 50))
-        given = build_parts("callbacks", settings.callbacks)
-        if settings.enable_model_summary is None and not any(isinstance(each, ModelSummary) for each in given):
-            settings.enable_model_summary = False  # one row and no FLOPs; 'check' counts what trains
-        settings.callbacks = [*given, *ours, self._checkpoints]
+        settings.enable_model_summary = bool(settings.enable_model_summary)  # one row, no FLOPs; 'check' counts
+        settings.callbacks = [*build_parts("callbacks", settings.callbacks), *ours, self._checkpoints]
         settings.logger = run_loggers(settings.logger, self.output_dir, self.replaces)
         plain = settings.strategy in (None, "auto", "ddp")
         settings.strategy = self.strategy if plain else build_parts("strategy", settings.strategy, **PRESETS)[0]
-        settings.profiler = next(iter(build_parts("profiler", settings.profiler)), None)
         check_cpus(settings.devices, settings.accelerator)
         check_devices(settings.devices, settings.accelerator)
         settings.plugins = [AtomicCheckpointIO()]

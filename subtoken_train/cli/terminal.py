@@ -57,7 +57,7 @@ def guarded(action: Callable[[], int]) -> int:
     """Run a command and return its exit code; wrong input, or a ``SubTokenWarning``, is one line on stderr."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # writes out what its encoding has no bytes for, as stderr does
         sys.stdout.reconfigure(errors="backslashreplace")
-    out, err = (_Shown(getattr(stream, "rich_proxied_file", stream)) for stream in (sys.stdout, sys.stderr))
+    out, err = map(_Shown, (sys.stdout, sys.stderr))
     with redirect_stdout(cast("TextIO", out)), redirect_stderr(cast("TextIO", err)):
         return _exit_code(action)
 
@@ -70,19 +70,16 @@ class _Shown:
     """A stream all of whose text is ``plain``: nothing that a command prints acts on a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
-        self.rich_proxied_file: TextIO = stream  # where rich writes
+        self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write out what would act; while rich draws a bar, prints go to it, and it alone writes here."""
-        own: TextIO = self.rich_proxied_file
-        if getattr(sys.stdout, "rich_proxied_file", None) is self:
-            return own.write(text)
+        """Write out what would act."""
         move = _MOVE.match(text)
-        end = move.end() if move and own.isatty() else 0
-        return own.write(text[:end] + plain(text[end:]))
+        end = move.end() if move and self._stream.isatty() else 0
+        return self._stream.write(text[:end] + plain(text[end:]))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.rich_proxied_file, name)
+        return getattr(self._stream, name)
 
 
 def _exit_code(action: Callable[[], int]) -> int:

@@ -75,21 +75,8 @@ KINDS = {
             "samples": "subtoken_train.training.panels.run_progress:SampleLog",
             "device_stats": "pl.callbacks:DeviceStatsMonitor cpu_stats",
             "learning_rate": "pl.callbacks:LearningRateMonitor logging_interval log_momentum log_weight_decay",
-            "model_summary": "pl.callbacks:ModelSummary max_depth",
-            "rich_model_summary": "pl.callbacks:RichModelSummary max_depth",
-            "rich_progress": "pl.callbacks:RichProgressBar refresh_rate leave",
         },
         many=True,
-    ),
-    "profiler": _nameable(
-        "profiler",
-        "lightning.pytorch.profilers:Profiler",
-        {
-            "simple": "pl.profilers:SimpleProfiler dirpath filename extended",
-            "advanced": "pl.profilers:AdvancedProfiler dirpath filename line_count_restriction",
-            "pytorch": """pl.profilers:PyTorchProfiler dirpath filename row_limit record_shapes profile_memory
-            with_stack""",
-        },
     ),
 }
 """By key of the trainer: all that a recipe may name there."""
@@ -247,6 +234,7 @@ SETTINGS: dict[str, Check] = {
     "precision": _unless(
         lambda value: not str(value).startswith("transformer-engine"), "LoRA does not know its layers; use bf16-mixed"
     ),
+    "profiler": lambda value: "leave it out; profile the whole command (py-spy record -- subtoken-train fit ...)",
     "plugins": lambda value: "leave it out: Lightning finds the launcher's environment (SLURM, torchrun) itself",
     "enable_checkpointing": _unless(lambda value: value is not False, "leave it out: every run keeps checkpoints"),
     "barebones": _unless(lambda value: value is not True, "leave it out: every run logs and keeps checkpoints"),

@@ -60,7 +60,7 @@ def test_every_key_has_a_plain_type(data):
             if isinstance(hint, SettingsPlan):
                 bands.append(hint)
             else:
-                assert (hint is Any) == (name in (*KINDS, "plugins")), name
+                assert (hint is Any) == (name in (*KINDS, "plugins", "profiler")), name
                 assert set(_leaves(hint)) <= plain, name
 
 
@@ -171,7 +171,7 @@ WAYS = [
     ("trainer.strategy", {"zero3": {"config": "hostile.yaml"}}),
     ("trainer.strategy", {"zero3": {"config": {"compression_training": {}}}}),
     ("trainer.callbacks", [BIRD]),
-    ("trainer.callbacks", [{"rich_progress": {"theme": POPEN}}]),
+    ("trainer.callbacks", [{"learning_rate": {"logging_interval": POPEN}}]),
     ("trainer.logger", [{"mlflow": {"tracking_uri": POPEN}}]),
     ("model.lora", "{class_path: recipe_canary.Bird}"),
     ("allow_code", True),
