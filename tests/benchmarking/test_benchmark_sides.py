@@ -12,7 +12,6 @@ from subtoken_train.benchmarking.sides import HeldBytes, PackedSide, Side, dense
 from subtoken_train.benchmarking.synthetic_prompts import (
     PromptParts,
     Shrink,
-    check_positions,
     draw_prompts,
     prompt_parts,
     random_family,
@@ -209,18 +208,6 @@ def test_as_many_whole_images_as_fit(tiny_family, length, images):
 def test_one_image_and_the_papers_text_unless_told(tiny_family):
     assert prompt_parts(tiny_family).length == 5 + 64 + 14
     assert prompt_parts(text_family("llama")).length == text_family("llama").decoder.config.max_position_embeddings // 2
-
-
-def test_too_short_or_too_long_is_said(tiny_family):
-    with pytest.raises(ValueError, match=r"--lengths 82: .* takes 83 tokens"):
-        prompt_parts(tiny_family, 82)
-    with pytest.raises(ValueError, match="give at least 2"):
-        prompt_parts(text_family("llama"), 1)
-    family = text_family("llama")
-    limit = family.decoder.config.max_position_embeddings
-    check_positions(family, prompt_parts(family, limit - 8), 8)
-    with pytest.raises(ValueError, match=f"need {limit + 1} positions and the model has {limit}"):
-        check_positions(family, prompt_parts(family, limit - 7), 8)
 
 
 def test_qwens_pictures_without_a_processor_are_those_with_one():

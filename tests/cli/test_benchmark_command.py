@@ -58,15 +58,6 @@ def test_bytes_are_the_caches_own(routed):
     assert [sides[name]["entries"] for name in SIDES] == [35, 35, 29, 83, 83]
 
 
-def test_ratios_are_those_of_the_measured_seconds(routed):
-    (row,) = routed["rows"]
-    for part in ("prefill", "step"):
-        seconds = {name: side[f"{part}_seconds"] for name, side in row["sides"].items()}
-        assert {len(of) for of in seconds.values()} == {3}
-        for other in SIDES[1:]:
-            assert tuple(row["ratios"][part][other]) == pytest.approx(ratio(seconds, "routed", other))
-
-
 def test_the_share_of_a_copy_is_that_of_the_bytes_that_are_read(routed):
     found = routed["rows"][0]["share_of_copy"]
     assert list(found) == ["routed", "same_tokens", "anchor", "dynamic"]
