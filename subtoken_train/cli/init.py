@@ -42,7 +42,6 @@ _OTHERWISE = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
     parser.add_argument("folder", metavar="DIR", type=Path, help="the folder of your data")
     parser.add_argument("--backbone", metavar="NAME", help="what to train on (see above)")
     parser.add_argument("--out", metavar="DIR", type=Path, help="folder to write (default: DIR_subtoken, here)")
@@ -57,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look, write, say what follows."""
     from subtoken_train.artifact.whole_folder import FolderKind, check_target, whole_folder
 
     check_range("--seed", args.seed, 0, MAX_SEED)

@@ -8,7 +8,6 @@ import torch
 from checkpoints.tiny_llama import build_model, build_tokenizer
 from subtoken_train import SubTokenModel
 from subtoken_train.calibrating.base import calibration_prompts
-from subtoken_train.cli import calibrate
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.evictions import build_eviction
@@ -45,25 +44,6 @@ def llama(tmp_path_factory):
         build_tokenizer().save_pretrained(folder)
         folders.append(str(folder))
     return folders
-
-
-def test_a_file_that_came_while_it_ran_stays(llama, tmp_path, capsys, monkeypatch):
-    """Of two that were started together one writes and the other is told; with --overwrite both write."""
-    out, load = tmp_path / ("n" * 245 + ".json"), calibrate._load
-
-    def slow(args):
-        out.write_text("theirs")
-        return load(args)
-
-    monkeypatch.setattr(calibrate, "_load", slow)
-    words = ["calibrate", "prefixkv", "--backbone", llama[0], "--out", str(out), *options(*SHORT["prefixkv"])]
-    assert "came while this command ran, so it stays and nothing was written" in refused(capsys, *words)
-    assert out.read_text() == "theirs"
-    assert main([*words, "--overwrite"]) == 0
-    assert json.loads(out.read_text())["method"] == "prefixkv"
-    assert list(tmp_path.iterdir()) == [out]
-    words = ["calibrate", "prefixkv", "--backbone", tmp_path / "none", "--out", tmp_path / ("n" * 256)]
-    assert "File name too long" in refused(capsys, *words)
 
 
 @sampled("method", SHORT, every=3)

@@ -14,7 +14,6 @@ from subtoken_train.ledger.kv_budget import (
     GEOMETRIES,
     KVBudget,
     KVShape,
-    equal_kept_groups,
     exact,
     geometry,
     kept_count,
@@ -132,29 +131,10 @@ def test_counts_bracket_the_exact_product(keep_ratio, tokens):
 def test_a_stored_mean_is_paid_with_groups():
     """16 tokens of the embedded model: S64K16 in elements is 16 * 32 = 512 = 16 * 24 + 128 for S64K12 and a mean."""
     plain, filled = KVBudget(0.25, 64, 16), KVBudget(0.25, 64, 12, fill="mean")
-    assert equal_kept_groups(64, 16, 16) == 12
-    assert equal_kept_groups(16, 4, 16) == 3
     ours, theirs = (nominal_ledger(TINY, {"visual": 64}, budget) for budget in (filled, plain))
     assert ours.bytes_of(with_index=False) == theirs.bytes_of(with_index=False)
     assert filled.total_of(64) == plain.exact_total == Fraction(5, 32)
     assert solve_anchor(TINY, 64, filled.total_of(64)).kept_tokens == 10
-
-
-@given(budgets(), st.integers(1, 600))
-def test_equal_groups_are_the_most_that_take_no_more(budget, tokens):
-    kept, plain = kept_count(tokens, budget.keep_ratio), budget.exact_total
-    assert KVBudget(budget.keep_ratio, budget.num_groups, budget.kept_groups, fill="zero").total_of(tokens) == plain
-    assert KVBudget(1.0, 16, 16, fill="mean").total_of(tokens) == 1
-
-    def vectors(groups):
-        return kept * Fraction(groups, budget.num_groups)
-
-    if vectors(1) + 1 > vectors(budget.kept_groups):
-        with pytest.raises(ValueError, match="do not pay for"):
-            equal_kept_groups(budget.num_groups, budget.kept_groups, kept)
-        return
-    equal = equal_kept_groups(budget.num_groups, budget.kept_groups, kept)
-    assert vectors(equal) + 1 <= vectors(budget.kept_groups) < vectors(equal + 1) + 1
 
 
 @pytest.mark.parametrize("samples", [1, 3])

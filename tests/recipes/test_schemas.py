@@ -8,7 +8,7 @@ from copy import deepcopy
 import pytest
 import yaml
 
-from subtoken_train.cli.recipe_help import recipe_keys, shipped_schema
+from subtoken_train.cli.recipe_source import recipe_keys, shipped_schema
 from subtoken_train.documents import parse_yaml
 from subtoken_train.resources import is_grid, recipe_files, recipe_text, with_schema
 from tests.support.commands import printed, refused

@@ -13,8 +13,8 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from checkpoints.tiny_llava import build_model, build_processor
-from subtoken_train.cli.loggers import OVERVIEW
 from subtoken_train.cli.main import main
+from subtoken_train.cli.recipe import OVERVIEW
 from subtoken_train.families.llava import LlavaFamily
 from tests.support.run_folders import adapter_tensors, same_tensors
 from tests.support.tiny_fits import tiny_fit
