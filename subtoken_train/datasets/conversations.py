@@ -29,16 +29,15 @@ _TOOLS = ("tool", "function", "function_call", "observation", "ipython", "tool_c
 CONVERSATION_LISTS = ("conversations", "messages")  # under which a record keeps its messages
 _REPLACED = ("messages", "images", "system", "system_prompt", *LABELS, *SWITCHES)
 """Fields of a record that LLaVA's form says otherwise, or that have said all."""
-_ORDER = frozenset(("index", "idx", "turn", "order", "position"))
 _PICTURE_KEYS = ("image_url", "image", "path", "url")
 _TEXT_KINDS, _PICTURE_KINDS = ("text", "input_text", "output_text", None), ("image", "image_url", "input_image", None)
 _ROLES = {"human": "user", "gpt": "assistant", "system": "system"}
 
 
-def checked_record(row: Any, place: str, unread: set[str], as_document: bool = False) -> dict[str, Any]:
+def checked_record(row: Any, place: str, as_document: bool = False) -> dict[str, Any]:
     """Return a record of any form in LLaVA's, checked; ``place`` is for messages, else as ``llava_form``."""
     try:
-        made = llava_form(row, unread, as_document)
+        made = llava_form(row, as_document)
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from None
     if problem := record_problem(made, as_document):
@@ -47,11 +46,10 @@ def checked_record(row: Any, place: str, unread: set[str], as_document: bool = F
     return checked
 
 
-def llava_form(row: Any, unread: set[str] | None = None, as_document: bool = False) -> Any:
+def llava_form(row: Any, as_document: bool = False) -> Any:
     """Return a record in LLaVA's form; one that is no conversation at all as it is, for ``record_problem``.
 
-    ``unread`` gets the fields that nobody reads; None: they were looked at before. ``as_document``: it is for a
-    language model, and its system text is a turn of its own, the first.
+    ``as_document``: it is for a language model, and its system text is a turn of its own, the first.
     """
     there = [name for name in CONVERSATION_LISTS if isinstance(row, dict) and isinstance(row.get(name), list)]
     there = [name for name in there if row[name]]
@@ -60,20 +58,16 @@ def llava_form(row: Any, unread: set[str] | None = None, as_document: bool = Fal
     if len(there) > 1:
         raise ValueError(f"it has {' and '.join(there)}, and one of them is read; leave the other out")
     messages = row[there[0]]
-    if unread is not None:
-        check_fields("record", row, unread)
-        for number, message in enumerate(messages, 1):
-            if isinstance(message, dict):
-                check_fields("message", message, unread, f"message {number}")
-        _check_order(messages, "its messages are")
+    check_fields("record", row)
     if not all(isinstance(message, dict) for message in messages):
         return row
     asked, own_names, turns = False, list[str](), list[dict[str, Any]]()
     for number, (message, beside) in enumerate(zip(messages, _switches_beside(row, len(messages)), strict=True), 1):
+        check_fields("message", message, f"message {number}")
         role, content = (
             _either(message, f"message {number} has", *keys) for keys in (("from", "role"), ("value", "content"))
         )
-        text, names = _content(content, number, unread)
+        text, names = _content(content, number)
         own_names += names
         turn = {"from": _speaker(role, number, message), "value": text}
         _check_text(turn, number, asked)
@@ -165,15 +159,6 @@ def _either(found: dict[str, Any], said: str, *keys: str) -> Any:
     return found[there[0]] if there else None
 
 
-def _check_order(items: list[Any], said: str) -> None:
-    """Refuse messages or parts that are numbered and stand in another order."""
-    groups = [item for item in items if isinstance(item, dict)]
-    for name in _ORDER.intersection(*[{name for item in groups for name in item}]):
-        counted = [item[name] for item in groups if isinstance(item.get(name), int | float)]
-        if counted != sorted(counted):
-            raise ValueError(f"{said} not in the order of their {name}; sort them, or drop {name}")
-
-
 def _speaker(role: Any, number: int, message: dict[str, Any]) -> Any:
     if (isinstance(role, str) and role in _TOOLS) or message.get("tool_calls") or message.get("function_call"):
         raise ValueError(f"message {number} calls a tool or is a tool's answer, which is not trained; drop the record")
@@ -183,18 +168,17 @@ def _speaker(role: Any, number: int, message: dict[str, Any]) -> Any:
     return _SPEAKERS[role]
 
 
-def _content(content: Any, number: int, unread: set[str] | None) -> tuple[Any, list[str]]:
+def _content(content: Any, number: int) -> tuple[Any, list[str]]:
     """Return a message's text with a placeholder per image, and the images that it names itself."""
     if not isinstance(content, list):
         return content, []
     if not content:
         raise ValueError(f"message {number} is an empty list; write a text, or parts: text, image or image_url")
-    _check_order(content, f"the parts of message {number} are")
     lines, names = [], []
     for given in content:
         part = {"text": given} if isinstance(given, str) else given
-        if unread is not None and isinstance(part, dict):
-            check_fields("part", part, unread, f"a part of message {number}")
+        if isinstance(part, dict):
+            check_fields("part", part, f"a part of message {number}")
         is_text = _is_text_part(part, number)
         lines.append(part["text"] if is_text else IMAGE_PLACEHOLDER)
         names += [] if is_text else _part_name(part, number)

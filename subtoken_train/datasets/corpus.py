@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -24,11 +23,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from subtoken_train.datasets.conversations import CONVERSATION_LISTS, checked_record, conversation_document
 from subtoken_train.datasets.known_files import absent
 from subtoken_train.datasets.record_fields import SWITCHES, read_switch
-from subtoken_train.datasets.record_format import row_kind
 from subtoken_train.datasets.row_files import COLUMNAR, Kind, file_kind, files_of_set, kept_rows, placed_rows
-from subtoken_train.datasets.text_media import files_named, refuse_files
 from subtoken_train.documents import text_problem
-from subtoken_train.errors import SubTokenWarning, clipped
+from subtoken_train.errors import clipped
 from subtoken_train.families.online import hub_asked, silence
 
 if TYPE_CHECKING:
@@ -84,8 +81,8 @@ class CorpusSource:
     documents: Literal["rows", "wikitext", "conversations"] = "rows"
 
 
-def load_rows(source: CorpusSource, streaming: bool = False) -> Any:
-    """Open the raw rows, a ``datasets.Dataset``, or an ``IterableDataset`` with ``streaming``; nothing is tokenised."""
+def load_rows(source: CorpusSource) -> Dataset:
+    """Open the raw rows; nothing is tokenised."""
     path = Path(source.name)
     if source.documents == "conversations":
         return _conversation_rows(source, path)
@@ -104,7 +101,7 @@ def load_rows(source: CorpusSource, streaming: bool = False) -> Any:
     from_hub = builder is None and not path.exists()
     try:
         with hub_asked() if from_hub else nullcontext():
-            rows = load_dataset(**arguments, split=source.split, streaming=streaming)
+            rows = load_dataset(**arguments, split=source.split)
     except (DatasetNotFoundError, ConnectionError) as error:
         kinds, reason = ", ".join(_BUILDERS), (silence() if from_hub else None) or error
         raise ValueError(
@@ -112,12 +109,11 @@ def load_rows(source: CorpusSource, streaming: bool = False) -> Any:
         ) from None
     except DatasetGenerationError as error:
         raise ValueError(f"{source.name} cannot be read as {builder} ({error.__cause__ or error})") from None
-    columns = rows.column_names if rows.column_names is not None else list(next(iter(rows), {}))
-    if columns and source.column not in columns:
-        hint = row_kind(columns)
+    columns = rows.column_names
+    if source.column not in columns:
+        listed = clipped(", ".join(columns), 100)
         if {*columns} & {*CONVERSATION_LISTS}:
-            hint = "conversations are read with documents: conversations"
-        listed = clipped(", ".join(columns), 100) + (f"; {hint}" if hint else "")
+            listed += "; conversations are read with documents: conversations"
         raise ValueError(f"{source.name} has no column {source.column!r}; its columns are {listed}")
     return rows
 
@@ -147,16 +143,11 @@ def _conversation_rows(source: CorpusSource, path: Path) -> Dataset:
             f"documents: conversations reads a .json or .jsonl file of records, Parquet or Arrow; {source.name} is none"
         )
     _check_whole(source)
-    unread: set[str] = set()
     made: dict[str, list[str]] = {"name": [], "conversation": []}
     for place, read in placed_rows(path):
-        row = checked_record(read, place, unread, as_document=True)
-        refuse_files(((name, place) for name in files_named(row, False)), path.parent)
+        turns = checked_record(read, place, as_document=True)["conversations"]
         made["name"].append(place)
-        made["conversation"].append(json.dumps({"conversations": row["conversations"]}))
-    if unread:
-        listed = clipped(", ".join(map(repr, sorted(unread))), 200)
-        warnings.warn(f"{path} has fields that are not read: {listed}", SubTokenWarning, stacklevel=2)
+        made["conversation"].append(json.dumps({"conversations": turns}))
     return Dataset.from_dict(made)
 
 

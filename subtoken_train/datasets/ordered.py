@@ -10,7 +10,6 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from itertools import islice
-from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import lightning as L
@@ -59,18 +58,13 @@ class AccumulationWindows:
 
 
 def outlive_stop_signals(worker: int) -> None:
-    """Let a worker go on where Ctrl-C or SLURM signals the whole run, for ``DataLoader(worker_init_fn=...)``.
+    """Let a worker go on where Ctrl-C or SLURM signals the whole run; the training process needs it for its step.
 
-    The training process then finishes its step, for which it needs its workers, and ends them. A second SIGTERM does
-    end one.
+    For ``DataLoader(worker_init_fn=...)``. A second SIGTERM does end one.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _next_time)
-
-
-def _next_time(number: int, frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))
 
 
 class ResumableSampler(DistributedSampler[int]):
@@ -165,8 +159,10 @@ class ResumableSampler(DistributedSampler[int]):
         size, images = self.batch_size * self.num_replicas, self._images[order]
         whole, rest = [], []
         for kind in (order[~images], order[images]):
-            full = len(kind) // size * size
-            whole.append(self._alike(kind[:full]))
+            full, step = len(kind) // size * size, size * _GROUPED_BATCHES
+            for start in range(0, full, step):
+                chunk = kind[start : min(start + step, full)]
+                whole.append(chunk if self._key is None else chunk[np.argsort(self._key[chunk], kind="stable")])
             rest.append(kind[full:])
         if self._mixed_batch(len(rest[0]), len(rest[1])):
             # evenly: each of up to as many processes as there are images finds one in its part
@@ -175,14 +171,6 @@ class ResumableSampler(DistributedSampler[int]):
             mixed[is_image], mixed[~is_image] = rest[1], rest[0][: size - len(places)]
             whole.append(mixed)
         return np.concatenate(whole).reshape(-1, size)
-
-    def _alike(self, order: NDArray[Any]) -> NDArray[Any]:
-        """Group the records of full batches, each next to those of like size with ``by_length``."""
-        if self._key is None:
-            return order
-        step = self.batch_size * self.num_replicas * _GROUPED_BATCHES
-        chunks = [order[start : start + step] for start in range(0, len(order), step)]
-        return np.concatenate([order[:0], *(chunk[np.argsort(self._key[chunk], kind="stable")] for chunk in chunks)])
 
     def _count_batches(self) -> int:
         size, images = self.batch_size * self.num_replicas, int(self._images.sum())

@@ -20,10 +20,10 @@ from subtoken_train.datasets import record_format as form
 from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES, inside, open_image
 from subtoken_train.datasets.known_files import fetch_command
 from subtoken_train.datasets.question_table import OwnRecord, OwnTable, read_own_table
-from subtoken_train.datasets.row_files import COLUMNAR, ZIPPED, file_kind, first_of_set
-from subtoken_train.datasets.text_media import files_named, refuse_files
+from subtoken_train.datasets.row_files import COLUMNAR, file_kind, first_of_set
 from subtoken_train.datasets.unknown_tokens import spread
 from subtoken_train.documents import check_regular, read_text, text_problem
+from subtoken_train.errors import clipped, refuse
 
 TABLES = (".csv", ".tsv", ".json", ".jsonl", *COLUMNAR)
 TEXTS = (".txt", ".md")
@@ -36,7 +36,6 @@ SPLITS = ("train", "dev", "test")
 _ABOUT_IT = ("readme", "license", "licence", "notice", "copying", "changelog", "dataset_info", "dataset_infos")
 """Files about a data set, which are none of it: texts and tables beside it, not in the folders below."""
 _OF_ARROW = ("state.json", "dataset_info.json", "dataset_dict.json")  # beside the files of ``save_to_disk``
-_ABOUT, _ARROW = "about the data", "about Arrow files"
 _BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
 _LISTED = 3  # names in a message
 T = TypeVar("T")
@@ -44,13 +43,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class OwnData:
-    """Records of three splits.
+    """Records of three splits, in LLaVA's form or ``{"text": ...}``, and what was read, a line each.
 
-    Attributes:
-        kind: ``images`` (conversations about images), ``conversations`` (without any) or ``texts``.
-        splits: rows by split, in LLaVA's form, or ``{"text": ...}``.
-        found: what was read, a line each.
-        no_document: as ``OwnTable``'s.
+    ``kind``: ``images`` (conversations about images), ``conversations`` (without any) or ``texts``; ``no_document``: as
+    ``OwnTable``'s.
     """
 
     kind: str
@@ -77,7 +73,7 @@ def read_own(
     if name is None and question is not None:
         raise ValueError(f"--question is asked of pictures with captions, but {folder} holds no table; leave it out")
     if name is not None:
-        data = _table_data(own, name, read_own_table(folder / name, columns, folder, question), seed, show)
+        data = _table_data(own, name, read_own_table(folder / name, columns, question), seed, show)
     elif named := [kind for kind, column in columns.items() if column is not None]:
         raise ValueError(f"--{named[0]}-column names a column, but {folder} holds no table")
     else:
@@ -106,9 +102,8 @@ def look_into(folder: Path) -> OwnFolder:
     """List a folder; hidden files, and texts and tables that tell about the data (README, LICENSE), are left out."""
     if not folder.exists():
         command = fetch_command(folder)
-        raise ValueError(
-            f"{folder} does not exist; {f'get it: {command}' if command else 'name the folder of your data'}"
-        )
+        instead = f"get it: {command}" if command else "name the folder of your data"
+        raise ValueError(f"{folder} does not exist; {instead}")
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; name the folder that holds it, and the file with --table")
     found: dict[str, list[str]] = defaultdict(list)
@@ -116,15 +111,9 @@ def look_into(folder: Path) -> OwnFolder:
         if number >= MAX_FILES:
             raise ValueError(f"{folder} holds more than {MAX_FILES:,} files; name a folder that holds the data alone")
         found[_group(name)].append(name)
-    arrow = found.pop(_ARROW, [])
-    found[_ABOUT if ".arrow" in found else ".json"] += arrow
-    about = sorted(found.pop(_ABOUT, []))
-    images, tables, texts = (
-        tuple(sorted(name for suffix in kinds for name in found.pop(suffix, ())))
-        for kinds in (PICTURE_SUFFIXES, TABLES, TEXTS)
-    )
-    kinds = Counter({suffix: len(names) for suffix, names in found.items() if names})
-    listed = ", ".join(f"{count:,} {kind or 'without a suffix'}" for kind, count in kinds.most_common(_LISTED))
+    images, tables, texts, about = (tuple(sorted(found.pop(kind, ()))) for kind in ("images", "tables", "texts", ""))
+    kinds = Counter({kind: len(names) for kind, names in found.items()})
+    listed = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(_LISTED))
     others = f" and {len(kinds) - _LISTED:,} kinds more" if len(kinds) > _LISTED else ""
     unread = f"{_files(kinds.total())} of kinds that are not read: {listed}{others}" if kinds else ""
     if not (images or tables or texts):
@@ -133,27 +122,28 @@ def look_into(folder: Path) -> OwnFolder:
             f"{folder} holds no data: no images, and no file that ends with one of {', '.join((*TABLES, *TEXTS))}"
             f"{beside}; save texts as .txt, or add pictures and a table of questions, then: {_init(folder)}"
         )
-    return OwnFolder(folder, images, tuple(dict.fromkeys(map(first_of_set, tables))), texts, tuple(about), unread)
+    return OwnFolder(folder, images, tuple(dict.fromkeys(map(first_of_set, tables))), texts, about, unread)
 
 
 def _names(folder: Path) -> Iterator[str]:
-    for place, folders, names in os.walk(folder, onerror=_refuse):
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for place, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith((".", "__"))]
         below = os.path.relpath(place, folder)
         yield from (Path(below, name).as_posix() for name in names if not name.startswith("."))
 
 
-def _refuse(error: OSError) -> None:
-    raise error
-
-
 def _group(name: str) -> str:
-    stem, suffix = map(str.lower, os.path.splitext(name))
-    if suffix in (*TABLES, *TEXTS) and stem in _ABOUT_IT:  # a path from below the folder is no such name
-        return _ABOUT
-    if os.path.basename(name) in _OF_ARROW:
-        return _ARROW
-    return kind if suffix == ZIPPED and (kind := file_kind(name)) in TABLES else suffix
+    """Return what a file is: images, tables, texts, "" (about the data), or its suffix, which is not read."""
+    kind, suffix = file_kind(name), os.path.splitext(name)[1].lower()
+    if os.path.splitext(name)[0].lower() in _ABOUT_IT and suffix in (*TABLES, *TEXTS):  # not in the folders below
+        return ""
+    if kind in TABLES:
+        return "" if os.path.basename(name) in _OF_ARROW else "tables"
+    groups = dict.fromkeys(PICTURE_SUFFIXES, "images") | dict.fromkeys(TEXTS, "texts")
+    return groups.get(suffix, suffix or "without a suffix")
 
 
 def _files(count: int) -> str:
@@ -165,31 +155,33 @@ def _init(folder: Path, *options: str) -> str:
 
 
 def _table(own: OwnFolder, chosen: str | None) -> str | None:
-    listed = ", ".join(own.tables[:_LISTED])
+    """Return the table to read; None for texts."""
+    folder, listed = own.path, ", ".join(own.tables[:_LISTED])
+    listed += f" and {len(own.tables) - _LISTED:,} more" if len(own.tables) > _LISTED else ""
     if chosen is not None:
-        if chosen not in own.tables and not (own.path / chosen).is_file():
-            there = f"its tables are {listed}" if own.tables else "it holds no table"
-            raise ValueError(f"{own.path} has no table {chosen!r}; {there}")
+        there = f"its tables are {listed}" if own.tables else "it holds no table"
+        missing = chosen not in own.tables and not (folder / chosen).is_file()
+        refuse((missing, f"{folder} has no table {chosen!r}; {there}"))
         return chosen
-    if len(own.tables) > 1:
-        more = f" and {len(own.tables) - _LISTED:,} more" if len(own.tables) > _LISTED else ""
-        best = next((name for name in own.tables if "train" in name), own.tables[0])
-        raise ValueError(
-            f"{own.path} holds several tables ({listed}{more}); say which one with --table: "
-            f"{_init(own.path, '--table', best)}"
-        )
-    if own.tables and own.texts:
-        raise ValueError(
-            f"{own.path} holds a table ({own.tables[0]}) and texts ({own.texts[0]}); move the texts to a folder of "
-            f"their own, or leave them out: {_init(own.path, '--table', own.tables[0])}"
-        )
-    if own.images and not own.tables:
-        other = f", but texts ({own.texts[0]}): move one kind away, or" if own.texts else ";"
-        raise ValueError(
-            f"{own.path} holds {len(own.images):,} images and no table of questions and answers{other} add a CSV file "
-            f"with the columns image, question, answer (or file, caption), then: {_init(own.path)}"
-        )
-    return own.tables[0] if own.tables else None
+    best = next((name for name in own.tables if "train" in name), next(iter(own.tables), ""))
+    texts, choice = f"texts ({next(iter(own.texts), '')})", _init(folder, "--table", best)
+    held, other = f"{folder} holds {len(own.images):,} images and no table of questions and answers", ";"
+    if own.texts:
+        other = f", but {texts}: move one kind away, or"
+    refuse(
+        (len(own.tables) > 1, f"{folder} holds several tables ({listed}); say which one with --table: {choice}"),
+        (
+            own.tables and own.texts,
+            f"{folder} holds a table ({best}) and {texts}; move the texts to a folder of their own, or leave them out: "
+            f"{choice}",
+        ),
+        (
+            own.images and not own.tables,
+            f"{held}{other} add a CSV file with the columns image, question, answer (or file, caption), then: "
+            f"{_init(folder)}",
+        ),
+    )
+    return best or None
 
 
 def read_texts(own: OwnFolder) -> list[str]:
@@ -211,7 +203,7 @@ def read_texts(own: OwnFolder) -> list[str]:
     return texts
 
 
-def _text_data(texts: list[str], seed: int, folder: Path, what: str, unread: str = "") -> OwnData:
+def _text_data(texts: Sequence[str], seed: int, folder: Path, what: str, unread: str = "") -> OwnData:
     """Make documents: the texts themselves where they are many, else runs of paragraphs of about equal length."""
     documents = [text.replace("\r\n", "\n").strip() for text in texts if text.strip()]
     if len(documents) < ENOUGH:
@@ -247,15 +239,16 @@ def _table_data(own: OwnFolder, name: str, read: OwnTable, seed: int, show: Call
             f"{holds} texts alone; name its columns with --image-column, --question-column and --answer-column, or "
             "move the images away"
         )
+    unread = f"columns not read: {clipped(', '.join(read.unread), 160)}" if read.unread else ""
     if read.texts:
-        return _text_data(read.texts, seed, own.path, f"{name}: {len(read.texts):,} texts", read.unread_words)
+        return _text_data(read.texts, seed, own.path, f"{name}: {len(read.texts):,} texts", unread)
     records = _placed(own, name, read.records)
     names = list(dict.fromkeys(each for record in records for each in form.image_names(record.row)))
     if own.images and not names:
         raise ValueError(
             f"{holds} names none of them; say which column does with --image-column, or move the images away"
         )
-    found = [f"{name}: {len(records):,} records ({read.columns or 'conversations'})", read.unread_words]
+    found = [f"{name}: {len(records):,} records ({read.columns or 'conversations'})", unread]
     if read.asked:
         found.insert(1, f"asked of every picture: {read.asked!r}; another question: --question TEXT")
     same = _same_pictures(own.path, names)
@@ -283,7 +276,6 @@ def _placed(own: OwnFolder, table: str, records: Sequence[OwnRecord]) -> list[Ow
     for record in records:
         if form.video_names(record.row):
             raise ValueError(f"{record.place} has a video; name the file in a recipe itself (data.train_file)")
-        refuse_files([(name, record.place) for name in files_named(record.row, form.has_media(record.row))], own.path)
         found = [paths.path(name, record.place) for name in form.image_names(record.row)]
         missing += [(name, record.place) for name in found if name not in paths.there]
         total += len(found)

@@ -12,7 +12,7 @@ marks each in the prompts, or ``<image>`` in a record without images; in a recor
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from subtoken_train.datasets.image_sources import refuse_video_file
@@ -22,30 +22,11 @@ from subtoken_train.families.literal_marks import IMAGE_MARK, VIDEO_MARK, pictur
 from subtoken_train.typed import shown
 
 IMAGE_PLACEHOLDER, VIDEO_PLACEHOLDER = IMAGE_MARK, VIDEO_MARK
-_TURNS = 'write {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}]}'
-_ROW = f"row; `subtoken-train init FOLDER` makes records of such a file, or {_TURNS}"
-_PAIR = "preference pair, and preferences are not trained"
-_KINDS: dict[tuple[str, ...], str] = {
-    ("chosen", "rejected"): f"it is a {_PAIR}; {_TURNS} with the chosen one",
-    ("rejected",): f"it is a {_PAIR}; {_TURNS} with the better answer",
-    ("preferred_output", "non_preferred_output"): f"it is OpenAI's {_PAIR}; {_TURNS} with the preferred output",
-    ("instruction", "output"): f"it is an Alpaca row (instruction, input, output){_ROW.removeprefix('row')}",
-    **{(asked, said): f"it is a {asked}/{said} {_ROW}" for asked, said in (
-        ("prompt", "completion"), ("query", "response"), ("question", "answer"), ("prompt", "response"),
-    )},
-    ("conversation",): f"it has a conversation, as ms-swift and XTuner write it; {_TURNS}",
-    ("input_ids",): f"it is tokenised already; give the texts: {_TURNS}",
-    ("reward_model",): f"it is a prompt for reinforcement learning, without an answer; {_TURNS}",
-    ("text",): "it is a plain text, which a language model reads: data.train: {name: FILE}; for turns, " + _TURNS,
-    ("prompt",): f"it is a prompt without an answer; {_TURNS}",
-}  # fmt: skip
-"""Rows of other kinds, by names that they have."""
+_ROW = (
+    'it has no turns; write {"id": ..., "image": ..., "conversations": [{"from": "human", "value": ...}, {"from": '
+    '"gpt", "value": ...}]}, or make records of a table: subtoken-train init FOLDER'
+)
 _ESCAPE = f" (where it is text, write \\{IMAGE_PLACEHOLDER})"
-
-
-def row_kind(names: Collection[str]) -> str | None:
-    """Return what a row with these names is and what to do about it; None where nobody is known to write such rows."""
-    return next((words for needed, words in _KINDS.items() if all(name in names for name in needed)), None)
 
 
 def record_id(row: Any, index: int) -> str:
@@ -113,9 +94,7 @@ def text_length(row: dict[str, Any]) -> int:
 def record_problem(row: Any, as_document: bool = False) -> str | None:
     """Return what is wrong with a record in LLaVA's form and what to do about it; ``as_document``: marks are text."""
     if not isinstance(row, dict) or not isinstance(row.get("conversations"), list) or not row["conversations"]:
-        kind = row_kind(row) if isinstance(row, dict) else None
-        turns = 'a record is {"id", "image", "conversations": [{"from", "value"}, ...]}'
-        return f"it has no turns; {kind or turns}"
+        return _ROW
     return next(_problems(row, as_document), None)
 
 

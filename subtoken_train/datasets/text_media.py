@@ -3,20 +3,17 @@
 A *spelling* that only media have is refused wherever it stands: a tag around a target (``<img>0.png</img>``), or a
 token of another model (``<|image_1|>``, ``<ImageHere>``, ``[IMG]``). In a record without media so are a numbered tag
 (``<image 1>``) and a bare one (``<video>``, ``[image]``) as the first or last line of a question, or touching its first
-letter or its end. A *file* that a question of such a record names, in a link or in words, is refused where it lies in
-the folder of the images; elsewhere it is text, as in questions about HTML, and ``check`` says so.
+letter or its end. What only names a file, in a link or in words, is text, as in questions about HTML.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
-from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES, VIDEO_SUFFIXES, inside
+from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES, VIDEO_SUFFIXES
 from subtoken_train.families.literal_marks import IMAGE_MARK, VIDEO_MARK
 from subtoken_train.typed import shown
 
@@ -47,7 +44,6 @@ _GLUED = re.compile(rf"^<{_NAMED}>(?=[a-z])|(?<=[.?!])<{_NAMED}>$", re.I)
 """Matches a bare tag that touches a question's first letter, or its end; prose about HTML puts a space there."""
 _INLINE = re.compile(r"data:(?:image|video|audio)/[\w.+-]{1,40};base64,[\w+/]{64}")
 """Matches a whole medium in a text; code that speaks of one leaves its letters out."""
-_WORDS, _PARTS = re.compile(r"[^\s<>()\[\]{}\"'`|=,;]+"), re.compile(r"(?<=[(\[{\"'`|])[^<>()\[\]{}\"'`|\n]+")
 _INSTEAD = f"name it in image, images, video or videos, and write {IMAGE_MARK} or {VIDEO_MARK} at its place"
 
 
@@ -65,31 +61,6 @@ def media_problem(turns: Iterable[dict[str, Any]], has_media: bool, as_document:
         if found is not None:
             return f"a text holds {shown(found)}, a medium that nothing would read; {_INSTEAD}, or drop the record"
     return None
-
-
-def files_named(row: dict[str, Any], has_media: bool) -> list[str]:
-    """Return what its questions call files of media, for a record that names none."""
-    if has_media:
-        return []
-    asked = (turn["value"] for turn in row["conversations"] if turn["from"] == "human")
-    return list(dict.fromkeys(name for text in asked for name in _names(text)))
-
-
-def refuse_files(names: Iterable[tuple[str, str]], folder: Path) -> None:
-    """Refuse texts that name a file which lies in a folder; ``names`` are of ``files_named``, each with its place."""
-    for name, place in names:
-        if _lies_in(folder, name):
-            raise ValueError(
-                f"{place}: a text names {shown(name)}, which is in {folder}, and no field does, so that nothing would "
-                f"read it; {_INSTEAD}"
-            )
-
-
-def _lies_in(folder: Path, name: str) -> bool:
-    try:
-        return "\0" not in name and os.path.isfile(inside(folder, name))
-    except ValueError:  # outside of it, where nothing is looked at
-        return False
 
 
 def _tagged(text: str) -> Iterator[str]:
@@ -126,13 +97,3 @@ def _bare(text: str, as_document: bool) -> str | None:
         if _BARE.fullmatch(line):
             return line
     return None
-
-
-def _names(text: str) -> Iterator[str]:
-    if "." not in text:
-        return
-    for pattern in (_WORDS, _PARTS):
-        for found in pattern.finditer(text):
-            name = found[0].strip().rstrip(".:!?")
-            if name[-8:].lower().endswith(MEDIA_SUFFIXES) and len(name) < 400 and not _PLACE.match(name):
-                yield name

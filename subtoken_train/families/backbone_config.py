@@ -20,8 +20,7 @@ from subtoken_train.typed import shown
 _LONGEST = 255  # bytes of a name that a file system takes
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _REVISION = re.compile(r"\w[\w.+/-]{0,199}")
-ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
-"""Any other text could name a kernel on the Hub, which is code."""
+ATTENTIONS = ("sdpa", "eager", "flash_attention_2")  # any other text could name a kernel on the Hub, which is code
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

@@ -27,10 +27,8 @@ from subtoken_train.families.literal_marks import hidden_specials, special_place
 from subtoken_train.types import Asked, RenderedPrompt, Turn
 
 Message = Mapping[str, str]
-MAX_STEPS = 5_000_000
-"""A few seconds; long conversations take some ten thousands."""
-MAX_WRITTEN = 10_000_000
-"""Beside four times what is said."""
+MAX_STEPS = 5_000_000  # A few seconds; long conversations take some ten thousands
+MAX_WRITTEN = 10_000_000  # beside four times what is said
 _BEGIN, _END = "\udffe", "\udfff"
 _MARK = re.compile("([\udffe\udfff])([\udfe0-\udfe9]+)")
 _GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")

@@ -33,10 +33,8 @@ from subtoken_train.ledger.kv_budget import KVShape
 
 CACHE = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"
 """``cache`` from transformers 5.24 on, where the old name costs a warning a layer and step."""
-PREFIX = "subtoken_"
-"""Prefix of attention functions that also read packed storage."""
-WINDOWED = ("mistral", "qwen2", "qwen3")
-"""Language models whose windows are served inside a model that sees images."""
+PREFIX = "subtoken_"  # prefix of attention functions that also read packed storage
+WINDOWED = ("mistral", "qwen2", "qwen3")  # language models whose windows are served inside a model that sees images
 UNTURNED = ("cohere2", "exaone4")
 """Language models whose layers of full attention turn nothing by position, beside layers with windows, which do."""
 QV, FUSED = "(q_proj|v_proj)", "qkv_proj"

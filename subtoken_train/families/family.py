@@ -1,4 +1,4 @@
-"""The interface of a backbone family, its processor without torchvision, and checks against its shapes.
+"""The interface of a backbone family, processors without torchvision, and checks against its shapes.
 
 Legend: B batch, N positions, D model width, I images, T visual tokens, n layers with features of their own.
 """
@@ -9,10 +9,11 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from PIL import Image
@@ -31,28 +32,37 @@ from subtoken_train.resources import model_type_of, published_models
 from subtoken_train.types import Batch, Frames, Licence, Region, RenderedPrompt, TowerStatistics, Turn, VisualStates
 
 
+@dataclass(eq=False)
 class PilProcessor:
     """A checkpoint's tokenizer and image processor; the same pixels with and without torchvision."""
 
-    image_reader: ClassVar[Any]
-    """The PIL image processor's class, whichever the checkpoint names."""
-    image_token: ClassVar[str]
-    """Placeholder of a visual token of an image."""
-
-    def __init__(self, image_processor: Any, tokenizer: Any) -> None:
-        self.image_processor = image_processor
-        self.tokenizer = tokenizer
-
-    @classmethod
-    def from_pretrained(cls, source: str, revision: str | None = None, trust_remote_code: bool = False) -> Self:
-        """Read both from a folder or the Hub."""
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
-        return cls(cls.image_reader.from_pretrained(source, revision=revision), tokenizer)
+    image_processor: Any
+    tokenizer: Any
+    image_token: str
+    video_token: str
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write both into a checkpoint folder."""
         self.image_processor.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+
+
+class PilReader(NamedTuple):
+    """Makes processors of a PIL image processor's class, whichever the checkpoint names, and placeholders of tokens."""
+
+    image_reader: Any
+    image_token: str
+    video_token: str = ""
+
+    def __call__(self, image_processor: Any, tokenizer: Any) -> PilProcessor:
+        return PilProcessor(image_processor, tokenizer, self.image_token, self.video_token)
+
+    def from_pretrained(
+        self, source: str, revision: str | None = None, trust_remote_code: bool = False
+    ) -> PilProcessor:
+        """Read both from a folder or the Hub."""
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
+        return self(self.image_reader.from_pretrained(source, revision=revision), tokenizer)
 
 
 class GivenImages(NamedTuple):
@@ -92,8 +102,6 @@ class Family(DecoderStack, ABC):
     name: str
     published: ClassVar[dict[str, Callable[[], Any]]] = {}
     """Hub ids whose configuration is known here, for checks without network; each is made when it is called."""
-    originals: ClassVar[dict[str, str]] = {}
-    """Model types of its models in their authors' own format, whose code is not run, and what to load instead."""
     licences: ClassVar[dict[str, Licence]] = {}
     """Licences of published backbones by their Hub ids, for model cards: an adapter's is the same."""
     sees_images: ClassVar[bool] = True
@@ -184,7 +192,8 @@ class Family(DecoderStack, ABC):
     @property
     def placeholders(self) -> tuple[str, ...]:
         """Return the tokens that stand once per visual token."""
-        return (self.processor.image_token,) if self.sees_images else ()
+        tokens = [getattr(self.processor, name, "") for name in ("image_token", "video_token")[: 1 + self.takes_videos]]
+        return tuple(dict.fromkeys(filter(None, tokens))) if self.sees_images else ()
 
     @abstractmethod
     def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
@@ -255,7 +264,7 @@ class Family(DecoderStack, ABC):
 
     def limit_pixels(self, max_pixels: int) -> None:
         """Cap the pixels of an image."""
-        raise ValueError(f"max_pixels={max_pixels}: {self.name} scales every image to one size; remove max_pixels")
+        raise ValueError(f"max_pixels={max_pixels}: {self.name} scales images to sizes of its own; remove max_pixels")
 
     @property
     def tokenizer(self) -> Any:

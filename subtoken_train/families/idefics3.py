@@ -23,22 +23,17 @@ from torch import Tensor
 from transformers.models.idefics3 import image_processing_pil_idefics3 as tiling
 
 from subtoken_train.families.chat import ChatFormat, joined
-from subtoken_train.families.family import GivenImages, PilProcessor
+from subtoken_train.families.family import GivenImages, PilReader
 from subtoken_train.families.images import Picture, Video
 from subtoken_train.families.tiles import MergedTilesFamily, padded_tiles
 from subtoken_train.families.towers import merged_statistics, with_statistics
 from subtoken_train.types import Batch, TowerStatistics, VisualStates
 
 FAKE = "<fake_token_around_image>"
-_TILES = 4
-"""Tiles that the longer side of a picture is scaled to, as published."""
+_TILES = 4  # tiles that the longer side of a picture is scaled to, as published
 
 
-class Idefics3Processor(PilProcessor):
-    """Tokenizer and PIL image processor."""
-
-    image_reader = tiling.Idefics3ImageProcessorPil
-    image_token = "<image>"
+Idefics3Processor = PilReader(tiling.Idefics3ImageProcessorPil, "<image>")
 
 
 def _words(prompt: str, picture: str) -> str:

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 _LOST = ("Corrupt EXIF data", "Truncated File Read")
 """Beginnings of Pillow's warnings after which it reads no further tag."""
 _WHITE_16 = 65_535
-_DIMMEST_8 = 16
-"""Floats above 1 that are all below this are no greys of 8 bits, which would be black."""
+_DIMMEST_8 = 16  # floats above 1 that are all below this are no greys of 8 bits, which would be black
 
 
 class PixelError(ValueError):
@@ -150,8 +149,7 @@ class Video:
         return self.frames[0].height, self.frames[0].width
 
 
-Picture = Image.Image | Video
-"""Media that ``<image>`` stands for in a prompt."""
+Picture = Image.Image | Video  # media that ``<image>`` stands for in a prompt
 
 
 def count_images(pictures: Sequence[Picture]) -> int:

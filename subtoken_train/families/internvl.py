@@ -23,18 +23,13 @@ from torch import Tensor
 from transformers.models.got_ocr2 import image_processing_pil_got_ocr2 as tiling
 
 from subtoken_train.families.chat import CHATML
-from subtoken_train.families.family import GivenImages, PilProcessor
+from subtoken_train.families.family import GivenImages, PilReader
 from subtoken_train.families.images import Picture, Video
 from subtoken_train.families.tiles import MergedTilesFamily
 from subtoken_train.families.towers import class_attention, merged_statistics, with_inputs
 from subtoken_train.types import Batch, TowerStatistics, VisualStates
 
-
-class InternVLProcessor(PilProcessor):
-    """Tokenizer and PIL image processor."""
-
-    image_reader = tiling.GotOcr2ImageProcessorPil
-    image_token = "<IMG_CONTEXT>"
+InternVLProcessor = PilReader(tiling.GotOcr2ImageProcessorPil, "<IMG_CONTEXT>")
 
 
 class InternVLFamily(MergedTilesFamily):
@@ -42,7 +37,6 @@ class InternVLFamily(MergedTilesFamily):
 
     name = "internvl"
     auto_processor = InternVLProcessor
-    originals: ClassVar[dict[str, str]] = {"internvl_chat": "OpenGVLab/InternVL3-8B-hf"}
     takes_videos = True
     merge, class_tokens = 2, 1
     # four tiles and the whole: 1,280 visual tokens

@@ -21,8 +21,7 @@ from subtoken_train.families.tiles import TileLayout, joined_tiles, pictures_per
 from subtoken_train.families.towers import class_attention
 from subtoken_train.types import APACHE, Batch, TowerStatistics, VisualStates
 
-_YI_IMAGE_TOKEN = 64000
-"""Image token of the 34B LLaVA-NeXT, the only one on Yi; it stands behind Yi's vocabulary."""
+_YI_IMAGE_TOKEN = 64000  # image token of the 34B LLaVA-NeXT, the only one on Yi; it stands behind Yi's vocabulary
 
 
 class LlavaFamily(Family):
@@ -136,10 +135,6 @@ class LlavaNextFamily(LlavaFamily):
 
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
         return self.layout.placeholders(image_size or self.nominal_image)
-
-    def limit_pixels(self, max_pixels: int) -> None:
-        resolutions = ", ".join(f"{high} x {wide}" for high, wide in self.layout.resolutions)
-        raise ValueError(f"max_pixels={max_pixels}: llava_next scales images to {resolutions}; remove max_pixels")
 
     def framed(self, image: Image.Image) -> Image.Image:
         return image  # the processor scales and pads it tile by tile

@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 
 from subtoken_train.families.chat import CHATML, pictures_first
-from subtoken_train.families.family import Family, GivenImages, PilProcessor
+from subtoken_train.families.family import Family, GivenImages, PilReader
 from subtoken_train.families.images import FP32_BYTES, Picture, Video, check_square, tower_peak
 from subtoken_train.families.tiles import TileLayout, ordered_pictures, padded_tiles
 from subtoken_train.families.towers import features_with_statistics, patch_features
@@ -35,12 +35,7 @@ Pictures = tuple[list[Tensor], list[tuple[int, int, int]]]
 """Tiles or frames of each picture, and its row of ``image_grid_I3``."""
 
 
-class OnevisionProcessor(PilProcessor):
-    """Tokenizer and PIL image processor, which frames go through too: that they have the same pixels is not proven."""
-
-    image_reader = LlavaOnevisionImageProcessorPil
-    image_token = "<image>"
-    video_token: ClassVar[str] = "<video>"
+OnevisionProcessor = PilReader(LlavaOnevisionImageProcessorPil, "<image>", "<video>")
 
 
 class LlavaOnevisionFamily(Family):
@@ -67,10 +62,6 @@ class LlavaOnevisionFamily(Family):
             )
         self.layout = TileLayout.of(config, int(config.vision_aspect_ratio.removeprefix("anyres_max_")))
 
-    @property
-    def placeholders(self) -> tuple[str, ...]:
-        return (self.processor.image_token, self.processor.video_token)
-
     def is_visual(self, ids: Tensor) -> Tensor:
         return (ids == self.image_token_id) | self._is_video(ids)
 
@@ -79,9 +70,6 @@ class LlavaOnevisionFamily(Family):
         if image_size is not None and together > 1:
             check_square(*image_size)
         return self.layout.placeholders(image_size or self.nominal_image, cut=together == 1)
-
-    def limit_pixels(self, max_pixels: int) -> None:
-        raise ValueError(f"max_pixels={max_pixels}: {self.name} cuts images into tiles of one size; remove max_pixels")
 
     def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
         if isinstance(picture, Video):

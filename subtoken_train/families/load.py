@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, GgufConfig, PreTrainedConfig
+from transformers import AutoConfig, GgufConfig
 from transformers.integrations import deepspeed
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -42,12 +42,9 @@ from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.families.proof import check_structure, prove
 from subtoken_train.families.text import TextFamily
 from subtoken_train.reducers.base import Reducer
-from subtoken_train.typed import shown
 
-WEIGHTS = 0.7
-"""Share of a GPU's free memory that weights may take; the rest is for caches and activations."""
-BYTES = {"nf4": 0.53, "int8": 1.01}
-"""Bytes of a quantised weight, its scales included."""
+WEIGHTS = 0.7  # share of a GPU's free memory that weights may take; the rest is for caches and activations
+BYTES = {"nf4": 0.53, "int8": 1.01}  # bytes of a quantised weight, its scales included
 
 
 def spread_memory(layout: Family, config: BackboneConfig, free: Sequence[int]) -> dict[int, int] | None:
@@ -338,44 +335,23 @@ def _read_config(config: BackboneConfig) -> Any:
             + ((is_hub_id(source) and silence()) or f"check the name, the network or HF_HOME ({type(error).__name__})")
         ) from error
     except Exception as error:  # no such model_type, or values that its configuration does not take
-        if (advice := _original_format(source, config.revision)) is not None:
-            raise ValueError(f"backbone {config.path!r} {advice}") from error
-        raise ValueError(f"the configuration of backbone {config.path!r} cannot be used: {_words(error)}") from error
+        words = _words(error)
+        if "custom code" in words:
+            words = "its code is its authors' own and is not run; use the model in transformers' format, or another"
+        raise ValueError(f"the configuration of backbone {config.path!r} cannot be used: {words}") from error
 
 
-def _original_format(source: str, revision: str | None) -> str | None:
-    """Return a message for a checkpoint in its authors' own format; None for any other."""
-    try:
-        content, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
-        kind, own_code = content.get("model_type"), "auto_map" in content
-    except Exception:  # what cannot be read is said by whoever asks
-        return None
-    known = [name for family in FAMILIES.values() for own, name in family.originals.items() if own == kind]
-    if not known and not own_code:
-        return None
-    advice = "transformers has no model of this type, so use another backbone"
-    if known:
-        advice = f"use the same model in transformers' format, for instance {known[0]}"
-    return f"is in its authors' own format (model_type {shown(kind)}), which needs remote code; {advice}"
-
-
-_GEMMA4 = (
-    "heads of its layers with full attention are wider than those of its other layers, and a packed cache has heads of "
-    "one width; use a Gemma 3 of texts alone (gemma3_text)"
-)
-_UNSERVED = {
-    "gemma3": "an image's tokens attend in both directions in Gemma 3, and prompts are read causally here; use a Gemma "
-    "3 of texts alone (gemma3_text)",
-    "gemma4": _GEMMA4,
-    "gemma4_unified": _GEMMA4,
-}
-"""Models that see images and are refused by their name, and why; what is wrong with others is seen in their parts."""
+_UNSERVED = ("gemma3", "gemma4", "gemma4_unified")
+"""Models that see images and are refused by their name; what is wrong with others is seen in their parts."""
 
 
 def named_family(model_type: str) -> type[Family]:
     """Return the family of a model type; ``TextFamily`` for a causal language model that has none of its own."""
-    if (why := _UNSERVED.get(model_type)) is not None:
-        raise ValueError(f"{model_type} is not supported: {why}, or another backbone that sees images")
+    if model_type in _UNSERVED:
+        raise ValueError(
+            f"{model_type} is not supported: tokens of an image attend in both directions there, or heads differ in "
+            "width; use a Gemma 3 of texts alone (gemma3_text), or another backbone that sees images"
+        )
     if model_type not in FAMILIES and model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return TextFamily
     return FAMILIES.find(model_type)

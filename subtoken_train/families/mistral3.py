@@ -29,21 +29,16 @@ from transformers.models.pixtral.image_processing_pil_pixtral import (
 from transformers.models.pixtral.modeling_pixtral import apply_rotary_pos_emb
 
 from subtoken_train.families.chat import ChatFormat
-from subtoken_train.families.family import Family, GivenImages, PilProcessor
+from subtoken_train.families.family import Family, GivenImages, PilReader
 from subtoken_train.families.images import FP32_BYTES, Picture, Video, copied_bytes
 from subtoken_train.families.tiles import pictures_per_sample
 from subtoken_train.families.towers import received_attention, with_inputs
 from subtoken_train.types import Batch, TowerStatistics, VisualStates
 
-_LONGEST = 1540
-"""Pixels of a picture's longer side at most, as published."""
+_LONGEST = 1540  # pixels of a picture's longer side at most, as published
 
 
-class Mistral3Processor(PilProcessor):
-    """Tokenizer and PIL image processor."""
-
-    image_reader = PixtralImageProcessorPil
-    image_token = "[IMG]"
+Mistral3Processor = PilReader(PixtralImageProcessorPil, "[IMG]")
 
 
 class Mistral3Family(Family):

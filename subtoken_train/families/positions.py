@@ -23,8 +23,7 @@ from torch import Tensor
 
 from subtoken_train.errors import SubTokenWarning
 
-LENGTH_DEPENDENT = ("dynamic", "longrope")
-"""Kinds of rotary embeddings whose frequencies depend on a sequence's length."""
+LENGTH_DEPENDENT = ("dynamic", "longrope")  # kinds of rotary embeddings whose frequencies depend on a sequence's length
 _UNSCALED = ("default", "mrope", "proportional", "axial")
 
 

@@ -98,12 +98,10 @@ def _of_a_layer(layer: Any, number: int, config: Any) -> Iterator[str]:
             )
 
 
-NAME = "subtoken_proof"
-"""Name of the attention function in transformers' table."""
+NAME = "subtoken_proof"  # name of the attention function in transformers' table
 PROMPT, AFTER, WINDOW = 18, 6, 9
 """Tokens that are packed and that are decoded together, and the windows that are narrowed to."""
-EXACT = 1e-4
-"""Largest difference of a logit in fp32, over the largest logit where that is more than 1."""
+EXACT = 1e-4  # largest difference of a logit in fp32, over the largest logit where that is more than 1
 ROUNDED, TIMES = 0.01, 2.0
 """Norm of the difference over that of the logits where a model rounds more (bf16, fp16, quantised weights): so much,
 and so many times what its own answer changes by under ``eager`` attention: measured 0.004 to 0.2 in bf16, and packed

@@ -22,8 +22,7 @@ from subtoken_train.families.family import Family, GivenImages
 from subtoken_train.families.images import Picture, Video, check_square, mean_colour, pad_to_square
 from subtoken_train.types import Batch, Frames, Region
 
-IMAGE, VIDEO = 1, 2
-"""Values of ``mm_token_type_ids``."""
+IMAGE, VIDEO = 1, 2  # values of ``mm_token_type_ids``
 
 
 def video_patches(processor: Any, video: Video, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -48,8 +47,7 @@ def video_patches(processor: Any, video: Video, size: tuple[int, int]) -> tuple[
 CAP_TOKENS = 1280
 """Visual tokens of an image at most, unless a cap is given. Published checkpoints allow 16,384 and more."""
 VIDEO_LAYERS = 4
-_MAX_ASPECT = 200
-"""Longer side / shorter side that Qwen's resizing accepts."""
+_MAX_ASPECT = 200  # longer side / shorter side that Qwen's resizing accepts
 
 
 class QwenInputs(Family):
@@ -79,10 +77,6 @@ class QwenInputs(Family):
         if own is not None:
             self.min_pixels = int(own["shortest_edge"]) // self.counted
             self.max_pixels = min(int(own["longest_edge"]) // self.counted, self.max_pixels)
-
-    @property
-    def placeholders(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((self.processor.image_token, self.processor.video_token)))
 
     def is_visual(self, ids: Tensor) -> Tensor:
         return self.kinds(ids).ne(0)

@@ -22,19 +22,13 @@ from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize
 from transformers.vision_utils import get_vision_window_index
 
 from subtoken_train.families.chat import CHATML, ChatFormat, joined
-from subtoken_train.families.family import PilProcessor
+from subtoken_train.families.family import PilReader
 from subtoken_train.families.images import FP32_BYTES, Picture, Video, copied_bytes
 from subtoken_train.families.qwen_inputs import IMAGE, VIDEO, VIDEO_LAYERS, QwenInputs
 from subtoken_train.families.towers import received_attention, with_inputs
 from subtoken_train.types import Batch, TowerStatistics, VisualStates
 
-
-class QwenProcessor(PilProcessor):
-    """Tokenizer and PIL image processor, to which frames of videos are images."""
-
-    image_reader = Qwen2VLImageProcessorPil
-    image_token = "<|image_pad|>"
-    video_token: ClassVar[str] = "<|video_pad|>"
+QwenProcessor = PilReader(Qwen2VLImageProcessorPil, "<|image_pad|>", "<|video_pad|>")
 
 
 _CHAT = replace(CHATML, words=lambda prompt, picture: joined(prompt, f"<|vision_start|>{picture}<|vision_end|>"))
@@ -193,12 +187,7 @@ class Qwen3VLMoeFamily(Qwen3VLFamily):
     name = "qwen3_vl_moe"
 
 
-class GlmProcessor(PilProcessor):
-    """Tokenizer and PIL image processor, to which frames of videos are images."""
-
-    image_reader = Glm4vImageProcessorPil
-    image_token = "<|image|>"
-    video_token: ClassVar[str] = image_token
+GlmProcessor = PilReader(Glm4vImageProcessorPil, "<|image|>", "<|image|>")
 
 
 class Glm4vFamily(TimedVLFamily):

@@ -70,8 +70,7 @@ def pictures_per_sample(tokens: Sequence[int], visual_BN: Tensor) -> Tensor:
     return torch.tensor([len(shown) for shown in samples], device=visual_BN.device)
 
 
-_TOO_MANY = 1.1
-"""Times the limit that the side of a crop may have before it is scaled down (LLaVA-OneVision)."""
+_TOO_MANY = 1.1  # times the limit that the side of a crop may have before it is scaled down (LLaVA-OneVision)
 
 
 @dataclass(frozen=True)

@@ -187,16 +187,9 @@ def test_data_is_read_and_its_first_record_encoded(capsys, tiny, data_file):
 
 def test_absent_videos_and_unread_fields_are_said(capsys, tiny, data_file):
     rows = json.loads(data_file.read_text())
-    talk = [{"from": "human", "value": "is logo.png one ?"}, {"from": "gpt", "value": "no"}]
-    rows += [{"id": "x", "conversations": talk}]
     data_file.write_text(json.dumps([{**row, "mood": "calm", "source": "x"} for row in rows]))
-    lines = checked(capsys, [*tiny, "--data.train_file", str(data_file), "--data.batch_size", "1"])
-    assert "fields that are not read, and train nothing (docs/data_fields.md): 'mood'" in lines
-    assert "texts name 1 files of media that no field names, as text alone (first: 'logo.png', record 'x')" in lines
-    Image.new("RGB", (8, 8)).save(data_file.parent / "logo.png")
-    assert "record 'x': a text names 'logo.png', which is in" in refused(
-        capsys, [*tiny, "--data.train_file", str(data_file)]
-    )
+    argv = [*tiny, "--data.train_file", str(data_file)]
+    assert "it has 'mood', 'calm': nothing reads it; drop it, or put it into metadata" in refused(capsys, argv)
     turns = [{"from": "human", "value": "<video>\nhow many 3 ?"}, {"from": "gpt", "value": "2"}]
     rows = [{"id": i, "videos": [f"clip{i}"], "conversations": turns} for i in range(40)]
     data_file.write_text(json.dumps(rows))
@@ -230,7 +223,7 @@ REFUSED = {
     "backbone.quantization=nf44": "quantization.*nf4",
     "optimizer.name=adam8": "name.*paged_adamw_8bit",
     "backbone.path=/nowhere/model": "'/nowhere/model'.*config.json",
-    "backbone.max_pixels=10000": "max_pixels=10000.*one size",
+    "backbone.max_pixels=10000": "max_pixels=10000.*sizes of its own",
     "backbone.image_aspect_ratio=pad": "image_aspect_ratio='pad'.*remove image_aspect_ratio",
     "backbone.image_aspect_ratio=square": "image_aspect_ratio.*pad",
     "lora.rank=null": "model.lora.rank is null; give it a value, or leave the key out",

@@ -99,8 +99,7 @@ def test_local_files(tmp_path, cache, byte_tokenizer, suffix):
     else:
         write_jsonl(path, texts)
     source = CorpusSource(str(path))
-    for streaming in (False, True):
-        assert documents(load_rows(source, streaming), source) == texts
+    assert documents(load_rows(source), source) == texts
     blocks = packed_blocks(load_rows(source), source, byte_tokenizer(), 5)
     assert [i for block in blocks["input_ids"] for i in block[1:]] == stream(texts, byte_tokenizer())[:8]
 
@@ -163,11 +162,10 @@ def test_errors_of_sources_and_tokenizers(tmp_path, cache, byte_tokenizer):
     with pytest.raises(ValueError, match="neither a pad nor an EOS token"):
         padding_id(SimpleNamespace(pad_token_id=None, eos_token_id=None))
     source = write_jsonl(tmp_path / "a.jsonl", ["x"])
-    for streaming in (False, True):
-        with pytest.raises(ValueError, match=r"a.jsonl has no column 'body'; its columns are text, n"):
-            load_rows(CorpusSource(source.name, column="body"), streaming)
-        with pytest.raises(ValueError, match=r"text file .*b.txt does not exist; check the path"):
-            load_rows(CorpusSource(str(tmp_path / "b.txt")), streaming)
+    with pytest.raises(ValueError, match=r"a.jsonl has no column 'body'; its columns are text, n"):
+        load_rows(CorpusSource(source.name, column="body"))
+    with pytest.raises(ValueError, match=r"text file .*b.txt does not exist; check the path"):
+        load_rows(CorpusSource(str(tmp_path / "b.txt")))
     with pytest.raises(ValueError, match=r"a.jsonl is a file: it has no config, and its only split is train"):
         load_rows(CorpusSource(source.name, split="test"))
     (tmp_path / "bad.jsonl").write_text("{nonsense")

@@ -11,6 +11,7 @@ from transformers import LlavaNextProcessor, LlavaOnevisionProcessor
 from transformers.models.llava_next.modeling_llava_next import LlavaNextModel
 from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionModel
 
+from subtoken_train.families.idefics3 import Idefics3Processor
 from subtoken_train.families.images import Video
 from subtoken_train.families.tiles import TileLayout, joined_tiles, ordered_pictures, padded_tiles, pictures_per_sample
 from subtoken_train.inference.model import SubTokenModel
@@ -251,7 +252,7 @@ def test_tiles_are_counted_as_the_image_processor_cuts_them():
 
 def test_a_checkpoint_that_does_not_cut_sees_wholes():
     family, images = idefics_family(), noises(idefics3.SIZES)
-    whole = type(family)(family.model, type(family.processor)(tiler(do_image_splitting=False), family.tokenizer))
+    whole = type(family)(family.model, Idefics3Processor(tiler(do_image_splitting=False), family.tokenizer))
     assert whole.visual_tokens(idefics3.SIZES[0]) == 4
     assert len(whole.process_images(images)[0]) == len(images)
 

@@ -165,10 +165,3 @@ def test_records_of_images_are_refused(recipe, tmp_path, capsys):
     turns = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]
     (tmp_path / "records.json").write_text(json.dumps([{"conversations": turns}]))
     assert "llama is a language model, but data names instruction records" in refused(capsys, "fit", *recipe(data=data))
-
-
-@sampled("trainer", [["--trainer.max_steps=-1"], ["--trainer.limit_train_batches=2"]], every=2)
-def test_a_stream_needs_an_end(recipe, corpus, capsys, trainer):
-    assert "a streamed corpus needs trainer.max_steps" in refused(
-        capsys, "fit", *recipe(data={**corpus, "streaming": True}), *trainer
-    )
