@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from subtoken_train.datasets.record_fields import LABELS, SWITCHES, check_fields, read_switch, switched
+from subtoken_train.datasets.record_fields import check_fields, read_switch
 from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, record_problem, said_turns, used_turns
 from subtoken_train.documents import text_problem
 from subtoken_train.errors import unknown_name
@@ -25,10 +25,8 @@ _SPEAKERS = {
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "model"), "gpt"),
     **dict.fromkeys(("system", "developer"), "system"),
 }  # speaker of each role; OpenAI calls a system message a developer's in later models
-_TOOLS = ("tool", "function", "function_call", "observation", "ipython", "tool_call", "tool_response", "environment")
 CONVERSATION_LISTS = ("conversations", "messages")  # under which a record keeps its messages
-_REPLACED = ("messages", "images", "system", "system_prompt", *LABELS, *SWITCHES)
-"""Fields of a record that LLaVA's form says otherwise, or that have said all."""
+_REPLACED = ("messages", "images", "system", "system_prompt")  # what LLaVA's form says otherwise
 _PICTURE_KEYS = ("image_url", "image", "path", "url")
 _TEXT_KINDS, _PICTURE_KINDS = ("text", "input_text", "output_text", None), ("image", "image_url", "input_image", None)
 _ROLES = {"human": "user", "gpt": "assistant", "system": "system"}
@@ -62,17 +60,25 @@ def llava_form(row: Any, as_document: bool = False) -> Any:
     if not all(isinstance(message, dict) for message in messages):
         return row
     asked, own_names, turns = False, list[str](), list[dict[str, Any]]()
-    for number, (message, beside) in enumerate(zip(messages, _switches_beside(row, len(messages)), strict=True), 1):
+    for number, message in enumerate(messages, 1):
         check_fields("message", message, f"message {number}")
         role, content = (
             _either(message, f"message {number} has", *keys) for keys in (("from", "role"), ("value", "content"))
         )
         text, names = _content(content, number)
         own_names += names
-        turn = {"from": _speaker(role, number, message), "value": text}
+        if not isinstance(role, str) or role not in _SPEAKERS:
+            got = role if isinstance(role, str) else shown(role)
+            raise ValueError(f"message {number}: {unknown_name('role', got, _SPEAKERS)}")
+        turn = {"from": _SPEAKERS[role], "value": text}
         _check_text(turn, number, asked)
         asked = asked or turn["from"] == "human"
-        turns.append(_with_switch(turn, message, beside, number))
+        if (learnt := read_switch(message, f"message {number}")) and turn["from"] != "gpt":
+            raise ValueError(
+                f"message {number}, which is not an answer, is marked to be learnt; only answers are: set its switch "
+                "to false or leave it out"
+            )
+        turns.append({**turn, "loss": False} if learnt is False else turn)
     made = {key: value for key, value in row.items() if key not in _REPLACED}
     named = [row[key] for key in ("image", "images") if row.get(key)] + ([own_names] if own_names else [])
     if len(named) > 1:
@@ -115,57 +121,11 @@ def _check_text(turn: dict[str, Any], number: int, asked: bool) -> None:
     raise ValueError(f"message {number}{what} {problem}; write what is said, or drop the record")
 
 
-def _switches_beside(row: dict[str, Any], messages: int) -> list[bool | None]:
-    for name in LABELS:
-        if row.get(name) is not None and row[name] is not True:
-            why = "it is a bad answer" if row[name] is False else "it is not an answer to learn"
-            raise ValueError(f"it has {name} {shown(row[name])}: {why} (KTO, classes), which is not trained; drop it")
-    switches: list[bool | None] = [None] * messages
-    for name in SWITCHES:
-        value = row.get(name)
-        if isinstance(value, list) and value:
-            if len(value) != messages:
-                raise ValueError(
-                    f"it has {len(value)} entries of {name} for {messages} messages; write one for each message "
-                    "(switches of single tokens are not obeyed), or loss: true or false in the messages"
-                )
-            found = [switched(name, each, f"{name} of message {number}") for number, each in enumerate(value, 1)]
-            if any(one not in (None, other) for one, other in zip(switches, found, strict=True)):
-                raise ValueError(f"its switches ({', '.join(SWITCHES)}) contradict each other; keep one of them")
-            switches = list(found)
-        elif not isinstance(value, list) and value is not None and not switched(name, value, "it"):
-            raise ValueError(f"it has {name} {shown(value)}, so that nothing of it is learnt; drop the record")
-    return switches
-
-
-def _with_switch(turn: dict[str, Any], message: dict[str, Any], beside: bool | None, number: int) -> dict[str, Any]:
-    own = read_switch(message, f"message {number}")
-    if own is not None and beside is not None and own != beside:
-        raise ValueError(f"message {number} has a switch of its own and another beside the messages; keep one")
-    learnt = beside if own is None else own
-    if learnt and turn["from"] != "gpt":
-        raise ValueError(
-            f"message {number}, which is not an answer, is marked to be learnt; only answers are: set its switch to "
-            "false or leave it out"
-        )
-    return turn if learnt is not False else {**turn, "loss": False}
-
-
 def _either(found: dict[str, Any], said: str, *keys: str) -> Any:
-    """Return what one of two keys holds; None where neither holds anything."""
     there = [key for key in keys if found.get(key) is not None]
     if len(there) > 1 and found[there[0]] != found[there[-1]]:
         raise ValueError(f"{said} {' and '.join(there)}, which differ; keep one of them")
     return found[there[0]] if there else None
-
-
-def _speaker(role: Any, number: int, message: dict[str, Any]) -> Any:
-    if (isinstance(role, str) and role in _TOOLS) or message.get("tool_calls") or message.get("function_call"):
-        raise ValueError(f"message {number} calls a tool or is a tool's answer, which is not trained; drop the record")
-    if not isinstance(role, str) or role not in _SPEAKERS:
-        got = role if isinstance(role, str) else shown(role)
-        raise ValueError(f"message {number}: {unknown_name('role', got, _SPEAKERS)}")
-    return _SPEAKERS[role]
 
 
 def _content(content: Any, number: int) -> tuple[Any, list[str]]:

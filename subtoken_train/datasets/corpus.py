@@ -135,7 +135,6 @@ def _check_whole(source: CorpusSource) -> None:
 
 
 def _conversation_rows(source: CorpusSource, path: Path) -> Dataset:
-    """Return a row per conversation of a local file: its name for messages, and itself as LLaVA's JSON."""
     from datasets import Dataset
 
     if not path.is_dir() and (file_kind(path) not in (".json", ".jsonl", *COLUMNAR) or not path.is_file()):

@@ -228,7 +228,6 @@ def _decoded(content: io.BytesIO | Path, max_pixels: int, name: str) -> Image.Im
 
 
 def _check_exif(content: io.BytesIO | Path) -> None:
-    """Refuse a JPEG whose EXIF is in very many pieces."""
     with content.open("rb") if isinstance(content, Path) else nullcontext(content) as file:
         pieces = file.read().count(b"Exif\0\0") if file.read(2) == b"\xff\xd8" else 0
         file.seek(0)

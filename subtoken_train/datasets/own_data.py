@@ -155,7 +155,6 @@ def _init(folder: Path, *options: str) -> str:
 
 
 def _table(own: OwnFolder, chosen: str | None) -> str | None:
-    """Return the table to read; None for texts."""
     folder, listed = own.path, ", ".join(own.tables[:_LISTED])
     listed += f" and {len(own.tables) - _LISTED:,} more" if len(own.tables) > _LISTED else ""
     if chosen is not None:
@@ -387,7 +386,6 @@ def _groups(records: Sequence[OwnRecord], same: Mapping[str, str]) -> dict[str, 
 
 
 def _check_answers(records: Sequence[OwnRecord], same: Mapping[str, str]) -> None:
-    """Refuse one question about the same images that has two answers."""
     said: dict[tuple[str, ...], tuple[str, str]] = {}
     for record in records:
         turns = form.used_turns(record.row)

@@ -132,7 +132,6 @@ def _named(column: str) -> str:
 
 
 def _conversations(rows: list[Placed]) -> OwnTable:
-    """Read records; where none has a picture, they are for a language model, to which placeholders are text."""
     pictured = any(_has_pictures(row) for _, row in rows)
     records = [OwnRecord(checked_record(row, place, as_document=not pictured), place) for place, row in rows]
     problem = "" if pictured else next(filter(None, map(_no_document, records)), "")
@@ -155,7 +154,6 @@ def _has_pictures(row: dict[str, Any]) -> bool:
 
 
 def _unread(rows: list[Placed], names: Sequence[str], read: set[str | None]) -> tuple[str, ...]:
-    """Return the columns that are not read; one that would change what is learnt is refused."""
     others = tuple(name for name in names if name not in read)
     for place, row in rows:
         for name in others:

@@ -22,7 +22,6 @@ SWITCHES = (
     "supervised",
 )  # fmt: skip
 """Switches that say whether a message is learnt: true or 1, false or 0."""
-LABELS = ("label", "kto_tag", "is_correct")  # switches that say whether the answer is a good one
 READ: dict[Place, dict[tuple[str, ...], str]] = {
     "record": {
         ("id",): "names the record in messages",
@@ -31,8 +30,6 @@ READ: dict[Place, dict[tuple[str, ...], str]] = {
         ("image", "images"): "a path, or a list of paths",
         ("video", "videos", "fps"): "folders or lists of frames; `video` is one, `videos` a list of them",
         ("kind",): "scores by kind",
-        LABELS: "`true`: the answer is learnt as any other; `false`, or anything else, is refused",
-        SWITCHES: "true or 1 says nothing; a list has one switch for each message; all else is refused",
     },
     "message": {
         ("from", "role", "value", "content"): "who says it, and what",
@@ -50,6 +47,7 @@ _CHANGING = re.compile(
     r"^(history|(chosen|rejected|tool|audio|tool_call|loss|mask|ignore|skip|exclude|discard|drop).*|speech|functions?|"
     r"(non_)?preferred_output|margin|objects|.*bbox.*|.*(input|token)_ids|labels|attention_mask)$"
 )  # matches columns of a table that would change what is learnt; the others are printed
+_LABELS = ("label", "kto_tag", "is_correct")  # of answers, good or bad
 _NUMBER = re.compile(r"[-+]?\d*\.?\d+(e[-+]?\d+)?")
 _NAMES = {place: frozenset(name for names in read for name in names) for place, read in READ.items()}
 
@@ -66,7 +64,7 @@ def check_fields(place: Place, found: Mapping[str, Any], said: str = "it") -> No
 def column_problem(name: str, value: Any) -> str | None:
     """Return why a cell of a table that nothing reads may not be passed over; None where it may."""
     plain = _plain(name)
-    if plain in (*SWITCHES, *LABELS):
+    if plain in (*SWITCHES, *_LABELS):
         off = not _is_on(value)
     else:
         off = bool(_CHANGING.match(plain)) and str(value).strip().lower() not in ("false", "0", "0.0")
@@ -93,20 +91,16 @@ def _is_on(value: Any) -> bool:
 
 def read_switch(found: Mapping[str, Any], said: str) -> bool | None:
     """Return whether a message is to be learnt, by its own ``SWITCHES``; None where it has none."""
-    values = {name: switched(name, found[name], said) for name in SWITCHES if found.get(name) is not None}
+    values = {name: found[name] for name in SWITCHES if found.get(name) is not None}
+    for name, value in values.items():
+        if not isinstance(value, bool | int | float) or value not in (0, 1):
+            raise ValueError(
+                f"{said} has {name} {shown(value)}; true or 1 (learnt) and false or 0 (read only) are obeyed, weights "
+                "in between and switches of single tokens are not: write one of them, or drop the record"
+            )
     if len(set(values.values())) > 1:
         raise ValueError(f"{said} has {' and '.join(values)}, which contradict each other; keep one")
-    return next(iter(values.values()), None)
-
-
-def switched(name: str, value: Any, said: str) -> bool:
-    """Return one switch as a truth."""
-    if isinstance(value, bool | int | float) and value in (0, 1):
-        return bool(value)
-    raise ValueError(
-        f"{said} has {name} {shown(value)}; true or 1 (learnt) and false or 0 (read only) are obeyed, weights in "
-        "between and switches of single tokens are not: write one of them, or drop the record"
-    )
+    return next(map(bool, values.values()), None)
 
 
 def _is_empty(value: Any, deep: int = 8) -> bool:

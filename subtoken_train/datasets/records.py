@@ -165,7 +165,6 @@ def _file_state(path: Path) -> str:
 
 
 def _described(path: Path) -> Iterator[dict[str, Any]]:
-    """Parse and check every record; yield it as JSON and what is asked of it: counts, and its files."""
     for place, found in placed_rows(path):
         row = checked_record(found, place)
         videos = form.video_names(row)

@@ -143,7 +143,6 @@ def opened(path: Path) -> BinaryIO:
 
 
 def _columnar_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a Parquet or Arrow file as JSON's values, some at a time."""
     from datasets import ClassLabel, Features
 
     check_regular(path)

@@ -175,7 +175,6 @@ def _system_end(messages: Sequence[Message], places: Sequence[tuple[int, int]], 
 
 
 def _places(tokenizer: Any, messages: Sequence[Message], text: str, **options: Any) -> list[tuple[int, int]]:
-    """Return where each message's content begins and ends in a conversation's text."""
     forms = [_forms(tokenizer, each["content"]) for each in messages]
     found = _tried(tokenizer, messages, text, {number: form[0] for number, form in enumerate(forms)}, **options)
     for number, message in enumerate(messages):

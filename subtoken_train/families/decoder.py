@@ -193,7 +193,6 @@ class DecoderStack:
         return rotary_angles(self.decoder.rotary_emb, like, position_ids, self._length, self._rotary_of(layer))
 
     def _rotary_of(self, layer: int) -> str | None:
-        """Return the kind of layer whose rotary embedding this one has; None where all have one."""
         by_kind = isinstance(getattr(self.decoder.rotary_emb, "rope_type", None), dict)
         return str(self.decoder.config.layer_types[layer]) if by_kind else None
 

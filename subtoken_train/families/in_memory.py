@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
-from PIL import Image
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from subtoken_train.families import FAMILIES
@@ -21,7 +20,6 @@ from subtoken_train.families.family import Family
 from subtoken_train.families.load import check_whole, named_family
 from subtoken_train.families.proof import check_structure, prove
 
-_PROBE = Image.new("RGB", (48, 48), (127, 127, 127))
 _LOADED = "load it by SubTokenModel.from_pretrained"
 
 
@@ -77,7 +75,6 @@ def _served(model: Any) -> type[Family]:
 
 
 def _check_processor(family: type[Family], model: Any, processor: Any) -> None:
-    """Raise ``ValueError`` unless a processor is of the kind that the model needs, and writes its tokens."""
     given = f"processor is {_article(type(processor))}"
     if not family.sees_images:
         if not isinstance(processor, PreTrainedTokenizerBase):
@@ -99,27 +96,6 @@ def _check_processor(family: type[Family], model: Any, processor: Any) -> None:
     if (highest := max(tokenizer.get_vocab().values(), default=0)) >= rows:
         raise ValueError(
             f"the tokenizer writes tokens up to {highest} and the model knows {rows}; give the model's own tokenizer"
-        )
-    if family.sees_images:
-        _check_pictures(family(model, processor))
-
-
-def _check_pictures(family: Family) -> None:
-    """Check that a picture comes out as the tower takes it."""
-    try:
-        pixels, _ = family.process_images([_PROBE], [1])
-    except Exception as error:  # whatever a processor of another model does
-        words = " ".join(str(error).split())[:160]
-        raise ValueError(
-            f"the processor makes no pictures for {family.name} ({type(error).__name__}: {words}); give the processor "
-            "that was published with the model"
-        ) from error
-    side = getattr(family.model.config.vision_config, "image_size", None)
-    sides = {side} if isinstance(side, int) else set(side or ())
-    if pixels.dim() == 4 and sides and not sides >= set(pixels.shape[-2:]):
-        raise ValueError(
-            f"the processor makes pictures of {pixels.shape[-2]} x {pixels.shape[-1]} pixels and the model's tower "
-            f"takes {' x '.join(map(str, sorted(sides)))}; give the processor that was published with the model"
         )
 
 

@@ -188,7 +188,6 @@ class LlavaOnevisionFamily(Family):
 
 
 def _images(given: Mapping[str, Tensor], layout: TileLayout) -> Pictures:
-    """Return every image's own tiles, and its row."""
     pixels, sizes, counts = (given.get(name) for name in ("pixel_values", "image_sizes", "batch_num_images"))
     if pixels is None and sizes is None:
         return [], []
@@ -213,7 +212,6 @@ def _are_sizes(sizes: Tensor) -> bool:
 
 
 def _videos(given: Mapping[str, Tensor], layout: TileLayout) -> Pictures:
-    """Return every video's frames, and its row."""
     pixels = given.get("pixel_values_videos")
     if pixels is None:
         return [], []

@@ -238,7 +238,6 @@ def stored_dtype(config: BackboneConfig) -> str:
 
 
 def _known(config: BackboneConfig) -> tuple[Any, type[Family]]:
-    """Return a backbone's configuration and family; the Hub is not asked for what is published."""
     check_backbone(config)
     model_config = published_config(config.path)
     if model_config is None:
@@ -266,7 +265,6 @@ def _asked(config: BackboneConfig) -> AbstractContextManager[None]:
 
 @contextmanager
 def _files(config: BackboneConfig) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name and the further arguments by which ``from_pretrained`` finds a backbone's files."""
     source = resolve(config.path)
     if is_gguf(source):
         with opened_gguf(Path(source)) as opened:

@@ -172,7 +172,6 @@ class Mistral3Family(Family):
         return F.unfold(image_3HW[None], self.patch, stride=self.patch)[0].T
 
     def _padded(self, patches: Tensor, grid_I3: Tensor) -> Tensor:
-        """Put patches back to pictures, padded with zeros to the largest one, [I, 3, height, width]."""
         grid, side = grid_I3.tolist(), self.patch
         high, wide = (max(row[axis] for row in grid) * side for axis in (1, 2))
         made, lengths = patches.new_zeros(len(grid), 3, high, wide), [rows * columns for _, rows, columns in grid]

@@ -37,7 +37,6 @@ def position_bound(config: Any) -> int | None:
 
 
 def _scalings(text: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the rotary embedding's settings, of each kind of layer."""
     found = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     nested = [each for each in found.values() if isinstance(each, Mapping)]
     yield from nested or [found]
@@ -101,7 +100,6 @@ def rotary_angles(
 
 
 def _without_memory(rotary: Any, like: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Run a ``dynamic`` embedding as if it had seen no sequence yet, and leave it as it was."""
     before = rotary.inv_freq, rotary.max_seq_len_cached
     rotary.inv_freq = rotary.original_inv_freq.to(rotary.inv_freq.device)
     rotary.max_seq_len_cached = rotary.original_max_seq_len

@@ -199,7 +199,6 @@ class QwenInputs(Family):
         return GivenImages(torch.cat(patches), torch.stack(grids), counts_B, self.read_seconds(given, kinds))
 
     def _of_each(self, given: Mapping[str, Tensor], pixels_name: str, grid_name: str) -> list[tuple[Tensor, Tensor]]:
-        """Return (patches, grid [3]) of each picture that a processor gives by these names."""
         pixels, grid_I3 = given.get(pixels_name), given.get(grid_name)
         if pixels is None and grid_I3 is None:
             return []

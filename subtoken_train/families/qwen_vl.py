@@ -87,7 +87,6 @@ class QwenVLFamily(QwenInputs):
         return channels * (6 * FP32_BYTES + 5 * element)
 
     def _patch_bytes(self) -> int:
-        """Return the bytes of a patch of flattened pixels, fp32."""
         vision = self.vision
         return int(FP32_BYTES * vision.in_channels * vision.temporal_patch_size * vision.patch_size**2)
 

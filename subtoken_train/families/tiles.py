@@ -136,7 +136,6 @@ class TileLayout:
         return int(rows), int(columns)
 
     def _limited(self, high: int, wide: int) -> tuple[int, int]:
-        """Return rows and columns of a crop, scaled down if it has too many patches."""
         if self.most_tiles is None:
             return high, wide
         ratio = math.sqrt(high * wide / (self.most_tiles * self.whole))

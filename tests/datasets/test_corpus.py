@@ -73,22 +73,6 @@ def test_wikitext_lines_become_articles():
     assert articles == ["".join(lines[1:8]), "".join(lines[8:])]
 
 
-@pytest.mark.slow
-def test_real_wikitext(shared, cache, byte_tokenizer):
-    path = shared / "realdata" / "wikitext2" / "test.txt"
-    if not path.is_file():
-        pytest.skip("WikiText-2 is absent")
-    source = CorpusSource(str(path), documents="wikitext")
-    rows = load_rows(source)
-    articles = documents(rows, source)
-    assert len(articles) == 60  # of the test split, as published
-    assert "".join(articles) == path.read_text().removeprefix(" \n")
-    blocks = packed_blocks(rows, source, byte_tokenizer(), 2048)
-    size = sum(len(article.encode()) + 1 for article in articles)
-    assert len(blocks) == size // 2047
-    assert not documents(load_rows(CorpusSource(str(path))), CorpusSource(str(path)))[1:]
-
-
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet", ".txt"])
 def test_local_files(tmp_path, cache, byte_tokenizer, suffix):
     texts, path = ["one\ntwo\n"] if suffix == ".txt" else ["one", "two"], tmp_path / f"corpus{suffix}"
@@ -197,13 +181,6 @@ def test_context_query_answer_and_padding():
     assert batch.pixel_values is None
     assert batch.images_per_sample_B.tolist() == [0, 0]
     assert batch.record_ids == ["a", "b"]
-
-
-def test_without_an_answer_the_query_is_predicted():
-    batch = collate_text([TextSample([5, 6, 7, 8], 2, 2, "a"), TextSample([5, 6, 7], 1, 1, "b")], pad_id=0)
-    assert batch.regions_BN.tolist() == [[C, C, Q, Q], [C, Q, A, P]]
-    assert batch.labels_BN.tolist() == [[-100, -100, 7, 8], [-100, -100, 7, -100]]
-    assert batch.rank_position_B.tolist() == [3, 1]
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5), st.integers(0, 9)), min_size=1, max_size=4))

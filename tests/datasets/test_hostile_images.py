@@ -18,7 +18,6 @@ from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.image_sources import EncodedImage, VideoSource, inside, open_image, open_video
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.errors import SubTokenWarning
-from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Turn
@@ -64,14 +63,6 @@ def test_what_lies_in_the_folder_is_read_however_it_is_named(folder):
         assert not records.compare_images()[0].missing
         assert open_image(records[0].images[0]).size == (8, 8)
     assert inside(Path("/"), "etc/x") == Path("/etc/x")
-
-
-def test_questions_of_ones_own_stay_in_their_folder(folder):
-    line = {"image": "../secret.png", "question": "What?", "answers": ["red"], "metric": "exact_match"}
-    (folder / "images" / "mine.jsonl").write_text(json.dumps(line) + "\n")
-    with pytest.raises(ValueError, match="lies outside of"):
-        build_task("local", folder / "images").samples()
-    assert build_task("local", folder / "images", images_outside_folder=True).samples()[0].images
 
 
 def fifo(path: Path) -> None:

@@ -16,7 +16,6 @@ from subtoken_train.types import Region, Turn
 
 ASKED = {"role": "user", "content": "what ?"}
 TALK = [ASKED, {"role": "assistant", "content": "none"}, ASKED, {"role": "assistant", "content": "a 7"}]
-LIST = ["f/1.png", "f/2.png"]
 
 
 def said(*contents, **fields):
@@ -55,7 +54,7 @@ WRONG = {
     "turns come from gpt; they": {"conversations": [{"from": "system", "value": ""}, {"from": "gpt", "value": "a"}]},
     "turns come from human, human, gpt": roles("user", "user", "assistant"),
     "message 2: unknown role 'asistant'. Did you mean 'assistant'?": roles("user", "asistant"),
-    "message 2 calls a tool or is a tool's answer": roles("user", "tool"),
+    "message 2: unknown role 'tool'": roles("user", "tool"),
     "message 2, an answer, is empty": said("hi", " "),
     "a system message is not text, or is not the first": roles("user", "system", "assistant"),
     "message 2 is an empty list; write a text": said("hi", []),
@@ -92,21 +91,16 @@ WRONG = {
     "message 2 has loss and weight, which contradict": with_message(1, loss=False, weight=1),
     "message 1, which is not an answer, is marked to be learnt": with_message(0, train=True),
     "none of its answers is trained on": {"messages": [{**message, "loss": False} for message in TALK]},
-    "it has loss False, so that nothing of it is learnt": beside(loss=False),
-    "it has 7 entries of loss_mask for 4 messages": beside(loss_mask=[0, 0, 0, 1, 1, 1, 1]),
-    "message 2 has a switch of its own and another": {**with_message(1, loss=False), "loss_mask": [0, 1, 0, 1]},
-    "it has label False: it is a bad answer": beside(label=False),
-    "it has label 2: it is not an answer to learn": beside(label=2),
     # what nobody reads
     "message 1 has 'images', ['a.png']: nothing reads it; drop it, or put it into metadata": with_message(
         0, images=["a.png"]
     ),
     "it has 'Videos', ['a']: nothing reads it; did you mean 'videos'?": beside(Videos=["a"]),
-    "it has 'lossMask', [0, 1, 0, 1]: nothing reads it; did you mean 'loss_mask'?": beside(lossMask=[0, 1, 0, 1]),
     "it has 'sytem', 'Be short.': nothing reads it; did you mean 'system'?": beside(sytem="Be short."),
     "a part of message 1 has 'max_pixels', 99: nothing reads it": said([{**TEXT, "max_pixels": 99}], "a"),
     **{f"it has {name!r}, 'x': nothing reads it": beside(**{name: "x"}) for name in (
         "rejected", "tools", "audio", "objects", "input_ids", "mask_history", "history", "token_weights", "skip",
+        "loss", "loss_mask", "label", "kto_tag",
     )},
     "kind is 5; a text is needed": beside(kind=5),
     "id is True; a text or a number is needed": beside(id=True),
@@ -146,8 +140,6 @@ OFF = {
             {"from": "gpt", "value": "a 7", "weight": 1},
         ]
     },
-    "a mask beside the messages": {"messages": TALK, "loss_mask": [0, 0, 0, 1]},
-    "a good answer": {**with_message(1, loss=False), "label": True},
 }
 
 

@@ -332,12 +332,6 @@ def test_names_that_are_no_file(tmp_path, file):
         check_backbone(BackboneConfig(str(file), revision="main"))
 
 
-def test_a_missing_package_names_the_extra(file, monkeypatch):
-    monkeypatch.setattr("subtoken_train.errors.find_spec", lambda _: None)
-    with pytest.raises(ValueError, match=r"pip install .*\[gguf\]'"):
-        load_family(BackboneConfig(str(file)))
-
-
 def test_an_adapter_is_of_the_file_that_it_was_trained_on(tiny, file, tmp_path):
     recipe = ["--config", "tinylm_quest25_s16k12", "--output_dir", str(tmp_path / "run"), "--trainer.max_steps", "1"]
     recipe += ["--model.backbone.path", str(file), "--data.context_length", "256"]
