@@ -64,10 +64,7 @@ class EncodedSample:
 def encode(
     record: Record, family: Family, max_length: int, images: Sequence[Picture], generation: bool = False
 ) -> EncodedSample:
-    """Tokenise one conversation and mark what each token is; what is past ``max_length`` is cut at the right.
-
-    With ``generation`` the last answer is left out, and nothing needs a label.
-    """
+    """Tokenise a conversation and mark its tokens, cut at the right; ``generation``: without its last answer."""
     try:
         return _encoded(record, family, max_length, images, generation)
     except ValueError as error:
@@ -174,10 +171,10 @@ def _regions(ids: list[int], visual: list[bool], answer: list[bool], bos_token_i
 
 
 class Collator:
-    """Turns records into a ``Batch``; opens the images, so that DataLoader workers do the decoding.
+    """Turns records into a ``Batch``, images opened; ``max_length`` counts visual tokens too.
 
-    ``max_length`` counts visual tokens too; ``max_pixels`` and ``max_frames`` are those of ``open_picture``.
-    ``padding_side``: ``right`` for training, ``left`` for generation, which leaves the last answer out of the prompt.
+    ``padding_side``: ``right`` for training, ``left`` for generation, which leaves the last answer out of the
+    prompt.
     """
 
     def __init__(

@@ -45,10 +45,7 @@ def checked_record(row: Any, place: str, as_document: bool = False) -> dict[str,
 
 
 def llava_form(row: Any, as_document: bool = False) -> Any:
-    """Return a record in LLaVA's form; one that is no conversation at all as it is, for ``record_problem``.
-
-    ``as_document``: it is for a language model, and its system text is a turn of its own, the first.
-    """
+    """Return a record in LLaVA's form, or as it is; ``as_document``: a system text stays a turn, the first."""
     there = [name for name in CONVERSATION_LISTS if isinstance(row, dict) and isinstance(row.get(name), list)]
     there = [name for name in there if row[name]]
     if not there:
@@ -176,10 +173,7 @@ def _part_name(part: dict[str, Any], number: int) -> list[str]:
 
 
 def _system_first(turns: list[dict[str, Any]], beside: Any) -> list[dict[str, Any]]:
-    """Return the turns, the first of them the system's where it says anything.
-
-    Its ``loss`` is None where what stands beside the messages is learnt and the message is not.
-    """
+    """Return the turns, a system's first; its ``loss`` is None where parts of it are not learnt alike."""
     told = [{"value": beside}] if beside else []
     if turns[0]["from"] == "system":
         told, turns = [*told, turns[0]], turns[1:]

@@ -1,11 +1,9 @@
 """Packed text for language models: any Hugging Face text data set, or local text, JSON-lines or Parquet files.
 
 Documents are tokenised without special tokens, each is followed by one EOS, and the whole stream is cut into blocks of
-``block_length`` tokens; what is left at its end is dropped. A block may hold parts of several documents: attention,
-positions and loss run across the borders (as is usual for WikiText), and the EOS is predicted like any other token.
-What a conversation says without loss is read and not predicted. Where the tokenizer has a BOS (Llama; Qwen2 has none),
-each *block* starts with one, the first of its tokens: it belongs to the context, whose length is then the same for
-every tokenizer.
+``block_length`` tokens; what is left at its end is dropped. Attention, positions and loss run across the borders of
+documents (as is usual for WikiText). Where the tokenizer has a BOS (Llama; Qwen2 has none), each *block* starts with
+one, the first of its tokens: it belongs to the context.
 """
 
 from __future__ import annotations

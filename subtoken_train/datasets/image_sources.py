@@ -1,8 +1,4 @@
-"""The images and videos that a data file names: found, compared with their folders' listings, and decoded.
-
-A video is a folder or a list of frames; no file of a video is decoded. ``ffmpeg -i VIDEO.mp4 -vf fps=1 DIR/%06d.jpg``
-makes a folder of frames.
-"""
+"""The images and videos that a data file names: found, compared with listings, decoded; videos are frames as files."""
 
 from __future__ import annotations
 
@@ -93,10 +89,7 @@ class FolderImages:
 
 
 def inside(folder: Path, name: str, outside: bool = False) -> Path:
-    """Join ``folder / name``, which must lie in the folder once ``..`` and links (also ``find_image``'s) are followed.
-
-    The folder may itself be a link; with ``outside`` the name may lead out all the same.
-    """
+    """Join ``folder / name``, in the folder once ``..`` and links (``find_image``'s, too) are followed."""
     path = folder / name
     if not outside:
         root, place = os.path.realpath(folder), os.path.realpath(find_image(path))
@@ -118,8 +111,7 @@ def find_image(path: Path) -> Path:
 def compare_images(names: Iterable[str], image_folder: Path, outside: bool = False) -> list[FolderImages]:
     """Say what of the named images is there, folder by folder: one listing each, no look at single files.
 
-    ``names`` are paths below ``image_folder``, each once; one that ends with a slash is a folder of frames.
-    ``outside``: their folders may lie elsewhere; links of files are found when they are opened.
+    ``names`` are paths below ``image_folder``; one that ends with a slash is a folder of frames.
     """
     wanted: dict[str, list[str]] = defaultdict(list)
     for name in names:
@@ -181,10 +173,7 @@ def open_picture(
 
 
 def open_image(source: ImageSource, record_id: str | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Read one image by ``rgb_pixels``; of a missing file, what ``find_image`` takes for it.
-
-    ``max_pixels`` bounds width times height; ``record_id`` is of the record that names it, for messages.
-    """
+    """Read one image by ``rgb_pixels`` (of a missing file, ``find_image``'s) of at most ``max_pixels`` in all."""
     of_record, encoded = _of_record(record_id), isinstance(source, EncodedImage)
     name = f"{of_record}image {source.place if isinstance(source, EncodedImage) else source}"
     hint = "replace the file or drop the record" if of_record else "send another" if encoded else "replace the file"
@@ -263,10 +252,7 @@ def _readers() -> list[str]:
 def open_video(
     source: VideoSource, record_id: str | None = None, max_pixels: int = MAX_PIXELS, max_frames: int = MAX_FRAMES
 ) -> Video:
-    """Read the frames of a video, evenly spaced where there are more than ``max_frames``; ``fps`` becomes less then.
-
-    ``max_pixels`` bounds width times height of all frames together.
-    """
+    """Read a video's frames, ``max_pixels`` in all; of more than ``max_frames``, evenly spaced ones."""
     try:
         names = frames_in(source.frames) if isinstance(source.frames, Path) else list(source.frames)
         taken = spaced(names, max_frames)

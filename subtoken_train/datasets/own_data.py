@@ -1,7 +1,6 @@
 """One's own data: a folder is looked into, and what it holds becomes records or texts in three splits.
 
-Files are told apart by name. Records go to train, dev and test by picture, so that none is seen in training and asked
-about afterwards; a few long texts are cut at paragraphs, so that each split gets some.
+Records go to train, dev and test by picture; a few long texts are cut at paragraphs, so that each split gets some.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ T = TypeVar("T")
 class OwnData:
     """Records of three splits, in LLaVA's form or ``{"text": ...}``, and what was read, a line each.
 
-    ``kind``: ``images`` (conversations about images), ``conversations`` (without any) or ``texts``; ``no_document``: as
-    ``OwnTable``'s.
+    ``kind``: ``images``, ``conversations`` (without any) or ``texts``; ``no_document``: as ``OwnTable``'s.
     """
 
     kind: str
@@ -65,8 +63,7 @@ def read_own(
 ) -> OwnData:
     """Read a folder of images and a table of questions and answers, a file of conversations, or plain texts.
 
-    ``table``: the file to read, below the folder; None: the one that is there. ``columns``: as ``read_own_table``'s.
-    ``show`` is told (done, total) while images are opened. ``question``: asked of every picture.
+    ``table``: None: the one that is there. ``show`` is told (done, total) while images are opened.
     """
     own = look_into(folder)
     name = _table(own, table)
@@ -84,11 +81,7 @@ def read_own(
 
 @dataclass(frozen=True)
 class OwnFolder:
-    """The files of a folder and of those below it, as paths relative to it, sorted.
-
-    ``tables`` are also in gzip's form, of a set its first; ``left_out`` tell about the data; ``unread``: files of other
-    kinds, in words.
-    """
+    """A folder's files, as relative paths; ``tables``: of a set its first; ``left_out``: about the data."""
 
     path: Path
     images: tuple[str, ...]
@@ -290,10 +283,10 @@ def _placed(own: OwnFolder, table: str, records: Sequence[OwnRecord]) -> list[Ow
 
 
 class _PicturePaths:
-    """Finds the images of a folder by what a table of it calls them.
+    """Finds the images of a folder by what a table calls them.
 
-    A name is a path from the folder or from the table, or the one image that has this file name, with its suffix or
-    without, in folders that do not contradict those of the name.
+    A name is a path from the folder or from the table, or the one image of this file name, with its suffix or
+    without.
     """
 
     def __init__(self, own: OwnFolder, table: str) -> None:

@@ -1,7 +1,4 @@
-"""A table of questions and answers, however its columns are called, or a file of conversations, as records.
-
-A table is CSV, TSV or JSON (a list of objects, or one a line). Its columns are found by their usual names.
-"""
+"""A table of questions and answers, however its columns are called, or a file of conversations, as records."""
 
 from __future__ import annotations
 
@@ -68,11 +65,7 @@ class OwnTable(NamedTuple):
 
 
 def read_own_table(path: Path, chosen: Mapping[str, str | None], asked: str | None = None) -> OwnTable:
-    """Read a table whole.
-
-    ``chosen``: the columns that the user named, by ``image``, ``question`` and ``answer``; None: found by their names.
-    ``asked``: of every picture, as the user said.
-    """
+    """Read a table whole; ``chosen``: columns that the user named; ``asked``: of every picture, as the user said."""
     if sum(map(check_regular, files_of_set(path))) > MAX_BYTES:
         raise ValueError(
             f"{path} has more than {MAX_BYTES:,} bytes; a recipe reads conversations of any size itself "

@@ -3,11 +3,9 @@
 The context states facts among English sentences ("Code baran amber falcon."); the query region names some of them
 ("Codes of baran, calek?") and the answer restates name and code of each, in the order asked. Names are different within
 a sample, and so are adjectives: a code is an adjective and a noun, drawn anew for each sample, so that nothing but the
-context tells it. A code follows its name at once: with words between the two, a small model learns to read facts back
-several times more slowly; it finds the noun by the adjective, so that two codes of one adjective would be guessed at
-(measured: 80 % of 24 facts, where different adjectives give 100 %). Everything is a pure function of the random
-generator. The context has an exact number of tokens (a BOS, where the tokenizer has one, is its first), so that pages
-are whole.
+context tells it. A code follows its name at once, and its adjective finds its noun: a small model learns that faster
+(two codes of one adjective: 80 % of 24 facts, different ones: 100 %). Everything is a pure function of the random
+generator. The context has an exact number of tokens, so that pages are whole.
 """
 
 from __future__ import annotations

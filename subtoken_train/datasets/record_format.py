@@ -195,10 +195,7 @@ _BARE = re.compile(
 
 
 def media_problem(turns: Iterable[dict[str, Any]], pictured: bool, as_document: bool) -> str | None:
-    """Return what to say where a text of turns holds a spelling that only media have; None where none does.
-
-    ``as_document``: they are for a language model, which reads placeholders as text.
-    """
+    """Return what to say where a text holds a spelling that only media have; ``as_document``: placeholders are text."""
     for turn in turns:
         text = turn["value"]
         tokens = (found[0] for found in _TOKEN.finditer(text)) if "<" in text or "[" in text or "data:" in text else ()

@@ -1,8 +1,7 @@
 """Instruction data: a file of conversations beside a folder of images, as one Arrow table of checked records.
 
-The table of a large file is made once (every record is parsed and checked, in LLaVA's form), kept in the cache of the
-datasets library and memory-mapped from then on, until the file's size or date changes; that of a small file is made in
-memory each time. Images are opened one by one, when a batch needs them.
+The table of a large file is made once, kept in the cache of the datasets library and memory-mapped from then on, until
+the file changes; that of a small file is made in memory each time. Images are opened when a batch needs them.
 
 Legend: R records.
 """
@@ -68,10 +67,7 @@ def turns_of(row: dict[str, Any]) -> list[Turn]:
 
 
 class InstructionRecords(Dataset[Record]):
-    """The records of one file of any kind of ``row_files``; it may be sent to workers that are forked or spawned.
-
-    Image paths start in ``image_folder``, by default the file's own, and may lead out of it if they are allowed to.
-    """
+    """The records of one file of any kind of ``row_files``, which may be sent to workers, and their images' folder."""
 
     def __init__(
         self, path: str | Path, image_folder: str | Path | None = None, images_outside_folder: bool = False

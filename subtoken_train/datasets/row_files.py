@@ -77,10 +77,7 @@ def placed_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def scan_records(path: Path) -> Iterator[Any]:
-    """Yield all records of a JSON file: ``.jsonl`` is one record a line, any other name one list; a BOM is passed over.
-
-    What gzip packed is read as what is inside. Lines are read one by one, a list whole.
-    """
+    """Yield all records of a JSON file, gzip's too: ``.jsonl`` is one record a line, any other name one list."""
     with opened(path) as file:
         yield from _lines(path, file) if file_kind(path) == ".jsonl" else _listed(path, file.read())
 
@@ -185,11 +182,7 @@ def _plain_value(value: Any, path: Path, column: str) -> Any:
 
 
 def kept_rows(generate: Callable[[], Iterator[dict[str, Any]]], columns: Mapping[str, Kind], name: str) -> Dataset:
-    """Return what ``generate`` yields, kept in the cache of the datasets library and mapped from there.
-
-    It is not called where rows of that ``name``, which stands for all that they depend on, are kept; another process
-    finds them, too.
-    """
+    """Return what ``generate`` yields, kept in the datasets library's cache by a name for all it depends on."""
     from datasets import Dataset, Features, List, Value, config
     from datasets.exceptions import DatasetGenerationError
 

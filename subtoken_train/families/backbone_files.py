@@ -1,8 +1,7 @@
 """Checks of a backbone's files before transformers opens them, and of its weights once they are loaded.
 
-JSON is bounded and no name leads out of the folder. Weights are judged by their files' headers, some kilobytes each: no
-tensor is read, and no pickle is opened. Loaded weights must be finite. A GGUF file, llama.cpp's
-format, is read to plain tensors; the rounding of its own format stays in them, so its SHA-256 is part of an identity.
+JSON is bounded and no name leads out of the folder. Weights are judged by their files' headers; no pickle is opened. A
+GGUF file is read to plain tensors; its format's rounding stays in them, so its SHA-256 is part of an identity.
 """
 
 from __future__ import annotations
@@ -119,10 +118,7 @@ FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @torch.no_grad()
 def check_finite_weights(model: Any, path: str) -> None:
-    """Raise ``ValueError`` if a parameter holds NaN or infinity, or a buffer NaN; one read of each device.
-
-    Of a quantised weight the scales are looked at, which a NaN makes NaN; sharded ones are passed over.
-    """
+    """Raise ``ValueError`` if a parameter (of a quantised one its scales) holds NaN or infinity, or a buffer NaN."""
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     found: dict[torch.device, list[tuple[str, Tensor]]] = defaultdict(list)
     for name, whole in (parameters | buffers).items():
@@ -170,10 +166,7 @@ _RANGES: dict[str, tuple[Any, float, float]] = {
 
 
 def check_local_files(folder: Path) -> None:
-    """Raise ``ValueError`` unless a folder's configurations are sound JSON and its shards lie in it.
-
-    Weights are not opened. The tokenizer's large vocabulary is its own reader's to check.
-    """
+    """Raise ``ValueError`` unless a folder's configurations are sound JSON and its shards lie in it."""
     for path in sorted(folder.glob("*config.json")):
         if path.name == PEFT_FILE:
             raise ValueError(f"{folder} is a LoRA of peft ({PEFT_FILE}), not a backbone; name the model that it is for")
@@ -298,10 +291,7 @@ def check_gguf(path: Path) -> None:
 
 @contextmanager
 def opened_gguf(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the folder, of this file alone, and the argument by which ``from_pretrained`` reads a checked file.
-
-    Its header is parsed once, over a plain array: with 50,000 words that takes 1 second, and over a memory map 5.
-    """
+    """Yield a folder of this file alone, and the argument by which ``from_pretrained`` reads it, parsed once."""
     import gguf
 
     with tempfile.TemporaryDirectory() as folder:

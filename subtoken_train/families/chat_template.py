@@ -104,9 +104,9 @@ def answer_opening(tokenizer: Any) -> str:
 def rendered_conversation(tokenizer: Any, messages: Sequence[Message], **variables: Any) -> RenderedPrompt:
     """Return a conversation with the spans of what assistants say; after a question the opening of its answer.
 
-    A span is what the template marks as generated (``{% generation %}``). Where it marks nothing, it begins where the
-    prompt before it ends, if that goes on as the prompt does, and with the message's words if not; and it ends with the
-    end of the turn, white space behind it left out.
+    A span is what the template marks as generated. Where it marks nothing, it begins where the prompt before it
+    ends, if that goes on as the prompt does, else with the message's words; and it ends with the end of the turn,
+    without white space.
     """
     shown = _shown(tokenizer, messages)
     options = {"add_generation_prompt": messages[-1]["role"] != "assistant", **variables}
@@ -124,10 +124,7 @@ def rendered_conversation(tokenizer: Any, messages: Sequence[Message], **variabl
 
 
 def asked_otherwise(tokenizer: Any, **variables: Any) -> tuple[str, str, str] | None:
-    """Return what stands before an answer in a conversation and in a prompt, and before which; None where they agree.
-
-    Some templates open thoughts in the last answer alone.
-    """
+    """Return what stands before an answer in a conversation and in a prompt, and before which; None: they agree."""
     talk = messages_of([Turn("?", "!"), Turn("?", "!")])
     text = filled_template(tokenizer, talk, **variables)
     places = _places(tokenizer, talk, text, **variables)
@@ -140,10 +137,7 @@ def asked_otherwise(tokenizer: Any, **variables: Any) -> tuple[str, str, str] | 
 
 
 def rendered_as_asked(tokenizer: Any, messages: Sequence[Message], **variables: Any) -> RenderedPrompt:
-    """Return a conversation up to its last answer, which alone has a span and stands behind the prompt as it is asked.
-
-    Thoughts are kept as the answer has them; a tag that the prompt opens already is not written again.
-    """
+    """Return a conversation whose last answer, thoughts included, alone has a span, behind the prompt asking it."""
     prompt = rendered_prompt(tokenizer, messages[:-1], **variables)
     rendered = rendered_conversation(tokenizer, messages, **variables)
     text, (_, until) = rendered.text, rendered.answer_spans[-1]

@@ -1,8 +1,7 @@
 """The language model inside a backbone: its layers, their windows, heads and positions, and the loop over them.
 
-One code for training and inference. What differs between models is read from their modules: projections of their own or
-one fused, norms of queries and keys, the rotary embedding of a kind of layer, factors of embeddings and logits. Other
-kinds of attention are refused.
+One code for training and inference. What differs between models is read from their modules; other kinds of attention
+are refused.
 
 Legend: B batch, N positions, D model width, V vocabulary, H query heads, h key-value heads, d head width, n layers with
 features of their own.
@@ -304,11 +303,7 @@ class DecoderStack:
         deep_nBND: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """Run some decoder layers under transformers' mask, or under one mask, or ``Seen``, for each window.
-
-        ``deep_nBND``: what the first n layers of the model add to their outputs. What comes out lies where ``hidden``
-        did, whatever devices the layers lie on.
-        """
+        """Run some layers under transformers' mask, or one mask, or ``Seen``, for each window; to where it was."""
         home, text_positions = hidden.device, position_ids if position_ids.dim() == 2 else None
         angles: dict[str | None, tuple[Tensor, Tensor]] = {}
         for layer in layers:
@@ -347,10 +342,7 @@ class DecoderStack:
 def _windowed(
     full: Tensor | None, visible_BN: Tensor, position_BN: Tensor, size: int | None, in_blocks: bool
 ) -> Tensor | Seen | None:
-    """Return a layer's mask, bool [B, 1, N, N]; full attention's if every row is in every other's window.
-
-    ``in_blocks``: what it would be made of, for an attention that has the mask of a block of rows at a time.
-    """
+    """Return a layer's mask, bool [B, 1, N, N]; full if every row is in every window; ``in_blocks``: its parts."""
     visible_BN = visible_BN.bool()
     last = torch.iinfo(position_BN.dtype).max
     first_B = position_BN.masked_fill(~visible_BN, last).amin(-1)

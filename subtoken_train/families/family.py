@@ -94,10 +94,7 @@ def _published_config(row: Mapping[str, Any]) -> Any:
 
 
 class Family(DecoderStack, ABC):
-    """A loaded Hugging Face model behind the interface that reducers, routers and training use.
-
-    Subclasses say where its parts are, and what they make of text and pictures.
-    """
+    """A loaded Hugging Face model behind the interface that reducers, routers and training use."""
 
     name: str
     published: ClassVar[dict[str, Callable[[], Any]]] = {}
@@ -155,10 +152,7 @@ class Family(DecoderStack, ABC):
 
     @abstractmethod
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
-        """Return the visual tokens of one image of (height, width) pixels, by default of ``nominal_image``.
-
-        ``together``: images of the same prompt (videos not counted), which some families show in less detail.
-        """
+        """Return the visual tokens of an image of (height, width) pixels; ``together``: images of the same prompt."""
 
     def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
         """Return the text that replaces ``marker`` for one picture: its placeholders and the words around them."""
@@ -197,18 +191,10 @@ class Family(DecoderStack, ABC):
 
     @abstractmethod
     def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
-        """Turn pictures into (pixel values, ``Batch.image_grid_I3``), sized for the tower.
-
-        ``together``: of each picture, how many images its prompt has; None: each is its prompt's only one.
-        """
+        """Turn pictures into (pixel values, ``Batch.image_grid_I3``); ``together``: images of each one's prompt."""
 
     def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
-        """Turn pictures as a processor gives them into a batch's.
-
-        Args:
-            given: its output by the names ``image_inputs``, some of which may be missing, and ``input_ids``.
-            visual_BN: placeholders of visual tokens in the prompts, bool.
-        """
+        """Read a processor's output by the names ``image_inputs`` (some may be missing) into a batch's."""
         pixels = given.get("pixel_values")
         if pixels is not None and pixels.dim() != 4:
             raise ValueError(
@@ -222,10 +208,7 @@ class Family(DecoderStack, ABC):
 
     @abstractmethod
     def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
-        """Return the tower's output for every image, without gradient; None for a batch without images.
-
-        ``statistics``: also ``received`` and ``keys`` of this kind, one of ``tower_statistics``, for a tower reducer.
-        """
+        """Return the tower's output for every image, without gradient, and statistics of a kind for a tower reducer."""
 
     @classmethod
     def tower_statistics(cls, config: Any) -> frozenset[TowerStatistics]:

@@ -117,12 +117,7 @@ FP32_BYTES = 4
 
 @dataclass(frozen=True, init=False)
 class Video:
-    """Frames of a video, which stand in a prompt as one picture does. No file of a video is decoded here.
-
-    Args:
-        frames: images of one size in order.
-        fps: frames a second, as they were taken from the video.
-    """
+    """Frames of a video, of one size in order, which stand in a prompt as one picture; ``fps`` of them a second."""
 
     frames: tuple[Image.Image, ...]
     fps: float = 1.0

@@ -1,8 +1,4 @@
-"""A family around a transformers model and a processor that somebody has loaded already.
-
-Neither is changed: no hook, no other attention, no other mode, no gradient switched off. What does not fit is refused
-here, before a prompt runs.
-"""
+"""A family around a transformers model and a processor that somebody has loaded already; neither is changed."""
 
 from __future__ import annotations
 

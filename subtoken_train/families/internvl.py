@@ -1,11 +1,10 @@
-r"""InternVL3 and 3.5 in the transformers 5 format: InternViT tiles, four patches a token, Qwen2 or Qwen3; frames too.
+"""InternVL3 and 3.5 in the transformers 5 format: InternViT tiles, four patches a token, Qwen2 or Qwen3; frames too.
 
 A picture is scaled to a grid of square tiles of the nearest aspect ratio and cut; where there are several, the whole
 picture, scaled to one tile, follows them. Each tile's patches are merged 2 x 2 (pixel shuffle), 256 tokens at 448
-pixels. In a prompt a picture is ``<img>``, its tokens, ``</img>``: the marks are rows of text, as in the originals. A
-video is a line ``Frame1: <img>...</img>`` per frame of one tile each, a picture of its own; a tower reducer chooses
-tile by tile. That frames have the pixels of transformers' video processor, which needs torchvision, is not proven; with
-several images each keeps as many tiles as alone, as there (the originals' evaluations divide them).
+pixels. In a prompt a picture is ``<img>``, its tokens, ``</img>``: the marks are rows of text. A video is a line
+``Frame1: <img>...</img>`` per frame of one tile each; that frames have the pixels of transformers' video processor,
+which needs torchvision, is not proven. A tower reducer chooses tile by tile.
 
 Legend: I tiles, P patches of a tile, N the class token before them, T visual tokens of a tile, c width of a patch, C of
 a merged token (4 * c), D model width, H heads, d head width.

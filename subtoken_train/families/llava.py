@@ -106,9 +106,8 @@ LlavaFamily.licences["checkpoints/tiny-llava"] = APACHE
 class LlavaNextFamily(LlavaFamily):
     """LLaVA-NeXT (LLaVA-1.6; Vicuna or Mistral) in the transformers 5 format: pictures of any resolution in CLIP tiles.
 
-    A picture's placeholders are the patches of the whole, then row after row of patches and a newline each.
-    Newlines are visual rows, as transformers' placeholders and FastV's span of image tokens have them: they are ranked,
-    dropped, routed and evicted like patches. To a tower reducer they are tokens that receive no attention, of no tile.
+    Placeholders are the patches of the whole, then row after row of patches and a newline each: a visual row, as
+    FastV's span of image tokens has it. To a tower reducer newlines receive no attention and are of no tile.
     """
 
     # a layout's row is (tiles, height, width of the picture in pixels); pixel values are the tiles of all pictures

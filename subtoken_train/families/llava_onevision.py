@@ -1,14 +1,10 @@
 """LLaVA-OneVision (any size) in the transformers 5 format: SigLIP tower, images as tiles, videos as pooled frames.
 
 An image alone in its prompt is cut into tiles (``anyres_max_9``, see ``tiles``); of several, each is shown whole: one
-tile and a newline. A video's frames are shown whole, each scaled to one tile and its patches pooled two by two, and one
-newline ends the video. Newlines are visual rows, as in the models: they stand among the tower's features, and reducers
-and routers treat them alike. In the tower they receive no attention, and no tower reducer merges them.
-
-Features are resampled after the projector: tower reducers act on the projector's output.
-
-``image_grid_I3`` is (tiles, height, width in pixels) of an image, (frames, 0, 0) of a video. ``VisualStates`` has an
-entry for each image and each frame; the newline of a video belongs to its last frame.
+tile and a newline. A video's frames are scaled to one tile each and their patches pooled two by two; one newline ends
+the video, and belongs to its last frame. Newlines are visual rows, as in the models; in the tower they receive no
+attention, and no tower reducer merges them. Features are resampled after the projector, on whose output tower reducers
+act. ``image_grid_I3`` is (tiles, height, width in pixels) of an image, (frames, 0, 0) of a video.
 
 Legend: B batch, N positions, D model width, I tiles and frames of all pictures, P patches of a tile, T visual tokens.
 """
@@ -93,9 +89,9 @@ class LlavaOnevisionFamily(Family):
     def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
         """Read tiles and frames in the prompts' order, without padding.
 
-        The processor pads images to the largest one's tiles ([images, tiles, 3, side, side], with ``image_sizes``),
-        says how many each prompt with images has (``batch_num_images``; where it is missing, one, as for transformers'
-        model), and stacks videos of equal length ([videos, frames, 3, side, side]).
+        Images are padded to the largest one's tiles ([images, tiles, 3, side, side], with ``image_sizes``),
+        counted by ``batch_num_images`` (missing: one); videos of equal length are stacked ([videos, frames, 3,
+        side, side]).
         """
         kind_BN = visual_BN * (1 + self._is_video(given["input_ids"]).long())
         pictures = {IMAGE: _images(given, self.layout), VIDEO: _videos(given, self.layout)}

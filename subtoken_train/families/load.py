@@ -1,10 +1,9 @@
 """Load a backbone from a folder or the Hub, on one device or several, or lay out its architecture without weights.
 
 Several GPUs serve prompts only: transformers puts whole layers on each, and accelerate's hooks bring a layer's inputs
-to it. Caches, routers and an eviction's view lie where their layer does; prompts, positions, the plan, scores that are
-compared between layers, and hidden states between stretches of layers lie with the token embeddings. Training shards
-weights instead, and weights on the CPU or on disk are absent between two calls while evictions and routers read some of
-them. Tests run it on pretended devices; it has not been run on several real GPUs.
+to it. Caches, routers and an eviction's view lie where their layer does; prompts, positions, the plan, and hidden
+states between stretches of layers lie with the token embeddings. Tests run it on pretended devices; it has not been run
+on several real GPUs.
 """
 
 from __future__ import annotations
@@ -201,10 +200,7 @@ def _outside_zero3() -> Iterator[None]:
 def layout_family(
     config: BackboneConfig, change: Callable[[Any], None] | None = None, device: str | torch.device = "meta"
 ) -> Family:
-    """Lay out a backbone without weights: names, shapes (unquantised) and counts; no network for known Hub ids.
-
-    ``change`` changes its configuration first. On another device than ``meta`` weights are drawn at random.
-    """
+    """Lay out a backbone without weights (at random on other devices than ``meta``), its configuration changed."""
     model_config, family = _known(config)
     if change is not None:
         change(model_config)

@@ -1,8 +1,7 @@
 """LoRA by peft, with its matches counted, and a frozen backbone in 4 or 8 bits (bitsandbytes), as QLoRA trains on it.
 
-Quantised are the decoder's linear layers, nothing else: the vision tower keeps the recipe's dtype, as in LLaVA's own
-QLoRA training. Of peft's ``prepare_model_for_kbit_training`` only freezing is needed: it copies norms, embeddings and
-head to fp32 (one more GB for a 7B model), and makes the embeddings ask for gradients, for reentrant checkpointing.
+Quantised are the decoder's linear layers, nothing else. Of peft's ``prepare_model_for_kbit_training`` only freezing is
+needed: it copies norms, embeddings and head to fp32 (one more GB for a 7B model).
 
 Legend: B batch, N positions, I input width, O output width.
 """

@@ -2,14 +2,12 @@
 
 A picture whose longer side has more than 1,540 pixels is scaled down, and its sides are rounded up to whole tokens of
 28 x 28 pixels. In a prompt ``[IMG_BREAK]`` stands behind each row of its tokens and ``[IMG_END]`` behind the last: rows
-of text, as in the models, which no reducer drops. The tower sees all pictures of a batch as one sequence, whose mask
-keeps them apart and has the square of its patches. The template's own system text names the day of the call: who wants
-it gives it as a system message.
+of text, which no reducer drops. The tower sees all pictures of a batch as one sequence, whose mask has the square of
+its patches. Pixels are held as flattened patches, as Qwen's. The template's own system text, which names the day, is
+left out.
 
-Pixels are held as flattened patches, as Qwen's, and put back to the padded pictures that the tower takes.
-
-Legend: I pictures, P patches of all pictures, T visual tokens of a picture, c width of a patch, C of a merged token
-(4 * c), D model width, H heads, d head width.
+Legend: I pictures, P patches of all pictures, T visual tokens of a picture, c width of a patch, C of a merged token (4
+* c), D model width, H heads, d head width.
 """
 
 from __future__ import annotations

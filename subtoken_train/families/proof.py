@@ -1,9 +1,9 @@
 """Find out whether a language model that no test here knows is served: by its modules, then on random tokens.
 
-``check_structure`` looks for what transformers builds on its attention interface, and reads no weight. Such a model may
-still do anything between its projections and its logits: so ``prove`` runs a few tokens as the model's own ``forward``
-runs them, and as they run here, the last ones from a packed cache. Every layer's queries, keys and values are compared
-with what ``DecoderStack`` makes of its input. Windows are narrowed, so that they are seen to act. Nothing is changed.
+``check_structure`` looks for what transformers builds on its attention interface, and reads no weight. ``prove`` runs a
+few tokens as the model's own ``forward`` runs them, and as they run here, the last ones from a packed cache; every
+layer's queries, keys and values are compared with what ``DecoderStack`` makes of its input. Windows are narrowed, so
+that they are seen to act. Nothing is changed.
 
 Legend: B batch (1), N tokens, H query heads, h key-value heads, d head width, V vocabulary.
 """

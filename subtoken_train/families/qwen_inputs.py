@@ -28,8 +28,7 @@ IMAGE, VIDEO = 1, 2  # values of ``mm_token_type_ids``
 def video_patches(processor: Any, video: Video, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Return flattened patches [layers * P, channels * pixels] of a video's frames, and its grid [1, 3].
 
-    ``processor`` is an image processor, which repeats a frame to fill a patch's time; ``size`` is (height, width) in
-    pixels that frames are scaled to, in whole visual tokens.
+    ``processor``: an image processor; ``size``: (height, width) in pixels that frames are scaled to.
     """
     depth, side = int(processor.temporal_patch_size), int(processor.patch_size)
     frames = [frame.resize(size[::-1], Image.Resampling(processor.resample)) for frame in video.frames]
@@ -158,11 +157,7 @@ class QwenInputs(Family):
         return int(time * height * width) // int(self.vision.spatial_merge_size) ** 2
 
     def _pictures(self, kinds_BN: Tensor, names: list[str], *rows: list[list[int]]) -> tuple[list[int], list[int]]:
-        """Match runs of placeholders with grids: of all pictures in order, or of images and of videos by themselves.
-
-        Returns:
-            (kind of every picture in order, pictures of each prompt).
-        """
+        """Match runs of placeholders with grids; return every picture's kind, and each prompt's count."""
         runs = [[(kind, len(list(run))) for kind, run in groupby(row) if kind] for row in kinds_BN.tolist()]
         left: list[Iterator[list[int]]] = [iter(each) for each in rows]
         kinds, counts, fit = list[int](), list[int](), True
