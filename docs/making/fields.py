@@ -14,11 +14,11 @@ and the field's name, whoever reads it (`check`, `fit`, `preview`, `evaluate --d
 conversations`).
 
 - **Obeyed.** A message with `loss: false` (or `trainable`, `train`, `training`, `weight`, `loss_weight`, `loss_mask`,
-  `loss_scale`; `false` or `0`) is read and not learnt: its tokens are context and have the label -100. `preview`
-  shows such an answer as `masked`. Only answers are ever learnt, so a question's switch may say `false` or nothing; in
-  a text of `documents: conversations` for a tokenizer without a chat template, where questions are learnt too, their
-  switch is obeyed as well. A record of which no answer is learnt is refused. `init` keeps the switches in what it writes, and `evaluate --data` asks for the
-  last answer that is learnt.
+  `loss_scale`; `false` or `0`) is read and not learnt: its tokens are context and have the label -100. `preview` shows
+  such an answer as `masked`. Only answers are ever learnt, so a question's switch may say `false` or nothing; in a
+  text of `documents: conversations` for a tokenizer without a chat template, where questions are learnt too, their
+  switch is obeyed as well. A record of which no answer is learnt is refused. `init` keeps the switches in what it
+  writes, and `evaluate --data` asks for the last answer that is learnt.
 - **Any other name is refused**, with the nearest name that is read (`sytem`: did you mean `system`?): preferences,
   tools, sound, boxes, pictures under other names, switches of single tokens. A value that is empty (`null`, `""`,
   `[]`, `{}`) says nothing and is passed over, and so are notes: `metadata`, which takes any value, ids, sources, URLs,
