@@ -88,10 +88,7 @@ def chat_sample(row: dict[str, Any], family: Family, limits: ChatLimits) -> Text
             system = min(bisect_left(starts, rendered.system_end), length)
             asks = max(system, context_tokens(family, ids[:length], limits.asking))
         if asks - system > limits.context:
-            raise ValueError(
-                f"its context has {asks - system:,} tokens, more than context_length {limits.context:,}; raise it, or "
-                "drop the record"
-            )
+            raise ValueError(f"its context has {asks - system:,} tokens, more than context_length {limits.context:,}")
     except ValueError as error:
         raise ValueError(f"{row['name']}: {error}") from None
     read = [place for place in range(length, min(len(ids), limits.length)) if not learnt[place]]

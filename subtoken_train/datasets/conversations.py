@@ -71,10 +71,7 @@ def llava_form(row: Any, as_document: bool = False) -> Any:
         _check_text(turn, number, asked)
         asked = asked or turn["from"] == "human"
         if (learnt := read_switch(message, f"message {number}")) and turn["from"] != "gpt":
-            raise ValueError(
-                f"message {number}, which is not an answer, is marked to be learnt; only answers are: set its switch "
-                "to false or leave it out"
-            )
+            raise ValueError(f"message {number}, which is not an answer, is marked to be learnt; only answers are")
         turns.append({**turn, "loss": False} if learnt is False else turn)
     made = {key: value for key, value in row.items() if key not in _REPLACED}
     named = [row[key] for key in ("image", "images") if row.get(key)] + ([own_names] if own_names else [])
@@ -155,10 +152,7 @@ def _is_text_part(part: Any, number: int) -> bool:
             return True
         if is_picture(part) and not text:
             return False
-    raise ValueError(
-        f"message {number} has a part {shown(part)}; a part is either a text or a picture: text, image or image_url "
-        "(videos stand beside the messages, in videos)"
-    )
+    raise ValueError(f"message {number} has a part {shown(part)}; a part is either a text or a picture")
 
 
 def _part_name(part: dict[str, Any], number: int) -> list[str]:

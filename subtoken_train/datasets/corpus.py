@@ -101,10 +101,8 @@ def load_rows(source: CorpusSource) -> Dataset:
         with hub_asked() if from_hub else nullcontext():
             rows = load_dataset(**arguments, split=source.split)
     except (DatasetNotFoundError, ConnectionError) as error:
-        kinds, reason = ", ".join(_BUILDERS), (silence() if from_hub else None) or error
-        raise ValueError(
-            f"data set {source.name!r} cannot be loaded ({reason}); give a Hub id, or a local file ({kinds})"
-        ) from None
+        reason = (silence() if from_hub else None) or error
+        raise ValueError(f"data set {source.name!r} cannot be loaded ({reason}); give a Hub id, or a file") from None
     except DatasetGenerationError as error:
         raise ValueError(f"{source.name} cannot be read as {builder} ({error.__cause__ or error})") from None
     columns = rows.column_names
@@ -120,10 +118,7 @@ def _builder(path: Path) -> str | None:
     """Return the reader of a local file, or of a folder that ``save_to_disk`` wrote; None for a name of the Hub."""
     builder = "arrow" if (path / "state.json").is_file() else _BUILDERS.get(file_kind(path))
     if builder is None and path.is_file():
-        raise ValueError(
-            f"{path} is none of the files that texts are read from ({', '.join(_BUILDERS)}, and these as .gz); a table "
-            f"of questions becomes records by: subtoken-train init {path.parent}"
-        )
+        raise ValueError(f"{path} is none of {', '.join(_BUILDERS)}; of a table: subtoken-train init {path.parent}")
     return builder
 
 
@@ -136,9 +131,7 @@ def _conversation_rows(source: CorpusSource, path: Path) -> Dataset:
     from datasets import Dataset
 
     if not path.is_dir() and (file_kind(path) not in (".json", ".jsonl", *COLUMNAR) or not path.is_file()):
-        raise ValueError(
-            f"documents: conversations reads a .json or .jsonl file of records, Parquet or Arrow; {source.name} is none"
-        )
+        raise ValueError(f"documents: conversations reads a .json or .jsonl file, Parquet or Arrow, not {source.name}")
     _check_whole(source)
     made: dict[str, list[str]] = {"name": [], "conversation": []}
     for place, read in placed_rows(path):

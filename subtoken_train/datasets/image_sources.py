@@ -261,10 +261,7 @@ def open_video(
         frames = [open_image(taken[0], None, max_pixels)]
         width, height = frames[0].size
         if len(taken) * width * height > max_pixels:
-            raise ValueError(
-                f"{len(taken)} frames of {width:,} x {height:,} pixels, at most {max_pixels:,} are read of all "
-                "together; use fewer frames, or make them smaller"
-            )
+            raise ValueError(f"{len(taken)} frames of {width:,} x {height:,} pixels, at most {max_pixels:,} are read")
         frames += [open_image(path, None, max_pixels) for path in taken[1:]]
         return Video(frames, source.fps * len(taken) / len(names))
     except ValueError as error:

@@ -183,10 +183,7 @@ def read_texts(own: OwnFolder) -> list[str]:
         text = read_text(own.path / name).removeprefix("\ufeff")
         total += len(text)
         if total > MAX_TOTAL:
-            raise ValueError(
-                f"the texts of {own.path} have more than {MAX_TOTAL:,} characters; make them Parquet or JSON lines, "
-                "which a recipe reads itself (data.train)"
-            )
+            raise ValueError(f"the texts of {own.path} have more than {MAX_TOTAL:,} characters; make them Parquet")
         if text.strip() and (problem := text_problem(text)):
             raise ValueError(f"{own.path / name} {problem}; fix it, or move it away")
         texts.append(text)
@@ -227,19 +224,14 @@ def _pieces(text: str, length: int) -> Iterator[str]:
 def _table_data(own: OwnFolder, name: str, read: OwnTable, seed: int, show: Callable[[int, int], None]) -> OwnData:
     holds = f"{own.path} holds {len(own.images):,} images, and {name}"
     if read.texts and own.images:
-        raise ValueError(
-            f"{holds} texts alone; name its columns with --image-column, --question-column and --answer-column, or "
-            "move the images away"
-        )
+        raise ValueError(f"{holds} texts alone; name its columns with --question-column and --answer-column")
     unread = f"columns not read: {clipped(', '.join(read.unread), 160)}" if read.unread else ""
     if read.texts:
         return _text_data(read.texts, seed, own.path, f"{name}: {len(read.texts):,} texts", unread)
     records = _placed(own, name, read.records)
     names = list(dict.fromkeys(each for record in records for each in form.image_names(record.row)))
     if own.images and not names:
-        raise ValueError(
-            f"{holds} names none of them; say which column does with --image-column, or move the images away"
-        )
+        raise ValueError(f"{holds} names none of them; say which column does with --image-column")
     found = [f"{name}: {len(records):,} records ({read.columns or 'conversations'})", unread]
     if read.asked:
         found.insert(1, f"asked of every picture: {read.asked!r}; another question: --question TEXT")
@@ -347,10 +339,7 @@ def _digest(path: Path) -> bytes:
 def _split(groups: Mapping[str, Sequence[T]], seed: int, what: str, folder: Path) -> dict[str, list[T]]:
     """Share whole groups out to splits, in their own order; a group's split depends on its name and the seed alone."""
     if len(groups) < len(SPLITS):
-        raise ValueError(
-            f"too few different {what} ({len(groups)}): train, dev and test need one each, three at least; add some, "
-            f"then: {_init(folder)}"
-        )
+        raise ValueError(f"too few different {what} ({len(groups)}), three at least; add some, then: {_init(folder)}")
     held = min(max(1, round(SHARE * len(groups))), MOST_HELD)
     drawn = sorted(groups, key=lambda name: hashlib.sha256(f"{seed}\0{name}".encode()).digest())
     parts = {"dev": {*drawn[:held]}, "test": {*drawn[held : 2 * held]}, "train": {*drawn[2 * held :]}}

@@ -67,10 +67,7 @@ class OwnTable(NamedTuple):
 def read_own_table(path: Path, chosen: Mapping[str, str | None], asked: str | None = None) -> OwnTable:
     """Read a table whole; ``chosen``: columns that the user named; ``asked``: of every picture, as the user said."""
     if sum(map(check_regular, files_of_set(path))) > MAX_BYTES:
-        raise ValueError(
-            f"{path} has more than {MAX_BYTES:,} bytes; a recipe reads conversations of any size itself "
-            "(data.train_file), and texts (data.train)"
-        )
+        raise ValueError(f"{path} has more than {MAX_BYTES:,} bytes; a recipe reads records and texts itself (data)")
     rows = list(_delimited(path) if file_kind(path) in (".csv", ".tsv") else placed_rows(path))
     refuse((not rows, f"{path} holds no record; at least one is needed"))
     if odd := next(((place, row) for place, row in rows if not isinstance(row, dict)), None):
@@ -218,10 +215,7 @@ def _record(
     made: dict[str, Any] = {"id": str(number if own_id is None else own_id)}
     if columns["image"] is not None:
         if IMAGE_PLACEHOLDER in picture_marks(question + cell["answer"]):
-            raise ValueError(
-                f"{place}: a text holds {IMAGE_PLACEHOLDER}; the column of images says where they are (where it is "
-                f"text, write \\{IMAGE_PLACEHOLDER})"
-            )
+            raise ValueError(f"{place}: a text holds {IMAGE_PLACEHOLDER}; as text, write \\{IMAGE_PLACEHOLDER}")
         made["image"] = cell["image"]
         question = f"{IMAGE_PLACEHOLDER}\n{question}"
     if isinstance(kind, str) and kind.strip():

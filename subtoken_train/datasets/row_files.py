@@ -170,10 +170,7 @@ def _batches(path: Path) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
 
 def _plain_value(value: Any, path: Path, column: str) -> Any:
     if isinstance(value, bytes):
-        raise ValueError(
-            f"{path}: column {shown(column)} holds bytes, as of pictures, which are read from files; save them first "
-            '(docs/own_data.md, "Pictures inside Parquet")'
-        )
+        raise ValueError(f"{path}: column {shown(column)} holds bytes, as of pictures; save them (docs/own_data.md)")
     if isinstance(value, dict):
         return {name: _plain_value(each, path, column) for name, each in value.items()}
     if isinstance(value, list):

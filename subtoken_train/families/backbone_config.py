@@ -100,10 +100,7 @@ def _check_gguf_settings(config: BackboneConfig) -> None:
     path, folder = config.path, Path(resolve(config.path))
     if is_gguf(path):
         if config.quantization != "none":
-            raise ValueError(
-                f"quantization {config.quantization} of {path}: a GGUF file is read to {config.dtype}; set it to none, "
-                "or quantise a folder of the model in transformers' format"
-            )
+            raise ValueError(f"quantization {config.quantization}: {path} is read to {config.dtype}; set it to none")
         if config.revision is not None:
             raise ValueError(f"revision {config.revision!r} is for Hub ids, and {path} is a file; leave it out")
         return
@@ -111,10 +108,7 @@ def _check_gguf_settings(config: BackboneConfig) -> None:
     if inside:
         raise ValueError(f"backbone {path!r} is a folder of GGUF files; name one of them: {folder / inside[0].name}")
     if path.lower().endswith("-gguf") and not folder.is_dir():
-        raise ValueError(
-            f"backbone {clipped(repr(path), 120)} is a repository of GGUF files; fetch one of them ('hf download "
-            f"{path} FILE.gguf --local-dir DIR') and name it: DIR/FILE.gguf"
-        )
+        raise ValueError(f"{clipped(path, 40)!r} holds GGUF files; fetch one of them ('hf download {path} FILE.gguf')")
 
 
 def check_revision(revision: str | None) -> None:

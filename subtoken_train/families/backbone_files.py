@@ -64,10 +64,7 @@ def weight_files(folder: Path) -> list[Path]:
         index = read_json(folder / INDEX)
         return [folder / name for name in sorted(set(map(str, index["weight_map"].values())))]
     if pickles := sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern)):
-        raise ValueError(
-            f"{pickles[0]} is a pickle, which may hold code and is not read, and there is no {WEIGHTS}; use the model "
-            "in safetensors, or convert it once with transformers' save_pretrained"
-        )
+        raise ValueError(f"{pickles[0]} is a pickle, which may hold code and is not read; use the model in safetensors")
     raise ValueError(f"there is no {WEIGHTS} in it; the download is incomplete")
 
 
@@ -235,10 +232,7 @@ def _check_sides(value: Any, place: str) -> None:
 def check_format(content: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` if a configuration is of the original LLaVA code, whose weights fit no class."""
     if "mm_vision_tower" in content:
-        raise ValueError(
-            f"it is in the format of LLaVA's original code ({shown(content.get('model_type'))}, mm_vision_tower), not "
-            "of transformers; use the same model in transformers' format (llava-hf/... on the Hub)"
-        )
+        raise ValueError("it is in the format of LLaVA's original code; use the same model of llava-hf/...")
 
 
 _INSTEAD = "use the model in transformers' format (a folder with config.json and .safetensors files, or a Hub id)"
@@ -264,10 +258,7 @@ def check_gguf(path: Path) -> None:
     architecture, parts = metadata["general.architecture"], metadata.get("split.count", 1)
     known = {*GGUF_SUPPORTED_ARCHITECTURES, *GGUF_CONFIG_ARCHS}.difference(_NO_ARCHITECTURES)
     if not isinstance(architecture, str) or _plain(architecture) not in map(_plain, known):
-        raise ValueError(
-            f"{path} is of the architecture {str(architecture)[:60]!r}, which transformers does not read from GGUF; "
-            f"{_INSTEAD}"
-        )
+        raise ValueError(f"{path}: transformers does not read architecture {architecture!r:.60} from GGUF; {_INSTEAD}")
     layers = metadata.get(f"{architecture}.block_count", 0)
     held = {name.split(".")[1] for name in tensors if name.startswith("blk.")}
     whole = "token_embd.weight" in tensors and isinstance(layers, int) and len(held) >= layers and parts == 1
@@ -279,10 +270,7 @@ def check_gguf(path: Path) -> None:
     scaled = [name for name in tensors if name.startswith("rope_")]
     scaled += [key for key, value in metadata.items() if key.endswith("rope.scaling.type") and value != "none"]
     if scaled and architecture != "gpt-oss":
-        raise ValueError(
-            f"{path} scales its rotary positions ({scaled[0]}), which transformers leaves out of what it reads from "
-            f"GGUF; {_INSTEAD}"
-        )
+        raise ValueError(f"{path} scales its rotary positions ({scaled[0]}), which is not read from GGUF; {_INSTEAD}")
     try:
         _reader(*_version(path))
     except Exception as error:  # a tensor ends past the file's end, or is of no known type

@@ -116,10 +116,7 @@ def rendered_conversation(tokenizer: Any, messages: Sequence[Message], **variabl
     if (spans := _generated(tokenizer, shown, **options)) is None:
         spans = [_span(tokenizer, shown, number, text, places, **variables) for number in said]
     if len(spans) != len(said):
-        raise ValueError(
-            f"the tokenizer's chat template marks {len(spans)} texts as generated, but there are {len(said)} "
-            "assistant messages; set another chat_template"
-        )
+        raise ValueError(f"the tokenizer's chat template marks {len(spans)} texts as generated, of {len(said)} answers")
     return RenderedPrompt(text, spans, "", _system_end(shown, places))
 
 

@@ -95,10 +95,7 @@ def check_window_runs(windows: list[int | None], implementation: str | None) -> 
     """Raise ``ValueError`` if layers have windows and run on something else than ``sdpa``."""
     sliding = next((window for window in windows if window is not None), None)
     if sliding is not None and implementation is not None and not implementation.endswith("sdpa"):
-        raise ValueError(
-            f"a sliding window ({sliding} positions) runs on attention: sdpa, not on {implementation!r}, which counts "
-            "rows instead of positions; set model.backbone.attention: sdpa"
-        )
+        raise ValueError(f"a sliding window ({sliding} positions) runs on attention: sdpa, not on {implementation!r}")
 
 
 class DecoderStack:

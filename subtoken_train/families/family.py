@@ -314,10 +314,7 @@ def check_calibration(calibration: Calibration[Any] | None, family: Family) -> N
 
 def only_videos(record: str) -> ValueError:
     """Return the error for an image where a reducer chooses among frames."""
-    return ValueError(
-        f"record {record!r} shows an image, and its reducer chooses among the frames of videos; leave images out, or "
-        "name a reducer that takes them (divprune, dart)"
-    )
+    return ValueError(f"record {record!r} shows an image, and its reducer chooses among the frames of videos; leave it")
 
 
 def check_served(reducer: Reducer, family: type[Family], config: Any) -> None:
@@ -326,10 +323,7 @@ def check_served(reducer: Reducer, family: type[Family], config: Any) -> None:
     reducer.check_fit(family.name, family.sees_images, depth, family.tower_statistics(config))
     if reducer.reads_frames and not family.tells_frames:
         why = "does not tell the frames of a video from images" if family.takes_videos else "takes no videos"
-        raise ValueError(
-            f"reducer {reducer.name!r} chooses among the frames of videos, and {family.name} {why}; use divprune or "
-            "dart"
-        )
+        raise ValueError(f"reducer {reducer.name!r} chooses among the frames of videos, and {family.name} {why}")
 
 
 def check_reducer(reducer: Reducer, family: Family) -> None:

@@ -62,10 +62,7 @@ class Idefics3Family(MergedTilesFamily):
         vision, self.merge = model.config.vision_config, int(model.config.scale_factor)
         self.side, self.high = int(vision.image_size), int(vision.image_size // vision.patch_size)
         if self.high % self.merge:
-            raise ValueError(
-                f"{self.name} with tiles of {self.high} x {self.high} patches and scale_factor {self.merge} is not "
-                "supported: patches are merged in squares; use a scale_factor that divides the tile's side"
-            )
+            raise ValueError(f"{self.name}: {self.high} x {self.high} patches and scale_factor {self.merge} do not fit")
         tiler = None if processor is None else processor.image_processor
         self.longest = self.side * _TILES if tiler is None else int(tiler.size["longest_edge"])
         self.cuts = tiler is None or bool(tiler.do_image_splitting)

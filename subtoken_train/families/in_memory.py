@@ -44,22 +44,12 @@ def _served(model: Any) -> type[Family]:
     if isinstance(model, PeftModel) or (
         isinstance(model, torch.nn.Module) and any(isinstance(part, BaseTunerLayer) for part in model.modules())
     ):
-        raise ValueError(
-            "the model is wrapped by peft, and a cache would not know its adapters; merge them "
-            "(model = peft_model.merge_and_unload()), or load an adapter folder of subtoken_train by "
-            "SubTokenModel.from_pretrained"
-        )
+        raise ValueError(f"the model is wrapped by peft; merge it (peft_model.merge_and_unload()), or {_LOADED}")
     kind = type(model)
     if not isinstance(model, PreTrainedModel):
-        raise ValueError(
-            f"model is {_article(kind)}, not a model of transformers; give what from_pretrained of transformers "
-            "returned (not compiled, not wrapped)"
-        )
+        raise ValueError(f"model is {_article(kind)}, not a model of transformers as from_pretrained returns it")
     if kind.__module__.partition(".")[0] == "transformers_modules":
-        raise ValueError(
-            f"the {kind.__name__} runs code of its own (trust_remote_code), which is not supported; load the same "
-            "model in transformers' format"
-        )
+        raise ValueError(f"the {kind.__name__} runs code of its own (trust_remote_code), which is not supported")
     family = named_family(model.config.model_type)
     wanted = family.auto_model._model_mapping.get(type(model.config), None)
     if kind is not wanted:
@@ -79,9 +69,7 @@ def _check_processor(family: type[Family], model: Any, processor: Any) -> None:
     else:
         parts = [getattr(processor, part, None) for part in ("tokenizer", "image_processor", "image_token")]
         if any(part is None for part in parts):
-            raise ValueError(
-                f"{given}; {family.name} sees images and needs its whole processor (AutoProcessor.from_pretrained)"
-            )
+            raise ValueError(f"{given}; {family.name} sees images and needs its whole processor (AutoProcessor)")
         tokenizer, token, expected = processor.tokenizer, processor.image_token, int(model.config.image_token_id)
         if (found := tokenizer.convert_tokens_to_ids(token)) != expected:
             raise ValueError(
@@ -90,9 +78,7 @@ def _check_processor(family: type[Family], model: Any, processor: Any) -> None:
             )
     rows = model.get_input_embeddings().num_embeddings
     if (highest := max(tokenizer.get_vocab().values(), default=0)) >= rows:
-        raise ValueError(
-            f"the tokenizer writes tokens up to {highest} and the model knows {rows}; give the model's own tokenizer"
-        )
+        raise ValueError(f"the tokenizer writes tokens up to {highest} and the model knows {rows}; give its own one")
 
 
 def _article(kind: type) -> str:

@@ -121,11 +121,8 @@ class LlavaNextFamily(LlavaFamily):
 
     def __init__(self, model: Any, processor: Any) -> None:
         super().__init__(model, processor)
-        if model.config.vision_feature_select_strategy != "default":
-            raise ValueError(
-                f"vision_feature_select_strategy {model.config.vision_feature_select_strategy!r} of llava_next is not "
-                "supported: a class token has no place among the rows of patches; use default"
-            )
+        if (strategy := model.config.vision_feature_select_strategy) != "default":
+            raise ValueError(f"vision_feature_select_strategy {strategy!r} of llava_next is not supported; use default")
         self.layout = TileLayout.of(model.config)
         # by the language model, as the published templates; LLaVA takes llava_v1 for v1.6 on Vicuna
         mistral = model.config.text_config.model_type == "mistral"

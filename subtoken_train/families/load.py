@@ -82,8 +82,7 @@ def check_whole(model: Any, path: str) -> None:
     left = sorted(name for name, place in getattr(model, "hf_device_map", {}).items() if place in ("cpu", "disk"))
     if left:
         raise ValueError(
-            f"backbone {path!r}: {len(left)} parts do not fit on the GPUs (first {left[0]}), and weights on the CPU or "
-            "on disk are not supported; quantise the backbone (quantization: nf4), or free more memory"
+            f"{path!r}: {len(left)} parts do not fit on the GPUs (first {left[0]}), which is not supported"
         )
 
 
@@ -118,9 +117,7 @@ def load_weights(family: type[Family], config: BackboneConfig, memory: dict[int,
     quantised = quantization_config(config.quantization, DTYPES[config.dtype], family.unquantised)
     from_gguf = GgufConfig(dequantize=True) if is_gguf(config.path) else None
     if config.attention == "flash_attention_2" and find_spec("flash_attn") is None:
-        raise ValueError(
-            "attention flash_attention_2 needs flash-attn, which is not installed; sdpa needs no extra package"
-        )
+        raise ValueError("attention flash_attention_2 needs flash-attn, which is not installed; sdpa needs none")
     try:
         with _files(config) as (source, further):
             model, report = family.auto_model.from_pretrained(
@@ -342,10 +339,7 @@ _UNSERVED = ("gemma3", "gemma4", "gemma4_unified")
 def named_family(model_type: str) -> type[Family]:
     """Return the family of a model type; ``TextFamily`` for a causal language model that has none of its own."""
     if model_type in _UNSERVED:
-        raise ValueError(
-            f"{model_type} is not supported: tokens of an image attend in both directions there, or heads differ in "
-            "width; use a Gemma 3 of texts alone (gemma3_text), or another backbone that sees images"
-        )
+        raise ValueError(f"{model_type} is not supported: tokens of an image attend in both ways; use gemma3_text")
     if model_type not in FAMILIES and model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return TextFamily
     return FAMILIES.find(model_type)

@@ -97,10 +97,7 @@ def _settle(family: Family, model: PeftModel, adapter: str, pattern: str, module
     config.target_modules, config.target_parameters = pattern, None
     matched = [name for name, module in family.model.named_modules() if adapter in getattr(module, "lora_A", ())]
     if len(matched) != modules * (layers := family.shape.num_layers):
-        raise ValueError(
-            f"LoRA matched {len(matched)} modules, expected {modules * layers} ({where} of {layers} language-model "
-            f"layers): this transformers version names them differently ({matched[:2]} ...)"
-        )
+        raise ValueError(f"LoRA matched {len(matched)} modules, expected {modules * layers} ({where}): {matched[:2]}")
     for parameter in family.model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.float32)

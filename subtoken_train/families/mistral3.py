@@ -56,10 +56,7 @@ class Mistral3Family(Family):
         config = model.config
         self.patch, self.merge = int(config.vision_config.patch_size), int(config.spatial_merge_size)
         if config.vision_feature_layer != -1:
-            raise ValueError(
-                f"mistral3 with vision_feature_layer {config.vision_feature_layer} is not supported; -1 is, as "
-                "published"
-            )
+            raise ValueError(f"mistral3 with vision_feature_layer {config.vision_feature_layer}: -1 is supported")
         self.unit = self.patch * self.merge  # pixels of a visual token's side
         self.longest = _LONGEST if processor is None else int(processor.image_processor.size["longest_edge"])
 

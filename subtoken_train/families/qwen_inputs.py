@@ -88,9 +88,7 @@ class QwenInputs(Family):
 
     def limit_pixels(self, max_pixels: int) -> None:
         if max_pixels < self.min_pixels:
-            raise ValueError(
-                f"max_pixels={max_pixels} is below {self.min_pixels}, the pixels that small images are scaled up to"
-            )
+            raise ValueError(f"max_pixels={max_pixels} is below {self.min_pixels}, to which small images are scaled up")
         self.max_pixels = max_pixels
 
     def pad_images(self) -> None:

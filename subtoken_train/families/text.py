@@ -61,6 +61,4 @@ class TextFamily(Family):
 
     def _no_images(self) -> ValueError:
         seeing, kind = ", ".join(name for name, family in FAMILIES.items() if family.sees_images), self.model.config
-        return ValueError(
-            f"{kind.model_type} is a language model and takes no images; use a backbone that does ({seeing})"
-        )
+        return ValueError(f"{kind.model_type} is a language model and takes no images; use one of {seeing}")

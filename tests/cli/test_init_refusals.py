@@ -133,7 +133,7 @@ def test_two_answers_to_one_question(mine, capsys, second):
         ("a.json", b"[]", "holds no record"),
         ("a.json", b'[{"question": "a", "answer": ["b", "c"]}]', "column 'answer' is ['b', 'c'], which is not text"),
         ("a.json", b'[{"question": "a", "answer": NaN}]', "column 'answer' is nan, which is not text"),
-        ("a.json", b'[{"messages": [{"role": "tool", "content": "a"}]}]', "message 1 calls a tool"),
+        ("a.json", b'[{"messages": [{"role": "tool", "content": "a"}]}]', "unknown role 'tool'"),
         ("a.txt", b"\xff\xfea", "a.txt is not UTF-8 (byte 0)"),
         ("a.txt", b"a\0b", "a.txt holds a NUL character"),
         ("a.txt", b" \n", "the texts of mine are empty"),

@@ -268,7 +268,7 @@ TOKENS = {
     "qwen3_vl": [4, 6, 29, 29],
     "glm4v": [4, 6, 200, 200],
 }
-SQUARE = r"an image of 60,000 x 1 pixels is padded to a square, whose side may have at most 13,377 pixels"
+SQUARE = r"an image of 60,000 x 1 pixels is padded to a square, whose side may have at most 13,377"
 RATIO = r"an image of 1 x 60000 pixels: (Qwen|GLM).* takes a longer side of at most 200 times the shorter one"
 SCALED = r"1 x 60000 pixels: mistral3 scales the longer side to 224, which leaves nothing of the shorter one"
 REFUSED = {"llava": SQUARE, "mistral3": SCALED, "qwen2_vl": RATIO, "qwen2_5_vl": RATIO, "qwen3_vl": RATIO}

@@ -286,7 +286,7 @@ def test_a_header_is_enough_to_lay_it_out(file, monkeypatch):
     [
         ({"general__type": "adapter"}, "is not the whole model: a LoRA"),
         ({"split__count": 3}, "one of 3 parts .join them"),
-        ({"architecture": "qwen2vl"}, "architecture 'qwen2vl', which transformers does not read from GGUF; use"),
+        ({"architecture": "qwen2vl"}, "does not read architecture 'qwen2vl' from GGUF; use"),
         ({"architecture": "mamba"}, "mamba"),
         ({"llama__rope__scaling__type": "yarn"}, "scales its rotary positions"),
     ],
