@@ -7,13 +7,7 @@ import gc
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaForCausalLM,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 from checkpoints.tiny_llama import build_tokenizer
 from checkpoints.tiny_llava import build_model, build_processor
