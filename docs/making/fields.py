@@ -1,35 +1,30 @@
-"""The page of record fields: which are read, which are refused, and what becomes of any other."""
+"""The page of record fields: which are read, and what becomes of any other."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from subtoken_train.datasets.record_fields import READ, REFUSED
+from subtoken_train.datasets.record_fields import READ
 
 _HEAD = r"""# Fields of records
 
 <!-- made by `python docs/generate.py` from the declaration in `subtoken_train/datasets/record_fields.py`; edit that -->
 
 Records are written for many trainers, and a field that one of them reads can change what another one learns. Each
-field is read, obeyed, refused, or passed over and listed, so nothing is dropped in silence: a refused field stops the
-file with the record's id and the field's name, whoever reads it (`check`, `fit`, `preview`, `evaluate --data`, `init`,
-`documents: conversations`).
+field is read, obeyed, or refused, so nothing is dropped in silence: a refused field stops the file with the record's id
+and the field's name, whoever reads it (`check`, `fit`, `preview`, `evaluate --data`, `init`, `documents:
+conversations`).
 
 - **Obeyed.** A message with `loss: false` (or `trainable`, `train`, `training`, `weight`, `loss_weight`, `loss_mask`,
-  `loss_scale`; `false` or `0`) is read and not learnt: its tokens are context and have the label -100. `preview`
-  shows such an answer as `masked`. A list of that name beside the messages has one switch for each of them. Only
-  answers are ever learnt, so a question's switch may say `false` or nothing; in a text of `documents: conversations`
-  for a tokenizer without a chat template, where questions are learnt too, their switch is obeyed as well. A record of
-  which no answer is learnt is refused. `init` keeps the switches in what it writes, and `evaluate --data` asks for the
-  last answer that is learnt.
-- **Refused.** What no turn can say: switches of single tokens, weights between 0 and 1, pairs of answers, tools,
-  sound, boxes, pictures under other names. A value that is empty (`null`, `""`, `[]`, `{}`) says nothing and is
-  passed over.
-- **Numbers** (`index`, `idx`, `turn`, `order`, `position`) of messages and parts: out of their order they are refused.
-- **Any other name** is refused where its name or its value looks like a medium (`thumbnail: "a.jpg"`, a `data:` URL)
-  or a switch (`token_loss: [0, 1]`, `ignore: true`), or where it is nearly a name that is read (`sytem`: did you mean
-  `system`?). Ids, sources, URLs, sizes, hashes and notes (`image_id`, `source`, `url`, `num_turns`, `comment`) are
-  passed over; everything else is passed over, too, and `check` lists it: `fields that are not read`.
+  `loss_scale`; `false` or `0`) is read and not learnt: its tokens are context and have the label -100. `preview` shows
+  such an answer as `masked`. Only answers are ever learnt, so a question's switch may say `false` or nothing; in a
+  text of `documents: conversations` for a tokenizer without a chat template, where questions are learnt too, their
+  switch is obeyed as well. A record of which no answer is learnt is refused. `init` keeps the switches in what it
+  writes, and `evaluate --data` asks for the last answer that is learnt.
+- **Any other name is refused**, with the nearest name that is read (`sytem`: did you mean `system`?): preferences,
+  tools, sound, boxes, pictures under other names, switches of single tokens. A value that is empty (`null`, `""`,
+  `[]`, `{}`) says nothing and is passed over, and so are notes: `metadata`, which takes any value, ids, sources, URLs,
+  sizes, hashes (`image_id`, `source`, `url`, `num_turns`, `comment`, `category`).
+- **Columns of a table** that are not read are passed over, and `init` prints them; those that may change what is learnt
+  (`history`, `rejected`, `audio`, `weight: 0.5`) are refused.
 
 An answer or a question that holds nothing to be seen (empty, white space, a BOM, zero-width characters) or a NUL is
 refused in every form, and in tables, texts and files of prompts; `<image>` alone is a question.
@@ -37,9 +32,8 @@ refused in every form, and in tables, texts and files of prompts; `<image>` alon
 **Pictures that a text names** would be trained without. Refused are spellings that only media have: a tag around a
 target (`<img>0.png</img>`, `<video>a.mp4</video>`), tokens of other models (`<|image_1|>`, `<ImageHere>`, `[IMG]`,
 `<image_placeholder>`), and in a record that has no media `<image 1>`, a picture's own bytes
-(`data:image/png;base64,...`), or a bare tag (`<video>`, `[image]`) as the first or last line of a question. A file
-that a question of such a record names (in a Markdown picture, `<img src="a.png">`, `see a.png`) is refused where it
-lies in the folder of the images; elsewhere it is text, and `check` counts such names.
+(`data:image/png;base64,...`), or a bare tag (`<video>`, `[image]`) as the first or last line of a question. What
+only names a file (a Markdown picture, `<img src="a.png">`, `see a.png`) is text.
 
 **Marks that are text.** In a record with pictures `<image>` stands for one, and `<video>` for a video. Where a text
 is *about* the tag, write `\<image>`: the model reads the characters `<image>`, even if its tokenizer has a token of
@@ -53,18 +47,13 @@ _TITLES = {
     "message": "## In a message",
     "part": "## In a part of a message's content",
 }
-_TABLE = "| field | here | |\n|---|---|---|\n"
+_TABLE = "| field read | |\n|---|---|\n"
 
 
 def fields_page() -> str:
     """Return the text of ``data_fields.md``."""
     parts = [_HEAD]
     for place, title in _TITLES.items():
-        rows = [(names, "read", words) for names, words in READ[place].items()]
-        rows += [(patterns.split(), "refused", words) for places, patterns, words in REFUSED if place in places]
-        parts.append(f"{title}\n\n{_TABLE}{''.join(_row(*row) for row in rows)}\n")
+        rows = (f"| {', '.join(f'`{name}`' for name in names)} | {words} |\n" for names, words in READ[place].items())
+        parts.append(f"{title}\n\n{_TABLE}{''.join(rows)}\n")
     return "".join(parts).rstrip() + "\n"
-
-
-def _row(names: Sequence[str], fate: str, words: str) -> str:
-    return f"| {', '.join(f'`{name}`' for name in names)} | {fate} | {words} |\n"

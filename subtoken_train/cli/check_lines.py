@@ -28,7 +28,7 @@ from subtoken_train.datasets.records import InstructionRecords, Record
 from subtoken_train.datasets.text_batches import TextSample
 from subtoken_train.datasets.unknown_tokens import say_unknown, spread
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import MAX_TOKENS, clipped, pip_line
+from subtoken_train.errors import MAX_TOKENS, pip_line
 from subtoken_train.families.backbone_config import resolve
 from subtoken_train.families.family import Family
 from subtoken_train.families.lora import LoraSettings
@@ -122,9 +122,7 @@ def check_ready(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Non
         check_published(cli.model.backbone_config.path)
         check_name(destination.repo_id)
     check_cpus(trainer.devices, trainer.accelerator)
-    if isinstance(data, CorpusDataModule):
-        data.check_end(trainer.max_steps, trainer.limit_train_batches)
-    elif isinstance(data, RecallDataModule) and (family := at_hand(parts.family, cli.model.backbone_config)):
+    if isinstance(data, RecallDataModule) and (family := at_hand(parts.family, cli.model.backbone_config)):
         next(data.samples(family, 1))
         devices = count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
         data.training_order(world_size=devices, limit=trainer.limit_train_batches or 1.0)
@@ -275,9 +273,8 @@ def time_line(cli: RecipeCLI, batches: int, reading: Reading) -> str:
         reading.stops.append(str(error))
         return f"expected time: not measured ({error})"
     if seconds is None:
-        if not getattr(data, "streaming", False):  # a stream goes on with another pass
-            few = f"the data do not fill one batch of {data.batch_size:,}"
-            reading.stops.append(f"{few}; lower data.batch_size or add data")
+        few = f"the data do not fill one batch of {data.batch_size:,}"
+        reading.stops.append(f"{few}; lower data.batch_size or add data")
         return "expected time: not measured (there are too few data for one batch)"
     reading.seconds = seconds * batches
     pace = f"{seconds:.2g} s a batch, measured now on this machine"
@@ -320,8 +317,8 @@ def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool, reading
 def _corpus_lines(data: CorpusDataModule, offline: bool, chats: bool) -> Iterator[str]:
     source, prefix = data.train_source, data.prefix_tokens
     name = source.name if source.config is None else f"{source.name}, {source.config}"
-    rows: Any = None if offline else load_rows(source, data.streaming)
-    number = "not read: --offline" if offline else f"{len(rows):,} rows" if hasattr(rows, "__len__") else "streamed"
+    rows: Any = None if offline else load_rows(source)
+    number = "not read: --offline" if offline else f"{len(rows):,} rows"
     yield f"{name}, split {source.split} ({number})"
     if chats:
         yield (
@@ -345,13 +342,6 @@ def _record_lines(cli: RecipeCLI, parts: CompressedBackbone, reading: Reading) -
         yield f"{data.val_file}: {len(InstructionRecords(data.val_file, data.image_folder)):,} records for validation"
     if folders := data.check_images(type(parts.family), parts.reducer):
         yield f"below {data.image_folder}: all {count_named(folders)} are there"
-    if records.unread:
-        names = clipped(", ".join(map(repr, records.unread)), 200)
-        yield f"fields that are not read, and train nothing (docs/data_fields.md): {names}"
-    if named := records.in_texts:
-        first, record = (clipped(repr(each), 60) for each in named[0][:2])
-        words = f"files of media that no field names, as text alone (first: {first}, record {record})"
-        yield f"texts name {len(named):,} {words}"
     ready = at_hand(parts.family, cli.model.backbone_config)
     if ready is None:
         yield f"first record not encoded: the processor of {cli.model.backbone_config.path} is not on this machine"

@@ -1,8 +1,7 @@
 """The embedded English: prose of Python's own reference manual, in three disjoint splits.
 
-The snapshot (``data/english``, from ``pydoc_data.topics`` of one Python) is read with its hash checked. Topics quote
-each other, so a paragraph is used once, where it comes first; what does not end with a full stop is left out, and white
-space is collapsed.
+Topics quote each other, so a paragraph is used once, where it comes first; what does not end with a full stop is left
+out, and white space is collapsed.
 """
 
 from __future__ import annotations

@@ -30,9 +30,8 @@ def write_scenes(
 def write_scene_split(folder: Path, split: str, count: int, seed: int) -> None:
     """Write ``<folder>/<split>.json`` and ``<folder>/<split>/000000.jpg`` and on: one image and question per record.
 
-    Training kinds are drawn (15 % describe, 15 % list, the rest even over the short kinds); in dev and test every tenth
-    record is a description (describe and list in turn) and the rest cycle through the short kinds. Record ``i`` is a
-    pure function of (seed, split, i).
+    Training kinds are drawn (15 % describe, 15 % list, the rest even); in dev and test every tenth record is a
+    description and the rest cycle through the short kinds. Record ``i`` is a pure function of (seed, split, i).
     """
     (folder / split).mkdir(parents=True, exist_ok=True)
     records = []

@@ -61,12 +61,11 @@ def test_a_scene_as_the_loss_sees_it(scenes, capsys):
     assert re.search(r"  query    masked +\d+  .* ASSISTANT:\n  answer   trained +\d+  .* </s>\n", out)
 
 
-@sampled("streaming", [False, True], every=2)
-def test_a_corpus_is_shown_without_packing_it(language_model, tmp_path, monkeypatch, capsys, streaming):
+def test_a_corpus_is_shown_without_packing_it(language_model, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr("subtoken_train.datasets.corpus.packed_blocks", None)
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": "the module is imported " * 200}))
-    lengths = {"block_length": 96, "context_length": 64, "prefix_tokens": 8, "streaming": streaming}
+    lengths = {"block_length": 96, "context_length": 64, "prefix_tokens": 8}
     out = shown(capsys, language_model({"train": {"name": str(tmp_path / "text.jsonl")}, **lengths}))
     shown_blocks = re.findall(r"'block (\d)': 96 tokens \(64 context, 8 query, 24 answer\), 24 trained", out)
     assert shown_blocks == ["0", "1", "2"]

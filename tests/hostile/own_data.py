@@ -333,7 +333,7 @@ def switched(draw: random.Random, turns: list[dict[str, Any]]) -> tuple[Spoilt, 
     if kind == "nothing":  # empty, true where true is the rule, or a note
         name, value = draw.choice((
             (draw.choice([each for each in REFUSED if each not in LABELS]), draw.choice((None, "", [], {}))),
-            ("label", True), (draw.choice(NOTES), draw.choice(("x", 3, ["a"]))),
+            (draw.choice(NOTES), draw.choice(("x", 3, ["a"]))),
         ))  # fmt: skip
         return (f"{name} is {value!r}", Expect.TAKEN), {name: value}, [True] * len(answers)
     if kind == "odd":  # neither on nor off, or two that contradict each other

@@ -158,3 +158,10 @@ def test_a_stream_needs_an_end(recipe, corpus, capsys, trainer):
     assert "a streamed corpus needs trainer.max_steps" in refused(
         capsys, "fit", *recipe(data={**corpus, "streaming": True}), *trainer
     )
+
+
+def test_records_of_images_are_refused(recipe, tmp_path, capsys):
+    data = {"train_file": str(tmp_path / "records.json"), "batch_size": 1}
+    turns = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]
+    (tmp_path / "records.json").write_text(json.dumps([{"conversations": turns}]))
+    assert "llama is a language model, but data names instruction records" in refused(capsys, "fit", *recipe(data=data))

@@ -147,7 +147,8 @@ def qwen3_family(seed: int = 0, kv_heads: int = 2, experts: bool = False) -> Qwe
 def qwen_video(count: int, size: tuple[int, int] = (60, 90), fps: float = 1.0, seed: int = 0) -> Video:
     """Frames of noise, (height, width) pixels each."""
     generator = torch.Generator().manual_seed(seed)
-    return Video(torch.randint(256, (count, 3, *size), generator=generator, dtype=torch.uint8), fps)
+    frames = torch.randint(256, (count, 3, *size), generator=generator, dtype=torch.uint8)
+    return Video([Image.fromarray(frame.permute(1, 2, 0).numpy().copy()) for frame in frames], fps)
 
 
 def made_as_counted(family: QwenVLFamily, height: int, width: int, cap: int) -> tuple[Tensor, Tensor]:
