@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 from benchmarks import pairs
 from benchmarks.bf16_products import WideProducts
 from benchmarks.goldens import COLUMNS, TABLE, golden_tests, noted
-from benchmarks.mutants import counted, mutants_of
+from benchmarks.mutants import counted, found_again, mutants_of
 from benchmarks.run_records import add_run, has_run, read_runs
 from tests.support.golden_cases import record
 from tests.support.places import shown
@@ -182,6 +182,16 @@ def test_a_mutant_is_the_file_with_one_fault():
         assert len(changed.splitlines()) == len(TEXT.splitlines())
         assert [i for i, pair in enumerate(zip(TEXT.splitlines(), changed.splitlines(), strict=True), 1)
                 if pair[0] != pair[1]] == [mutant.line]  # fmt: skip
+
+
+def test_a_mutant_is_found_where_its_line_has_moved_to():
+    other = TEXT.replace("value", "amount").replace("def clamp", "LOW = 1\n\n\ndef clamp")
+    every = [*mutants_of("a.py", other), *mutants_of("b/a.py", f"X = 1\n{TEXT}")]
+    for mutant in mutants_of("a.py", TEXT):
+        found = found_again({"name": mutant.name, "code": mutant.code}, every)
+        assert found is not None
+        assert (found.line, found.file, found.before) == (mutant.line + 1, "b/a.py", mutant.before)
+        assert found_again({"name": mutant.name, "code": "of another thing altogether ()"}, every) is None
 
 
 def test_kills_are_counted_by_who_kills():
