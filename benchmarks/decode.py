@@ -144,12 +144,8 @@ def measure(decoder: Decoder, entries: int, pairs: int) -> dict[str, Any]:
 def markdown(record: dict[str, Any]) -> str:
     """Make the table of ``docs/speed.md``."""
     columns = (
-        "attention_vs_sdpa",
-        "attention_vs_token_only",
-        "step_vs_token_only",
-        "step_vs_same_bytes",
-        "step_vs_dynamic",
-    )
+        "attention_vs_sdpa", "attention_vs_token_only", "step_vs_token_only", "step_vs_same_bytes", "step_vs_dynamic",
+    )  # fmt: skip
     lines = ["| entries | " + " | ".join(name.replace("_", " ") for name in columns) + " | index |"]
     lines.append("|---|" + "---|" * (len(columns) + 1))
     for row in record["rows"]:

@@ -132,13 +132,8 @@ def record(outcomes: Sequence[Outcome], seed: int, processes: int, seconds: floa
     by_class = {name: [each for each in outcomes if each.name.startswith(f"{name}:")] for name in classes}
     slowest = max(outcomes, key=lambda outcome: outcome.seconds)
     return {
-        "version": __version__,
-        "hardware": hardware(),
-        "seed": seed,
-        "processes": processes,
-        "seconds": round(seconds),
-        "restarts": restarts,
-        "slowest": {"case": slowest.name, "seconds": round(slowest.seconds, 1)},
+        "version": __version__, "hardware": hardware(), "seed": seed, "processes": processes, "seconds": round(seconds),
+        "restarts": restarts, "slowest": {"case": slowest.name, "seconds": round(slowest.seconds, 1)},
         "total": counts(outcomes),
         "share_of_either": round(sum(each.expect is Expect.EITHER for each in outcomes) / len(outcomes), 4),
         "reasons_of_either": dict(Counter(each.why for each in outcomes if each.why)),
@@ -151,7 +146,7 @@ def record(outcomes: Sequence[Outcome], seed: int, processes: int, seconds: floa
             for each in outcomes
             if each.verdict is not Verdict.CLEAN
         ],
-    }
+    }  # fmt: skip
 
 
 def main() -> int:

@@ -94,11 +94,8 @@ class Case:
         """System text, an image, a question, its answer."""
         config, generator = self.config(), torch.Generator().manual_seed(number)
         parts = (
-            (Region.SYSTEM, SYSTEM),
-            (Region.VISUAL, self.compressed),
-            (Region.QUERY, QUERY),
-            (Region.ANSWER, ANSWER),
-        )
+            (Region.SYSTEM, SYSTEM), (Region.VISUAL, self.compressed), (Region.QUERY, QUERY), (Region.ANSWER, ANSWER),
+        )  # fmt: skip
         regions_N = torch.cat([torch.full((length,), int(region)) for region, length in parts])
         ids_N = _words(len(regions_N), generator).masked_fill(regions_N == Region.VISUAL, config.image_token_index)
         labels_N = ids_N.masked_fill(regions_N != Region.ANSWER, -100)
@@ -138,14 +135,9 @@ def _record(ids: Tensor, labels: Tensor, regions: Tensor, rank: int, number: int
 def _llava(layers: int, side: int) -> LlavaConfig:
     """A LLaVA whose tower is small (its cost is the same on all sides) and gives ``side`` x ``side`` tokens."""
     vision = CLIPVisionConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        image_size=side * PATCH,
-        patch_size=PATCH,
-        projection_dim=64,
-    )
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, image_size=side * PATCH,
+        patch_size=PATCH, projection_dim=64,
+    )  # fmt: skip
     text = llama_config(layers, positions=1024, vocabulary=VOCABULARY)
     return LlavaConfig(
         vision_config=vision,

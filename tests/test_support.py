@@ -12,18 +12,12 @@ NUMBERS, COUNTS = torch.arange(6.0), torch.arange(3)
 MARKS = NUMBERS > 2
 WAITING = {
     **{name: lambda name=name: getattr(NUMBERS.sum(), name)() for name in ("tolist", "cpu", "numpy", "item")},
-    "bool": lambda: bool(MARKS.any()),
-    "int": lambda: int(COUNTS[0]),
-    "slice": lambda: NUMBERS[: COUNTS[2]],
-    "nonzero": MARKS.nonzero,
-    "where": lambda: torch.where(MARKS),
-    "masked_select": lambda: NUMBERS.masked_select(MARKS),
-    "mask": lambda: NUMBERS[MARKS],
-    "repeat": lambda: COUNTS.repeat_interleave(COUNTS),
-    "unique": COUNTS.unique,
-    "equal": lambda: torch.equal(COUNTS, COUNTS),
-    "tensor": lambda: torch.tensor([1, 2]),
-}
+    "bool": lambda: bool(MARKS.any()), "int": lambda: int(COUNTS[0]), "slice": lambda: NUMBERS[: COUNTS[2]],
+    "nonzero": MARKS.nonzero, "where": lambda: torch.where(MARKS),
+    "masked_select": lambda: NUMBERS.masked_select(MARKS), "mask": lambda: NUMBERS[MARKS],
+    "repeat": lambda: COUNTS.repeat_interleave(COUNTS), "unique": COUNTS.unique,
+    "equal": lambda: torch.equal(COUNTS, COUNTS), "tensor": lambda: torch.tensor([1, 2]),
+}  # fmt: skip
 NOT_WAITING = {
     "index": lambda: NUMBERS[COUNTS],
     "repeat": lambda: COUNTS.repeat_interleave(2),

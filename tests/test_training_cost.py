@@ -35,19 +35,13 @@ def cost():
 def cases():
     """The two kinds of a case at the size of a test."""
     image = replace(
-        training_cases.CASES["llava-fastv"],
-        config=lambda: build_model(text_layers=2).config,
-        batch_size=2,
-        compressed=64,
-        rank=2,
-    )
+        training_cases.CASES["llava-fastv"], config=lambda: build_model(text_layers=2).config, batch_size=2,
+        compressed=64, rank=2,
+    )  # fmt: skip
     text = replace(
-        training_cases.CASES["llama-quest"],
-        config=lambda: text_family(layers=2).model.config,
-        batch_size=2,
-        compressed=128,
-        rank=2,
-    )
+        training_cases.CASES["llama-quest"], config=lambda: text_family(layers=2).model.config, batch_size=2,
+        compressed=128, rank=2,
+    )  # fmt: skip
     return {"image": image, "text": text}
 
 

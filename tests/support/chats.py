@@ -192,12 +192,9 @@ _GPT_OSS = (
     "{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"
 )
 _PHI3 = turns(
-    "<|user|>\n@<|end|>\n",
-    "<|assistant|>\n@<|end|>\n",
-    "<|assistant|>\n",
-    "<|system|>\n@<|end|>\n",
+    "<|user|>\n@<|end|>\n", "<|assistant|>\n@<|end|>\n", "<|assistant|>\n", "<|system|>\n@<|end|>\n",
     end="<|endoftext|>",
-)
+)  # fmt: skip
 _GEMMA = turns(
     "<start_of_turn>user\n~<end_of_turn>\n", "<start_of_turn>model\n~<end_of_turn>\n", "<start_of_turn>model\n"
 )
@@ -270,11 +267,5 @@ def published(name: str) -> PreTrainedTokenizerFast:
 
 
 _SPECIAL = [
-    "<|eot_id|>",
-    "<end_of_turn>",
-    "<start_of_turn>",
-    _wide("<|User|>"),
-    _wide("<|Assistant|>"),
-    "<|start|>",
-    *_COHERE,
-]
+    "<|eot_id|>", "<end_of_turn>", "<start_of_turn>", _wide("<|User|>"), _wide("<|Assistant|>"), "<|start|>", *_COHERE,
+]  # fmt: skip

@@ -130,11 +130,8 @@ class StepCell:
 
 ROUTED = {"selector": "linear"}
 CELLS = {
-    "whole": StepCell({}),
-    "one": StepCell({"batch": "one"}),
-    "places": StepCell(ROUTED),
-    "bits": StepCell(ROUTED, places=False),
-    "per_head_bits": StepCell(ROUTED | {"layout": "per_head"}, places=False),
+    "whole": StepCell({}), "one": StepCell({"batch": "one"}), "places": StepCell(ROUTED),
+    "bits": StepCell(ROUTED, places=False), "per_head_bits": StepCell(ROUTED | {"layout": "per_head"}, places=False),
     "own_heads": StepCell(ROUTED | {"eviction": "own_sets"}),
     "own_heads_bits": StepCell(ROUTED | {"eviction": "own_sets"}, places=False),
     "shared_set": StepCell(ROUTED | {"eviction": "shared_set"}, places=False),
@@ -155,4 +152,4 @@ CELLS = {
     "cut_keys_own_heads": StepCell(ROUTED | {"keys": "cut", "eviction": "own_sets"}, places=False),
     "online": StepCell(ROUTED | {"eviction": "snapkv"}, compression={"every": 30, "keep": 40, "unit": "tokens"}),
     "online_h2o": StepCell({"eviction": "h2o"}, compression={"every": 30, "keep": 40, "unit": "tokens"}),
-}
+}  # fmt: skip

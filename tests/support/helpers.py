@@ -73,16 +73,12 @@ def only_sample(batch: Batch, index: int) -> Batch:
         own = slice(start, start + int(patches[own].sum()))
         grid = grid[first_image : first_image + images] if images else None
     return Batch(
-        batch.input_ids_BN[index : index + 1, real],
-        batch.labels_BN[index : index + 1, real],
-        batch.regions_BN[index : index + 1, real],
-        torch.tensor([rank - shift]),
-        batch.pixel_values[own] if images else None,
-        batch.images_per_sample_B[index : index + 1],
-        batch.record_ids[index : index + 1],
-        grid,
+        batch.input_ids_BN[index : index + 1, real], batch.labels_BN[index : index + 1, real],
+        batch.regions_BN[index : index + 1, real], torch.tensor([rank - shift]),
+        batch.pixel_values[own] if images else None, batch.images_per_sample_B[index : index + 1],
+        batch.record_ids[index : index + 1], grid,
         None if batch.seconds_I is None or not images else batch.seconds_I[first_image : first_image + images],
-    )
+    )  # fmt: skip
 
 
 def compress(family: Family, routing: RoutingConfig | None = None, **reducer: object) -> CompressedBackbone:

@@ -20,12 +20,8 @@ READS = {
     "aten::_local_scalar_dense",  # item, bool, int, float, a tensor as an index
     "aten::equal",
     "aten::lift_fresh",  # torch.tensor of numbers
-    "aten::masked_select",
-    "aten::nonzero",
-    "aten::_unique2",
-    "aten::unique_consecutive",
-    "aten::unique_dim",
-}
+    "aten::masked_select", "aten::nonzero", "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim",
+}  # fmt: skip
 """Operations that always count."""
 INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 """Those that do where an index is a mask."""

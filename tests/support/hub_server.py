@@ -223,19 +223,16 @@ def commit(hub: Hub, call: Call) -> Any:
 
 Answer = Callable[[Hub, "Call"], Any]
 ROUTES: list[tuple[str, str, Answer]] = [
-    ("GET", "/api/whoami-v2", whoami),
-    ("POST", "/api/validate-yaml", lambda hub, call: {"errors": [], "warnings": []}),
-    ("POST", "/api/repos/create", create),
-    ("GET", f"/api/models/{NAME}", info),
+    ("GET", "/api/whoami-v2", whoami), ("POST", "/api/validate-yaml", lambda hub, call: {"errors": [], "warnings": []}),
+    ("POST", "/api/repos/create", create), ("GET", f"/api/models/{NAME}", info),
     ("GET", f"/api/models/{NAME}/revision/(?P<revision>[^/]+)", info),
     ("GET", f"/api/models/{NAME}/auth-check/write", auth_check),
     ("GET", f"/api/models/{NAME}/tree/(?P<revision>[^/]+)", tree),
     ("POST", f"/api/models/{NAME}/branch/(?P<revision>[^/]+)", branch),
     ("POST", f"/api/models/{NAME}/preupload/(?P<revision>[^/]+)", preupload),
     ("POST", f"/api/models/{NAME}/commit/(?P<revision>[^/]+)", commit),
-    ("POST", rf"/{NAME}\.git/info/lfs/objects/batch", batch),
-    ("POST", "/lfs/verify", verify),
-]
+    ("POST", rf"/{NAME}\.git/info/lfs/objects/batch", batch), ("POST", "/lfs/verify", verify),
+]  # fmt: skip
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -25,12 +25,9 @@ def _scenes(kind: str, *answers: str) -> Answered:
 
 
 _PEOPLE = _rows(
-    "answers",
-    ("0.28", ["0.28"]),
-    ("itc", ["ITC Limited", "itc ltd"]),
-    ("cat", ["dog"]),
+    "answers", ("0.28", ["0.28"]), ("itc", ["ITC Limited", "itc ltd"]), ("cat", ["dog"]),
     ("new  york", ["new york"] * 3),
-)
+)  # fmt: skip
 _CAPTIONS = _rows(
     "captions",
     ("a dog runs", ["a dog runs fast", "the dog"]),
@@ -41,27 +38,18 @@ _LOCAL = _rows(
     "metric", ("a cat.", "exact_match"), ("not it", "contains"), ("9", "relaxed"), ("a cta", "anls"), answers=["a cat"]
 )
 _MMBENCH = _rows(
-    "index answer",
-    ("A", 1, "A"),
-    ("B. red dog", 2, "B"),
-    ("a red dog", 1_000_001, "B"),
-    ("B", 1_000_002, "A"),
-    ("?", 3, "A"),
-    options={"A": "cat", "B": "red dog"},
-)
+    "index answer", ("A", 1, "A"), ("B. red dog", 2, "B"), ("a red dog", 1_000_001, "B"), ("B", 1_000_002, "A"),
+    ("?", 3, "A"), options={"A": "cat", "B": "red dog"},
+)  # fmt: skip
 _RULER = _rows("task", ("AB and CD", "vt"), ("AB", "vt"), ("cd", "qa_1"), ("nothing", "cwe"), answers=["AB", "CD"])
 CASES: dict[str, Answered] = {
-    "ai2d": _letters("ai2d"),
-    "aime25": _mathematics("aime"),
+    "ai2d": _letters("ai2d"), "aime25": _mathematics("aime"),
     "chartqa": _rows(
         "answer kind", ("1", "1", "human"), ("2", "9", "human"), ("3%", "0.03", "human"), ("4", "4", "augmented")
     ),
-    "coco_caption": _CAPTIONS,
-    "docvqa": _PEOPLE,
-    "gqa": _rows("answer", ("Surfing.", "surfing"), ('"no"', "no"), ("a", "b")),
-    "infographicvqa": _PEOPLE,
-    "local": _LOCAL,
-    "local_text": _LOCAL,
+    "coco_caption": _CAPTIONS, "docvqa": _PEOPLE,
+    "gqa": _rows("answer", ("Surfing.", "surfing"), ('"no"', "no"), ("a", "b")), "infographicvqa": _PEOPLE,
+    "local": _LOCAL, "local_text": _LOCAL,
     "longbench": _rows(
         "set answers",
         ("a cat", "qasper", ["the cat", "?"]),
@@ -84,9 +72,7 @@ CASES: dict[str, Answered] = {
         choices=None,
         question_type="free_form",
     ),
-    "mmbench": _MMBENCH,
-    "mmbench_cn": _MMBENCH,
-    "mmbench_video": [("a man", {}), ("", {}), ("B", {})],
+    "mmbench": _MMBENCH, "mmbench_cn": _MMBENCH, "mmbench_video": [("a man", {}), ("", {}), ("B", {})],
     "mme": _rows(
         "answer category pair",
         ("Yes", "yes", "count", "count/1"),
@@ -111,8 +97,7 @@ CASES: dict[str, Answered] = {
         ("", "recognition"),
         answer="A",
     ),
-    "needle_map": _RULER,
-    "ocrbench": _rows("formula", ("cafe 24!", 0), ("x", 1), answers=["Cafe 24"]),
+    "needle_map": _RULER, "ocrbench": _rows("formula", ("cafe 24!", 0), ("x", 1), answers=["Cafe 24"]),
     "pope": _rows(
         "label category",
         ("Yes", "yes", "random"),
@@ -123,23 +108,16 @@ CASES: dict[str, Answered] = {
     ),
     "realworldqa": _letters("realworldqa"),
     "recall": _rows("codes", (" baran amber falcon.", {"baran": "amber falcon", "calek": "icy owl"}), ("", {"a": "b"})),
-    "ruler": _RULER,
-    "ruler_synthetic": _RULER,
+    "ruler": _RULER, "ruler_synthetic": _RULER,
     "scienceqa": _rows(
         "image", ("A", True), ("b", True), ("B. x", False), ("The answer is B.", True), ("", False), answer=1, choices=3
     ),
     "scenes_caption": _scenes("describe", "A1 red 7", "A1 red 7 B2 blue 3"),
-    "scenes_gqa": _scenes("color", "red", "blue"),
-    "scenes_mmbench": _scenes("choice", "A", "B"),
-    "scenes_pope": _scenes("exists", "yes", "no"),
-    "scenes_textvqa": _scenes("read", "red 7", "red 8"),
-    "seedbench": _letters("seedbench"),
-    "textcaps": _CAPTIONS,
-    "textvqa": _PEOPLE,
-    "video_tt": [("A", {}), ("", {})],
-    "vizwiz": _PEOPLE,
-    "vqav2": _PEOPLE,
+    "scenes_gqa": _scenes("color", "red", "blue"), "scenes_mmbench": _scenes("choice", "A", "B"),
+    "scenes_pope": _scenes("exists", "yes", "no"), "scenes_textvqa": _scenes("read", "red 7", "red 8"),
+    "seedbench": _letters("seedbench"), "textcaps": _CAPTIONS, "textvqa": _PEOPLE, "video_tt": [("A", {}), ("", {})],
+    "vizwiz": _PEOPLE, "vqav2": _PEOPLE,
     "facts": _rows("answers", ("Lisbon.", ["Lisbon"]), ("oslo", ["Oslo"]), ("Rome", ["Lima"]), formula=False),
     "text_loss": _rows("words bytes", ([-9.5], 2, 9), ([-3.0], 1, 5), ([-40.0], 8, 41)),
     "wikitext": _rows("words bytes", ([-9.5], 2, 9), ([-3.0], 1, 5), ([-40.0], 8, 41)),
-}
+}  # fmt: skip

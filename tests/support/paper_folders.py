@@ -159,12 +159,9 @@ def scienceqa(folder: Path, own: bool) -> Path:
     for question in questions("choice", 7):
         asked, options = choices(question)
         problems[str(question.number)] = {
-            "question": asked,
-            "choices": list(options.values()),
-            "answer": "ABC".index(question.answer),
-            "hint": "",
+            "question": asked, "choices": list(options.values()), "answer": "ABC".index(question.answer), "hint": "",
             "subject": "natural science",
-        }
+        }  # fmt: skip
         pictures[str(question.number)] = question
     if not own:
         return layouts.scienceqa_parquet(

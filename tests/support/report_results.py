@@ -55,17 +55,10 @@ def register(monkeypatch, *names: str, primary: str = "accuracy") -> None:
 
 def facts(name: str, nominal: float = 1.0, **changes) -> ArmFacts:
     standard = {
-        "backbone": "llava-hf/llava-1.5-7b-hf",
-        "adapter": "adapters/lora",
-        "reducer": "-",
-        "groups": "-",
-        "eviction": "-",
-        "protocol": "query_aware",
-        "acts": "in prefill" if nominal < 1 else "-",
-        "anchor": None,
-        "trained": True,
-        "seed": None,
-    }
+        "backbone": "llava-hf/llava-1.5-7b-hf", "adapter": "adapters/lora", "reducer": "-", "groups": "-",
+        "eviction": "-", "protocol": "query_aware", "acts": "in prefill" if nominal < 1 else "-", "anchor": None,
+        "trained": True, "seed": None,
+    }  # fmt: skip
     return ArmFacts(name=name, nominal_kv=nominal, **{**standard, **changes})
 
 
@@ -123,26 +116,13 @@ def record(
     region = round(32_000 * share) + overhead
     bits = np.packbits(np.arange(16) < kept).tobytes().hex()
     return SampleRecord(
-        id=str(i),
-        kind=KINDS[i % 2],
-        prompt_sha256=prompt_digest(f"<image>\nIs it {i}?"),
-        reference={"answer": "yes"},
+        id=str(i), kind=KINDS[i % 2], prompt_sha256=prompt_digest(f"<image>\nIs it {i}?"), reference={"answer": "yes"},
         prediction=prediction,
         score=0.123,  # stale on purpose: reports score again
-        kv_bytes=8_000 + region,
-        dense_kv_bytes=40_000,
-        region_bytes=region,
-        region_dense_bytes=32_000,
-        index_bytes=index,
-        entries_before=32,
-        entries_after=2 * kept,
-        values_after=2.0 * kept,
-        kept_visual=bits,
-        new_tokens=new_tokens,
-        batch_size=4,
-        prefill_seconds=0.1,
-        decode_seconds=0.2,
-    )
+        kv_bytes=8_000 + region, dense_kv_bytes=40_000, region_bytes=region, region_dense_bytes=32_000,
+        index_bytes=index, entries_before=32, entries_after=2 * kept, values_after=2.0 * kept, kept_visual=bits,
+        new_tokens=new_tokens, batch_size=4, prefill_seconds=0.1, decode_seconds=0.2,
+    )  # fmt: skip
 
 
 def paper_grid(folder: Path, tasks: Iterable[str], routed: Iterable[int] = range(30)) -> None:

@@ -131,14 +131,10 @@ def fit_toy(
     data = [torch.ones(2, module.layer.in_features)] * batches
     settings = {"max_epochs": 1, "accelerator": "cpu", "devices": 1, **settings}
     trainer = L.Trainer(
-        logger=False,
-        enable_progress_bar=any(isinstance(callback, ProgressBar) for callback in callbacks),
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        default_root_dir=str(folder.parent),
-        callbacks=[*callbacks, RunCheckpoints(str(folder), every)],
-        **settings,
-    )
+        logger=False, enable_progress_bar=any(isinstance(callback, ProgressBar) for callback in callbacks),
+        enable_model_summary=False, num_sanity_val_steps=0, default_root_dir=str(folder.parent),
+        callbacks=[*callbacks, RunCheckpoints(str(folder), every)], **settings,
+    )  # fmt: skip
     validation = DataLoader(data[:validate], batch_size=None) if validate else None
     trainer.fit(module, DataLoader(data, batch_size=None), validation, ckpt_path=resume, weights_only=True)
     return trainer

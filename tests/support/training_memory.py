@@ -151,19 +151,14 @@ def cases() -> list[Case]:
             ]
             continue
         chosen += [
-            replace(base, dtype="float32", reducer="none", routed=False, dropout=0.0),
-            replace(base, dtype="float32"),
-            replace(base, routed=False),
-            base,
-            replace(base, reducer="none", batch=1),
+            replace(base, dtype="float32", reducer="none", routed=False, dropout=0.0), replace(base, dtype="float32"),
+            replace(base, routed=False), base, replace(base, reducer="none", batch=1),
             replace(base, checkpointing=True, batch=4),
-            replace(base, dtype="float32", checkpointing=True, routed=False),
-            replace(base, quantization="nf4"),
+            replace(base, dtype="float32", checkpointing=True, routed=False), replace(base, quantization="nf4"),
             replace(base, quantization="nf4", checkpointing=True, batch=1, optimizer="paged_adamw_8bit"),
-            replace(base, quantization="int8"),
-            replace(base, quantization="int8", checkpointing=True, batch=4),
+            replace(base, quantization="int8"), replace(base, quantization="int8", checkpointing=True, batch=4),
             replace(base, dtype="float32", quantization="nf4", checkpointing=True),
-        ]
+        ]  # fmt: skip
     return chosen
 
 
@@ -220,19 +215,12 @@ def as_step(case: Case, batch: Batch) -> Step:
     regions = batch.regions_BN[0]
     pixels = batch.pixel_values
     return Step(
-        batch_size=case.batch,
-        length=len(regions),
-        compressed=int(((regions == Region.VISUAL) | (regions == Region.CONTEXT)).sum()),
-        labelled=ANSWER,
-        pixel_bytes=0 if pixels is None else pixels.numel() * 4 // case.batch,
-        checkpointing=case.checkpointing,
-        autocast=case.precision != "32-true",
-        dropout=case.dropout > 0,
-        on_cpu=True,
-        quantization=case.quantization,
-        optimizer=case.optimizer,
-        distilled=case.distilled,
-    )
+        batch_size=case.batch, length=len(regions),
+        compressed=int(((regions == Region.VISUAL) | (regions == Region.CONTEXT)).sum()), labelled=ANSWER,
+        pixel_bytes=0 if pixels is None else pixels.numel() * 4 // case.batch, checkpointing=case.checkpointing,
+        autocast=case.precision != "32-true", dropout=case.dropout > 0, on_cpu=True, quantization=case.quantization,
+        optimizer=case.optimizer, distilled=case.distilled,
+    )  # fmt: skip
 
 
 def measure(case: Case, folder: Path) -> dict[str, Any]:
@@ -241,13 +229,10 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
     batch = make_batch(case, parts)
     estimate = estimate_memory(parts, as_step(case, batch))
     module = SubTokenModule(
-        backbone=BackboneConfig(),
-        reducer=parts.reducer,
-        routing=None if parts.bank is None else parts.bank.config,
-        optimizer=OptimizerConfig(name=case.optimizer),
-        gradient_checkpointing=case.checkpointing,
+        backbone=BackboneConfig(), reducer=parts.reducer, routing=None if parts.bank is None else parts.bank.config,
+        optimizer=OptimizerConfig(name=case.optimizer), gradient_checkpointing=case.checkpointing,
         distillation=DistillationConfig() if case.distilled else None,
-    )
+    )  # fmt: skip
     module.compressed = parts
     settings = {"max_steps": 2, "accumulate_grad_batches": 2, "precision": case.precision, "gradient_clip_val": 1.0}
     trainer = L.Trainer(**QUIET, **settings)
@@ -258,9 +243,6 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
     moved = all(bool(p.any()) for name, p in parts.named_parameters() if "lora_B" in name)
     assert moved, f"{case.name}: a LoRA got no gradient"
     return {
-        "case": case.name,
-        "predicted": estimate.total,
-        "measured": live.peak,
-        "error": round(estimate.total / live.peak - 1, 4),
-        "parts": dict(estimate.parts),
-    }
+        "case": case.name, "predicted": estimate.total, "measured": live.peak,
+        "error": round(estimate.total / live.peak - 1, 4), "parts": dict(estimate.parts),
+    }  # fmt: skip

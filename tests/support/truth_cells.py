@@ -52,15 +52,9 @@ from tests.support.truth_models import (
 )
 
 CELL = {
-    "family": "llava_gqa",
-    "reducer": "fastv_embeds",
-    "selector": "linear",
-    "layout": "contiguous",
-    "groups": "8/3",
-    "budget": "per_token",
-    "eviction": "none",
-    "precision": "fp32",
-}
+    "family": "llava_gqa", "reducer": "fastv_embeds", "selector": "linear", "layout": "contiguous", "groups": "8/3",
+    "budget": "per_token", "eviction": "none", "precision": "fp32",
+}  # fmt: skip
 """A cell to change a level of; who reads more factors adds theirs."""
 KEYS = {
     "whole": {},
@@ -68,12 +62,10 @@ KEYS = {
     "turned": {"key_channels": 0.6, "key_axes": "pca", "key_window": 4},
 }
 REDUCERS = {
-    "none": {},
-    "fastv_embeds": {"name": "fastv", "keep_ratio": 0.5, "stage": "embeds", "layer": 2},
+    "none": {}, "fastv_embeds": {"name": "fastv", "keep_ratio": 0.5, "stage": "embeds", "layer": 2},
     "fastv_decoder": {"name": "fastv", "keep_ratio": 0.5, "stage": "decoder", "layer": 1},
     "fastv_merged": {"name": "fastv", "keep_ratio": 0.5, "merge_dropped": True},
-    "visionzip": {"name": "visionzip", "keep_ratio": 0.5},
-    "fastervlm": {"name": "fastervlm", "keep_ratio": 0.5},
+    "visionzip": {"name": "visionzip", "keep_ratio": 0.5}, "fastervlm": {"name": "fastervlm", "keep_ratio": 0.5},
     "prumerge": {"name": "prumerge", "keep_ratio": 0.5},
     "prumerge_plus": {"name": "prumerge", "keep_ratio": 0.6, "plus": True},
     "quest": {"name": "quest", "keep_ratio": 0.6, "page_size": 4, "window": 4},
@@ -83,44 +75,32 @@ REDUCERS = {
     "sparsevlm_v2": {"name": "sparsevlm", "keep_ratio": 0.7, "version": 2, "heads": 2},
     "fitprune": {"name": "fitprune", "keep_ratio": 0.6},
     "pyramiddrop": {"name": "pyramiddrop", "keep_ratio": 0.6, "stages": 3},
-    "divprune": {"name": "divprune", "keep_ratio": 0.5},
-    "cdpruner": {"name": "cdpruner", "keep_ratio": 0.5},
+    "divprune": {"name": "divprune", "keep_ratio": 0.5}, "cdpruner": {"name": "cdpruner", "keep_ratio": 0.5},
     "dart": {"name": "dart", "keep_ratio": 0.5},
     "dart_decoder": {"name": "dart", "keep_ratio": 0.5, "stage": "decoder", "layer": 1},
-    "vispruner": {"name": "vispruner", "keep_ratio": 0.5},
-    "evs": {"name": "evs", "keep_ratio": 0.6},
+    "vispruner": {"name": "vispruner", "keep_ratio": 0.5}, "evs": {"name": "evs", "keep_ratio": 0.6},
     "vidcom2": {"name": "vidcom2", "keep_ratio": 0.5},
-}
+}  # fmt: skip
 RANKS = {level: REGISTERED.find(settings.get("name", "none")).ranks for level, settings in REDUCERS.items()}
 SELECTORS = {
-    "none": None,
-    "linear": RoutingConfig("linear"),
-    "mlp": RoutingConfig("mlp"),
-    "value_norm": RoutingConfig("value_norm"),
-    "leading": RoutingConfig("leading"),
-    "query": RoutingConfig("linear", query_conditioned=True),
-    "gated": RoutingConfig("linear", value_gate=True),
+    "none": None, "linear": RoutingConfig("linear"), "mlp": RoutingConfig("mlp"),
+    "value_norm": RoutingConfig("value_norm"), "leading": RoutingConfig("leading"),
+    "query": RoutingConfig("linear", query_conditioned=True), "gated": RoutingConfig("linear", value_gate=True),
     "bilinear": RoutingConfig("bilinear", features=("norm", "attention")),
     "mean": RoutingConfig("linear", value_gate=True, fill="mean"),
     "mean_norm": RoutingConfig("value_norm", fill="mean"),
-}
+}  # fmt: skip
 BYTE_POOLS = {"bytes_head": "head", "bytes_layer": "layer", "bytes_all": "all"}
 """Budgets of bytes for keys and groups, and what shares them."""
 FACTORS = {
-    "family": FAMILIES,
-    "reducer": list(REDUCERS),
-    "selector": list(SELECTORS),
-    "layout": ["contiguous", "per_head"],
-    "groups": ["16/4", "2/1", "8/3", "8/8"],
-    "budget": ["per_token", "global", "ranked", *BYTE_POOLS],
-    "eviction": ["none", *OWN, *EVICTIONS, *CHAINS, *PAST],
-    "scope": ["context", "all"],
+    "family": FAMILIES, "reducer": list(REDUCERS), "selector": list(SELECTORS), "layout": ["contiguous", "per_head"],
+    "groups": ["16/4", "2/1", "8/3", "8/8"], "budget": ["per_token", "global", "ranked", *BYTE_POOLS],
+    "eviction": ["none", *OWN, *EVICTIONS, *CHAINS, *PAST], "scope": ["context", "all"],
     "batch": ["one", "three_left", "three_right", "text_left", "text_right", "last_left", "last_right"],
     "protocol": ["query_aware", "context_first"],
-    "precision": ["fp32", "bf16", "int8", "int4", "int4_rotated", "kivi4", "kivi2"],
-    "keys": list(KEYS),
+    "precision": ["fp32", "bf16", "int8", "int4", "int4_rotated", "kivi4", "kivi2"], "keys": list(KEYS),
     "merge": ["own", "none", "weighted", "pivot", "position"],
-}
+}  # fmt: skip
 """``groups`` is S/K: 2 groups are heads or several of them, 8 and 16 are parts of a head."""
 
 

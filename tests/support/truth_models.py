@@ -150,12 +150,9 @@ class Emptied(SharedSet):
 
 
 CHAINS = {
-    "ada(knorm)": {},
-    "ada(critical(h2o))": {"recent_share": 0.25},
-    "chunk(snapkv)": {"length": 2, "window": 2},
-    "per_layer(ada(random))": {"shares": (3, 1, 2, 2)},
-    "pooled(knorm)": {},
-}
+    "ada(knorm)": {}, "ada(critical(h2o))": {"recent_share": 0.25}, "chunk(snapkv)": {"length": 2, "window": 2},
+    "per_layer(ada(random))": {"shares": (3, 1, 2, 2)}, "pooled(knorm)": {},
+}  # fmt: skip
 """Wrappers, with settings that leave them a choice in short prompts: heads, entries in runs, and layers differ."""
 SHORT = {
     "duo_attention": {"sinks": 1, "recent": 3},

@@ -47,13 +47,9 @@ def internvl_family(seed: int = 0, kv_heads: int = 2, text_type: str = "qwen2", 
     vision = {**TOWER, "attention_bias": True, "image_size": SIDE, "patch_size": 8}
     vision |= {"layer_scale_init_value": 1.0, "initializer_range": 0.2}
     config = InternVLConfig(
-        text_config=text,
-        vision_config=vision,
-        image_token_id=ids["<IMG_CONTEXT>"],
-        image_seq_length=4,
-        tie_word_embeddings=False,
-        **settings,
-    )
+        text_config=text, vision_config=vision, image_token_id=ids["<IMG_CONTEXT>"], image_seq_length=4,
+        tie_word_embeddings=False, **settings,
+    )  # fmt: skip
     model = InternVLForConditionalGeneration(config).eval()
     with torch.no_grad():
         embeddings = model.model.vision_tower.embeddings  # which start at zero

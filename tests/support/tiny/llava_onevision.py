@@ -46,13 +46,9 @@ def onevision_family(seed: int = 0, kv_heads: int = 2, layers: int = 4) -> Llava
     text = {"model_type": "qwen2", **decoder_sizes(len(tokenizer), kv_heads, **own)}
     vision = SiglipVisionConfig(**TOWER, image_size=SIDE, patch_size=PATCH, vision_use_head=False)
     config = LlavaOnevisionConfig(
-        text_config=text,
-        vision_config=vision,
-        image_token_index=ids["<image>"],
-        video_token_index=ids["<video>"],
-        image_grid_pinpoints=RESOLUTIONS,
-        vision_aspect_ratio="anyres_max_4",
-    )
+        text_config=text, vision_config=vision, image_token_index=ids["<image>"], video_token_index=ids["<video>"],
+        image_grid_pinpoints=RESOLUTIONS, vision_aspect_ratio="anyres_max_4",
+    )  # fmt: skip
     model = LlavaOnevisionForConditionalGeneration(config).eval()
     return LlavaOnevisionFamily(model, OnevisionProcessor(image_processor(), tokenizer))
 
