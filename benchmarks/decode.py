@@ -105,11 +105,9 @@ def measure(decoder: Decoder, entries: int, pairs: int) -> dict[str, Any]:
     """One row: seconds and ratios at ``entries``."""
     same_bytes = int(entries * (1 + KEPT / GROUPS) / 2)
     caches = {
-        "routed": decoder.packed(entries, routed=True),
-        "token_only": decoder.packed(entries, routed=False),
-        "same_bytes": decoder.packed(same_bytes, routed=False),
-        "dynamic": decoder.dense(entries),
-    }
+        "routed": decoder.packed(entries, routed=True), "token_only": decoder.packed(entries, routed=False),
+        "same_bytes": decoder.packed(same_bytes, routed=False), "dynamic": decoder.dense(entries),
+    }  # fmt: skip
     alone = decoder.device == "cpu" and torch.get_num_threads() == 1
     clock = time.process_time if alone else time.perf_counter
     steps = interleaved(

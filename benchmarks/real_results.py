@@ -35,14 +35,12 @@ README = {
 }
 """Arms of README's table and their words; groups are of rotated values."""
 PAGE = {
-    **README,
-    f"int4_rotated of everything, {FIRST}": "all tokens, the same half for every token (`leading`), 4 bits",
+    **README, f"int4_rotated of everything, {FIRST}": "all tokens, the same half for every token (`leading`), 4 bits",
     f"kvzip 46.6% in int4_rotated, {FIRST}": "KVzip, the same half for every token (`leading`), 4 bits",
     "kvzip 46.5% in int4_rotated": "KVzip, whole tokens, 4 bits",
-    "kvzip 37.5% in int4_rotated": "KVzip, fewer whole tokens, 4 bits",
-    "kvzap 42% in int8": "KVzap, int8",
+    "kvzip 37.5% in int4_rotated": "KVzip, fewer whole tokens, 4 bits", "kvzap 42% in int8": "KVzap, int8",
     "kvzip 21.9%": "KVzip, bfloat16",
-}
+}  # fmt: skip
 """The page's."""
 LENGTHS = (1024, 2048, 4096)
 TASKS = {

@@ -71,11 +71,9 @@ SIZES: dict[str, tuple[float, KVDtype, tuple[str, ...]]] = {
     **{f"{share:.1%}": (share, "model", tuple(name.format(share) for name in BEST)) for share in ENTRIES},
     "42% in int8": (0.42, "int8", ("kvzip 42% in int8", "kvzap 42% in int8", f"kvzip 53.7% in int8, {HALVES}")),
     "46.5% in int4_rotated": (
-        0.465,
-        "int4_rotated",
-        ("kvzip 46.5% in int4_rotated", f"kvzip 57.8% in int4_rotated, {HALVES}"),
+        0.465, "int4_rotated", ("kvzip 46.5% in int4_rotated", f"kvzip 57.8% in int4_rotated, {HALVES}"),
     ),
-}
+}  # fmt: skip
 """By name: the share of the bytes in bf16, what numbers they are then held in, and arms of as many bytes."""
 
 

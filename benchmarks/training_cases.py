@@ -155,13 +155,8 @@ CASES = {
         "Llama, Quest 128 to 64", lambda: llama_config(4, 1024, VOCABULARY), 1, 128, QUEST_HALF, S16K12
     ),
     "tiny-llava": Case(
-        "tiny-llava (D = 128), FastV 64 to 16",
-        lambda: AutoConfig.from_pretrained(resolve("checkpoints/tiny-llava")),
-        32,
-        64,
-        FASTV,
-        S16K4,
-        rank=8,
+        "tiny-llava (D = 128), FastV 64 to 16", lambda: AutoConfig.from_pretrained(resolve("checkpoints/tiny-llava")),
+        32, 64, FASTV, S16K4, rank=8,
     ),
     "llava-7b": Case(
         "LLaVA-1.5-7B, FastV 576 to 144", lambda: published_config("llava-hf/llava-1.5-7b-hf"), 4, 576, FASTV, S16K4
@@ -169,4 +164,4 @@ CASES = {
     "llama-7b": Case(
         "LLaMA-2-7B, Quest 1024 to 256", lambda: published_config("meta-llama/Llama-2-7b-hf"), 1, 1024, QUEST, S16K12
     ),
-}
+}  # fmt: skip

@@ -130,12 +130,10 @@ def test_an_arm_is_told_from_the_full_cache_of_its_own_machine(tmp_path):
     """The GPU's record stands for an arm that two machines were asked; what one alone was asked is marked."""
     made = {"exact": [[1]], "share": [0.5], "text": [127.0]}
     records = [
-        {**made, "arm": "full cache", "facts": [[1.0]]},
-        {**made, "arm": "full cache", "facts": [[2.0]], "gpu": "H"},
-        {**made, "arm": "both", "facts": [[5.0]]},
-        {**made, "arm": "both", "facts": [[3.0]], "gpu": "H"},
+        {**made, "arm": "full cache", "facts": [[1.0]]}, {**made, "arm": "full cache", "facts": [[2.0]], "gpu": "H"},
+        {**made, "arm": "both", "facts": [[5.0]]}, {**made, "arm": "both", "facts": [[3.0]], "gpu": "H"},
         {**made, "arm": "one", "facts": [[5.0]]},
-    ]
+    ]  # fmt: skip
     for record in records:
         add(tmp_path / "m.jsonl.xz", record)
     found = by_arm(tmp_path / "m.jsonl.xz")
@@ -215,11 +213,9 @@ def record(share, facts, text):
 
 def test_a_size_names_what_fits_it_and_loses_least():
     records = {
-        "full cache": record(1.0, 0.5, 3.0),
-        "int8 of everything": record(0.51, 0.5, 3.25),
-        "kvzip 50.0%": record(0.5, 0.75, 3.0),
-        "kvzip 21.9%": record(0.22, 9.0, 9.0),
-    }
+        "full cache": record(1.0, 0.5, 3.0), "int8 of everything": record(0.51, 0.5, 3.25),
+        "kvzip 50.0%": record(0.5, 0.75, 3.0), "kvzip 21.9%": record(0.22, 9.0, 9.0),
+    }  # fmt: skip
     first, second, *rest = table(measured({"smollm2": records}), ["smollm2"]).splitlines()[2:]
     assert first.startswith("| 53.0% | SmolLM2-135M | int8 of everything (51.0%) | +0.00 [")
     assert "| kvzip 50.0% (50.0%) | +0.000 [" in first

@@ -19,13 +19,11 @@ WAITING = {
     "equal": lambda: torch.equal(COUNTS, COUNTS), "tensor": lambda: torch.tensor([1, 2]),
 }  # fmt: skip
 NOT_WAITING = {
-    "index": lambda: NUMBERS[COUNTS],
-    "repeat": lambda: COUNTS.repeat_interleave(2),
+    "index": lambda: NUMBERS[COUNTS], "repeat": lambda: COUNTS.repeat_interleave(2),
     "sized": lambda: COUNTS.repeat_interleave(COUNTS, output_size=3),
-    "static": lambda: torch.nonzero_static(MARKS, size=3),
-    "sort": NUMBERS.sort,
+    "static": lambda: torch.nonzero_static(MARKS, size=3), "sort": NUMBERS.sort,
     "fill": lambda: NUMBERS.masked_fill(MARKS, 0),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WAITING)

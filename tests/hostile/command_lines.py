@@ -198,10 +198,8 @@ def shell_name(draw: random.Random) -> str:
 
 def scripts(draw: random.Random, place: Place) -> Case:
     kind, mine, folder = (
-        draw.choice(("--dry-run", "--slurm", "grid", "anchor")),
-        shell_name(draw),
-        f"runs/{shell_name(draw)}",
-    )
+        draw.choice(("--dry-run", "--slurm", "grid", "anchor")), shell_name(draw), f"runs/{shell_name(draw)}",
+    )  # fmt: skip
     text = (place.pool / f"{VLM}.yaml").read_text()
     place.write(f"{mine}.yaml", text)
     if kind == "anchor":

@@ -306,11 +306,9 @@ GRID = Document(
         "batch_size limit": (0, -1, 1.5), "anchors": ("perhaps",), "out": ("",), "tasks arms": ([],),
         "tasks.0": ("nope", {"name": 5}, {}), "tasks.0.name": ("nope", "../x", "os.system"),
         "tasks.0.source": ("nowhere/at/all", "/dev/null", "", "x" * 5000, "\x00"), "arms.0": ({},),
-        "arms.0.adapter": ("", "nowhere/at/all", [5], "x" * 5000, ["", ""]),
-        "arms.0.backbone": ("", "nowhere/at/all"),
+        "arms.0.adapter": ("", "nowhere/at/all", [5], "x" * 5000, ["", ""]), "arms.0.backbone": ("", "nowhere/at/all"),
     },
-    "odd odd odd changed changed bytes whole",
-    YAML,
+    "odd odd odd changed changed bytes whole", YAML,
 )  # fmt: skip
 KEEPS = (0, 0.5, 1, 1.5, "0.5", "0", "20MB", "3tokens", "-3tokens", "NaN", "1e400", "", "5%", HUGE)
 RIGHT = (0.5, 1, "0.5", "20MB", "3tokens")

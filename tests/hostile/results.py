@@ -25,10 +25,7 @@ RECORDS = grammar.Document(
         },
         unsaid=("*.*", "*.*.*"),
     ),
-    {
-        COUNTS: (1.5, -1), "*.reference": ({},), "*.kept_visual": ("zz", "0"),
-    },
-    "odd changed changed changed",
+    {COUNTS: (1.5, -1), "*.reference": ({},), "*.kept_visual": ("zz", "0")}, "odd changed changed changed",
     grammar.LINES,
 )  # fmt: skip
 PLAIN = (

@@ -32,13 +32,10 @@ PRINTED = {
 TABLES = {
     "llama7b_quest25_s16k12": {
         "model.lora": {"rank": 32, "alpha": 16, "dropout": 0.05},
-        "model.optimizer": {
-            "learning_rate": 3e-5, "weight_decay": 0.01, "warmup_steps": 4000, "schedule": "cosine"
-        },
+        "model.optimizer": {"learning_rate": 3e-5, "weight_decay": 0.01, "warmup_steps": 4000, "schedule": "cosine"},
         "model.reducer": {"page_size": 16, "window": 64},
         "model.routing": {"balance_weight": 0.01, "query_conditioned": True, "budget": "global"},
-        "data": {"block_length": 2048, "context_length": 1024},
-        "trainer": {"max_steps": 25_000},
+        "data": {"block_length": 2048, "context_length": 1024}, "trainer": {"max_steps": 25_000},
     },
     "llava7b_fastv25_s16k4": {
         "model.lora": {"rank": 16, "alpha": 32, "dropout": 0.05},
@@ -117,20 +114,15 @@ def test_every_recipe_passes_its_pre_flight(path, capsys):
 @sampled(
     ("name", "lora", "routers"),
     [
-        ("llava13b_visionzip12p5_s8k2", 13_107_200, 1_638_720),
-        ("qwenvl7b_visionzip25_s16k4", 5_046_272, 1_606_080),
-        ("llama7b_quest25_s8k7", 33_554_432 // 2, 2_097_408),
-        ("qwen3vl4b_fastv12p5_s16k4", 5_898_240, 1_475_136),
+        ("llava13b_visionzip12p5_s8k2", 13_107_200, 1_638_720), ("qwenvl7b_visionzip25_s16k4", 5_046_272, 1_606_080),
+        ("llama7b_quest25_s8k7", 33_554_432 // 2, 2_097_408), ("qwen3vl4b_fastv12p5_s16k4", 5_898_240, 1_475_136),
         ("llavanextmistral7b_fastv12p5_s16k4", 6_815_744, 2_097_664),
-        ("internvl8b_fastv25_s16k4", 5_046_272, 1_606_080),
-        ("llavaov7b_fastv25_s16k4", 5_046_272, 1_606_080),
-        ("mistralsmall24b_fastv25_s16k4", 9_830_400, 3_277_440),
-        ("glm41v9b_fastv25_s16k4", 8_028_160, 2_622_080),
-        ("smolvlm500m_fastv25_s16k4", 1_638_400, 492_032),
-        ("qwen314b_quest12p5_s16k12", 20_971_520, 6_554_240),
+        ("internvl8b_fastv25_s16k4", 5_046_272, 1_606_080), ("llavaov7b_fastv25_s16k4", 5_046_272, 1_606_080),
+        ("mistralsmall24b_fastv25_s16k4", 9_830_400, 3_277_440), ("glm41v9b_fastv25_s16k4", 8_028_160, 2_622_080),
+        ("smolvlm500m_fastv25_s16k4", 1_638_400, 492_032), ("qwen314b_quest12p5_s16k12", 20_971_520, 6_554_240),
     ],
     every=3,
-)
+)  # fmt: skip
 def test_trainable_counts(name, lora, routers, capsys):
     assert main(["check", "--config", str(recipe(name)), "--offline"]) == 0
     out = capsys.readouterr().out

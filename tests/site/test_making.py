@@ -167,17 +167,12 @@ def test_every_numbered_table_and_figure_has_an_item(paper, shared):
 @pytest.mark.parametrize(
     ("place", "there"),
     [
-        ("recipes/paper_rows.csv", True),
-        ("table1_llava7b", True),
-        ("llava7b_fastv25_s16k4", True),
-        ("subtoken_train/ledger/kv_budget.py::KVBudget.exact_total", True),
-        ("benchmarks/real_text.py::NAMES", True),
-        ("subtoken_train/ledger/kv_budget.py::KVBudgt", False),
-        ("recipes/paper_rows.csv::table", False),
-        ("llava7b_fastv26_s16k4", False),
-        ("subtoken_train/nowhere.py", False),
+        ("recipes/paper_rows.csv", True), ("table1_llava7b", True), ("llava7b_fastv25_s16k4", True),
+        ("subtoken_train/ledger/kv_budget.py::KVBudget.exact_total", True), ("benchmarks/real_text.py::NAMES", True),
+        ("subtoken_train/ledger/kv_budget.py::KVBudgt", False), ("recipes/paper_rows.csv::table", False),
+        ("llava7b_fastv26_s16k4", False), ("subtoken_train/nowhere.py", False),
     ],
-)
+)  # fmt: skip
 def test_places(place, there):
     assert exists(place) == there
 

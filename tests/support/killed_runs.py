@@ -107,11 +107,9 @@ class Scene:
             f"--data.batch_size={self.batch_size} --trainer.max_steps={self.steps}"
         ).split()
         places = {
-            "config": ROOT / "recipes/tiny_fastv25_s16k4.yaml",
-            "model.backbone.path": ROOT / "checkpoints/tiny-llava",
-            "data.train_file": self.folder / "scenes/train.json",
-            "output_dir": self.folder / run,
-        }
+            "config": ROOT / "recipes/tiny_fastv25_s16k4.yaml", "model.backbone.path": ROOT / "checkpoints/tiny-llava",
+            "data.train_file": self.folder / "scenes/train.json", "output_dir": self.folder / run,
+        }  # fmt: skip
         return ["fit", *(f"--{key}={path}" for key, path in places.items()), *settings, *extra]
 
     def samples(self, run: str) -> list[list[str]]:

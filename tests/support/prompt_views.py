@@ -104,11 +104,9 @@ def surroundings(real_BN, width=WIDTH, model=MODEL):
     weight = torch.randn(model, HEADS * width, generator=torch.Generator().manual_seed(7))
     count = real_BN.sum(-1, keepdim=True)
     return {
-        "position": (real_BN.cumsum(-1) - 1).clamp(min=0),
-        "next_position": count,
-        "rotate": rope,
+        "position": (real_BN.cumsum(-1) - 1).clamp(min=0), "next_position": count, "rotate": rope,
         "output_weight": lambda: weight,
-    }
+    }  # fmt: skip
 
 
 def candidates_of(method, views, keep):

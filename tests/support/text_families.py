@@ -42,10 +42,7 @@ OWN = {
     "phi3": {"rope_parameters": HALF_TURNED, "pad_token_id": 0}, "olmo3": {**SLIDING, "rope_parameters": BASES},
     "glm4": {"rope_parameters": HALF_TURNED, "pad_token_id": 0},
     "granite": {
-        "attention_multiplier": 0.3,
-        "residual_multiplier": 0.5,
-        "embedding_multiplier": 4.0,
-        "logits_scaling": 2.0,
+        "attention_multiplier": 0.3, "residual_multiplier": 0.5, "embedding_multiplier": 4.0, "logits_scaling": 2.0,
     },
     "smollm3": {"no_rope_layers": [1, 0, 1], "pad_token_id": 0},
     "ministral3": {"sliding_window": WINDOW, "rope_parameters": STRETCHED},

@@ -74,11 +74,9 @@ def _qwen_vl(kind: str, vision: dict[str, Any], sections: tuple[int, ...] = (4, 
 SIZES: dict[str, Callable[[], Any]] = {
     "llava": _llava,
     "qwen2_5_vl": partial(_qwen_vl, "qwen2_5_vl", {**_TOWER, "depth": 2, "fullatt_block_indexes": [1]}),
-    "llama": partial(_model, "llama", **_TEXT),
-    "qwen2": partial(_model, "qwen2", **_GROUPED),
-    "llava-32k": partial(_llava, {**_WIDE, "model_type": "llama"}),
-    "llama-32k": partial(_model, "llama", **_WIDE),
-}
+    "llama": partial(_model, "llama", **_TEXT), "qwen2": partial(_model, "qwen2", **_GROUPED),
+    "llava-32k": partial(_llava, {**_WIDE, "model_type": "llama"}), "llama-32k": partial(_model, "llama", **_WIDE),
+}  # fmt: skip
 """Models of the cases."""
 FURTHER: dict[str, Callable[[], Any]] = {
     "llava_next": partial(

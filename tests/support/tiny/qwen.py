@@ -89,11 +89,9 @@ def _text(ids: dict[str, int], vocabulary: int, kv_heads: int, sections: list[in
 
 def _names(ids: dict[str, int]) -> dict[str, int]:
     return {
-        "image_token_id": ids["<|image_pad|>"],
-        "video_token_id": ids["<|video_pad|>"],
-        "vision_start_token_id": ids["<|vision_start|>"],
-        "vision_end_token_id": ids["<|vision_end|>"],
-    }
+        "image_token_id": ids["<|image_pad|>"], "video_token_id": ids["<|video_pad|>"],
+        "vision_start_token_id": ids["<|vision_start|>"], "vision_end_token_id": ids["<|vision_end|>"],
+    }  # fmt: skip
 
 
 def _made(seed: int) -> tuple[PreTrainedTokenizerFast, dict[str, int]]:
