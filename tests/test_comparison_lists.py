@@ -145,20 +145,6 @@ def test_stage_1_of_the_same_seed_is_trained_first_and_once(trainer, tmp_path):
     assert trainer.names[2:] == ["first-seed4", "second-seed4"]
 
 
-def test_an_arm_that_is_reduced_at_evaluation_takes_the_other_arms_adapter(trainer, tmp_path):
-    assert trainer.adapter(LATER, 1)[0] == tmp_path / "work" / "first-seed1" / "adapter"
-    trainer.adapter(FIRST, 1)
-    assert trainer.names == ["first-seed1"]
-
-
-def test_an_arms_settings_reach_fit_and_other_settings_train_anew(trainer):
-    changed = ArmPlan("first", "one", "first", {"trainer.max_steps": 7, "model.routing": None})
-    trainer.adapter(changed, 0)
-    assert trainer.calls[0][1][-4:] == ["--trainer.max_steps", "7", "--model.routing", "null"]
-    trainer.adapter(FIRST, 0)
-    assert trainer.names == ["first-seed0"] * 2
-
-
 def test_a_changed_recipe_trains_anew_with_all_that_stands_on_it(trainer, tmp_path):
     trainer.adapter(SECOND, 0)
     recipe = tmp_path / "recipes" / "first.yaml"

@@ -101,12 +101,6 @@ def test_level_with_one_twin_is_said_in_words(shares, taken):
     assert words.endswith(" | -")
 
 
-def test_a_weaker_winner_goes_before_a_better_arm_that_does_not_win():
-    """The gated one needs no router-free twin here; the router, ahead of it, loses to its own."""
-    arms = made(router=0.8, gated=0.7, anchor=0.5, value=0.9)
-    assert choose(arms, REGIME, "questions").arm == "gated"
-
-
 def test_the_page_is_what_the_records_say():
     printed = shown(PAGE, "matched")
     assert {len(line.split(" | ")) for line in printed.splitlines() if line.startswith("| ")} == {7}

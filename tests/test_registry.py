@@ -114,14 +114,6 @@ def test_a_name_never_imports_what_it_spells(install, name):
     assert "more_methods" not in sys.modules
 
 
-def test_a_class_can_be_put_in_for_this_process(install):
-    registry = install("")
-    registry["mine"] = EVICTIONS["knorm"]
-    assert list(registry) == ["h2o", "mine"]
-    del registry["mine"]
-    assert "mine" not in registry
-
-
 SHOWN = {
     "subtoken_train.cli.quiet": "quiet_libraries", "subtoken_train.datasets.recall_datamodule": "RecallDataModule",
     "subtoken_train.evaluation.reporting.markdown": "report_markdown",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from subtoken_train.cache.by_sample import chosen_samples
 from tests.support.host_reads import host_reads
 
 NUMBERS, COUNTS = torch.arange(6.0), torch.arange(3)
@@ -38,10 +37,3 @@ def test_what_does_not_wait_is_not(name):
     with host_reads() as found:
         NOT_WAITING[name]()
     assert not found
-
-
-def test_it_says_where_and_ends_with_the_block():
-    with host_reads() as found:
-        chosen_samples(COUNTS, 3)
-    NUMBERS.sum().tolist()
-    assert [each.rsplit(":", 1)[0] for each in found if each.startswith("cpu")] == ["cpu at cache/by_sample.py"]

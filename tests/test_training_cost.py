@@ -203,14 +203,6 @@ def test_what_fails_is_recorded_and_the_others_go_on(tmp_path, capsys):
     assert record["summary"] == {"met": 0, "not_met": [], "failed": []}
 
 
-def test_an_exception_is_an_answer(monkeypatch):
-    def broken(given):
-        raise torch.OutOfMemoryError("too much")
-
-    monkeypatch.setattr(gpu_suite, "units", lambda sizes: {"broken": broken})
-    assert gpu_suite.run_unit("broken", TINY)["error"] == {"type": "OutOfMemoryError", "message": "too much"}
-
-
 def dies():
     print("bad address", file=sys.stderr, flush=True)
     os.abort()
@@ -248,23 +240,3 @@ def test_a_stopped_run_goes_on_by_the_same_sources(tmp_path):
     path.write_text(json.dumps({**header, "units": units}))
     assert list(gpu_suite.ended(path, header)) == ["a"]
     assert gpu_suite.ended(path, {**header, "sources": "others"}) == {}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "no CUDA device"),
-        (["--device", "cpu"], "add --quick"),
-        (["--device", "cpu", "--quick"], "SUBTOKEN_KERNEL=fast"),
-    ],
-    ids=["cuda", "cpu", "path"],
-)
-def test_where_it_cannot_run_it_says_so(monkeypatch, capsys, arguments, words):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    if "SUBTOKEN" in words:
-        monkeypatch.setenv("SUBTOKEN_KERNEL", "fast")
-    assert gpu_suite.main(arguments) == 2
-    said = capsys.readouterr()
-    assert words in said.err
-    assert said.err.count("\n") == 1
-    assert not said.out

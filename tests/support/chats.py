@@ -252,7 +252,6 @@ PUBLISHED = {
 
 @cache
 def published(name: str) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of bytes with a format's template and special tokens."""
     form = PUBLISHED[name]
     tokenizer = byte_level(form.template)
     tokenizer.add_special_tokens({"eos_token": form.eos})

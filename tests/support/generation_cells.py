@@ -89,7 +89,6 @@ class Generation:
 def generate_greedy(
     backbone: CompressedBackbone, prompts: Batch, max_new_tokens: int, compression: Compression | None = None
 ) -> Generation:
-    """Greedy answers to a batch of prompts (padded on either side, without answers)."""
     cache = PackedCache(backbone.family.shape.num_layers)
     first = prefill(backbone, prompts, cache, Compression() if compression is None else compression)
     tokens, _ = greedy_tokens(backbone, cache, first.logits_BV, max_new_tokens)

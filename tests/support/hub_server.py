@@ -30,8 +30,6 @@ USERS = {
 
 @dataclass
 class Repo:
-    """Branches point at commits; a commit is its files and its message."""
-
     private: bool = False
     gated: bool = False
     read_only: bool = False
@@ -50,8 +48,6 @@ class Repo:
 
 
 class Refused(Exception):
-    """An answer that is an error; ``fields`` go into its body."""
-
     def __init__(self, status: int, code: str = "", message: str = "", **fields: str) -> None:
         super().__init__(message)
         self.status, self.code, self.message, self.fields = status, code, message, fields
@@ -59,8 +55,6 @@ class Refused(Exception):
 
 @dataclass
 class Call:
-    """One request: who asks, for what."""
-
     body: bytes
     user: dict[str, Any] | None
     repo: str = ""
@@ -96,7 +90,6 @@ class Hub:
         Thread(target=self.server.serve_forever, daemon=True).start()
 
     def add(self, name: str, folder: Path, **settings: Any) -> Repo:
-        """A repository with a folder's files."""
         files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         self.repos[name] = Repo(**settings)
         self.repos[name].commit("main", files, "first")
@@ -108,7 +101,6 @@ class Hub:
 
 
 def visible(hub: Hub, call: Call) -> Repo:
-    """The repository of a request, which its token must see."""
     repo = hub.repos.get(call.repo)
     owner = call.repo.split("/")[0]
     if repo is None or (repo.private and owner not in call.names):
@@ -236,8 +228,6 @@ ROUTES: list[tuple[str, str, Answer]] = [
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers requests of one Hub."""
-
     hub: ClassVar[Hub]
     protocol_version = "HTTP/1.1"
 
@@ -314,8 +304,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class Result(NamedTuple):
-    """What a command left."""
-
     code: int
     out: str
     err: str
@@ -333,12 +321,10 @@ class Session:
         self.process = subprocess.Popen([sys.executable, __file__], text=True, env=environment, **pipes)
 
     def run(self, *argv: object, token: str | None = "hf_writer") -> Result:
-        """Run a command line of ``subtoken-train``, or a program after ``-c``, as the owner of a token."""
         print(json.dumps([token, *map(str, argv)]), file=self.process.stdin, flush=True)
         return Result(*json.loads(self.process.stdout.readline()))
 
     def close(self) -> None:
-        """End the process; it has nothing left to write."""
         self.process.kill()
         self.process.wait()
 

@@ -7,7 +7,6 @@ Answered = Sequence[tuple[Any, Mapping[str, Any]]]  # predictions with the refer
 
 
 def _rows(fields: str, *rows: tuple[Any, ...], **same: Any) -> Answered:
-    """Of rows of a prediction and its reference's fields."""
     return [(said, same | dict(zip(fields.split(), values, strict=True))) for said, *values in rows]
 
 

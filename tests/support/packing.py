@@ -262,7 +262,5 @@ def deviation(cell: FusedCell, seed: int, device: str = "cpu") -> float:
 
 
 class PoisonedWorkspace(Workspace):
-    """Scratch that holds NaN before every launch."""
-
     def take(self, size: int, device: torch.device) -> Tensor:
         return super().take(size, device).fill_(float("nan"))

@@ -109,8 +109,6 @@ class SampleTruth:
 
 @dataclass
 class Tap:
-    """What is saved of a prompt's pass."""
-
     hidden: list[Tensor] = field(default_factory=list)
     batch: list[Batch] = field(default_factory=list)
     result: list[PromptPass] = field(default_factory=list)
@@ -120,7 +118,6 @@ class Tap:
 
 @contextmanager
 def tapped(backbone: CompressedBackbone) -> Iterator[Tap]:
-    """Save what the pass inside the block decides."""
     tap, run = Tap(), backbone.run
 
     def noting(batch, *args, **kwargs):
@@ -266,7 +263,6 @@ def reflected(mirrors_hdr: Tensor) -> Tensor:
 
 
 def _check_plan(kept, mask: Tensor | None, sample: int, index_BM: Tensor) -> None:
-    """The plan's group masks are those of the pass."""
     if kept.group_mask_BNS is None:
         return
     for i, row in enumerate(kept.entries_BN[sample].tolist()):

@@ -18,8 +18,6 @@ KINDS = ("colour", "count")
 
 
 class FakeAccuracy(TaskMetric):
-    """Share of equal answers; ``worst`` is no mean over samples."""
-
     def compute(self) -> dict[str, float]:
         accuracy = sum(self.score(*row) for row in self.rows) / len(self.rows)
         return {"accuracy": accuracy, "worst": accuracy**2}
@@ -48,7 +46,6 @@ class FakeTask(Task):
 
 
 def register(monkeypatch, *names: str, primary: str = "accuracy") -> None:
-    """Make every name a fake task."""
     for name in names:
         monkeypatch.setitem(TASKS, name, type("FakeTask", (FakeTask,), {"name": name, "primary": primary}))
 
@@ -83,7 +80,6 @@ def write_run(
     index: int = 0,
     new_tokens: int = 3,
 ) -> Path:
-    """Write manifest and records of one arm on one task; fewer predictions than rows make it incomplete."""
     place = folder / arm.name / task
     sha = hashlib.sha256(digest.encode()).hexdigest()
     asked = len(predictions) if rows is None else rows

@@ -61,7 +61,6 @@ def save_language_model(folder: Path, kind: str = "llama", tokenizer: Any = None
 
 
 def text_recipe(path: Path, backbone: Path, data: dict[str, Any] = RECALL, **bands: Any) -> list[str]:
-    """Write a recipe, ``bands`` in place of its model's own; ``--config`` and its file."""
     model = {"backbone": {"path": str(backbone)}, "reducer": QUEST, "routing": ROUTING}
     model["lora"] = {"rank": 2, "alpha": 4, "dropout": 0.0}
     model["optimizer"] = {"learning_rate": 0.01, "warmup_steps": 0}
@@ -120,7 +119,6 @@ class At(Callback):
 
 
 def send(number: int):
-    """An action that signals this process."""
     return lambda trainer: os.kill(os.getpid(), number)
 
 
@@ -141,5 +139,4 @@ def fit_toy(
 
 
 def present_handlers() -> list:
-    """The present handlers of the signals that a run takes over."""
     return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]

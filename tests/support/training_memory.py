@@ -57,7 +57,6 @@ _QWEN_IDS = {"image_token_id": 4, "vision_start_token_id": 5, "vision_end_token_
 
 
 def _model(kind: str, **settings: Any) -> Any:
-    """A random model of a real class."""
     kind_of = AutoModelForCausalLM if "vision_config" not in settings else AutoModelForImageTextToText
     return kind_of.from_config(AutoConfig.for_model(kind, **settings))
 
@@ -97,7 +96,6 @@ TEXT_MODELS = ("llama", "qwen2", "llama-32k", "qwen3")
 
 
 def save_model(name: str, folder: Path) -> None:
-    """Write a model's folder: the embedded VLM's own, or a random model's."""
     if name == EMBEDDED:
         shutil.copytree(ROOT / "checkpoints" / EMBEDDED, folder)
         return
@@ -111,8 +109,6 @@ TEXT, ANSWER = 24, 40
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained, and how."""
-
     model: str
     dtype: str = "bfloat16"
     quantization: str = "none"
@@ -161,7 +157,6 @@ def cases() -> list[Case]:
 
 
 def make_parts(case: Case, folder: Path) -> CompressedBackbone:
-    """The loaded model with LoRA, reducer and routers."""
     path = folder / case.model
     if not path.exists():
         save_model(case.model, path)
@@ -222,7 +217,6 @@ def as_step(case: Case, batch: Batch) -> Step:
 
 
 def measure(case: Case, folder: Path) -> dict[str, Any]:
-    """Predicted and measured bytes of one case."""
     parts = make_parts(case, folder)
     batch = make_batch(case, parts)
     estimate = estimate_memory(parts, as_step(case, batch))

@@ -379,7 +379,6 @@ def from_truth(
 
 
 def _recomputed(backbone: CompressedBackbone, samples: list[SampleTruth], got: Decoded) -> Tensor:
-    """The truth's logits [B, T, V] of the tokens that were decoded, in fp32."""
     pairs = zip(samples, got.tokens_BT, strict=True)
     return torch.stack([recompute(backbone, truth, tokens[:-1]) for truth, tokens in pairs]).float()
 

@@ -35,7 +35,6 @@ CONTEXT = 24  # context tokens that stand for an image in a language model's pro
 
 @cache
 def family_of(name: str, dtype: torch.dtype = torch.float32) -> Family:
-    """A family by its name; made once."""
     family = TINY[name].build()
     family.model.to(dtype)
     return family

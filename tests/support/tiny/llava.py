@@ -43,7 +43,6 @@ def build(kv_heads: int, window: int | None = None) -> LlavaFamily:
 
 
 def picture(family: Family, generator: torch.Generator, sample: int, image: int, images: int) -> TinyPicture:
-    """A square."""
     assert family.image_token_id is not None
     return TinyPicture([family.image_token_id] * 16, torch.randn(1, 3, 96, 96, generator=generator))
 
@@ -57,7 +56,6 @@ TOKENS = (37, 45, 39, 51)
 
 
 def next_processor() -> LlavaNextProcessor:
-    """transformers' processor with the PIL image processor."""
     image_processor = LlavaNextImageProcessorPil(
         size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}, image_grid_pinpoints=RESOLUTIONS
     )
@@ -93,7 +91,6 @@ def next_records(folder: Path) -> list[Record]:
 
 
 def next_picture(family: Family, generator: torch.Generator, sample: int, image: int, images: int) -> TinyPicture:
-    """Of another size each."""
     assert isinstance(family, LlavaNextFamily)
     size = SIZES[(sample + image) % len(SIZES)]
     tiles = family.layout.tiles(size)

@@ -54,7 +54,6 @@ def onevision_family(seed: int = 0, kv_heads: int = 2, layers: int = 4) -> Llava
 
 
 def image_processor() -> LlavaOnevisionImageProcessorPil:
-    """transformers' own, for these tiles."""
     return LlavaOnevisionImageProcessorPil(size={"height": SIDE, "width": SIDE}, image_grid_pinpoints=RESOLUTIONS)
 
 
@@ -78,21 +77,17 @@ class FrameReader:
         self.family = family
 
     def __call__(self, videos: list[Any], **options: Any) -> BatchFeature:
-        """Videos of equally many frames."""
         pixels = [self.family.process_images([Video(tuple(frames))])[0] for frames in videos]
         return BatchFeature({"pixel_values_videos": torch.stack(pixels)})
 
 
 class Theirs(LlavaOnevisionProcessor):
-    """transformers' processor; it takes any object for its video processor."""
-
     def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> type:
         """Nothing is checked."""
         return type(argument)
 
 
 def their_processor(family: LlavaOnevisionFamily) -> LlavaOnevisionProcessor:
-    """Of the tiny model."""
     return Theirs(
         image_processor(),
         family.tokenizer,

@@ -111,7 +111,6 @@ def qwen_family(seed: int = 0, kv_heads: int = 2) -> Qwen25VLFamily:
 
 
 def qwen2_family(seed: int = 0, kv_heads: int = 2) -> Qwen2VLFamily:
-    """Qwen2-VL; a tower of three blocks."""
     tokenizer, ids = _made(seed)
     vision = {"depth": 3, "embed_dim": 32, "num_heads": 2, "mlp_ratio": 2, "hidden_size": 64, "initializer_range": 0.2}
     text = _text(ids, len(tokenizer), kv_heads, [2, 3, 3])
@@ -143,7 +142,6 @@ def qwen3_family(seed: int = 0, kv_heads: int = 2, experts: bool = False) -> Qwe
 
 
 def qwen_video(count: int, size: tuple[int, int] = (60, 90), fps: float = 1.0, seed: int = 0) -> Video:
-    """Frames of noise, (height, width) pixels each."""
     generator = torch.Generator().manual_seed(seed)
     return Video(torch.randint(256, (count, 3, *size), generator=generator, dtype=torch.uint8), fps)
 
