@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from benchmarks import arm_training
 from benchmarks.arm_training import Trainer
-from benchmarks.comparison_lists import ArmPlan, Questions, plain_arm, read_comparison
-from benchmarks.comparison_tables import Arm, comparison_markdown, long_rows, trials_markdown
-from subtoken_train.datasets.scenes import KINDS
+from benchmarks.comparison_lists import ArmPlan, plain_arm, read_comparison
 from tests.support.places import RECIPES, run_recipes
 
 LISTS = sorted((RECIPES / "ablations").glob("*.yaml"))
@@ -21,57 +18,6 @@ LISTS = sorted((RECIPES / "ablations").glob("*.yaml"))
 def test_listed_arms_are_recipes(path):
     comparison = read_comparison(path)
     assert {arm.recipe for arm in comparison.arms.values()} <= {path.stem for path in run_recipes()}
-
-
-def drawn(folder, content, **scores):
-    """A list, and arms whose every question has one score, by arm and seed."""
-    (folder / "list.yaml").write_text(content)
-    kinds = np.array(KINDS)
-    every = {name: np.array([[score] * len(kinds) for score in seeds.values()]) for name, seeds in scores.items()}
-    arms = {name: Arm(name, tuple(scores[name]), own, kinds, "1/4", 0.25, 0.25) for name, own in every.items()}
-    return arms, read_comparison(folder / "list.yaml")
-
-
-def test_a_table_has_the_rows_and_differences_of_its_list(tmp_path):
-    """Paired over the seeds that both have; an arm without records is left out; ``groups`` leave no single kinds."""
-    content = "arms: {a: first, b: second, c: third}\ndifferences: [[a, b], [a, c]]\ngroups: [questions]\n"
-    arms, listed = drawn(tmp_path, content, a={0: 0.75, 1: 0.25}, b={0: 0.5})
-    rows = comparison_markdown(arms, listed).splitlines()
-    assert rows[0] == "| arm | KV | seeds | questions |"
-    assert rows[2].startswith("| first | 25.0% | 2 | 50.0 [")
-    assert rows[3:] == ["| second | 25.0% | 1 | 50.0 [50.0, 50.0] |"]
-    assert trials_markdown(arms, listed).splitlines()[2:] == ["| first - second | 1 | +25.0 [+25.0, +25.0] |"]
-    (row,) = [row for row in long_rows("x", arms, listed) if row["less"]]
-    assert (row["arm"], row["less"], row["seeds"], row["measure"], row["mean"]) == ("first", "second", 1, "score", 0.25)
-
-
-def test_arms_take_the_lists_training_and_their_own_settings(tmp_path):
-    """An arm that is reduced at evaluation is not trained: the list's training is not its own."""
-    path = tmp_path / "list.yaml"
-    path.write_text(
-        "folder: long\nquestions: {split: dev, seed: 3, count: 40}\n"
-        "training: {trainer.max_steps: 9, data.group_by_length: false}\n"
-        "arms:\n  a: whole\n"
-        "  b: {words: frozen, recipe: a, settings: {model.reducer.ranking: frozen, trainer.max_steps: 7}}\n"
-        "  c: {words: later, recipe: d, adapter_of: a}\ndifferences: [[b, a]]\n"
-    )
-    comparison = read_comparison(path)
-    assert (comparison.folder, comparison.questions) == ("long", Questions("dev", 3, 40))
-    trained = {"trainer.max_steps": 9, "data.group_by_length": False}
-    assert list(comparison.arms.values()) == [
-        ArmPlan("a", "whole", "a", trained),
-        ArmPlan("b", "frozen", "a", {**trained, "model.reducer.ranking": "frozen", "trainer.max_steps": 7}),
-        ArmPlan("c", "later", "d", {}, "a"),
-    ]
-    flags = comparison.arms["b"].flags()
-    assert flags[:4] == ["--trainer.max_steps", "7", "--data.group_by_length", "false"]
-    assert flags[4:] == ["--model.reducer.ranking", "frozen"]
-    contents = {arm.content({"model": {}}) for arm in comparison.arms.values()}
-    assert len(contents) == 3
-    of = ArmPlan("a", "whole", "a").content
-    assert of({"model": {"reducer": {"keep_ratio": 0.1}}}) != of({"model": {"reducer": {"keep_ratio": 0.2}}})
-    matched = {"model": {"reducer": {"keep_ratio": 0.1, "matches": 0.2}}}
-    assert of(matched) == of({"model": {"reducer": {"keep_ratio": 0.1}}})
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from benchmarks import trained_results
 from benchmarks.arm_training import digest
-from benchmarks.choosing import Regime, choice_words, choose
 from benchmarks.choosing_page import PAGE, table
 from benchmarks.comparison_lists import read_comparison
-from benchmarks.comparison_tables import Arm, long_rows, read_records, trials_markdown
+from benchmarks.comparison_tables import long_rows, read_records, trials_markdown
 from benchmarks.run_records import read_runs
 from benchmarks.trials_page import comparisons, lines
 from tests.support.places import RECIPES, ROOT, shown
@@ -55,50 +53,6 @@ def test_records_belong_to_an_arm_of_a_table_as_it_is(folder):
         assert run["recipe_sha256"] == digest(arms[run["arm"]]), run["arm"]
         assert run["realised_kv"] <= run["nominal_kv"] + 1e-9  # a byte budget holds its index, too
         assert len(run["scores"]) == len(run["kinds"])
-
-
-WORDS = {"router": "the router", "gated": "the gated router", "value": "value norm"}
-REGIME = Regime("any", ("router", "gated"), {"router": "anchor", "gated": "anchor"}, {"router": "value"}, "whole")
-
-
-def arm(name, share, seeds=(0, 1, 2), questions=2000):
-    """Right on the first ``share`` of the questions in every seed, so that pairs differ by no chance."""
-    right = np.tile((np.arange(questions) < share * questions).astype(float), (len(seeds), 1))
-    return Arm(name, tuple(seeds), right, np.array(["color"] * questions), "16/64", 0.15625, 0.15625)
-
-
-def made(**shares):
-    return {name: arm(name, share) for name, share in shares.items()}
-
-
-def test_a_winner_beats_its_anchor_and_its_router_free_twin():
-    choice = choose(made(router=0.7, anchor=0.5, value=0.6, whole=0.75), REGIME, "questions")
-    assert (choice.arm, choice.nearest) == ("router", "router")
-    assert choice.to_anchor.points == pytest.approx(20)
-    assert choice.to_anchor.low > 0
-    assert choice.to_unrouted.points == pytest.approx(-5)  # shown, and no hurdle
-    cells = choice_words(choice, WORDS).split(" | ")
-    assert cells[0] == "the router"
-    assert cells[1].startswith("+20.0 [+")
-    assert len(cells) == 4
-
-
-@pytest.mark.parametrize(
-    ("shares", "taken"),
-    [
-        ({"anchor": 0.7, "value": 0.5}, "token-only (nearest: the router) | "),
-        (
-            {"anchor": 0.5, "value": 0.7},
-            "groups by value norm (nearest: the router, above token-only, not above value norm) | ",
-        ),
-    ],
-)
-def test_level_with_one_twin_is_said_in_words(shares, taken):
-    choice = choose(made(router=0.7, **shares), REGIME, "questions")
-    assert (choice.arm, choice.nearest) == (None, "router")
-    words = choice_words(choice, WORDS)
-    assert words.startswith(taken)
-    assert words.endswith(" | -")
 
 
 def test_the_page_is_what_the_records_say():

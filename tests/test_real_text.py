@@ -28,12 +28,10 @@ from benchmarks.real_text import (
     NETS,
     OUT,
     Arm,
-    add,
     arms,
     by_arm,
     compressed,
     contexts,
-    facts_above,
     measure,
     read,
     turned_arms,
@@ -126,20 +124,6 @@ def test_arms_of_one_budget_are_asked_the_same(model):
     assert {each["size"] for each in records} <= real_text_bytes.SIZES.keys()
 
 
-def test_an_arm_is_told_from_the_full_cache_of_its_own_machine(tmp_path):
-    """The GPU's record stands for an arm that two machines were asked; what one alone was asked is marked."""
-    made = {"exact": [[1]], "share": [0.5], "text": [127.0]}
-    records = [
-        {**made, "arm": "full cache", "facts": [[1.0]]}, {**made, "arm": "full cache", "facts": [[2.0]], "gpu": "H"},
-        {**made, "arm": "both", "facts": [[5.0]]}, {**made, "arm": "both", "facts": [[3.0]], "gpu": "H"},
-        {**made, "arm": "one", "facts": [[5.0]]},
-    ]  # fmt: skip
-    for record in records:
-        add(tmp_path / "m.jsonl.xz", record)
-    found = by_arm(tmp_path / "m.jsonl.xz")
-    assert [float(facts_above(found[arm])[0]) for arm in ("full cache", "both", "one")] == [0, 1, 4]
-
-
 def test_every_arm_of_one_budget_is_a_recipe(capsys):
     """Names and values of its settings; the arms differ in what they say they do alone."""
     some = real_text_bytes.LEARNS, real_text_bytes.STARTS, real_text_bytes.ROUTERS
@@ -198,44 +182,6 @@ def test_the_maps_of_needles_are_of_the_record():
     scores = record["arms"]["full cache"]["scores"]
     assert sum(int(text.get_text()) for text in full.texts) == pytest.approx(100 * sum(scores) / 2)
     assert len(others) >= 1
-
-
-def record(share, facts, text):
-    """One beside a full cache of 0.5 nats a fact and 3 a token."""
-    own = {"share": [share] * 3, "facts": [[facts] * 2] * 3, "exact": [[1, 0]] * 3, "text": [text * 127] * 3}
-    return {**own, "full": {**own, "facts": [[0.5] * 2] * 3, "text": [3.0 * 127] * 3}}
-
-
-def test_a_size_names_what_fits_it_and_loses_least():
-    records = {
-        "full cache": record(1.0, 0.5, 3.0), "int8 of everything": record(0.51, 0.5, 3.25),
-        "kvzip 50.0%": record(0.5, 0.75, 3.0), "kvzip 21.9%": record(0.22, 9.0, 9.0),
-    }  # fmt: skip
-    first, second, *rest = table(measured({"smollm2": records}), ["smollm2"]).splitlines()[2:]
-    assert first.startswith("| 53.0% | SmolLM2-135M | int8 of everything (51.0%) | +0.00 [")
-    assert "| kvzip 50.0% (50.0%) | +0.000 [" in first
-    assert second.startswith("| 27.0% | SmolLM2-135M | kvzip 21.9% (22.0%) | +8.50 [")
-    assert rest == []  # no record is small enough for the other sizes
-
-
-def test_only_what_wins_somewhere_is_shipped():
-    models = {
-        "qwen05": {
-            "full cache": record(1.0, 0.5, 3.0),
-            "int8 of everything": record(0.5, 0.75, 3.5),
-            "kvzip 21.9%": record(0.2, 1.0, 4.0),
-            "snapkv 50.0%": record(0.5, 2.0, 5.0),  # at the same bytes it loses more
-            "kvzap 21.9%": record(0.2, 1.0, 4.0),
-        },
-        "smollm2": {
-            "full cache": record(1.0, 0.5, 3.0),
-            "snapkv 21.9%": record(0.2, 0.5, 3.0),  # loses nothing, on the model that has its record
-            "kvzip 21.9%": record(0.2, 1.0, 4.0),
-        },
-    }
-    kept = winners(measured(models), list(models))
-    assert [each.arm for each in kept] == ["kvzip 21.9%", "snapkv 21.9%", "int8 of everything"]
-    assert [list(each.on) for each in kept] == [["qwen05", "smollm2"], ["smollm2"], ["qwen05"]]
 
 
 def test_the_page_the_picture_and_what_the_command_reads_are_of_the_records():

@@ -11,9 +11,8 @@ from typing import Any
 import yaml
 
 from tests.hostile import grammar
-from tests.hostile.case import VLM, Answer, Case, Expect, Place, Reference, Spoilt, command
+from tests.hostile.case import VLM, Answer, Case, Expect, Place, Reference, Spoilt, both, command, made, read_by, same
 from tests.hostile.recipes import TENSORS, read, with_key
-from tests.hostile.references import both, made, read_by, same
 from tests.hostile.values import PLAIN, lines, nested, no_file, shown, written
 
 TURNS = [{"from": "human", "value": "<image>\nwhat ?"}, {"from": "gpt", "value": "yes"}]

@@ -10,9 +10,8 @@ from typing import Any
 
 import yaml
 
-from tests.hostile.case import LM, VLM, Answer, Case, Expect, Place, Reference
+from tests.hostile.case import LM, VLM, Answer, Case, Expect, Place, Reference, both, same
 from tests.hostile.grammar import YAML, Document, Format, change, is_text, misplaced, text_or_none
-from tests.hostile.references import both, same
 from tests.hostile.values import HUGE, INFINITY, NAN, as_yaml, changed, no_file, shown, written
 
 WORDS: tuple[Any, ...] = ("text", [1, "a"], {"a": 1}, "", NAN, INFINITY, -INFINITY)

@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.hostile import watch
+from tests.hostile import runner as watch
 from tests.hostile.campaign import CLASSES, bad, plan, run_cases
-from tests.hostile.case import CANARY_MODULE, Case, Expect, Place, Verdict, install_canary
-from tests.hostile.references import same
+from tests.hostile.case import CANARY_MODULE, Case, Expect, Place, Verdict, install_canary, same
 from tests.hostile.runner import message_fault, run_case
 from tests.support.sampling import sampled
 
