@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pairs import hardware
-from tests.hostile.campaign import counts, plan, run_cases, table
+from tests.hostile.campaign import counts, plan, run_cases
 from tests.hostile.case import Expect, Outcome, Verdict
 from tests.hostile.pool import make_pool
 
@@ -171,7 +171,7 @@ def main() -> int:
         print(*(f"{each.name}: {each.what}: {each.verdict}\n{each.detail}" for each in outcomes), sep="\n")
         return 0
     content = record(outcomes, args.seed, args.processes, seconds, restarts)
-    print(table(content), f"\n{json.dumps(content['total'])} in {seconds:.0f} s", sep="\n")
+    print(f"{json.dumps(content['total'])} in {seconds:.0f} s")
     text = json.dumps(content, indent=1, ensure_ascii=True).replace(f"{folder}/", "")
     args.out.write_text(text + "\n", encoding="utf-8")
     return int(content["total"]["clean"] != len(outcomes))

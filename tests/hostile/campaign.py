@@ -26,12 +26,6 @@ CLASSES: dict[str, tuple[Make, int]] = {
     "chat_requests": (requests.chat, 3), "scripts": (command_lines.scripts, 3), "http_requests": (requests.http, 3),
 }  # fmt: skip
 """Generator and weight by name: a weight of 2 draws twice as many cases as one of 1."""
-COLUMNS = {
-    "cases": "cases", "known_invalid": "known wrong", "known_valid": "known right", "either": "either",
-    "refused": "refused", "compared": "compared", "clean": "clean", "tracebacks": "tracebacks", "hangs": "hangs",
-    "wrong_acceptances": "wrong acceptances", "wrong_refusals": "wrong refusals", "code_run": "code run",
-    "lost": "lost", "messages": "messages",
-}  # fmt: skip
 COUNTED = {
     "tracebacks": Verdict.TRACEBACK, "hangs": Verdict.HANG, "wrong_acceptances": Verdict.WRONG,
     "code_run": Verdict.CODE, "lost": Verdict.LOST, "memory": Verdict.MEMORY, "left_behind": Verdict.LEFT,
@@ -81,10 +75,3 @@ def counts(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "known_valid": expected[Expect.TAKEN], "either": expected[Expect.EITHER],
         "compared": sum(outcome.compared for outcome in outcomes), "refused": codes[2], "accepted": codes[0],
     }  # fmt: skip
-
-
-def table(content: dict[str, Any]) -> str:
-    rows = {**content["classes"], "all": content["total"]}
-    head = [f"| class | {' | '.join(COLUMNS.values())} |", "|" + "---|" * (len(COLUMNS) + 1)]
-    body = [f"| {name} | {' | '.join(f'{row[key]:,}' for key in COLUMNS)} |" for name, row in rows.items()]
-    return "\n".join([*head, *body])

@@ -1,4 +1,4 @@
-"""What programs hand to ``SubTokenModel``, clients send to ``serve`` and visitors to ``demo``, another asking beside."""
+"""What programs hand to ``SubTokenModel``, clients send to ``serve`` and visitors to ``demo``, others asking too."""
 
 from __future__ import annotations
 
