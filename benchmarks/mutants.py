@@ -11,7 +11,7 @@ of the same run. A mutant that none kills survives.
   python benchmarks/mutants.py --again                       the record's own mutants that were killed, without coverage
 
 ``--again`` finds each by its text and the text of its line, in whatever file and line they are now; code that is there
-no more is ``gone``. Tried are the test that killed it, then the quick tests whose files name its module.
+no more is ``gone``. Tried are the test that killed it, its like and its file, then tests whose files name the module.
 
 The exit code is 1 where the quick tests kill less than 95 % of what all of them kill. A run that was stopped goes on.
 
@@ -38,6 +38,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,12 @@ def found_again(each: Mapping[str, Any], every: Iterable[Mutant]) -> Mutant | No
     return best if best is not None and likeness(best)[0] >= ALIKE else None
 
 
+def _apart(known: str, name: str) -> tuple[bool | str, ...]:
+    """How far a test is from a known one: the same, of the same function, of the same file."""
+    others = (name.partition(end)[0] != known.partition(end)[0] for end in ("\n", "[", "::"))
+    return *others, name
+
+
 def again(record: Sequence[dict[str, Any]]) -> tuple[list[tuple[Mutant, list[str], list[str]]], list[dict[str, Any]]]:
     """Return the jobs of a record's killed mutants, and what is not tried: survivors, and code that has gone."""
     every, quick, slow = list(of_package()), collected("not slow and not gpu"), collected("slow and not gpu")
@@ -212,10 +219,10 @@ def again(record: Sequence[dict[str, Any]]) -> tuple[list[tuple[Mutant, list[str
             rest.append({**each, "name": mutant.name, "code": mutant.code})
         else:
             module = mutant.file.removesuffix(".py").replace("/", ".")
-            near = {file for file, text in tests.items() if module in text}
-            by_file = sorted(name for name in quick if name.partition("::")[0] in near)
-            first = [each["test"]] if each["test"] in quick else []
-            jobs.append((mutant, [*first, *by_file][:MANY], [each["test"]] if each["test"] in slow else []))
+            known = each["test"]
+            near = {known.partition("::")[0], *(file for file, text in tests.items() if module in text)}
+            tried = sorted((name for name in quick if name.partition("::")[0] in near), key=partial(_apart, known))
+            jobs.append((mutant, tried[:MANY], [known] if known in slow else []))
     return jobs, rest
 
 
