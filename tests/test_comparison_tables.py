@@ -1,4 +1,4 @@
-"""The published tables are what the committed run records say; lists of arms, what a file may say, and how one is trained."""
+"""The published tables are what the committed run records say; what a list of arms may say, and how one is trained."""
 
 from __future__ import annotations
 
