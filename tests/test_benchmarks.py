@@ -154,16 +154,13 @@ def clamp(value: "Literal[3]", low: int = 2) -> int:
 def test_every_kind_of_fault_and_nothing_else():
     found = [(each.line, each.kind, each.before, each.after) for each in mutants_of("a.py", TEXT)]
     assert sorted(found) == [
-        (6, "comparison", "value < low", "(value <= low)"),
-        (6, "comparison", "value in (7,)", "(value not in (7,))"),
+        (6, "comparison", "value < low", "(value <= low)"), (6, "comparison", "value in (7,)", "(value not in (7,))"),
         (6, "condition", "not value < low", "(value < low)"),
         (6, "condition", "not value < low and value in (7,)", "(not value < low or value in (7,))"),
-        (6, "number", "7", "8"),
-        (7, "dropped", 'raise ValueError("ü")', "pass"),
-        (8, "dropped", "value += low", "pass"),
-        (9, "dropped", "print(value)", "pass"),
+        (6, "number", "7", "8"), (7, "dropped", 'raise ValueError("ü")', "pass"),
+        (8, "dropped", "value += low", "pass"), (9, "dropped", "print(value)", "pass"),
         (10, "arithmetic", "low - value", "(low + value)"),
-    ]
+    ]  # fmt: skip
 
 
 def test_a_mutant_is_the_file_with_one_fault():

@@ -61,10 +61,8 @@ def test_what_is_refused(parse, text, words):
 
 def test_yaml_that_is_read():
     assert parse_yaml("base: &b {x: 1}\nmore: {<<: *b, y: 2}\nagain: *b", "p") == {
-        "base": {"x": 1},
-        "more": {"x": 1, "y": 2},
-        "again": {"x": 1},
-    }
+        "base": {"x": 1}, "more": {"x": 1, "y": 2}, "again": {"x": 1},
+    }  # fmt: skip
     assert parse_yaml("", "p") is None
 
 
