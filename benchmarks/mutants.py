@@ -171,6 +171,10 @@ def _is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
+Job = tuple[Mutant, list[str], list[str]]
+"""A mutant with the quick and the slow tests that are tried on it."""
+
+
 def of_package() -> Iterator[Mutant]:
     """Yield every mutant of the package."""
     for path in sorted((ROOT / PACKAGE).rglob("*.py")):
@@ -206,11 +210,12 @@ def _apart(known: str, name: str) -> tuple[bool | str, ...]:
     return *others, name
 
 
-def again(record: Sequence[dict[str, Any]]) -> tuple[list[tuple[Mutant, list[str], list[str]]], list[dict[str, Any]]]:
+def again(record: Sequence[dict[str, Any]]) -> tuple[list[Job], list[dict[str, Any]]]:
     """Return the jobs of a record's killed mutants, and what is not tried: survivors, and code that has gone."""
     every, quick, slow = list(of_package()), collected("not slow and not gpu"), collected("slow and not gpu")
     tests = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
-    jobs, rest = [], []
+    jobs: list[Job] = []
+    rest: list[dict[str, Any]] = []
     for each in record:
         mutant = found_again(each, every)
         if mutant is None:
@@ -375,7 +380,7 @@ class Tree:
         return {**named, "killed_by": killed_by, "how": how or "survived", "test": test, **tried}
 
 
-def _work(rank: int, jobs: Sequence[tuple[Mutant, list[str], list[str]]], results: Any) -> None:
+def _work(rank: int, jobs: Sequence[Job], results: Any) -> None:
     """Try the mutants of one process in a copy of the tree of its own; libraries are imported once, the package not."""
     os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     import lightning  # noqa: F401
@@ -393,7 +398,7 @@ def _work(rank: int, jobs: Sequence[tuple[Mutant, list[str], list[str]]], result
             results.put(tried.verdict(*job))
 
 
-def try_all(jobs: Sequence[tuple[Mutant, list[str], list[str]]], processes: int) -> Iterator[dict[str, Any]]:
+def try_all(jobs: Sequence[Job], processes: int) -> Iterator[dict[str, Any]]:
     """Yield what came of each mutant, tried in as many processes."""
     spawn = multiprocessing.get_context("spawn")
     results = spawn.Queue()
