@@ -1,8 +1,6 @@
 """Rules of the source tree that a program can check: import direction, function length, docstrings."""
 
 import ast
-import inspect
-import re
 from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
@@ -186,25 +184,6 @@ def test_a_public_name_means_one_thing():
 def test_public_names_have_docstrings():
     inherited = documented_methods()
     assert [name for path in SOURCES for name in undocumented(parsed(path), label(path), inherited)] == []
-
-
-OPENINGS = ("What", "How", "Where", "Which", "Whether", "Of", "Those", "That", "Whose", "So many")
-"""A docstring says with a verb what the thing does or returns; a module's or class's may begin with a noun."""
-
-
-def odd_openings(tree: ast.AST) -> list[str]:
-    """Return the first lines of docstrings, attributes' and private ones too, that open with a word of ``OPENINGS``."""
-    docstrings = [
-        inspect.cleandoc(node.value.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    ]
-    return [words.splitlines()[0] for words in docstrings if re.match(rf"(?:{'|'.join(OPENINGS)})\b", words)]
-
-
-def test_docstrings_say_what_a_thing_does():
-    found = {label(path): odd_openings(parsed(path)) for path in SOURCES}
-    assert {name: lines for name, lines in found.items() if lines} == {}
 
 
 def long_functions(tree: ast.AST) -> dict[str, int]:

@@ -95,12 +95,10 @@ def test_what_is_no_calibration_is_refused(tmp_path):
 
 def test_shares_that_make_no_table():
     for keep, shares, words in (
-        ([0.5], [[0.5], [0.6]], "a row for each"),
-        ([0.5, 0.5], [[0.5], [0.6]], "keep must rise"),
-        ([0.0], [[0.5]], "keep must rise"),
-        ([1.0], [[0.5]], "keep must rise"),
+        ([0.5], [[0.5], [0.6]], "a row for each"), ([0.5, 0.5], [[0.5], [0.6]], "keep must rise"),
+        ([0.0], [[0.5]], "keep must rise"), ([1.0], [[0.5]], "keep must rise"),
         ([0.5], [[1.5]], r"shares\[0\]\[0\] is 1.5"),
-    ):
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=words):
             LayerShares(keep, shares)
 

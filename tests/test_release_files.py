@@ -101,12 +101,10 @@ def test_publishing_is_by_identity():
 @pytest.mark.parametrize(
     ("schema", "files"),
     [
-        ("github-workflows", WORKFLOWS),
-        ("github-issue-forms", [TEMPLATES / "bug.yml", TEMPLATES / "method.yml"]),
-        ("github-issue-config", [TEMPLATES / "config.yml"]),
-        ("citation-file-format", [ROOT / "CITATION.cff"]),
+        ("github-workflows", WORKFLOWS), ("github-issue-forms", [TEMPLATES / "bug.yml", TEMPLATES / "method.yml"]),
+        ("github-issue-config", [TEMPLATES / "config.yml"]), ("citation-file-format", [ROOT / "CITATION.cff"]),
     ],
-)
+)  # fmt: skip
 def test_their_schemas_accept_them(schema, files, tmp_path):
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}"]
     done = subprocess.run([*command, *map(str, files)], capture_output=True, text=True, check=False)

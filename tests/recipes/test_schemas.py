@@ -31,19 +31,11 @@ def test_every_shipped_recipe_and_grid_is_valid_and_names_its_schema():
 
 
 WRONG = {
-    "model.routing.num_group": 16,
-    "model.routing.num_groups": "sixteen",
-    "model.routing.selector": "liner",
-    "model.reducer.layers": 2,
-    "model.reducer.name": "fastvv",
-    "model.optimizer.warmup_steps": 1.5,
-    "data.train_files": "x.json",
-    "data.batch_size": True,
-    "trainer.max_step": 1,
-    "trainer.strategy": "os.system",
-    "trainer.plugins": [],
-    "seed_everything": None,
-}
+    "model.routing.num_group": 16, "model.routing.num_groups": "sixteen", "model.routing.selector": "liner",
+    "model.reducer.layers": 2, "model.reducer.name": "fastvv", "model.optimizer.warmup_steps": 1.5,
+    "data.train_files": "x.json", "data.batch_size": True, "trainer.max_step": 1, "trainer.strategy": "os.system",
+    "trainer.plugins": [], "seed_everything": None,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("key", "value"), WRONG.items())

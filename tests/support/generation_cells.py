@@ -88,7 +88,6 @@ class Generation:
 def generate_greedy(
     backbone: CompressedBackbone, prompts: Batch, max_new_tokens: int, compression: Compression | None = None
 ) -> Generation:
-    """Greedy answers to a batch of prompts (padded on either side, without answers)."""
     cache = PackedCache(backbone.family.shape.num_layers)
     first = prefill(backbone, prompts, cache, Compression() if compression is None else compression)
     tokens, _ = greedy_tokens(backbone, cache, first.logits_BV, max_new_tokens)
@@ -150,4 +149,4 @@ CELLS = {
     "cut_keys_own_heads": StepCell(ROUTED | {"keys": "cut", "eviction": "own_sets"}),
     "online": StepCell(ROUTED | {"eviction": "snapkv"}, compression={"every": 30, "keep": 40, "unit": "tokens"}),
     "online_h2o": StepCell({"eviction": "h2o"}, compression={"every": 30, "keep": 40, "unit": "tokens"}),
-}
+}  # fmt: skip

@@ -142,25 +142,14 @@ def states(seed: int, batch: int, heads: int, count: int, width: int, dtype: tor
 
 
 LEVELS: dict[str, list] = {
-    "heads": [1, 2, 3],
-    "group": [1, 1, 2, 4, 7, 8],
-    "width": [8, 16, 20, 24],
-    "pieces": ["none", "few", "many", "halves"],
-    "layout": ["contiguous", "per_head"],
-    "share": [0.0, 0.25, 0.5, 1.0],
-    "sets": ["shared", "own"],
-    "keeps": ["all", "one", "some", "few", "none"],
-    "entries": [1, 2, 15, 16, 17, 31, 33, 50],
-    "form": ["model", "model", "int8", "int4", "kivi4", "kivi2"],
-    "dtype": ["float32", "float32", "float16"],
-    "new": [1, 1, 1, 2, 5, 16, 19],
-    "earlier": [0, 3, 20],
-    "padded": [False, False, True],
-    "window": [None, None, 12],
-    "cut": [False, False, True],
-    "written": [False, True],
+    "heads": [1, 2, 3], "group": [1, 1, 2, 4, 7, 8], "width": [8, 16, 20, 24],
+    "pieces": ["none", "few", "many", "halves"], "layout": ["contiguous", "per_head"], "share": [0.0, 0.25, 0.5, 1.0],
+    "sets": ["shared", "own"], "keeps": ["all", "one", "some", "few", "none"],
+    "entries": [1, 2, 15, 16, 17, 31, 33, 50], "form": ["model", "model", "int8", "int4", "kivi4", "kivi2"],
+    "dtype": ["float32", "float32", "float16"], "new": [1, 1, 1, 2, 5, 16, 19], "earlier": [0, 3, 20],
+    "padded": [False, False, True], "window": [None, None, 12], "cut": [False, False, True], "written": [False, True],
     "fill": ["none", "mean", "learned"],
-}
+}  # fmt: skip
 """What is drawn of each."""
 BOUNDS = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
@@ -262,7 +251,5 @@ def deviation(cell: FusedCell, seed: int, device: str = "cpu") -> float:
 
 
 class PoisonedWorkspace(Workspace):
-    """Scratch that holds NaN before every launch."""
-
     def take(self, size: int, device: torch.device) -> Tensor:
         return super().take(size, device).fill_(float("nan"))

@@ -311,7 +311,6 @@ class PlainStorage:
         return keys + self.centre_h1d, values + under_hNd
 
     def _round(self, keys_Nd: Tensor, values_Nd: Tensor, there_Nd: Tensor, rows: list[int], head: int) -> None:
-        """Round entries that are stored alike, in place."""
         bits, runs, rounding = self.form.bits, isinstance(self.form, Kivi), self.rounding
         by = rounding.by_block if runs else rounding.by_vector
         if runs:
