@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SCENES = "data/scenes/dev.json"
 NEW_TOKENS = 16
 PRINTED = ["layer", "kept", "kept_share", "prompt_sparsity", "generated_sparsity", "hit_rate", "attention_kept"]
-PRINTED += ["rank_agreement", "body_attention"]
+PRINTED += ["body_attention"]
 
 HELP = """Show what an adapter's routers, or a KV eviction, do with their budget on real prompts.
 
