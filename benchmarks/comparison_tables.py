@@ -84,16 +84,13 @@ def _arm(name: str, records: list[dict[str, Any]]) -> Arm:
     first = records[0]
     measured = [name for name in first["measures"] if all(name in record["measures"] for record in records)]
     return Arm(
-        name=name,
-        seeds=tuple(record["seed"] for record in records),
-        scores_sn=np.array([record["scores"] for record in records]),
-        kinds=np.array(first["kinds"]),
-        visual_tokens=first["visual_tokens"],
-        nominal_kv=first["nominal_kv"],
+        name=name, seeds=tuple(record["seed"] for record in records),
+        scores_sn=np.array([record["scores"] for record in records]), kinds=np.array(first["kinds"]),
+        visual_tokens=first["visual_tokens"], nominal_kv=first["nominal_kv"],
         realised_kv=float(np.mean([record["realised_kv"] for record in records])),
         measures={name: np.array([record["measures"][name] for record in records], dtype=float) for name in measured},
         prompt_bytes=None if first["kv_bytes"] is None else first["kv_bytes"] / len(first["kinds"]),
-    )
+    )  # fmt: skip
 
 
 def comparison_markdown(arms: dict[str, Arm], comparison: Comparison) -> str:

@@ -105,11 +105,9 @@ def measure(decoder: Decoder, entries: int, pairs: int) -> dict[str, Any]:
     """One row: seconds and ratios at ``entries``."""
     same_bytes = int(entries * (1 + KEPT / GROUPS) / 2)
     caches = {
-        "routed": decoder.packed(entries, routed=True),
-        "token_only": decoder.packed(entries, routed=False),
-        "same_bytes": decoder.packed(same_bytes, routed=False),
-        "dynamic": decoder.dense(entries),
-    }
+        "routed": decoder.packed(entries, routed=True), "token_only": decoder.packed(entries, routed=False),
+        "same_bytes": decoder.packed(same_bytes, routed=False), "dynamic": decoder.dense(entries),
+    }  # fmt: skip
     alone = decoder.device == "cpu" and torch.get_num_threads() == 1
     clock = time.process_time if alone else time.perf_counter
     steps = interleaved(
@@ -144,12 +142,8 @@ def measure(decoder: Decoder, entries: int, pairs: int) -> dict[str, Any]:
 def markdown(record: dict[str, Any]) -> str:
     """Make the table of ``docs/speed.md``."""
     columns = (
-        "attention_vs_sdpa",
-        "attention_vs_token_only",
-        "step_vs_token_only",
-        "step_vs_same_bytes",
-        "step_vs_dynamic",
-    )
+        "attention_vs_sdpa", "attention_vs_token_only", "step_vs_token_only", "step_vs_same_bytes", "step_vs_dynamic",
+    )  # fmt: skip
     lines = ["| entries | " + " | ".join(name.replace("_", " ") for name in columns) + " | index |"]
     lines.append("|---|" + "---|" * (len(columns) + 1))
     for row in record["rows"]:

@@ -37,37 +37,19 @@ class Sizes:
 
 
 FULL = Sizes(
-    decode=(256, 1024, 4096, 8192, 32768, 131072),
-    share=(32768, 131072),
-    prompts=(2048, 8192, 32768),
-    layers=8,
-    cases={name: CASES[name] for name in ("llava-7b", "llama-7b")},
-    models=("llava-hf/llava-1.5-7b-hf",),
-    protocol=("--random", "--share-of-copy"),
-    pairs=40,
-    training_pairs=20,
-)
+    decode=(256, 1024, 4096, 8192, 32768, 131072), share=(32768, 131072), prompts=(2048, 8192, 32768), layers=8,
+    cases={name: CASES[name] for name in ("llava-7b", "llama-7b")}, models=("llava-hf/llava-1.5-7b-hf",),
+    protocol=("--random", "--share-of-copy"), pairs=40, training_pairs=20,
+)  # fmt: skip
 SMALL = replace(
-    CASES["llama-quest"],
-    text="a Llama of the size of a test",
+    CASES["llama-quest"], text="a Llama of the size of a test",
     config=lambda: LlamaConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
+        vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
         max_position_embeddings=512,
     ),
     rank=2,
-)
+)  # fmt: skip
 QUICK = Sizes(
-    decode=(64,),
-    share=(128,),
-    prompts=(256,),
-    layers=1,
-    cases={"small": SMALL},
-    models=("checkpoints/tiny-llava",),
-    protocol=("--new-tokens", "2", "--pairs", "1"),
-    pairs=2,
-    training_pairs=1,
-)
+    decode=(64,), share=(128,), prompts=(256,), layers=1, cases={"small": SMALL}, models=("checkpoints/tiny-llava",),
+    protocol=("--new-tokens", "2", "--pairs", "1"), pairs=2, training_pairs=1,
+)  # fmt: skip

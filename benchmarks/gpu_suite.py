@@ -145,15 +145,11 @@ def header(device: str, quick: bool) -> dict[str, Any]:
     """What ran, and where."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=False)
     return {
-        "device": device,
-        "label": LABELS[quick],
-        "hardware": hardware(),
-        "cuda": torch.version.cuda,
+        "device": device, "label": LABELS[quick], "hardware": hardware(), "cuda": torch.version.cuda,
         "versions": {name: _version(name) for name in ("torch", "triton", "transformers", "lightning", "peft")},
-        "commit": commit.stdout.strip() or None,
-        "sources": sources(),
+        "commit": commit.stdout.strip() or None, "sources": sources(),
         "kernel": str(choose_kernel(device.split(":", maxsplit=1)[0])),
-    }
+    }  # fmt: skip
 
 
 def sources() -> str:

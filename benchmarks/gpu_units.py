@@ -71,15 +71,12 @@ def gpu_tests(_: Settings) -> dict[str, Any]:
     lines = run.stdout.replace(f"{ROOT}/", "").strip().splitlines()
     counts = {word: int(count) for count, word in COUNTS.findall(lines[-1] if lines else "")}
     return {
-        "command": "pytest -m gpu",
-        "exit_code": run.returncode,
-        "counts": counts,
-        "tail": lines[-40:],
+        "command": "pytest -m gpu", "exit_code": run.returncode, "counts": counts, "tail": lines[-40:],
         "goals": [
             goal("GPU tests that failed", counts.get("failed", 0) + counts.get("errors", counts.get("error", 0)), 0),
             goal("GPU tests that passed", counts.get("passed", 0), 1, least=True),
         ],
-    }
+    }  # fmt: skip
 
 
 def _decoder(given: Settings) -> decode.Decoder:
@@ -150,15 +147,10 @@ def predicted(case: Case, device: str, dtype: torch.dtype, routed: bool) -> Memo
     record = case.records(1)[0]
     pixels = record.pixel_values
     step = Step(
-        batch_size=case.batch_size,
-        length=record.input_ids_BN.shape[1],
-        compressed=case.compressed,
-        labelled=int((record.labels_BN >= 0).sum()),
-        pixel_bytes=0 if pixels is None else pixels.nbytes,
-        autocast=dtype != torch.float32,
-        dropout=False,
-        on_cpu=not device.startswith("cuda"),
-    )
+        batch_size=case.batch_size, length=record.input_ids_BN.shape[1], compressed=case.compressed,
+        labelled=int((record.labels_BN >= 0).sum()), pixel_bytes=0 if pixels is None else pixels.nbytes,
+        autocast=dtype != torch.float32, dropout=False, on_cpu=not device.startswith("cuda"),
+    )  # fmt: skip
     return estimate_memory(parts, step)
 
 
@@ -196,15 +188,10 @@ def table8(given: Settings, model: str) -> dict[str, Any]:
 def units(sizes: Sizes) -> dict[str, Unit]:
     """Name -> unit, in the order in which they run."""
     kinds: dict[str, tuple[Callable[[Settings, Any], dict[str, Any]], Any]] = {
-        "decode": (decoding, sizes.decode),
-        "graph": (graphs, sizes.decode),
-        "share": (copies, sizes.share),
-        "prefill": (prompts, sizes.prompts),
-        "wide prefill": (partial(prompts, times=4), sizes.prompts),
-        "training": (training, sizes.cases),
-        "memory": (memory, sizes.cases),
-        "table8": (table8, sizes.models),
-    }
+        "decode": (decoding, sizes.decode), "graph": (graphs, sizes.decode), "share": (copies, sizes.share),
+        "prefill": (prompts, sizes.prompts), "wide prefill": (partial(prompts, times=4), sizes.prompts),
+        "training": (training, sizes.cases), "memory": (memory, sizes.cases), "table8": (table8, sizes.models),
+    }  # fmt: skip
     made: dict[str, Unit] = {"tests": gpu_tests}
     for kind, (measure, each) in kinds.items():
         made |= {f"{kind}/{size}": lambda given, m=measure, s=size: m(given, s) for size in each}

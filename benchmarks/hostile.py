@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pairs import hardware
-from tests.hostile.campaign import counts, plan, run_cases, table
+from tests.hostile.campaign import counts, plan, run_cases
 from tests.hostile.case import Expect, Outcome, Verdict
 from tests.hostile.pool import make_pool
 
@@ -132,13 +132,8 @@ def record(outcomes: Sequence[Outcome], seed: int, processes: int, seconds: floa
     by_class = {name: [each for each in outcomes if each.name.startswith(f"{name}:")] for name in classes}
     slowest = max(outcomes, key=lambda outcome: outcome.seconds)
     return {
-        "version": __version__,
-        "hardware": hardware(),
-        "seed": seed,
-        "processes": processes,
-        "seconds": round(seconds),
-        "restarts": restarts,
-        "slowest": {"case": slowest.name, "seconds": round(slowest.seconds, 1)},
+        "version": __version__, "hardware": hardware(), "seed": seed, "processes": processes, "seconds": round(seconds),
+        "restarts": restarts, "slowest": {"case": slowest.name, "seconds": round(slowest.seconds, 1)},
         "total": counts(outcomes),
         "share_of_either": round(sum(each.expect is Expect.EITHER for each in outcomes) / len(outcomes), 4),
         "reasons_of_either": dict(Counter(each.why for each in outcomes if each.why)),
@@ -151,7 +146,7 @@ def record(outcomes: Sequence[Outcome], seed: int, processes: int, seconds: floa
             for each in outcomes
             if each.verdict is not Verdict.CLEAN
         ],
-    }
+    }  # fmt: skip
 
 
 def main() -> int:
@@ -176,7 +171,7 @@ def main() -> int:
         print(*(f"{each.name}: {each.what}: {each.verdict}\n{each.detail}" for each in outcomes), sep="\n")
         return 0
     content = record(outcomes, args.seed, args.processes, seconds, restarts)
-    print(table(content), f"\n{json.dumps(content['total'])} in {seconds:.0f} s", sep="\n")
+    print(f"{json.dumps(content['total'])} in {seconds:.0f} s")
     text = json.dumps(content, indent=1, ensure_ascii=True).replace(f"{folder}/", "")
     args.out.write_text(text + "\n", encoding="utf-8")
     return int(content["total"]["clean"] != len(outcomes))

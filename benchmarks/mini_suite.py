@@ -26,8 +26,7 @@ PAGE = ROOT / "docs" / "mini_suite.md"
 CSV_FILE, SVG_FILE = (ROOT / "benchmarks/results" / f"mini_suite.{suffix}" for suffix in ("csv", "svg"))
 SCENES = tuple(f"scenes_{style}" for style in ("pope", "textvqa", "gqa", "mmbench", "caption"))
 ARMS = {
-    "tiny_lora_only": "no compression",
-    "tiny_fastv25_s16k4_anchor": "FastV 15.6 %, the anchor",
+    "tiny_lora_only": "no compression", "tiny_fastv25_s16k4_anchor": "FastV 15.6 %, the anchor",
     "tiny_fastv25_s64k16_best_lf4_anchor": "FastV 15.6 % with L_f = 4, the anchor of `make fit`",
     "tiny_fastv25_s16k4": "FastV 25 % + S16K4 router",
     "tiny_fastv25_s16k4-value_norm": "the same, groups by value norm, untrained",
@@ -39,8 +38,7 @@ ARMS = {
     "tiny_none100_s16k4-compactor0.234375_visual": "Compactor 23.4 % + S16K4 router",
     "tiny_lora_only-expected_attention0.15625_visual": "ExpectedAttention 15.6 %",
     "tiny_lora_only-ada+expected_attention0.15625_visual": "Ada(ExpectedAttention) 15.6 %",
-    "tiny_lora_only-keydiff0.15625_visual": "KeyDiff 15.6 %",
-    "tiny_lora_only-snapkv0.15625_visual": "SnapKV 15.6 %",
+    "tiny_lora_only-keydiff0.15625_visual": "KeyDiff 15.6 %", "tiny_lora_only-snapkv0.15625_visual": "SnapKV 15.6 %",
     "tiny_lora_only-snapkv0.15625_visual-context_first": "SnapKV 15.6 %, context first",
     "tiny_lora_only-kvcompose0.15625_visual-context_first": "KVCompose 15.6 %, context first",
     "tiny_lora_only-compactor0.15625_visual-context_first": "Compactor 15.6 %, context first",
@@ -48,8 +46,7 @@ ARMS = {
     "tiny_lora_only-expected_attention0.15625_visual-context_first": "ExpectedAttention 15.6 %, context first",
     "tiny_lora_only-ada+expected_attention0.15625_visual-context_first": "Ada(ExpectedAttention) 15.6 %, context first",
     "tiny_lora_only-keydiff0.15625_visual-context_first": "KeyDiff 15.6 %, context first",
-    "tinylm_lora_only": "no compression",
-    "tinylm_quest25_s8k6_anchor": "Quest 21.9 %, the anchor",
+    "tinylm_lora_only": "no compression", "tinylm_quest25_s8k6_anchor": "Quest 21.9 %, the anchor",
     "tinylm_quest25_s16k12": "Quest 25 % + S16K12 router",
     "tinylm_quest25_s16k12-value_norm": "the same, groups by value norm, untrained",
     "tinylm_quest25_s16k12-leading": "the same, leading groups, untrained",
@@ -82,18 +79,13 @@ ARMS = {
         "KeyDiff 25.4 % + S16K12 by value norm, context first"
     ),
     "tinylm_quest25_s16k12-none-leading-keydiff0.2535-context_first": "KeyDiff 25.4 %, leading, context first",
-}
+}  # fmt: skip
 """Arm -> words of its row, in the table's order."""
 DRAWN = (
-    "tiny_lora_only",
-    "tiny_fastv25_s16k4_anchor",
-    "tiny_fastv25_s16k4",
-    "tiny_lora_only-aircache0.15625_visual",
-    "tiny_none100_s16k4-aircache0.25_visual",
-    "tiny_lora_only-kvcompose0.15625_visual-context_first",
-    "tiny_lora_only-compactor0.15625_visual-context_first",
-    "tiny_none100_s16k4-compactor0.234375_visual-context_first",
-)
+    "tiny_lora_only", "tiny_fastv25_s16k4_anchor", "tiny_fastv25_s16k4", "tiny_lora_only-aircache0.15625_visual",
+    "tiny_none100_s16k4-aircache0.25_visual", "tiny_lora_only-kvcompose0.15625_visual-context_first",
+    "tiny_lora_only-compactor0.15625_visual-context_first", "tiny_none100_s16k4-compactor0.234375_visual-context_first",
+)  # fmt: skip
 """Arms of the plot."""
 PRINTED = (
     *DRAWN,

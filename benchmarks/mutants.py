@@ -8,6 +8,11 @@ of the same run. A mutant that none kills survives.
   OMP_NUM_THREADS=1 pytest -n 2 -m "not gpu" --cov --cov-context=test --junitxml=tests.xml
   python benchmarks/mutants.py --coverage .coverage --durations tests.xml
 
+  python benchmarks/mutants.py --again                       the record's own mutants that were killed, without coverage
+
+``--again`` finds each by its text and the text of its line, in whatever file and line they are now; code that is there
+no more is ``gone``. Tried are the test that killed it, its like and its file, then tests whose files name the module.
+
 The exit code is 1 where the quick tests kill less than 95 % of what all of them kill. A run that was stopped goes on.
 
 Each process works on a copy of the tree, so that commands that tests start see the mutant, too. Triton's kernels are
@@ -23,6 +28,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -31,6 +37,8 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -45,8 +53,13 @@ SECONDS = 40.0
 """Of quick tests at most, by their own durations, and as much of slow ones, that a mutant has to survive."""
 FIRST = 40
 """Tests that are tried before the others are collected: most mutants die of them."""
+MANY = 200
+"""Tests that are tried where nothing says how long each takes."""
 SHARE = 0.95
 """Of all kills, those that the quick tests must do."""
+ALIKE = 0.6
+"""How alike two lines are, at least, for a mutant of the one to be that of the other."""
+NAME = re.compile(r"(.+?):(\d+) (\w+): (.*) -> (.*)", re.DOTALL)
 COMPARED: Mapping[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -68,6 +81,7 @@ class Mutant:
         end: likewise.
         before: that code.
         after: what stands in its place.
+        code: the line's text, by which it is found where the line has moved.
     """
 
     file: str
@@ -77,6 +91,7 @@ class Mutant:
     end: int
     before: str
     after: str
+    code: str
 
     @property
     def name(self) -> str:
@@ -103,7 +118,7 @@ def mutants_of(file: str, text: str) -> Iterator[Mutant]:
             assert node.end_lineno is not None
             assert node.end_col_offset is not None
             start, end = offset(node.lineno, node.col_offset), offset(node.end_lineno, node.end_col_offset)
-            yield Mutant(file, node.lineno, kind, start, end, text[start:end], after)
+            yield Mutant(file, node.lineno, kind, start, end, text[start:end], after, lines[node.lineno - 1].strip())
 
 
 def _in_functions(tree: ast.AST) -> Iterator[ast.AST]:
@@ -156,15 +171,64 @@ def _is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
+Job = tuple[Mutant, list[str], list[str]]
+"""A mutant with the quick and the slow tests that are tried on it."""
+
+
+def of_package() -> Iterator[Mutant]:
+    """Yield every mutant of the package."""
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        if not any(name in path.stem for name in LEFT_OUT):
+            yield from mutants_of(str(path.relative_to(ROOT)), path.read_text())
+
+
 def draw(seed: int, count: int, covered: Mapping[str, set[int]]) -> list[Mutant]:
     """Return mutants of lines that some test runs, drawn by seed from all files alike."""
-    every: list[Mutant] = []
-    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
-        file = str(path.relative_to(ROOT))
-        if not any(name in path.stem for name in LEFT_OUT):
-            lines = covered.get(file, set())
-            every += [mutant for mutant in mutants_of(file, path.read_text()) if mutant.line in lines]
+    every = [mutant for mutant in of_package() if mutant.line in covered.get(mutant.file, ())]
     return random.Random(seed).sample(every, min(count, len(every)))
+
+
+def found_again(each: Mapping[str, Any], every: Iterable[Mutant]) -> Mutant | None:
+    """Return a record's mutant as the package has it now: of the most similar line, of its own file where two are."""
+    parts = NAME.fullmatch(each["name"])
+    assert parts is not None
+    file, line, *fault = parts.groups()
+    stem = Path(file).stem
+
+    def likeness(one: Mutant) -> tuple[float, bool, bool, int]:
+        alike = 1.0 if one.code == each["code"] else SequenceMatcher(None, one.code, each["code"]).ratio()
+        return alike, one.file == file, Path(one.file).stem == stem, -abs(one.line - int(line))
+
+    same = [one for one in every if [one.kind, one.before, one.after] == fault]
+    best = max(same, key=likeness, default=None)
+    return best if best is not None and likeness(best)[0] >= ALIKE else None
+
+
+def _apart(known: str, name: str) -> tuple[bool | str, ...]:
+    """How far a test is from a known one: the same, of the same function, of the same file."""
+    others = (name.partition(end)[0] != known.partition(end)[0] for end in ("\n", "[", "::"))
+    return *others, name
+
+
+def again(record: Sequence[dict[str, Any]]) -> tuple[list[Job], list[dict[str, Any]]]:
+    """Return the jobs of a record's killed mutants, and what is not tried: survivors, and code that has gone."""
+    every, quick, slow = list(of_package()), collected("not slow and not gpu"), collected("slow and not gpu")
+    tests = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    jobs: list[Job] = []
+    rest: list[dict[str, Any]] = []
+    for each in record:
+        mutant = found_again(each, every)
+        if mutant is None:
+            rest.append({**each, "killed_by": None, "how": "gone", "test": ""})
+        elif each["killed_by"] is None:
+            rest.append({**each, "name": mutant.name, "code": mutant.code})
+        else:
+            module = mutant.file.removesuffix(".py").replace("/", ".")
+            known = each["test"]
+            near = {known.partition("::")[0], *(file for file, text in tests.items() if module in text)}
+            tried = sorted((name for name in quick if name.partition("::")[0] in near), key=partial(_apart, known))
+            jobs.append((mutant, tried[:MANY], [known] if known in slow else []))
+    return jobs, rest
 
 
 class Coverage:
@@ -312,10 +376,11 @@ class Tree:
                 killed_by = kind
                 break
         tried = {"quick": len(quick), "slow": len(slow), "seconds": round(time.monotonic() - clock, 1)}
-        return {"name": mutant.name, "killed_by": killed_by, "how": how or "survived", "test": test, **tried}
+        named = {"name": mutant.name, "code": mutant.code}
+        return {**named, "killed_by": killed_by, "how": how or "survived", "test": test, **tried}
 
 
-def _work(rank: int, jobs: Sequence[tuple[Mutant, list[str], list[str]]], results: Any) -> None:
+def _work(rank: int, jobs: Sequence[Job], results: Any) -> None:
     """Try the mutants of one process in a copy of the tree of its own; libraries are imported once, the package not."""
     os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     import lightning  # noqa: F401
@@ -333,7 +398,7 @@ def _work(rank: int, jobs: Sequence[tuple[Mutant, list[str], list[str]]], result
             results.put(tried.verdict(*job))
 
 
-def try_all(jobs: Sequence[tuple[Mutant, list[str], list[str]]], processes: int) -> Iterator[dict[str, Any]]:
+def try_all(jobs: Sequence[Job], processes: int) -> Iterator[dict[str, Any]]:
     """Yield what came of each mutant, tried in as many processes."""
     spawn = multiprocessing.get_context("spawn")
     results = spawn.Queue()
@@ -351,23 +416,32 @@ def main() -> int:
     from benchmarks.pairs import hardware, write
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--coverage", type=Path, required=True, help="of a run with --cov-context=test")
-    parser.add_argument("--durations", type=Path, required=True, help="JUnit file of the same run")
+    parser.add_argument("--coverage", type=Path, help="of a run with --cov-context=test")
+    parser.add_argument("--durations", type=Path, help="JUnit file of the same run")
+    parser.add_argument("--again", action="store_true", help="try the record's mutants; the record is written to --out")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=RECORD)
+    parser.add_argument("--out", type=Path, help=f"default: {RECORD.name}, or with --again a file beside it")
     args = parser.parse_args()
-    quick = collected("not slow and not gpu")
-    coverage = Coverage(args.coverage, args.durations, quick | collected("slow and not gpu"))
-    mutants = draw(args.seed, args.count, coverage.lines())
-    found = {each["name"]: each for each in json.loads(args.out.read_text())["each"]} if args.out.exists() else {}
-    found = {mutant.name: found[mutant.name] for mutant in mutants if mutant.name in found}
-    jobs = [(mutant, *coverage.tests(mutant, quick)) for mutant in mutants if mutant.name not in found]
-    for each in try_all(jobs, args.processes):
+    out = args.out or (RECORD.with_name("mutants_again.json") if args.again else RECORD)
+    found = {each["name"]: each for each in json.loads(out.read_text())["each"]} if out.exists() else {}
+    if args.again:
+        jobs, rest = again(json.loads(RECORD.read_text())["each"][: args.count])
+    else:
+        if not (args.coverage and args.durations):
+            parser.error("--coverage and --durations say which tests run a line; --again needs neither")
+        quick = collected("not slow and not gpu")
+        coverage = Coverage(args.coverage, args.durations, quick | collected("slow and not gpu"))
+        jobs = [(each, *coverage.tests(each, quick)) for each in draw(args.seed, args.count, coverage.lines())]
+        rest = []
+    found = {job[0].name: found[job[0].name] for job in jobs if job[0].name in found} | {x["name"]: x for x in rest}
+    jobs = [job for job in jobs if job[0].name not in found]
+    for number, each in enumerate(try_all(jobs, args.processes), 1):
         found[each["name"]] = each
-        print(f"{len(found)} of {len(mutants)}: {each['killed_by'] or 'survived'}, {each['seconds']} s, {each['name']}")
-        write({"seed": args.seed, "hardware": hardware(), **counted(found.values())}, args.out)
+        told = each["killed_by"] or "survived"
+        print(f"{number} of {len(jobs)}: {told}, {each['seconds']} s, {each['name']}", flush=True)
+        write({"seed": args.seed, "hardware": hardware(), **counted(found.values())}, out)
     counts = counted(found.values())
     print(f"{counts['killed_by_quick']} of {counts['killed']} kills are the quick tests'; {counts['mutants']} mutants")
     return int(counts["killed_by_quick"] < SHARE * counts["killed"])

@@ -19,15 +19,10 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 SHAPE: dict[str, Any] = {
-    "vocab_size": 512,
-    "hidden_size": 512,
-    "intermediate_size": 1408,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
+    "vocab_size": 512, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 128,
     "initializer_range": 0.06,  # attention that is far from uniform
-}
+}  # fmt: skip
 KEPT = 0.5
 """Share of the entries, or of the key channels, that stay."""
 

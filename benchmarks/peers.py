@@ -45,13 +45,9 @@ ROUNDS = {2048: 15, 8192: 5, 32768: 1}
 DECODE_ROUNDS, STEPS, WARMUP = 20, 8, 1
 PLAIN = "none"
 METHODS = {
-    PLAIN: "nothing",
-    "snapkv": "SnapKV",
-    "kvcompose": "KVCompose",
-    "kvcompose_heads": "KVCompose, head-wise",
-    "kvzip": "KVzip",
-    "think": "ThinK",
-}
+    PLAIN: "nothing", "snapkv": "SnapKV", "kvcompose": "KVCompose", "kvcompose_heads": "KVCompose, head-wise",
+    "kvzip": "KVzip", "think": "ThinK",
+}  # fmt: skip
 Rounds = dict[str, dict[str, list[float]]]
 """Method -> side -> seconds, round by round; a side that cannot is not there."""
 
@@ -181,12 +177,8 @@ def main() -> None:
         record = {
             "hardware": hardware(),
             "note": "other work ran on the machine; seconds are the processor's; load: the machine's, before and after",
-            "versions": versions,
-            "model": SHAPE,
-            "kept": KEPT,
-            "steps": STEPS,
-            "rows": rows,
-        }
+            "versions": versions, "model": SHAPE, "kept": KEPT, "steps": STEPS, "rows": rows,
+        }  # fmt: skip
         write(record, args.out)
         print(table(record), flush=True)
     if args.out == RECORD:

@@ -20,13 +20,11 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Batch, Region
 
 COMPRESSIONS = {
-    "none": Compression(),
-    "snapkv": Compression(build_eviction("snapkv"), KEPT),
+    "none": Compression(), "snapkv": Compression(build_eviction("snapkv"), KEPT),
     "kvcompose": Compression(build_eviction("kvcompose", kvpress=True, lower_bound=0), KEPT),
     "kvcompose_heads": Compression(build_eviction("kvcompose", structured=False, lower_bound=0), KEPT),
-    "kvzip": Compression(build_eviction("kvzip", lower_bound=0), KEPT),
-    "think": Compression(key_channels=KEPT),
-}
+    "kvzip": Compression(build_eviction("kvzip", lower_bound=0), KEPT), "think": Compression(key_channels=KEPT),
+}  # fmt: skip
 
 
 class Ours:

@@ -76,13 +76,9 @@ class Prompt:
         mask = create_causal_mask(self.model.config, hidden, visible, cache, position_ids=self.position)
         for layer in self.model.layers:
             hidden = layer(
-                hidden,
-                attention_mask=mask,
-                position_ids=self.position,
-                **{CACHE: cache},
-                position_embeddings=rotary,
+                hidden, attention_mask=mask, position_ids=self.position, **{CACHE: cache}, position_embeddings=rotary,
                 **options,
-            )
+            )  # fmt: skip
         return cache
 
     def routed(self) -> None:
@@ -145,15 +141,11 @@ def measure(
         clock = time.perf_counter if cuda else time.process_time
         seconds = interleaved(timed | beside, pairs, warmup=1, clock=clock)
     return {
-        "length": length,
-        "layers": config.num_hidden_layers,
-        "width": config.hidden_size,
-        "pairs": pairs,
-        "plain_seconds": sorted(seconds["plain"])[pairs // 2],
-        "kv_heads": config.num_key_value_heads,
+        "length": length, "layers": config.num_hidden_layers, "width": config.hidden_size, "pairs": pairs,
+        "plain_seconds": sorted(seconds["plain"])[pairs // 2], "kv_heads": config.num_key_value_heads,
         "ratios": {name: ratio(seconds, name, "plain") for name in timed if name != "plain"},
         "beside": {f"{a} / {b}": ratio(seconds, a, b) for a, b in (("routed", "unrouted"), ("scout", "its layers"))},
-    }
+    }  # fmt: skip
 
 
 def times(record: dict[str, Any]) -> str:

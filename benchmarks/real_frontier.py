@@ -39,11 +39,9 @@ TASK_GRIDS = ("ruler_2k.yaml", "ruler_4k.yaml")
 SERIES = {
     "KVzip and half of the value groups, 4 bits": r"(kvzip [0-9.]+% in )?int4_rotated( of everything)?, 8 of 16 .*",
     "KVzip, whole tokens, 4 bits": r"kvzip [0-9.]+% in int4_rotated",
-    "KVzip, whole tokens, bfloat16": r"kvzip [0-9.]+%",
-    "bits alone": r"(int8|int4_rotated|kivi2) of everything",
-    "Compactor": r"compactor [0-9.]+%",
-    "SnapKV": r"snapkv [0-9.]+%",
-}
+    "KVzip, whole tokens, bfloat16": r"kvzip [0-9.]+%", "bits alone": r"(int8|int4_rotated|kivi2) of everything",
+    "Compactor": r"compactor [0-9.]+%", "SnapKV": r"snapkv [0-9.]+%",
+}  # fmt: skip
 """Lines of the picture, and the arms of each."""
 
 Records = Mapping[str, Mapping[str, Any]]

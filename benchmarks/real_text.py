@@ -62,50 +62,16 @@ ROOT = Path(__file__).resolve().parents[1]
 OUT, PAGES = ROOT / "benchmarks/results/real_text", ROOT / "docs/real_text"
 CONTEXTS, TEXT_TOKENS, FOLLOWING, FACTS, SEED = 60, 640, 128, 6, 1
 PLACES = [
-    "harbour",
-    "orchard",
-    "library",
-    "chapel",
-    "quarry",
-    "bakery",
-    "museum",
-    "tannery",
-    "brewery",
-    "lighthouse",
-    "granary",
-    "foundry",
-    "observatory",
-    "stable",
-    "vineyard",
-    "cannery",
-    "arsenal",
-    "hospital",
-    "theatre",
-    "monastery",
-]
+    "harbour", "orchard", "library", "chapel", "quarry", "bakery", "museum", "tannery", "brewery", "lighthouse",
+    "granary", "foundry", "observatory", "stable", "vineyard", "cannery", "arsenal", "hospital", "theatre", "monastery",
+]  # fmt: skip
 ENTRIES = (0.5, 0.219, 0.125)
 METHODS: dict[str, dict[str, Any]] = {
-    "kvzip": {},
-    "kvzip (a budget per head)": {"pool": "head"},
-    "compactor": {},
-    "expected_attention": {},
-    "snapkv": {},
-    "pyramidkv": {},
-    "h2o": {},
-    "tova": {},
-    "keydiff": {},
-    "knorm": {},
-    "lagkv": {},
-    "kvcompose": {},
-    "elastic": {},
-    "prefixkv": {},
-    "streaming_llm": {},
-    "simlayerkv (64 recent)": {"recent": 64},
-    "cur": {},
-    "random": {},
-    "critical(expected_attention)": {},
-    "chunk(snapkv)": {},
-}
+    "kvzip": {}, "kvzip (a budget per head)": {"pool": "head"}, "compactor": {}, "expected_attention": {}, "snapkv": {},
+    "pyramidkv": {}, "h2o": {}, "tova": {}, "keydiff": {}, "knorm": {}, "lagkv": {}, "kvcompose": {}, "elastic": {},
+    "prefixkv": {}, "streaming_llm": {}, "simlayerkv (64 recent)": {"recent": 64}, "cur": {}, "random": {},
+    "critical(expected_attention)": {}, "chunk(snapkv)": {},
+}  # fmt: skip
 """Notation, and settings that differ from a method's own; of calibrated methods KVzap alone is asked."""
 NETS = OUT / "kvzap"
 """Folder of KVzap's nets by the model's name: calibrated on the first 16 stretches of WikiText-2's ``valid.txt``."""
@@ -266,11 +232,7 @@ def _groups_words(groups: tuple[int, int], turned: bool = False, leading: bool =
 
 
 def _kvzip_arms(
-    kinds: Shares,
-    words: str,
-    groups: tuple[int, int] | None = None,
-    key_channels: float = 1,
-    key_axes: KeyAxes = "own",
+    kinds: Shares, words: str, groups: tuple[int, int] | None = None, key_channels: float = 1, key_axes: KeyAxes = "own"
 ) -> list[Arm]:
     kvzip = build_eviction("kvzip")
     return [
@@ -457,10 +419,7 @@ def run(
     """Measure what has no record yet; one line for each arm in the model's file, of the ``first`` contexts or all."""
     backbone, loaded = load_backbone(model, loading={"dtype": dtype}, device=device), (model, None)
     asked = contexts(backbone.family.tokenizer, (source / "test.txt").read_text(encoding="utf-8"), count)
-    about = {
-        "dtype": dtype,
-        "contexts_sha256": sha256(json.dumps([each.ids for each in asked]).encode()),
-    }
+    about = {"dtype": dtype, "contexts_sha256": sha256(json.dumps([each.ids for each in asked]).encode())}
     OUT.mkdir(parents=True, exist_ok=True)
     file = OUT / f"{model.name}.jsonl.xz"
     # an arm counts as asked on whichever machine; the full cache does not, since arms are told from that of their own

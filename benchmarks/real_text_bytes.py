@@ -32,16 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.arm_training import commit, sha256
-from benchmarks.real_text import (
-    CONTEXTS,
-    ENTRIES,
-    HALVES,
-    NETS,
-    OUT,
-    add,
-    machine,
-    read,
-)
+from benchmarks.real_text import CONTEXTS, ENTRIES, HALVES, NETS, OUT, add, machine, read
 from benchmarks.real_text_trained import MIXED, ROOT, fitted, said
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import shapes_digest
@@ -74,21 +65,15 @@ LEARNS = {
 STEPS = {"untrained": "1", "router and LoRA, 320 steps": "320"}
 """Where they are not the recipe's."""
 BEST = (
-    "kvzip {:.1%}",
-    "kvzap {:.1%}",
-    "pooled(compactor) {:.1%}",
-    "expected_attention {:.1%}",
-    "pooled(keydiff) {:.1%}",
-)
+    "kvzip {:.1%}", "kvzap {:.1%}", "pooled(compactor) {:.1%}", "expected_attention {:.1%}", "pooled(keydiff) {:.1%}",
+)  # fmt: skip
 SIZES: dict[str, tuple[float, KVDtype, tuple[str, ...]]] = {
     **{f"{share:.1%}": (share, "model", tuple(name.format(share) for name in BEST)) for share in ENTRIES},
     "42% in int8": (0.42, "int8", ("kvzip 42% in int8", "kvzap 42% in int8", f"kvzip 53.7% in int8, {HALVES}")),
     "46.5% in int4_rotated": (
-        0.465,
-        "int4_rotated",
-        ("kvzip 46.5% in int4_rotated", f"kvzip 57.8% in int4_rotated, {HALVES}"),
+        0.465, "int4_rotated", ("kvzip 46.5% in int4_rotated", f"kvzip 57.8% in int4_rotated, {HALVES}"),
     ),
-}
+}  # fmt: skip
 """By name: the share of the bytes in bf16, what numbers they are then held in, and arms of as many bytes."""
 
 

@@ -12,12 +12,9 @@ from subtoken_train.training.memory import MemoryEstimate, estimate_memory
 from subtoken_train.training.preflight import lay_out, nominal_prompt
 
 NAMES = (
-    "llava7b_fastv25_s16k4",
-    "llava13b_fastv25_s16k4",
-    "qwenvl7b_fastv25_s16k4",
-    "llama7b_quest25_s8k7",
+    "llava7b_fastv25_s16k4", "llava13b_fastv25_s16k4", "qwenvl7b_fastv25_s16k4", "llama7b_quest25_s8k7",
     "qwen7b_quest25_s8k7",
-)
+)  # fmt: skip
 OVERLAYS = ("qlora_nf4", "int8")
 
 

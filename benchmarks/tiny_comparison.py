@@ -59,11 +59,8 @@ def run_arm(arm: ArmPlan, seed: int, trainer: Trainer, asked: Questions | None, 
         asked = asked or FIRST_CONTEXTS
         answers = answer_recall(backbone, RecallTask(backbone.family.tokenizer, **recall), asked)
         drawn = {
-            **recall,
-            "split": asked.split,
-            "contexts": asked.count,
-            **({"seed": asked.seed} if asked.seed else {}),
-        }
+            **recall, "split": asked.split, "contexts": asked.count, **({"seed": asked.seed} if asked.seed else {}),
+        }  # fmt: skip
         content = json.dumps(drawn, sort_keys=True).encode()
         run = run_of(arm.name, backbone, answers, content, recall["context_length"])
     run = written_run(run, **extra)

@@ -104,15 +104,10 @@ def our_fit(
 
 def _recipe_trainer(steps: int, device: str, dtype: torch.dtype, folder: str) -> L.Trainer:
     settings = {
-        "max_steps": steps,
-        "accelerator": "gpu" if device.startswith("cuda") else "cpu",
-        "devices": 1,
-        "precision": "32-true" if dtype == torch.float32 else "bf16-mixed",
-        "gradient_clip_val": CLIP,
-        "log_every_n_steps": LOG_EVERY,
-        "enable_model_summary": "false",
-        "enable_progress_bar": "false",
-    }
+        "max_steps": steps, "accelerator": "gpu" if device.startswith("cuda") else "cpu", "devices": 1,
+        "precision": "32-true" if dtype == torch.float32 else "bf16-mixed", "gradient_clip_val": CLIP,
+        "log_every_n_steps": LOG_EVERY, "enable_model_summary": "false", "enable_progress_bar": "false",
+    }  # fmt: skip
     words = [f"--trainer.{name}={value}" for name, value in settings.items()]
     trainer: L.Trainer = RecipeCLI(["--config", str(RECIPE), *words, f"--output_dir={folder}"]).trainer
     return trainer
@@ -147,22 +142,11 @@ def _plain_arguments(
     case: Case, steps: int, device: str, dtype: torch.dtype, folder: str
 ) -> transformers.TrainingArguments:
     return transformers.TrainingArguments(
-        output_dir=folder,
-        max_steps=steps,
-        per_device_train_batch_size=case.batch_size,
-        learning_rate=LEARNING_RATE,
-        lr_scheduler_type="constant",
-        optim="adamw_torch",
-        weight_decay=0.0,
-        max_grad_norm=CLIP,
-        bf16=dtype == torch.bfloat16,
-        logging_steps=LOG_EVERY,
-        report_to="none",
-        save_strategy="no",
-        remove_unused_columns=False,
-        disable_tqdm=True,
-        use_cpu=not device.startswith("cuda"),
-    )
+        output_dir=folder, max_steps=steps, per_device_train_batch_size=case.batch_size, learning_rate=LEARNING_RATE,
+        lr_scheduler_type="constant", optim="adamw_torch", weight_decay=0.0, max_grad_norm=CLIP,
+        bf16=dtype == torch.bfloat16, logging_steps=LOG_EVERY, report_to="none", save_strategy="no",
+        remove_unused_columns=False, disable_tqdm=True, use_cpu=not device.startswith("cuda"),
+    )  # fmt: skip
 
 
 def plain_batch(records: list[Batch]) -> dict[str, Tensor]:

@@ -94,11 +94,8 @@ class Case:
         """System text, an image, a question, its answer."""
         config, generator = self.config(), torch.Generator().manual_seed(number)
         parts = (
-            (Region.SYSTEM, SYSTEM),
-            (Region.VISUAL, self.compressed),
-            (Region.QUERY, QUERY),
-            (Region.ANSWER, ANSWER),
-        )
+            (Region.SYSTEM, SYSTEM), (Region.VISUAL, self.compressed), (Region.QUERY, QUERY), (Region.ANSWER, ANSWER),
+        )  # fmt: skip
         regions_N = torch.cat([torch.full((length,), int(region)) for region, length in parts])
         ids_N = _words(len(regions_N), generator).masked_fill(regions_N == Region.VISUAL, config.image_token_index)
         labels_N = ids_N.masked_fill(regions_N != Region.ANSWER, -100)
@@ -138,14 +135,9 @@ def _record(ids: Tensor, labels: Tensor, regions: Tensor, rank: int, number: int
 def _llava(layers: int, side: int) -> LlavaConfig:
     """A LLaVA whose tower is small (its cost is the same on all sides) and gives ``side`` x ``side`` tokens."""
     vision = CLIPVisionConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        image_size=side * PATCH,
-        patch_size=PATCH,
-        projection_dim=64,
-    )
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, image_size=side * PATCH,
+        patch_size=PATCH, projection_dim=64,
+    )  # fmt: skip
     text = llama_config(layers, positions=1024, vocabulary=VOCABULARY)
     return LlavaConfig(
         vision_config=vision,
@@ -163,13 +155,8 @@ CASES = {
         "Llama, Quest 128 to 64", lambda: llama_config(4, 1024, VOCABULARY), 1, 128, QUEST_HALF, S16K12
     ),
     "tiny-llava": Case(
-        "tiny-llava (D = 128), FastV 64 to 16",
-        lambda: AutoConfig.from_pretrained(resolve("checkpoints/tiny-llava")),
-        32,
-        64,
-        FASTV,
-        S16K4,
-        rank=8,
+        "tiny-llava (D = 128), FastV 64 to 16", lambda: AutoConfig.from_pretrained(resolve("checkpoints/tiny-llava")),
+        32, 64, FASTV, S16K4, rank=8,
     ),
     "llava-7b": Case(
         "LLaVA-1.5-7B, FastV 576 to 144", lambda: published_config("llava-hf/llava-1.5-7b-hf"), 4, 576, FASTV, S16K4
@@ -177,4 +164,4 @@ CASES = {
     "llama-7b": Case(
         "LLaMA-2-7B, Quest 1024 to 256", lambda: published_config("meta-llama/Llama-2-7b-hf"), 1, 1024, QUEST, S16K12
     ),
-}
+}  # fmt: skip

@@ -102,40 +102,27 @@ def measure(name: str, pairs: int, device: str, dtype: torch.dtype) -> dict[str,
     seconds = {side: float(np.median(values)) for side, values in {**routing, **plain}.items()}
     tokens = case.batch_size * case.records(1)[0].input_ids_BN.shape[1]
     return {
-        "case": name,
-        "text": case.text,
-        "batch_size": case.batch_size,
-        "pairs": pairs,
-        "load": [load, os.getloadavg()[0]],
-        "seconds": seconds,
-        "tokens_per_second": {side: tokens / seconds[side] for side in ("ours", "plain")},
-        "peak_bytes": held,
+        "case": name, "text": case.text, "batch_size": case.batch_size, "pairs": pairs,
+        "load": [load, os.getloadavg()[0]], "seconds": seconds,
+        "tokens_per_second": {side: tokens / seconds[side] for side in ("ours", "plain")}, "peak_bytes": held,
         "step_ratio": ratio(routing, "routed", "unrouted"),
         "memory_ratio": {kind: peak["routed"] / peak["unrouted"] for kind, peak in held.items()},
         "tokens_ratio": ratio(plain, "plain", "ours"),
-    }
+    }  # fmt: skip
 
 
 def markdown(record: dict[str, Any]) -> str:
     """Make the table of ``docs/speed.md``."""
     head = (
-        "case",
-        "unrouted step",
-        "routed / unrouted",
-        *(f"memory, {kind}" for kind in KINDS),
-        "plain",
-        "ours / plain",
-    )
+        "case", "unrouted step", "routed / unrouted", *(f"memory, {kind}" for kind in KINDS), "plain", "ours / plain",
+    )  # fmt: skip
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in record["rows"]:
         cells = (
-            f"{row['text']}, batch {row['batch_size']}",
-            f"{row['seconds']['unrouted']:.2f} s",
-            cell(tuple(row["step_ratio"])),
-            *(_memory(row, kind) for kind in KINDS),
-            f"{row['tokens_per_second']['plain']:,.0f} tokens/s",
-            cell(tuple(row["tokens_ratio"])),
-        )
+            f"{row['text']}, batch {row['batch_size']}", f"{row['seconds']['unrouted']:.2f} s",
+            cell(tuple(row["step_ratio"])), *(_memory(row, kind) for kind in KINDS),
+            f"{row['tokens_per_second']['plain']:,.0f} tokens/s", cell(tuple(row["tokens_ratio"])),
+        )  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

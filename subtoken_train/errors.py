@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import errno
-import json
 import math
 import os
 import re
@@ -17,7 +16,6 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import accumulate
-from urllib.parse import unquote, urlsplit
 
 
 class SubTokenWarning(UserWarning):
@@ -68,20 +66,8 @@ def check_package(package: str, extra: str, need: str, instead: str = "") -> Non
 
 
 def pip_line(extra: str) -> str:
-    """Return the command that adds an extra, from where this package was installed: its name is on no index."""
-    from importlib.metadata import PackageNotFoundError, distribution
-
-    try:
-        origin = json.loads(distribution("subtoken_train").read_text("direct_url.json") or "{}")
-    except (PackageNotFoundError, ValueError):
-        origin = {}
-    url, folder, vcs = origin.get("url"), origin.get("dir_info"), origin.get("vcs_info")
-    if url is None:
-        return f"pip install '.[{extra}]' in its checkout"
-    if folder is None:
-        return f"pip install 'subtoken_train[{extra}] @ {vcs['vcs'] + '+' if vcs else ''}{url}'"
-    option = "-e " if folder.get("editable") else ""
-    return f"pip install {option}'{unquote(urlsplit(url).path)}[{extra}]'"
+    """Return the command that adds an extra: the package's name is on no index."""
+    return f"pip install '.[{extra}]' in a checkout of subtoken_train"
 
 
 def no_numbers(where: str, dtype: object) -> ValueError:

@@ -112,22 +112,10 @@ def whole_file(path: Path, overwrite: bool = True) -> Iterator[Path]:
     with stage(path) as temporary:
         yield temporary
         flush(temporary)
-        if not overwrite:
-            _claim(temporary, path)
+        if not overwrite and os.path.lexists(path):
+            words = "came while this command ran, so it stays and nothing was written; name another file"
+            raise ValueError(f"{path} {words}")
         os.replace(temporary, path)
-
-
-def _claim(written: Path, path: Path) -> None:
-    try:
-        try:
-            os.link(written, path)
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without links: an empty file takes the name, for a moment
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-    except FileExistsError:
-        words = "came while this command ran, so it stays and nothing was written; name another file"
-        raise ValueError(f"{path} {words}") from None
 
 
 @contextmanager
@@ -155,8 +143,7 @@ def stage(target: Path) -> Iterator[Path]:
                 target.parent.mkdir(parents=True, exist_ok=True)
             except FileExistsError:
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(target)) from None
-            for _ in take_left(target):
-                pass
+            remove_left(target)
             own, lock = _locked_stage(target)
             try:
                 yield own / _CONTENT
@@ -184,8 +171,8 @@ def room_for(target: Path) -> Iterator[None]:
         raise
 
 
-def take_left(target: Path) -> Iterator[Path]:
-    """Yield the stages of a target whose writers were killed, each locked by this process, and remove it afterwards."""
+def remove_left(target: Path) -> None:
+    """Remove the stages of a target whose writers were killed."""
     begins = _begin_of_stage(target)
     names = os.listdir(target.parent) if target.parent.is_dir() else []
     ours = [name for name in names if name.startswith(begins) and re.fullmatch(STAGE, name[len(begins) :])]
@@ -196,11 +183,8 @@ def take_left(target: Path) -> Iterator[Path]:
             with suppress(OSError):  # a writer that begins, or another process, was faster
                 own.rmdir()
         elif (lock := _lock(own / _MARKER)) is not None:
-            try:
-                yield own
-                shutil.rmtree(own, ignore_errors=True)  # another process may have been faster
-            finally:
-                os.close(lock)
+            shutil.rmtree(own, ignore_errors=True)  # another process may have been faster
+            os.close(lock)
 
 
 def _begin_of_stage(target: Path) -> str:

@@ -15,10 +15,9 @@ from torch.nn.functional import linear
 
 from benchmarks import pairs
 from benchmarks.bf16_products import WideProducts
-from benchmarks.goldens import COLUMNS, TABLE, golden_tests, noted
-from benchmarks.mutants import counted, mutants_of
+from benchmarks.goldens import COLUMNS, TABLE, golden_tests
+from benchmarks.mutants import counted, found_again, mutants_of
 from benchmarks.run_records import add_run, has_run, read_runs
-from tests.support.golden_cases import record
 from tests.support.places import shown
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -138,13 +137,6 @@ def test_a_table_gives_back_what_was_added(tmp_path):
     assert not has_run(folder, "b", 1)
 
 
-def test_a_run_takes_the_place_of_the_one_before(tmp_path):
-    for score in (0.0, 1.0):
-        add_run(tmp_path, {"arm": "a", "seed": 0, "scores": [score]})
-    assert read_runs(tmp_path) == [{"arm": "a", "seed": 0, "scores": [1.0]}]
-    assert sorted(path.name for path in tmp_path.iterdir()) in (["runs.parquet"], [".runs.lock", "runs.parquet"])
-
-
 TEXT = """'''Text with 1 number.'''
 LIMIT = 5  # ü
 
@@ -161,16 +153,13 @@ def clamp(value: "Literal[3]", low: int = 2) -> int:
 def test_every_kind_of_fault_and_nothing_else():
     found = [(each.line, each.kind, each.before, each.after) for each in mutants_of("a.py", TEXT)]
     assert sorted(found) == [
-        (6, "comparison", "value < low", "(value <= low)"),
-        (6, "comparison", "value in (7,)", "(value not in (7,))"),
+        (6, "comparison", "value < low", "(value <= low)"), (6, "comparison", "value in (7,)", "(value not in (7,))"),
         (6, "condition", "not value < low", "(value < low)"),
         (6, "condition", "not value < low and value in (7,)", "(not value < low or value in (7,))"),
-        (6, "number", "7", "8"),
-        (7, "dropped", 'raise ValueError("ü")', "pass"),
-        (8, "dropped", "value += low", "pass"),
-        (9, "dropped", "print(value)", "pass"),
+        (6, "number", "7", "8"), (7, "dropped", 'raise ValueError("ü")', "pass"),
+        (8, "dropped", "value += low", "pass"), (9, "dropped", "print(value)", "pass"),
         (10, "arithmetic", "low - value", "(low + value)"),
-    ]
+    ]  # fmt: skip
 
 
 def test_a_mutant_is_the_file_with_one_fault():
@@ -181,6 +170,17 @@ def test_a_mutant_is_the_file_with_one_fault():
         assert len(changed.splitlines()) == len(TEXT.splitlines())
         assert [i for i, pair in enumerate(zip(TEXT.splitlines(), changed.splitlines(), strict=True), 1)
                 if pair[0] != pair[1]] == [mutant.line]  # fmt: skip
+
+
+def test_a_mutant_is_found_where_its_line_has_moved_to():
+    other = TEXT.replace("value", "amount").replace("def clamp", "LOW = 1\n\n\ndef clamp")
+    every = [*mutants_of("a.py", other), *mutants_of("b/a.py", f"X = 1\n{TEXT}")]
+    for mutant in mutants_of("a.py", TEXT):
+        found = found_again({"name": mutant.name, "code": mutant.code}, every)
+        assert found is not None
+        assert (found.before, found.code) == (mutant.before, mutant.code)
+        assert (found.file, found.line) != (mutant.file, mutant.line)
+        assert found_again({"name": mutant.name, "code": "of another thing altogether ()"}, every) is None
 
 
 def test_kills_are_counted_by_who_kills():
@@ -219,14 +219,6 @@ def test_sets_are_the_originals_and_scores_are_near():
     for method, case, difference in rows:
         exact = "that differ" in case or "counts" in case
         assert "misses" in case or float(difference) <= (0 if exact else 1e-4), (method, case)
-
-
-def test_notes_become_rows(tmp_path, monkeypatch):
-    notes = tmp_path / "notes.csv"
-    monkeypatch.setenv("SUBTOKEN_GOLDEN_TABLE", str(notes))
-    for case, difference in (("b, with a comma", 0.25), ("a", 1e-7), ("b, with a comma", 0.5)):
-        record("some", case, difference)
-    assert noted(notes) == [["some", "a", "1e-07"], ["some", "b, with a comma", "0.5"]]
 
 
 def test_tests_that_note_are_found():

@@ -9,7 +9,7 @@ import pytest
 from subtoken_train.calibrations import MAX_CALIBRATION, CalibrationData, read_calibration
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.duo_attention import HeadAlphas
-from subtoken_train.evictions.elastic import LayerShares
+from subtoken_train.evictions.h2o import LayerShares
 from tests.support.kvzap_files import NOBODY, written
 
 ALPHAS = HeadAlphas([[0.0, 1.0], [0.25, 0.5]], sinks=4, recent=8)
@@ -95,12 +95,10 @@ def test_what_is_no_calibration_is_refused(tmp_path):
 
 def test_shares_that_make_no_table():
     for keep, shares, words in (
-        ([0.5], [[0.5], [0.6]], "a row for each"),
-        ([0.5, 0.5], [[0.5], [0.6]], "keep must rise"),
-        ([0.0], [[0.5]], "keep must rise"),
-        ([1.0], [[0.5]], "keep must rise"),
+        ([0.5], [[0.5], [0.6]], "a row for each"), ([0.5, 0.5], [[0.5], [0.6]], "keep must rise"),
+        ([0.0], [[0.5]], "keep must rise"), ([1.0], [[0.5]], "keep must rise"),
         ([0.5], [[1.5]], r"shares\[0\]\[0\] is 1.5"),
-    ):
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=words):
             LayerShares(keep, shares)
 

@@ -1,20 +1,20 @@
-"""The published table is what the committed run records say, and nothing else."""
+"""The published tables are what the committed run records say; what a list of arms may say, and how one is trained."""
 
 from __future__ import annotations
 
-import numpy as np
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
-from benchmarks import trained_results
-from benchmarks.arm_training import digest
-from benchmarks.choosing import Regime, choice_words, choose
+from benchmarks import arm_training, trained_results
+from benchmarks.arm_training import Trainer, digest
 from benchmarks.choosing_page import PAGE, table
-from benchmarks.comparison_lists import read_comparison
-from benchmarks.comparison_tables import Arm, long_rows, read_records
+from benchmarks.comparison_lists import ArmPlan, plain_arm, read_comparison
+from benchmarks.comparison_tables import long_rows, read_records
 from benchmarks.run_records import read_runs
 from benchmarks.trials_page import lines
-from tests.support.places import RECIPES, ROOT, shown
+from tests.support.places import RECIPES, ROOT, run_recipes, shown
 from tests.support.sampling import sampled
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -50,53 +50,98 @@ def test_records_belong_to_an_arm_of_a_table_as_it_is(folder):
         assert len(run["scores"]) == len(run["kinds"])
 
 
-WORDS = {"router": "the router", "gated": "the gated router", "value": "value norm"}
-REGIME = Regime("any", ("router", "gated"), {"router": "anchor", "gated": "anchor"}, {"router": "value"}, "whole")
-
-
-def arm(name, share, seeds=(0, 1, 2), questions=2000):
-    """Right on the first ``share`` of the questions in every seed, so that pairs differ by no chance."""
-    right = np.tile((np.arange(questions) < share * questions).astype(float), (len(seeds), 1))
-    return Arm(name, tuple(seeds), right, np.array(["color"] * questions), "16/64", 0.15625, 0.15625)
-
-
-def made(**shares):
-    return {name: arm(name, share) for name, share in shares.items()}
-
-
-def test_a_winner_beats_its_anchor_and_its_router_free_twin():
-    choice = choose(made(router=0.7, anchor=0.5, value=0.6, whole=0.75), REGIME, "questions")
-    assert (choice.arm, choice.nearest) == ("router", "router")
-    assert choice.to_anchor.points == pytest.approx(20)
-    assert choice.to_anchor.low > 0
-    assert choice.to_unrouted.points == pytest.approx(-5)  # shown, and no hurdle
-    cells = choice_words(choice, WORDS).split(" | ")
-    assert cells[0] == "the router"
-    assert cells[1].startswith("+20.0 [+")
-    assert len(cells) == 3
-
-
-@pytest.mark.parametrize(
-    ("shares", "taken"),
-    [
-        ({"anchor": 0.7, "value": 0.5}, "token-only (nearest: the router) | "),
-        ({"anchor": 0.5, "value": 0.7}, "value norm (nearest: the router) | "),
-    ],
-)
-def test_level_with_one_twin_is_said_in_words(shares, taken):
-    choice = choose(made(router=0.7, **shares), REGIME, "questions")
-    assert (choice.arm, choice.nearest) == (None, "router")
-    words = choice_words(choice, WORDS)
-    assert words.startswith(taken)
-
-
-def test_a_weaker_winner_goes_before_a_better_arm_that_does_not_win():
-    """The gated one needs no router-free twin here; the router, ahead of it, loses to its own."""
-    arms = made(router=0.8, gated=0.7, anchor=0.5, value=0.9)
-    assert choose(arms, REGIME, "questions").arm == "gated"
-
-
 def test_the_page_is_what_the_records_say():
     printed = shown(PAGE, "matched")
     assert {len(line.split(" | ")) for line in printed.splitlines() if line.startswith("| ")} == {6}
     assert printed == table()
+
+
+LISTED = sorted((RECIPES / "ablations").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", LISTED, ids=lambda path: path.stem)
+def test_listed_arms_are_recipes(path):
+    comparison = read_comparison(path)
+    assert {arm.recipe for arm in comparison.arms.values()} <= {path.stem for path in run_recipes()}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("arms: {a: x}", "must have the keys arms and differences"),
+        ("arms: {a: x}\ndifferences: []\nstep: 3", "unknown key 'step'"),
+        ("arms: {a: {recipe: x}}\ndifferences: []", "arms: a: words is missing"),
+        ("arms: {a: {words: x, adapter_of: b}}\ndifferences: []", "a takes the adapter of b, which no arm trains"),
+        ("arms: {a: {words: x, adapter_of: a}}\ndifferences: []", "a takes the adapter of a, which no arm trains"),
+        ("arms: {a: x}\ndifferences: []\nquestions: {split: train, seed: 0, count: 1}", "split"),
+        ("arms: {a: x}\ndifferences: [[a]]", "a pair of arms"),
+        ("- a", "must have the keys"),
+        ("arms: {a: x}\ndifferences: [[a, b], [c, a]]", "compares b, c, which its arms do not list"),
+    ],
+)
+def test_wrong_lists(tmp_path, content, words):
+    path = tmp_path / "list.yaml"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=words):
+        read_comparison(path)
+
+
+FIRST, SECOND = plain_arm("first", "one"), plain_arm("second", "two")
+LATER = ArmPlan("later", "reduced at evaluation", "other", adapter_of="first")
+
+
+class Calls(Trainer):
+    """A trainer over two small recipes, with a ``fit`` that only writes down what it was asked."""
+
+    def __init__(self, work):
+        super().__init__({arm.name: arm for arm in (FIRST, SECOND, LATER)}, work)
+        self.calls = []
+
+    @property
+    def names(self):
+        return [name for name, _ in self.calls]
+
+
+@pytest.fixture
+def trainer(tmp_path, monkeypatch):
+    recipes = tmp_path / "recipes"
+    recipes.mkdir()
+    (recipes / "first.yaml").write_text("model: {routing: null}\n")
+    (recipes / "second.yaml").write_text("model: {stage2: {adapter: runs/first/adapter}}\n")
+    made = Calls(tmp_path / "work")
+
+    def fit(argv):
+        folder = Path(argv[argv.index("--output_dir") + 1])
+        made.calls.append((folder.name, argv))
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        return 0
+
+    monkeypatch.setattr(arm_training, "recipe_path", lambda recipe: recipes / f"{recipe}.yaml")
+    monkeypatch.setattr(arm_training, "subtoken", fit)
+    return made
+
+
+def test_stage_1_of_the_same_seed_is_trained_first_and_once(trainer, tmp_path):
+    adapter, trained = trainer.adapter(SECOND, 3)
+    assert adapter == tmp_path / "work" / "second-seed3" / "adapter"
+    assert trained.keys() == {"commit", "train_seconds"}
+    assert trainer.names == ["first-seed3", "second-seed3"]
+    for _, argv in trainer.calls:
+        assert [argv[argv.index(key) + 1] for key in ("--seed_everything", "--data.seed")] == ["3", "3"]
+    assert not (tmp_path / "work" / "second-seed3" / "checkpoints").exists()
+    assert trainer.adapter(SECOND, 3) == (adapter, trained)
+    trainer.adapter(FIRST, 3)
+    assert len(trainer.calls) == 2
+    trainer.adapter(SECOND, 4)
+    assert trainer.names[2:] == ["first-seed4", "second-seed4"]
+
+
+def test_a_changed_recipe_trains_anew_with_all_that_stands_on_it(trainer, tmp_path):
+    trainer.adapter(SECOND, 0)
+    recipe = tmp_path / "recipes" / "first.yaml"
+    recipe.write_text(recipe.read_text() + "# a comment\n")
+    trainer.adapter(SECOND, 0)
+    assert trainer.names == ["first-seed0", "second-seed0"]
+    recipe.write_text(recipe.read_text() + "seed_everything: 3\n")
+    trainer.adapter(SECOND, 0)
+    assert trainer.names == ["first-seed0", "second-seed0"] * 2

@@ -33,34 +33,22 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 
 REFUSED = {
     parse_json: [
-        ("{", "invalid JSON (Expecting property name"),
-        ('{"a": 1, "a": 2}', "key 'a' stands twice"),
-        ("[NaN]", "NaN is no JSON number"),
-        ("[-Infinity]", "-Infinity is no JSON number"),
-        ("[" * 100_000, "nested deeper than 64"),
-        ("[" * 65 + "]" * 65, "nested deeper than 64"),
-        ("9" * 5_000, "invalid JSON"),
-        (b"\xff", "not UTF-8 (byte 0)"),
+        ("{", "invalid JSON (Expecting property name"), ('{"a": 1, "a": 2}', "key 'a' stands twice"),
+        ("[NaN]", "NaN is no JSON number"), ("[-Infinity]", "-Infinity is no JSON number"),
+        ("[" * 100_000, "nested deeper than 64"), ("[" * 65 + "]" * 65, "nested deeper than 64"),
+        ("9" * 5_000, "invalid JSON"), (b"\xff", "not UTF-8 (byte 0)"),
     ],
     parse_yaml: [
-        ("a: [", "invalid YAML"),
-        ("a: 1\na: 2", "key 'a' stands twice"),
-        ("a: &x [*x]", "an alias that holds itself"),
-        ("&x {a: *x}", "an alias that holds itself"),
-        (BOMB, "more than 100,000 values"),
-        ("[" * 100_000, "nested deeper than 64"),
-        ("!!python/object/apply:os.system [touch x]", "invalid YAML"),
-        ("? [a]\n: b", "invalid YAML (a list or a group as a key)"),
-        ("a: 1\n---\nb: 2", "invalid YAML"),
-        ("a: 2024-13-45", "invalid YAML"),
-        ("\x00", "invalid YAML"),
-        ("!!pairs [a: 1]", "the tag !!pairs is not read"),
-        ("x: !!omap [a: 1]", "the tag !!omap is not read"),
-        ("- !!set {a}", "the tag !!set is not read"),
+        ("a: [", "invalid YAML"), ("a: 1\na: 2", "key 'a' stands twice"), ("a: &x [*x]", "an alias that holds itself"),
+        ("&x {a: *x}", "an alias that holds itself"), (BOMB, "more than 100,000 values"),
+        ("[" * 100_000, "nested deeper than 64"), ("!!python/object/apply:os.system [touch x]", "invalid YAML"),
+        ("? [a]\n: b", "invalid YAML (a list or a group as a key)"), ("a: 1\n---\nb: 2", "invalid YAML"),
+        ("a: 2024-13-45", "invalid YAML"), ("\x00", "invalid YAML"), ("!!pairs [a: 1]", "the tag !!pairs is not read"),
+        ("x: !!omap [a: 1]", "the tag !!omap is not read"), ("- !!set {a}", "the tag !!set is not read"),
         ("!!binary YQ==", "the tag !!binary is not read"),
         ("%TAG ! tag:yaml.org,2002:\n--- !set {a}", "the tag !!set is not read"),
     ],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("parse", "text", "words"), [(parse, *each) for parse in REFUSED for each in REFUSED[parse]])
@@ -73,10 +61,8 @@ def test_what_is_refused(parse, text, words):
 
 def test_yaml_that_is_read():
     assert parse_yaml("base: &b {x: 1}\nmore: {<<: *b, y: 2}\nagain: *b", "p") == {
-        "base": {"x": 1},
-        "more": {"x": 1, "y": 2},
-        "again": {"x": 1},
-    }
+        "base": {"x": 1}, "more": {"x": 1, "y": 2}, "again": {"x": 1},
+    }  # fmt: skip
     assert parse_yaml("", "p") is None
 
 
@@ -158,16 +144,12 @@ def test_values_of_the_right_types():
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ([], "file is []; it must be a group of keys"),
-        (None, "file is null"),
-        ({"count": 3}, "file: inner is missing"),
-        ({}, "file: count, inner are missing"),
-        ({**GOOD, "nme": 1}, "Did you mean 'name'"),
-        ({**GOOD, 7: 1}, "unknown key 7"),
+        ([], "file is []; it must be a group of keys"), (None, "file is null"),
+        ({"count": 3}, "file: inner is missing"), ({}, "file: count, inner are missing"),
+        ({**GOOD, "nme": 1}, "Did you mean 'name'"), ({**GOOD, 7: 1}, "unknown key 7"),
         ({**GOOD, "count": 3.0}, "file: count is 3.0; it must be a whole number"),
         ({**GOOD, "count": True}, "file: count is True; it must be a whole number"),
-        ({**GOOD, "count": "3"}, "file: count is '3'"),
-        ({**GOOD, "count": -1}, "count=-1 must be 0 or more"),
+        ({**GOOD, "count": "3"}, "file: count is '3'"), ({**GOOD, "count": -1}, "count=-1 must be 0 or more"),
         ({**GOOD, "inner": {"rate": float("nan")}}, "file: inner: rate is nan; it must be finite"),
         ({**GOOD, "inner": {"rate": 10**400}}, "it must be finite"),
         ({**GOOD, "inner": {"rate": False}}, "it must be a number"),
@@ -175,13 +157,11 @@ def test_values_of_the_right_types():
         ({**GOOD, "inner": {"rate": 1, "kind": []}}, "unknown kind"),
         ({**GOOD, "name": 5}, "file: name is 5; it must be a text"),
         ({**GOOD, "both": 1.5}, "it must be a whole number or a text"),
-        ({**GOOD, "places": [1, "2"]}, "places[1] is '2'"),
-        ({**GOOD, "places": {"a": 1}}, "it must be a list"),
+        ({**GOOD, "places": [1, "2"]}, "places[1] is '2'"), ({**GOOD, "places": {"a": 1}}, "it must be a list"),
         ({**GOOD, "options": {1: 2}}, "options is 1; it must be a text"),
-        ({**GOOD, "on": 1}, "it must be true or false"),
-        ({**GOOD, "name": ["x" * 1000]}, "..."),
+        ({**GOOD, "on": 1}, "it must be true or false"), ({**GOOD, "name": ["x" * 1000]}, "..."),
     ],
-)
+)  # fmt: skip
 def test_values_of_the_wrong_types(content, words):
     with pytest.raises(ValueError, match=r"file|count=") as error:
         typed(Outer, content, "file")
@@ -207,17 +187,11 @@ class Built:
 @pytest.mark.parametrize(
     ("hint", "text", "value"),
     [
-        (float, "1e-4", 1e-4),
-        (int | float, "5", 5),
-        (int | float, "0.5", 0.5),
-        (str, "5", "5"),
-        (str | None, "null", None),
-        (int | str, "5", 5),
-        (bool, "true", True),
-        (tuple[str, ...], "[a, b]", ("a", "b")),
+        (float, "1e-4", 1e-4), (int | float, "5", 5), (int | float, "0.5", 0.5), (str, "5", "5"),
+        (str | None, "null", None), (int | str, "5", 5), (bool, "true", True), (tuple[str, ...], "[a, b]", ("a", "b")),
         (Any, "a", "a"),
     ],
-)
+)  # fmt: skip
 def test_a_text_of_a_command_line_is_read_as_what_is_asked_for(hint, text, value):
     found = written_as(hint, Written(text), "key")
     assert (found, type(found)) == (value, type(value))
@@ -244,16 +218,14 @@ def test_nested_settings_are_filled_and_built():
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({}, "inner.rate is not set"),
-        ({"inner": None}, "inner is null; give it a value"),
-        ({"inner": Written("null")}, "inner is null"),
-        ({"inner": 3}, "inner is 3; it must be a group of keys"),
+        ({}, "inner.rate is not set"), ({"inner": None}, "inner is null; give it a value"),
+        ({"inner": Written("null")}, "inner is null"), ({"inner": 3}, "inner is 3; it must be a group of keys"),
         ({"inner": {"rate": 1}, "outer": []}, r"outer is \[\]; it must be a group of keys or null"),
         ({"inner": {"rate": 1, "kind": "c"}}, "unknown inner.kind 'c'"),
         ({"inner": {"rate": "x"}}, "inner.rate is 'x'; it must be a number"),
         ({"inner": {"rate": 1}, "folder": []}, r"folder is \[\]; it must be a text or Path or null"),
     ],
-)
+)  # fmt: skip
 def test_nested_settings_that_are_refused(content, words):
     with pytest.raises(ValueError, match=words):
         filled(plan_of(Built), content)

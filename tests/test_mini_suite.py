@@ -8,23 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.colors import to_hex
 
-from benchmarks import pruners_scenes
-from benchmarks.mini_suite import (
-    ARMS,
-    CSV_FILE,
-    DRAWN,
-    ONE_WORD,
-    PAGE,
-    PRINTED,
-    SCENES,
-    SVG_FILE,
-    drawing,
-    figure,
-    is_moot,
-    printed_scores,
-    read_scores,
-    table,
-)
+from benchmarks import mini_suite, pruners_scenes
 from subtoken_train.evaluation.reporting.exports import frame_csv
 from subtoken_train.evaluation.reporting.page import MOOT
 from subtoken_train.evaluation.runner.arms import arm_name
@@ -34,44 +18,44 @@ from tests.support.places import shown
 
 
 def test_the_page_shows_the_committed_figures():
-    assert shown(PAGE, "mini") == table()
+    assert shown(mini_suite.PAGE, "mini") == mini_suite.table()
 
 
 def test_the_arms_are_those_of_the_suite(tmp_path, monkeypatch):
     monkeypatch.setattr("subtoken_train.evaluation.runner.spec.SCENES", 1)
     grids = suite("mini", tmp_path)
     names = {arm_name(spec).replace("-seed0", "", 1) for grid in grids for spec in grid.arms}
-    assert names == set(ARMS)
-    assert set(read_scores().arm) == names
-    assert {task.name for grid in grids for task in grid.tasks} == {*SCENES, "recall"}
+    assert names == set(mini_suite.ARMS)
+    assert set(mini_suite.read_scores().arm) == names
+    assert {task.name for grid in grids for task in grid.tasks} == {*mini_suite.SCENES, "recall"}
 
 
 def test_the_committed_csv_is_written_as_it_was_read():
-    assert frame_csv(read_scores()) == CSV_FILE.read_bytes().decode()
+    assert frame_csv(mini_suite.read_scores()) == mini_suite.CSV_FILE.read_bytes().decode()
 
 
 def test_the_plot_is_drawn_from_the_committed_csv():
-    text = SVG_FILE.read_text(encoding="utf-8")
-    assert text == drawing()
+    text = mini_suite.SVG_FILE.read_text(encoding="utf-8")
+    assert text == mini_suite.drawing()
     words = " ".join(ElementTree.fromstring(text).itertext())
-    assert all(ARMS[arm] in words for arm in DRAWN)
+    assert all(mini_suite.ARMS[arm] in words for arm in mini_suite.DRAWN)
     assert set(re.findall(r'href="(.)', text)) == {"#"}
 
 
 def test_its_bars_are_the_scores_and_those_of_one_word_after_an_eviction_are_grey():
-    drawn = figure()
+    drawn = mini_suite.figure()
     assert clipped_texts(drawn) == []
     bars = {(bar.get_y(), bar.get_width()): to_hex(bar.get_edgecolor()) for bar in drawn.axes[0].patches}
-    found = printed_scores()
-    widths = sorted(100 * found[arm, task]["value"] for arm in DRAWN for task in SCENES)
+    found = mini_suite.printed_scores()
+    widths = sorted(100 * found[arm, task]["value"] for arm in mini_suite.DRAWN for task in mini_suite.SCENES)
     assert sorted(width for _, width in bars) == pytest.approx(widths)
-    moot = [(arm, task) for (arm, task), row in found.items() if arm in DRAWN and is_moot(row)]
-    assert moot == [("tiny_lora_only-aircache0.15625_visual", task) for task in sorted(ONE_WORD)]
-    assert list(bars.values()).count(MOOT) == len(ONE_WORD)
-    late = {arm for (arm, _), row in found.items() if is_moot(row)}
+    moot = [(arm, task) for (arm, task), row in found.items() if arm in mini_suite.DRAWN and mini_suite.is_moot(row)]
+    assert moot == [("tiny_lora_only-aircache0.15625_visual", task) for task in sorted(mini_suite.ONE_WORD)]
+    assert list(bars.values()).count(MOOT) == len(mini_suite.ONE_WORD)
+    late = {arm for (arm, _), row in found.items() if mini_suite.is_moot(row)}
     assert len(late) == 6
-    printed = len(late & set(PRINTED)) * len(ONE_WORD)
-    assert sum(line.count("†") for line in table().splitlines() if line.startswith("|")) == printed
+    rows = [line for line in mini_suite.table().splitlines() if line.startswith("|")]
+    assert "".join(rows).count("†") == len(late & set(mini_suite.PRINTED)) * len(mini_suite.ONE_WORD)
 
 
 def test_the_picture_is_drawn_from_the_committed_csv():

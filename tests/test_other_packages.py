@@ -145,12 +145,8 @@ MINE = [
     *("--model.routing.query_conditioned=false", "--model.loss=focal", "--model.loss_options={gamma: 3}"),
 ]
 TINY = [
-    "--config",
-    "tinylm_quest25_s16k12",
-    "--data.context_length=256",
-    "--data.num_facts=6",
-    "--data.num_questions=4",
-]
+    "--config", "tinylm_quest25_s16k12", "--data.context_length=256", "--data.num_facts=6", "--data.num_questions=4",
+]  # fmt: skip
 
 
 def ran(*words: object, site: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -170,11 +166,8 @@ def test_router_and_loss_are_checked_trained_exported_and_loaded_elsewhere(tmp_p
     assert "loss       focal, gamma 3.0" in said
     run, folder = tmp_path / "run", tmp_path / "exported"
     short = [
-        "--trainer.max_steps=3",
-        "--data.batch_size=2",
-        f"--output_dir={run}",
-        "--trainer.enable_progress_bar=false",
-    ]
+        "--trainer.max_steps=3", "--data.batch_size=2", f"--output_dir={run}", "--trainer.enable_progress_bar=false",
+    ]  # fmt: skip
     assert main(["fit", *TINY, *MINE, *short]) == 0, capsys.readouterr().err
     assert main(["export", str(run / "checkpoints"), str(folder)]) == 0, capsys.readouterr().err
     record = json.loads((folder / "subtoken_config.json").read_text())

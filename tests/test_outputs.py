@@ -12,19 +12,8 @@ from filelock import Timeout
 from safetensors.torch import save_file
 
 import subtoken_train
+from subtoken_train import outputs
 from subtoken_train.errors import SubTokenWarning
-from subtoken_train.outputs import (
-    append_whole,
-    check_new,
-    check_place,
-    locked,
-    new_folder,
-    room_for,
-    stage,
-    take_lock,
-    whole_file,
-    write_whole,
-)
 from tests.support.faults import die, killed, no_room
 
 BIG = {"a": torch.zeros(100_000)}
@@ -35,17 +24,17 @@ def names(folder):
 
 
 def save(path, content="new"):
-    with whole_file(path) as temporary:
+    with outputs.whole_file(path) as temporary:
         temporary.write_text(content)
 
 
 @pytest.mark.parametrize(
     "write",
     [
-        lambda path: write_whole(path, b"x" * 10**5),
-        lambda path: append_whole(path, "x" * 10**5),
-        lambda path: _with(whole_file(path), lambda temporary: save_file(BIG, temporary)),
-        lambda path: _with(whole_file(path), lambda temporary: temporary.write_text("x" * 10**5)),
+        lambda path: outputs.write_whole(path, b"x" * 10**5),
+        lambda path: outputs.append_whole(path, "x" * 10**5),
+        lambda path: _with(outputs.whole_file(path), lambda temporary: save_file(BIG, temporary)),
+        lambda path: _with(outputs.whole_file(path), lambda temporary: temporary.write_text("x" * 10**5)),
     ],
 )
 def test_a_full_disk_names_the_file_and_leaves_what_was_there(tmp_path, write):
@@ -65,7 +54,7 @@ def _with(manager, action):
 
 def test_a_full_disk_leaves_no_new_folder(tmp_path):
     with no_room(10_000), pytest.raises(OSError, match="File too large") as caught:
-        _with(new_folder(tmp_path / "new" / "out"), lambda partial: (partial / "x").write_text("x" * 10**5))
+        _with(outputs.new_folder(tmp_path / "new" / "out"), lambda partial: (partial / "x").write_text("x" * 10**5))
     assert caught.value.filename == str(tmp_path / "new" / "out")
     assert names(tmp_path) == []
 
@@ -73,11 +62,11 @@ def test_a_full_disk_leaves_no_new_folder(tmp_path):
 def test_every_librarys_full_disk_is_one_error_and_others_stay_what_they_are(tmp_path):
     of_rust = Exception("No space left on device (os error 28)")
     for error, number in ((of_rust, 28), (OSError(errno.ENOSPC, "x"), 28), (OSError(errno.EIO, "x"), errno.EIO)):
-        with pytest.raises(OSError, match=str(tmp_path)) as caught, room_for(tmp_path / "a"):
+        with pytest.raises(OSError, match=str(tmp_path)) as caught, outputs.room_for(tmp_path / "a"):
             raise error
         assert caught.value.errno == number
     for error in (RuntimeError("(os error 2)"), ValueError("x"), OSError(errno.ENOSPC, "x", "/elsewhere")):
-        with pytest.raises(type(error)) as caught, room_for(tmp_path / "a"):
+        with pytest.raises(type(error)) as caught, outputs.room_for(tmp_path / "a"):
             raise error
         assert caught.value is error
 
@@ -87,7 +76,7 @@ def test_what_a_killed_writer_left_goes_with_the_next_write_to_the_same_file(tmp
     path.write_text("old")
 
     def dying(target):
-        with whole_file(target) as temporary:
+        with outputs.whole_file(target) as temporary:
             temporary.write_text("half")
             (temporary.parent / ".tmpX1y2Z3").write_text("a library's own")
             die()
@@ -112,9 +101,9 @@ def test_a_file_that_came_in_the_meantime_stays(tmp_path, monkeypatch, links):
     path = tmp_path / "a.file"
 
     def second():
-        with whole_file(path, overwrite=False) as temporary:
+        with outputs.whole_file(path, overwrite=False) as temporary:
             temporary.write_text("second")
-            write_whole(path, "first", overwrite=False)
+            outputs.write_whole(path, "first", overwrite=False)
 
     with pytest.raises(ValueError, match=f"{path} came while this command ran, so it stays"):
         second()
@@ -127,17 +116,17 @@ def test_names_of_every_length_that_the_system_takes_are_written(tmp_path, lette
     path, other = (tmp_path / (letter * (size // len(letter.encode()) - 1) + end) for end in "xy")
 
     def dying(target):
-        with whole_file(target) as temporary:
+        with outputs.whole_file(target) as temporary:
             temporary.write_text("half")
             die()
 
     assert killed(lambda: dying(path))
-    check_new([other], overwrite=False)
+    outputs.check_new([other], overwrite=False)
     save(other)
     assert len(names(tmp_path)) == 2, "another file's stage stays"
     save(path)
     assert names(tmp_path) == [path.name, other.name]
-    with new_folder(tmp_path / "new" / (letter * (size // len(letter.encode())))) as folder:
+    with outputs.new_folder(tmp_path / "new" / (letter * (size // len(letter.encode())))) as folder:
         (folder / "x").write_text("new")
 
 
@@ -145,11 +134,11 @@ def test_what_cannot_be_written_is_said_before_the_work(tmp_path):
     (tmp_path / "a.file").write_text("mine")
     through = "Not a directory: '.*/a.file/b'"
     for path, words in ((tmp_path / ("n" * 256), "File name too long"), (tmp_path / "a.file" / "b", through)):
-        for check in (lambda path: check_new([path], overwrite=True), check_place):
+        for check in (lambda path: outputs.check_new([path], overwrite=True), outputs.check_place):
             with pytest.raises(OSError, match=words) as caught:
                 check(path)
             assert str(path).startswith(caught.value.filename)
-    check_place(tmp_path / "new" / "folder" / "file")
+    outputs.check_place(tmp_path / "new" / "folder" / "file")
     assert names(tmp_path) == ["a.file"]
 
 
@@ -158,19 +147,19 @@ def test_a_file_system_without_locks_is_said_and_no_obstacle(tmp_path, monkeypat
     monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(number, os.strerror(number))))
     if number != errno.ENOSYS:  # which filelock itself makes up for, by a file that is there or not
         with pytest.warns(SubTokenWarning, match="lies on a file system without locks; it continues without one"):
-            take_lock(tmp_path / ".lock", 0).release()
-        with pytest.warns(SubTokenWarning, match="without locks"), locked(tmp_path / ".lock"):
+            outputs.take_lock(tmp_path / ".lock", 0).release()
+        with pytest.warns(SubTokenWarning, match="without locks"), outputs.locked(tmp_path / ".lock"):
             save(tmp_path / "a.file")
     save(tmp_path / "a.file", "again")
     assert (tmp_path / "a.file").read_text() == "again"
     monkeypatch.undo()
-    with locked(tmp_path / ".held"), pytest.raises(Timeout):  # which is no missing lock
-        take_lock(tmp_path / ".held", 0)
+    with outputs.locked(tmp_path / ".held"), pytest.raises(Timeout):  # which is no missing lock
+        outputs.take_lock(tmp_path / ".held", 0)
 
 
 def test_a_writer_at_work_is_left_alone(tmp_path):
     path = tmp_path / "a.file"
-    with whole_file(path) as temporary:
+    with outputs.whole_file(path) as temporary:
         temporary.write_text("first")
         save(path, "second")
         assert temporary.read_text() == "first"
@@ -195,7 +184,7 @@ def test_no_device_is_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(os.devnull)
     for path in tmp_path.iterdir():
-        for write in (save, lambda path: check_new([path], overwrite=True)):
+        for write in (save, lambda path: outputs.check_new([path], overwrite=True)):
             with pytest.raises(ValueError, match=r"is a (folder|pipe or a device); name a file"):
                 write(path)
 
@@ -206,13 +195,13 @@ def test_a_link_is_replaced_and_not_followed(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     for name in ("link", "loop"):
         with pytest.raises(ValueError, match="exists; name another file"):
-            check_new([tmp_path / name], overwrite=False)
+            outputs.check_new([tmp_path / name], overwrite=False)
         save(tmp_path / name)
     assert [(tmp_path / name).read_text() for name in ("a", "link", "loop")] == ["old", "new", "new"]
 
 
 def test_a_failed_block_leaves_nothing(tmp_path):
-    with pytest.raises(ZeroDivisionError), stage(tmp_path / "deep" / "a"):
+    with pytest.raises(ZeroDivisionError), outputs.stage(tmp_path / "deep" / "a"):
         raise ZeroDivisionError
     assert names(tmp_path) == []
 

@@ -8,36 +8,8 @@ from itertools import chain
 import pytest
 import torch
 
-from benchmarks import real_needles, real_results, real_text_bytes, real_text_trained
-from benchmarks.real_frontier import (
-    PAGE,
-    SVG_FILE,
-    blind,
-    measured,
-    measured_on_tasks,
-    picture,
-    shipped,
-    table,
-    winners,
-)
-from benchmarks.real_ruler import RECORDS, compact, judges
-from benchmarks.real_text import (
-    CONTEXTS,
-    FACTS,
-    NAMES,
-    NETS,
-    OUT,
-    Arm,
-    add,
-    arms,
-    by_arm,
-    compressed,
-    contexts,
-    facts_above,
-    measure,
-    read,
-    turned_arms,
-)
+from benchmarks import real_frontier, real_needles, real_results, real_text, real_text_bytes, real_text_trained
+from benchmarks.real_ruler import compact, judges
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.recommend import FILE
@@ -66,7 +38,7 @@ def test_what_shares_a_pass_keeps_what_each_keeps_alone(backbone, notations):
     kinds = (0.5, "model"), (0.2, "model"), (0.3, "int8")
     settings = [Compression(method, keep, kv_dtype=kind) for method in methods for keep, kind in kinds]
     with reading_packed(backbone.family.decoder.config), torch.no_grad():
-        caches = [cache for cache, _ in compressed(backbone, batch, settings)]
+        caches = [cache for cache, _ in real_text.compressed(backbone, batch, settings)]
         for own, cache in zip(settings, caches, strict=True):
             alone = PackedCache(backbone.family.shape.num_layers)
             prefill(backbone, batch, alone, own)
@@ -78,14 +50,14 @@ def test_what_shares_a_pass_keeps_what_each_keeps_alone(backbone, notations):
 
 def test_a_record_counts_bytes_and_scores_facts_and_text(backbone):
     tokenizer = backbone.family.tokenizer
-    asked = contexts(tokenizer, "the cat sat on the mat . " * 400, 1)
-    assert len(asked[0].questions) == FACTS + 1
-    some = [Arm("full cache", Compression()), Arm("int8", Compression(kv_dtype="int8"))]
+    asked = real_text.contexts(tokenizer, "the cat sat on the mat . " * 400, 1)
+    assert len(asked[0].questions) == real_text.FACTS + 1
+    some = [real_text.Arm("full cache", Compression()), real_text.Arm("int8", Compression(kv_dtype="int8"))]
     with reading_packed(backbone.family.decoder.config), torch.no_grad():
-        whole, bits = measure(backbone, some, asked).values()
+        whole, bits = real_text.measure(backbone, some, asked).values()
     assert whole["share"] == [1.0]
     assert 0.5 < bits["share"][0] < 0.6
-    assert len(whole["facts"][0]) == len(whole["exact"][0]) == FACTS
+    assert len(whole["facts"][0]) == len(whole["exact"][0]) == real_text.FACTS
     ids = torch.tensor([asked[0].ids + asked[0].questions[0].start + asked[0].questions[0].scored])
     scored = len(asked[0].questions[0].scored)
     with torch.no_grad():
@@ -93,12 +65,15 @@ def test_a_record_counts_bytes_and_scores_facts_and_text(backbone):
     assert whole["facts"][0][0] == pytest.approx(-float(logprobs.gather(-1, ids[0, -scored:, None]).sum()), abs=2e-3)
 
 
-@pytest.mark.parametrize("file", sorted(OUT.glob("*.jsonl.xz")), ids=lambda file: file.name.partition(".")[0])
+@pytest.mark.parametrize("file", sorted(real_text.OUT.glob("*.jsonl.xz")), ids=lambda file: file.name.partition(".")[0])
 def test_records_are_whole(file):
-    records = by_arm(file)
-    whole, controls = len(records["full cache"]["facts"]), {arm.words for arm in chain(*turned_arms(True).values())}
+    records = real_text.by_arm(file)
+    whole, controls = (
+        len(records["full cache"]["facts"]),
+        {arm.words for arm in chain(*real_text.turned_arms(True).values())},
+    )
     assert {len(own["facts"]) for arm, own in records.items() if arm not in controls} == {whole}
-    assert {words for some in arms().values() for words in (arm.words for arm in some)} >= records.keys()
+    assert {words for some in real_text.arms().values() for words in (arm.words for arm in some)} >= records.keys()
 
 
 def test_the_table_of_all_arms_and_the_pages_are_of_the_records():
@@ -113,40 +88,24 @@ def test_the_table_of_all_arms_and_the_pages_are_of_the_records():
 
 
 def test_trained_arms_are_asked_the_same():
-    records = read(real_text_trained.OUT)
+    records = real_text.read(real_text_trained.OUT)
     assert len({(each["loss"], each["way"], each["arm"], each["seed"]) for each in records}) == len(records) >= 3
-    assert {(len(each["facts"]), len(each["facts"][0])) for each in records} == {(CONTEXTS, FACTS)}
+    assert {(len(each["facts"]), len(each["facts"][0])) for each in records} == {(real_text.CONTEXTS, real_text.FACTS)}
 
 
 @pytest.mark.parametrize("model", real_text_bytes.HEADS)
 def test_arms_of_one_budget_are_asked_the_same(model):
-    records = read(real_text_bytes.records_of(model))
+    records = real_text.read(real_text_bytes.records_of(model))
     assert len({real_text_bytes.key(each) for each in records}) == len(records)
-    assert {(len(each["facts"]), len(each["facts"][0])) for each in records} <= {(CONTEXTS, FACTS)}
+    assert {(len(each["facts"]), len(each["facts"][0])) for each in records} <= {(real_text.CONTEXTS, real_text.FACTS)}
     assert {each["size"] for each in records} <= real_text_bytes.SIZES.keys()
-
-
-def test_an_arm_is_told_from_the_full_cache_of_its_own_machine(tmp_path):
-    """The GPU's record stands for an arm that two machines were asked; what one alone was asked is marked."""
-    made = {"exact": [[1]], "share": [0.5], "text": [127.0]}
-    records = [
-        {**made, "arm": "full cache", "facts": [[1.0]]},
-        {**made, "arm": "full cache", "facts": [[2.0]], "gpu": "H"},
-        {**made, "arm": "both", "facts": [[5.0]]},
-        {**made, "arm": "both", "facts": [[3.0]], "gpu": "H"},
-        {**made, "arm": "one", "facts": [[5.0]]},
-    ]
-    for record in records:
-        add(tmp_path / "m.jsonl.xz", record)
-    found = by_arm(tmp_path / "m.jsonl.xz")
-    assert [float(facts_above(found[arm])[0]) for arm in ("full cache", "both", "one")] == [0, 1, 4]
 
 
 def test_every_arm_of_one_budget_is_a_recipe(capsys):
     """Names and values of its settings; the arms differ in what they say they do alone."""
     some = real_text_bytes.LEARNS, real_text_bytes.STARTS, real_text_bytes.ROUTERS
     every = real_text_bytes.arms(*some, ["21.9%"])
-    flags = [arm.argv("smollm2", NETS / "smollm2.json") for arm in every]
+    flags = [arm.argv("smollm2", real_text.NETS / "smollm2.json") for arm in every]
     assert len(set(map(tuple, flags))) == len(every) == 22
     recipe = places.ROOT / f"recipes/real/{real_text_bytes.RECIPE}.yaml"
     for arm, argv in zip(every[::7], flags[::7], strict=True):
@@ -192,11 +151,6 @@ def test_arms_that_were_asked_otherwise_are_refused(tmp_path, other):
         compact(tmp_path)
 
 
-def test_records_are_of_enough_samples():
-    for file in RECORDS.glob("*.jsonl.xz"):
-        assert [len(record["kinds"]) >= 60 for record in read(file)] == [True]
-
-
 def test_the_maps_of_needles_are_of_the_record():
     record = json.loads(real_needles.RECORD.read_text())
     assert len(record["kinds"]) == 30
@@ -207,51 +161,13 @@ def test_the_maps_of_needles_are_of_the_record():
     assert len(others) >= 1
 
 
-def record(share, facts, text):
-    """One beside a full cache of 0.5 nats a fact and 3 a token."""
-    own = {"share": [share] * 3, "facts": [[facts] * 2] * 3, "exact": [[1, 0]] * 3, "text": [text * 127] * 3}
-    return {**own, "full": {**own, "facts": [[0.5] * 2] * 3, "text": [3.0 * 127] * 3}}
-
-
-def test_a_size_names_what_fits_it_and_loses_least():
-    records = {
-        "full cache": record(1.0, 0.5, 3.0),
-        "int8 of everything": record(0.51, 0.5, 3.25),
-        "kvzip 50.0%": record(0.5, 0.75, 3.0),
-        "kvzip 21.9%": record(0.22, 9.0, 9.0),
-    }
-    first, second, *rest = table(measured({"smollm2": records}), ["smollm2"]).splitlines()[2:]
-    assert first.startswith("| 53.0% | SmolLM2-135M | int8 of everything (51.0%) | +0.00 [")
-    assert "| kvzip 50.0% (50.0%) | +0.000 [" in first
-    assert second.startswith("| 27.0% | SmolLM2-135M | kvzip 21.9% (22.0%) | +8.50 [")
-    assert rest == []  # no record is small enough for the other sizes
-
-
-def test_only_what_wins_somewhere_is_shipped():
-    models = {
-        "qwen05": {
-            "full cache": record(1.0, 0.5, 3.0),
-            "int8 of everything": record(0.5, 0.75, 3.5),
-            "kvzip 21.9%": record(0.2, 1.0, 4.0),
-            "snapkv 50.0%": record(0.5, 2.0, 5.0),  # at the same bytes it loses more
-            "kvzap 21.9%": record(0.2, 1.0, 4.0),
-        },
-        "smollm2": {
-            "full cache": record(1.0, 0.5, 3.0),
-            "snapkv 21.9%": record(0.2, 0.5, 3.0),  # loses nothing, on the model that has its record
-            "kvzip 21.9%": record(0.2, 1.0, 4.0),
-        },
-    }
-    kept = winners(measured(models), list(models))
-    assert [each.arm for each in kept] == ["kvzip 21.9%", "snapkv 21.9%", "int8 of everything"]
-    assert [list(each.on) for each in kept] == [["qwen05", "smollm2"], ["smollm2"], ["qwen05"]]
-
-
 def test_the_page_the_picture_and_what_the_command_reads_are_of_the_records():
-    models = {name: blind(name) for name in NAMES}
+    models = {name: real_frontier.blind(name) for name in real_text.NAMES}
     assert all("full cache" in records for records in models.values())
-    found, names = measured(models), list(NAMES)
-    assert shown(PAGE, "frontier") == table(found, names)
-    own = shipped(text=(NAMES, winners(found, names)), tasks=measured_on_tasks())
+    found, names = real_frontier.measured(models), list(real_text.NAMES)
+    assert shown(real_frontier.PAGE, "frontier") == real_frontier.table(found, names)
+    own = real_frontier.shipped(
+        text=(real_text.NAMES, real_frontier.winners(found, names)), tasks=real_frontier.measured_on_tasks()
+    )
     assert FILE.read_text(encoding="utf-8") == own
-    assert SVG_FILE.read_text(encoding="utf-8") == picture(models["qwen05"])
+    assert real_frontier.SVG_FILE.read_text(encoding="utf-8") == real_frontier.picture(models["qwen05"])

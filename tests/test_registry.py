@@ -114,31 +114,18 @@ def test_a_name_never_imports_what_it_spells(install, name):
     assert "more_methods" not in sys.modules
 
 
-def test_a_class_can_be_put_in_for_this_process(install):
-    registry = install("")
-    registry["mine"] = EVICTIONS["knorm"]
-    assert list(registry) == ["h2o", "mine"]
-    del registry["mine"]
-    assert "mine" not in registry
-
-
 SHOWN = {
-    "subtoken_train.cli.quiet": "quiet_libraries",
-    "subtoken_train.datasets.recall_datamodule": "RecallDataModule",
+    "subtoken_train.cli.quiet": "quiet_libraries", "subtoken_train.datasets.recall_datamodule": "RecallDataModule",
     "subtoken_train.evaluation.reporting.markdown": "report_markdown",
-    "subtoken_train.evaluation.results.manifest": "Manifest",
-    "subtoken_train.evaluation.results.store": "read_samples",
-    "subtoken_train.evictions.layer_views": "LayerView",
-    "subtoken_train.evictions.wrapper": "Wrapper",
-    "subtoken_train.reducers.context": "ContextReducer",
-    "subtoken_train.routing.linear": "fp32_linear",
-    "subtoken_train.routing.output_norm": "OutputNormSelector",
-    "subtoken_train.routing.state": "RoutingState",
+    "subtoken_train.evaluation.results.manifest": "Manifest", "subtoken_train.evaluation.results.store": "read_samples",
+    "subtoken_train.evictions.layer_views": "LayerView", "subtoken_train.evictions.wrapper": "Wrapper",
+    "subtoken_train.reducers.context": "ContextReducer", "subtoken_train.routing.linear": "fp32_linear",
+    "subtoken_train.routing.output_norm": "OutputNormSelector", "subtoken_train.routing.state": "RoutingState",
     "subtoken_train.training.adapter_parts": "adapter_config",
     "subtoken_train.training.distillation": "DistillationConfig",
     "subtoken_train.training.strategies.fsdp2": "Fsdp2Strategy",
     "subtoken_train.training.strategies.zero": "ZeroStrategy",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("old", MOVED | SHOWN)

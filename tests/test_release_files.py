@@ -5,7 +5,6 @@ The linters are in the extra ``release``; where one is absent its test is skippe
 
 from __future__ import annotations
 
-import json
 import re
 import runpy
 import shutil
@@ -19,7 +18,6 @@ import pytest
 import yaml
 
 from benchmarks.version_bounds import direct_dependencies
-from subtoken_train.errors import pip_line
 from subtoken_train.version import __version__
 from tests.support.places import ON_AN_INDEX, ROOT
 
@@ -103,12 +101,10 @@ def test_publishing_is_by_identity():
 @pytest.mark.parametrize(
     ("schema", "files"),
     [
-        ("github-workflows", WORKFLOWS),
-        ("github-issue-forms", [TEMPLATES / "bug.yml", TEMPLATES / "method.yml"]),
-        ("github-issue-config", [TEMPLATES / "config.yml"]),
-        ("citation-file-format", [ROOT / "CITATION.cff"]),
+        ("github-workflows", WORKFLOWS), ("github-issue-forms", [TEMPLATES / "bug.yml", TEMPLATES / "method.yml"]),
+        ("github-issue-config", [TEMPLATES / "config.yml"]), ("citation-file-format", [ROOT / "CITATION.cff"]),
     ],
-)
+)  # fmt: skip
 def test_their_schemas_accept_them(schema, files, tmp_path):
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}"]
     done = subprocess.run([*command, *map(str, files)], capture_output=True, text=True, check=False)
@@ -132,25 +128,3 @@ def test_both_bounds_are_of_every_direct_dependency():
     names = direct_dependencies()
     assert {"torch", "peft", "lm-eval", "huggingface-hub", "types-pyyaml"} <= set(names)
     assert not any(re.search(r"[^a-z0-9-]", name) for name in names)
-
-
-@pytest.mark.parametrize(
-    ("origin", "line"),
-    [
-        ({"url": "file:///a%20b/c", "dir_info": {"editable": True}}, "pip install -e '/a b/c[serve]'"),
-        ({"url": "file:///a/c", "dir_info": {}}, "pip install '/a/c[serve]'"),
-        ({"url": "file:///a/c.whl", "archive_info": {}}, "pip install 'subtoken_train[serve] @ file:///a/c.whl'"),
-        (
-            {"url": "https://code.example/c", "vcs_info": {"vcs": "git"}},
-            "pip install 'subtoken_train[serve] @ git+https://code.example/c'",
-        ),
-        ({}, "pip install '.[serve]' in its checkout"),
-    ],
-)
-def test_messages_install_from_where_the_package_came(monkeypatch, tmp_path, origin, line):
-    metadata = tmp_path / "subtoken_train-1.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: subtoken_train\nVersion: 1\n")
-    (metadata / "direct_url.json").write_text(json.dumps(origin))
-    monkeypatch.syspath_prepend(tmp_path)
-    assert pip_line("serve") == line

@@ -5,33 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 
-from subtoken_train.cache.by_sample import chosen_samples
 from tests.support.host_reads import host_reads
 
 NUMBERS, COUNTS = torch.arange(6.0), torch.arange(3)
 MARKS = NUMBERS > 2
 WAITING = {
     **{name: lambda name=name: getattr(NUMBERS.sum(), name)() for name in ("tolist", "cpu", "numpy", "item")},
-    "bool": lambda: bool(MARKS.any()),
-    "int": lambda: int(COUNTS[0]),
-    "slice": lambda: NUMBERS[: COUNTS[2]],
-    "nonzero": MARKS.nonzero,
-    "where": lambda: torch.where(MARKS),
-    "masked_select": lambda: NUMBERS.masked_select(MARKS),
-    "mask": lambda: NUMBERS[MARKS],
-    "repeat": lambda: COUNTS.repeat_interleave(COUNTS),
-    "unique": COUNTS.unique,
-    "equal": lambda: torch.equal(COUNTS, COUNTS),
-    "tensor": lambda: torch.tensor([1, 2]),
-}
+    "bool": lambda: bool(MARKS.any()), "int": lambda: int(COUNTS[0]), "slice": lambda: NUMBERS[: COUNTS[2]],
+    "nonzero": MARKS.nonzero, "where": lambda: torch.where(MARKS),
+    "masked_select": lambda: NUMBERS.masked_select(MARKS), "mask": lambda: NUMBERS[MARKS],
+    "repeat": lambda: COUNTS.repeat_interleave(COUNTS), "unique": COUNTS.unique,
+    "equal": lambda: torch.equal(COUNTS, COUNTS), "tensor": lambda: torch.tensor([1, 2]),
+}  # fmt: skip
 NOT_WAITING = {
-    "index": lambda: NUMBERS[COUNTS],
-    "repeat": lambda: COUNTS.repeat_interleave(2),
+    "index": lambda: NUMBERS[COUNTS], "repeat": lambda: COUNTS.repeat_interleave(2),
     "sized": lambda: COUNTS.repeat_interleave(COUNTS, output_size=3),
-    "static": lambda: torch.nonzero_static(MARKS, size=3),
-    "sort": NUMBERS.sort,
+    "static": lambda: torch.nonzero_static(MARKS, size=3), "sort": NUMBERS.sort,
     "fill": lambda: NUMBERS.masked_fill(MARKS, 0),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WAITING)
@@ -46,10 +37,3 @@ def test_what_does_not_wait_is_not(name):
     with host_reads() as found:
         NOT_WAITING[name]()
     assert not found
-
-
-def test_it_says_where_and_ends_with_the_block():
-    with host_reads() as found:
-        chosen_samples(COUNTS, 3)
-    NUMBERS.sum().tolist()
-    assert [each.rsplit(":", 1)[0] for each in found if each.startswith("cpu")] == ["cpu at cache/by_sample.py"]

@@ -219,7 +219,7 @@ def _declared(method: type[Eviction]) -> list[str]:
     question = "if there" if {"rows", "blocks"} & method.needs else "never"
     return [
         "read less" if method.reads else "freed",
-        "one set" if method.heads_share else "a set each",
+        "one set" if default.heads_share else "a set each",
         "by all layers" if default.across_layers else "its own",
         "needed" if default.reads_question else question,
         passes,

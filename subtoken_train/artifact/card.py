@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -68,16 +69,22 @@ class Evaluation:
     others: tuple[CardColumn, ...] = ()
 
 
-def score_table(evaluation: Evaluation) -> str:
-    """Return a Markdown table: one column per arm, its budget, then the score of every kind."""
-    arms = (evaluation.own, *evaluation.others)
-    rows = [["", *(arm.name for arm in arms)], ["---"] * (len(arms) + 1)]
-    rows += [[name, *(arm.facts.get(name, "") for arm in arms)] for name in evaluation.own.facts]
+def score_rows(arms: Sequence[CardColumn]) -> list[list[str]]:
+    """Return a table: one column per arm, its budget, then the score of every kind of the first."""
+    rows = [["", *(arm.name for arm in arms)]]
+    facts = dict.fromkeys(name for arm in arms for name in arm.facts)
+    rows += [[name, *(arm.facts.get(name, "") for arm in arms)] for name in facts]
     cells = [{(score.kind, score.metric): score.cell for score in arm.scores} for arm in arms]
-    for score in evaluation.own.scores:
+    for score in arms[0].scores:
         row, key = f"{score.kind} ({score.questions:,}, {score.metric})", (score.kind, score.metric)
         rows.append([row, *(of_arm.get(key, "") for of_arm in cells)])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return rows
+
+
+def score_table(evaluation: Evaluation) -> str:
+    """Return ``score_rows`` as Markdown."""
+    head, *rows = score_rows([evaluation.own, *evaluation.others])
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
 _CARD = """---

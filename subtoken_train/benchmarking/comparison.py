@@ -166,42 +166,33 @@ def run_row(
     """Measure one length and batch size; a record as JSON.
 
     ``progress`` is called with (done, total) after every run of a side, and after the shares of a copy, which count as
-    one. After Ctrl-C in a later round than the first the record holds the finished ones, and ``interrupted`` is true.
+    one.
     """
     sides, notes = comparison(subject, draw_prompts(subject.family, parts, batch_size), new_tokens)
     done, total = itertools.count(1), len(sides) * (1 + WARMUP + pairs) + share_of_copy
     figures = measure(sides, new_tokens, pairs, ran=lambda: progress(next(done), total))
-    rounds, shares = len(figures[subject.name].step_seconds), None
-    interrupted = rounds < pairs
-    if share_of_copy and not interrupted:
-        try:
-            shares = copy_shares(sides, pairs)
-            progress(total, total)
-        except KeyboardInterrupt:
-            interrupted = True
-    if interrupted:
-        notes.append(f"interrupted after {rounds} of {pairs} rounds")
+    copies = {}
+    if share_of_copy:
+        copies["share_of_copy"] = copy_shares(sides, pairs)
+        progress(total, total)
     notes += _bytes_apart(figures, subject.name)
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > cores:
         notes.append(f"load average {load:.1f} on {cores} cores: other work ran beside it, so seconds are too many")
-    row = {
+    for side in sides:
+        side.close()
+    return {
         "prompt": {**asdict(parts), "length": parts.length, "words": parts.words},
         "batch_size": batch_size,
         "new_tokens": new_tokens,
-        "pairs": rounds,
-        "interrupted": interrupted,
+        "pairs": pairs,
         "load_average": round(load, 2),
         "subject": subject.name,
         "sides": {name: found.record() for name, found in figures.items()},
         "ratios": ratios(figures, subject.name),
         "notes": notes,
+        **copies,
     }
-    if shares is not None:
-        row["share_of_copy"] = shares
-    for side in sides:
-        side.close()
-    return row
 
 
 def _bytes_apart(figures: Mapping[str, SideFigures], ours: str) -> list[str]:

@@ -61,15 +61,14 @@ def check_protocol(family: Family) -> None:
 def protocol_subjects(subject: Subject) -> Iterator[tuple[str, Subject]]:
     """The routed arms, and what they are called; routers are drawn, and LoRA is put on where there is none."""
     family = subject.family
-    put_lora_on(family, LoraSettings())
+    _put_lora_on(family, LoraSettings())
     bank = RouterBank(RoutingConfig(), family.hidden_size, family.shape).to(family.device)
     for name in REDUCERS:
         for ratio in KEEP_RATIOS:
             yield f"{name} {ratio:.1%}", replace(subject, reducer=build_reducer(name, ratio), bank=bank)
 
 
-def put_lora_on(family: Family, settings: LoraSettings) -> None:
-    """Give every arm a LoRA, as the paper's arms have, where the backbone has none yet."""
+def _put_lora_on(family: Family, settings: LoraSettings) -> None:
     if not hasattr(family.model, "peft_config"):
         add_lora(family, settings)
         family.model.to(family.device).eval()
@@ -161,7 +160,7 @@ def memory_prompt(family: Family) -> PromptParts:
 def memory_sides(subject: Subject, prompts: Batch) -> dict[str, Side]:
     """Make the arms by name: transformers' own cache, Quest, and Quest with routing, all with the same LoRA."""
     family = subject.family
-    put_lora_on(family, MEMORY_LORA)
+    _put_lora_on(family, MEMORY_LORA)
     dynamic, *others = dense_sides(family, prompts, 0)
     for other in others:
         other.close()
@@ -180,25 +179,17 @@ def measure_memory(
 ) -> dict[str, Any]:
     """Run each arm once, no other one's cache alive, and record its peak and its cache as JSON.
 
-    ``progress`` is called with (done, total) after every arm. After Ctrl-C the record holds the arms that were run, if
-    any, and ``interrupted`` is true.
+    ``progress`` is called with (done, total) after every arm.
     """
-    parts = memory_prompt(subject.family)
+    parts, found = memory_prompt(subject.family), dict[str, Any]()
     sides = memory_sides(subject, draw_prompts(subject.family, parts, 1))
-    found: dict[str, Any] = {}
-    interrupted = False
-    try:
-        for name, side in sides.items():
-            figures = hold(side, 0)
-            held = figures.prompt_bytes
-            found[name] = {"entries": figures.entries, "peak_bytes": figures.peak_bytes, "cache": asdict(held)}
-            side.close()
-            progress(len(found), len(sides))
-    except KeyboardInterrupt:
-        if not found:
-            raise
-        interrupted = True
-    return {"prompt": {**asdict(parts), "length": parts.length}, "arms": found, "interrupted": interrupted}
+    for name, side in sides.items():
+        figures = hold(side, 0)
+        held = asdict(figures.prompt_bytes)
+        found[name] = {"entries": figures.entries, "peak_bytes": figures.peak_bytes, "cache": held}
+        side.close()
+        progress(len(found), len(sides))
+    return {"prompt": {**asdict(parts), "length": parts.length}, "arms": found}
 
 
 def peak_lines(row: Mapping[str, Any], path: str) -> list[str]:

@@ -13,6 +13,7 @@ import re
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -42,10 +43,10 @@ def interleaved(
     """Seconds of each action, in turns: every round runs each of them once, in an order that alternates."""
     seconds: dict[str, list[float]] = {name: [] for name in actions}
     for name, counts in turns(list(actions), pairs, warmup):
-        synchronise()
+        _synchronise()
         start = clock()
         actions[name]()
-        synchronise()
+        _synchronise()
         if counts:
             seconds[name].append(clock() - start)
     return seconds
@@ -89,8 +90,7 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def synchronise() -> None:
-    """Wait for the GPU, where there is one."""
+def _synchronise() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
@@ -169,13 +169,13 @@ class SideFigures:
 
 def run_side(side: Side, new_tokens: int, clock: Clock = time.perf_counter) -> tuple[float, float]:
     """Seconds of a side's prompts and of its forced steps together; inside its turn."""
-    synchronise()
+    _synchronise()
     start = clock()
     logits_BV = side.prefill()
-    synchronise()
+    _synchronise()
     middle = clock()
     force(side, logits_BV, new_tokens)
-    synchronise()
+    _synchronise()
     return middle - start, clock() - middle
 
 
@@ -193,55 +193,39 @@ def measure(
     clock: Clock = time.perf_counter,
     ran: Callable[[], object] = lambda: None,
 ) -> dict[str, SideFigures]:
-    """All figures of all sides, by name; ``ran`` is called after every run of a side: one for its memory, one a round.
-
-    Ctrl-C ends the rounds: those that all sides finished are returned; before the first of them it is raised.
-    """
-    figures: dict[str, SideFigures] = {}
+    """All figures of all sides, by name; ``ran`` is called after every run of a side, for its memory or of a round."""
+    figures, by_name = dict[str, SideFigures](), {side.name: side for side in sides}
     for side in sides:
         figures[side.name] = hold(side, new_tokens)
         ran()
-    by_name = {side.name: side for side in sides}
-    try:
-        for name, counts in turns(list(by_name), pairs, warmup):
-            with by_name[name].turn():
-                prompt, steps = run_side(by_name[name], new_tokens, clock)
-            if counts:
-                figures[name].prefill_seconds.append(prompt)
-                figures[name].step_seconds.append(steps / new_tokens)
-            ran()
-    except KeyboardInterrupt:
-        finished = min(len(found.step_seconds) for found in figures.values())
-        if not finished:
-            raise
-        for found in figures.values():
-            del found.prefill_seconds[finished:], found.step_seconds[finished:]
+    for name, counts in turns(list(by_name), pairs, warmup):
+        with by_name[name].turn():
+            prompt, steps = run_side(by_name[name], new_tokens, clock)
+        if counts:
+            figures[name].prefill_seconds.append(prompt)
+            figures[name].step_seconds.append(steps / new_tokens)
+        ran()
     return figures
 
 
 def hold(side: Side, new_tokens: int) -> SideFigures:
     """Bytes and peak memory of a side, without a clock."""
-    prompts = side.prompts
-    on_gpu = prompts.input_ids_BN.device.type == "cuda"
-    bank = side.bank if isinstance(side, PackedSide) else None
+    prompts, bank = side.prompts, side.bank if isinstance(side, PackedSide) else None
+    device = prompts.input_ids_BN.device
     held = [tensor for tensor in vars(prompts).values() if isinstance(tensor, Tensor)]
     held += tensors_of(side.family.model) + ([] if bank is None else tensors_of(bank))
+    if on_gpu := device.type == "cuda":
+        _synchronise()
+        torch.cuda.reset_peak_memory_stats(device)
+    live: Any = nullcontext() if on_gpu else LiveTensors(held)
     with side.turn():
-        if on_gpu:
-            synchronise()
-            torch.cuda.reset_peak_memory_stats(prompts.input_ids_BN.device)
+        with live:
             logits_BV = side.prefill()
-            before, entries = side.held(), side.entries()
+        before, entries = side.held(), side.entries()
+        with live:
             force(side, logits_BV, new_tokens)
-            synchronise()
-            peak = torch.cuda.max_memory_allocated(prompts.input_ids_BN.device)
-        else:
-            with LiveTensors(held) as live:
-                logits_BV = side.prefill()
-            before, entries = side.held(), side.entries()
-            with live:
-                force(side, logits_BV, new_tokens)
-            peak = live.peak
+        _synchronise()
+        peak = torch.cuda.max_memory_allocated(device) if on_gpu else live.peak
         return SideFigures(side.words, side.kernel(), entries, before, side.held(), peak)
 
 

@@ -19,12 +19,15 @@ from PIL import Image
 from torch import Tensor
 
 from subtoken_train.datasets.text_batches import QUERY_TOKENS
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.backbone_config import BackboneConfig, resolve
 from subtoken_train.families.family import Family
-from subtoken_train.families.load import layout_family, with_processor
+from subtoken_train.families.load import layout_family, published_config, with_processor
 from subtoken_train.families.positions import position_bound
 from subtoken_train.families.qwen_inputs import QwenInputs
+from subtoken_train.inference.pool import ModelPool
 from subtoken_train.inference.prompt_inputs import batch_from_inputs
+from subtoken_train.reducers.base import Reducer
 from subtoken_train.types import Batch
 
 IMAGE_SIZE = (336, 336)
@@ -195,3 +198,23 @@ def random_family(config: BackboneConfig, shrink: Shrink, device: torch.device, 
         family = layout_family(config, shrink.apply, device)
     family.model.eval()
     return with_processor(family, config) if Path(resolve(config.path)).exists() else family
+
+
+class DrawnPool(ModelPool):
+    """Hands out models that are laid out (on ``meta``) or drawn at random; the Hub is not asked for published ones."""
+
+    def __init__(self, shrink: Shrink, device: str | torch.device) -> None:
+        super().__init__()
+        self._shrink, self._where = shrink, torch.device(device)
+
+    def _load(self, source: BackboneConfig, reducer: Reducer) -> Family:
+        if self._where.type == "meta":
+            return layout_family(source, self._shrink.apply)
+        return random_family(source, self._shrink, self._where)
+
+    def _placed(self, backbone: CompressedBackbone) -> CompressedBackbone:
+        return (backbone if self._where.type == "meta" else backbone.to(self._where)).eval()
+
+    def find(self, name: str | Path, revision: str | None = None) -> Path | None:
+        """As the pool of models does; published backbones are known without a request."""
+        return None if published_config(str(name)) is not None else super().find(name, revision)

@@ -15,24 +15,6 @@ from subtoken_train.kernels.formats import Payload
 from subtoken_train.kernels.storage import Block, BlockPart, RoutedValues
 
 
-def chosen_samples(indices: Tensor, batch: int) -> Tensor:
-    """Return the numbers of the samples that an index of the batch axis names (numbers or marks), int64 [n]."""
-    try:
-        chosen = torch.arange(batch)[torch.as_tensor(indices).cpu()]
-    except IndexError as error:
-        raise ValueError(f"the cache holds {batch} samples, numbered from 0; others were asked for: {error}") from error
-    if chosen.dim() != 1 or not len(chosen):
-        raise ValueError(f"choose samples of the cache by a list of one or more numbers, not {list(chosen.shape)}")
-    return chosen
-
-
-def repeated_samples(batch: int, repeats: int) -> Tensor:
-    """Repeat every sample ``repeats`` times in a row, int64 [batch * repeats]."""
-    if repeats < 1:
-        raise ValueError(f"every sample is repeated once or more, not {repeats} times")
-    return torch.arange(batch).repeat_interleave(repeats)
-
-
 def select_samples(blocks: list[Block], samples: list[int], kv_heads: int) -> list[Block]:
     """Return the blocks of a batch of the chosen samples, in their order; a sample may come several times."""
     chosen = []
@@ -59,10 +41,13 @@ def select_samples(blocks: list[Block], samples: list[int], kv_heads: int) -> li
 
 def select_part(part: BlockPart, index_R: Tensor) -> BlockPart:
     """Copy the entries and pieces of some rows."""
-    values = part.values
-    chosen = _select_values(values, index_R) if isinstance(values, RoutedValues) else values.select(index_R)
-    places = part.position_RM
-    return BlockPart(part.keys.select(index_R), chosen, part.cut, None if places is None else places[index_R])
+
+    def of_rows(stored: Tensor) -> Tensor:
+        return stored[index_R]
+
+    values, places = part.values, None if part.position_RM is None else of_rows(part.position_RM)
+    chosen = _select_values(values, index_R) if isinstance(values, RoutedValues) else values.each(of_rows)
+    return BlockPart(part.keys.each(of_rows), chosen, part.cut, places)
 
 
 def _select_values(values: RoutedValues, index_R: Tensor) -> RoutedValues:
@@ -73,13 +58,7 @@ def _select_values(values: RoutedValues, index_R: Tensor) -> RoutedValues:
     new_starts_R = lengths_R.cumsum(0) - lengths_R
     within = torch.arange(int(lengths_R.sum()), device=index_R.device) - new_starts_R.repeat_interleave(lengths_R)
     counts, source = counts_RP[index_R].flatten(), starts_R.repeat_interleave(lengths_R) + within
-    index = values.index
-    if index is not None and index.dtype == torch.int32:
-        moved_R = torch.arange(len(index_R), device=index_R.device) - index_R
-        shift = (moved_R * values.heads * values.entries).repeat_interleave(lengths_R)
-        index = (index[source] + shift).to(torch.int32)
-    elif index is not None:
-        index = index[index_R]
+    index = None if values.index is None else values.index[index_R]
     offsets = (counts.cumsum(0) - counts).int()
     chosen = values.pieces.each(lambda data: data[source], lambda scales: scales[index_R])
     return replace(values, index=index, pieces=chosen, offsets=offsets, bounds=[])
@@ -133,9 +112,7 @@ def sample_shares(blocks: list[Block], tail_BhTd: Tensor, fill_bytes: int = 0, b
 def _add_routed(share: Share, keys: Payload, values: RoutedValues, place: int, width: int) -> None:
     count, pieces, own = len(keys.data), len(values.piece_bit), values.pieces
     stored = values.bounds[(place + 1) * pieces] - values.bounds[place * pieces]
-    in_index = 0 if values.index is None else values.index.element_size() * stored
-    if values.index is not None and values.index.dim() > 1:  # bits: as many for every row
-        in_index = values.index.nbytes // count
+    in_index = 0 if values.index is None else values.index.nbytes // count
     shared = values.piece_bit.nbytes
     index = in_index + values.offsets.element_size() * pieces + shared // count + (place < shared % count)
     channels = width * values.heads // pieces

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from subtoken_train.cache.by_sample import chosen_samples, repeated_samples
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.forks import undoing
 from subtoken_train.kernels.row_table import Workspace
@@ -155,19 +154,27 @@ class PackedCache(Cache):  # type: ignore[misc]
         for layer in self.layers:
             layer.chooses_pages = chooses
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Take the samples ``beam_idx``; prompts are copied only where a sample changes to another prompt."""
-        self.batch_select_indices(beam_idx)
-
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the samples ``indices``; an empty cache stays empty."""
-        if self.origin_B is not None:
-            self._select(chosen_samples(indices, len(self.origin_B)))
+        """Keep the samples that an index of the batch axis names (numbers or marks); an empty cache stays empty."""
+        if self.origin_B is None:
+            return
+        batch = len(self.origin_B)
+        try:
+            chosen = torch.arange(batch)[torch.as_tensor(indices).cpu()]
+        except IndexError as error:
+            raise ValueError(f"the cache holds {batch} samples, from 0; others were asked for: {error}") from error
+        if chosen.dim() != 1 or not len(chosen):
+            raise ValueError(f"choose samples of the cache by a list of one or more numbers, not {list(chosen.shape)}")
+        self._select(chosen)
+
+    reorder_cache = batch_select_indices  # prompts are copied only where a sample changes to another prompt
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every sample ``repeats`` times in a row; an empty cache stays empty."""
+        if repeats < 1:
+            raise ValueError(f"every sample is repeated once or more, not {repeats} times")
         if self.origin_B is not None:
-            self._select(repeated_samples(len(self.origin_B), repeats))
+            self._select(torch.arange(len(self.origin_B)).repeat_interleave(repeats))
 
     def prepare(self) -> None:
         """Build what the fused kernels need of a prompt's entries, once all layers are filled."""

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from subtoken_train.cache.by_sample import select_part
 from subtoken_train.cache.pack import take_entries, with_index
 from subtoken_train.functional.gather import kept_index
-from subtoken_train.kernels.formats import Format, Payload, Stored, concatenated
+from subtoken_train.kernels.formats import Format, Payload, concatenated
 from subtoken_train.kernels.storage import Block, BlockPart, Fill, RoutedValues, dense_keys, dense_values, stored_flags
 from subtoken_train.types import LayerPlan, Region
 
@@ -30,31 +30,20 @@ STAYS = 128  # added to the region of an entry that never competes
 
 @dataclass
 class EvictionState:
-    """Decode-time eviction state of one layer's entries.
+    """Decode-time eviction state of one layer's entries."""
 
-    Attributes:
-        place_RM: number of each entry among all tokens that the layer has seen of its sample, from 0, int32; -1 pads.
-        region_RM: its ``Region``, plus ``STAYS`` where it never competes, uint8.
-        seen_B: tokens that the layer has seen of each sample, without the tail, int64.
-        budget_B: competing entries that may stay, int64.
-        observed: last query rows that are wanted; None: all since they were last read.
-        carried_RkN: what the method noted of the entries and of the first tail tokens; None: nothing.
-        given: first tokens of the tail that belong to the prompt; they never compete.
-        queries: rotated queries of the last tokens, [B, H, q, d] each, ``held`` rows in all.
-        inputs: what the layer projects of tokens since the method looked last, [B, q, D] each, if it ``reads_inputs``.
-    """
-
-    place_RM: Tensor
-    region_RM: Tensor
-    seen_B: Tensor
-    budget_B: Tensor
-    observed: int | None
-    carried_RkN: Tensor | None = None
-    given: int = 0
-    queries: deque[Tensor] = field(default_factory=deque)
-    held: int = 0
+    place_RM: Tensor  # number of each entry among all tokens that the layer has seen of its sample, from 0; -1 pads
+    region_RM: Tensor  # its ``Region``, plus ``STAYS`` where it never competes, uint8
+    seen_B: Tensor  # tokens that the layer has seen of each sample, without the tail, int64
+    budget_B: Tensor  # competing entries that may stay, int64
+    observed: int | None  # last query rows that are wanted; None: all since they were last read
+    carried_RkN: Tensor | None = None  # what the method noted of the entries and the first tail tokens
+    given: int = 0  # first tokens of the tail that belong to the prompt; they never compete
+    queries: deque[Tensor] = field(default_factory=deque)  # of the last tokens, rotated, [B, H, q, d] each
+    held: int = 0  # rows of these in all
     reads_inputs: bool = False
     inputs: list[Tensor] = field(default_factory=list)
+    """The layer's projected states of tokens since the method looked last, [B, q, D] each, if it ``reads_inputs``."""
 
     @classmethod
     def of_prompt(
@@ -267,7 +256,7 @@ def _select(part: BlockPart, rows: Tensor, mark_RM: Tensor) -> BlockPart:
     return BlockPart(keys, _found(pieces, kept_RPM, values.piece_bit, keys), part.cut)
 
 
-def _found(pieces: Stored, flags_RPM: Tensor, piece_bit: Tensor, keys: Payload) -> RoutedValues:
+def _found(pieces: Payload, flags_RPM: Tensor, piece_bit: Tensor, keys: Payload) -> RoutedValues:
     """Call ``with_index`` from the flags of every piece: a bit is that of the first piece it rules."""
     ruled = (piece_bit == torch.arange(int(piece_bit.max()) + 1, device=piece_bit.device)[:, None]).int()
     return with_index(pieces, flags_RPM.index_select(1, ruled.argmax(1)), piece_bit, keys)

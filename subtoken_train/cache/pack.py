@@ -20,9 +20,8 @@ from torch import Tensor
 
 from subtoken_train.cache.by_sample import select_part
 from subtoken_train.functional.moving import on_device
-from subtoken_train.kernels.choice import choose_kernel
-from subtoken_train.kernels.formats import MODEL, Format, Payload, Stored, places_of_pieces
-from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, RoutedValues, pack_bits, places_of
+from subtoken_train.kernels.formats import MODEL, Format, Payload
+from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, RoutedValues, pack_bits
 from subtoken_train.types import CutKeys, LayerPlan, Layout
 
 
@@ -38,20 +37,13 @@ class Kind:
 
 @dataclass(frozen=True)
 class PlanMarks:
-    """A layer's plan, by the rows of its storage.
+    """A layer's plan, by the rows of its storage."""
 
-    Attributes:
-        rows_RM: the row of the prompt that each entry is, int64.
-        kinds: routed ones first, of these the cut ones, of these full runs; the last is of entries stored whole.
-        flags_RSM: what each entry stores of its value, bool, by S bits; None where no value is cut.
-        piece_bit: which of the bits rules each piece, int32 [P]; ``bit_of``: the same on the host.
-    """
-
-    rows_RM: Tensor
-    kinds: list[Kind]
-    flags_RSM: Tensor | None
-    piece_bit: Tensor | None
-    bit_of: list[int]
+    rows_RM: Tensor  # the row of the prompt that each entry is, int64
+    kinds: list[Kind]  # routed ones first, of these the cut ones, of these full runs; the last: stored whole
+    flags_RSM: Tensor | None  # what each entry stores of its value, bool, by S bits; None: no value is cut
+    piece_bit: Tensor | None  # which of the bits rules each piece, int32 [P]
+    bit_of: list[int]  # the same on the host
     cut: CutKeys | None
 
     def numbers(self) -> Tensor:
@@ -157,16 +149,9 @@ def _bits(groups_BMS: Tensor, kv_heads: int, width: int, layout: Layout, shared:
 
 @cache
 def _piece_bit(num_groups: int, kv_heads: int, width: int, layout: Layout, device: torch.device) -> Tensor:
-    """Return ``_bit_of`` on a device, int32; made there, since a copy from the host would wait for it."""
+    """Return ``_bit_of`` on a device, int32; made once, since a copy from the host waits for it."""
     with torch.inference_mode(False):
-        if layout == "per_head":
-            return torch.arange(num_groups, dtype=torch.int32, device=device).repeat(kv_heads)
-        group_width = kv_heads * width // num_groups
-        starts = torch.arange(0, kv_heads * width, math.gcd(group_width, width), device=device)
-        return starts.div(group_width, rounding_mode="floor").int()
-
-
-MAX_INDEX = 0.005  # share of the keys and values that an index may take; bits are taken where places do not fit
+        return torch.tensor(_bit_of(num_groups, kv_heads, width, layout), dtype=torch.int32, device=device)
 
 
 @dataclass(frozen=True)
@@ -293,39 +278,23 @@ def _routed_values(
     stored_n = torch.nonzero_static(flags_RPM.flatten(), size=bounds[-1])[:, 0]
     pieces_nw = pieces_RPMw.flatten(0, 2).index_select(0, stored_n)
     pieces = keys.format.store_pieces(pieces_nw, stored_n, (rows, heads, entries), per_head)
-    return with_index(pieces, flags_RSM, piece_bit, keys, bounds, (flags_RPM, stored_n))
+    return with_index(pieces, flags_RSM, piece_bit, keys, bounds)
 
 
 def with_index(
-    pieces: Stored,
-    flags_RSM: Tensor,
-    piece_bit: Tensor,
-    keys: Payload,
-    bounds: list[int] | None = None,
-    found: tuple[Tensor, Tensor] | None = None,
+    pieces: Payload, flags_RSM: Tensor, piece_bit: Tensor, keys: Payload, bounds: list[int] | None = None
 ) -> RoutedValues:
     """Index stored pieces by their entries, where not all of a row store the same (``flags_RSM``, bool, by bits).
 
-    ``bounds`` of the result are read from the device where None. ``found``: flags by piece, [R, P, M], and (row * P +
-    piece) * M + entry of the pieces, if they are known.
+    ``bounds`` of the result are read from the device where None.
     """
-    flags_RPM, stored_n = found or (flags_RSM.index_select(1, piece_bit), None)
-    heads, stored = keys.data.shape[1], len(pieces.data)
-    counts, entries = flags_RPM.sum(-1, dtype=torch.int32).flatten(), flags_RSM.shape[-1]
+    counts, entries = flags_RSM.sum(-1, dtype=torch.int32).index_select(1, piece_bit).flatten(), flags_RSM.shape[-1]
     offsets = counts.cumsum(0, dtype=torch.int32) - counts
-    bounds = bounds or [*offsets.tolist(), stored]
-    fused = choose_kernel(flags_RSM.device.type).path == "triton"  # reads bits
-    index: Tensor | None
-    if all(end - start in (0, entries) for start, end in pairwise(bounds)):
-        index = None  # the offsets say which pieces all entries store
-    elif fused or offsets.element_size() * stored > MAX_INDEX * (keys.nbytes + pieces.nbytes):
-        index = pack_bits(flags_RSM)
-    elif stored_n is None:
-        index = places_of(flags_RPM, heads, stored).to(torch.int32)
-    else:
-        index = places_of_pieces(stored_n, len(piece_bit) // heads, flags_RPM.shape[-1]).to(torch.int32)
+    bounds = bounds or [*offsets.tolist(), len(pieces.data)]
+    alike = all(end - start in (0, entries) for start, end in pairwise(bounds))  # the offsets say which are stored
     own = piece_bit.clone()  # a layer is counted, and written to a file, with its own
-    return RoutedValues(index, pieces, offsets, own, entries, heads, bounds)
+    index = None if alike else pack_bits(flags_RSM)
+    return RoutedValues(index, pieces, offsets, own, entries, keys.data.shape[1], bounds)
 
 
 @dataclass(frozen=True)

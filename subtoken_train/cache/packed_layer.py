@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from subtoken_train.cache.by_sample import chosen_samples, repeated_samples, select_samples
+from subtoken_train.cache.by_sample import select_samples
 from subtoken_train.cache.entries import EvictionState, keep_entries
 from subtoken_train.cache.key_basis import KeyBasis
 from subtoken_train.errors import refuse
@@ -33,15 +33,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
     """One layer: packed blocks of the prompt, and the tail.
 
     Under a ``window`` every token sees what stands less than so many positions before it; entries that leave it stay.
-
-    Attributes:
-        keys: of the tail, [B, h, T, d], in the ``basis``, as are ``values``; ``tail_length`` places are tokens.
-        reserved: places of the tail that stay, whether tokens are there or not.
-        fill: what pieces that are not stored read as; None: zero. Set before the blocks that it belongs to.
-        basis: in which all keys stand; None: their own.
-        prompt_length: tokens of the unreduced prompt, padding included.
-        first_B: position of the tail's first place, in a layer with a window; only while the cache may append.
-        extent: positions from the oldest entry of any sample to the latest first token of a tail.
+    ``keys`` and ``values`` are the tail's, [B, h, T, d], of which ``tail_length`` places are tokens.
     """
 
     is_sliding = False
@@ -49,19 +41,19 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def __init__(self, workspace: Workspace | None = None) -> None:
         super().__init__()
-        self.tail_length = self.reserved = 0
+        self.tail_length = self.reserved = 0  # ``reserved`` places stay, whether tokens are there or not
         self.tail_start_B: Tensor | None = None
         self.written: Tensor | None = None
         self.fused = FusedState(workspace or Workspace())
-        self.fill: Fill | None = None
-        self.basis: KeyBasis | None = None
+        self.fill: Fill | None = None  # what pieces that are not stored read as; set before their blocks
+        self.basis: KeyBasis | None = None  # in which all keys stand, the tail's too; None: their own
         self.blocks = []
-        self.prompt_length = self.settled_length = 0
+        self.prompt_length = self.settled_length = 0  # of the unreduced prompt, padding included; of evicted tails
         self.eviction_state: EvictionState | None = None
         self.chooses_pages = False
         self.window: int | None = None
-        self.first_B: Tensor | None = None
-        self.extent = 0
+        self.first_B: Tensor | None = None  # position of the tail's first place; only while the cache may append
+        self.extent = 0  # positions from the oldest entry of any sample to the latest first token of a tail
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Begin an empty tail like the given [B, h, q, d] states."""
@@ -247,27 +239,14 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         )
         self.shorten(-tokens_to_remove)
 
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the samples ``indices``, in that order: of this layer alone."""
-        if self.is_initialized:
-            self.select(chosen_samples(indices, len(self.keys)))
+    def offload(self, *_: Any) -> None:
+        """Refuse what moves or chooses of one layer alone."""
+        raise ValueError(
+            "a packed cache stays on its device, and samples are chosen of all its layers: leave offloading out (it is "
+            "small already), and call the cache's own methods"
+        )
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Take the samples ``beam_idx``, as beam search asks."""
-        self.batch_select_indices(beam_idx)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every sample ``repeats`` times in a row."""
-        if self.is_initialized:
-            self.select(repeated_samples(len(self.keys), repeats))
-
-    def offload(self) -> None:
-        """Refuse to leave the device."""
-        raise ValueError("a packed cache stays on its device; leave offloading out: it is small already")
-
-    def prefetch(self) -> None:
-        """Refuse to leave the device."""
-        self.offload()
+    prefetch = reorder_cache = batch_select_indices = batch_repeat_interleave = offload
 
     def select(self, samples: Tensor, with_prompt: bool = True) -> None:
         """Keep ``samples``, in that order; without the prompt only the tail is reordered."""

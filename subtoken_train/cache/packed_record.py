@@ -20,41 +20,10 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.key_basis import BalancedBasis, KeyBasis, MirroredBasis
 from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.functional.moving import on_device
-from subtoken_train.kernels.formats import MODEL, Format, Part, Payload, Stored
+from subtoken_train.kernels.formats import MODEL, Format, Part, Payload
 from subtoken_train.kernels.storage import Block, BlockPart, Fill, PageIndex, RoutedValues, pack_bits, unpack_bits
 
 _NAMED = 3
-
-
-class TensorReader:
-    """Hands out tensors by name, each once and checked; what does not fit is a worded ``ValueError``."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._left = dict(tensors)
-
-    def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int | None) -> Tensor:
-        """Take a tensor of one of the dtypes and of a shape (None: any number); of any shape where none is given."""
-        if name not in self._left:
-            raise ValueError(f"tensor {name} is missing")
-        tensor = self._left.pop(name)
-        if tensor.dtype not in dtypes:
-            words = " or ".join(_dtype(dtype) for dtype in dtypes)
-            raise ValueError(f"tensor {name} is of {_dtype(tensor.dtype)}; it must be of {words}")
-        fits = tensor.dim() == len(shape) and all(
-            wanted in (None, found) for wanted, found in zip(shape, tensor.shape, strict=True)
-        )
-        if shape and not fits:
-            words = ", ".join("any" if size is None else str(size) for size in shape)
-            raise ValueError(f"tensor {name} has shape {list(tensor.shape)}; it must be [{words}]")
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"tensor {name} holds NaN or infinity")
-        return tensor
-
-    def check_all_taken(self) -> None:
-        """Refuse tensors that are left."""
-        if self._left:
-            names = [name[:80] for name in sorted(self._left)[:_NAMED]]
-            raise ValueError(f"{len(self._left)} tensors are not expected: {names}")
 
 
 def check_within(name: str, numbers: Tensor, below: int) -> None:
@@ -76,45 +45,37 @@ def check_rows(place: str, blocks: Sequence[Block], batch: int, kv_heads: int) -
         raise ValueError(f"{place}: its blocks do not hold each of the {total} rows once, in order")
 
 
-def check_channels(name: str, channels_Rck: Tensor, width: int) -> None:
-    """Refuse channel numbers that do not ascend below a head's width."""
-    check_within(name, channels_Rck, width)
-    if not channels_Rck.shape[2] or not bool((channels_Rck.long().diff(dim=-1) > 0).all()):
-        raise ValueError(f"tensor {name} must hold ascending numbers of channels")
-
-
-def check_routed(
-    place: str, index: Tensor | None, offsets: Tensor, piece_bit: Tensor, stored: int, sizes: tuple[int, int, int]
-) -> None:
-    """Refuse an index that does not find each stored piece exactly once."""
-    rows, heads, entries = sizes
-    bounds = torch.cat([offsets.long(), torch.tensor([stored])])
-    counts = bounds.diff()
-    if not len(counts) or int(bounds[0]) != 0 or bool((counts < 0).any()):
+def checked_routed(
+    place: str, index: Tensor | None, pieces: Payload, offsets: Tensor, piece_bit: Tensor, sizes: tuple[int, int, int]
+) -> RoutedValues:
+    """Return values whose index finds each stored piece exactly once; one of earlier versions' places becomes bits."""
+    (rows, heads, entries), stored = sizes, len(pieces.data)
+    counts = torch.cat([offsets.long(), torch.tensor([stored])]).diff()
+    if not len(counts) or int(offsets[0]) != 0 or bool((counts < 0).any()):
         raise ValueError(f"{place}: offsets do not divide {stored} stored pieces")
-    bits = len(piece_bit) if index is None or index.dim() != 3 else index.shape[1]
-    check_within(f"{place}.piece_bit", piece_bit, bits)
-    if index is None:
-        if not set(counts.tolist()) <= {0, entries}:
-            raise ValueError(f"{place}: pieces that some entries store and others do not need an index")
-        return
-    if index.dtype != torch.int32:
-        if index.dim() != 3 or index.shape[0] != rows or index.shape[2] != -(-entries // 8):
+    if index is not None and index.dtype == torch.int32:
+        head = torch.arange(rows)[:, None] * heads + torch.arange(len(piece_bit)) // (len(piece_bit) // heads)
+        bag_n = torch.arange(len(counts)).repeat_interleave(counts)
+        if index.shape != bag_n.shape:
+            raise ValueError(f"{place}: an index of shape {list(index.shape)} does not find {stored} pieces")
+        entry_n = index.long() - head.flatten()[bag_n] * entries
+        check_within(f"{place}.index", entry_n, entries)
+        flags = torch.zeros(len(counts), entries, dtype=torch.bool)
+        flags[bag_n, entry_n] = True
+        if not torch.equal(flags.nonzero()[:, 1], entry_n):
+            raise ValueError(f"{place}: an index must name ascending entries of each piece")
+        index, piece_bit = pack_bits(flags.view(rows, -1, entries)), torch.arange(len(piece_bit), dtype=torch.int32)
+    check_within(f"{place}.piece_bit", piece_bit, len(piece_bit) if index is None else index.shape[1])
+    if index is None and not set(counts.tolist()) <= {0, entries}:
+        raise ValueError(f"{place}: pieces that some entries store and others do not need an index")
+    if index is not None:
+        if index.shape[::2] != (rows, -(-entries // 8)):
             raise ValueError(f"{place}: an index of shape {list(index.shape)} does not find {entries} entries")
         flags_RSM = unpack_bits(index, entries)
         found = flags_RSM.index_select(1, piece_bit).sum(-1).flatten()
         if not torch.equal(pack_bits(flags_RSM), index) or not torch.equal(found, counts):
             raise ValueError(f"{place}: index and offsets disagree on what is stored")
-        return
-    if index.shape != (stored,):
-        raise ValueError(f"{place}: an index of shape {list(index.shape)} does not find {stored} pieces")
-    head = torch.arange(rows)[:, None] * heads + torch.arange(len(piece_bit)) // (len(piece_bit) // heads)
-    bag_n = torch.arange(len(counts)).repeat_interleave(counts)
-    entry_n = index.long() - head.flatten()[bag_n] * entries
-    check_within(f"{place}.index", entry_n, entries)
-    same_n = bag_n.diff() == 0
-    if not bool((entry_n.diff()[same_n] > 0).all()):
-        raise ValueError(f"{place}: an index must name ascending entries of each piece")
+    return RoutedValues(index, pieces, offsets, piece_bit, entries, heads)
 
 
 def check_pages(place: str, pages: PageIndex, parts: Sequence[BlockPart]) -> None:
@@ -213,24 +174,21 @@ def packed_tensors(cache: PackedCache) -> tuple[PackedRecord, dict[str, Tensor]]
 
 def _write_block(place: str, block: Block, tensors: dict[str, Tensor]) -> BlockRecord:
     pages = block.pages
-    beside = {"rows": block.rows, "channels": block.channels}
+    beside, parts = {"rows": block.rows, "channels": block.channels}, list[PartRecord]()
     if pages is not None:
         beside |= {"pages.low": pages.low, "pages.high": pages.high, "pages.forced": pages.forced}
     for i, part in enumerate(block.parts):
         for name, payload in zip(("keys", "values"), part.payloads, strict=True):
             beside |= {f"{i}.{name}": payload.data, f"{i}.{name}.scale": payload.scale}
         beside[f"{i}.position"] = part.position_RM
-        if isinstance(part.values, RoutedValues):
-            beside |= {f"{i}.{name}": getattr(part.values, name) for name in ("index", "offsets", "piece_bit")}
+        values, routed = part.values, isinstance(part.values, RoutedValues)
+        if isinstance(values, RoutedValues):
+            beside |= {f"{i}.{name}": getattr(values, name) for name in ("index", "offsets", "piece_bit")}
+        indexed = isinstance(values, Payload) or values.index is not None
+        parts.append(PartRecord(routed, part.cut, not part.keys.format.rounds, indexed))
     tensors.update({place + name: tensor for name, tensor in beside.items() if tensor is not None})
     sizes = (None, None) if pages is None else (pages.size, pages.count)
-    return BlockRecord(block.rows is not None, [_part_record(part) for part in block.parts], *sizes)
-
-
-def _part_record(part: BlockPart) -> PartRecord:
-    routed, plain = isinstance(part.values, RoutedValues), not part.keys.format.rounds
-    indexed = isinstance(part.values, Payload) or part.values.index is not None
-    return PartRecord(routed, part.cut, plain, indexed)
+    return BlockRecord(block.rows is not None, parts, *sizes)
 
 
 def packed_cache(
@@ -262,15 +220,38 @@ def packed_cache(
     return cache
 
 
-class _CacheReader(TensorReader):
-    """Builds a cache's parts from its tensors."""
+class _CacheReader:
+    """Builds a cache's parts from its tensors, each taken once and checked; what does not fit is a ``ValueError``."""
 
     def __init__(self, tensors: Mapping[str, Tensor], shape: PackedShape) -> None:
-        super().__init__(tensors)
-        self.shape = shape
+        self._left, self._shape = dict(tensors), shape
+
+    def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int | None) -> Tensor:
+        """Take a tensor of one of the dtypes and of a shape (None: any number); of any shape where none is given."""
+        if name not in self._left:
+            raise ValueError(f"tensor {name} is missing")
+        tensor = self._left.pop(name)
+        if tensor.dtype not in dtypes:
+            words = " or ".join(_dtype(dtype) for dtype in dtypes)
+            raise ValueError(f"tensor {name} is of {_dtype(tensor.dtype)}; it must be of {words}")
+        fits = tensor.dim() == len(shape) and all(
+            wanted in (None, found) for wanted, found in zip(shape, tensor.shape, strict=True)
+        )
+        if shape and not fits:
+            words = ", ".join("any" if size is None else str(size) for size in shape)
+            raise ValueError(f"tensor {name} has shape {list(tensor.shape)}; it must be [{words}]")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"tensor {name} holds NaN or infinity")
+        return tensor
+
+    def check_all_taken(self) -> None:
+        """Refuse tensors that are left."""
+        if self._left:
+            names = [name[:80] for name in sorted(self._left)[:_NAMED]]
+            raise ValueError(f"{len(self._left)} tensors are not expected: {names}")
 
     def fill(self, name: str, kind: str | None) -> Fill | None:
-        shape = self.shape
+        shape = self._shape
         if kind is None:
             return None
         if kind == "stored":
@@ -279,7 +260,7 @@ class _CacheReader(TensorReader):
         return Fill(weight.expand(shape.batch, -1, -1), False)
 
     def basis(self, name: str, turned: bool) -> KeyBasis | None:
-        shape = self.shape
+        shape = self._shape
         if turned and not shape.mirrors:
             raise ValueError(f"{name} is of keys that are cut along axes, and no key_axes are set")
         if not shape.form.rotates and not turned:
@@ -298,12 +279,14 @@ class _CacheReader(TensorReader):
     def block(self, place: str, record: BlockRecord, windowed: bool) -> Block:
         if not record.parts:
             raise ValueError(f"{place[:-1]}: a block without a part")
-        shape, channels = self.shape, None
+        shape, channels = self._shape, None
         rows = self.take(f"{place}rows", (torch.int64,), None) if record.rows else None
         if any(part.cut for part in record.parts):
             kind = torch.uint8 if shape.width <= 256 else torch.int16
             channels = self.take(f"{place}channels", (kind,), None, None, None)
-            check_channels(f"{place}channels", channels, shape.width)
+            check_within(f"{place}channels", channels, shape.width)
+            if not channels.shape[2] or not bool((channels.long().diff(dim=-1) > 0).all()):
+                raise ValueError(f"tensor {place}channels must hold ascending numbers of channels")
         parts = [self.part(f"{place}{i}.", part, channels, windowed) for i, part in enumerate(record.parts)]
         heads = parts[0].keys.data.shape[:2]
         beside = [part.keys.data for part in parts] + ([] if channels is None else [channels])
@@ -319,7 +302,7 @@ class _CacheReader(TensorReader):
         return Block(rows, parts, channels, pages)
 
     def part(self, place: str, record: PartRecord, channels: Tensor | None, windowed: bool) -> BlockPart:
-        shape, form = self.shape, MODEL if record.plain else self.shape.form
+        shape, form = self._shape, MODEL if record.plain else self._shape.form
         width = shape.width if channels is None or not record.cut else channels.shape[2]
         keys = self.payload(f"{place}keys", (None, None, None), width, form, "keys")
         rows, heads, entries = keys.data.shape[:3]
@@ -339,19 +322,21 @@ class _CacheReader(TensorReader):
             raise ValueError(f"{place[:-1]}: {pieces} pieces do not divide {heads} heads of width {shape.width}")
         numbers = self.numbers(f"{place}values", (None,), shape.width * heads // pieces, form)
         scale = self.scale(f"{place}values", (rows, heads, entries), shape.width, form, "pieces")
-        stored = Stored(numbers, scale, shape.dtype, form)
         offsets = self.take(f"{place}offsets", (torch.int32,), rows * pieces)
         index = self.take(f"{place}index", (torch.int32, torch.uint8)) if record.indexed else None
-        check_routed(place[:-1], index, offsets, piece_bit, len(stored.data), (rows, heads, entries))
-        return BlockPart(keys, RoutedValues(index, stored, offsets, piece_bit, entries, heads), record.cut, position)
+        if index is not None and index.dim() != (1 if index.dtype == torch.int32 else 3):
+            raise ValueError(f"{place[:-1]}: an index of shape {list(index.shape)} does not find {entries} entries")
+        stored, sizes = Payload(numbers, scale, shape.dtype, form), (rows, heads, entries)
+        values = checked_routed(place[:-1], index, stored, offsets, piece_bit, sizes)
+        return BlockPart(keys, values, record.cut, position)
 
     def payload(self, name: str, lead: tuple[int | None, ...], width: int, form: Format, part: Part) -> Payload:
         data = self.numbers(name, lead, width, form)
-        return Payload(data, self.scale(name, data.shape[:-1], width, form, part), self.shape.dtype, form)
+        return Payload(data, self.scale(name, data.shape[:-1], width, form, part), self._shape.dtype, form)
 
     def numbers(self, name: str, lead: tuple[int | None, ...], width: int, form: Format) -> Tensor:
         form.check_width(width, f"{name} has {width} channels")
-        return self.take(name, (form.code_dtype(self.shape.dtype),), *lead, form.code_width(width))
+        return self.take(name, (form.code_dtype(self._shape.dtype),), *lead, form.code_width(width))
 
     def scale(self, name: str, lead: Sequence[int], width: int, form: Format, part: Part) -> Tensor | None:
         if not form.rounds:

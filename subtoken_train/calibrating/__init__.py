@@ -16,14 +16,14 @@ CALIBRATORS: Registry[Calibrator] = Registry(
     base="base:Calibrator",
     named=True,
     builtin={
-        "prefixkv": "layer_shares:PrefixCalibrator",
-        "duo_attention": "head_alphas:DuoCalibrator",
-        "headkv": "head_scores:NeedleCalibrator",
-        "q_filter": "layer_shares:DirectionCalibrator",
-        "sparsemm": "head_scores:VisualCalibrator",
-        "threshold": "thresholds:ThresholdCalibrator",
-        "kvzap": "token_scorers:ScorerCalibrator",
-        "fitprune": "prune_schedules:PruneCalibrator",
+        "prefixkv": "layers:PrefixCalibrator",
+        "duo_attention": "heads:DuoCalibrator",
+        "headkv": "heads:NeedleCalibrator",
+        "q_filter": "layers:DirectionCalibrator",
+        "sparsemm": "heads:VisualCalibrator",
+        "threshold": "layers:ThresholdCalibrator",
+        "kvzap": "layers:ScorerCalibrator",
+        "fitprune": "layers:PruneCalibrator",
     },
 )
 """By the name of the method that reads the calibration; ``threshold`` is read in the place of a budget."""

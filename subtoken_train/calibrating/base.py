@@ -109,8 +109,6 @@ def rounded(numbers: Any) -> Any:
 
 
 Batches = Iterable[Batch]
-Progress = Callable[[int, int], None]
-"""Called with (done, of how many)."""
 
 
 @dataclass(frozen=True)
@@ -136,10 +134,8 @@ class Calibrator(Method, ABC):
     seed: int = setting(0, 0, MAX_SEED)
 
     @abstractmethod
-    def numbers(
-        self, backbone: CompressedBackbone, batches: Batches, show: Progress | None = None
-    ) -> CalibratedNumbers:
-        """Numbers that the method reads; ``show`` sees the layers of one that goes on after all prompts."""
+    def numbers(self, backbone: CompressedBackbone, batches: Batches) -> CalibratedNumbers:
+        """Numbers that the method reads."""
 
     def check(self, backbone: CompressedBackbone) -> None:
         """Raise a worded ``ValueError`` where the backbone cannot be calibrated so."""
@@ -159,10 +155,9 @@ class Calibrator(Method, ABC):
         backbone: CompressedBackbone,
         identity: Identity,
         data: str | None = None,
-        show: Progress | None = None,
-        show_layers: Progress | None = None,
+        show: Callable[[int, int], None] | None = None,
     ) -> Calibration[CalibratedNumbers]:
-        """A calibration of a backbone in evaluation mode, ``identity`` its name; the shows see prompts, then layers."""
+        """A calibration of a backbone in evaluation mode, ``identity`` its name; ``show`` sees (done, of how many)."""
         self.check(backbone)
         source = self.prompts(backbone.family, data)
         read = [0, 0]
@@ -175,6 +170,6 @@ class Calibrator(Method, ABC):
                 if show is not None:
                     show(read[0], self.samples)
 
-        numbers = self.numbers(backbone, counted(), show_layers)
+        numbers = self.numbers(backbone, counted())
         made_of = CalibrationData(source.name, read[0], read[1], source.sha256)
         return Calibration(self.name, identity, asdict(self), numbers, made_of)

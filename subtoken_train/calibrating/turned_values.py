@@ -18,7 +18,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import Rows, are_finite
 from subtoken_train.errors import no_numbers
 from subtoken_train.families.family import Family
-from subtoken_train.functional.value_axes import first_half, output_metric, value_axes
+from subtoken_train.functional.key_axes import first_half, output_metric, value_axes
 from subtoken_train.types import Batch
 
 EXACT, ROUNDED = 1e-3, 0.3  # largest distance of the last states that passes, in fp32 and coarser, over their norm

@@ -29,7 +29,6 @@ CONTEXT_LENGTH = 704
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
     parser.add_argument("backbone", metavar="PATH", help="a backbone: folder or Hub id")
     parser.add_argument("out", metavar="OUT", help="folder to write")
     parser.add_argument("--data", metavar="FILE", help="prompts, a text, or records with images (default: recall)")
@@ -39,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, load, find, fold, write."""
     out, samples = Path(args.out), args.samples
     if os.path.lexists(out):
         raise ValueError(f"{out} exists; name another folder, or remove it")

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from subtoken_train.benchmarking.synthetic_prompts import PromptParts, Shrink
     from subtoken_train.engine.compressed_backbone import CompressedBackbone
     from subtoken_train.families.backbone_config import BackboneConfig
-    from subtoken_train.families.family import Family
     from subtoken_train.inference.arm_spec import ArmSpec
     from subtoken_train.inference.compression import Compression
 
@@ -39,41 +38,38 @@ Times an adapter, a recipe (with untrained routers) or a backbone alone. In the 
 also times the same tokens without routing, the matched token-only anchor, and transformers' DynamicCache and
 StaticCache on the whole prompt (on a GPU the latter's steps are compiled). Prompts are random words and pictures;
 every step runs, whether or not the model would have ended its answer. It prints medians and ratios with 95 % intervals
-over rounds; --out writes every figure as JSON. The time left is shown after the first run; Ctrl-C keeps the rounds
-that are finished."""
+over rounds; --out writes every figure as JSON, after each length and batch size. The time left is shown after the
+first run."""
 
 NEW_TOKENS, PAIRS = 32, 7
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    parser.add_argument("--adapter", metavar="DIR|ID", help="adapter: folder or Hub id")
-    parser.add_argument("--config", "-c", metavar="RECIPE", help="recipe; its routers and LoRA are untrained")
-    parser.add_argument("--model", metavar="ID|PATH", help="a backbone alone")
-    parser.add_argument("--backbone", metavar="PATH", help="with --adapter: where its backbone is")
-    drawn = "initialise the backbone's weights at random instead of reading them"
-    parser.add_argument("--random", action="store_true", help=drawn)
-    parser.add_argument("--layers", type=int, metavar="N", help="with --random: number of layers of the language model")
+    add = parser.add_argument
+    add("--adapter", metavar="DIR|ID", help="adapter: folder or Hub id")
+    add("--config", "-c", metavar="RECIPE", help="recipe; its routers and LoRA are untrained")
+    add("--model", metavar="ID|PATH", help="a backbone alone")
+    add("--backbone", metavar="PATH", help="with --adapter: where its backbone is")
+    add("--random", action="store_true", help="initialise the backbone's weights at random instead of reading them")
+    add("--layers", type=int, metavar="N", help="with --random: number of layers of the language model")
     lengths = "prompt length in tokens (default: one image, or 2048 for text)"
-    parser.add_argument("--lengths", type=int, nargs="+", metavar="N", help=lengths)
-    parser.add_argument("--batch-sizes", type=int, nargs="+", metavar="B", help="prompts at a time (default: 1)")
-    parser.add_argument("--new-tokens", type=int, metavar="T", help=f"decoding steps (default: {NEW_TOKENS})")
-    parser.add_argument("--pairs", type=int, default=PAIRS, metavar="N", help=f"rounds (default: {PAIRS})")
+    add("--lengths", type=int, nargs="+", metavar="N", help=lengths)
+    add("--batch-sizes", type=int, nargs="+", metavar="B", help="prompts at a time (default: 1)")
+    add("--new-tokens", type=int, metavar="T", help=f"decoding steps (default: {NEW_TOKENS})")
+    add("--pairs", type=int, default=PAIRS, metavar="N", help=f"rounds (default: {PAIRS})")
     table8 = "the paper's Table 8: FastV and VisionZip at 25 and 12.5 %%, S16K4, 256 steps in bfloat16"
-    parser.add_argument("--table8", action="store_true", help=f"{table8}; without a GPU scaled down, which is said")
+    add("--table8", action="store_true", help=f"{table8}; without a GPU scaled down, which is said")
     memory = "the peak memory of the paper's appendix C.1: a language model's prefix of 2,048 tokens and a suffix of"
     arms = "one, whole, under Quest at 25 and 12.5 %%, and each with routing, in bfloat16; without a GPU scaled down"
-    parser.add_argument("--peak-memory", action="store_true", help=f"{memory} {arms}")
-    rate = "one layer's rate of reading its cache over a device copy's"
-    parser.add_argument("--share-of-copy", action="store_true", help=rate)
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:0", help="where it runs (default: auto)")
-    parser.add_argument("--out", metavar="JSON", help="write the record")
-    parser.add_argument("--overwrite", action="store_true", help="replace it")
+    add("--peak-memory", action="store_true", help=f"{memory} {arms}")
+    add("--share-of-copy", action="store_true", help="one layer's rate of reading its cache over a device copy's")
+    add("--device", default="auto", metavar="auto|cpu|cuda:0", help="where it runs (default: auto)")
+    add("--out", metavar="JSON", help="write the record")
+    add("--overwrite", action="store_true", help="replace it")
     add_compression_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, lay out, load, measure, print, write."""
     _check(args)
     quiet_libraries()
     from subtoken_train.benchmarking import paper_protocols as paper
@@ -84,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
     device = device_of(args.device)
     choose_kernel(device.type)  # a forced path that cannot run
-    source = source_of(args, _settle(args, device.type == "cuda"))
+    source = _source_of(args, _settle(args, device.type == "cuda"))
     family, config = source.layout.family, source.backbone
     if args.table8:
         paper.check_protocol(family)
@@ -115,18 +111,13 @@ def _say_departures(record: dict[str, Any], protocol: str, departures: list[str]
 
 def _keep(args: argparse.Namespace, record: dict[str, Any], rows: Iterable[dict[str, Any]]) -> None:
     """Put rows into the record, and write it after each: what was measured stays, whatever comes after it."""
-    out, ours = args.out, args.overwrite
-    try:
-        for row in rows:
-            record["rows"].append(row)
-            if out:
-                write_whole(Path(out), json.dumps(record, indent=1) + "\n", overwrite=ours)
-                ours = True
-            if row["interrupted"]:
-                raise KeyboardInterrupt
-    finally:
-        if out and record["rows"] and ours:
-            print(f"written to {out}", flush=True)
+    for row in rows:
+        record["rows"].append(row)
+        if args.out:
+            text = json.dumps(record, indent=1) + "\n"
+            write_whole(Path(args.out), text, overwrite=args.overwrite or len(record["rows"]) > 1)
+    if args.out:
+        print(f"written to {args.out}", flush=True)
 
 
 def _rows(
@@ -230,9 +221,8 @@ class BenchmarkSource:
     load: Callable[[torch.device], CompressedBackbone]
 
 
-def source_of(args: argparse.Namespace, shrink: Shrink) -> BenchmarkSource:
-    """Return the subject that the options name, with its compression; no weights of a backbone are read."""
-    source = _recipe(args, shrink) if args.config else _adapter(args) if args.adapter else _backbone(args, shrink)
+def _source_of(args: argparse.Namespace, shrink: Shrink) -> BenchmarkSource:
+    source = _recipe(args, shrink) if args.config else _named(args, shrink)
     source.compression.check(source.layout.family)
     return source
 
@@ -243,63 +233,39 @@ def _spec(args: argparse.Namespace, **model: Any) -> ArmSpec:
     return ArmSpec(**{**arm_options(args), **model}, written="flag")
 
 
-def _adapter(args: argparse.Namespace) -> BenchmarkSource:
+def _named(args: argparse.Namespace, shrink: Shrink) -> BenchmarkSource:
+    """Return an adapter, or a backbone alone."""
     from subtoken_train.artifact.config import read_config
-    from subtoken_train.artifact.folder import put_adapter
     from subtoken_train.artifact.hub import adapter_folder
-    from subtoken_train.benchmarking.synthetic_prompts import Shrink, random_family
-    from subtoken_train.families.load import layout_family
+    from subtoken_train.benchmarking.synthetic_prompts import DrawnPool, Shrink
+    from subtoken_train.families.backbone_config import BackboneConfig
     from subtoken_train.inference.pool import adapter_backbone
+    from subtoken_train.reducers import build_reducer
 
-    spec = _spec(args, adapter=args.adapter)
+    spec = _spec(args, **({"adapter": args.adapter} if args.adapter else {"backbone": args.model}))
     if spec.overrides:
         words = "is an adapter with its own reducer and routers; leave --reducer, --keep-ratio and --selector out"
         raise ValueError(f"{args.adapter} {words}")
-    folder = adapter_folder(args.adapter)
-    config = read_config(folder)
-    if config.merged and args.backbone:
-        raise ValueError(f"{args.adapter} is merged and holds its own backbone; leave --backbone out")
-    backbone = replace(adapter_backbone(folder, config, args.backbone or None), **spec.loading)
-
-    def put(family: Family) -> CompressedBackbone:
-        return put_adapter(folder, config, family, backbone)[0]
-
-    def load(device: torch.device) -> CompressedBackbone:
-        if args.random:
-            return put(random_family(backbone, Shrink(), device)).to(device).eval()
-        return spec.load(str(device)).backbone
-
-    words = f"adapter {config.training.get('name', args.adapter)} on {args.backbone or config.backbone.path}"
-    return BenchmarkSource(words, backbone, put(layout_family(backbone)), spec.compression(), load)
-
-
-def _backbone(args: argparse.Namespace, shrink: Shrink) -> BenchmarkSource:
-    from subtoken_train.artifact.hub import find_adapter
-    from subtoken_train.benchmarking.synthetic_prompts import random_family
-    from subtoken_train.engine.compressed_backbone import CompressedBackbone
-    from subtoken_train.families.backbone_config import BackboneConfig, is_hub_id
-    from subtoken_train.families.load import layout_family
-    from subtoken_train.reducers import build_reducer
-    from subtoken_train.routing.bank import RouterBank
-
-    drawn = args.random and is_hub_id(args.model)  # the Hub is not asked for what is drawn
-    if not drawn and find_adapter(args.model, None) is not None:
-        raise ValueError(f"--model {args.model} is an adapter; write --adapter {args.model}")
-    spec = _spec(args, backbone=args.model)
-    backbone = replace(BackboneConfig(path=args.model), **spec.loading)
-    reducer = build_reducer(spec.reducer or "none", 1.0 if spec.keep_ratio is None else spec.keep_ratio)
-
-    def around(family: Family) -> CompressedBackbone:
-        bank = None if spec.routing is None else RouterBank(spec.routing, family.hidden_size, family.shape)
-        return CompressedBackbone(family, reducer, bank)
+    drawn = shrink if args.random and args.model else Shrink()
+    layout, how = DrawnPool(drawn, "meta"), dict[str, Any](loading=spec.loading)
+    if args.adapter:
+        path: str | Path = adapter_folder(args.adapter)
+        config = read_config(Path(path))
+        source = adapter_backbone(Path(path), config, args.backbone)
+        words = f"adapter {config.training.get('name', args.adapter)} on {args.backbone or config.backbone.path}"
+        how |= {"backbone": args.backbone}
+    else:
+        if layout.find(args.model) is not None:
+            raise ValueError(f"--model {args.model} is an adapter; write --adapter {args.model}")
+        path, source, words = args.model, BackboneConfig(path=args.model), f"backbone {args.model}"
+        ratio = 1.0 if spec.keep_ratio is None else spec.keep_ratio
+        how |= {"reducer": build_reducer(spec.reducer or "none", ratio), "routing": spec.routing}
 
     def load(device: torch.device) -> CompressedBackbone:
-        if args.random:
-            return around(random_family(backbone, shrink, device)).to(device).eval()
-        return spec.load(str(device)).backbone
+        return DrawnPool(drawn, device).get(path, **how) if args.random else spec.load(str(device)).backbone
 
-    layout = around(layout_family(backbone, shrink.apply if args.random else None))
-    return BenchmarkSource(f"backbone {args.model}", backbone, layout, spec.compression(), load)
+    backbone = replace(source, **spec.loading)
+    return BenchmarkSource(words, backbone, layout.get(path, **how), spec.compression(), load)
 
 
 def _recipe(args: argparse.Namespace, shrink: Shrink) -> BenchmarkSource:

@@ -42,14 +42,12 @@ valid for the backbone that it names, with any adapter, and for no other.
                   context_length=512 (kvzap: 704), seed=0
   prefixkv        scope=context, sinks=1, recent=1
   duo_attention   sinks=4, recent=28, learning_rate=0.02, regularisation=0.05
-  kvzap           hidden=0 (512: two layers), normalise=false, ridge=0.1, positions=500, epochs=15,
-                  learning_rate=0.005
+  kvzap           ridge=0.1
   threshold       samples=16, eviction=kvzip, eviction_options= (its settings: KEY=VALUE,KEY=VALUE), keep=0.5,
                   window=128, scope=context, protocol=query_aware"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
     parser.add_argument("method", metavar="METHOD", help=", ".join(CALIBRATORS))
     parser.add_argument("--adapter", metavar="DIR|ID", help="adapter: folder or Hub id")
     parser.add_argument("--backbone", metavar="PATH", help="a backbone alone; with --adapter: where its backbone is")
@@ -62,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, load, calibrate, write."""
     kind, out = CALIBRATORS.find(args.method), Path(args.out)
     if args.adapter is None and args.backbone is None:
         raise ValueError("give --adapter DIR, or --backbone PATH for a model without one")
@@ -79,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         check_word(f"option of {args.method}", name, fields)
     calibrator = kind(**settings)
     backbone, identity = _load(args)
-    calibration = calibrator.run(backbone, identity, args.data, counter("prompts"), counter("layers"))
+    calibration = calibrator.run(backbone, identity, args.data, counter("prompts"))
     write_calibration(out, calibration, args.overwrite)
     read = calibration.data
     print(f"{calibration.numbers.words()}\n{read.samples} prompts of {read.name}, {read.tokens:,} tokens")

@@ -38,7 +38,6 @@ PACKAGES += ("bitsandbytes", "deepspeed", "triton")
 
 
 def run_raw(argv: list[str]) -> int:
-    """Parse the recipe, lay its model out on the meta device, print five numbered steps and what they need."""
     if MACHINE in argv:
         return _print_machine([word for word in argv if word != MACHINE])
     offline = OFFLINE in argv
@@ -49,7 +48,7 @@ def run_raw(argv: list[str]) -> int:
     quiet_libraries()
     from subtoken_train.artifact.hub import check_fetched
     from subtoken_train.cli import run_plan
-    from subtoken_train.cli.check_lines import check_ready, data_lines, folder_lines, machine_lines, settings_lines
+    from subtoken_train.cli.check_lines import check_ready, data_lines, obstacles, settings_lines
     from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.datasets.datamodule import RecallDataModule
     from subtoken_train.families.backbone_config import check_named, is_hub_id
@@ -84,9 +83,8 @@ def run_raw(argv: list[str]) -> int:
     if reading.stops:
         raise ValueError(f"fit would stop: {reading.stops[0]}")
     command = shell_words("subtoken-train", "fit", *recipe)
-    obstacles = [f"this machine cannot run it: {line}" for line in machine_lines(cli)]
-    obstacles += [f"not where it would write: {line}" for line in folder_lines(cli)]
-    print("\n".join([f"valid: {command}", *obstacles]) if obstacles else f"ready: {command}")
+    in_the_way = list(obstacles(cli))
+    print(f"{'valid' if in_the_way else 'ready'}: {command}", *in_the_way, sep="\n")
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median_low
@@ -13,9 +14,9 @@ import torch
 
 from subtoken_train.artifact.hub import check_name, check_published
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.cli.run_plan import Reading, percent, steps_of
+from subtoken_train.cli.run_plan import Reading, on_cpu, percent, steps_of
 from subtoken_train.cli.terminal import about
-from subtoken_train.cli.trainer_parts import KINDS, named_parts
+from subtoken_train.cli.trainer_parts import KINDS
 from subtoken_train.datasets.chats import asked_words, chat_sample, reads_chats, wholly_read
 from subtoken_train.datasets.collate import EncodedSample, encode
 from subtoken_train.datasets.corpus import load_rows
@@ -27,7 +28,7 @@ from subtoken_train.datasets.records import InstructionRecords, Record
 from subtoken_train.datasets.text_batches import TextSample
 from subtoken_train.datasets.unknown_tokens import say_unknown, spread
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import MAX_TOKENS, clipped, pip_line
+from subtoken_train.errors import MAX_TOKENS, pip_line
 from subtoken_train.families.backbone_config import resolve
 from subtoken_train.families.family import Family
 from subtoken_train.families.lora import LoraSettings
@@ -43,7 +44,7 @@ from subtoken_train.training.preflight import (
     seconds_per_batch,
 )
 from subtoken_train.training.run_folder import RunFolder
-from subtoken_train.training.strategies import PRESETS, ZeroStrategy, check_kind, check_parts, zero_settings
+from subtoken_train.training.strategies import ZeroStrategy, check_kind, check_parts
 from subtoken_train.types import Region
 
 T = TypeVar("T")
@@ -54,23 +55,19 @@ _OPTIMIZERS = {"adamw": "AdamW", "paged_adamw_8bit": "paged 8-bit AdamW"}
 
 def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPrompt, offline: bool) -> Iterator[str]:
     """Backbone, reducer, routing, LoRA, stage 2 and optimiser, a line each."""
-    module = cli.model
-    backbone, optimizer = module.backbone_config, module.optimizer_config
-    size = parts.family.nominal_image
-    pixels = "" if size is None else f" of {size[0]} x {size[1]} pixels"
+    module, family, reducer = cli.model, parts.family, parts.reducer
+    backbone, optimizer, depth = module.backbone_config, module.optimizer_config, family.shape.num_layers
+    pixels = "" if family.nominal_image is None else " of {} x {} pixels".format(*family.nominal_image)
     seen = f"{prompt.tokens:,} visual tokens per image{pixels}" if prompt.region == "visual" else "text only"
     quantised = "" if backbone.quantization == "none" else f" ({backbone.quantization} decoder)"
-    depth = f"{parts.family.shape.num_layers} layers"
-    yield f"backbone   {backbone.path}, {backbone.dtype}{quantised}, {backbone.attention}, {depth}, {seen}"
-    reducer = parts.reducer
+    yield f"backbone   {backbone.path}, {backbone.dtype}{quantised}, {backbone.attention}, {depth} layers, {seen}"
     most = "" if reducer.fixed_count else "at most "
-    kept = f"{most}{reducer.kept_words(prompt.tokens, parts.family.shape.num_layers)} of {prompt.tokens}"
-    named = f"{reducer.name}, keeps {reducer.keep_ratio:g} ({kept})"
+    named = f"{reducer.name}, keeps {reducer.keep_ratio:g}"
+    named += f" ({most}{reducer.kept_words(prompt.tokens, depth)} of {prompt.tokens})"
     yield f"reducer    {', '.join(filter(None, [named, reducer.words]))}"
     yield f"routing    {_routing_words(module.routing_config)}"
     yield f"LoRA       {_lora_words(module.lora_settings)}"
-    if module.stage2_config is not None:
-        stage2 = module.stage2_config
+    if (stage2 := module.stage2_config) is not None:
         read = "not read: --offline; its LoRA is taken to be as above"
         if module.first_stage is not None and not offline:
             read = f"{module.first_stage.reading}; its LoRA, as above, is frozen"
@@ -78,13 +75,13 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPro
         if stage2.output_lora is not None:
             yield f"o_proj     LoRA {_lora_words(stage2.output_lora)}"
     if module.loss.name != CrossEntropy.name:
-        own = [f"{key} {value}" for key, value in asdict(module.loss).items()]
+        own = (f"{key} {value}" for key, value in asdict(module.loss).items())
         yield f"loss       {', '.join([module.loss.name, *own])}"
     if (teacher := module.distillation_config) is not None:
         yield f"teacher    the uncompressed backbone, weight {teacher.weight:g}, temperature {teacher.temperature:g}"
     routers = "" if (rate := optimizer.router_learning_rate) is None else f" (routers {rate:g})"
-    steps = f"{optimizer.warmup_steps:,} warm-up steps, then {optimizer.schedule}"
     rates = f"{optimizer.learning_rate:g}{routers}, weight decay {optimizer.weight_decay + 0:g}"
+    steps = f"{optimizer.warmup_steps:,} warm-up steps, then {optimizer.schedule}"
     yield f"optimiser  {_OPTIMIZERS[optimizer.name]} at {rates}, {steps}"
     checkpointing = "with" if module.gradient_checkpointing else "without"
     yield f"trainer    precision {cli.config.trainer.precision or '32-true'}, {checkpointing} gradient checkpointing"
@@ -94,19 +91,19 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPro
 def _routing_words(config: RoutingConfig | None) -> str:
     if config is None:
         return "none, a token-only arm"
-    query = f" of rank {config.query_rank}" if config.selector == "bilinear" else ""
-    query += "".join(f", {key} {value}" for key, value in config.selector_options.items())
-    query += ", query-conditioned" if config.query_conditioned else ""
-    query += f", reads {' and '.join(config.features)}" if config.features else ""
-    prior = "" if config.score_prior == "none" else f"{config.score_prior} prior, "
-    fill = "" if config.fill == "zero" else f"fill {config.fill}, "
-    gate = "value gate, " if config.value_gate else ""
+    learned = [f" of rank {config.query_rank}"] if config.selector == "bilinear" else []
+    learned += [f", {key} {value}" for key, value in config.selector_options.items()]
+    learned += [", query-conditioned"] * config.query_conditioned
+    learned += [f", reads {' and '.join(config.features)}"] if config.features else []
     budget = f"{config.budget} budget"
     if config.budget == "bytes":
         budget = f"keys and groups in {percent(config.byte_share)} of the bytes of {POOLS[config.byte_pool]}"
         budget += f", sinks {config.sinks}, window {config.window}"
-    rest = f"{fill}{prior}{gate}balance weight {config.balance_weight:g}"
-    return f"{config.words}{query}, {config.layout}, {budget}, {rest}"
+    rest = [f"fill {config.fill}"] if config.fill != "zero" else []
+    rest += [f"{config.score_prior} prior"] if config.score_prior != "none" else []
+    rest += ["value gate"] * config.value_gate
+    head = f"{config.words}{''.join(learned)}"
+    return ", ".join([head, config.layout, budget, *rest, f"balance weight {config.balance_weight:g}"])
 
 
 def _lora_words(lora: LoraSettings) -> str:
@@ -118,57 +115,50 @@ def check_ready(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Non
     kind, trainer, data = KINDS["strategy"].names[cli.strategy], cli.config.trainer, cli.datamodule
     check_kind(kind, str(trainer.precision or "32-true"), cli.model)
     check_parts(kind, parts)
-    if issubclass(kind, ZeroStrategy):
-        if trainer.accelerator == "cpu":
-            raise ValueError("trainer.strategy: ZeRO runs on CUDA GPUs; use trainer.strategy ddp or fsdp2 on a CPU")
-        ((name, own),) = named_parts("strategy", trainer.strategy)
-        zero_settings(**{"offload": False, "config": None, **PRESETS[name], **own})
+    if issubclass(kind, ZeroStrategy) and trainer.accelerator == "cpu":
+        raise ValueError("trainer.strategy: ZeRO runs on CUDA GPUs; use trainer.strategy ddp or fsdp2 on a CPU")
     cli.check_watchers(read=not offline)
     if (destination := cli.destination) is not None:
         check_published(cli.model.backbone_config.path)
         check_name(destination.repo_id)
     check_cpus(trainer.devices, trainer.accelerator)
-    if isinstance(data, CorpusDataModule):
-        data.check_end(trainer.max_steps, trainer.limit_train_batches)
-    elif isinstance(data, RecallDataModule) and (family := at_hand(parts.family, cli.model.backbone_config)):
+    if isinstance(data, RecallDataModule) and (family := at_hand(parts.family, cli.model.backbone_config)):
         next(data.samples(family, 1))
         devices = count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
         data.training_order(world_size=devices, limit=trainer.limit_train_batches or 1.0)
 
 
-def machine_lines(cli: RecipeCLI) -> Iterator[str]:
-    """Why this machine cannot run a recipe that is valid; nothing where it can."""
+def obstacles(cli: RecipeCLI) -> Iterator[str]:
+    """Why this machine cannot run a valid recipe, and what lies where it would write; nothing where it can."""
     trainer, model, cuda = cli.config.trainer, cli.model, torch.cuda.is_available()
-    accelerator = trainer.accelerator
     there = {"mps": torch.backends.mps.is_available(), "tpu": find_spec("torch_xla") is not None}
-    if not {**there, "gpu": cuda, "cuda": cuda}.get(accelerator, True):
-        yield f"trainer.accelerator {accelerator}: this machine has none"
-    else:
-        try:
-            check_devices(trainer.devices, accelerator)
-        except ValueError as error:
-            yield str(error)
     zero = issubclass(KINDS["strategy"].names[cli.strategy], ZeroStrategy)
-    if zero and accelerator == "auto" and not cuda:
-        yield "trainer.strategy: ZeRO runs on CUDA GPUs, and this machine has none"
     eight_bit = model.optimizer_config.name == "paged_adamw_8bit" or model.backbone_config.quantization != "none"
-    flash = model.backbone_config.attention == "flash_attention_2"
+    flash, why = model.backbone_config.attention == "flash_attention_2", list[str]()
+    if not {**there, "gpu": cuda, "cuda": cuda}.get(trainer.accelerator, True):
+        why.append(f"trainer.accelerator {trainer.accelerator}: this machine has none")
+    else:
+        why += _said(partial(check_devices, trainer.devices, trainer.accelerator))
+    if zero and trainer.accelerator == "auto" and not cuda:
+        why.append("trainer.strategy: ZeRO runs on CUDA GPUs, and this machine has none")
     for needed, package, words in (
         (zero, "deepspeed", f"trainer.strategy needs DeepSpeed: {pip_line('deepspeed')}"),
         (eight_bit, "bitsandbytes", f"8-bit or 4-bit needs bitsandbytes: {pip_line('gpu')}"),
         (flash, "flash_attn", "model.backbone.attention flash_attention_2 needs flash-attn, which is not installed"),
     ):
-        if needed and find_spec(package) is None:
-            yield words
-
-
-def folder_lines(cli: RecipeCLI) -> Iterator[str]:
-    """Yield what already lies where the run would write, which needs --overwrite or --resume."""
+        why += [words] if needed and find_spec(package) is None else []
+    yield from (f"this machine cannot run it: {line}" for line in why)
     if not cli.config.overwrite and not cli.config.resume:
-        try:
-            RunFolder(cli.output_dir).check(resume=False)
-        except ValueError as error:
-            yield str(error)
+        for line in _said(partial(RunFolder(cli.output_dir).check, resume=False)):
+            yield f"not where it would write: {line}"
+
+
+def _said(check: Callable[[], object]) -> list[str]:
+    try:
+        check()
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 def _encoded(family: Family, record: Record, data: InstructionDataModule, length: int) -> EncodedSample:
@@ -192,8 +182,7 @@ def _tokens_of(tokens: Sequence[int], total: int | None, what: str) -> str:
     return f"tokens of {those}: {min(tokens):,} shortest, {median_low(tokens):,} median, {max(tokens):,} longest"
 
 
-def length_lines(family: Family, data: InstructionDataModule, reading: Reading) -> Iterator[str]:
-    """Shortest, median and longest record, how many ``max_length`` cuts, and what cannot be encoded at all."""
+def _length_lines(family: Family, data: InstructionDataModule, reading: Reading) -> Iterator[str]:
     records, most = data.training_records, data.max_length
     places = spread(len(records), MOST)
     samples, broken = _each(places, lambda place: _encoded(family, records[place], data, MAX_TOKENS))
@@ -217,8 +206,7 @@ def _broken_lines(broken: Sequence[str], places: Sequence[int], reading: Reading
         reading.stops.append(broken[0])
 
 
-def chat_lines(family: Family, data: CorpusDataModule, reading: Reading) -> Iterator[str]:
-    """Shortest, median and longest chat, how many ``block_length`` cuts and have no context, and what is broken."""
+def _chat_lines(family: Family, data: CorpusDataModule, reading: Reading) -> Iterator[str]:
     rows, limits = data.conversations(), data.chat_limits
     if words := asked_words(family.tokenizer, limits):
         yield words
@@ -240,8 +228,7 @@ def chat_lines(family: Family, data: CorpusDataModule, reading: Reading) -> Iter
     yield from _broken_lines(broken, places, reading)
 
 
-def document_line(family: Family, data: CorpusDataModule) -> str:
-    """Shortest, median and longest document of those that come first, and what a block takes."""
+def _document_line(family: Family, data: CorpusDataModule) -> str:
     texts, total = data.some_texts(family.tokenizer)
     texts = texts[:MOST]
     if not texts:
@@ -264,38 +251,34 @@ _BATCHES = 4
 
 def time_line(cli: RecipeCLI, batches: int, reading: Reading) -> str:
     """The expected time of ``batches`` training batches, or why it cannot be told before a run."""
-    if why := _why_not(cli):
-        return f"expected time: not measured ({why}); fit shows its pace from the first steps on"
-    data, most = cli.datamodule, min(_BATCHES, batches)
+    data, trainer, module = cli.datamodule, cli.config.trainer, cli.model
+    folder = Path(resolve(module.backbone_config.path))
+    whole = str(trainer.precision or "32-true") == "32-true" and module.backbone_config.quantization == "none"
+    for why, words in (
+        (not on_cpu(trainer), "training is to run on an accelerator"),
+        (folder.is_file(), "the backbone is a GGUF file"),
+        (not folder.is_dir(), "the backbone is not on this machine"),
+        (
+            sum(path.stat().st_size for path in folder.glob("*.safetensors")) > MOST_BYTES,
+            f"the backbone has more than {MOST_BYTES // 2**20} MiB",
+        ),
+        (not whole, "in this precision"),
+        (module.has_teacher or module.stage2_config is not None, "with a teacher or in stage 2"),
+    ):
+        if why:
+            return f"expected time: not measured ({words}); fit shows its pace from the first steps on"
     try:
-        seconds = seconds_per_batch(cli.model, data.samples(cli.model.family, most, data.batch_size))
+        seconds = seconds_per_batch(module, data.samples(module.family, min(_BATCHES, batches), data.batch_size))
     except ValueError as error:  # of a record that cannot be used, which the line of lengths may not have looked at
         reading.stops.append(str(error))
         return f"expected time: not measured ({error})"
     if seconds is None:
-        if not getattr(data, "streaming", False):  # a stream goes on with another pass
-            few = f"the data do not fill one batch of {data.batch_size:,}"
-            reading.stops.append(f"{few}; lower data.batch_size or add data")
+        few = f"the data do not fill one batch of {data.batch_size:,}"
+        reading.stops.append(f"{few}; lower data.batch_size or add data")
         return "expected time: not measured (there are too few data for one batch)"
     reading.seconds = seconds * batches
     pace = f"{seconds:.2g} s a batch, measured now on this machine"
     return f"expected time: {about(reading.seconds)} ({pace}; start, logs, validation and checkpoints are not in it)"
-
-
-def _why_not(cli: RecipeCLI) -> str | None:
-    trainer, module = cli.config.trainer, cli.model
-    if trainer.accelerator != "cpu" and (trainer.accelerator != "auto" or torch.cuda.is_available()):
-        return "training is to run on an accelerator"
-    folder = Path(resolve(module.backbone_config.path))
-    if not folder.is_dir():
-        return "the backbone is a GGUF file" if folder.exists() else "the backbone is not on this machine"
-    if sum(path.stat().st_size for path in folder.glob("*.safetensors")) > MOST_BYTES:
-        return f"the backbone has more than {MOST_BYTES // 2**20} MiB"
-    if str(trainer.precision or "32-true") != "32-true" or module.backbone_config.quantization != "none":
-        return "in this precision"
-    if module.has_teacher or module.stage2_config is not None:
-        return "with a teacher or in stage 2"
-    return None
 
 
 def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool, reading: Reading) -> Iterator[str]:
@@ -309,7 +292,7 @@ def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool, reading
         chats = family is not None and reads_chats(data.train_source, family.tokenizer)
         yield from _corpus_lines(data, offline, chats)
         if family is not None:
-            yield from chat_lines(family, data, reading) if chats else [document_line(family, data)]
+            yield from _chat_lines(family, data, reading) if chats else [_document_line(family, data)]
             yield from _unknown_lines(data, family)
     elif isinstance(data, RecallDataModule):
         yield f"{data.train_samples:,} samples of {data.num_facts} facts, {data.num_questions} asked, drawn as needed"
@@ -334,8 +317,8 @@ def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool, reading
 def _corpus_lines(data: CorpusDataModule, offline: bool, chats: bool) -> Iterator[str]:
     source, prefix = data.train_source, data.prefix_tokens
     name = source.name if source.config is None else f"{source.name}, {source.config}"
-    rows: Any = None if offline else load_rows(source, data.streaming)
-    number = "not read: --offline" if offline else f"{len(rows):,} rows" if hasattr(rows, "__len__") else "streamed"
+    rows: Any = None if offline else load_rows(source)
+    number = "not read: --offline" if offline else f"{len(rows):,} rows"
     yield f"{name}, split {source.split} ({number})"
     if chats:
         yield (
@@ -359,13 +342,6 @@ def _record_lines(cli: RecipeCLI, parts: CompressedBackbone, reading: Reading) -
         yield f"{data.val_file}: {len(InstructionRecords(data.val_file, data.image_folder)):,} records for validation"
     if folders := data.check_images(type(parts.family), parts.reducer):
         yield f"below {data.image_folder}: all {count_named(folders)} are there"
-    if records.unread:
-        names = clipped(", ".join(map(repr, records.unread)), 200)
-        yield f"fields that are not read, and train nothing (docs/data_fields.md): {names}"
-    if named := records.in_texts:
-        first, record = (clipped(repr(each), 60) for each in named[0][:2])
-        words = f"files of media that no field names, as text alone (first: {first}, record {record})"
-        yield f"texts name {len(named):,} {words}"
     ready = at_hand(parts.family, cli.model.backbone_config)
     if ready is None:
         yield f"first record not encoded: the processor of {cli.model.backbone_config.path} is not on this machine"
@@ -373,7 +349,7 @@ def _record_lines(cli: RecipeCLI, parts: CompressedBackbone, reading: Reading) -
     sample = _encoded(ready, records[0], data, data.max_length)
     counts = ", ".join(f"{sample.regions.count(r)} {r.label}" for r in Region if r in sample.regions)
     yield f"first record {sample.record_id!r}: {len(sample.input_ids)} tokens ({counts})"
-    yield from length_lines(ready, data, reading)
+    yield from _length_lines(ready, data, reading)
     yield from _unknown_lines(data, ready)
 
 

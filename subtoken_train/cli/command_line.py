@@ -6,8 +6,10 @@ import argparse
 import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
+from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from subtoken_train.errors import unknown_name
@@ -39,13 +41,12 @@ class Parser(ArgumentParser):
             raise unknown_name(action.dest, value, map(str, action.choices))
 
 
-def option_names(parser: ArgumentParser) -> set[str]:
-    """The option strings of a parser and of its sub-commands."""
+def _option_names(parser: ArgumentParser) -> set[str]:
     names: set[str] = set()
     for action in parser._actions:
         names.update(action.option_strings)
         if isinstance(action, argparse._SubParsersAction):
-            names.update(*map(option_names, action.choices.values()))
+            names.update(*map(_option_names, action.choices.values()))
     return names
 
 
@@ -54,7 +55,7 @@ def check_options(parser: ArgumentParser, argv: Sequence[str]) -> None:
 
     Runs before parsing, because argparse names a missing required option before it names a misspelt one.
     """
-    known = option_names(parser)
+    known = _option_names(parser)
     for token in takewhile(lambda token: token != "--", argv):
         name = token.split("=", 1)[0]
         if name.startswith("--") and name not in known and " " not in name:
@@ -68,6 +69,14 @@ def check_counts(args: Namespace, *names: str) -> None:
         for value in given if isinstance(given, list) else [given]:
             if value is not None and value < 1:
                 raise ValueError(f"{spelled_flag(name)} {value} must be at least 1")
+
+
+def hourly_price(text: str) -> float:
+    """Parse what one GPU costs an hour, in whatever currency; argparse shows the error."""
+    with suppress(ValueError):
+        if 0 < (price := float(text)) < inf:
+            return price
+    raise argparse.ArgumentTypeError(f"{text!r} is no price; give what one GPU costs an hour as a number, such as 2.5")
 
 
 def check_unused(args: Namespace, names: Iterable[str], words: str, **defaults: object) -> None:

@@ -35,7 +35,6 @@ _OF_ALL = ("name", "keep_ratio", "round_up", "matches")  # settings of every red
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
     parser.add_argument("run", help="run folder of 'subtoken-train fit' on texts, or folder of a language model")
     parser.add_argument("--text", metavar="FILE", help="text of the tasks (default: test.jsonl beside the run's texts)")
     parser.add_argument("--out", metavar="DIR", help="folder of the results (default: RUN/compare, results/MODEL)")
@@ -44,10 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build the grid, answer, report."""
     folder = Path(args.run)
     if alone := (folder / "config.json").is_file():
-        out, arms = Path(args.out or f"results/{folder.name}"), model_arms(folder)
+        out, arms = Path(args.out or f"results/{folder.name}"), _model_arms(folder)
         text = own_text({}, args.text) if args.text else ""
     elif (folder / "adapter").is_dir():
         recipe, out = read_recipe(folder / "recipe.yaml"), Path(args.out or folder / "compare")
@@ -70,13 +68,11 @@ def run(args: argparse.Namespace) -> int:
     grid = {"out": str(out), "batch_size": 4, "anchors": anchors, "arms": arms, "tasks": tasks}
     write_whole(out / "grid.yaml", json.dumps(grid, indent=1) + "\n")
     from subtoken_train.cli.main import run_command
+    from subtoken_train.cli.report import write_report
 
     device = ["--device", args.device] if args.device else []
     run_command("evaluate", ["--config", str(out / "grid.yaml"), *device])
-    run_command("report", [str(out)])
-    from subtoken_train.evaluation.reporting.report import make_report
-
-    print(advice(make_report([out])))
+    print(f"tables and a page with plots are in {out / 'report'}\n{advice(write_report([out], out / 'report'))}")
     return 0
 
 
@@ -133,8 +129,7 @@ def arms_of(recipe: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     return [*arms, {"name": "anchor", "adapter": str(anchor)}] if anchor.is_dir() else arms
 
 
-def model_arms(folder: Path) -> list[dict[str, Any]]:
-    """Return arms of a model alone, compressed before the question is read: its full cache, and about a fifth of it."""
+def _model_arms(folder: Path) -> list[dict[str, Any]]:
     plain: dict[str, Any] = {"backbone": str(folder), "protocol": "context_first", "dtype": "bfloat16"}
     return [
         {"name": "full", **plain},

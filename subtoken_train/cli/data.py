@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from subtoken_train.cli.command_line import check_counts, check_unused
 from subtoken_train.cli.terminal import quiet_libraries
-from subtoken_train.datasets.known_files import MIX665K
+from subtoken_train.datasets.known_files import MIX665K, MIX665K_RECORDS
 from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import MAX_SEED, check_range, plain, unknown_name
 from subtoken_train.outputs import check_new, write_whole
@@ -51,7 +51,6 @@ _OPTIONS = {
     "images": ("root", "file", "missing_list"),
     "wikitext103": ("root",),
 }
-MIX665K_RECORDS = 665_298
 MIX665K_SOURCES = {
     MIX665K: f"hf download liuhaotian/LLaVA-Instruct-150K {MIX665K} --repo-type dataset --local-dir ROOT",
     "images/coco/train2017": "http://images.cocodataset.org/zips/train2017.zip",
@@ -68,14 +67,13 @@ _FIRST, _KINDS = 3, 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
     parser.add_argument("name", metavar="NAME", help="which data set, or model")
     parser.add_argument("--out", default=None, help="folder to write (default: in data/ or checkpoints/, as above)")
     parser.add_argument("--train", type=int, default=12800, help="training records (default: 12800)")
     parser.add_argument("--dev", type=int, default=800, help="records for development choices (default: 800)")
     parser.add_argument("--test", type=int, default=4800, help="records to be looked at only once (default: 4800)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing folder, or the list")
+    parser.add_argument("--overwrite", action="store_true", help="rename an existing folder to OUT.1, replace the list")
     parser.add_argument("--root", type=Path, default=None, help="folder to check")
     parser.add_argument("--file", type=Path, default=None, help="images: the data file that names them")
     parser.add_argument("--missing-list", type=Path, default=None, help="file for the names of all missing images")
@@ -85,7 +83,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the files, or check them."""
     _check_options(args)
     if args.name in _MADE:
         _make(args, args.out or _MADE[args.name])
@@ -95,15 +92,15 @@ def run(args: argparse.Namespace) -> int:
 
         fetch_model(args.name, Path(args.out or f"checkpoints/{args.name}"), say=partial(print, flush=True))
     elif args.name not in _OPTIONS:
-        print(check_task(args.name, args.root, args.option or (), args.limit))
+        print(_check_task(args.name, args.root, args.option or (), args.limit))
     else:
         check_new([] if args.missing_list is None else [args.missing_list], args.overwrite)
         if args.name == "llava665k":
-            print(check_llava665k(args.root, args.missing_list))
+            print(_check_llava665k(args.root, args.missing_list))
         elif args.name == "images":
             print(check_images(index(args.file, args.root), args.missing_list))
         else:
-            print(check_wikitext103(args.root))
+            print(_check_wikitext103(args.root))
     return 0
 
 
@@ -143,8 +140,7 @@ def _check_options(args: argparse.Namespace) -> None:
             raise ValueError(f"data {args.name} needs {words}: --{option} PATH")
 
 
-def check_llava665k(root: Path, missing_list: Path | None) -> str:
-    """Print where the parts come from and what is there; returns the last line."""
+def _check_llava665k(root: Path, missing_list: Path | None) -> str:
     width = max(map(len, MIX665K_SOURCES))
     print(f"LLaVA-v1.5 instruction data below {root}:")
     for part, source in MIX665K_SOURCES.items():
@@ -157,8 +153,7 @@ def check_llava665k(root: Path, missing_list: Path | None) -> str:
     return check_images(records, missing_list)
 
 
-def check_wikitext103(root: Path) -> str:
-    """Print the rows of each split; returns the last line."""
+def _check_wikitext103(root: Path) -> str:
     import pyarrow.parquet as pq
 
     folder = root / WIKITEXT
@@ -217,8 +212,7 @@ def _image_lines(folders: Sequence[FolderImages], image_folder: Path) -> Iterato
             yield f"    ... and {len(folder.missing) - _FIRST:,} more"
 
 
-def check_task(name: str, root: Path | None, options: Sequence[str], limit: int | None = None) -> str:
-    """Print where a benchmark comes from and, with its folder, what is there; returns the last line."""
+def _check_task(name: str, root: Path | None, options: Sequence[str], limit: int | None = None) -> str:
     import datasets
 
     from subtoken_train.evaluation.tasks import build_task

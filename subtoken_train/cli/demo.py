@@ -20,7 +20,6 @@ bits can be put on top. It needs Gradio (the extra demo). Only this machine can 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
     parser.add_argument("--adapter", metavar="DIR|ID", help="the routed model's adapter (default: none)")
     parser.add_argument("--anchor", metavar="DIR|ID", help="its token-only anchor's adapter (default: none)")
     where = "a backbone alone, or where theirs is (default: the path in the adapters)"
@@ -30,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, load, serve until Ctrl-C."""
     for package in ("gradio", "matplotlib"):
         check_package(package, "demo", "the page")
     check_range("--port", args.port, 1, 65535)

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from subtoken_train.cli.command_line import EVICTION_SETTINGS, add_settings, arm_options, check_counts
-from subtoken_train.cli.terminal import counter, quiet_libraries, show
+from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.errors import check_package, refuse
 from subtoken_train.outputs import check_place, new_folder
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from subtoken_train.engine.compressed_backbone import CompressedBackbone
     from subtoken_train.families.family import Family
     from subtoken_train.inference.arm_spec import ArmSpec
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 SCENES = "data/scenes/dev.json"
 NEW_TOKENS = 16
 PRINTED = ["layer", "kept", "kept_share", "prompt_sparsity", "generated_sparsity", "hit_rate", "attention_kept"]
-PRINTED += ["rank_agreement", "body_attention"]
+PRINTED += ["body_attention"]
 
 HELP = """Show what an adapter's routers, or a KV eviction, do with their budget on real prompts.
 
@@ -42,21 +40,18 @@ that ships with the project (512 tokens of context)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    parser.add_argument("--adapter", metavar="DIR|ID", help="adapter; with routing, unless an eviction is shown")
+    add = parser.add_argument
+    add("--adapter", metavar="DIR|ID", help="adapter; with routing, unless an eviction is shown")
     add_settings(parser, "backbone")
-    parser.add_argument("--data", metavar="FILE", help=f"prompts with images (default: {SCENES})")
-    parser.add_argument("--out", metavar="DIR", help="new folder for the files (default: runs/diagnostics/NAME)")
-    parser.add_argument("--limit", type=int, default=256, help="only the first N prompts (default: 256)")
+    add("--data", metavar="FILE", help=f"prompts with images (default: {SCENES})")
+    add("--out", metavar="DIR", help="new folder for the files (default: runs/diagnostics/NAME)")
+    add("--limit", type=int, default=256, help="only the first N prompts (default: 256)")
     add_settings(parser, *EVICTION_SETTINGS)
-    sees = "whether the eviction sees the question"
-    most = f"generated after each prompt at most (default: {NEW_TOKENS})"
-    parser.add_argument("--protocol", metavar="query_aware|context_first", help=sees)
-    parser.add_argument("--new-tokens", type=int, metavar="N", help=most)
+    add("--protocol", metavar="query_aware|context_first", help="whether the eviction sees the question")
+    add("--new-tokens", type=int, metavar="N", help=f"generated after each prompt at most (default: {NEW_TOKENS})")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load, run the prompts, write and print."""
     check_counts(args, "limit", "new_tokens")
     asked = args.protocol or args.new_tokens
     refuse((args.eviction is None and asked, "--protocol and --new-tokens need --eviction NAME, for instance snapkv"))
@@ -84,12 +79,12 @@ def run(args: argparse.Namespace) -> int:
         table, note = _routers(backbone, prompts, folder)
     else:
         table, note = _eviction(backbone, spec, args.new_tokens or NEW_TOKENS, prompts, folder)
-    show(table, 100)
+    print(*table, sep="\n")
     print(f"{note}{', '.join(sorted(path.name for path in folder.iterdir()))} written to {folder}")
     return 0
 
 
-def _routers(backbone: CompressedBackbone, prompts: Iterator[Batch], folder: Path) -> tuple[Table, str]:
+def _routers(backbone: CompressedBackbone, prompts: Iterator[Batch], folder: Path) -> tuple[list[str], str]:
     from subtoken_train.evaluation.diagnostics import diagnose, draw_figures, layer_rows, write_tables
 
     diagnosis = diagnose(backbone, prompts)
@@ -105,7 +100,7 @@ def _routers(backbone: CompressedBackbone, prompts: Iterator[Batch], folder: Pat
 
 def _eviction(
     backbone: CompressedBackbone, spec: ArmSpec, new_tokens: int, prompts: Iterator[Batch], folder: Path
-) -> tuple[Table, str]:
+) -> tuple[list[str], str]:
     from subtoken_train.evaluation import eviction_diagnosis as watched
 
     compression = spec.compression()
@@ -138,12 +133,8 @@ def _prompts(family: Family, data: str | None, limit: int) -> Iterator[Batch]:
         show(done, total)
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[float]]) -> Table:
-    from rich.table import Table
+def _table(columns: Sequence[str], rows: Iterable[Sequence[float]]) -> list[str]:
+    from subtoken_train.benchmarking.comparison import aligned_columns
 
-    table = Table()
-    for column in columns:
-        table.add_column(column.replace("_", " "), justify="right")
-    for layer, *values in rows:
-        table.add_row(str(layer), *[f"{value:.3f}" for value in values])
-    return table
+    cells = [[str(layer), *(f"{value:.3f}" for value in values)] for layer, *values in rows]
+    return aligned_columns([[column.replace("_", " ") for column in columns], *cells])

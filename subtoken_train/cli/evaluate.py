@@ -15,8 +15,9 @@ from subtoken_train.cli.command_line import (
     check_counts,
     check_unused,
     flag_name,
+    hourly_price,
 )
-from subtoken_train.cli.terminal import counter, quiet_libraries, show
+from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import check_word, plain, shell_words
 from subtoken_train.outputs import check_place
@@ -24,8 +25,6 @@ from subtoken_train.resources import named_recipe, recipe_text
 from subtoken_train.settings import FLAGGED
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from subtoken_train.datasets.records import InstructionRecords
     from subtoken_train.evaluation.runner.data_file import Run
     from subtoken_train.evaluation.runner.spec import Grid
@@ -45,36 +44,40 @@ On several devices: torchrun --nproc-per-node N -m subtoken_train evaluate --con
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    adapter = "adapter: folder or Hub id; repeatable"
-    parser.add_argument("--adapter", action="append", default=[], metavar="DIR|ID", help=adapter)
+    add = parser.add_argument
+    add("--adapter", action="append", default=[], metavar="DIR|ID", help="adapter: folder or Hub id; repeatable")
     add_settings(parser, "backbone")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--data", metavar="FILE", help="questions (JSON list or JSON lines)")
     what.add_argument("--tasks", metavar="NAME,...", help="benchmarks by name")
     what.add_argument("--config", metavar="FILE", help="a grid: arms x tasks; a file, or a name of recipes/eval")
     what.add_argument("--suite", metavar="NAME", help="a grid that ships with its models: mini")
-    parser.add_argument("--image-folder", metavar="DIR", help="--data: where image paths start (default: its folder)")
+    add("--image-folder", metavar="DIR", help="--data: where image paths start (default: its folder)")
     add_compression_options(parser)
-    parser.add_argument("--batch-size", type=int, help="prompts decoded together (default: 64; grids: 16)")
-    parser.add_argument("--max-new-tokens", type=int, help="--data: cap on an answer (default: 64)")
-    parser.add_argument("--max-length", type=int, help="prompt tokens (default: 2048; grids: what the model allows)")
-    parser.add_argument("--limit", type=int, help="only the first N questions (of each task)")
-    records = "--data: write the records as one JSON file; others: their folder (results/NAME)"
-    parser.add_argument("--out", metavar="PATH", help=records)
-    parser.add_argument("--data-root", metavar="DIR", help="one folder per task (default: data/benchmarks)")
+    add("--batch-size", type=int, help="prompts decoded together (default: 64; grids: 16)")
+    add("--max-new-tokens", type=int, help="--data: cap on an answer (default: 64)")
+    add("--max-length", type=int, help="prompt tokens (default: 2048; grids: what the model allows)")
+    add("--limit", type=int, help="only the first N questions (of each task)")
+    add("--out", metavar="PATH", help="--data: write the records as one JSON file; others: their folder (results/NAME)")
+    add("--data-root", metavar="DIR", help="one folder per task (default: data/benchmarks)")
     add_settings(parser, "protocol")
-    parser.add_argument("--anchors", metavar="auto|none", help="matched token-only anchors (default: auto)")
+    add("--anchors", metavar="auto|none", help="matched token-only anchors (default: auto)")
     checked = "show what the grid would run and what is missing; reads no weights and no files"
-    parser.add_argument("--check", action="store_true", help=checked)
-    where = "cuda:0, cpu, ...; auto: several GPUs if needed (default: the first GPU, if any)"
-    parser.add_argument("--device", help=where)
+    add("--check", action="store_true", help=checked)
+    add(
+        "--price",
+        type=hourly_price,
+        metavar="P",
+        help="--check: what a GPU costs an hour; the sum is printed",
+    )
+    add("--device", help="cuda:0, cpu, ...; auto: several GPUs if needed (default: the first GPU, if any)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load, answer, print."""
     check_counts(args, "batch_size", "max_new_tokens", "max_length", "limit")
     _check_modes(args)
+    if args.price is not None and not args.check:
+        raise ValueError("--price needs --check, which predicts the GPU hours")
     return _run_grids(args) if args.data is None else _run_file(args)
 
 
@@ -84,13 +87,16 @@ def _run_file(args: argparse.Namespace) -> int:
             raise ValueError(f"{args.out} exists; choose another --out")
         check_place(Path(args.out))
     quiet_libraries()
+    from subtoken_train.artifact.card import score_rows
+    from subtoken_train.benchmarking.comparison import aligned_columns
     from subtoken_train.datasets.records import InstructionRecords
-    from subtoken_train.evaluation.runner.data_file import write_runs, written_run
+    from subtoken_train.evaluation.runner.data_file import column_of, write_runs, written_run
 
     records, asked = InstructionRecords(args.data, args.image_folder), Path(args.data).read_bytes()
     adapters = args.adapter or [None]
     runs = [_answer(adapter, records, asked, args) for adapter in adapters]
-    show(_table(runs), 40 + 40 * len(runs))
+    print("in %, 95 % interval; KV nominal before eviction; KV bytes of the dense cache; log_likelihood: nats a token")
+    print(*map(plain, aligned_columns(score_rows([column_of(run) for run in runs]))), sep="\n")
     for other in runs[1:]:
         print(_difference(runs[0], other))
     for adapter, run in zip(adapters, runs, strict=True):
@@ -115,40 +121,6 @@ def _answer(adapter: str | None, records: InstructionRecords, asked: bytes, args
     how |= {"max_length": args.max_length or 2048, "batch_size": args.batch_size or 64}
     answers = answer_records(model.backbone, records, max_new_tokens=args.max_new_tokens or 64, **how)
     return run_of(name, model.backbone, answers, asked)
-
-
-NOTE = """KV nominal: before eviction; KV bytes: packed prompts, text and index included, of the dense cache
-token accuracy and log-likelihood (nats per token): of the references' tokens, teacher-forced"""
-SHORT = {"eviction": "cache", "KV bytes, text and index included": "KV bytes"}
-
-
-def _table(runs: list[Run]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    from subtoken_train.evaluation.runner.data_file import MEASURES, column_of, measure_names
-
-    arms = [column_of(run) for run in runs]
-    measures = measure_names([run["measures"] for run in runs])
-    scored = [{x.kind: x.cell for x in arm.scores if x.metric not in measures} for arm in arms]
-    measured = [{x.metric: x.cell for x in arm.scores if x.metric in measures} for arm in arms]
-    table = Table(title="held-out questions, greedy answers: score in %, 95 % interval", caption=NOTE)
-    table.add_column("")
-    for arm in arms:
-        table.add_column(Text(plain(arm.name)), justify="right")
-    facts = list(dict.fromkeys(name for arm in arms for name in arm.facts))
-    parts: list[tuple[list[str], dict[str, str], list[dict[str, str]]]] = [
-        (facts, SHORT, [arm.facts for arm in arms]),
-        (list(scored[0]), {}, scored),
-        (measures, MEASURES, measured),
-    ]
-    for names, words, found in parts:
-        for name in names:
-            cells = [Text(plain(each.get(name, "-"))) for each in found]
-            table.add_row(Text(plain(words.get(name, name))), *cells)
-        table.add_section()
-    table.add_row("seconds", *[f"{run['seconds']:.0f}" for run in runs])
-    return table
 
 
 def _difference(first: Run, other: Run) -> str:
@@ -189,7 +161,7 @@ def _run_grids(args: argparse.Namespace) -> int:
 
     quiet_libraries()
     if args.check:
-        return _print_check(_grids(args)[0], args.config)  # suites, which have several, take no --check
+        return _print_check(_grids(args)[0], args.config, args.price)  # suites, which have several, take no --check
     from subtoken_train.evaluation.runner.cell import Processes
     from subtoken_train.evaluation.runner.run import run_grid
     from subtoken_train.inference.pool import device_of
@@ -216,7 +188,7 @@ def _run_grids(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print_check(grid: Grid, config: str | None) -> int:
+def _print_check(grid: Grid, config: str | None, price: float | None) -> int:
     from subtoken_train.cli.run_plan import plan_of_grid
     from subtoken_train.evaluation.runner.dry_run import check_lines, dry_run, planned_adapter
 
@@ -225,7 +197,7 @@ def _print_check(grid: Grid, config: str | None) -> int:
     if config is not None and any(what.startswith("adapter ") for what, _ in checked.wanted):
         sweep = f"subtoken-train sweep --grid {shell_words(config)} (--dry-run: the hours)"
         lines.append(f"  all of these adapters: {sweep}")
-    lines += ["", "what it needs (a prediction)", *(f"  {line}" for line in plan_of_grid(checked).lines())]
+    lines += ["", "what it needs (a prediction)", *(f"  {line}" for line in plan_of_grid(checked).lines(price))]
     print(*lines, sep="\n")
     return 0
 

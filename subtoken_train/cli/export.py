@@ -36,10 +36,9 @@ written, and a failed push leaves OUT in place."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
     parser.add_argument("source", metavar="RUN_OR_CKPT", help="run, checkpoint or adapter folder")
     parser.add_argument("out", metavar="OUT", help="folder to write")
-    parser.add_argument("--overwrite", action="store_true", help="replace the adapter folder OUT")
+    parser.add_argument("--overwrite", action="store_true", help="rename the adapter folder OUT to OUT.1")
     named = "Hub id or folder to name as the backbone; its shapes must fit"
     parser.add_argument("--backbone", metavar="PATH", help=named)
     parser.add_argument("--metrics", metavar="FILE", help="scores for the model card, from evaluate --out")
@@ -51,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, read, write, publish."""
     publishing = "only applies when publishing; add --push-to-hub user/name, or leave it out"
     check_unused(args, () if args.push_to_hub else ("private", "revision", "message"), publishing)
     out, source = Path(args.out), find_source(Path(args.source))
@@ -76,12 +74,12 @@ def run(args: argparse.Namespace) -> int:
             named = read_config(source.folder).backbone if source.is_adapter else cli.model.backbone_config
             check_published(args.backbone or str(named.path))
         check_destination(destination)
-    config, parts, peft_model = read_parts(source, cli, args.backbone)
+    config, parts, peft_model = _read_parts(source, cli, args.backbone)
     name = str(config.training.get("name", source.folder.name))
     sections = card_sections(cli, parts, source.recipe, name, args.metrics, args.push_to_hub)
     sections = replace(sections, picture=source.picture())
     if args.merge_lora:
-        parts, peft_model = with_weights(config, parts, peft_model)
+        parts, peft_model = _with_weights(config, parts, peft_model)
         write_merged(out, config, parts, peft_model, args.overwrite, sections)
     else:
         write_adapter(out, config, parts, peft_model, args.overwrite, sections)
@@ -163,8 +161,7 @@ def _recipe_of(folder: Path) -> Path | None:
     return next((place / RECIPE_FILE for place in (folder, folder.parent) if (place / RECIPE_FILE).is_file()), None)
 
 
-def read_parts(source: Source, cli: Any, backbone: str | None) -> tuple[AdapterConfig, CompressedBackbone, PeftModel]:
-    """Configuration, parts and LoRA of a source, its backbone on the meta device and named ``backbone`` if given."""
+def _read_parts(source: Source, cli: Any, backbone: str | None) -> tuple[AdapterConfig, CompressedBackbone, PeftModel]:
     from subtoken_train.artifact.config import read_config
     from subtoken_train.artifact.folder import read_adapter
     from subtoken_train.training.module import adapter_config, lay_out_checkpoint
@@ -188,10 +185,9 @@ def read_parts(source: Source, cli: Any, backbone: str | None) -> tuple[AdapterC
     return config, module.parts, module.peft_model
 
 
-def with_weights(
+def _with_weights(
     config: AdapterConfig, parts: CompressedBackbone, peft_model: PeftModel
 ) -> tuple[CompressedBackbone, PeftModel]:
-    """The same adapter on the loaded backbone."""
     from peft import get_peft_model_state_dict
 
     from subtoken_train.artifact.folder import put_lora

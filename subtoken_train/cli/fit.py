@@ -20,12 +20,10 @@ checkpoint, --print_config prints the resulting recipe.
 
 
 def help_text(argv: list[str]) -> str:
-    """Return ``HELP`` and the keys of the recipe behind ``--config``, or of all."""
     return f"{HELP}\n{keys_text(read_source([word for word in argv if word != ANCHOR]))}"
 
 
 def run_raw(argv: list[str]) -> int:
-    """Parse the recipe, train, write ``output_dir/adapter``."""
     wants_anchor, argv = ANCHOR in argv, [word for word in argv if word != ANCHOR]
     source = read_source(argv)
     quiet_libraries()

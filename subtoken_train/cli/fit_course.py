@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import re
 import sys
@@ -16,14 +17,13 @@ from subtoken_train.artifact.folder import write_adapter
 from subtoken_train.artifact.hub import check_destination, check_published
 from subtoken_train.artifact.whole_folder import RECIPE_FILE, check_target
 from subtoken_train.cli.export import publish
-from subtoken_train.cli.loggers import logged
-from subtoken_train.cli.recipe import RecipeCLI
+from subtoken_train.cli.recipe import LOGS, RecipeCLI
 from subtoken_train.cli.recipe_source import read_recipe
 from subtoken_train.cli.recipes import SUFFIX
 from subtoken_train.cli.run_plan import card_sections
 from subtoken_train.cli.terminal import PROGRAM, USER_ERRORS, one_line
 from subtoken_train.datasets.unknown_tokens import say_unknown
-from subtoken_train.documents import read_yaml, real_path
+from subtoken_train.documents import check_regular, read_yaml, real_path
 from subtoken_train.errors import UncutError, check_package, shell_words
 from subtoken_train.families.load import family_class, with_processor
 from subtoken_train.resources import find_recipe
@@ -38,30 +38,31 @@ from subtoken_train.training.trained_tensors import check_resumable, finished_pa
 
 def run_fit(cli: RecipeCLI) -> int:
     """Train, leave the adapter, and publish it where that was asked for; returns the exit code."""
-    resume = checkpoint_to_resume(cli.checkpoints) if cli.config.resume else None
+    resume = _checkpoint_to_resume(cli.checkpoints) if cli.config.resume else None
     folder, destination, trainer = RunFolder(cli.output_dir, cli.replaces), cli.destination, cli.trainer
     try:
         if trainer.is_global_zero:  # the others of a run wait for it where they start to talk to each other
-            check_held(cli)
+            if cli.replaces:
+                _check_held(cli)
             folder.check(resume is not None)
             if destination is not None:
                 check_published(cli.model.backbone_config.path)
                 check_destination(destination)
-            open_run(cli, resume, folder)
+            _open_run(cli, resume, folder)
         code = train(cli, resume, folder)
         if code or not trainer.is_global_zero:
             return code
         try:
-            stand_again(cli, folder)
+            _stand_again(cli, folder)
             adapter = export(cli, cli.output_dir, None if destination is None else destination.repo_id)
         except BaseException:
-            say_where_to_go_on(cli, folder, f"{PROGRAM}: the adapter could not be written")
+            _say_where_to_go_on(cli, folder, f"{PROGRAM}: the adapter could not be written")
             raise
     except USER_ERRORS:
         folder.close(keep=False)
         raise
     finally:
-        folder.close(keep=trained(cli))
+        folder.close(keep=bool(cli.trainer.global_step))
     print(f"adapter folder: {adapter}\nnext: subtoken-train evaluate --adapter {shell_words(adapter)} --data FILE")
     if destination is not None:
         retry = ["subtoken-train", "export", str(adapter), str(cli.output_dir / "published")]
@@ -70,11 +71,9 @@ def run_fit(cli: RecipeCLI) -> int:
     return 0
 
 
-def check_held(cli: Any) -> None:
+def _check_held(cli: Any) -> None:
     """Refuse to rename a folder (with ``--overwrite`` alone) that holds what the run reads."""
     folder: Path = cli.output_dir
-    if not cli.replaces:
-        return
     held = "{} lies in {}, which --overwrite would rename; {}"
     for key, text in _flat({"data": cli.config.data, "model": cli.config.model}):
         if isinstance(text, str | Path) and text != "set" and _lies_in(Path(text), folder):
@@ -94,11 +93,9 @@ def _lies_in(path: Path, folder: Path) -> bool:
 # A checkpoint restores or presupposes these; others (devices, loggers, workers, intervals) may change freely.
 _OF_TRAINER = ("precision", "accumulate_grad_batches", "gradient_clip", "limit_train_batches")
 _DECISIVE = ("seed_everything", "model.", "data.", *(f"trainer.{key}" for key in _OF_TRAINER))
-
 # Files may have moved, memory may be saved; the order of the data refuses a batch that is not the same in total.
 _FREE_LEAVES = ("path", "num_workers", "batch_size", "val_batch_size", "gradient_checkpointing")
 _FREE_ENDINGS = ("_file", "_root", "_folder", "_dir")
-_NOTED = ("trainer.max_steps", "trainer.max_epochs")
 _MAX_LISTED = 4
 
 
@@ -113,7 +110,7 @@ def compare_recipes(saved: Path, now: str) -> str:
         listed = "; ".join(changes[key] for key in decisive[:_MAX_LISTED])
         more = f"; and {len(decisive) - _MAX_LISTED} more" if len(decisive) > _MAX_LISTED else ""
         raise UncutError(f"the run began with another recipe ({listed}{more}); resume with {saved}, or start over")
-    return "; ".join(changes[key] for key in differing if key in _NOTED)
+    return "; ".join(changes[key] for key in differing if key in ("trainer.max_steps", "trainer.max_epochs"))
 
 
 def _flat(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -133,6 +130,24 @@ _INCHES, _COLOURS = (4.4, 3.0), 256
 """Size of a chart, a hundred pixels to an inch; with so few colours noise stays below 100 kB."""
 
 Courses = Mapping[str, Mapping[int, float]]
+
+
+def csv_parts(folder: Path) -> list[Path]:
+    """The CSV logs of a run, from its first part to its last resume."""
+    found = (folder / LOGS).glob("csv*/metrics.csv")
+    return sorted(found, key=lambda path: int(path.parent.name.removeprefix("csv").lstrip("-") or 1))
+
+
+def logged(folder: Path) -> dict[str, dict[int, float]]:
+    """Metric -> step -> value, over all parts of a run; where two parts made a step, the later one's."""
+    course: dict[str, dict[int, float]] = {}
+    for part in csv_parts(folder):
+        check_regular(part)
+        for row in csv.DictReader(part.read_text(encoding="utf-8").splitlines()):
+            for name, value in row.items():
+                if value and name != "step":
+                    course.setdefault(name, {})[int(row["step"])] = float(value)
+    return course
 
 
 def picture_of_run(folder: Path) -> bytes | None:
@@ -174,8 +189,7 @@ def scores_beside_anchor(folder: Path, courses: Courses) -> dict[str, Mapping[in
     """Scores by step of a run and, where it lies beside it and answered the same questions, of its anchor or arm."""
     if _SCORE not in courses:
         return {}
-    own: dict[str, Mapping[int, float]] = {"this run": courses[_SCORE]}
-    is_anchor = folder.name.endswith(SUFFIX)
+    own, is_anchor = {"this run": courses[_SCORE]}, folder.name.endswith(SUFFIX)
     other = folder.with_name(folder.name.removesuffix(SUFFIX) if is_anchor else f"{folder.name}{SUFFIX}")
     if not (other / RECIPE_FILE).is_file():
         return own
@@ -184,16 +198,14 @@ def scores_beside_anchor(folder: Path, courses: Courses) -> dict[str, Mapping[in
     return own if scores is None else {**own, "routed run" if is_anchor else "anchor": scores}
 
 
-def checkpoint_to_resume(checkpoints: Path) -> Path:
-    """The run's newest complete checkpoint; a worded ``ValueError`` where there is none."""
+def _checkpoint_to_resume(checkpoints: Path) -> Path:
     if newest := newest_complete(checkpoints):
         return newest
     ignored = "".join(f"; {folder.name} is not complete" for folder in incomplete(checkpoints))
     raise ValueError(f"nothing to resume: no complete checkpoint in {checkpoints}{ignored}; run without --resume")
 
 
-def open_run(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> None:
-    """Make the run's folder, once all that a user can get wrong has come out."""
+def _open_run(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> None:
     saved, note = cli.output_dir / RECIPE_FILE, ""
     if resume:
         note = compare_recipes(saved, cli.recipe_text()) if saved.is_file() else ""
@@ -231,11 +243,10 @@ def open_run(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> None:
     trainer: Any = cli.trainer
     for callback in trainer.callbacks:
         if isinstance(callback, RunCheckpoints):
-            callback.on_whole = lambda: stand_again(cli, folder)
+            callback.on_whole = lambda: _stand_again(cli, folder)
 
 
-def stand_again(cli: RecipeCLI, folder: RunFolder) -> None:
-    """Write marker and recipe again where somebody removed the run's folder, so that it can be resumed or replaced."""
+def _stand_again(cli: RecipeCLI, folder: RunFolder) -> None:
     if folder.remake():
         cli.save_recipe(cli.output_dir / RECIPE_FILE)
         print(f"{cli.output_dir} was removed while the run wrote to it; its recipe is written again", file=sys.stderr)
@@ -252,18 +263,18 @@ def train(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> int:
     except RunStopped as stopped:
         if not (cli.trainer.is_global_zero or stopped.alone):
             return 0  # all stop alike; another code, and Lightning kills process 0 before it has said why
-        say_where_to_go_on(cli, folder, f"{PROGRAM}: {stopped.reason}")
+        _say_where_to_go_on(cli, folder, f"{PROGRAM}: {stopped.reason}")
         return stopped.exit_code
     except USER_ERRORS as error:
-        if not trained(cli):
+        if not cli.trainer.global_step:  # no step was made
             raise
-        say_where_to_go_on(cli, folder, f"{PROGRAM}: error: {one_line(error)}")
+        _say_where_to_go_on(cli, folder, f"{PROGRAM}: error: {one_line(error)}")
         return 2
     except OSError as error:  # a full disk or a dropped network under a logger
-        say_where_to_go_on(cli, folder, f"{PROGRAM}: stopped: {one_line(error)}")
+        _say_where_to_go_on(cli, folder, f"{PROGRAM}: stopped: {one_line(error)}")
         return 1
     except Exception:
-        say_where_to_go_on(cli, folder, f"{PROGRAM}: stopped by an error")
+        _say_where_to_go_on(cli, folder, f"{PROGRAM}: stopped by an error")
         raise
     return 0
 
@@ -279,23 +290,17 @@ def export(cli: RecipeCLI, folder: Path, repo_id: str | None = None) -> Path:
     return write_adapter(folder / "adapter", config, parts, peft_model, overwrite=True, sections=sections)
 
 
-def trained(cli: RecipeCLI) -> bool:
-    """Return True if a step was made, so that the logs of a run without a checkpoint are worth keeping."""
-    return int(cli.trainer.global_step) > 0
-
-
-def say_where_to_go_on(cli: RecipeCLI, folder: RunFolder, reason: str) -> None:
-    """Tell the user why a run ended, what is left of it, and where the run is that had its name."""
+def _say_where_to_go_on(cli: RecipeCLI, folder: RunFolder, reason: str) -> None:
     print(f"\n{reason}", file=sys.stderr)
     if not cli.trainer.is_global_zero:
         return
     if cli.output_dir.is_dir():
-        stand_again(cli, folder)
+        _stand_again(cli, folder)
     if newest := newest_complete(cli.output_dir / "checkpoints"):
         command = f"subtoken-train fit --config {shell_words(cli.output_dir / RECIPE_FILE)} --resume"
         print(f"last good checkpoint: {newest}\ncontinue with: {command}", file=sys.stderr)
     else:
-        logs = f"; its logs: {cli.output_dir / 'logs'}" if trained(cli) and cli.output_dir.is_dir() else ""
+        logs = f"; its logs: {cli.output_dir / 'logs'}" if cli.trainer.global_step and cli.output_dir.is_dir() else ""
         print(f"no checkpoint was written; start again with the same command{logs}", file=sys.stderr)
     if folder.aside is not None:
         print(folder.said(), file=sys.stderr)

@@ -34,8 +34,7 @@ If the language model has a chat template, it is used: the prompt is what the us
 continues the text, as language models without a template always do.
 
 The prompt's keys and values are stored packed: what was dropped takes no memory. The answer is printed as it is
-generated (under beam search, when it is finished), followed by a line with tokens, measured bytes, nominal and realised
-share, and seconds.
+generated, followed by a line with tokens, measured bytes, nominal and realised share, and seconds.
 
   subtoken-train generate --adapter DIR --prompts FILE.jsonl --output OUT.jsonl
 
@@ -45,15 +44,18 @@ tokens, seconds, bytes of its cache. For a conversation, give "messages" instead
 OUT.jsonl.records holds what is finished."""
 
 
+_FRAMES = 8
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
     parser.add_argument("--adapter", metavar="DIR|ID", help="adapter: folder or Hub id")
     add_settings(parser, "backbone")
-    for kind, metavar, words in (("image", "FILE", "image"), ("video", "FOLDER", "frames of a video")):
+    for kind, metavar, words in (
+        ("image", "FILE", "image"),
+        ("video", "FOLDER", "a video's frames, one a second"),
+    ):
         repeated = f"{words}; repeatable, one per <{kind}>"
         parser.add_argument(f"--{kind}", action="append", default=[], metavar=metavar, help=repeated)
-    parser.add_argument("--frames", type=int, default=8, metavar="N", help="frames of each --video (default: 8)")
-    parser.add_argument("--fps", type=float, default=1.0, metavar="F", help="frames a second in FOLDER (default: 1)")
     parser.add_argument("--prompt", metavar="TEXT", help="what to answer; - reads it from stdin")
     parser.add_argument("--raw", action="store_true", help="continue the text, without the model's chat template")
     variables = """for its chat template, as '{"enable_thinking": false}'"""
@@ -68,14 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_compression_options(parser)
     parser.add_argument("--max-new-tokens", type=int, default=64, help="cap on the answer in tokens (default: 64)")
     parser.add_argument("--temperature", type=float, default=0.0, help="sample at this temperature (default: greedy)")
-    parser.add_argument("--num-beams", type=int, default=1, help="beams of a beam search (default: 1)")
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:0", help="where it runs (default: auto)")
     parser.add_argument("--show", metavar="FILE", help="draw kept and dropped visual tokens as a PNG")
     parser.add_argument("--show-layers", metavar="LIST", help="its layers, as 0,3 (default: first, middle and last)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, load, answer, report."""
     if any(getattr(args, name) for name in _OF_FILES):
         return _answer_file(args)
     _check_prompt(args)
@@ -83,8 +83,6 @@ def run(args: argparse.Namespace) -> int:
     from transformers import TextStreamer
 
     from subtoken_train.families.images import Video
-    from subtoken_train.inference.answer_stream import answer_text
-    from subtoken_train.inference.prompt_inputs import goes_on
 
     prompt = sys.stdin.read().rstrip("\n") if args.prompt == "-" else args.prompt
     pictures = _pictures(args, prompt)
@@ -92,15 +90,10 @@ def run(args: argparse.Namespace) -> int:
     layers = _layers(args.show_layers, model) if args.show else []
     inputs: dict[str, Any] = model.inputs(prompt, pictures, raw=args.raw, chat_template_kwargs=_variables(args))
     sampling = {"do_sample": True, "temperature": args.temperature} if args.temperature > COLD else {"do_sample": False}
-    streams = args.num_beams == 1
-    streamer = TextStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True) if streams else None
-    sizes = {name: getattr(args, name) for name in ("context_length", "max_new_tokens", "num_beams")}
+    streamer = TextStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True)
+    sizes = {name: getattr(args, name) for name in ("context_length", "max_new_tokens")}
     out = model.generate(**inputs, **sampling, **sizes, streamer=streamer)
-    answer = out[0, inputs["input_ids"].shape[1] :]
-    if not streams:
-        text = model.tokenizer.decode(answer, skip_special_tokens=True)
-        print(answer_text(text, goes_on(prompt, args.raw)))
-    print(_summary(model, len(answer)))
+    print(_summary(model, len(out[0]) - inputs["input_ids"].shape[1]))
     if args.show:
         from subtoken_train.evaluation.picture import kept_picture
 
@@ -126,7 +119,7 @@ def _pictures(args: argparse.Namespace, prompt: str) -> list[Picture]:
     family = family_named(adapter_folder(args.adapter) if args.adapter else str(args.backbone), args.backbone)
     if not family.takes_videos:  # before its weights are read
         raise family.no_video()
-    videos = [open_video(VideoSource(Path(path), args.fps), max_frames=args.frames) for path in args.video]
+    videos = [open_video(VideoSource(Path(path), 1.0), max_frames=_FRAMES) for path in args.video]
     found = picture_marks(prompt)
     if not images or not found:
         return [*images, *videos]
@@ -153,11 +146,9 @@ def _load(args: argparse.Namespace) -> SubTokenModel:
 
 def _check_prompt(args: argparse.Namespace) -> None:
     refuse((args.prompt is None, "give --prompt TEXT, or --prompts FILE.jsonl with --output FILE.jsonl"))
-    check_counts(args, "max_new_tokens", "num_beams", "frames")
-    frames = not args.video and (args.frames, args.fps) != (8, 1.0)
+    check_counts(args, "max_new_tokens")
     hot = not 0 <= args.temperature < float("inf")
     refuse(
-        (frames, "--frames and --fps need --video FOLDER"),
         (hot, f"--temperature {args.temperature} must be 0 (greedy) or more"),
         (args.show_layers and not args.show, "--show-layers needs --show FILE"),
     )
@@ -201,7 +192,6 @@ def _summary(model: SubTokenModel, tokens: int) -> str:
 
 _OF_FILES = ("prompts", "output", "batch_size", "images_outside_folder")
 _OF_ONE_PROMPT = ("prompt", "image", "video", "context_length", "temperature", "show", "show_layers")
-_DEFAULTS: dict[str, object] = {"num_beams": 1, "frames": 8, "fps": 1.0}
 
 
 def _answer_file(args: argparse.Namespace) -> int:
@@ -231,7 +221,7 @@ def _check_file(args: argparse.Namespace) -> None:
     for name, other in (("prompts", "output"), ("output", "prompts")):
         refuse((not getattr(args, name), f"{given} needs --{name} FILE.jsonl beside --{other} FILE.jsonl"))
     many = "is for a single prompt, and --prompts FILE has many: answers are greedy, and each line names its own images"
-    check_unused(args, (*_OF_ONE_PROMPT, *_DEFAULTS), many, **_DEFAULTS)
+    check_unused(args, _OF_ONE_PROMPT, many)
     check_counts(args, "max_new_tokens", "batch_size")
     same = real_path(args.output) == real_path(args.prompts)
     refuse(

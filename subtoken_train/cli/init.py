@@ -42,7 +42,6 @@ _OTHERWISE = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
     parser.add_argument("folder", metavar="DIR", type=Path, help="the folder of your data")
     parser.add_argument("--backbone", metavar="NAME", help="what to train on (see above)")
     parser.add_argument("--out", metavar="DIR", type=Path, help="folder to write (default: DIR_subtoken, here)")
@@ -53,12 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--question", metavar="TEXT", help="asked of each picture of captions (default: Describe the picture.)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the split (default: 0)")
-    parser.add_argument("--overwrite", action="store_true", help="replace what an earlier init wrote")
+    parser.add_argument("--overwrite", action="store_true", help="rename what an earlier init wrote to NAME.1")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look, write, say what follows."""
-    from subtoken_train.artifact.whole_folder import DATA_MARKER, Layout, check_target, mark_data, whole_folder
+    from subtoken_train.artifact.whole_folder import FolderKind, check_target, whole_folder
 
     check_range("--seed", args.seed, 0, MAX_SEED)
     name = re.sub(r"[^\w.-]+", "_", real_path(args.folder).name).strip("._-") or "mydata"
@@ -67,10 +65,8 @@ def run(args: argparse.Namespace) -> int:
     inner, outer = real_path(out), real_path(args.folder)
     if inner == outer or outer in inner.parents or inner in outer.parents:
         raise ValueError(f"--out {out} and the data {args.folder} are inside each other; name a folder beside it")
-    files = rf"(train|dev|test)\.jsonl?|{_ASKED}|{re.escape(name)}(_anchor)?\.yaml|{re.escape(DATA_MARKER)}"
-    words = {"kind": "a folder that init wrote", "made_by": "subtoken-train init"}
-    layout = Layout(re.compile(files), re.compile(_ASKED.partition("/")[0]), last=DATA_MARKER, **words)
-    check_target(out, args.overwrite, layout)
+    kind = FolderKind("a folder that init wrote", "subtoken-train init")
+    check_target(out, args.overwrite, kind)
     from subtoken_train.datasets.own_data import look_into
 
     look_into(args.folder)  # before anything heavy is imported
@@ -86,14 +82,13 @@ def run(args: argparse.Namespace) -> int:
     content, notes = own_recipe(data, chosen, args.folder, out, name)
     tokenizer = chat_tokenizer(chosen.path)
     recipe, anchor = out / f"{name}.yaml", out / f"{name}_anchor.yaml"
-    with whole_folder(out, args.overwrite, layout) as partial:
+    with whole_folder(out, args.overwrite, kind) as partial:
         for file, text in _records(data, tokenizer).items():
             (partial / file).parent.mkdir(exist_ok=True)
             (partial / file).write_text(text, encoding="utf-8")
         written = partial / recipe.name
         written.write_text(own_recipe_text(content, chosen, recipe, args.folder), encoding="utf-8")
         (partial / anchor.name).write_text(anchor_text(written, anchor), encoding="utf-8")
-        mark_data(partial, layout)
     trained = [run for run in (f"runs/{name}", f"runs/{name}_anchor") if Path(run).exists()]
     print(*_said(args.folder, out, data, chosen), *notes, sep="\n")
     if trained:

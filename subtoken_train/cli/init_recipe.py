@@ -55,8 +55,7 @@ class Chosen:
         return self.name in EMBEDDED.values()
 
 
-def backbone_names(sees: bool) -> list[str]:
-    """Return the names that ``--backbone`` takes beside paths and Hub ids, for images or for texts."""
+def _backbone_names(sees: bool) -> list[str]:
     return [name for name, (_, of_images) in _templates().items() if of_images == sees]
 
 
@@ -78,7 +77,7 @@ def borne(sees: bool) -> str:
         room, where = max(torch.cuda.mem_get_info(i)[1] for i in range(torch.cuda.device_count())), "GPU"
     else:
         room, where = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "memory, no GPU"
-    sizes = {name: _step_bytes(_templates()[name][0]) for name in backbone_names(sees)}
+    sizes = {name: _step_bytes(_templates()[name][0]) for name in _backbone_names(sees)}
     known = sorted((size, name) for name, size in sizes.items() if size is not None)
     said = []
     for word, fits in (("enough for", True), ("too little for", False)):
@@ -144,7 +143,7 @@ def _named(given: str, sees: bool) -> Chosen:
         by_path = {_same(read_yaml(file)["model"]["backbone"]["path"]): name for name, (file, _) in templates.items()}
         name, path = by_path.get(_same(given)) or _of_its_family(given), given
     data, other = ("images", "reads texts alone") if sees else ("texts without images", "is for images")
-    words = f"your data are {data}, and backbone {given!r} {other}; use one of {', '.join(backbone_names(sees))}"
+    words = f"your data are {data}, and backbone {given!r} {other}; use one of {', '.join(_backbone_names(sees))}"
     refuse((templates[name][1] != sees, words))
     chosen = _taken(name, "as you said", path)
     check_fetched(chosen.path)

@@ -103,8 +103,7 @@ def dispatch(argv: Sequence[str]) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line (None: that of the process, without the program's name) and return its exit code."""
     if "_ARGCOMPLETE" in os.environ:
-        from subtoken_train.cli.completion import offer, typed_command
+        from subtoken_train.cli.recipe_help import offer
 
-        typed = typed_command()
-        offer(Parser(prog=PROGRAM), {name: command_module(name) if name == typed else None for name in COMMANDS})
+        offer(Parser(prog=PROGRAM), COMMANDS, command_module)
     return guarded(lambda: dispatch(sys.argv[1:] if argv is None else argv))

@@ -15,28 +15,22 @@ from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.errors import plain
 from subtoken_train.types import Batch, Region
 
-HELP = """usage: subtoken-train preview --config RECIPE.yaml [--KEY VALUE ...] [--count N] [--no-color]
+HELP = """usage: subtoken-train preview --config RECIPE.yaml [--KEY VALUE ...] [--count N]
 
 Prints the first N (3) training samples of a recipe as the collator makes them. For each run of tokens it shows the
 region, whether it is trained (counts towards the loss) or masked, and the text; a run of image tokens is shown as one
 <image x COUNT>. Samples come in the order of a run on one device; those of a text corpus in the corpus's own order.
 It loads the tokenizer and the image processor, but no weights. Whatever fit would refuse (a sample that is cut inside
-its images or before its first answer, placeholders without images) is the same error here.
-Terminals show colours; --no-color turns them off."""
+its images or before its first answer, placeholders without images) is the same error here."""
 
 
 def run_raw(argv: list[str]) -> int:
-    """Parse the recipe, encode samples, print them."""
     parser = Parser(prog="subtoken-train preview", add_help=False)
     parser.add_argument("--count", type=int, default=3)
-    parser.add_argument("--no-color", action="store_true")
     own, recipe = parser.parse_known_args(argv)
     check_counts(own, "count")
     source = read_source(recipe)
     quiet_libraries()
-    from rich.console import Console
-    from rich.text import Text
-
     from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.families.load import layout_family, with_processor
     from subtoken_train.training.preflight import nominal_prompt
@@ -45,25 +39,13 @@ def run_raw(argv: list[str]) -> int:
     backbone = cli.model.backbone_config
     family = with_processor(layout_family(backbone), backbone)
     nominal_prompt(family, cli.datamodule)  # refuses text without images for a model that reads them, and vice versa
-    console = Console(color_system=None if own.no_color else "auto", highlight=False, soft_wrap=True)
-    console.print(Text.assemble(*LEGEND))
     for batch in cli.datamodule.samples(family, own.count):
         family.positions(batch)  # where images have their own sizes: as many image tokens as features, in order
-        for line in sample_lines(batch, family.tokenizer):
-            console.print(Text.assemble(*line))
+        print(*sample_lines(batch, family.tokenizer), sep="\n")
     return 0
 
 
-_COLORS = {Region.SYSTEM: "cyan", Region.VISUAL: "magenta", Region.CONTEXT: "blue"}
-_COLORS |= {Region.QUERY: "yellow", Region.ANSWER: "green"}
-_TRAINED, _MASKED = "bold underline", "dim"
-Line = list[tuple[str, str]]
-"""Pieces of text, each with its style in rich's words."""
-LEGEND: Line = [("regions: ", ""), *((f"{region.label} ", color) for region, color in _COLORS.items())]
-LEGEND += [("trained", _TRAINED), (" ", ""), ("masked", _MASKED)]
-
-
-def sample_lines(batch: Batch, tokenizer: Any) -> Iterator[Line]:
+def sample_lines(batch: Batch, tokenizer: Any) -> Iterator[str]:
     """The samples of a batch, padding left out, each with its counts and a line per run of tokens."""
     from subtoken_train.functional.objective import IGNORE_INDEX
 
@@ -73,27 +55,17 @@ def sample_lines(batch: Batch, tokenizer: Any) -> Iterator[Line]:
     for row, name in enumerate(batch.record_ids):
         kinds = [(Region(region), bool(flag)) for region, flag in zip(regions_BN[row], trained_BN[row], strict=True)]
         real = [(token, kind) for token, kind in zip(ids_BN[row], kinds, strict=True) if kind[0] != Region.PADDING]
-        yield from _head(name, int(batch.images_per_sample_B[row]), [kind for _, kind in real])
+        regions, images = [region for _, (region, _) in real], int(batch.images_per_sample_B[row])
+        counts = ", ".join(f"{regions.count(region):,} {region.label}" for region in Region if region in regions)
+        count = sum(flag for _, (_, flag) in real)
+        pictures = f", {images} image{'s' if images > 1 else ''}" if images else ""
+        yield f"\n{name!r}{pictures}: {len(real):,} tokens ({counts}), {count:,} trained"
+        if not count:
+            yield "  warning: no token of this sample is trained"
         for (region, trained), run in groupby(real, key=lambda pair: pair[1]):
-            yield _run_line(region, trained, [token for token, _ in run], tokenizer)
-
-
-def _head(name: str, images: int, kinds: list[tuple[Region, bool]]) -> Iterator[Line]:
-    regions = [region for region, _ in kinds]
-    counts = ", ".join(f"{regions.count(region):,} {region.label}" for region in Region if region in regions)
-    trained = sum(flag for _, flag in kinds)
-    pictures = f", {images} image{'s' if images > 1 else ''}" if images else ""
-    yield [(f"\n{name!r}{pictures}: {len(kinds):,} tokens ({counts}), {trained:,} trained", "bold")]
-    if not trained:
-        yield [("  warning: no token of this sample is trained", "bold red")]
-
-
-def _run_line(region: Region, trained: bool, ids: list[int], tokenizer: Any) -> Line:
-    if region == Region.VISUAL:
-        words = f"<image x {len(ids)}>"
-    else:
-        words = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        words = plain(words.replace("\r", "\\r").replace("\n", "\\n"))  # a run is one line
-    style = _TRAINED if trained else _MASKED
-    head = f"  {region.label:<8} {'trained' if trained else 'masked':<8} {len(ids):>5}  "
-    return [(head, ""), (words, f"{_COLORS[region]} {style}")]
+            ids = [token for token, _ in run]
+            words = f"<image x {len(ids)}>"
+            if region != Region.VISUAL:
+                words = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+                words = plain(words.replace("\r", "\\r").replace("\n", "\\n"))  # a run is one line
+            yield f"  {region.label:<8} {'trained' if trained else 'masked':<8} {len(ids):>5}  {words}"

@@ -5,17 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import Callback, ModelSummary
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_info
 
 from subtoken_train.artifact.hub import Destination
 from subtoken_train.cli.command_line import FLAGS
-from subtoken_train.cli.loggers import check_remote, run_loggers
 from subtoken_train.cli.recipe_source import RecipeSource, read_source, unknown_key
 from subtoken_train.cli.trainer_parts import ACCELERATORS, KINDS, build_parts, named_parts
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
@@ -23,7 +26,7 @@ from subtoken_train.datasets.datamodule import InstructionDataModule, RecallData
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import MAX_SEED, check_range
+from subtoken_train.errors import MAX_SEED, check_package, check_range
 from subtoken_train.evaluation.runner.data_file import answer_records
 from subtoken_train.outputs import write_whole
 from subtoken_train.reducers import REDUCERS
@@ -47,6 +50,7 @@ from subtoken_train.training.strategies import PRESETS
 from subtoken_train.training.trained_tensors import AtomicCheckpointIO
 from subtoken_train.typed import Settings, SettingsPlan, built, filled, keys_of, plan_of
 
+LOGS = "logs"
 _NO_RECIPE = "no recipe is given; pass one with --config ('subtoken-train recipes ls' lists the shipped ones)"
 
 
@@ -60,7 +64,9 @@ def data_module_of(keys: set[str]) -> type[OrderedDataModule[Any]]:
 def recipe_plan(reducer: str, data: type[OrderedDataModule[Any]]) -> SettingsPlan:
     """Return all keys of a recipe, with their types and defaults."""
     trainer, module = plan_of(L.Trainer), plan_of(SubTokenModule)
-    ours = dict.fromkeys((*KINDS, "plugins"), Any) | {  # as they stand: ``named_parts`` has checked the names
+    ours = dict.fromkeys(
+        (*KINDS, "plugins", "profiler"), Any
+    ) | {  # as they stand: ``named_parts`` has checked the names
         "accelerator": Literal[ACCELERATORS],
         "max_time": str | None,
         "val_check_interval": int | float | str | None,
@@ -87,14 +93,13 @@ def recipe_plan(reducer: str, data: type[OrderedDataModule[Any]]) -> SettingsPla
     return SettingsPlan(dict, bands, defaults | dict.fromkeys(("push_to_hub", "evaluation", "early_stopping")))
 
 
-def laid_over(groups: set[str], into: dict[str, Any], content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return settings with others on top, key by key below groups and mappings; what the trainer names is one value."""
+def laid_over(into: dict[str, Any], content: Mapping[str, Any], within: str = "") -> dict[str, Any]:
+    """Return settings with others on top, key by key; what the trainer names is one value."""
     result = dict(into)
     for name, value in content.items():
-        key, before = f"{prefix}{name}", result.get(name)
-        deeper = isinstance(value, dict) and (key in groups or not prefix.startswith("trainer."))
+        before, deeper = result.get(name), isinstance(value, dict) and within != "trainer"
         below = before if isinstance(before, dict) else {}
-        result[name] = laid_over(groups, below, value, f"{key}.") if deeper else value
+        result[name] = laid_over(below, value, within or name) if deeper else value
     return result
 
 
@@ -124,15 +129,12 @@ class RecipeCLI:
         self.early_stopping = None if config.early_stopping is None else EarlyStoppingConfig(**config.early_stopping)
 
     def _read(self) -> Settings:
-        keys = dict(keys_of(self._plan))
-        groups = {key for key, is_group in keys.items() if is_group}
-        values = {key for key, is_group in keys.items() if not is_group}
-        whole: dict[str, Any] = {}
-        kinds = [("key", "", self.source.contents), ("option", "--", self.source.pieces)]
-        for kind, dashes, content in ((kind, dashes, each) for kind, dashes, given in kinds for each in given):
-            for key in _strange(content, groups, values):
-                raise ValueError(unknown_key(kind, key, sorted(keys), prefix=dashes))
-            whole = laid_over(groups, whole, content)
+        keys, whole = dict(keys_of(self._plan)), dict[str, Any]()
+        for kind, dashes, given in (("key", "", self.source.contents), ("option", "--", self.source.pieces)):
+            for content in given:
+                for key in _strange(content, keys):
+                    raise ValueError(unknown_key(kind, key, sorted(keys), prefix=dashes))
+                whole = laid_over(whole, content)
         return filled(self._plan, whole)
 
     def _settle(self) -> None:
@@ -144,7 +146,7 @@ class RecipeCLI:
         config.checkpoint.folder = str(self.checkpoints)
         config.trainer.default_root_dir = str(self.output_dir)
         config.trainer.use_distributed_sampler = False  # the data module shares records out itself
-        check_remote(config.trainer.logger)
+        _check_remote(config.trainer.logger)
 
     @property
     def strategy(self) -> str:
@@ -181,14 +183,11 @@ class RecipeCLI:
         ours = [LogRecipe(self.resolved()), RandomState(), *self._watchers(stop_mode)]
         if settings.enable_progress_bar is not False:
             ours.append(BarProgress() if sys.stdout.isatty() else LineProgress(settings.log_every_n_steps or 50))
-        given = build_parts("callbacks", settings.callbacks)
-        if settings.enable_model_summary is None and not any(isinstance(each, ModelSummary) for each in given):
-            settings.enable_model_summary = False  # one row and no FLOPs; 'check' counts what trains
-        settings.callbacks = [*given, *ours, self._checkpoints]
+        settings.enable_model_summary = bool(settings.enable_model_summary)  # one row, no FLOPs; 'check' counts
+        settings.callbacks = [*build_parts("callbacks", settings.callbacks), *ours, self._checkpoints]
         settings.logger = run_loggers(settings.logger, self.output_dir, self.replaces)
         plain = settings.strategy in (None, "auto", "ddp")
         settings.strategy = self.strategy if plain else build_parts("strategy", settings.strategy, **PRESETS)[0]
-        settings.profiler = next(iter(build_parts("profiler", settings.profiler)), None)
         check_cpus(settings.devices, settings.accelerator)
         check_devices(settings.devices, settings.accelerator)
         settings.plugins = [AtomicCheckpointIO()]
@@ -203,7 +202,7 @@ class RecipeCLI:
         if self.evaluation is not None and read:
             midway_evaluator(self.evaluation, self.config.model.backbone.attention)
         elif self.evaluation is not None:
-            check_attention(self.config.model.backbone.attention)
+            _check_attention(self.config.model.backbone.attention)
 
     def _early_stopping_mode(self) -> str | None:
         if self.early_stopping is None:
@@ -240,12 +239,12 @@ class RecipeCLI:
         write_whole(path, self.recipe_text())
 
 
-def _strange(content: Mapping[str, Any], groups: set[str], values: set[str], prefix: str = "") -> Iterator[str]:
+def _strange(content: Mapping[str, Any], keys: Mapping[str, bool], prefix: str = "") -> Iterator[str]:
     for name, value in content.items():
         key = f"{prefix}{name}"
-        if key in groups and isinstance(value, dict):
-            yield from _strange(value, groups, values, f"{key}.")
-        elif key not in groups and key not in values:
+        if keys.get(key) and isinstance(value, dict):
+            yield from _strange(value, keys, f"{key}.")
+        elif key not in keys:
             yield key
 
 
@@ -263,7 +262,7 @@ def midway_evaluator(config: EvaluationConfig, attention: str) -> Evaluate:
     Scores are means: ``accuracy`` over all questions (exact match; F1 of the objects for scene descriptions), and one
     per kind where the records name several.
     """
-    check_attention(attention)
+    _check_attention(attention)
     records = InstructionRecords(config.data, config.image_folder, config.images_outside_folder)
 
     def evaluate(backbone: CompressedBackbone) -> dict[str, float]:
@@ -276,7 +275,50 @@ def midway_evaluator(config: EvaluationConfig, attention: str) -> Evaluate:
     return evaluate
 
 
-def check_attention(attention: str) -> None:
-    """Raise a worded ``ValueError`` for an attention that cannot read packed caches."""
+def _check_attention(attention: str) -> None:
     if attention == "eager":
         raise ValueError("evaluation decodes from a packed cache, which eager attention cannot; use attention: sdpa")
+
+
+OVERVIEW = ("train/loss", "val/loss", "eval/accuracy", "val/token_accuracy")
+_LAST = {"epoch": 3, "weight_norm": 3, "gradient_norm": 4}
+
+
+def tensorboard_tag(name: str) -> str:
+    """A metric's name as TensorBoard's first page wants it, which sorts tags and opens the first two groups alone."""
+    return f"1_overview/{name}" if name in OVERVIEW else f"{_LAST.get(name.partition('/')[0], 2)}_{name}"
+
+
+class SortedTensorBoard(TensorBoardLogger):
+    """TensorBoard's log, under tags that sort by what is looked at first; other loggers have the plain names."""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Log under ``tensorboard_tag``."""
+        super().log_metrics({tensorboard_tag(name): value for name, value in metrics.items()}, step)
+
+
+def run_loggers(given: Any, folder: Path, anew: bool) -> list[Logger]:
+    """Loggers that write below ``folder``/logs, and the given ones (``trainer.logger``; False for none at all).
+
+    A later part of a run must not delete the CSV log of its first: it gets ``csv-2``, ``csv-3``... unless the run
+    begins ``anew``, and what lies there will have been renamed.
+    """
+    if given is False:
+        return []
+    names = (f"csv-{number}" if number > 1 else "csv" for number in count(1))
+    part = next(name for name in names if anew or not (folder / LOGS / name).exists())
+    ours: list[Logger] = [CSVLogger(str(folder), LOGS, part)]
+    try:
+        check_package("tensorboard", "tensorboard", f"TensorBoard's log, beside {folder / LOGS / part},")
+    except ValueError as missing:
+        rank_zero_info(f"left out: {missing}")
+    else:
+        ours.append(SortedTensorBoard(str(folder), LOGS, "tb", default_hp_metric=False))
+    remote = {"wandb": {"name": folder.name, "save_dir": str(folder / LOGS)}, "mlflow": {"run_name": folder.name}}
+    return [*ours, *build_parts("logger", given, **remote)]
+
+
+def _check_remote(given: Any) -> None:
+    for kind, _ in named_parts("logger", given):
+        if kind in KINDS["logger"].names.builtin and find_spec(kind) is None:
+            raise ValueError(f"trainer.logger {kind} needs the package {kind}; 'pip install {kind}' adds it")

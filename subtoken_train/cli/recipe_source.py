@@ -6,13 +6,12 @@ All of it works without torch. Types, and keys below the bands, are left to ``cl
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from subtoken_train.cli.command_line import FLAGS, Words, split_words
 from subtoken_train.cli.trainer_parts import KINDS, SETTINGS, check_setting, named_parts
@@ -98,7 +97,7 @@ def _read_file(path: str) -> dict[str, Any]:
             where = f"that belongs on the command line: remove it there, and add --{key} if you mean it"
             refuse((value not in (False, None), f"{path} says {key}: {shown(value)}; {where}"))
         elif not isinstance(key, str) or key not in KEYS:
-            raise ValueError(unknown_key("key", shown(key).strip("'"), [*KEYS, *known_keys()]))
+            raise ValueError(unknown_key("key", shown(key).strip("'"), [*KEYS, *_known_keys()]))
         elif key in BANDS and not isinstance(value, dict) and (value is not None or key not in _OPTIONAL):
             raise ValueError(f"{key} is {shown(value)}; it must be a group of keys")
     return {key: value for key, value in content.items() if key not in FLAGS}
@@ -115,7 +114,7 @@ def _piece(key: str, text: str | None) -> dict[str, Any]:
     if names[0] == "trainer" and names[1:2] and names[1] in KINDS and (len(names) > 2 or key.endswith("+")):
         raise ValueError(f"--{key} is not read; write the whole: --trainer.{names[1]}='{{NAME: {{SETTING: VALUE}}}}'")
     if names[0] not in (*KEYS, *FLAGS) or key.endswith("+"):
-        raise ValueError(unknown_key("option", key, known_keys(), prefix="--"))
+        raise ValueError(unknown_key("option", key, _known_keys(), prefix="--"))
     if text is None:
         raise ValueError(f"--{key} needs a value")
     value: Any = Written(text)
@@ -133,7 +132,7 @@ def _check_content(content: dict[str, Any], kind: str) -> None:
     for name, value in band.items() if isinstance(band, dict) else ():
         if name not in SETTINGS:
             dashes = "--" if kind == "option" else ""
-            raise ValueError(unknown_key(kind, f"trainer.{name}", known_keys(), prefix=dashes))
+            raise ValueError(unknown_key(kind, f"trainer.{name}", _known_keys(), prefix=dashes))
         check_setting(name, unwritten(value))
         if name in KINDS:
             named_parts(name, unwritten(value))
@@ -147,50 +146,59 @@ def _check_texts(content: Any, key: str) -> None:
         _check_texts(value, f"{key}.{name}".strip("."))
 
 
-def known_keys() -> list[str]:
-    """List the keys that a misspelt one is compared with: ours, the trainer's, those of a complete recipe."""
-    recipe = yaml.safe_load(resource(f"recipes/{_EXAMPLE}.yaml").read_text(encoding="utf-8"))
-    return sorted({*KEYS, *FLAGS, *(f"trainer.{key}" for key in SETTINGS), *_leaves(recipe)} - {*BANDS})
-
-
-def _leaves(content: dict[str, Any], prefix: str = "") -> Iterable[str]:
-    for key, value in content.items():
-        yield from _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key]
+def _known_keys() -> list[str]:
+    """List the keys that a misspelt one is compared with: the flags, and all that the shipped schema has."""
+    return [*FLAGS, *dict(recipe_keys(shipped_schema(), {}))]
 
 
 def unknown_key(kind: str, key: str, keys: Iterable[str], prefix: str = "") -> str:
     """Return the message for a key that no recipe has, with the nearest one, or those beside it."""
-    keys = list(keys)
-    head = f"unknown {kind} {prefix + key!r}."
-    if key.endswith("class_path"):
+    parts = [each.split(".") for each in keys]
+    names = [*dict.fromkeys(".".join(each[:count]) for each in parts for count in range(1, len(each) + 1))]
+    head, (group, _, leaf) = f"unknown {kind} {prefix + key!r}.", key.rpartition(".")
+    if leaf == "class_path":
         return f"{head} A recipe names no class; docs/recipe_safety.md lists what it may name"
-    if near := _nearest(key, keys):
-        return f"{head} Did you mean {prefix + near!r}?"
-    group = key.rpartition(".")[0]
-    if beside := _below(group, keys):
-        return f"{head} Allowed in {group}: {first_names(beside)}"
+    beside = [name for name in names if name.rpartition(".")[0] == group]
+    within = [name for name in names if name.startswith(f"{group}.")] if group and beside else names
+    for pool, alike in ((beside, 0.6), (within, 0.8)):
+        leaves = {name.rpartition(".")[2]: name for name in pool}
+        if near := difflib.get_close_matches(leaf.replace("-", "_"), leaves, n=1, cutoff=alike):
+            return f"{head} Did you mean {prefix + leaves[near[0]]!r}?"
+    if group and beside:
+        return f"{head} Allowed in {group}: {first_names([name.rpartition('.')[2] for name in beside])}"
     if "." in group:  # no group either
-        return unknown_key(kind, group, keys, prefix)
-    return f"{head} 'subtoken-train recipes show tiny_fastv25_s16k4' prints a complete recipe"
+        return unknown_key(kind, group, [".".join(each) for each in parts], prefix)
+    return f"{head} 'subtoken-train recipes show {_EXAMPLE}' prints a complete recipe"
 
 
-def _below(group: str, keys: list[str]) -> list[str]:
-    within = f"{group}."
-    return [*dict.fromkeys(name.removeprefix(within).partition(".")[0] for name in keys if name.startswith(within))]
+_WORDS = {"integer": "whole number", "boolean": "true or false", "string": "text", "array": "list", "object": "group"}
 
 
-def _nearest(key: str, keys: list[str]) -> str | None:
-    """Find the key most likely meant: a similar name in the group, a similar group, or a similar name below it."""
-    group, _, leaf = key.rpartition(".")
-    beside = [name for name in keys if name.rpartition(".")[0] == group]
-    names = {name.rpartition(".")[2]: name for name in beside}
-    if near := difflib.get_close_matches(leaf, names, n=1, cutoff=0.6):
-        return names[near[0]]
-    if group and (near := difflib.get_close_matches(leaf, _below(group, keys), n=1, cutoff=0.8)):
-        return f"{group}.{near[0]}"
-    if not beside and (near := difflib.get_close_matches(key, keys, n=1, cutoff=0.8)):
-        return near[0]
-    within = f"{group}." if group and beside else ""
-    below = {name.rpartition(".")[2]: name for name in keys if name.startswith(within)}
-    near = difflib.get_close_matches(leaf.replace("-", "_"), below, n=1, cutoff=0.8)
-    return below[near[0]] if near else None
+def shipped_schema(kind: str = "recipe") -> dict[str, Any]:
+    """Return the JSON schema of a recipe, or of a ``grid``, as it ships: with built-in names alone."""
+    schema: dict[str, Any] = json.loads(resource(f"recipes/{kind}.schema.json").read_text(encoding="utf-8"))
+    return schema
+
+
+def recipe_keys(schema: dict[str, Any], content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every dotted key with its type and default; of alternatives those that have the keys of ``content``."""
+    for name, each in schema["properties"].items():
+        key, given = f"{prefix}{name}", content.get(name) or {}
+        groups = [part for part in each.get("anyOf", [each]) if "properties" in part and "maxProperties" not in part]
+        for properties in (group["properties"] for group in groups):
+            chosen = given.get("name")
+            named = chosen is None or chosen in properties["name"].get("enum", [chosen])
+            if given.keys() <= properties.keys() and named:
+                yield from recipe_keys({"properties": properties}, given, f"{key}.")
+        if not groups:
+            default = f" ({json.dumps(each['default'])})" if "default" in each else ""
+            yield key, f"{_type_words(each)}{default}"
+
+
+def _type_words(schema: dict[str, Any]) -> str:
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(map(_type_words, schema["anyOf"])))
+    if "enum" in schema:
+        return ", ".join("null" if each is None else str(each) for each in schema["enum"])
+    kinds = schema.get("type", "any")
+    return " or ".join(_WORDS.get(kind, kind) for kind in ([kinds] if isinstance(kinds, str) else kinds))

@@ -51,7 +51,6 @@ SUFFIX = "_anchor"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declare the actions."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = actions.add_parser("ls", help="names and first lines, by model; a grid's begins with 'grid'")
     words = "show only recipes whose folder, name or first line has every word"
@@ -73,9 +72,8 @@ _NAMES, _PLACE = "a recipe's file, or a shipped recipe's name", "file or folder 
 
 
 def run(args: Namespace) -> int:
-    """Carry out the chosen action."""
     if args.action == "ls":
-        list_recipes(args.word)
+        _list_recipes(args.word)
         return 0
     if args.action == "schema":
         quiet_libraries()
@@ -101,8 +99,7 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def list_recipes(words: Sequence[str] = ()) -> None:
-    """Print name and first comment line of each recipe that has all ``words``, whatever their case, by folder."""
+def _list_recipes(words: Sequence[str] = ()) -> None:
     lines = {name: _summary(path) for name, path in recipe_files().items()}
     chosen = [name for name in lines if all(word.lower() in f"{name} {lines[name]}".lower() for word in words)]
     if not chosen:

@@ -101,8 +101,7 @@ def spellings(settings: dict[str, Any], model: str) -> Iterator[tuple[str, str]]
     yield "grid", re.sub(r'"(\w+)":', r"\1:", json.dumps({"arms": [{"backbone": model, **settings}]}))[1:-1]
 
 
-def lines(arm: MeasuredArm, models: dict[str, str], path: str, budget: float) -> list[str]:
-    """Return what was measured of an arm on the models, and how it is written for the model at ``path``."""
+def _lines(arm: MeasuredArm, models: dict[str, str], path: str) -> list[str]:
     kinds = [kind for kind in COLUMNS if all(kind in arm.on[model] for model in models)]
     rows = [["measured on", "bytes", *(COLUMNS[kind][0] for kind in kinds)]]
     for model, name in models.items():
@@ -116,10 +115,6 @@ def lines(arm: MeasuredArm, models: dict[str, str], path: str, budget: float) ->
         made.append(f"  first    subtoken-train axes {shell_words(path, f'{path}-axes')} --data TEXT")
         path = f"{path}-axes"
     made += [f"  {kind:<8} {spelled}" for kind, spelled in spellings(arm.settings, path)]
-    if (keep := arm.settings.get("eviction_keep")) is not None:
-        filled = int(1000 * keep * budget / arm.bytes_on(models)) / 1000
-        if keep < filled < 1:
-            made.append(f"  The budget holds eviction_keep={filled:g}, which was not measured.")
     return [each.rstrip() for each in made]
 
 
@@ -130,7 +125,6 @@ def interval_cell(found: Sequence[float], digits: int) -> str:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declare the budget, and optionally a model."""
     share = "bytes, as a share of the full bfloat16 cache: 0.2"
     model = "a measured model: qwen05, smollm2 (default: what loses least on the one where it loses most)"
     parser.add_argument("--budget", type=float, required=True, metavar="B", help=share)
@@ -138,7 +132,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Print for every goal what lost least in the budget."""
     if args.model is not None:
         check_word("model", args.model, read_measured("text")[0])
     names, arms = read_measured("text", args.model)
@@ -154,13 +147,13 @@ def run(args: Namespace) -> int:
     assert text is not None
     titled = {"For facts and for text": facts} if facts is text else {GOALS["facts"]: facts, GOALS["text"]: text}
     for title, arm in titled.items():
-        said = [f"{title}: {arm.arm}", *lines(arm, names, path, args.budget)]
+        said = [f"{title}: {arm.arm}", *_lines(arm, names, path)]
         same = [each for each in asked if (each.settings, each.turned) == (arm.settings, arm.turned)]
         found = [(each, place) for each in same for place in places if place in each.on]
         said += [f"  RULER's tasks, {places[at]}: {each.cell(at, 'tasks')} points lost" for each, at in found]
         print("\n".join([*said, ""]))
     said = [f"{GOALS['tasks']}: {'nothing was measured here' if tasks is None else tasks.arm}"]
-    print("\n".join([*said, *([] if tasks is None else lines(tasks, places, path, args.budget)), ""]))
+    print("\n".join([*said, *([] if tasks is None else _lines(tasks, places, path)), ""]))
     if any(arm is not None and arm.settings.get("eviction") == "kvzip" for arm in (facts, text, tasks)):
         print("KVzip reads a context twice, in three times the time; KVzap, once its nets are learnt, reads it once.")
     print("Differences are to the full cache. Further methods: docs/real_text.md")

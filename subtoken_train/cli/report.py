@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from subtoken_train.cli.terminal import counter, show
+from subtoken_train.cli.terminal import counter
 from subtoken_train.errors import check_package, check_word, plain
 from subtoken_train.outputs import check_new, write_whole
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from subtoken_train.evaluation.reporting.report import Report
     from subtoken_train.evaluation.reporting.score_tables import ScoreTable
 
@@ -31,7 +29,6 @@ compared with its matched token-only anchor, sample by sample. The HTML page is 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
     parser.add_argument("results", nargs="+", metavar="RESULTS", help="results folders (ARM/TASK/manifest.json)")
     parser.add_argument("--out", metavar="DIR", help="folder for the files (default: report in the first RESULTS)")
     parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
@@ -43,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read, work out, write and print."""
     formats = [name.strip() for name in args.format.split(",")]
     for name in formats:
         check_word("format", name, FILES)
@@ -52,19 +48,32 @@ def run(args: argparse.Namespace) -> int:
     folders = [Path(name) for name in args.results]
     if empty := [folder for folder in folders if not any(folder.glob("*/*/manifest.json"))]:  # before heavy imports
         raise ValueError(f"{empty[0]} holds no results (ARM/TASK/manifest.json; 'subtoken-train evaluate' writes them)")
-    from subtoken_train.evaluation.reporting.report import make_report
-
     out = Path(args.out) if args.out else folders[0] / "report"
-    files = [out / FILES[name] for name in formats]  # an earlier report in its usual place is written anew
-    check_new([path for path in files if args.out or not _untouched(path)], args.overwrite)
     paper = None if args.compare_paper is None else Path(args.compare_paper)
-    report = make_report(folders, paper, counter("runs scored"))
-    _write_recorded(out, {FILES[name]: _writer(name)(report) for name in formats})
+    report = write_report(folders, out, formats, args.overwrite, bool(args.out), paper)
     print_summary(report)
     if paper is not None and report.comparisons.empty:
         print(f"no arm has the backbone, reducer and groups of a row of {paper}")
     print(f"{', '.join(FILES[name] for name in formats)} written to {out}")
     return 0
+
+
+def write_report(
+    folders: list[Path],
+    out: Path,
+    formats: Iterable[str] = FILES,
+    overwrite: bool = False,
+    named: bool = False,
+    paper: Path | None = None,
+) -> Report:
+    """Work out and write a report; an earlier one is written anew where nobody changed it and ``out`` was not named."""
+    from subtoken_train.evaluation.reporting.report import make_report
+
+    files = [out / FILES[name] for name in formats]
+    check_new([path for path in files if named or not _untouched(path)], overwrite)
+    report = make_report(folders, paper, counter("runs scored"))
+    _write_recorded(out, {FILES[name]: _writer(name)(report) for name in formats})
+    return report
 
 
 def _writer(name: str) -> Callable[[Report], str]:
@@ -80,17 +89,14 @@ def _writer(name: str) -> Callable[[Report], str]:
 def print_summary(report: Report) -> None:
     """A table of all arms, and what is wrong with any of them."""
     for table in report.tables:
-        show(_summary(table), 120)
+        print(*_summary(table), sep="\n")
     flags = (f"{row.arm.name}: {flag}" for table in report.tables for row in table.rows for flag in row.flags)
     for flag in dict.fromkeys(flags):
         print(flag)
 
 
-def _summary(scores: ScoreTable) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
+def _summary(scores: ScoreTable) -> list[str]:
+    from subtoken_train.benchmarking.comparison import aligned_columns
     from subtoken_train.evaluation.reporting.report import NOTHING, measured_text, nominal_text
     from subtoken_train.evaluation.reporting.score_tables import MEANS, Estimate
 
@@ -101,18 +107,14 @@ def _summary(scores: ScoreTable) -> Table:
     words = "fractions in %; second lines: KV measured, difference to the anchor. Intervals and n are in the files"
     if any(figure is not None and figure.marks for row in scores.rows for figure in row.scores.values()):
         words += ". *: incomplete or partial"
-    summary = Table(title=scores.title, caption=words, box=SIMPLE_HEAD)
-    summary.add_column("arm", overflow="fold", min_width=24)
-    for heading in ("KV nominal", *(scores.columns[key] for key in shown)):
-        summary.add_column(heading, justify="right")
+    lines = [["arm", "KV nominal", *(scores.columns[key] for key in shown)]]
     for row in scores.rows:
-        cells = [f"{nominal_text(row.arm.facts)}\n{measured_text(row)}"]
-        for key in shown:
-            figure, apart = row.scores[key], row.differences.get(key)
-            value = NOTHING if figure is None else figure.value_text + ("*" if figure.marks else "")
-            cells.append(f"{value}\n{apart.value_text}" if isinstance(apart, Estimate) else value)
-        summary.add_row(Text(plain(row.arm.name)), *cells)
-    return summary
+        figures = [row.scores[key] for key in shown]
+        values = [NOTHING if each is None else each.value_text + ("*" if each.marks else "") for each in figures]
+        apart = [row.differences.get(key) for key in shown]
+        lines.append([plain(row.arm.name), nominal_text(row.arm.facts), *values])
+        lines.append(["", measured_text(row), *(x.value_text if isinstance(x, Estimate) else "" for x in apart)])
+    return [scores.title, *aligned_columns(lines), words]
 
 
 def _write_recorded(folder: Path, texts: Mapping[str, str]) -> None:

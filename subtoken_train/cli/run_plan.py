@@ -21,7 +21,7 @@ from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.terminal import about
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule
-from subtoken_train.datasets.known_files import DOWNLOAD_BYTES, fetch_command
+from subtoken_train.datasets.known_files import DOWNLOAD_BYTES, MEAN_RECORDS, MEAN_SPREAD, fetch_command
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.runner.data_file import read_scores
 from subtoken_train.families.backbone_config import is_hub_id
@@ -29,31 +29,17 @@ from subtoken_train.families.images import FP32_BYTES
 from subtoken_train.ledger.flops import PEAKS, UTILISATION, TrainingFlops
 from subtoken_train.ledger.kv_budget import entry_bytes
 from subtoken_train.ledger.ledger import Anchor
+from subtoken_train.training import preflight
 from subtoken_train.training.memory import MemoryEstimate, Step, checkpoint_bytes, estimate_memory, record_rows
 from subtoken_train.training.panels.throughput import flops_of
-from subtoken_train.training.preflight import (
-    NominalPrompt,
-    ParameterGroup,
-    StepPlan,
-    budget_of,
-    count_devices,
-    equal_bytes_anchor,
-    frozen_group,
-    lay_out,
-    layer_bands,
-    lora_groups,
-    nominal_anchor,
-    nominal_prompt,
-    plan_steps,
-    prompt_ledger,
-    trained_groups,
-)
 
 if TYPE_CHECKING:
     from subtoken_train.evaluation.runner.dry_run import DryRun
 
 PUBLISHED_BYTES, RECORD_BYTES = 2, 800
 """Bytes of a parameter in a published model's files, and of an answer in records (measured on ``recall``)."""
+GPU_SIZES, CONTEXT_BYTES = (16, 24, 40, 80), 10**9
+"""GB of memory that GPUs have, and what a GPU's context, libraries and allocator take of it."""
 
 
 @dataclass
@@ -62,16 +48,17 @@ class Reading:
 
     stops: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    plan: StepPlan | None = None
+    plan: preflight.StepPlan | None = None
     seconds: float | None = None
 
 
-def steps_of(cli: RecipeCLI, batches: int | None = None) -> StepPlan:
+def steps_of(cli: RecipeCLI, batches: int | None = None) -> preflight.StepPlan:
     """Plan the steps of a run; ``batches`` per device and epoch, None where the data were not read."""
-    trainer, accumulate = cli.config.trainer, cli.config.trainer.accumulate_grad_batches
+    trainer = cli.config.trainer
+    accumulate = trainer.accumulate_grad_batches
     together = cli.datamodule.batch_size * accumulate
-    together *= count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
-    return plan_steps(together, trainer.max_steps, trainer.max_epochs, batches, accumulate)
+    together *= preflight.count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
+    return preflight.plan_steps(together, trainer.max_steps, trainer.max_epochs, batches, accumulate)
 
 
 @dataclass(frozen=True)
@@ -82,6 +69,7 @@ class RunPlan:
         work: what is computed, or why operations (fewest and most) cannot be told.
         seconds: at the pace that was measured on this machine.
         memory: peak bytes of one device.
+        shared: the same where eight devices share the weights (``zero3``).
         disk: (what is written, bytes at most).
         missing: (what is not on this machine, its bytes or None, how to get it).
     """
@@ -91,18 +79,24 @@ class RunPlan:
     on_cpu: bool = False
     seconds: float | None = None
     memory: int | None = None
+    shared: int | None = None
     disk: tuple[tuple[str, int], ...] = ()
     missing: tuple[tuple[str, int | None, str], ...] = ()
 
-    def lines(self) -> Iterator[str]:
-        """Yield operations and GPU time, memory, disk, and what is missing."""
+    def lines(self, price: float | None = None) -> Iterator[str]:
+        """Yield operations and GPU time, money at a price of a GPU hour, memory, disk, and what is missing."""
         if self.flops is None:
             yield f"compute    not known: {self.work}"
         else:
-            yield f"compute    {_span([f'{each:.1e}' for each in self.flops])} FLOPs: {self.work}"
+            yield f"compute    {_span(self.flops, '{:.1e}'.format)} FLOPs: {self.work}"
             yield f"time       {self._time_words(self.flops)}"
+            if not self.on_cpu:
+                yield f"on eight   {on_gpus(self.flops, 'of 8 {}s', 1 / 8)}, if they share it evenly"
+                if price is not None:
+                    cost = on_gpus(self.flops, "on {}s", price / 3600, "{:,.2f}".format)
+                    yield f"money      {cost}, at {price:g} a GPU hour"
         if self.memory is not None:
-            yield f"memory     {size_words(self.memory)} on each device at the peak"
+            yield f"memory     {size_words(self.memory)} on each device at the peak{self._fits()}"
         if self.disk:
             parts = ", ".join(f"{what} {size_words(size)}" for what, size in self.disk)
             yield f"disk       {size_words(sum(size for _, size in self.disk))} at most: {parts}"
@@ -114,17 +108,38 @@ class RunPlan:
             return f"{about(self.seconds)} on this machine, at the pace that was measured now"
         if self.on_cpu:
             return "on a CPU; 'subtoken-train check' measures the pace of small models"
-        times = [gpu_time(flops, name) for name in PEAKS]
-        return f"{' or '.join(times)}, at {UTILISATION:.0%} of the bf16 peak (docs/launch.md)"
+        return f"{on_gpus(flops)}, at {UTILISATION:.0%} of the bf16 peak (docs/launch.md)"
+
+    def _fits(self) -> str:
+        if self.on_cpu:
+            return ""
+        shared = f"more than a GPU of {GPU_SIZES[-1]} GB; eight of {{}} GB hold it under zero3"
+        for held, words in ((self.memory, "fits a GPU of {} GB"), (self.shared, shared)):
+            for size in GPU_SIZES:
+                if held is not None and held + CONTEXT_BYTES <= size * 10**9:
+                    return f", {words.format(size)}"
+        return f", {shared.partition(';')[0]}"
 
 
-def gpu_time(flops: tuple[float, float], gpu: str) -> str:
-    """Return the time of so many operations on one GPU of a name, as is assumed."""
-    return f"{_span([about(each / (PEAKS[gpu] * UTILISATION)) for each in flops])} of one {gpu}"
+def on_gpus(
+    flops: tuple[float, float],
+    where: str = "of one {}",
+    factor: float = 1,
+    words: Callable[[float], str] = about,
+    gpus: Iterable[str] = PEAKS,
+) -> str:
+    """Return ``words`` of the seconds of so many operations on each of some GPUs, as is assumed, times a factor."""
+    each = {gpu: [factor * count / (PEAKS[gpu] * UTILISATION) for count in flops] for gpu in gpus}
+    return " or ".join(f"{_span((low, high), words)} {where.format(gpu)}" for gpu, (low, high) in each.items())
 
 
-def _span(ends: list[str]) -> str:
-    first, last = ends
+def _span(ends: tuple[float, float], words: Callable[[float], str]) -> str:
+    """Return a range in words: its middle and a percentage where the ends are near to each other."""
+    low, high = ends
+    if high < 1.25 * low or low == high:
+        spread = round(100 * (high - low) / (high + low or 1))
+        return words((low + high) / 2) + f" ± {spread} %" * bool(spread)
+    first, last = words(low), words(high)
     unit = f" {last.rpartition(' ')[2]}" if " " in last else ""
     return first if first == last else f"{first.removesuffix(unit)} to {last.removeprefix('about ')}"
 
@@ -136,32 +151,52 @@ def size_words(num_bytes: int) -> str:
 
 
 def plan_of_fit(
-    cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPrompt, reading: Reading | None = None
+    cli: RecipeCLI, parts: CompressedBackbone, prompt: preflight.NominalPrompt, reading: Reading | None = None
 ) -> RunPlan:
     """Return the plan of a training run; without a ``reading`` of the data, lengths are a range."""
-    step, steps = training_step(cli, parts, prompt), reading.plan if reading and reading.plan else steps_of(cli)
+    reading = reading or Reading()
+    step, steps = training_step(cli, parts, prompt), reading.plan or steps_of(cli)
     adapter, checkpoint = checkpoint_bytes(parts, cli.model.optimizer_config.name)
-    adapter += FP32_BYTES * sum(group.parameters for group in lora_groups(parts, trained=False))  # stage 1's, frozen
+    adapter += FP32_BYTES * sum(
+        group.parameters for group in preflight.lora_groups(parts, trained=False)
+    )  # stage 1's, frozen
+    whole = step.quantization == "none"  # weights of 4 or 8 bits are not shared out
     copies = cli.config.checkpoint.keep_last + 1  # an old one goes when a new one stands
-    plan = RunPlan(
-        "trainer.max_steps is not set, and the data were not read",
-        None,
+    work, flops = "trainer.max_steps is not set, and the data were not read", None
+    if steps.steps is not None:
+        (fewest, most), words = _mean_record(cli, parts, prompt, step, reading.tokens)
+        work = f"{steps.steps:,} steps of {steps.samples_per_step:,} records of {words}"
+        records = steps.steps * steps.samples_per_step
+        flops = (records * fewest, records * most)
+    return RunPlan(
+        work,
+        flops,
         step.on_cpu,
-        None if reading is None else reading.seconds,
+        reading.seconds,
         estimate_memory(parts, step).total,
+        estimate_memory(parts, replace(step, strategy="zero3", processes=8)).total if whole else None,
         ((f"{copies} checkpoints", copies * checkpoint), ("the adapter", adapter)),
         tuple(_missing(cli, sum(p.numel() for p in parts.parameters() if not p.requires_grad))),
     )
-    if steps.steps is None:
-        return plan
-    lengths = [min(sum(prompt.regions.values()), step.length), step.length]
-    if reading is not None and reading.tokens:
-        lengths = [round(sum(min(n, step.length) for n in reading.tokens) / len(reading.tokens))] * 2
-    records = steps.steps * steps.samples_per_step
-    fewest, most = (records * record_flops(cli, parts, step, length) for length in lengths)
-    words = _span([f"{length:,}" for length in lengths])
-    work = f"{steps.steps:,} steps of {steps.samples_per_step:,} records of {words} tokens"
-    return replace(plan, work=work, flops=(fewest, most))
+
+
+def _mean_record(
+    cli: RecipeCLI, parts: CompressedBackbone, prompt: preflight.NominalPrompt, step: Step, tokens: list[int]
+) -> tuple[tuple[float, float], str]:
+    """Return fewest and most operations of a mean record, and its length: read, of a known file, or a range."""
+    data = cli.datamodule
+    file = Path(data.train_file).name if isinstance(data, InstructionDataModule) else ""
+    if file in MEAN_RECORDS and not tokens and parts.family.nominal_image is None:
+        known, pictured = MEAN_RECORDS[file]
+        text = min(round(known), step.length - prompt.tokens)
+        mean = pictured * record_flops(cli, parts, step, prompt.tokens + text)
+        mean += (1 - pictured) * record_flops(cli, parts, replace(step, compressed=0), text)
+        words = f"about {text + pictured * prompt.tokens:,.0f} tokens, a mean that is estimated"
+        return ((1 - MEAN_SPREAD) * mean, (1 + MEAN_SPREAD) * mean), words
+    read = round(sum(min(n, step.length) for n in tokens) / len(tokens)) if tokens else 0
+    lengths = (read, read) if tokens else (min(sum(prompt.regions.values()), step.length), step.length)
+    low, high = (record_flops(cli, parts, step, length) for length in lengths)
+    return (low, high), f"{_span(lengths, '{:,.0f}'.format)} tokens"
 
 
 def record_flops(cli: RecipeCLI, parts: CompressedBackbone, step: Step, length: int) -> float:
@@ -181,8 +216,8 @@ def record_flops(cli: RecipeCLI, parts: CompressedBackbone, step: Step, length: 
 def plan_of_recipe(cli: RecipeCLI) -> RunPlan:
     """Return a recipe's plan, without reading data or asking a server."""
     check_fetched(str(cli.model.backbone_config.path))
-    parts = lay_out(cli.model, offline=True)
-    return plan_of_fit(cli, parts, nominal_prompt(parts.family, cli.datamodule))
+    parts = preflight.lay_out(cli.model, offline=True)
+    return plan_of_fit(cli, parts, preflight.nominal_prompt(parts.family, cli.datamodule))
 
 
 def added(each: Iterable[RunPlan]) -> RunPlan:
@@ -194,6 +229,7 @@ def added(each: Iterable[RunPlan]) -> RunPlan:
         (sum(low for low, _ in counted), sum(high for _, high in counted)) if counted else None,
         on_cpu=all(plan.on_cpu for plan in runs),
         memory=max(plan.memory or 0 for plan in runs),
+        shared=None if any(plan.shared is None for plan in runs) else max(plan.shared or 0 for plan in runs),
         disk=(("checkpoints and adapters", sum(size for plan in runs for _, size in plan.disk)),),
         missing=tuple(dict.fromkeys(missing for plan in runs for missing in plan.missing)),
     )
@@ -203,8 +239,7 @@ def plan_of_grid(checked: DryRun) -> RunPlan:
     """Return the plan of a grid's evaluation: prompts' passes and records, without answers' tokens and adapters."""
     counts = [task.samples for task in checked.tasks if task.samples is not None]
     backbones = {arm.arm.facts.backbone: arm.laid_out.parameters for arm in checked.arms}
-    absent = {path: size for path, size in backbones.items() if is_hub_id(path) and not _is_cached(path)}
-    missing = tuple((f"weights of {path}", PUBLISHED_BYTES * size, _hub_command(path)) for path, size in absent.items())
+    missing = tuple(each for path, size in backbones.items() for each in _absent(path, size))
     if len(counts) < len(checked.tasks):
         return RunPlan("the number of samples of a task", None, missing=missing)
     prompts = sum(counts) * len(checked.arms)
@@ -213,10 +248,14 @@ def plan_of_grid(checked: DryRun) -> RunPlan:
     return RunPlan(work, (flops, flops), disk=(("records", RECORD_BYTES * prompts),), missing=missing)
 
 
-def _missing(cli: RecipeCLI, parameters: int) -> Iterator[tuple[str, int | None, str]]:
-    path, data = cli.model.backbone_config.path, cli.datamodule
+def _absent(path: str, parameters: int) -> Iterator[tuple[str, int | None, str]]:
     if is_hub_id(path) and not _is_cached(path):
-        yield f"weights of {path}", PUBLISHED_BYTES * parameters, _hub_command(path)
+        yield f"weights of {path}", PUBLISHED_BYTES * parameters, f"hf download {path}, or fetched by the first run"
+
+
+def _missing(cli: RecipeCLI, parameters: int) -> Iterator[tuple[str, int | None, str]]:
+    data = cli.datamodule
+    yield from _absent(cli.model.backbone_config.path, parameters)
     files: list[Any] = [data.train_file, data.val_file] if isinstance(data, InstructionDataModule) else []
     if isinstance(data, CorpusDataModule):
         source = data.train_source
@@ -230,10 +269,6 @@ def _missing(cli: RecipeCLI, parameters: int) -> Iterator[tuple[str, int | None,
             yield f"{file}", None, fetch_command(file) or "a file of your own; check the path"
 
 
-def _hub_command(path: str) -> str:
-    return f"hf download {path}, or fetched by the first run"
-
-
 def _is_cached(name: str) -> bool:
     files = ("model.safetensors", "model.safetensors.index.json")
     if any(isinstance(try_to_load_from_cache(name, file), str) for file in files):
@@ -241,7 +276,7 @@ def _is_cached(name: str) -> bool:
     return (Path(constants.HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}").is_dir()
 
 
-def training_step(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPrompt) -> Step:
+def training_step(cli: RecipeCLI, parts: CompressedBackbone, prompt: preflight.NominalPrompt) -> Step:
     """Return a recipe's step as far as its memory depends on it: the longest records, every text token labelled."""
     data, trainer, module = cli.datamodule, cli.config.trainer, cli.model
     unlabelled, pixels = prompt.tokens, 0
@@ -262,13 +297,18 @@ def training_step(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalProm
         checkpointing=module.gradient_checkpointing,
         autocast=str(trainer.precision).endswith("-mixed"),
         dropout=module.lora_settings.dropout > 0,
-        on_cpu=trainer.accelerator == "cpu" or (trainer.accelerator == "auto" and not torch.cuda.is_available()),
+        on_cpu=on_cpu(trainer),
         quantization=module.backbone_config.quantization,
         optimizer=module.optimizer_config.name,
         strategy=cli.strategy,
         distilled=module.has_teacher,
-        processes=count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes),
+        processes=preflight.count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes),
     )
+
+
+def on_cpu(trainer: Any) -> bool:
+    """Return whether a recipe's trainer would run on the CPU here."""
+    return trainer.accelerator == "cpu" or (trainer.accelerator == "auto" and not torch.cuda.is_available())
 
 
 def memory_lines(estimate: MemoryEstimate, step: Step) -> Iterator[str]:
@@ -283,8 +323,9 @@ def memory_lines(estimate: MemoryEstimate, step: Step) -> Iterator[str]:
 
 def training_lines(parts: CompressedBackbone) -> Iterator[str]:
     """Yield the table of trained tensors, and how much stays frozen."""
-    lora, frozen, first_stage = lora_groups(parts), frozen_group(parts), lora_groups(parts, trained=False)
-    groups = trained_groups(parts)
+    lora, frozen = preflight.lora_groups(parts), preflight.frozen_group(parts)
+    first_stage = preflight.lora_groups(parts, trained=False)
+    groups = preflight.trained_groups(parts)
     trained = _sum_of("trained", groups)
     together = [_sum_of("LoRA together", lora)] if len(lora) > 1 else []
     of_frozen = [_sum_of("of it stage 1's LoRA", first_stage)] if first_stage else []
@@ -294,20 +335,20 @@ def training_lines(parts: CompressedBackbone) -> Iterator[str]:
     yield f"trained share {100 * trained.parameters / (trained.parameters + frozen.parameters):.6g} %"
 
 
-def _sum_of(name: str, groups: list[ParameterGroup]) -> ParameterGroup:
-    return ParameterGroup(name, sum(g.tensors for g in groups), sum(g.parameters for g in groups))
+def _sum_of(name: str, groups: list[preflight.ParameterGroup]) -> preflight.ParameterGroup:
+    return preflight.ParameterGroup(name, sum(g.tensors for g in groups), sum(g.parameters for g in groups))
 
 
-def budget_lines(parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[str]:
+def budget_lines(parts: CompressedBackbone, prompt: preflight.NominalPrompt) -> Iterator[str]:
     """Yield the ledger by layer and region, its totals, and the token-only arm of equal bytes."""
-    ledger = prompt_ledger(parts, prompt)
-    dense = entry_bytes(ledger.shape)
+    ledger = preflight.prompt_ledger(parts, prompt)
+    entry = entry_bytes(ledger.shape)
     yield f"{prompt.note}; bytes of one layer, {str(parts.family.model.dtype).removeprefix('torch.')}"
     yield f"{'':<16}{'region':<9}{'tokens':>7}{'kept':>6}{'keys B':>12}{'values B':>12}{'index B':>9}{'KV':>12}"
-    for band in layer_bands(ledger):
+    for band in preflight.layer_bands(ledger):
         label = f"layers {band.first}-{band.last}" if band.last > band.first else f"layer {band.first}"
         for row in band.rows:
-            share = percent(row.payload_bytes / (dense * row.tokens_before))
+            share = percent(row.payload_bytes / (entry * row.tokens_before))
             sizes = f"{row.key_bytes:>12,}{row.value_bytes:>12,}{row.index_bytes:>9,}{share:>12}"
             yield f"{label:<16}{row.region:<9}{row.tokens_before:>7,}{row.tokens:>6,}{sizes}"
             label = ""
@@ -318,17 +359,16 @@ def budget_lines(parts: CompressedBackbone, prompt: NominalPrompt) -> Iterator[s
         yield f"{name}: {size_words(payload)} of {size_words(dense)}, {percent(payload / dense)}{note}"
     if parts.bank is None:
         yield "matched anchor: none, this arm routes nothing"
-        return
-    if not parts.reducer.fixed_count:
+    elif not parts.reducer.fixed_count:
         yield "matched anchor: none, images keep different numbers of tokens; these bytes are the maximum"
-        return
-    yield f"matched anchor: {_anchor_words(prompt, partial(equal_bytes_anchor, parts, prompt))}"
-    if parts.cut_layer:  # every token stays below the cut: what that makes of the paper's nominal fraction
-        words = _anchor_words(prompt, partial(nominal_anchor, parts, prompt))
-        yield f"at the nominal {percent(budget_of(parts).total_kv_fraction)} of all layers: {words}"
+    else:
+        yield f"matched anchor: {_anchor_words(prompt, partial(preflight.equal_bytes_anchor, parts, prompt))}"
+        if parts.cut_layer:  # every token stays below the cut: what that makes of the paper's nominal fraction
+            words = _anchor_words(prompt, partial(preflight.nominal_anchor, parts, prompt))
+            yield f"at the nominal {percent(preflight.budget_of(parts).total_kv_fraction)} of all layers: {words}"
 
 
-def _anchor_words(prompt: NominalPrompt, solve: Callable[[], Anchor]) -> str:
+def _anchor_words(prompt: preflight.NominalPrompt, solve: Callable[[], Anchor]) -> str:
     try:
         anchor = solve()
     except ValueError as error:
@@ -349,29 +389,5 @@ def card_sections(
     evaluation = None if metrics is None else read_scores(Path(metrics), arm)
     if recipe is None:
         return CardSections(evaluation=evaluation, repo_id=repo_id)
-    table = budget_table(parts, nominal_prompt(parts.family, cli.datamodule))
+    table = "\n".join(["```", *budget_lines(parts, preflight.nominal_prompt(parts.family, cli.datamodule)), "```"])
     return CardSections(recipe.read_text(encoding="utf-8"), table, evaluation, repo_id)
-
-
-def budget_table(parts: CompressedBackbone, prompt: NominalPrompt) -> str:
-    """The ledger by layers and region as Markdown, in the bytes of the backbone's dtype."""
-    ledger, dtype = prompt_ledger(parts, prompt), str(parts.family.model.dtype).removeprefix("torch.")
-    lines = [
-        f"One prompt of {prompt.note}; bytes of one layer, {dtype}. Keys stay whole; the index names the kept groups.",
-        "",
-        "| layers | region | tokens | kept | keys B | values B | index B | KV kept |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for band in layer_bands(ledger):
-        for row in band.rows:
-            share = row.payload_bytes / (entry_bytes(ledger.shape) * row.tokens_before)
-            counts = (row.tokens_before, row.tokens, row.key_bytes, row.value_bytes, row.index_bytes)
-            cells = " | ".join(f"{count:,}" for count in counts)
-            lines.append(f"| {band.first}-{band.last} | {row.region} | {cells} | {share:.4%} |")
-    whole, region = ledger.bytes_of(with_index=False), ledger.bytes_of(prompt.region, with_index=False)
-    own = f"{region:,} of {ledger.dense_bytes(prompt.region):,} bytes of the {prompt.region} region"
-    own += f" ({ledger.fraction(prompt.region):.4%})"
-    all_of_it = f"{whole:,} of {ledger.dense_bytes():,} of the prompt ({ledger.fraction():.4%})"
-    uncounted = f"{ledger.bytes_of() - whole:,} bytes of index are not counted."
-    lines += ["", f"All layers: {own}, {all_of_it}; {uncounted}"]
-    return "\n".join(lines)

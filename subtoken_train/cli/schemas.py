@@ -58,7 +58,7 @@ def recipe_schema() -> Schema:
     bands["data"] = {"anyOf": [_group(plan_of(kind)) for kind in kinds]}
     trainer = bands["trainer"]["properties"]
     trainer |= {name: _named(kind) for name, kind in KINDS.items()}
-    del trainer["plugins"]
+    del trainer["plugins"], trainer["profiler"]
     return {"$schema": _DRAFT, "title": "a recipe of subtoken_train", **_object(bands)}
 
 

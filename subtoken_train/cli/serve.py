@@ -58,7 +58,6 @@ _OPTIONS: tuple[tuple[str, Any, str | None, str], ...] = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
     parser.add_argument("--adapter", metavar="DIR|ID", help="adapter: folder or Hub id")
     add_settings(parser, "backbone")
     add_compression_options(parser)
@@ -71,7 +70,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, load, serve until Ctrl-C."""
     for package in ("starlette", "uvicorn"):
         check_package(package, "serve", "the server")
     check_range("--port", args.port, 1, 65535)

@@ -17,15 +17,13 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.cli.command_line import FLAGS
+from subtoken_train.cli.command_line import FLAGS, hourly_price
 from subtoken_train.cli.recipe_source import read_recipe, read_source
-from subtoken_train.cli.terminal import quiet_libraries, show
+from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.errors import plain, shell_words
 from subtoken_train.resources import named_recipe
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from subtoken_train.cli.run_plan import RunPlan
 
 HELP = """Train every combination of some overrides of a recipe, each in a folder named by them, or a grid's adapters.
@@ -48,13 +46,13 @@ SCORES = ("train/loss", "val/loss", "val/token_accuracy", "eval/accuracy", "toke
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Options of the command."""
     parser.add_argument("--config", action="append", metavar="FILE", help="recipe; later files override")
     parser.add_argument("--set", action="append", metavar="KEY=A,B", help="a key and its values; repeatable")
     parser.add_argument("--grid", metavar="GRID", help="train a grid's adapters instead: a file, or a shipped name")
     parser.add_argument("--output_dir", metavar="DIR", help="folder of the runs (runs/sweep); a grid names its own")
     parser.add_argument("--slurm", action="store_true", help="print an sbatch script of the runs, and run nothing")
     parser.add_argument("--dry-run", action="store_true", help="print the commands, and run nothing")
+    parser.add_argument("--price", type=hourly_price, metavar="P", help="what a GPU costs an hour: the sum is printed")
 
 
 @dataclass(frozen=True)
@@ -83,8 +81,7 @@ class Fits:
 
     Attributes:
         later: those that start from another run of the list: name -> that run's name.
-        standing: adapters of a grid that are there.
-        published: adapters that are read as Hub ids, which nothing here trains.
+        standing: adapters of a grid that are there; ``published``: those that are read as Hub ids.
     """
 
     name: str
@@ -93,15 +90,8 @@ class Fits:
     standing: list[str] = field(default_factory=list)
     published: list[str] = field(default_factory=list)
 
-    def head(self) -> str:
-        """Return one line: how many stand, and how many are to be trained."""
-        words = f"{shell_words(self.name)}: {len(self.standing)} adapters stand, {len(self.runs)} to train"
-        words += f", not trained here but read from the Hub: {', '.join(self.published)}" * bool(self.published)
-        return words if self.runs else f"{words}: nothing to do"
-
 
 def run(args: Namespace) -> int:
-    """Check all runs, then train or print them."""
     if args.grid is None:
         if not args.config or not args.set:
             raise ValueError("a sweep needs --config RECIPE and --set KEY=A,B, or --grid GRID")
@@ -114,54 +104,56 @@ def run(args: Namespace) -> int:
         named_recipe(args.grid, "grid")
         quiet_libraries()
         fits = grid_fits(args.grid)
-    lines = plan_lines(fits)
+    lines = _plan_lines(fits, args.price)
     if args.slurm and fits.runs:
         now = [one for one in fits.runs if one.name not in fits.later]
-        print(slurm_script(now, now[0].folder.parent, fits.name), end="")
+        print(slurm_script(now, now[0].folder.parent, fits.name), f"#{lines[-1]}\n", sep="", end="")
         if fits.later:
             waits = [f"{shell_words(name)} (starts from {shell_words(start)})" for name, start in fits.later.items()]
             print(f"# not in this array, call it again when the others stand: {', '.join(waits)}")
         return 0
     print(*lines, sep="\n", flush=True)
-    return 0 if args.dry_run or not fits.runs else train_all(fits.runs)
+    if args.dry_run or not fits.runs:
+        return 0
+    outcomes: list[str] = []
+    for number, one in enumerate(fits.runs, start=1):
+        print(f"[{number}/{len(fits.runs)}] {one.name}", flush=True)
+        outcomes.append(run_one(one))
+        if outcomes[-1] == "interrupted":
+            break
+    print(*_table_lines(fits.runs[: len(outcomes)], outcomes), sep="\n")
+    return INTERRUPTED if "interrupted" in outcomes else int(any(words.startswith("failed") for words in outcomes))
 
 
-def plan_lines(fits: Fits) -> list[str]:
-    """Return a command and its time for each run, and what all need; a run that can never train is refused here."""
+def _plan_lines(fits: Fits, price: float | None) -> list[str]:
+    """Return each run's command and time, all needs, and what ``--slurm`` queues; refuse what can never train."""
     sources = [read_source(one.fit_arguments()[1:]) for one in fits.runs]
     quiet_libraries()
     from subtoken_train.cli.recipe import RecipeCLI
-    from subtoken_train.cli.run_plan import added, gpu_time, plan_of_recipe
+    from subtoken_train.cli.run_plan import added, on_gpus, plan_of_recipe
 
-    lines, each = [fits.head()], list["RunPlan"]()
+    head = f"{shell_words(fits.name)}: {len(fits.standing)} adapters stand, {len(fits.runs)} to train"
+    head += f", not trained here but read from the Hub: {', '.join(fits.published)}" * bool(fits.published)
+    if not fits.runs:
+        return [f"{head}: nothing to do"]
+    lines, each = [head], list["RunPlan"]()
     for one, source in zip(fits.runs, sources, strict=True):
         try:
             cli = RecipeCLI(source)
-            each.append(plan_of_recipe(cli))
+            needs = plan_of_recipe(cli)
         except ValueError as error:
             raise ValueError(f"{one.name}: {error}") from None
         if one.finished and read_recipe(one.folder / "recipe.yaml") != cli.resolved():
             raise ValueError(f"{one.folder} holds a finished run of another recipe; choose another --output_dir")
-        needs = each[-1]
-        time = "" if needs.on_cpu or needs.flops is None else f"  # {gpu_time(needs.flops, 'H100')}"
+        each.append(needs)
+        time = "" if needs.on_cpu or needs.flops is None else f"  # {on_gpus(needs.flops, gpus=['H100'])}"
         lines.append(f"{shell_words('subtoken-train', *one.fit_arguments())}{time}")
-    if not each:
-        return lines
-    return [*lines, "", "what they need (a prediction)", *(f"  {line}" for line in added(each).lines())]
-
-
-def train_all(runs: list[SweepRun]) -> int:
-    """Train runs one after another, print their table, and return the exit code."""
-    outcomes: list[str] = []
-    for number, one in enumerate(runs, start=1):
-        print(f"[{number}/{len(runs)}] {one.name}", flush=True)
-        outcomes.append(run_one(one))
-        if outcomes[-1] == "interrupted":
-            break
-    show(sweep_table(runs[: len(outcomes)], outcomes), 160)
-    if "interrupted" in outcomes:
-        return INTERRUPTED
-    return int(any(words.startswith("failed") for words in outcomes))
+    lines += ["", "what they need (a prediction)", *(f"  {line}" for line in added(each).lines(price))]
+    now = [needs for one, needs in zip(fits.runs, each, strict=True) if one.name not in fits.later]
+    timed = [needs.flops for needs in now if needs.flops and not needs.on_cpu]
+    queue = f"{len(now)} jobs in an array" + (f", the longest {on_gpus(max(timed), gpus=['H100'])}" if timed else "")
+    queue += f"; {len(fits.later)} more when the runs that they start from stand" * bool(fits.later)
+    return [*lines, f"  --slurm    {queue}"]
 
 
 def run_one(one: SweepRun) -> str:
@@ -181,25 +173,18 @@ def run_one(one: SweepRun) -> str:
     return {0: "finished", INTERRUPTED: "interrupted"}.get(code, f"failed (exit code {code})")
 
 
-def sweep_table(runs: list[SweepRun], outcomes: list[str]) -> Table:
-    """A terminal table: one row per run with the last value of each score that any of them logged."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from subtoken_train.cli.loggers import logged
+def _table_lines(runs: list[SweepRun], outcomes: list[str]) -> list[str]:
+    from subtoken_train.benchmarking.comparison import aligned_columns
+    from subtoken_train.cli.fit_course import logged
 
     courses = [logged(one.folder) for one in runs]
     columns = [name for name in SCORES if any(name in course for course in courses)]
-    table = Table(title="sweep: last values")
-    table.add_column("run")
-    table.add_column("outcome")
-    for name in ("step", *columns):
-        table.add_column(name, justify="right")
+    rows = [["last values of run", "outcome", "step", *columns]]
     for one, words, course in zip(runs, outcomes, courses, strict=True):
         last = max((step for steps in course.values() for step in steps), default=None)
         cells = [f"{course[name][max(course[name])]:.4g}" if name in course else "" for name in columns]
-        table.add_row(Text(plain(one.name)), Text(plain(words)), "" if last is None else str(last + 1), *cells)
-    return table
+        rows.append([plain(one.name), words, "" if last is None else str(last + 1), *cells])
+    return aligned_columns(rows)
 
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9.,=+_\-]+")
@@ -290,22 +275,20 @@ def _add(fits: Fits, adapter: str, asker: str) -> SweepRun | None:
         fits.standing.append(adapter)
         return None
     recipe, overrides = recipe_of(adapter), list[tuple[str, str]]()
-    if recipe is None and (base := recipe_of(str(folder.with_name(folder.name.removesuffix(SUFFIX))))) is not None:
-        recipe = base
-        pairs = [word.removeprefix("--").split("=", 1) for word in anchor_words(["--config", str(base)])[2:]]
-        overrides = [(key, value) for key, value in pairs if key != "output_dir"]
+    if recipe is None and (recipe := recipe_of(str(folder.with_name(folder.name.removesuffix(SUFFIX))))) is not None:
+        words = (word.removeprefix("--").split("=", 1) for word in anchor_words(["--config", str(recipe)])[2:])
+        overrides = [(key, value) for key, value in words if key != "output_dir"]
     if recipe is None and is_hub_id(adapter) and not Path(adapter).parent.is_dir():
         fits.published.append(adapter)
         return None
     if recipe is None:
-        words = f"{asker} needs the adapter {adapter}, which is not here and which no recipe makes: there is no"
+        needed = f"{asker} needs the adapter {adapter}, which is not here and which no recipe makes: there is no"
         where = f"{folder.name}.yaml here or in recipes/, and none ships; write that recipe, or take the arm out"
-        raise ValueError(f"{words} {where}")
+        raise ValueError(f"{needed} {where}")
     start: Any = (read_recipe(recipe).get("model") or {}).get("stage2") or {}
     first = _add(fits, str(start["adapter"]), f"recipe {recipe.stem}") if "adapter" in start else None
     config = recipe.stem if recipe.is_absolute() else str(recipe)  # a shipped one by its name
-    run = SweepRun(folder.name, folder, (config,), tuple(overrides))
-    fits.runs.append(run)
+    fits.runs.append(run := SweepRun(folder.name, folder, (config,), tuple(overrides)))
     if first is not None:
         fits.later[run.name] = first.name
     return run

@@ -17,24 +17,15 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import Any, TextIO, cast
 
 from subtoken_train.errors import SubTokenWarning, UncutError, panics_in_words, plain, system_words
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
 PROGRAM = "subtoken-train"
 USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
-"""Errors that a user can mend while a run goes on; see ``is_users`` for a command."""
+"""Errors that a user can mend while a run goes on; of a command also what else the file system refuses."""
 MAX_LENGTH = 400
 """Characters of a message."""
-_USERS_ERRNOS = [
-    errno.ENOENT, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
-    errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOTEMPTY, errno.EXDEV, errno.ENXIO, errno.ENODEV,
-    errno.EINVAL, errno.EMFILE, errno.ETXTBSY, errno.EBUSY, errno.EMLINK, errno.ENOTSUP, errno.EILSEQ, errno.ESTALE,
-    errno.EIO,
-]  # fmt: skip
 
 
 def one_line(error: Exception) -> str:
@@ -55,18 +46,18 @@ def one_line(error: Exception) -> str:
     return f"{text[: MAX_LENGTH - 125]} ... {text[-120:]}"
 
 
-def is_users(error: Exception) -> bool:
-    """Return True if the user can mend it: wrong input, or a path that the file system refuses; no lost connection."""
+def _is_users(error: Exception) -> bool:
     if isinstance(error, USER_ERRORS):
         return True
-    return isinstance(error, OSError) and not isinstance(error, ConnectionError) and error.errno in _USERS_ERRNOS
+    lost = isinstance(error, (ConnectionError, TimeoutError, InterruptedError, BlockingIOError, ChildProcessError))
+    return isinstance(error, OSError) and not lost and (error.errno or 0) in errno.errorcode
 
 
 def guarded(action: Callable[[], int]) -> int:
     """Run a command and return its exit code; wrong input, or a ``SubTokenWarning``, is one line on stderr."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # writes out what its encoding has no bytes for, as stderr does
         sys.stdout.reconfigure(errors="backslashreplace")
-    out, err = (_Shown(getattr(stream, "rich_proxied_file", stream)) for stream in (sys.stdout, sys.stderr))
+    out, err = map(_Shown, (sys.stdout, sys.stderr))
     with redirect_stdout(cast("TextIO", out)), redirect_stderr(cast("TextIO", err)):
         return _exit_code(action)
 
@@ -79,19 +70,16 @@ class _Shown:
     """A stream all of whose text is ``plain``: nothing that a command prints acts on a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
-        self.rich_proxied_file: TextIO = stream  # where rich writes; see ``show``
+        self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write out what would act; while rich draws a bar, prints go to it, and it alone writes here."""
-        own: TextIO = self.rich_proxied_file
-        if getattr(sys.stdout, "rich_proxied_file", None) is self:
-            return own.write(text)
+        """Write out what would act."""
         move = _MOVE.match(text)
-        end = move.end() if move and own.isatty() else 0
-        return own.write(text[:end] + plain(text[end:]))
+        end = move.end() if move and self._stream.isatty() else 0
+        return self._stream.write(text[:end] + plain(text[end:]))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.rich_proxied_file, name)
+        return getattr(self._stream, name)
 
 
 def _exit_code(action: Callable[[], int]) -> int:
@@ -109,20 +97,11 @@ def _exit_code(action: Callable[[], int]) -> int:
         traceback.print_exc()
         return 1
     except Exception as error:
-        if is_users(error):
+        if _is_users(error):
             print(f"{PROGRAM}: error: {one_line(error)}", file=sys.stderr)
             return 2
         traceback.print_exc()
         return 1
-
-
-def show(drawn: RenderableType, width: int) -> None:
-    """Print what rich draws, as wide as the terminal or, in a file, ``width`` characters; names in it are ``plain``."""
-    from rich.console import Console
-    from rich.segment import Segment, Segments
-
-    console = Console(width=None if sys.stdout.isatty() else width)
-    console.print(Segments([Segment(plain(text), style, control) for text, style, control in console.render(drawn)]))
 
 
 def _word_warnings() -> None:

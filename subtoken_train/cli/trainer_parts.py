@@ -18,7 +18,6 @@ from subtoken_train.errors import check_word, refuse, unknown_name
 from subtoken_train.registry import Registry
 from subtoken_train.typed import shown, text_numbers
 
-_LIGHTNING, _STRATEGIES = "lightning.pytorch", "subtoken_train.training.strategies"
 _LISTED = "trainer.{key} is {value}; write a name, or a name with its settings: {key}: {{NAME: {{SETTING: VALUE}}}}"
 
 
@@ -35,68 +34,49 @@ class Nameable:
     words: tuple[Any, ...] = (None,)
 
 
-def _nameable(key: str, base: str, rows: Mapping[str, tuple[str, str]], **more: Any) -> Nameable:
-    """Make one of rows: a name, where its class is, and the settings that a recipe may give it."""
-    names = {name: place for name, (place, _) in rows.items()}
-    registry = Registry[Any](f"trainer.{key}", group=f"subtoken_train.{key}", package="", base=base, builtin=names)
-    return Nameable(registry, {name: tuple(given.split()) for name, (_, given) in rows.items() if given}, **more)
+def _nameable(key: str, base: str, rows: Mapping[str, str], **more: Any) -> Nameable:
+    """Make one of rows: by name the place of its class, and behind it the settings that a recipe may give it."""
+    named = {name: row.split() for name, row in rows.items()}
+    places = {name: place.replace("pl.", "lightning.pytorch.") for name, (place, *_) in named.items()}
+    registry = Registry[Any](f"trainer.{key}", group=f"subtoken_train.{key}", package="", base=base, builtin=places)
+    return Nameable(registry, {name: tuple(given) for name, (_, *given) in named.items() if given}, **more)
 
 
-_DDP = (
-    "process_group_backend find_unused_parameters gradient_as_bucket_view static_graph broadcast_buffers bucket_cap_mb"
-)
-_ZEROS = dict.fromkeys(("zero1", "zero2", "zero3"), (f"{_STRATEGIES}:ZeroStrategy", "offload config"))
-_WANDB = """
-    name save_dir version offline id project log_model prefix entity group job_type tags notes mode resume
-"""
-_MLFLOW = """
-    experiment_name run_name tracking_uri tags save_dir log_model prefix artifact_location run_id synchronous
-"""
-_LEARNING_RATE = f"{_LIGHTNING}.callbacks:LearningRateMonitor"
-_PYTORCH = "dirpath filename row_limit record_shapes profile_memory with_stack"
+_ZERO = "subtoken_train.training.strategies:ZeroStrategy"
 KINDS = {
     "strategy": _nameable(
         "strategy",
-        f"{_LIGHTNING}.strategies:Strategy",
+        "lightning.pytorch.strategies:Strategy",
         {
-            "auto": (f"{_LIGHTNING}.strategies:DDPStrategy", ""),
-            "ddp": (f"{_LIGHTNING}.strategies:DDPStrategy", _DDP),
-            **_ZEROS,
-            "zero3_offload": (f"{_STRATEGIES}:ZeroStrategy", "config"),
-            "fsdp2": (f"{_STRATEGIES}:Fsdp2Strategy", ""),
+            "auto": "pl.strategies:DDPStrategy",
+            "ddp": """pl.strategies:DDPStrategy process_group_backend find_unused_parameters gradient_as_bucket_view
+            static_graph broadcast_buffers bucket_cap_mb""",
+            **dict.fromkeys(("zero1", "zero2", "zero3"), f"{_ZERO} offload config"),
+            "zero3_offload": f"{_ZERO} config",
+            "fsdp2": "subtoken_train.training.strategies:Fsdp2Strategy",
         },
     ),
     "logger": _nameable(
         "logger",
-        f"{_LIGHTNING}.loggers:Logger",
+        "lightning.pytorch.loggers:Logger",
         {
-            "wandb": (f"{_LIGHTNING}.loggers:WandbLogger", _WANDB),
-            "mlflow": (f"{_LIGHTNING}.loggers:MLFlowLogger", _MLFLOW),
+            "wandb": """pl.loggers:WandbLogger name save_dir version offline id project log_model prefix entity group
+            job_type tags notes mode resume""",
+            "mlflow": """pl.loggers:MLFlowLogger experiment_name run_name tracking_uri tags save_dir log_model prefix
+            artifact_location run_id synchronous""",
         },
         many=True,
         words=(None, True, False),
     ),
     "callbacks": _nameable(
         "callbacks",
-        f"{_LIGHTNING}.callbacks:Callback",
+        "lightning.pytorch.callbacks:Callback",
         {
-            "samples": ("subtoken_train.training.panels.run_progress:SampleLog", ""),
-            "device_stats": (f"{_LIGHTNING}.callbacks:DeviceStatsMonitor", "cpu_stats"),
-            "learning_rate": (_LEARNING_RATE, "logging_interval log_momentum log_weight_decay"),
-            "model_summary": (f"{_LIGHTNING}.callbacks:ModelSummary", "max_depth"),
-            "rich_model_summary": (f"{_LIGHTNING}.callbacks:RichModelSummary", "max_depth"),
-            "rich_progress": (f"{_LIGHTNING}.callbacks:RichProgressBar", "refresh_rate leave"),
+            "samples": "subtoken_train.training.panels.run_progress:SampleLog",
+            "device_stats": "pl.callbacks:DeviceStatsMonitor cpu_stats",
+            "learning_rate": "pl.callbacks:LearningRateMonitor logging_interval log_momentum log_weight_decay",
         },
         many=True,
-    ),
-    "profiler": _nameable(
-        "profiler",
-        f"{_LIGHTNING}.profilers:Profiler",
-        {
-            "simple": (f"{_LIGHTNING}.profilers:SimpleProfiler", "dirpath filename extended"),
-            "advanced": (f"{_LIGHTNING}.profilers:AdvancedProfiler", "dirpath filename line_count_restriction"),
-            "pytorch": (f"{_LIGHTNING}.profilers:PyTorchProfiler", _PYTORCH),
-        },
     ),
 }
 """By key of the trainer: all that a recipe may name there."""
@@ -105,10 +85,8 @@ ZERO_SETTINGS = (
     *("zero_optimization", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "communication_data_type"),
     *("prescale_gradients", "gradient_predivide_factor", "sparse_gradients", "disable_allgather", "seq_parallel_size"),
     *("steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "activation_checkpointing"),
-    *("gradient_accumulation_steps", "gradient_clipping", "train_batch_size", "train_micro_batch_size_per_gpu"),
-    *("optimizer", "scheduler", "fp16", "bf16", "torch_autocast"),
 )
-"""Keys of DeepSpeed's JSON that ``config`` may hold; ``zero_settings`` refuses those that the recipe says elsewhere."""
+"""Keys of DeepSpeed's JSON that ``config`` may hold: none that the recipe says elsewhere."""
 
 
 def named_parts(key: str, value: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -146,9 +124,9 @@ def _part(key: str, value: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _check_settings(key: str, value: str, settings: dict[str, Any]) -> None:
-    allowed = KINDS[key].settings.get(value, ())
+    allowed, place = KINDS[key].settings.get(value, ()), f"trainer.{key} {value}"
     for name, each in settings.items():
-        place, config, group = f"trainer.{key} {value}", name == "config", isinstance(each, dict)
+        config, group = name == "config", isinstance(each, dict)
         refuse((not allowed, f"{place} takes no settings, and the recipe gives it {shown(name)}"))
         check_word(f"setting of {place}:", name, allowed)
         refuse(
@@ -173,8 +151,6 @@ def build_parts(key: str, value: Any, **defaults: Mapping[str, Any]) -> list[Any
 Check = Callable[[Any], str | None]
 """Says what is wrong with a value ("it must be ..."); None: nothing, or nothing that a range could say."""
 _MANY = 10**9
-_DEVICES = re.compile(r"auto|-1|\d+(,\d+)*,?")
-_CLOCK = re.compile(r"\d{1,4}:[0-2]?\d:[0-5]?\d:[0-5]?\d")
 
 
 def number(value: Any) -> float | int | None:
@@ -184,34 +160,35 @@ def number(value: Any) -> float | int | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
+def _unless(good: Callable[[Any], object], words: str) -> Check:
+    return lambda value: None if good(value) else words
+
+
 def _whole(low: int, high: int = _MANY, also: int | None = None) -> Check:
     start = "" if also is None else f"{also} or "
     words = f"it must be {start}a whole number from {low} to {high:,}"
-    return lambda value: None if (got := number(value)) is None or low <= got <= high or got == also else words
+    return _unless(lambda value: (got := number(value)) is None or low <= got <= high or got == also, words)
 
 
 def _batches(least: int) -> Check:
     """Allow a whole number of batches, ``least`` or more, or a share of all, 0 to 1, as a float."""
+    words = f"it must be a whole number of batches, {least} or more, or a share of all of them, up to 1.0"
 
-    def check(value: Any) -> str | None:
+    def good(value: Any) -> bool:
         got = number(value)
-        if got is None:
-            return _clock(value)
-        whole = isinstance(value, int)
-        if (whole and least <= got <= _MANY) or (not whole and math.isfinite(got) and least * 1e-9 <= got <= 1):
-            return None
-        return f"it must be a whole number of batches, {least} or more, or a share of all of them, up to 1.0"
+        return got is None or (least <= got <= _MANY if isinstance(value, int) else least * 1e-9 <= got <= 1)
 
-    return check
+    return lambda value: _clock(value) if number(value) is None else _unless(good, words)(value)
 
 
-def _clock(value: Any) -> str | None:
-    good = not isinstance(value, str) or _CLOCK.fullmatch(value)
-    return None if good else "it must be DD:HH:MM:SS (days, hours, minutes, seconds)"
+_clock = _unless(
+    lambda value: not isinstance(value, str) or re.fullmatch(r"\d{1,4}:[0-2]?\d:[0-5]?\d:[0-5]?\d", value),
+    "it must be DD:HH:MM:SS (days, hours, minutes, seconds)",
+)
 
 
 def _devices(value: Any) -> str | None:
-    if isinstance(value, str) and not _DEVICES.fullmatch(value):
+    if isinstance(value, str) and not re.fullmatch(r"auto|-1|\d+(,\d+)*,?", value):
         return "it must be auto, -1 (all), a count, or a list of device numbers"
     if isinstance(value, str) and "," in value:
         value = [int(each) for each in value.split(",") if each]
@@ -226,10 +203,6 @@ def _accelerator(value: Any) -> str | None:
     if isinstance(value, str):
         check_word("trainer.accelerator", value, ACCELERATORS)
     return None
-
-
-def _refused(wrong: Callable[[Any], bool], words: str) -> Check:
-    return lambda value: words if wrong(value) else None
 
 
 _FREE = (
@@ -250,21 +223,19 @@ SETTINGS: dict[str, Check] = {
     "num_nodes": _whole(1, 4096),
     "accumulate_grad_batches": _whole(1, 10**6),
     "max_time": _clock,
-    "gradient_clip_val": _refused(
-        lambda value: not 0 <= (number(value) or 0) < math.inf, "it must be a finite number, 0 or more"
+    "gradient_clip_val": _unless(
+        lambda value: 0 <= (number(value) or 0) < math.inf, "it must be a finite number, 0 or more"
     ),
-    "gradient_clip_algorithm": _refused(
-        lambda value: isinstance(value, str) and value not in ("norm", "value"), "it must be norm or value"
+    "gradient_clip_algorithm": _unless(
+        lambda value: not isinstance(value, str) or value in ("norm", "value"), "it must be norm or value"
     ),
-    "precision": _refused(
-        lambda value: isinstance(value, str) and value.startswith("transformer-engine"),
-        "LoRA does not know its layers; use bf16-mixed",
+    "precision": _unless(
+        lambda value: not str(value).startswith("transformer-engine"), "LoRA does not know its layers; use bf16-mixed"
     ),
-    "plugins": _refused(
-        lambda value: True, "leave it out: Lightning finds the launcher's environment (SLURM, torchrun) itself"
-    ),
-    "enable_checkpointing": _refused(lambda value: value is False, "leave it out: every run keeps checkpoints"),
-    "barebones": _refused(lambda value: value is True, "leave it out: every run logs and keeps checkpoints"),
+    "profiler": lambda value: "leave it out; profile the whole command (py-spy record -- subtoken-train fit ...)",
+    "plugins": lambda value: "leave it out: Lightning finds the launcher's environment (SLURM, torchrun) itself",
+    "enable_checkpointing": _unless(lambda value: value is not False, "leave it out: every run keeps checkpoints"),
+    "barebones": _unless(lambda value: value is not True, "leave it out: every run logs and keeps checkpoints"),
 }
 """Every key of the trainer."""
 

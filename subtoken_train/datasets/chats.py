@@ -3,10 +3,8 @@
 A chat is laid out as a prompt is at inference. All before its first answer that is learnt is the prompt: the template's
 beginning and the system text (SYSTEM), what may be compressed (CONTEXT), and what asks (QUERY): of a long question its
 end, of a short one all, and then what was said before it is the context. Behind it, answers are ANSWER and what is read
-between them is QUERY. The loss is on the tokens of answers that are learnt, their end of turn included. A chat without
-a context is trained whole. Where a template writes a prompt otherwise once it is answered, answers are learnt in the
-form of the conversation, or with ``as_asked`` the last one alone, in the form that asks. Nothing is attended to across
-chats.
+between them is QUERY. Answers are learnt in the form of the conversation, their end of turn included, or with
+``as_asked`` the last one alone, in the form that asks.
 """
 
 from __future__ import annotations
@@ -90,10 +88,7 @@ def chat_sample(row: dict[str, Any], family: Family, limits: ChatLimits) -> Text
             system = min(bisect_left(starts, rendered.system_end), length)
             asks = max(system, context_tokens(family, ids[:length], limits.asking))
         if asks - system > limits.context:
-            raise ValueError(
-                f"its context has {asks - system:,} tokens, more than context_length {limits.context:,}; raise it, or "
-                "drop the record"
-            )
+            raise ValueError(f"its context has {asks - system:,} tokens, more than context_length {limits.context:,}")
     except ValueError as error:
         raise ValueError(f"{row['name']}: {error}") from None
     read = [place for place in range(length, min(len(ids), limits.length)) if not learnt[place]]

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, pairwise
 from typing import Literal
@@ -18,38 +17,12 @@ import torch
 from subtoken_train.datasets.image_sources import MAX_FRAMES, MAX_PIXELS, open_picture
 from subtoken_train.datasets.records import Record
 from subtoken_train.datasets.text_batches import padding_id
+from subtoken_train.errors import refuse
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import Picture, count_images
 from subtoken_train.families.literal_marks import hidden_turn, tokenise
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.types import Batch, Region, RenderedPrompt
-
-
-def _check_image_tokens(found: int, texts: list[str], whole: str, placeholders: tuple[str, ...]) -> None:
-    """Refuse a placeholder that is not one token, or that stands outside of the pictures."""
-    written = sum(whole.count(placeholder) for placeholder in placeholders)
-    if found != written:
-        raise ValueError(
-            f"{written} visual tokens were written but the tokenizer made {found} image tokens of them; make "
-            f"{' and '.join(map(repr, placeholders))} special tokens of the tokenizer"
-        )
-    expected = sum(text.count(placeholder) for text in texts for placeholder in placeholders)
-    if written != expected:
-        raise ValueError(
-            f"its text holds {' or '.join(map(repr, placeholders))}, which stands for visual tokens; write <image> "
-            "where a picture stands"
-        )
-
-
-def _check_cut(length: int, max_length: int, rank_position: int, generation: bool) -> None:
-    """Refuse a cut into the images and the question about them; a generation prompt is never cut."""
-    needed = length if generation else rank_position + 1
-    if length > max_length and needed > max_length:
-        what = "its prompt" if generation else "its images and their question"
-        raise ValueError(
-            f"{length} tokens, and {what} end at token {needed}, past max_length {max_length}; raise max_length to "
-            f"{length} or drop the record"
-        )
 
 
 def all_masked(length: int, max_length: int) -> ValueError:
@@ -91,30 +64,55 @@ class EncodedSample:
 def encode(
     record: Record, family: Family, max_length: int, images: Sequence[Picture], generation: bool = False
 ) -> EncodedSample:
-    """Tokenise one conversation and mark what each token is; what is past ``max_length`` is cut at the right.
+    """Tokenise a conversation and mark its tokens, cut at the right; ``generation``: without its last answer."""
+    try:
+        return _encoded(record, family, max_length, images, generation)
+    except ValueError as error:
+        raise ValueError(f"record {record.id!r}: {error}") from error
 
-    With ``generation`` the last answer is left out, and nothing needs a label.
-    """
+
+def _encoded(
+    record: Record, family: Family, max_length: int, images: Sequence[Picture], generation: bool
+) -> EncodedSample:
     turns = [*record.turns[:-1], replace(record.turns[-1], answer=None)] if generation else record.turns
-    with _named(record):
-        rendered = family.render([hidden_turn(family, turn) for turn in turns])  # only pictures have marks
-        together = count_images(images)
-        texts = [family.picture_text(image, rendered.image_marker, together) for image in images]
-        rendered = _expand_images(rendered, texts)
-        ids, starts = tokenise(family.tokenizer, rendered.text)
-        visual = family.is_visual(torch.tensor(ids)).tolist() if images else [False] * len(ids)
-        _check_image_tokens(sum(visual), texts, rendered.text, family.placeholders)
-        said = [turn.learnt for turn in turns if turn.answer is not None]
-        learnt_spans = [span for span, learnt in zip(rendered.answer_spans, said, strict=False) if learnt]
-        answer, learnt = (
-            starts_within(starts, spans, rendered.text) for spans in (rendered.answer_spans, learnt_spans)
-        )
-        if any(is_image and is_answer for is_image, is_answer in zip(visual, answer, strict=True)):
-            raise ValueError(f"an answer holds {rendered.image_marker!r}; images belong in prompts")
-        rank_position = _rank_position(answer, visual)
-        _check_cut(len(ids), max_length, rank_position, generation)
-        if not generation and not any(learnt[:max_length]):
-            raise all_masked(len(ids), max_length)
+    rendered = family.render([hidden_turn(family, turn) for turn in turns])  # only pictures have marks
+    together = count_images(images)
+    shown = [family.picture_text(image, rendered.image_marker, together) for image in images]
+    rendered = _expand_images(rendered, shown)
+    ids, starts = tokenise(family.tokenizer, rendered.text)
+    visual = family.is_visual(torch.tensor(ids)).tolist() if images else [False] * len(ids)
+    said = [turn.learnt for turn in turns if turn.answer is not None]
+    learnt_spans = [span for span, learnt in zip(rendered.answer_spans, said, strict=False) if learnt]
+    answer, learnt = (starts_within(starts, spans, rendered.text) for spans in (rendered.answer_spans, learnt_spans))
+    written, expected = (sum(map(text.count, family.placeholders)) for text in (rendered.text, "".join(shown)))
+    last_image = len(ids) - 1 - visual[::-1].index(True) if any(visual) else None
+    after = -1 if last_image is None else next((i for i in range(last_image, len(ids)) if answer[i]), len(ids))
+    rank_position = -1 if last_image is None else after - 1
+    needed = len(ids) if generation else rank_position + 1
+    what = "its prompt" if generation else "its images and their question"
+    refuse(
+        (
+            sum(visual) != written,
+            f"{written} visual tokens were written but the tokenizer made {sum(visual)} image tokens of them; make "
+            f"{' and '.join(map(repr, family.placeholders))} special tokens of the tokenizer",
+        ),
+        (
+            written != expected,
+            f"its text holds {' or '.join(map(repr, family.placeholders))}, which stands for visual tokens; write "
+            "<image> where a picture stands",
+        ),
+        (
+            any(is_image and is_answer for is_image, is_answer in zip(visual, answer, strict=True)),
+            f"an answer holds {rendered.image_marker!r}; images belong in prompts",
+        ),
+        (
+            needed > max_length,
+            f"{len(ids)} tokens, and {what} end at token {needed}, past max_length {max_length}; raise max_length to "
+            f"{len(ids)} or drop the record",
+        ),
+    )
+    if not generation and not any(learnt[:max_length]):
+        raise all_masked(len(ids), max_length)
     ids, visual, answer = ids[:max_length], visual[:max_length], answer[:max_length]
     return EncodedSample(
         input_ids=ids,
@@ -144,14 +142,6 @@ def starts_within(starts: Sequence[int], spans: Sequence[tuple[int, int]], text:
     ]
 
 
-@contextmanager
-def _named(record: Record) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"record {record.id!r}: {error}") from error
-
-
 def _expand_images(rendered: RenderedPrompt, texts: list[str]) -> RenderedPrompt:
     marker = rendered.image_marker
     places = [match.start() for match in re.finditer(re.escape(marker), rendered.text)] if marker else []
@@ -165,19 +155,8 @@ def _expand_images(rendered: RenderedPrompt, texts: list[str]) -> RenderedPrompt
         end = place + len(marker)
         grown.append(grown[-1] + len(text) - len(marker))
     pieces.append(rendered.text[end:])
-    spans = [
-        (start + grown[bisect_right(places, start)], stop + grown[bisect_right(places, stop)])
-        for start, stop in rendered.answer_spans
-    ]
-    return RenderedPrompt("".join(pieces), spans, marker)
-
-
-def _rank_position(answer: list[bool], visual: list[bool]) -> int:
-    """Return the last prompt token of the last image's turn: the one before the next answer, or the very last one."""
-    if not any(visual):
-        return -1
-    last_image = len(visual) - 1 - visual[::-1].index(True)
-    return next((i - 1 for i in range(last_image, len(answer)) if answer[i]), len(answer) - 1)
+    moved = lambda place: place + grown[bisect_right(places, place)]  # noqa: E731
+    return RenderedPrompt("".join(pieces), [(moved(a), moved(b)) for a, b in rendered.answer_spans], marker)
 
 
 def _regions(ids: list[int], visual: list[bool], answer: list[bool], bos_token_id: int | None) -> list[int]:
@@ -192,10 +171,10 @@ def _regions(ids: list[int], visual: list[bool], answer: list[bool], bos_token_i
 
 
 class Collator:
-    """Turns records into a ``Batch``; opens the images, so that DataLoader workers do the decoding.
+    """Turns records into a ``Batch``, images opened; ``max_length`` counts visual tokens too.
 
-    ``max_length`` counts visual tokens too; ``max_pixels`` and ``max_frames`` are those of ``open_picture``.
-    ``padding_side``: ``right`` for training, ``left`` for generation, which leaves the last answer out of the prompt.
+    ``padding_side``: ``right`` for training, ``left`` for generation, which leaves the last answer out of the
+    prompt.
     """
 
     def __init__(

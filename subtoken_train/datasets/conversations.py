@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from subtoken_train.datasets.record_fields import LABELS, SWITCHES, check_fields, read_switch, switched
+from subtoken_train.datasets.record_fields import check_fields, read_switch
 from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, record_problem, said_turns, used_turns
 from subtoken_train.documents import text_problem
 from subtoken_train.errors import unknown_name
@@ -25,20 +25,17 @@ _SPEAKERS = {
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "model"), "gpt"),
     **dict.fromkeys(("system", "developer"), "system"),
 }  # speaker of each role; OpenAI calls a system message a developer's in later models
-_TOOLS = ("tool", "function", "function_call", "observation", "ipython", "tool_call", "tool_response", "environment")
 CONVERSATION_LISTS = ("conversations", "messages")  # under which a record keeps its messages
-_REPLACED = ("messages", "images", "system", "system_prompt", *LABELS, *SWITCHES)
-"""Fields of a record that LLaVA's form says otherwise, or that have said all."""
-_ORDER = frozenset(("index", "idx", "turn", "order", "position"))
+_REPLACED = ("messages", "images", "system", "system_prompt")  # what LLaVA's form says otherwise
 _PICTURE_KEYS = ("image_url", "image", "path", "url")
 _TEXT_KINDS, _PICTURE_KINDS = ("text", "input_text", "output_text", None), ("image", "image_url", "input_image", None)
 _ROLES = {"human": "user", "gpt": "assistant", "system": "system"}
 
 
-def checked_record(row: Any, place: str, unread: set[str], as_document: bool = False) -> dict[str, Any]:
+def checked_record(row: Any, place: str, as_document: bool = False) -> dict[str, Any]:
     """Return a record of any form in LLaVA's, checked; ``place`` is for messages, else as ``llava_form``."""
     try:
-        made = llava_form(row, unread, as_document)
+        made = llava_form(row, as_document)
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from None
     if problem := record_problem(made, as_document):
@@ -47,12 +44,8 @@ def checked_record(row: Any, place: str, unread: set[str], as_document: bool = F
     return checked
 
 
-def llava_form(row: Any, unread: set[str] | None = None, as_document: bool = False) -> Any:
-    """Return a record in LLaVA's form; one that is no conversation at all as it is, for ``record_problem``.
-
-    ``unread`` gets the fields that nobody reads; None: they were looked at before. ``as_document``: it is for a
-    language model, and its system text is a turn of its own, the first.
-    """
+def llava_form(row: Any, as_document: bool = False) -> Any:
+    """Return a record in LLaVA's form, or as it is; ``as_document``: a system text stays a turn, the first."""
     there = [name for name in CONVERSATION_LISTS if isinstance(row, dict) and isinstance(row.get(name), list)]
     there = [name for name in there if row[name]]
     if not there:
@@ -60,25 +53,26 @@ def llava_form(row: Any, unread: set[str] | None = None, as_document: bool = Fal
     if len(there) > 1:
         raise ValueError(f"it has {' and '.join(there)}, and one of them is read; leave the other out")
     messages = row[there[0]]
-    if unread is not None:
-        check_fields("record", row, unread)
-        for number, message in enumerate(messages, 1):
-            if isinstance(message, dict):
-                check_fields("message", message, unread, f"message {number}")
-        _check_order(messages, "its messages are")
+    check_fields("record", row)
     if not all(isinstance(message, dict) for message in messages):
         return row
     asked, own_names, turns = False, list[str](), list[dict[str, Any]]()
-    for number, (message, beside) in enumerate(zip(messages, _switches_beside(row, len(messages)), strict=True), 1):
+    for number, message in enumerate(messages, 1):
+        check_fields("message", message, f"message {number}")
         role, content = (
             _either(message, f"message {number} has", *keys) for keys in (("from", "role"), ("value", "content"))
         )
-        text, names = _content(content, number, unread)
+        text, names = _content(content, number)
         own_names += names
-        turn = {"from": _speaker(role, number, message), "value": text}
+        if not isinstance(role, str) or role not in _SPEAKERS:
+            got = role if isinstance(role, str) else shown(role)
+            raise ValueError(f"message {number}: {unknown_name('role', got, _SPEAKERS)}")
+        turn = {"from": _SPEAKERS[role], "value": text}
         _check_text(turn, number, asked)
         asked = asked or turn["from"] == "human"
-        turns.append(_with_switch(turn, message, beside, number))
+        if (learnt := read_switch(message, f"message {number}")) and turn["from"] != "gpt":
+            raise ValueError(f"message {number}, which is not an answer, is marked to be learnt; only answers are")
+        turns.append({**turn, "loss": False} if learnt is False else turn)
     made = {key: value for key, value in row.items() if key not in _REPLACED}
     named = [row[key] for key in ("image", "images") if row.get(key)] + ([own_names] if own_names else [])
     if len(named) > 1:
@@ -121,80 +115,24 @@ def _check_text(turn: dict[str, Any], number: int, asked: bool) -> None:
     raise ValueError(f"message {number}{what} {problem}; write what is said, or drop the record")
 
 
-def _switches_beside(row: dict[str, Any], messages: int) -> list[bool | None]:
-    for name in LABELS:
-        if row.get(name) is not None and row[name] is not True:
-            why = "it is a bad answer" if row[name] is False else "it is not an answer to learn"
-            raise ValueError(f"it has {name} {shown(row[name])}: {why} (KTO, classes), which is not trained; drop it")
-    switches: list[bool | None] = [None] * messages
-    for name in SWITCHES:
-        value = row.get(name)
-        if isinstance(value, list) and value:
-            if len(value) != messages:
-                raise ValueError(
-                    f"it has {len(value)} entries of {name} for {messages} messages; write one for each message "
-                    "(switches of single tokens are not obeyed), or loss: true or false in the messages"
-                )
-            found = [switched(name, each, f"{name} of message {number}") for number, each in enumerate(value, 1)]
-            if any(one not in (None, other) for one, other in zip(switches, found, strict=True)):
-                raise ValueError(f"its switches ({', '.join(SWITCHES)}) contradict each other; keep one of them")
-            switches = list(found)
-        elif not isinstance(value, list) and value is not None and not switched(name, value, "it"):
-            raise ValueError(f"it has {name} {shown(value)}, so that nothing of it is learnt; drop the record")
-    return switches
-
-
-def _with_switch(turn: dict[str, Any], message: dict[str, Any], beside: bool | None, number: int) -> dict[str, Any]:
-    own = read_switch(message, f"message {number}")
-    if own is not None and beside is not None and own != beside:
-        raise ValueError(f"message {number} has a switch of its own and another beside the messages; keep one")
-    learnt = beside if own is None else own
-    if learnt and turn["from"] != "gpt":
-        raise ValueError(
-            f"message {number}, which is not an answer, is marked to be learnt; only answers are: set its switch to "
-            "false or leave it out"
-        )
-    return turn if learnt is not False else {**turn, "loss": False}
-
-
 def _either(found: dict[str, Any], said: str, *keys: str) -> Any:
-    """Return what one of two keys holds; None where neither holds anything."""
     there = [key for key in keys if found.get(key) is not None]
     if len(there) > 1 and found[there[0]] != found[there[-1]]:
         raise ValueError(f"{said} {' and '.join(there)}, which differ; keep one of them")
     return found[there[0]] if there else None
 
 
-def _check_order(items: list[Any], said: str) -> None:
-    """Refuse messages or parts that are numbered and stand in another order."""
-    groups = [item for item in items if isinstance(item, dict)]
-    for name in _ORDER.intersection(*[{name for item in groups for name in item}]):
-        counted = [item[name] for item in groups if isinstance(item.get(name), int | float)]
-        if counted != sorted(counted):
-            raise ValueError(f"{said} not in the order of their {name}; sort them, or drop {name}")
-
-
-def _speaker(role: Any, number: int, message: dict[str, Any]) -> Any:
-    if (isinstance(role, str) and role in _TOOLS) or message.get("tool_calls") or message.get("function_call"):
-        raise ValueError(f"message {number} calls a tool or is a tool's answer, which is not trained; drop the record")
-    if not isinstance(role, str) or role not in _SPEAKERS:
-        got = role if isinstance(role, str) else shown(role)
-        raise ValueError(f"message {number}: {unknown_name('role', got, _SPEAKERS)}")
-    return _SPEAKERS[role]
-
-
-def _content(content: Any, number: int, unread: set[str] | None) -> tuple[Any, list[str]]:
+def _content(content: Any, number: int) -> tuple[Any, list[str]]:
     """Return a message's text with a placeholder per image, and the images that it names itself."""
     if not isinstance(content, list):
         return content, []
     if not content:
         raise ValueError(f"message {number} is an empty list; write a text, or parts: text, image or image_url")
-    _check_order(content, f"the parts of message {number} are")
     lines, names = [], []
     for given in content:
         part = {"text": given} if isinstance(given, str) else given
-        if unread is not None and isinstance(part, dict):
-            check_fields("part", part, unread, f"a part of message {number}")
+        if isinstance(part, dict):
+            check_fields("part", part, f"a part of message {number}")
         is_text = _is_text_part(part, number)
         lines.append(part["text"] if is_text else IMAGE_PLACEHOLDER)
         names += [] if is_text else _part_name(part, number)
@@ -214,10 +152,7 @@ def _is_text_part(part: Any, number: int) -> bool:
             return True
         if is_picture(part) and not text:
             return False
-    raise ValueError(
-        f"message {number} has a part {shown(part)}; a part is either a text or a picture: text, image or image_url "
-        "(videos stand beside the messages, in videos)"
-    )
+    raise ValueError(f"message {number} has a part {shown(part)}; a part is either a text or a picture")
 
 
 def _part_name(part: dict[str, Any], number: int) -> list[str]:
@@ -232,10 +167,7 @@ def _part_name(part: dict[str, Any], number: int) -> list[str]:
 
 
 def _system_first(turns: list[dict[str, Any]], beside: Any) -> list[dict[str, Any]]:
-    """Return the turns, the first of them the system's where it says anything.
-
-    Its ``loss`` is None where what stands beside the messages is learnt and the message is not.
-    """
+    """Return the turns, a system's first; its ``loss`` is None where parts of it are not learnt alike."""
     told = [{"value": beside}] if beside else []
     if turns[0]["from"] == "system":
         told, turns = [*told, turns[0]], turns[1:]

@@ -1,11 +1,9 @@
 """Packed text for language models: any Hugging Face text data set, or local text, JSON-lines or Parquet files.
 
 Documents are tokenised without special tokens, each is followed by one EOS, and the whole stream is cut into blocks of
-``block_length`` tokens; what is left at its end is dropped. A block may hold parts of several documents: attention,
-positions and loss run across the borders (as is usual for WikiText), and the EOS is predicted like any other token.
-What a conversation says without loss is read and not predicted. Where the tokenizer has a BOS (Llama; Qwen2 has none),
-each *block* starts with one, the first of its tokens: it belongs to the context, whose length is then the same for
-every tokenizer.
+``block_length`` tokens; what is left at its end is dropped. Attention, positions and loss run across the borders of
+documents (as is usual for WikiText). Where the tokenizer has a BOS (Llama; Qwen2 has none), each *block* starts with
+one, the first of its tokens: it belongs to the context.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -24,11 +21,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from subtoken_train.datasets.conversations import CONVERSATION_LISTS, checked_record, conversation_document
 from subtoken_train.datasets.known_files import absent
 from subtoken_train.datasets.record_fields import SWITCHES, read_switch
-from subtoken_train.datasets.record_format import row_kind
 from subtoken_train.datasets.row_files import COLUMNAR, Kind, file_kind, files_of_set, kept_rows, placed_rows
-from subtoken_train.datasets.text_media import files_named, refuse_files
 from subtoken_train.documents import text_problem
-from subtoken_train.errors import SubTokenWarning, clipped
+from subtoken_train.errors import clipped
 from subtoken_train.families.online import hub_asked, silence
 
 if TYPE_CHECKING:
@@ -84,8 +79,8 @@ class CorpusSource:
     documents: Literal["rows", "wikitext", "conversations"] = "rows"
 
 
-def load_rows(source: CorpusSource, streaming: bool = False) -> Any:
-    """Open the raw rows, a ``datasets.Dataset``, or an ``IterableDataset`` with ``streaming``; nothing is tokenised."""
+def load_rows(source: CorpusSource) -> Dataset:
+    """Open the raw rows; nothing is tokenised."""
     path = Path(source.name)
     if source.documents == "conversations":
         return _conversation_rows(source, path)
@@ -104,20 +99,17 @@ def load_rows(source: CorpusSource, streaming: bool = False) -> Any:
     from_hub = builder is None and not path.exists()
     try:
         with hub_asked() if from_hub else nullcontext():
-            rows = load_dataset(**arguments, split=source.split, streaming=streaming)
+            rows = load_dataset(**arguments, split=source.split)
     except (DatasetNotFoundError, ConnectionError) as error:
-        kinds, reason = ", ".join(_BUILDERS), (silence() if from_hub else None) or error
-        raise ValueError(
-            f"data set {source.name!r} cannot be loaded ({reason}); give a Hub id, or a local file ({kinds})"
-        ) from None
+        reason = (silence() if from_hub else None) or error
+        raise ValueError(f"data set {source.name!r} cannot be loaded ({reason}); give a Hub id, or a file") from None
     except DatasetGenerationError as error:
         raise ValueError(f"{source.name} cannot be read as {builder} ({error.__cause__ or error})") from None
-    columns = rows.column_names if rows.column_names is not None else list(next(iter(rows), {}))
-    if columns and source.column not in columns:
-        hint = row_kind(columns)
+    columns = rows.column_names
+    if source.column not in columns:
+        listed = clipped(", ".join(columns), 100)
         if {*columns} & {*CONVERSATION_LISTS}:
-            hint = "conversations are read with documents: conversations"
-        listed = clipped(", ".join(columns), 100) + (f"; {hint}" if hint else "")
+            listed += "; conversations are read with documents: conversations"
         raise ValueError(f"{source.name} has no column {source.column!r}; its columns are {listed}")
     return rows
 
@@ -126,10 +118,7 @@ def _builder(path: Path) -> str | None:
     """Return the reader of a local file, or of a folder that ``save_to_disk`` wrote; None for a name of the Hub."""
     builder = "arrow" if (path / "state.json").is_file() else _BUILDERS.get(file_kind(path))
     if builder is None and path.is_file():
-        raise ValueError(
-            f"{path} is none of the files that texts are read from ({', '.join(_BUILDERS)}, and these as .gz); a table "
-            f"of questions becomes records by: subtoken-train init {path.parent}"
-        )
+        raise ValueError(f"{path} is none of {', '.join(_BUILDERS)}; of a table: subtoken-train init {path.parent}")
     return builder
 
 
@@ -139,24 +128,16 @@ def _check_whole(source: CorpusSource) -> None:
 
 
 def _conversation_rows(source: CorpusSource, path: Path) -> Dataset:
-    """Return a row per conversation of a local file: its name for messages, and itself as LLaVA's JSON."""
     from datasets import Dataset
 
     if not path.is_dir() and (file_kind(path) not in (".json", ".jsonl", *COLUMNAR) or not path.is_file()):
-        raise ValueError(
-            f"documents: conversations reads a .json or .jsonl file of records, Parquet or Arrow; {source.name} is none"
-        )
+        raise ValueError(f"documents: conversations reads a .json or .jsonl file, Parquet or Arrow, not {source.name}")
     _check_whole(source)
-    unread: set[str] = set()
     made: dict[str, list[str]] = {"name": [], "conversation": []}
     for place, read in placed_rows(path):
-        row = checked_record(read, place, unread, as_document=True)
-        refuse_files(((name, place) for name in files_named(row, False)), path.parent)
+        turns = checked_record(read, place, as_document=True)["conversations"]
         made["name"].append(place)
-        made["conversation"].append(json.dumps({"conversations": row["conversations"]}))
-    if unread:
-        listed = clipped(", ".join(map(repr, sorted(unread))), 200)
-        warnings.warn(f"{path} has fields that are not read: {listed}", SubTokenWarning, stacklevel=2)
+        made["conversation"].append(json.dumps({"conversations": turns}))
     return Dataset.from_dict(made)
 
 

@@ -1,27 +1,23 @@
-"""Lightning's side of text: packed blocks of context and query region, or chats, cached or streamed."""
+"""Lightning's side of text: packed blocks of context and query region, or chats."""
 
 from __future__ import annotations
 
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
 
-import lightning as L
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, IterableDataset
 
 from subtoken_train.datasets import corpus
 from subtoken_train.datasets.chats import ChatLimits, asked_words, cached_chats, iterate_chats, reads_chats, wholly_read
 from subtoken_train.datasets.corpus import CorpusSource, PackedBlock
-from subtoken_train.datasets.ordered import AccumulationWindows, OrderedDataModule, SizedRecords
+from subtoken_train.datasets.ordered import OrderedDataModule, SizedRecords
 from subtoken_train.datasets.record_format import said_turns
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
 from subtoken_train.datasets.unknown_tokens import SomeTexts, first_texts
 from subtoken_train.errors import MAX_TOKENS, SubTokenWarning, check_range
-from subtoken_train.families.family import Family
 from subtoken_train.types import Batch
 
 if TYPE_CHECKING:
@@ -42,10 +38,6 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
     ``block_length`` tokens, at most ``context_length`` of them CONTEXT. ``prefix_tokens`` is the longest question that
     asks as a whole, and how much of a longer one asks. Batches hold chats of like length.
 
-    ``streaming`` neither downloads nor caches: blocks come in the order of the corpus, unshuffled, in endless passes
-    (give ``trainer.max_steps``), each ending where its last whole block does. Every process reads and tokenises all of
-    it and takes its own share; a resumed run reads everything before it again. The validation corpus is never streamed.
-
     Args:
         val: the corpus of the validation loss; default: no validation.
         block_length: tokens per sample.
@@ -53,9 +45,8 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         prefix_tokens: tokens of the query region that are read but not predicted.
         batch_size: training blocks per process and step of the data loader.
         val_batch_size: validation blocks per process and step; default: ``batch_size``.
-        num_workers: processes that make batches beside training; 0 (needed by ``streaming``): in the training process.
+        num_workers: processes that make batches beside training; 0: in the training process.
         seed: of the shuffling.
-        streaming: read the training corpus on the fly.
         as_asked: learn of each chat the last answer alone, right behind the prompt with which a model is asked for it.
         chat_template_kwargs: variables for the chat template, as ``enable_thinking``; ask with the same ones.
     """
@@ -72,7 +63,6 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         val_batch_size: int | None = None,
         num_workers: int = 0,
         seed: int = 0,
-        streaming: bool = False,
         as_asked: bool = False,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> None:
@@ -81,9 +71,7 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         region = block_length - context_length
         check_range(f"context_length, of block_length {block_length},", context_length, 1, block_length - 1)
         check_range(f"prefix_tokens, of the {region} behind the context,", prefix_tokens, 0, region - 1)
-        if streaming and num_workers:
-            raise ValueError(f"num_workers is {num_workers}; a stream is read in the training process, set it to 0")
-        self.train_source, self.val_source, self.streaming = train, val, streaming
+        self.train_source, self.val_source = train, val
         self.block_length, self.context_length, self.prefix_tokens = block_length, context_length, prefix_tokens
         self.as_asked, self.chat_template_kwargs = as_asked, chat_template_kwargs or {}
         self._raw_train: Any = None
@@ -92,13 +80,9 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
     def read(self, training: bool = True) -> None:
         """Open the corpora, once; tokenising waits for ``setup``, which has the tokenizer."""
         if training and self._raw_train is None:
-            self._raw_train = corpus.load_rows(self.train_source, self.streaming)
+            self._raw_train = corpus.load_rows(self.train_source)
         if self.val_source is not None and self._raw_val is None:
             self._raw_val = corpus.load_rows(self.val_source)
-
-    def rehearse(self, family: Family, trainer: L.Trainer) -> None:
-        super().rehearse(family, trainer)
-        self.check_end(trainer.max_steps, trainer.limit_train_batches)
 
     def conversations(self) -> Dataset:
         """Return the training corpus where it is one of conversations, a row each."""
@@ -106,18 +90,16 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         rows: Dataset = self._raw_train
         return rows
 
-    def check_end(self, max_steps: int, limit: int | float | None) -> None:
-        """Refuse a stream that would not end, or whose epochs are shortened; arguments are the trainer's."""
-        if self.streaming and (max_steps < 0 or limit not in (None, 1.0)):
-            raise ValueError(
-                f"a streamed corpus needs trainer.max_steps (it is {max_steps}) and no limit_train_batches "
-                f"(it is {limit}): its passes have no fixed length for epochs to count"
-            )
-
     def records_to_show(self) -> Iterator[TextSample]:
         self.read()  # in its own order, so that nothing else has to be tokenised
         self._check_form()
-        return (self._sample(row, place) for place, row in enumerate(self._pass()))
+        rows, source, family = self._raw_train, self.train_source, self.family
+        made: Iterator[Row] = map(
+            PackedBlock._asdict, corpus.read_blocks(rows, source, family.tokenizer, self.block_length)
+        )
+        if reads_chats(source, family.tokenizer):
+            made = map(vars, iterate_chats(rows, family, self.chat_limits))
+        return (self._sample(row, place) for place, row in enumerate(made))
 
     def prepare_data(self) -> None:
         """Tokenise into the cache, in one process per machine while the others wait."""
@@ -128,21 +110,11 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
     def setup(self, stage: str) -> None:
         super().setup(stage)
         self._check_form()
-        if stage == "fit" and not self.streaming and self._train is None:
+        if stage == "fit" and self._train is None:
             self._train = self._tokenised(self._raw_train, self.train_source)
             self.group_by_length = reads_chats(self.train_source, self.family.tokenizer)
         if self.val_source is not None and self._val is None:
             self._val = self._tokenised(self._raw_val, self.val_source)
-
-    def train_dataloader(self) -> AccumulationWindows:
-        if not self.streaming:
-            return super().train_dataloader()
-        assert self.trainer is not None
-        rank, world_size = self.trainer.global_rank, self.trainer.world_size
-        self.keep_order({"streaming": 1, "records per global batch": self.batch_size * world_size})
-        stream = SampleStream(self._pass, self._sample, self.batch_size, rank, world_size, self.batches_consumed)
-        loader: DataLoader[TextSample] = DataLoader(stream, batch_size=self.batch_size, collate_fn=self.collator())
-        return AccumulationWindows(loader, self.trainer.accumulate_grad_batches)
 
     def some_texts(self, tokenizer: Any) -> SomeTexts:
         self.read()
@@ -150,7 +122,7 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         if reads_chats(self.train_source, tokenizer):
             chats = (said_turns(json.loads(row["conversation"])) for row in rows)
             return first_texts(("\n".join(turn["value"] for turn in chat) for chat in chats), len(rows))
-        total = len(rows) if self.train_source.documents != "wikitext" and hasattr(rows, "__len__") else None
+        total = len(rows) if self.train_source.documents != "wikitext" else None
         return first_texts((document.text for document in corpus.iterate_documents(rows, self.train_source)), total)
 
     @property
@@ -187,12 +159,6 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
                 "data.train has none; leave them out"
             )
 
-    def _pass(self) -> Iterator[Row]:
-        rows, source, family = self._raw_train, self.train_source, self.family
-        if reads_chats(source, family.tokenizer):
-            return map(vars, iterate_chats(rows, family, self.chat_limits))
-        return map(PackedBlock._asdict, corpus.read_blocks(rows, source, family.tokenizer, self.block_length))
-
     def _sample(self, row: Row, place: int) -> TextSample:
         if "record_id" in row:
             return TextSample(**row)
@@ -217,31 +183,3 @@ class TokenisedRows:
         offsets = [chunk.offsets.to_numpy() for chunk in self._rows.data.column("input_ids").chunks]
         lengths = np.minimum(np.concatenate(list(map(np.diff, offsets))), 2**15).astype(np.int64)  # the power must fit
         return np.stack([np.zeros_like(lengths), lengths**4], axis=1)
-
-
-class SampleStream(IterableDataset[TextSample]):
-    """One process's share of endless passes over a corpus, from the batch where training stands.
-
-    Global batch ``b`` is the ``b``-th run of ``batch_size * world_size`` rows; process ``rank`` takes its own
-    contiguous part of it. Every ``iter()`` reads from the first row again. ``sample`` makes a sample of a row and its
-    place.
-    """
-
-    def __init__(
-        self,
-        read_pass: Callable[[], Iterator[Row]],
-        sample: Callable[[Row, int], TextSample],
-        batch_size: int,
-        rank: int,
-        world_size: int,
-        consumed: Callable[[], int],
-    ) -> None:
-        self.read_pass, self.batch_size, self.rank, self.world_size = read_pass, batch_size, rank, world_size
-        self.sample, self.consumed = sample, consumed
-
-    def __iter__(self) -> Iterator[TextSample]:
-        endless = chain.from_iterable(self.read_pass() for _ in repeat(None))
-        first = self.consumed() * self.batch_size * self.world_size
-        for place, row in islice(enumerate(endless), first, None):
-            if place // self.batch_size % self.world_size == self.rank:
-                yield self.sample(row, place)

@@ -1,8 +1,7 @@
 """The embedded English: prose of Python's own reference manual, in three disjoint splits.
 
-The snapshot (``data/english``, from ``pydoc_data.topics`` of one Python) is read with its hash checked. Topics quote
-each other, so a paragraph is used once, where it comes first; what does not end with a full stop is left out, and white
-space is collapsed.
+Topics quote each other, so a paragraph is used once, where it comes first; what does not end with a full stop is left
+out, and white space is collapsed.
 """
 
 from __future__ import annotations
@@ -10,24 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
-import re
 from functools import lru_cache
 from pathlib import Path
 
-from subtoken_train.artifact.whole_folder import DATA_MARKER, Layout, mark_data, whole_folder
+from subtoken_train.artifact.whole_folder import FolderKind, whole_folder
 from subtoken_train.errors import unknown_name
 from subtoken_train.resources import resource
 
 SNAPSHOT = "data/english/topics.json.xz"
 SNAPSHOT_SHA256 = "00cd729de8406210fa9746b150851489cf11d5e122db4d1ca8a626f17b4be639"
 SPLITS = ("train", "dev", "test")
-_FILES = Layout(
-    re.compile(rf"(train|dev|test)\.jsonl|test\.txt|{re.escape(DATA_MARKER)}"),
-    re.compile("(?!)"),
-    last=DATA_MARKER,
-    kind="a folder of English text",
-    made_by="subtoken-train data english",
-)
+_FILES = FolderKind("a folder of English text", "subtoken-train data english")
 _HELD_OUT = {7: "dev", 9: "test"}  # last digit of a document's place; the rest is for training
 _SHORTEST = 6  # words of a paragraph that counts as prose
 
@@ -57,7 +49,6 @@ def write_english(folder: str | Path, overwrite: bool = False) -> None:
             (partial / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
             print(f"{split}: {len(lines)} documents")
         (partial / "test.txt").write_text("\n".join(documents("test")), encoding="utf-8")  # as the task wikitext reads
-        mark_data(partial, _FILES)
 
 
 @lru_cache(maxsize=1)

@@ -1,8 +1,4 @@
-"""The images and videos that a data file names: found, compared with their folders' listings, and decoded.
-
-A video is a folder or a list of frames; no file of a video is decoded. ``ffmpeg -i VIDEO.mp4 -vf fps=1 DIR/%06d.jpg``
-makes a folder of frames.
-"""
+"""The images and videos that a data file names: found, compared with listings, decoded; videos are frames as files."""
 
 from __future__ import annotations
 
@@ -40,7 +36,7 @@ MAX_SCANS = 64
 """Scans of a JPEG: encoders write a dozen; each costs a pass over the whole picture, and an empty one a few bytes."""
 MAX_EXIF = 1000  # pieces of a JPEG's EXIF: for each, Pillow copies all that came before
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd8\xff]", re.DOTALL)
-"""A marker of a JPEG that ends or leads a stretch: no byte of what is encoded, and no place to begin again at."""
+"""A marker of a JPEG: no byte of what is encoded, and no place to begin again at."""
 _SCAN, _END = b"\xff\xda", b"\xff\xd9"
 _FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
 """Pillow's readers that are used; its reader of EPS would call another program."""
@@ -48,11 +44,7 @@ _FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """An image that is no file of its own: a cell of a table, a line of a text file.
-
-    ``read`` gives its encoded bytes when they are asked for, so that no data set is held in memory; ``place`` is file
-    and row.
-    """
+    """An image that is no file of its own: ``read`` gives its encoded bytes; ``place``: file and row, for messages."""
 
     read: Callable[[], bytes]
     place: str
@@ -97,10 +89,7 @@ class FolderImages:
 
 
 def inside(folder: Path, name: str, outside: bool = False) -> Path:
-    """Join ``folder / name``, which must lie in the folder once ``..`` and links (also ``find_image``'s) are followed.
-
-    The folder may itself be a link; with ``outside`` the name may lead out all the same.
-    """
+    """Join ``folder / name``, in the folder once ``..`` and links (``find_image``'s, too) are followed."""
     path = folder / name
     if not outside:
         root, place = os.path.realpath(folder), os.path.realpath(find_image(path))
@@ -122,8 +111,7 @@ def find_image(path: Path) -> Path:
 def compare_images(names: Iterable[str], image_folder: Path, outside: bool = False) -> list[FolderImages]:
     """Say what of the named images is there, folder by folder: one listing each, no look at single files.
 
-    ``names`` are paths below ``image_folder``, each once; one that ends with a slash is a folder of frames.
-    ``outside``: their folders may lie elsewhere; links of files are found when they are opened.
+    ``names`` are paths below ``image_folder``; one that ends with a slash is a folder of frames.
     """
     wanted: dict[str, list[str]] = defaultdict(list)
     for name in names:
@@ -141,8 +129,7 @@ def _compare_folder(folder: str, names: list[str], image_folder: Path) -> Folder
     except (FileNotFoundError, NotADirectoryError):
         present = set()
     not_there = [name for name in names if name and name not in present]
-    parts = map(os.path.splitext, present) if not_there else ()
-    stems = {stem for stem, suffix in parts if suffix in SUFFIXES}
+    stems = {stem for stem, suffix in map(os.path.splitext, present if not_there else ()) if suffix in SUFFIXES}
     missing = [name for name in not_there if os.path.splitext(name)[0] not in stems]
     paths, is_video = [f"{folder}/{name}" if folder else name for name in missing], "" in names
     if is_video and not any(name.lower().endswith(SUFFIXES) for name in present):
@@ -154,8 +141,8 @@ def count_named(folders: Sequence[FolderImages]) -> str:
     """Return how many images and folders of frames are named, in words."""
     videos = sum(folder.is_video for folder in folders)
     images = sum(folder.named for folder in folders) - videos
-    parts = [f"{images:,} images"] if images or not videos else []
-    return " and ".join([*parts, *([f"{videos:,} videos"] if videos else [])])
+    words = (f"{images:,} images" if images or not videos else "", f"{videos:,} videos" if videos else "")
+    return " and ".join(filter(None, words))
 
 
 def missing_images(folders: Sequence[FolderImages], data_file: Path, image_folder: Path) -> ValueError | None:
@@ -163,16 +150,16 @@ def missing_images(folders: Sequence[FolderImages], data_file: Path, image_folde
     missing = [name for folder in folders for name in folder.missing]
     if not missing:
         return None
-    videos = sum(name.endswith("/") for name in missing)
-    counts = (
-        (f"{len(missing) - videos:,} of {sum(x.named - x.is_video for x in folders):,} images", len(missing) - videos),
-        (f"{videos:,} of {sum(x.is_video for x in folders):,} videos (folders of frames)", videos),
+    videos, all_videos = sum(name.endswith("/") for name in missing), sum(x.is_video for x in folders)
+    images, named = len(missing) - videos, sum(x.named for x in folders) - all_videos
+    words = (
+        f"{images:,} of {named:,} images" if images else "",
+        f"{videos:,} of {all_videos:,} videos (folders of frames)" if videos else "",
     )
-    found = " and ".join(words for words, count in counts if count)
     command = f"subtoken-train data images {shell_words('--file', data_file, '--root', image_folder)}"
     return UncutError(
-        f"{found} that {data_file} names are missing below {image_folder} (first: {missing[0][:100]}); list them: "
-        f"{command}"
+        f"{' and '.join(filter(None, words))} that {data_file} names are missing below {image_folder} (first: "
+        f"{missing[0][:100]}); list them: {command}"
     )
 
 
@@ -186,19 +173,14 @@ def open_picture(
 
 
 def open_image(source: ImageSource, record_id: str | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Read one image by ``rgb_pixels``; of a missing file, what ``find_image`` takes for it.
-
-    ``max_pixels`` bounds width times height; ``record_id`` is of the record that names it, for messages.
-    """
-    of_record = _of_record(record_id)
-    encoded = isinstance(source, EncodedImage)
+    """Read one image by ``rgb_pixels`` (of a missing file, ``find_image``'s) of at most ``max_pixels`` in all."""
+    of_record, encoded = _of_record(record_id), isinstance(source, EncodedImage)
     name = f"{of_record}image {source.place if isinstance(source, EncodedImage) else source}"
     hint = "replace the file or drop the record" if of_record else "send another" if encoded else "replace the file"
     try:
         if isinstance(source, EncodedImage):
             return _decoded(io.BytesIO(source.read()), max_pixels, name)
-        path = find_image(source)
-        check_regular(path)
+        check_regular(path := find_image(source))
         return _decoded(path, max_pixels, name)
     except FileNotFoundError:
         if not of_record:
@@ -235,7 +217,6 @@ def _decoded(content: io.BytesIO | Path, max_pixels: int, name: str) -> Image.Im
 
 
 def _check_exif(content: io.BytesIO | Path) -> None:
-    """Refuse a JPEG whose EXIF is in very many pieces."""
     with content.open("rb") if isinstance(content, Path) else nullcontext(content) as file:
         pieces = file.read().count(b"Exif\0\0") if file.read(2) == b"\xff\xd8" else 0
         file.seek(0)
@@ -244,33 +225,22 @@ def _check_exif(content: io.BytesIO | Path) -> None:
 
 
 def _check_scans(image: Image.Image) -> None:
-    """Refuse a JPEG, or one of those that a TIFF holds, that is written over and over."""
-    coding = str(image.info.get("compression")) if image.format == "TIFF" else str(image.format)
-    if coding.lower() not in ("jpeg", "mpo", "tiff_jpeg"):
+    """Refuse a JPEG that is written over and over, and JPEGs inside a TIFF, which could be."""
+    if image.format == "TIFF" and "jpeg" in str(image.info.get("compression")):
+        raise PixelError("it is a TIFF of JPEGs, which is not read; save it as JPEG or PNG")
+    if image.format not in ("JPEG", "MPO"):
         return
     file: Any = image.fp  # type: ignore[attr-defined]
     place = file.tell()
     file.seek(0)
     content = file.read()
     file.seek(place)
-    stretches = [content]
-    if coding == "jpeg":  # each strip or tile of a TIFF is one
-        tags: Any = image.tag_v2  # type: ignore[attr-defined]
-        begins, sizes = (tags.get(strips) or tags.get(tiles) or () for strips, tiles in ((273, 324), (279, 325)))
-        if len(begins) != len(sizes) or 0 in sizes or sum(sizes) > len(content):
-            raise PixelError("its strips share what they are read from, or do not say how long they are")
-        stretches = [content[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
-    if (scans := max(map(_scans, stretches), default=0)) > MAX_SCANS:
-        raise PixelError(f"it is written in {scans:,} scans, at most {MAX_SCANS} are read")
-
-
-def _scans(content: bytes) -> int:
-    """Return how many scans a decoder of JPEG would go through: those before its end, and none of a thumbnail."""
-    count, found = 0, _MARKER.search(content, 2)
-    while found and found[0] != _END:
-        count += found[0] == _SCAN
+    scans, found = 0, _MARKER.search(content, 2)
+    while found and found[0] != _END:  # what a decoder goes through: no scan of a thumbnail
+        scans += found[0] == _SCAN
         found = _MARKER.search(content, found.end() + int.from_bytes(content[found.end() : found.end() + 2]))
-    return count
+    if scans > MAX_SCANS:
+        raise PixelError(f"it is written in {scans:,} scans, at most {MAX_SCANS} are read")
 
 
 @cache
@@ -282,30 +252,20 @@ def _readers() -> list[str]:
 def open_video(
     source: VideoSource, record_id: str | None = None, max_pixels: int = MAX_PIXELS, max_frames: int = MAX_FRAMES
 ) -> Video:
-    """Read the frames of a video, evenly spaced where there are more than ``max_frames``; ``fps`` becomes less then.
-
-    ``max_pixels`` bounds width times height of all frames together.
-    """
-    of_record = _of_record(record_id)
+    """Read a video's frames, ``max_pixels`` in all; of more than ``max_frames``, evenly spaced ones."""
     try:
         names = frames_in(source.frames) if isinstance(source.frames, Path) else list(source.frames)
         taken = spaced(names, max_frames)
         if isinstance(source.frames, Path):
             taken = [inside(source.frames, path.name, source.outside) for path in taken]
-    except ValueError as error:
-        raise ValueError(f"{of_record}{error}") from None
-    frames = [open_image(taken[0], record_id, max_pixels)]
-    width, height = frames[0].size
-    if len(taken) * width * height > max_pixels:
-        raise ValueError(
-            f"{of_record}{len(taken)} frames of {width:,} x {height:,} pixels, at most {max_pixels:,} are read of all "
-            "together; use fewer frames, or make them smaller"
-        )
-    frames += [open_image(path, record_id, max_pixels) for path in taken[1:]]
-    try:
+        frames = [open_image(taken[0], None, max_pixels)]
+        width, height = frames[0].size
+        if len(taken) * width * height > max_pixels:
+            raise ValueError(f"{len(taken)} frames of {width:,} x {height:,} pixels, at most {max_pixels:,} are read")
+        frames += [open_image(path, None, max_pixels) for path in taken[1:]]
         return Video(frames, source.fps * len(taken) / len(names))
     except ValueError as error:
-        raise ValueError(f"{of_record}{error}") from None
+        raise ValueError(f"{_of_record(record_id)}{error}") from None
 
 
 def frames_in(folder: Path) -> list[Path]:

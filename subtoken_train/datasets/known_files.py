@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 
 from subtoken_train.errors import shell_words
 
-MIX665K = "llava_v1_5_mix665k.json"  # records of LLaVA-v1.5's instruction tuning
+MIX665K, MIX665K_RECORDS = "llava_v1_5_mix665k.json", 665_298  # of LLaVA-v1.5's instruction tuning
+MEAN_RECORDS = {MIX665K: (768_010_438 / MIX665K_RECORDS / 4, 1 - 40_000 / MIX665K_RECORDS)}
+"""By file: text tokens of a mean record, and the share of records with an image. Estimated, no count is published:
+bytes of the set as Arrow (``dataset_size`` on the Hub's card of mrm8488/llava_v1_5_mix665k) at four a token, and "40K
+ShareGPT data", which have no image (card of liuhaotian/llava-v1.5-7b)."""
+MEAN_SPREAD = 0.1
+"""By how much operations that follow from such a mean may be off, as is assumed."""
 DOWNLOAD_BYTES = {("Salesforce/wikitext", "wikitext-103-raw-v1"): 315_000_000}
 """By data set of the Hub and configuration: its Parquet files, all splits."""
 _MADE = {"data/scenes": "scenes", "data/english_text": "english", "data/samples": "samples"}
@@ -30,13 +35,9 @@ def absent(what: str, path: str | Path) -> ValueError:
 
 def write_samples(folder: str | Path, overwrite: bool = False) -> None:
     """Copy the shipped ``data/samples``: two pictures, three texts, and folders as a user of ``init`` may have them."""
-    from subtoken_train.artifact.whole_folder import DATA_MARKER, Layout, mark_data, whole_folder
+    from subtoken_train.artifact.whole_folder import FolderKind, whole_folder
     from subtoken_train.resources import resource
 
-    source = resource("data/samples")
-    names = [path.relative_to(source).as_posix() for path in source.rglob("*")]
-    ours = re.compile("|".join(map(re.escape, (*names, DATA_MARKER))))
-    layout = Layout(ours, ours, last=DATA_MARKER, kind="a folder of samples", made_by="subtoken-train data samples")
-    with whole_folder(Path(folder), overwrite, layout) as partial:
-        shutil.copytree(source, partial, dirs_exist_ok=True)
-        mark_data(partial, layout)
+    kind = FolderKind("a folder of samples", "subtoken-train data samples")
+    with whole_folder(Path(folder), overwrite, kind) as partial:
+        shutil.copytree(resource("data/samples"), partial, dirs_exist_ok=True)

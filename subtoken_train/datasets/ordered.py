@@ -10,7 +10,6 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from itertools import islice
-from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import lightning as L
@@ -32,9 +31,9 @@ _GROUPED_BATCHES = 50  # batches that are filled together when records are group
 class AccumulationWindows:
     """Yields (micro-batch, labelled tokens of its window, micro-batches of its window).
 
-    Averaging micro-batch means would weigh a short answer's tokens more than a long one's, and the sum over the window
-    is known only by looking ahead: ``size`` batches (``trainer.accumulate_grad_batches``) are held at a time. ``first``
-    is the micro-batch of the epoch that the loader starts with; Lightning's windows count from the epoch's first.
+    The mean over a window's tokens is known only by looking ahead: ``size`` batches
+    (``trainer.accumulate_grad_batches``) are held at a time. ``first``: the micro-batch of the epoch that the
+    loader starts with.
     """
 
     def __init__(self, loader: DataLoader[Any], size: int, first: Callable[[], int] = lambda: 0) -> None:
@@ -59,36 +58,26 @@ class AccumulationWindows:
 
 
 def outlive_stop_signals(worker: int) -> None:
-    """Let a worker go on where Ctrl-C or SLURM signals the whole run, for ``DataLoader(worker_init_fn=...)``.
-
-    The training process then finishes its step, for which it needs its workers, and ends them. A second SIGTERM does
-    end one.
-    """
+    """Let a worker go on where Ctrl-C or SLURM signals the whole run, which ends it; a second SIGTERM does end one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _next_time)
-
-
-def _next_time(number: int, frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))
 
 
 class ResumableSampler(DistributedSampler[int]):
     """Shuffled passes over the records as one endless stream of global batches.
 
-    Global batch ``b`` is a pure function of the seed: batch ``b % batches_per_pass`` of the permutation drawn for pass
-    ``b // batches_per_pass``; process ``rank`` takes its own contiguous part of it. So the place in the data is one
-    number, the batches that training has ``consumed``, and nothing that workers have fetched ahead counts. Every
-    ``iter()`` asks for it and yields from there to the end of the trainer's epoch: one pass, or the batches (int) or
-    share of a pass (float) of ``limit``; the next epoch then goes on with the pass. It is a ``DistributedSampler`` so
-    that Lightning never wraps it.
+    Global batch ``b`` is a pure function of the seed: batch ``b % batches_per_pass`` of the permutation drawn for
+    pass ``b // batches_per_pass``; process ``rank`` takes its own contiguous part of it. So the place in the data
+    is one number, the batches that training has ``consumed``. Every ``iter()`` asks for it and yields from there to
+    the end of the trainer's epoch: one pass, or the batches (int) or share of a pass (float) of ``limit``. It is a
+    ``DistributedSampler`` so that Lightning never wraps it.
 
-    With ``sizes`` ((images, characters of text) of every record, [R, 2]) all records of a global batch have images, or
-    none has: the processes of a sharded model must run the same parts of it. What is left of both kinds at the end of a
-    pass makes one mixed batch if every process's part of it can have an image; else it is left out. With ``by_length``,
-    too, a batch holds records of like size: 50 batches at a time are filled in the order (images, text length to within
-    a factor of two), and shuffled, so that short answers are neither padded to the longest description nor drowned by
-    its tokens.
+    With ``sizes`` ((images, characters of text) of every record, [R, 2]) all records of a global batch have images,
+    or none has: the processes of a sharded model must run the same parts of it. What is left of both kinds at the
+    end of a pass makes one mixed batch if every process's part of it can have an image; else it is left out. With
+    ``by_length``, 50 batches at a time are filled in the order (images, text length to within a factor of two), and
+    shuffled.
     """
 
     def __init__(
@@ -165,8 +154,10 @@ class ResumableSampler(DistributedSampler[int]):
         size, images = self.batch_size * self.num_replicas, self._images[order]
         whole, rest = [], []
         for kind in (order[~images], order[images]):
-            full = len(kind) // size * size
-            whole.append(self._alike(kind[:full]))
+            full, step = len(kind) // size * size, size * _GROUPED_BATCHES
+            for start in range(0, full, step):
+                chunk = kind[start : min(start + step, full)]
+                whole.append(chunk if self._key is None else chunk[np.argsort(self._key[chunk], kind="stable")])
             rest.append(kind[full:])
         if self._mixed_batch(len(rest[0]), len(rest[1])):
             # evenly: each of up to as many processes as there are images finds one in its part
@@ -175,14 +166,6 @@ class ResumableSampler(DistributedSampler[int]):
             mixed[is_image], mixed[~is_image] = rest[1], rest[0][: size - len(places)]
             whole.append(mixed)
         return np.concatenate(whole).reshape(-1, size)
-
-    def _alike(self, order: NDArray[Any]) -> NDArray[Any]:
-        """Group the records of full batches, each next to those of like size with ``by_length``."""
-        if self._key is None:
-            return order
-        step = self.batch_size * self.num_replicas * _GROUPED_BATCHES
-        chunks = [order[start : start + step] for start in range(0, len(order), step)]
-        return np.concatenate([order[:0], *(chunk[np.argsort(self._key[chunk], kind="stable")] for chunk in chunks)])
 
     def _count_batches(self) -> int:
         size, images = self.batch_size * self.num_replicas, int(self._images.sum())
@@ -197,8 +180,7 @@ class ResumableSampler(DistributedSampler[int]):
 def validation_order(sizes: NDArray[np.int64] | None, num_records: int, rank: int, world_size: int) -> list[int]:
     """Return one process's share of validation records, in file order (those with images first if not all have some).
 
-    Processes take equal steps, and at every step all of them have images or none has: up to ``world_size - 1`` records
-    of each kind are repeated.
+    At every step all processes have images or none has: up to ``world_size - 1`` records of each kind are repeated.
     """
     images = np.zeros(num_records, bool) if sizes is None else sizes[:, 0] > 0
     share: list[int] = []
@@ -226,9 +208,7 @@ class SizedRecords(Protocol[T_co]):
 class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
     """Training and validation records in an order that depends on the seed, the records and the *global* batch alone.
 
-    Records are shared out to the processes here, so recipes set ``trainer.use_distributed_sampler: false``. The place
-    in the order is Lightning's own count of batches, which is in every checkpoint. Batch sizes are per process and
-    step; ``num_workers`` 0: batches are made in the training process.
+    Records are shared out to the processes here, so recipes set ``trainer.use_distributed_sampler: false``.
     """
 
     def __init__(

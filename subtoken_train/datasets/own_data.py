@@ -1,7 +1,6 @@
 """One's own data: a folder is looked into, and what it holds becomes records or texts in three splits.
 
-Files are told apart by name. Records go to train, dev and test by picture, so that none is seen in training and asked
-about afterwards; a few long texts are cut at paragraphs, so that each split gets some.
+Records go to train, dev and test by picture; a few long texts are cut at paragraphs, so that each split gets some.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from subtoken_train.datasets import record_format as form
 from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES, inside, open_image
 from subtoken_train.datasets.known_files import fetch_command
 from subtoken_train.datasets.question_table import OwnRecord, OwnTable, read_own_table
-from subtoken_train.datasets.row_files import COLUMNAR, ZIPPED, file_kind, first_of_set
-from subtoken_train.datasets.text_media import files_named, refuse_files
+from subtoken_train.datasets.row_files import COLUMNAR, file_kind, first_of_set
 from subtoken_train.datasets.unknown_tokens import spread
 from subtoken_train.documents import check_regular, read_text, text_problem
+from subtoken_train.errors import clipped, refuse
 
 TABLES = (".csv", ".tsv", ".json", ".jsonl", *COLUMNAR)
 TEXTS = (".txt", ".md")
@@ -36,7 +35,6 @@ SPLITS = ("train", "dev", "test")
 _ABOUT_IT = ("readme", "license", "licence", "notice", "copying", "changelog", "dataset_info", "dataset_infos")
 """Files about a data set, which are none of it: texts and tables beside it, not in the folders below."""
 _OF_ARROW = ("state.json", "dataset_info.json", "dataset_dict.json")  # beside the files of ``save_to_disk``
-_ABOUT, _ARROW = "about the data", "about Arrow files"
 _BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
 _LISTED = 3  # names in a message
 T = TypeVar("T")
@@ -44,13 +42,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class OwnData:
-    """Records of three splits.
+    """Records of three splits, in LLaVA's form or ``{"text": ...}``, and what was read, a line each.
 
-    Attributes:
-        kind: ``images`` (conversations about images), ``conversations`` (without any) or ``texts``.
-        splits: rows by split, in LLaVA's form, or ``{"text": ...}``.
-        found: what was read, a line each.
-        no_document: as ``OwnTable``'s.
+    ``kind``: ``images``, ``conversations`` (without any) or ``texts``; ``no_document``: as ``OwnTable``'s.
     """
 
     kind: str
@@ -69,15 +63,14 @@ def read_own(
 ) -> OwnData:
     """Read a folder of images and a table of questions and answers, a file of conversations, or plain texts.
 
-    ``table``: the file to read, below the folder; None: the one that is there. ``columns``: as ``read_own_table``'s.
-    ``show`` is told (done, total) while images are opened. ``question``: asked of every picture.
+    ``table``: None: the one that is there. ``show`` is told (done, total) while images are opened.
     """
     own = look_into(folder)
     name = _table(own, table)
     if name is None and question is not None:
         raise ValueError(f"--question is asked of pictures with captions, but {folder} holds no table; leave it out")
     if name is not None:
-        data = _table_data(own, name, read_own_table(folder / name, columns, folder, question), seed, show)
+        data = _table_data(own, name, read_own_table(folder / name, columns, question), seed, show)
     elif named := [kind for kind, column in columns.items() if column is not None]:
         raise ValueError(f"--{named[0]}-column names a column, but {folder} holds no table")
     else:
@@ -88,11 +81,7 @@ def read_own(
 
 @dataclass(frozen=True)
 class OwnFolder:
-    """The files of a folder and of those below it, as paths relative to it, sorted.
-
-    ``tables`` are also in gzip's form, of a set its first; ``left_out`` tell about the data; ``unread``: files of other
-    kinds, in words.
-    """
+    """A folder's files, as relative paths; ``tables``: of a set its first; ``left_out``: about the data."""
 
     path: Path
     images: tuple[str, ...]
@@ -106,9 +95,8 @@ def look_into(folder: Path) -> OwnFolder:
     """List a folder; hidden files, and texts and tables that tell about the data (README, LICENSE), are left out."""
     if not folder.exists():
         command = fetch_command(folder)
-        raise ValueError(
-            f"{folder} does not exist; {f'get it: {command}' if command else 'name the folder of your data'}"
-        )
+        instead = f"get it: {command}" if command else "name the folder of your data"
+        raise ValueError(f"{folder} does not exist; {instead}")
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; name the folder that holds it, and the file with --table")
     found: dict[str, list[str]] = defaultdict(list)
@@ -116,15 +104,9 @@ def look_into(folder: Path) -> OwnFolder:
         if number >= MAX_FILES:
             raise ValueError(f"{folder} holds more than {MAX_FILES:,} files; name a folder that holds the data alone")
         found[_group(name)].append(name)
-    arrow = found.pop(_ARROW, [])
-    found[_ABOUT if ".arrow" in found else ".json"] += arrow
-    about = sorted(found.pop(_ABOUT, []))
-    images, tables, texts = (
-        tuple(sorted(name for suffix in kinds for name in found.pop(suffix, ())))
-        for kinds in (PICTURE_SUFFIXES, TABLES, TEXTS)
-    )
-    kinds = Counter({suffix: len(names) for suffix, names in found.items() if names})
-    listed = ", ".join(f"{count:,} {kind or 'without a suffix'}" for kind, count in kinds.most_common(_LISTED))
+    images, tables, texts, about = (tuple(sorted(found.pop(kind, ()))) for kind in ("images", "tables", "texts", ""))
+    kinds = Counter({kind: len(names) for kind, names in found.items()})
+    listed = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(_LISTED))
     others = f" and {len(kinds) - _LISTED:,} kinds more" if len(kinds) > _LISTED else ""
     unread = f"{_files(kinds.total())} of kinds that are not read: {listed}{others}" if kinds else ""
     if not (images or tables or texts):
@@ -133,27 +115,28 @@ def look_into(folder: Path) -> OwnFolder:
             f"{folder} holds no data: no images, and no file that ends with one of {', '.join((*TABLES, *TEXTS))}"
             f"{beside}; save texts as .txt, or add pictures and a table of questions, then: {_init(folder)}"
         )
-    return OwnFolder(folder, images, tuple(dict.fromkeys(map(first_of_set, tables))), texts, tuple(about), unread)
+    return OwnFolder(folder, images, tuple(dict.fromkeys(map(first_of_set, tables))), texts, about, unread)
 
 
 def _names(folder: Path) -> Iterator[str]:
-    for place, folders, names in os.walk(folder, onerror=_refuse):
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for place, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith((".", "__"))]
         below = os.path.relpath(place, folder)
         yield from (Path(below, name).as_posix() for name in names if not name.startswith("."))
 
 
-def _refuse(error: OSError) -> None:
-    raise error
-
-
 def _group(name: str) -> str:
-    stem, suffix = map(str.lower, os.path.splitext(name))
-    if suffix in (*TABLES, *TEXTS) and stem in _ABOUT_IT:  # a path from below the folder is no such name
-        return _ABOUT
-    if os.path.basename(name) in _OF_ARROW:
-        return _ARROW
-    return kind if suffix == ZIPPED and (kind := file_kind(name)) in TABLES else suffix
+    """Return what a file is: images, tables, texts, "" (about the data), or its suffix, which is not read."""
+    kind, suffix = file_kind(name), os.path.splitext(name)[1].lower()
+    if os.path.splitext(name)[0].lower() in _ABOUT_IT and suffix in (*TABLES, *TEXTS):  # not in the folders below
+        return ""
+    if kind in TABLES:
+        return "" if os.path.basename(name) in _OF_ARROW else "tables"
+    groups = dict.fromkeys(PICTURE_SUFFIXES, "images") | dict.fromkeys(TEXTS, "texts")
+    return groups.get(suffix, suffix or "without a suffix")
 
 
 def _files(count: int) -> str:
@@ -165,31 +148,32 @@ def _init(folder: Path, *options: str) -> str:
 
 
 def _table(own: OwnFolder, chosen: str | None) -> str | None:
-    listed = ", ".join(own.tables[:_LISTED])
+    folder, listed = own.path, ", ".join(own.tables[:_LISTED])
+    listed += f" and {len(own.tables) - _LISTED:,} more" if len(own.tables) > _LISTED else ""
     if chosen is not None:
-        if chosen not in own.tables and not (own.path / chosen).is_file():
-            there = f"its tables are {listed}" if own.tables else "it holds no table"
-            raise ValueError(f"{own.path} has no table {chosen!r}; {there}")
+        there = f"its tables are {listed}" if own.tables else "it holds no table"
+        missing = chosen not in own.tables and not (folder / chosen).is_file()
+        refuse((missing, f"{folder} has no table {chosen!r}; {there}"))
         return chosen
-    if len(own.tables) > 1:
-        more = f" and {len(own.tables) - _LISTED:,} more" if len(own.tables) > _LISTED else ""
-        best = next((name for name in own.tables if "train" in name), own.tables[0])
-        raise ValueError(
-            f"{own.path} holds several tables ({listed}{more}); say which one with --table: "
-            f"{_init(own.path, '--table', best)}"
-        )
-    if own.tables and own.texts:
-        raise ValueError(
-            f"{own.path} holds a table ({own.tables[0]}) and texts ({own.texts[0]}); move the texts to a folder of "
-            f"their own, or leave them out: {_init(own.path, '--table', own.tables[0])}"
-        )
-    if own.images and not own.tables:
-        other = f", but texts ({own.texts[0]}): move one kind away, or" if own.texts else ";"
-        raise ValueError(
-            f"{own.path} holds {len(own.images):,} images and no table of questions and answers{other} add a CSV file "
-            f"with the columns image, question, answer (or file, caption), then: {_init(own.path)}"
-        )
-    return own.tables[0] if own.tables else None
+    best = next((name for name in own.tables if "train" in name), next(iter(own.tables), ""))
+    texts, choice = f"texts ({next(iter(own.texts), '')})", _init(folder, "--table", best)
+    held, other = f"{folder} holds {len(own.images):,} images and no table of questions and answers", ";"
+    if own.texts:
+        other = f", but {texts}: move one kind away, or"
+    refuse(
+        (len(own.tables) > 1, f"{folder} holds several tables ({listed}); say which one with --table: {choice}"),
+        (
+            own.tables and own.texts,
+            f"{folder} holds a table ({best}) and {texts}; move the texts to a folder of their own, or leave them out: "
+            f"{choice}",
+        ),
+        (
+            own.images and not own.tables,
+            f"{held}{other} add a CSV file with the columns image, question, answer (or file, caption), then: "
+            f"{_init(folder)}",
+        ),
+    )
+    return best or None
 
 
 def read_texts(own: OwnFolder) -> list[str]:
@@ -199,10 +183,7 @@ def read_texts(own: OwnFolder) -> list[str]:
         text = read_text(own.path / name).removeprefix("\ufeff")
         total += len(text)
         if total > MAX_TOTAL:
-            raise ValueError(
-                f"the texts of {own.path} have more than {MAX_TOTAL:,} characters; make them Parquet or JSON lines, "
-                "which a recipe reads itself (data.train)"
-            )
+            raise ValueError(f"the texts of {own.path} have more than {MAX_TOTAL:,} characters; make them Parquet")
         if text.strip() and (problem := text_problem(text)):
             raise ValueError(f"{own.path / name} {problem}; fix it, or move it away")
         texts.append(text)
@@ -211,7 +192,7 @@ def read_texts(own: OwnFolder) -> list[str]:
     return texts
 
 
-def _text_data(texts: list[str], seed: int, folder: Path, what: str, unread: str = "") -> OwnData:
+def _text_data(texts: Sequence[str], seed: int, folder: Path, what: str, unread: str = "") -> OwnData:
     """Make documents: the texts themselves where they are many, else runs of paragraphs of about equal length."""
     documents = [text.replace("\r\n", "\n").strip() for text in texts if text.strip()]
     if len(documents) < ENOUGH:
@@ -243,19 +224,15 @@ def _pieces(text: str, length: int) -> Iterator[str]:
 def _table_data(own: OwnFolder, name: str, read: OwnTable, seed: int, show: Callable[[int, int], None]) -> OwnData:
     holds = f"{own.path} holds {len(own.images):,} images, and {name}"
     if read.texts and own.images:
-        raise ValueError(
-            f"{holds} texts alone; name its columns with --image-column, --question-column and --answer-column, or "
-            "move the images away"
-        )
+        raise ValueError(f"{holds} texts alone; name its columns with --question-column and --answer-column")
+    unread = f"columns not read: {clipped(', '.join(read.unread), 160)}" if read.unread else ""
     if read.texts:
-        return _text_data(read.texts, seed, own.path, f"{name}: {len(read.texts):,} texts", read.unread_words)
+        return _text_data(read.texts, seed, own.path, f"{name}: {len(read.texts):,} texts", unread)
     records = _placed(own, name, read.records)
     names = list(dict.fromkeys(each for record in records for each in form.image_names(record.row)))
     if own.images and not names:
-        raise ValueError(
-            f"{holds} names none of them; say which column does with --image-column, or move the images away"
-        )
-    found = [f"{name}: {len(records):,} records ({read.columns or 'conversations'})", read.unread_words]
+        raise ValueError(f"{holds} names none of them; say which column does with --image-column")
+    found = [f"{name}: {len(records):,} records ({read.columns or 'conversations'})", unread]
     if read.asked:
         found.insert(1, f"asked of every picture: {read.asked!r}; another question: --question TEXT")
     same = _same_pictures(own.path, names)
@@ -283,7 +260,6 @@ def _placed(own: OwnFolder, table: str, records: Sequence[OwnRecord]) -> list[Ow
     for record in records:
         if form.video_names(record.row):
             raise ValueError(f"{record.place} has a video; name the file in a recipe itself (data.train_file)")
-        refuse_files([(name, record.place) for name in files_named(record.row, form.has_media(record.row))], own.path)
         found = [paths.path(name, record.place) for name in form.image_names(record.row)]
         missing += [(name, record.place) for name in found if name not in paths.there]
         total += len(found)
@@ -299,10 +275,10 @@ def _placed(own: OwnFolder, table: str, records: Sequence[OwnRecord]) -> list[Ow
 
 
 class _PicturePaths:
-    """Finds the images of a folder by what a table of it calls them.
+    """Finds the images of a folder by what a table calls them.
 
-    A name is a path from the folder or from the table, or the one image that has this file name, with its suffix or
-    without, in folders that do not contradict those of the name.
+    A name is a path from the folder or from the table, or the one image of this file name, with its suffix or
+    without.
     """
 
     def __init__(self, own: OwnFolder, table: str) -> None:
@@ -363,10 +339,7 @@ def _digest(path: Path) -> bytes:
 def _split(groups: Mapping[str, Sequence[T]], seed: int, what: str, folder: Path) -> dict[str, list[T]]:
     """Share whole groups out to splits, in their own order; a group's split depends on its name and the seed alone."""
     if len(groups) < len(SPLITS):
-        raise ValueError(
-            f"too few different {what} ({len(groups)}): train, dev and test need one each, three at least; add some, "
-            f"then: {_init(folder)}"
-        )
+        raise ValueError(f"too few different {what} ({len(groups)}), three at least; add some, then: {_init(folder)}")
     held = min(max(1, round(SHARE * len(groups))), MOST_HELD)
     drawn = sorted(groups, key=lambda name: hashlib.sha256(f"{seed}\0{name}".encode()).digest())
     parts = {"dev": {*drawn[:held]}, "test": {*drawn[held : 2 * held]}, "train": {*drawn[2 * held :]}}
@@ -395,7 +368,6 @@ def _groups(records: Sequence[OwnRecord], same: Mapping[str, str]) -> dict[str, 
 
 
 def _check_answers(records: Sequence[OwnRecord], same: Mapping[str, str]) -> None:
-    """Refuse one question about the same images that has two answers."""
     said: dict[tuple[str, ...], tuple[str, str]] = {}
     for record in records:
         turns = form.used_turns(record.row)

@@ -1,7 +1,4 @@
-"""A table of questions and answers, however its columns are called, or a file of conversations, as records.
-
-A table is CSV, TSV or JSON (a list of objects, or one a line). Its columns are found by their usual names.
-"""
+"""A table of questions and answers, however its columns are called, or a file of conversations, as records."""
 
 from __future__ import annotations
 
@@ -10,14 +7,13 @@ import io
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from subtoken_train.datasets.conversations import CONVERSATION_LISTS, checked_record, conversation_document, is_picture
+from subtoken_train.datasets.conversations import CONVERSATION_LISTS, checked_record, conversation_document, llava_form
 from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES
 from subtoken_train.datasets.record_fields import column_problem
-from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, row_kind
+from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, has_media
 from subtoken_train.datasets.row_files import file_kind, files_of_set, opened, placed_rows
 from subtoken_train.documents import check_regular, decoded, text_problem
 from subtoken_train.errors import clipped, refuse
@@ -34,25 +30,21 @@ _NAMES = {
 }  # fmt: skip
 """Usual names of the columns, those before which go first."""
 _CAPTIONS = (*_NAMES["answer"], "captions", "description", "text")
-DESCRIBE = "Describe the picture."
-"""Asked where a table has pictures and what is said of them, and no questions."""
+DESCRIBE = "Describe the picture."  # asked where a table has pictures and what is said of them, and no questions
 _FURTHER = ("input", "context")  # columns that stand below a question as a part of it (Alpaca's records, Dolly's)
 _BESIDE = ("id", "kind", "system")
-_PICTURES = ("image", "images", "video", "videos")
 _LISTED = 160  # characters of columns in a message
 Placed = tuple[str, dict[str, Any]]  # the place of a row, for messages, and the row
 
 
-@dataclass(frozen=True)
-class OwnRecord:
+class OwnRecord(NamedTuple):
     """One record, in LLaVA's form, and where it stands (file and line or record), for messages."""
 
     row: dict[str, Any]
     place: str
 
 
-@dataclass(frozen=True)
-class OwnTable:
+class OwnTable(NamedTuple):
     """Content of a table: records, or documents of plain text.
 
     Attributes:
@@ -64,36 +56,22 @@ class OwnTable:
             where all can.
     """
 
-    records: list[OwnRecord] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
+    records: list[OwnRecord]
+    texts: Sequence[str] = ()
     columns: str = ""
     asked: str = ""
     unread: tuple[str, ...] = ()
     no_document: str = ""
 
-    @property
-    def unread_words(self) -> str:
-        """Names of what was not read, in words; empty where there is nothing of the kind."""
-        what = "columns" if self.columns or self.texts else "fields"
-        return f"{what} not read: {clipped(', '.join(self.unread), _LISTED)}" if self.unread else ""
 
-
-def read_own_table(
-    path: Path, chosen: Mapping[str, str | None], folder: Path | None = None, asked: str | None = None
-) -> OwnTable:
-    """Read a table whole.
-
-    ``chosen``: the columns that the user named, by ``image``, ``question`` and ``answer``; None: found by their names.
-    ``folder``: of the data, for messages; default: the file's own. ``asked``: of every picture, as the user said.
-    """
+def read_own_table(path: Path, chosen: Mapping[str, str | None], asked: str | None = None) -> OwnTable:
+    """Read a table whole; ``chosen``: columns that the user named; ``asked``: of every picture, as the user said."""
     if sum(map(check_regular, files_of_set(path))) > MAX_BYTES:
-        raise ValueError(
-            f"{path} has more than {MAX_BYTES:,} bytes; a recipe reads conversations of any size itself "
-            "(data.train_file), and texts (data.train)"
-        )
-    rows = list(_delimited(path) if file_kind(path) in (".csv", ".tsv") else _objects(path))
-    if not rows:
-        raise ValueError(f"{path} holds no record; at least one is needed")
+        raise ValueError(f"{path} has more than {MAX_BYTES:,} bytes; a recipe reads records and texts itself (data)")
+    rows = list(_delimited(path) if file_kind(path) in (".csv", ".tsv") else placed_rows(path))
+    refuse((not rows, f"{path} holds no record; at least one is needed"))
+    if odd := next(((place, row) for place, row in rows if not isinstance(row, dict)), None):
+        raise ValueError(f"{odd[0]} is {shown(odd[1])}; an object with names is needed")
     if any(isinstance(row.get(name), list) for _, row in rows for name in CONVERSATION_LISTS):
         refuse((asked is not None, f"{path} holds conversations, which have their questions; leave --question out"))
         if named := [kind for kind, name in chosen.items() if name is not None]:
@@ -106,10 +84,7 @@ def read_own_table(
         chosen = {**chosen, "answer": answer}
     if text and question is None and all(name is None for name in chosen.values()):
         return _text_table(path, rows, names, text)
-    if answer is None and chosen["answer"] is None and (kind := row_kind(names)):
-        raise ValueError(f"{path}: {kind}")
     columns = {k: None if k == "question" and asked else _column(path, k, chosen[k], names) for k in _NAMES}
-    _check_filled(path, [row for _, row in rows], columns, folder or path.parent)
     further = [name for usual in _FURTHER if (name := _found((usual,), names)) and name not in columns.values()]
     columns |= {key: _found((key,), names) for key in _BESIDE}
     unread = _unread(rows, names, {*columns.values(), *further})
@@ -120,7 +95,7 @@ def read_own_table(
     read = [f"{kind} in {columns[kind]!r}" for kind in _NAMES if columns[kind]]
     read += [f"with each question in {name!r}" for name in further]
     read += [f"before each question in {columns['system']!r}"] if columns["system"] else []
-    return OwnTable(records, columns=", ".join(read), asked=asked or "", unread=unread)
+    return OwnTable(records, (), ", ".join(read), asked or "", unread)
 
 
 def _fixed_question(
@@ -142,32 +117,15 @@ def _fixed_question(
     return DESCRIBE if answer or (pictured and _found(_CAPTIONS, names)) else ""
 
 
-def _check_filled(path: Path, rows: list[dict[str, Any]], columns: Mapping[str, str | None], folder: Path) -> None:
-    """Refuse a column that is empty in all lines of a table of some."""
-    for kind, name in columns.items():
-        if name is None or len(rows) < 2 or any(str(row.get(name) or "").strip() for row in rows):
-            continue
-        filled = [other for other in rows[0] if other not in columns.values() and rows[0][other]]
-        option = [f"--{kind}-column", *(filled or ["COLUMN"])[:1]]
-        option = ["--question", DESCRIBE] if kind == "question" and columns["image"] and not filled else option
-        other = ["--table", path.relative_to(folder).as_posix(), *option]
-        raise ValueError(
-            f"{path}: column {_named(name)} ({kind}) is empty in all {len(rows):,} lines; fill it, or name another: "
-            f"{shlex.join(['subtoken-train', 'init', str(folder), *other])}"
-        )
-
-
 def _named(column: str) -> str:
     return clipped(repr(column), 60)
 
 
 def _conversations(rows: list[Placed]) -> OwnTable:
-    """Read records; where none has a picture, they are for a language model, to which placeholders are text."""
-    pictured = any(any(map(row.get, _PICTURES)) or _has_image_part(row) for _, row in rows)
-    unread: set[str] = set()
-    records = [OwnRecord(checked_record(row, place, unread, as_document=not pictured), place) for place, row in rows]
+    pictured = any(_has_pictures(row) for _, row in rows)
+    records = [OwnRecord(checked_record(row, place, as_document=not pictured), place) for place, row in rows]
     problem = "" if pictured else next(filter(None, map(_no_document, records)), "")
-    return OwnTable(records, unread=tuple(sorted(unread)), no_document=problem)
+    return OwnTable(records, no_document=problem)
 
 
 def _no_document(record: OwnRecord) -> str:
@@ -178,18 +136,14 @@ def _no_document(record: OwnRecord) -> str:
     return ""
 
 
-def _has_image_part(row: dict[str, Any]) -> bool:
-    messages = [each for name in CONVERSATION_LISTS for each in _listed(row.get(name)) if isinstance(each, dict)]
-    parts = [part for each in messages for key in ("content", "value") for part in _listed(each.get(key))]
-    return any(isinstance(part, dict) and is_picture(part) for part in parts)
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _has_pictures(row: dict[str, Any]) -> bool:
+    try:
+        return has_media(llava_form(row))
+    except ValueError:  # said when it is checked
+        return False
 
 
 def _unread(rows: list[Placed], names: Sequence[str], read: set[str | None]) -> tuple[str, ...]:
-    """Return the columns that are not read; one that would change what is learnt is refused."""
     others = tuple(name for name in names if name not in read)
     for place, row in rows:
         for name in others:
@@ -206,7 +160,7 @@ def _text_table(path: Path, rows: list[Placed], names: list[str], text: str) -> 
                 f"with --question-column and --answer-column, or remove {_named(other)}"
             )
     unread = _unread(rows, names, {text})
-    return OwnTable(texts=[_cell(row, text, place) for place, row in rows], columns=text, unread=unread)
+    return OwnTable([], [_cell(row, text, place) for place, row in rows], text, unread=unread)
 
 
 def _delimited(path: Path) -> Iterator[Placed]:
@@ -231,13 +185,6 @@ def _delimited(path: Path) -> Iterator[Placed]:
             yield place, dict(zip(header, cells, strict=True))
     except csv.Error as error:
         raise ValueError(f"{path}, line {reader.line_num}: invalid CSV ({error})") from None
-
-
-def _objects(path: Path) -> Iterator[Placed]:
-    for place, row in placed_rows(path):
-        if not isinstance(row, dict):
-            raise ValueError(f"{place} is {shown(row)}; an object with names is needed")
-        yield place, row
 
 
 def _found(usual: Sequence[str], names: Sequence[str]) -> str | None:
@@ -268,10 +215,7 @@ def _record(
     made: dict[str, Any] = {"id": str(number if own_id is None else own_id)}
     if columns["image"] is not None:
         if IMAGE_PLACEHOLDER in picture_marks(question + cell["answer"]):
-            raise ValueError(
-                f"{place}: a text holds {IMAGE_PLACEHOLDER}; the column of images says where they are (where it is "
-                f"text, write \\{IMAGE_PLACEHOLDER})"
-            )
+            raise ValueError(f"{place}: a text holds {IMAGE_PLACEHOLDER}; as text, write \\{IMAGE_PLACEHOLDER}")
         made["image"] = cell["image"]
         question = f"{IMAGE_PLACEHOLDER}\n{question}"
     if isinstance(kind, str) and kind.strip():
@@ -279,7 +223,7 @@ def _record(
     if (system := columns["system"]) is not None:
         made["system"] = _cell(row, system, place, empty=True)
     turns = [{"from": "human", "value": question}, {"from": "gpt", "value": cell["answer"]}]
-    return checked_record({**made, "conversations": turns}, place, set(), as_document=columns["image"] is None)
+    return checked_record({**made, "conversations": turns}, place, as_document=columns["image"] is None)
 
 
 def _cell(row: dict[str, Any], column: str, place: str, empty: bool = False) -> str:

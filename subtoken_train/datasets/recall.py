@@ -3,11 +3,9 @@
 The context states facts among English sentences ("Code baran amber falcon."); the query region names some of them
 ("Codes of baran, calek?") and the answer restates name and code of each, in the order asked. Names are different within
 a sample, and so are adjectives: a code is an adjective and a noun, drawn anew for each sample, so that nothing but the
-context tells it. A code follows its name at once: with words between the two, a small model learns to read facts back
-several times more slowly; it finds the noun by the adjective, so that two codes of one adjective would be guessed at
-(measured: 80 % of 24 facts, where different adjectives give 100 %). Everything is a pure function of the random
-generator. The context has an exact number of tokens (a BOS, where the tokenizer has one, is its first), so that pages
-are whole.
+context tells it. A code follows its name at once, and its adjective finds its noun: a small model learns that faster
+(two codes of one adjective: 80 % of 24 facts, different ones: 100 %). Everything is a pure function of the random
+generator. The context has an exact number of tokens, so that pages are whole.
 """
 
 from __future__ import annotations
@@ -48,8 +46,7 @@ def check_num_facts(num_facts: int, num_questions: int) -> None:
     """Refuse more questions than facts, or more facts than there are adjectives."""
     if not 1 <= num_questions <= num_facts <= len(ADJECTIVES):
         raise ValueError(
-            f"num_questions {num_questions} and num_facts {num_facts}: 1 <= questions <= facts <= {len(ADJECTIVES)} "
-            "is needed"
+            f"num_questions {num_questions} and num_facts {num_facts}: 1 <= questions <= facts <= {len(ADJECTIVES)}"
         )
 
 
@@ -91,16 +88,10 @@ class RecallTask:
         encoded = self.tokenizer(facts, add_special_tokens=False)["input_ids"]
         room = self.context_length - len(self._prefix) - sum(map(len, encoded))
         if room < 0:
-            raise ValueError(
-                f"{self.num_facts} facts take {self.context_length - room} tokens, more than the context's "
-                f"{self.context_length}; lower num_facts or raise context_length"
-            )
+            raise ValueError(f"{self.num_facts} facts do not fit into context_length {self.context_length}; raise it")
         english, ends = _english(self.tokenizer, split)
         if room >= len(english):
-            raise ValueError(
-                f"a context of {self.context_length:,} tokens is longer than the {split} split's English, which has "
-                f"{len(english):,}; lower context_length"
-            )
+            raise ValueError(f"context_length {self.context_length:,} is longer than the {split} split's English")
         start = int(rng.integers(len(english) - room))
         inner = ends[np.searchsorted(ends, start) : np.searchsorted(ends, start + room)] - start
         cuts = np.sort(rng.choice(np.append(inner, [0, room]), len(facts)))

@@ -7,45 +7,31 @@ answer with ``"loss": false`` is read and not learnt. Videos: ``"video"`` is a f
 (several: a list of such lists), ``"videos"`` a list of either, ``"fps"`` their frames a second (default 1). ``<video>``
 marks each in the prompts, or ``<image>`` in a record without images; in a record without videos, ``<video>`` is text.
 ``\<image>`` and ``\<video>`` are always text.
+
+No text may train without its picture in silence. A *spelling* that only media have is refused wherever it stands: a tag
+around a target (``<img>0.png</img>``), a token of another model (``<|image_1|>``, ``<ImageHere>``, ``[IMG]``), a
+medium's own bytes. In a record without media so are a numbered tag (``<image 1>``) and a bare one (``<video>``,
+``[image]``) as the first or last line of a question. What only names a file, in a link or in words, is text.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from subtoken_train.datasets.image_sources import refuse_video_file
-from subtoken_train.datasets.text_media import media_problem
+from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES, VIDEO_SUFFIXES, refuse_video_file
 from subtoken_train.families import literal_marks as marks
 from subtoken_train.families.literal_marks import IMAGE_MARK, VIDEO_MARK, picture_marks
 from subtoken_train.typed import shown
 
 IMAGE_PLACEHOLDER, VIDEO_PLACEHOLDER = IMAGE_MARK, VIDEO_MARK
-_TURNS = 'write {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}]}'
-_ROW = f"row; `subtoken-train init FOLDER` makes records of such a file, or {_TURNS}"
-_PAIR = "preference pair, and preferences are not trained"
-_KINDS: dict[tuple[str, ...], str] = {
-    ("chosen", "rejected"): f"it is a {_PAIR}; {_TURNS} with the chosen one",
-    ("rejected",): f"it is a {_PAIR}; {_TURNS} with the better answer",
-    ("preferred_output", "non_preferred_output"): f"it is OpenAI's {_PAIR}; {_TURNS} with the preferred output",
-    ("instruction", "output"): f"it is an Alpaca row (instruction, input, output){_ROW.removeprefix('row')}",
-    **{(asked, said): f"it is a {asked}/{said} {_ROW}" for asked, said in (
-        ("prompt", "completion"), ("query", "response"), ("question", "answer"), ("prompt", "response"),
-    )},
-    ("conversation",): f"it has a conversation, as ms-swift and XTuner write it; {_TURNS}",
-    ("input_ids",): f"it is tokenised already; give the texts: {_TURNS}",
-    ("reward_model",): f"it is a prompt for reinforcement learning, without an answer; {_TURNS}",
-    ("text",): "it is a plain text, which a language model reads: data.train: {name: FILE}; for turns, " + _TURNS,
-    ("prompt",): f"it is a prompt without an answer; {_TURNS}",
-}  # fmt: skip
-"""Rows of other kinds, by names that they have."""
+_ROW = (
+    'it has no turns; write {"id": ..., "image": ..., "conversations": [{"from": "human", "value": ...}, {"from": '
+    '"gpt", "value": ...}]}, or make records of a table: subtoken-train init FOLDER'
+)
 _ESCAPE = f" (where it is text, write \\{IMAGE_PLACEHOLDER})"
-
-
-def row_kind(names: Collection[str]) -> str | None:
-    """Return what a row with these names is and what to do about it; None where nobody is known to write such rows."""
-    return next((words for needed, words in _KINDS.items() if all(name in names for name in needed)), None)
 
 
 def record_id(row: Any, index: int) -> str:
@@ -113,9 +99,7 @@ def text_length(row: dict[str, Any]) -> int:
 def record_problem(row: Any, as_document: bool = False) -> str | None:
     """Return what is wrong with a record in LLaVA's form and what to do about it; ``as_document``: marks are text."""
     if not isinstance(row, dict) or not isinstance(row.get("conversations"), list) or not row["conversations"]:
-        kind = row_kind(row) if isinstance(row, dict) else None
-        turns = 'a record is {"id", "image", "conversations": [{"from", "value"}, ...]}'
-        return f"it has no turns; {kind or turns}"
+        return _ROW
     return next(_problems(row, as_document), None)
 
 
@@ -182,3 +166,57 @@ def _mark_problems(row: dict[str, Any]) -> Iterator[str]:
     what = f"{images} image(s); write exactly one per image in the human turns"
     nothing = f"image; add the image's path or remove the placeholder{_ESCAPE}"
     yield f"{len(marked)} {IMAGE_PLACEHOLDER} " + (f"for {what}" if images else f"but no {nothing}")
+
+
+_MEDIA_SUFFIXES = (
+    *(*PICTURE_SUFFIXES, ".heic", ".heif", ".svg", *VIDEO_SUFFIXES),
+    *(".wav", ".mp3", ".flac", ".ogg", ".m4a", ".aac", ".opus"),
+)
+_KIND = r"(?:images?|imgs?|pictures?|pics?|photos?|frames?|videos?|vids?|vision|visual|audios?|speech|sound|media)"
+_TAG = re.compile(
+    rf"(?<!\\)[<\[]({_KIND}(?:[_-](?:path|url|file|src))?)\b[^<>\[\]\n]{{0,200}}[>\]]"
+    r"([^<>\[\]\n]{1,400})[<\[]/\1\s{0,9}[>\]]",
+    re.I,
+)
+_PLACE = re.compile(r"(?:data|file|https?):", re.I)
+_TOKEN = re.compile(
+    rf"<\|[\w ./:-]{{0,40}}(?:(?<![a-z])|(?<=of)){_KIND}[\w ./:-]{{0,400}}\|>|"
+    rf"<{_KIND}(?:[ _-]?(?:\d{{1,4}}|here|place[ _-]?holder|tokens?|pad|start|end|context|soft[ _-]token|patch))+>|"
+    rf"<(?:(?:start|begin|end)_of_|fake_token_around_|unk_){_KIND}>|<im_(?:start|end|patch)>|"
+    r"(?-i:\[(?:IMG|IMG_BREAK|IMG_END|AUDIO|BEGIN_AUDIO)\])(?!https?:)|"  # other spellings are no tokens of Mistral's
+    r"data:(?:image|video|audio)/[\w.+-]{1,40};base64,[\w+/]{64}",  # a whole medium; code that speaks of one has none
+    re.I,
+)
+_NUMBERED = re.compile(rf"<{_KIND}[ _-]?\d{{1,4}}>", re.I)  # a picture's name where the picture has a mark beside it
+_NAMED = rf"(?:[a-z]{{1,20}}_)?{_KIND}"
+_BARE = re.compile(
+    rf"(?:(?:<!--|__|[<\[{{(]{{1,2}})\s?/?{_NAMED}[ _-]?\d{{0,4}}\s?/?(?:-->|__|[>\])}}]{{1,2}})\s?)+", re.I
+)
+
+
+def media_problem(turns: Iterable[dict[str, Any]], pictured: bool, as_document: bool) -> str | None:
+    """Return what to say where a text holds a spelling that only media have; ``as_document``: placeholders are text."""
+    for turn in turns:
+        text = turn["value"]
+        tokens = (found[0] for found in _TOKEN.finditer(text)) if "<" in text or "[" in text or "data:" in text else ()
+        spelt = [*_tagged(text), *(token for token in tokens if not (pictured and _NUMBERED.fullmatch(token)))]
+        if not spelt and not pictured and turn["from"] == "human":
+            for mark in (IMAGE_MARK, VIDEO_MARK) if as_document else (IMAGE_MARK,):
+                text = text.replace(mark, "")
+            first, *rest = text.strip().split("\n")
+            spelt = [line.strip() for line in (first, *rest[-1:]) if _BARE.fullmatch(line.strip())]
+        if spelt:
+            return (
+                f"a text holds {shown(spelt[0])}, a medium that nothing would read; name it in image, images, video or "
+                f"videos, and write {IMAGE_MARK} or {VIDEO_MARK} at its place, or drop the record"
+            )
+    return None
+
+
+def _tagged(text: str) -> Iterator[str]:
+    """Yield tags with a target inside: a path without spaces (of an image), a file of a medium, an address."""
+    for found in _TAG.finditer(text) if "</" in text or "[/" in text else ():
+        target, kind = found[2].strip(), found[1].lower()
+        is_file = target.lower().partition("?")[0].endswith(_MEDIA_SUFFIXES)
+        if target and ((kind in ("img", "image") and " " not in target) or is_file or _PLACE.match(target)):
+            yield found[0]

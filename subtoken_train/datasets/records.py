@@ -1,8 +1,7 @@
 """Instruction data: a file of conversations beside a folder of images, as one Arrow table of checked records.
 
-The table of a large file is made once (every record is parsed and checked, in LLaVA's form), kept in the cache of the
-datasets library and memory-mapped from then on, until the file's size or date changes; that of a small file is made in
-memory each time. Images are opened one by one, when a batch needs them.
+The table of a large file is made once, kept in the cache of the datasets library and memory-mapped from then on, until
+the file changes; that of a small file is made in memory each time. Images are opened when a batch needs them.
 
 Legend: R records.
 """
@@ -28,18 +27,17 @@ from subtoken_train.datasets.conversations import checked_record
 from subtoken_train.datasets.image_sources import FolderImages, PictureSource, VideoSource, compare_images, inside
 from subtoken_train.datasets.known_files import absent
 from subtoken_train.datasets.row_files import Kind, file_kind, files_of_set, kept_rows, placed_rows
-from subtoken_train.datasets.text_media import files_named, refuse_files
 from subtoken_train.datasets.unknown_tokens import SomeTexts, spread
 from subtoken_train.documents import real_path
 from subtoken_train.families.literal_marks import with_marks
 from subtoken_train.types import Turn
 
 SMALL_FILE = 2**24  # bytes; below, making the table takes a fraction of a second
-_LAYOUT = "8"  # raise it when the columns, or the checks of a record, change
+_LAYOUT = "9"  # raise it when the columns, or the checks of a record, change
 _COLUMNS: dict[str, Kind] = {
     "row": "large_string",
     **dict.fromkeys(("characters", "pictures", "videos"), "int64"),
-    **dict.fromkeys(("images", "unread", "in_texts"), ("string",)),
+    "images": ("string",),
 }
 
 
@@ -69,10 +67,7 @@ def turns_of(row: dict[str, Any]) -> list[Turn]:
 
 
 class InstructionRecords(Dataset[Record]):
-    """The records of one file of any kind of ``row_files``; it may be sent to workers that are forked or spawned.
-
-    Image paths start in ``image_folder``, by default the file's own, and may lead out of it if they are allowed to.
-    """
+    """The records of one file of any kind of ``row_files``, which may be sent to workers, and their images' folder."""
 
     def __init__(
         self, path: str | Path, image_folder: str | Path | None = None, images_outside_folder: bool = False
@@ -81,8 +76,6 @@ class InstructionRecords(Dataset[Record]):
         self.image_folder = self.path.parent if image_folder is None else Path(image_folder)
         self._table = _open_table(self.path)
         self._state = _file_state(self.path)
-        named = ((name, f"{self.path}, record {record!r}") for name, record in self.in_texts)
-        refuse_files(named, self.image_folder)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let a worker open the file anew."""
@@ -104,20 +97,6 @@ class InstructionRecords(Dataset[Record]):
             raise ValueError(f"record {name!r}: {error}") from None
         return Record(name, pictures, turns_of(row), row.get("kind"))
 
-    @property
-    def unread(self) -> list[str]:
-        """The names of fields that nobody reads, of records, messages and parts, sorted."""
-        return sorted(self._distinct("unread"))
-
-    @property
-    def in_texts(self) -> list[tuple[str, str]]:
-        """Files of media that are text alone, as none is in the folder, each with the first record that says it."""
-        column = self._table["in_texts"].combine_chunks()
-        first: dict[str, int] = {}
-        for name, place in zip(column.flatten().to_pylist(), pc.list_parent_indices(column).to_pylist(), strict=True):
-            first.setdefault(name, place)
-        return [(name, form.record_id(self._row(place), place)) for name, place in first.items()]
-
     def first_with(self, videos: bool) -> str | None:
         """Return the id of the first record with a video, or with an image; None where none has one."""
         count_R = self._counts("videos")
@@ -138,7 +117,8 @@ class InstructionRecords(Dataset[Record]):
 
     def compare_images(self) -> list[FolderImages]:
         """Find which of the images that records name are in ``image_folder``, by the listings of its folders."""
-        return compare_images(self._distinct("images"), self.image_folder, self.images_outside_folder)
+        names = pc.unique(pc.list_flatten(self._table["images"])).to_pylist()
+        return compare_images(names, self.image_folder, self.images_outside_folder)
 
     def _inside(self, name: str) -> Path:
         return inside(self.image_folder, name, self.images_outside_folder)
@@ -150,10 +130,6 @@ class InstructionRecords(Dataset[Record]):
     def _row(self, index: int) -> dict[str, Any]:
         row: dict[str, Any] = json.loads(self._table["row"][index].as_py())
         return row
-
-    def _distinct(self, column: str) -> list[str]:
-        names: list[str] = pc.unique(pc.list_flatten(self._table[column])).to_pylist()
-        return names
 
     def _counts(self, column: str) -> NDArray[np.int64]:
         counts: NDArray[np.int64] = self._table[column].to_numpy()
@@ -185,10 +161,8 @@ def _file_state(path: Path) -> str:
 
 
 def _described(path: Path) -> Iterator[dict[str, Any]]:
-    """Parse and check every record; yield it as JSON and what is asked of it: counts, its files, what nobody reads."""
     for place, found in placed_rows(path):
-        unread: set[str] = set()
-        row = checked_record(found, place, unread)
+        row = checked_record(found, place)
         videos = form.video_names(row)
         folders = [video.rstrip("/") + "/" for video in videos if isinstance(video, str)]
         frames = [frame for video in videos if not isinstance(video, str) for frame in video]
@@ -198,6 +172,4 @@ def _described(path: Path) -> Iterator[dict[str, Any]]:
             "pictures": len(form.image_names(row)) + len(videos),
             "videos": len(videos),
             "images": [*form.image_names(row), *folders, *frames],
-            "unread": sorted(unread),
-            "in_texts": files_named(row, form.has_media(row)),
         }

@@ -77,10 +77,7 @@ def placed_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def scan_records(path: Path) -> Iterator[Any]:
-    """Yield all records of a JSON file: ``.jsonl`` is one record a line, any other name one list; a BOM is passed over.
-
-    What gzip packed is read as what is inside. Lines are read one by one, a list whole.
-    """
+    """Yield all records of a JSON file, gzip's too: ``.jsonl`` is one record a line, any other name one list."""
     with opened(path) as file:
         yield from _lines(path, file) if file_kind(path) == ".jsonl" else _listed(path, file.read())
 
@@ -143,7 +140,6 @@ def opened(path: Path) -> BinaryIO:
 
 
 def _columnar_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a Parquet or Arrow file as JSON's values, some at a time."""
     from datasets import ClassLabel, Features
 
     check_regular(path)
@@ -174,10 +170,7 @@ def _batches(path: Path) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
 
 def _plain_value(value: Any, path: Path, column: str) -> Any:
     if isinstance(value, bytes):
-        raise ValueError(
-            f"{path}: column {shown(column)} holds bytes, as of pictures, which are read from files; save them first "
-            '(docs/own_data.md, "Pictures inside Parquet")'
-        )
+        raise ValueError(f"{path}: column {shown(column)} holds bytes, as of pictures; save them (docs/own_data.md)")
     if isinstance(value, dict):
         return {name: _plain_value(each, path, column) for name, each in value.items()}
     if isinstance(value, list):
@@ -186,11 +179,7 @@ def _plain_value(value: Any, path: Path, column: str) -> Any:
 
 
 def kept_rows(generate: Callable[[], Iterator[dict[str, Any]]], columns: Mapping[str, Kind], name: str) -> Dataset:
-    """Return what ``generate`` yields, kept in the cache of the datasets library and mapped from there.
-
-    It is not called where rows of that ``name``, which stands for all that they depend on, are kept; another process
-    finds them, too.
-    """
+    """Return what ``generate`` yields, kept in the datasets library's cache by a name for all it depends on."""
     from datasets import Dataset, Features, List, Value, config
     from datasets.exceptions import DatasetGenerationError
 

@@ -3,44 +3,35 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from subtoken_train.artifact.whole_folder import DATA_MARKER, Layout, mark_data, whole_folder
+from subtoken_train.artifact.whole_folder import FolderKind, whole_folder
 from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS, SHORT_KINDS, SPLITS, ask, draw_scene
 
 _DESCRIPTION_SHARE = 0.3  # of training questions: 15 % describe, 15 % list
 _DESCRIPTION_EVERY = 10  # records, in dev and test
-_SCENES = Layout(
-    re.compile(rf"(train|dev|test)(\.json|/\d{{6,}}\.jpg)|{re.escape(DATA_MARKER)}"),
-    re.compile("train|dev|test"),
-    last=DATA_MARKER,
-    kind="a folder of scenes",
-    made_by="subtoken-train data scenes",
-)
+_SCENES = FolderKind("a folder of scenes", "subtoken-train data scenes")
 
 
 def write_scenes(
     folder: str | Path, *, train: int = 12800, dev: int = 800, test: int = 4800, seed: int = 0, overwrite: bool = False
 ) -> None:
-    """Write so many records of the splits, whole or not at all; ``overwrite`` replaces a folder of scenes."""
+    """Write so many records of the splits, whole or not at all; ``overwrite`` renames an old folder to ``NAME.1``."""
     with whole_folder(Path(folder), overwrite, _SCENES) as partial:
         for split, count in zip(SPLITS, (train, dev, test), strict=True):
             write_scene_split(partial, split, count, seed)
             print(f"{split}: {count} records")
-        mark_data(partial, _SCENES)
 
 
 def write_scene_split(folder: Path, split: str, count: int, seed: int) -> None:
     """Write ``<folder>/<split>.json`` and ``<folder>/<split>/000000.jpg`` and on: one image and question per record.
 
-    Training kinds are drawn (15 % describe, 15 % list, the rest even over the short kinds); in dev and test every tenth
-    record is a description (describe and list in turn) and the rest cycle through the short kinds. Record ``i`` is a
-    pure function of (seed, split, i).
+    Training kinds are drawn (15 % describe, 15 % list, the rest even); in dev and test every tenth record is a
+    description and the rest cycle through the short kinds. Record ``i`` is a pure function of (seed, split, i).
     """
     (folder / split).mkdir(parents=True, exist_ok=True)
     records = []

@@ -1,10 +1,9 @@
 """Digit scenes: the embedded visual question answering world, its pictures and its questions.
 
 A scene is a 96 x 96 image: a 4 x 4 grid of 24-pixel cells, 4 to 9 of which hold a *different* handwritten digit (UCI
-"Optical Recognition of Handwritten Digits", 8 x 8 originals) in one of six colours, over clutter strokes and noise.
-Digits of the train, dev and test splits come from disjoint originals. Everything is a pure function of the random
-generator that is passed in. Kinds of questions follow the paper's benchmarks: existence (POPE), reading at a place
-(TextVQA), colour, place and count (GQA, MME), multiple choice (MMBench), description (captioning).
+"Optical Recognition of Handwritten Digits", of disjoint originals in each split) in one of six colours, over clutter.
+Everything is a pure function of the random generator. Kinds of questions follow the paper's benchmarks: existence
+(POPE), reading at a place (TextVQA), colour, place and count (GQA, MME), multiple choice (MMBench), captioning.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Token sequences with a context, a query and what is predicted, as padded batches: the regions of text-only samples.
+"""Text-only samples as padded batches: a context, a query and what is predicted. Legend: B batch, N positions.
 
-Legend: B batch, N sequence positions.
-
-A sample is laid out as ``[SYSTEM ... | CONTEXT ... | QUERY ... | ANSWER ...]``, often without the first. Reducers and
-query summaries read CONTEXT and QUERY; the ANSWER tokens are predicted, so nothing that is decided before them may look
-at them. Where a sample has no ANSWER, the whole query region is read *and* predicted.
+A sample is laid out as ``[SYSTEM ... | CONTEXT ... | QUERY ... | ANSWER ...]``, often without the first. The ANSWER
+tokens are predicted, so nothing that is decided before them may look at them. Where a sample has no ANSWER, the whole
+query region is read *and* predicted.
 """
 
 from __future__ import annotations
@@ -47,10 +45,7 @@ class TextSample:
 
 
 def collate_text(samples: Sequence[TextSample], pad_id: int) -> Batch:
-    """Pad on the right, mark the regions, label the ANSWER tokens (the QUERY tokens where there is no ANSWER).
-
-    ``rank_position_B`` is the last position of QUERY.
-    """
+    """Pad on the right, mark the regions, label ANSWER (or QUERY, where there is none), rank by the last of QUERY."""
     shape = len(samples), max(len(sample.input_ids) for sample in samples)
     input_ids_BN = torch.full(shape, pad_id)
     labels_BN = torch.full(shape, IGNORE_INDEX)
@@ -83,8 +78,8 @@ def collate_text(samples: Sequence[TextSample], pad_id: int) -> Batch:
 def context_tokens(family: Family, token_ids: list[int], asking: int = QUERY_TOKENS) -> int:
     """Tokens of a text that are context: up to its last blank line (a few-shot prompt), else all but the last ones.
 
-    A blank line counts where something follows it, in at most half of the prompt; a prompt of ``asking`` tokens or
-    fewer without one has no context, and is not compressed.
+    A blank line counts where something follows it, in at most half of the prompt; ``asking`` tokens or fewer have
+    no context.
     """
 
     def text(start: int) -> str:
@@ -104,10 +99,9 @@ def chat_split(
 ) -> tuple[int, int]:
     """Return how many tokens of a chat's prompt stand before its context, and how many before what asks.
 
-    The template's beginning and the system prompt stay. The last question asks, and so does the template's end: all of
-    it where it has at most ``asking`` tokens, then what was said before may be compressed; otherwise its last part, as
-    ``context_tokens``. ``ids`` are the prompt's, what follows it or not, and ``starts`` the characters that they begin
-    with.
+    The last question asks, and so does the template's end: all of it where it has at most ``asking`` tokens, then
+    what was said before may be compressed; otherwise its last part, as ``context_tokens``. ``starts``: the
+    characters of ``ids``.
     """
     if not starts:
         raise ValueError("the tokenizer gives no character offsets; install its fast (tokenizer.json) version")

@@ -1,7 +1,4 @@
-"""Find how much of a text a tokenizer does not know: that becomes its unknown token, without a word.
-
-A tokenizer of bytes or byte fall-back knows every text; one of whole words knows its own list.
-"""
+"""Find how much of a text a tokenizer does not know: that becomes its unknown token, without a word."""
 
 from __future__ import annotations
 

@@ -27,8 +27,14 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.families.decoder import PREFIX
 from subtoken_train.forks import undoing
-from subtoken_train.functional.causal_attention import Seen, SlidingWindow, causal_attention, fused_kernels, in_window
-from subtoken_train.functional.dropped_keys import with_key_gradient
+from subtoken_train.functional.causal_attention import (
+    Seen,
+    SlidingWindow,
+    causal_attention,
+    fused_kernels,
+    in_window,
+    with_key_gradient,
+)
 from subtoken_train.functional.rotary import Rotation
 from subtoken_train.reducers.base import ContextReducer
 from subtoken_train.routing.bank import LateValues, RouterBank, RoutingState

@@ -27,7 +27,7 @@ def row_attention(
     """Head-mean attention of rows ``row_B`` (negative: row 0) to all positions in ``layer``, [B, N] in fp32."""
     with gathered_weights(family.decoder.layers[layer]):
         attention = LayerAttention(family, layer, hidden_BND, visible_BN, position_ids)
-        return attention.rows(row_B.clamp(min=0)[:, None]).squeeze(1).to(hidden_BND.device)
+        return attention.heads(row_B.clamp(min=0)[:, None]).mean(1).squeeze(1).to(hidden_BND.device)
 
 
 @torch.no_grad()
@@ -72,7 +72,7 @@ def region_attention(
     attention = LayerAttention(family, layer, hidden_BND, visible_BN, position_ids, normed)
     total_BN = torch.zeros(visible_BN.shape, device=hidden_BND.device)
     for index_BR, valid_BR in _row_blocks(region_BN):
-        total_BN += (attention.rows(index_BR).to(total_BN.device) * valid_BR[..., None]).sum(1)
+        total_BN += (attention.heads(index_BR).mean(1).to(total_BN.device) * valid_BR[..., None]).sum(1)
     return total_BN / region_BN.sum(1, keepdim=True).clamp(min=1)
 
 
@@ -110,10 +110,6 @@ class LayerAttention:
         self.cos, self.sin = (each.expand(len(hidden_BND), -1, -1) for each in (cos, sin))
         key = family.key_heads(layer, self.normed_BND)
         _, self.key_BhNd = family.rotate(layer, key[:, :0], key, (self.cos, self.sin))  # without queries
-
-    def rows(self, index_BR: Tensor) -> Tensor:
-        """Head-mean attention of rows ``index_BR`` over all positions, [B, R, N] in fp32."""
-        return self.heads(index_BR).mean(1)
 
     @torch.no_grad()
     def blocks(self, marks_BN: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -14,7 +14,7 @@ from peft import PeftModel
 
 from subtoken_train.calibrations import read_calibration
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evictions.kvzap import KVzap, TokenScorers
+from subtoken_train.evictions.kvzip import KVzap, TokenScorers
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family, check_calibration
 from subtoken_train.families.load import load_family

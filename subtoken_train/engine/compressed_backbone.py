@@ -38,7 +38,7 @@ from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.ledger.ledger import nominal_ledger
 from subtoken_train.reducers.base import ContextReducer, RankingReducer, Reducer, TowerReducer
-from subtoken_train.reducers.scored_context import ScoredContext
+from subtoken_train.reducers.contexts import ScoredContext
 from subtoken_train.reducers.staged import DecoderReducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank, RoutingState

@@ -5,8 +5,6 @@ Legend: B batch, N rows, H query heads, h key-value heads, d head width, L layer
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -74,13 +72,8 @@ def _mixed_attention(
     return mixed.transpose(1, 2).contiguous(), None
 
 
-@contextmanager
-def _attending(config: Any) -> Iterator[None]:
-    AttentionInterface.register(NAME, _mixed_attention)
-    AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
-    with undoing(partial(setattr, config, "_attn_implementation", config._attn_implementation)):
-        config._attn_implementation = NAME
-        yield
+AttentionInterface.register(NAME, _mixed_attention)
+AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
 
 
 def mixed_hidden(family: Family, embeds_BND: Tensor, position: Tensor, mix: HeadMix) -> Tensor:
@@ -91,7 +84,9 @@ def mixed_hidden(family: Family, embeds_BND: Tensor, position: Tensor, mix: Head
             f"{decoder.config.model_type} has sliding windows, and alphas of heads are learned over whole contexts; "
             "use another eviction, or duo_attention without a calibration"
         )
-    with _attending(decoder.config), evaluation_mode(decoder):
+    back = partial(setattr, decoder.config, "_attn_implementation", decoder.config._attn_implementation)
+    with undoing(back), evaluation_mode(decoder):
+        decoder.config._attn_implementation = NAME
         hidden = family.run_layers(embeds_BND, mix.visible_BN, position, head_mix=mix)
         normed: Tensor = decoder.norm(hidden)
     return normed

@@ -11,7 +11,7 @@ head width, n layers that add features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,23 +20,21 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from subtoken_train.engine.attention import Observer
 from subtoken_train.engine.modes import evaluation_mode
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, one_past
-from subtoken_train.engine.spans import QueryNotes, RunningPass, run_chunks
+from subtoken_train.engine.spans import RunningPass, run_chunks
 from subtoken_train.families.chat_template import answer_opening
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import warn_beyond
 from subtoken_train.functional.gather import kept_index, take_rows
-from subtoken_train.reducers.scored_context import ScoredContext
+from subtoken_train.reducers.contexts import ScoredContext
 from subtoken_train.routing.bank import RouterBank, RoutingState, Spent
 from subtoken_train.types import Region, before_compressed_ends
 from subtoken_train.view.view import OF_TASKS, Opening, TaskPlan, View
 
 BLOCK = 1024  # rows that run through a layer at a time
 
-TaskObserver = Callable[[int, Tensor, Tensor, Tensor, float], None]
-"""Called after each layer with (layer, query [B, H, S, d], key [B, h, K, d], value of the prompt [B, h, N, d], scale):
-the prompt's keys come first."""
 Again = dict[int, tuple[Tensor, Tensor]]
 """By layer, ``View.again``: the rows that were scored, bool [B, N], and their scores, [B, h, N] in fp32."""
 
@@ -136,10 +134,12 @@ def second_pass(
     cache: DynamicCache,
     entries: list[Tensor],
     task: TaskRows,
-    observe: TaskObserver,
+    observe: Observer,
     positions: list[Tensor] | None = None,
 ) -> None:
     """Run a task after a prompt and show every layer's attention to ``observe``; the cache is left as it came.
+
+    Of the keys [B, h, K, d] the prompt's come first; values are the prompt's alone.
 
     Args:
         family: in evaluation mode, with ``use_packed_attention``.
@@ -151,10 +151,11 @@ def second_pass(
         states = cache.layers[layer]
         keys, values = states.keys, states.values
         earlier = None if positions is None else positions[layer]
-        notes, seen_BK = QueryNotes(), torch.cat([entries_BN, task.rows_BS], 1)
+        queries, seen_BK = list[Tensor](), torch.cat([entries_BN, task.rows_BS], 1)
         further: dict[str, Any] = {"deep_nBND": task.deep_nBSD, "earlier_BM": earlier, "unpadded": unpadded}
-        hidden_BSD = run_chunks(family, cache, layer, hidden_BSD, seen_BK, task.position, BLOCK, notes, **further)
-        observe(layer, notes.taken(), states.keys, values, notes.scale)
+        hidden_BSD = run_chunks(family, cache, layer, hidden_BSD, seen_BK, task.position, BLOCK, queries, **further)
+        scale = family.decoder.layers[layer].self_attn.scaling
+        observe(layer, torch.cat(queries, 2), states.keys, values, scale)
         states.keys, states.values = keys, values
 
 

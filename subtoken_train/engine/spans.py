@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from subtoken_train.engine.attention import ContextSplit, Observer, runs_sdpa
+from subtoken_train.engine.attention import ContextSplit, runs_sdpa
 from subtoken_train.engine.modes import InputObserver, watching_inputs
 from subtoken_train.engine.prompt_pass import Rows, protected_rows
 from subtoken_train.families.family import Family
@@ -121,8 +121,8 @@ def _in_chunks(family: Family, run: RunningPass, chunks: Chunks, layers: range) 
         look_ahead(family, layer, hidden_BMD, rows.position, split, state)
         if run.inputs is not None:
             run.inputs(layer, family.attention_input(layer, hidden_BMD))
-        notes = None if run.observer is None else QueryNotes()
-        given = hidden_BMD, rows.visible_BM, rows.position, chunks.size, notes, split, state, rows.deep_nBMD
+        queries: list[Tensor] | None = None if run.observer is None else []
+        given = hidden_BMD, rows.visible_BM, rows.position, chunks.size, queries, split, state, rows.deep_nBMD
         hidden_BMD = run_chunks(family, cache, layer, *given, unpadded=rows.unpadded)
         states, groups_BMS, fill, keys_BhM = cache.layers[layer], None, None, None
         if split is not None:
@@ -133,9 +133,11 @@ def _in_chunks(family: Family, run: RunningPass, chunks: Chunks, layers: range) 
             state.choices.pop(layer, None)
             groups_BMS, fill, keys_BhM = state.masks[layer], state.fills.get(layer), state.keys.get(layer)
         entries = run.entries(layer, family.windows[layer])
-        if run.observer is not None and notes is not None:
-            seen = on_device(entries, states.keys.device)
-            run.observer(layer, notes.taken(), states.keys, states.values, notes.scale, seen)
+        if run.observer is not None and queries is not None:
+            seen, scale = on_device(entries, states.keys.device), family.decoder.layers[layer].self_attn.scaling
+            query_BHMd = torch.cat(queries, 2)
+            queries.clear()
+            run.observer(layer, query_BHMd, states.keys, states.values, scale, seen)
         chunks.finished(layer, entries, groups_BMS, fill, keys_BhM)
     return hidden_BMD
 
@@ -177,7 +179,7 @@ def run_chunks(
     seen_BN: Tensor,
     position: Tensor,
     size: int,
-    observer: Observer | None = None,
+    queries: list[Tensor] | None = None,
     split: ContextSplit | None = None,
     state: RoutingState | None = None,
     deep_nBND: Tensor | None = None,
@@ -188,12 +190,15 @@ def run_chunks(
 
     Args:
         seen_BN: what may be seen, bool: of the cache's rows first, then of these.
-        observer: sees every chunk: its queries, all keys and values so far.
+        queries: takes the rotated queries of every chunk, [B, H, n, d] each.
         earlier_BM: positions of the cache's rows, in a layer with a window; None: it holds none yet.
         unpadded: all of ``seen_BN`` is known to be seen; then no mask is made where none is needed.
     """
     before, out_BND = seen_BN.shape[1] - hidden_BND.shape[1], torch.empty_like(hidden_BND)
-    options: dict[str, Any] = {"observer": observer, **({} if split is None else {"context_split": split})}
+    options: dict[str, Any] = {} if split is None else {"context_split": split}
+    if queries is not None:
+        note = queries.append
+        options["observer"] = lambda layer, query, *_: note(query)
     window = None
     if family.windows[layer] is not None:
         window = family.window(layer, position if earlier_BM is None else torch.cat([earlier_BM, position], 1))
@@ -211,21 +216,3 @@ def run_chunks(
             given = rows, seen_BN[:, : before + part.stop], places, cache, layer, layer + 1, deep
             out_BND[:, part] = family.run_layers(*given, **options)
     return out_BND
-
-
-class QueryNotes:
-    """An observer that notes the queries of a layer's chunks, and the factor of its scores."""
-
-    def __init__(self) -> None:
-        self.parts: list[Tensor] = []
-        self.scale = 0.0
-
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
-        self.parts.append(query)
-        self.scale = scale
-
-    def taken(self) -> Tensor:
-        """Return all queries, [B, H, n, d], and forget them."""
-        query_BHnd = torch.cat(self.parts, 2)
-        self.parts.clear()
-        return query_BHnd

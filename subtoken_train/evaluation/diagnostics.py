@@ -29,7 +29,7 @@ from subtoken_train.engine.attention_rows import region_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import question_rows
 from subtoken_train.evaluation.charts import axes_in_a_row, draw_bars, draw_cells, draw_lines, image_of
-from subtoken_train.functional import usage
+from subtoken_train.functional import masks as usage
 from subtoken_train.functional.groups import split_groups
 from subtoken_train.functional.masks import global_mask
 from subtoken_train.routing.bank import RouterBank

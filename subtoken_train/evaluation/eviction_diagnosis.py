@@ -3,8 +3,7 @@
 It shows VL-Cache's figures for any method: sparsity of a layer's attention in the prompt (all rows, and those that ask)
 and while generating, with Pearson's correlation of the two over layers (Figure 2); the share of the entries read most
 that the method keeps (hit rate, Figure 3); how much of what is read, and of the entries read most, is image or context
-(Figure 9, equations 3 to 5). Beside them the share of the attention that its choice keeps, and Spearman's rank
-correlation between its scores and the attention, over the entries that compete.
+(Figure 9, equations 3 to 5). Beside them the share of the attention that its choice keeps, of the entries that compete.
 
 An eviction scores and plans as it would, but nothing is let go: tokens are generated greedily from everything that the
 prompt left (after reducer and routers), and the attention that they pay to its entries is summed up, as a mean over the
@@ -31,7 +30,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.charts import axes_in_a_row, draw_bars, draw_lines, image_of
 from subtoken_train.evictions.base import Eviction, keep_best_entries
 from subtoken_train.evictions.observers import over_groups, task_rows
-from subtoken_train.evictions.vl_cache import post_vision_statistics
+from subtoken_train.evictions.vision import post_vision_statistics
 from subtoken_train.functional.attention_statistics import attention_rows
 from subtoken_train.inference.batched import greedy_tokens
 from subtoken_train.inference.compression import Compression
@@ -55,7 +54,6 @@ class WatchedEntries:
     mass_BHN: Tensor  # attention that the generated tokens paid, summed, fp32
     passed_BH: Tensor  # attention weights of generated tokens that do not count as zero
     seen_B: Tensor  # attention weights of generated tokens in a head
-    scores_BhN: Tensor
     competes_BN: Tensor  # entries that the method chose among, bool
     kept_BhN: Tensor  # those that it would have kept, bool
 
@@ -105,16 +103,15 @@ def watched(method: Eviction, layers: list[WatchedEntries]) -> Eviction:
         layers.append(
             WatchedEntries(
                 view.key_BhNd, view.entries_BN, body_BN, asking_BH, density_BH, mass, none_BH, none_BH[:, 0],
-                scores.scores_BhN, nothing, nothing[:, None],
+                nothing, nothing[:, None],
             )
         )  # fmt: skip
         return scores
 
     def keep(self: Eviction, scores: list[Scores], candidates: Candidates) -> list[Tensor]:
         kept = kind.keep(self, scores, candidates)
-        for each, found, competes_BN, kept_BhN in zip(layers, scores, candidates.competes_LBN, kept, strict=True):
-            each.scores_BhN, each.competes_BN = found.scores_BhN, competes_BN
-            each.kept_BhN = kept_BhN & competes_BN[:, None]
+        for each, competes_BN, kept_BhN in zip(layers, candidates.competes_LBN, kept, strict=True):
+            each.competes_BN, each.kept_BhN = competes_BN, kept_BhN & competes_BN[:, None]
         return [(regions_BN != Region.PADDING)[:, None] for regions_BN in candidates.regions_LBN]
 
     copy: Eviction = object.__new__(type(kind.__name__, (kind,), {"score": score, "keep": keep}))
@@ -159,7 +156,7 @@ def watch_generation(
 
 
 class PromptLayer(NamedTuple):
-    """One layer of one prompt; sparsities are means over heads, and those of the heads that have least and most.
+    """One layer of one prompt; sparsities are means over heads.
 
     Shares of "those read most" are of as many entries as stay; NaN where nothing was read, or none stays.
     """
@@ -170,16 +167,11 @@ class PromptLayer(NamedTuple):
     kept: float  # of them, those that stay, mean over heads
     sparsity: float  # share of attention weights below 1 % of their row's largest, in the prompt's rows that ask
     prompt_sparsity: float  # the same in all rows, each up to its own entry
-    prompt_sparsity_least: float
-    prompt_sparsity_most: float
     generated_sparsity: float  # the same of generated tokens
-    generated_sparsity_least: float
-    generated_sparsity_most: float
     body_attention: float  # of what generated tokens pay to the prompt's entries, that to image or context
     body_coverage: float  # of those read most while generating, share that is image or context
     hit_rate: float  # of those read most while generating, share that stays
     attention_kept: float  # of the attention that generated tokens pay to what competes, that to what stays
-    rank_agreement: float  # Spearman's, between scores and attention; NaN where either is constant
 
 
 def diagnose_eviction(
@@ -203,7 +195,7 @@ def diagnose_eviction(
 
 def layer_measures(watched: WatchedEntries) -> tuple[Tensor, ...]:
     """Return the columns of ``PromptLayer`` from ``entries`` on, [B] each."""
-    competes_B1N, kept_BhN, scores_BhN = watched.competes_BN[:, None], watched.kept_BhN, watched.scores_BhN
+    competes_B1N, kept_BhN = watched.competes_BN[:, None], watched.kept_BhN
     read_BhN = over_groups(watched.mass_BHN, kept_BhN.shape[1])
     count_Bh = kept_BhN.sum(-1)
     unprotected = torch.zeros_like(watched.competes_BN)
@@ -214,14 +206,13 @@ def layer_measures(watched: WatchedEntries) -> tuple[Tensor, ...]:
         (best_BhN & watched.body_BN[:, None]).sum((1, 2)) / count_Bh.sum(-1),
         (best_BhN & kept_BhN).sum((1, 2)) / count_Bh.sum(-1),
         (read_BhN * kept_BhN).sum((1, 2)) / (read_BhN * competes_B1N).sum((1, 2)),
-        rank_agreement(scores_BhN, over_groups(watched.mass_BHN, scores_BhN.shape[1]), watched.competes_BN),
     )
-    sparsities = 1 - watched.prompt_density_BH, 1 - watched.passed_BH / watched.seen_B[:, None]
     return (
         watched.competes_BN.sum(-1),
         count_Bh.double().mean(1),
         1 - watched.asking_density_BH.mean(1),
-        *(part for shares_BH in sparsities for part in (shares_BH.mean(1), shares_BH.amin(1), shares_BH.amax(1))),
+        1 - watched.prompt_density_BH.mean(1),
+        1 - (watched.passed_BH / watched.seen_B[:, None]).mean(1),
         body_B / read_B,
         *(measure.masked_fill(~counted_B, torch.nan) for measure in measures),
     )
@@ -234,27 +225,6 @@ def phase_correlation(rows: list[PromptLayer]) -> float:
     """
     by_prompt = pd.DataFrame(rows).groupby("record")[["prompt_sparsity", "generated_sparsity"]]
     return float(by_prompt.apply(lambda own: own["prompt_sparsity"].corr(own["generated_sparsity"])).mean())
-
-
-def rank_agreement(first_BhN: Tensor, second_BhN: Tensor, among_BN: Tensor) -> Tensor:
-    """Return Spearman's rank correlation over the marked places, mean over heads, fp64 [B]; ties share their mean rank.
-
-    NaN where fewer than two places are marked, or a side is constant in every head.
-    """
-    found = []
-    for first_hN, second_hN, among_N in zip(first_BhN, second_BhN, among_BN, strict=True):
-        ranks = [torch.stack([_ranks(row_N[among_N]) for row_N in side]) for side in (first_hN, second_hN)]
-        away = [side - side.mean(-1, keepdim=True) for side in ranks]
-        product_h = (away[0] * away[1]).sum(-1)
-        found.append((product_h / (away[0].norm(dim=-1) * away[1].norm(dim=-1))).nanmean())
-    return torch.stack(found)
-
-
-def _ranks(values_N: Tensor) -> Tensor:
-    """Rank from 0, fp64 [N]; equal values share the mean of theirs."""
-    ordered_N = values_N.sort().values
-    below_N, upto_N = (torch.searchsorted(ordered_N, values_N.contiguous(), right=right) for right in (False, True))
-    return (below_N + upto_N - 1).double() / 2
 
 
 def eviction_layers(rows: list[PromptLayer]) -> pd.DataFrame:
@@ -280,16 +250,10 @@ def draw_eviction(rows: list[PromptLayer], label: str, folder: Path) -> None:
     def columns(names: dict[str, str]) -> dict[str, list[float]]:
         return {words: means[name].tolist() for words, name in names.items()}
 
-    sparsity = {"prompt": "prompt_sparsity", "generated tokens": "generated_sparsity"}
-    lines = columns({**sparsity, "rows that ask": "sparsity"})
-    draw_lines(middle, lines, "sparsity, and its range over heads", "layer", "share")
-    for line, name in zip(middle.get_lines(), sparsity.values(), strict=False):
-        ends = means[f"{name}_least"], means[f"{name}_most"]
-        middle.fill_between(range(len(means)), *ends, color=line.get_color(), alpha=0.15, linewidth=0)
+    sparsity = {"prompt": "prompt_sparsity", "generated tokens": "generated_sparsity", "rows that ask": "sparsity"}
+    draw_lines(middle, columns(sparsity), "sparsity", "layer", "share")
     on_body = {"of what generated tokens read": "body_attention", "of the entries they read most": "body_coverage"}
     draw_lines(body, columns(on_body), "image or context", "layer", "share")
-    foreseen = {name.replace("_", " "): name for name in ("hit_rate", "attention_kept", "rank_agreement")}
-    lines = columns({**foreseen, "hit rate by chance": "kept_share"})
-    draw_lines(right, lines, "what stays, against what is read", "layer", "share, correlation")
-    right.set_ylim(min(0.0, float(means["rank_agreement"].min())), None)  # a correlation may be negative
+    foreseen = {"hit rate": "hit_rate", "attention kept": "attention_kept", "hit rate by chance": "kept_share"}
+    draw_lines(right, columns(foreseen), "what stays, against what is read", "layer", "share")
     image_of(figure).save(folder / "eviction.png")

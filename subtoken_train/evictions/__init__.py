@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from typing import TYPE_CHECKING, Any
+import math
+from types import UnionType
+from typing import TYPE_CHECKING, Any, get_args
 
-from subtoken_train.errors import check_word, clipped, unknown_name
+from subtoken_train.errors import check_range, check_word, clipped, unknown_name
 from subtoken_train.registry import Registry
+from subtoken_train.typed import checked
+from subtoken_train.view.method import hint_of
 
 if TYPE_CHECKING:
     from subtoken_train.evictions.base import Eviction, Wrapper
@@ -24,32 +27,32 @@ EVICTIONS: Registry[Eviction] = Registry(
         "h2o": "h2o:H2O",
         "snapkv": "snapkv:SnapKV",
         "pyramidkv": "snapkv:PyramidKV",
-        "cake": "cake:CAKE",
-        "headkv": "headkv:HeadKV",
-        "sparsemm": "headkv:SparseMM",
+        "cake": "snapkv:CAKE",
+        "headkv": "snapkv:HeadKV",
+        "sparsemm": "snapkv:SparseMM",
         "knorm": "keys:KNorm",
         "random": "keys:RandomEviction",
-        "aircache": "aircache:AirCache",
+        "aircache": "vision:AirCache",
         "kvcompose": "kvcompose:KVCompose",
         "kvzip": "kvzip:KVzip",
-        "kvzap": "kvzap:KVzap",
-        "quest_steps": "asking_rows:QuestSteps",
-        "tgv_kv": "tgv_kv:TGVKV",
-        "vl_cache": "vl_cache:VLCache",
+        "kvzap": "kvzip:KVzap",
+        "quest_steps": "queries:QuestSteps",
+        "tgv_kv": "vision:TGVKV",
+        "vl_cache": "vision:VLCache",
         "look_m": "h2o:LookM",
         "meda": "h2o:MEDA",
-        "expected_attention": "expected_attention:ExpectedAttention",
-        "compactor": "compactor:Compactor",
+        "expected_attention": "queries:ExpectedAttention",
+        "compactor": "keys:Compactor",
         "keydiff": "keys:KeyDiff",
-        "tova": "asking_rows:TOVA",
+        "tova": "queries:TOVA",
         "lagkv": "keys:LagKV",
-        "elastic": "elastic:Elastic",
-        "prefixkv": "elastic:PrefixKV",
+        "elastic": "h2o:Elastic",
+        "prefixkv": "h2o:PrefixKV",
         "duo_attention": "duo_attention:DuoAttention",
-        "q_filter": "q_filter:QFilter",
+        "q_filter": "queries:QFilter",
         "simlayerkv": "duo_attention:SimLayerKV",
         "cur": "keys:CUR",
-        "finch": "asking_rows:Finch",
+        "finch": "queries:Finch",
     },
 )
 
@@ -84,7 +87,7 @@ def build_eviction(notation: str, **options: Any) -> Eviction:
         owner, setting = _owner(notation, names, option)
         if setting in given[owner]:
             raise ValueError(f"setting {setting!r} of {owner} is given twice; {owner}.{setting} is the same")
-        _check_value(f"{owner} {setting}", _fields(owner)[setting], value)
+        _check_value(f"{owner} {setting}", hint_of(_kind(owner), setting), value)
         given[owner][setting] = value
     built = EVICTIONS[names[-1]](**given[names[-1]])
     for name in reversed(names[:-1]):
@@ -119,22 +122,19 @@ def _known_names(notation: str) -> tuple[str, ...]:
     return names
 
 
+def _kind(name: str) -> Any:
+    return EVICTIONS[name] if name in EVICTIONS else WRAPPERS[name]
+
+
 def _fields(name: str) -> dict[str, dataclasses.Field[Any]]:
-    kind: Any = EVICTIONS[name] if name in EVICTIONS else WRAPPERS[name]
-    return {field.name: field for field in dataclasses.fields(kind) if field.name != "base"}
+    return {field.name: field for field in dataclasses.fields(_kind(name)) if field.name != "base"}
 
 
-def _check_value(place: str, field: dataclasses.Field[Any], value: Any) -> None:
+def _check_value(place: str, hint: Any, value: Any) -> None:
     """Raise a worded ``ValueError`` unless a switch or a number is one; texts and tables the method checks itself."""
-    kind = getattr(field.type, "__name__", str(field.type))
-    declared = re.fullmatch(r"(bool|int \| float|int|float)( \| None)?", kind)
-    if declared is None or (value is None and declared[2]):
-        return
-    if type(value).__name__ not in (("int", "float") if "float" in declared[1] else (declared[1],)):
-        kinds = {"bool": "true or false", "int": "a whole number", "float": "a number", "int | float": "a number"}
-        raise ValueError(f"{place} is {clipped(repr(value), 60)}; it must be {kinds[declared[1]]}")
-    if type(value) is int and abs(value) > LARGEST:
-        raise ValueError(f"{place} is a number of many digits; at most {LARGEST:,} is read")
+    if {hint, *(get_args(hint) if isinstance(hint, UnionType) else ())} & {bool, int, float}:
+        checked(hint, value, place)
+        check_range(place, value, -LARGEST, math.inf if type(value) is float else LARGEST)
 
 
 def _owner(notation: str, names: tuple[str, ...], option: str) -> tuple[str, str]:

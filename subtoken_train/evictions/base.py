@@ -136,18 +136,7 @@ class Wrapper(Eviction):
 
     absolute: ClassVar[None] = None
     online: ClassVar[None] = None
-    reads_question = _of_base("reads_question")
-    calibrated = _of_base("calibrated")
-    may_empty = _of_base("may_empty")
-    across_layers: ClassVar[Any] = _of_base("across_layers")
-    observing_rows = _of_base("observing_rows")
-    check_shape = _of_base("check_shape")
     score = _of_base("score")
-    second_pass = _of_base("second_pass")
-    tasks = _of_base("tasks")
-    score_task = _of_base("score_task")
-    counts = _of_base("counts")
-    at_budget = _of_base("at_budget")
 
     base: Eviction
 
@@ -168,6 +157,13 @@ class Wrapper(Eviction):
     def inside(self) -> tuple[Eviction, ...]:
         """All that it is around; the last one is no wrapper."""
         return (self.base, *self.base.inside) if isinstance(self.base, Wrapper) else (self.base,)
+
+
+for _name in (
+    *("reads_question", "calibrated", "may_empty", "across_layers", "observing_rows", "check_shape", "second_pass"),
+    *("tasks", "score_task", "counts", "at_budget"),
+):
+    setattr(Wrapper, _name, _of_base(_name))
 
 
 def protect_last(scores: Scores, entries_BN: Tensor, count_B: Tensor) -> Scores:

@@ -159,7 +159,6 @@ class SimLayerKV(Eviction):
     rows: int = setting(1, 1)
 
     observing_rows = by_settings(lambda self: self.rows)
-
     absolute = by_settings(lambda self: Scale(low=0.0, high=1.0) if isinstance(self.recent, int) else None)
 
     def score(self, view: View) -> Scores:

@@ -40,9 +40,8 @@ class KVCompose(Eviction):
         task: whose attention counts. ``aware``: the rows that ask, after the image or the context (``task_rows``).
             ``agnostic``: all rows of the prompt, run a second time after its cache, which takes another pass over them
             and twice the positions. ``causal``: all rows of the prompt in its own pass, which spares that and costs
-            most of the quality: recall of a text's facts is 14 % at half of the cache where the second pass has 94, 8
-            where it has 76 at a quarter.
-            ``auto``: ``aware`` for a prompt with a question, ``agnostic`` for one that ends with its image or context.
+            most of the quality. ``auto``: ``aware`` for a prompt with a question, ``agnostic`` for one that ends with
+            its image or context.
         structured: the same number of entries in every head of a layer; otherwise all heads of all layers compete in
             one pool, as entries of their own.
         composite: each head keeps its own best entries; otherwise all of a layer keep those of the best mean. With
@@ -83,9 +82,9 @@ class KVCompose(Eviction):
         return Scores(scores_BhN + mean if self.composite else mean, torch.zeros_like(view.entries_BN))
 
     online = by_settings(lambda self: Online() if self.structured and self.composite and self.adaptive else None)
-
+    heads_share = by_settings(lambda self: not self.composite)
+    heads_differ = by_settings(lambda self: not self.structured)
     may_empty = by_settings(lambda self: not self.lower_bound)
-
     reads_question = by_settings(lambda self: self.task == "aware")
 
     def second_pass(self, regions_BN: Tensor) -> Tensor:

@@ -1,37 +1,33 @@
-"""KVzip: entries stay by the largest attention that they receive while the model says the context again, in pieces.
+"""KVzip, and KVzap, whose nets foretell its scores.
 
-Source: "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction" (arXiv 2505.23416), its code
-(snu-mllab/KVzip) and kvpress 0.5.4. For each chunk of the context, rows run after the whole cache: a sentence that asks
-for it, and the chunk itself. Their softmax is taken anew over the first entries (sinks), the chunk and the rows up to
-each; an entry scores the largest probability of any row and query head of its group. One threshold for all layers and
-heads says what stays, so heads keep unlike numbers of entries.
-
-The context is what lies between the first and the last visual or context token. What stands outside of it competes
-under scope ``all`` alone, and scores 1, so that the context goes first, as in both releases. The budget is met exactly,
-and every head keeps an entry at least unless ``lower_bound`` is 0: kvpress then keeps the very same entries. Where a
-chat template opens the prompt, the sentence ends and the answer opens as that template does it. KVzip+ and scores
-stored for a model's heads are not offered.
-
-Legend: B batch, N positions or cached rows of the prompt, C entries that a task looks at, H query heads, h key-value
-heads, L layers.
+Legend: B batch, N positions or cached rows of the prompt, n tokens since the last look, C entries that a task looks at,
+R rows while tokens are decoded, D model width, W width between the layers of a net, H query heads, h key-value heads, c
+key heads of a row, L layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from subtoken_train.calibrations import CalibratedNumbers
+from subtoken_train.errors import check_range
 from subtoken_train.evictions.base import Eviction
-from subtoken_train.evictions.budgets import Pool, counts_of_pool
+from subtoken_train.evictions.budgets import Pool, counts_of_pool, protected_first
 from subtoken_train.evictions.observers import column_largest, over_groups
 from subtoken_train.types import Region, in_compressed_region
 from subtoken_train.view.method import by_settings, setting
 from subtoken_train.view.scores import Candidates, Scale, Scores
-from subtoken_train.view.view import Need, Opening, TaskPlan, View
+from subtoken_train.view.view import Need, Online, Opening, TaskPlan, View
 
 FIRST = "\n\nRepeat the previous context exactly."
 LATER = "\n\nRepeat the part of the previous context exactly, starting with"
@@ -43,7 +39,19 @@ Level = Literal["token", "head"]
 
 @dataclass(frozen=True)
 class KVzip(Eviction):
-    """KVzip.
+    """KVzip: entries stay by the largest attention that they receive while the model says the context again, in pieces.
+
+    Source: "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction" (arXiv 2505.23416), its code
+    (snu-mllab/KVzip) and kvpress 0.5.4. For each chunk of the context, rows run after the whole cache: a sentence that
+    asks for it, and the chunk itself. Their softmax is taken anew over the first entries (sinks), the chunk and the
+    rows up to each; an entry scores the largest probability of any row and query head of its group. One threshold for
+    all layers and heads says what stays, so heads keep unlike numbers of entries.
+
+    The context is what lies between the first and the last visual or context token. What stands outside of it competes
+    under scope ``all`` alone, and scores 1, so that the context goes first, as in both releases. The budget is met
+    exactly, and every head keeps an entry at least unless ``lower_bound`` is 0: kvpress then keeps the very same
+    entries. Where a chat template opens the prompt, the sentence ends and the answer opens as that template does it.
+    KVzip+ and scores stored for a model's heads are not offered.
 
     Attributes:
         chunk: tokens of the context that are repeated at a time; the original's 2,000 and kvpress's 2,048 keep what
@@ -76,10 +84,9 @@ class KVzip(Eviction):
             )
 
     absolute = by_settings(lambda self: Scale(log=True, high=0.0) if self.level == "token" else None)
-
     may_empty = by_settings(lambda self: not self.lower_bound)
-
     across_layers = by_settings(lambda self: self.pool == "global")
+    heads_differ = by_settings(lambda self: self.pool != "head")
 
     def score(self, view: View) -> Scores:
         """1 for entries outside of the context; the others are scored by the tasks, [B, h, N]."""
@@ -106,15 +113,10 @@ class KVzip(Eviction):
         entries_BN = view.regions_BN != Region.PADDING
         sinks_BN = entries_BN & (entries_BN.cumsum(-1) <= self.sinks)
         chosen, index_BC = view.among(view.about_BN | sinks_BN)
-        largest_BHC = self.weighed(view, column_largest(chosen.blocks()), index_BC)
-        scores_BhC = over_groups(largest_BHC, view.value_BhNd.shape[1], "max")
+        scores_BhC = over_groups(column_largest(chosen.blocks()), view.value_BhNd.shape[1], "max")
         scores_BhN = scores_BhC.new_zeros(*scores_BhC.shape[:2], entries_BN.shape[1])
         # padding of the choice points to row 0 and scores 0
         return scores_BhN.scatter_reduce(-1, index_BC[:, None].expand_as(scores_BhC), scores_BhC, "amax")
-
-    def weighed(self, view: View, largest_BHC: Tensor, index_BC: Tensor) -> Tensor:
-        """Largest attention of every query head to entries that stand at some places, unchanged unless overridden."""
-        return largest_BHC
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         found = [each.scores_BhN for each in scores]
@@ -130,3 +132,147 @@ def repeated_context(regions_BN: Tensor) -> Tensor:
     entries_BN, body_BN = regions_BN != Region.PADDING, in_compressed_region(regions_BN)
     inside_BN = (body_BN.cumsum(-1) > 0) & (body_BN.flip(-1).cumsum(-1).flip(-1) > 0)
     return entries_BN & (inside_BN | ~body_BN.any(-1, keepdim=True))
+
+
+WIDEST = 2**20
+
+
+@dataclass(frozen=True)
+class TokenScorers(CalibratedNumbers):
+    """A net for every layer, from ``width`` D numbers to ``heads`` h; ``hidden`` W between its two layers, 0: one map.
+
+    ``layers`` hold weights and biases, [h, D] and [h], or [W, D], [W], [h, W] and [h], as little-endian fp32 in base64.
+    """
+
+    most_bytes: ClassVar[int] = 2**29
+
+    width: int
+    heads: int
+    hidden: int
+    layers: list[str]
+
+    def __post_init__(self) -> None:
+        check_range("width", self.width, 1, WIDEST)
+        check_range("heads", self.heads, 1, WIDEST)
+        check_range("hidden", self.hidden, 0, WIDEST)
+        if not self.layers:
+            raise ValueError("layers must hold a net for every layer")
+        _ = self.nets
+
+    @classmethod
+    def of(cls, nets: Sequence[Sequence[Tensor]]) -> TokenScorers:
+        """Return the nets of all layers, each given as the tensors that ``layers`` names."""
+        first = nets[0]
+        written = []
+        for net in nets:
+            flat = torch.cat([each.detach().float().cpu().flatten() for each in net])
+            written.append(base64.b64encode(flat.numpy().astype("<f4").tobytes()).decode())
+        return cls(first[0].shape[1], len(first[-1]), len(first[1]) if len(first) > 2 else 0, written)
+
+    @cached_property
+    def nets(self) -> list[list[Tensor]]:
+        """Weights and biases of every layer, fp32."""
+        shapes: list[tuple[int, ...]] = [(self.heads, self.width), (self.heads,)]
+        if self.hidden:
+            shapes = [(self.hidden, self.width), (self.hidden,), (self.heads, self.hidden), (self.heads,)]
+        return [_tensors(f"layers[{number}]", text, shapes) for number, text in enumerate(self.layers)]
+
+    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        if (len(self.layers), self.heads) != (num_layers, num_kv_heads):
+            raise ValueError(
+                f"kvzap's file has nets for {len(self.layers)} layers of {self.heads} heads, and the backbone "
+                f"{num_layers} of {num_kv_heads}"
+            )
+
+    def check_width(self, hidden_size: int) -> None:
+        if self.width != hidden_size:
+            raise ValueError(
+                f"kvzap's file has nets that read {self.width:,} numbers of a token, and the backbone's layers have "
+                f"{hidden_size:,}; make its own: subtoken-train calibrate kvzap"
+            )
+
+    def words(self) -> str:
+        net = f"{self.width} to {self.heads}" if not self.hidden else f"{self.width} to {self.hidden} to {self.heads}"
+        return f"{len(self.layers)} layers, each a net from {net}"
+
+
+def _tensors(place: str, text: str, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    try:
+        held = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError(f"{place} is no base64") from None
+    if len(held) != 4 * sum(sizes):
+        raise ValueError(f"{place} has {len(held):,} bytes; a net of these widths has {4 * sum(sizes):,}")
+    flat = torch.from_numpy(np.frombuffer(held, "<f4").astype(np.float32))
+    if not bool(flat.isfinite().all()):
+        raise ValueError(f"{place} holds NaN or infinity")
+    return [part.view(shape) for part, shape in zip(flat.split_with_sizes(sizes), shapes, strict=True)]
+
+
+def foretold(net: Sequence[Tensor], input_BND: Tensor) -> Tensor:
+    """Scores of a layer's net (weight and bias, or those of two layers, on the input's device), [B, h, N] in fp32."""
+    states = input_BND.float()
+    if len(net) > 2:
+        states = F.gelu(F.linear(states, *net[:2]))
+    return F.linear(states, *net[-2:]).transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class KVzap(Eviction):
+    """KVzap: a small net per layer reads its normed input and foretells the log of KVzip's scores; nothing runs twice.
+
+    Source: "KVzap" (arXiv 2601.07891), in the form of kvpress (``kvzap_press.py``, ``kvzap/train.py``). A linear map,
+    or two layers with a GELU between them, turns what a layer projects to queries, keys and values into the log of the
+    score that KVzip would give the entry, for each key-value head. ``subtoken-train calibrate kvzap`` learns a
+    backbone's nets, and ``calibration`` names the file. As under KVzip one budget serves all layers and heads. While
+    tokens are decoded (``eviction_every``) new entries are scored as they come, and others keep their scores. The
+    release's threshold with a window of 128 is ``eviction_keep: {threshold: -4}`` here; with a budget fewer of the last
+    entries always stay. The nets run in fp32. No first entries are protected, and the question is not read.
+
+    Attributes:
+        calibration: file of the nets; needed.
+        pool: what shares a budget: ``global`` all layers and heads, ``layer`` the heads of a layer, ``head`` each head
+            for itself.
+        last: last entries of the prompt, and while tokens are decoded of all, that always stay; they count in the
+            budget where they compete.
+        lower_bound: entries that every head keeps, where it has them; 0 may leave a head none of what competes.
+    """
+
+    name: ClassVar[str] = "kvzap"
+    absolute: ClassVar[Scale] = Scale()
+    online: ClassVar[Online] = Online(rows=0)
+    calibrates: ClassVar[type[CalibratedNumbers]] = TokenScorers
+    needs: ClassVar[frozenset[Need]] = frozenset({"inputs"})
+
+    calibration: str | None = None
+    pool: Pool = "global"
+    last: int = setting(16)
+    lower_bound: int = setting(1)
+
+    @cached_property
+    def _placed(self) -> dict[tuple[int, torch.device], list[Tensor]]:
+        return {}
+
+    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        self.read_numbers("; or use kvzip")
+
+    may_empty = by_settings(lambda self: not self.lower_bound)
+    across_layers = by_settings(lambda self: self.pool == "global")
+    heads_differ = by_settings(lambda self: self.pool != "head")
+
+    def score(self, view: View) -> Scores:
+        """The net's scores, [B, h, N]; while tokens are decoded those of new ones, after what entries had."""
+        place = view.layer, view.key_BhNd.device
+        if place not in self._placed:
+            self._placed[place] = [each.to(place[1]) for each in self.read_numbers().nets[view.layer]]
+        scores = foretold(self._placed[place], view.input_BND.to(place[1]))
+        if view.carried is not None:
+            new = scores.shape[-1]
+            rows, heads, length = view.carried.shape
+            # a row is a sample, or one of its heads
+            scores = torch.cat([view.carried[..., : length - new], scores.reshape(rows, heads, new)], -1)
+        return Scores(scores, view.window(self.last), carried=scores)
+
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
+        return counts_of_pool([protected_first(each) for each in scores], candidates, self.pool, self.lower_bound)

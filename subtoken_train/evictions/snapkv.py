@@ -1,16 +1,18 @@
-"""SnapKV, and PyramidKV, which gives lower layers more of its budget.
+"""Methods by the last rows of a prompt: SnapKV, PyramidKV and CAKE, HeadKV and SparseMM.
 
-Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, W rows of the window, L layers.
+Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, W rows of the window, L layers; while
+tokens are decoded R rows, c key heads of a row; T heads of all layers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from subtoken_train.calibrations import CalibratedNumbers, check_table, check_table_shape, table_words
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import competing_counts, divide_budget, protected_counts
 from subtoken_train.evictions.observers import (
@@ -64,9 +66,7 @@ class SnapKV(Eviction):
     group: GroupReduction = "mean"
 
     online = by_settings(lambda self: Online(rows=self.window if isinstance(self.window, int) else None))
-
     observing_rows = by_settings(lambda self: self.window if isinstance(self.window, int) else None)
-
     absolute = by_settings(
         lambda self: Scale(log=True, high=0.0) if self.rows == "mean" and isinstance(self.window, int) else None
     )
@@ -162,3 +162,187 @@ def kvpress_pyramid(budget_LB: Tensor, entries_LB: Tensor, window_LB: Tensor, be
 
 
 PYRAMIDS = {"exact": exact_pyramid, "original": original_pyramid, "kvpress": kvpress_pyramid}
+
+
+LEAST = 1e-10  # inside the entropy's logarithm, as released
+MOST = 1e6
+
+
+@dataclass(frozen=True)
+class CAKE(Eviction):
+    """CAKE (Qin et al., 2025): layers whose last rows look widely and change their minds keep more entries than others.
+
+    Source: "CAKE: Cascading and Adaptive KV Cache Eviction with Layer Preferences" (2503.12491) and its code
+    (antgroup/cakekv @c4675ce). The last ``window`` rows, which always stay, look at the entries before them. A layer's
+    preference is the entropy of their attention to the power 1 / ``tau1``, times its variance from row to row to the
+    power 1 / ``tau2``, both summed over heads; what the windows leave of the budget is divided by it. An entry's score
+    is its mean attention plus ``gamma`` times the variance, averaged over its neighbours, then over a group's query
+    heads.
+
+    Remainders go by preference, where the release hands them out alike; short prompts are compressed too; samples are
+    not added up; no layer is cut before all have run, where its cascade bounds the peak of a prompt's pass and ends at
+    the same shares. Its taus were tuned per model and budget (0.4 to 2.3). While tokens are decoded
+    (``eviction_every``) layers keep the prompt's preferences, and entries compete by the rows since the last time; a
+    single row has no variance.
+
+    Attributes:
+        window: last entries of the prompt that observe, and always stay: a whole number, or, between 0 and 1, their
+            share of the layer's budget, rounded down, 1 at least.
+        kernel: entries whose scores are averaged together, odd.
+        gamma: weight of the variance in an entry's score.
+        tau1: the larger, the less the entropy counts in a layer's preference.
+        tau2: the larger, the less the variance counts.
+    """
+
+    name: ClassVar[str] = "cake"
+    across_layers: ClassVar[bool] = True
+    needs: ClassVar[frozenset[Need]] = frozenset({"rows"})
+
+    window: int | float = window_setting(32)
+    kernel: int = kernel_setting(5)
+    gamma: float = setting(200.0, 0, MOST)
+    tau1: float = setting(1.0, 1 / MOST, MOST)
+    tau2: float = setting(1.0, 1 / MOST, MOST)
+
+    online = by_settings(lambda self: Online(rows=self.window if isinstance(self.window, int) else None))
+
+    def score(self, view: View) -> Scores:
+        """The indicator of every entry before the window, [B, h, N]; the weight is the logarithm of the preference."""
+        window_BN, index_BW = window_rows(view, self.window)
+        rows_BHWN = view.rows(index_BW)
+        there_BW = rows_BHWN[:, 0].sum(-1) > 0  # while tokens are decoded, some queries of a window may be gone
+        before_BN = view.entries_BN & ~window_BN
+        rows_BHWN = rows_BHWN.masked_fill(~before_BN[:, None, None], 0.0)
+        count_B11 = there_BW.sum(-1)[:, None, None]
+        mean_BHN = rows_BHWN.sum(2) / count_B11.clamp(min=1)
+        away_BHWN = (rows_BHWN - mean_BHN[:, :, None]) * there_BW[:, None, :, None]
+        variance_BHN = away_BHWN.square().sum(2) / (count_B11 - 1).clamp(min=1)
+        pooled_BHN = neighbours_pooled(mean_BHN + self.gamma * variance_BHN, before_BN, self.kernel, "avg")
+        entropy_B = -(rows_BHWN * (rows_BHWN + LEAST).log()).sum((1, 2, 3))
+        preference_B = _log(entropy_B) / self.tau1 + _log(variance_BHN.sum((1, 2))) / self.tau2
+        if view.carried is not None:  # the prompt's, which all entries of the last look have: the oldest is one
+            oldest_B11 = view.entries_BN.int().argmax(-1)[:, None, None]
+            preference_B = view.carried.gather(2, oldest_B11)[:, 0, 0]
+        kv_heads = view.key_BhNd.shape[1]
+        carried_BhN = preference_B[:, None, None].expand(-1, kv_heads, view.entries_BN.shape[1])
+        return Scores(over_groups(pooled_BHN, kv_heads), window_BN, preference_B, carried=carried_BhN)
+
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
+        log_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
+        window_LB = torch.minimum(protected_counts(scores, candidates), candidates.budget_LB)
+        left_B = (candidates.budget_LB - window_LB).sum(0)
+        free_LB = competing_counts(candidates) - window_LB
+        return window_LB + divide_budget(log_LB.softmax(0), left_B, (1 - window_LB).clamp(min=0), free_LB)
+
+
+def _log(positive_B: Tensor) -> Tensor:
+    return positive_B.clamp(min=torch.finfo(torch.float32).tiny).log()
+
+
+@dataclass(frozen=True)
+class HeadScores(CalibratedNumbers):
+    """Scores of heads, [L, h], 0 or more and not all 0; their ratios count, ``calibrate`` writes a mean of 1."""
+
+    score: list[list[float]]
+
+    def __post_init__(self) -> None:
+        check_table("score", self.score, 0, 1e6)
+        if not any(map(any, self.score)):
+            raise ValueError("score is 0 for all heads; one of them must be more")
+
+    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        check_table_shape("score", self.score, num_layers, num_kv_heads)
+
+    def words(self) -> str:
+        return table_words("score of every head, a line per layer", self.score)
+
+
+@dataclass(frozen=True)
+class HeadKV(SnapKV):
+    """HeadKV (Fu et al., 2024): heads that look at what an answer needs keep more entries; SnapKV chooses which.
+
+    Source: "Not All Heads Matter: A Head-Level KV Cache Compression Method with Integrated Retrieval and Reasoning"
+    (2410.19258) and its code (FYYFU/HeadKV @0862a09). How much a head looks at needles is found once for a backbone
+    (``subtoken-train calibrate headkv``). Every head keeps its window; of the rest of the budget the share ``floor`` is
+    divided equally, the remainder by the heads' scores. Entries are chosen as SnapKV does, with a window of 32 rows and
+    the largest of 7 neighbours. ``ada(headkv)`` divides a layer's sum by the prompt's own scores instead.
+
+    The release keeps a set per query head; here a key-value head has the sum of its query heads' scores and the mean of
+    their attention. Its ``floor`` is 1 - 1 / beta, with beta chosen per task; it rounds heads one by one and loses what
+    they cannot take, where the budget is exact here. While tokens are decoded (``eviction_every``) heads keep their
+    shares.
+
+    Attributes:
+        calibration: file of the heads' scores; needed.
+        floor: share of the budget beside the windows that all heads divide equally, in [0, 1]; 1 leaves them equal.
+    """
+
+    name: ClassVar[str] = "headkv"
+    across_layers: ClassVar[bool] = True
+    absolute: ClassVar[Scale | None] = None
+    calibrates: ClassVar[type[CalibratedNumbers]] = HeadScores
+    heads_differ: ClassVar[bool] = True
+
+    window: int | float = window_setting(32)
+    kernel: int = kernel_setting(7)
+    pooling: Pooling = "max"
+    pool_per: PoolPer = "kv_head"
+    rows: RowReduction = "mean"
+    calibration: str | None = None
+    floor: float = setting(0.1, 0, 1)
+
+    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        self.read_numbers()
+
+    def score(self, view: View) -> Scores:
+        """SnapKV's scores, [B, h, N]; the heads' calibrated ones are noted, ``head`` [B, h] or [R, c]."""
+        found = super().score(view)
+        rows, heads = found.scores_BhN.shape[:2]
+        own = torch.tensor(self.read_numbers().score[view.layer], device=found.scores_BhN.device)
+        own_Rc = own.view(-1, heads)  # while tokens are decoded, a sample's heads are rows
+        return replace(found, notes={"head": own_Rc.repeat(rows // len(own_Rc), 1)})
+
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
+        head_LRc = torch.stack([layer.notes["head"] for layer in scores])
+        layers, rows, heads = head_LRc.shape
+        shape = layers, rows // candidates.heads, candidates.heads * heads
+
+        def of_samples(each_LRc: Tensor) -> Tensor:
+            return each_LRc.cpu().reshape(shape).transpose(1, 2).flatten(0, 1)
+
+        of_rows = candidates.budget_LB, protected_counts(scores, candidates), competing_counts(candidates)
+        budget_TB, window_TB, most_TB = (of_samples(each[..., None].expand(head_LRc.shape)) for each in of_rows)
+        count_TB = head_budgets(of_samples(head_LRc), self.floor, budget_TB, window_TB, most_TB)
+        count_LRc = count_TB.view(layers, shape[2], shape[1]).transpose(1, 2).reshape(head_LRc.shape)
+        return count_LRc.to(candidates.budget_LB.device)
+
+
+def head_budgets(score_TB: Tensor, floor: float, budget_TB: Tensor, window_TB: Tensor, most_TB: Tensor) -> Tensor:
+    """Entries of every head whose sum is the budgets', int64 [T, B], on the CPU.
+
+    Of what the windows leave, the share ``floor`` is divided as the budgets are. A head keeps one entry at least; what
+    another cannot take is divided by claims.
+    """
+    share_TB = score_TB.double() / score_TB.double().sum(0).clamp(min=1e-300)
+    window_TB = torch.minimum(window_TB, budget_TB)
+    left_TB = budget_TB - window_TB
+    claim_TB = floor * left_TB + (1 - floor) * share_TB * left_TB.sum(0)
+    return window_TB + divide_budget(claim_TB, left_TB.sum(0), (1 - window_TB).clamp(min=0), most_TB - window_TB)
+
+
+@dataclass(frozen=True)
+class SparseMM(HeadKV):
+    """SparseMM (Wang et al., 2025): heads that look at what an answer tells of a picture keep more entries.
+
+    Source: "SparseMM: Head Sparsity Emerges from Visual Concept Responses in MLLMs" (2506.05344) and its code
+    (CR400AF-A/SparseMM @f52655b). Windows, an equal ``floor`` of what they leave (its ``ratio``), and the rest by
+    scores of visual heads, which ``subtoken-train calibrate sparsemm`` finds once for a backbone. A head's entries are
+    chosen by the last 32 rows, their mean over a group and over 5 neighbours. As released it is of the whole prompt:
+    ``scope: all`` here. The release rounds heads one by one; here the budget is exact. Its scores were found on pages
+    of words and their boxes, here on digit scenes.
+    """
+
+    name: ClassVar[str] = "sparsemm"
+
+    kernel: int = kernel_setting(5)
+    pooling: Pooling = "avg"

@@ -121,17 +121,9 @@ class ChunkKV(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_counts(self.base.heads_differ)
-
-    def _check_counts(self, differ: bool) -> None:
-        if differ:
+        if self.base.heads_differ:
             kept = f"heads of {self.base.name} keep different numbers of entries"
             raise ValueError(f"chunk keeps one set for all heads, and {kept}")
-
-    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        count_LB = self.base.counts(scores, candidates)
-        self._check_counts(count_LB.dim() == 3)
-        return count_LB
 
     def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
         """Scores that order entries chunk by chunk, [B, 1, N]."""
@@ -268,19 +260,11 @@ class Ada(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_heads(self.base.heads_share)
-
-    def _check_heads(self, shared: bool) -> None:
-        if shared:
+        if self.base.heads_share:
             raise ValueError(
                 f"ada divides a budget between heads, and {self.base.name} keeps one set for all heads of a layer; put "
                 "it around a method with a set per head, for instance snapkv"
             )
-
-    def score(self, view: View) -> Scores:
-        found = self.base.score(view)
-        self._check_heads(found.scores_BhN.shape[1] != view.key_BhNd.shape[1])
-        return found
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         base = self.base.counts(scores, candidates)

@@ -20,8 +20,7 @@ from subtoken_train.typed import shown
 _LONGEST = 255  # bytes of a name that a file system takes
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _REVISION = re.compile(r"\w[\w.+/-]{0,199}")
-ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
-"""Any other text could name a kernel on the Hub, which is code."""
+ATTENTIONS = ("sdpa", "eager", "flash_attention_2")  # any other text could name a kernel on the Hub, which is code
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -101,10 +100,7 @@ def _check_gguf_settings(config: BackboneConfig) -> None:
     path, folder = config.path, Path(resolve(config.path))
     if is_gguf(path):
         if config.quantization != "none":
-            raise ValueError(
-                f"quantization {config.quantization} of {path}: a GGUF file is read to {config.dtype}; set it to none, "
-                "or quantise a folder of the model in transformers' format"
-            )
+            raise ValueError(f"quantization {config.quantization}: {path} is read to {config.dtype}; set it to none")
         if config.revision is not None:
             raise ValueError(f"revision {config.revision!r} is for Hub ids, and {path} is a file; leave it out")
         return
@@ -112,10 +108,7 @@ def _check_gguf_settings(config: BackboneConfig) -> None:
     if inside:
         raise ValueError(f"backbone {path!r} is a folder of GGUF files; name one of them: {folder / inside[0].name}")
     if path.lower().endswith("-gguf") and not folder.is_dir():
-        raise ValueError(
-            f"backbone {clipped(repr(path), 120)} is a repository of GGUF files; fetch one of them ('hf download "
-            f"{path} FILE.gguf --local-dir DIR') and name it: DIR/FILE.gguf"
-        )
+        raise ValueError(f"{clipped(path, 40)!r} holds GGUF files; fetch one of them ('hf download {path} FILE.gguf')")
 
 
 def check_revision(revision: str | None) -> None:

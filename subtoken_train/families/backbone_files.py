@@ -1,8 +1,7 @@
 """Checks of a backbone's files before transformers opens them, and of its weights once they are loaded.
 
-JSON is bounded and no name leads out of the folder. Weights are judged by their files' headers, some kilobytes each: no
-tensor is read, and no pickle is opened. Loaded weights must be finite. A GGUF file, llama.cpp's
-format, is read to plain tensors; the rounding of its own format stays in them, so its SHA-256 is part of an identity.
+JSON is bounded and no name leads out of the folder. Weights are judged by their files' headers; no pickle is opened. A
+GGUF file is read to plain tensors; its format's rounding stays in them, so its SHA-256 is part of an identity.
 """
 
 from __future__ import annotations
@@ -11,13 +10,12 @@ import hashlib
 import re
 import struct
 import tempfile
-import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,13 +25,12 @@ from transformers.integrations.gguf import GGUF_CONFIG_ARCHS, read_gguf_metadata
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
 from subtoken_train.documents import check_file_name, check_regular, read_json, real_path
-from subtoken_train.errors import MAX_TOKENS, SubTokenWarning, check_package, check_range
+from subtoken_train.errors import MAX_TOKENS, check_package, check_range
 from subtoken_train.forks import undoing
 from subtoken_train.typed import checked, shown
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-MAX_HEADER = 100_000_000
-"""Bytes of a header at most; safetensors reads no longer one."""
+MAX_HEADER = 100_000_000  # bytes of a header at most; safetensors reads no longer one
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
 _DTYPES = {
     **{f"F{bits}": getattr(torch, f"float{bits}") for bits in (64, 32, 16)},
@@ -67,10 +64,7 @@ def weight_files(folder: Path) -> list[Path]:
         index = read_json(folder / INDEX)
         return [folder / name for name in sorted(set(map(str, index["weight_map"].values())))]
     if pickles := sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern)):
-        raise ValueError(
-            f"{pickles[0]} is a pickle, which may hold code and is not read, and there is no {WEIGHTS}; use the model "
-            "in safetensors, or convert it once with transformers' save_pretrained"
-        )
+        raise ValueError(f"{pickles[0]} is a pickle, which may hold code and is not read; use the model in safetensors")
     raise ValueError(f"there is no {WEIGHTS} in it; the download is incomplete")
 
 
@@ -121,10 +115,7 @@ FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @torch.no_grad()
 def check_finite_weights(model: Any, path: str) -> None:
-    """Raise ``ValueError`` if a parameter holds NaN or infinity, or a buffer NaN; one read of each device.
-
-    Of a quantised weight the scales are looked at, which a NaN makes NaN; sharded ones are passed over.
-    """
+    """Raise ``ValueError`` if a parameter (of a quantised one its scales) holds NaN or infinity, or a buffer NaN."""
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     found: dict[torch.device, list[tuple[str, Tensor]]] = defaultdict(list)
     for name, whole in (parameters | buffers).items():
@@ -155,65 +146,32 @@ def _numbers(weight: Any) -> Iterator[Tensor]:
 
 
 PEFT_FILE = "adapter_config.json"
-GENERATION = "generation_config.json"
+GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
 MAX_PIXELS = 2**28
 _MOST_LAYERS, _MOST_SIDE = 10_000, 2**14
 _COUNTS = ("_size", "_layers", "_heads", "head_dim", "depth")
 _SIDES = ("size", "crop_size")
-_WHOLE = (
-    "max_length max_new_tokens min_length min_new_tokens top_k num_beams num_beam_groups num_return_sequences "
-    "no_repeat_ngram_size encoder_no_repeat_ngram_size prompt_lookup_num_tokens"
-)
-_NUMBERS = (
-    "temperature top_p min_p top_h typical_p epsilon_cutoff eta_cutoff repetition_penalty encoder_repetition_penalty "
-    "length_penalty diversity_penalty max_time guidance_scale"
-)
-_FLAGS = (
-    "do_sample use_cache output_attentions output_hidden_states output_scores output_logits return_dict_in_generate "
-    "renormalize_logits remove_invalid_values"
-)
-_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_KINDS: dict[str, dict[str, Any]] = {
-    GENERATION: {
-        **dict.fromkeys(_WHOLE.split(), int),
-        **dict.fromkeys(_NUMBERS.split(), float),
-        **dict.fromkeys(_FLAGS.split(), bool),
-    },
-    "tokenizer_config.json": {
-        **dict.fromkeys(_TOKENS, str | dict),
-        "model_max_length": float,
-        **dict.fromkeys(("padding_side", "truncation_side"), Literal["left", "right"]),
-        "chat_template": str | list[dict[str, str]],
-        "clean_up_tokenization_spaces": bool,
-    },
-}
-"""Types of settings that their readers take for granted, by file; null is none of them."""
+_TEXTS = ("transformers_version", "cache_implementation", "compile_config")
+"""Keys of ``generation_config.json`` that hold texts; all others are numbers and truths."""
 _RANGES: dict[str, tuple[Any, float, float]] = {
     "resample": (int, 0, 5),
     "num_additional_image_tokens": (int, 0, 16),
     "rescale_factor": (float, 0, 1e6),
     "image_mean": (list[float], 0, 1e6),
     "image_std": (list[float], 1e-6, 1e6),
-}
-"""Types and ranges of a processor's settings; of a list, of each number."""
+}  # types and ranges of a processor's settings that its reader takes for granted; of a list, of each number
 
 
 def check_local_files(folder: Path) -> None:
-    """Raise ``ValueError`` unless a folder's configurations are sound JSON and its shards lie in it.
-
-    Weights are not opened. The tokenizer's large vocabulary is its own reader's to check. Warns of answers without end.
-    """
-    configs: dict[str, dict[str, Any]] = {}
+    """Raise ``ValueError`` unless a folder's configurations are sound JSON and its shards lie in it."""
     for path in sorted(folder.glob("*config.json")):
         if path.name == PEFT_FILE:
             raise ValueError(f"{folder} is a LoRA of peft ({PEFT_FILE}), not a backbone; name the model that it is for")
-        content = configs[path.name] = read_json(path)
+        content = read_json(path)
         if not isinstance(content, dict):
             raise ValueError(f"{path} is {shown(content)}; it must be a group of keys")
         check_format(content)
         _check_settings(content, str(path), path.name)
-    if "config.json" in configs and GENERATION in configs:
-        _warn_of_no_end(configs["config.json"], configs[GENERATION], folder / GENERATION)
     for path in sorted(folder.glob("*.index.json")):
         index = read_json(path)
         shards = index.get("weight_map") if isinstance(index, dict) else None
@@ -227,18 +185,18 @@ def check_local_files(folder: Path) -> None:
 
 def _check_settings(content: dict[str, Any], place: str, file: str) -> None:
     """Check types and sizes: libraries build as many layers, and make pictures as large, as they are told."""
-    of_pictures, kinds = file.endswith("processor_config.json"), _KINDS.get(file, {})
+    of_pictures = file.endswith("processor_config.json")
     for key, value in content.items():
         name = f"{place}: {key}"
         if value is None:
             continue
         if isinstance(value, int) and not isinstance(value, bool) and key.endswith(_COUNTS):
             check_range(name, value, 0, _MOST_LAYERS if key.endswith("layers") else MAX_TOKENS)
-        if key in kinds:
-            checked(kinds[key], value, name)
-        elif file == GENERATION and key.endswith("_token_id"):
-            for one in value if isinstance(value, list) else [value]:
-                check_range(name, checked(int, one, name), -1, MAX_TOKENS)
+        odd = dict if key.endswith("_token_id") else str
+        if file == GENERATION and isinstance(value, str | odd) and key not in _TEXTS:
+            raise ValueError(f"{name} is {shown(value)}; it must be a number, or true or false")
+        if file == TOKENIZER and key == "chat_template":
+            checked(str | list[dict[str, str]], value, name)
         elif isinstance(value, dict) and not (of_pictures and key in _SIDES):
             _check_settings(value, name, file if of_pictures else "")
         elif of_pictures:
@@ -274,28 +232,7 @@ def _check_sides(value: Any, place: str) -> None:
 def check_format(content: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` if a configuration is of the original LLaVA code, whose weights fit no class."""
     if "mm_vision_tower" in content:
-        raise ValueError(
-            f"it is in the format of LLaVA's original code ({shown(content.get('model_type'))}, mm_vision_tower), not "
-            "of transformers; use the same model in transformers' format (llava-hf/... on the Hub)"
-        )
-
-
-def _warn_of_no_end(config: Mapping[str, Any], generation: Mapping[str, Any], path: Path) -> None:
-    """Warn where a model has an end token and the file that generation reads leaves none that it can say."""
-    both = [each for each in (config, config.get("text_config")) if isinstance(each, dict)]
-    size = max([each["vocab_size"] for each in both if type(each.get("vocab_size")) is int], default=MAX_TOKENS)
-    given = generation.get("eos_token_id")
-    ids = given if isinstance(given, list) else [] if given is None else [given]
-    if any(0 <= one < size for one in ids) or (not ids and all(each.get("eos_token_id") is None for each in both)):
-        return
-    words = (
-        f"eos_token_id is {shown(given)}, and the vocabulary has {size:,} tokens" if ids else "it has no eos_token_id"
-    )
-    warnings.warn(
-        f"{path}: {words}, so no token ends an answer, and every answer runs to max_new_tokens; set eos_token_id there",
-        SubTokenWarning,
-        stacklevel=1,  # one place, whoever loads
-    )
+        raise ValueError("it is in the format of LLaVA's original code; use the same model of llava-hf/...")
 
 
 _INSTEAD = "use the model in transformers' format (a folder with config.json and .safetensors files, or a Hub id)"
@@ -318,31 +255,22 @@ def check_gguf(path: Path) -> None:
         metadata, tensors = read_gguf_metadata(str(path))
     except Exception as error:  # whatever a damaged header makes the reader do
         raise _damaged(path, size) from error
-    architecture = metadata["general.architecture"]
-    kind, parts = metadata.get("general.type"), metadata.get("split.count", 1)
-    if architecture == "clip" or kind == "mmproj":
-        raise ValueError(f"{path} is the vision tower of a model that sees (mmproj), which is not read; {_INSTEAD}")
-    if kind == "adapter":
-        raise ValueError(f"{path} is a LoRA, not a model; name the model that it is for")
-    if parts != 1:
-        raise ValueError(f"{path} is one of {parts} parts; join them first with llama.cpp's 'llama-gguf-split --merge'")
+    architecture, parts = metadata["general.architecture"], metadata.get("split.count", 1)
     known = {*GGUF_SUPPORTED_ARCHITECTURES, *GGUF_CONFIG_ARCHS}.difference(_NO_ARCHITECTURES)
     if not isinstance(architecture, str) or _plain(architecture) not in map(_plain, known):
-        raise ValueError(
-            f"{path} is of the architecture {str(architecture)[:60]!r}, which transformers does not read from GGUF; "
-            f"{_INSTEAD}"
-        )
+        raise ValueError(f"{path}: transformers does not read architecture {architecture!r:.60} from GGUF; {_INSTEAD}")
     layers = metadata.get(f"{architecture}.block_count", 0)
     held = {name.split(".")[1] for name in tensors if name.startswith("blk.")}
-    if "token_embd.weight" not in tensors or not isinstance(layers, int) or len(held) < layers:
-        raise ValueError(f"{path} names {str(layers)[:60]} layers and holds the weights of fewer; download it again")
+    whole = "token_embd.weight" in tensors and isinstance(layers, int) and len(held) >= layers and parts == 1
+    if not whole or metadata.get("general.type", "model") != "model":
+        raise ValueError(
+            f"{path} names {str(layers)[:60]} layers and is not the whole model: a LoRA, a vision tower, one of "
+            f"{parts} parts (join them by 'llama-gguf-split --merge') or cut off; download the model again"
+        )
     scaled = [name for name in tensors if name.startswith("rope_")]
     scaled += [key for key, value in metadata.items() if key.endswith("rope.scaling.type") and value != "none"]
     if scaled and architecture != "gpt-oss":
-        raise ValueError(
-            f"{path} scales its rotary positions ({scaled[0]}), which transformers leaves out of what it reads from "
-            f"GGUF; {_INSTEAD}"
-        )
+        raise ValueError(f"{path} scales its rotary positions ({scaled[0]}), which is not read from GGUF; {_INSTEAD}")
     try:
         _reader(*_version(path))
     except Exception as error:  # a tensor ends past the file's end, or is of no known type
@@ -351,10 +279,7 @@ def check_gguf(path: Path) -> None:
 
 @contextmanager
 def opened_gguf(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the folder, of this file alone, and the argument by which ``from_pretrained`` reads a checked file.
-
-    Its header is parsed once, over a plain array: with 50,000 words that takes 1 second, and over a memory map 5.
-    """
+    """Yield a folder of this file alone, and the argument by which ``from_pretrained`` reads it, parsed once."""
     import gguf
 
     with tempfile.TemporaryDirectory() as folder:

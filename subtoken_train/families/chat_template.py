@@ -27,10 +27,8 @@ from subtoken_train.families.literal_marks import hidden_specials, special_place
 from subtoken_train.types import Asked, RenderedPrompt, Turn
 
 Message = Mapping[str, str]
-MAX_STEPS = 5_000_000
-"""A few seconds; long conversations take some ten thousands."""
-MAX_WRITTEN = 10_000_000
-"""Beside four times what is said."""
+MAX_STEPS = 5_000_000  # A few seconds; long conversations take some ten thousands
+MAX_WRITTEN = 10_000_000  # beside four times what is said
 _BEGIN, _END = "\udffe", "\udfff"
 _MARK = re.compile("([\udffe\udfff])([\udfe0-\udfe9]+)")
 _GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
@@ -106,9 +104,9 @@ def answer_opening(tokenizer: Any) -> str:
 def rendered_conversation(tokenizer: Any, messages: Sequence[Message], **variables: Any) -> RenderedPrompt:
     """Return a conversation with the spans of what assistants say; after a question the opening of its answer.
 
-    A span is what the template marks as generated (``{% generation %}``). Where it marks nothing, it begins where the
-    prompt before it ends, if that goes on as the prompt does, and with the message's words if not; and it ends with the
-    end of the turn, white space behind it left out.
+    A span is what the template marks as generated. Where it marks nothing, it begins where the prompt before it
+    ends, if that goes on as the prompt does, else with the message's words; and it ends with the end of the turn,
+    without white space.
     """
     shown = _shown(tokenizer, messages)
     options = {"add_generation_prompt": messages[-1]["role"] != "assistant", **variables}
@@ -118,18 +116,12 @@ def rendered_conversation(tokenizer: Any, messages: Sequence[Message], **variabl
     if (spans := _generated(tokenizer, shown, **options)) is None:
         spans = [_span(tokenizer, shown, number, text, places, **variables) for number in said]
     if len(spans) != len(said):
-        raise ValueError(
-            f"the tokenizer's chat template marks {len(spans)} texts as generated, but there are {len(said)} "
-            "assistant messages; set another chat_template"
-        )
+        raise ValueError(f"the tokenizer's chat template marks {len(spans)} texts as generated, of {len(said)} answers")
     return RenderedPrompt(text, spans, "", _system_end(shown, places))
 
 
 def asked_otherwise(tokenizer: Any, **variables: Any) -> tuple[str, str, str] | None:
-    """Return what stands before an answer in a conversation and in a prompt, and before which; None where they agree.
-
-    Some templates open thoughts in the last answer alone.
-    """
+    """Return what stands before an answer in a conversation and in a prompt, and before which; None: they agree."""
     talk = messages_of([Turn("?", "!"), Turn("?", "!")])
     text = filled_template(tokenizer, talk, **variables)
     places = _places(tokenizer, talk, text, **variables)
@@ -142,10 +134,7 @@ def asked_otherwise(tokenizer: Any, **variables: Any) -> tuple[str, str, str] | 
 
 
 def rendered_as_asked(tokenizer: Any, messages: Sequence[Message], **variables: Any) -> RenderedPrompt:
-    """Return a conversation up to its last answer, which alone has a span and stands behind the prompt as it is asked.
-
-    Thoughts are kept as the answer has them; a tag that the prompt opens already is not written again.
-    """
+    """Return a conversation whose last answer, thoughts included, alone has a span, behind the prompt asking it."""
     prompt = rendered_prompt(tokenizer, messages[:-1], **variables)
     rendered = rendered_conversation(tokenizer, messages, **variables)
     text, (_, until) = rendered.text, rendered.answer_spans[-1]
@@ -177,7 +166,6 @@ def _system_end(messages: Sequence[Message], places: Sequence[tuple[int, int]], 
 
 
 def _places(tokenizer: Any, messages: Sequence[Message], text: str, **options: Any) -> list[tuple[int, int]]:
-    """Return where each message's content begins and ends in a conversation's text."""
     forms = [_forms(tokenizer, each["content"]) for each in messages]
     found = _tried(tokenizer, messages, text, {number: form[0] for number, form in enumerate(forms)}, **options)
     for number, message in enumerate(messages):

@@ -1,8 +1,7 @@
 """The language model inside a backbone: its layers, their windows, heads and positions, and the loop over them.
 
-One code for training and inference. What differs between models is read from their modules: projections of their own or
-one fused, norms of queries and keys, the rotary embedding of a kind of layer, factors of embeddings and logits. Other
-kinds of attention are refused.
+One code for training and inference. What differs between models is read from their modules; other kinds of attention
+are refused.
 
 Legend: B batch, N positions, D model width, V vocabulary, H query heads, h key-value heads, d head width, n layers with
 features of their own.
@@ -33,10 +32,8 @@ from subtoken_train.ledger.kv_budget import KVShape
 
 CACHE = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"
 """``cache`` from transformers 5.24 on, where the old name costs a warning a layer and step."""
-PREFIX = "subtoken_"
-"""Prefix of attention functions that also read packed storage."""
-WINDOWED = ("mistral", "qwen2", "qwen3")
-"""Language models whose windows are served inside a model that sees images."""
+PREFIX = "subtoken_"  # prefix of attention functions that also read packed storage
+WINDOWED = ("mistral", "qwen2", "qwen3")  # language models whose windows are served inside a model that sees images
 UNTURNED = ("cohere2", "exaone4")
 """Language models whose layers of full attention turn nothing by position, beside layers with windows, which do."""
 QV, FUSED = "(q_proj|v_proj)", "qkv_proj"
@@ -98,10 +95,7 @@ def check_window_runs(windows: list[int | None], implementation: str | None) -> 
     """Raise ``ValueError`` if layers have windows and run on something else than ``sdpa``."""
     sliding = next((window for window in windows if window is not None), None)
     if sliding is not None and implementation is not None and not implementation.endswith("sdpa"):
-        raise ValueError(
-            f"a sliding window ({sliding} positions) runs on attention: sdpa, not on {implementation!r}, which counts "
-            "rows instead of positions; set model.backbone.attention: sdpa"
-        )
+        raise ValueError(f"a sliding window ({sliding} positions) runs on attention: sdpa, not on {implementation!r}")
 
 
 class DecoderStack:
@@ -195,7 +189,6 @@ class DecoderStack:
         return rotary_angles(self.decoder.rotary_emb, like, position_ids, self._length, self._rotary_of(layer))
 
     def _rotary_of(self, layer: int) -> str | None:
-        """Return the kind of layer whose rotary embedding this one has; None where all have one."""
         by_kind = isinstance(getattr(self.decoder.rotary_emb, "rope_type", None), dict)
         return str(self.decoder.config.layer_types[layer]) if by_kind else None
 
@@ -307,11 +300,7 @@ class DecoderStack:
         deep_nBND: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """Run some decoder layers under transformers' mask, or under one mask, or ``Seen``, for each window.
-
-        ``deep_nBND``: what the first n layers of the model add to their outputs. What comes out lies where ``hidden``
-        did, whatever devices the layers lie on.
-        """
+        """Run some layers under transformers' mask, or one mask, or ``Seen``, for each window; to where it was."""
         home, text_positions = hidden.device, position_ids if position_ids.dim() == 2 else None
         angles: dict[str | None, tuple[Tensor, Tensor]] = {}
         for layer in layers:
@@ -350,10 +339,7 @@ class DecoderStack:
 def _windowed(
     full: Tensor | None, visible_BN: Tensor, position_BN: Tensor, size: int | None, in_blocks: bool
 ) -> Tensor | Seen | None:
-    """Return a layer's mask, bool [B, 1, N, N]; full attention's if every row is in every other's window.
-
-    ``in_blocks``: what it would be made of, for an attention that has the mask of a block of rows at a time.
-    """
+    """Return a layer's mask, bool [B, 1, N, N]; full if every row is in every window; ``in_blocks``: its parts."""
     visible_BN = visible_BN.bool()
     last = torch.iinfo(position_BN.dtype).max
     first_B = position_BN.masked_fill(~visible_BN, last).amin(-1)

@@ -1,4 +1,4 @@
-"""The interface of a backbone family, its processor without torchvision, and checks against its shapes.
+"""The interface of a backbone family, processors without torchvision, and checks against its shapes.
 
 Legend: B batch, N positions, D model width, I images, T visual tokens, n layers with features of their own.
 """
@@ -9,10 +9,11 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from PIL import Image
@@ -31,28 +32,37 @@ from subtoken_train.resources import model_type_of, published_models
 from subtoken_train.types import Batch, Frames, Licence, Region, RenderedPrompt, TowerStatistics, Turn, VisualStates
 
 
+@dataclass(eq=False)
 class PilProcessor:
     """A checkpoint's tokenizer and image processor; the same pixels with and without torchvision."""
 
-    image_reader: ClassVar[Any]
-    """The PIL image processor's class, whichever the checkpoint names."""
-    image_token: ClassVar[str]
-    """Placeholder of a visual token of an image."""
-
-    def __init__(self, image_processor: Any, tokenizer: Any) -> None:
-        self.image_processor = image_processor
-        self.tokenizer = tokenizer
-
-    @classmethod
-    def from_pretrained(cls, source: str, revision: str | None = None, trust_remote_code: bool = False) -> Self:
-        """Read both from a folder or the Hub."""
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
-        return cls(cls.image_reader.from_pretrained(source, revision=revision), tokenizer)
+    image_processor: Any
+    tokenizer: Any
+    image_token: str
+    video_token: str
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write both into a checkpoint folder."""
         self.image_processor.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+
+
+class PilReader(NamedTuple):
+    """Makes processors of a PIL image processor's class, whichever the checkpoint names, and placeholders of tokens."""
+
+    image_reader: Any
+    image_token: str
+    video_token: str = ""
+
+    def __call__(self, image_processor: Any, tokenizer: Any) -> PilProcessor:
+        return PilProcessor(image_processor, tokenizer, self.image_token, self.video_token)
+
+    def from_pretrained(
+        self, source: str, revision: str | None = None, trust_remote_code: bool = False
+    ) -> PilProcessor:
+        """Read both from a folder or the Hub."""
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
+        return self(self.image_reader.from_pretrained(source, revision=revision), tokenizer)
 
 
 class GivenImages(NamedTuple):
@@ -84,16 +94,11 @@ def _published_config(row: Mapping[str, Any]) -> Any:
 
 
 class Family(DecoderStack, ABC):
-    """A loaded Hugging Face model behind the interface that reducers, routers and training use.
-
-    Subclasses say where its parts are, and what they make of text and pictures.
-    """
+    """A loaded Hugging Face model behind the interface that reducers, routers and training use."""
 
     name: str
     published: ClassVar[dict[str, Callable[[], Any]]] = {}
     """Hub ids whose configuration is known here, for checks without network; each is made when it is called."""
-    originals: ClassVar[dict[str, str]] = {}
-    """Model types of its models in their authors' own format, whose code is not run, and what to load instead."""
     licences: ClassVar[dict[str, Licence]] = {}
     """Licences of published backbones by their Hub ids, for model cards: an adapter's is the same."""
     sees_images: ClassVar[bool] = True
@@ -147,10 +152,7 @@ class Family(DecoderStack, ABC):
 
     @abstractmethod
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
-        """Return the visual tokens of one image of (height, width) pixels, by default of ``nominal_image``.
-
-        ``together``: images of the same prompt (videos not counted), which some families show in less detail.
-        """
+        """Return the visual tokens of an image of (height, width) pixels; ``together``: images of the same prompt."""
 
     def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
         """Return the text that replaces ``marker`` for one picture: its placeholders and the words around them."""
@@ -184,22 +186,15 @@ class Family(DecoderStack, ABC):
     @property
     def placeholders(self) -> tuple[str, ...]:
         """Return the tokens that stand once per visual token."""
-        return (self.processor.image_token,) if self.sees_images else ()
+        tokens = [getattr(self.processor, name, "") for name in ("image_token", "video_token")[: 1 + self.takes_videos]]
+        return tuple(dict.fromkeys(filter(None, tokens))) if self.sees_images else ()
 
     @abstractmethod
     def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
-        """Turn pictures into (pixel values, ``Batch.image_grid_I3``), sized for the tower.
-
-        ``together``: of each picture, how many images its prompt has; None: each is its prompt's only one.
-        """
+        """Turn pictures into (pixel values, ``Batch.image_grid_I3``); ``together``: images of each one's prompt."""
 
     def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
-        """Turn pictures as a processor gives them into a batch's.
-
-        Args:
-            given: its output by the names ``image_inputs``, some of which may be missing, and ``input_ids``.
-            visual_BN: placeholders of visual tokens in the prompts, bool.
-        """
+        """Read a processor's output by the names ``image_inputs`` (some may be missing) into a batch's."""
         pixels = given.get("pixel_values")
         if pixels is not None and pixels.dim() != 4:
             raise ValueError(
@@ -213,10 +208,7 @@ class Family(DecoderStack, ABC):
 
     @abstractmethod
     def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
-        """Return the tower's output for every image, without gradient; None for a batch without images.
-
-        ``statistics``: also ``received`` and ``keys`` of this kind, one of ``tower_statistics``, for a tower reducer.
-        """
+        """Return the tower's output for every image, without gradient, and statistics of a kind for a tower reducer."""
 
     @classmethod
     def tower_statistics(cls, config: Any) -> frozenset[TowerStatistics]:
@@ -255,7 +247,7 @@ class Family(DecoderStack, ABC):
 
     def limit_pixels(self, max_pixels: int) -> None:
         """Cap the pixels of an image."""
-        raise ValueError(f"max_pixels={max_pixels}: {self.name} scales every image to one size; remove max_pixels")
+        raise ValueError(f"max_pixels={max_pixels}: {self.name} scales images to sizes of its own; remove max_pixels")
 
     @property
     def tokenizer(self) -> Any:
@@ -322,10 +314,7 @@ def check_calibration(calibration: Calibration[Any] | None, family: Family) -> N
 
 def only_videos(record: str) -> ValueError:
     """Return the error for an image where a reducer chooses among frames."""
-    return ValueError(
-        f"record {record!r} shows an image, and its reducer chooses among the frames of videos; leave images out, or "
-        "name a reducer that takes them (divprune, dart)"
-    )
+    return ValueError(f"record {record!r} shows an image, and its reducer chooses among the frames of videos; leave it")
 
 
 def check_served(reducer: Reducer, family: type[Family], config: Any) -> None:
@@ -334,10 +323,7 @@ def check_served(reducer: Reducer, family: type[Family], config: Any) -> None:
     reducer.check_fit(family.name, family.sees_images, depth, family.tower_statistics(config))
     if reducer.reads_frames and not family.tells_frames:
         why = "does not tell the frames of a video from images" if family.takes_videos else "takes no videos"
-        raise ValueError(
-            f"reducer {reducer.name!r} chooses among the frames of videos, and {family.name} {why}; use divprune or "
-            "dart"
-        )
+        raise ValueError(f"reducer {reducer.name!r} chooses among the frames of videos, and {family.name} {why}")
 
 
 def check_reducer(reducer: Reducer, family: Family) -> None:

@@ -23,22 +23,17 @@ from torch import Tensor
 from transformers.models.idefics3 import image_processing_pil_idefics3 as tiling
 
 from subtoken_train.families.chat import ChatFormat, joined
-from subtoken_train.families.family import GivenImages, PilProcessor
+from subtoken_train.families.family import GivenImages, PilReader
 from subtoken_train.families.images import Picture, Video
 from subtoken_train.families.tiles import MergedTilesFamily, padded_tiles
 from subtoken_train.families.towers import merged_statistics, with_statistics
 from subtoken_train.types import Batch, TowerStatistics, VisualStates
 
 FAKE = "<fake_token_around_image>"
-_TILES = 4
-"""Tiles that the longer side of a picture is scaled to, as published."""
+_TILES = 4  # tiles that the longer side of a picture is scaled to, as published
 
 
-class Idefics3Processor(PilProcessor):
-    """Tokenizer and PIL image processor."""
-
-    image_reader = tiling.Idefics3ImageProcessorPil
-    image_token = "<image>"
+Idefics3Processor = PilReader(tiling.Idefics3ImageProcessorPil, "<image>")
 
 
 def _words(prompt: str, picture: str) -> str:
@@ -67,10 +62,7 @@ class Idefics3Family(MergedTilesFamily):
         vision, self.merge = model.config.vision_config, int(model.config.scale_factor)
         self.side, self.high = int(vision.image_size), int(vision.image_size // vision.patch_size)
         if self.high % self.merge:
-            raise ValueError(
-                f"{self.name} with tiles of {self.high} x {self.high} patches and scale_factor {self.merge} is not "
-                "supported: patches are merged in squares; use a scale_factor that divides the tile's side"
-            )
+            raise ValueError(f"{self.name}: {self.high} x {self.high} patches and scale_factor {self.merge} do not fit")
         tiler = None if processor is None else processor.image_processor
         self.longest = self.side * _TILES if tiler is None else int(tiler.size["longest_edge"])
         self.cuts = tiler is None or bool(tiler.do_image_splitting)

@@ -1,4 +1,4 @@
-"""Images and videos of a prompt: made upright RGB, padded to squares, counted; PIL only. Legend: F frames.
+"""Images and videos of a prompt: made upright RGB, padded to squares, counted; PIL only.
 
 Every reader of pictures calls ``rgb_pixels``:
 
@@ -16,21 +16,17 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
 from subtoken_train.errors import SubTokenWarning
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 _LOST = ("Corrupt EXIF data", "Truncated File Read")
 """Beginnings of Pillow's warnings after which it reads no further tag."""
 _WHITE_16 = 65_535
-_DIMMEST_8 = 16
-"""Floats above 1 that are all below this are no greys of 8 bits, which would be black."""
+_DIMMEST_8 = 16  # floats above 1 that are all below this are no greys of 8 bits, which would be black
 
 
 class PixelError(ValueError):
@@ -121,21 +117,15 @@ FP32_BYTES = 4
 
 @dataclass(frozen=True, init=False)
 class Video:
-    """Frames of a video, which stand in a prompt as one picture does. No file of a video is decoded here.
-
-    Args:
-        frames: images of one size in order, or a uint8 tensor [F, 3, height, width].
-        fps: frames a second, as they were taken from the video.
-    """
+    """Frames of a video, of one size in order, which stand in a prompt as one picture; ``fps`` of them a second."""
 
     frames: tuple[Image.Image, ...]
     fps: float = 1.0
 
-    def __init__(self, frames: Sequence[Image.Image] | Tensor, fps: float = 1.0) -> None:
+    def __init__(self, frames: Sequence[Image.Image], fps: float = 1.0) -> None:
         if not isinstance(fps, int | float) or isinstance(fps, bool) or not 0 < fps < math.inf:
             raise ValueError(f"fps={fps!r} of a video must be a number of frames a second above 0")
-        given = _tensor_frames(cast("Tensor", frames)) if hasattr(frames, "dim") else frames
-        shown = tuple(to_rgb(frame, f"frame {i + 1} of a video") for i, frame in enumerate(given))
+        shown = tuple(to_rgb(frame, f"frame {i + 1} of a video") for i, frame in enumerate(frames))
         if not shown:
             raise ValueError("a video has no frames; give at least one")
         if len(sizes := dict.fromkeys(frame.size for frame in shown)) > 1:
@@ -150,8 +140,7 @@ class Video:
         return self.frames[0].height, self.frames[0].width
 
 
-Picture = Image.Image | Video
-"""Media that ``<image>`` stands for in a prompt."""
+Picture = Image.Image | Video  # media that ``<image>`` stands for in a prompt
 
 
 def count_images(pictures: Sequence[Picture]) -> int:
@@ -197,12 +186,3 @@ def mean_colour(image_processor: Any) -> tuple[int, int, int]:
     """Return the colour that an image processor's normalisation makes 0, 0..255 per channel."""
     red, green, blue = (round(255 * mean) for mean in image_processor.image_mean)
     return red, green, blue
-
-
-def _tensor_frames(frames_F3HW: Tensor) -> list[Image.Image]:
-    if frames_F3HW.dim() != 4 or frames_F3HW.shape[1] != 3 or str(frames_F3HW.dtype) != "torch.uint8":
-        shape = list(frames_F3HW.shape)
-        raise ValueError(f"frames of {frames_F3HW.dtype} {shape}; a uint8 tensor [frames, 3, height, width] is needed")
-    if 0 in frames_F3HW.shape:
-        raise ValueError(f"frames of shape {list(frames_F3HW.shape)} hold no pixel")
-    return [Image.fromarray(frame.permute(1, 2, 0).contiguous().cpu().numpy()) for frame in frames_F3HW]

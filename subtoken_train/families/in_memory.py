@@ -1,8 +1,4 @@
-"""A family around a transformers model and a processor that somebody has loaded already.
-
-Neither is changed: no hook, no other attention, no other mode, no gradient switched off. What does not fit is refused
-here, before a prompt runs.
-"""
+"""A family around a transformers model and a processor that somebody has loaded already; neither is changed."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ from typing import Any
 import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
-from PIL import Image
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from subtoken_train.families import FAMILIES
@@ -21,7 +16,6 @@ from subtoken_train.families.family import Family
 from subtoken_train.families.load import check_whole, named_family
 from subtoken_train.families.proof import check_structure, prove
 
-_PROBE = Image.new("RGB", (48, 48), (127, 127, 127))
 _LOADED = "load it by SubTokenModel.from_pretrained"
 
 
@@ -50,22 +44,12 @@ def _served(model: Any) -> type[Family]:
     if isinstance(model, PeftModel) or (
         isinstance(model, torch.nn.Module) and any(isinstance(part, BaseTunerLayer) for part in model.modules())
     ):
-        raise ValueError(
-            "the model is wrapped by peft, and a cache would not know its adapters; merge them "
-            "(model = peft_model.merge_and_unload()), or load an adapter folder of subtoken_train by "
-            "SubTokenModel.from_pretrained"
-        )
+        raise ValueError(f"the model is wrapped by peft; merge it (peft_model.merge_and_unload()), or {_LOADED}")
     kind = type(model)
     if not isinstance(model, PreTrainedModel):
-        raise ValueError(
-            f"model is {_article(kind)}, not a model of transformers; give what from_pretrained of transformers "
-            "returned (not compiled, not wrapped)"
-        )
+        raise ValueError(f"model is {_article(kind)}, not a model of transformers as from_pretrained returns it")
     if kind.__module__.partition(".")[0] == "transformers_modules":
-        raise ValueError(
-            f"the {kind.__name__} runs code of its own (trust_remote_code), which is not supported; load the same "
-            "model in transformers' format"
-        )
+        raise ValueError(f"the {kind.__name__} runs code of its own (trust_remote_code), which is not supported")
     family = named_family(model.config.model_type)
     wanted = family.auto_model._model_mapping.get(type(model.config), None)
     if kind is not wanted:
@@ -77,7 +61,6 @@ def _served(model: Any) -> type[Family]:
 
 
 def _check_processor(family: type[Family], model: Any, processor: Any) -> None:
-    """Raise ``ValueError`` unless a processor is of the kind that the model needs, and writes its tokens."""
     given = f"processor is {_article(type(processor))}"
     if not family.sees_images:
         if not isinstance(processor, PreTrainedTokenizerBase):
@@ -86,9 +69,7 @@ def _check_processor(family: type[Family], model: Any, processor: Any) -> None:
     else:
         parts = [getattr(processor, part, None) for part in ("tokenizer", "image_processor", "image_token")]
         if any(part is None for part in parts):
-            raise ValueError(
-                f"{given}; {family.name} sees images and needs its whole processor (AutoProcessor.from_pretrained)"
-            )
+            raise ValueError(f"{given}; {family.name} sees images and needs its whole processor (AutoProcessor)")
         tokenizer, token, expected = processor.tokenizer, processor.image_token, int(model.config.image_token_id)
         if (found := tokenizer.convert_tokens_to_ids(token)) != expected:
             raise ValueError(
@@ -97,30 +78,7 @@ def _check_processor(family: type[Family], model: Any, processor: Any) -> None:
             )
     rows = model.get_input_embeddings().num_embeddings
     if (highest := max(tokenizer.get_vocab().values(), default=0)) >= rows:
-        raise ValueError(
-            f"the tokenizer writes tokens up to {highest} and the model knows {rows}; give the model's own tokenizer"
-        )
-    if family.sees_images:
-        _check_pictures(family(model, processor))
-
-
-def _check_pictures(family: Family) -> None:
-    """Check that a picture comes out as the tower takes it."""
-    try:
-        pixels, _ = family.process_images([_PROBE], [1])
-    except Exception as error:  # whatever a processor of another model does
-        words = " ".join(str(error).split())[:160]
-        raise ValueError(
-            f"the processor makes no pictures for {family.name} ({type(error).__name__}: {words}); give the processor "
-            "that was published with the model"
-        ) from error
-    side = getattr(family.model.config.vision_config, "image_size", None)
-    sides = {side} if isinstance(side, int) else set(side or ())
-    if pixels.dim() == 4 and sides and not sides >= set(pixels.shape[-2:]):
-        raise ValueError(
-            f"the processor makes pictures of {pixels.shape[-2]} x {pixels.shape[-1]} pixels and the model's tower "
-            f"takes {' x '.join(map(str, sorted(sides)))}; give the processor that was published with the model"
-        )
+        raise ValueError(f"the tokenizer writes tokens up to {highest} and the model knows {rows}; give its own one")
 
 
 def _article(kind: type) -> str:

@@ -1,11 +1,10 @@
-r"""InternVL3 and 3.5 in the transformers 5 format: InternViT tiles, four patches a token, Qwen2 or Qwen3; frames too.
+"""InternVL3 and 3.5 in the transformers 5 format: InternViT tiles, four patches a token, Qwen2 or Qwen3; frames too.
 
 A picture is scaled to a grid of square tiles of the nearest aspect ratio and cut; where there are several, the whole
 picture, scaled to one tile, follows them. Each tile's patches are merged 2 x 2 (pixel shuffle), 256 tokens at 448
-pixels. In a prompt a picture is ``<img>``, its tokens, ``</img>``: the marks are rows of text, as in the originals. A
-video is a line ``Frame1: <img>...</img>`` per frame of one tile each, a picture of its own; a tower reducer chooses
-tile by tile. That frames have the pixels of transformers' video processor, which needs torchvision, is not proven; with
-several images each keeps as many tiles as alone, as there (the originals' evaluations divide them).
+pixels. In a prompt a picture is ``<img>``, its tokens, ``</img>``: the marks are rows of text. A video is a line
+``Frame1: <img>...</img>`` per frame of one tile each; that frames have the pixels of transformers' video processor,
+which needs torchvision, is not proven. A tower reducer chooses tile by tile.
 
 Legend: I tiles, P patches of a tile, N the class token before them, T visual tokens of a tile, c width of a patch, C of
 a merged token (4 * c), D model width, H heads, d head width.
@@ -23,18 +22,13 @@ from torch import Tensor
 from transformers.models.got_ocr2 import image_processing_pil_got_ocr2 as tiling
 
 from subtoken_train.families.chat import CHATML
-from subtoken_train.families.family import GivenImages, PilProcessor
+from subtoken_train.families.family import GivenImages, PilReader
 from subtoken_train.families.images import Picture, Video
 from subtoken_train.families.tiles import MergedTilesFamily
 from subtoken_train.families.towers import class_attention, merged_statistics, with_inputs
 from subtoken_train.types import Batch, TowerStatistics, VisualStates
 
-
-class InternVLProcessor(PilProcessor):
-    """Tokenizer and PIL image processor."""
-
-    image_reader = tiling.GotOcr2ImageProcessorPil
-    image_token = "<IMG_CONTEXT>"
+InternVLProcessor = PilReader(tiling.GotOcr2ImageProcessorPil, "<IMG_CONTEXT>")
 
 
 class InternVLFamily(MergedTilesFamily):
@@ -42,7 +36,6 @@ class InternVLFamily(MergedTilesFamily):
 
     name = "internvl"
     auto_processor = InternVLProcessor
-    originals: ClassVar[dict[str, str]] = {"internvl_chat": "OpenGVLab/InternVL3-8B-hf"}
     takes_videos = True
     merge, class_tokens = 2, 1
     # four tiles and the whole: 1,280 visual tokens

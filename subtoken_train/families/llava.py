@@ -21,8 +21,7 @@ from subtoken_train.families.tiles import TileLayout, joined_tiles, pictures_per
 from subtoken_train.families.towers import class_attention
 from subtoken_train.types import APACHE, Batch, TowerStatistics, VisualStates
 
-_YI_IMAGE_TOKEN = 64000
-"""Image token of the 34B LLaVA-NeXT, the only one on Yi; it stands behind Yi's vocabulary."""
+_YI_IMAGE_TOKEN = 64000  # image token of the 34B LLaVA-NeXT, the only one on Yi; it stands behind Yi's vocabulary
 
 
 class LlavaFamily(Family):
@@ -107,9 +106,8 @@ LlavaFamily.licences["checkpoints/tiny-llava"] = APACHE
 class LlavaNextFamily(LlavaFamily):
     """LLaVA-NeXT (LLaVA-1.6; Vicuna or Mistral) in the transformers 5 format: pictures of any resolution in CLIP tiles.
 
-    A picture's placeholders are the patches of the whole, then row after row of patches and a newline each.
-    Newlines are visual rows, as transformers' placeholders and FastV's span of image tokens have them: they are ranked,
-    dropped, routed and evicted like patches. To a tower reducer they are tokens that receive no attention, of no tile.
+    Placeholders are the patches of the whole, then row after row of patches and a newline each: a visual row, as
+    FastV's span of image tokens has it. To a tower reducer newlines receive no attention and are of no tile.
     """
 
     # a layout's row is (tiles, height, width of the picture in pixels); pixel values are the tiles of all pictures
@@ -123,11 +121,8 @@ class LlavaNextFamily(LlavaFamily):
 
     def __init__(self, model: Any, processor: Any) -> None:
         super().__init__(model, processor)
-        if model.config.vision_feature_select_strategy != "default":
-            raise ValueError(
-                f"vision_feature_select_strategy {model.config.vision_feature_select_strategy!r} of llava_next is not "
-                "supported: a class token has no place among the rows of patches; use default"
-            )
+        if (strategy := model.config.vision_feature_select_strategy) != "default":
+            raise ValueError(f"vision_feature_select_strategy {strategy!r} of llava_next is not supported; use default")
         self.layout = TileLayout.of(model.config)
         # by the language model, as the published templates; LLaVA takes llava_v1 for v1.6 on Vicuna
         mistral = model.config.text_config.model_type == "mistral"
@@ -136,10 +131,6 @@ class LlavaNextFamily(LlavaFamily):
 
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
         return self.layout.placeholders(image_size or self.nominal_image)
-
-    def limit_pixels(self, max_pixels: int) -> None:
-        resolutions = ", ".join(f"{high} x {wide}" for high, wide in self.layout.resolutions)
-        raise ValueError(f"max_pixels={max_pixels}: llava_next scales images to {resolutions}; remove max_pixels")
 
     def framed(self, image: Image.Image) -> Image.Image:
         return image  # the processor scales and pads it tile by tile

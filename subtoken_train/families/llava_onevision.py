@@ -1,14 +1,10 @@
 """LLaVA-OneVision (any size) in the transformers 5 format: SigLIP tower, images as tiles, videos as pooled frames.
 
 An image alone in its prompt is cut into tiles (``anyres_max_9``, see ``tiles``); of several, each is shown whole: one
-tile and a newline. A video's frames are shown whole, each scaled to one tile and its patches pooled two by two, and one
-newline ends the video. Newlines are visual rows, as in the models: they stand among the tower's features, and reducers
-and routers treat them alike. In the tower they receive no attention, and no tower reducer merges them.
-
-Features are resampled after the projector: tower reducers act on the projector's output.
-
-``image_grid_I3`` is (tiles, height, width in pixels) of an image, (frames, 0, 0) of a video. ``VisualStates`` has an
-entry for each image and each frame; the newline of a video belongs to its last frame.
+tile and a newline. A video's frames are scaled to one tile each and their patches pooled two by two; one newline ends
+the video, and belongs to its last frame. Newlines are visual rows, as in the models; in the tower they receive no
+attention, and no tower reducer merges them. Features are resampled after the projector, on whose output tower reducers
+act. ``image_grid_I3`` is (tiles, height, width in pixels) of an image, (frames, 0, 0) of a video.
 
 Legend: B batch, N positions, D model width, I tiles and frames of all pictures, P patches of a tile, T visual tokens.
 """
@@ -24,7 +20,7 @@ from torch import Tensor
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 
 from subtoken_train.families.chat import CHATML, pictures_first
-from subtoken_train.families.family import Family, GivenImages, PilProcessor
+from subtoken_train.families.family import Family, GivenImages, PilReader
 from subtoken_train.families.images import FP32_BYTES, Picture, Video, check_square, tower_peak
 from subtoken_train.families.tiles import TileLayout, ordered_pictures, padded_tiles
 from subtoken_train.families.towers import features_with_statistics, patch_features
@@ -35,12 +31,7 @@ Pictures = tuple[list[Tensor], list[tuple[int, int, int]]]
 """Tiles or frames of each picture, and its row of ``image_grid_I3``."""
 
 
-class OnevisionProcessor(PilProcessor):
-    """Tokenizer and PIL image processor, which frames go through too: that they have the same pixels is not proven."""
-
-    image_reader = LlavaOnevisionImageProcessorPil
-    image_token = "<image>"
-    video_token: ClassVar[str] = "<video>"
+OnevisionProcessor = PilReader(LlavaOnevisionImageProcessorPil, "<image>", "<video>")
 
 
 class LlavaOnevisionFamily(Family):
@@ -67,10 +58,6 @@ class LlavaOnevisionFamily(Family):
             )
         self.layout = TileLayout.of(config, int(config.vision_aspect_ratio.removeprefix("anyres_max_")))
 
-    @property
-    def placeholders(self) -> tuple[str, ...]:
-        return (self.processor.image_token, self.processor.video_token)
-
     def is_visual(self, ids: Tensor) -> Tensor:
         return (ids == self.image_token_id) | self._is_video(ids)
 
@@ -79,9 +66,6 @@ class LlavaOnevisionFamily(Family):
         if image_size is not None and together > 1:
             check_square(*image_size)
         return self.layout.placeholders(image_size or self.nominal_image, cut=together == 1)
-
-    def limit_pixels(self, max_pixels: int) -> None:
-        raise ValueError(f"max_pixels={max_pixels}: {self.name} cuts images into tiles of one size; remove max_pixels")
 
     def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
         if isinstance(picture, Video):
@@ -105,9 +89,9 @@ class LlavaOnevisionFamily(Family):
     def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
         """Read tiles and frames in the prompts' order, without padding.
 
-        The processor pads images to the largest one's tiles ([images, tiles, 3, side, side], with ``image_sizes``),
-        says how many each prompt with images has (``batch_num_images``; where it is missing, one, as for transformers'
-        model), and stacks videos of equal length ([videos, frames, 3, side, side]).
+        Images are padded to the largest one's tiles ([images, tiles, 3, side, side], with ``image_sizes``),
+        counted by ``batch_num_images`` (missing: one); videos of equal length are stacked ([videos, frames, 3,
+        side, side]).
         """
         kind_BN = visual_BN * (1 + self._is_video(given["input_ids"]).long())
         pictures = {IMAGE: _images(given, self.layout), VIDEO: _videos(given, self.layout)}
@@ -200,7 +184,6 @@ class LlavaOnevisionFamily(Family):
 
 
 def _images(given: Mapping[str, Tensor], layout: TileLayout) -> Pictures:
-    """Return every image's own tiles, and its row."""
     pixels, sizes, counts = (given.get(name) for name in ("pixel_values", "image_sizes", "batch_num_images"))
     if pixels is None and sizes is None:
         return [], []
@@ -225,7 +208,6 @@ def _are_sizes(sizes: Tensor) -> bool:
 
 
 def _videos(given: Mapping[str, Tensor], layout: TileLayout) -> Pictures:
-    """Return every video's frames, and its row."""
     pixels = given.get("pixel_values_videos")
     if pixels is None:
         return [], []

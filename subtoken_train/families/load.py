@@ -1,10 +1,9 @@
 """Load a backbone from a folder or the Hub, on one device or several, or lay out its architecture without weights.
 
 Several GPUs serve prompts only: transformers puts whole layers on each, and accelerate's hooks bring a layer's inputs
-to it. Caches, routers and an eviction's view lie where their layer does; prompts, positions, the plan, scores that are
-compared between layers, and hidden states between stretches of layers lie with the token embeddings. Training shards
-weights instead, and weights on the CPU or on disk are absent between two calls while evictions and routers read some of
-them. Tests run it on pretended devices; it has not been run on several real GPUs.
+to it. Caches, routers and an eviction's view lie where their layer does; prompts, positions, the plan, and hidden
+states between stretches of layers lie with the token embeddings. Tests run it on pretended devices; it has not been run
+on several real GPUs.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, GgufConfig, PreTrainedConfig
+from transformers import AutoConfig, GgufConfig
 from transformers.integrations import deepspeed
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -42,12 +41,9 @@ from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.families.proof import check_structure, prove
 from subtoken_train.families.text import TextFamily
 from subtoken_train.reducers.base import Reducer
-from subtoken_train.typed import shown
 
-WEIGHTS = 0.7
-"""Share of a GPU's free memory that weights may take; the rest is for caches and activations."""
-BYTES = {"nf4": 0.53, "int8": 1.01}
-"""Bytes of a quantised weight, its scales included."""
+WEIGHTS = 0.7  # share of a GPU's free memory that weights may take; the rest is for caches and activations
+BYTES = {"nf4": 0.53, "int8": 1.01}  # bytes of a quantised weight, its scales included
 
 
 def spread_memory(layout: Family, config: BackboneConfig, free: Sequence[int]) -> dict[int, int] | None:
@@ -86,8 +82,7 @@ def check_whole(model: Any, path: str) -> None:
     left = sorted(name for name, place in getattr(model, "hf_device_map", {}).items() if place in ("cpu", "disk"))
     if left:
         raise ValueError(
-            f"backbone {path!r}: {len(left)} parts do not fit on the GPUs (first {left[0]}), and weights on the CPU or "
-            "on disk are not supported; quantise the backbone (quantization: nf4), or free more memory"
+            f"{path!r}: {len(left)} parts do not fit on the GPUs (first {left[0]}), which is not supported"
         )
 
 
@@ -122,9 +117,7 @@ def load_weights(family: type[Family], config: BackboneConfig, memory: dict[int,
     quantised = quantization_config(config.quantization, DTYPES[config.dtype], family.unquantised)
     from_gguf = GgufConfig(dequantize=True) if is_gguf(config.path) else None
     if config.attention == "flash_attention_2" and find_spec("flash_attn") is None:
-        raise ValueError(
-            "attention flash_attention_2 needs flash-attn, which is not installed; sdpa needs no extra package"
-        )
+        raise ValueError("attention flash_attention_2 needs flash-attn, which is not installed; sdpa needs none")
     try:
         with _files(config) as (source, further):
             model, report = family.auto_model.from_pretrained(
@@ -204,10 +197,7 @@ def _outside_zero3() -> Iterator[None]:
 def layout_family(
     config: BackboneConfig, change: Callable[[Any], None] | None = None, device: str | torch.device = "meta"
 ) -> Family:
-    """Lay out a backbone without weights: names, shapes (unquantised) and counts; no network for known Hub ids.
-
-    ``change`` changes its configuration first. On another device than ``meta`` weights are drawn at random.
-    """
+    """Lay out a backbone without weights (at random on other devices than ``meta``), its configuration changed."""
     model_config, family = _known(config)
     if change is not None:
         change(model_config)
@@ -241,7 +231,6 @@ def stored_dtype(config: BackboneConfig) -> str:
 
 
 def _known(config: BackboneConfig) -> tuple[Any, type[Family]]:
-    """Return a backbone's configuration and family; the Hub is not asked for what is published."""
     check_backbone(config)
     model_config = published_config(config.path)
     if model_config is None:
@@ -269,7 +258,6 @@ def _asked(config: BackboneConfig) -> AbstractContextManager[None]:
 
 @contextmanager
 def _files(config: BackboneConfig) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name and the further arguments by which ``from_pretrained`` finds a backbone's files."""
     source = resolve(config.path)
     if is_gguf(source):
         with opened_gguf(Path(source)) as opened:
@@ -338,44 +326,20 @@ def _read_config(config: BackboneConfig) -> Any:
             + ((is_hub_id(source) and silence()) or f"check the name, the network or HF_HOME ({type(error).__name__})")
         ) from error
     except Exception as error:  # no such model_type, or values that its configuration does not take
-        if (advice := _original_format(source, config.revision)) is not None:
-            raise ValueError(f"backbone {config.path!r} {advice}") from error
-        raise ValueError(f"the configuration of backbone {config.path!r} cannot be used: {_words(error)}") from error
+        words = _words(error)
+        if "custom code" in words:
+            words = "its code is its authors' own and is not run; use the model in transformers' format, or another"
+        raise ValueError(f"the configuration of backbone {config.path!r} cannot be used: {words}") from error
 
 
-def _original_format(source: str, revision: str | None) -> str | None:
-    """Return a message for a checkpoint in its authors' own format; None for any other."""
-    try:
-        content, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
-        kind, own_code = content.get("model_type"), "auto_map" in content
-    except Exception:  # what cannot be read is said by whoever asks
-        return None
-    known = [name for family in FAMILIES.values() for own, name in family.originals.items() if own == kind]
-    if not known and not own_code:
-        return None
-    advice = "transformers has no model of this type, so use another backbone"
-    if known:
-        advice = f"use the same model in transformers' format, for instance {known[0]}"
-    return f"is in its authors' own format (model_type {shown(kind)}), which needs remote code; {advice}"
-
-
-_GEMMA4 = (
-    "heads of its layers with full attention are wider than those of its other layers, and a packed cache has heads of "
-    "one width; use a Gemma 3 of texts alone (gemma3_text)"
-)
-_UNSERVED = {
-    "gemma3": "an image's tokens attend in both directions in Gemma 3, and prompts are read causally here; use a Gemma "
-    "3 of texts alone (gemma3_text)",
-    "gemma4": _GEMMA4,
-    "gemma4_unified": _GEMMA4,
-}
-"""Models that see images and are refused by their name, and why; what is wrong with others is seen in their parts."""
+_UNSERVED = ("gemma3", "gemma4", "gemma4_unified")
+"""Models that see images and are refused by their name; what is wrong with others is seen in their parts."""
 
 
 def named_family(model_type: str) -> type[Family]:
     """Return the family of a model type; ``TextFamily`` for a causal language model that has none of its own."""
-    if (why := _UNSERVED.get(model_type)) is not None:
-        raise ValueError(f"{model_type} is not supported: {why}, or another backbone that sees images")
+    if model_type in _UNSERVED:
+        raise ValueError(f"{model_type} is not supported: tokens of an image attend in both ways; use gemma3_text")
     if model_type not in FAMILIES and model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return TextFamily
     return FAMILIES.find(model_type)

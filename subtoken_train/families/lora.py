@@ -1,8 +1,7 @@
 """LoRA by peft, with its matches counted, and a frozen backbone in 4 or 8 bits (bitsandbytes), as QLoRA trains on it.
 
-Quantised are the decoder's linear layers, nothing else: the vision tower keeps the recipe's dtype, as in LLaVA's own
-QLoRA training. Of peft's ``prepare_model_for_kbit_training`` only freezing is needed: it copies norms, embeddings and
-head to fp32 (one more GB for a 7B model), and makes the embeddings ask for gradients, for reentrant checkpointing.
+Quantised are the decoder's linear layers, nothing else. Of peft's ``prepare_model_for_kbit_training`` only freezing is
+needed: it copies norms, embeddings and head to fp32 (one more GB for a 7B model).
 
 Legend: B batch, N positions, I input width, O output width.
 """
@@ -11,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -92,16 +92,12 @@ def _peft_config(settings: LoraSettings, pattern: str) -> LoraConfig:
 
 
 def _settle(family: Family, model: PeftModel, adapter: str, pattern: str, modules: int, where: str) -> None:
-    """Check how many modules of a layer an adapter sits on, and turn what trains to fp32."""
     config = model.peft_config[adapter]
     # of a model of experts peft rewrites what an adapter's file says, as it does when it reads one
     config.target_modules, config.target_parameters = pattern, None
     matched = [name for name, module in family.model.named_modules() if adapter in getattr(module, "lora_A", ())]
     if len(matched) != modules * (layers := family.shape.num_layers):
-        raise ValueError(
-            f"LoRA matched {len(matched)} modules, expected {modules * layers} ({where} of {layers} language-model "
-            f"layers): this transformers version names them differently ({matched[:2]} ...)"
-        )
+        raise ValueError(f"LoRA matched {len(matched)} modules, expected {modules * layers} ({where}): {matched[:2]}")
     for parameter in family.model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.float32)
@@ -133,29 +129,23 @@ def prepare_quantised(model: nn.Module, decoder: nn.Module) -> None:
             assert is_quantised(module.weight) == (module in inside)
     for module in inside:
         if module.weight.dtype == torch.int8:
-            setattr(module, "forward", _Int8Forward(module, module.forward))  # noqa: B010
+            setattr(module, "forward", partial(_frozen_product, module, module.forward))  # noqa: B010
         else:
             # On some CPUs bitsandbytes repacks a 4-bit weight at its first pass without gradient (our scout's); the
             # repacked product is not differentiable, and the layers below would silently get no gradient.
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
 
 
-class _Int8Forward:
-    """The forward of a frozen 8-bit layer: bitsandbytes' product.
-
-    bitsandbytes' own autograd function holds the layer's input on the node, where checkpointing cannot reach it.
-    """
-
-    def __init__(self, layer: nn.Linear, product: Any) -> None:
-        self.layer, self.product = layer, product
-
-    def __call__(self, input_BNI: Tensor) -> Tensor:
-        output: Tensor = _FrozenProduct.apply(input_BNI, self.layer, self.product)  # type: ignore[no-untyped-call]
-        return output
+def _frozen_product(layer: nn.Linear, product: Any, input_BNI: Tensor) -> Tensor:
+    output: Tensor = _FrozenProduct.apply(input_BNI, layer, product)  # type: ignore[no-untyped-call]
+    return output
 
 
 class _FrozenProduct(torch.autograd.Function):
-    """The gradient of the input alone, by the dequantised weight."""
+    """A frozen 8-bit layer: bitsandbytes' product, and the gradient of the input alone, by the dequantised weight.
+
+    bitsandbytes' own autograd function holds the layer's input on the node, where checkpointing cannot reach it.
+    """
 
     @staticmethod
     def forward(ctx: Any, input_BNI: Tensor, layer: nn.Linear, product: Any) -> Tensor:

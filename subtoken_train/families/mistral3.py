@@ -2,14 +2,12 @@
 
 A picture whose longer side has more than 1,540 pixels is scaled down, and its sides are rounded up to whole tokens of
 28 x 28 pixels. In a prompt ``[IMG_BREAK]`` stands behind each row of its tokens and ``[IMG_END]`` behind the last: rows
-of text, as in the models, which no reducer drops. The tower sees all pictures of a batch as one sequence, whose mask
-keeps them apart and has the square of its patches. The template's own system text names the day of the call: who wants
-it gives it as a system message.
+of text, which no reducer drops. The tower sees all pictures of a batch as one sequence, whose mask has the square of
+its patches. Pixels are held as flattened patches, as Qwen's. The template's own system text, which names the day, is
+left out.
 
-Pixels are held as flattened patches, as Qwen's, and put back to the padded pictures that the tower takes.
-
-Legend: I pictures, P patches of all pictures, T visual tokens of a picture, c width of a patch, C of a merged token
-(4 * c), D model width, H heads, d head width.
+Legend: I pictures, P patches of all pictures, T visual tokens of a picture, c width of a patch, C of a merged token (4
+* c), D model width, H heads, d head width.
 """
 
 from __future__ import annotations
@@ -29,21 +27,16 @@ from transformers.models.pixtral.image_processing_pil_pixtral import (
 from transformers.models.pixtral.modeling_pixtral import apply_rotary_pos_emb
 
 from subtoken_train.families.chat import ChatFormat
-from subtoken_train.families.family import Family, GivenImages, PilProcessor
+from subtoken_train.families.family import Family, GivenImages, PilReader
 from subtoken_train.families.images import FP32_BYTES, Picture, Video, copied_bytes
 from subtoken_train.families.tiles import pictures_per_sample
 from subtoken_train.families.towers import received_attention, with_inputs
 from subtoken_train.types import Batch, TowerStatistics, VisualStates
 
-_LONGEST = 1540
-"""Pixels of a picture's longer side at most, as published."""
+_LONGEST = 1540  # pixels of a picture's longer side at most, as published
 
 
-class Mistral3Processor(PilProcessor):
-    """Tokenizer and PIL image processor."""
-
-    image_reader = PixtralImageProcessorPil
-    image_token = "[IMG]"
+Mistral3Processor = PilReader(PixtralImageProcessorPil, "[IMG]")
 
 
 class Mistral3Family(Family):
@@ -63,10 +56,7 @@ class Mistral3Family(Family):
         config = model.config
         self.patch, self.merge = int(config.vision_config.patch_size), int(config.spatial_merge_size)
         if config.vision_feature_layer != -1:
-            raise ValueError(
-                f"mistral3 with vision_feature_layer {config.vision_feature_layer} is not supported; -1 is, as "
-                "published"
-            )
+            raise ValueError(f"mistral3 with vision_feature_layer {config.vision_feature_layer}: -1 is supported")
         self.unit = self.patch * self.merge  # pixels of a visual token's side
         self.longest = _LONGEST if processor is None else int(processor.image_processor.size["longest_edge"])
 
@@ -177,7 +167,6 @@ class Mistral3Family(Family):
         return F.unfold(image_3HW[None], self.patch, stride=self.patch)[0].T
 
     def _padded(self, patches: Tensor, grid_I3: Tensor) -> Tensor:
-        """Put patches back to pictures, padded with zeros to the largest one, [I, 3, height, width]."""
         grid, side = grid_I3.tolist(), self.patch
         high, wide = (max(row[axis] for row in grid) * side for axis in (1, 2))
         made, lengths = patches.new_zeros(len(grid), 3, high, wide), [rows * columns for _, rows, columns in grid]

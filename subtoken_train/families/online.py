@@ -1,7 +1,4 @@
-"""Ask whether the Hugging Face Hub answers: once per process, where its client would ask for every file.
-
-The client waits half a minute for each file that it cannot ask for, and a processor alone has six.
-"""
+"""Ask whether the Hugging Face Hub answers: once per process; its client would wait half a minute for each file."""
 
 from __future__ import annotations
 

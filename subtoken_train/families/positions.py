@@ -1,13 +1,11 @@
 """Positions that a model was made for, and rotary angles that depend on how long a sequence is.
 
-``original_max_position_embeddings x factor`` is what a scaled rotary embedding was made for;
-``max_position_embeddings`` says the original length in some files (Qwen's yarn) and the extended one in others
-(Llama 3.1, Phi-3), so the larger of the two counts. Nothing is refused past it, as in transformers.
+``max_position_embeddings`` says the original length in some files (Qwen's yarn) and the extended one in others (Llama
+3.1, Phi-3), so the larger of it and ``original x factor`` counts. Nothing is refused past it, as in transformers.
 
-``dynamic`` and ``longrope`` change their frequencies with the length. transformers looks at the largest position of
-each call, and ``dynamic`` remembers the longest so far. Here a prompt has the frequencies of its own length, however
-it is run, and every later call those of its last position, whatever ran before: what transformers' ``generate`` gives
-on a fresh model. Keys in a cache stay as they were turned; in a batch the longest sample decides, as there.
+``dynamic`` and ``longrope`` change their frequencies with the length. Here a prompt has the frequencies of its own
+length, however it is run, and every later call those of its last position, whatever ran before: what transformers'
+``generate`` gives on a fresh model. Keys in a cache stay as they were turned; in a batch the longest sample decides.
 
 Legend: B batch, N positions, d head width.
 """
@@ -23,8 +21,7 @@ from torch import Tensor
 
 from subtoken_train.errors import SubTokenWarning
 
-LENGTH_DEPENDENT = ("dynamic", "longrope")
-"""Kinds of rotary embeddings whose frequencies depend on a sequence's length."""
+LENGTH_DEPENDENT = ("dynamic", "longrope")  # kinds of rotary embeddings whose frequencies depend on a sequence's length
 _UNSCALED = ("default", "mrope", "proportional", "axial")
 
 
@@ -38,7 +35,6 @@ def position_bound(config: Any) -> int | None:
 
 
 def _scalings(text: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the rotary embedding's settings, of each kind of layer."""
     found = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     nested = [each for each in found.values() if isinstance(each, Mapping)]
     yield from nested or [found]
@@ -80,12 +76,8 @@ def rotary_angles(
 ) -> tuple[Tensor, Tensor]:
     """Return cos and sin of position ids [B, N], or [3, B, N] under mRoPE, by transformers' module: [..., N, d].
 
-    Args:
-        rotary: is left as it was.
-        like: gives dtype and device.
-        position_ids: see above.
-        length: of the whole sequence, a scalar, for ``LENGTH_DEPENDENT`` kinds; None: up to the largest position.
-        layer_type: the kind of layer, where each has frequencies of its own, which depend on no length.
+    ``length``: of the whole sequence, a scalar, for ``LENGTH_DEPENDENT`` kinds; None: up to the largest position.
+    ``layer_type``: where each kind of layer has frequencies of its own, which depend on no length.
     """
     kind = rotary_kind(rotary)
     if layer_type is not None or kind not in LENGTH_DEPENDENT:
@@ -102,7 +94,6 @@ def rotary_angles(
 
 
 def _without_memory(rotary: Any, like: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Run a ``dynamic`` embedding as if it had seen no sequence yet, and leave it as it was."""
     before = rotary.inv_freq, rotary.max_seq_len_cached
     rotary.inv_freq = rotary.original_inv_freq.to(rotary.inv_freq.device)
     rotary.max_seq_len_cached = rotary.original_max_seq_len

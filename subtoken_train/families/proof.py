@@ -1,9 +1,9 @@
 """Find out whether a language model that no test here knows is served: by its modules, then on random tokens.
 
-``check_structure`` looks for what transformers builds on its attention interface, and reads no weight. Such a model may
-still do anything between its projections and its logits: so ``prove`` runs a few tokens as the model's own ``forward``
-runs them, and as they run here, the last ones from a packed cache. Every layer's queries, keys and values are compared
-with what ``DecoderStack`` makes of its input. Windows are narrowed, so that they are seen to act. Nothing is changed.
+``check_structure`` looks for what transformers builds on its attention interface, and reads no weight. ``prove`` runs a
+few tokens as the model's own ``forward`` runs them, and as they run here, the last ones from a packed cache; every
+layer's queries, keys and values are compared with what ``DecoderStack`` makes of its input. Windows are narrowed, so
+that they are seen to act. Nothing is changed.
 
 Legend: B batch (1), N tokens, H query heads, h key-value heads, d head width, V vocabulary.
 """
@@ -39,7 +39,7 @@ def check_structure(model: Any) -> None:
     stack: Any = getattr(model, "model", None)
     if missing := [part for part in _STACK if not hasattr(stack, part)]:
         raise refusal(model, f"its decoder (model.model) has no {' and no '.join(missing)}")
-    own = (f"in layer {i} {why}" for i, layer in enumerate(stack.layers) for why in _of_a_layer(layer, i, stack.config))
+    own = (f"in layer {i} {why}" for i, layer in enumerate(stack.layers) for why in _of_a_layer(layer))
     for why in chain(_of_the_whole(model, stack.config), own):
         raise refusal(model, why)
 
@@ -70,7 +70,7 @@ def _of_the_whole(model: Any, config: Any) -> Iterator[str]:
         yield f"the rotary frequencies of some layers depend on a sequence's length ({', '.join(found)})"
 
 
-def _of_a_layer(layer: Any, number: int, config: Any) -> Iterator[str]:
+def _of_a_layer(layer: Any) -> Iterator[str]:
     attention = getattr(layer, "self_attn", None)
     if attention is None:
         parts = ", ".join(name for name, _ in layer.named_children())
@@ -84,26 +84,12 @@ def _of_a_layer(layer: Any, number: int, config: Any) -> Iterator[str]:
         return
     if hasattr(attention, "sinks"):
         yield "heads have sinks, a share of every softmax that goes nowhere, which the kernels here do not support"
-    if getattr(attention, "layer_idx", None) != number:
-        yield f"self_attn writes to cache layer {getattr(attention, 'layer_idx', None)}"
-    width, kv_heads = attention.head_dim, config.num_key_value_heads
-    queries, values = config.num_attention_heads * width, kv_heads * width
-    wanted = {FUSED: queries + 2 * values} if fused else dict(zip(_OWN, (queries, values, values), strict=True))
-    for part, channels in wanted.items():
-        found = getattr(attention, part).out_features
-        if found != channels:
-            yield (
-                f"{part} gives {found} channels, where {config.num_attention_heads} query heads and {kv_heads} "
-                f"key-value heads of width {width} need {channels}"
-            )
 
 
-NAME = "subtoken_proof"
-"""Name of the attention function in transformers' table."""
+NAME = "subtoken_proof"  # name of the attention function in transformers' table
 PROMPT, AFTER, WINDOW = 18, 6, 9
 """Tokens that are packed and that are decoded together, and the windows that are narrowed to."""
-EXACT = 1e-4
-"""Largest difference of a logit in fp32, over the largest logit where that is more than 1."""
+EXACT = 1e-4  # largest difference of a logit in fp32, over the largest logit where that is more than 1
 ROUNDED, TIMES = 0.01, 2.0
 """Norm of the difference over that of the logits where a model rounds more (bf16, fp16, quantised weights): so much,
 and so many times what its own answer changes by under ``eager`` attention: measured 0.004 to 0.2 in bf16, and packed
@@ -170,7 +156,6 @@ def _packed_logits(family: DecoderStack, ids_BN: Tensor) -> Tensor:
 
 
 def _pack(states: Any, packed: PackedLayer, window: int | None) -> None:
-    """Pack a layer's rows that tokens after the prompt still see."""
     places_BN = torch.arange(PROMPT, device=states.keys.device)[None]
     kept_BN = places_BN if window is None else places_BN[:, PROMPT + 1 - window :]
     plan = LayerPlan(kept_BN)
@@ -220,7 +205,6 @@ _active: list[_Notes] = []
 def _attention(
     module: nn.Module, query: Tensor, key: Any, value: Any, mask: Any, scaling: float | None = None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Transformers' attention interface."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if isinstance(key, PackedLayer):
         out = key.attend(query, scale)
@@ -232,7 +216,6 @@ def _attention(
 
 @contextmanager
 def _noting(family: DecoderStack, position_BN: Tensor) -> Iterator[_Notes]:
-    """Run a decoder's layers on ``_attention`` inside the block."""
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
     config, notes = family.decoder.config, _Notes(family, position_BN)

@@ -22,15 +22,13 @@ from subtoken_train.families.family import Family, GivenImages
 from subtoken_train.families.images import Picture, Video, check_square, mean_colour, pad_to_square
 from subtoken_train.types import Batch, Frames, Region
 
-IMAGE, VIDEO = 1, 2
-"""Values of ``mm_token_type_ids``."""
+IMAGE, VIDEO = 1, 2  # values of ``mm_token_type_ids``
 
 
 def video_patches(processor: Any, video: Video, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Return flattened patches [layers * P, channels * pixels] of a video's frames, and its grid [1, 3].
 
-    ``processor`` is an image processor, which repeats a frame to fill a patch's time; ``size`` is (height, width) in
-    pixels that frames are scaled to, in whole visual tokens.
+    ``processor``: an image processor; ``size``: (height, width) in pixels that frames are scaled to.
     """
     depth, side = int(processor.temporal_patch_size), int(processor.patch_size)
     frames = [frame.resize(size[::-1], Image.Resampling(processor.resample)) for frame in video.frames]
@@ -48,8 +46,7 @@ def video_patches(processor: Any, video: Video, size: tuple[int, int]) -> tuple[
 CAP_TOKENS = 1280
 """Visual tokens of an image at most, unless a cap is given. Published checkpoints allow 16,384 and more."""
 VIDEO_LAYERS = 4
-_MAX_ASPECT = 200
-"""Longer side / shorter side that Qwen's resizing accepts."""
+_MAX_ASPECT = 200  # longer side / shorter side that Qwen's resizing accepts
 
 
 class QwenInputs(Family):
@@ -80,10 +77,6 @@ class QwenInputs(Family):
             self.min_pixels = int(own["shortest_edge"]) // self.counted
             self.max_pixels = min(int(own["longest_edge"]) // self.counted, self.max_pixels)
 
-    @property
-    def placeholders(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((self.processor.image_token, self.processor.video_token)))
-
     def is_visual(self, ids: Tensor) -> Tensor:
         return self.kinds(ids).ne(0)
 
@@ -95,9 +88,7 @@ class QwenInputs(Family):
 
     def limit_pixels(self, max_pixels: int) -> None:
         if max_pixels < self.min_pixels:
-            raise ValueError(
-                f"max_pixels={max_pixels} is below {self.min_pixels}, the pixels that small images are scaled up to"
-            )
+            raise ValueError(f"max_pixels={max_pixels} is below {self.min_pixels}, to which small images are scaled up")
         self.max_pixels = max_pixels
 
     def pad_images(self) -> None:
@@ -164,11 +155,7 @@ class QwenInputs(Family):
         return int(time * height * width) // int(self.vision.spatial_merge_size) ** 2
 
     def _pictures(self, kinds_BN: Tensor, names: list[str], *rows: list[list[int]]) -> tuple[list[int], list[int]]:
-        """Match runs of placeholders with grids: of all pictures in order, or of images and of videos by themselves.
-
-        Returns:
-            (kind of every picture in order, pictures of each prompt).
-        """
+        """Match runs of placeholders with grids; return every picture's kind, and each prompt's count."""
         runs = [[(kind, len(list(run))) for kind, run in groupby(row) if kind] for row in kinds_BN.tolist()]
         left: list[Iterator[list[int]]] = [iter(each) for each in rows]
         kinds, counts, fit = list[int](), list[int](), True
@@ -205,7 +192,6 @@ class QwenInputs(Family):
         return GivenImages(torch.cat(patches), torch.stack(grids), counts_B, self.read_seconds(given, kinds))
 
     def _of_each(self, given: Mapping[str, Tensor], pixels_name: str, grid_name: str) -> list[tuple[Tensor, Tensor]]:
-        """Return (patches, grid [3]) of each picture that a processor gives by these names."""
         pixels, grid_I3 = given.get(pixels_name), given.get(grid_name)
         if pixels is None and grid_I3 is None:
             return []

@@ -22,30 +22,20 @@ from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize
 from transformers.vision_utils import get_vision_window_index
 
 from subtoken_train.families.chat import CHATML, ChatFormat, joined
-from subtoken_train.families.family import PilProcessor
+from subtoken_train.families.family import PilReader
 from subtoken_train.families.images import FP32_BYTES, Picture, Video, copied_bytes
 from subtoken_train.families.qwen_inputs import IMAGE, VIDEO, VIDEO_LAYERS, QwenInputs
 from subtoken_train.families.towers import received_attention, with_inputs
 from subtoken_train.types import Batch, TowerStatistics, VisualStates
 
-
-class QwenProcessor(PilProcessor):
-    """Tokenizer and PIL image processor, to which frames of videos are images."""
-
-    image_reader = Qwen2VLImageProcessorPil
-    image_token = "<|image_pad|>"
-    video_token: ClassVar[str] = "<|video_pad|>"
+QwenProcessor = PilReader(Qwen2VLImageProcessorPil, "<|image_pad|>", "<|video_pad|>")
 
 
 _CHAT = replace(CHATML, words=lambda prompt, picture: joined(prompt, f"<|vision_start|>{picture}<|vision_end|>"))
 
 
 class QwenVLFamily(QwenInputs):
-    """A ``Qwen...VLForConditionalGeneration`` behind the family interface.
-
-    Positions are mRoPE ids, made for every batch from its own visual tokens and grids: nothing is kept in the model
-    between calls.
-    """
+    """A ``Qwen...VLForConditionalGeneration`` behind the family interface; nothing is kept between calls."""
 
     auto_processor: Any = QwenProcessor
     unquantised = ("lm_head", "model.visual")
@@ -93,7 +83,6 @@ class QwenVLFamily(QwenInputs):
         return channels * (6 * FP32_BYTES + 5 * element)
 
     def _patch_bytes(self) -> int:
-        """Return the bytes of a patch of flattened pixels, fp32."""
         vision = self.vision
         return int(FP32_BYTES * vision.in_channels * vision.temporal_patch_size * vision.patch_size**2)
 
@@ -156,14 +145,11 @@ class TimedVLFamily(QwenVLFamily):
 class Qwen3VLFamily(TimedVLFamily):
     """Qwen3-VL (4B, 8B): deep-stacked visual features, interleaved mRoPE, q/k norms.
 
-    Features of three blocks of the tower (``deep``) are added to the visual rows after the first three decoder layers,
-    to rows that are there: what a reducer drops or evicts takes its features along. A tower reducer's merged token
-    keeps its target's. The last of the tower's blocks is where VisionZip looks, as for Qwen2.5-VL; the papers have no
-    Qwen3-VL.
-
-    Of a video each layer of two frames is a run of its own behind its time: ``<0.5 seconds><|vision_start|>...
-    <|vision_end|>``, the mean of its frames' times, as text rows. The pair of marks that the chat template writes
-    around a video stays around all of it, as transformers' processor has it since 5.0; that of 4.57 took it away.
+    Features of three blocks of the tower (``deep``) are added to the visual rows that are there after the first
+    three decoder layers. A tower reducer's merged token keeps its target's. VisionZip looks at the last of the
+    tower's blocks, as for Qwen2.5-VL; the papers have no Qwen3-VL. Of a video each layer of two frames is a run of
+    its own behind its time, the mean of its frames', as text rows: ``<0.5
+    seconds><|vision_start|>...<|vision_end|>``.
     """
 
     name = "qwen3_vl"
@@ -193,21 +179,16 @@ class Qwen3VLMoeFamily(Qwen3VLFamily):
     name = "qwen3_vl_moe"
 
 
-class GlmProcessor(PilProcessor):
-    """Tokenizer and PIL image processor, to which frames of videos are images."""
-
-    image_reader = Glm4vImageProcessorPil
-    image_token = "<|image|>"
-    video_token: ClassVar[str] = image_token
+GlmProcessor = PilReader(Glm4vImageProcessorPil, "<|image|>", "<|image|>")
 
 
 class Glm4vFamily(TimedVLFamily):
     """GLM-4.1V (9B): Qwen's patches, grids and mRoPE positions, which turn half of a head's channels.
 
-    It thinks before it answers, and its template has no way to turn that off. An image's bounds count its pixels twice,
-    once for each frame of a patch. One placeholder stands for images and for videos, which are told by the marks around
-    them; each layer of a video stands between an image's marks and has the whole seconds of its first frame behind it.
-    Frames are given: the published processors choose them by themselves.
+    It thinks before it answers, and its template has no way to turn that off. An image's bounds count its pixels
+    twice, once for each frame of a patch. One placeholder stands for images and for videos, which are told by the
+    marks around them; each layer of a video stands between an image's marks and has the whole seconds of its first
+    frame behind it.
     """
 
     name = "glm4v"
@@ -266,13 +247,10 @@ def _marked(placeholders: str) -> str:
 def tower_with_statistics(tower: Any, patches: Tensor, grid_I3: Tensor) -> tuple[Any, Tensor, Tensor]:
     """Run the tower and recompute what VisionZip reads of its last block, so that it keeps its fast attention.
 
-    A patch counts by the attention it receives, summed over the patches of its own image (of a video: of its own layer
-    of two frames) and averaged over heads; a visual token is the mean of its merge group. Keys are taken after the
-    rotary embedding, as in VisionZip's Qwen2.5-VL release, and averaged over the group, then over heads. Unlike that
-    release's flash path, the images of a batch never attend to each other.
-
-    Returns:
-        (the tower's output, attention received [T], keys [T, d]), the last two in fp32, in raster order.
+    A patch counts by the attention it receives, summed over the patches of its own image (of a video: of its own
+    layer) and averaged over heads; a visual token is the mean of its merge group. Keys are taken after the rotary
+    embedding, as in VisionZip's Qwen2.5-VL release, and averaged over the group, then over heads. Returns (the
+    tower's output, attention received [T], keys [T, d]), the last two in fp32, in raster order.
     """
     last = len(tower.blocks) - 1
     windows = getattr(tower, "window_size", None) is not None

@@ -22,9 +22,8 @@ from subtoken_train.types import Batch, RenderedPrompt, TowerStatistics, Turn
 class TextFamily(Family):
     """Any causal language model that transformers builds on its attention interface.
 
-    What differs between them is read from their modules (``DecoderStack``): a fused projection, norms, windows, rotary
-    embeddings. Model types that the registry names are known by tests; any other is looked at and run on random tokens
-    (``proof``) when it is loaded.
+    Model types that the registry names are known by tests; any other is looked at and run on random tokens
+    (``proof``).
     """
 
     name = "a language model"
@@ -62,6 +61,4 @@ class TextFamily(Family):
 
     def _no_images(self) -> ValueError:
         seeing, kind = ", ".join(name for name, family in FAMILIES.items() if family.sees_images), self.model.config
-        return ValueError(
-            f"{kind.model_type} is a language model and takes no images; use a backbone that does ({seeing})"
-        )
+        return ValueError(f"{kind.model_type} is a language model and takes no images; use one of {seeing}")

@@ -2,7 +2,7 @@
 
 LLaVA's: a picture is scaled and padded to the best of a list of resolutions and cut into square tiles, behind the whole
 picture, scaled to one. Patches that show padding alone are cropped; each row that is left ends with the newline
-embedding. OneVision also scales a crop of too many patches down. Choice, crop and count are transformers' own.
+embedding. OneVision also scales a crop of too many patches down.
 
 Legend: B batch, N positions; of one picture: I tiles (the whole first), P patches of a tile, C channels, T
 placeholders; of a batch: I pictures, M tiles of the largest, T tiles of all.
@@ -41,9 +41,8 @@ def padded_tiles(tiles_T3HW: Tensor, tiles: Sequence[int]) -> Tensor:
 def ordered_pictures(kind_BN: Tensor, tokens: Mapping[int, Sequence[int]]) -> list[list[tuple[int, int]]]:
     """Return each sample's pictures in the order of its prompt: their kinds, and their numbers among that kind.
 
-    Args:
-        kind_BN: of what kind of picture each token is a placeholder, int64; 0 for text.
-        tokens: visual tokens of every picture of a kind, in order.
+    ``kind_BN``: of what kind of picture each token is a placeholder; 0 for text. ``tokens``: of every picture of a
+    kind.
     """
     left, samples, fit = {kind: enumerate(own) for kind, own in tokens.items()}, [], True
     for row in kind_BN.tolist():
@@ -70,8 +69,7 @@ def pictures_per_sample(tokens: Sequence[int], visual_BN: Tensor) -> Tensor:
     return torch.tensor([len(shown) for shown in samples], device=visual_BN.device)
 
 
-_TOO_MANY = 1.1
-"""Times the limit that the side of a crop may have before it is scaled down (LLaVA-OneVision)."""
+_TOO_MANY = 1.1  # times the limit that the side of a crop may have before it is scaled down (LLaVA-OneVision)
 
 
 @dataclass(frozen=True)
@@ -116,10 +114,7 @@ class TileLayout:
         return self.whole + high * (wide + 1)
 
     def pack(self, tiles_IPC: Tensor, size: Sequence[int], newline_C: Tensor) -> Tensor:
-        """Put the patches of a picture of (height, width) pixels in the order of its placeholders, [T, C].
-
-        ``tiles_IPC``: the whole first, and alone where a picture is not cut.
-        """
+        """Put the patches of a picture (the whole first) in the order of its placeholders, [T, C]."""
         newline_C = newline_C.to(tiles_IPC)
         if len(tiles_IPC) == 1:
             return torch.cat([tiles_IPC[0], newline_C[None]])
@@ -137,7 +132,6 @@ class TileLayout:
         return int(rows), int(columns)
 
     def _limited(self, high: int, wide: int) -> tuple[int, int]:
-        """Return rows and columns of a crop, scaled down if it has too many patches."""
         if self.most_tiles is None:
             return high, wide
         ratio = math.sqrt(high * wide / (self.most_tiles * self.whole))
@@ -145,11 +139,7 @@ class TileLayout:
 
 
 class MergedTilesFamily(Family):
-    """A family whose pictures are tiles of equally many merged patches; pixel values are the tiles of all pictures.
-
-    The tiles are those of transformers' PIL image processor. A prompt shows tiles and not where a picture ends, so a
-    tower reducer's choice is made tile by tile.
-    """
+    """A family whose pictures are tiles of equally many merged patches; a tower reducer chooses tile by tile."""
 
     in_tiles = True
     side: int

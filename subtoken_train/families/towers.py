@@ -31,12 +31,10 @@ def with_inputs(module: Any, run: Callable[[], Any]) -> tuple[Any, tuple[Any, ..
 
 @torch.no_grad()
 def class_attention(attention: Any, normed_INC: Tensor, heads: int | None = None) -> tuple[Tensor, Tensor]:
-    """Recompute the attention that the class token pays to every patch in a layer of CLIP's or InternViT's, and keys.
+    """Recompute the class token's attention to every patch in a layer of CLIP's or InternViT's, and keys.
 
-    ``heads``: parts to split queries and keys into; None: the layer's own number.
-
-    Returns:
-        (received [I, P], summed over heads; keys [I, P, d], averaged over heads), both in fp32.
+    ``heads``: parts to split queries and keys into; None: the layer's own. Returns (received [I, P], summed over
+    heads; keys [I, P, d], averaged over heads), both in fp32.
     """
     query_IC, keys_INC = attention.q_proj(normed_INC[:, 0]), attention.k_proj(normed_INC)
     if hasattr(attention, "q_norm"):

@@ -80,7 +80,6 @@ class ArmSpec(ArmSettings):
         return untrained_routing(*own) if self.adapter is None else None
 
     def _check_types(self) -> None:
-        """Refuse values of another type, which a file may hold, and a seed that nothing draws with."""
         place = " of an arm" if self.written == "key" else ""
         for name, setting in ARM_SETTINGS.items():
             value = getattr(self, name)

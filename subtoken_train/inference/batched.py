@@ -224,7 +224,6 @@ def score_batch(
 
 
 def _now(prompts: Batch) -> float:
-    """Seconds of a clock, read once the prompts' device has done what it was given."""
     device = prompts.input_ids_BN.device
     if device.type == "cuda":
         torch.cuda.synchronize(device)

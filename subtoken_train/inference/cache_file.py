@@ -29,7 +29,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.packed_record import PackedRecord, PackedShape, packed_cache, packed_tensors
 from subtoken_train.documents import check_regular, parse_json
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import SubTokenWarning, check_range
+from subtoken_train.errors import SubTokenWarning, check_range, refuse
 from subtoken_train.functional.hashing import digest_tensor
 from subtoken_train.inference.cache_report import CacheReport
 from subtoken_train.inference.compression import Compression, method_record, settings_record
@@ -136,7 +136,6 @@ def sealed(record: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _digest(record: str, tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of a record and of all tensors by name, dtype, shape and bytes, in hexadecimal."""
     digest = hashlib.sha256(record.encode())
     for name, tensor in sorted(tensors.items()):
         digest_tensor(digest, name, tensor)
@@ -149,12 +148,12 @@ def _metadata(path: Path) -> tuple[str, str]:
     with path.open("rb") as file:
         head = file.read(8)
     length = struct.unpack("<Q", head)[0] if len(head) == 8 else size
-    if length > min(MAX_HEADER, size - 8):
-        raise ValueError(f"{path} is not a whole safetensors file: its header has {length:,} bytes")
+    long = length > min(MAX_HEADER, size - 8)
+    refuse((long, f"{path} is not a whole safetensors file: its header has {length:,} bytes"))
     with safe_open(path, "pt") as file:
         metadata = file.metadata() or {}
-    if metadata.keys() != {_RECORD}:
-        raise ValueError(f"{path} was not written by cache.save after ask(...): it has no record of a cache")
+    strange = metadata.keys() != {_RECORD}
+    refuse((strange, f"{path} was not written by cache.save after ask(...): it has no record of a cache"))
     digest, _, text = metadata[_RECORD].partition(" ")
     return digest, text
 
@@ -162,37 +161,37 @@ def _metadata(path: Path) -> tuple[str, str]:
 def _content(text: str, path: Path) -> dict[str, Any]:
     content: dict[str, Any] = checked(dict[str, Any], parse_json(text, str(path)), str(path))
     version = checked(int, content.get("version"), f"{path}: version")
-    if version > VERSION:
-        raise ValueError(f"{path} has version {version}, this version reads up to {VERSION}; please upgrade")
-    if version < 1:
-        raise ValueError(f"{path} has version {version}; versions count from 1")
+    late = f"this version reads up to {VERSION}; please upgrade"
+    refuse(
+        (version > VERSION, f"{path} has version {version}, {late}"),
+        (version < 1, f"{path} has version {version}; versions count from 1"),
+    )
     return content
 
 
 def _check_scales(record: _CacheRecord, compression: Compression, path: Path) -> None:
-    """Refuse an older file whose rounded value groups have a scale each."""
     routed = any(part.routed for layer in record.packed.layers for block in layer.blocks for part in block.parts)
-    if record.version < 3 and routed and FORMATS[compression.kv_dtype].rounds:
-        words = f"{path} has version {record.version}, whose {compression.kv_dtype} value groups have a scale each"
-        raise ValueError(f"{words}; since version 3 those of an entry's head share one: compress the context again")
+    old = record.version < 3 and routed and FORMATS[compression.kv_dtype].rounds
+    words = f"{path} has version {record.version}, whose {compression.kv_dtype} value groups have a scale each"
+    refuse((old, f"{words}; since version 3 those of an entry's head share one: compress the context again"))
 
 
 def _check_made_by(record: CacheHeader, backbone: CompressedBackbone, compression: Compression) -> None:
-    if not record.contexts or len(record.frames) != len(record.contexts):
-        raise ValueError(f"it has {len(record.contexts)} contexts and {len(record.frames)} frames of questions")
+    contexts, frames = len(record.contexts), len(record.frames)
     model, dtype, *ours = made_by(backbone, compression)
-    if record.dtype != dtype:
-        words = f"the cache is in {shown(record.dtype)} and the model in {dtype}"
-        raise ValueError(f"{words}; load the model in the cache's dtype")
+    other = f"the cache is in {shown(record.dtype)} and the model in {dtype}; load the model in the cache's dtype"
+    refuse(
+        (not contexts or frames != contexts, f"it has {contexts} contexts and {frames} frames of questions"),
+        (record.dtype != dtype, other),
+    )
     check_same_model(record.model, model)
     settings = {"token reducer": (record.reducer, ours[0]), "compression": (record.compression, ours[1])}
     for what, (theirs, here) in settings.items():
         for name in sorted(theirs.keys() | here.keys()):
-            its, own = theirs.get(name), here.get(name)
-            if its != own:
-                words = f"another {what}: {name[:40]} {shown(its)}, and this model has {shown(own)}"
-                build = "build the model with the cache's settings, or compress again"
-                raise ValueError(f"the cache was made with {words}; {build}")
+            its, own = shown(theirs.get(name)), shown(here.get(name))
+            words = f"the cache was made with another {what}: {name[:40]} {its}, and this model has {own}"
+            unlike = theirs.get(name) != here.get(name)
+            refuse((unlike, f"{words}; build the model with the cache's settings, or compress again"))
 
 
 def shape_of(contexts: int, backbone: CompressedBackbone, compression: Compression) -> PackedShape:
@@ -214,5 +213,5 @@ def _check_report(report: CacheReport, cache: PackedCache) -> None:
     check_range("its report's kept_entries", report.kept_entries, 0, 1)
     for name in ("payload_bytes", "index_bytes"):
         found, said = sum(getattr(layer, name) for layer in cache.layers), getattr(report, name)
-        if found != said:
-            raise ValueError(f"its report says {name} is {said:,}, but it is {found:,}")
+        unlike = found != said and (name == "payload_bytes" or found > said)  # indices of version 0.4 took more
+        refuse((unlike, f"its report says {name} is {said:,}, but it is {found:,}"))

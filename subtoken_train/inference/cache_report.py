@@ -40,9 +40,7 @@ class CacheReport:
             once, however many beams it has.
         nominal_fraction: retained share of the compressed region (visual or context) that reducer, routers and key
             channels promise, before an eviction.
-        payload_bytes: keys and values of the prompt, measured; with ``eviction_every``, of what is left of it and of
-            the generated tokens that were packed.
-        index_bytes: what finds the stored pieces, measured.
+        payload_bytes: keys and values of what is packed, measured; index_bytes: what finds the stored pieces.
         tail_bytes: what came after the prompt (or after the last eviction), in full.
         slack_bytes: room that the tail holds in advance: of an answer's tokens that did not come, else of at most 64.
         dense_bytes: an uncompressed cache of the same prompts and tail.
@@ -194,7 +192,6 @@ def _shares(plan: Plan, regions_PN: Tensor, shape: KVShape) -> list[float]:
 
 
 def _bytes(thing: object) -> int:
-    """Bytes of the tensors that a dataclass holds itself; 0 of None."""
     held: dict[str, object] = {} if thing is None else vars(thing)
     return sum(each.nbytes for each in held.values() if isinstance(each, torch.Tensor))
 
@@ -214,8 +211,7 @@ class Measured:
             at the end. None without visual tokens, and where they are merged into tokens without a place (VisionZip on
             LLaVA).
         emptied: region -> layers that keep nothing of it.
-        unread_bytes: of ``kv_bytes``, what one new token does not read: 0 unless pages are chosen in every step.
-        prefill_seconds, decode_seconds: of the batch, over ``batch_size``.
+        unread_bytes: of ``kv_bytes``, what one new token does not read; seconds are the batch's, over ``batch_size``.
     """
 
     kv_bytes: int

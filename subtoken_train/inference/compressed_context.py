@@ -20,7 +20,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.documents import check_characters
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import panics_in_words
+from subtoken_train.errors import panics_in_words, refuse
 from subtoken_train.families.chat_template import checked_variables
 from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.family import Family
@@ -49,7 +49,7 @@ from subtoken_train.inference.text_prompts import (
     tokens_before,
     told_ids,
 )
-from subtoken_train.types import Batch, Plan
+from subtoken_train.types import Batch
 
 Context = str | Sequence[Picture]
 """The subject of questions: a text, or the pictures of one prompt."""
@@ -70,12 +70,11 @@ def context_batches(
     ``system``: what the system says before each, None: what the chat template says by itself; ``by_system``: the
     contexts are what the system says.
     """
-    if (reads := reader_of_question(backbone, compression)) is not None:
-        raise ValueError(f"ask compresses before any question is seen, but {reads}; use generate or chat")
-    family = backbone.family
+    family, reads = backbone.family, reader_of_question(backbone, compression)
+    refuse((reads, f"ask compresses before any question is seen, but {reads}; use generate or chat"))
     check_raw(family, raw)
-    if system is not None and not isinstance(system, str):
-        raise ValueError(f"system is of type {type(system).__name__}; give the system prompt as a text")
+    unsaid = system is not None and not isinstance(system, str)
+    refuse((unsaid, f"system is of type {type(system).__name__}; give the system prompt as a text"))
     check_characters(system, "the system prompt")
     variables = checked_variables(None if raw or family.sees_images else family.tokenizer, chat_template_kwargs)
     if family.sees_images:
@@ -110,14 +109,13 @@ def _text(
 
 
 def _pictures(family: Family, context: Context, system: str | None) -> tuple[Batch, QuestionFrame]:
+    words = f"{family.name} sees images: a context is an image or a list of images, and text belongs to the questions"
     if isinstance(context, str) or not context:
-        words = "a context is an image or a list of images, and text belongs to the questions"
-        raise ValueError(f"{family.name} sees images: {words}")
-    if system is not None and picture_marks(system):
-        raise ValueError("the system prompt contains <image> or <video>, which stand for pictures; leave them out")
+        raise ValueError(words)
+    marked = system is not None and picture_marks(system)
+    refuse((marked, "the system prompt contains <image> or <video>, which stand for pictures; leave them out"))
     inputs = inputs_of(family, picture_messages(context, "?", system), context)
-    visible_BN = torch.ones_like(inputs["input_ids"], dtype=torch.bool)
-    prompt = batch_from_inputs(family, inputs["input_ids"], visible_BN, inputs, None)
+    prompt = batch_from_inputs(family, inputs["input_ids"], inputs["attention_mask"].bool(), inputs, None)
     return _named(contexts_of(prompt), family), picture_frame(family, context, system)
 
 
@@ -139,44 +137,44 @@ class Questions:
 
     def check_fits(self, contexts: int) -> None:
         """Raise ``ValueError`` unless there are questions of as many contexts."""
-        if len(self.of_each) != contexts:
-            given = f"{len(self.of_each)} lists of questions" if self.nested else "one list of questions"
-            form = "ask([context, context], [[question], []])"
-            raise ValueError(f"{given} for {contexts} contexts; give a list for each: {form}")
+        given = f"{len(self.of_each)} lists of questions" if self.nested else "one list of questions"
+        form = "give a list for each: ask([context, context], [[question], []])"
+        refuse((len(self.of_each) != contexts, f"{given} for {contexts} contexts; {form}"))
 
 
 def read_questions(questions: Any, max_new_tokens: Any) -> Questions:
     """Questions of one context (a list of texts), or of several (a list of such lists)."""
-    if type(max_new_tokens) is not int or max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens={max_new_tokens!r} must be a whole number of at least 1")
-    if not _is_list(questions):
-        got = "none" if questions is None else type(questions).__name__
-        raise ValueError(f"questions must be a list of texts, not {got}: ask(context, [question, question])")
-    nested = bool(questions) and all(_is_list(each) for each in questions)
+    got = "none" if questions is None else type(questions).__name__
+    whole = type(max_new_tokens) is int and max_new_tokens >= 1
+    refuse(
+        (not whole, f"max_new_tokens={max_new_tokens!r} must be a whole number of at least 1"),
+        (not _listed(questions), f"questions must be a list of texts, not {got}: ask(context, [question, question])"),
+    )
+    nested = bool(questions) and all(map(_listed, questions))
     lists = [list(own) for own in questions] if nested else [list(questions)]
-    for own in lists:
-        if wrong := [type(each).__name__ for each in own if not isinstance(each, str)]:
-            forms = "questions are a list of texts, or for several contexts a list of texts for each"
-            raise ValueError(f"a question is of type {wrong[0]}, not a text; {forms}")
-        if not all(each.strip() for each in own):
-            raise ValueError("a question is empty; write what the model should answer")
-        check_characters(own, "a question")
+    for each in (question for own in lists for question in own):
+        forms = "questions are a list of texts, or for several contexts a list of texts for each"
+        text = isinstance(each, str)
+        refuse(
+            (not text, f"a question is of type {type(each).__name__}, not a text; {forms}"),
+            (text and not each.strip(), "a question is empty; write what the model should answer"),
+        )
+        check_characters(each, "a question")
     return Questions(lists, nested)
+
+
+def _listed(thing: Any) -> bool:
+    return isinstance(thing, Sequence) and not isinstance(thing, str | bytes)
 
 
 def read_contexts(family: Family, context: Any, questions: Questions) -> list[Context]:
     """The contexts that questions are about, in the form that the model reads."""
-    several = questions.nested or not family.sees_images
-    given = context if several and _is_list(context) else [context]
+    given = context if (questions.nested or not family.sees_images) and _listed(context) else [context]
     questions.check_fits(len(given))
     if not family.sees_images:
         return list(given)
     alone = [[each] if isinstance(each, Image.Image | Video) else each for each in given]
-    return [list(each) if _is_list(each) else "" for each in alone]  # what is no picture is refused as a text is
-
-
-def _is_list(thing: Any) -> bool:
-    return isinstance(thing, Sequence) and not isinstance(thing, str | bytes)
+    return [list(each) if _listed(each) else "" for each in alone]  # what is no picture is refused as a text is
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -189,7 +187,6 @@ class CompressedContext:
     frames: list[QuestionFrame]
     digests: list[str]
     report: CacheReport
-    plan: Plan | None = None
     goes_on: bool = False
 
     @classmethod
@@ -205,9 +202,8 @@ class CompressedContext:
         cache = PackedCache(backbone.family.shape.num_layers)
         plan = prefill(backbone, batch, cache, compression).plan
         warn_of_emptied(backbone, compression, batch, plan)
-        held = replace(batch, pixel_values=None)
-        took = report(backbone, held, plan, cache, compression)
-        return cls(backbone, compression, cache, frames, batch.record_ids, took, plan, goes_on)
+        took = report(backbone, replace(batch, pixel_values=None), plan, cache, compression)
+        return cls(backbone, compression, cache, frames, batch.record_ids, took, goes_on)
 
     def __repr__(self) -> str:
         return f"CompressedContext({len(self.frames)} of {self.packed.prompt_length:,} tokens; {self.report})"
@@ -250,13 +246,11 @@ class CompressedContext:
         """
         family = self.backbone.family
         used, (ids_Bq, padding_Bq) = settings_used(settings, family.model.generation_config), self._rows(asked)
-        if (call := GenerateCall(ids_Bq, None, used)).copies > 1:
-            raise ValueError(
-                "num_beams and num_return_sequences do not go with a question of a context: leave both out"
-            )
-        held, room = cache.get_seq_length(), call.room(0)
-        mask_BN = torch.cat([ids_Bq.new_ones(len(asked), held), (~padding_Bq).long()], dim=1)
-        with serving(family), compressed(self.backbone, self.compression, None, cache, None, room):
+        call = GenerateCall(ids_Bq, None, used)
+        copies = "num_beams and num_return_sequences do not go with a question of a context: leave both out"
+        refuse((call.copies > 1, copies))
+        mask_BN = torch.cat([ids_Bq.new_ones(len(asked), cache.get_seq_length()), (~padding_Bq).long()], dim=1)
+        with serving(family), compressed(self.backbone, self.compression, None, cache, None, call.room(0)):
             out: Tensor = family.model.generate(input_ids=ids_Bq, attention_mask=mask_BN, **{CACHE: cache}, **settings)
         return out
 
@@ -303,11 +297,10 @@ class CompressedContext:
 
     def save(self, path: str | Path, overwrite: bool = False) -> Path:
         """Write the compressed contexts into one safetensors file, whole or not at all."""
-        if self.compression.every is not None:
-            words = f"a cache with eviction_every={self.compression.every} is not saved: notes of later evictions"
-            raise ValueError(f"{words} belong to this process; leave eviction_every out")
-        made = made_by(self.backbone, self.compression)
-        header = CacheHeader(*made, self.frames, self.digests, self.report)
+        every = self.compression.every
+        notes = "notes of later evictions belong to this process; leave eviction_every out"
+        refuse((every is not None, f"a cache with eviction_every={every} is not saved: {notes}"))
+        header = CacheHeader(*made_by(self.backbone, self.compression), self.frames, self.digests, self.report)
         shape = shape_of(len(self.frames), self.backbone, self.compression)
         return write_cache(Path(path), header, self.packed, shape, overwrite)
 

@@ -1,7 +1,4 @@
-"""Settings of a prompt's compression: eviction method, how much stays, precision; as objects, keywords or text.
-
-``CompressionSettings`` is what a caller passes by keyword; ``parse_keep`` and ``parse_settings`` read a command line:
-``0.1``, ``256tokens``, ``20MB``, ``window=32``.
+"""Settings of a prompt's compression, as objects, keywords or text (``0.1``, ``256tokens``, ``20MB``, ``window=32``).
 
 Legend: B batch, M rows of a layer.
 """
@@ -11,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from typing import Any, Literal, TypedDict, get_args
 
@@ -30,7 +27,7 @@ from subtoken_train.functional.merging import Merge
 from subtoken_train.kernels.formats import FORMATS, KVDtype
 from subtoken_train.ledger.kv_budget import check_share, kept_channels
 from subtoken_train.reducers.base import Reducer
-from subtoken_train.typed import shown
+from subtoken_train.typed import Written, shown, written_as
 from subtoken_train.types import Batch, KeyAxes, Region, in_compressed_region
 from subtoken_train.view.view import Scope
 
@@ -42,14 +39,13 @@ _READS_IMAGE, _FOR_TEXT = "reads the attention between text and image", "snapkv,
 
 @dataclass(frozen=True)
 class Compression:
-    """Settings of a prompt's compression, once its cache is filled; those not named here as in ``CompressionSettings``.
+    """Settings of a prompt's compression, once its cache is filled; those not named here as ``settings.py`` has them.
 
     Attributes:
         keep: share of the entries in scope that the token reducer left, a number of them per layer and sample, or bytes
-            of a sample's whole prompt cache, text included.
+            of a sample's whole prompt cache, text included. The last row of a prompt stays, and counts in scope.
         round_up: round the number of entries that a share keeps up (matched anchors) instead of down.
         key_window: last entries of a prompt, whose queries choose the channels and whose own keys stay whole.
-        every: evict again whenever this many tokens were generated; None: only the prompt.
         threshold: in the place of ``keep``: what an entry's score must reach, whatever that leaves.
     """
 
@@ -82,15 +78,13 @@ class Compression:
             (self.key_window < 1, f"key_window={self.key_window} must be at least 1: the last rows choose channels"),
             (not isinstance(self.rerotate, bool), f"rerotate={self.rerotate!r} must be true or false"),
         )
-        if self.threshold is not None:
-            self._check_threshold(self.threshold)
         check_online(self.eviction, self.every, int(self.keep) if self.unit == "tokens" else None)
-        if self.prefill_chunk is not None:
-            self._check_chunk(self.prefill_chunk)
+        self._check_chunk()
         self._check_pairs()
 
     def _check_amount(self) -> None:
-        keep, fraction, number = self.keep, self.unit == "fraction", type(self.keep) in (int, float)
+        keep, fraction, threshold = self.keep, self.unit == "fraction", self.threshold
+        number = type(keep) in (int, float)
         range_words = f"eviction_keep={keep} must lie in (0, 1]; 0.1 keeps a tenth of the cached entries"
         count_words = f"eviction_keep={keep} {self.unit} must be a whole number of at least 1, and at most {MOST:,}"
         refuse(
@@ -100,13 +94,22 @@ class Compression:
         )
         if self.eviction is None:
             needs = "needs an eviction method, for instance eviction="
-            level = "" if self.threshold is None else self.threshold.label
             refuse(
                 (keep != 1, f"eviction_keep={keep} {needs}'snapkv'"),
                 (self.merge not in (None, "none"), f"merge {self.merge!r} {needs}'snapkv'"),
                 (self.rerotate, "rerotate needs an eviction; use streaming_llm, snapkv or h2o"),
-                (level, f"eviction_keep {level} {needs}'kvzip'"),
+                (threshold, f"eviction_keep {threshold and threshold.label} {needs}'kvzip'"),
             )
+        elif threshold is not None:
+            own = method_record(self.eviction)
+            found = own if threshold.record is None else threshold.record.numbers.eviction
+            both = f"eviction_keep is a threshold or an amount ({keep:g} {self.unit}), and both are given; leave one"
+            of = f"the threshold {threshold.value:g} was found for eviction {shown(found)}, and this is {shown(own)}"
+            refuse(
+                (keep != 1 or not fraction, both),
+                (found != own, f"{of}; make its own: subtoken-train calibrate threshold"),
+            )
+            threshold.check(self.eviction)
 
     @property
     def said(self) -> dict[str, str]:
@@ -123,18 +126,6 @@ class Compression:
             "turns": "rerotate" if self.rerotate else "",
             "chunk": "" if self.prefill_chunk is None else f"prefill_chunk={self.prefill_chunk}",
         }
-
-    def _check_threshold(self, threshold: Threshold) -> None:
-        assert self.eviction is not None
-        own = method_record(self.eviction)
-        found = own if threshold.record is None else threshold.record.numbers.eviction
-        both = f"eviction_keep is a threshold or an amount ({self.keep:g} {self.unit}), and both are given; leave one"
-        of = f"the threshold {threshold.value:g} was found for eviction {shown(found)}, and this is {shown(own)}"
-        refuse(
-            (self.keep != 1 or self.unit != "fraction", both),
-            (found != own, f"{of}; make its own: subtoken-train calibrate threshold"),
-        )
-        threshold.check(self.eviction)
 
     def _check_pairs(self) -> None:
         says, form, name = self.said, FORMATS[self.kv_dtype], f"kv_dtype {self.kv_dtype}"
@@ -155,25 +146,22 @@ class Compression:
             (says["turns"], says["merges"], "a key is rotated by its position, and a merged one has several"),
         )
 
-    def _check_chunk(self, chunk: int) -> None:
-        if type(chunk) is not int or chunk < 1:
-            raise ValueError(f"prefill_chunk={chunk!r} must be a whole number of at least 1, for instance 4096")
-        method, says = self.eviction, self.said
-        if method is None:
+    def _check_chunk(self) -> None:
+        chunk, method, says = self.prefill_chunk, self.eviction, self.said
+        wrong = chunk is not None and (type(chunk) is not int or chunk < 1)
+        refuse((wrong, f"prefill_chunk={chunk!r} must be a whole number of at least 1, for instance 4096"))
+        if chunk is None or method is None:
             return
         rows, evicts, divides = method.observing_rows, says["evicts"], says["divides"] if self.threshold is None else ""
-        twice, share = evicts if "second_pass" in method.needs else "", evicts if rows is None else ""
-        instead = (
-            "of which each layer is packed before the next one runs; use snapkv, h2o or another that decides by layer"
-        )
+        instead = "of which each layer is packed before the next one runs; use snapkv, h2o or one that decides by layer"
         number = "it must cover the rows observed, of which a share says no number; give window as a whole number"
         check_together(
             (says["chunk"], divides, f"it divides its budget over a prompt, {instead}"),
-            (says["chunk"], twice, f"it runs a prompt twice, {instead}"),
-            (says["chunk"], share, number),
+            (says["chunk"], evicts if "second_pass" in method.needs else "", f"it runs a prompt twice, {instead}"),
+            (says["chunk"], evicts if rows is None else "", number),
         )
-        if rows is not None and chunk < rows:
-            raise ValueError(f"prefill_chunk={chunk} is smaller than the {rows} rows observed by {evicts}; use {rows}")
+        few = rows is not None and chunk < rows
+        refuse((few, f"prefill_chunk={chunk} is smaller than the {rows} rows observed by {evicts}; use {rows}"))
 
     def check(self, family: Family) -> None:
         """Raise a worded ``ValueError`` where the settings do not fit the backbone."""
@@ -206,17 +194,14 @@ class Compression:
         """Raise a worded ``ValueError`` where the method needs an image or a question and a prompt has none."""
         method = self.eviction
         if method is not None and method.needs_image:
-            lacking_B = prompts.images_per_sample_B == 0
-            reads, lacks, instead = _READS_IMAGE, "has no image", _FOR_TEXT
+            lacking_B, why = prompts.images_per_sample_B == 0, (_READS_IMAGE, "has no image", _FOR_TEXT)
         elif method is not None and method.needs_question:
-            lacking_B = unasked(prompts.regions_BN)
-            reads, lacks = "scores by the question after the context", "ends with its context"
             instead = "kvzip, compactor or another method that asks nothing"
+            lacking_B, why = unasked(prompts.regions_BN), ("scores by the question", "ends with its context", instead)
         else:
             return
         for name, lacking in zip(prompts.record_ids, lacking_B.tolist(), strict=True):
-            if lacking:
-                raise ValueError(f"eviction {method.name!r} {reads} and {name!r} {lacks}; use {instead}")
+            refuse((lacking, f"eviction {method.name!r} {why[0]} and {name!r} {why[1]}; use {why[2]}"))
 
     @property
     def label(self) -> str:
@@ -274,7 +259,6 @@ def written_keep(written: object) -> dict[str, Any]:
 
 
 BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-SWITCHES = {"true": True, "false": False}
 
 
 def parse_keep(text: str) -> tuple[float, KeepUnit]:
@@ -301,73 +285,34 @@ def parse_settings(method: str | None, settings: Sequence[str]) -> dict[str, Any
     return read_settings(setting_fields(method), method, settings)
 
 
+_KINDS = {"int": int, "float": float, "bool": bool, "int | float": int | float, "Sequence[float]": tuple[float, ...]}
+
+
 def read_settings(fields: Mapping[str, Field[Any]], name: str, settings: Sequence[str]) -> dict[str, Any]:
-    """``key=value`` settings of a dataclass, each read as what its field is; keys of no field stay texts."""
+    """``key=value`` settings of a dataclass, each read as what its field is (``4:3:2`` a tuple); others stay texts."""
     read: dict[str, Any] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
-        if not equals or not key:
-            raise ValueError(f"setting {setting!r} of {name} must be written key=value")
-        if key in read:
-            raise ValueError(f"setting {key!r} of {name} is given twice")
-        kind, default = (str, None) if key not in fields else (_kind(fields[key]), fields[key].default)
-        read[key] = _as(kind, text, f"{name} {key}", default)
+        refuse(
+            (not equals or not key, f"setting {setting!r} of {name} must be written key=value"),
+            (key in read, f"setting {key!r} of {name} is given twice"),
+        )
+        declared = fields[key].type if key in fields else str
+        kind: Any = _KINDS.get(getattr(declared, "__name__", str(declared)).removesuffix(" | None"), str)
+        listed = f"[{text.replace(':', ', ')}]" if kind == _KINDS["Sequence[float]"] else text
+        read[key] = text if kind is str else written_as(kind, Written(listed), f"{name} {key}")
     return read
-
-
-def _kind(field: Field[Any]) -> Callable[[str], object]:
-    """Return the type of a setting: its default's, or (where that is None) the one its annotation names, else text."""
-    if str(field.type) == "int | float":
-        return lambda text: int(text) if re.fullmatch(r"[-+]?\d+", text.strip()) else float(text)
-    if isinstance(field.default, bool | int | float | tuple):
-        return type(field.default)
-    named = re.search(r"\b(int|float)\b", str(field.type))
-    return str if named is None else {"int": int, "float": float}[named[0]]
-
-
-def _as(kind: Callable[[str], object], text: str, name: str, default: object) -> object:
-    if kind is bool:
-        check_word(f"value of {name}", text, SWITCHES)
-        return SWITCHES[text]
-    if kind is str:
-        return text
-    try:
-        return tuple(map(float, text.split(":"))) if kind is tuple else kind(text)
-    except ValueError:
-        if kind is tuple:
-            raise ValueError(f"{name}={text!r} must be numbers between colons, for instance 4:3:2:1") from None
-        what = "a whole number" if kind is int else "a number"
-        raise ValueError(f"{name}={text!r} must be {what}; its default is {default}") from None
 
 
 class CompressionSettings(TypedDict, total=False):
     """Compression by keyword: what ``SubTokenModel`` and ``SubTokenModel.from_pretrained`` take beside the model.
 
-    Attributes:
-        eviction: name of an eviction method, or one that is built (``build_eviction``); None: none.
-        eviction_keep: what stays, see ``Compression.keep``, or as the command line has it (``"64tokens"``, ``"20MB"``),
-            or ``{"threshold": -4, "window": 128}``; by default all.
-        eviction_unit: of an ``eviction_keep`` that is a number: ``fraction``, ``tokens`` or ``bytes``.
-        eviction_every: evict again whenever this many tokens were generated; None: only the prompt is compressed.
-        eviction_options: settings of the method, by name.
-        scope: what competes: ``context`` (None, ``visual``), the visual tokens of a model that sees images and the
-            context of a text, or ``all``. The last row of a prompt always stays; in scope, it counts in the budget.
-        kv_dtype: ``model`` stores the model's dtype; ``int8`` and ``int4`` round, with a scale per head of a key and of
-            a value. ``int4_rotated`` is ``int4`` of keys that are centred, balanced and rotated first.
-            ``int8_channel``, ``kivi4`` and ``kivi2`` round keys by channel and values by entry, but not the latest
-            entries.
-        key_channels: share of the channels that stay of the keys in scope, with an eviction or without one (ThinK).
-        key_axes: along which they are cut: ``own``, the model's channels; ``pca``, principal axes (RotateK).
-        merge: what becomes of evicted entries: ``none`` lets them go; ``average``, ``weighted``, ``pivot`` and
-            ``position`` merge them into entries that stay. None: what the method does.
-        prefill_chunk: rows of a prompt that run through a layer at a time. Every layer is then packed before the next
-            one runs, so that one layer's dense keys and values exist; what stays is the same. None: all rows.
-        rerotate: turn the keys that the eviction leaves to closed-up positions, where what follows goes on.
+    ``settings.py`` explains each. An ``eviction`` may also be built (``build_eviction``), an ``eviction_keep`` be a
+    text as on the command line (``"64tokens"``), or ``{"threshold": -4, "window": 128}``.
     """
 
     eviction: str | Eviction | None
     eviction_keep: float | str | Mapping[str, Any]
-    eviction_unit: KeepUnit
     eviction_every: int | None
     eviction_options: dict[str, Any] | None
     scope: Scope | None
@@ -379,31 +324,25 @@ class CompressionSettings(TypedDict, total=False):
     rerotate: bool
 
 
-_FIELDS = {"eviction_keep": "keep", "eviction_unit": "unit", "eviction_every": "every"}
-"""Settings that ``Compression`` calls otherwise."""
-
-
 def compression_of(settings: CompressionSettings, beside: Collection[str] = ()) -> Compression:
     """The compression that settings ask for; ``beside`` are further ones of the call, for its errors."""
     given: dict[str, Any] = dict(settings)
     for name in sorted(given.keys() - CompressionSettings.__optional_keys__):
         names = sorted(CompressionSettings.__optional_keys__.union(beside))
         raise unknown_name("setting", name, names, ", ".join(names))
-    if isinstance(keep := given.get("eviction_keep"), str | Mapping):
-        if "eviction_unit" in given:
-            words = f"eviction_keep={clipped(str(keep), 40)!r} already has a unit"
-            raise ValueError(f"{words}; leave eviction_unit out, or give a number")
-        del given["eviction_keep"]
-        given |= written_keep(keep)
-    name, options = given.pop("eviction", None), given.pop("eviction_options", None)
-    if name is None and options:
-        raise ValueError(f"eviction_options={options!r} need an eviction, for instance eviction='snapkv'")
-    if isinstance(name, Eviction) and options:
-        raise ValueError(f"eviction_options={options!r} go with a name; {name.name} is built, with settings of its own")
-    method = build_eviction(name, **(options or {})) if isinstance(name, str) else name
+    if "eviction_keep" in given:
+        keep = given.pop("eviction_keep")
+        given |= written_keep(keep) if isinstance(keep, str | Mapping) else {"keep": keep}
+    method, options, every = (given.pop(name, None) for name in ("eviction", "eviction_options", "eviction_every"))
+    if options and not isinstance(method, str):
+        why = "need an eviction, for instance eviction='snapkv'"
+        if isinstance(method, Eviction):
+            why = f"go with a name; {method.name} is built, with settings of its own"
+        raise ValueError(f"eviction_options={options!r} {why}")
+    method = build_eviction(method, **(options or {})) if isinstance(method, str) else method
     if not isinstance(method, Eviction | None):
-        raise ValueError(f"eviction is of type {type(name).__name__}; give a name, or what build_eviction returns")
-    return Compression(method, **{_FIELDS.get(key, key): value for key, value in given.items()})
+        raise ValueError(f"eviction is of type {type(method).__name__}; give a name, or what build_eviction returns")
+    return Compression(method, every=every, **given)
 
 
 def settings_record(compression: Compression) -> dict[str, Any]:
@@ -413,14 +352,12 @@ def settings_record(compression: Compression) -> dict[str, Any]:
     have where it is as they had it.
     """
     record: dict[str, Any] = {field.name: getattr(compression, field.name) for field in fields(compression)}
-    del record["prefill_chunk"]
-    if record["key_axes"] == "own":
-        del record["key_axes"]
+    gone = ["prefill_chunk", *(["key_axes"] if compression.key_axes == "own" else [])]
     if (threshold := record.pop("threshold")) is not None:
         record["threshold"] = [threshold.value, threshold.window]
     record |= {"scope": "all" if compression.scope == "all" else "context", "merge": compression.merging}
     record["eviction"] = None if compression.eviction is None else method_record(compression.eviction)
-    return _as_read(record)
+    return _as_read({name: value for name, value in record.items() if name not in gone})
 
 
 def method_record(method: Eviction | Reducer) -> dict[str, Any]:

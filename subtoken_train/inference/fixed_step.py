@@ -19,6 +19,7 @@ from transformers import CompileConfig
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.errors import refuse
 from subtoken_train.families.positions import rotary_kind
 from subtoken_train.inference.prefill import next_logits
 
@@ -28,12 +29,6 @@ WARM_UP = 3
 
 class FixedStep:
     """Steps on a filled cache, one token of every sample each; a context manager, inside which nothing else uses it.
-
-    ::
-
-        with FixedStep(backbone, cache, tokens=256, compile_config=CompileConfig(fullgraph=True)) as step:
-            for _ in range(256):
-                ids_B1 = step(ids_B1).argmax(-1, keepdim=True)
 
     It is an ordinary cache when the block ends.
 
@@ -61,23 +56,21 @@ class FixedStep:
             self._run = torch.compile(self._own_step(), **compile_config.to_dict())
 
     def _check(self, compile_config: CompileConfig | None, cuda_graph: bool) -> None:
-        family = self.backbone.family
-        if self.tokens < 1:
-            raise ValueError(f"tokens={self.tokens}: a fixed step needs at least one token")
-        if not self.cache.holds_prompt:
-            raise ValueError("a fixed step needs a cache with a prompt; run the prompt first (generate, or prefill)")
-        if self.cache.evictor is not None:
-            words = "eviction_every packs decoded tokens, so its storage changes shape, and a fixed step has one"
-            raise ValueError(f"{words}; leave eviction_every out, or decode without a fixed step")
-        if len({layer.device for layer in self.cache.layers} | {self.device}) > 1:
-            raise ValueError("the model's layers are on several devices, and a fixed step runs on one")
-        if (cuda_graph or compile_config is not None) and rotary_kind(family.decoder.rotary_emb) == "dynamic":
-            words = "the rotary embedding is 'dynamic', whose frequencies the host recomputes for every token"
-            raise ValueError(f"{words}; run the step without cuda_graph and compile_config")
-        if cuda_graph and self.device.type != "cuda":
-            raise ValueError(f"cuda_graph=True: the model is on {str(self.device)!r}; leave it out, or move it to CUDA")
-        if cuda_graph and compile_config is not None:
-            raise ValueError("cuda_graph=True captures a step that is not compiled; mode='reduce-overhead' does both")
+        cache, compiled = self.cache, compile_config is not None
+        dynamic = (cuda_graph or compiled) and rotary_kind(self.backbone.family.decoder.rotary_emb) == "dynamic"
+        devices = {layer.device for layer in cache.layers if cache.holds_prompt} | {self.device}
+        elsewhere = cuda_graph and self.device.type != "cuda"
+        online = "eviction_every packs decoded tokens, so its storage changes shape, and a fixed step has one"
+        turned = "the rotary embedding is 'dynamic', whose frequencies the host recomputes for every token"
+        refuse(
+            (self.tokens < 1, f"tokens={self.tokens}: a fixed step needs at least one token"),
+            (not cache.holds_prompt, "a fixed step needs a cache with a prompt; run the prompt first"),
+            (cache.evictor is not None, f"{online}; leave eviction_every out, or decode without a fixed step"),
+            (len(devices) > 1, "the model's layers are on several devices, and a fixed step runs on one"),
+            (dynamic, f"{turned}; run the step without cuda_graph and compile_config"),
+            (elsewhere, f"cuda_graph=True: the model is on {str(self.device)!r}; leave it out, or move it to CUDA"),
+            (cuda_graph and compiled, "cuda_graph=True captures a step as it is; mode='reduce-overhead' does both"),
+        )
 
     def __enter__(self) -> Self:
         assert self.cache.next_position is not None
@@ -132,7 +125,6 @@ class FixedStep:
 
     @torch.no_grad()
     def _capture(self) -> None:
-        """Run the step as often as torch asks for, on a stream of its own, then capture it."""
         assert self.cache.written is not None
         counters = self._position, self.cache.written
         before = [counter.clone() for counter in counters]

@@ -28,7 +28,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import broken_rows
-from subtoken_train.errors import check_range, no_numbers, unknown_name
+from subtoken_train.errors import check_range, no_numbers, refuse, unknown_name
 from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.family import Family
 from subtoken_train.forks import undoing
@@ -63,32 +63,19 @@ def check_arguments(call: str, given: Iterable[str], own: Iterable[str] = ()) ->
             raise unknown_name(f"argument of {call}", name, KNOWN.union(own), listed)
 
 
-def one_cache(past_key_values: PackedCache | None, cache: PackedCache | None) -> PackedCache | None:
-    """Return the cache that is given under one of its names."""
-    if cache is not None and past_key_values is not None:
-        raise ValueError("cache and past_key_values are two names for the same argument; give one of them")
-    return past_key_values if cache is None else cache
-
-
-_IN_A_CALL = {**REFUSED, "return_dict": (True,), "logits_to_keep": (1,)}
-
-
 def without_silent(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs of a call of the model without those that say nothing: None, ``use_cache=True``."""
-    left = {
-        name: value
-        for name, value in given.items()
-        if value is not None and not any(_same(value, each) for each in _IN_A_CALL.get(name, ()))
-    }
-    drop_silent(left)
-    return left
+    neutral = {**REFUSED, "return_dict": (True,), "logits_to_keep": (1,)}
+
+    def says(name: str, value: Any) -> bool:
+        return value is not None and not any(_same(value, each) for each in neutral.get(name, ()))
+
+    return {name: value for name, value in given.items() if says(name, value) and not _untyped(name, value)}
 
 
-def drop_silent(given: dict[str, Any]) -> None:
-    """Take ``token_type_ids`` away where they are all 0: a tokenizer writes them for models that read them."""
-    kinds = given.get("token_type_ids")
-    if isinstance(kinds, Tensor) and not bool(kinds.any()):
-        del given["token_type_ids"]
+def _untyped(name: str, value: Any) -> bool:
+    """Return whether these are token types that are all 0: a tokenizer writes them for models that read them."""
+    return name == "token_type_ids" and isinstance(value, Tensor) and not bool(value.any())
 
 
 def settings_used(given: Mapping[str, Any], own: GenerationConfig) -> dict[str, Any]:
@@ -137,7 +124,8 @@ class GenerateCall:
     @classmethod
     def read(cls, given: dict[str, Any], model: Any) -> GenerateCall:
         """Check the arguments of a call on a model of transformers; what says nothing is taken out of them."""
-        drop_silent(given)
+        for name in [name for name, value in given.items() if _untyped(name, value)]:
+            del given[name]
         settings = settings_used(given, model.generation_config)
         ids_BN = check_ids(given.get("input_ids"), model.get_input_embeddings().num_embeddings)
         for name in ("num_beams", "num_return_sequences"):
@@ -177,36 +165,31 @@ class GenerateCall:
             visible = self.ids_BN != pad[0] if infers else torch.ones_like(self.ids_BN, dtype=torch.bool)
         else:
             visible = _read_mask(self.mask, tuple(self.ids_BN.shape)).to(self.ids_BN.device)
-        if not bool((shown_B := visible.any(-1)).all()):
-            row = int(shown_B.int().argmin())
-            raise ValueError(f"prompt {row} is all padding; every row of input_ids needs at least one token")
+        empty, row = not bool((shown_B := visible.any(-1)).all()), int(shown_B.int().argmin())
+        refuse((empty, f"prompt {row} is all padding; every row of input_ids needs at least one token"))
         return visible
 
     def check_turn(self, cached_ids_BN: Tensor, cached: int) -> None:
         """Raise ``ValueError`` unless the ids go on from a filled cache: all so far, or the new ones alone.
 
-        Args:
-            cached_ids_BN: the prompt of every row of the cache.
-            cached: tokens that the cache has seen.
+        ``cached_ids_BN`` are the prompt of every row of the cache, ``cached`` the tokens that it has seen.
         """
         ids_BN, mask, (rows, prompt) = self.ids_BN, self.mask, cached_ids_BN.shape
-        again = "start again without past_key_values"
-        if self.copies > 1:
-            words = "num_beams and num_return_sequences make copies of prompts, which are in past_key_values"
-            raise ValueError(f"{words}; leave both out, or {again}")
-        if len(ids_BN) != rows:
-            words = f"past_key_values holds {rows} rows and input_ids {len(ids_BN)}"
-            raise ValueError(f"{words}; give as many, or choose rows of the cache with batch_select_indices")
+        again, held = "start again without past_key_values", f"past_key_values holds {rows} rows"
+        copies = "num_beams and num_return_sequences make copies of prompts, which are in past_key_values"
+        refuse(
+            (self.copies > 1, f"{copies}; leave both out, or {again}"),
+            (len(ids_BN) != rows, f"{held} and input_ids {len(ids_BN)}; give as many, or batch_select_indices"),
+        )
         alone = isinstance(mask, Tensor) and mask.shape[-1:] != ids_BN.shape[-1:]
         total = cached + ids_BN.shape[1] if alone else ids_BN.shape[1]
         if mask is not None:
             _read_mask(mask, (rows, total))
-        if total <= cached:
-            words = f"past_key_values has seen {cached} tokens and input_ids end after {total}"
-            raise ValueError(f"{words}; give everything so far and at least one new token")
-        if not alone and not torch.equal(ids_BN[:, :prompt].to(cached_ids_BN.device).long(), cached_ids_BN.long()):
-            words = "input_ids do not begin with the prompt that past_key_values holds"
-            raise ValueError(f"{words}; give everything so far, or {again}")
+        seen = f"past_key_values has seen {cached} tokens and input_ids end after {total}"
+        refuse((total <= cached, f"{seen}; give everything so far and at least one new token"))
+        other = not alone and not torch.equal(ids_BN[:, :prompt].to(cached_ids_BN.device).long(), cached_ids_BN.long())
+        words = "input_ids do not begin with the prompt that past_key_values holds"
+        refuse((other, f"{words}; give everything so far, or {again}"))
 
 
 def check_ids(ids: Any, vocabulary: int) -> Tensor:
@@ -217,9 +200,8 @@ def check_ids(ids: Any, vocabulary: int) -> Tensor:
         words = f"input_ids must be whole numbers [batch, tokens], int64 or int32, not {_kind(ids)}"
         raise ValueError(f'{words}; a processor makes them with return_tensors="pt"')
     low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= vocabulary:
-        words = f"input_ids hold {low if low < 0 else high}, but the model's tokens are 0 to {vocabulary - 1}"
-        raise ValueError(f"{words}; use its own tokenizer")
+    held = f"input_ids hold {low if low < 0 else high}, but the model's tokens are 0 to {vocabulary - 1}"
+    refuse((low < 0 or high >= vocabulary, f"{held}; use its own tokenizer"))
     return ids
 
 
@@ -228,12 +210,13 @@ def _same(value: Any, other: Any) -> bool:
 
 
 def _read_mask(mask: Any, shape: tuple[int, ...]) -> Tensor:
-    if not isinstance(mask, Tensor) or tuple(mask.shape) != shape:
-        words = f"attention_mask must be {list(shape)} as input_ids are, not {_kind(mask)}"
-        raise ValueError(f"{words}; pass the processor's whole output")
-    if not bool(((mask == 0) | (mask == 1)).all()):
-        raise ValueError("attention_mask holds other values than 0 (padding) and 1 (tokens)")
-    return mask.bool()
+    unlike = not isinstance(mask, Tensor) or tuple(mask.shape) != shape
+    words = f"attention_mask must be {list(shape)} as input_ids are, not {_kind(mask)}"
+    refuse((unlike, f"{words}; pass the processor's whole output"))
+    other = not bool(((mask == 0) | (mask == 1)).all())
+    refuse((other, "attention_mask holds other values than 0 (padding) and 1 (tokens)"))
+    read: Tensor = mask.bool()
+    return read
 
 
 def _kind(thing: Any) -> str:
@@ -285,10 +268,9 @@ def compressed(
         if further.get(CACHE) is not cache:
             words = "a logits processor or criterion that runs the model itself does not go with a compressed cache"
             raise ValueError(f"the model was called with another cache while it generated; {words}")
-        if cache.holds_prompt and not asks:
-            _check_append(backbone, input_ids, attention_mask, cache.prompt_length)
+        if asks or (cache.holds_prompt and input_ids.shape[1] > 1):  # a generated token is one, whatever it is
+            _check_append(backbone, input_ids, attention_mask, None if asks else cache.prompt_length)
         if asks:
-            _check_text(backbone, input_ids)
             asks, padding = False, torch.zeros_like(input_ids, dtype=torch.bool)
             if attention_mask is not None:  # transformers leaves out one that is all ones
                 padding = attention_mask[:, cache.prompt_length :] == 0
@@ -335,8 +317,6 @@ def _attributes(model: nn.Module, **values: Any) -> Iterator[None]:
 
 @dataclass
 class _LogitWatch:
-    """Notes on the device whether a decoded token's logits were NaN or infinite."""
-
     steps: int = 0
     broken: Tensor | None = None
     dtype: torch.dtype | None = None
@@ -355,17 +335,13 @@ class _LogitWatch:
             raise no_numbers(f"in the first {self.steps + 1} tokens of an answer", self.dtype)
 
 
-def _check_append(backbone: CompressedBackbone, ids_Bq: Tensor, mask_BN: Tensor | None, prompt_length: int) -> None:
-    """Later tokens must be text, without padding: neither these nor those since the prompt."""
-    if ids_Bq.shape[1] == 1:  # a generated token, whatever it is
-        return
-    _check_text(backbone, ids_Bq)
-    if mask_BN is not None and not bool(mask_BN[:, prompt_length:].all()):
-        words = "the tokens after a compressed prompt are padded, and a packed cache stores no padding"
-        raise ValueError(f"{words}; continue samples whose answers or new turns differ in length one by one")
-
-
-def _check_text(backbone: CompressedBackbone, ids_Bq: Tensor) -> None:
-    if bool(backbone.family.is_visual(ids_Bq[:, 1:]).any()):  # the first is the last generated one, whatever it is
-        words = "the tokens after a compressed prompt hold an image, and reducer and eviction act on whole prompts"
-        raise ValueError(f"{words}; start again with all images, without past_key_values")
+def _check_append(backbone: CompressedBackbone, ids_Bq: Tensor, mask_BN: Tensor | None, first: int | None) -> None:
+    """Later tokens must be text, without padding, and so those since the ``first`` after the prompt (None: may be)."""
+    padded = first is not None and mask_BN is not None and not bool(mask_BN[:, first:].all())
+    words = "the tokens after a compressed prompt are padded, and a packed cache stores no padding"
+    shown = bool(backbone.family.is_visual(ids_Bq[:, 1:]).any())  # the first is the last generated one, whatever it is
+    image = "the tokens after a compressed prompt hold an image, and reducer and eviction act on whole prompts"
+    refuse(
+        (shown, f"{image}; start again with all images, without past_key_values"),
+        (padded, f"{words}; continue samples whose answers or new turns differ in length one by one"),
+    )

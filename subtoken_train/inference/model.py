@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -37,7 +37,6 @@ from subtoken_train.inference.generation import (
     check_arguments,
     check_ids,
     compressed,
-    one_cache,
     serving,
     without_silent,
 )
@@ -72,15 +71,18 @@ class LastPrompt:
 
 
 def _reducer_of(reducer: str | Reducer | None, keep_ratio: float | None) -> Reducer | None:
-    if isinstance(reducer, str):
-        if keep_ratio is None:
-            raise ValueError(f"reducer={reducer!r} needs keep_ratio, the share of tokens that stay, for instance 0.25")
-        return build_reducer(reducer, keep_ratio)
-    if keep_ratio is not None:
-        raise ValueError(f"keep_ratio={keep_ratio!r} goes with a reducer's name, for instance reducer='fastv'")
-    if not isinstance(reducer, Reducer | None):
+    named, example = isinstance(reducer, str), "for instance reducer='fastv', keep_ratio=0.25"
+    if named != (keep_ratio is not None):
+        raise ValueError(f"reducer={reducer!r}, keep_ratio={keep_ratio!r}: a name needs a share that stays, {example}")
+    if not isinstance(reducer, str | Reducer | None):
         raise ValueError(f"reducer is of type {type(reducer).__name__}; give a name and keep_ratio, or a built reducer")
-    return reducer
+    return build_reducer(reducer, keep_ratio) if isinstance(reducer, str) else reducer
+
+
+def _one_of(past_key_values: PackedCache | None, cache: PackedCache | None) -> PackedCache | None:
+    both = cache is not None and past_key_values is not None
+    refuse((both, "cache and past_key_values are two names for the same argument; give one of them"))
+    return past_key_values if cache is None else cache
 
 
 ANSWER_TOKENS = 64
@@ -96,12 +98,6 @@ for _task in ("text-generation", "image-text-to-text", ""):  # pipelines complai
 
 def _keywords(call: Callable[..., Any]) -> list[str]:
     return [name for name, each in inspect.signature(call).parameters.items() if each.kind is each.KEYWORD_ONLY]
-
-
-def _either(setting: str, one: Any, other: Any) -> Any:
-    both = one is not None and other is not None
-    refuse((both, f"{setting} are two names for the same setting; give one of them"))
-    return other if one is None else one
 
 
 class SubTokenModel:
@@ -159,8 +155,7 @@ class SubTokenModel:
     def _take(self, backbone: CompressedBackbone, compression: Compression) -> None:
         compression.check(backbone.family)
         self.backbone, self.compression = backbone.eval(), compression
-        self.last = None
-        self._context = None
+        self.last, self._context = None, None
 
     @classmethod
     def from_pretrained(
@@ -172,7 +167,6 @@ class SubTokenModel:
         reducer: str | Reducer | None = None,
         keep_ratio: float | None = None,
         device_map: str | int | torch.device | None = None,
-        device: str | int | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         torch_dtype: str | torch.dtype | None = None,
         groups: tuple[int, int] | str | None = None,
@@ -189,18 +183,17 @@ class SubTokenModel:
             backbone: for an adapter: where its backbone is, or how to load it (dtype, attention); its identity is
                 checked.
             device_map: a device (``cuda:0``), or ``auto``: the first GPU, or all if it does not hold the model; or CPU.
-            device: the same.
             dtype: of the frozen weights; ``auto``: an adapter's own, of a backbone alone that of its files. Default:
-                an adapter's own, of a backbone alone float32.
-            torch_dtype: the same.
+                an adapter's own, of a backbone alone float32. ``torch_dtype`` is the same.
             groups: for a backbone alone, as ``selector`` and ``layout``: value groups without training.
             settings: how caches are compressed, see ``CompressionSettings``.
         """
         compression = compression_of(settings, _keywords(cls.from_pretrained))
         routing, own = untrained_routing(groups, selector, layout), _reducer_of(reducer, keep_ratio)
-        place = _either("device and device_map", device, device_map)
-        loading = loading_of(path, revision, _either("dtype and torch_dtype", dtype, torch_dtype))
-        loaded = load_backbone(path, revision, backbone, own, place, routing=routing, loading=loading)
+        both = dtype is not None and torch_dtype is not None
+        refuse((both, "dtype and torch_dtype are two names of one; give one of them"))
+        loading = loading_of(path, revision, torch_dtype if dtype is None else dtype)
+        loaded = load_backbone(path, revision, backbone, own, device_map, routing=routing, loading=loading)
         return cls.around(loaded, compression)
 
     def to(
@@ -250,14 +243,7 @@ class SubTokenModel:
         context_length: int | None = None,
         **inputs: Any,
     ) -> CausalLMOutputWithPast:
-        """Run a prompt, or the tokens after it, for a decoding loop of one's own.
-
-        ::
-
-            logits = model(**model.inputs(text)).logits
-            for _ in range(20):
-                token = logits[:, -1].argmax(-1, keepdim=True)
-                logits = model(token, cache=model.last.cache).logits
+        """Run a prompt, or the tokens after it (``cache=model.last.cache``), for a decoding loop of one's own.
 
         Args:
             input_ids: of the prompts, [B, N]; with a cache those that follow what is in it, alone.
@@ -272,7 +258,7 @@ class SubTokenModel:
         inputs = without_silent(inputs)
         for name in inputs:
             check_word("input", name, {"attention_mask", "regions", *IMAGE_INPUTS})
-        if (past := one_cache(past_key_values, cache)) is not None and (inputs or context_length is not None):
+        if (past := _one_of(past_key_values, cache)) is not None and (inputs or context_length is not None):
             given = ", ".join([*inputs, *(["context_length"] if context_length is not None else [])])
             raise ValueError(f"with a cache the new ids alone are given; leave {given} out")
         with serving(family):
@@ -284,8 +270,7 @@ class SubTokenModel:
                 batch, cache = self._continued(past).batch, past
                 if len(ids) != len(batch.input_ids_BN):
                     raise ValueError(f"{len(ids)} rows of ids for a cache of {len(batch.input_ids_BN)} prompts")
-            filled = self._noting(batch, cache, clock)
-            with compressed(self.backbone, self.compression, batch, cache, filled):
+            with compressed(self.backbone, self.compression, batch, cache, self._noting(batch, cache, clock)):
                 out: CausalLMOutputWithPast = family.model.forward(ids.to(self.device), **{CACHE: cache})
         return out
 
@@ -302,17 +287,17 @@ class SubTokenModel:
 
         Args:
             past_key_values: the cache of an earlier call (``last.cache``), to go on with a longer prompt: what follows
-                the cached tokens is appended in full.
-            cache: the same under the name that transformers has for it from 5.24 on.
+                the cached tokens is appended in full. ``cache``: its name in transformers from 5.24 on.
             context_length: a language model's first tokens that are compressed, but for a chat's system prompt;
                 default: in a chat see ``inputs``, else up to the last blank line of a few-shot prompt, else all but the
                 last 64.
             inputs: the output of ``inputs`` or of the processor, and generation settings (``max_new_tokens``,
                 ``num_beams``, ``streamer``, ...).
         """
-        past, family, clock = one_cache(past_key_values, cache), self.backbone.family, time.perf_counter()
-        inputs["input_ids"] = _either("inputs and input_ids", input_ids, inputs.pop("inputs", None))
-        held: int | None = None
+        past, family, clock = _one_of(past_key_values, cache), self.backbone.family, time.perf_counter()
+        held, named = None, inputs.pop("inputs", None)
+        refuse((input_ids is not None and named is not None, "inputs and input_ids are two names of one; give one"))
+        inputs["input_ids"] = named if input_ids is None else input_ids
         with serving(family):
             call = GenerateCall.read(inputs, family.model)
             beams = call.beams > 1 and f"num_beams={call.beams}"
@@ -334,7 +319,6 @@ class SubTokenModel:
         return out
 
     def _noting(self, batch: Batch, cache: PackedCache, clock: float, beams: int = 1) -> Callable[[Prefill], None]:
-
         def filled(result: Prefill) -> None:
             described = replace(batch, pixel_values=None)  # the cache stands for them
             self.last = LastPrompt(described, result.plan, cache, time.perf_counter() - clock, beams=beams)
@@ -346,9 +330,8 @@ class SubTokenModel:
         if self.last is None or self.last.cache is not past:
             raise ValueError("past_key_values must be last.cache, the cache of this object's last call")
         past.check_holds_prompt()
-        if self.last.beams > 1:
-            words = "past_key_values was left by a beam search: its rows are running beams, not what was returned"
-            raise ValueError(f"{words}; start again without past_key_values")
+        ran = "past_key_values was left by a beam search: its rows are running beams, not what was returned"
+        refuse((self.last.beams > 1, f"{ran}; start again without past_key_values"))
         return self.last
 
     def inputs(
@@ -366,10 +349,9 @@ class SubTokenModel:
         beginning of a long last question. Without a template the text is read as it is.
 
         Args:
-            prompt: what the user says, with ``<image>`` where a picture stands, or ``<video>`` where a video does (in
-                front where it is left out); or the turns of a conversation whose last answer is None; or OpenAI's
-                messages, ``[{"role": "user", "content": "..."}]``. If the assistant speaks last, the answer goes on
-                with it.
+            prompt: what the user says, with ``<image>`` or ``<video>`` where one stands (in front where it is left
+                out); or turns, the last without an answer; or OpenAI's messages, ``[{"role": "user", "content":
+                "..."}]``. If the assistant speaks last, the answer goes on with it.
             images: an image (PIL) or a video (``Video(frames, fps)``), or a list of them in the order of their
                 placeholders; turned upright as their EXIF says. Of several prompts those of each.
             raw: a language model's prompt without its chat template: a text to go on with.
@@ -403,22 +385,19 @@ class SubTokenModel:
             settings["max_new_tokens"] = ANSWER_TOKENS
         inputs: dict[str, Any] = self.inputs(prompt, images, raw=raw, chat_template_kwargs=chat_template_kwargs)
         if stream:
-            return self._pieces(inputs, settings, goes_on(prompt, raw))
+            autocast, given = same_autocast(self.device.type), settings.pop("stopping_criteria", None)
+
+            def answer(stream: AnswerStream) -> None:
+                criteria = StoppingCriteriaList([stream, *(given or ())])
+                with autocast:
+                    self.generate(**inputs, **settings, streamer=stream, stopping_criteria=criteria)
+
+            return pieces(self.tokenizer, answer, goes_on(prompt, raw))
         rows = self.generate(**inputs, **settings)[:, inputs["input_ids"].shape[1] :]
         prompts = prompt if is_several(prompt) else [prompt]
         said = self.tokenizer.batch_decode(rows[:: len(rows) // len(prompts)], skip_special_tokens=True)
         answers = [answer_text(text, goes_on(each, raw)) for text, each in zip(said, prompts, strict=True)]
         return answers if is_several(prompt) else answers[0]
-
-    def _pieces(self, inputs: dict[str, Any], settings: dict[str, Any], goes_on: bool) -> Iterator[str]:
-        autocast, given = same_autocast(self.device.type), settings.pop("stopping_criteria", None)
-
-        def answer(stream: AnswerStream) -> None:
-            criteria = StoppingCriteriaList([stream, *(given or ())])
-            with autocast:
-                self.generate(**inputs, **settings, streamer=stream, stopping_criteria=criteria)
-
-        return pieces(self.tokenizer, answer, goes_on)
 
     def ask(
         self,
@@ -444,23 +423,19 @@ class SubTokenModel:
             questions: a list; for several contexts a list for each. An empty one compresses and asks nothing.
             system: what the system says first, for every context; it stays whole. ``raw``, or without a template, it
                 stands before the context, a blank line behind it.
-            chat_template_kwargs: see ``inputs``; given with the context.
-            stream: hand on the answer to one question, a text, while it is made. The model serves no other call until
-                the iterator is exhausted or closed.
+            stream: hand on the answer to one question, a text, while it is made, as ``chat`` does.
 
         Returns:
             An answer for each question, in the form of ``questions``; streamed, an iterator over pieces of the one.
         """
-        if stream and not isinstance(questions, str):
-            raise ValueError(
-                f"stream=True answers one question, a text; questions are of type {type(questions).__name__}"
-            )
+        kind = type(questions).__name__
+        refuse((stream and kind != "str", f"stream=True answers one question, a text; questions are of type {kind}"))
         asked = read_questions([questions] if stream else questions, max_new_tokens)
         family = self.backbone.family
         if context is None:
             given = {"raw": raw, "system": system is not None, "chat_template_kwargs": chat_template_kwargs}
-            if found := [name for name, there in given.items() if there]:
-                raise ValueError(f"{found[0]} says how to read a context; give it with the context, or leave it out")
+            late = "says how to read a context; give it with the context, or leave it out"
+            refuse(*((there, f"{name} {late}") for name, there in given.items()))
         else:
             contexts = read_contexts(family, context, asked)
             ready = context_batches(

@@ -16,7 +16,7 @@ from subtoken_train.artifact.identity import adapter_digest
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
 from subtoken_train.documents import real_path
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import check_word, refuse
 from subtoken_train.families.backbone_config import BackboneConfig, resolve
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import (
@@ -38,11 +38,9 @@ from subtoken_train.routing.bank import RouterBank
 def device_of(device: str | int | torch.device) -> torch.device:
     """A device of this machine; ``auto``: the first GPU where there is one, else the CPU; a number: a GPU, -1: CPU."""
     name = ("cpu" if device == -1 else f"cuda:{device}") if isinstance(device, int) else str(device)
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    known = ["auto", "cpu", *[f"cuda:{i}" for i in range(torch.cuda.device_count())]]
-    if name not in (*known, "cuda") or (name == "cuda" and "cuda:0" not in known):
-        raise unknown_name("device of this machine", name, known)
+    gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    check_word("device of this machine", name, ["auto", "cpu", *gpus, *(["cuda"] if gpus else [])])
     return torch.device(name)
 
 
@@ -98,34 +96,30 @@ class ModelPool:
                 at the same S and K, with a ``seed`` where it draws. None: the adapter's own.
             loading: settings of the backbone (dtype, max_pixels) in the place of its own.
         """
-        if selector not in (None, "none"):
+        chooses, named = selector not in (None, "none"), isinstance(backbone, str)
+        if chooses:
             check_untrained(str(selector))
-        folder = self.find(path, revision)
-        if folder is None:
-            if isinstance(backbone, str):
-                raise ValueError(f"{path} is not an adapter folder (no {CONFIG_FILE}); backbone={backbone!r} needs one")
-            if selector not in (None, "none"):
-                raise ValueError(
-                    f"selector={selector!r} takes the place of an adapter's routers; {path} has no adapter"
-                )
-            source = replace(backbone or BackboneConfig(), **(loading or {}))
+        if (folder := self.find(path, revision)) is None:
+            alone = f"{path} is not an adapter folder (no {CONFIG_FILE}); backbone={backbone!r} needs one"
+            routes = f"selector={selector!r} takes the place of an adapter's routers; {path} has no adapter"
+            refuse((named, alone), (chooses, routes))
+            own = backbone if isinstance(backbone, BackboneConfig) else BackboneConfig()
+            source = replace(own, **(loading or {}))
             source = replace(source, path=str(path), revision=revision or source.revision)
-            return self._plain(source, reducer or build_reducer("none"), routing)
-        if routing is not None:
-            raise ValueError(f"{path} is an adapter with its own value groups; leave groups out")
+            reducer = reducer or build_reducer("none")
+            family = self._cleared(source, reducer)
+            bank = None if routing is None else RouterBank(routing, family.hidden_size, family.shape)
+            self._current = CompressedBackbone(family, reducer, bank)
+            return self._placed(self._current)
         config = read_config(folder)
-        if config.merged and isinstance(backbone, str):
-            raise ValueError(f"{path} is merged and holds its own backbone; leave backbone out")
+        refuse(
+            (routing is not None, f"{path} is an adapter with its own value groups; leave groups out"),
+            (config.merged and named, f"{path} is merged and holds its own backbone; leave backbone out"),
+        )
         source = replace(adapter_backbone(folder, config, backbone), **(loading or {}))
         changed = with_selection(config, reducer, selector, seed, str(path))
         family = self._cleared(source, changed.reducer)
         self._current, _ = put_adapter(folder, changed, family, source, routers=changed.routing == config.routing)
-        return self._placed(self._current)
-
-    def _plain(self, source: BackboneConfig, reducer: Reducer, routing: RoutingConfig | None) -> CompressedBackbone:
-        family = self._cleared(source, reducer)
-        bank = None if routing is None else RouterBank(routing, family.hidden_size, family.shape)
-        self._current = CompressedBackbone(family, reducer, bank)
         return self._placed(self._current)
 
     def _cleared(self, source: BackboneConfig, reducer: Reducer) -> Family:
@@ -137,14 +131,11 @@ class ModelPool:
             remove_lora(self._family)
             return self._family
         self._source = self._family = None  # its memory is free before the next one is read
-        self._family, self._source = self._load(source, reducer), wanted
-        self.loads += 1
-        return self._family
-
-    def _load(self, source: BackboneConfig, reducer: Reducer) -> Family:
         free = free_memory() if self._spreads else []
         memory = None if len(free) < 2 else spread_memory(layout_family(source), source, free)
-        return load_family(source, reducer, memory)
+        self._family, self._source = load_family(source, reducer, memory), wanted
+        self.loads += 1
+        return self._family
 
     def _placed(self, backbone: CompressedBackbone) -> CompressedBackbone:
         if is_spread(backbone.model):
@@ -164,8 +155,8 @@ def load_backbone(
     **settings: Any,
 ) -> CompressedBackbone:
     """An adapter folder or a backbone, from disk or from the Hub."""
-    if reducer is not None and find_adapter(path, revision) is not None:
-        raise ValueError(f"{path} is an adapter with its own token reducer; leave reducer out")
+    own = reducer is not None and find_adapter(path, revision) is not None
+    refuse((own, f"{path} is an adapter with its own token reducer; leave reducer out"))
     return ModelPool(device).get(path, revision=revision, backbone=backbone, reducer=reducer, **settings)
 
 
@@ -196,18 +187,17 @@ def with_selection(
     config: AdapterConfig, reducer: Reducer | None, selector: str | None, seed: int | None, name: str
 ) -> AdapterConfig:
     """The adapter's settings under another reducer or selector."""
-    changed = config if reducer is None else replace(config, reducer=reducer)
-    if changed.merged and changed.reducer.frozen_scout:
-        words = f"ranking 'frozen' ranks without the LoRA, which {name} has merged into its weights"
-        raise ValueError(f"{words}; use the unmerged adapter, or ranking adapted")
-    if selector is None or (selector == "none" and config.routing is None):
+    changed, routing = config if reducer is None else replace(config, reducer=reducer), config.routing
+    frozen = f"ranking 'frozen' ranks without the LoRA, which {name} has merged into its weights"
+    unrouted = selector not in (None, "none") and routing is None
+    refuse(
+        (changed.merged and changed.reducer.frozen_scout, f"{frozen}; use the unmerged adapter, or ranking adapted"),
+        (unrouted, f"selector={selector!r}: {name} routes nothing, so there is no S and K for it to use"),
+    )
+    if selector is None or routing is None:
         return changed
-    if selector == "none":
-        return replace(changed, routing=None)
-    if config.routing is None:
-        raise ValueError(f"selector={selector!r}: {name} routes nothing, so there is no S and K for it to use")
-    free = config.routing.without_router(selector)
-    return replace(changed, routing=free if seed is None else replace(free, seed=seed))
+    free = None if selector == "none" else routing.without_router(selector)
+    return replace(changed, routing=free if free is None or seed is None else replace(free, seed=seed))
 
 
 def in_one_place(source: BackboneConfig) -> BackboneConfig:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from subtoken_train.datasets.text_batches import context_tokens, padding_id
 from subtoken_train.documents import check_characters, text_problem
-from subtoken_train.errors import SubTokenWarning, check_word, clipped, panics_in_words
+from subtoken_train.errors import SubTokenWarning, check_word, clipped, panics_in_words, refuse
 from subtoken_train.families.chat_template import Message, checked_variables, messages_of
 from subtoken_train.families.family import Family, GivenImages
 from subtoken_train.families.images import Picture, Video, count_images, to_rgb
@@ -57,36 +57,39 @@ def batch_from_inputs(
     ``regions``, or the default split) and QUERY. ``inputs`` are the processor's further outputs, by the names
     ``IMAGE_INPUTS``.
     """
-    device, regions_BN = family.device, inputs.get("regions")
+    device, regions_BN, given = family.device, inputs.get("regions"), dict[str, Tensor]()
     input_ids_BN, visible = input_ids_BN.to(device).long(), visible_BN.to(device)
-    given = {name: _on(device, name, inputs[name]) for name in IMAGE_INPUTS if inputs.get(name) is not None}
-    kinds = given.get("mm_token_type_ids")
-    if kinds is not None and not torch.equal(kinds.ne(0), family.is_visual(input_ids_BN)):
-        raise ValueError(
-            "mm_token_type_ids do not mark the image tokens of input_ids; pass the processor's whole output"
-        )
-    places = torch.arange(input_ids_BN.shape[1], device=input_ids_BN.device)
+    for name in IMAGE_INPUTS:
+        if (each := inputs.get(name)) is not None:
+            if not isinstance(each, Tensor):
+                raise ValueError(f'{name} must be a tensor, not {type(each).__name__}; use return_tensors="pt"')
+            given[name] = each.to(device)
+    kinds, pixels = given.get("mm_token_type_ids"), [name for name in given if name.startswith("pixel_values")]
+    unlike = kinds is not None and not torch.equal(kinds.ne(0), family.is_visual(input_ids_BN))
+    refuse((unlike, "mm_token_type_ids do not mark the image tokens of input_ids; pass the processor's whole output"))
+    places = torch.arange(input_ids_BN.shape[1], device=device)
     last_B = torch.where(visible, places, -1).amax(-1)
     if family.image_token_id is None:
-        if context_length is not None and type(context_length) is not int:
-            raise ValueError(f"context_length={context_length!r} must be a whole number of tokens")
-        if shown_by := [name for name in given if name.startswith("pixel_values")]:
-            raise ValueError(f"{shown_by[0]} were given, but {family.name} sees no images")
+        whole = context_length is None or type(context_length) is int
+        refuse(
+            (not whole, f"context_length={context_length!r} must be a whole number of tokens"),
+            (pixels, f"{''.join(pixels[:1])} were given, but {family.name} sees no images"),
+        )
         regions = _text_regions(family, input_ids_BN, visible, context_length, regions_BN)
-        images = torch.zeros_like(last_B)
-        rank, shown = last_B, GivenImages(None, None, images)
+        rank, shown = last_B, GivenImages(None, None, torch.zeros_like(last_B))
     else:
+        visual, foreign = visible & family.is_visual(input_ids_BN), given.keys() - set(family.image_inputs)
+        count, taken = int(visual.sum()), f"{family.name} takes {', '.join(family.image_inputs)}"
+        unshown = f"{count} image tokens in the prompt but {'some' if pixels else 'no'} pixel_values"
         for name, value in (("context_length", context_length), ("regions", regions_BN)):
-            if value is not None:
-                raise ValueError(f"{name} is for language models; {family.name} compresses the visual tokens")
-        if foreign := [name for name in given if name not in family.image_inputs]:
-            taken = ", ".join(family.image_inputs)
-            raise ValueError(f"{foreign[0]}: {family.name} takes {taken}; leave it out, or load its own processor")
-        visual = visible & family.is_visual(input_ids_BN)
-        pixels = any(name.startswith("pixel_values") for name in given)
-        if bool(visual.any()) != pixels:
-            words = f"{int(visual.sum())} image tokens in the prompt but {'some' if pixels else 'no'} pixel_values"
-            raise ValueError(f"{words}; write one image placeholder per image and pass the processor's whole output")
+            refuse((value is not None, f"{name} is for language models; {family.name} compresses the visual tokens"))
+        refuse(
+            (foreign, f"{min(foreign, default='')}: {taken}; leave it out, or load its own processor"),
+            (
+                bool(count) != bool(pixels),
+                f"{unshown}; write one placeholder per image and pass the whole output",
+            ),
+        )
         shown = family.read_images({**given, "input_ids": input_ids_BN}, visual)
         regions = torch.where(visual, int(Region.VISUAL), int(Region.QUERY))
         before = (visual.long().cumsum(-1) == 0) & visual.any(-1, keepdim=True)
@@ -109,88 +112,69 @@ def joined_batches(batches: Sequence[Batch], pad_id: int) -> Batch:
     """Prompts without answers, or parts of such, as one batch, padded on the left; all on one device."""
     width = max(batch.input_ids_BN.shape[1] for batch in batches)
 
-    def padded(rows: Sequence[Tensor], fill: int) -> Tensor:
+    def padded(name: str, fill: int) -> Tensor:
+        rows = [getattr(batch, name) for batch in batches]
         return torch.cat([F.pad(row, (width - row.shape[1], 0), value=fill) for row in rows])
 
-    ranks = [
-        torch.where(batch.rank_position_B < 0, -1, batch.rank_position_B + width - batch.input_ids_BN.shape[1])
-        for batch in batches
-    ]
-    pixels = [batch.pixel_values for batch in batches if batch.pixel_values is not None]
-    grids = [batch.image_grid_I3 for batch in batches if batch.image_grid_I3 is not None]
+    def joined(name: str) -> Tensor | None:
+        there = [part for batch in batches if (part := getattr(batch, name)) is not None]
+        return torch.cat(there) if there else None
+
+    ranks = [(batch.rank_position_B, width - batch.input_ids_BN.shape[1]) for batch in batches]
+    seconds = [torch.zeros(int(b.images_per_sample_B.sum())) if b.seconds_I is None else b.seconds_I for b in batches]
     given = any(batch.seconds_I is not None for batch in batches)
-    images = [batch.images_per_sample_B for batch in batches]
-    seconds = [
-        own.new_zeros(int(own.sum()), dtype=torch.float32) if batch.seconds_I is None else batch.seconds_I
-        for own, batch in zip(images, batches, strict=True)
-    ]
     return Batch(
-        input_ids_BN=padded([batch.input_ids_BN for batch in batches], pad_id),
-        labels_BN=padded([batch.labels_BN for batch in batches], IGNORE_INDEX),
-        regions_BN=padded([batch.regions_BN for batch in batches], int(Region.PADDING)),
-        rank_position_B=torch.cat(ranks),
-        pixel_values=torch.cat(pixels) if pixels else None,
-        images_per_sample_B=torch.cat(images),
+        input_ids_BN=padded("input_ids_BN", pad_id),
+        labels_BN=padded("labels_BN", IGNORE_INDEX),
+        regions_BN=padded("regions_BN", int(Region.PADDING)),
+        rank_position_B=torch.cat([torch.where(rank_B < 0, -1, rank_B + more) for rank_B, more in ranks]),
+        pixel_values=joined("pixel_values"),
+        images_per_sample_B=torch.cat([batch.images_per_sample_B for batch in batches]),
         record_ids=[name for batch in batches for name in batch.record_ids],
-        image_grid_I3=torch.cat(grids) if grids else None,
-        seconds_I=torch.cat(seconds) if given else None,
+        image_grid_I3=joined("image_grid_I3"),
+        seconds_I=torch.cat([each.to(batches[0].regions_BN.device) for each in seconds]) if given else None,
         followed=batches[0].followed,
     )
 
 
-def _on(device: torch.device, name: str, given: Any) -> Tensor:
-    if not isinstance(given, Tensor):
-        raise ValueError(f'{name} must be a tensor, not {type(given).__name__}; use return_tensors="pt"')
-    return given.to(device)
-
-
 def _text_regions(family: Family, ids_BN: Tensor, visible_BN: Tensor, context_length: int | None, given: Any) -> Tensor:
     """CONTEXT, then QUERY of each sample; where regions are given these, SYSTEM always."""
-    told = None if given is None else _checked_regions(given, visible_BN)
-    if told is not None and context_length is None:
-        return told
     regions = torch.full_like(ids_BN, int(Region.PADDING))
+    if given is not None:
+        fits = isinstance(given, Tensor) and given.shape == visible_BN.shape
+        told = given.to(visible_BN.device).long() if fits else regions
+        last_B1 = torch.where(visible_BN, torch.arange(told.shape[1], device=told.device), -1).amax(-1, keepdim=True)
+        known = (told >= int(Region.PADDING)) & (told <= int(Region.QUERY)) & (told != int(Region.VISUAL))
+        right = (known & ((told != int(Region.PADDING)) == visible_BN)).all()
+        if not bool(right & (told.gather(1, last_B1) == int(Region.QUERY)).all()):
+            codes = "1 (system), 3 (context) or 4 (query, as the last) for each token, 0 of padding"
+            words = f"regions must be {list(visible_BN.shape)} as input_ids are: {codes}"
+            raise ValueError(f"{words}; pass what inputs returned, or leave regions out")
+        if context_length is None:
+            return told
     for row, (ids, visible) in enumerate(zip(ids_BN, visible_BN, strict=True)):
         real = ids[visible].tolist()
         length = context_tokens(family, real) if context_length is None else context_length
         if not 0 <= length < len(real):
-            words = (
-                f"context_length={length} must lie between 0 and {len(real) - 1}: prompt {row} has {len(real)} tokens"
-            )
-            raise ValueError(f"{words}, and at least one of them must ask")
+            place = f"prompt {row} has {len(real)} tokens, and at least one of them must ask"
+            raise ValueError(f"context_length={length} must lie between 0 and {len(real) - 1}: {place}")
         split = [int(Region.CONTEXT)] * length + [int(Region.QUERY)] * (len(real) - length)
         regions[row, visible] = torch.tensor(split, device=regions.device)
-    return regions if told is None else torch.where(told == int(Region.SYSTEM), told, regions)
-
-
-def _checked_regions(given: Any, visible_BN: Tensor) -> Tensor:
-    if isinstance(given, Tensor) and given.shape == visible_BN.shape:
-        regions = given.to(visible_BN.device).long()
-        places = torch.arange(regions.shape[1], device=regions.device)
-        last_B1 = torch.where(visible_BN, places, -1).amax(-1, keepdim=True)
-        known = (regions >= int(Region.PADDING)) & (regions <= int(Region.QUERY)) & (regions != int(Region.VISUAL))
-        fits = ((regions != int(Region.PADDING)) == visible_BN).all() & known.all()
-        if bool(fits & (regions.gather(1, last_B1) == int(Region.QUERY)).all()):
-            return regions
-    codes = "1 (system), 3 (context) or 4 (query, as the last) for each token, 0 of padding"
-    words = f"regions must be {list(visible_BN.shape)} as input_ids are: {codes}"
-    raise ValueError(f"{words}; pass what inputs returned, or leave regions out")
+    return regions if given is None else torch.where(told == int(Region.SYSTEM), told, regions)
 
 
 def read_messages(prompt: Any, pictures: Sequence[Picture] = ()) -> tuple[list[Message], list[Picture]]:
     """Return a prompt as messages of texts, the last one the user's or an assistant's, and its marks' pictures."""
+    found = list(pictures)
     if isinstance(prompt, str):
         messages: list[Message] = [{"role": "user", "content": prompt}]
-        found = list(pictures)
+    elif not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+        raise _no_prompt(prompt)
+    elif not prompt:
+        raise ValueError("the prompt has no message; write what the model should answer")
     else:
-        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
-            raise _no_prompt(prompt)
-        if not prompt:
-            raise ValueError("the prompt has no message; write what the model should answer")
-        if all(isinstance(each, Turn) for each in prompt):
-            messages, found = messages_of(prompt), list(pictures)
-        else:
-            messages, found = _read_mappings(prompt, pictures)
+        turns = all(isinstance(each, Turn) for each in prompt)
+        messages, found = (messages_of(prompt), found) if turns else _read_mappings(prompt, pictures)
         if (role := messages[-1]["role"]) == "system" or all(each["role"] != "user" for each in messages):
             raise ValueError(f"the last message is the {role}'s, and nothing is asked; end with what the user says")
     check_characters([each["content"] for each in messages], "the prompt")
@@ -218,28 +202,20 @@ def _read_mappings(prompt: Sequence[Any], pictures: Sequence[Picture]) -> tuple[
             raise ValueError(f"message {number} says {shown(content)}; its content is a text, or a list of parts")
         texts = []
         for part in parts:
-            text, picture = _read_part(part, number)
-            texts.append(text)
-            own += [] if picture is None else [picture]
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            said = part.get(kind) if isinstance(kind, str) else None
+            if kind not in ("text", *_MARKS) or (kind == "text" and not isinstance(said, str)):
+                raise ValueError(f"message {number} has a part {shown(part)}; parts are text, image or video")
+            _check_keys(part, ("type", str(kind)), f"a part of message {number}")
+            if kind != "text" and isinstance(said, str):
+                words = f"message {number} names the {kind} {shown(said)}, but files are not opened here"
+                raise ValueError(f"{words}; open it, or give it beside the prompt")
+            texts.append(str(said) if kind == "text" else _MARKS[str(kind)])
+            own += [] if kind == "text" or said is None else [said]
         messages.append({"role": str(role), "content": "\n".join(texts)})
     if own and pictures:
         raise ValueError("pictures are given both in the messages and beside them; give them in one place")
     return messages, own or list(pictures)
-
-
-def _read_part(part: Any, number: int) -> tuple[str, Picture | None]:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind == "text" and isinstance(part.get("text"), str):
-        _check_keys(part, ("type", "text"), f"a part of message {number}")
-        return part["text"], None
-    if not isinstance(kind, str) or kind not in _MARKS:
-        raise ValueError(f"message {number} has a part {shown(part)}; parts are text, image or video")
-    _check_keys(part, ("type", kind), f"a part of message {number}")
-    picture = part.get(kind)
-    if isinstance(picture, str):
-        words = f"message {number} names the {kind} {shown(picture)}, but files are not opened here"
-        raise ValueError(f"{words}; open it, or give it beside the prompt")
-    return _MARKS[kind], picture
 
 
 def _check_keys(given: Mapping[str, Any], allowed: Sequence[str], place: str) -> None:
@@ -262,22 +238,32 @@ def inputs_of(
 ) -> dict[str, Tensor]:
     """Write a prompt, or several as a batch, in the backbone's chat format, on its device."""
     if is_several(prompt):
-        each = _each_pictures(prompt, shown)
-        return _padded_left(family, [inputs_of(family, *own, raw, chat_template_kwargs) for own in each])
+        own: list[Any] = [*picture_list(shown)] or [()] * len(prompt)
+        unlike = f"{len(prompt)} prompts, but pictures for {len(own)}; give a list for each, [] where it has none"
+        refuse((len(own) != len(prompt), unlike))
+        pairs = zip(prompt, own, strict=True)
+        return padded_left(family, [inputs_of(family, *each, raw, chat_template_kwargs) for each in pairs])
     one: Any = prompt
     messages, images = read_messages(one, picture_list(shown))
     check_raw(family, raw)
-    variables = checked_variables(None if raw or family.sees_images else family.tokenizer, chat_template_kwargs)
+    tokenizer, reads = family.tokenizer, not (raw or family.sees_images)
+    variables = checked_variables(tokenizer if reads else None, chat_template_kwargs)
     if family.image_token_id is None:
-        if images:
-            raise ValueError(f"{family.name} takes text, and no images")
-        made = _text_inputs(family, one, messages, raw, variables)
+        refuse(
+            (images, f"{family.name} takes text, and no images"),
+            (raw and not isinstance(one, str), "a raw prompt is one text to continue; give a text, or leave raw out"),
+        )
+        if isinstance(one, str) and (raw or not tokenizer.chat_template):
+            encoded = tokenizer(one, return_tensors="pt")
+            return {name: encoded[name].to(family.device) for name in ("input_ids", "attention_mask")}
+        batch = text_batch(family, [encode_messages(family, messages, **variables)])
+        made = {"input_ids": batch.input_ids_BN, "attention_mask": torch.ones_like(batch.input_ids_BN)}
+        made |= {"regions": batch.regions_BN} if tokenizer.chat_template else {}
         return {name: tensor.to(family.device) for name, tensor in made.items()}
     if not family.takes_videos and any(isinstance(image, Video) for image in images):
         raise family.no_video()
     rendered = rendered_turns(family, _as_read(family, one, messages, images))
-    text, marker = rendered.text, rendered.image_marker
-    parts = text.split(marker)
+    marker, parts = rendered.image_marker, rendered.text.split(rendered.image_marker)
     if len(parts) - 1 != len(images):
         words = "write <image> once per image (or video), and \\<image> where it is text"
         raise ValueError(f"{len(parts) - 1} image placeholders but {len(images)} images; {words}")
@@ -288,14 +274,13 @@ def inputs_of(
     together = count_images(images)
     for i, image in enumerate(images):
         parts[i] += family.picture_text(image, marker, together)
-    input_ids = torch.tensor([tokenise(family.tokenizer, "".join(parts))[0]])
+    input_ids = torch.tensor([tokenise(tokenizer, "".join(parts))[0]])
     made = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
     if images:
         pixels, grid = family.process_images(images, [together] * len(images))
-        made |= family.given_images(pixels, grid, made["input_ids"])
+        made |= family.given_images(pixels, grid, input_ids)
         if (seconds_I := family.seconds(images)) is not None:
-            videos = [isinstance(image, Video) for image in images]
-            made["second_per_grid_ts"] = seconds_I[torch.tensor(videos)]
+            made["second_per_grid_ts"] = seconds_I[torch.tensor([isinstance(image, Video) for image in images])]
     return {name: tensor.to(family.device) for name, tensor in made.items()}
 
 
@@ -304,15 +289,8 @@ def is_several(prompt: Any) -> TypeGuard[Sequence[Any]]:
     return isinstance(prompt, list | tuple) and bool(prompt) and all(isinstance(p, str | list | tuple) for p in prompt)
 
 
-def _each_pictures(prompts: Sequence[Any], shown: Any) -> list[tuple[Any, Any]]:
-    pictures: list[Any] = [*picture_list(shown)] or [()] * len(prompts)
-    if len(pictures) != len(prompts):
-        words = f"{len(prompts)} prompts, but pictures for {len(pictures)}"
-        raise ValueError(f"{words}; give a list of pictures for each prompt, [] where it has none")
-    return list(zip(prompts, pictures, strict=True))
-
-
-def _padded_left(family: Family, prompts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+def padded_left(family: Family, prompts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Inputs of several prompts as those of one batch."""
     batches = [batch_from_inputs(family, p["input_ids"], p["attention_mask"].bool(), p, None) for p in prompts]
     batch = joined_batches(batches, padding_id(family.tokenizer))
     made = {"input_ids": batch.input_ids_BN, "attention_mask": (batch.regions_BN != int(Region.PADDING)).long()}
@@ -325,30 +303,17 @@ def _padded_left(family: Family, prompts: Sequence[dict[str, Tensor]]) -> dict[s
     return made
 
 
-def _text_inputs(
-    family: Family, prompt: Prompt, messages: Sequence[Message], raw: bool, variables: Mapping[str, Any]
-) -> dict[str, Tensor]:
-    """A language model's prompt: with ``regions`` in a chat template, as the text that it is without one."""
-    if raw and not isinstance(prompt, str):
-        raise ValueError("a raw prompt is one text for the model to continue; give a text, or leave raw out")
-    if isinstance(prompt, str) and (raw or not family.tokenizer.chat_template):
-        encoded = family.tokenizer(prompt, return_tensors="pt")
-        return {name: encoded[name] for name in ("input_ids", "attention_mask")}
-    batch = text_batch(family, [encode_messages(family, messages, **variables)])
-    made = {"input_ids": batch.input_ids_BN, "attention_mask": torch.ones_like(batch.input_ids_BN)}
-    return {**made, "regions": batch.regions_BN} if family.tokenizer.chat_template else made
-
-
 def picture_list(images: Any) -> list[Picture]:
     """Return the pictures of a prompt as a list, where one stands for itself."""
     if isinstance(images, Image.Image | Video):
         return [images]
-    if isinstance(images, str | PathLike):
-        words = f"images={clipped(str(images), 100)!r} is a path, but files are not opened here"
-        raise ValueError(f"{words}; open it first: images=[PIL.Image.open(path)]")
-    if not isinstance(images, Sequence) or isinstance(images, bytes):
-        words = "give an image (PIL), a Video or a list of them, or leave it out"
-        raise ValueError(f"images of type {type(images).__name__}; {words}")
+    path = f"images={clipped(str(images), 100)!r} is a path, but files are not opened here"
+    listed = isinstance(images, Sequence) and not isinstance(images, bytes)
+    kind = f"images of type {type(images).__name__}; give an image (PIL), a Video or a list of them, or leave it out"
+    refuse(
+        (isinstance(images, str | PathLike), f"{path}; open it first: images=[PIL.Image.open(path)]"),
+        (not listed, kind),
+    )
     return list(images)
 
 

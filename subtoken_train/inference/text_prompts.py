@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from subtoken_train.datasets.text_batches import TextSample, chat_split, collate_text, context_tokens, padding_id
-from subtoken_train.errors import SubTokenWarning
+from subtoken_train.errors import SubTokenWarning, refuse
 from subtoken_train.families.chat_template import Message, filled_template, rendered_prompt
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import Picture, count_images
@@ -48,20 +48,17 @@ class QuestionFrame:
 
     def ids(self, family: Family, question: str) -> list[int]:
         """Token ids from the context to the answer."""
-        if family.sees_images:
-            question = as_text(family, question.strip())
-            if held := next((mark for mark in (IMAGE_MARK, *family.placeholders) if mark in question), None):
-                words = f"all pictures belong to the context (where it is text, write \\{IMAGE_MARK})"
-                raise ValueError(f"a question holds {held}; {words}")
-        elif self.after:
-            question = as_text(family, question)
+        if family.sees_images or self.after:
+            question = as_text(family, question.strip() if family.sees_images else question)
+        held = [mark for mark in (IMAGE_MARK, *family.placeholders) if family.sees_images and mark in question]
+        belongs = f"all pictures belong to the context (where it is text, write \\{IMAGE_MARK})"
+        refuse((held, f"a question holds {''.join(held[:1])}; {belongs}"))
         before = "" if question.startswith("\n") and not self.before.strip() else self.before
         text = before + question + self.after
         texts = (self.anchor, self.anchor + text, text)
         anchor, whole, alone = (tokenise(family.tokenizer, words)[0] for words in texts)
         ids: list[int] = whole[len(anchor) :] if whole[: len(anchor)] == anchor else alone
-        if not ids:
-            raise ValueError(f"the question {question[:40]!r} has no tokens")
+        refuse((not ids, f"the question {question[:40]!r} has no tokens"))
         return ids
 
 
@@ -89,12 +86,12 @@ def text_frame(
 
 def system_frame(family: Family, context: str, **variables: object) -> tuple[str, int, QuestionFrame]:
     """Return likewise a context that is what the system says; questions are the user's first turn."""
-    asked: list[Message] = [{"role": "system", "content": context}, {"role": "user", "content": _MARK}]
-    rendered = rendered_prompt(family.tokenizer, asked, **variables)
+    told: list[Message] = [{"role": "system", "content": context}, {"role": "user", "content": _MARK}]
+    rendered = rendered_prompt(family.tokenizer, told, **variables)
     assert rendered.asked is not None
-    after, (start, end) = rendered.text[rendered.asked.end :], rendered.told
-    end = start + len(rendered.text[start:end].rstrip())
-    return rendered.text[:end], start, QuestionFrame("a", rendered.text[end : rendered.asked.start], after)
+    text, asked, (start, end) = rendered.text, rendered.asked, rendered.told
+    end = start + len(text[start:end].rstrip())
+    return text[:end], start, QuestionFrame("a", text[end : asked.start], text[asked.end :])
 
 
 def further_turns(family: Family, messages: Sequence[Message], **variables: object) -> str:
@@ -137,16 +134,16 @@ def alternating_turns(messages: Sequence[Message]) -> list[Turn]:
 
 def rendered_turns(family: Family, turns: Sequence[Turn]) -> RenderedPrompt:
     """Return turns in a chat format that is no template, up to the last answer's last word if there is one."""
-    if turns[-1].answer is None:
+    if (answer := turns[-1].answer) is None:
         return family.render(turns)
-    rendered = family.render([*turns[:-1], replace(turns[-1], answer=f"{turns[-1].answer}{_GOES_ON}")])
+    rendered = family.render([*turns[:-1], replace(turns[-1], answer=answer + _GOES_ON)])
     return replace(rendered, text=rendered.text.rpartition(_GOES_ON)[0], answer_spans=rendered.answer_spans[:-1])
 
 
 def check_raw(family: Family, raw: bool) -> None:
     """Refuse a raw prompt for a model that sees images, and warn of one for a model with a chat template."""
-    if raw and family.sees_images:
-        raise ValueError(f"raw is for language models; {family.name} is asked in its chat format, leave it out")
+    seen = raw and family.sees_images
+    refuse((seen, f"raw is for language models; {family.name} is asked in its chat format, leave it out"))
     if raw and family.tokenizer.chat_template:
         words = "a raw prompt for a model with a chat template: it will continue the text, not answer it"
         warnings.warn(f"{words}; leave raw out to ask it", SubTokenWarning, stacklevel=4)
@@ -164,8 +161,8 @@ def picture_frame(family: Family, pictures: Sequence[Picture], system: str | Non
 
 def picture_messages(pictures: Sequence[Picture], question: str, system: str | None) -> list[Message]:
     """Return a question about pictures, which stand in front of it, behind what the system says."""
-    asked = {"role": "user", "content": f"{IMAGE_MARK}\n" * len(pictures) + question}
-    return [asked] if system is None else [{"role": "system", "content": system}, asked]
+    told: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    return [*told, {"role": "user", "content": f"{IMAGE_MARK}\n" * len(pictures) + question}]
 
 
 @dataclass(frozen=True)
@@ -196,27 +193,44 @@ def encode_text(
     ``context_characters`` of the prompt, from its start, may be compressed, but for a token across that boundary; None:
     the default split. Prompt and continuation, whose last token needs none, may take ``max_length`` positions.
     """
-    if family.image_token_id is not None:
-        raise ValueError(f"{family.name} is not a language model; its prompts are made by its chat format")
     moved = prompt[len(prompt.rstrip()) :] if continuations else ""
-    kept = prompt.removesuffix(moved) if moved else prompt
-    if not kept:
-        raise ValueError("the prompt is empty; a language model needs at least one token to continue from")
-    if context_characters is not None and not 0 <= context_characters < len(prompt):
-        words = f"context_characters={context_characters} must lie between 0 and {len(prompt) - 1}"
-        raise ValueError(f"{words}, the prompt's characters less one that asks")
-    ids = text_ids(family, kept)
-    pairs = [tuple(text_ids(family, kept + moved + each)[len(ids) :]) for each in continuations]
+    kept, most = prompt.removesuffix(moved) if moved else prompt, len(prompt) - 1
+    outside = context_characters is not None and not 0 <= context_characters <= most
+    place = f"must lie between 0 and {most}, the prompt's characters less one that asks"
+    refuse(
+        (family.sees_images, f"{family.name} is not a language model; its prompts are made by its chat format"),
+        (not kept, "the prompt is empty; a language model needs at least one token to continue from"),
+        (outside, f"context_characters={context_characters} {place}"),
+    )
+    ids = _ids(family, kept)
+    pairs = [tuple(_ids(family, kept + moved + each)[len(ids) :]) for each in continuations]
     for text, pair in zip(continuations, pairs, strict=True):
         if not pair:
             raise ValueError(f"continuation {text!r} adds no token to the prompt; there is nothing to score")
-    _check_length(len(ids) + max(map(len, pairs), default=1) - 1, max_length)
     context = context_tokens(family, ids) if context_characters is None else 0
     if context_characters:
         ends = [end for _, end in _spans(family, kept)[1]]
         within = next((i for i, end in enumerate(ends) if end > context_characters), len(ends))
         context = min(within, len(ids) - 1)
-    return EncodedText(tuple(ids), context, tuple(pairs), _record_id(prompt.encode()))
+    encoded = EncodedText(tuple(ids), context, tuple(pairs), _name(prompt.encode()))
+    return _fitting(encoded, max(map(len, pairs), default=1) - 1, max_length)
+
+
+def _name(content: bytes) -> str:
+    return f"text {hashlib.sha256(content).hexdigest()[:16]}"
+
+
+def _fitting(text: EncodedText, beside: int, most: int | None) -> EncodedText:
+    if most is not None and (total := len(text.input_ids) + beside) > most:
+        raise ValueError(f"the prompt needs {total} positions, but there are {most}; shorten it, or raise max_length")
+    return text
+
+
+def _ids(family: Family, text: str, **how: Any) -> Any:
+    """Ids of a text with what the tokenizer adds: BOS, unless the text starts with it."""
+    bos = family.tokenizer.bos_token
+    made = family.tokenizer(text, add_special_tokens=not (bos and text.startswith(bos)), **how)
+    return made if how else made["input_ids"]
 
 
 def encode_chat(
@@ -234,9 +248,8 @@ def encode_chat(
     first, second = (tokenise(family.tokenizer, text)[0] for text in (head, asked))
     if not first or not second:
         raise ValueError("the chat template leaves nothing before or after the context; ask with chat: false")
-    _check_length(len(first) + len(second), max_length)
-    name = _record_id((head + asked).encode(errors="surrogatepass"))
-    return EncodedText((*first, *second), len(first), record_id=name)
+    name = _name((head + asked).encode(errors="surrogatepass"))
+    return _fitting(EncodedText((*first, *second), len(first), record_id=name), 0, max_length)
 
 
 def encode_messages(family: Family, messages: Sequence[Message], **variables: object) -> EncodedText:
@@ -248,73 +261,48 @@ def encode_messages(family: Family, messages: Sequence[Message], **variables: ob
     else:
         ids, _ = tokenise(family.tokenizer, rendered_turns(family, alternating_turns(messages)).text)
         system, asks = 0, context_tokens(family, ids)
-    name = _record_id(torch.tensor(ids).numpy().tobytes())
+    name = _name(torch.tensor(ids).numpy().tobytes())
     return EncodedText(tuple(ids), asks - system, record_id=name, system_length=system)
-
-
-def _record_id(content: bytes) -> str:
-    return f"text {hashlib.sha256(content).hexdigest()[:16]}"
-
-
-def _check_length(total: int, most: int | None) -> None:
-    if most is not None and total > most:
-        raise ValueError(f"the prompt needs {total} positions, but there are {most}; shorten it, or raise max_length")
 
 
 def tokens_before(starts: Sequence[int], character: int) -> int:
     """Return how many tokens begin before a character; ``starts`` are those of ``tokenise``."""
-    if not starts:
-        raise _no_offsets()
+    refuse((not starts, _NO_OFFSETS))
     return bisect_left(starts, character)
 
 
-def _no_offsets() -> ValueError:
-    return ValueError("the tokenizer gives no character offsets; install its fast (tokenizer.json) version")
+_NO_OFFSETS = "the tokenizer gives no character offsets; install its fast (tokenizer.json) version"
 
 
 def check_template(tokenizer: Any) -> None:
     """Refuse a tokenizer without a chat template."""
-    if not tokenizer.chat_template:
-        raise ValueError("the tokenizer has no chat template; ask without one (chat: false)")
+    refuse((not tokenizer.chat_template, "the tokenizer has no chat template; ask without one (chat: false)"))
 
 
 def text_batch(family: Family, encoded: Sequence[EncodedText]) -> Batch:
     """Prompts as a batch of SYSTEM, CONTEXT and QUERY regions, padded on the right; continuations are left out."""
     samples = []
     for text in encoded:
-        context, system = text.context_length, text.system_length
-        asks = len(text.input_ids) - system - context
-        samples.append(TextSample(text.input_ids, context, asks, text.record_id, system_length=system))
+        asks = len(text.input_ids) - text.system_length - text.context_length
+        places = {"context_length": text.context_length, "query_length": asks, "system_length": text.system_length}
+        samples.append(TextSample(text.input_ids, record_id=text.record_id, **places))
     batch = collate_text(samples, padding_id(family.tokenizer))
     batch.labels_BN.fill_(IGNORE_INDEX)
     return batch
 
 
-def text_ids(family: Family, text: str) -> list[int]:
-    """Ids of a text with what the tokenizer adds: BOS, unless the text starts with it."""
-    ids: list[int] = family.tokenizer.encode(text, add_special_tokens=_adds_bos(family, text))
-    return ids
-
-
 def told_ids(family: Family, system: str, text: str) -> tuple[list[int], int]:
     """Return the ids of a text behind what the system says, a blank line between, and how many begin before it."""
     if not system.strip():
-        return text_ids(family, text), 0
+        return _ids(family, text), 0
     told = f"{system.strip()}\n\n"
     ids, spans = _spans(family, told + text)
     return ids, tokens_before([start for start, _ in spans], len(told))
 
 
-def _adds_bos(family: Family, text: str) -> bool:
-    bos = family.tokenizer.bos_token
-    return not (bos and text.startswith(bos))
-
-
 def _spans(family: Family, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return the ids of a text and the characters of each."""
-    if not family.tokenizer.is_fast:
-        raise _no_offsets()
-    made = family.tokenizer(text, add_special_tokens=_adds_bos(family, text), return_offsets_mapping=True)
+    refuse((not family.tokenizer.is_fast, _NO_OFFSETS))
+    made = _ids(family, text, return_offsets_mapping=True)
     return made["input_ids"], made["offset_mapping"]
 
 

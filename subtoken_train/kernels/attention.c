@@ -20,8 +20,7 @@ typedef float eight __attribute__((vector_size(32)));
 struct part {
     const void *keys, *values;         /* [heads, apart] with [M, d] in front; of routed values [n, w] */
     const float *key_scales, *value_scales; /* [heads, M]; null where numbers are floats */
-    const int32_t *index;              /* int32 [n]: head of the block * M + entry; null where there are bits, or all entries are alike */
-    const uint8_t *bits;               /* [R, S, bytes]; null where values are whole, there is an index, or all entries are alike */
+    const uint8_t *bits;               /* [R, S, bytes]; null where values are whole, or all entries are alike */
     const int32_t *piece_bit, *starts; /* [P], [R * P]; null where values are whole */
     int64_t entries, apart, stored, pieces, flags, bytes;
     int64_t of_cache;                  /* heads are those of the cache, not of the block: the tail */
@@ -309,11 +308,8 @@ static void add_pieces(const struct block *b, const struct part *p, int64_t head
                 count = list_bits(bits + from / 8, entries, weights + from, b->entries, queries, own);
             } else {
                 count = last - starts[i] - from < stretch ? last - starts[i] - from : stretch;
-                for (int64_t k = 0; k < count; k++) {
-                    int64_t entry = p->index ? p->index[starts[i] + from + k] - head * p->entries : from + k;
-                    for (int64_t row = 0; row < queries; row++)
-                        own[row][k] = weights[row * b->entries + entry];
-                }
+                for (int64_t row = 0; row < queries; row++)
+                    memcpy(own[row], weights + row * b->entries + from, count * sizeof **own);
             }
             for (int64_t k = i; k < next; k++) {
                 const float *pieces = as_floats(p, p->values, (starts[k] + done) * channels, count * channels, room);

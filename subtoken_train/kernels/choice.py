@@ -43,11 +43,6 @@ _choices: dict[tuple[str, str | None, bool], KernelChoice] = {}
 """Made once; a dictionary, because torch.compile traces through ``lru_cache`` and warns of it."""
 
 
-def _beside() -> str:
-    found = compiler()
-    return "; no C compiler is here, so all is done by torch, slower" if found is None else f"; in C by {found}"
-
-
 def _chosen(device: str, forced: str | None, interpreted: bool) -> KernelChoice:
     there = find_spec("triton") is not None
     if forced:
@@ -62,7 +57,9 @@ def _chosen(device: str, forced: str | None, interpreted: bool) -> KernelChoice:
             )
         return KernelChoice(forced, f"{VARIABLE} says so", forced=True)
     if device != "cuda":
-        return KernelChoice("cpu", f"the device is {device}{_beside() if device == 'cpu' else ''}")
+        found = compiler()
+        beside = f"; in C by {found}" if found else "; no C compiler is here, so all is done by torch, slower"
+        return KernelChoice("cpu", f"the device is {device}{beside if device == 'cpu' else ''}")
     if not there:
         return KernelChoice("cpu", "triton is not installed")
     return KernelChoice("triton", "the device is cuda")

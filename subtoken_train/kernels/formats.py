@@ -3,7 +3,7 @@
 A new format is a class or a line here (and in ``KVDtype``), and its branch in ``kernels/triton_decode.py``.
 
 Shapes of payloads: [R, c, M, d] with R rows of a block, c heads of a row, M entries, d channels. The pieces of values
-that are stored in part are a ``Stored`` [n, w] of n pieces of w channels, whose scales are those of their entries.
+that are stored in part are [n, w], n pieces of w channels, whose scales are those of their entries.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self, TypeVar
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -102,7 +102,7 @@ class Format:
         """
         return self.store(keys)
 
-    def store_pieces(self, pieces_nw: Tensor, stored_n: Tensor, sizes: tuple[int, int, int], per_head: int) -> Stored:
+    def store_pieces(self, pieces_nw: Tensor, stored_n: Tensor, sizes: tuple[int, int, int], per_head: int) -> Payload:
         """Store pieces of values; those of an entry's head are rounded together.
 
         ``stored_n``: (row * P + piece) * M + entry of each; ``sizes``: (R, c, M); ``per_head``: P / c.
@@ -115,13 +115,13 @@ class Format:
 
 
 @dataclass(frozen=True)
-class Int8(Format):
-    """Symmetric integers of a byte, with one fp16 scale per vector."""
+class Symmetric(Format):
+    """Symmetric integers of a byte, or two a byte with the low half first; one fp16 scale per vector."""
 
     rounds = True
 
     def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return torch.int8
+        return torch.int8 if self.bits == 8 else torch.uint8
 
     @property
     def top(self) -> int:
@@ -133,48 +133,30 @@ class Int8(Format):
         return (largest.float() / self.top).clamp(min=2**-24).half()  # one that fp16 flushes to 0 would divide by it
 
     def store(self, vectors: Tensor, largest: Tensor | None = None) -> Payload:
-        codes, scale = self._round(vectors, largest)
-        return Payload(codes, scale, vectors.dtype, self)
+        self.check_width(vectors.shape[-1], _pieces(vectors))
+        scale = self.scale_of(vectors.abs().amax(-1, keepdim=True) if largest is None else largest)
+        codes = (vectors.float() / scale.float()).round().clamp(-self.top, self.top).to(torch.int8)
+        return self._packed(codes, scale, vectors.dtype)
 
-    def store_pieces(self, pieces_nw: Tensor, stored_n: Tensor, sizes: tuple[int, int, int], per_head: int) -> Stored:
+    def _packed(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Payload:
+        data = codes if self.bits == 8 else packed_codes((codes + 8).to(torch.uint8), self.bits)
+        return Payload(data, scale, dtype, self)
+
+    def store_pieces(self, pieces_nw: Tensor, stored_n: Tensor, sizes: tuple[int, int, int], per_head: int) -> Payload:
         place_n = places_of_pieces(stored_n, per_head, sizes[2])
         largest = pieces_nw.new_zeros(math.prod(sizes)).scatter_reduce_(0, place_n, pieces_nw.abs().amax(-1), "amax")
         stored = self.store(pieces_nw, largest[place_n, None])
-        return Stored(stored.data, self.scale_of(largest.view(*sizes, 1)), stored.dtype, self)
-
-    def _round(self, vectors: Tensor, largest: Tensor | None) -> tuple[Tensor, Tensor]:
-        scale = self.scale_of(vectors.abs().amax(-1, keepdim=True) if largest is None else largest)
-        return (vectors.float() / scale.float()).round().clamp(-self.top, self.top).to(torch.int8), scale
+        return replace(stored, scale=self.scale_of(largest.view(*sizes, 1)))
 
     def read(self, payload: Payload) -> Tensor:
         assert payload.scale is not None
-        return self._codes(payload.data).float().mul_(payload.scale.float()).to(payload.dtype)
-
-    def _codes(self, data: Tensor) -> Tensor:
-        return data
+        codes = payload.data if self.bits == 8 else unpacked_codes(payload.data, self.bits).view(torch.int8).sub_(8)
+        return codes.float().mul_(payload.scale.float()).to(payload.dtype)
 
 
 @dataclass(frozen=True)
-class Int4(Int8):
-    """Symmetric integers of half a byte, two channels a byte with the low half first."""
-
-    def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return torch.uint8
-
-    def store(self, vectors: Tensor, largest: Tensor | None = None) -> Payload:
-        self.check_width(vectors.shape[-1], _pieces(vectors))
-        return self._packed(*self._round(vectors, largest), vectors.dtype)
-
-    def _packed(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Payload:
-        return Payload(packed_codes((codes + 8).to(torch.uint8), self.bits), scale, dtype, self)
-
-    def _codes(self, data: Tensor) -> Tensor:
-        return unpacked_codes(data, self.bits).view(torch.int8).sub_(8)
-
-
-@dataclass(frozen=True)
-class Int4Rotated(Int4):
-    """``Int4`` of keys in a basis of their own, each with the scale of ``SHARES`` that loses least of it.
+class Rotated(Symmetric):
+    """The same of keys in a basis of their own, each with the scale of ``SHARES`` that loses least of it.
 
     With a feedback every channel takes up what the ones before it lost, as QuIP's LDLQ (Chee et al., 2023) and GPTQ do
     with weights.
@@ -256,7 +238,7 @@ class Kivi(Format):
         low, high = keys.reshape(*lead, entries // self.run, self.run, width).aminmax(dim=-2)
         return self._stored(keys, low, high)
 
-    def store_pieces(self, pieces_nw: Tensor, stored_n: Tensor, sizes: tuple[int, int, int], per_head: int) -> Stored:
+    def store_pieces(self, pieces_nw: Tensor, stored_n: Tensor, sizes: tuple[int, int, int], per_head: int) -> Payload:
         place_n = places_of_pieces(stored_n, per_head, sizes[2])
         none = pieces_nw.new_zeros(math.prod(sizes))
         ends = zip(("amin", "amax"), pieces_nw.aminmax(dim=-1), strict=True)
@@ -320,13 +302,13 @@ def _pieces(vectors: Tensor) -> str:
 
 
 MODEL = Format("model", 0)
-_ROUNDED = Int8("int8", 8), Int4("int4", 4), Int4Rotated("int4_rotated", 4)
+_SYMMETRIC = Symmetric("int8", 8), Symmetric("int4", 4), Rotated("int4_rotated", 4)
 _ABOVE_ZERO = Kivi("int8_channel", 8), Kivi("kivi4", 4), Kivi("kivi2", 2)
-FORMATS: dict[KVDtype, Format] = {each.name: each for each in (MODEL, *_ROUNDED, *_ABOVE_ZERO)}
+FORMATS: dict[KVDtype, Format] = {each.name: each for each in (MODEL, *_SYMMETRIC, *_ABOVE_ZERO)}
 
 
 @dataclass
-class Stored:
+class Payload:
     """Stored numbers, and the fp16 scales that they are read with (``Format.scale_shape``; None: not rounded)."""
 
     data: Tensor
@@ -334,7 +316,7 @@ class Stored:
     dtype: torch.dtype
     format: Format
 
-    def each(self, take: Callable[[Tensor], Tensor], of_scales: Callable[[Tensor], Tensor] | None = None) -> Self:
+    def each(self, take: Callable[[Tensor], Tensor], of_scales: Callable[[Tensor], Tensor] | None = None) -> Payload:
         """Return what ``take`` makes of the numbers, and ``of_scales`` (None: ``take`` too) of the scales."""
         scale = None if self.scale is None else (of_scales or take)(self.scale)
         return replace(self, data=take(self.data), scale=scale)
@@ -344,16 +326,8 @@ class Stored:
         """Bytes of the tensors."""
         return self.data.nbytes + (0 if self.scale is None else self.scale.nbytes)
 
-
-StoredKind = TypeVar("StoredKind", bound=Stored)
-
-
-@dataclass
-class Payload(Stored):
-    """Stored vectors of the last axis."""
-
     def read(self) -> Tensor:
-        """Return the vectors in the model's dtype."""
+        """Return the vectors of the last axis in the model's dtype."""
         return self.format.read(self)
 
     def narrow(self, axis: int, start: int, length: int) -> Payload:
@@ -362,10 +336,6 @@ class Payload(Stored):
         return self.each(
             lambda x: x.narrow(axis, start, length), lambda x: x.narrow(axis, start // held, length // held)
         )
-
-    def select(self, index: Tensor) -> Payload:
-        """Return entries of the first axis, copied."""
-        return self.each(lambda x: x[index])
 
     @property
     def entries(self) -> int:
@@ -379,7 +349,7 @@ class Payload(Stored):
         return entries if self.scale is None else max(1, CHUNK // (rows * heads * width * run)) * run
 
 
-def concatenated(parts: Sequence[StoredKind], axis: int) -> StoredKind:
+def concatenated(parts: Sequence[Payload], axis: int) -> Payload:
     """Join what is stored in one format along an axis; what is not rounded takes the first part's dtype."""
     first = parts[0]
     scales = [part.scale for part in parts if part.scale is not None]

@@ -37,7 +37,7 @@ _ADDRESS, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 class _Part(ctypes.Structure):
     _fields_ = (
         *((name, _ADDRESS) for name in ("keys", "values", "key_scales", "value_scales")),
-        *((name, _ADDRESS) for name in ("index", "bits", "piece_bit", "starts")),
+        *((name, _ADDRESS) for name in ("bits", "piece_bit", "starts")),
         *((name, _NUMBER) for name in ("entries", "apart", "stored", "pieces", "flags", "bytes", "of_cache")),
         ("channel_bits", _NUMBER),
     )
@@ -134,10 +134,6 @@ def _part(part: BlockPart, width: int, scales: Sequence[Tensor | None]) -> _Part
         return own
     own.stored, own.pieces = len(values.pieces.data), len(values.piece_bit)
     own.piece_bit, own.starts = values.piece_bit.data_ptr(), values.offsets.data_ptr()
-    if values.index is None:
-        return own
-    if values.index.dtype == torch.int32:
-        own.index = values.index.data_ptr()
-    else:
+    if values.index is not None:
         own.bits, own.flags, own.bytes = values.index.data_ptr(), *values.index.shape[1:]
     return own

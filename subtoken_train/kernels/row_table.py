@@ -81,31 +81,23 @@ class Alike(NamedTuple):
 
 @dataclass
 class RowTable:
-    """A layer's packed entries, as addresses.
-
-    Attributes:
-        items: (row, first entry, number of the stretch, slot of the row's first head) of each stretch, int32 [n, 4].
-        owners: (first slot, slots) of each head of each sample, int32 [B * h, 2].
-        launches: how items are stored, and those that are stored so, which lie together; one at least.
-        piece: channels of a value piece; the head's width where nothing is routed.
-        aligned: bytes, up to 16, that all keys' and values' addresses are multiples of.
-        held: the blocks, and what was made of them: addresses stay good as long as it lives.
-        nbytes: of the table, without the blocks.
-    """
+    """A layer's packed entries, as addresses."""
 
     rows: Tensor
-    items: Tensor
-    owners: Tensor
-    launches: list[tuple[Alike, Tensor]]
+    items: Tensor  # (row, first entry, number of the stretch, slot of the row's first head) of each, int32 [n, 4]
+    owners: Tensor  # (first slot, slots) of each head of each sample, int32 [B * h, 2]
+    launches: list[
+        tuple[Alike, Tensor]
+    ]  # how items are stored, and those that are so, which lie together; one at least
     stretch: int
     slots: int
     heads: int
-    piece: int
-    aligned: int
+    piece: int  # channels of a value piece; the head's width where nothing is routed
+    aligned: int  # bytes, up to 16, that all keys' and values' addresses are multiples of
     cut: bool
     fill_dtype: torch.dtype | None = None
-    held: list[object] = field(default_factory=list, repr=False)
-    nbytes: int = 0
+    held: list[object] = field(default_factory=list, repr=False)  # the blocks, and what was made of them, kept alive
+    nbytes: int = 0  # of the table, without the blocks
 
     def facts(self) -> list[int]:
         """Return all that is no tensor as numbers: a node of a compiled graph takes nothing else."""
@@ -215,7 +207,7 @@ def _columns(block: Block, part: BlockPart, stretch: int, held: list[object]) ->
     if isinstance(values, Payload):
         return dict.fromkeys(Field, (0, 0)) | columns | {Field.VALUES: of_rows(values.data)}
     flags, piece_bit = values.index, values.piece_bit
-    if flags is None or flags.dtype == torch.int32:
+    if flags is None:
         flags, piece_bit = pack_bits(stored_flags(values)), torch.arange(len(piece_bit), device=piece_bit.device).int()
         held += [flags, piece_bit]
     starts = _starts(unpack_bits(flags, part.entries), piece_bit, values.offsets, stretch)

@@ -21,7 +21,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from subtoken_train.kernels.formats import Payload, Picked, Stored, places_of_pieces
+from subtoken_train.kernels.formats import Payload, Picked
 
 _tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
 """By device: of every byte the number of bits that are set; and of (byte, k) the place of its k-th set bit. 1.3 KB."""
@@ -93,39 +93,33 @@ class PageIndex:
 class RoutedValues:
     """Values of routed entries: the stored pieces, piece by piece of every row, and their index.
 
-    Attributes:
-        index: ``int32 [n]``: of each stored piece the place (row * c + head) * M + entry of its probability; or
-            ``uint8 [R, S, ceil(M / 8)]``: bit i % 8 of byte i // 8 is set where entry i stores what the bit stands for.
-            None where every piece is stored by all of a row's entries or by none.
-        pieces: [n, w], ordered by row, then piece, then entry; an entry's head has one scale, [R, c, M, 1],
-            or [R, c, M, 1, 2] with its zero point.
-        offsets: where each (row, piece) starts in ``pieces``, int32 [R * P]; ``bounds``: these and n, on the host.
-        piece_bit: which of the S bits rules each of a row's P pieces, int32 [P].
+    ``pieces``, [n, w], are ordered by row, then piece, then entry; an entry's head has one scale, [R, c, M, 1], or
+    [R, c, M, 1, 2] with its zero point.
     """
 
     index: Tensor | None
-    pieces: Stored
-    offsets: Tensor
-    piece_bit: Tensor
+    """uint8 [R, S, ceil(M / 8)]: bit i % 8 of byte i // 8 is set where entry i stores what the bit stands for; None:
+    every piece is stored by all of a row's entries or by none."""
+    pieces: Payload
+    offsets: Tensor  # where each (row, piece) starts in ``pieces``, int32 [R * P]
+    piece_bit: Tensor  # which of the S bits rules each of a row's P pieces, int32 [P]
     entries: int
     heads: int
-    bounds: list[int] = field(default_factory=list)
+    bounds: list[int] = field(default_factory=list)  # the offsets and n, on the host
 
     def __post_init__(self) -> None:
         if not self.bounds:
             self.bounds = [*self.offsets.tolist(), len(self.pieces.data)]
-        if self.index is not None and self.index.dtype != torch.int32:
+        if self.index is not None:
             prepare_bits(self.index.device)
 
     def places(self) -> Tensor:
-        """Return the place of each stored piece's probability, int32 [n], in the order of ``pieces``."""
+        """Return (row * c + head) * M + entry of each stored piece, int32 [n], in the order of ``pieces``."""
         if self.index is None:
             per_head, places_M = len(self.piece_bit) // self.heads, torch.arange(self.entries)
             heads = [bag // per_head for bag, (start, end) in enumerate(pairwise(self.bounds)) if end > start]
             whole_n = torch.tensor(heads, dtype=torch.long)[:, None] * self.entries + places_M
             return whole_n.flatten().int().to(self.offsets.device)
-        if self.index.dtype == torch.int32:
-            return self.index
         return places_in_bits(self.index, self.piece_bit, self.heads, self.entries, len(self.pieces.data))
 
     def read(self, part: slice = slice(None), places_n: Tensor | None = None) -> Tensor:
@@ -140,13 +134,6 @@ class RoutedValues:
         """Bytes of the index, the offsets and the piece map."""
         found = 0 if self.index is None else self.index.nbytes
         return found + self.offsets.nbytes + self.piece_bit.nbytes
-
-
-def places_of(flags_RPM: Tensor, heads: int, count: int) -> Tensor:
-    """Return (row * c + head) * M + entry of each of the ``count`` stored pieces, int64 [n]."""
-    _, pieces, entries = flags_RPM.shape
-    stored = torch.nonzero_static(flags_RPM.flatten(), size=count).squeeze(1)
-    return places_of_pieces(stored, pieces // heads, entries)
 
 
 @dataclass
@@ -167,7 +154,7 @@ class BlockPart:
         return self.keys.entries
 
     @property
-    def payloads(self) -> list[Stored]:
+    def payloads(self) -> list[Payload]:
         """Keys and values, as they are stored."""
         return [self.keys, self.values.pieces if isinstance(self.values, RoutedValues) else self.values]
 
@@ -180,22 +167,15 @@ class BlockPart:
 
 @dataclass
 class Block:
-    """Entries of rows with equal counts.
-
-    Attributes:
-        rows: int64 [R]: sample numbers where heads share entries, else sample * h + head; None: all rows, in order.
-        parts: one or more, possibly without entries; all have the same R and c.
-        channels: numbers of the key channels that cut keys keep, ascending, uint8 (int16 for heads of more than 256)
-            [R, c, k]; None where no part is cut.
-        pages: of the only part, which is stored whole: what one new token reads of it; None: all.
-        numbers: the rows on the host; None where ``rows`` is.
-    """
+    """Entries of rows with equal counts."""
 
     rows: Tensor | None
-    parts: list[BlockPart]
+    """int64 [R]: sample numbers where heads share entries, else sample * h + head; None: all rows, in order."""
+    parts: list[BlockPart]  # one or more, possibly without entries; all have the same R and c
     channels: Tensor | None = None
-    pages: PageIndex | None = None
-    numbers: list[int] | None = None
+    """Numbers of the key channels that cut keys keep, ascending, uint8 (int16 for heads of more than 256) [R, c, k]."""
+    pages: PageIndex | None = None  # of the only part, stored whole: what one new token reads of it; None: all
+    numbers: list[int] | None = None  # the rows on the host
 
     def __post_init__(self) -> None:
         if self.numbers is None and self.rows is not None:
@@ -217,7 +197,7 @@ class Block:
         return self.parts[0].keys.data.shape[1]
 
     @property
-    def payloads(self) -> list[Stored]:
+    def payloads(self) -> list[Payload]:
         """All parts' keys and values, as they are stored."""
         return [payload for part in self.parts for payload in part.payloads]
 

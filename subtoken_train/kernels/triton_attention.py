@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import triton.language as tl
 from torch import Tensor
+from triton import next_power_of_2
 
 from subtoken_train.kernels.row_table import DTYPES, RowTable, Workspace
 from subtoken_train.kernels.storage import CacheWindow, Tail
@@ -118,29 +119,29 @@ def _launch(
             **sizes, num_stages=STAGES, num_warps=warps(width, group * new, query_BHqd.dtype, alike.shared),
         )  # fmt: skip
         late = 0  # the first launch has the tail
-    rows = min(16, _power(group * new))
+    rows = min(16, next_power_of_2(group * new))
     join_stretches[(batch * kv_heads, -(-group * new // rows))](
         sums, peaks, table.owners, table.slots, tail_stretches, new,
-        out_BqHd, out_BqHd.stride(0), out_BqHd.stride(2), out_BqHd.stride(1), **shape, TILE=_power(width),
+        out_BqHd, out_BqHd.stride(0), out_BqHd.stride(2), out_BqHd.stride(1), **shape, TILE=next_power_of_2(width),
         ROWS=rows,
     )  # fmt: skip
 
 
 def tiles(width: int, piece: int, rows: int, dtype: torch.dtype) -> dict[str, int]:
     """Return the sizes of a program's tiles, powers of 2; products need at least 16 rows, entries and channels."""
-    pieces = _power(width // piece)
+    pieces = next_power_of_2(width // piece)
     return {
-        "TILE": min(max(16, _power(rows)), 32),  # of 64, Hopper's own product of pieces does not compile
+        "TILE": min(max(16, next_power_of_2(rows)), 32),  # of 64, Hopper's own product of pieces does not compile
         "BLOCK": entries_of_tile(width, dtype),
-        "KEY_TILE": max(16, _power(width)),
+        "KEY_TILE": max(16, next_power_of_2(width)),
         "PIECE_COUNT": pieces,
-        "PIECE_TILE": max(_power(piece), 16 // pieces),
+        "PIECE_TILE": max(next_power_of_2(piece), 16 // pieces),
     }
 
 
 def entries_of_tile(width: int, dtype: torch.dtype) -> int:
     """Return the entries of a tile that leave keys, values and places in registers."""
-    return 16 if _power(width) * dtype.itemsize > 512 else 32
+    return 16 if next_power_of_2(width) * dtype.itemsize > 512 else 32
 
 
 def warps(width: int, rows: int, dtype: torch.dtype, shared: int) -> int:
@@ -148,7 +149,3 @@ def warps(width: int, rows: int, dtype: torch.dtype, shared: int) -> int:
     if dtype == torch.float32:
         return 8
     return 2 if width <= 128 and rows <= 16 and not shared else 4
-
-
-def _power(number: int) -> int:
-    return 1 << (number - 1).bit_length()

@@ -204,20 +204,6 @@ def fill_bytes(shape: KVShape, budget: KVBudget) -> int:
     return shape.side_bytes if budget.stores_fill else 0
 
 
-def equal_kept_groups(num_groups: int, kept_groups: int, tokens: int) -> int:
-    """Groups per token under the fill ``mean`` that take no more bytes than ``kept_groups`` without a fill.
-
-    n K' / S + 1 <= n K / S value vectors, so that K' = floor(K - S / n), for the n routed ``tokens`` of a sample.
-    """
-    kept = math.floor(kept_groups - Fraction(num_groups, tokens)) if tokens else 0
-    if kept < 1:
-        raise ValueError(
-            f"fill mean stores a value vector per sample, which {tokens} tokens with {kept_groups} of {num_groups} "
-            "groups do not pay for; keep more tokens or groups, or leave fill out"
-        )
-    return kept
-
-
 def channel_index_bytes(shape: KVShape, key_channels: float) -> int:
     """Bytes that name the kept key channels of one sample in one layer: a number a channel; none where all stay."""
     count = kept_channels(shape.head_dim, key_channels)

@@ -14,7 +14,7 @@ from subtoken_train.artifact.config import read_config
 from subtoken_train.artifact.hub import adapter_folder
 from subtoken_train.artifact.identity import adapter_digest
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import check_word
+from subtoken_train.errors import check_word, refuse
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.batched import generate_batch, in_batches, score_batch
@@ -44,9 +44,10 @@ class ModelArguments(ArmSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.context != "auto":
-            _whole("context", self.context)
-        _whole("batch_size", self.batch_size)
+        for name in ("context", "batch_size"):
+            text, words = getattr(self, name), MODEL_SETTINGS[name].words
+            whole = (text.isdecimal() and int(text) >= 1) or (name == "context" and text == "auto")
+            refuse((not whole, f"{name}={text} must be a whole number of at least 1: {words}"))
 
     @property
     def query_tokens(self) -> int | None:
@@ -66,45 +67,30 @@ class ModelArguments(ArmSpec):
 
     def model(self) -> SubTokenModel:
         """Load the model in evaluation mode on ``device``."""
-        config = None
-        if self.dtype is not None:
-            own = BackboneConfig()
-            if self.adapter:
-                own = read_config(adapter_folder(self.adapter, self.revision)).backbone
-                own = own if self.backbone is None else replace(own, path=self.backbone, revision=None)
-            config = replace(own, dtype=self.dtype)
-        return self.load(self.device, self.revision, config)
+        own = BackboneConfig()
+        if self.dtype is not None and self.adapter:
+            own = read_config(adapter_folder(self.adapter, self.revision)).backbone
+            own = own if self.backbone is None else replace(own, path=self.backbone, revision=None)
+        return self.load(self.device, self.revision, None if self.dtype is None else replace(own, dtype=self.dtype))
 
 
 def read_arguments(given: Mapping[str, Any], unavailable: Collection[str] = ()) -> ModelArguments:
     """Check a harness's arguments, whose parser may have made numbers of some; ``unavailable``: of no use here."""
     known = [name for name, each in MODEL_SETTINGS.items() if each.harness and name not in unavailable]
-    texts: dict[str, Any] = {name: str(value) for name, value in given.items() if value is not None}
-    for name, text in texts.items():
+    read: dict[str, Any] = {name: str(value) for name, value in given.items() if value is not None}
+    for name, text in read.items():
         check_word("model argument", name, known)
-        texts[name] = _read(name, text)
-    if (options := texts.get("eviction_options")) is not None:
-        texts["eviction_options"] = parse_settings(texts.get("eviction"), options.split(";"))
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        words = "start one, or use subtoken-train evaluate, which divides the samples"
-        raise ValueError(f"started in several processes, each of which would answer everything; {words}")
-    return ModelArguments(**texts, written="argument")
+        kind = MODEL_SETTINGS[name].kind  # a method's own settings stay a text
+        if kind in (int, float, bool):
+            read[name] = written_as(kind, Written(text.lower() if kind is bool else text), name)
+    if (options := read.get("eviction_options")) is not None:
+        read["eviction_options"] = parse_settings(read.get("eviction"), options.split(";"))
+    several = "started in several processes, each of which would answer everything; start one, or use subtoken-train"
+    refuse((int(os.environ.get("WORLD_SIZE", "1")) > 1, f"{several} evaluate, which divides the samples"))
+    return ModelArguments(**read, written="argument")
 
 
 MODEL_SETTINGS = settings_of(ModelArguments)
-
-
-def _read(name: str, text: str) -> object:
-    kind = MODEL_SETTINGS[name].kind  # a method's own settings stay a text
-    if kind not in (int, float, bool):
-        return text
-    return written_as(kind, Written(text.lower() if kind is bool else text), name)
-
-
-def _whole(name: str, text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{name}={text} must be a whole number of at least 1: {MODEL_SETTINGS[name].words}")
-    return int(text)
 
 
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
@@ -122,20 +108,19 @@ class GreedySettings(NamedTuple):
 
 def greedy_settings(given: Mapping[str, Any], default_length: int, ignored: Collection[str] = ()) -> GreedySettings:
     """Read the settings of one request; ``default_length`` tokens where they name none, ``ignored`` mean nothing."""
-    temperature = float(given.get("temperature") or 0)
-    samples = given.get("do_sample")
-    if samples or (samples is None and temperature > 0):
-        words = "answers are greedy; ask for do_sample=false (in lm-eval: --gen_kwargs do_sample=false)"
-        raise ValueError(f"do_sample={samples}, temperature={temperature:g}: {words}")
-    if int(given.get("num_beams") or 1) > 1:
-        raise ValueError(f"num_beams={given['num_beams']}: answers are greedy, leave beams out")
-    for name, value in given.items():
-        if name not in (*LENGTHS, *OF_SAMPLERS, *ignored, "until", "num_beams") and value is not None:
-            raise ValueError(f"generation setting {name}={value!r} does not go with greedy decoding; leave it out")
+    temperature, samples, beams = float(given.get("temperature") or 0), given.get("do_sample"), given.get("num_beams")
+    greedy = "answers are greedy; ask for do_sample=false (in lm-eval: --gen_kwargs do_sample=false)"
+    drawn = samples or (samples is None and temperature > 0)
     lengths = [int(given[name]) for name in LENGTHS if given.get(name) is not None]
     length = lengths[0] if lengths else default_length
-    if length < 1:
-        raise ValueError(f"an answer of {length} tokens was asked for; it must be at least 1")
+    read = (*LENGTHS, *OF_SAMPLERS, *ignored, "until", "num_beams")
+    more = [f"{name}={value!r}" for name, value in given.items() if name not in read and value is not None]
+    refuse(
+        (drawn, f"do_sample={samples}, temperature={temperature:g}: {greedy}"),
+        (int(beams or 1) > 1, f"num_beams={beams}: answers are greedy, leave beams out"),
+        (more, f"generation setting {''.join(more[:1])} does not go with greedy decoding; leave it out"),
+        (length < 1, f"an answer of {length} tokens was asked for; it must be at least 1"),
+    )
     until = given.get("until") or ()
     texts = [until] if isinstance(until, str) else list(until)
     return GreedySettings(length, tuple(text for text in texts if text))
@@ -165,6 +150,7 @@ class Counted:
     @property
     def facts(self) -> dict[str, Any]:
         """JSON values for a results file; fractions are None where nothing could be compressed."""
+        sums = self.sums
         return {
             "reducer": self.backbone.reducer.name,
             "keep_ratio": self.backbone.reducer.keep_ratio,
@@ -173,13 +159,12 @@ class Counted:
             "protocol": self.protocol,
             "prompts": self.prompts,
             "prompts_with_an_emptied_region": sum(map(bool, self.emptied)),
-            **self.sums,
-            "kv_fraction_measured": self._share("kv_bytes", "dense_kv_bytes"),
-            "region_fraction_measured": self._share("region_bytes", "region_dense_bytes"),
+            **sums,
+            **{
+                f"{name}_fraction_measured": sums[part] / sums[whole] if sums[whole] else None
+                for name, part, whole in (("kv", *SUMMED[:2]), ("region", *SUMMED[2:4]))
+            },
         }
-
-    def _share(self, part: str, whole: str) -> float | None:
-        return self.sums[part] / self.sums[whole] if self.sums[whole] else None
 
     def warning(self) -> str | None:
         """Warn where the settings cannot change what a harness scores."""
@@ -192,25 +177,19 @@ class Counted:
         )
 
     def __str__(self) -> str:
-        sums = self.sums
-        acting = [self.backbone.reducer.name, self.routing, self.compression.label]
+        sums, acting = self.sums, [self.backbone.reducer.name, self.routing, self.compression.label]
         lines = [f"subtoken: {self.prompts:,} prompts; {', '.join(filter(None, acting))}; protocol {self.protocol}"]
         if not self.prompts:
             return f"{lines[0]}\nno prompt was run (all answers came from a cache, or there were no requests)"
-        lines.append(_line("KV of the prompts", sums["kv_bytes"], sums["dense_kv_bytes"], "bytes"))
-        if sums["region_dense_bytes"]:
-            entries = sums["entries_after"], sums["entries_before"], "(token, layer) pairs"
-            lines.append(_line("compressed region", sums["region_bytes"], sums["region_dense_bytes"], "bytes"))
-            lines.append(_line("its entries, in any head", *entries))
-        else:
+        entries = ("its entries, in any head", *SUMMED[5:3:-1], "(token, layer) pairs")
+        region = [("compressed region", *SUMMED[2:4], "bytes"), entries] if sums["region_dense_bytes"] else []
+        for what, kept, whole, unit in [("KV of the prompts", *SUMMED[:2], "bytes"), *region]:
+            share = share_words(sums[kept] / sums[whole], 2)
+            lines.append(f"{what}: {sums[kept]:,} of {sums[whole]:,} {unit} kept ({share})")
+        if not region:
             lines.append("no prompt had anything that may be compressed (an image, or a context before its question)")
         dropping = who_drops(self.backbone.active_routing, self.compression.label)
-        lines += filter(None, [emptied_words(self.emptied, *dropping)])
-        return "\n".join(lines)
-
-
-def _line(what: str, kept: int, dense: int, unit: str) -> str:
-    return f"{what}: {kept:,} of {dense:,} {unit} kept ({share_words(kept / dense, 2)})"
+        return "\n".join([*lines, *filter(None, [emptied_words(self.emptied, *dropping)])])
 
 
 SHARED = 16
@@ -252,7 +231,8 @@ class Runner(Generic[PromptT]):
         groups.sort(key=lambda group: -self.length(group[0]))
         for chunk in in_batches(groups, int(self.arguments.batch_size)):
             after = [[requests[i][1] for i in members] for _, members in chunk]
-            results = score_batch(self.model.backbone, self._batch([prompt for prompt, _ in chunk]), after, **self._how)
+            prompts = move_data_to_device(self.collate([prompt for prompt, _ in chunk]), self.model.device)
+            results = score_batch(self.model.backbone, prompts, after, **self._how)
             self.counted.add(results)
             for (_, members), result in zip(chunk, results, strict=True):
                 for i, logprob, greedy in zip(members, result.logprobs, result.greedy, strict=True):
@@ -271,14 +251,10 @@ class Runner(Generic[PromptT]):
         for settings, members in by_settings.items():
             members.sort(key=lambda i: -self.length(requests[i][0]))
             for chunk in in_batches(members, int(self.arguments.batch_size)):
-                prompts = self._batch([requests[i][0] for i in chunk])
+                prompts = move_data_to_device(self.collate([requests[i][0] for i in chunk]), self.model.device)
                 results = generate_batch(self.model.backbone, prompts, **settings._asdict(), **self._how)
                 self.counted.add(results)
                 for i, result in zip(chunk, results, strict=True):
                     texts[i] = result.text
                     done(i, result.text)
         return texts
-
-    def _batch(self, prompts: Sequence[PromptT]) -> Batch:
-        batch: Batch = move_data_to_device(self.collate(prompts), self.model.backbone.family.device)
-        return batch

@@ -10,6 +10,7 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -54,9 +55,9 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
         self.tokenizer = self.family.tokenizer
         self.runner = Runner(model, self.arguments, self._collate, len)
         whole = replace(self.arguments, protocol="query_aware")
-        self.uncompressed = Runner(SubTokenModel.around(model.backbone), whole, self._collate_whole, len)
+        self.uncompressed = Runner(SubTokenModel.around(model.backbone), whole, partial(self._collate, whole=True), len)
         self._device = self.family.device
-        self._said: set[str] = set()
+        self._say_once = cache(log.warning)
         if (warning := self.runner.counted.warning()) is not None:
             log.warning(warning)
         SubTokenLM.last = self
@@ -144,7 +145,7 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
             "a full cache"
         )
         windows: list[tuple[tuple[int, ...], Sequence[int]]] = []
-        owners = []
+        owners, totals = [], [0.0] * len(requests)
         for owner, request in enumerate(requests):
             ids = self.tok_encode(request.args[0])
             for pair in get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, context_len=1):
@@ -153,7 +154,6 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
                 owners.append(owner)
         with tqdm(total=len(windows), disable=disable_tqdm, desc="Running loglikelihood_rolling windows") as bar:
             scores = self.uncompressed.score(windows, lambda *_: bar.update())
-        totals = [0.0] * len(requests)
         for owner, (value, _) in zip(owners, scores, strict=True):
             totals[owner] += value
         for request, total in zip(requests, totals, strict=True):
@@ -166,10 +166,9 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
         outcomes: list[Scored] = [(0.0, False)] * len(requests)
         # the last token is only predicted
         asked = [(self._fitting(context, len(after) - 1), after) for _, context, after in requests]
-        single = [i for i, (prompt, _) in enumerate(asked) if len(prompt) == 1]
-        longer = [i for i, (prompt, _) in enumerate(asked) if len(prompt) > 1]
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Running loglikelihood requests") as bar:
-            for runner, members in ((self.runner, longer), (self.uncompressed, single)):
+            for runner, single in ((self.runner, False), (self.uncompressed, True)):
+                members = [i for i, (prompt, _) in enumerate(asked) if (len(prompt) == 1) == single]
 
                 def done(place: int, scored: Scored, members: list[int] = members) -> None:
                     i = members[place]
@@ -203,20 +202,11 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
             self._say_once(f"prompts are cut to their last tokens to fit the model's {self.max_length} positions")
         return tuple(ids[-room:])
 
-    def _collate(self, prompts: Sequence[tuple[int, ...]]) -> Batch:
-        return text_batch(self.family, [self._encoded(prompt) for prompt in prompts])
-
-    def _collate_whole(self, prompts: Sequence[tuple[int, ...]]) -> Batch:
-        return text_batch(self.family, [EncodedText(prompt, 0) for prompt in prompts])
-
-    def _encoded(self, prompt: tuple[int, ...]) -> EncodedText:
-        asking = self.arguments.query_tokens
-        free = context_tokens(self.family, list(prompt)) if asking is None else max(0, len(prompt) - asking)
-        # random choices must not depend on the batch
-        name = hashlib.sha256(str(prompt).encode()).hexdigest()[:16]
-        return EncodedText(prompt, free, record_id=f"text {name}")
-
-    def _say_once(self, warning: str) -> None:
-        if warning not in self._said:
-            self._said.add(warning)
-            log.warning(warning)
+    def _collate(self, prompts: Sequence[tuple[int, ...]], whole: bool = False) -> Batch:
+        asking, encoded = self.arguments.query_tokens, []
+        for prompt in prompts:
+            free = context_tokens(self.family, list(prompt)) if asking is None else max(0, len(prompt) - asking)
+            # random choices must not depend on the batch
+            name = hashlib.sha256(str(prompt).encode()).hexdigest()[:16]
+            encoded.append(EncodedText(prompt, 0 if whole else free, record_id=f"text {name}"))
+        return text_batch(self.family, encoded)

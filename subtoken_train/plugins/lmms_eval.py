@@ -128,7 +128,6 @@ class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed wh
 
 
 def _encoded(image: Image.Image, place: str) -> bytes:
-    """Return an image in memory as a file's bytes, without loss of what ``to_rgb`` sees in it."""
     content = io.BytesIO()
     to_rgb(image, place).save(content, "BMP")
     return content.getvalue()

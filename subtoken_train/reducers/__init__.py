@@ -22,7 +22,7 @@ class Reducers(Registry["Reducer"]):
         if name in self or not isinstance(name, str):
             return super().find(name)
         if name in EVICTIONS:
-            from subtoken_train.reducers.scored_context import context_reducer
+            from subtoken_train.reducers.contexts import context_reducer
 
             return context_reducer(EVICTIONS.find(name))
         if name.partition("(")[0] in WRAPPERS:
@@ -40,23 +40,23 @@ REDUCERS = Reducers(
     base="base:Reducer",
     named=True,
     builtin={
-        "none": "controls:NoReducer",
-        "random": "controls:RandomReducer",
-        "uniform": "controls:UniformReducer",
-        "fastv": "fastv:FastV",
-        "visionzip": "visionzip:VisionZip",
-        "fastervlm": "vispruner:FasterVLM",
-        "prumerge": "prumerge:PruMerge",
+        "none": "embeds:NoReducer",
+        "random": "embeds:RandomReducer",
+        "uniform": "embeds:UniformReducer",
+        "fastv": "staged:FastV",
+        "visionzip": "tower:VisionZip",
+        "fastervlm": "tower:FasterVLM",
+        "prumerge": "tower:PruMerge",
         "sparsevlm": "sparsevlm:SparseVLM",
-        "quest": "quest:Quest",
+        "quest": "contexts:Quest",
         "pyramiddrop": "staged:PyramidDrop",
-        "fitprune": "fitprune:FitPrune",
-        "divprune": "diversity:DivPrune",
-        "cdpruner": "diversity:CDPruner",
-        "dart": "diversity:DART",
-        "vispruner": "vispruner:VisPruner",
-        "evs": "video:EVS",
-        "vidcom2": "video:VidCom2",
+        "fitprune": "staged:FitPrune",
+        "divprune": "embeds:DivPrune",
+        "cdpruner": "embeds:CDPruner",
+        "dart": "embeds:DART",
+        "vispruner": "tower:VisPruner",
+        "evs": "embeds:EVS",
+        "vidcom2": "embeds:VidCom2",
     },
 )
 DEFAULT_REDUCER = "fastv"
@@ -71,12 +71,6 @@ ONCE_OF_ALL = {
 """Settings that the record of every built-in reducer held up to adapter schema 3: whose they are, and their default."""
 YOUNGER = frozenset({"dart"})
 """Reducers that no such record names, and that have settings of these names themselves."""
-MERGING = {
-    "visionzip": "it merges already: its contextual tokens, 10 of 64, are sums of a token and a mean of others",
-    "prumerge": "it merges already: every kept token takes its neighbours in, and an extra one what is dropped",
-    "sparsevlm": "version 1 merges already: it recycles a part of what leaves into cluster means",
-}
-"""Why ``merge_dropped`` is not for a reducer whose tokens are no whole ones."""
 
 
 def build_reducer(name: str, keep_ratio: float = 1.0, round_up: bool = False, **settings: Any) -> Reducer:
@@ -84,8 +78,6 @@ def build_reducer(name: str, keep_ratio: float = 1.0, round_up: bool = False, **
     method = REDUCERS.find(name)
     known = [field.name for field in dataclasses.fields(method) if field.name != "name"]
     for setting in settings:
-        if setting == "merge_dropped" and name in MERGING:
-            raise ValueError(f"merge_dropped is for fastv, which keeps whole tokens, not for {name}: {MERGING[name]}")
         check_word(f"setting of {name}", setting, known)
     return method(keep_ratio=keep_ratio, round_up=round_up, **settings)
 

@@ -8,7 +8,9 @@ from typing import Any, cast
 
 from subtoken_train.errors import unknown_name
 from subtoken_train.registry import Registry
-from subtoken_train.routing.base import RoutingConfig, Selector, SelectorInput
+from subtoken_train.routing.base import RoutingConfig as RoutingConfig
+from subtoken_train.routing.base import Selector as Selector
+from subtoken_train.routing.base import SelectorInput as SelectorInput
 from subtoken_train.typed import own_settings
 from subtoken_train.types import Layout
 
@@ -21,11 +23,11 @@ SELECTORS: Registry[Selector] = Registry(
         "linear": "routers:LinearRouter",
         "mlp": "routers:MLPRouter",
         "bilinear": "routers:BilinearRouter",
-        "value_norm": "controls:ValueNormSelector",
-        "output_norm": "controls:OutputNormSelector",
-        "random": "controls:RandomSelector",
-        "static": "controls:StaticSelector",
-        "leading": "controls:LeadingSelector",
+        "value_norm": "routers:ValueNormSelector",
+        "output_norm": "routers:OutputNormSelector",
+        "random": "routers:RandomSelector",
+        "static": "routers:StaticSelector",
+        "leading": "routers:LeadingSelector",
     },
 )
 
@@ -96,15 +98,3 @@ def untrained_routing(
     chosen = "value_norm" if selector is None else selector
     check_untrained(chosen)
     return RoutingConfig(chosen, num_groups, kept_groups, cast("Layout", layout or "contiguous"), seed=seed or 0)
-
-
-__all__ = [
-    "SELECTORS",
-    "RoutingConfig",
-    "Selector",
-    "SelectorInput",
-    "build_selector",
-    "check_untrained",
-    "untrained_routing",
-    "with_defaults",
-]

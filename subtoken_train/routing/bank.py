@@ -30,8 +30,7 @@ from subtoken_train.functional.objective import balance_loss
 from subtoken_train.functional.one_budget import best_in_bytes, budget_bytes, cut_logit
 from subtoken_train.ledger.kv_budget import KVShape, exact, head_costs
 from subtoken_train.routing import SELECTORS, RoutingConfig, build_selector
-from subtoken_train.routing.controls import OutputNorms
-from subtoken_train.routing.routers import fp32_linear, init_router
+from subtoken_train.routing.routers import OutputNorms, fp32_linear, init_router
 from subtoken_train.view.view import ABSENT, View
 
 

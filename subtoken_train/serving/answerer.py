@@ -14,11 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.documents import check_file_name, real_path
 from subtoken_train.families.positions import position_bound
 from subtoken_train.functional.moving import on_device
@@ -30,13 +27,13 @@ from subtoken_train.inference.compressed_context import CompressedContext
 from subtoken_train.inference.compression import Compression, settings_record
 from subtoken_train.inference.generation import ASKED, serving, steered_from_outside
 from subtoken_train.inference.model import SubTokenModel
+from subtoken_train.inference.prompt_inputs import padded_left
 from subtoken_train.serving.chat_request import ChatRequest, Limits, RefusedError
 from subtoken_train.serving.line import Answer, Job, Line, Prepared, Row, SharedPass, asked_ids, noted, read_for_pass
-from subtoken_train.types import Region
 
 _log = logging.getLogger(__name__)
 _PADDING = 2000  # characters that are no matter
-BROKEN = "the server failed at this request; its log says why"
+BROKEN, TOO_LONG = "the server failed at this request; its log says why", "context_length_exceeded"
 _FOLDERS = re.compile(r"(?<![\w:/.])/(?:[\w.@+-]+/)+")  # of paths from the root on
 
 
@@ -61,12 +58,10 @@ class ContextStore:
             self._held.move_to_end(key)
             self.found += 1
             return self._held[key], True
-        context = make()
-        self.taken += 1
+        context, self.taken = make(), self.taken + 1
         if (size := context.report.total_bytes) <= self.budget:
             while self.nbytes + size > self.budget:
-                _, gone = self._held.popitem(last=False)
-                self.nbytes -= gone.report.total_bytes
+                self.nbytes -= self._held.popitem(last=False)[1].report.total_bytes
             self._held[key] = context
             self.nbytes += size
         return context, False
@@ -124,13 +119,14 @@ class Answerer:
     def prepare(self, request: ChatRequest) -> Prepared:
         """Read what a request holds, in any thread, before it has its place in the line; raises ``refusal``."""
         try:
-            characters = sum(len(str(message["content"])) for message in request.messages)
-            if self._most_characters is not None and characters > self._most_characters:
+            characters, most = sum(len(str(each["content"])) for each in request.messages), self._most_characters
+            if most is not None and characters > most:
                 words = f"{characters:,} characters, more than the {self._bound:,} positions of the model can hold"
-                raise _too_long(words)
+                raise RefusedError(400, f"the prompt has {words}; send less", TOO_LONG)
             if (asked := request.asked) is not None and asked.name is not None:
                 self.contexts.saved(asked.name)
-            ready = read_for_pass(self._for(request), request, self.limits)
+            model = SubTokenModel.around(self._model.backbone, self.compression(request))
+            ready = read_for_pass(model, request, self.limits)
             self._room(request, ready.tokens)
         except BaseException as error:
             raise self.refusal(error) from None
@@ -155,8 +151,7 @@ class Answerer:
     def refusal(self, error: BaseException) -> RefusedError:
         """Return what a request is told of what went wrong."""
         if isinstance(error, ValueError):  # anew, without frames and what they hold
-            status, code = (error.status, error.code) if isinstance(error, RefusedError) else (400, None)
-            return RefusedError(status, self._said(str(error)), code)
+            return RefusedError(getattr(error, "status", 400), self._said(str(error)), getattr(error, "code", None))
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             torch.cuda.empty_cache()
             return RefusedError(503, "there is not enough memory for this prompt; send a shorter one")
@@ -164,13 +159,9 @@ class Answerer:
         return RefusedError(500, BROKEN)
 
     def _said(self, words: str) -> str:
-        """Return words without the places of files on this machine."""
         for place in self._places:
             words = words.replace(place, "")
         return _FOLDERS.sub("", words)
-
-    def _for(self, request: ChatRequest) -> SubTokenModel:
-        return SubTokenModel.around(self._model.backbone, self.compression(request))
 
     def _begin(self) -> None:
         self._thread = threading.Thread(target=self._run, name="answers", daemon=True)
@@ -196,7 +187,6 @@ class Answerer:
             self._replace()
 
     def _refuse(self, jobs: Sequence[Job], refusal: RefusedError) -> None:
-        """Tell those that were told no end."""
         for job in jobs:
             if not job.answered:
                 try:
@@ -205,67 +195,58 @@ class Answerer:
                     _log.exception("an answer was lost")
 
     def _company(self, first: Job) -> list[Job]:
-        """Take those that wait and can share a pass with a job; half of what it reads is padding at most."""
-        found, sizes = [], [_size(first.request)]
-        if self._goes_alone(first.request):
-            return []
-        for job in self._line.waiting():
-            size = _size(job.request)
-            padded = (len(sizes) + 1) * max(*sizes, size)
-            fits = len(sizes) < self.limits.batch and padded <= 2 * (sum(sizes) + size) + _PADDING
-            if fits and _kind(first.request) == _kind(job.request):
-                found.append(job)
-                sizes.append(size)
-        self._line.remove(found)
-        return found
-
-    def _goes_alone(self, request: ChatRequest) -> bool:
-        """Return whether no other request can share its pass.
+        """Take those that wait and can share a pass with a job; half of what it reads is padding at most.
 
         A seed's draws are those of one row; prompts of models that see images have shapes of their own; bytes of an
         eviction while decoding are counted of all rows together; and a rotary embedding may turn by the longest row.
         """
-        shown = request.asked is None and self.sees_images
-        online = self.compression(request).every is not None
-        return request.seed is not None or shown or online or self._family.length_dependent
+        request, found = first.request, list[Job]()
+        shown, online = request.asked is None and self.sees_images, self.compression(request).every is not None
+        if request.seed is not None or shown or online or self._family.length_dependent:
+            return found
+        sizes = [_size(request)]
+        for job in self._line.waiting():
+            size = _size(job.request)
+            padded = (len(sizes) + 1) * max(*sizes, size)
+            fits = len(sizes) < self.limits.batch and padded <= 2 * (sum(sizes) + size) + _PADDING
+            if fits and _kind(request) == _kind(job.request):
+                found.append(job)
+                sizes.append(size)
+        self._line.remove(found)
+        return found
 
     def _answer(self, jobs: Sequence[Job]) -> None:
         """Answer jobs in one pass; where it fails, those that were told nothing yet go on alone."""
         for job in jobs:
             if job.is_over():
                 job.tell(time_over("its turn did not come"))
-        jobs = [job for job in jobs if not job.answered]
-        refusal = self._refused_pass(jobs) if jobs else None
+        jobs, refusal = [job for job in jobs if not job.answered], None
+        try:
+            if jobs:
+                self._pass(jobs)
+        except BaseException as error:
+            refusal = self.refusal(error)
         for job in (job for job in jobs if not job.answered):
             if job.told or len(jobs) == 1:
                 job.tell(refusal or RefusedError(500, BROKEN))
             else:
                 self._answer([job])
 
-    def _refused_pass(self, jobs: Sequence[Job]) -> RefusedError | None:
-        """Answer jobs in one pass; return why it failed, or None."""
-        try:
-            self._pass(jobs)
-        except BaseException as error:
-            return self.refusal(error)
-        return None
-
     def _pass(self, jobs: Sequence[Job]) -> None:
         request, device = jobs[0].request, self._family.device
+        model = SubTokenModel.around(self._model.backbone, self.compression(request))
         drawn_apart = torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=request.seed is not None)
         with noted() as notes, drawn_apart:
             if request.seed is not None:
                 torch.manual_seed(request.seed)
-            asking = self._ask_whole if request.asked is None else self._ask_context
-            asking(self._for(request), jobs, partial(self._tell_end, notes))
 
-    def _tell_end(self, notes: list[str], row: Row, cache_bytes: int, dense_bytes: int) -> None:
-        if row.finish:
-            said = [self._said(note) for note in (*row.job.ready.notes, *notes)]
-            counts = row.prompt_tokens, row.cached_tokens, row.new_tokens, cache_bytes, dense_bytes
-            row.job.tell(Answer(row.finish, *counts, said))
-        else:
-            row.job.tell(time_over(f"{row.new_tokens} tokens were made"))
+            def end(row: Row, cache_bytes: int, dense_bytes: int) -> None:
+                said = [self._said(note) for note in (*row.job.ready.notes, *notes)]
+                counts = row.prompt_tokens, row.cached_tokens, row.new_tokens, cache_bytes, dense_bytes
+                late = f"{row.new_tokens} tokens were made"
+                row.job.tell(Answer(row.finish, *counts, said) if row.finish else time_over(late))
+
+            (self._ask_whole if request.asked is None else self._ask_context)(model, jobs, end)
 
     def _row(self, job: Job, tokens: int, cached: int, goes_on: bool = False) -> Row:
         """Return the row of a job whose prompt has so many tokens; its context may be a text to go on with."""
@@ -274,7 +255,6 @@ class Answerer:
         return Row(job, tokens, cached, self._room(job.request, tokens), stream)
 
     def _shared(self, rows: Sequence[Row], end: Callable[[Row, int], None]) -> tuple[SharedPass, dict[str, Any]]:
-        """Return a pass, and the settings of ``generate`` for it."""
         most, longest = max(row.most for row in rows), max(row.prompt_tokens for row in rows)
         if self._bound is not None and len(rows) > 1 and longest + most > self._bound:
             raise ValueError("a row that ended would go on past the positions of the model")  # so each goes alone
@@ -298,7 +278,7 @@ class Answerer:
                 end(row, stored + new * token_bytes, (row.prompt_tokens + new) * token_bytes)
 
         together, settings = self._shared(rows, ended)
-        model.generate(**_joined(model, prompts), **settings)
+        model.generate(**(prompts[0] if len(prompts) == 1 else padded_left(self._family, prompts)), **settings)
         together.close()
 
     def _ask_context(self, model: SubTokenModel, jobs: Sequence[Job], end: Callable[[Row, int, int], None]) -> None:
@@ -323,14 +303,12 @@ class Answerer:
             together.close()
 
     def _context(self, model: SubTokenModel, job: Job) -> tuple[CompressedContext, bool]:
-        """Return the context that a request asks about, and whether it was there."""
         backbone, compression, asked = model.backbone, model.compression, job.request.asked
         assert asked is not None
         how = (json.dumps(settings_record(compression)), job.request.owner)
         if asked.name is not None:
             path = self.contexts.saved(asked.name)
-            seen = path.stat()
-            load = partial(CompressedContext.load, path, backbone, compression)
+            seen, load = path.stat(), partial(CompressedContext.load, path, backbone, compression)
             context, found = self.contexts.take((asked.name, seen.st_mtime_ns, seen.st_size, how), load)
             if (held := len(context.frames)) != 1:
                 raise ValueError(f"the saved context {asked.name!r} holds {held} contexts; a request asks one")
@@ -345,35 +323,17 @@ class Answerer:
         return self.contexts.take((*batch.record_ids, asked.by_system, asked.system, how), compress)
 
     def _room(self, request: ChatRequest, tokens: int) -> int:
-        most = request.max_new_tokens or self.limits.max_new_tokens
-        if self._bound is None:
-            return most
-        if tokens >= self._bound:
-            raise _too_long(f"{tokens:,} tokens, and the model was made for {self._bound:,} together with the answer")
-        return min(most, self._bound - tokens)
-
-
-def _too_long(words: str) -> RefusedError:
-    return RefusedError(400, f"the prompt has {words}; send less", "context_length_exceeded")
-
-
-def _joined(model: SubTokenModel, prompts: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
-    if len(prompts) == 1:
-        return dict(prompts[0])
-    width = max(inputs["input_ids"].shape[1] for inputs in prompts)
-    fills = {"input_ids": padding_id(model.tokenizer), "attention_mask": 0, "regions": int(Region.PADDING)}
-    assert all(inputs.keys() <= fills.keys() for inputs in prompts)
-    return {
-        name: torch.cat([F.pad(own[name], (width - own[name].shape[1], 0), value=fills[name]) for own in prompts])
-        for name in prompts[0]
-    }
+        most, bound = request.max_new_tokens or self.limits.max_new_tokens, self._bound
+        if bound is not None and tokens >= bound:
+            words = f"{tokens:,} tokens, and the model was made for {bound:,} together with the answer"
+            raise RefusedError(400, f"the prompt has {words}; send less", TOO_LONG)
+        return most if bound is None else min(most, bound - tokens)
 
 
 def _size(request: ChatRequest) -> int:
-    """Return how many characters a pass reads of a request: of one about a context, its question."""
     asked = request.asked
     turns = request.messages if asked is None else asked.followed
-    return sum(len(str(turn["content"])) for turn in turns) + (0 if asked is None else len(asked.question))
+    return sum(len(str(turn["content"])) for turn in turns) + len("" if asked is None else asked.question)
 
 
 def _kind(request: ChatRequest) -> tuple[Any, ...]:

@@ -236,7 +236,6 @@ def _plain_messages(
 
 
 def _as_text(text: str, marks: bool) -> str:
-    """Return a text in which nothing stands for a picture."""
     for mark in (IMAGE_MARK, VIDEO_MARK) if marks else ():
         text = text.replace(mark, f"\\{mark}")
     return text
@@ -322,7 +321,6 @@ def _asked(
 
 
 def _check_harmless(content: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]], place: str = "") -> None:
-    """Raise ``ValueError`` for the first field that would change the answer, and that nothing obeys."""
     for name, value in content.items():
         if name in neutral and value is not None and not any(_same(value, each) for each in neutral[name]):
             raise ValueError(f"{place}{name} {shown(value)} is not served here; leave it out")

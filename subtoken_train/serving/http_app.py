@@ -30,13 +30,13 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from subtoken_train.demo.local_server import bound_socket, sigterm_as_ctrl_c
-from subtoken_train.errors import plain
+from subtoken_train.errors import plain, refuse
 from subtoken_train.serving.answerer import BROKEN, Answerer, time_over
 from subtoken_train.serving.chat_request import ChatRequest, RefusedError, read_request
 from subtoken_train.serving.line import Answer, Event, Job, Prepared
@@ -93,7 +93,7 @@ class ChatServer:
         layers = [Middleware(TrustedHostMiddleware, allowed_hosts=list(self.settings.hosts))]
         if origins := self.settings.origins:
             layers.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
-        handlers: Any = {HTTPException: _http_error, Exception: _broken}
+        handlers: Any = {HTTPException: _http_error, Exception: _http_error}
         return _Logged(Starlette(routes=routes, middleware=layers, exception_handlers=handlers))
 
     async def health(self, request: Request) -> Response:
@@ -118,37 +118,37 @@ class ChatServer:
     async def complete(self, request: Request) -> ASGIApp:
         """Answer a chat, or go on with a text."""
         deadline = time.monotonic() + self.settings.timeout
+        full = RefusedError(429, f"{self.settings.queue} requests are held, as many as may wait; come again later")
         try:
             if (owner := self._owner(request)) is None:
                 raise RefusedError(*_STRANGER)
-            self._check_place()
+            if self.held >= self.settings.queue:
+                raise full
             body = await self._body(request)
-            self._check_place()
+            if self.held >= self.settings.queue:
+                raise full
         except RefusedError as refused:
             return _error(refused)
         except ClientDisconnect:
             return Response(status_code=499)
+
+        def let_go(reading: asyncio.Future[Any]) -> None:
+            self.held -= 1
+            reading.exception()
+
         self.held += 1
         # a thread cannot be stopped: its place is free when it is done
         reading = asyncio.ensure_future(asyncio.to_thread(self._read, body, request.url.path, owner))
         await asyncio.wait({reading}, timeout=deadline - time.monotonic())
         if not reading.done():
-            reading.add_done_callback(self._let_go)
+            reading.add_done_callback(let_go)
             return _error(time_over("its pictures and texts were not read"))
         if (error := reading.exception()) is not None:
-            self._let_go(reading)
+            let_go(reading)
             if isinstance(error, ValueError):
                 return _error(error)
             raise error
         return _Reply(self, *reading.result(), deadline)
-
-    def _let_go(self, reading: asyncio.Future[Any]) -> None:
-        self.held -= 1
-        reading.exception()
-
-    def _check_place(self) -> None:
-        if self.held >= self.settings.queue:
-            raise RefusedError(429, f"{self.held} requests are held, as many as may wait; come again later")
 
     async def _body(self, request: Request) -> bytes:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
@@ -244,13 +244,16 @@ class _Reply:
             with suppress(RuntimeError):  # the server has ended
                 loop.call_soon_threadsafe(heard, event)
 
+        async def hung_up() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
         job = Job(self._chat, say, self._deadline, self._ready)
         try:
             self._server.answerer.submit(job)
         except BaseException as error:
             job.tell(self._server.answerer.refusal(error))
-        gone = asyncio.ensure_future(_hung_up(receive))
-        speaking = asyncio.ensure_future(self._speak(scope, receive, send))
+        gone, speaking = (asyncio.ensure_future(each) for each in (hung_up(), self._speak(scope, receive, send)))
         left = self._deadline - time.monotonic()
         try:
             # a client that does not read its answer is not waited for either
@@ -264,6 +267,17 @@ class _Reply:
             gone.cancel()
             speaking.cancel()
 
+    async def _speak(self, scope: Scope, receive: Receive, send: Send) -> None:
+        event = await self._next()
+        if isinstance(event, RefusedError):  # before anything was said, so that the status is right
+            await _error(event)(scope, receive, send)
+        elif self._chat.stream:
+            said = (f"data: {each}\n\n" async for each in self._chunks(event))
+            headers = {"cache-control": "no-cache"}
+            await StreamingResponse(said, 200, headers, "text/event-stream")(scope, receive, send)
+        else:
+            await (await self._whole(event))(scope, receive, send)
+
     async def _next(self) -> Event:
         """Return the next event; a pass that has begun may go on for longer than the time of its requests."""
         try:
@@ -271,15 +285,6 @@ class _Reply:
                 return await self._events.get()
         except TimeoutError:
             return time_over("its pass goes on")
-
-    async def _speak(self, scope: Scope, receive: Receive, send: Send) -> None:
-        event = await self._next()
-        if isinstance(event, RefusedError):  # before anything was said, so that the status is right
-            await _error(event)(scope, receive, send)
-        elif self._chat.stream:
-            await self._stream(event, send)
-        else:
-            await (await self._whole(event))(scope, receive, send)
 
     async def _whole(self, event: Event) -> Response:
         pieces = []
@@ -294,15 +299,7 @@ class _Reply:
         about = {"usage": _usage(event), "warnings": event.warnings}
         return JSONResponse({**self._about, "object": self._kind, "choices": [choice], **about})
 
-    async def _stream(self, event: Event, send: Send) -> None:
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        async for said in self._chunks(event):
-            await send({"type": "http.response.body", "body": f"data: {said}\n\n".encode(), "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
-
     async def _chunks(self, event: Event) -> AsyncIterator[str]:
-        """Yield what server-sent events say, OpenAI's end included."""
         if not self._chat.raw:
             yield self._chunk({"role": "assistant", "content": ""})
         while isinstance(event, str):
@@ -324,6 +321,17 @@ class _Reply:
         return json.dumps({**self._about, "object": kind, "choices": choices, **more})
 
 
+def _error_body(error: RefusedError) -> dict[str, Any]:
+    kind = _TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
+    return {"error": {"message": plain(" ".join(str(error).split())), "type": kind, "param": None, "code": error.code}}
+
+
+def _error(error: ValueError) -> JSONResponse:
+    refused = error if isinstance(error, RefusedError) else RefusedError(400, str(error))
+    headers = {"Retry-After": "1"} if refused.status in (429, 503) else None
+    return JSONResponse(_error_body(refused), refused.status, headers)
+
+
 def _usage(answer: Answer) -> dict[str, Any]:
     asked, new = answer.prompt_tokens, answer.new_tokens
     counts = {"prompt_tokens": asked, "completion_tokens": new, "total_tokens": asked + new}
@@ -331,31 +339,11 @@ def _usage(answer: Answer) -> dict[str, Any]:
     return counts | {"prompt_tokens_details": {"cached_tokens": answer.cached_tokens}} | held
 
 
-async def _hung_up(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _error_body(error: RefusedError) -> dict[str, Any]:
-    kind = _TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
-    return {"error": {"message": plain(" ".join(str(error).split())), "type": kind, "param": None, "code": error.code}}
-
-
-def _error(error: ValueError) -> JSONResponse:
-    """Return a refusal; what the library refuses is the request's fault."""
-    refused = error if isinstance(error, RefusedError) else RefusedError(400, str(error))
-    headers = {"Retry-After": "1"} if refused.status in (429, 503) else None
-    return JSONResponse(_error_body(refused), refused.status, headers)
-
-
 async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+    if not isinstance(error, HTTPException):
+        return _error(RefusedError(500, BROKEN))
     words = f"{request.method} {request.url.path[:80]}: {error.detail}; {_PATHS}"
     return _error(RefusedError(error.status_code, words))
-
-
-async def _broken(request: Request, error: Exception) -> Response:
-    return _error(RefusedError(500, BROKEN))
 
 
 class _Connection(H11Protocol):
@@ -407,33 +395,29 @@ def serve_on(
     context = get_context("spawn")  # a forked process has no CUDA
     with bound_socket(host, port) as heard, sigterm_as_ctrl_c():
         heard.listen(CONNECTIONS)
-        ears, workers = [], []
+        workers: dict[Any, Any] = {}  # what each says, and its process
         try:
             for device in devices:
                 ear, mouth = context.Pipe(duplex=False)
                 given, name = (make, device, heard, mouth), f"the server on {device}"
-                worker = context.Process(target=_work, args=given, name=name)
-                worker.start()
+                workers[ear] = context.Process(target=_work, args=given, name=name)
+                workers[ear].start()
                 mouth.close()
-                ears.append(ear)
-                workers.append(worker)
-            for ear, worker in zip(ears, workers, strict=True):
+            for ear, worker in workers.items():
                 try:
                     words: str | None = ear.recv()
                 except EOFError:
                     words = f"{worker.name} ended while it was loaded; what it said stands above"
-                if words:
-                    raise ValueError(words)
+                refuse((words, str(words)))
             say(f"http://{host}:{port}/v1")
-            by_end = {worker.sentinel: worker for worker in workers}
-            ended, *_ = wait(list(by_end))
-            gone = by_end[ended]  # type: ignore[index]
+            by_end = {worker.sentinel: worker for worker in workers.values()}
+            gone = by_end[wait(list(by_end))[0]]  # type: ignore[index]
             gone.join()
             raise ValueError(f"{gone.name} ended (exit code {gone.exitcode}), and so did the others; start them again")
         finally:
-            for worker in workers:
+            for worker in workers.values():
                 worker.terminate()
-            for worker in workers:
+            for worker in workers.values():
                 worker.join(GOODBYE + 5)
                 worker.kill()
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import SubTokenWarning, panics_in_words
+from subtoken_train.errors import SubTokenWarning, panics_in_words, refuse
 from subtoken_train.families.family import Family
 from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.answer_stream import AnswerStream
@@ -61,18 +61,16 @@ def read_for_pass(model: SubTokenModel, request: ChatRequest, limits: Limits) ->
     with noted() as notes:
         if asked is None:
             prompt = request.messages[0]["content"] if request.raw else request.messages
-            pictures, variables = request.pictures(limits), request.template or None
-            inputs = model.inputs(prompt, pictures, raw=request.raw, chat_template_kwargs=variables)
-            return Prepared(on_device(inputs, _CPU), notes=notes)
+            how: dict[str, Any] = {"raw": request.raw, "chat_template_kwargs": request.template or None}
+            return Prepared(on_device(model.inputs(prompt, request.pictures(limits), **how), _CPU), notes=notes)
         if asked.name is not None:
             return Prepared(notes=notes)
-        if (reads := reader_of_question(backbone, model.compression)) is not None:
-            raise ValueError(f"cache_control compresses before the question is seen, but {reads}; leave it out")
+        reads = reader_of_question(backbone, model.compression)
+        refuse((reads, f"cache_control compresses before the question is seen, but {reads}; leave it out"))
         context = request.pictures(limits) if isinstance(asked.context, list) else asked.context
         assert context is not None
-        told: dict[str, Any] = {"system": asked.system, "by_system": asked.by_system}
-        told["chat_template_kwargs"] = request.template
-        batch, frames = context_batches(backbone, model.compression, [context], **told)
+        how = {"system": asked.system, "by_system": asked.by_system, "chat_template_kwargs": request.template}
+        batch, frames = context_batches(backbone, model.compression, [context], **how)
         ids = asked_ids(frames[0], backbone.family, request)
         return Prepared(batch=on_device(batch, _CPU), frames=frames, question=ids, notes=notes)
 
@@ -241,14 +239,12 @@ class SharedPass:
     def put(self, ids: Tensor) -> None:
         """Take the ids of all rows, [B]; at first those of the prompts."""
         self._steps += 1
-        if self._steps == 0:
-            for row in self.rows:
+        for row, token in zip(self.rows, ids.tolist() if self._steps else [0] * len(self.rows), strict=True):
+            if self._steps == 0:
                 row.stream.put(torch.empty(0))
-            return
-        for row, token in zip(self.rows, ids.tolist(), strict=True):
-            if row.finish is None:
+            elif row.finish is None:
                 row.put(token, self._ends, self._steps)
-        self._tell(self._steps - self._patience)
+        self.close(self._patience)
 
     def end(self) -> None:
         """Do nothing: rows end by themselves."""
@@ -257,11 +253,8 @@ class SharedPass:
         """Return which rows end here, bool [B]."""
         return torch.tensor([row.finish is not None for row in self.rows], device=ids_BN.device)
 
-    def close(self) -> None:
-        """Tell the ends that were held back, once ``generate`` has returned."""
-        self._tell(self._steps)
-
-    def _tell(self, until: int) -> None:
+    def close(self, patience: int = 0) -> None:
+        """Tell the ends that were held back; all of them once ``generate`` has returned."""
         for place, row in enumerate(self.rows):
-            if row.finish is not None and row.since <= until and not row.job.answered:
+            if row.finish is not None and row.since <= self._steps - patience and not row.job.answered:
                 self._end(row, place)

@@ -56,7 +56,7 @@ def state_path(checkpoint: Path) -> Path:
 
 
 def read_marker(checkpoint: Path) -> Marker:
-    """Read a checkpoint's marker."""
+    """Read the marker of a whole checkpoint."""
     path = checkpoint / MARKER
     if not path.is_file() or checkpoint.suffix == PARTIAL:
         raise ValueError(f"{checkpoint} is not a complete checkpoint (no {MARKER} in it); use another one of the run")

@@ -48,14 +48,12 @@ class ActivationBytes:
     def __init__(self, parts: CompressedBackbone, step: Step) -> None:
         shape, config = parts.family.shape, parts.family.decoder.config
         self.step, self.bank, self.splits = step, None if parts.active_routing is None else parts.bank, parts.splits
-        self.element, self.hidden, self.mlp = (
-            shape.element_bytes,
-            int(config.hidden_size),
-            int(config.intermediate_size),
-        )
-        self.heads, self.vocabulary = int(config.num_attention_heads), int(config.vocab_size)
-        self.query, self.value = self.heads * shape.head_dim, shape.value_dim
-        self.mask_bytes = FP32_BYTES if step.on_cpu else 1
+        self.element, self.hidden = shape.element_bytes, int(config.hidden_size)
+        self.mlp, self.vocabulary = int(config.intermediate_size), int(config.vocab_size)
+        self.heads, self.value = int(config.num_attention_heads), shape.value_dim
+        self.query = self.heads * shape.head_dim
+        self.mask_bytes = (FP32_BYTES if step.on_cpu else 1) if step.dropout else 0
+        self.padded = self.splits or step.batch_size > 1  # then there is an [M, M] mask
         normed = hasattr(parts.family.decoder.layers[0].self_attn, "q_norm")
         self.head_norms = FP32_BYTES * (self.query + self.value) if normed else 0  # their inputs
         adapted: Any = parts.family.projection(0, "q").module
@@ -69,41 +67,33 @@ class ActivationBytes:
         """Count what the backward pass of a layer needs.
 
         Per row: two norms (4 D each, their input in fp32); rotated query, key, value and output, e each, and a log-sum
-        per head; gate, its SiLU and up of the MLP, 3 e F. Padded records and splits add an [M, M] mask.
+        per head; gate, its SiLU and up of the MLP, 3 e F; inputs of the router (fp32) and of LoRA on q and v, which are
+        own copies, but in fp32 without dropout; the router's values and numbers.
         """
-        e, padded = self.element, self.splits or self.step.batch_size > 1
-        key_value = 2 * (self.query if padded and not self.splits else self.value)
+        e, step, bank = self.element, self.step, self.bank
+        key_value = 2 * (self.query if self.padded and not self.splits else self.value)
         if self.splits and self.query != self.value:
-            masked = self.step.batch_size > 1 or e == FP32_BYTES  # no kernel shares heads then
+            masked = step.batch_size > 1 or e == FP32_BYTES  # no kernel shares heads then
             key_value = 2 * (self.query if masked else self.value) + 2 * self.query
         attention = e * (2 * self.query + key_value) + FP32_BYTES * self.heads + self.head_norms
-        mask = e * rows * rows if padded else 0
-        norms = 2 * FP32_BYTES * self.hidden
-        return rows * (norms + self._adapters() + attention + self._routing() + 3 * e * self.mlp) + mask
+        own = e if step.autocast else FP32_BYTES
+        adapters, routing = 2 * self.rank * own, 0
+        if e == FP32_BYTES and not step.dropout:
+            adapters += FP32_BYTES * self.hidden
+        else:
+            learned = bank is not None and bank.learned
+            adapters += 2 * self.hidden * (own + self.mask_bytes) + (FP32_BYTES * self.hidden if learned else 0)
+        if bank is not None:
+            numbers = 5 * bank.outputs + (2 * bank.config.query_rank if bank.config.selector == "bilinear" else 0)
+            numbers += sum(bank.config.num_groups if name == "norm" else 1 for name in bank.config.features)
+            routing = (2 if bank.learned else 1) * e * self.value + FP32_BYTES * numbers
+        each = 2 * FP32_BYTES * self.hidden + adapters + attention + routing + 3 * e * self.mlp
+        return rows * each + (e * rows * rows if self.padded else 0)
 
     def first(self, rows: int) -> int:
         """Return what the first layer does not keep: its norm's input and the dropout masks."""
-        masks = 2 * self.mask_bytes if self.step.dropout else 0
         shared = self.element == FP32_BYTES  # the residual stream itself, which the next norm's input is made of
-        return rows * self.hidden * (masks + (0 if shared else FP32_BYTES))
-
-    def _adapters(self) -> int:
-        """Inputs of the router (fp32) and of LoRA on q and v per row: own copies, but in fp32 without dropout."""
-        own = self.element if self.step.autocast else FP32_BYTES
-        learned = self.bank is not None and self.bank.learned
-        inner = 2 * self.rank * own
-        if self.element == FP32_BYTES and not self.step.dropout:
-            return FP32_BYTES * self.hidden + inner
-        lora = 2 * self.hidden * (own + (self.mask_bytes if self.step.dropout else 0))
-        return lora + inner + (FP32_BYTES * self.hidden if learned else 0)
-
-    def _routing(self) -> int:
-        if self.bank is None:
-            return 0
-        kept, config = 2 if self.bank.learned else 1, self.bank.config
-        numbers = 5 * self.bank.outputs + (2 * config.query_rank if config.selector == "bilinear" else 0)
-        numbers += sum(config.num_groups if name == "norm" else 1 for name in config.features)
-        return kept * self.element * self.value + FP32_BYTES * numbers
+        return rows * self.hidden * (2 * self.mask_bytes + (0 if shared else FP32_BYTES))
 
     def loss(self) -> int:
         """Count the final norm's input, and the largest moment of logits, cross-entropy and gradients."""
@@ -112,12 +102,8 @@ class ActivationBytes:
 
     def teacher(self, rows: int) -> int:
         """Count the peak of a layer without gradient: residual stream, norm's output, MLP, and any mask."""
-        mask = self.element * rows * rows if self.splits or self.step.batch_size > 1 else 0
+        mask = self.element * rows * rows if self.padded else 0
         return rows * self.element * (3 * self.hidden + 3 * self.mlp) + mask
-
-    def teacher_logits(self) -> int:
-        """Return what is held of the teacher's pass while the student's runs."""
-        return self.step.labelled * self.element * self.vocabulary
 
     def backward(self, rows: int) -> int:
         """Return the MLP's live gradients, of all records: three at its product, or one and a dequantised weight."""
@@ -160,7 +146,7 @@ def estimate_memory(parts: CompressedBackbone, step: Step) -> MemoryEstimate:
     phases: tuple[tuple[str, int], ...] = (("kept for backward", kept), ("loss or backward", working))
     before = ("vision tower", tower)
     if step.distilled:
-        held = step.batch_size * sizes.teacher_logits()
+        held = step.batch_size * step.labelled * sizes.element * sizes.vocabulary  # while the student's pass runs
         phases = (("teacher's logits", held), *phases)
         before = max(before, ("teacher's pass", step.batch_size * sizes.teacher(step.length) + held), key=itemgetter(1))
     batch = ("batch", step.batch_size * (step.pixel_bytes + 3 * 8 * step.length))

@@ -45,7 +45,7 @@ from subtoken_train.training.trained_tensors import (
     trained_shapes,
     trained_tensors,
 )
-from subtoken_train.types import Batch, Region, in_compressed_region
+from subtoken_train.types import Batch, in_compressed_region
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,6 @@ class StepRecord:
     spans: list[tuple[int, int, Rows]]
     state: RoutingState | None
     kept: dict[int, Tensor]  # under a context reducer, per layer the rows that later rows see, bool [B, M]
-
-    def lengths_before(self) -> Tensor:
-        """Count the tokens of each sample before the reducer, int64 [B]."""
-        return (self.regions_BN != Region.PADDING).sum(-1)
-
-    def visual(self) -> tuple[Tensor, Tensor]:
-        """Count the visual tokens of the batch before and after the reducer, int64 scalars."""
-        return (self.regions_BN == Region.VISUAL).sum(), (self.rows.regions_BM == Region.VISUAL).sum()
 
     def compressed(self) -> tuple[Tensor, Tensor]:
         """Count the compressed region's entries before and after the reducer, over all layers: int64 scalars."""

@@ -36,19 +36,9 @@ class RunStopped(BaseException):
         self.reason, self.exit_code, self.alone = reason, exit_code, alone
 
 
-class TrainingInterrupted(RunStopped):
-    """A signal asked for it; the exit code is the shell's 128 + number."""
-
-    def __init__(self, number: int, when: str, alone: bool = False) -> None:
-        super().__init__(f"{signal.Signals(number).name}: stopped {when}", 128 + number, alone)
-
-
-class TrainingDiverged(RunStopped):
-    """Loss or weights are not finite; nothing of it was saved."""
-
-
-class CheckpointFailed(RunStopped):
-    """A checkpoint could not be written; the ones before it are whole."""
+def interrupted(number: int, when: str, alone: bool = False) -> RunStopped:
+    """Return the end that a signal asks for; the exit code is the shell's 128 + number."""
+    return RunStopped(f"{signal.Signals(number).name}: stopped {when}", 128 + number, alone)
 
 
 class StopSignals:
@@ -100,12 +90,11 @@ class StopSignals:
         if os.getpid() != self._process:  # a worker that inherited the handler: its parent decides
             return
         if self.number or not self.saving:
-            raise TrainingInterrupted(number, "at once", alone=True)
+            raise interrupted(number, "at once", alone=True)
         self.number = number
 
 
 FAULTS = ("", "a gradient was not finite: the trained weights are NaN or infinite", "the loss is NaN or infinite")
-"""Messages by a fault's number; 0: there is none. The greatest of all processes counts."""
 
 
 def weights_are_finite(module: nn.Module) -> bool:
@@ -122,7 +111,6 @@ class RandomState(Callback):
         self._resumed: dict[str, Any] = {}
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Put the states of all processes, which take part, into ``checkpoint``."""
         kind, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002  # libraries draw from it
         own = {  # in types that ``torch.load(weights_only=True)`` reads
             "python": random.getstate(),
@@ -196,7 +184,7 @@ def _on_first(trainer: L.Trainer, folder: Path, action: Callable[[], object]) ->
     failure = trainer.strategy.broadcast(failure)
     if failure is not None:
         where = f"the checkpoint of step {trainer.global_step} could not be written to {folder}"
-        raise CheckpointFailed(f"{where}: {failure.strerror or failure}") from failure
+        raise RunStopped(f"{where}: {failure.strerror or failure}") from failure
 
 
 class RunCheckpoints(Checkpoint):
@@ -245,21 +233,23 @@ class RunCheckpoints(Checkpoint):
         fault = 2 if bool(self._broken) else int(not weights_are_finite(pl_module))
         fault, number = _greatest(trainer, fault, self._signals.number)
         if fault:
-            raise TrainingDiverged(f"{FAULTS[fault]} after step {trainer.global_step}; it was not saved")
-        if number or trainer.global_step % self.every == 0 or _is_last(trainer):
+            raise RunStopped(f"{FAULTS[fault]} after step {trainer.global_step}; it was not saved")
+        stops = trainer.should_stop and trainer.fit_loop._can_stop_early  # not before min_steps
+        last = trainer.current_epoch + 1 == trainer.max_epochs and trainer.is_last_batch
+        if number or stops or last or trainer.global_step == trainer.max_steps or trainer.global_step % self.every == 0:
             self.save(trainer)
         self._leave(trainer, number)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Save before it, so that a signal need not wait for the end of a long validation."""
-        if self._between_steps():
+        if self._signals.saving and not self._inside_window:
             self.save(trainer)
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Leave if asked to."""
-        if self._between_steps():
+        if self._signals.saving and not self._inside_window:
             self._leave(trainer, _greatest(trainer, self._signals.number)[0])
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
@@ -268,7 +258,7 @@ class RunCheckpoints(Checkpoint):
             self._hold_stop(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        if self._between_steps():
+        if self._signals.saving and not self._inside_window:
             self.save(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -287,10 +277,7 @@ class RunCheckpoints(Checkpoint):
     def _leave(self, trainer: L.Trainer, number: int) -> None:
         if number:
             requeued = self._signals.requeue(number) if trainer.is_global_zero else ""
-            raise TrainingInterrupted(number, f"after step {trainer.global_step}{requeued}")
-
-    def _between_steps(self) -> bool:
-        return self._signals.saving and not self._inside_window
+            raise interrupted(number, f"after step {trainer.global_step}{requeued}")
 
     def _hold_stop(self, trainer: L.Trainer) -> None:
         if trainer.should_stop and self._inside_window:
@@ -305,9 +292,3 @@ def _greatest(trainer: L.Trainer, *numbers: int) -> list[int]:
     mine = torch.tensor(numbers, device=trainer.strategy.root_device)
     agreed: Tensor = trainer.strategy.reduce(mine, reduce_op="max")
     return [int(number) for number in agreed.tolist()]
-
-
-def _is_last(trainer: L.Trainer) -> bool:
-    last_epoch = trainer.current_epoch + 1 == trainer.max_epochs
-    stops = trainer.should_stop and trainer.fit_loop._can_stop_early  # not before min_steps
-    return stops or trainer.global_step == trainer.max_steps or (last_epoch and trainer.is_last_batch)

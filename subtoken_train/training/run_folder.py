@@ -11,12 +11,11 @@ import os
 import shutil
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from subtoken_train.artifact.whole_folder import CONFIG_FILE, RECIPE_FILE
+from subtoken_train.artifact.whole_folder import CONFIG_FILE, RECIPE_FILE, free_name
 from subtoken_train.documents import read_json, real_path
 from subtoken_train.errors import refuse
 from subtoken_train.outputs import make_folder, take_lock, unmake_folders, write_whole
@@ -40,10 +39,14 @@ class RunMarker:
     job: str | None
     schema_version: int = SCHEMA_VERSION
 
+    @classmethod
+    def new(cls) -> RunMarker:
+        """Make the marker of a run that begins now."""
+        return cls(__version__, datetime.now(UTC).isoformat(timespec="seconds"), os.environ.get("SLURM_JOB_ID"))
 
-def new_marker() -> RunMarker:
-    """Make the marker of a run that begins now."""
-    return RunMarker(__version__, datetime.now(UTC).isoformat(timespec="seconds"), os.environ.get("SLURM_JOB_ID"))
+    def write(self, folder: Path) -> None:
+        """Mark a folder; whole or not at all."""
+        write_whole(folder / MARKER_FILE, json.dumps(asdict(self), indent=1) + "\n")
 
 
 def read_run_marker(folder: Path) -> RunMarker | None:
@@ -58,11 +61,6 @@ def read_run_marker(folder: Path) -> RunMarker | None:
             raise ValueError(f"{path} has schema {schema}, this version reads up to {SCHEMA_VERSION}; please upgrade")
         content = {key: value for key, value in content.items() if key not in _FORMER}
     return typed(RunMarker, content, str(path))
-
-
-def write_run_marker(folder: Path, marker: RunMarker) -> None:
-    """Mark a folder; whole or not at all."""
-    write_whole(folder / MARKER_FILE, json.dumps(asdict(marker), indent=1) + "\n")
 
 
 def has_work(folder: Path) -> bool:
@@ -129,8 +127,7 @@ class RunFolder:
             self._marker = read_run_marker(self.folder)
             return
         if self.replaces:
-            names = (self._real.with_name(f"{self._real.name}.{number}") for number in count(1))
-            aside = next(name for name in names if not os.path.lexists(name))
+            aside = free_name(self._real)
             self._real.rename(aside)
             self.aside, self.replaces = aside, False
             self._locks.pop().release()
@@ -139,8 +136,8 @@ class RunFolder:
         self._empty = not any(self._real.iterdir())
         self._locks.append(lock_run(self._real))
         self.check(resume)  # again: another process may have been faster
-        self._marker = new_marker()
-        write_run_marker(self._real, self._marker)
+        self._marker = RunMarker.new()
+        self._marker.write(self._real)
 
     def remake(self) -> bool:
         """Make, mark and lock the run's folder again where somebody removed it; return whether it was so."""
@@ -149,7 +146,7 @@ class RunFolder:
         self._real.mkdir(parents=True, exist_ok=True)
         if not (self._real / LOCK_FILE).exists():
             self._locks.append(lock_run(self._real, 0))
-        write_run_marker(self._real, self._marker)
+        self._marker.write(self._real)
         return True
 
     def close(self, keep: bool) -> None:

@@ -71,11 +71,11 @@ def _name_of(method: Any) -> str:
 @cache
 def _words(kind: type[Method]) -> dict[str, tuple[Any, ...]]:
     """Words that settings of literal types allow, by setting."""
-    own = {each.name: _hint_of(kind, each.name) for each in fields(kind)}  # type: ignore[arg-type]
+    own = {each.name: hint_of(kind, each.name) for each in fields(kind)}  # type: ignore[arg-type]
     return {name: get_args(hint) for name, hint in own.items() if get_origin(hint) is Literal}
 
 
-def _hint_of(kind: type, name: str) -> Any:
+def hint_of(kind: type, name: str) -> Any:
     """Return one annotation's type; None where another package imports that type for its checker alone."""
     owner = next(base for base in kind.__mro__ if name in get_annotations(base))
     alone = type("_One", (), {"__annotations__": {name: get_annotations(owner)[name]}, "__module__": owner.__module__})

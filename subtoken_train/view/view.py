@@ -21,6 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from subtoken_train.errors import unknown_name
 from subtoken_train.functional.attention_statistics import attention_blocks, attention_paid, attention_rows
 from subtoken_train.functional.causal_attention import SlidingWindow
 from subtoken_train.functional.gather import kept_index, last_marked, take_rows
@@ -47,20 +48,6 @@ _REMEDIES = {
     "output_norms": "set reads_output = True in its class",
     "query_attention": "name 'attention' in routing features",
 }
-_RENAMED = {
-    "embeds_BND": "hidden_BND",
-    "hidden_BMD": "hidden_BND",
-    "read_BN": "protected_BN",
-    "protected_BM": "protected_BN",
-    "regions_BM": "regions_BN",
-    "prompt_BM": "prompt",
-    "ranking_BM": "ranking",
-    "raters_BM": "raters_BN",
-    "query_BHSd": "query_BHNd",
-    "key_BhKd": "key_BhNd",
-    "position_BN": "ordinal_BN",
-}
-"""Fields of version 0.3's seven kinds of view, by the one name that each has now."""
 
 
 def reads_values(needs: frozenset[Need]) -> bool:
@@ -183,10 +170,8 @@ class View:
 
     def __getattr__(self, name: str) -> Any:
         """Say why a field is not there: called for those alone."""
-        if name in _RENAMED:
-            raise AttributeError(f"{name} of a view is now {_RENAMED[name]}")
         if name not in View.__dataclass_fields__:
-            raise AttributeError(f"a view has no {name}")
+            raise AttributeError(str(unknown_name("field of a view", name, list(View.__dataclass_fields__))))
         need = _NEEDS.get(name)
         if need is not None and not self._declares(need):
             raise _undeclared(name, need)

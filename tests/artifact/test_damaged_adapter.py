@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 
 from subtoken_train.artifact.config import read_config
 from subtoken_train.artifact.folder import read_adapter
-from subtoken_train.artifact.hub import find_adapter
 from subtoken_train.artifact.identity import adapter_digest, identify
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
 from subtoken_train.errors import SubTokenWarning
@@ -67,15 +66,12 @@ def test_another_methods_settings_are_left_out_of_old_schemas_alone(folder):
         ("schema_version", 2, "stage2 is missing"),
         ("training", ..., "training is missing"),
         ("training.name", "../../x", "training.name is '../../x', which also names a file"),
-        ("training.name", "a\x1b[31m", "control characters"),
-        ("training.name", "n" * 300, "at most 200 bytes"),
         ("training.seed", "0", "training.seed is '0'"),
         ("more", 1, "unknown key 'more'"),
         ("versions", "x", "versions is 'x'"),
         ("routing", {}, None),  # all defaults, as its own class has them
         ("routing.num_groups", 16.0, "num_groups is 16.0; it must be a whole number"),
         ("routing.num_groups", 10**30, "must fit 64 bits"),
-        ("routing.budget", "none", "unknown budget 'none'"),
         ("routing.fill", "median", r"unknown fill 'median'\. Did you mean 'mean'\? Allowed: mean, zero"),
         (
             "routing.selector_options",
@@ -92,25 +88,20 @@ def test_another_methods_settings_are_left_out_of_old_schemas_alone(folder):
         ("packages", [{**ELSEWHERE, "name": "linear"}], None),
         ("packages", {}, "packages is {}; it must be a list"),
         ("reducer.keep_ratio", float("nan"), "NaN is no JSON number"),
-        ("reducer.keep_ratio", 0, "keep_ratio"),
         ("reducer.layer", -1, "layer"),
         ("reducer", "fastv", "reducer is 'fastv'; it must be a group of keys"),
         ("reducer.name", ..., "reducer: name is null; it must be a text"),
         ("reducer.name", "os:system", "reducer: unknown reducer 'os:system'"),
-        ("reducer.name", [], r"reducer: name is \[\]; it must be a text"),
         ("reducer.seed", [], "reducer: seed is"),  # of another method
         ("reducer.page_size", "8", "reducer: page_size is '8'; it must be a whole number"),
         ("reducer.stage", "tower", "unknown stage 'tower'"),
         ("lora.rank", 1_000_000, "lora rank is 1,000,000"),
         ("lora.rank", 4096, "r is 8, and subtoken_config.json says 4096"),
         ("lora.alpha", 32, "lora_alpha is 16, and subtoken_config.json says 32"),
-        ("lora.dropout", 1, "dropout"),
         ("backbone.path", None, "backbone: path is null"),
         ("backbone.path", "checkpoints/tiny-llama", "base_model_name_or_path"),
         ("backbone.dtype", "int8", "unknown dtype 'int8'"),
-        ("backbone.attention", "someone/kernel", "unknown attention 'someone/kernel'"),
         ("backbone.revision", "../../../x", "not a branch, tag or commit"),
-        ("backbone.max_pixels", -1, "max_pixels=-1"),
         ("identity.model_type", "gpt5", "unknown backbone family"),
         ("identity.digest", "0" * 64, "was trained on"),
     ],
@@ -163,12 +154,8 @@ def test_a_rank_of_both_files_is_checked_against_the_tensors(folder):
     ("change", "words"),
     [
         (lambda t: t.index_fill(0, torch.tensor([0]), float("nan")), "holds NaN or infinity"),
-        (lambda t: t.index_fill(0, torch.tensor([0]), float("inf")), "holds NaN or infinity"),
         (lambda t: t.to(torch.int32), "is of type I32; allowed: F32, F16, BF16"),
-        (lambda t: t.to(torch.float8_e4m3fn), "is of type F8_E4M3"),
-        (lambda t: t > 0, "is of type BOOL"),
         (lambda t: t[None].contiguous(), "has shape"),
-        (lambda t: t[:0], "has shape"),
     ],
 )
 def test_tensors_that_are_none(folder, file, change, words):
@@ -225,11 +212,6 @@ def test_a_pipe_is_no_file(folder):
     os.mkfifo(folder / "more.json")
     refused(folder, "router.safetensors is missing")
     assert adapter_digest(folder)
-
-
-def test_revisions_are_no_paths():
-    with pytest.raises(ValueError, match="not a branch, tag or commit"):
-        find_adapter("user/name", "../../refs")
 
 
 ARM = Path(__file__).resolve().parents[2] / "checkpoints" / "adapters" / "tiny_fastv25_s16k4"

@@ -18,13 +18,10 @@ from subtoken_train.artifact.folder import (
     SAME_TOKENS,
     SCHEMA_VERSION,
     read_adapter,
-    read_config,
     read_first_stage,
-    write_adapter,
 )
 from subtoken_train.artifact.hub import adapter_folder, find_adapter
 from subtoken_train.artifact.identity import SAMPLED, adapter_digest, model_identity
-from subtoken_train.cli.main import main
 from subtoken_train.engine.build import Stage2Config
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.backbone_config import BackboneConfig
@@ -163,37 +160,6 @@ def test_files_are_exact(write, name):
         read_adapter(folder)
 
 
-def test_an_existing_folder_is_kept_without_overwrite(write):
-    folder, backbone = write("routed")
-    before = (folder / "subtoken_config.json").read_text()
-    config, _, peft_model = read_adapter(folder)
-    with pytest.raises(ValueError, match="--overwrite"):
-        write_adapter(folder, config, backbone, peft_model)
-    assert (folder / "subtoken_config.json").read_text() == before
-    shutil.rmtree(folder)
-    write_adapter(folder, config, backbone, peft_model)
-    files = ("adapter_config.json", LORA, ROUTER, "subtoken_config.json")
-    assert sorted(path.name for path in folder.iterdir()) == ["README.md", *files]
-
-
-@pytest.mark.slow
-def test_the_schema(write):
-    """Version 2 says whether there was a second stage, 3 if the LoRA is merged; 4 has a reducer's own; 5, 6 more."""
-    path = write("two stages")[0] / "subtoken_config.json"
-    record = json.loads(path.read_text())
-    assert record["schema_version"] == SCHEMA_VERSION == 7
-    own = {"stage": "embeds", "layer": 2, "ranking": "adapted", "merge_dropped": False}
-    assert record["reducer"] == {"name": "fastv", "keep_ratio": 0.25, "round_up": False, "matches": None, **own}
-    for key, schema in (("merged", 2), ("stage2", 1)):
-        del record[key]
-        path.write_text(json.dumps(record))
-        with pytest.raises(ValueError, match=f"{key} is missing"):
-            read_config(path.parent)
-        record["schema_version"] = schema
-        path.write_text(json.dumps(record))
-        assert not getattr(read_config(path.parent), key)
-
-
 @sampled("folder", SHIPPED, every=3, ids=lambda path: path.name)
 def test_shipped_folders_are_read_whatever_their_schema(folder):
     assert json.loads((folder / "subtoken_config.json").read_text())["schema_version"] <= SCHEMA_VERSION
@@ -247,30 +213,6 @@ def test_a_run_stands_for_its_adapter_and_a_backbone_for_itself(run):
         find_adapter(run, "v1")
 
 
-QUESTIONS = str(SAMPLES / "questions.json")
-
-
-@sampled(
-    "argv",
-    [
-        ["generate", "--adapter", "RUN", "--prompt", "is there a 7 ?", "--image", str(SAMPLES / "a.png")],
-        ["evaluate", "--adapter", "RUN", "--data", QUESTIONS],
-        ["evaluate", "--adapter", "RUN", "--tasks", "recall", "--out", "OUT"],
-        ["diagnose", "--adapter", "RUN", "--data", QUESTIONS, "--limit", "2", "--out", "OUT"],
-        ["export", "RUN", "OUT"],
-    ],
-    every=3,
-)
-def test_commands_take_runs(run, tmp_path, capsys, argv):
-    out = tmp_path / "out"
-    code = main([{"RUN": str(run), "OUT": str(out)}.get(word, word) for word in argv])
-    if "recall" in argv:  # found, and it reads images
-        assert "the model of tiny_fastv25_s16k4-seed0 reads images" in capsys.readouterr().err
-        assert not out.exists()
-    else:
-        assert code == 0, capsys.readouterr().err
-
-
 STAGE1 = LoraSettings(rank=4, alpha=8, dropout=0.1)
 FASTV = build_reducer("fastv", keep_ratio=0.25)
 ROUTING = RoutingConfig(num_groups=16, kept_groups=4)
@@ -301,17 +243,6 @@ def test_the_right_one(adapter, source, layout):
     on_disk = load_file(adapter / "adapter_model.safetensors")
     assert tensors.keys() == on_disk.keys()
     assert all(torch.equal(tensors[name], tensor) for name, tensor in on_disk.items())
-
-
-@pytest.mark.slow
-def test_the_digest_is_that_of_the_tensors(adapter):
-    first = read_first_stage(adapter, FASTV, ROUTING, None)
-    before = first.digest()
-    (adapter / "README.md").write_text("other words")
-    assert first.digest() == before
-    path = adapter / "adapter_model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1] + b"\1")
-    assert first.digest() != before
 
 
 def anchor(keep_ratio, name="fastv", **options):

@@ -261,7 +261,6 @@ def caused(error, cause):
         (answered(401), "the Hub does not know this token (401)"),
         (answered(403, "no rights"), "this token may not write to user/name (403: no rights)"),
         (answered(429), "the Hub cannot serve this now (429); try again later"),
-        (answered(503, "busy"), "the Hub cannot serve this now (503: busy); try again later"),
         (answered(409), "the Hub refused user/name: 409 Error for url"),
         (httpx2.ConnectError("refused"), "(ConnectError: refused); check the network"),
         (OfflineModeIsEnabled(), "HF_HUB_OFFLINE is set, so the Hub cannot be reached; unset it"),
@@ -270,7 +269,6 @@ def caused(error, cause):
             "user/name@v1 is not in the local cache (",
         ),
         (caused(RuntimeError("thread"), answered(403)), "this token may not write to user/name (403)"),
-        (caused(RuntimeError("thread"), OSError("No space left on device")), "user/name: No space left on device"),
         (ConnectionError("transfer broke off"), "user/name: transfer broke off"),
     ],
 )

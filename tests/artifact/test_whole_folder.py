@@ -1,4 +1,4 @@
-"""Folders that are written whole: what is beside them stays, and what is in them that is not of their kind."""
+"""Folders that are written whole: an old one is renamed, whatever is in it, and nothing is deleted."""
 
 import os
 from functools import partial
@@ -18,54 +18,37 @@ def write(folder, text, overwrite=False):
 
 
 def adapters(parent):
-    """What every whole adapter below ``parent`` holds."""
-    found = parent.glob("*/adapter_model.safetensors")
-    return [path.read_text() for path in found if (path.parent / "subtoken_config.json").is_file()]
+    """What every whole adapter below ``parent`` holds, by its name."""
+    found = sorted(path.parent for path in parent.glob("*/subtoken_config.json"))
+    return {folder.name: (folder / "adapter_model.safetensors").read_text() for folder in found}
 
 
-def test_neighbours_stay(tmp_path):
-    for ending in (".partial", ".replaced"):
-        (tmp_path / f"out{ending}").mkdir()
-        (tmp_path / f"out{ending}" / "notes.txt").write_text("mine")
-    write(tmp_path / "out", "old")
-    write(tmp_path / "out", "new", overwrite=True)
-    assert adapters(tmp_path) == ["new"]
-    assert [path.read_text() for path in tmp_path.glob("out.*/notes.txt")] == ["mine", "mine"]
-    assert len(list(tmp_path.iterdir())) == 3
+def test_an_old_folder_keeps_all_its_files_under_the_next_free_name(tmp_path):
+    write(tmp_path / "out", "first")
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    (tmp_path / "out.1").write_text("a file of this name")
+    write(tmp_path / "out", "second", overwrite=True)
+    write(tmp_path / "out", "third", overwrite=True)
+    assert adapters(tmp_path) == {"out": "third", "out.2": "first", "out.3": "second"}
+    assert (tmp_path / "out.2" / "notes.txt").read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 4
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "output/notes.txt", "images/a.png", "adapter_model.bin"])
-def test_strangers_stay(tmp_path, name):
-    write(tmp_path / "out", "old")
-    (tmp_path / "out" / name).parent.mkdir(exist_ok=True)
-    (tmp_path / "out" / name).write_text("mine")
-    with pytest.raises(ValueError, match="out holds files that do not belong to an adapter folder"):
-        write(tmp_path / "out", "new", overwrite=True)
-    assert adapters(tmp_path) == ["old"]
-    assert (tmp_path / "out" / name).read_text() == "mine"
-
-
-def test_what_came_while_it_was_written_stays(tmp_path):
-    def write_slowly():
-        with whole_folder(tmp_path / "out", overwrite=True) as temporary:
-            (temporary / "subtoken_config.json").write_text("new")
-            (tmp_path / "out" / "notes.txt").write_text("mine")
-
-    write(tmp_path / "out", "old")
-    with pytest.raises(ValueError, match=r"do not belong to .* \(notes.txt\)"):
-        write_slowly()
-    assert adapters(tmp_path) == ["old"]
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_a_link_is_not_replaced(tmp_path):
+def test_what_is_no_adapter_folder_is_refused(tmp_path):
     write(tmp_path / "out", "old")
     (tmp_path / "link").symlink_to(tmp_path / "out")
     (tmp_path / "nowhere").symlink_to(tmp_path / "absent")
-    for name in ("link", "nowhere"):
-        with pytest.raises(ValueError, match="is a symbolic link"):
+    (tmp_path / "other").mkdir()
+    for name, words in {
+        "link": "is a symbolic link",
+        "nowhere": "symbolic link",
+        "other": "no subtoken_config",
+    }.items():
+        with pytest.raises(ValueError, match=words):
             write(tmp_path / name, "new", overwrite=True)
-    assert adapters(tmp_path / "out" / "..") == ["old", "old"]
+    with pytest.raises(ValueError, match="exists; choose another folder or pass --overwrite"):
+        write(tmp_path / "out", "new")
+    assert adapters(tmp_path) == {"link": "old", "out": "old"}
 
 
 def test_a_failed_write_leaves_no_folder(tmp_path):
@@ -74,32 +57,31 @@ def test_a_failed_write_leaves_no_folder(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_kill_at_any_step_leaves_a_whole_adapter(tmp_path):
+def test_a_kill_at_any_step_leaves_the_old_adapter_and_perhaps_the_new_one(tmp_path):
     for number in range(1, 50):
         parent = tmp_path / str(number)
         parent.mkdir()
         write(parent / "out", "old")
         if not kill_in(number, partial(write, parent / "out", "new", overwrite=True)):
             break
-        assert set(adapters(parent)) & {"old", "new"}, number
+        assert "old" in adapters(parent).values(), number
         write(parent / "out", "newest", overwrite=True)
-        assert (adapters(parent), len(list(parent.iterdir()))) == (["newest"], 1), number
-    assert adapters(parent) == ["new"]
+        found = adapters(parent)
+        assert (found["out"], len(list(parent.iterdir()))) == ("newest", len(found)), number
+    assert adapters(parent) == {"out": "new", "out.1": "old"}
     assert number > 4
 
 
-def test_a_kill_between_two_names_puts_the_old_one_back(tmp_path):
+def test_a_kill_between_two_names_leaves_the_old_one_under_its_new_name(tmp_path):
     def dying():
         Path.rename = lambda path, target: (os.rename(path, target), die())
         write(tmp_path / "out", "new", overwrite=True)
 
     write(tmp_path / "out", "old")
     assert killed(dying)
-    assert not (tmp_path / "out").exists()
-    with pytest.raises(ValueError, match="exists; choose another folder or pass --overwrite"):
-        write(tmp_path / "out", "newest")
-    assert adapters(tmp_path) == ["old"]
-    assert len(list(tmp_path.iterdir())) == 1
+    write(tmp_path / "out", "newest")
+    assert adapters(tmp_path) == {"out": "newest", "out.1": "old"}
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_full_disk_leaves_the_old_folder(tmp_path):
@@ -107,5 +89,5 @@ def test_a_full_disk_leaves_the_old_folder(tmp_path):
     with no_room(10_000), pytest.raises(OSError, match="File too large") as caught:
         write(tmp_path / "out", "x" * 10**5, overwrite=True)
     assert caught.value.filename == str(tmp_path / "out")
-    assert adapters(tmp_path) == ["old"]
+    assert adapters(tmp_path) == {"out": "old"}
     assert len(list(tmp_path.iterdir())) == 1

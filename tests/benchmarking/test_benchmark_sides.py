@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -12,7 +12,6 @@ from subtoken_train.benchmarking.sides import HeldBytes, PackedSide, Side, dense
 from subtoken_train.benchmarking.synthetic_prompts import (
     PromptParts,
     Shrink,
-    check_positions,
     draw_prompts,
     prompt_parts,
     random_family,
@@ -82,31 +81,6 @@ def test_they_do_of_one_picture_and_of_two(make):
     parts = prompt_parts(family, max(prompt_parts(family).length - one + 2 * several + 1, prompt_parts(family).length))
     assert parts.images > 1
     checked(family, parts)
-
-
-@pytest.mark.slow
-def test_compiled_steps_give_the_same_and_keep_their_cache(monkeypatch):
-    """Traced without a GPU's compiler; the graphs themselves are a GPU's to show."""
-    family = text_family("llama")
-    prompts, compiled = draw_prompts(family, TEXT, 2), []
-
-    def trace(model, mode):
-        compiled.append(mode)
-        return original(model, backend="eager")
-
-    original = torch.compile
-    plain = dense_sides(family, prompts, STEPS)[1]
-    expected = forced(plain)
-    monkeypatch.setattr(torch, "compile", trace)
-    side = type(plain)("static", "", family, prompts, plain._make_cache, compiles=True)
-    assert compiled == ["reduce-overhead"]
-    assert torch.allclose(forced(side), expected, atol=2e-5)
-    cache = side.cache
-    assert torch.allclose(forced(side), expected, atol=2e-5)
-    assert side.cache is cache
-    assert plain.cache is None
-    side.close()
-    assert side.cache is None
 
 
 def test_attention_is_transformers_own_in_a_dense_turn_and_ours_after_it():
@@ -191,23 +165,6 @@ def test_rounds_alternate_and_only_the_side_is_timed(prompts):
     assert record["entries"] == 7
 
 
-@pytest.mark.parametrize(("runs", "finished"), [(9, 2), (8, 2), (7, 1), (5, None)])
-def test_ctrl_c_keeps_the_rounds_that_all_sides_finished(prompts, runs, finished):
-    """Of two sides: two runs for memory, two of the round that does not count, then two each round."""
-    watch, ran = {"now": 0.0, "turns": []}, []
-
-    def run():
-        ran.append(None)
-        if len(ran) == runs:
-            raise KeyboardInterrupt
-
-    sides = [Pretended("a", *prompts, watch, 2.0, 0.25), Pretended("b", *prompts, watch, 1.0, 0.5)]
-    with nullcontext() if finished else pytest.raises(KeyboardInterrupt):
-        figures = measure(sides, 1, pairs=3, clock=lambda: watch["now"], ran=run)
-        assert {len(found.prefill_seconds) for found in figures.values()} == {finished}
-        assert {len(found.step_seconds) for found in figures.values()} == {finished}
-
-
 def test_a_cpus_peak_holds_weights_prompts_and_cache_and_grows_with_the_prompt(prompts):
     family, short = prompts
     weights = sum(tensor.untyped_storage().nbytes() for tensor in family.model.parameters())
@@ -251,18 +208,6 @@ def test_as_many_whole_images_as_fit(tiny_family, length, images):
 def test_one_image_and_the_papers_text_unless_told(tiny_family):
     assert prompt_parts(tiny_family).length == 5 + 64 + 14
     assert prompt_parts(text_family("llama")).length == text_family("llama").decoder.config.max_position_embeddings // 2
-
-
-def test_too_short_or_too_long_is_said(tiny_family):
-    with pytest.raises(ValueError, match=r"--lengths 82: .* takes 83 tokens"):
-        prompt_parts(tiny_family, 82)
-    with pytest.raises(ValueError, match="give at least 2"):
-        prompt_parts(text_family("llama"), 1)
-    family = text_family("llama")
-    limit = family.decoder.config.max_position_embeddings
-    check_positions(family, prompt_parts(family, limit - 8), 8)
-    with pytest.raises(ValueError, match=f"need {limit + 1} positions and the model has {limit}"):
-        check_positions(family, prompt_parts(family, limit - 7), 8)
 
 
 def test_qwens_pictures_without_a_processor_are_those_with_one():

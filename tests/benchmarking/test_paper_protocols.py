@@ -132,22 +132,6 @@ def test_the_arms_and_their_bytes(monkeypatch):
     assert lines[3].split()[-1] != "13.985"  # no figure of a routed arm is printed
 
 
-def test_ctrl_c_keeps_the_arms_that_were_run(monkeypatch):
-    monkeypatch.setattr(paper, "PREFIX_TOKENS", 128)
-    shown = []
-
-    def stop(done, total):
-        shown.append((done, total))
-        if done == 2:
-            raise KeyboardInterrupt
-
-    row = paper.measure_memory(Subject(text_family(layers=2), build_reducer("none"), None, Compression()), stop)
-    assert list(row["arms"]) == ARMS[:2]
-    assert row["interrupted"]
-    assert shown == [(1, 5), (2, 5)]
-    assert len(paper.peak_lines(row, LLAMA)) == 3
-
-
 @pytest.mark.slow
 def test_the_command_says_what_is_scaled(tmp_path, capsys):
     out = tmp_path / "memory.json"
@@ -160,16 +144,10 @@ def test_the_command_says_what_is_scaled(tmp_path, capsys):
     assert "14.791" in said
 
 
-@pytest.mark.parametrize(
-    ("extra", "words"),
-    [
+def test_what_the_protocol_says_itself_is_refused(capsys):
+    for extra, words in (
         (["--table8"], "--table8 and --peak-memory are protocols of their own"),
-        (["--lengths", "9"], "--lengths is set by --peak-memory"),
-        (["--new-tokens", "9"], "--new-tokens is set by --peak-memory"),
         (["--pairs", "9"], "--pairs is set by --peak-memory"),
-        (["--kv-dtype", "int8"], "--kv-dtype is set by --peak-memory"),
-    ],
-)
-def test_what_the_protocol_says_itself_is_refused(extra, words, capsys):
-    assert main(["benchmark", "--model", LLAMA, "--random", "--peak-memory", *extra]) == 2
-    assert words in capsys.readouterr().err
+    ):
+        assert main(["benchmark", "--model", LLAMA, "--random", "--peak-memory", *extra]) == 2
+        assert words in capsys.readouterr().err

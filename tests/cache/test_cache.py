@@ -8,7 +8,7 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from subtoken_train.cache.cache import RESERVED, PackedCache
 from subtoken_train.cache.packed_layer import SLACK, PackedLayer
-from tests.support.packing import SETS, dense, index_form, masked_attention, states  # noqa: F401
+from tests.support.packing import SETS, dense, masked_attention, states
 from tests.support.sampling import sampled
 
 PER_TOKEN = 3 * 2 * 8 * 4 * 2
@@ -119,55 +119,32 @@ def test_an_empty_layer_refuses_to_grow_and_reset_empties():
     assert cache.get_seq_length() == 0
 
 
-def test_cropping_leaves_little_slack():
-    cache, layers = filled("own")
-    key, value = grown(cache, 3, 311)
-    for removed, left in ((247, 64), (10, 54), (54, 0)):
-        cache.crop(-removed)
-        used, slack = cache.layers[0].tail_bytes
-        assert used == left * PER_TOKEN
-        assert 0 <= slack < SLACK * PER_TOKEN
-        tails = cache.layers[0].keys, cache.layers[0].values
-        assert sum(tail.untyped_storage().nbytes() for tail in tails) == used + slack
-        assert_attends(cache, layers, (key[:, :, :left], value[:, :, :left]))
-
-
 CHOICES = {
-    "select": ("batch_select_indices", torch.tensor([2, 0]), [2, 0]),
     "from the end": ("batch_select_indices", [-1, 0], [2, 0]),
     "marks": ("batch_select_indices", torch.tensor([True, False, True]), [0, 2]),
-    "beams": ("reorder_cache", torch.tensor([1, 1, 0]), [1, 1, 0]),
-    "repeat": ("batch_repeat_interleave", 2, [0, 0, 1, 1, 2, 2]),
 }
 
 
-@pytest.mark.parametrize("sets", SETS)
 @pytest.mark.parametrize("name", CHOICES)
-def test_layers_choose_samples_as_their_cache_does(sets, name):
-    (call, index, samples), (cache, layers), (other, _) = CHOICES[name], filled(sets), filled(sets)
+def test_forms_of_a_choice(name):
+    (call, index, samples), (cache, layers) = CHOICES[name], filled("own")
     tail = grown(cache, 3, 4)
-    grown(other, 3, 4)
-    for layer in cache.layers:
-        getattr(layer, call)(index)
-    getattr(other, call)(index)
-    assert other.next_position[:, 0].tolist() == [20 + sample for sample in samples]
-    for each in (cache, other):
-        assert_attends(each, layers, tail, torch.tensor(samples))
+    getattr(cache, call)(index)
+    assert cache.next_position[:, 0].tolist() == [20 + sample for sample in samples]
+    assert_attends(cache, layers, tail, torch.tensor(samples))
 
 
 def test_samples_that_are_not_there_are_worded():
     cache, _ = filled("own")
-    for target in (cache, cache.layers[0]):
-        for index, words in (([3], "the cache holds 3 samples"), ([], "one or more numbers"), ([[0]], "one or more")):
-            with pytest.raises(ValueError, match=words):
-                target.batch_select_indices(torch.tensor(index, dtype=torch.long))
-        with pytest.raises(ValueError, match="not 0 times"):
-            target.batch_repeat_interleave(0)
-    empty = PackedCache(2)
-    for target in (empty, empty.layers[0]):  # as transformers' own layers do before they hold anything
-        target.batch_select_indices(torch.tensor([0]))
-        target.batch_repeat_interleave(2)
-        target.reorder_cache(torch.tensor([0]))
+    for index, words in (([3], "the cache holds 3 samples"), ([], "one or more numbers"), ([[0]], "one or more")):
+        with pytest.raises(ValueError, match=words):
+            cache.batch_select_indices(torch.tensor(index, dtype=torch.long))
+    with pytest.raises(ValueError, match="not 0 times"):
+        cache.batch_repeat_interleave(0)
+    empty = PackedCache(2)  # as transformers' own caches do before they hold anything
+    empty.batch_select_indices(torch.tensor([0]))
+    empty.batch_repeat_interleave(2)
+    empty.reorder_cache(torch.tensor([0]))
 
 
 def test_every_public_method_of_transformers_layers_is_ours_or_harmless():
@@ -177,7 +154,11 @@ def test_every_public_method_of_transformers_layers_is_ours_or_harmless():
             assert name in vars(PackedLayer), name
     cache, _ = filled("own")
     assert (cache.is_compileable, cache.is_croppable, cache.get_max_length()) == (False, True, -1)
-    for call in (cache.layers[0].offload, cache.layers[0].prefetch, lambda: cache.offload(0)):
+    for call in (
+        cache.layers[0].prefetch,
+        lambda: cache.layers[0].reorder_cache(torch.tensor([0])),
+        lambda: cache.offload(0),
+    ):
         with pytest.raises(ValueError, match="stays on its device"):
             call()
 

@@ -83,13 +83,6 @@ def test_padding_does_not_count_and_samples_are_chosen():
     assert basis.nbytes == 3 * 2 * 8 * 2 * 2  # two fp16 numbers of every sample, head and channel
 
 
-@pytest.mark.parametrize("made", MADE)
-def test_dtypes_stay(made):
-    key = uneven(1, 2, 2, 9, 16).bfloat16()
-    basis = MADE[made](key, torch.ones(2, 1, 9, dtype=torch.bool))
-    assert basis.keys(key).dtype == basis.own_keys(key).dtype == basis.queries(key).dtype == key.dtype
-
-
 def test_autocast_turns_no_key_less_precisely():
     key = uneven(2, 1, 2, 9, 16)
     basis = mirrored_basis(key, torch.ones(1, 1, 9, dtype=torch.bool))

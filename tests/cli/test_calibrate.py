@@ -8,7 +8,6 @@ import torch
 from checkpoints.tiny_llama import build_model, build_tokenizer
 from subtoken_train import SubTokenModel
 from subtoken_train.calibrating.base import calibration_prompts
-from subtoken_train.cli import calibrate
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.evictions import build_eviction
@@ -47,25 +46,6 @@ def llama(tmp_path_factory):
     return folders
 
 
-def test_a_file_that_came_while_it_ran_stays(llama, tmp_path, capsys, monkeypatch):
-    """Of two that were started together one writes and the other is told; with --overwrite both write."""
-    out, load = tmp_path / ("n" * 245 + ".json"), calibrate._load
-
-    def slow(args):
-        out.write_text("theirs")
-        return load(args)
-
-    monkeypatch.setattr(calibrate, "_load", slow)
-    words = ["calibrate", "prefixkv", "--backbone", llama[0], "--out", str(out), *options(*SHORT["prefixkv"])]
-    assert "came while this command ran, so it stays and nothing was written" in refused(capsys, *words)
-    assert out.read_text() == "theirs"
-    assert main([*words, "--overwrite"]) == 0
-    assert json.loads(out.read_text())["method"] == "prefixkv"
-    assert list(tmp_path.iterdir()) == [out]
-    words = ["calibrate", "prefixkv", "--backbone", tmp_path / "none", "--out", tmp_path / ("n" * 256)]
-    assert "File name too long" in refused(capsys, *words)
-
-
 @sampled("method", SHORT, every=3)
 def test_a_file_is_written_and_read_by_its_backbone_alone(llama, tmp_path, capsys, method):
     out = tmp_path / "new" / "made.json"
@@ -96,7 +76,7 @@ def test_images_from_a_file(tmp_path, capsys):
     content = json.loads(out.read_text())
     read = content["data"]
     assert (read["name"], len(read["sha256"]), read["samples"]) == ("dev.json", 64, 3)
-    small = options("samples=2", "hidden=8", "epochs=1")
+    small = options("samples=2")
     assert "2 prompts of dev.json" in printed(capsys, "calibrate", "kvzap", *backbone, *data, *small, "--out", nets)
     assert "kvzap 0.25" in printed(capsys, "generate", *backbone, *ASKED, *evicting("kvzap", "0.25", nets))
     duo = ["calibrate", "duo_attention", *backbone, "--out", out, "--overwrite", *data]

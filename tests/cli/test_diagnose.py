@@ -129,19 +129,8 @@ def test_a_backbone_alone(data, tmp_path, capsys, monkeypatch):
     assert re.search(r"correlates over layers: -?[01]\.\d{3} \(Pearson\)", capsys.readouterr().out)
     with (folder / "eviction_layers.csv").open(newline="") as file:
         for row in csv.DictReader(file):
-            for phase in ("prompt", "generated"):
-                ends = (float(row[f"{phase}_sparsity{end}"]) for end in ("_least", "", "_most"))
-                assert list(ends) == sorted(float(row[f"{phase}_sparsity{end}"]) for end in ("_least", "", "_most"))
+            assert 0 <= float(row["prompt_sparsity"]) <= 1
             assert 0 <= float(row["body_coverage"]) <= 1
-
-
-@pytest.mark.slow
-def test_an_eviction_before_a_language_model_sees_the_question(language_model, tmp_path):
-    out, asked = tmp_path / "out", ["--eviction", "snapkv", "--eviction-keep", "64tokens", "--new-tokens", "2"]
-    argv = ["diagnose", "--adapter", language_model, "--limit", "2", "--out", str(out), *asked]
-    assert main(argv) == 0
-    rows = [line.split(",") for line in (out / "eviction_layers.csv").read_text().splitlines()]
-    assert [float(row[2]) for row in rows[1:]] == [64, 64]
 
 
 @pytest.mark.parametrize(
@@ -154,12 +143,8 @@ def test_an_eviction_before_a_language_model_sees_the_question(language_model, t
             ["--adapter", ROUTED, "--eviction", "aircache", "--eviction-keep", "0.5", "--protocol", "context_first"],
             "context_first compresses before the question is seen",
         ),
-        (["--adapter", ROUTED, "--limit", "0"], "--limit 0 must be at least 1"),
-        (["--adapter", ROUTED, "--data", "nowhere.json"], "nowhere.json"),
         (["--adapter", "nowhere"], "not an adapter folder"),
         (["--adapter", str(ADAPTERS / "tiny_fastv25_s16k4_anchor")], "a token-only arm routes nothing"),
-        (["--adaptr", ROUTED], "Did you mean '--adapter'?"),
-        ([], "give --adapter DIR, or --backbone PATH for a model without one"),
         (["--backbone", TINY], "a backbone alone has no routers to show: add --eviction NAME, for instance vl_cache"),
     ],
 )

@@ -49,16 +49,6 @@ def test_tasks_by_name(root, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_records_go_to_a_folder_named_after_the_arm(root, tmp_path, monkeypatch):
-    adapter = ROOT / ROUTED
-    monkeypatch.chdir(tmp_path)
-    arguments = ("--tasks", "scenes_gqa", "--adapter", adapter, "--data-root", root, "--limit", 1, "--anchors", "none")
-    assert evaluate(*arguments, "--kv-dtype", "int8") == 0
-    name = "tiny_fastv25_s16k4-seed0-int8"
-    assert len(read_samples(tmp_path / "results" / name / name / "scenes_gqa")) == 1
-
-
-@pytest.mark.slow
 def test_a_grid_file_and_its_overrides(root, tmp_path):
     grid = tmp_path / "grid.yaml"
     arms = [{"adapter": ROUTED, "name": "mine"}]
@@ -87,14 +77,11 @@ def test_the_mini_suite(tmp_path, monkeypatch):
     [
         (("--tasks", "popp", "--adapter", ROUTED, "--out", "x"), "unknown task 'popp'. Did you mean 'pope'"),
         (("--tasks", "recall", "--out", "x"), "give --adapter DIR, or --backbone PATH"),
-        (("--suite", "maxi", "--out", "x"), "unknown suite 'maxi'"),
         (("--suite", "mini", "--out", "x", "--adapter", ROUTED), "--adapter does not apply to --suite"),
         (("--config", "nowhere.yaml", "--kv-dtype", "int8"), "--kv-dtype does not apply to --config"),
         (("--config", "nowhere.yaml"), "nowhere.yaml is not a file"),
         (("--data", "x.json", "--anchors", "none", "--adapter", ROUTED), "--anchors does not apply to --data"),
         (("--tasks", "recall", "--max-new-tokens", "3", "--out", "x"), "--max-new-tokens does not apply to --tasks"),
-        (("--tasks", "recall", "--limit", "0", "--out", "x"), "--limit 0 must be at least 1"),
-        (("--adapter", ROUTED), "one of the arguments --data --tasks --config --suite is required"),
     ],
 )
 def test_mistakes_are_one_line(capsys, tmp_path, monkeypatch, arguments, message):
@@ -190,8 +177,8 @@ def test_flags_and_the_printed_rows(results, tmp_path, capsys):
     assert "late: compression after prefill cannot change answers" in capsys.readouterr().out
     text = (results / "report" / "report.md").read_text()
     start = r"| fastv25\_s16k4 | Table 1, LLaVA-1.5-7B, FastV25+S16K4 | "
-    assert start + "MMBench | 50.00 | - | 75.00 " in text
-    assert start + "3-mean | 51.00 | 50.00 | " in text
+    assert start + "MMBench | 50.00 | 75.00 " in text
+    assert start + "3-mean | 51.00 | " in text
     paper.write_text(json.dumps({"vlm_rows": [{**row, "S": 8}], "llm_rows": []}))
     assert main(["report", str(results), "--compare-paper", str(paper)]) == 0
     assert "no arm has the backbone, reducer and groups of a row of" in capsys.readouterr().out

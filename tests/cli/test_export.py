@@ -13,7 +13,6 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from subtoken_train import SubTokenModel
-from subtoken_train.artifact.whole_folder import ADAPTER
 from subtoken_train.cli.fit_course import export
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
@@ -21,7 +20,6 @@ from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.training.checkpoints import Marker, begin, seal
 from subtoken_train.training.trained_tensors import shapes_of
 from tests.support.commands import refused
-from tests.support.faults import no_room
 from tests.support.helpers import make_batch, save_backbone
 from tests.support.places import recipe
 from tests.support.run_folders import adapter_tensors, same_tensors
@@ -116,16 +114,6 @@ def test_a_run_gives_its_adapter_else_its_newest_checkpoint(run, tmp_path, capsy
     assert same_tensors(adapter_tensors(out), before)
 
 
-@pytest.mark.slow
-def test_stage_2_from_its_checkpoint(second, tmp_path, capsys):
-    assert main(["export", str(second / "checkpoints"), str(tmp_path / "out")]) == 0
-    ours = adapter_tensors(tmp_path / "out")
-    assert any(name.startswith("output/") for name in ours)
-    assert same_tensors(ours, adapter_tensors(second / "adapter"))
-    assert record(tmp_path / "out") == record(second / "adapter")
-    assert len(record(tmp_path / "out")["training"]["stage1"]["sha256"]) == 64
-
-
 def test_stage_2_on_another_stage_1(second, root, tmp_path, capsys):
     path = root / "first" / "adapter" / "adapter_model.safetensors"
     before = path.read_bytes()
@@ -143,7 +131,6 @@ def test_merged_weights_give_the_same_logits(request, kind, tmp_path, capsys):
     assert main(["export", str(run), str(out), "--merge-lora"]) == 0
     assert f"merged checkpoint: {out}" in capsys.readouterr().out
     assert not (out / "adapter_config.json").exists()
-    assert ADAPTER.others(out) == ADAPTER.others(run / "adapter") == []
     moved = tmp_path / "elsewhere"
     out.rename(moved)
     assert torch.allclose(logits(moved), logits(run / "adapter"), atol=1e-5)
@@ -163,7 +150,6 @@ def test_merged_weights_give_the_same_logits(request, kind, tmp_path, capsys):
 
 def test_a_merged_language_model(text_adapter, tmp_path, capsys):
     assert main(["export", str(text_adapter), str(tmp_path / "merged"), "--merge-lora"]) == 0
-    assert ADAPTER.others(tmp_path / "merged") == []
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert type(plain).__name__ == "LlamaForCausalLM"
     text = "the bee and the spider met in the garden. " * 12
@@ -189,8 +175,8 @@ def test_the_card(run, root, tmp_path, capsys):
     assert (together.dataset_name, together.dataset_revision) == ("dev.json", scored["data_sha256"])
     assert (card.data.library_name, card.data.base_model) == ("peft", None)  # a folder is no Hub id
     assert (run / "recipe.yaml").read_text().strip() in card.text
-    assert "| 0-1 | visual | 64 | 64 |" in card.text
-    assert "| 2-3 | visual | 64 | 16 | 8,192 | 2,048 | 32 | 15.6250% |" in card.text
+    ledger = [" ".join(line.split()) for line in card.text.splitlines()]
+    assert {"layers 0-1 system 5 5 2,560 2,560 0 100 %", "visual 64 16 8,192 2,048 32 15.625 %"} <= set(ledger)
     assert re.search(r"\| all \(6, \w+\) \| [\d.]+ \[[\d.]+, [\d.]+\] \|", card.text)
 
 
@@ -248,13 +234,3 @@ def test_an_adapter_into_itself_and_checkpoints_that_cannot_be_exported(run, tmp
     assert "no complete checkpoint" in refused(capsys, "export", copy, out)
     assert "is not a complete checkpoint" in refused(capsys, "export", checkpoint, out)
     assert not out.exists()
-
-
-@sampled("merged", [[], ["--merge-lora"]], every=2)
-def test_a_full_disk_is_one_line(run, tmp_path, capsys, merged):
-    with no_room(5_000):
-        code = main(["export", str(run), str(tmp_path / "new" / "out"), *merged])
-    said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert (code, list(tmp_path.iterdir())) == (2, [])
-    start = f"subtoken-train: error: File too large: {tmp_path}/new/out; nothing that was there is lost"
-    assert said == f"{start}: make room, or write elsewhere"

@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from subtoken_train.cli.main import main
-from subtoken_train.datasets.corpus import CorpusSource, iterate_documents, load_rows
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.resources import resource
 from tests.support.chats import CHATML, byte_level
@@ -88,28 +87,14 @@ def test_a_second_init_loses_nothing(tmp_path, capsys):
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     inits(capsys, "mine", "--seed", 3, "--overwrite")
     assert (out / "train.json").read_bytes() != before["train.json"]
-    (out / "variant.yaml").write_text("mine")
-    words = "holds files that do not belong to a folder that init wrote (variant.yaml)"
-    assert words in refused(capsys, "init", "mine", "--overwrite")
-    assert (out / "variant.yaml").read_text() == "mine"
+    assert {path.name: path.read_bytes() for path in (tmp_path / "mine_subtoken.1").iterdir()} == before
 
 
-@sampled(
-    ("header", "options"),
-    [
-        ("File Name,Prompt,Response", []),
-        ("filename;instruction;output", []),
-        ("bild,frage,antwort", ["--image-column", "bild", "--question-column", "frage", "--answer-column", "antwort"]),
-    ],
-    every=3,
-)
-def test_columns_by_their_usual_names_or_as_told(tmp_path, capsys, header, options):
+def test_columns_as_told(tmp_path, capsys):
     folder = tmp_path / "mine"
-    names = pictures(folder)
-    joint = ";" if ";" in header else ","
-    lines = [header, *(joint.join((name.removeprefix("images/"), "list .", "none")) for name in names)]
+    lines = ["bild;frage;antwort", *(f"{name.removeprefix('images/')};list .;none" for name in pictures(folder))]
     (folder / "t.csv").write_text("\ufeff" + "\r\n".join(lines), encoding="utf-8")
-    inits(capsys, "mine", *options)
+    inits(capsys, "mine", "--image-column", "bild", "--question-column", "frage", "--answer-column", "antwort")
     row = rows_of(tmp_path / "mine_subtoken")["train"][0]
     assert [turn["value"] for turn in row["conversations"]] == ["<image>\nlist .", "none"]
     assert (folder / row["image"]).is_file()
@@ -189,14 +174,11 @@ def test_turns_that_training_leaves_out_are_not_asked(tmp_path, capsys):
     assert asked["question"] == f"USER: what comes after {number - 1} ? ASSISTANT:"
 
 
-@sampled("there", [["mine"], ["mine_anchor"], ["mine", "mine_anchor"]], every=3)
-def test_runs_that_are_there_are_trained_anew(tmp_path, capsys, there):
+def test_runs_that_are_there_are_trained_anew(tmp_path, capsys):
     own_images(tmp_path / "mine")
-    for name in there:
-        (tmp_path / "runs" / name).mkdir(parents=True)
+    (tmp_path / "runs/mine").mkdir(parents=True)
     lines = inits(capsys, "mine", "--seed", 3)
-    named = " and ".join(f"runs/{name}" for name in there)
-    assert f"{named} may have been trained on other data: train both again, with --overwrite as below" in lines
+    assert "runs/mine may have been trained on other data: train both again, with --overwrite as below" in lines
     commands = [line for line in lines if line.startswith("  ")]
     assert [line.endswith(" --overwrite") for line in commands] == [True, True, True, False, False]
 
@@ -291,27 +273,6 @@ def test_a_system_text_that_is_not_learnt_is_judged_by_how_the_backbone_learns(t
     recipe = ["--config", "mine_subtoken/mine.yaml", "--trainer.accelerator=cpu", "--model.backbone.dtype=float32"]
     assert "tokens of all 48 chats" in printed(capsys, "check", *recipe)
     assert said in refused(capsys, "check", *recipe, "--model.backbone.path=checkpoints/tiny-llama", reports=True)
-
-
-@pytest.mark.slow
-def test_a_tag_in_a_text_only_file_is_text(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    (tmp_path / "mine").mkdir()
-    talk = [{"role": "user", "content": "docker pull <image> {i}"}, {"role": "assistant", "content": "an <image> tag"}]
-    rows = [{"messages": [{**m, "content": m["content"].replace("{i}", str(i))} for m in talk]} for i in range(300)]
-    (tmp_path / "mine/chat.json").write_text(json.dumps(rows))
-    inits(capsys, "mine")
-    written = tmp_path / "mine_subtoken/train.jsonl"
-    source = CorpusSource(str(written), documents="conversations")
-    document = next(iterate_documents(load_rows(source), source)).text
-    assert re.fullmatch(r"USER: docker pull <image> \d+ ASSISTANT: an <image> tag", document)
-    asked = json.loads((tmp_path / "mine_subtoken/local_text/test.jsonl").read_text().splitlines()[0])
-    assert (asked["answers"], "docker pull <image>" in asked["question"]) == (["an <image> tag"], True)
-    (tmp_path / "mine/chat.json").unlink()
-    table = "".join(f"docker pull <image> {i},an <image> tag\n" for i in range(300))
-    (tmp_path / "mine/chat.csv").write_text("question,answer\n" + table)
-    inits(capsys, "mine", "--overwrite")
-    assert next(iterate_documents(load_rows(source), source)).text.startswith("USER: docker pull <image>")
 
 
 @pytest.fixture

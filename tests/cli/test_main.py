@@ -32,7 +32,7 @@ def test_help_and_version(capsys):
         assert [name for name, summary in COMMANDS.items() if not re.search(f"  {name} +{summary}", out)] == []
     for argv in (["check"], ["check", "--help"], ["check", "-h"], ["env", "--help"]):
         assert "--offline" in printed(capsys, *argv)
-    assert "--no-color" in printed(capsys, "preview", "--help")
+    assert "--count" in printed(capsys, "preview", "--help")
     assert printed(capsys, "--version") == f"subtoken-train {version('subtoken_train')}\n"
     assert subtoken_train.__version__ == version("subtoken_train")
 
@@ -44,10 +44,7 @@ REFUSED = [
     ([*BUDGET, "--modle=llava-1.5-7b"], ["Did you mean '--model'?"]),
     (["recipes", "shwo", "x"], ["Did you mean 'show'?"]),
     (["recipes", "copy", "x", "--overwrit"], ["Did you mean '--overwrite'?"]),
-    (["env", "--jsn"], ["Did you mean '--json'?"]),
     (["budget"], ["required", "--keep-ratio", "subtoken-train budget --help"]),
-    ([*BUDGET, "more"], ["unrecognized arguments: more"]),
-    (["budget", "--keep-ratio", "a", "--num-groups", "2", "--kept-groups", "1"], ["--keep-ratio", "'a'"]),
     (["recipes"], ["required", "ACTION"]),
 ]
 
@@ -97,12 +94,6 @@ def test_our_own_failures_keep_their_traceback(capsys, error):
     assert str(error) in err
 
 
-def test_public_names_are_lazy():
-    assert subtoken_train.KVBudget(0.25, 16, 4).total_kv_fraction == 0.15625
-    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
-        _ = subtoken_train.Nothing
-
-
 def test_our_warnings_are_one_line_and_others_stay_as_they_are(capsys):
     def action():
         warnings.warn("layer 0 keeps\n nothing", SubTokenWarning, stacklevel=1)
@@ -122,13 +113,10 @@ def test_our_warnings_are_one_line_and_others_stay_as_they_are(capsys):
     "argv",
     [
         ["init", "LOOP", "--out", "out"],
-        ["init", "LOOP/deeper"],
         ["init", "."],
         ["generate", "--backbone", "checkpoints/tiny-llama", "--prompts", "LOOP", "--output", "out.jsonl"],
-        ["generate", "--backbone", "LOOP", "--prompt", "x"],
         ["fit", "--config", "LOOP"],
         ["fit", "--config", "tinylm_compactor25", "--output_dir", "LOOP"],
-        ["check", "--config", "LOOP", "--offline"],
         ["evaluate", "--adapter", "LOOP", "--data", "LOOP"],
         ["report", "LOOP"],
         ["export", "LOOP", "out"],
@@ -174,22 +162,17 @@ SLIPS = {
     "no such recipe": ["fit", "--config", "nope.yaml"],
     "broken": ["fit", "--config", "broken.yaml"],
     "a key": ["check", "--offline", "--config", "key.yaml"],
-    "a key of the trainer": ["preview", "--config", str(RECIPE), "--trainer.max_step=3"],
     "an option": ["fit", "--config", str(RECIPE), "--outputdir=x"],
-    "a number": ["fit", "--config", str(RECIPE), "--trainer.max_steps=0"],
     "a class": ["fit", "--config", str(RECIPE), "--trainer.callbacks=os.system"],
     "a sweep": ["sweep", "--config", "nope.yaml", "--set", "seed_everything=1,2"],
     "no such run": ["export", "nope", "OUT"],
     "no such grid": ["evaluate", "--config", "nope.yaml"],
-    "a broken grid": ["evaluate", "--config", "broken.yaml"],
     "a key of a grid": ["evaluate", "--config", "key.yaml"],
     "a line": ["serve", "--backbone", "nope", "--queue", "0"],
     "a port": ["demo", "--adapter", "nope", "--port", "0"],
     "a recipe's name": ["recipes", "show", "nope"],
     "no such folder": ["init", "nope"],
-    "no data in it": ["init", "."],
     "no results": ["report", "nope"],
-    "no results in it": ["report", "."],
 }
 
 

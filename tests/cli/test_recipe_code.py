@@ -15,10 +15,10 @@ from subtoken_train.cli.command_line import FLAGS
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI, recipe_plan
 from subtoken_train.cli.recipe_source import BANDS, KEYS, read_source
-from subtoken_train.cli.trainer_parts import KINDS, SETTINGS, ZERO_SETTINGS, named_parts
+from subtoken_train.cli.trainer_parts import KINDS, SETTINGS, named_parts
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
-from subtoken_train.training.strategies import _RECIPE_SAYS, PRESETS
+from subtoken_train.training.strategies import PRESETS
 from subtoken_train.typed import SettingsPlan
 from tests.support.places import RECIPES, recipe, run_recipes
 from tests.support.sampling import sampled
@@ -30,7 +30,6 @@ NAMES = [(key, name) for key, kind in KINDS.items() for name in kind.names]
 def test_tables_are_complete():
     assert set(SETTINGS) == set(inspect.signature(Trainer).parameters)
     assert set(PRESETS) < set(KINDS["strategy"].names)
-    assert set(_RECIPE_SAYS) <= set(ZERO_SETTINGS)
     assert set(recipe_plan("fastv", InstructionDataModule).hints) == {*KEYS, *FLAGS}
     assert set(BANDS) < set(KEYS)
     for key, name in NAMES:
@@ -60,13 +59,13 @@ def test_every_key_has_a_plain_type(data):
             if isinstance(hint, SettingsPlan):
                 bands.append(hint)
             else:
-                assert (hint is Any) == (name in (*KINDS, "plugins")), name
+                assert (hint is Any) == (name in (*KINDS, "plugins", "profiler")), name
                 assert set(_leaves(hint)) <= plain, name
 
 
 @sampled(("key", "name"), NAMES, every=4, ids=[name for _, name in NAMES])
 def test_a_saved_recipe_passes_again(tmp_path, monkeypatch, key, name):
-    monkeypatch.setattr("subtoken_train.cli.loggers.find_spec", lambda package: True)
+    monkeypatch.setattr("subtoken_train.cli.recipe.find_spec", lambda package: True)
     overlay, saved = tmp_path / "overlay.yaml", tmp_path / "recipe.yaml"
     spec = {name: dict.fromkeys(KINDS[key].settings.get(name, ())[:1], 1)}
     spec = {name: {"config": {"steps_per_print": 1}}} if name.startswith("zero") else spec
@@ -121,13 +120,8 @@ def test_what_is_not_listed_is_refused_with_what_to_write(value, words):
 
 
 HOSTILE = {  # of what YAML itself allows, and tests/test_documents.py refuses, two
-    "deep": f"trainer: {'[' * 3000}",
     "deep in a text": f"output_dir: '{'[' * 3000}{']' * 3000}'",
-    "a key twice": "output_dir: a\noutput_dir: b",
-    "a number as a key": "3: 4",
-    "many digits": "seed_everything: " + "9" * 5000,
     "a long text": f"output_dir: {'x' * 5000}",
-    "pairs": "trainer: {strategy: !!pairs []}",
     "an object": "trainer: {strategy: !!python/object/apply:os.system ['touch SUNG']}",
     "another file": "trainer: {strategy: !include x.yaml}",
 }
@@ -176,7 +170,7 @@ WAYS = [
     ("trainer.strategy", {"zero3": {"config": "hostile.yaml"}}),
     ("trainer.strategy", {"zero3": {"config": {"compression_training": {}}}}),
     ("trainer.callbacks", [BIRD]),
-    ("trainer.callbacks", [{"rich_progress": {"theme": POPEN}}]),
+    ("trainer.callbacks", [{"learning_rate": {"logging_interval": POPEN}}]),
     ("trainer.logger", [{"mlflow": {"tracking_uri": POPEN}}]),
     ("model.lora", "{class_path: recipe_canary.Bird}"),
     ("allow_code", True),

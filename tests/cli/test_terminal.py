@@ -11,13 +11,10 @@ import unicodedata
 import warnings
 
 import pytest
-from rich.progress import Progress
-from rich.table import Table
-from rich.text import Text
 
 from subtoken_train.cli import terminal
 from subtoken_train.cli.main import main
-from subtoken_train.cli.terminal import about, counter, guarded, one_line, quiet_libraries, show
+from subtoken_train.cli.terminal import about, counter, guarded, one_line, quiet_libraries
 from subtoken_train.errors import _ADVICE, SubTokenWarning, UncutError, plain, shell_words, unknown_name
 from subtoken_train.evaluation.reporting.exports import report_csv, text_cell
 from subtoken_train.evaluation.reporting.report import make_report
@@ -102,17 +99,13 @@ def test_cells_of_text_are_no_formulas(odd_report):
 NAME = "a\r\x1b[31m\x07\x9b\u202e\u2066\u200b\u200e\u061c\ufeff\u2028\U000e0041"
 
 
-def test_no_name_acts_on_a_terminal_by_whatever_way_it_is_printed(capsys, monkeypatch):
-    """Joiners, which are letters, line breaks and tabs stay; rich's own colours do, where there is a terminal."""
+def test_no_name_acts_on_a_terminal_by_whatever_way_it_is_printed(capsys):
+    """Joiners, which are letters, line breaks and tabs stay."""
 
     def action():
         print(NAME, "\u06cc\u200c\u200d\tb")
         print(NAME, file=sys.stderr)
         warnings.warn(NAME, SubTokenWarning, stacklevel=1)
-        table = Table(title=NAME)
-        table.add_column(NAME)
-        table.add_row(Text(NAME))
-        show(table, 200)
         logging.StreamHandler().emit(logging.makeLogRecord({"msg": NAME}))
         counter(NAME)(1, 1)
         raise TypeError(NAME)
@@ -120,20 +113,7 @@ def test_no_name_acts_on_a_terminal_by_whatever_way_it_is_printed(capsys, monkey
     assert guarded(action) == 1
     said = "".join(capsys.readouterr())
     assert {letter for letter in said if unicodedata.category(letter) in ("Cc", "Cf", "Zl")} == set("\n\t\u200c\u200d")
-    assert said.count(r"\x1b[31m") >= 8
-    monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: True, raising=False)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    assert guarded(lambda: show(Text(NAME, style="red"), 200) or 0) == 0
-    assert capsys.readouterr().out.startswith("\x1b[31ma\\x1b[31m")
-
-    def bar():
-        with Progress() as progress:
-            progress.advance(progress.add_task("bar", total=1))
-            print(NAME)
-
-    assert guarded(lambda: bar() or 0) == 0
-    out = capsys.readouterr().out
-    assert ("\x1b[" in out, "bar \\x1b" in out, "\x1b[?25h" in out) == (True, False, True)
+    assert said.count(r"\x1b[31m") >= 5
 
 
 @pytest.mark.parametrize(
@@ -188,16 +168,9 @@ def test_durations_are_said_in_the_largest_unit_that_they_fill_twice():
     assert {seconds: about(seconds) for seconds in said} == {key: f"about {words}" for key, words in said.items()}
 
 
-@pytest.mark.parametrize(
-    ("logger", "message", "shown"),
-    [
-        ("bitsandbytes.backends.cpu.ops", "Failed to load CPU gemm_4bit_forward from kernels-community: no", False),
-        ("bitsandbytes.autograd._functions", "MatMul8bitLt: inputs will be cast from bfloat16 to float16", False),
-        ("bitsandbytes.autograd._functions", "something is wrong", True),
-        ("lightning.pytorch.utilities.rank_zero", "Tip: For seamless cloud uploads", False),
-    ],
-)
-def test_noise_is_filtered_by_message(logger, message, shown):
+def test_noise_is_filtered_by_message():
     quiet_libraries()
-    record = logging.LogRecord(logger, logging.WARNING, __file__, 1, message, None, None)
-    assert bool(logging.getLogger(logger).filter(record)) == shown
+    logger = logging.getLogger("bitsandbytes.autograd._functions")
+    for message, shown in (("MatMul8bitLt: inputs will be cast from bfloat16", False), ("something is wrong", True)):
+        record = logging.LogRecord(logger.name, logging.WARNING, __file__, 1, message, None, None)
+        assert bool(logger.filter(record)) == shown

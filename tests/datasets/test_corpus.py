@@ -73,22 +73,6 @@ def test_wikitext_lines_become_articles():
     assert articles == ["".join(lines[1:8]), "".join(lines[8:])]
 
 
-@pytest.mark.slow
-def test_real_wikitext(shared, cache, byte_tokenizer):
-    path = shared / "realdata" / "wikitext2" / "test.txt"
-    if not path.is_file():
-        pytest.skip("WikiText-2 is absent")
-    source = CorpusSource(str(path), documents="wikitext")
-    rows = load_rows(source)
-    articles = documents(rows, source)
-    assert len(articles) == 60  # of the test split, as published
-    assert "".join(articles) == path.read_text().removeprefix(" \n")
-    blocks = packed_blocks(rows, source, byte_tokenizer(), 2048)
-    size = sum(len(article.encode()) + 1 for article in articles)
-    assert len(blocks) == size // 2047
-    assert not documents(load_rows(CorpusSource(str(path))), CorpusSource(str(path)))[1:]
-
-
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet", ".txt"])
 def test_local_files(tmp_path, cache, byte_tokenizer, suffix):
     texts, path = ["one\ntwo\n"] if suffix == ".txt" else ["one", "two"], tmp_path / f"corpus{suffix}"
@@ -99,8 +83,7 @@ def test_local_files(tmp_path, cache, byte_tokenizer, suffix):
     else:
         write_jsonl(path, texts)
     source = CorpusSource(str(path))
-    for streaming in (False, True):
-        assert documents(load_rows(source, streaming), source) == texts
+    assert documents(load_rows(source), source) == texts
     blocks = packed_blocks(load_rows(source), source, byte_tokenizer(), 5)
     assert [i for block in blocks["input_ids"] for i in block[1:]] == stream(texts, byte_tokenizer())[:8]
 
@@ -163,11 +146,10 @@ def test_errors_of_sources_and_tokenizers(tmp_path, cache, byte_tokenizer):
     with pytest.raises(ValueError, match="neither a pad nor an EOS token"):
         padding_id(SimpleNamespace(pad_token_id=None, eos_token_id=None))
     source = write_jsonl(tmp_path / "a.jsonl", ["x"])
-    for streaming in (False, True):
-        with pytest.raises(ValueError, match=r"a.jsonl has no column 'body'; its columns are text, n"):
-            load_rows(CorpusSource(source.name, column="body"), streaming)
-        with pytest.raises(ValueError, match=r"text file .*b.txt does not exist; check the path"):
-            load_rows(CorpusSource(str(tmp_path / "b.txt")), streaming)
+    with pytest.raises(ValueError, match=r"a.jsonl has no column 'body'; its columns are text, n"):
+        load_rows(CorpusSource(source.name, column="body"))
+    with pytest.raises(ValueError, match=r"text file .*b.txt does not exist; check the path"):
+        load_rows(CorpusSource(str(tmp_path / "b.txt")))
     with pytest.raises(ValueError, match=r"a.jsonl is a file: it has no config, and its only split is train"):
         load_rows(CorpusSource(source.name, split="test"))
     (tmp_path / "bad.jsonl").write_text("{nonsense")
@@ -199,13 +181,6 @@ def test_context_query_answer_and_padding():
     assert batch.pixel_values is None
     assert batch.images_per_sample_B.tolist() == [0, 0]
     assert batch.record_ids == ["a", "b"]
-
-
-def test_without_an_answer_the_query_is_predicted():
-    batch = collate_text([TextSample([5, 6, 7, 8], 2, 2, "a"), TextSample([5, 6, 7], 1, 1, "b")], pad_id=0)
-    assert batch.regions_BN.tolist() == [[C, C, Q, Q], [C, Q, A, P]]
-    assert batch.labels_BN.tolist() == [[-100, -100, 7, 8], [-100, -100, 7, -100]]
-    assert batch.rank_position_B.tolist() == [3, 1]
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5), st.integers(0, 9)), min_size=1, max_size=4))

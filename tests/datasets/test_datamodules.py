@@ -1,4 +1,4 @@
-"""The data modules through Lightning: an order that resumes anywhere, windows, processes, regions, and streams."""
+"""The data modules through Lightning: an order that resumes anywhere, windows, processes, and regions."""
 
 import json
 import warnings
@@ -10,7 +10,7 @@ import torch
 
 from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train.datasets.corpus import CorpusSource, load_rows, read_blocks
-from subtoken_train.datasets.corpus_datamodule import CorpusDataModule, SampleStream
+from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
 from subtoken_train.datasets.image_sources import MOST_PIXELS
 from subtoken_train.datasets.scene_files import write_scene_split
@@ -252,60 +252,27 @@ def test_blocks_become_context_prefix_and_what_is_predicted(
     assert batch.record_ids == ["block 0", "block 5"]
 
 
-@sampled("streaming", [False, True], every=4)
 @sampled(("batches", "accumulate"), [(2, 1), (6, 1), (9, 1), (4, 2)], every=2)
-def test_a_resumed_corpus_goes_on_where_it_was(source, reader, tmp_path, streaming, batches, accumulate):
+def test_a_resumed_corpus_goes_on_where_it_was(source, reader, tmp_path, batches, accumulate):
     limits = {"max_steps": 14 // accumulate, "max_epochs": -1, "accumulate_grad_batches": accumulate}
     unbroken, resumed = reader(), reader()
-    fit(unbroken, corpus(source, streaming=streaming), SaveAt("batch", batches, tmp_path / "a.ckpt"), **limits)
-    fit(resumed, corpus(source, streaming=streaming), checkpoint=tmp_path / "a.ckpt", **limits)
+    data = corpus(source, val=source, val_batch_size=4)
+    fit(unbroken, data, SaveAt("batch", batches, tmp_path / "a.ckpt"), **limits)
+    fit(resumed, corpus(source), checkpoint=tmp_path / "a.ckpt", **limits)
     assert len(unbroken.given) == 14
     assert resumed.given == unbroken.given[batches:]
-
-
-def test_cached_blocks_are_shuffled_and_streamed_ones_are_not(source, reader, byte_tokenizer):
-    cached, streamed = reader(), reader()
-    fit(cached, corpus(source), max_epochs=1)
-    fit(streamed, corpus(source, streaming=True), max_steps=13, max_epochs=-1)
-    order = [name for *_, names in cached.given for name in names]
+    order = [name for *_, names in unbroken.given[:6] for name in names]  # of one pass, shuffled
     assert len(set(order)) == 12
     assert order != sorted(order, key=lambda name: int(name.split()[1]))
-    assert [name for *_, names in streamed.given for name in names] == [f"block {i}" for i in range(26)]
-    ids = [row for _, _, rows, _ in streamed.given for row in rows]
-    assert ids == 2 * [block.input_ids for block in read_blocks(load_rows(source), source, byte_tokenizer(), 16)]
-    assert {tokens for tokens, *_ in streamed.given} == {2 * 5}
+    assert [name for names in unbroken.validated for name in names][:BLOCKS] == [f"block {i}" for i in range(BLOCKS)]
 
 
-def test_validation_is_in_order_and_never_streamed(source, reader):
-    module, limits = reader(), {"max_steps": 2, "max_epochs": -1, "val_check_interval": 2}
-    fit(module, corpus(source, val=source, streaming=True, val_batch_size=4), **limits)
-    assert [name for names in module.validated for name in names] == [f"block {i}" for i in range(BLOCKS)]
-
-
-def test_another_order_of_a_corpus_is_refused_on_resume(source, reader, tmp_path):
-    path, limits = tmp_path / "a.ckpt", {"max_steps": 4, "max_epochs": -1}
-    fit(reader(), corpus(source, streaming=True), SaveAt("batch", 2, path), **limits)
-    for options, words in (
-        ({"streaming": True, "batch_size": 1}, r"another order of the data \(records per global batch: 2, here 1\)"),
-        ({}, r"another order of the data \(streaming: 1, here None\)"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            fit(reader(), corpus(source, **options), checkpoint=path, **limits)
+def test_blocks_are_shown_in_order_without_packing(source, byte_tokenizer):
+    family = SimpleNamespace(tokenizer=byte_tokenizer())
+    shown = [row for batch in corpus(source).samples(family, BLOCKS) for row in batch.input_ids_BN.tolist()]
+    assert shown == [block.input_ids for block in read_blocks(load_rows(source), source, byte_tokenizer(), 16)]
     with pytest.raises(ValueError, match=r"has 200 tokens, fewer than one block of block_length 999"):
-        fit(reader(), corpus(source, streaming=True, block_length=999), max_steps=1, max_epochs=-1)
-
-
-def test_processes_share_a_stream():
-    def blocks(rank, world_size, batch_size, consumed=0):
-        passes, sample = lambda: iter(range(7)), lambda row, place: row
-        stream = SampleStream(passes, sample, batch_size, rank, world_size, lambda: consumed)
-        return [row for row, _ in zip(stream, range(12), strict=False)]
-
-    alone = blocks(0, 1, 4)
-    ranks = [blocks(rank, 2, 2) for rank in (0, 1)]
-    assert alone == [i % 7 for i in range(12)]
-    assert [i for b in range(0, 6, 2) for rank in ranks for i in rank[b : b + 2]] == alone
-    assert blocks(0, 1, 4, consumed=2)[:4] == alone[8:]
+        list(corpus(source, block_length=999).samples(family, 1))
 
 
 def recall(**options):
@@ -333,14 +300,10 @@ def test_recall_samples_become_batches():
 BAD = {
     "max_length is 0; it must be 1 to": (InstructionDataModule, {"max_length": 0}),
     "^batch_size is 0; it must be 1 to": (InstructionDataModule, {"batch_size": 0}),
-    "val_batch_size is 0; it must be 1 to": (InstructionDataModule, {"val_batch_size": 0}),
     "max_video_frames is 0": (InstructionDataModule, {"max_video_frames": 0}),
     "max_image_pixels is": (InstructionDataModule, {"max_image_pixels": MOST_PIXELS + 1}),
     "context_length, of block_length 16, is 16; it must be 1 to 15": (corpus, {"context_length": 16}),
-    "context_length, of block_length 16, is 0; it must be 1 to 15": (corpus, {"context_length": 0}),
     "prefix_tokens, of the 8 behind the context, is 8; it must be 0 to 7": (corpus, {"prefix_tokens": 8}),
-    "prefix_tokens, of the 8 behind the context, is -1; it must be 0 to 7": (corpus, {"prefix_tokens": -1}),
-    "num_workers is 2; a stream is read in the training process": (corpus, {"streaming": True, "num_workers": 2}),
     "num_questions 9 and num_facts 3": (RecallDataModule, {"num_facts": 3, "num_questions": 9}),
     "train_samples is 0": (RecallDataModule, {"train_samples": 0}),
 }

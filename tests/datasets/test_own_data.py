@@ -64,7 +64,6 @@ def test_init_says_passes_and_order_of_backbones(mine, capsys):
     ("content", "options", "words"),
     [
         ("caption\na\nb\n", [], "name it: subtoken-train init mine --image-column COLUMN"),
-        ("file,question,caption\n00.png,,a\n01.png,,b\n", [], "--table t.csv --question 'Describe the picture.'"),
         ("file,caption\nnone.png,a\n", [], "add them, or drop their lines, then: subtoken-train init mine"),
         ("file,caption\n00.png,a\n", ["--question", " "], "--question is empty; leave it out"),
         ("file,caption\n00.png,a\n", ["--question=a", "--question-column=b"], "give --question (one for all) or"),

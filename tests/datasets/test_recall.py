@@ -98,9 +98,7 @@ def test_errors(tokenizer, tmp_path, monkeypatch):
     for words, call in {
         "num_questions 4 and num_facts 3: 1 <= questions": lambda: RecallTask(tokenizer, 512, 3, 4),
         "num_questions 1 and num_facts 49: 1 <= questions": lambda: RecallTask(tokenizer, 512, 49, 1),
-        "11 facts take 67 tokens, more than the context's 64; lower num_facts": lambda: RecallTask(
-            tokenizer, 64, 11, 1
-        ).sample(rng, "train"),
+        "11 facts do not fit into context_length 64": lambda: RecallTask(tokenizer, 64, 11, 1).sample(rng, "train"),
         r"unknown split 'val'\. Allowed: dev, test, train": lambda: RecallRecords(task, "val", 1),
         "unknown split 'val'": lambda: english.documents("val"),
         "0 recall samples; at least 1 is needed": lambda: RecallRecords(task, "dev", 0),

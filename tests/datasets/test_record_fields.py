@@ -9,7 +9,6 @@ from PIL import Image
 
 from subtoken_train.datasets.collate import Collator, encode
 from subtoken_train.datasets.corpus import CorpusSource, iterate_blocks, iterate_documents, load_rows
-from subtoken_train.datasets.record_fields import READ, REFUSED, check_fields
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.text_batches import TextSample, collate_text
 from subtoken_train.evaluation.tasks.embedded_tasks import instruction_samples
@@ -17,7 +16,6 @@ from subtoken_train.types import Region, Turn
 
 ASKED = {"role": "user", "content": "what ?"}
 TALK = [ASKED, {"role": "assistant", "content": "none"}, ASKED, {"role": "assistant", "content": "a 7"}]
-LIST = ["f/1.png", "f/2.png"]
 
 
 def said(*contents, **fields):
@@ -49,38 +47,25 @@ def beside(**fields):
 PART = {"type": "image_url", "image_url": {"url": "a.jpg"}}
 TEXT = {"type": "text", "text": "hi"}
 WRONG = {
-    # rows of other kinds
-    "it has no turns; a record is": {},
-    "it has no turns; it is an Alpaca row (instruction, input, output); `subtoken-train init": {
-        "instruction": "a", "input": "", "output": "b",
-    },
-    "it has no turns; it is a prompt/completion row; `subtoken-train init": {"prompt": "a", "completion": "b"},
-    "it has no turns; it is a preference pair": {"prompt": "a", "chosen": "b", "rejected": "c"},
-    "it has no turns; it is OpenAI's preference pair": {
-        "input": {}, "preferred_output": [], "non_preferred_output": [],
-    },
-    "it has no turns; it has a conversation, as ms-swift and XTuner": {"conversation": [{"human": "a"}]},
-    "it has no turns; it is a plain text, which a language model reads": {"text": "a"},
     # turns
+    "it has no turns; write": {"instruction": "a", "input": "", "output": "b"},
     "a turn is not": {"conversations": [{"from": "human"}]},
     "turns come from gpt, human; they must alternate": llava("yes", "hi", first="gpt"),
     "turns come from gpt; they": {"conversations": [{"from": "system", "value": ""}, {"from": "gpt", "value": "a"}]},
     "turns come from human, human, gpt": roles("user", "user", "assistant"),
     "message 2: unknown role 'asistant'. Did you mean 'assistant'?": roles("user", "asistant"),
-    "message 2 calls a tool or is a tool's answer": roles("user", "tool"),
+    "message 2: unknown role 'tool'": roles("user", "tool"),
     "message 2, an answer, is empty": said("hi", " "),
     "a system message is not text, or is not the first": roles("user", "system", "assistant"),
     "message 2 is an empty list; write a text": said("hi", []),
     "message 1 has a part {'type': 'input_audio'}": said([{"type": "input_audio"}], "a"),
     "message 1 names the image 'https://x/a.jpg'; save it": said([{**PART, "image_url": "https://x/a.jpg"}], "a"),
-    "message 1 names the image 'data:image/png;": said([{**PART, "image_url": "data:image/png;base64,AAAA"}], "a"),
     "message 1 has a part {'type': 'text', 'text': 'a', 'image': 'b.png'}; a part is either": said(
         [{"type": "text", "text": "a", "image": "b.png"}], "a"
     ),
     "a part of message 1 has image and path, which differ": said(
         [{"type": "image", "image": "a.png", "path": "b.png"}], "a"
     ),
-    "a turn is not {": said({}, "a"),
     "message 1 has from and role, which differ": with_message(0, **{"from": "gpt"}),
     "it has conversations and messages, and one of them is read": {**said("hi", "a"), **llava("hi", "a")},
     # pictures and videos
@@ -92,59 +77,32 @@ WRONG = {
     "images are named in several places;": said([PART], "a", image="a.jpg"),
     "videos are named in video and in videos": beside(video="a", videos=["b"]),
     "videos is [5]; a folder of frames": beside(videos=[5]),
-    "video is 5; a folder of frames": llava("<video> hi", "yes", video=5),
     "video is [[]]; a folder": llava("<video> hi", "yes", video=[[]]),
-    "video 'a.mp4' is a video file": beside(videos=["a.mp4"]),
     "video 'd/a.MP4' is a video file, which is not decoded here; make a folder of frames: mkdir d/a && ffmpeg -i "
     "d/a.MP4 -vf fps=1 d/a/%06d.jpg": llava("<video> hi", "yes", video="d/a.MP4"),
     "fps is 0; a number": llava("<video> hi", "yes", video="v", fps=0),
-    "fps is '2'; a number": llava("<video> hi", "yes", video="v", fps="2"),
-    "0 placeholder(s) of images and 1 of videos for 0 image(s) and 2 video(s)": llava(
-        "<video> hi", "yes", video=[LIST, LIST]
-    ),
     "1 placeholder(s) of images and 0 of videos for 1 image(s) and 1 video(s)": llava(
         "<image> hi", "yes", image="a.png", video="v"
     ),
     "a gpt turn holds <image> or <video>": llava("<video> hi", "<video>", video="v"),
     # switches and labels
     "message 2 has loss 0.5; true or 1 (learnt) and false or 0": with_message(1, loss=0.5),
-    "message 2 has loss 'false'; true or 1": with_message(1, loss="false"),
     "message 2 has weight [1, 0]; true or 1": with_message(1, weight=[1, 0]),
     "message 2 has loss and weight, which contradict": with_message(1, loss=False, weight=1),
     "message 1, which is not an answer, is marked to be learnt": with_message(0, train=True),
     "none of its answers is trained on": {"messages": [{**message, "loss": False} for message in TALK]},
-    "it has loss False, so that nothing of it is learnt": beside(loss=False),
-    "it has weight 0.5; true or 1": beside(weight=0.5),
-    "it has 7 entries of loss_mask for 4 messages": beside(loss_mask=[0, 0, 0, 1, 1, 1, 1]),
-    "message 2 has a switch of its own and another": {**with_message(1, loss=False), "loss_mask": [0, 1, 0, 1]},
-    "it has label False: it is a bad answer": beside(label=False),
-    "it has label 2: it is not an answer to learn": beside(label=2),
-    # fields of others
-    "message 1 has 'images', ['a.png']: name pictures beside": with_message(0, images=["a.png"]),
-    "it has 'objects', {'ref': ['a'], 'bbox': [[1, 2]]}: places": beside(objects={"ref": ["a"], "bbox": [[1, 2]]}),
-    "it has 'Videos', ['a']: write it 'videos'": beside(Videos=["a"]),
-    "it has 'lossMask', [0, 1, 0, 1]: write it 'loss_mask'": beside(lossMask=[0, 1, 0, 1]),
-    "it has 'sytem', 'Be short.': nothing reads it; did you mean 'system'?": beside(sytem="Be short."),
-    "message 1 has 'contents', 'x': nothing reads it; did you mean 'content'?": with_message(0, contents="x"),
-    # names and values that look like something
-    "it has 'audioFiles', ['x']: it is not read": beside(audioFiles=["x"]),
-    "it has 'thumbs', [{'file': 'x/y.JPG'}]: it is not read": beside(thumbs=[{"file": "x/y.JPG"}]),
-    "it has 'extra', 'data:image/png;base64,AA': it is not read": beside(extra="data:image/png;base64,AA"),
-    "it has 'voice_track', 'x': it is not read": beside(voice_track="x"),
-    "it has 'token_loss', [0, 1]: it may say what is learnt": beside(token_loss=[0, 1]),
-    "it has 'skip', True: it may say": beside(skip=True),
-    "message 2 has 'ignore_in_loss', True: it may say": with_message(1, ignore_in_loss=True),
-    "message 2 has 'is_correct', False: it may say": with_message(1, is_correct=False),
-    "a part of message 1 has 'max_pixels', 99": said([{**TEXT, "max_pixels": 99}], "a"),
-    "its messages are not in the order of their turn": {
-        "messages": [{**message, "turn": 4 - place} for place, message in enumerate(TALK)]
-    },
-    "the parts of message 1 are not in the order of their index": said(
-        [{**TEXT, "index": 1}, {"text": "so", "index": 0}], "a"
+    # what nobody reads
+    "message 1 has 'images', ['a.png']: nothing reads it; drop it, or put it into metadata": with_message(
+        0, images=["a.png"]
     ),
-    # other fields
+    "it has 'Videos', ['a']: nothing reads it; did you mean 'videos'?": beside(Videos=["a"]),
+    "it has 'sytem', 'Be short.': nothing reads it; did you mean 'system'?": beside(sytem="Be short."),
+    "a part of message 1 has 'max_pixels', 99: nothing reads it": said([{**TEXT, "max_pixels": 99}], "a"),
+    **{f"it has {name!r}, 'x': nothing reads it": beside(**{name: "x"}) for name in (
+        "rejected", "tools", "audio", "objects", "input_ids", "mask_history", "history", "token_weights", "skip",
+        "loss", "loss_mask", "label", "kto_tag",
+    )},
     "kind is 5; a text is needed": beside(kind=5),
-    "id is {'a': 1}; a text or a number is needed": beside(id={"a": 1}),
     "id is True; a text or a number is needed": beside(id=True),
 }  # fmt: skip
 
@@ -160,25 +118,8 @@ def test_a_record_is_refused_in_words(tmp_path, words):
 
 def test_what_is_no_object_is_no_record(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps([{"messages": TALK}, ["x"]]))
-    with pytest.raises(ValueError, match="record '1': it has no turns; a record is"):
+    with pytest.raises(ValueError, match="record '1': it has no turns; write"):
         InstructionRecords(tmp_path / "a.json")
-
-
-@pytest.mark.parametrize("words", [words for words in WRONG if "; it " in words and "text" not in WRONG[words]])
-def test_a_corpus_names_rows_of_another_kind_too(tmp_path, cache, words):
-    path, kind = tmp_path / "train.jsonl", words.removeprefix("it has no turns; ")
-    path.write_text(json.dumps(WRONG[words]))
-    with pytest.raises(ValueError, match=re.escape("has no column 'text'; its columns are ") + f".*{re.escape(kind)}"):
-        load_rows(CorpusSource(str(path)))
-
-
-@pytest.mark.parametrize(("places", "patterns", "words"), REFUSED)
-def test_every_refused_name_is_refused_and_none_is_read(places, patterns, words):
-    for place in places:
-        for name in (pattern.replace("*", "") for pattern in patterns.split()):
-            with pytest.raises(ValueError, match=re.escape(f"it has {name!r}, 'x': {words}")):
-                check_fields(place, {name: "x"}, set())
-            assert not any(name in names for names in READ[place])
 
 
 def records(folder, *rows):
@@ -191,8 +132,6 @@ OFF = {
     "ms-swift": with_message(1, loss=False),
     "axolotl": {"messages": [{**m, "train": place == 3} for place, m in enumerate(TALK)]},
     "OpenAI": with_message(1, weight=0),
-    "a number": with_message(1, loss_scale=0.0),
-    "switches that are off, or say nothing": with_message(1, loss=False, ignore=False, skip=0),
     "ShareGPT": {
         "conversations": [
             {"from": "human", "value": "what ?"},
@@ -201,8 +140,6 @@ OFF = {
             {"from": "gpt", "value": "a 7", "weight": 1},
         ]
     },
-    "a mask beside the messages": {"messages": TALK, "loss_mask": [0, 0, 0, 1]},
-    "a good answer": {**with_message(1, loss=False), "label": True},
 }
 
 
@@ -284,28 +221,16 @@ def test_a_system_text_shares_the_questions_switch_where_a_document_is_one_text(
     assert [document.text[slice(*span)] for span in document.without_loss] == [" Be short.\n\nwhat ?"]
 
 
-def test_lists_without_end_are_no_empty_field(tmp_path):
+def test_notes_and_empty_fields_are_left_alone(tmp_path):
     deep: list[object] = []
     for _ in range(60):
         deep = [deep]
-    assert records(tmp_path, with_message(1, mood=deep)).unread == ["message.mood"]
-
-
-def test_notes_and_empty_fields_are_left_alone_and_unknown_names_reported(tmp_path):
+    with pytest.raises(ValueError, match="message 2 has 'mood', "):  # a list without end is no empty field
+        records(tmp_path, with_message(1, mood=deep))
     empty = {"tools": "[]", "videos": None, "objects": {"ref": [], "bbox": []}, "label": None, "audios": []}
-    notes = {
-        "id": 3,
-        "source": "a.jpg",
-        "width_list": [5],
-        "image_id": "x.jpg",
-        "url": "http://a/b.png",
-        "channel": "c",
-    }
-    odd = {"difficulty_of_it": 4, "num_frames": 8, "task_label": "colour", "framework": "x", "constraints": ["a"]}
-    seen = records(tmp_path, {**empty, **notes, **odd, **with_message(1, loss=None, mood="calm", name="Ada")})
-    unread = ["channel", "constraints", "difficulty_of_it", "framework", "message.mood", "message.name", "task_label"]
-    assert seen.unread == unread
-    assert seen[0].turns == [Turn("what ?", "none"), Turn("what ?", "a 7")]
+    notes = {"id": 3, "source": "a.jpg", "image_id": "x.jpg", "url": "http://a/b.png", "num_frames": 8}
+    rest = {"metadata": {"rejected": "x"}, **with_message(1, loss=None, name="Ada", index=7)}
+    assert records(tmp_path, {**empty, **notes, **rest})[0].turns == [Turn("what ?", "none"), Turn("what ?", "a 7")]
 
 
 def test_videos_are_a_list_of_folders_or_frames_and_missing_ones_are_counted(tmp_path):

@@ -4,7 +4,6 @@ import json
 import re
 
 import pytest
-from PIL import Image
 
 from subtoken_train.datasets.conversations import checked_record
 from subtoken_train.datasets.corpus import CorpusSource, iterate_documents, load_rows
@@ -118,28 +117,18 @@ SPELT = {
     "(<image>./</image>)\nwhat ?": "<image>./</image>",
     "<video fps=2>clip.mp4</video> what ?": "<video fps=2>clip.mp4</video>",
     "hear <audio>a.wav</audio>": "<audio>a.wav</audio>",
-    "[IMG]0.gif[/IMG] what ?": "[IMG]0.gif[/IMG]",
     "<|image_1|>\nwhat ?": "<|image_1|>",
     "<|vision_start|><|image_pad|><|vision_end|>what ?": "<|vision_start|>",
     "<|image: a|> what ?": "<|image: a|>",
-    "<Img><ImageHere></Img> what ?": "<ImageHere>",
     "see <image_placeholder>": "<image_placeholder>",
-    "<IMG_CONTEXT><IMG_CONTEXT> what ?": "<IMG_CONTEXT>",
-    "<start_of_image>what ?": "<start_of_image>",
     "<fake_token_around_image>what ?": "<fake_token_around_image>",
     "<image1>\n<image 2>\nwhich ?": "<image1>",
     "[IMG]what ?": "[IMG]",
     "<Image>\nwhat ?": "<Image>",
     "what ?\n[image]": "[image]",
     "{{image}}\nwhat ?": "{{image}}",
-    "<image_path>0.png</image_path> what ?": "<image_path>0.png</image_path>",
     "<img-url>https://a.b/c</img-url> what ?": "<img-url>https://a.b/c</img-url>",
-    "<vid>clip.mp4</vid> what ?": "<vid>clip.mp4</vid>",
-    "<|endofimage|> what ?": "<|endofimage|>",
-    "what is it?<Image>": "<Image>",
     "<query_image>\nwhat ?": "<query_image>",
-    "[[image]]\nwhat ?": "[[image]]",
-    "__image__\nwhat ?": "__image__",
     "<!-- image -->\nwhat ?": "<!-- image -->",
     f"![](data:image/png;base64,{'iVBORw0K' * 9}) what ?": "data:image/png;base64,iVBORw0K",
 }
@@ -150,20 +139,20 @@ SPELT = {
 def test_a_medium_spelt_in_a_text_is_refused(text, as_document):
     words = rf"^r: a text holds '{re.escape(SPELT[text])}.*, a medium that nothing would read; name it in image, images"
     with pytest.raises(ValueError, match=words):
-        checked_record(asked(text), "r", set(), as_document)
+        checked_record(asked(text), "r", as_document)
 
 
 def test_marks_of_videos_and_of_other_models_and_in_answers():
     with pytest.raises(ValueError, match="a text holds '<video>', a medium"):
-        checked_record(asked("<video>\nwhat ?"), "r", set())
+        checked_record(asked("<video>\nwhat ?"), "r")
     for text in ("<video>\nwhat ?", "<image><image>\nwhat ?"):
-        checked_record(asked(text), "r", set(), as_document=True)  # marks are text to a language model
+        checked_record(asked(text), "r", as_document=True)  # marks are text to a language model
     with pytest.raises(ValueError, match=r"a text holds '<img>out.png</img>'"):
-        checked_record(asked("<image> draw", "<img>out.png</img>", image="a.png"), "r", set())
+        checked_record(asked("<image> draw", "<img>out.png</img>", image="a.png"), "r")
     for text in ("<|image_1|>\nwhat ?", "<image>\n<|image_2|> what ?"):
         with pytest.raises(ValueError, match=r"a text holds '<\|image_\d\|>'.*write <image> or <video> at its place"):
-            checked_record(asked(text, image="a.png"), "r", set())
-    checked_record(asked("<image 1>: <image>\nwhat ?", image="a.png"), "r", set())  # a name beside the mark
+            checked_record(asked(text, image="a.png"), "r")
+    checked_record(asked("<image 1>: <image>\nwhat ?", image="a.png"), "r")  # a name beside the mark
 
 
 TEXTS = [
@@ -185,40 +174,5 @@ TEXTS = [
 
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
 def test_what_is_about_media_stays_text(text):
-    made = checked_record(asked(text), "r", set())
+    made = checked_record(asked(text), "r")
     assert made["conversations"][0]["value"] == text
-
-
-LINKS = [
-    "![](i/a b.png) what ?",
-    "<img src='i/c.JPG' width=5> what ?",
-    "look at i/c.JPG.",
-    "<image: i/c.JPG> what ?",
-    '{"image": "i/a b.png"} what ?',
-    "[[i/c.JPG]]",
-]
-
-
-@pytest.mark.parametrize("text", LINKS)
-def test_a_text_that_names_a_file_of_the_folder_is_refused(tmp_path, cache, text):
-    (tmp_path / "i").mkdir()
-    for name in ("a b.png", "c.JPG"):
-        Image.new("RGB", (2, 2)).save(tmp_path / "i" / name)
-    path = tmp_path / "t.jsonl"
-    path.write_text("\n".join(json.dumps(asked(each)) for each in ("hi", text)))
-    words = re.escape(f"{path}, record '1': a text names 'i/")
-    for read in (InstructionRecords, lambda path: load_rows(CorpusSource(str(path), documents="conversations"))):
-        with pytest.raises(ValueError, match=words):
-            read(path)
-    path.write_text(json.dumps([asked(f"<image> {text}", image="i/c.JPG")]))
-    path.rename(tmp_path / "t.json")
-    assert InstructionRecords(tmp_path / "t.json").in_texts == []  # it has a picture, of which it speaks
-
-
-def test_files_that_are_not_there_are_text_and_counted(tmp_path):
-    (tmp_path / "data").mkdir()
-    Image.new("RGB", (2, 2)).save(tmp_path / "out.png")
-    path = tmp_path / "data/t.json"
-    rows = [asked("hi"), asked('<img src="logo.png"> and ../out.png'), asked("logo.png"), asked("x", "see b.png")]
-    path.write_text(json.dumps(rows))
-    assert InstructionRecords(path).in_texts == [("logo.png", "1"), ("../out.png", "1")]

@@ -105,21 +105,6 @@ def test_refusals_are_words_and_the_next_question_is_answered(models, asked, tmp
     assert last_words(models.ask(*asked, None, "0.5"))[2] == "white 4"
 
 
-@pytest.mark.slow
-def test_a_prompt_past_the_models_positions_is_answered_with_a_note(models, asked):
-    answers = [each.answer for each in models.ask(asked[0], "hi " * 600, None, "0.5") if each.answer]
-    assert len(answers) == 3
-    assert any("512" in note for answer in answers for note in answer.notes)
-
-
-@pytest.mark.slow
-def test_titles_without_an_anchor_and_without_routing():
-    alone = SideBySide(ROUTED, device="cpu")
-    assert [side.title for side in alone.sides] == ["backbone", "routed model"]
-    plain = SideBySide(str(resource("checkpoints/adapters/tiny_lora_only")), device="cpu")
-    assert [side.title for side in plain.sides] == ["backbone", "adapter"]
-
-
 def test_merged_weights_are_their_own_backbone(tmp_path, vlm_adapter, asked):
     assert main(["export", str(vlm_adapter), str(tmp_path / "merged"), "--merge-lora"]) == 0
     merged = SideBySide(str(tmp_path / "merged"), device="cpu")

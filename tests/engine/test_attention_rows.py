@@ -9,7 +9,6 @@ from subtoken_train.engine import attention_rows as rows_module
 from subtoken_train.engine.attention_rows import region_attention, row_attention
 from subtoken_train.engine.mixed_heads import HeadMix, mixed_hidden
 from subtoken_train.engine.prompt_pass import Rows, protected_rows
-from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.types import Region
 from tests.support.helpers import gqa_family, make_batch, sharpen
 from tests.support.sampling import sampled
@@ -62,24 +61,6 @@ def test_equals_eager_attention(family, pad_left):
             assert row.dtype == torch.float32
             assert torch.allclose(row, expected, atol=1e-5)
     assert expected.std() > 0.01  # far from uniform, so that a wrong head or position shows
-
-
-@torch.no_grad()
-def test_a_sample_without_a_ranking_token_gives_numbers(family):
-    batch = make_batch([(0, 5), (1, 9)], pad_left=True)
-    row = row_of(family, batch, 1, batch.rank_position_B)
-    assert batch.rank_position_B[0] == -1
-    assert row.isfinite().all()
-
-
-@torch.no_grad()
-def test_lora_counts(tiny_family):
-    batch = make_batch(MIXED[:1])
-    before = row_of(tiny_family, batch, 0, batch.rank_position_B)
-    add_lora(tiny_family, LoraSettings(dropout=0.0))
-    assert torch.equal(row_of(tiny_family, batch, 0, batch.rank_position_B), before)
-    torch.nn.init.normal_(tiny_family.decoder.layers[0].self_attn.q_proj.lora_B["default"].weight)
-    assert not torch.allclose(row_of(tiny_family, batch, 0, batch.rank_position_B), before, atol=1e-4)
 
 
 def region_of(family, batch, layer, region_BN):
@@ -189,10 +170,3 @@ def test_a_head_is_mixed_by_its_own_alpha(text):
     alpha = torch.tensor([0.3, 0.8]).repeat_interleave(2 * 16)
     torch.testing.assert_close(mixed, alpha * full + (1 - alpha) * streaming)
     assert not torch.allclose(full, streaming)
-
-
-def test_the_model_s_own_attention_comes_back(text):
-    before = text.decoder.config._attn_implementation
-    with pytest.raises(RuntimeError):
-        hidden_of(text, text_batch(SAMPLES), torch.ones(1, 2, 3))  # no such heads
-    assert text.decoder.config._attn_implementation == before

@@ -48,17 +48,6 @@ def test_text_only_batch_touches_every_router_and_costs_nothing(tiny_family):
 
 
 @torch.no_grad()
-def test_plan_counts_what_layers_keep(tiny_family):
-    routing = RoutingConfig(num_groups=16, kept_groups=4)
-    backbone = compress(tiny_family, routing, name="fastv", keep_ratio=0.25, stage="decoder", layer=2)
-    plan = backbone.run(make_batch([(1, 9)])).plan()
-    assert [int((layer.entries_BN >= 0).sum()) for layer in plan.layers] == [75, 75, 27, 27]
-    assert plan.layers[1].group_mask_BNS is None
-    kept = plan.layers[2].group_mask_BNS[0].sum(-1)
-    assert kept.tolist() == [16, 16, *[4] * 16, *[16] * 9]
-
-
-@torch.no_grad()
 def test_routers_that_keep_every_group_leave_no_mask_in_the_plan(tiny_family):
     backbone = compress(tiny_family, RoutingConfig(num_groups=16, kept_groups=16), name="fastv", keep_ratio=0.25)
     assert backbone.active_routing is None
@@ -157,38 +146,11 @@ def lora_of(family, trained):
     }
 
 
-def test_only_the_output_projection_trains(tiny_family):
-    second_stage(tiny_family)
-    layers = [str(layer) for layer in range(4)]
-    assert lora_of(tiny_family, True) == {(layer, "o_proj", part, "output") for layer in layers for part in "AB"}
-    assert lora_of(tiny_family, False) == {
-        (layer, module, part, "default") for layer in layers for module in ("q_proj", "v_proj") for part in "AB"
-    }
-    trained = [parameter for parameter in tiny_family.model.parameters() if parameter.requires_grad]
-    assert sum(parameter.numel() for parameter in trained) == 4 * 2 * 128 * 2
-
-
 def test_without_an_output_lora_the_routers_alone_train(tiny_family):
     parts, _ = second_stage(tiny_family, output_lora=None)
     assert lora_of(tiny_family, True) == set()
     assert len(lora_of(tiny_family, False)) == 16
     assert {name.split(".")[0] for name, parameter in parts.named_parameters() if parameter.requires_grad} == {"bank"}
-
-
-@torch.no_grad()
-def test_both_adapters_work_at_once(tiny_family):
-    """The logits move with either one, and a fresh output LoRA leaves stage 1's model as it is."""
-    parts, peft_model = second_stage(tiny_family)
-    batch = make_batch([(1, 8), (0, 5)])
-    fresh = parts.logits(parts.run(batch))
-    peft_model.base_model.set_adapter(["default"])
-    assert torch.equal(parts.logits(parts.run(batch)), fresh)
-    peft_model.base_model.set_adapter(["default", "output"])
-    tiny_family.decoder.layers[1].self_attn.o_proj.lora_B["output"].weight.normal_(std=0.2)
-    both = parts.logits(parts.run(batch))
-    assert not torch.allclose(both, fresh, atol=1e-3)
-    tiny_family.decoder.layers[1].self_attn.q_proj.lora_B["default"].weight.zero_()
-    assert not torch.allclose(parts.logits(parts.run(batch)), both, atol=1e-3)
 
 
 def test_the_output_lora_reads_the_routed_attention(tiny_family):
@@ -228,8 +190,3 @@ def test_gradients_reach_the_output_lora_and_routers_only(tiny_family):
 def test_wrong_settings_are_worded(tiny_family, routing, output_lora, words):
     with pytest.raises(ValueError, match=words):
         second_stage(tiny_family, output_lora, routing)
-
-
-def test_a_router_free_selector_may_have_an_output_lora(tiny_family):
-    second_stage(tiny_family, routing=RoutingConfig(selector="value_norm"))
-    assert len(lora_of(tiny_family, True)) == 8

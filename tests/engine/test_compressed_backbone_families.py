@@ -10,7 +10,7 @@ from subtoken_train.families.images import Video
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region
-from tests.support.helpers import ALL_GROUPS, REDUCTIONS, ROUTED, compress, gqa_family, make_batch, only_sample
+from tests.support.helpers import ALL_GROUPS, REDUCTIONS, compress, gqa_family, make_batch
 from tests.support.tiny.llava_onevision import noise, onevision_family, onevision_records
 from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
 
@@ -19,11 +19,6 @@ KINDS = {
     "qwen": (qwen_family, qwen_records, qwen_batch),
     "onevision": (onevision_family, onevision_records, qwen_batch),
 }
-KEPT = {"llava": [16, 32, 0], "qwen": [3, 7, 0], "onevision": [12, 5, 0]}
-"""Visual tokens of each record that stay at a keep ratio of 0.25.
-
-Of OneVision's 51 tokens 12 stay; of two pictures of ten 5 together, whether they are ranked together or share them out.
-"""
 
 
 @pytest.fixture(params=KINDS)
@@ -67,13 +62,6 @@ def test_neutral_settings_are_the_backbone_bit_for_bit(family, batches, pad_left
     assert torch.equal(neutral.logits(neutral.run(batch))[real], expected[real])
 
 
-@torch.no_grad()
-def test_a_text_only_batch_is_the_backbone_bit_for_bit(family, batches):
-    batch = batches(slice(2, None))
-    neutral = compress(family, ALL_GROUPS, name="visionzip", keep_ratio=0.25)
-    assert torch.equal(neutral.logits(neutral.run(batch)), hf_logits(family, batch))
-
-
 @pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda r: "-".join(r.values()))
 @pytest.mark.parametrize("pad_left", [False, True])
 @torch.no_grad()
@@ -88,22 +76,6 @@ def test_forced_gather_with_everything_kept(kind, family, batches, pad_left, red
     assert (backbone.logits(result)[real] - hf_logits(family, batch)[real]).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda r: "-".join(r.values()))
-@torch.no_grad()
-def test_a_batch_equals_its_samples_on_either_side(kind, family, batches, reduction):
-    backbone, whole = compress(family, ROUTED, keep_ratio=0.25, **reduction), batches()
-    alone = [only_sample(whole, index) for index in range(3)]
-    expected = [backbone.logits(backbone.run(batch))[0] for batch in alone]
-    assert [len(rows) for rows in expected] == [
-        int((batch.regions_BN != Region.VISUAL).sum()) + count for batch, count in zip(alone, KEPT[kind], strict=True)
-    ]
-    for pad_left in (False, True):
-        result = backbone.run(batches(pad_left=pad_left), pad_left=pad_left)
-        logits = backbone.logits(result)
-        for sample, rows in enumerate(expected):
-            torch.testing.assert_close(logits[sample][result.rows.visible_BM[sample]], rows, rtol=1e-4, atol=1e-4)
-
-
 @pytest.fixture
 def qwen():
     return qwen_family()
@@ -112,18 +84,6 @@ def qwen():
 @pytest.fixture
 def qwen_files(tmp_path):
     return qwen_records(tmp_path)
-
-
-@pytest.mark.parametrize("pad_left", [False, True])
-@pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda r: "-".join(r.values()))
-@torch.no_grad()
-def test_kept_rows_keep_their_own_ids_and_decoding_goes_on_after_them(qwen, qwen_files, reduction, pad_left):
-    batch = qwen_batch(qwen, qwen_files, pad_left)
-    rows = compress(qwen, keep_ratio=0.25, **reduction).run(batch, pad_left=pad_left).rows
-    before = qwen.positions(batch)
-    own = before.gather(-1, rows.index_BM.expand(3, -1, -1))
-    assert torch.equal(rows.position[:, rows.visible_BM], own[:, rows.visible_BM])
-    assert torch.equal(rows.next_position[..., 0], (before.amax((0, 2)) + 1).expand(3, -1))
 
 
 @torch.no_grad()

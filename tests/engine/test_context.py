@@ -8,7 +8,6 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.functional.objective import answer_loss, predicting_rows
-from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Region
 from tests.support.helpers import compress, gqa_family, make_batch
@@ -104,25 +103,6 @@ def test_split_equals_a_plain_loop(kind):
     backbone = compress(text_family(kind), ROUTED, **QUEST)
     result = backbone.run(batch)
     torch.testing.assert_close(backbone.logits(result), naive_logits(backbone, batch, result), rtol=1e-4, atol=1e-5)
-
-
-@torch.no_grad()
-def test_plan_keeps_the_same_count_in_every_layer_and_not_the_same_pages():
-    batch = text_batch([(24, 6, 5), (16, 4, 7)])
-    backbone = compress(text_family(), ROUTED, **QUEST)
-    plan = backbone.run(batch).plan()
-    regions = [batch.regions_BN.gather(1, layer.entries_BN.clamp(min=0)) for layer in plan.layers]
-    for layer, region in zip(plan.layers, regions, strict=True):
-        context = (region == Region.CONTEXT) & (layer.entries_BN >= 0)
-        assert context.sum(-1).tolist() == [12, 8]
-        kept = [row[mark].tolist() for row, mark in zip(layer.entries_BN, context, strict=True)]
-        assert all(tokens[i : i + 4] == list(range(tokens[i], tokens[i] + 4)) for tokens in kept for i in (0, 4))
-        assert [tokens[-4:] for tokens in kept] == [[21, 22, 23, 24], [13, 14, 15, 16]]
-        assert layer.group_mask_BNS[context].sum() == 2 * (12 + 8)
-    assert len({tuple(layer.entries_BN[0].tolist()) for layer in plan.layers}) > 1
-    ledger = measured_ledger(plan, batch.regions_BN, backbone.family.shape)
-    assert ledger.fraction("context") == 0.5 * (1 + 2 / 8) / 2
-    assert ledger.fraction("query") == ledger.fraction("system") == 1
 
 
 @torch.no_grad()

@@ -15,7 +15,6 @@ from subtoken_train.evictions import EVICTIONS
 from subtoken_train.inference.batched import generate_batch, score_batch
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prompt_inputs import batch_from_inputs
-from subtoken_train.reducers import REDUCERS
 from subtoken_train.types import Identity
 from tests.support.generation_cells import CELL, PLAIN
 from tests.support.helpers import compress
@@ -95,10 +94,6 @@ def test_every_reducer(level):
         refused(kind, family=family, reducer=level)
 
 
-def test_all_reducers_are_among_them():
-    assert {settings.get("name", "none") for settings in LEVELS.values()} >= set(REDUCERS) - {"random", "uniform"}
-
-
 @pytest.fixture
 def late():
     """A model that gives NaN after one token of its answers only, which is not its first."""
@@ -132,20 +127,6 @@ def test_an_answer_that_turns_nan_in_a_batch_and_a_text_that_is_scored(late):
     with pytest.raises(ValueError, match="infinite numbers for a text that is scored"):
         score_batch(backbone, batch, [[[5, bad, 6]]])
     assert math.isfinite(score_batch(backbone, batch, [[[5, 6, bad]]])[0].logprobs[0]), "its last token is only read"
-
-
-def test_chat_and_ask():
-    family = text_family(layers=2)
-    model = SubTokenModel(family.model, family.tokenizer, eviction="h2o", eviction_keep=0.5)
-    text = "the quick brown fox jumps over the lazy dog " * 4
-    model.ask(text, [], max_new_tokens=2)
-    with broken(family, "infinite"):
-        with pytest.raises(ValueError, match="NaN or infinite numbers for 'what follows context 0'"):
-            model.ask(None, ["the bee"], max_new_tokens=2)
-        for call in (lambda: model.chat(text), lambda: model.ask(text, ["the bee"])):
-            with pytest.raises(ValueError, match=WORDS):
-                call()
-    assert len(model.ask(text, ["the bee"], max_new_tokens=2)) == 1
 
 
 @pytest.mark.parametrize("name", ["q_filter", "duo_attention", "headkv", "kvzap"])

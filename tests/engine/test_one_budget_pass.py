@@ -19,7 +19,6 @@ from subtoken_train.inference.prefill import contexts_of, open_prompts
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Identity, Region
-from tests.engine.test_compressed_backbone_families import hf_logits as images_logits
 from tests.engine.test_context import hf_logits, only_text, trained_loss
 from tests.support.helpers import compress, gqa_family, make_batch
 from tests.support.kvzap_files import drawn_nets, settings_for, written
@@ -247,28 +246,6 @@ def test_a_batch_is_trained_as_each_sample_alone(pool):
         torch.testing.assert_close(gradient, sum(each[parameter] for _, each in alone), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("pool", ["layer", "all"])
-@torch.no_grad()
-def test_a_group_for_each_head_keeps_whole_entries(pool):
-    backbone = eager(text_family(), settings(num_groups=2, kept_groups=2, byte_pool=pool)).eval()
-    assert backbone.bank.selectors[0].token.weight.shape[0] == 2
-    state = backbone.run(text_batch(MIXED)).state
-    keys, masks = torch.stack(list(state.keys.values())), torch.stack(list(state.masks.values()))
-    assert torch.equal(keys.transpose(2, 3), masks)
-    assert 0 < keys.float().mean() < 1
-    found = from_truth(backbone, text_batch([(24, 6, 0), (16, 4, 0)], True), 5, Compression())
-    assert found.largest < 1e-4
-
-
-def test_whole_entries_learn_by_their_keys_alone():
-    family = text_family()
-    add_lora(family, LoraSettings(dropout=0.0))
-    backbone = eager(family, settings(num_groups=2, kept_groups=2, score_prior="value_norm"))
-    _, gradients = trained_loss(backbone, text_batch(MIXED))
-    for layer in range(3):
-        assert gradients[f"bank.selectors.{layer}.token.weight"].any(-1).all()
-
-
 def warm(family, **changed):
     file = settings_for("kvzap", family)["calibration"]
     backbone = compress(family, settings(byte_pool="all", sinks=0, window=3, warm_start=file, **changed))
@@ -316,15 +293,6 @@ def test_a_warm_start_learns_from_choices_that_hang_in_the_balance():
     for name, gradient in gradients[0].items():
         assert gradient.any()
         torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-3, atol=1e-6)
-
-
-@torch.no_grad()
-def test_a_whole_budget_is_the_backbone_that_sees_images(tiny_family):
-    batch = make_batch([(1, 9), (2, 7), (0, 12)])
-    expected = images_logits(tiny_family, batch)
-    neutral = compress(tiny_family, settings(num_groups=16, kept_groups=16, byte_share=1.0))
-    real = batch.regions_BN != Region.PADDING
-    assert torch.equal(neutral.logits(neutral.run(batch))[real], expected[real])
 
 
 @pytest.mark.parametrize("pool", ["layer", "all"])

@@ -15,7 +15,6 @@ from subtoken_train.evictions.wrappers import (
     Ada,
     CriticalKV,
     blended,
-    concentration,
     pair_counts,
     projected_norm,
     two_stages,
@@ -88,13 +87,6 @@ def test_blended_counts_have_the_same_sum(choice, alpha):
         assert torch.equal(mixed, won)
 
 
-def test_the_share_that_the_best_entries_hold():
-    scores = torch.tensor([[[4.0, 1.0, 3.0, 9.0], [1.0, 1.0, 1.0, 9.0], [0.0, 0.0, 0.0, 9.0]]])
-    free = torch.tensor([[True, True, True, False]])
-    found = concentration(scores, free, torch.tensor([2]))[..., 0]
-    assert torch.allclose(found, torch.tensor([[7 / 8, 2 / 3, 1.0]]))
-
-
 @pytest.mark.parametrize("safeguard", ["floor", "blend"])
 @pytest.mark.parametrize("base", ["knorm", "snapkv", "pyramidkv"])
 @pytest.mark.parametrize("keep", [0.05, 0.4, 1.0])
@@ -121,19 +113,6 @@ def test_heads_of_another_layer_budget_keep_their_own_sum():
     views = layer_views(list(PROMPTS.values()), base.needs)
     scores, candidates = [base.score(view) for view in views], candidates_of(base, views, 0.4)
     assert torch.equal(Ada(base).counts(scores, candidates).sum(-1), base.counts(scores, candidates).sum(-1))
-
-
-def test_a_method_that_does_not_say_that_its_heads_share_is_refused_at_work():
-    class Sharing(KNorm):
-        name = "sharing"
-
-        def score(self, view):
-            found = super().score(view)
-            found.scores_BhN = found.scores_BhN[:, :1]
-            return found
-
-    with pytest.raises(ValueError, match="and sharing keeps one set for all heads of a layer"):
-        Ada(Sharing()).score(layer_views([PROMPTS["context"]], KNorm.needs)[0])
 
 
 def test_sums_of_scores_below_0_are_refused():

@@ -13,7 +13,6 @@ from tests.support.prompt_views import (
     WITH_IMAGE,
     DenseView,
     by_head,
-    candidates_of,
     check_budget,
     check_padding,
     layer_views,
@@ -106,19 +105,6 @@ def test_heads_share_a_set_where_a_method_says_so(method, prompts):
     views = layer_views(prompts, method.needs)
     for view, kept in zip(views, plan(method, views, 0.3)[2], strict=True):
         assert kept.shape[1] == (1 if method.heads_share else view.key_BhNd.shape[1])
-
-
-def test_scores_are_numbers_of_a_shape(method, prompts):
-    views = layer_views(prompts, method.needs, "left")
-    for view in views:
-        found = method.score(view)
-        batch, heads, length = found.scores_BhN.shape
-        assert (batch, length) == view.regions_BN.shape
-        assert heads in {1, view.key_BhNd.shape[1]}
-        assert found.scores_BhN.isfinite().all()
-        assert found.protected_BN.dtype == torch.bool
-        assert not (found.protected_BN & ~view.entries_BN).any()
-    assert candidates_of(method, views, 0.5).budget_LB.shape == (len(views), len(prompts))
 
 
 def snapkv(**settings):

@@ -1,16 +1,50 @@
-"""KVzip: its tasks, scores against plain loops and the original's golden, pools of heads and layers, whole heads."""
+"""KVzip: tasks, scores, pools; KVzap: nets against loops and kvpress's formula, files, decoding."""
+
+import base64
+import json
+import math
+from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
+from torch import nn
 
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.calibrations import read_calibration
+from subtoken_train.engine.attention import reading_packed
+from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.base import keep_best_entries
 from subtoken_train.evictions.budgets import pooled_counts, score_curve
-from subtoken_train.evictions.kvzip import ANSWER, FIRST, LATER, KVzip, repeated_context
+from subtoken_train.evictions.kvzip import ANSWER, FIRST, LATER, KVzap, KVzip, TokenScorers, foretold, repeated_context
+from subtoken_train.families.family import check_calibration, shapes_digest
+from subtoken_train.inference.cache_report import report
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.eviction_pass import EvictionPass
+from subtoken_train.inference.layer_packer import LayerPacker
+from subtoken_train.inference.prefill import decode, prefill, run_whole
+from subtoken_train.types import Identity, Region
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import OF_TASKS, View
 from tests.support.golden_cases import close, load, record
-from tests.support.helpers import random_mask, random_scores
-from tests.support.prompt_views import C, Q, S, V, dense_attention
+from tests.support.helpers import compress, random_mask, random_scores
+from tests.support.kvzap_files import NOBODY, drawn_nets, settings_for, written
+from tests.support.prompt_views import (
+    KV_HEADS,
+    LAYERS,
+    PROMPTS,
+    C,
+    Q,
+    S,
+    V,
+    by_head,
+    candidates_of,
+    dense_attention,
+    layer_views,
+)
+from tests.support.text_families import text_batch, text_family
+from tests.support.truth_cells import backbone_of
+from tests.support.truth_models import prompts
 
 POOLS = {"global": [range(6)], "layer": [(0, 1), (2, 3), (4, 5)], "head": [(i,) for i in range(6)]}
 PADDED = torch.tensor([[0, S, C, C, C, C, C, Q, Q], [S, S, V, V, Q, V, V, V, Q], [S, Q, Q, 0, 0, 0, 0, 0, 0]])
@@ -148,3 +182,232 @@ def test_what_is_no_context_goes_last():
     kept = KVzip().keep([first], Candidates([regions], [regions > 0], torch.tensor([[3]])))[0]
     assert kept[0, :, [0, 5]].all()
     assert kept.sum() == 6
+
+
+CELL = {"reducer": "none", "selector": "none", "layout": "contiguous", "groups": "8/3", "budget": "per_token"}
+FAMILIES = ["llama", "phi3", "gemma3", "qwen2_5_vl"]
+
+
+def press_net(net):
+    """kvpress's module of a layer, with a net's weights."""
+    parts = [nn.Linear(weight.shape[1], len(weight)) for weight in net[::2]]
+    for part, weight, bias in zip(parts, net[::2], net[1::2], strict=True):
+        part.weight.data, part.bias.data = weight, bias
+    return parts[0] if len(parts) == 1 else nn.Sequential(parts[0], nn.GELU(), parts[1])
+
+
+@torch.no_grad()
+def press_scores(family, batch, nets):
+    """kvpress's scores: a hook of every attention reads its hidden states in a plain pass, [B, h, N] per layer."""
+    found, hooks = {}, []
+
+    def hook(layer, module, args, kwargs):
+        hidden_states = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+        found[layer] = press_net(nets[layer])(hidden_states).transpose(1, 2)
+
+    for layer, block in enumerate(family.decoder.layers):
+        hooks.append(block.self_attn.register_forward_pre_hook(partial(hook, layer), with_kwargs=True))
+    compress(family).eval().run(batch, pad_left=True)
+    for each in hooks:
+        each.remove()
+    return found
+
+
+@torch.no_grad()
+def our_scores(backbone, batch, method, chunk=None):
+    """Scores of every layer after a prompt's pass, [B, h, N]."""
+    family, found = backbone.family, {}
+    compression = Compression(method, 0.5, prefill_chunk=chunk)
+    if chunk is not None:
+        noted = method.score
+
+        def score(view):
+            scores = noted(view)
+            found[view.layer] = scores.scores_BhN
+            return scores
+
+        object.__setattr__(method, "score", score)
+        prefill(backbone, batch, PackedCache(family.shape.num_layers), compression)
+        return found
+    eviction = EvictionPass(compression, family, batch, backbone.reducer)
+    packer = LayerPacker(backbone, compression, PackedCache(family.shape.num_layers), batch.input_ids_BN.shape[1])
+    with reading_packed(family.decoder.config):
+        run_whole(backbone, batch, eviction, packer)
+    return {layer: scores.scores_BhN for layer, scores in eviction.scores.items()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("hidden", [0, 6])
+def test_scores_are_those_of_kvpress_s_press(family, hidden):
+    """The same nets on the hidden states that its hook is given; a batch of three, padded."""
+    backbone = backbone_of({**CELL, "family": family, "precision": "fp32"})
+    batch = prompts(backbone.family, "three", pad_left=True)
+    method = build_eviction("kvzap", **settings_for("kvzap", backbone.family, hidden))
+    expected = press_scores(backbone.family, batch, method.calibrated.numbers.nets)
+    found = our_scores(backbone, batch, method)
+    assert found.keys() == expected.keys()
+    for layer, scores in found.items():
+        seen = (batch.regions_BN != Region.PADDING)[:, None].expand_as(scores)
+        assert (scores - expected[layer])[seen].abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("reducer", "selector"), [("none", "none"), ("none", "linear"), ("quest", "linear")])
+def test_chunks_show_the_same_inputs(reducer, selector):
+    """Whatever runs ahead of a layer's rows: routers, a context reducer."""
+    backbone = backbone_of({**CELL, "family": "llama", "precision": "fp32", "reducer": reducer, "selector": selector})
+    batch = prompts(backbone.family, "three", pad_left=True)
+    settings = {"pool": "layer", **settings_for("kvzap", backbone.family)}
+    whole = our_scores(backbone, batch, build_eviction("kvzap", **settings))
+    parts = our_scores(backbone, batch, build_eviction("kvzap", **settings), chunk=7)
+    for layer, scores in whole.items():
+        seen = (batch.regions_BN != Region.PADDING)[:, None].expand_as(scores)
+        assert (scores - parts[layer])[seen].abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("pool", ["global", "layer", "head"])
+def test_the_last_entries_stay_inside_the_budget(pool):
+    """Of a context alone its own last ones, in every head; before a question those after it, which cost nothing."""
+    method = build_eviction("kvzap", pool=pool, last=3, **settings_for("kvzap"))
+    views = layer_views([[int(Region.CONTEXT)] * 20], method.needs)
+    candidates = candidates_of(method, views, 0.3)
+    counts = by_head(method.counts([method.score(view) for view in views], candidates))
+    assert counts.sum() * (KV_HEADS if counts.shape[-1] == 1 else 1) == 6 * LAYERS * KV_HEADS
+    for kept in method.keep([method.score(view) for view in views], candidates):
+        assert kept[0, :, -3:].all()
+    assert method.across_layers == (pool == "global")
+    asked = layer_views([PROMPTS["context"]], method.needs)[0]
+    asked.in_scope_BN = asked.regions_BN == Region.CONTEXT
+    assert not (method.score(asked).protected_BN & asked.in_scope_BN).any()
+
+
+def evicted(held, size, pool):
+    """What stays of {(layer, head, place): score} where a pool of heads keeps so many; ties go to the lower."""
+    parts = {}
+    for key in sorted(held, key=lambda key: (-held[key], key)):
+        parts.setdefault({"global": 0, "layer": key[0], "head": key[:2]}[pool], []).append(key)
+    return {key: held[key] for keys in parts.values() for key in keys[:size]}
+
+
+@pytest.mark.parametrize(("pool", "heads"), [("global", 6), ("layer", 2), ("head", 1)])
+@torch.no_grad()
+def test_while_decoding_the_best_of_old_and_new_stay(pool, heads):
+    """By hand: entries keep their scores, new ones get theirs from what their layers projected."""
+    family, budget, every = text_family(layers=3), 12, 4
+    backbone = compress(family).eval()
+    batch = text_batch([(30, 5, 0)], seed=3)
+    method = build_eviction("kvzap", pool=pool, last=0, **settings_for("kvzap", family))
+    inputs = {layer: [] for layer in range(3)}
+    for layer in range(3):
+        family.projection(layer, "v").module.register_forward_pre_hook(
+            lambda module, args, layer=layer: inputs[layer].append(args[0])
+        )
+    cache, held = PackedCache(3), {}
+
+    def scores(layer, call):
+        return foretold(method.calibrated.numbers.nets[layer], inputs[layer][call])[0]
+
+    for layer, own in enumerate(
+        prefill(backbone, batch, cache, Compression(method, budget, "tokens", every=every)).plan.layers
+    ):
+        for row, marks in zip(own.entries_BN[0].tolist(), own.heads_BNh[0], strict=True):
+            if row >= 0 and batch.regions_BN[0, row] == Region.CONTEXT:
+                held |= {
+                    (layer, head, row): float(scores(layer, 0)[head, row]) for head in marks.nonzero()[:, 0].tolist()
+                }
+    prompt = int((batch.regions_BN != Region.PADDING).sum())
+    for call in range(14):
+        decode(backbone, torch.tensor([[20 + call]]), cache)
+        if call and call % every == 0:  # what came before this token
+            held = evicted(held, budget * heads, pool)
+            for i, layer in enumerate(cache.layers):
+                state = layer.eviction_state
+                competes = (state.region_RM > 0) & (state.region_RM < 128)
+                for head, (places, marks) in enumerate(zip(state.place_RM, competes, strict=True)):
+                    assert sorted(places[marks].tolist()) == sorted(place for *own, place in held if own == [i, head])
+        held |= {
+            (layer, head, prompt + call): float(scores(layer, call + 1)[head, 0])
+            for layer in range(3)
+            for head in range(2)
+        }
+    assert cache.evictor.evictions == 3
+
+
+@torch.no_grad()
+def test_what_is_held_of_new_tokens_is_counted():
+    """Until the next look: what each layer projected of them, and no query."""
+    family, layers = text_family(layers=3), 3
+    backbone, cache = compress(family).eval(), PackedCache(layers)
+    compression = Compression(build_eviction("kvzap", **settings_for("kvzap", family)), 12, "tokens", every=4)
+    batch = text_batch([(30, 5, 0), (20, 9, 0)], seed=3)
+    plan, counts = prefill(backbone, batch, cache, compression).plan, []
+    for token in range(5):
+        counts.append(report(backbone, batch, plan, cache, compression).statistics_bytes)
+        decode(backbone, torch.tensor([[20 + token]] * 2), cache)
+    each = layers * 2 * family.hidden_size * 4
+    assert [after - before for before, after in pairwise(counts)] == [each] * 4
+    assert cache.evictor.evictions == 1
+    assert report(backbone, batch, plan, cache, compression).statistics_bytes < counts[-1]
+
+
+def test_a_file_holds_the_nets_bit_for_bit(tmp_path):
+    for hidden in (0, 4):
+        numbers = drawn_nets(2, 3, 5, hidden)
+        path = written(tmp_path / f"{hidden}.json", "kvzap", numbers)
+        found = read_calibration(path, "kvzap", TokenScorers).numbers
+        assert found == numbers
+        for ours, its in zip(found.nets, numbers.nets, strict=True):
+            assert all(map(torch.equal, ours, its))
+        found.check_shape(2, 3, 99)
+        assert f"a net from 5 to {'4 to ' if hidden else ''}3" in found.words()
+
+
+def encoded(*numbers):
+    return base64.b64encode(torch.tensor(numbers).numpy().astype("<f4").tobytes()).decode()
+
+
+FAULTS = {
+    "no layers": ({"layers": []}, "layers must hold a net for every layer"),
+    "no base64": ({"layers": ["!"]}, r"layers\[0\] is no base64"),
+    "too short": ({"layers": [encoded(1.0)]}, r"layers\[0\] has 4 bytes; a net of these widths has 12"),
+    "another width": ({"hidden": 2}, r"layers\[0\] has 12 bytes; a net of these widths has"),
+    "NaN": ({"layers": [encoded(1.0, math.nan, 0.0)]}, r"layers\[0\] holds NaN or infinity"),
+    "no width": ({"width": 0}, "width is 0"),
+    "a width of many digits": ({"width": 10**9}, "width is 1,000,000,000; it must be"),
+    "numbers": ({"layers": [[1.0]]}, r"layers\[0\] is \[1.0\]; it must be a text"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_broken_file_is_refused_in_one_message(tmp_path, name):
+    change, words = FAULTS[name]
+    path = written(tmp_path / "nets.json", "kvzap", TokenScorers.of([[torch.ones(1, 2), torch.ones(1)]]))
+    content = json.loads((tmp_path / "nets.json").read_text())
+    content["numbers"] |= change
+    (tmp_path / "nets.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=words) as raised:
+        build_eviction("kvzap", calibration=path)
+    assert "nets.json" in str(raised.value)
+
+
+def test_another_backbone_s_file_and_another_layer_count(tmp_path):
+    family = text_family(layers=2)
+    other = KVzap(written(tmp_path / "a.json", "kvzap", drawn_nets(2, family.shape.num_kv_heads, family.hidden_size)))
+    with pytest.raises(ValueError, match=r"made on 'nowhere/model'.* this backbone is another one"):
+        Compression(other, 0.5).check(family)
+    made = other.calibrated
+    made.check_backbone(NOBODY.model_type, NOBODY.digest, 2, family.shape.num_kv_heads, 16)
+    words = "kvzap's file has nets for 2 layers of 2 heads, and the backbone 3 of 2"
+    with pytest.raises(ValueError, match=words):
+        made.check_backbone(NOBODY.model_type, NOBODY.digest, 3, 2, 16)
+
+
+def test_nets_of_another_width_are_refused_before_anything_runs(tmp_path):
+    """A file that names this backbone, by hand or by mistake; of a reducer and a warm start too."""
+    family = text_family(layers=2)
+    own = Identity("x", None, str(family.model.config.model_type), shapes_digest(family))
+    path = written(tmp_path / "a.json", "kvzap", drawn_nets(2, family.shape.num_kv_heads, 32, 5), own)
+    words = "nets that read 32 numbers of a token, and the backbone's layers have 64; make its own"
+    with pytest.raises(ValueError, match=words):
+        Compression(KVzap(path), 0.5).check(family)
+    with pytest.raises(ValueError, match=words):
+        check_calibration(KVzap(path).calibrated, family)

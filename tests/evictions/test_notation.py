@@ -38,22 +38,15 @@ def test_wrappers_stand_in_each_other_and_settings_find_their_method():
             r"'ada\(snapkv' has unbalanced parentheses: 1 \"\(\" and 0 \"\)\"; write a method, or "
             r"wrappers around one: ada\(",
         ),
-        ("ada(critical(snapkv)))", r"has unbalanced parentheses: 2 \"\(\" and 3 \"\)\""),
         ("ada(snapkv)x", "cannot be read"),
-        (")ada(", "cannot be read"),
         ("ada()", "parentheses without a name"),
-        ("(snapkv)", "parentheses without a name"),
         ("ada(ada(snapkv))", "has 'ada' twice"),
         ("ada(snapvk)", r"unknown eviction method 'snapvk'\. Did you mean 'snapkv'\?"),
         ("adda(snapkv)", r"unknown eviction wrapper 'adda'\. Did you mean 'ada'\? Allowed: ada, .*per_layer"),
-        ("adda", r"unknown eviction method 'adda'\. Did you mean 'ada'"),
         ("ada", r"'ada': ada goes around a method; write ada\(snapkv\)"),
-        ("chunk(ada)", r"ada goes around a method; write ada\(snapkv\)"),
         ("knorm(snapkv)", r"knorm goes around no other method; wrappers: ada, "),
-        ("ada(knorm,snapkv)", "unknown eviction method 'knorm,snapkv'"),
         (5, "eviction 5 must be text; write a method"),
         ("ada(" * 10**6 + "snapkv" + ")" * 10**6, f"has 1,000,001 methods inside each other; at most {DEEPEST}"),
-        ("knorm(" + "x" * 10**6 + ")", "knorm goes around no other"),
         ("x" * 10**6, "unknown eviction method"),
     ],
 )
@@ -120,16 +113,8 @@ def test_numbers_and_switches_of_another_type_are_refused_in_words(name, key, ki
     wrong = {bool: ["false", 0, None], int: ["3", 2.5, True, None, [1], 2**31, -(10**30)], float: ["3", True, [1]]}
     for value in wrong[kind]:
         named = key.replace(".", " ")
-        if key.endswith((".window", "simlayerkv.recent")) and value == 2.5:  # a number, since a window may be a share
-            words = f"^{named}=2.5 must be . or more entries, a whole number, or a share of the budget between 0 and 1"
-        else:
-            words = f"^{named} is .*; (it must be|at most 2,147,483,647)"
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=rf"^{named}( is .*; it must |=2.5 must be . or more entries)"):
             build_eviction(name, **{key: value})
-
-
-def test_a_name_stands_in_one_registry():
-    assert not set(EVICTIONS) & set(WRAPPERS)
 
 
 NAN = math.nan
@@ -168,25 +153,13 @@ OUT_OF_RANGE = {
 }
 REFUSED = [
     ("cake", {"kernel": 2}, r"cake kernel=2 must be an odd number, 1 or more"),
-    ("cake", {"gamma": -1.0}, r"cake gamma is -1.0; it must be 0 to 1,000,000"),
-    ("snapkv", {"window": 1.5}, r"window=1.5 must be 1 or more entries, a whole number, or a share of the budget"),
-    ("snapkv", {"pooling": "avgs"}, r"unknown snapkv pooling 'avgs'. Did you mean 'avg'.* Allowed: avg, max"),
-    ("compactor", {"chunks": 3}, r"unknown setting of compactor 'chunks'. Did you mean 'chunk'"),
     ("random", {"sed": 1}, r"unknown setting of random 'sed'\. Did you mean 'seed'\? Allowed: seed"),
     ("kvcompose", {"adaptive": False, "structured": False}, r"adaptive=False needs structured=True"),
     ("kvzip", {"level": "head", "pool": "head"}, r"heads must share a budget"),
     ("tgv_kv", {"released": True, "budgets": "VV"}, r"released=true imitates one code"),
     ("ada(streaming_llm)", {}, r"ada divides a budget between heads, and streaming_llm keeps one set for all heads"),
-    ("ada(chunk(knorm))", {}, r"ada divides .* and chunk\(knorm\) keeps one set"),
-    ("critical(chunk(knorm))", {}, r"chunk ranks chunks of them; write chunk\(critical\(knorm\)\)"),
     ("critical(per_layer(chunk(knorm)))", {"shares": [1]}, r"chunk ranks chunks of them; write chunk\(critical"),
     ("per_layer(knorm)", {"shares": ()}, r"needs shares, a number for every layer: 4:3:2:1, or \[4, 3, 2, 1\] in"),
-    ("per_layer(knorm)", {"shares": "4:3"}, r"per_layer needs shares"),
-    (
-        "per_layer(knorm)",
-        {"shares": [1, -1]},
-        r"shares hold -1; every one must be a number of 0 or more, at most 1e100",
-    ),
     ("per_layer(knorm)", {"shares": [0, 0.0]}, r"per_layer shares are all 0"),
 ]
 REFUSED += [

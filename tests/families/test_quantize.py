@@ -102,16 +102,6 @@ def test_the_decoder_alone_is_quantised_and_the_identity_stays(folders, name, ki
     assert digests == {identify(family, config).digest}
 
 
-def test_without_bitsandbytes_one_line_says_what_to_do(folders, monkeypatch):
-    monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None)
-    config = BackboneConfig(folders("llama"), quantization="int8")
-    with pytest.raises(
-        ValueError, match=r"quantization 'int8' needs bitsandbytes, which is not installed: pip install"
-    ):
-        load_family(config)
-    assert layout_family(config).shape.num_layers == 3  # a pre-flight needs none
-
-
 def loss_and_gradients(parts, batch):
     parts.zero_grad()
     result = parts.run(batch)
@@ -199,14 +189,3 @@ def test_adapters_fit_a_backbone_however_it_is_quantised(folders, tmp_path, trai
     logits = [parts.eval().logits(parts.run(batch)) for parts in (backbone, reloaded)]
     similarity = nn.functional.cosine_similarity(logits[0].flatten(), logits[1].flatten(), dim=0)
     assert similarity > 0.7  # other weights choose some other groups; unrelated logits would be near 0
-
-
-@sampled("kind", KINDS, every=2)
-@torch.no_grad()
-def test_output_norms_read_the_dequantised_projection(folders, kind):
-    path, routing = folders("llava"), RoutingConfig(selector="output_norm", num_groups=16, kept_groups=4)
-    batch, config = make_batch([(1, 8)]), BackboneConfig(path, quantization=kind)
-    parts, _ = build(config, LoraSettings(4, 8, 0.0), build_reducer("none"), routing)
-    plain, _ = build(BackboneConfig(path), LoraSettings(4, 8, 0.0), build_reducer("none"), routing)
-    masks = [made.run(batch).state.masks[0] for made in (parts, plain)]
-    assert (masks[0] == masks[1]).float().mean() > 0.9  # at random: 0.63

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import LlavaNextProcessor, LlavaOnevisionProcessor
 from transformers.models.llava_next.modeling_llava_next import LlavaNextModel
 from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionModel
 
+from subtoken_train.families.idefics3 import Idefics3Processor
 from subtoken_train.families.images import Video
-from subtoken_train.families.tiles import TileLayout, joined_tiles, ordered_pictures, padded_tiles, pictures_per_sample
+from subtoken_train.families.tiles import TileLayout, ordered_pictures, pictures_per_sample
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region
@@ -52,38 +52,6 @@ def onevision_reference(config, tiles_IPC, size, newline_C, most):
     return packed[0]
 
 
-def next_processor(patch=14) -> SimpleNamespace:
-    own = SimpleNamespace(
-        image_processor=SimpleNamespace(image_grid_pinpoints=NEXT), patch_size=patch, num_additional_image_tokens=0
-    )
-    own._get_unpadded_features = lambda *given: LlavaNextProcessor._get_unpadded_features(own, *given)
-    return own
-
-
-def onevision_processor(most: int) -> SimpleNamespace:
-    own = SimpleNamespace(
-        image_processor=SimpleNamespace(image_grid_pinpoints=ONEVISION),
-        num_image_tokens=729,
-        vision_aspect_ratio=f"anyres_max_{most}",
-    )
-    own._get_unpadded_features = lambda *given: LlavaOnevisionProcessor._get_unpadded_features(own, *given)
-    return own
-
-
-@pytest.mark.slow
-def test_placeholders_are_what_the_processors_write():
-    """Model and processor have been one row apart in transformers' history: a wide sweep of sizes."""
-    next_layout = TileLayout.of(next_config())
-    one = TileLayout.of(next_config(ONEVISION, 384), most_tiles=9)
-    assert (next_layout.whole, one.whole) == (576, 729)
-    writes_next, writes_one = next_processor(), onevision_processor(9)
-    for size in random_sizes(4000):
-        assert next_layout.placeholders(size) == LlavaNextProcessor._get_number_of_features(
-            writes_next, *size, 336, 336
-        )
-        assert one.placeholders(size) == LlavaOnevisionProcessor._get_number_of_features(writes_one, *size, 384, 384)
-
-
 def test_packing_is_transformers_own_over_many_sizes():
     config, generator = next_config(), torch.Generator().manual_seed(1)
     layout, newline_C = TileLayout.of(config), torch.randn(2, generator=generator)
@@ -108,31 +76,6 @@ def test_crops_of_too_many_patches_are_scaled_as_onevision_does(most):
         torch.testing.assert_close(packed_TC, expected_TC, rtol=0, atol=0)
         scaled += len(packed_TC) < TileLayout.of(config).placeholders(size)
     assert 5 < scaled <= 60
-
-
-def test_a_picture_that_is_not_cut_ends_with_one_newline():
-    layout, tile_1PC = TileLayout(((4, 4),), 4, 2), torch.arange(8.0).reshape(1, 4, 2)
-    packed_TC = layout.pack(tile_1PC, (9, 3), torch.tensor([-1.0, -2.0]))
-    assert layout.placeholders((9, 3), cut=False) == len(packed_TC) == 5
-    assert packed_TC.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7], [-1, -2]]
-
-
-def test_rows_of_patches_run_across_tiles():
-    """A picture of two tiles side by side, uncropped: each row is of both, a newline at its end."""
-    layout = TileLayout(((2, 4),), 2, 2)
-    tiles_IPC = torch.arange(12.0).reshape(3, 4, 1)
-    packed_TC = layout.pack(tiles_IPC, (10, 20), torch.tensor([-1.0]))
-    assert packed_TC[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 8, 9, -1, 6, 7, 10, 11, -1]
-    assert layout.crop((10, 20)) == (2, 4)
-    assert layout.tiles((10, 20)) == 3
-
-
-def test_tiles_are_padded_with_zeros_and_read_back():
-    tiles = torch.arange(1.0, 7.0)[:, None, None, None].expand(6, 3, 2, 2)
-    padded = padded_tiles(tiles, [3, 1, 2])
-    assert padded[:, :, 0, 0, 0].tolist() == [[1, 2, 3], [4, 0, 0], [5, 6, 0]]
-    assert padded.shape == (3, 3, 3, 2, 2)
-    assert torch.equal(joined_tiles(padded, [3, 1, 2]), tiles)
 
 
 def marked(*counts):
@@ -251,7 +194,7 @@ def test_tiles_are_counted_as_the_image_processor_cuts_them():
 
 def test_a_checkpoint_that_does_not_cut_sees_wholes():
     family, images = idefics_family(), noises(idefics3.SIZES)
-    whole = type(family)(family.model, type(family.processor)(tiler(do_image_splitting=False), family.tokenizer))
+    whole = type(family)(family.model, Idefics3Processor(tiler(do_image_splitting=False), family.tokenizer))
     assert whole.visual_tokens(idefics3.SIZES[0]) == 4
     assert len(whole.process_images(images)[0]) == len(images)
 

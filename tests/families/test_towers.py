@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from transformers.vision_utils import get_vision_window_index
 
 from subtoken_train.families.qwen_vl import per_token, tower_with_statistics
-from subtoken_train.families.towers import features_with_statistics, patch_features, received_attention
+from subtoken_train.families.towers import features_with_statistics, received_attention
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from tests.support.golden_cases import near
 from tests.support.helpers import eager_calls, random_scores
@@ -58,12 +58,6 @@ def test_no_matrix_is_larger_than_one_image_by_itself():
     assert largest.elements == 300 * 300
 
 
-def test_tokens_are_means_of_their_patches_in_raster_order():
-    values = torch.arange(12.0)
-    assert per_token(values, torch.tensor([2, 0, 1])).tolist() == [5.5, 9.5, 1.5]
-    assert per_token(values.bfloat16()[:, None], torch.tensor([0, 1, 2])).dtype == torch.float32
-
-
 @pytest.fixture
 def family():
     return qwen_family()
@@ -110,11 +104,6 @@ def test_a_last_block_with_windows_is_refused(family, batch):
     with pytest.raises(ValueError, match=r"last block, 3, attends to the whole image; .* in blocks \[1\]"):
         family.visual_states(batch, "received")
     assert family.visual_states(batch).received is None
-
-
-def test_nothing_stays_hooked(family, batch):
-    family.visual_states(batch, "received")
-    assert not family.model.model.visual.blocks[-1].attn._forward_pre_hooks
 
 
 PICTURES = [Image.effect_noise((100, 70), 60).convert("RGB"), qwen_video(4)]
@@ -164,12 +153,6 @@ def test_statistics_are_those_of_the_layer_that_made_the_features(tower, monkeyp
 def test_bf16_towers_give_statistics_in_fp32(tower):
     features, received, keys = features_with_statistics(tower.bfloat16(), pixels(2).bfloat16(), [-1])
     assert (features.dtype, received.dtype, keys.dtype) == (torch.bfloat16, torch.float32, torch.float32)
-
-
-def test_only_the_chosen_states_are_held(tower):
-    states = tower(pixels(1), output_hidden_states=[-1]).hidden_states
-    assert [state is None for state in states] == [True, True, True, False]
-    assert patch_features(tower, pixels(2), [-1]).shape == (2, 9, 32)
 
 
 def test_embeddings_have_no_attention(tower):

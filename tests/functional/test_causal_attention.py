@@ -1,16 +1,22 @@
-"""Attention of rows at the end of what they see: plain softmax, whichever of torch's kernels takes the call."""
+"""Attention of some rows and of all is plain softmax; the gradient of a choice among keys."""
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from subtoken_train.functional.attention_statistics import BLOCK, attention_blocks, attention_rows
 from subtoken_train.functional.causal_attention import (
     Seen,
     SlidingWindow,
     causal_attention,
     fused_attention,
     fused_kernels,
+    with_key_gradient,
 )
+from tests.support.helpers import random_mask, random_scores
+from tests.support.host_reads import LargestTensor
 
 
 @pytest.mark.parametrize("block", [1, 3, 100])
@@ -121,3 +127,176 @@ def test_a_fused_kernel_runs_every_call_on_a_gpu(dtype, kv_heads, width, rows):
         expected = causal_attention(*wide, home, width**-0.5, 64)
         tolerance = 1e-4 if dtype == torch.float32 else 2e-2
         torch.testing.assert_close(found.double().cpu(), expected, atol=tolerance, rtol=tolerance)
+
+
+B, H, HEADS, ROWS, K, WIDTH, SCALE = 2, 4, 2, 5, 12, 8, 0.3
+CONTEXT = K - ROWS
+
+
+def made(seed, dtype=torch.float32):
+    query = random_scores(seed, B, H, ROWS, WIDTH, dtype=dtype)
+    key, value = (random_scores(seed + i, B, HEADS, K, WIDTH, dtype=dtype) for i in (1, 2))
+    keep = random_mask(seed + 3, B, HEADS, K)
+    keep[..., CONTEXT:] = True
+    visible = random_mask(seed + 4, B, K, share=0.9)
+    visible[:, CONTEXT:] = True
+    learns = visible & (torch.arange(K) < CONTEXT)
+    return query, key, value, keep, visible, learns
+
+
+def attention(query, key, value, keep, seen, block=3):
+    return causal_attention(query, key, value, Seen(seen.places_BK, seen.window, keep), SCALE, block)
+
+
+def plain(query, key, value, weight_BhK, seen):
+    """Attention in which the place of a key counts so many times."""
+    shares = H // HEADS
+    key, value, weight = (x.repeat_interleave(shares, 1) for x in (key, value, weight_BhK))
+    scores = query @ key.mT * SCALE
+    shown = seen.of_rows(K - ROWS, K, query.device)
+    probabilities = (scores.exp() * weight[:, :, None]).masked_fill(~shown, 0)
+    return probabilities @ value / probabilities.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("size", [None, 8])
+@pytest.mark.parametrize("block", [2, 64])
+def test_slopes_of_kept_and_dropped_keys(size, block):
+    query, key, value, keep, visible, learns = made(3)
+    seen = Seen(visible, None if size is None else SlidingWindow(size, torch.arange(K).expand(B, K)))
+    logits = random_scores(9, B, HEADS, K).requires_grad_()
+    upstream = random_scores(11, B, H, ROWS, WIDTH)
+    out = attention(query, key, value, keep, seen, block)
+    found = with_key_gradient(out, logits, (query, key, value), keep, learns, seen, SCALE, block)
+    assert torch.equal(found, out)
+    found.backward(upstream)
+    sigmoid = logits.detach().sigmoid()
+    slopes = logits.grad / (sigmoid * (1 - sigmoid))
+
+    weight = keep.float().requires_grad_()
+    exact = plain(query, key, value, weight, seen)
+    assert torch.allclose(exact, out, atol=1e-5)
+    (of_kept,) = torch.autograd.grad((exact * upstream).sum(), weight)
+    assert not slopes[~learns[:, None].expand_as(slopes)].any()
+    for b, head, place in (learns[:, None] & torch.ones_like(keep)).nonzero().tolist():
+        expected, back = of_kept[b, head, place], keep.float()
+        if not keep[b, head, place]:
+            back[b, head, place] = 1
+            expected = ((plain(query, key, value, back, seen) - exact) * upstream).sum()
+        assert torch.allclose(slopes[b, head, place], expected, atol=1e-5)
+
+
+def test_queries_keys_and_values_learn_as_without_it():
+    query, key, value, keep, visible, learns = made(5)
+    seen, grads = Seen(visible), []
+    for with_logits in (False, True):
+        states = [x.clone().requires_grad_() for x in (query, key, value)]
+        out = attention(*states, keep, seen)
+        if with_logits:
+            logits = torch.zeros(B, HEADS, K, requires_grad=True)
+            out = with_key_gradient(out, logits, tuple(states), keep, learns, seen, SCALE, 4)
+        out.pow(2).sum().backward()
+        grads.append([x.grad for x in states])
+    assert all(torch.equal(own, other) for own, other in zip(*grads, strict=True))
+
+
+def test_bf16_states_under_autocast():
+    query, key, value, keep, visible, learns = made(7, torch.bfloat16)
+    seen, found = Seen(visible), {}
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = torch.zeros(B, HEADS, K, requires_grad=True)
+        states = tuple(x.to(dtype) for x in (query, key, value))
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            out = attention(*states, keep, seen)
+            with_key_gradient(out, logits, states, keep, learns, seen, SCALE, 4).float().pow(2).sum().backward()
+        found[dtype] = logits.grad
+    assert torch.allclose(found[torch.bfloat16], found[torch.float32], atol=2e-2, rtol=5e-2)
+
+
+def dense(query, key, keys, scale):
+    """[B, H, N, N]: causal softmax over the marked keys in float64; rows that see none are 0."""
+    length = query.shape[2]
+    repeated = key.double().repeat_interleave(query.shape[1] // key.shape[1], 1)
+    seen = torch.ones(length, length, dtype=torch.bool).tril() & keys[:, None]
+    weight = ((query.double() @ repeated.mT) * scale).exp() * seen[:, None]
+    return weight / weight.sum(-1, keepdim=True).clamp(min=1e-300)
+
+
+def tensors(batch, heads, kv_heads, length, width=4, seed=0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(batch, count, length, width, generator=generator).to(dtype) for count in (heads, kv_heads)]
+
+
+def collect(blocks, like):
+    """Put the rows of blocks back to their places, and where they were written, [B, H, N, N] and [B, N] counts."""
+    matrix, times = torch.zeros_like(like), torch.zeros(like.shape[0], like.shape[2], dtype=torch.long)
+    for index, probability in blocks:
+        for sample, rows in enumerate(index.tolist()):
+            for slot, row in enumerate(rows):
+                if row < 0:
+                    assert not probability[sample, :, slot].any()
+                else:
+                    matrix[sample, :, row] = probability[sample, :, slot]
+                    times[sample, row] += 1
+    return matrix, times
+
+
+@st.composite
+def problems(draw):
+    batch, kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    length = draw(st.integers(1, 14))
+    query, key = tensors(batch, kv_heads * group, kv_heads, length, seed=draw(st.integers(0, 99)))
+    marks = st.lists(st.booleans(), min_size=batch * length, max_size=batch * length)
+    keys, rows = (torch.tensor(draw(marks)).view(batch, length) for _ in range(2))
+    return query, key, rows, keys
+
+
+@given(problems(), st.integers(1, 16), st.data())
+def test_blocks_are_the_dense_rows(problem, block, data):
+    """Any rows, any keys (empty sets too), any block size; every marked row once; queries may be of the last rows."""
+    query, key, rows, keys = problem
+    offset = data.draw(st.integers(0, query.shape[2] - 1))
+    query, rows = query[:, :, offset:], rows[:, offset:]
+    expected = dense(problem[0], key, keys, 0.7)[:, :, offset:] * rows[:, None, :, None]
+    blocks = list(attention_blocks(query, key, rows, keys, 0.7, block, offset=offset))
+    assert sum(index.shape[1] for index, _ in blocks) == rows.sum(-1).max()  # no row is computed for nothing
+    matrix, times = collect(blocks, expected)
+    assert torch.equal(times, rows.long())
+    assert torch.allclose(matrix, expected, atol=1e-6)
+
+
+@given(problems(), st.data())
+def test_chosen_rows_are_the_dense_rows(problem, data):
+    """In any order, several times, or none (-1)."""
+    query, key, _, keys = problem
+    batch, heads, length, _ = query.shape
+    width = data.draw(st.integers(0, 5))
+    picks = st.lists(st.integers(-1, length - 1), min_size=batch * width, max_size=batch * width)
+    index = torch.tensor(data.draw(picks), dtype=torch.long).view(batch, width)
+    rows = attention_rows(query, key, index, keys, 0.7)
+    assert rows.dtype == torch.float32
+    assert rows.shape == (batch, heads, width, length)
+    expected = dense(query, key, keys, 0.7)
+    for sample, row in enumerate(index.tolist()):
+        for slot, place in enumerate(row):
+            wanted = expected[sample, :, place] if place >= 0 else torch.zeros(heads, length).double()
+            assert torch.allclose(rows[sample, :, slot].double(), wanted, atol=1e-6)
+
+
+def test_bf16_inputs_are_computed_in_fp32_and_large_scores_do_not_overflow():
+    (query, key), everything = tensors(2, 4, 2, 20, dtype=torch.bfloat16), torch.ones(2, 20, dtype=torch.bool)
+    places = torch.arange(20).expand(2, -1)
+    rows = attention_rows(query, key, places, everything, 0.5)
+    assert torch.allclose(rows.double(), dense(query, key, everything, 0.5), atol=1e-6)
+    rows = attention_rows(query.float() * 1e3, key.float() * 1e3, places, everything, 1.0)
+    assert torch.allclose(rows.sum(-1), torch.ones(2, 4, 20))
+
+
+@pytest.mark.parametrize(("block", "length"), [(8, 300), (BLOCK, 1500)])
+def test_memory_is_a_block_of_rows(block, length):
+    """The largest tensor holds heads x block x N elements: less than one N x N matrix."""
+    query, key = tensors(1, 4, 2, length, width=2)
+    everything = torch.ones(1, length, dtype=torch.bool)
+    with LargestTensor() as largest:
+        rows = sum(index.shape[1] for index, _ in attention_blocks(query, key, everything, everything, 1.0, block))
+    assert rows == length
+    assert largest.elements == 4 * block * length < length * length

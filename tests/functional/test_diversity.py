@@ -1,4 +1,4 @@
-"""Choosing rows by diversity, against plain loops and against what the originals chose (``benchmarks``)."""
+"""Rows unlike each other, beside loops and released code; density-peak clusters and leverage scores."""
 
 from pathlib import Path
 
@@ -7,14 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from subtoken_train.evictions.compactor import JITTER, gaussian_sketch, leverage_scores
 
 from subtoken_train.functional import diversity
 from subtoken_train.functional.diversity import farthest_places, unit_rows, unlike_places, volume_places
-from subtoken_train.reducers.diversity import relevance
-from subtoken_train.reducers.vispruner import important_and_distinct
-from tests.support.golden_cases import alike
+from subtoken_train.reducers.embeds import relevance
+from subtoken_train.reducers.sparsevlm import densities, density_clusters, distances
+from subtoken_train.reducers.tower import important_and_distinct
+from tests.support.golden_cases import alike, load
 from tests.support.helpers import random_mask, random_scores
-from tests.support.plain_choices import by_determinants, by_max_min, cosine, without_by_loop
+from tests.support.plain_choices import by_determinants, by_max_min, clusters_by_loop, cosine, without_by_loop
 
 SIZES, SEEDS = st.tuples(st.integers(1, 3), st.integers(1, 14)), st.integers(0, 10_000)
 
@@ -69,13 +71,6 @@ def test_ties_and_doubles_go_to_the_lower_index():
         assert (sorted(first[:3]), first[3:]) == ([0, 1, 4], [2, 3])
     assert chosen_order(volume_places(rows, torch.ones(1, 5), every, 5)[0], 5)[:3] == [0, 1, 4]
     assert chosen_order(volume_places(rows, torch.tensor([[1.0, 1, 2, 1, 1]]), every, 1)[0], 1) == [2]
-
-
-def test_beyond_the_width_no_volume_is_left_and_nothing_is_nan():
-    """Chosen rows span all others after 3 steps: the lowest index of the rest is next, at whatever weight."""
-    rows, marks = unit_rows(random_scores(0, 1, 9, 3)), torch.ones(1, 9, dtype=torch.bool)
-    order = chosen_order(volume_places(rows, torch.arange(9.0)[None] + 1, marks, 9)[0], 9)
-    assert order[3:] == sorted(order[3:])
 
 
 @pytest.mark.parametrize("choose", [farthest_places, lambda *a: volume_places(a[0], torch.ones(1, 30), *a[1:])])
@@ -137,3 +132,48 @@ def test_vispruner_is_the_originals_set(originals):
     images = zip(features, attention.mean(1), strict=True)
     ours = torch.stack([important_and_distinct(*image, 8, 16) for image in images])
     alike("vispruner", "pruner_originals", marks(ours, features.shape[1]), kept)
+
+
+def test_golden_of_sparsevlms_release(shared):
+    params, tensors = load(shared, "sparsevlm")
+    for points, noise, expected in zip(*(tensors[f"merge_{name}"] for name in ("in", "noise", "out")), strict=True):
+        apart = distances(points)
+        dense = densities(apart, params["cluster_num"]) + 1e-6 * noise
+        _, cluster = density_clusters(apart, dense, params["cluster_num"])
+        means = torch.stack([points[cluster == i].mean(0) for i in range(params["cluster_num"])])
+        torch.testing.assert_close(means, expected, rtol=1e-4, atol=1e-5)
+
+
+@given(st.integers(1, 14), st.integers(1, 14), st.integers(0, 200))
+def test_clusters_equal_a_plain_loop(points, count, seed):
+    drawn, count = random_scores(seed, points, 4), min(points, count)
+    apart = distances(drawn)
+    centres, cluster = density_clusters(apart, densities(apart, count), count)
+    assert (centres.tolist(), cluster.tolist()) == clusters_by_loop(drawn, count)
+
+
+def test_equal_points_cluster_by_their_order():
+    apart = distances(torch.ones(5, 3))
+    centres, cluster = density_clusters(apart, densities(apart, 2), 2)
+    assert centres.tolist() == [0, 1]
+    assert cluster.tolist() == [0, 1, 0, 0, 0]
+
+
+def test_equal_to_the_diagonal_of_the_projection():
+    torch.manual_seed(0)
+    vectors, sketch = torch.randn(2, 40, 8), gaussian_sketch(2, 8, 5, 0)
+    found = leverage_scores(vectors, sketch)
+    for head in range(2):
+        x = ((vectors[head] - vectors[head].mean(0)) @ sketch[head]).double()
+        projection = x @ torch.linalg.inv(x.T @ x + JITTER * torch.eye(5)) @ x.T
+        assert torch.allclose(found[head].double(), projection.diagonal(), atol=1e-5)
+    assert (found >= 0).all()
+
+
+def test_a_sketch_wider_than_the_vectors_and_vectors_of_large_size():
+    """The Gram matrix is singular, and rounding exceeds the first jitter."""
+    torch.manual_seed(0)
+    for size in (1.0, 1e4):
+        found = leverage_scores(torch.randn(2, 300, 8) * size, gaussian_sketch(2, 8, 48, 0))
+        assert found.isfinite().all()
+        assert (abs(found.sum(-1) - 8) < 0.5).all()

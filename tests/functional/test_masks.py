@@ -1,5 +1,6 @@
-"""Group masks: exact budgets and ties against a sort in plain python, and the gradient that passes through them."""
+"""Group masks against plain python: exact budgets and ties, the gradient that passes through them, their statistics."""
 
+import math
 from fractions import Fraction
 from math import floor
 
@@ -8,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from subtoken_train.functional import masks
 from subtoken_train.functional.gather import rank_candidates
 from subtoken_train.functional.masks import counted_mask, fixed_mask, global_mask, ranked_counts, straight_through
 from tests.support.helpers import random_mask, random_scores
@@ -86,37 +88,6 @@ def test_ranked_counts(sizes, seed, share, num_groups, data):
         assert own.tolist() == [expected[j] if is_routed else 0 for j, is_routed in zip(places, some, strict=True)]
 
 
-@pytest.mark.parametrize(
-    ("kept_groups", "num_groups", "expected"),
-    [
-        (4, 16, [8, 7, 6, 5, 3, 2, 1, 0]),  # the worst token keeps its key alone
-        (12, 16, [16, 15, 14, 13, 11, 10, 9, 8]),  # no token above S
-        (1, 4, [2, 2, 2, 2, 0, 0, 0, 0]),
-        (16, 16, [16] * 8),
-    ],
-)
-def test_ranked_schedules(kept_groups, num_groups, expected):
-    rank = torch.arange(8)[None]
-    assert ranked_counts(rank, rank >= 0, kept_groups, num_groups)[0].tolist() == expected
-
-
-@given(
-    numbers=st.lists(st.floats(allow_nan=False, width=32), min_size=1, max_size=20),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-    seed=SEEDS,
-)
-def test_a_gate_is_the_hard_mask_and_its_gradient_the_sigmoids(numbers, dtype, seed):
-    logits, hard = torch.tensor(numbers).to(dtype).requires_grad_(), random_mask(seed, len(numbers), share=0.5)
-    gate, upstream = straight_through(hard, logits), torch.arange(1, len(numbers) + 1, dtype=dtype)
-    assert gate.dtype == dtype
-    assert torch.equal(gate, hard.to(dtype))
-    gate.backward(upstream)
-    soft = torch.tensor(numbers).to(dtype).double().sigmoid()
-    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
-    expected = (soft * (1 - soft) * upstream.double()).to(dtype)
-    assert torch.allclose(logits.grad, expected, rtol=tolerance, atol=tolerance)
-
-
 @given(seed=SEEDS, learns=st.booleans())
 def test_a_gate_equals_the_formula_of_the_method(seed, learns):
     """``hard + (soft - soft.detach())``, where it learns; bit for bit."""
@@ -130,3 +101,73 @@ def test_a_gate_equals_the_formula_of_the_method(seed, learns):
     found.backward(upstream)
     expected.backward(upstream)
     assert torch.equal(ours.grad, theirs.grad)
+
+
+SIZES = DRAWN["sizes"]
+LEVELS, DTYPES = st.sampled_from([None, 1, 3]), st.sampled_from([torch.float32, torch.bfloat16])
+
+
+def routed_rows(tensor_BNS, routed_BN):
+    """The rows of routed tokens, as lists."""
+    return tensor_BNS[routed_BN].tolist()
+
+
+def entropy_of_yes(share):
+    return -sum(p * math.log(p) for p in (share, 1 - share) if p)
+
+
+@given(SIZES, SEEDS)
+def test_counts_histogram_and_entropy_of_masks(size, seed):
+    mask, routed = random_mask(seed, *size), random_mask(seed + 1, *size[:2])
+    rows = routed_rows(mask, routed)
+    counts, total = [sum(row[s] for row in rows) for s in range(size[2])], sum(map(sum, rows))
+    assert masks.group_counts(mask, routed).tolist() == counts
+    assert masks.kept_histogram(mask, routed).tolist() == [
+        sum(sum(row) == k for row in rows) for k in range(size[2] + 1)
+    ]
+    assert masks.group_usage(mask, routed).sum() == pytest.approx(1 if total else 0)
+    assert masks.shared_pairs(mask, mask, routed) == total
+    shares = [count / max(len(rows), 1) for count in counts]
+    largest = entropy_of_yes(sum(shares) / len(shares))
+    expected = sum(map(entropy_of_yes, shares)) / len(shares) / largest if largest > 1e-9 else 0
+    assert float(masks.mask_entropy(mask, routed)) == pytest.approx(expected, abs=1e-5)
+
+
+@given(SIZES, SEEDS, LEVELS)
+def test_order_of_relevance(size, seed, levels):
+    mask, routed = random_mask(seed, *size), random_mask(seed + 1, *size[:2])
+    relevance = random_scores(seed, *size[:2], levels=levels)
+    kept, ordered, valid = masks.by_relevance(mask, relevance, routed)
+    for b in range(size[0]):
+        tokens = sorted((n for n in range(size[1]) if routed[b, n]), key=lambda n, b=b: (-relevance[b, n], n))
+        assert valid[b].tolist() == [rank < len(tokens) for rank in range(size[1])]
+        assert kept[b, : len(tokens)].tolist() == [int(mask[b, n].sum()) for n in tokens]
+        assert ordered[b, : len(tokens)].tolist() == [float(relevance[b, n]) for n in tokens]
+
+
+@given(SIZES, SEEDS, LEVELS, DTYPES)
+def test_best_of_each_token(size, seed, levels, dtype):
+    """As many groups as the mask keeps, the best-scored ones; for a fixed budget that is the fixed mask."""
+    mask, scores = random_mask(seed, *size), random_scores(seed, *size, levels=levels, dtype=dtype)
+    best = masks.best_of_each(scores, mask)
+    for marks, own, chosen in zip(mask.flatten(0, 1), scores.flatten(0, 1), best.flatten(0, 1), strict=True):
+        order = sorted(range(size[2]), key=lambda s, own=own: (-float(own[s]), s))
+        assert chosen.nonzero()[:, 0].tolist() == sorted(order[: int(marks.sum())])
+    fixed, other = (fixed_mask(sign * scores.float(), min(2, size[2])) for sign in (1, -1))
+    assert torch.equal(masks.best_of_each(scores, other), fixed)
+
+
+def test_entropy_is_that_of_the_shares():
+    expected = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25)) / math.log(4)
+    for shares, entropy in (([1 / 8] * 8, 1), ([1.0, 0, 0, 0], 0), ([1.0], 1), ([0.75, 0.25, 0, 0], expected)):
+        assert masks.usage_entropy(torch.tensor(shares)) == pytest.approx(entropy, abs=1e-6)
+
+
+@given(SIZES, SEEDS, DTYPES)
+def test_choice_entropy(size, seed, dtype):
+    logits, routed = random_scores(seed, *size, dtype=dtype), random_mask(seed + 1, *size[:2])
+    rows = routed_rows(logits, routed)
+    chances = [[math.exp(x) / sum(map(math.exp, row)) for x in row] for row in rows]
+    entropies = [-sum(p * math.log(p) for p in row) for row in chances]
+    expected = sum(entropies) / len(rows) / math.log(size[2]) if rows and size[2] > 1 else 0
+    assert float(masks.choice_entropy(logits, routed)) == pytest.approx(expected, abs=1e-5)

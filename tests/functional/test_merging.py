@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from subtoken_train.functional import merging
 from subtoken_train.functional.merging import joined_means, merged, nearest_anchor, nearest_key
-from subtoken_train.reducers.visionzip import contextual_targets, contextual_tokens, dominant_tokens
+from subtoken_train.reducers.tower import contextual_targets, contextual_tokens, dominant_tokens
 from tests.support.golden_cases import alike, load, near
 from tests.support.helpers import random_scores
 from tests.support.plain_choices import merged_by_loop

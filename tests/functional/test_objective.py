@@ -30,14 +30,6 @@ def test_answers_cost_the_plain_sum(batch, length, vocabulary, seed):
     assert abs(float(answer_loss(logits[rows], targets)) - sum(losses)) < 1e-4
 
 
-def test_bf16_logits_are_summed_in_fp32():
-    logits, targets = random_scores(0, 400, 7).bfloat16(), torch.zeros(400, dtype=torch.long)
-    assert torch.equal(answer_loss(logits, targets), answer_loss(logits.float(), targets))
-    logits, routed = logits[None, :8], torch.ones(1, 8, dtype=torch.bool)
-    chosen = fixed_mask(logits, 2)
-    assert torch.equal(balance_loss(logits, chosen, routed), balance_loss(logits.float(), chosen, routed))
-
-
 def slow_divergence(student, teacher, temperature):
     """T^2 times the sum of p log(p / q), entry by entry."""
     total = 0.0

@@ -1,6 +1,5 @@
 """One byte budget for keys and groups: against a plain greedy, and at its edges."""
 
-from fractions import Fraction
 from itertools import product
 
 import numpy as np
@@ -80,14 +79,6 @@ def test_equals_the_plain_greedy(sizes, costs, seed, levels, dtype, pooled, shar
         assert torch.equal(own, expected)
 
 
-@pytest.mark.parametrize("share", [Fraction(1, 3), Fraction("0.21875"), Fraction(1)])
-def test_bytes_are_a_share_rounded_down(share):
-    count_B = torch.tensor([0, 1, 7, 131_072])
-    exact = [int(count * 512 * share) for count in count_B.tolist()]
-    found = budget_bytes(count_B, 512, share).tolist()
-    assert all(0 <= own - given <= 1 for own, given in zip(exact, found, strict=True))
-
-
 def test_infinite_and_far_logits_are_ranked():
     key, logits = torch.tensor([[[-torch.inf, 1e4, torch.inf]]]), torch.full((1, 1, 3, 2), -torch.inf)
     every = torch.ones(1, 1, 3, dtype=torch.bool)
@@ -101,15 +92,6 @@ def test_no_entries_and_nothing_chosen():
     found = best_in_bytes(*none, marks, marks, costs, torch.tensor([0]), True)
     assert [each.shape for each in found] == [(1, 2, 0), (1, 2, 0, 4)]
     assert torch.equal(cut_logit(*none, *found, costs, True), torch.zeros(1, 2))
-
-
-def test_heads_may_compete_with_entries_of_their_own():
-    """As layers do, of which a window leaves some fewer entries."""
-    key, logits = torch.zeros(1, 2, 4), torch.zeros(1, 2, 4, 2)
-    competes = torch.tensor([[[True] * 4, [False, False, True, True]]])
-    keys, groups = best_in_bytes(key, logits, competes, competes & False, EntryCosts(2, 1, 0), torch.tensor([24]), True)
-    assert torch.equal(keys, competes)
-    assert torch.equal(groups, competes[..., None].expand_as(groups))
 
 
 @given(**DRAWN)

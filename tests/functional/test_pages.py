@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.reducers.quest import keep_by_page, page_bounds, page_index, page_scores
+from subtoken_train.reducers.contexts import keep_by_page, page_bounds, page_index, page_scores
 from tests.support.golden_cases import alike, load, near
 from tests.support.helpers import random_mask, random_scores
 
@@ -44,11 +44,6 @@ def test_scores_equal_a_plain_loop(size, page_size, seed, dtype):
         expected = scores_by_loop(query[sample], key[sample], context[sample], asks[sample], page_size)
         if asks[sample].any():
             torch.testing.assert_close(scores[sample, : len(expected)], torch.tensor(expected), rtol=1e-4, atol=1e-4)
-
-
-def test_pages_count_context_tokens_only():
-    context = torch.tensor([[0, 1, 1, 1, 0, 1, 1, 0]]).bool()
-    assert page_index(context, 2).tolist() == [[-1, 0, 0, 1, -1, 1, 2, -1]]
 
 
 def test_golden_of_quest(shared):

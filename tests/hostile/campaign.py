@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from subtoken_train.kernels.native import library
-from tests.hostile import answers, command_lines, files, models, outputs, own_data, pictures, recipes, requests, results
+from tests.hostile import command_lines, files, models, outputs, own_data, pictures, recipes, requests, results
 from tests.hostile.case import Expect, Outcome, Place, Verdict, install_canary
 from tests.hostile.pool import REPOSITORY
 from tests.hostile.runner import Make, run_case, snapshot
@@ -18,20 +18,14 @@ CLASSES: dict[str, tuple[Make, int]] = {
     "adapters": (models.adapters, 6), "runs": (models.runs, 3), "results": (results.make, 6),
     "grids": (recipes.grids, 4), "data_files": (own_data.data_files, 3), "pictures": (pictures.damage, 5),
     "picture_forms": (pictures.forms, 4), "arguments": (command_lines.arguments, 8), "folders": (outputs.folders, 4),
-    "benchmark_files": (files.benchmarks, 4), "backbones": (models.backbones, 4), "calls": (answers.calls, 4),
+    "benchmark_files": (files.benchmarks, 4), "backbones": (models.backbones, 4), "calls": (requests.calls, 4),
     "calibrations": (files.calibrations, 3), "caches": (files.caches, 4), "own_folders": (own_data.own_folders, 5),
     "record_switches": (own_data.switches, 3), "odd_paths": (command_lines.odd_paths, 4),
-    "full_disks": (outputs.full_disks, 2), "prompt_files": (own_data.prompt_files, 3), "prompts": (answers.prompts, 3),
+    "full_disks": (outputs.full_disks, 2), "prompt_files": (own_data.prompt_files, 3), "prompts": (requests.prompts, 3),
     "tokenizer_swaps": (files.tokenizer_swaps, 2), "demo_requests": (requests.demo, 3),
     "chat_requests": (requests.chat, 3), "scripts": (command_lines.scripts, 3), "http_requests": (requests.http, 3),
 }  # fmt: skip
 """Generator and weight by name: a weight of 2 draws twice as many cases as one of 1."""
-COLUMNS = {
-    "cases": "cases", "known_invalid": "known wrong", "known_valid": "known right", "either": "either",
-    "refused": "refused", "compared": "compared", "clean": "clean", "tracebacks": "tracebacks", "hangs": "hangs",
-    "wrong_acceptances": "wrong acceptances", "wrong_refusals": "wrong refusals", "code_run": "code run",
-    "lost": "lost", "messages": "messages",
-}  # fmt: skip
 COUNTED = {
     "tracebacks": Verdict.TRACEBACK, "hangs": Verdict.HANG, "wrong_acceptances": Verdict.WRONG,
     "code_run": Verdict.CODE, "lost": Verdict.LOST, "memory": Verdict.MEMORY, "left_behind": Verdict.LEFT,
@@ -81,10 +75,3 @@ def counts(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "known_valid": expected[Expect.TAKEN], "either": expected[Expect.EITHER],
         "compared": sum(outcome.compared for outcome in outcomes), "refused": codes[2], "accepted": codes[0],
     }  # fmt: skip
-
-
-def table(content: dict[str, Any]) -> str:
-    rows = {**content["classes"], "all": content["total"]}
-    head = [f"| class | {' | '.join(COLUMNS.values())} |", "|" + "---|" * (len(COLUMNS) + 1)]
-    body = [f"| {name} | {' | '.join(f'{row[key]:,}' for key in COLUMNS)} |" for name, row in rows.items()]
-    return "\n".join([*head, *body])

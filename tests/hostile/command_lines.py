@@ -11,8 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.hostile.case import CANARY, VLM, Answer, Case, Expect, Place, Reference, command
-from tests.hostile.references import same
+from tests.hostile.case import CANARY, VLM, Answer, Case, Expect, Place, Reference, command, same
 from tests.hostile.values import NAMES, ROUND, put
 
 NUMBERS = (*"0 -1 1.5 NaN inf -inf 1e400 x 0x10 1_000 ٣ 1,5 -- None [] 2**63".split(), "9" * 400, "", " ")
@@ -198,10 +197,8 @@ def shell_name(draw: random.Random) -> str:
 
 def scripts(draw: random.Random, place: Place) -> Case:
     kind, mine, folder = (
-        draw.choice(("--dry-run", "--slurm", "grid", "anchor")),
-        shell_name(draw),
-        f"runs/{shell_name(draw)}",
-    )
+        draw.choice(("--dry-run", "--slurm", "grid", "anchor")), shell_name(draw), f"runs/{shell_name(draw)}",
+    )  # fmt: skip
     text = (place.pool / f"{VLM}.yaml").read_text()
     place.write(f"{mine}.yaml", text)
     if kind == "anchor":

@@ -19,11 +19,10 @@ import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tests.hostile.case import LM, VLM, Answer, Case, Expect, Place, Reference, Spoilt
+from tests.hostile.case import LM, VLM, Answer, Case, Expect, Place, Reference, Spoilt, made, read_by
+from tests.hostile.files import Touch, canary_pickle, decoded, spoil_tensors, with_one
 from tests.hostile.grammar import YAML, Document, Format, anything, is_text, text_or_none
 from tests.hostile.recipes import OF_RECIPE, TENSORS, read
-from tests.hostile.references import made, read_by
-from tests.hostile.tensor_files import Touch, canary_pickle, decoded, spoil_tensors, with_one
 from tests.hostile.values import HUGE, INFINITY, NAN, changed, damaged, no_file, written
 
 CONFIG, PEFT = "subtoken_config.json", "adapter_config.json"

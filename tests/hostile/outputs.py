@@ -9,10 +9,9 @@ from typing import Any
 
 import yaml
 
-from tests.hostile.case import VLM, Case, Expect, Place
+from tests.hostile.case import VLM, Case, Expect, Place, content_of, made, read_by, same
 from tests.hostile.pool import asked_model
 from tests.hostile.recipes import TENSORS, read, with_key
-from tests.hostile.references import content_of, made, read_by, same
 
 MINE = (
     "thesis.txt logs/mine.txt recipe.yaml a.partial checkpoints/mine.bin adapter/mine.bin "

@@ -11,9 +11,8 @@ from typing import Any
 import yaml
 
 from tests.hostile import grammar
-from tests.hostile.case import VLM, Answer, Case, Expect, Place, Reference, Spoilt, command
+from tests.hostile.case import VLM, Answer, Case, Expect, Place, Reference, Spoilt, both, command, made, read_by, same
 from tests.hostile.recipes import TENSORS, read, with_key
-from tests.hostile.references import both, made, read_by, same
 from tests.hostile.values import PLAIN, lines, nested, no_file, shown, written
 
 TURNS = [{"from": "human", "value": "<image>\nwhat ?"}, {"from": "gpt", "value": "yes"}]
@@ -34,8 +33,7 @@ RECORDS = grammar.Document(
     grammar.Format(
         legal={
             "*.id": lambda value: isinstance(value, str) or type(value) is int,
-            "*.kind *.conversations.*.value": grammar.is_text,
-            "*.image": lambda value: isinstance(value, str | list),
+            "*.kind *.conversations.*.value": grammar.is_text, "*.image": lambda value: isinstance(value, str | list),
             "*.conversations.*.from": lambda value: value in ("human", "gpt"),
         },
         unsaid=("*.id", "*.kind", "*.kind.*", "*.*", "*.conversations.*.*"),
@@ -48,13 +46,11 @@ RECORDS = grammar.Document(
         "*.conversations.0": ({}, {"from": "human"}, {"value": "x"}),
         "*.conversations.0.from": ("gpt", "system", "Human"),
         "*.conversations.0.value": ("no picture", "<image><image>", ""),
-        "*.conversations.1.value": ("<image>", *NO_ANSWER),
-        "*.conversations.1.from": ("human",),
+        "*.conversations.1.value": ("<image>", *NO_ANSWER), "*.conversations.1.from": ("human",),
         "*.image": ({}, [5], [None], [[]], ["a", "b"]),
     },
-    "odd odd odd changed changed changed bytes bytes whole file",
-    grammar.MARKED,
-)
+    "odd odd odd changed changed changed bytes bytes whole file", grammar.MARKED,
+)  # fmt: skip
 
 
 def spoilt_records(draw: random.Random, kind: str, path: Path, rows: Any) -> Spoilt:
@@ -333,7 +329,7 @@ def switched(draw: random.Random, turns: list[dict[str, Any]]) -> tuple[Spoilt, 
     if kind == "nothing":  # empty, true where true is the rule, or a note
         name, value = draw.choice((
             (draw.choice([each for each in REFUSED if each not in LABELS]), draw.choice((None, "", [], {}))),
-            ("label", True), (draw.choice(NOTES), draw.choice(("x", 3, ["a"]))),
+            (draw.choice(NOTES), draw.choice(("x", 3, ["a"]))),
         ))  # fmt: skip
         return (f"{name} is {value!r}", Expect.TAKEN), {name: value}, [True] * len(answers)
     if kind == "odd":  # neither on nor off, or two that contradict each other

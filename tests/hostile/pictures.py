@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from tests.hostile.case import Answer, Case, Expect, Place, Reference
-from tests.hostile.references import same
-from tests.hostile.tensor_files import canary_pickle
+from tests.hostile.case import Answer, Case, Expect, Place, Reference, same
+from tests.hostile.files import canary_pickle
 from tests.hostile.values import damaged, no_file
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")

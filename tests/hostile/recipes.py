@@ -10,9 +10,8 @@ from typing import Any
 
 import yaml
 
-from tests.hostile.case import LM, VLM, Answer, Case, Expect, Place, Reference
+from tests.hostile.case import LM, VLM, Answer, Case, Expect, Place, Reference, both, same
 from tests.hostile.grammar import YAML, Document, Format, change, is_text, misplaced, text_or_none
-from tests.hostile.references import both, same
 from tests.hostile.values import HUGE, INFINITY, NAN, as_yaml, changed, no_file, shown, written
 
 WORDS: tuple[Any, ...] = ("text", [1, "a"], {"a": 1}, "", NAN, INFINITY, -INFINITY)
@@ -306,11 +305,9 @@ GRID = Document(
         "batch_size limit": (0, -1, 1.5), "anchors": ("perhaps",), "out": ("",), "tasks arms": ([],),
         "tasks.0": ("nope", {"name": 5}, {}), "tasks.0.name": ("nope", "../x", "os.system"),
         "tasks.0.source": ("nowhere/at/all", "/dev/null", "", "x" * 5000, "\x00"), "arms.0": ({},),
-        "arms.0.adapter": ("", "nowhere/at/all", [5], "x" * 5000, ["", ""]),
-        "arms.0.backbone": ("", "nowhere/at/all"),
+        "arms.0.adapter": ("", "nowhere/at/all", [5], "x" * 5000, ["", ""]), "arms.0.backbone": ("", "nowhere/at/all"),
     },
-    "odd odd odd changed changed bytes whole",
-    YAML,
+    "odd odd odd changed changed bytes whole", YAML,
 )  # fmt: skip
 KEEPS = (0, 0.5, 1, 1.5, "0.5", "0", "20MB", "3tokens", "-3tokens", "NaN", "1e400", "", "5%", HUGE)
 RIGHT = (0.5, 1, "0.5", "20MB", "3tokens")

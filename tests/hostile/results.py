@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.hostile import grammar
-from tests.hostile.case import Answer, Case, Expect, Place, Reference, Spoilt, command
-from tests.hostile.references import Files, both, read_by
+from tests.hostile.case import Answer, Case, Expect, Files, Place, Reference, Spoilt, both, command, read_by
 from tests.hostile.values import NAMES, NAN, damaged, no_file, shown
 
 COUNTS = "*.kv_bytes *.dense_kv_bytes *.region_bytes *.entries_before *.new_tokens *.batch_size"
@@ -25,10 +24,7 @@ RECORDS = grammar.Document(
         },
         unsaid=("*.*", "*.*.*"),
     ),
-    {
-        COUNTS: (1.5, -1), "*.reference": ({},), "*.kept_visual": ("zz", "0"),
-    },
-    "odd changed changed changed",
+    {COUNTS: (1.5, -1), "*.reference": ({},), "*.kept_visual": ("zz", "0")}, "odd changed changed changed",
     grammar.LINES,
 )  # fmt: skip
 PLAIN = (

@@ -13,14 +13,12 @@ from subtoken_train.inference.batched import generate_batch, score_batch
 from subtoken_train.inference.cache_report import account
 from subtoken_train.inference.prefill import decode, open_prompts
 from subtoken_train.ledger.measure import measured_ledger
-from subtoken_train.types import Batch, Region, in_compressed_region
-from tests.support.generation_cells import generate_greedy
+from subtoken_train.types import Region, in_compressed_region
 from tests.support.helpers import compress, only_sample
 from tests.support.packing import short_runs  # noqa: F401  (a fixture)
 from tests.support.reference import recompute
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
-from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
 from tests.support.truth_cells import CELL, PLAIN_CELL, backbone_of, compression_of, decoded
 from tests.support.truth_models import family_of, prompts
 
@@ -47,15 +45,12 @@ def texts(lengths=LENGTHS, seed=5):
     return [[torch.randint(10, 60, (n,), generator=generator).tolist() for n in row] for row in lengths]
 
 
-def scored(logits_TV, ids):
-    """(log-probability, greedy) of a continuation from the logits that predict it."""
-    logprobs = logits_TV.float().log_softmax(-1)[range(len(ids)), ids].sum()
-    return float(logprobs), logits_TV.argmax(-1).tolist() == list(ids)
-
-
-def assert_scores(outcome, expected):
-    assert outcome.logprobs == pytest.approx([logprob for logprob, _ in expected], abs=1e-4)
-    assert outcome.greedy == [greedy for _, greedy in expected]
+def assert_scores(outcome, logits, of_prompt):
+    """Log-probabilities of continuations, and whether they are greedy, from the logits that predict them."""
+    pairs = list(zip(logits, of_prompt, strict=True))
+    logprobs = [float(own.float().log_softmax(-1)[range(len(ids)), ids].sum()) for own, ids in pairs]
+    assert outcome.logprobs == pytest.approx(logprobs, abs=1e-4)
+    assert outcome.greedy == [own.argmax(-1).tolist() == list(ids) for own, ids in pairs]
 
 
 @sampled("levels", CELLS, every=4, ids=name_of)
@@ -65,11 +60,10 @@ def test_scores_from_a_compressed_cache_are_a_masked_recompute(levels):
     backbone, compression = backbone_of(cell), compression_of(cell)
     batch, wanted = prompts(backbone.family, "three", pad_left=True), texts()
     truths = decoded(backbone, batch, 1, compression).truths
-    for outcome, truth, of_prompt in zip(
-        score_batch(backbone, batch, wanted, compression=compression), truths, wanted, strict=True
-    ):
-        expected = [recompute(backbone, truth, torch.tensor(ids, dtype=torch.long))[:-1] for ids in of_prompt]
-        assert_scores(outcome, [scored(logits, ids) for logits, ids in zip(expected, of_prompt, strict=True)])
+    outcomes = score_batch(backbone, batch, wanted, compression=compression)
+    for outcome, truth, of_prompt in zip(outcomes, truths, wanted, strict=True):
+        logits = [recompute(backbone, truth, torch.tensor(ids, dtype=torch.long))[:-1] for ids in of_prompt]
+        assert_scores(outcome, logits, of_prompt)
 
 
 @sampled("protocol", ["query_aware", "context_first"], every=4)
@@ -231,16 +225,13 @@ def test_end_of_text_and_special_stops_are_cut(monkeypatch):
     assert (ended.token_ids, ended.new_tokens) == (full[:first], first + 1)
 
 
-def refs(count):
-    return {"max_new_tokens": 2, "references": [[11, 45], [], [19, 23]][:count]}
-
-
+REFS = {"max_new_tokens": 2, "references": [[11, 45], [], [19, 23]]}
 REFUSED = {
     "lists": (score_batch, [[[1]]] * 2, {}, "2 lists of continuations for 3 prompts"),
     "no tokens": (score_batch, [[[1]], [[1], []], [[1]]], {}, "continuation 1 of 'sample-1' has no tokens"),
     "length": (generate_batch, None, {"max_new_tokens": 0}, "max_new_tokens=0 must be at least 1"),
-    "references": (generate_batch, None, refs(2), "2 lists of continuations for 3 prompts"),
-    "evicting": (generate_batch, 3, refs(3), "references cannot be scored with eviction_every=3; leave one out"),
+    "references": (generate_batch, None, REFS | {"references": [[11]] * 2}, "2 lists of continuations for 3 prompts"),
+    "evicting": (generate_batch, 3, REFS, "references cannot be scored with eviction_every=3; leave one out"),
 }
 
 
@@ -252,39 +243,6 @@ def test_what_cannot_be_scored_is_refused(name):
     every = replace(compression_of(cell), every=given) if name == "evicting" else None
     with pytest.raises(ValueError, match=words):
         call(backbone, prompts(backbone.family, "three", True), *more, compression=every, **settings)
-
-
-def hf_answers(family, prompts: Batch, steps: int) -> torch.Tensor:
-    generated = family.model.generate(
-        input_ids=prompts.input_ids_BN,
-        attention_mask=(prompts.regions_BN != Region.PADDING).long(),
-        pixel_values=prompts.pixel_values,
-        image_grid_thw=prompts.image_grid_I3,
-        mm_token_type_ids=(prompts.input_ids_BN == family.image_token_id).int(),
-        max_new_tokens=steps,
-        do_sample=False,
-    )
-    return generated[:, prompts.input_ids_BN.shape[1] :]
-
-
-@torch.no_grad()
-def test_qwen_decodes_as_transformers_generates(tmp_path):
-    """Images of different sizes, left-padded; one answer ends early at ``<|im_end|>``."""
-    qwen = qwen_family(seed=4)
-    records = qwen_records(tmp_path)[:2]
-    batch = qwen_batch(qwen, records, pad_left=True, generation=True)
-    assert (batch.regions_BN == Region.PADDING).any()
-    expected = hf_answers(qwen, batch, 12)
-    assert torch.equal(generate_greedy(compress(qwen), batch, 12).token_ids_BT, expected)
-    right = qwen_batch(qwen, records, generation=True)
-    assert torch.equal(generate_greedy(compress(qwen), right, 12).token_ids_BT, expected)
-
-    end, fourth = qwen.tokenizer.eos_token_id, int(expected[0, 3])
-    rows = qwen.model.lm_head.weight
-    rows[[end, fourth]] = rows[[fourth, end]]
-    ended = hf_answers(qwen, batch, 12)
-    assert ended[0, 3:].tolist() == [end] + [qwen.tokenizer.pad_token_id] * 8
-    assert torch.equal(generate_greedy(compress(qwen), batch, 12).token_ids_BT, ended)
 
 
 FORCED = {

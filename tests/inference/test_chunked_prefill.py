@@ -123,13 +123,12 @@ def test_key_channels_along_principal_axes(scope):
     batch = prompts(backbone.family, "three", True)
     compression = Compression(scope=scope, key_channels=0.5, key_axes="pca", key_window=4)
     plan, logits = opened(backbone, batch, compression)
-    for chunk in (7, 13):
-        found, near = opened(backbone, batch, replace(compression, prefill_chunk=chunk))
-        for ours, its in zip(found.layers, plan.layers, strict=True):
-            assert torch.equal(ours.cut_keys.entries_BN, its.cut_keys.entries_BN)
-            for name, part in vars(its.cut_keys.turn).items():
-                assert torch.allclose(getattr(ours.cut_keys.turn, name).float(), part.float(), atol=2e-3), name
-        assert (near - logits).abs().max() < 2e-3
+    found, near = opened(backbone, batch, replace(compression, prefill_chunk=7))
+    for ours, its in zip(found.layers, plan.layers, strict=True):
+        assert torch.equal(ours.cut_keys.entries_BN, its.cut_keys.entries_BN)
+        for name, part in vars(its.cut_keys.turn).items():
+            assert torch.allclose(getattr(ours.cut_keys.turn, name).float(), part.float(), atol=2e-3), name
+    assert (near - logits).abs().max() < 2e-3
 
 
 @torch.no_grad()
@@ -137,35 +136,28 @@ def test_key_channels_along_principal_axes(scope):
 def test_what_exists_at_a_time(monkeypatch, family, reducer, selector):
     """Rows of a chunk in every wide part, masks of a block, and dense keys and values of one layer."""
     backbone = backbone_of({**CELL, "family": family, "reducer": reducer, "selector": selector})
-    batch = prompts(backbone.family, "three", pad_left=False)
+    batch, layers = prompts(backbone.family, "three", pad_left=False), backbone.family.decoder.layers
     wide, masks, dense, packers = [], [], [], []
-    attend = functional.scaled_dot_product_attention
+    attend, packer = functional.scaled_dot_product_attention, layer_packer.LayerPacker
 
     def attention_of(query, key, value, *mask, **options):
-        for each in mask:  # the vision tower has none
-            masks.append((query.shape[2], each.shape[-2]))
+        masks.extend((query.shape[2], each.shape[-2]) for each in mask)  # the vision tower has none
         return attend(query, key, value, *mask, **options)
 
-    def states_at(layer, *_):
+    def states_at(*_):
         dense.append(sum(states.keys is not None for states in packers[-1].dense.layers))
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", attention_of)
     monkeypatch.setattr(attention, "ROW_BLOCK", 3)
-    monkeypatch.setattr(
-        prefill, "LayerPacker", lambda *args: packers.append(layer_packer.LayerPacker(*args)) or packers[-1]
-    )
-    handles = [
-        layer.mlp.register_forward_pre_hook(lambda _, args: wide.append(args[0].shape[1]))
-        for layer in backbone.family.decoder.layers
-    ]
-    handles += [layer.register_forward_hook(states_at) for layer in backbone.family.decoder.layers]
+    monkeypatch.setattr(prefill, "LayerPacker", lambda *args: packers.append(packer(*args)) or packers[-1])
+    handles = [each.mlp.register_forward_pre_hook(lambda _, args: wide.append(args[0].shape[1])) for each in layers]
+    handles += [layer.register_forward_hook(states_at) for layer in layers]
     try:
         opened(backbone, batch, Compression(METHODS["knorm"], 0.4, prefill_chunk=7), steps=0)
     finally:
         for handle in handles:
             handle.remove()
-    length = batch.input_ids_BN.shape[1]
-    assert sum(wide) == length * len(backbone.family.decoder.layers)
+    assert sum(wide) == batch.input_ids_BN.shape[1] * len(layers)
     assert (max(wide), max(masks), max(dense)) == (7, (3, 3), 1)
 
 

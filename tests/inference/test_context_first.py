@@ -71,13 +71,13 @@ def test_the_last_context_token_ranks():
     batch, other = (prompts(backbone.family, "three", pad_left=True) for _ in range(2))
     asks = batch.regions_BN == Region.QUERY
     other.input_ids_BN[asks] = other.input_ids_BN[asks] % 40 + 11
-    kept = {
-        protocol: [[x.kept_visual for x in generate_batch(backbone, each, max_new_tokens=1, protocol=protocol)]
-                   for each in (batch, other)]
-        for protocol in ("query_aware", "context_first")
-    }  # fmt: skip
-    assert kept["context_first"][0] == kept["context_first"][1] != kept["query_aware"][0]
-    assert kept["query_aware"][0] != kept["query_aware"][1]
+
+    def kept(protocol):
+        found = [generate_batch(backbone, each, max_new_tokens=1, protocol=protocol) for each in (batch, other)]
+        return [[outcome.kept_visual for outcome in outcomes] for outcomes in found]
+
+    first, aware = kept("context_first"), kept("query_aware")
+    assert first[0] == first[1] != aware[0] != aware[1]
 
 
 def test_prompts_without_context_are_not_compressed():

@@ -20,7 +20,7 @@ from tests.support.truth_models import TEXT
 SERVED = [name for name, cell in CELLS.items() if "every" not in cell.compression]
 ROUTED = {"selector": "linear"}
 SHORT = {
-    "own_heads": StepCell(ROUTED | {"eviction": "own_sets", "protocol": "context_first"}, places=False, layers=1),
+    "own_heads": StepCell(ROUTED | {"eviction": "own_sets", "protocol": "context_first"}, layers=1),
     "pages": StepCell({"eviction": "quest_steps"}, compression={"keep": 0.2}, layers=1),
     "window": StepCell(ROUTED | {"family": "mistral_window", "precision": "int8"}, layers=1),
 }
@@ -108,28 +108,25 @@ def test_every_kind_compiles(name):
 @torch.no_grad()
 def test_what_is_not_served_is_one_message():
     backbone, cache, token_B1 = CELLS["one"].filled()
-    with pytest.raises(ValueError, match="tokens=0: a fixed step"):
-        FixedStep(backbone, cache, 0)
-    with pytest.raises(ValueError, match="is on 'cpu'"):
-        FixedStep(backbone, cache, 1, cuda_graph=True)
+
+    def refused(words, *given, **more):
+        with pytest.raises(ValueError, match=words):
+            FixedStep(*given, **more)
+
+    refused("tokens=0: a fixed step", backbone, cache, 0)
+    refused("is on 'cpu'", backbone, cache, 1, cuda_graph=True)
     with FixedStep(backbone, cache, 1) as step:
         step(token_B1)
         with pytest.raises(ValueError, match="made for 1 tokens"):
             step(token_B1)
-        for use in (
-            lambda: cache.crop(-1),
-            lambda: cache.batch_repeat_interleave(2),
-            lambda: decode(backbone, token_B1, cache),
-            lambda: FixedStep(backbone, cache, 1).__enter__(),
-        ):
+        again = FixedStep(backbone, cache, 1).__enter__
+        plain, repeat = (lambda: decode(backbone, token_B1, cache)), (lambda: cache.batch_repeat_interleave(2))
+        for use in (lambda: cache.crop(-1), repeat, plain, again):
             with pytest.raises(ValueError, match="a fixed step is open"):
                 use()
     cache.reset()
-    with pytest.raises(ValueError, match="needs a cache with a prompt"):
-        FixedStep(backbone, cache, 1)
-    backbone, cache, _ = CELLS["online"].filled()
-    with pytest.raises(ValueError, match="leave eviction_every out"):
-        FixedStep(backbone, cache, 1)
+    refused("needs a cache with a prompt", backbone, cache, 1)
+    refused("leave eviction_every out", *CELLS["online"].filled()[:2], 1)
 
 
 @pytest.mark.gpu

@@ -42,44 +42,34 @@ def messages(prompt):
 
 
 def test_a_chat_is_that_of_transformers():
-    model = chatting()
-    for prompt in PROMPTS:
-        wanted = model.tokenizer.apply_chat_template(messages(prompt), add_generation_prompt=True)
-        assert model.inputs(prompt)["input_ids"].tolist() == [wanted["input_ids"]]
-    bare, tokenizer, prompt, greedy = model.backbone.model, model.tokenizer, PROMPTS[3], {"do_sample": False}
+    model, greedy = chatting(), {"do_sample": False}
+    bare, tokenizer, prompt = model.backbone.model, model.tokenizer, PROMPTS[3]
+    for each in PROMPTS:
+        wanted = tokenizer.apply_chat_template(messages(each), add_generation_prompt=True)
+        assert model.inputs(each)["input_ids"].tolist() == [wanted["input_ids"]]
     wanted = tokenizer.apply_chat_template(messages(prompt), add_generation_prompt=True, return_tensors="pt")
     out = bare.generate(**wanted, max_new_tokens=6, **greedy)
     assert torch.equal(model.generate(**model.inputs(prompt), max_new_tokens=6, **greedy), out)
     answer = tokenizer.decode(out[0, wanted["input_ids"].shape[1] :], skip_special_tokens=True).strip()
     assert model.chat(prompt, max_new_tokens=6, **greedy) == answer
-    third = model.generate(**model.inputs(TALK), max_new_tokens=3, do_sample=False)[0, -1]
-    model.backbone.model.generation_config.eos_token_id = [2, int(third)]
-    assert model.generate(**model.inputs(TALK), max_new_tokens=8, do_sample=False)[0, -1] == third
 
 
 def regions(model: SubTokenModel, prompt) -> dict[str, str]:
     made = model.inputs(prompt)
     codes, ids = made["regions"][0], made["input_ids"][0]
     assert codes.tolist() == sorted(codes.tolist())
-    return {
-        region.label: model.tokenizer.decode(ids[codes == region]) for region in Region if bool((codes == region).any())
-    }
+    return {each.label: model.tokenizer.decode(ids[codes == each]) for each in Region if bool((codes == each).any())}
 
 
 def test_the_system_stays_and_the_last_question_asks():
-    model, opening = chatting(), "<|im_end|>\n<|im_start|>user\n"
-    tail = "<|im_end|>\n<|im_start|>assistant\n"
-    head = f"<|im_start|>system\n{SYSTEM['content']}{opening}"
+    model, opening, tail = chatting(), "<|im_end|>\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
+    head, context = f"<|im_start|>system\n{SYSTEM['content']}{opening}", f"{TALK[0].prompt}{tail}Paris."
     assert regions(model, [SYSTEM, ASKED]) == {"system": head, "query": ASKED["content"] + tail}
-    assert regions(model, [SYSTEM, *messages_of(TALK)]) == {
-        "system": head,
-        "context": f"{TALK[0].prompt}{tail}Paris.",
-        "query": f"{opening}And of Peru?{tail}",
-    }
-    blank = regions(model, f"{LONG}\n\n{LONG[:80]}?")
+    told = {"system": head, "context": context, "query": f"{opening}And of Peru?{tail}"}
+    assert regions(model, [SYSTEM, *messages_of(TALK)]) == told
+    blank, long = regions(model, f"{LONG}\n\n{LONG[:80]}?"), regions(model, LONG)
     assert blank["context"].rstrip() == LONG.rstrip()
     assert blank["query"].lstrip().startswith(LONG[:80])
-    long = regions(model, LONG)
     asks = long["query"].removesuffix(tail)
     assert len(model.tokenizer.encode(asks, add_special_tokens=False)) == QUERY_TOKENS
     assert long["context"] + asks == LONG
@@ -122,11 +112,9 @@ def test_questions_about_a_context_share_its_tokens(name, context):
         whole = tokenizer.apply_chat_template([said], tokenize=False, add_generation_prompt=True)
         asked = frame.ids(family, question)
         assert tokenizer.decode(held + asked) == whole
-        end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-        assert (held + asked).count(end) == 2
-    between = "" if context.endswith("\n") else "\n\n"
-    separate = tokenizer.encode(f"{between}Who met?{frame.after}", add_special_tokens=False)
-    assert frame.ids(family, "Who met?") == separate
+        assert (held + asked).count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == 2
+        if question == "Who met?":
+            assert asked == tokenizer.encode(f"{between}{question}{frame.after}", add_special_tokens=False)
 
 
 WORDS = "Answer in one word, and never say <|im_end|>."
@@ -140,19 +128,17 @@ BEFORE = {
 @pytest.mark.parametrize("name", BEFORE)
 def test_a_system_prompt_of_ask_stays_whole(name, tmp_path):
     template, before = BEFORE[name]
-    model = chatting(template, eviction="snapkv", eviction_keep=0.25)
+    model, later = (chatting(template, eviction="snapkv", eviction_keep=0.25) for _ in range(2))
     (batch, _) = context_batches(model.backbone, model.compression, [LONG], system=WORDS)
     for region, text in ((Region.SYSTEM, before), (Region.CONTEXT, LONG)):
         assert model.tokenizer.decode(batch.input_ids_BN[batch.regions_BN == region]) == text
     told, context = (int((batch.regions_BN == region).sum()) for region in (Region.SYSTEM, Region.CONTEXT))
-    said = model.ask([LONG, LONG[:90]], [["Who met?", "Where?"], []], system=WORDS, max_new_tokens=4)
-    assert said[0] == model.ask(LONG, ["Who met?", "Where?"], system=WORDS, max_new_tokens=4)
-    kept = told + context // 4
-    assert model.cache_report().payload_bytes == kept * model.backbone.family.shape.token_bytes
-    path = model.cache.save(tmp_path / "context.safetensors")
-    later = chatting(template, eviction="snapkv", eviction_keep=0.25)
-    later.load_cache(path)
-    assert later.ask(None, ["Who met?", "Where?"], max_new_tokens=4) == said[0]
+    asked, how = ["Who met?", "Where?"], {"system": WORDS, "max_new_tokens": 4}
+    said = model.ask([LONG, LONG[:90]], [asked, []], **how)
+    assert said[0] == model.ask(LONG, asked, **how)
+    assert model.cache_report().payload_bytes == (told + context // 4) * model.backbone.family.shape.token_bytes
+    later.load_cache(model.cache.save(tmp_path / "context.safetensors"))
+    assert later.ask(None, asked, max_new_tokens=4) == said[0]
 
 
 @pytest.mark.parametrize("words", [WORDS, ""])
@@ -164,77 +150,63 @@ def test_ask_tells_the_system_prompt_as_chat_does(words):
     assert said != model.ask(LONG, asked, max_new_tokens=6)
 
 
-def test_a_system_prompt_without_a_template_is_a_text_before_the_context():
-    bare, given = chatting(None), {"questions": ["\nWho?"], "max_new_tokens": 6}
-    said = bare.ask(f"Be brief.\n\n{LONG}", **given)
-    assert bare.ask(LONG, system=" Be brief.\n", **given) == said
-    with pytest.warns(SubTokenWarning):
-        assert chatting().ask(LONG, system="Be brief.", raw=True, **given) == said
-    assert bare.ask(LONG, system=" ", **given) == bare.ask(LONG, **given) != said
-
-
+@pytest.mark.filterwarnings("ignore:a raw prompt for a model")
 def test_a_raw_prompt_is_the_text_and_is_warned_of():
-    model = chatting()
+    model, bare = chatting(), chatting(None)
     with pytest.warns(SubTokenWarning, match="a raw prompt for a model with a chat template") as said:
         made = model.inputs("<s>go on", raw=True)
     assert len(said) == 1
-    assert made.keys() == {"input_ids", "attention_mask"}
     assert made["input_ids"].tolist() == [model.tokenizer("<s>go on")["input_ids"]]
-    bare, asked = chatting(None), {"context": LONG, "questions": ["Who?"], "max_new_tokens": 4}
-    with pytest.warns(SubTokenWarning):
-        assert model.ask(**asked, raw=True) == bare.ask(**asked)
-    assert bare.inputs("<s>go on").keys() == made.keys()
-    assert bare.inputs("go on", raw=True)["input_ids"].tolist() == bare.inputs("go on")["input_ids"].tolist()
+    assert made.keys() == bare.inputs("<s>go on").keys() == {"input_ids", "attention_mask"}
+    assert torch.equal(bare.inputs("go on", raw=True)["input_ids"], bare.inputs("go on")["input_ids"])
+    given = {"questions": ["\nWho?"], "max_new_tokens": 6}
+    plain, told = bare.ask(LONG, **given), bare.ask(f"Be brief.\n\n{LONG}", **given)
+    assert model.ask(LONG, raw=True, **given) == plain  # what the system says is a text before the context
+    assert model.ask(LONG, system="Be brief.", raw=True, **given) == told
+    assert bare.ask(LONG, system=" Be brief.\n", **given) == told != plain
+    assert bare.ask(LONG, system=" ", **given) == plain
 
 
+@pytest.mark.filterwarnings("ignore:a raw prompt for a model")
 def test_the_space_before_a_continuation_stays(monkeypatch):
     model, going_on = chatting(), [ASKED, {"role": "assistant", "content": "It is"}]
-    ids = torch.tensor([model.tokenizer("  Paris \n", add_special_tokens=False)["input_ids"]])
-    monkeypatch.setattr(SubTokenModel, "generate", lambda self, input_ids, **more: torch.cat([input_ids, ids], dim=1))
-    assert [model.chat(prompt) for prompt in ("hi", [ASKED], going_on)] == ["Paris", "Paris", "  Paris"]
-    with pytest.warns(SubTokenWarning):
-        assert model.chat("The capital is", raw=True) == "  Paris"
-    assert chatting(None).chat("The capital is") == "Paris"
-    assert chatting(None).chat("The capital is", raw=True) == "  Paris"
+    ids = model.tokenizer("  Paris \n", add_special_tokens=False)["input_ids"]
 
-
-def test_the_space_before_an_answer_about_a_raw_context_stays(monkeypatch):
-    model = chatting()
-    ids = model.tokenizer(" Paris ", add_special_tokens=False)["input_ids"]
+    def generated(self, input_ids, **more):
+        return torch.cat([input_ids, torch.tensor([ids])], dim=1)
 
     def answered(backbone, cache, logits, most, ended):
         for token in ids if ended else ():
             ended([torch.tensor([token])])
         return torch.tensor([ids]), torch.tensor([len(ids)])
 
+    monkeypatch.setattr(SubTokenModel, "generate", generated)
     monkeypatch.setattr(compressed_context, "greedy_tokens", answered)
-    with pytest.warns(SubTokenWarning):
-        assert model.ask(LONG, ["Who?"], raw=True) == [" Paris"]
-    assert "".join(model.ask(None, "Who?", stream=True)) == " Paris"
+    assert [model.chat(prompt) for prompt in ("hi", [ASKED], going_on)] == ["Paris", "Paris", "  Paris"]
+    assert [chatting(None).chat("The capital is", raw=raw) for raw in (False, True)] == ["Paris", "  Paris"]
+    assert model.chat("The capital is", raw=True) == "  Paris"
+    assert model.ask(LONG, ["Who?"], raw=True) == ["  Paris"]
+    assert "".join(model.ask(None, "Who?", stream=True)) == "  Paris"
     assert model.ask(LONG, ["Who?"]) == ["Paris"]
     assert "".join(model.ask(None, "Who?", stream=True)) == "Paris"
 
 
 @pytest.mark.parametrize("name", ["Qwen3", "DeepSeek-R1-Distill", "Llama-2"])
 def test_a_last_message_of_the_assistant_is_gone_on_with(name):
-    model = chatting(PUBLISHED[name].template)
-    talk = [ASKED, {"role": "assistant", "content": "the bee"}]
-    made = model.inputs(talk)
-    assert made["input_ids"].tolist() == [
-        model.tokenizer.apply_chat_template(talk, continue_final_message=True)["input_ids"]
-    ]
-    assert made["regions"][0, -1] == Region.QUERY
-    same = model.inputs([Turn(ASKED["content"], "the bee")])
-    assert torch.equal(same["input_ids"], made["input_ids"])
+    model, talk = chatting(PUBLISHED[name].template), [ASKED, {"role": "assistant", "content": "the bee"}]
+    wanted = model.tokenizer.apply_chat_template(talk, continue_final_message=True)["input_ids"]
+    for prompt in (talk, [Turn(ASKED["content"], "the bee")]):
+        made = model.inputs(prompt)
+        assert made["input_ids"].tolist() == [wanted]
+        assert made["regions"][0, -1] == Region.QUERY
 
 
 def test_formats_that_are_no_template_go_on_too(vlm_adapter):
     bare, seeing = chatting(None), SubTokenModel.from_pretrained(vlm_adapter)
     for model, mark, said in ((bare, "", "it </s> is"), (seeing, "<image>\n", "there is a 7")):
         asked = [{"role": "user", "content": f"{mark}is it </s> ?"}, {"role": "assistant", "content": said}]
-        head, ids = (
-            model.inputs(talk, [PICTURE] if mark else [])["input_ids"][0].tolist() for talk in (asked[:1], asked)
-        )
+        shown = [PICTURE] if mark else []
+        head, ids = (model.inputs(talk, shown)["input_ids"][0].tolist() for talk in (asked[:1], asked))
         assert ids[: len(head)] == head
         assert model.tokenizer.decode(ids[len(head) :]).strip() == said
         assert ids.count(model.tokenizer.eos_token_id) == 0
@@ -266,19 +238,15 @@ PICTURE = Image.new("RGB", (40, 40), (200, 40, 40))
 def test_messages_are_turns_for_a_model_that_sees(vlm_adapter):
     model = SubTokenModel.from_pretrained(vlm_adapter)
     turns = [Turn("Be brief.\n\n<image>\nwhat is it ?", "red"), Turn("sure ?")]
-    part = {"type": "image", "image": PICTURE}
-    talk = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": [part, {"type": "text", "text": "what is it ?"}]},
-        {"role": "assistant", "content": "red"},
-        {"role": "user", "content": "sure ?"},
-    ]
-    made, wanted = model.inputs(talk), model.inputs(turns, PICTURE)
+    part, text = {"type": "image", "image": PICTURE}, {"type": "text", "text": "what is it ?"}
+    asked, red = said("Be brief.", role="system")[0], said("red", role="assistant")
+    talk = [*said([part, text]), *red, *said("sure ?")]
+    made, wanted = model.inputs([asked, *talk]), model.inputs(turns, PICTURE)
     assert all(torch.equal(made[name], wanted[name]) for name in wanted)
     del part["image"]
-    assert torch.equal(model.inputs(talk, [PICTURE])["input_ids"], wanted["input_ids"])
+    assert torch.equal(model.inputs([asked, *talk], [PICTURE])["input_ids"], wanted["input_ids"])
     with pytest.raises(ValueError, match="message 3 is the system's where the assistant's is due"):
-        model.inputs([*talk[:2], *talk[:2]], PICTURE)
+        model.inputs([asked, talk[0]] * 2, PICTURE)
     with pytest.raises(ValueError, match="raw is for language models"):
         model.inputs("hi", PICTURE, raw=True)
 
@@ -300,23 +268,15 @@ QWEN = PUBLISHED["Qwen3"].template
 REFUSED = {
     "no message": (CHATML, chat([]), "the prompt has no message"),
     "no prompt": (CHATML, chat(None), "the prompt is of type NoneType; a prompt is a text, a list of Turn, or a list"),
-    "one message": (CHATML, chat(ASKED), "the prompt is of type dict"),
     "a text among messages": (CHATML, chat([ASKED, "hi"]), "message 2 is of type str"),
     "role": (CHATML, chat(said("hi", role="usr")), "unknown role of message 1 'usr'. Did you mean 'user'"),
-    "no role": (CHATML, chat([{"content": "hi"}]), "unknown role of message 1 None"),
     "no content": (CHATML, chat([{"role": "user"}]), "message 1 says null; its content is a text, or a list of parts"),
-    "no part": (CHATML, chat(said([])), r"message 1 says \[\]"),
     "part": (CHATML, chat(said([{"type": "audio"}])), "message 1 has a part .*audio.*; parts are text, image or video"),
     "text part": (CHATML, chat(said([{"type": "text"}])), "message 1 has a part"),
     "path": (CHATML, chat(said([{"type": "image", "image": "a.png"}])), "message 1 names the image 'a.png', but files"),
     "image": (CHATML, chat(said([{"type": "image", "image": PICTURE}])), "takes text, and no images"),
-    "image beside": (CHATML, chat("hi", [PICTURE]), "takes text, and no images"),
     "field": (CHATML, chat(said("hi", tool_calls=[1])), "message 1 has 'tool_calls', which is not read"),
-    "unasked": (
-        CHATML,
-        chat(said("ho", role="assistant")),
-        "the last message is the assistant's, and nothing is asked",
-    ),
+    "unasked": (CHATML, chat(said("ho", role="assistant")), "the last message is the assistant's, and nothing is"),
     "system last": (CHATML, chat([ASKED, SYSTEM]), "the last message is the system's"),
     "empty": (CHATML, chat(said("hi", " ")), "the prompt is empty"),
     "half a character": (CHATML, chat(said("a\ud800")), "half of a surrogate pair"),
@@ -329,11 +289,6 @@ REFUSED = {
     "late system": (CHATML, ask(None, **SYSTEM_WORDS), "system says how to read a context; give it with the context"),
     "variable": (QWEN, chat("hi", chat_template_kwargs={"enable_thinkin": 1}), ONLY),
     "variable of ask": (QWEN, ask(chat_template_kwargs={"thinking": 1}), ONLY),
-    "late variable": (
-        QWEN,
-        ask(None, chat_template_kwargs={"x": 1}),
-        "chat_template_kwargs says how to read a context",
-    ),
     "unused variable": (None, chat("hi", chat_template_kwargs={"x": 1}), "which is not used here; leave them out"),
     "turns": (None, lambda m: further_turns(m.backbone.family, [ASKED]), "the tokenizer has no chat template"),
 }
@@ -352,8 +307,6 @@ def test_a_line_break_of_the_question_never_takes_the_template_away():
     context = CompressedContext.of(model.backbone, model.compression, batch, frames)
     with pytest.raises(ValueError, match="num_beams and num_return_sequences do not go with a question"):
         context.generate([[5]], context.branch(1), num_return_sequences=2, do_sample=True)
-    ids = frames[0].ids(model.backbone.family, "\nWho?")
-    wanted = (
-        f"<|im_start|>system\n{LONG.strip()} <|im_end|>\n<|im_start|>user\n\nWho?<|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert model.tokenizer.decode([*batch.input_ids_BN[0].tolist(), *ids]) == wanted
+    ids = [*batch.input_ids_BN[0].tolist(), *frames[0].ids(model.backbone.family, "\nWho?")]
+    asked = "<|im_end|>\n<|im_start|>user\n\nWho?<|im_end|>\n<|im_start|>assistant\n"
+    assert model.tokenizer.decode(ids) == f"<|im_start|>system\n{LONG.strip()} {asked}"

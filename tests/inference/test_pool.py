@@ -103,29 +103,20 @@ def test_merged_weights_rank_with_their_lora_or_not_at_all(places):
     assert pool.get(places["tokens"], reducer=frozen).reducer.frozen_scout
 
 
-def test_the_arm_before_runs_no_more(places):
+def test_the_arm_before_runs_no_more_and_another_backbone_is_another_load(places):
     pool = ModelPool()
     before = pool.get(places["routed"])
     pool.get(places["tokens"])
     with pytest.raises(AssertionError, match="handed on to another"):
         logits(before)
-
-
-@pytest.mark.slow
-def test_another_backbone_is_another_load(places):
-    pool = ModelPool()
-    assert torch.equal(
-        logits(pool.get(places["merged"])), logits(SubTokenModel.from_pretrained(places["merged"]).backbone)
-    )
-    assert pool.loads == 1
-    pool.get(str(places["merged"]))
-    assert pool.loads == 1
-    pool.get(places["tokens"])
     pool.get(places["tokens"], backbone=str(places["backbone"].parent / "." / "backbone"))
-    assert pool.loads == 2
+    assert pool.loads == 1
     half = pool.get(places["tokens"], backbone=BackboneConfig(str(places["backbone"]), dtype="bfloat16"))
+    assert (pool.loads, half.model.dtype) == (2, torch.bfloat16)
+    merged = logits(pool.get(str(places["merged"])))
+    assert torch.equal(merged, logits(SubTokenModel.from_pretrained(places["merged"]).backbone))
+    pool.get(places["merged"])
     assert pool.loads == 3
-    assert half.model.dtype == torch.bfloat16
 
 
 @pytest.mark.slow
@@ -163,20 +154,19 @@ def test_a_selector_takes_the_place_of_the_routers(places, adapter):
     assert pool.loads == 1
 
 
-@sampled(
-    ("name", "options", "words"),
-    [
-        ("routed", {"selector": "linear"}, "which chooses by training"),
-        ("tokens", {"selector": "random"}, "routes nothing"),
-        ("backbone", {"selector": "random"}, "has no adapter"),
-        ("backbone", {"backbone": "elsewhere"}, "is not an adapter"),
-        ("merged", {"backbone": "elsewhere"}, "holds its own backbone"),
-        ("routed", {"reducer": build_reducer("quest")}, "evicts the context of a language model"),
-    ],
-    every=3,
-)
-def test_mistakes_are_worded_and_leave_a_pool_that_goes_on(places, name, options, words):
-    pool = ModelPool()
+WRONG = {
+    "which chooses by training": ("routed", {"selector": "linear"}),
+    "routes nothing": ("tokens", {"selector": "random"}),
+    "has no adapter": ("backbone", {"selector": "random"}),
+    "is not an adapter": ("backbone", {"backbone": "elsewhere"}),
+    "holds its own backbone": ("merged", {"backbone": "elsewhere"}),
+    "evicts the context of a language model": ("routed", {"reducer": build_reducer("quest")}),
+}
+
+
+@sampled("words", WRONG, every=3)
+def test_mistakes_are_worded_and_leave_a_pool_that_goes_on(places, words):
+    pool, (name, options) = ModelPool(), WRONG[words]
     pool.get(places["stages"])
     with pytest.raises(ValueError, match=words):
         pool.get(places[name], **options)

@@ -16,8 +16,8 @@ from subtoken_train.artifact.identity import identify
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.evictions import EVICTIONS, WRAPPERS, build_eviction, notation_names
 from subtoken_train.evictions.duo_attention import HeadAlphas
-from subtoken_train.evictions.elastic import LayerShares
-from subtoken_train.evictions.q_filter import HeadDirections
+from subtoken_train.evictions.h2o import LayerShares
+from subtoken_train.evictions.queries import HeadDirections
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.text_prompts import EncodedText, text_batch
@@ -51,7 +51,7 @@ class Case:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"{self.notation} calibrated" if self.calibrated else self.notation
+        return self.notation + " calibrated" * self.calibrated
 
 
 def numbers_of(method: str):
@@ -62,19 +62,12 @@ def numbers_of(method: str):
         return LayerShares([KEEP], [draw[:, 0, 0].abs().tolist()])
     if method == "kvzap":
         return drawn_nets(LAYERS, HEADS, MODEL)
-    if method in ("headkv", "sparsemm"):
-        return drawn_heads(LAYERS, HEADS)
-    return HeadDirections(draw.tolist())
+    return drawn_heads(LAYERS, HEADS) if method in ("headkv", "sparsemm") else HeadDirections(draw.tolist())
 
 
-EVERY = [
-    *[
-        Case(name, settings=SETTINGS.get(name, {}))
-        for name in dict.fromkeys([*METHODS, *SETTINGS])
-        if name not in NEEDED
-    ],
-    *[Case(name, calibrated=True) for name in METHODS if hasattr(build_eviction(name), "calibration")],
-]
+PLAIN = [name for name in dict.fromkeys([*METHODS, *SETTINGS]) if name not in NEEDED]
+EVERY = [Case(name, settings=SETTINGS.get(name, {})) for name in PLAIN]
+EVERY += [Case(name, calibrated=True) for name in METHODS if hasattr(build_eviction(name), "calibration")]
 CASES = {str(case): case for case in EVERY}
 
 
@@ -95,9 +88,8 @@ def test_what_follows_real_text_is_the_truth(smollm2, prompt, name, tmp_path):
     case, family = CASES[name], smollm2.backbone.family
     settings = dict(case.settings)
     if case.calibrated:
-        identity = identify(family, BackboneConfig(path="its own"))
-        numbers = numbers_of(case.notation)
-        settings["calibration"] = written(tmp_path / "numbers.json", case.notation, numbers, identity)
+        file, identity = tmp_path / "numbers.json", identify(family, BackboneConfig(path="its own"))
+        settings["calibration"] = written(file, case.notation, numbers_of(case.notation), identity)
     assert prompt.input_ids_BN.shape == (1, TOKENS)
     with reading_packed(family.decoder.config):
         compression = Compression(build_eviction(case.notation, **settings), KEEP)

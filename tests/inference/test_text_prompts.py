@@ -43,17 +43,10 @@ def test_pairs_are_encoded_together(prompt):
     got = encode_text(family, prompt, words)
     for word, ids in zip(words, got.continuations, strict=True):
         start, rest = joint(family, prompt, word)
-        if prompt.startswith("<s>"):
-            start = start[1:]
-        assert list(got.input_ids) == start
-        assert list(ids) == rest
+        assert (list(got.input_ids), list(ids)) == (start[prompt.startswith("<s>") :], rest)
     assert got.input_ids.count(family.tokenizer.bos_token_id) == 1
-
-
-def test_without_continuations_nothing_is_stripped():
-    family = small()
-    assert list(encode_text(family, TEXT + " ").input_ids) == family.tokenizer.encode(TEXT + " ")
-    assert encode_text(family, TEXT + " ").input_ids != encode_text(family, TEXT + " ", ["x"]).input_ids
+    if prompt == TEXT + " ":  # without continuations nothing is stripped
+        assert list(encode_text(family, prompt).input_ids) == family.tokenizer.encode(prompt) != list(got.input_ids)
 
 
 @pytest.mark.parametrize("characters", range(len(TEXT)))
@@ -66,20 +59,6 @@ def test_a_token_across_the_boundary_asks(characters):
     assert got.context_length == (sum(inside) if characters else 0)
     decoded = family.tokenizer.decode(got.input_ids[: got.context_length], skip_special_tokens=True)
     assert TEXT[:characters].startswith(decoded)
-
-
-def test_a_batch_has_regions_and_no_labels():
-    family = small()
-    encoded = [encode_text(family, TEXT, context_characters=30), encode_text(family, "short", [" x"])]
-    batch = text_batch(family, encoded)
-    for row, text in zip(batch.regions_BN, encoded, strict=True):
-        length = len(text.input_ids)
-        codes = [Region.CONTEXT] * text.context_length + [Region.QUERY] * (length - text.context_length)
-        assert row.tolist() == [*codes, *[Region.PADDING] * (batch.regions_BN.shape[1] - length)]
-    assert (batch.labels_BN == -100).all()
-    assert batch.rank_position_B.tolist() == [len(text.input_ids) - 1 for text in encoded]
-    assert batch.record_ids == [text.record_id for text in encoded]
-    assert len(set(batch.record_ids)) == 2
 
 
 def test_a_prompt_may_take_its_positions_and_no_more():
@@ -180,21 +159,16 @@ def length(family, text):
     return len(family.tokenizer(text)["input_ids"])
 
 
-def test_a_prompt_that_fits_stays(family):
-    prompt = words(8)
-    count = length(family, prompt)
-    assert without_middle(family, prompt, 5, count, 4) == (prompt, 5)
-    assert without_middle(family, prompt, 5, None, 4) == (prompt, 5)
-
-
-def test_both_ends_stay(family):
-    context, asked = words(60), " Who ran?"
-    tokenizer = family.tokenizer
+def test_both_ends_stay_of_a_prompt_that_does_not_fit(family):
+    context, asked, tokenizer = words(60), " Who ran?", family.tokenizer
     ids = tokenizer(context + asked)["input_ids"]
     text, kept = without_middle(family, context + asked, len(context), 21, 4)
     first, last = (tokenizer.decode(part, skip_special_tokens=True) for part in (ids[:10], ids[-10:]))
     assert text == first + last
     assert (text[kept:], text[:kept].startswith(first)) == (asked, True)
+    fits = words(8)
+    for most in (length(family, fits), None):
+        assert without_middle(family, fits, 5, most, 4) == (fits, 5)
 
 
 def test_a_question_longer_than_its_half_is_all_that_asks(family):

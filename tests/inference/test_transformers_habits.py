@@ -34,12 +34,14 @@ from subtoken_train.inference.compression import CompressionSettings
 from tests.support.chats import CHATML
 from tests.support.places import ROOT
 
+LLAMA = ROOT / "checkpoints" / "tiny-llama"
 WORDS = "The code of baran is amber falcon. " * 6 + "\n\nThe code of baran is"
 SHORT = "the bee and the spider met in the garden ."
 TALKS = [[{"role": "user", "content": words}] for words in (WORDS, SHORT)]
 GREEDY = {"max_new_tokens": 8, "do_sample": False}
 PICTURE = ROOT / "data" / "samples" / "a.png"
 QUESTIONS = ("is there a 7 ?", "what is at C4 ?")
+ASKED, ANSWERS = f"<image>\n{QUESTIONS[0]}", {"return_full_text": False}
 
 
 def ids(reader, words=WORDS):
@@ -135,20 +137,15 @@ def seer(model, reader, **settings):
     return pipeline("image-text-to-text", model=model, processor=reader, **settings)
 
 
-def shown(reader, words=QUESTIONS[0]):
-    return reader(images=picture(), text=f"<image>\n{words}", return_tensors="pt")
+def shown(reader):
+    return reader(images=picture(), text=ASKED, return_tensors="pt")
 
 
 PICTURES = {
     "all of the processor": lambda m, r: m.generate(**shown(r), **GREEDY),
     "beams": lambda m, r: m.generate(**shown(r), num_beams=2, **GREEDY),
-    "pipeline of a chat": lambda m, r: said(seer(m, r)(text=asked(QUESTIONS[0]), return_full_text=False, **GREEDY)),
-    "pipeline of chats": lambda m, r: said(
-        seer(m, r)(text=[asked(words) for words in QUESTIONS], return_full_text=False, **GREEDY)
-    ),
-    "pipeline of a picture": lambda m, r: said(
-        seer(m, r, device="cpu")(images=picture(), text="<image>\nis there a 7 ?", **GREEDY)
-    ),
+    "pipeline of chats": lambda m, r: said(seer(m, r)(text=list(map(asked, QUESTIONS)), **ANSWERS, **GREEDY)),
+    "pipeline of a picture": lambda m, r: said(seer(m, r, device="cpu")(images=picture(), text=ASKED, **GREEDY)),
     "read": lambda m, r: [m.config, m.dtype, m.device, m.can_generate(), m.input_modalities],
 }
 
@@ -185,25 +182,21 @@ def test_a_habit_gives_what_transformers_gives(kind, habit, request, monkeypatch
 @pytest.mark.parametrize("kind", ["text", "pictures"])
 def test_a_list_of_chats_is_answered_as_a_batch(kind, request):
     plain, reader = request.getfixturevalue(kind)
-    model = SubTokenModel(plain, reader)
+    model, tight = SubTokenModel(plain, reader), SubTokenModel(plain, reader, eviction="knorm", eviction_keep=0.5)
     if kind == "text":
         prompts, beside, mixed = TALKS, (), [WORDS, TALKS[1]]
-        told = reader.apply_chat_template(
-            TALKS, add_generation_prompt=True, padding=True, padding_side="left", return_tensors="pt", return_dict=True
-        )
+        how = {"add_generation_prompt": True, "padding": True, "padding_side": "left", "return_dict": True}
+        told = reader.apply_chat_template(TALKS, return_tensors="pt", **how)
     else:
         prompts, beside, mixed = QUESTIONS, [picture(), [picture()]], [asked(words) for words in QUESTIONS]
         told = model.inputs(prompts, beside)
     rows = plain.generate(**told, **GREEDY)[:, told["input_ids"].shape[1] :]
     wanted = [words.strip() for words in model.tokenizer.batch_decode(rows, skip_special_tokens=True)]
-    assert model.chat(prompts, beside, **GREEDY) == wanted
+    assert model.chat(prompts, beside, **GREEDY) == wanted == model.chat(mixed, **GREEDY)
     assert len(model.last.batch.record_ids) == 2
-    assert model.chat(mixed, **GREEDY) == wanted
-    alone = zip(prompts, beside or [()] * 2, strict=True)
-    assert [model.chat(prompt, own, **GREEDY) for prompt, own in alone] == wanted
-    tight = SubTokenModel(plain, reader, eviction="knorm", eviction_keep=0.5)
-    one_by_one = [tight.chat(prompt, own, **GREEDY) for prompt, own in zip(prompts, beside or [()] * 2, strict=True)]
-    assert tight.chat(prompts, beside, **GREEDY) == one_by_one
+    alone = list(zip(prompts, beside or [()] * 2, strict=True))
+    assert [model.chat(*each, **GREEDY) for each in alone] == wanted
+    assert tight.chat(prompts, beside, **GREEDY) == [tight.chat(*each, **GREEDY) for each in alone]
 
 
 def test_a_streamed_chat_is_the_chat(text):
@@ -221,56 +214,46 @@ def test_a_streamed_chat_is_the_chat(text):
 
 
 def test_dtype_and_device_are_named_as_in_transformers(tmp_path):
-    path = ROOT / "checkpoints" / "tiny-llama"
-    half = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+    half = AutoModelForCausalLM.from_pretrained(LLAMA, dtype=torch.bfloat16)
     half.save_pretrained(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer = AutoTokenizer.from_pretrained(LLAMA)
     tokenizer.save_pretrained(tmp_path)
-    for given in ({"dtype": "auto"}, {"dtype": torch.bfloat16}, {"torch_dtype": "bfloat16"}):
-        for place in ({}, {"device": "cpu"}, {"device": torch.device("cpu")}, {"device_map": -1}):
-            model = SubTokenModel.from_pretrained(tmp_path, **given, **place)
-            assert (model.dtype, model.device) == (torch.bfloat16, torch.device("cpu"))
+    for dtype, place in (("auto", None), (torch.bfloat16, torch.device("cpu")), ("bfloat16", -1)):
+        model = SubTokenModel.from_pretrained(tmp_path, torch_dtype=dtype, device_map=place)
+        assert (model.dtype, model.device) == (torch.bfloat16, torch.device("cpu"))
     prompt = ids(tokenizer)  # whose logits are compared: in so few bits later tokens are near ties
     assert torch.equal(model(prompt).logits[:, -1], half(prompt).logits[:, -1])
     assert SubTokenModel.from_pretrained(tmp_path).dtype == torch.float32
-    moved = SubTokenModel.from_pretrained(path)
+    moved = SubTokenModel.from_pretrained(LLAMA)
     moved.ask(WORDS, [])
     kept = moved.to("cpu").cache
     assert moved.cache is kept
-    wanted = AutoModelForCausalLM.from_pretrained(path).to(torch.bfloat16)(prompt).logits[:, -1]
+    wanted = AutoModelForCausalLM.from_pretrained(LLAMA).to(torch.bfloat16)(prompt).logits[:, -1]
     assert torch.equal(moved.to(torch.bfloat16)(prompt).logits[:, -1], wanted)
-    moved.ask(WORDS, [])
-    moved.to(torch.float32)
     with pytest.raises(ValueError, match="no context has been compressed yet"):
         _ = moved.cache
     adapter = ROOT / "checkpoints" / "adapters" / "tiny_fastv25_s16k4"
     assert SubTokenModel.from_pretrained(adapter, dtype="auto").dtype == torch.float32
-    model = SubTokenModel.from_pretrained(adapter, dtype="bfloat16")
-    assert (model.dtype, model.chat(QUESTIONS[0], picture())) == (torch.bfloat16, "yes")
-    model = SubTokenModel.from_pretrained(adapter).to("cpu", torch.bfloat16)
-    assert (model.dtype, model.chat(QUESTIONS[0], picture())) == (torch.bfloat16, "yes")
+    made = SubTokenModel.from_pretrained(adapter, dtype="bfloat16"), SubTokenModel.from_pretrained(adapter)
+    for model in (made[0], made[1].to("cpu", torch.bfloat16)):
+        assert (model.dtype, model.chat(QUESTIONS[0], picture())) == (torch.bfloat16, "yes")
 
 
-LLAMA = ROOT / "checkpoints" / "tiny-llama"
 OWN = {*CompressionSettings.__optional_keys__, "reducer", "keep_ratio", "groups", "selector", "layout"}
-LOADED = OWN | {"device", "device_map", "dtype", "torch_dtype", "revision", "backbone"}
+LOADED = OWN | {"device_map", "dtype", "torch_dtype", "revision", "backbone"}
+EVERY = "and every setting of transformers' GenerationConfig"
 MISTAKES = {
     "setting": (lambda m, r: SubTokenModel(m, r, evict=1), "unknown setting 'evict'. Did you mean 'eviction'?", OWN),
-    "loading": (lambda m, r: SubTokenModel.from_pretrained(LLAMA, evict=1), "unknown setting 'evict'", LOADED),
+    "loading": (lambda m, r: SubTokenModel.from_pretrained(LLAMA, device=1), "Did you mean 'device_map'?", LOADED),
     "chat": (
         lambda m, r: SubTokenModel(m, r).chat("a", imags=()),
         "unknown argument of chat 'imags'. Did you mean 'images'?",
-        {"images", "raw", "stream", "chat_template_kwargs", "streamer", "and every setting of transformers' Generatio"},
+        {"images", "raw", "stream", "chat_template_kwargs", "streamer", EVERY},
     ),
     "generate": (
         lambda m, r: SubTokenModel(m, r).generate(ids(r), max_newtokens=1),
         "'max_newtokens'. Did you mean 'max_new_tokens'?",
-        {"generation_config", "attention_mask", "regions", "and every setting of transformers' GenerationConfig"},
-    ),
-    "two devices": (
-        lambda m, r: SubTokenModel.from_pretrained(LLAMA, device="cpu", device_map="cpu"),
-        "device and device_map are two names for the same setting",
-        (),
+        {"generation_config", "attention_mask", "regions", EVERY},
     ),
     "dtype": (lambda m, r: SubTokenModel.from_pretrained(LLAMA, dtype="float8"), "unknown dtype 'float8'", ()),
     "moved": (lambda m, r: SubTokenModel(m, r).to(torch.float64), "unknown dtype 'float64'", ("bfloat16",)),
@@ -292,9 +275,7 @@ def test_a_mistake_is_told_with_all_settings(name, text):
 
 def test_dir_shows_the_names_without_torch():
     code = "import subtoken_train, sys; print(*dir(subtoken_train)); sys.exit('torch' in sys.modules)"
-    shown_names = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
-    assert shown_names == sorted(subtoken_train.__all__)
-    assert {"SubTokenModel", "build_eviction", "build_reducer"} < set(shown_names)
-    assert all(getattr(subtoken_train, name) for name in shown_names)
+    names = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert names == sorted(subtoken_train.__all__)
+    assert {"SubTokenModel", "build_eviction", "build_reducer"} < set(names)
+    assert all(getattr(subtoken_train, name) for name in names)

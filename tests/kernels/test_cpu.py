@@ -9,7 +9,7 @@ from subtoken_train.kernels import formats, native
 from subtoken_train.kernels.cpu import packed_attention
 from subtoken_train.kernels.reference import reference_attention
 from subtoken_train.kernels.storage import CacheWindow, Tail
-from tests.support.packing import SETS, dense, index_form, masked_attention, states  # noqa: F401
+from tests.support.packing import SETS, dense, masked_attention, states
 
 SHAPES = [
     (1, 1, 8, 4),
@@ -63,16 +63,6 @@ def test_packed_attention_is_masked_dense_attention(seed, sets, layout, shape, s
 )
 def test_bf16(sets, query_heads, fill):
     compare(dense(3, sets=sets, dtype=torch.bfloat16, fill=fill), query_heads, 4, 2, 3, 0.05)
-
-
-def test_transposed_queries_as_the_model_makes_them():
-    state = dense(4, sets="own")
-    layer = state.layer()
-    tail_key, tail_value = states(1, 3, 2, 4, 8), states(2, 3, 2, 4, 8)
-    layer.update(tail_key, tail_value)
-    query = states(3, 3, 2, 4, 8).transpose(1, 2)  # four heads, two tokens
-    got = layer.attend(query, 8**-0.5)
-    assert (got - masked_attention(state, query, tail_key, tail_value)).abs().max() < 1e-5
 
 
 @given(

@@ -1,14 +1,21 @@
-"""Formats: the model's dtype as it is, integers within half a step."""
+"""Formats: the model's dtype as it is, integers within half a step; KIVI's by channel."""
+
+import math
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.kernels.formats import FORMATS, concatenated
+from subtoken_train.cache.pack import Packing, pack_layer
+from subtoken_train.cache.packed_layer import PackedLayer
+from subtoken_train.engine.prompt_pass import layer_plan
+from subtoken_train.kernels import formats
+from subtoken_train.kernels.formats import FORMATS, MODEL, concatenated
 from subtoken_train.kernels.storage import pack_bits, places_in_bits, prepare_bits
+from subtoken_train.types import CutKeys
 from tests.support.helpers import random_mask
-from tests.support.packing import FORMAT_OF
+from tests.support.packing import FORMAT_OF, SETS, Dense, dense, masked_attention, states
 
 
 @given(
@@ -51,7 +58,7 @@ def test_stretches_and_choices_are_those_of_the_vectors(bits):
     assert payload.narrow(1, 2, 5).data.data_ptr() != payload.data.data_ptr()
     assert payload.narrow(1, 0, 5).data.data_ptr() == payload.data.data_ptr()
     index = torch.tensor([3, 0, 3])
-    assert torch.equal(payload.select(index).read(), whole[index])
+    assert torch.equal(payload.each(lambda x: x[index]).read(), whole[index])
 
 
 REFUSED = {"int4": (3, "int4 stores two"), "kivi4": (3, "kivi4 stores two"), "kivi2": (2, "kivi2 stores four")}
@@ -78,14 +85,6 @@ def test_a_format_says_what_it_stores(form):
         assert payload.scale.shape == form.scale_shape((2, 3, 5), 8, "values")
 
 
-def test_payloads_of_one_format_are_joined():
-    for form in FORMATS.values():
-        parts = [form.store(torch.randn(2, 3, count, 8)) for count in (2, 0, 3)]
-        joined = concatenated(parts, 2)
-        assert joined.format is form
-        assert torch.equal(joined.read(), torch.cat([part.read() for part in parts], 2))
-
-
 @given(
     seed=st.integers(0, 999),
     rows=st.integers(1, 3),
@@ -108,3 +107,162 @@ def test_places_are_those_of_the_flags(seed, rows, heads, bits, entries, share):
     prepare_bits(flags_RSM.device)
     got = places_in_bits(pack_bits(flags_RSM), piece_bit, heads, entries, len(expected))
     assert got.tolist() == expected
+
+
+KIVI = ["int8_channel", "kivi4", "kivi2"]
+
+
+def plain(block: torch.Tensor, bits: int) -> torch.Tensor:
+    """A block of numbers as KIVI reads it back: levels from the least to the greatest, in fp16 as it stores them."""
+    if not block.numel():
+        return block
+    low = block.float().min().half().float()
+    step = ((block.float().max() - low) / (2**bits - 1)).half().float()
+    if step == 0:
+        return torch.full_like(block, low)
+    return (((block.float() - low) / step).round().clamp(0, 2**bits - 1) * step + low).to(block)
+
+
+def plain_rows(key_Md: torch.Tensor, value_Md: torch.Tensor, bits: int, stored_Md: torch.Tensor | None):
+    """Full runs of 32 entries before the last 32, the others as they are.
+
+    Keys channel by channel; values in blocks of 32 channels, or of what is stored of a routed entry.
+    """
+    keys, values, full = key_Md.clone(), value_Md.clone(), max(0, len(key_Md) - 32) // 32 * 32
+    (width,), block = key_Md.shape[1:], math.gcd(32, key_Md.shape[1])
+    for start in range(0, full, 32):
+        for channel in range(width):
+            keys[start : start + 32, channel] = plain(key_Md[start : start + 32, channel], bits)
+    for entry in range(full):
+        parts = [slice(i, i + block) for i in range(0, width, block)] if stored_Md is None else [stored_Md[entry]]
+        for own in parts:
+            values[entry, own] = plain(value_Md[entry, own], bits)
+    return keys, values
+
+
+def plainly_rounded(state: Dense, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of every sample and head; routed entries and whole ones have runs of their own."""
+    key, value, keep = state.key.clone(), state.read.clone(), state.keep.expand(-1, state.key.shape[1], -1)
+    whole = torch.ones(keep.shape[::2], dtype=torch.bool) if state.groups is None else state.groups.all(-1)
+    for sample, head in torch.cartesian_prod(torch.arange(len(key)), torch.arange(key.shape[1])).tolist():
+        for routed in (False, True):
+            own = keep[sample, head] & (whole[sample] != routed)
+            stored = state.channels[sample, head, own] if routed else None
+            found = plain_rows(key[sample, head, own], value[sample, head, own], bits, stored)
+            key[sample, head, own], value[sample, head, own] = found
+    return key, value
+
+
+def compare(state: Dense, name: str, new: int, chunk: int, bound: float) -> None:
+    layer, (batch, heads, _, width), dtype = state.layer(), state.key.shape, state.key.dtype
+    tail = [states(i, batch, heads, new + 2, width, dtype) for i in (1, 2)]
+    query = states(3, batch, 2 * heads, new, width, dtype)
+    layer.update(*tail)
+    expected = masked_attention(state, query, *tail, *plainly_rounded(state, FORMATS[name].bits))
+    for path in ("cpu", "reference"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SUBTOKEN_KERNEL", path)
+            patch.setattr(formats, "CHUNK", chunk)
+            got = layer.attend(query, width**-0.5)
+        assert got.dtype == dtype
+        assert (got.float() - expected).abs().max() < bound
+    tensors = [x for block in layer.blocks for own in block.payloads for x in (own.data, own.scale) if x is not None]
+    assert layer.payload_bytes == sum(x.nbytes for x in tensors)
+    order = torch.tensor([2, 0])
+    layer.select(order)
+    assert (layer.attend(query[order], width**-0.5).float() - expected[order]).abs().max() < bound
+
+
+@given(
+    seed=st.integers(0, 999),
+    name=st.sampled_from(KIVI),
+    length=st.sampled_from([1, 31, 63, 64, 65, 100, 131]),
+    sets=st.sampled_from(SETS),
+    groups=st.sampled_from([None, 2, 4]),
+    layout=st.sampled_from(["contiguous", "per_head"]),
+    width=st.sampled_from([16, 64]),
+    new=st.sampled_from([1, 3]),
+    chunk=st.sampled_from([formats.CHUNK, 1]),
+)
+def test_attention_is_that_of_a_plain_reference(seed, name, length, sets, groups, layout, width, new, chunk):
+    """Three samples, heads that keep other entries, two query heads for each; stretches of one run."""
+    state = dense(seed, 3, 2, length, width, groups, 0.5, sets, layout)
+    state.key[0, 0, :, 1] = 2.5  # a channel without a range
+    state.packing = Packing(layout, FORMATS[name])
+    compare(state, name, new, chunk, 2e-5)
+
+
+@pytest.mark.parametrize(("name", "groups"), zip(KIVI, [None, 4, 4], strict=True))
+def test_bf16(name, groups):
+    state = dense(3, 3, 2, 100, 32, groups, sets="shared", dtype=torch.bfloat16)
+    state.packing = Packing("contiguous", FORMATS[name])
+    compare(state, name, 2, formats.CHUNK, 0.03)
+
+
+@pytest.mark.parametrize(("name", "sets"), zip(KIVI, SETS, strict=True))
+def test_cut_keys_are_rounded_in_the_channels_that_stay(name, sets):
+    state, layer = dense(5, 2, 2, 100, 16, None, sets=sets), PackedLayer()
+    plan, chosen = layer_plan(state.keep, None), torch.arange(16).expand(2, 2, -1) % 4 != 1
+    plan.cut_keys = CutKeys(plan.entries_BN >= 0, chosen)
+    layer.store_prompt(pack_layer(state.key, state.value, plan, Packing(form=FORMATS[name])), 100, state.key)
+    state.key = state.key * chosen[:, :, None]
+    tail, query = [states(i, 2, 2, 3, 16) for i in (1, 2)], states(3, 2, 4, 1, 16)
+    layer.update(*tail)
+    expected = masked_attention(state, query, *tail, *plainly_rounded(state, FORMATS[name].bits))
+    assert (layer.attend(query, 0.25) - expected).abs().max() < 2e-5
+
+
+@given(
+    seed=st.integers(0, 999),
+    name=st.sampled_from(KIVI),
+    scale=st.sampled_from([0.0, 1e-7, 1.0, 300.0]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    runs=st.sampled_from([0, 1, 3]),
+)
+def test_rounding_of_blocks_errs_by_half_a_step(seed, name, scale, dtype, runs):
+    form, generator = FORMATS[name], torch.Generator().manual_seed(seed)
+    vectors = (torch.randn(2, 3, 32 * runs, 64, generator=generator) * scale + scale).to(dtype)
+    by_run, by_block = vectors.float().unflatten(2, (runs, 32)), vectors.float().unflatten(3, (2, 32))
+    for payload, blocks, axis in ((form.store_keys(vectors), by_run, 3), (form.store(vectors), by_block, 4)):
+        read = payload.read()
+        assert read.dtype == dtype
+        assert payload.nbytes == form.bytes_of(6 * 32 * runs, 64, dtype, "keys" if axis == 3 else "values")
+        assert payload.nbytes == vectors[..., 0].numel() * (8 * form.bits + 8)
+        error = (read.float() - vectors.float()).abs().view_as(blocks)
+        spread = blocks.amax(axis, keepdim=True) - blocks.amin(axis, keepdim=True)
+        # scale and zero point are fp16, and the result is in the model's dtype
+        bound = spread / form.top * (0.5 + 2**-11 * form.top) + (form.top + 1) * 2**-24
+        bound = bound + 2**-11 * blocks.abs().amax(axis, keepdim=True) + torch.finfo(dtype).eps * blocks.abs()
+        assert bool((error <= bound).all())
+
+
+@pytest.mark.parametrize("name", KIVI)
+def test_what_has_no_range_and_what_fp16_does_not_hold(name):
+    form, keys = FORMATS[name], torch.full((1, 1, 32, 8), 3.25)
+    keys[..., 1], keys[..., 2], keys[..., 3] = 0, -1e6, torch.linspace(-1e6, 1e6, 32)
+    read = form.store_keys(keys).read()
+    assert torch.isfinite(read).all()
+    assert torch.equal(read[..., :2], keys[..., :2])
+    none = form.store_pieces(torch.randn(2, 4), torch.tensor([0, 2]), (1, 1, 3), 1)
+    assert none.scale[0, 0, 1, 0, 1] == 0
+
+
+@pytest.mark.parametrize("name", ["kivi4", "kivi2"])
+def test_codes_lie_in_bytes_as_said(name):
+    form, keys = FORMATS[name], torch.zeros(1, 1, 32, 8)
+    keys[0, 0] = torch.arange(32)[:, None] % (form.top + 1)  # from 0 to the largest code in every channel
+    payload = form.store_keys(keys)
+    assert torch.equal(payload.scale[..., 0], torch.ones(1, 1, 1, 8).half())
+    for entry in range(form.top + 1):
+        assert int(payload.data[0, 0, entry, 0]) == sum(entry << form.bits * i for i in range(form.per_code))
+    assert torch.equal(payload.read(), keys)
+    wider = concatenated([payload, form.store_keys(keys + 1)], 2)
+    assert torch.equal(wider.narrow(2, 32, 32).read(), keys + 1)
+    assert torch.equal(wider.each(lambda x: x[[0, 0]]).read()[1], wider.read()[0])
+
+
+@pytest.mark.parametrize("count", [0, 1, 63, 64, 95, 96, 100, 160])
+def test_the_last_entries_stay_as_they_are(count):
+    whole = count - int(FORMATS["kivi4"].rounded(torch.tensor(count)))
+    assert whole == count if count < 64 else 32 <= whole < 64
+    assert int(MODEL.rounded(torch.tensor(count))) == count

@@ -132,24 +132,6 @@ def check_fit(capability: int, given: dict[str, Any]) -> None:
 
 
 @needs_assembler
-@sampled(
-    "shape",
-    [
-        {"piece": 8, "group": 4, "fixed": True},
-        {"piece": 8, "dtype": torch.bfloat16, "cut": True, "padded": True, "window": True},
-        {"width": 80, "piece": 5, "bits": 8},
-        {"piece": 2, "dtype": torch.bfloat16, "filled": True},
-        {"piece": 8, "bits": 4, "shared": 32},
-    ],
-    every=4,
-    ids=["routed", "bf16-everything", "int8-d80", "filled", "kivi4"],
-)
-def test_it_fits(shape, tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    check_fit(90, shape)
-
-
-@needs_assembler
 @pytest.mark.slow
 def test_every_shape_of_the_record_fits(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

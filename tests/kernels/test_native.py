@@ -1,5 +1,6 @@
-"""Attention in C is the reference's, on the shapes of thin layers; without a compiler torch does it, and it is said."""
+"""Which path attends; attention in C is the reference's; without a compiler torch does it, and it is said."""
 
+import json
 import subprocess
 import warnings
 from functools import lru_cache
@@ -9,9 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.cache import pack
+from subtoken_train.cli.main import main
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.kernels import choice, native
+from subtoken_train.kernels.choice import choose_kernel
 from subtoken_train.kernels.reference import reference_attention
 from subtoken_train.kernels.storage import Tail
 from tests.support.packing import SETS, dense, states
@@ -45,24 +47,19 @@ def plain_library():
     share=st.sampled_from([0.0, 0.3, 1.0]),
     routed=st.booleans(),
     threads=st.sampled_from([1, 1, 1, 3]),
-    index_share=st.sampled_from([0.0, 9.0]),
     length=st.sampled_from([40, 40, 600]),
     plain=st.booleans(),
     bits=st.sampled_from([0, 8, 4]),
     dtype=st.sampled_from([torch.float32, torch.float32, torch.bfloat16]),
 )
-def test_one_token_attends_as_in_the_reference(
-    seed, sets, shape, share, routed, threads, index_share, length, plain, bits, dtype
-):
-    """With bits and with places; room behind the tail is not read, and threads share a head's channels.
+def test_one_token_attends_as_in_the_reference(seed, sets, shape, share, routed, threads, length, plain, bits, dtype):
+    """Room behind the tail is not read, and threads share a head's channels.
 
     ``plain`` is built for every machine: without the instructions of this one.
     """
     kv_heads, query_heads, width, num_groups = shape
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pack, "MAX_INDEX", index_share)
-        groups, bits = num_groups if routed else None, bits if width % 8 == 0 else 0  # no odd pieces in int4
-        blocks = dense(seed, 2, kv_heads, length, width, groups, share, sets, bits=bits, dtype=dtype).layer().blocks
+    groups, bits = num_groups if routed else None, bits if width % 8 == 0 else 0  # no odd pieces in int4
+    blocks = dense(seed, 2, kv_heads, length, width, groups, share, sets, bits=bits, dtype=dtype).layer().blocks
     keys, values = (states(seed + i, 2, kv_heads, 7, width).to(dtype) for i in (1, 2))
     query, before = states(seed + 3, 2, kv_heads * query_heads, 1, width).to(dtype), torch.get_num_threads()
     expected = reference_attention(query, blocks, Tail(keys[:, :, :5], values[:, :, :5], 5), width**-0.5)
@@ -79,21 +76,6 @@ def test_one_token_attends_as_in_the_reference(
         torch.set_num_threads(before)
     assert got.dtype == dtype
     assert (got - expected).abs().max() < (1e-5 if dtype == torch.float32 else 2**-6 * expected.abs().max())
-
-
-def operations(layer, query) -> int:
-    with torch.autograd.profiler.profile() as profiled:
-        layer.attend(query, 1.0)
-    return len(profiled.function_events)
-
-
-@needs_compiler
-def test_routed_entries_take_no_more_operations_than_whole_ones():
-    layers = [dense(1, 1, 3, 40, 64, groups, 0.3).layer() for groups in (16, None)]
-    for layer in layers:
-        layer.update(*(states(i, 1, 3, 2, 64) for i in (1, 2)))
-    query = states(3, 1, 9, 1, 64)
-    assert operations(layers[0], query) == operations(layers[1], query) <= 12
 
 
 @needs_compiler
@@ -143,3 +125,53 @@ def test_a_compiler_that_fails_is_named_once(compiled_by):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         attended(query)
+
+
+@pytest.fixture(autouse=True)
+def nothing_forced(monkeypatch):
+    for name in (choice.VARIABLE, "TRITON_INTERPRET"):
+        monkeypatch.delenv(name, raising=False)
+    choice._choices.clear()
+    yield
+    choice._choices.clear()
+
+
+@pytest.mark.parametrize(
+    ("device", "installed", "path", "why"),
+    [
+        ("cpu", True, "cpu", "device is cpu"),
+        ("mps", True, "cpu", "device is mps"),
+        ("cuda", True, "triton", "device is cuda"),
+        ("cuda", False, "cpu", "not installed"),
+    ],
+)
+def test_the_device_decides(device, installed, path, why, monkeypatch):
+    monkeypatch.setattr(choice, "find_spec", lambda name: name if installed else None)
+    chosen = choose_kernel(device)
+    assert (chosen.path, chosen.forced) == (path, False)
+    assert why in str(chosen)
+
+
+def test_a_forced_path_is_taken_and_said(monkeypatch, capsys):
+    monkeypatch.setenv(choice.VARIABLE, "reference")
+    assert choose_kernel("cuda").path == "reference"
+    assert main(["env", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kernel"] == "reference (SUBTOKEN_KERNEL says so)"
+
+
+@pytest.mark.parametrize(
+    ("forced", "installed", "words"),
+    [
+        ("fast", True, "use one of reference, cpu, triton"),
+        ("triton", False, "triton is not installed"),
+        ("triton", True, "lies on 'cpu'"),
+    ],
+)
+def test_a_forced_path_that_cannot_run_is_one_message(forced, installed, words, monkeypatch, capsys):
+    monkeypatch.setenv(choice.VARIABLE, forced)
+    monkeypatch.setattr(choice, "find_spec", lambda name: name if installed else None)
+    with pytest.raises(ValueError, match=words):
+        choose_kernel("cpu")
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert main(["env"]) == 2
+    assert words in capsys.readouterr().err

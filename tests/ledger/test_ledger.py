@@ -1,21 +1,22 @@
-"""The byte ledger: exact figures of the paper's models, the anchor solver, and what holds for every budget."""
+"""The byte ledger: exact figures of the paper's models, the anchor solver; FLOPs against torch's own count."""
 
 from fractions import Fraction
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from subtoken_train.ledger.flops import DecoderSize, TrainingFlops
 from subtoken_train.ledger.kv_budget import (
     GEOMETRIES,
     KVBudget,
     KVShape,
-    equal_kept_groups,
     exact,
     geometry,
-    index_bytes,
     kept_count,
-    share_words,
 )
 from subtoken_train.ledger.ledger import nominal_ledger, solve_anchor
 
@@ -32,14 +33,6 @@ def budgets(draw):
 
 def anchor_bytes(shape, tokens, kept_tokens, cut_layer=0):
     return nominal_ledger(shape, {"visual": tokens}, KVBudget(), cut_layer, kept_tokens=kept_tokens).bytes_of()
-
-
-@pytest.mark.parametrize(
-    ("share", "words"),
-    [(0.15625, "15.625%"), (0.999999, "100.000%"), (1, "100.000%"), (1.0001, "100.000% + index"), (0, "0.000%")],
-)
-def test_no_share_is_above_the_whole(share, words):
-    assert share_words(share) == words
 
 
 def test_fractions_of_the_paper():
@@ -103,13 +96,6 @@ def test_decoder_stage_anchor_is_infeasible_on_a_shallow_model():
         solve_anchor(TINY, 64, 1.0, cut_layer=4)
 
 
-def test_index_bytes():
-    assert index_bytes(16, 16) == index_bytes(1, 1) == 0
-    assert index_bytes(16, 4) == 2
-    assert index_bytes(4, 1) == 1
-    assert index_bytes(128, 127) == 16
-
-
 @pytest.mark.parametrize("arguments", [(0.0, 1, 1), (1.01, 1, 1), (-0.5, 1, 1), (0.5, 4, 5), (0.5, 4, 0), (0.5, 0, 0)])
 def test_impossible_budgets(arguments):
     with pytest.raises(ValueError, match="must lie"):
@@ -145,29 +131,10 @@ def test_counts_bracket_the_exact_product(keep_ratio, tokens):
 def test_a_stored_mean_is_paid_with_groups():
     """16 tokens of the embedded model: S64K16 in elements is 16 * 32 = 512 = 16 * 24 + 128 for S64K12 and a mean."""
     plain, filled = KVBudget(0.25, 64, 16), KVBudget(0.25, 64, 12, fill="mean")
-    assert equal_kept_groups(64, 16, 16) == 12
-    assert equal_kept_groups(16, 4, 16) == 3
     ours, theirs = (nominal_ledger(TINY, {"visual": 64}, budget) for budget in (filled, plain))
     assert ours.bytes_of(with_index=False) == theirs.bytes_of(with_index=False)
     assert filled.total_of(64) == plain.exact_total == Fraction(5, 32)
     assert solve_anchor(TINY, 64, filled.total_of(64)).kept_tokens == 10
-
-
-@given(budgets(), st.integers(1, 600))
-def test_equal_groups_are_the_most_that_take_no_more(budget, tokens):
-    kept, plain = kept_count(tokens, budget.keep_ratio), budget.exact_total
-    assert KVBudget(budget.keep_ratio, budget.num_groups, budget.kept_groups, fill="zero").total_of(tokens) == plain
-    assert KVBudget(1.0, 16, 16, fill="mean").total_of(tokens) == 1
-
-    def vectors(groups):
-        return kept * Fraction(groups, budget.num_groups)
-
-    if vectors(1) + 1 > vectors(budget.kept_groups):
-        with pytest.raises(ValueError, match="do not pay for"):
-            equal_kept_groups(budget.num_groups, budget.kept_groups, kept)
-        return
-    equal = equal_kept_groups(budget.num_groups, budget.kept_groups, kept)
-    assert vectors(equal) + 1 <= vectors(budget.kept_groups) < vectors(equal + 1) + 1
 
 
 @pytest.mark.parametrize("samples", [1, 3])
@@ -177,3 +144,74 @@ def test_a_mean_is_stored_once_per_sample_and_routed_layer(samples):
     with_mean = nominal_ledger(TINY, tokens, budget, **given).bytes_of()
     without = nominal_ledger(TINY, tokens, KVBudget(0.25, 16, 4), **given).bytes_of()
     assert with_mean - without == samples * 3 * TINY.side_bytes
+
+
+SIZE = DecoderSize(hidden=32, intermediate=48, num_heads=4, num_kv_heads=2, head_dim=8, vocabulary=40)
+LAYERS, BATCH, ROWS, RANK = 3, 2, 10, 4
+
+
+class Adapted(torch.nn.Module):
+    """A frozen projection with a trained low-rank addition."""
+
+    def __init__(self, frozen: torch.nn.Linear) -> None:
+        super().__init__()
+        self.frozen = frozen
+        self.down = torch.nn.Linear(frozen.in_features, RANK, bias=False)
+        self.up = torch.nn.Linear(RANK, frozen.out_features, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.frozen(x) + self.up(self.down(x))
+
+
+def adapted_llama() -> LlamaForCausalLM:
+    config = LlamaConfig(
+        hidden_size=SIZE.hidden,
+        intermediate_size=SIZE.intermediate,
+        num_attention_heads=SIZE.num_heads,
+        num_key_value_heads=SIZE.num_kv_heads,
+        num_hidden_layers=LAYERS,
+        vocab_size=SIZE.vocabulary,
+        attn_implementation="eager",
+    )
+    model = LlamaForCausalLM(config).requires_grad_(False)
+    for layer in model.model.layers:
+        layer.self_attn.v_proj = Adapted(layer.self_attn.v_proj)
+    return model
+
+
+def counted(first_trained: int) -> int:
+    """Operations of one training step by torch's counter; eager attention, so all pairs and not half of them."""
+    model = adapted_llama()
+    for layer in model.model.layers[:first_trained]:
+        layer.self_attn.v_proj.requires_grad_(False)
+    ids = torch.randint(SIZE.vocabulary, (BATCH, ROWS))
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.sum().backward()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("first_trained", [0, 1])
+def test_against_the_counter_of_torch(first_trained):
+    adapter = RANK * (SIZE.hidden + SIZE.num_kv_heads * SIZE.head_dim)
+    flops = TrainingFlops(SIZE, [adapter if layer >= first_trained else 0 for layer in range(LAYERS)])
+    lengths = torch.full((BATCH,), ROWS)
+    formula = float(flops.layers(lengths, 0, LAYERS) + flops.head(lengths))
+    # the counter sees whole attention matrices: add the pairs that causal kernels skip
+    skipped = BATCH * ROWS * (ROWS - 1) / 2
+    formula += skipped * sum(map(flops.per_pair, range(LAYERS)))
+    # adapters that do not train still run forward
+    formula += first_trained * 2 * adapter * BATCH * ROWS
+    # the first trained layer's input needs no gradient: of its backward pass, only what lies behind v's adapter runs
+    q_and_k = SIZE.hidden * SIZE.head_dim * (SIZE.num_heads + SIZE.num_kv_heads)
+    v = SIZE.hidden * SIZE.head_dim * SIZE.num_kv_heads
+    pairs = BATCH * ROWS * ROWS * 2 * SIZE.num_heads * SIZE.head_dim
+    formula -= 2 * BATCH * ROWS * (q_and_k + v + RANK * SIZE.hidden)  # gradients of the layer's input
+    formula -= 2 * pairs + pairs  # of the scores: towards q and k, and of the probabilities
+    assert formula == counted(first_trained)
+
+
+def test_layers_below_the_first_trained_one_run_forward_only():
+    flops = TrainingFlops(SIZE, [0, 5, 0])
+    weights = SIZE.layer_weights
+    assert [flops.per_row(layer) for layer in range(3)] == [2 * weights, 4 * weights + 30, 4 * weights]
+    assert flops.per_pair(1) == 3 * flops.per_pair(0) == 3 * 4 * SIZE.num_heads * SIZE.head_dim

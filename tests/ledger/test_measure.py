@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from subtoken_train.inference.cache_report import held_rows
 from subtoken_train.ledger.kv_budget import KVBudget, KVShape
 from subtoken_train.ledger.ledger import nominal_ledger
-from subtoken_train.ledger.measure import emptied_regions, emptied_words, measured_ledger
+from subtoken_train.ledger.measure import emptied_regions, measured_ledger
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.base import GroupBudget
 from subtoken_train.types import LayerPlan, Plan, Region
@@ -140,11 +140,3 @@ def test_an_entry_of_one_head_is_something():
     assert emptied_regions(
         Plan([LayerPlan(torch.tensor([[0, 1, 3]]), heads_BNh=heads)]), REGIONS[:1], [HELD[0][:1]]
     ) == [{}]
-
-
-def test_words_name_regions_and_prompts():
-    assert emptied_words([{}, {}], "snapkv 0.1") is None
-    words = emptied_words([{"visual": 3}, {"visual": 1, "system": 2}, {}], "snapkv 0.1 all")
-    assert words.startswith("snapkv 0.1 all: nothing is left of a whole region in some layer: visual (2 of 3 prompts),")
-    assert "system (1 of 3 prompts)" in words
-    assert len(words) < 400

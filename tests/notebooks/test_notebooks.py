@@ -46,17 +46,6 @@ def test_all_are_there():
     assert [path.stem for path in NOTEBOOKS] == ["01_first_look", "02_own_data", "03_compare", "04_long_text"]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_is_valid(path):
-    content = json.loads(path.read_text(encoding="utf-8"))
-    assert content["nbformat"] == 4
-    assert content["cells"][0]["cell_type"] == "markdown"
-    for cell in code_cells(path):
-        compile(cell, str(path), "exec")
-        assert "IPython" not in cell
-        assert not cell.lstrip().startswith(("%", "!"))
-
-
 @pytest.mark.slow
 def test_first_look(elsewhere, capsys):
     scope, shown = run_notebook(FOLDER / "01_first_look.ipynb")
@@ -116,28 +105,22 @@ LARGEST = 600 * 1024
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_outputs_belong_to_their_cells(path):
-    cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
-    for cell in cells:
-        source = "".join(cell["source"])
+def test_a_notebook_is_as_it_ran_light_and_starts_without_the_package(path):
+    text, sources = path.read_text(encoding="utf-8"), code_cells(path)
+    content = json.loads(text)
+    assert (content["nbformat"], content["cells"][0]["cell_type"]) == (4, "markdown")
+    cells = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
+    for cell, source in zip(cells, sources, strict=True):
+        compile(source, str(path), "exec")
+        assert "IPython" not in source
+        assert not source.lstrip().startswith(("%", "!"))
         ran = hashlib.sha256(source.encode()).hexdigest()[:16]
         assert cell["metadata"].get("ran") == ran, f"python notebooks/execute.py {path.stem}\n{source[:200]}"
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
-    shown = {kind for cell in cells for output in cell["outputs"] for kind in output.get("data", {})}
-    assert shown & {"image/png", "image/jpeg"}
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_is_light_and_says_nothing_of_where_it_ran(path):
-    content = path.read_text(encoding="utf-8")
-    assert len(content) < LARGEST
-    outputs = [output for cell in json.loads(content)["cells"] for output in cell.get("outputs", [])]
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert {"image/png", "image/jpeg"} & {kind for output in outputs for kind in output.get("data", {})}
     assert not [output for output in outputs if output["output_type"] == "error" or output.get("name") == "stderr"]
-    assert str(FOLDER.parent) not in content
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_starts_without_the_package(path):
-    first = code_cells(path)[0]
-    assert f'PACKAGE = "{"subtoken_train" if ON_AN_INDEX else ".."}[report]"' in first
-    assert '"pip", "install", "-q", PACKAGE]' in first
+    assert len(text) < LARGEST
+    assert str(FOLDER.parent) not in text
+    assert f'PACKAGE = "{"subtoken_train" if ON_AN_INDEX else ".."}[report]"' in sources[0]
+    assert '"pip", "install", "-q", PACKAGE]' in sources[0]

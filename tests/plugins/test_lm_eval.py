@@ -49,40 +49,33 @@ def test_no_harness_is_imported_unless_asked(tmp_path):
 @pytest.mark.slow
 def test_the_harness_command_line(text_adapter, tmp_path):
     pytest.importorskip("lm_eval")
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    tasks = tmp_path / "tasks"
+    rows, tasks, backbone = tmp_path / "rows.jsonl", tmp_path / "tasks", text_adapter.parent / "backbone"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     tasks.mkdir()
-    (tasks / "choice.yaml").write_text(TASK.format(data=tmp_path / "rows.jsonl"))
-    backbone = text_adapter.parent / "backbone"
+    (tasks / "choice.yaml").write_text(TASK.format(data=rows))
     shared = ["--tasks", "local_choice", "--include_path", str(tasks), "--batch_size", "2", "--device", "cpu"]
-    log = ["--log_samples", "--output_path"]
 
-    def values(folder):
-        (path,) = folder.rglob("samples_local_choice_*.jsonl")
+    def run(module, model, given, name):
+        chosen = ["--model", model, "--model_args", given, *shared, "--log_samples", "--output_path", tmp_path / name]
+        return python("-m", module, *map(str, chosen), folder=tmp_path)
+
+    def values(name):
+        (path,) = (tmp_path / name).rglob("samples_local_choice_*.jsonl")
         rows = sorted(map(json.loads, path.read_text().splitlines()), key=lambda row: row["doc_id"])
         return [float(value) for row in rows for value, _ in row["filtered_resps"]]
 
     evicted = ",eviction=snapkv,eviction_keep=0.2,eviction_options=window=4,protocol=context_first"
-    arms = {"whole": "", "evicted": evicted}
-    for name, more in arms.items():
-        chosen = ["--model", "subtoken", "--model_args", f"backbone={backbone}{more}"]
-        words = [*chosen, *shared, *log, str(tmp_path / name)]
-        done = python("-m", "subtoken_train.plugins.lm_eval", *words, folder=tmp_path)
+    for name, more in (("whole", ""), ("evicted", evicted)):
+        done = run("subtoken_train.plugins.lm_eval", "subtoken", f"backbone={backbone}{more}", name)
         assert done.returncode == 0, done.stderr
-        assert "|local_choice|" in done.stdout
-        assert done.stdout.index("local_choice") < done.stdout.index("subtoken: 4 prompts")
+        assert done.stdout.index("|local_choice|") < done.stdout.index("subtoken: 4 prompts")
         (results,) = (tmp_path / name).rglob("results_*.json")
         info = json.loads(results.read_text())["config"]["subtoken"]
         assert (info["entries_after"] < info["entries_before"]) == (name == "evicted")
-    plain = ["--model", "hf", "--model_args", f"pretrained={backbone}"]
-    done = python("-m", "lm_eval", *plain, *shared, *log, str(tmp_path / "hf"), folder=tmp_path)
+    done = run("lm_eval", "hf", f"pretrained={backbone}", "hf")
     assert done.returncode == 0, done.stderr
-    wanted = values(tmp_path / "hf")
-    assert values(tmp_path / "whole") == pytest.approx(wanted, abs=1e-4)
-    assert values(tmp_path / "evicted") != pytest.approx(wanted, abs=1e-3)
-    wrong = ["--model", "subtoken", "--model_args", f"backbone={backbone},evictoin=snapkv"]
-    done = python("-m", "subtoken_train.plugins.lm_eval", *wrong, *shared, folder=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(
-        "subtoken-train: error: unknown model argument 'evictoin'. Did you mean 'eviction'?"
-    )
+    assert values("whole") == pytest.approx(values("hf"), abs=1e-4)
+    assert values("evicted") != pytest.approx(values("hf"), abs=1e-3)
+    done = run("subtoken_train.plugins.lm_eval", "subtoken", f"backbone={backbone},evictoin=snapkv", "wrong")
+    words = "subtoken-train: error: unknown model argument 'evictoin'. Did you mean 'eviction'?"
+    assert (done.returncode, done.stderr.splitlines()[-1].startswith(words)) == (2, True)

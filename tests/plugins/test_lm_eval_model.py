@@ -118,13 +118,6 @@ def test_an_eviction_after_the_question_leaves_single_tokens_and_is_warned_about
     assert model.runner.counted.facts["entries_after"] < model.runner.counted.facts["entries_before"]
 
 
-def test_an_adapter_with_routers_answers(text_adapter, backbone):
-    results = evaluate(ours(backbone, adapter=str(text_adapter), context=16), CHOICE)
-    info = results["config"]["subtoken"]
-    assert (info["reducer"], info["routing"]) == ("quest", "S4K1 linear")
-    assert 0 < info["region_fraction_measured"] < 0.5
-
-
 @pytest.mark.filterwarnings("ignore:a sequence is longer than the 1,024 positions")
 @sampled(
     "compression",
@@ -187,33 +180,11 @@ def test_the_tokenizer_s_chat_format(backbone, reference, monkeypatch):
     assert [value for value, _ in responses(got, "choice")] == pytest.approx(scores, abs=1e-4)
 
 
-def test_answers_that_leave_no_room_and_models_that_see_are_refused(backbone, vlm_adapter):
-    model = ours(backbone)
+def test_answers_that_leave_no_room_and_models_that_see_are_refused_and_model_args_go_first(backbone, vlm_adapter):
+    general = {"batch_size": 1, "device": "cpu", "max_batch_size": None}
+    model = SubTokenLM.create_from_arg_string(f"backbone={backbone},batch_size=3", general)
+    assert (model.arguments.batch_size, SubTokenLM.last) == ("3", model)
     with pytest.raises(ValueError, match=f"{model.max_length} tokens after a prompt leave no room"):
         model.generate_until([request("generate_until", "a", {"max_gen_toks": model.max_length})], True)
     with pytest.raises(ValueError, match="text tasks have none"):
         ours(str(vlm_adapter.parent / "backbone"))
-
-
-def test_model_args_go_before_general_options(backbone):
-    model = SubTokenLM.create_from_arg_string(
-        f"backbone={backbone},batch_size=3", {"batch_size": 1, "device": "cpu", "max_batch_size": None}
-    )
-    assert model.arguments.batch_size == "3"
-    assert SubTokenLM.last is model
-
-
-@pytest.mark.slow
-def test_the_real_tiny_llama_scores_as_the_harness_recorded(shared):
-    folder = shared / "realdata" / "tinystories" / "hf"
-    rows = [json.loads(line) for line in (shared / "golden_eval/lm_loglikelihood/set_a.jsonl").open()]
-    model = ours(str(folder), batch_size=8)
-    choices = [row for row in rows if row["kind"] == "multiple_choice"]
-    asked = [request("loglikelihood", row["context"], each) for row in choices for each in row["continuations"]]
-    got = model.loglikelihood(asked, disable_tqdm=True)
-    assert [v for v, _ in got] == pytest.approx([v for row in choices for v in row["loglikelihood"]], abs=1e-4)
-    assert [greedy for _, greedy in got] == [greedy for row in choices for greedy in row["is_greedy"]]
-    rolling = [row for row in rows if row["kind"] == "rolling"]
-    totals = model.loglikelihood_rolling([request("loglikelihood_rolling", row["text"]) for row in rolling], True)
-    # recorded in single precision
-    assert totals == pytest.approx([row["loglikelihood"] for row in rolling], rel=1e-6, abs=1e-4)

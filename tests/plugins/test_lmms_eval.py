@@ -139,8 +139,9 @@ def test_losses_are_those_of_the_whole_conversation(plugin, vlm_adapter):
         assert model.runner.counted.prompts == 5  # one pass for the three answers of a question
 
 
-def test_what_is_not_offered_is_worded(plugin, vlm_adapter, text_adapter):
-    model = made(plugin, adapter=str(vlm_adapter))
+def test_what_is_not_offered_is_worded_and_a_late_eviction_is_warned_about(plugin, vlm_adapter, text_adapter, capsys):
+    model = made(plugin, adapter=str(vlm_adapter), eviction="snapkv", eviction_keep=0.5)
+    assert "cannot change the first token" in capsys.readouterr().out
     with pytest.raises(NotImplementedError, match="several rounds"):
         model.generate_until_multi_round([])
     with pytest.raises(ValueError, match="answers are greedy"):
@@ -155,15 +156,9 @@ def test_what_is_not_offered_is_worded(plugin, vlm_adapter, text_adapter):
         made(plugin, backbone=str(text_adapter.parent / "backbone"))
 
 
-def test_an_eviction_after_the_question_is_warned_about(plugin, vlm_adapter, capsys):
-    made(plugin, adapter=str(vlm_adapter), eviction="snapkv", eviction_keep=0.5)
-    assert "cannot change the first token" in capsys.readouterr().out
-
-
 def test_a_picture_is_turned_as_its_file_says(plugin):
-    exif = Image.Exif()
+    exif, content, upright = Image.Exif(), io.BytesIO(), picture(5)
     exif[274] = 8
-    content, upright = io.BytesIO(), picture(5)
     upright.transpose(Image.Transpose.ROTATE_270).save(content, "PNG", exif=exif)
     with Image.open(content) as image:
         encoded = plugin._encoded(image, "scenes test 0")
@@ -176,19 +171,14 @@ PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 def test_the_entry_point_names_a_class_that_is_there(monkeypatch):
     registry = ModuleType("lmms_eval.models.registry_v2")
     registry.ModelManifest = namedtuple("StandIn", "model_id simple_class_path")
-    for name, module in {
-        "lmms_eval": ModuleType("lmms_eval"),
-        "lmms_eval.models": ModuleType("lmms_eval.models"),
-        registry.__name__: registry,
-    }.items():
-        monkeypatch.setitem(sys.modules, name, module)
+    for module in (ModuleType("lmms_eval"), ModuleType("lmms_eval.models"), registry):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     written = tomllib.loads(PROJECT.read_text())["project"]["entry-points"]["lmms_eval.models"]["subtoken"]
     module, _, function = written.partition(":")
     made = getattr(importlib.import_module(module), function)()
-    assert made.model_id == "subtoken"
     folder, _, name = made.simple_class_path.rpartition(".")
-    source = PROJECT.parent / (folder.replace(".", "/") + ".py")
-    assert f"class {name}(lmms)" in source.read_text()
+    assert made.model_id == "subtoken"
+    assert f"class {name}(lmms)" in (PROJECT.parent / (folder.replace(".", "/") + ".py")).read_text()
 
 
 def test_lmms_eval_itself_takes_it():

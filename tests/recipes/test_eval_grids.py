@@ -30,14 +30,11 @@ from tests.support.text_families import text_family
 
 GRIDS = sorted((RECIPES / "eval").glob("*.yaml"))
 PAPER_GRIDS = {
-    "table1_llava7b": ("1", "LLaVA-1.5-7B"),
-    "table1_llava13b": ("1", "LLaVA-1.5-13B"),
-    "table2_qwenvl3b": ("2", "Qwen2.5-VL-3B"),
-    "table2_qwenvl7b": ("2", "Qwen2.5-VL-7B"),
-    "table3_llama7b": ("3", "LLaMA-2-7B"),
-    "table3_qwen7b": ("3", "Qwen2.5-7B"),
+    "table1_llava7b": ("1", "LLaVA-1.5-7B"), "table1_llava13b": ("1", "LLaVA-1.5-13B"),
+    "table2_qwenvl3b": ("2", "Qwen2.5-VL-3B"), "table2_qwenvl7b": ("2", "Qwen2.5-VL-7B"),
+    "table3_llama7b": ("3", "LLaMA-2-7B"), "table3_qwen7b": ("3", "Qwen2.5-7B"),
     "table4_llava7b": ("4", "LLaVA-1.5-7B"),
-}
+}  # fmt: skip
 FULL = ("table3_llama7b", "table3_qwen7b")
 """Grids of the paper with an arm that nothing was trained for."""
 OF_IMAGES = ["mmbench", "textvqa", "gqa", "pope", "mme", "scienceqa", "vqav2"]

@@ -8,7 +8,7 @@ from copy import deepcopy
 import pytest
 import yaml
 
-from subtoken_train.cli.recipe_help import recipe_keys, shipped_schema
+from subtoken_train.cli.recipe_source import recipe_keys, shipped_schema
 from subtoken_train.documents import parse_yaml
 from subtoken_train.resources import is_grid, recipe_files, recipe_text, with_schema
 from tests.support.commands import printed, refused
@@ -31,19 +31,11 @@ def test_every_shipped_recipe_and_grid_is_valid_and_names_its_schema():
 
 
 WRONG = {
-    "model.routing.num_group": 16,
-    "model.routing.num_groups": "sixteen",
-    "model.routing.selector": "liner",
-    "model.reducer.layers": 2,
-    "model.reducer.name": "fastvv",
-    "model.optimizer.warmup_steps": 1.5,
-    "data.train_files": "x.json",
-    "data.batch_size": True,
-    "trainer.max_step": 1,
-    "trainer.strategy": "os.system",
-    "trainer.plugins": [],
-    "seed_everything": None,
-}
+    "model.routing.num_group": 16, "model.routing.num_groups": "sixteen", "model.routing.selector": "liner",
+    "model.reducer.layers": 2, "model.reducer.name": "fastvv", "model.optimizer.warmup_steps": 1.5,
+    "data.train_files": "x.json", "data.batch_size": True, "trainer.max_step": 1, "trainer.strategy": "os.system",
+    "trainer.plugins": [], "seed_everything": None,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("key", "value"), WRONG.items())

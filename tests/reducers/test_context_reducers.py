@@ -19,7 +19,7 @@ from subtoken_train.functional.objective import answer_loss, predicting_rows
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import open_prompts, prefill
 from subtoken_train.reducers import build_reducer
-from subtoken_train.reducers.quest import page_bounds, page_index, page_scores
+from subtoken_train.reducers.contexts import page_bounds, page_index, page_scores
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Scores

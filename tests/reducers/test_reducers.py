@@ -1,17 +1,25 @@
-"""What every reducer does: exact counts, only visual tokens leave; ``none`` and ``random``; what is refused."""
+"""What every reducer does: exact counts, equal bytes of its anchor, only visual tokens leave, what is refused."""
+
+from fractions import Fraction
+from itertools import accumulate, pairwise
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from subtoken_train.engine.compressed_backbone import images_of_samples
 from subtoken_train.families.family import shapes_digest
+from subtoken_train.ledger.kv_budget import KVBudget, KVShape
+from subtoken_train.ledger.ledger import nominal_ledger
 from subtoken_train.reducers import REDUCERS, build_reducer, split_settings
-from subtoken_train.reducers.fitprune import PruneSchedules
-from subtoken_train.types import Identity, Region
+from subtoken_train.reducers.base import TowerReducer, matched_reducer
+from subtoken_train.reducers.staged import PruneSchedules
+from subtoken_train.types import Identity, Region, VisualStates
 from subtoken_train.view.view import View
-from tests.support.helpers import compress, make_batch, only_sample, random_scores
+from tests.support.helpers import compress, make_batch, only_sample, random_scores, unread
 from tests.support.kvzap_files import written
+from tests.support.sampling import sampled
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
 
@@ -126,24 +134,6 @@ def test_uniform_tokens_are_spread_over_the_picture(keep_ratio):
     assert bool((keep | ~less).all())  # a smaller budget keeps a part of a larger one
 
 
-@pytest.mark.parametrize("name", ["fastv", "random"])
-def test_a_row_that_a_token_is_read_from_stays_inside_the_budget(name):
-    """The last token of a prompt that ends with its image, however little it scores; it ranks by its score."""
-    regions = torch.tensor([[Region.SYSTEM, *[Region.VISUAL] * 6]] * 40)
-    seeds, scores = torch.arange(40), random_scores(0, 40, 7)
-    view = look(regions, scores, seeds)
-    view.protected_BN[:, 6] = True
-    reducer = build_reducer(name, 0.5)
-    keep, rank, _ = reducer.select(view)
-    scores = reducer.scores(view)
-    for sample in range(40):
-        order = sorted(range(1, 6), key=lambda n: -float(scores[sample, n]))[:2]
-        kept = sorted([*order, 6], key=lambda n: -float(scores[sample, n]))
-        assert keep[sample].nonzero().flatten().tolist() == sorted([0, *kept])
-        assert [int(rank[sample, n]) for n in kept] == [0, 1, 2]
-    assert len({int(each) for each in rank[:, 6]}) == 3
-
-
 def test_reducers_score_without_a_graph():
     """Not even while the backbone trains: what a reducer computes for its ranking is never kept for a backward pass."""
     weight, graphs = torch.ones(6, requires_grad=True), []
@@ -162,7 +152,6 @@ def test_reducers_score_without_a_graph():
 BUILT = [
     ("quest", {"matches": 0.25}, "matches=0.25 is for matched anchors, which round up; set round_up: true"),
     ("quest", {"round_up": True, "matches": 0}, r"reducer matches=0 must lie in \(0, 1\]"),
-    ("quest", {"round_up": True, "matches": 1.5}, r"reducer matches=1.5 must lie in \(0, 1\]"),
     ("fast_v", {}, r"unknown reducer 'fast_v'\. Did you mean 'fastv'\?"),
     ("kvzop", {}, "unknown reducer 'kvzop'. Did you mean 'kvzip'"),
     ("quest", {"layer": 2}, r"setting of quest 'layer'\. .*Allowed: keep_ratio, matches, page_size, round_up"),
@@ -170,28 +159,17 @@ BUILT = [
     *((name, {"keep_ratio": 1.01}, r"keep_ratio=1\.01 must lie in \(0, 1\]") for name in ("none", "random", "fastv")),
     *(("fastv", {"keep_ratio": ratio}, r"must lie in \(0, 1\]") for ratio in (0.0, -0.5, 25)),
     ("fastv", {"layer": 0}, "fastv layer is 0; it must be 1 to 10,000"),
-    ("fastv", {"stage": "embed"}, r"unknown fastv stage 'embed'\. Did you mean 'embeds'\? Allowed: decoder, embeds"),
     ("fastv", {"ranking": "froze"}, "'froze'.*'frozen'"),
     ("fastv", {"ranking": "frozen", "stage": "decoder"}, "stage: embeds, or reducer.ranking: adapted"),
-    *((name, {"ranking": "frozen"}, "setting of .* 'ranking'") for name in ("visionzip", "none", "quest")),
-    ("visionzip", {"merge_dropped": True}, "for fastv, .* not for visionzip: it merges already: its contextual tokens"),
-    ("prumerge", {"merge_dropped": True}, "not for prumerge: it merges already"),
-    ("sparsevlm", {"merge_dropped": True}, "not for sparsevlm: version 1 merges already"),
-    *((name, {"merge_dropped": True}, f"unknown setting of {name} 'merge_dropped'") for name in ("quest", "none")),
+    ("visionzip", {"merge_dropped": True}, "unknown setting of visionzip 'merge_dropped'"),
     ("dart", {"layer": 3}, "layer 3 is for DART's stage decoder, and stage 'embeds' reads no layer"),
     ("dart", {"stage": "tower"}, r"unknown dart stage 'tower'.*Allowed: decoder, embeds"),
     ("vispruner", {"important": 1.5}, r"vispruner important is 1\.5; it must be 0 to 1"),
     ("sparsevlm", {"version": 3}, "unknown sparsevlm version 3. Allowed: 1, 2"),
-    ("sparsevlm", {"heads": 0}, "sparsevlm heads is 0"),
     ("pyramiddrop", {"stages": 1}, "pyramiddrop stages is 1; it must be 2 to 10,000"),
     ("fitprune", {"calibration": "nowhere.json"}, r"fitprune calibration nowhere\.json is not a file"),
     ("quest", {"page_size": 0}, "quest page_size is 0; it must be"),
-    ("quest", {"window": -1}, "quest window is -1; it must be"),
-    ("random", {"seed": -1}, "random seed is -1"),
-    ("compactor", {"sinks": -1}, "compactor sinks is -1"),
     ("compactor", {"sketch_seed": -1}, "compactor seed is -1"),
-    ("compactor", {"page_size": 4}, "unknown setting of compactor 'page_size'"),
-    ("expected_attention", {"future": 0}, "expected_attention future is 0"),
 ]
 
 
@@ -232,3 +210,103 @@ def test_a_backbone_that_does_not_fit_is_refused_in_words(name, settings, family
     reducer = build_reducer(name, **{"keep_ratio": 0.5, **settings})
     with pytest.raises(ValueError, match=words):
         reducer.check_fit(family, sees_images=family != "llama", num_layers=layers)
+
+
+LENGTHS = range(1, 401)
+DEPTH = 32
+GROUPS = [KVBudget(1.0, 16, 4), KVBudget(1.0, 16, 15), KVBudget(1.0, 8, 7), KVBudget(1.0, 12, 5)]
+RATIOS = (0.25, 0.125, 0.07, 0.9)
+STAGED = (0.5, 0.6, 0.9)
+"""Averages over layers that all three reducers with several cuts reach."""
+OWN = {"fastv": ({}, {"stage": "decoder"}), "quest": ({}, {"page_size": 7, "window": 5})}
+CASES = [(name, own) for name in REDUCERS if name != "none" for own in OWN.get(name, ({},))]
+LEVEL = [(name, own) for name, own in CASES if not REDUCERS.find(name).staged]
+"""Those that keep as many tokens in every layer from their cut on."""
+
+
+def check_apart(name, own, groups, ratio, lengths):
+    """In whole tokens of all layers, of which the layers below a cut hold every one in both arms."""
+    routed, each = build_reducer(name, ratio, **own), groups.exact_total
+    anchor, cut = matched_reducer(routed, groups, DEPTH, 100), routed.cut_layer(DEPTH)
+    for tokens in lengths:
+        ours, its = (reducer.layer_tokens(tokens, DEPTH) for reducer in (routed, anchor))
+        assert ours[:cut] == its[:cut] == [tokens] * cut
+        assert all(0 < low <= high <= tokens for counts in (ours, its) for high, low in pairwise(counts))
+        apart = (sum(its[cut:]) - each * sum(ours[cut:])) / Fraction(DEPTH)
+        assert 0 <= apart < 1, (ratio, tokens, ours, its)
+
+
+@sampled(("name", "own"), CASES, every=3)
+def test_an_anchor_has_its_arms_bytes_and_less_than_a_token_more(name, own):
+    staged = REDUCERS.find(name).staged
+    for groups, ratio in zip(GROUPS, STAGED if staged else RATIOS, strict=False):
+        check_apart(name, own, groups, ratio, LENGTHS[::23] if staged else LENGTHS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "own"), CASES)
+@pytest.mark.parametrize("groups", GROUPS, ids=lambda groups: f"S{groups.num_groups}K{groups.kept_groups}")
+def test_it_does_at_every_length_and_ratio(name, own, groups):
+    for ratio in STAGED if REDUCERS.find(name).staged else RATIOS:
+        check_apart(name, own, groups, ratio, LENGTHS)
+
+
+@pytest.mark.parametrize(("name", "own"), LEVEL)
+def test_a_routed_arm_keeps_what_it_promises_rounded_down(name, own):
+    for per_mille in (1, 125, 250, 333, 999):
+        reducer = build_reducer(name, per_mille / 1000, **own)
+        assert [reducer.kept_tokens(n) for n in LENGTHS] == [max(1, n * per_mille // 1000) for n in LENGTHS]
+
+
+@pytest.mark.parametrize("name", [name for name in REDUCERS if issubclass(REDUCERS.find(name), TowerReducer)])
+@pytest.mark.parametrize("per_mille", [1, 70, 250, 900])
+def test_a_samples_images_share_its_budget_to_the_token(name, per_mille):
+    """32 frames of 7 tokens at 25 % are 56 tokens; each rounded for itself, they would be 32."""
+    sizes, samples, generator = [*[7] * 32, 9, 1, 4, 25], [32, 3, 0, 1], torch.Generator().manual_seed(0)
+    tokens = [torch.randn(size, 5, generator=generator) for size in sizes]
+    received, keys = [part[:, 0].sigmoid() for part in tokens], [part[:, 1:] for part in tokens]
+    states = VisualStates(tokens, [part[0] for part in tokens], received, keys, images_per_sample=samples)
+    merged = build_reducer(name, per_mille / 1000).merge(states, unread(states))
+    counts = [len(part) for part in merged.tokens]
+    assert counts == [int(slots_T.sum()) for slots_T in merged.slots]
+    assert all(kept <= size for kept, size in zip(counts, sizes, strict=True))
+    for first, end in pairwise(accumulate(samples, initial=0)):
+        total = sum(sizes[first:end])
+        assert sum(counts[first:end]) == (max(1, total * per_mille // 1000) if total else 0)
+        assert first == end or counts[end - 1] > 0  # whose last row a token may be read from
+
+
+def test_images_are_told_apart_by_their_samples_tokens():
+    assert images_of_samples([0, 21, 9, 0, 5], [7, 7, 7, 9, 5]) == [0, 3, 1, 0, 1]
+
+
+SHAPE = KVShape(16, 4, 64)
+
+
+@pytest.mark.parametrize(("name", "settings"), [("fastv", {}), ("fastv", {"stage": "decoder"})])
+@pytest.mark.parametrize("tokens", [64, 576])
+def test_what_is_stored_once_per_sample_is_paid_for(name, settings, tokens):
+    routed, budget = build_reducer(name, 0.25, **settings), KVBudget(1.0, 64, 12, fill="mean")
+    anchor = matched_reducer(routed, budget, SHAPE.num_layers, tokens)
+    cut = routed.cut_layer(SHAPE.num_layers)
+    ours = nominal_ledger(SHAPE, {"visual": tokens}, budget, cut, routed.layer_tokens(tokens, 16)).bytes_of(None, False)
+    its = nominal_ledger(SHAPE, {"visual": tokens}, KVBudget(), cut, anchor.layer_tokens(tokens, 16)).bytes_of()
+    assert 0 <= its - ours < (SHAPE.num_layers - cut) * 2 * SHAPE.side_bytes
+    assert tokens != 64 or anchor.kept_tokens(tokens) == 10 or cut
+
+
+def test_cut_keys_are_cut_in_both():
+    thin = KVBudget(1.0, 16, 4, key_channels=0.5)
+    assert matched_reducer(build_reducer("fastv", 0.25), thin, 8, 576).keep_ratio == pytest.approx(0.25 * 0.75 / 1.5)
+
+
+@pytest.mark.parametrize(
+    ("reducer", "match"),
+    [
+        (build_reducer("none"), "no token reducer"),
+        (build_reducer("prumerge", 0.25, adaptive=True), "another number of tokens"),
+    ],
+)
+def test_where_there_is_none_it_says_why(reducer, match):
+    with pytest.raises(ValueError, match=match):
+        matched_reducer(reducer, KVBudget(1.0, 16, 1), 3, 576)

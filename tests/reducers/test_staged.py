@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from subtoken_train.evaluation.diagnostics import diagnose
 from subtoken_train.families.family import shapes_digest
 from subtoken_train.reducers import build_reducer
-from subtoken_train.reducers.fitprune import PUBLISHED, PruneSchedules, attention_masses
-from subtoken_train.reducers.staged import stage_share
+from subtoken_train.reducers.staged import PUBLISHED, PruneSchedules, attention_masses, stage_share
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Identity, Region
 from subtoken_train.view.view import View
@@ -261,13 +260,6 @@ def test_layers_are_the_releases(tiny_family, file, pad_left):
     check_stages(
         backbone, pad_left, [1, 2, 3, 4], lambda tokens: [int(tokens * share) for share in SHARES[1][1:]], score
     )
-
-
-def test_a_calibration_of_another_backbone_is_refused(tiny_family, tmp_path):
-    numbers = PruneSchedules(SHARES)
-    other = written(tmp_path / "other.json", "fitprune", numbers, identity(gqa_family()))
-    with pytest.raises(ValueError, match=r"this backbone is another one .*subtoken-train calibrate fitprune"):
-        compress(tiny_family, name="fitprune", keep_ratio=0.6, calibration=other)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from subtoken_train.families.tiles import TileLayout
 from subtoken_train.families.towers import class_attention
 from subtoken_train.ledger.kv_budget import kept_count
 from subtoken_train.reducers import build_reducer
-from subtoken_train.reducers.visionzip import (
+from subtoken_train.reducers.tower import (
     contextual_targets,
     contextual_tokens,
     dominant_tokens,

@@ -16,7 +16,7 @@ from subtoken_train.functional.objective import balance_loss
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import SELECTORS, RoutingConfig
 from subtoken_train.routing.bank import RouterBank, RoutingState
-from subtoken_train.routing.controls import OutputNorms
+from subtoken_train.routing.routers import OutputNorms
 from subtoken_train.types import Region
 from tests.support.helpers import compress, gqa_family, make_batch, random_scores, sharpen, watch_last
 from tests.support.sampling import sampled

@@ -100,13 +100,11 @@ def test_scores_that_are_none_are_worded(tiny_family, monkeypatch, spoil, words)
 
 SHAPE = KVShape(4, 4, 32)
 REFUSED = [
-    ({"selector": "linaer"}, r"unknown selector 'linaer'\. Did you mean 'linear'\?"),
     ({"budget": "globl"}, r"unknown budget 'globl'\. Did you mean 'global'\?"),
     ({"score_prior": "value_nrm"}, r"unknown score_prior 'value_nrm'\. Did you mean 'value_norm'\?"),
     ({"balance_weight": -0.1}, r"routing balance_weight is -0\.1; it must be 0 to"),
     ({"temperature": 2.0}, r"routing temperature 2\.0 is gone, .*; leave it out, or set it to 1\.0"),
     ({"balance_scope": "batch"}, "routing balance_scope 'batch' is gone, .*; leave it out"),
-    ({"query_rank": 0}, "routing query_rank is 0; it must be 1 to"),
     ({"selector": "mlp", "query_rank": 4}, "query_rank 4 is the rank of selector 'bilinear', and 'mlp' has none: use"),
     ({"features": ("norms",)}, r"unknown routing feature 'norms'\. Did you mean 'norm'\?"),
     ({"features": ("norm", "norm")}, "routing features names 'norm' twice"),

@@ -129,15 +129,6 @@ def test_random_differs_per_sample_token_layer_and_seed():
     assert torch.equal(build("random")(look(seed=5)), scores)
 
 
-def test_random_follows_positions_not_slots():
-    view = look(1)
-    whole = build("random")(view)
-    rows = torch.tensor([3, 7, 8])
-    own = {"hidden_BND": view.hidden_BND[:, rows], "value_groups_BNSg": view.value_groups_BNSg[:, rows]}
-    picked = view.replaced(ordinal_BN=rows[None], **own)
-    assert torch.equal(build("random")(picked), whole[:, rows])
-
-
 def test_static_is_one_set_per_layer_for_every_token_and_sample():
     layers = [fixed_mask(build("static", seed=3)(look(layer=layer)), 4) for layer in range(6)]
     for mask in layers:
@@ -202,13 +193,6 @@ def test_a_half_precision_input_gives_value_and_gradients_of_its_fp32_copy(dtype
     assert torch.allclose(inputs.grad.float(), copy.grad, rtol=1e-2, atol=1e-2)
 
 
-def test_bf16_parameters_get_bf16_gradients():
-    layer, inputs = layer_of().bfloat16(), random_scores(1, 2, 5, 24).bfloat16()
-    found = gradients(layer, inputs, torch.ones(2, 5, 4))
-    assert [gradient.dtype for gradient in found] == [torch.bfloat16] * 2
-    assert torch.equal(found[1], torch.full((4,), 10.0, dtype=torch.bfloat16))
-
-
 def test_no_fp32_copy_of_the_input_is_kept():
     layer, inputs = layer_of(), random_scores(1, 3, 5, 24).bfloat16().requires_grad_()
     kept = []
@@ -242,17 +226,6 @@ def test_equals_the_formula_token_by_token(dtype, query_conditioned):
             if query_conditioned:
                 expected = expected + selector.query.weight.double() @ query
             assert torch.allclose(found[sample, token].double(), expected, atol=1e-5)
-
-
-@torch.no_grad()
-def test_the_order_of_tokens_within_a_group_follows_the_query():
-    """What the additive map of the query cannot do: it adds one number per group."""
-    view, additive = look(1, 64), build_selector(WIDTH, RoutingConfig(num_groups=GROUPS, query_conditioned=True))
-    asked = [view.replaced(query_summary_BD=sign * 9 * view.query_summary_BD) for sign in (1, -1)]
-    orders = [[selector(view)[0].argsort(0) for view in asked] for selector in (build_bilinear(), additive)]
-    assert not torch.equal(*orders[0])
-    first, second = (additive(view)[0] for view in asked)
-    assert torch.allclose(first - second, (first - second)[:1].expand_as(first), atol=1e-4)
 
 
 def test_features_may_be_written_as_a_list():

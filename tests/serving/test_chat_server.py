@@ -7,10 +7,10 @@ import json
 import os
 import re
 import socket
-import threading
 import time
 import zlib
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import openai
@@ -39,9 +39,7 @@ from tests.support.chats import CHATML
 from tests.support.places import ROOT
 
 PICTURE = ROOT / "data/samples/a.png"
-LIMITS = Limits(
-    max_new_tokens=400, max_images=2, max_pixels=10**6, evictions=("knorm", "keydiff", "none"), keep=(0.1, 0.8)
-)
+LIMITS = Limits(400, 2, 10**6, ("knorm", "keydiff", "none"), (0.1, 0.8))
 
 
 @pytest.fixture(scope="module")
@@ -79,26 +77,21 @@ def test_a_greedy_answer_is_the_librarys_own(llama):
     assert usage.prompt_tokens_details.cached_tokens == 0
 
 
-def test_streamed_pieces_are_the_whole_answer(llama):
+def test_streamed_pieces_are_the_whole_answer_and_draws_are_repeated_by_their_seed(llama):
     whole = llama.ask("What is a list?", max_tokens=24)
     chunks = list(llama.ask("What is a list?", max_tokens=24, stream=True, stream_options={"include_usage": True}))
     pieces = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices]
     assert "".join(filter(None, pieces)) == said(whole)
     assert len(list(filter(None, pieces))) > 10
-    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
-    assert chunks[-1].usage == whole.usage
+    assert (chunks[-2].choices[0].finish_reason, chunks[-1].usage) == (whole.choices[0].finish_reason, whole.usage)
     assert len({chunk.id for chunk in chunks}) == 1
     assert all(chunk.usage is None for chunk in llama.ask("Hi", max_tokens=2, stream=True))
-
-
-def test_sampling_is_repeated_by_its_seed(llama):
-    asked = [said(llama.ask("What is a list?", temperature=1.5, top_p=0.9, seed=seed)) for seed in (1, 1, 2)]
-    assert asked[0] == asked[1] != asked[2]
+    drawn = [said(llama.ask("What is a list?", temperature=1.5, top_p=0.9, seed=seed)) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_two_questions_about_one_text_compress_it_once_for_each_eviction(llama):
-    questions = ["\n\nWhat is a traceback?", "\n\nWhat does try do?"]
-    before = llama.health()["contexts"]
+    questions, before = ["\n\nWhat is a traceback?", "\n\nWhat does try do?"], llama.health()["contexts"]
     replies = [llama.ask(about(TEXT, each)) for each in questions]
     alone = SubTokenModel.from_pretrained(LLAMA, **KNORM)
     assert list(map(said, replies)) == alone.ask(TEXT, questions, max_new_tokens=8)
@@ -107,9 +100,9 @@ def test_two_questions_about_one_text_compress_it_once_for_each_eviction(llama):
     cached = [each.usage.prompt_tokens_details.cached_tokens for each in replies]
     assert cached == [0, alone.cache.packed.prompt_length]
     assert replies[0].usage.cache_bytes < 0.7 * replies[0].usage.dense_cache_bytes
-    for chosen in ({"eviction_keep": 0.2}, {"eviction": "keydiff", "eviction_keep": 0.2}, {"eviction": "none"}):
-        replies.append(llama.ask(about(TEXT, questions[0]), max_tokens=1, extra_body=chosen))
-    held = [reply.usage.cache_bytes for reply in replies[2:]]
+    others = {"eviction_keep": 0.2}, {"eviction": "keydiff", "eviction_keep": 0.2}, {"eviction": "none"}
+    told = [llama.ask(about(TEXT, questions[0]), max_tokens=1, extra_body=chosen) for chosen in others]
+    held = [reply.usage.cache_bytes for reply in told]
     assert held[0] == held[1] < 0.4 * held[2]
     assert llama.health()["contexts"]["compressed"] == before["compressed"] + 4
 
@@ -121,66 +114,64 @@ def test_a_saved_context_is_asked_by_its_name(llama):
     replies = [llama.ask("\n\nWhy?", extra_body={"context": "manual"}) for _ in range(2)]
     assert [said(each) for each in replies] == wanted * 2
     assert replies[1].usage.prompt_tokens_details.cached_tokens == alone.cache.packed.prompt_length
-    assert "no saved context 'manuel'" in refusal(llama, 404, extra_body={"context": "manuel"})
-    assert "also names a file" in refusal(llama, 400, extra_body={"context": "../manual"})
-    other = refusal(llama, 400, extra_body={"context": "manual", "eviction": "keydiff", "eviction_keep": 0.5})
-    assert "made with another compression" in other
-    both = refusal(llama, 400, about(TEXT, "Why?"), extra_body={"context": "manual"})
-    assert "a saved context has its own system prompt and pictures" in both
+    other = {"eviction": "keydiff", "eviction_keep": 0.5}
+    for status, words, messages, more in (
+        (404, "no saved context 'manuel'", "Hi", {"context": "manuel"}),
+        (400, "also names a file", "Hi", {"context": "../manual"}),
+        (400, "made with another compression", "Hi", {"context": "manual", **other}),
+        (400, "a saved context has its own system prompt and pictures", about(TEXT, "Why?"), {"context": "manual"}),
+    ):
+        assert words in refusal(llama, status, messages, extra_body=more)
 
 
 def test_a_picture_is_compressed_once_and_a_conversation_goes_on(llava):
     picture = Image.open(PICTURE).convert("RGB")
-    first = [image_part(data_url(picture), **MARK), text_part("what is at C4 ?")]
-    answer = said(llava.ask([{"role": "user", "content": first}]))
+    asked, plain = text_part("what is at C4 ?"), image_part(data_url(picture))
+    first = {"role": "user", "content": [plain | MARK, asked]}
+    answer = said(llava.ask([first]))
     alone = SubTokenModel.from_pretrained(LLAVA, **KNORM)
     assert [answer] == alone.ask(picture, ["what is at C4 ?"])
     followed = [{"role": "assistant", "content": answer}, {"role": "user", "content": "and at D2 ?"}]
-    reply = llava.ask([{"role": "user", "content": first}, *followed])
+    reply = llava.ask([first, *followed])
     assert reply.usage.prompt_tokens_details.cached_tokens == alone.cache.packed.prompt_length
     assert llava.health()["contexts"]["compressed"] == 1
     # uncompressed, it is the conversation that chat reads
-    marked = llava.ask([{"role": "user", "content": first}, *followed], extra_body={"eviction": "none"})
-    plain = [image_part(data_url(picture)), text_part("what is at C4 ?")]
-    whole = llava.ask([{"role": "user", "content": plain}, *followed], extra_body={"eviction": "none"})
-    assert said(marked) == said(whole)
-    assert marked.usage.prompt_tokens == whole.usage.prompt_tokens
+    unmarked, none = {"role": "user", "content": [plain, asked]}, {"extra_body": {"eviction": "none"}}
+    marked, whole = (llava.ask([each, *followed], **none) for each in (first, unmarked))
+    assert (said(marked), marked.usage.prompt_tokens) == (said(whole), whole.usage.prompt_tokens)
     again = SubTokenModel.from_pretrained(LLAVA, **KNORM)
-    assert said(llava.ask([{"role": "user", "content": plain}])) == again.chat("what is at C4 ?", [picture])
+    assert said(llava.ask([unmarked])) == again.chat("what is at C4 ?", [picture])
 
 
 def test_a_marked_system_prompt_is_the_context_of_a_chat():
     model, document = chatting(eviction="knorm", eviction_keep=0.25), TEXT[:300]
     told = {"role": "developer", "content": [text_part(document, cache_control={"type": "ephemeral", "ttl": "1h"})]}
     talk = [told, *({"role": role, "content": role} for role in ("user", "assistant", "user"))]
-    whole = [{**told, "role": "system", "content": document}, *talk[1:]]
+    whole = [{"role": "system", "content": document}, *talk[1:]]
     spec = ArmSpec(backbone="random", eviction="knorm", eviction_keep=0.25)
     with serving_model(spec, LIMITS, model=model) as served:
-        first = served.ask([*talk[:1], {"role": "user", "content": "What ?"}])
-        reply = served.ask(talk)
+        first, reply = served.ask([told, {"role": "user", "content": "What ?"}]), served.ask(talk)
         assert reply.usage.prompt_tokens_details.cached_tokens > 200
         assert reply.usage.prompt_tokens == model.inputs(whole)["input_ids"].shape[1]
         assert first.usage.cache_bytes < 0.6 * first.usage.dense_cache_bytes
         dense = served.ask(talk, extra_body={"eviction": "none"})
         assert said(dense) == chatting().chat(whole, max_new_tokens=8)
-        early = [{**talk[1], "role": "assistant"}, *talk[1:2]]
-        assert "the first question about a context is the user's" in refusal(served, 400, [told, *early])
+        early = [told, talk[2], talk[1]]
+        assert "the first question about a context is the user's" in refusal(served, 400, early)
 
 
 def test_two_messages_in_a_row_and_marks_in_texts_of_a_model_that_sees_images(llava):
     alone, picture = SubTokenModel.from_pretrained(LLAVA, **KNORM), Image.open(PICTURE).convert("RGB")
-    shown = image_part(data_url(picture))
+    shown, told = image_part(data_url(picture)), {"role": "system", "content": "say <image> ."}
     apart = [{"role": "user", "content": [shown]}, {"role": "user", "content": "what is at C4 ?"}]
     assert said(llava.ask(apart)) == alone.chat("<image>\nwhat is at C4 ?", [picture])
-    told = {"role": "system", "content": "say <image> ."}
     reply = llava.ask([told, {"role": "user", "content": [shown, text_part(r"is \<image> at C4 ?")]}])
     wanted = [Turn("say \\<image> .\n\n<image>\nis \\\\<image> at C4 ?")]
     assert reply.usage.prompt_tokens == alone.inputs(wanted, [picture])["input_ids"].shape[1]
     assert said(reply) == alone.chat(wanted, [picture], max_new_tokens=8)
-    marked = [{"role": "user", "content": [shown | MARK, text_part("is <image> at C4 ?")]}]
-    assert [said(llava.ask([told, *marked]))] == alone.ask(
-        picture, ["is \\<image> at C4 ?"], system="say \\<image> .", max_new_tokens=8
-    )
+    marked = llava.ask([told, {"role": "user", "content": [shown | MARK, text_part("is <image> at C4 ?")]}])
+    escaped = {"system": "say \\<image> .", "max_new_tokens": 8}
+    assert [said(marked)] == alone.ask(picture, ["is \\<image> at C4 ?"], **escaped)
 
 
 ASKED = "{{ '<|im_start|>assistant\\n' }}"
@@ -224,21 +215,18 @@ def bomb(side):
 
 
 def test_pictures_that_are_refused(llava, monkeypatch):
-    monkeypatch.setattr(
-        "subtoken_train.datasets.image_sources.rgb_pixels", lambda *given: pytest.fail("it was decoded")
-    )
-
-    def words(status, *parts):
-        return refusal(llava, status, [{"role": "user", "content": [*parts, text_part("what ?")]}])
-
-    small = image_part(data_url(Image.new("RGB", (8, 8))))
-    assert "it has 1,001 x 1,001 pixels, at most 1,000,000 are read" in words(400, image_part(bomb(1001)))
-    assert "image 1 of the request cannot be read" in words(400, image_part(bomb(60_000)))
-    assert "image 2 of the request is no data URL" in words(400, small, image_part("https://example.org/a.png"))
-    assert "is not base64" in words(400, image_part("data:image/png;base64,@@"))
-    unknown = "image 1 of the request cannot be read (no image of a kind that is read here); send another"
-    assert unknown in words(400, image_part("data:image/png;base64,AAAA"))
-    assert "2 images at most" in words(413, small, small, small)
+    decoded = "subtoken_train.datasets.image_sources.rgb_pixels"
+    monkeypatch.setattr(decoded, lambda *given: pytest.fail("it was decoded"))
+    small, unknown = image_part(data_url(Image.new("RGB", (8, 8)))), "no image of a kind that is read here"
+    for status, words, *parts in (
+        (400, "it has 1,001 x 1,001 pixels, at most 1,000,000 are read", image_part(bomb(1001))),
+        (400, "image 1 of the request cannot be read", image_part(bomb(60_000))),
+        (400, "image 2 of the request is no data URL", small, image_part("https://example.org/a.png")),
+        (400, "is not base64", image_part("data:image/png;base64,@@")),
+        (400, f"image 1 of the request cannot be read ({unknown}); send", image_part("data:image/png;base64,AAAA")),
+        (413, "2 images at most", small, small, small),
+    ):
+        assert words in refusal(llava, status, [{"role": "user", "content": [*parts, text_part("what ?")]}])
 
 
 @pytest.mark.parametrize(
@@ -254,34 +242,35 @@ def test_pictures_that_are_refused(llava, monkeypatch):
         ({"messages": about("x", "y") * 2}, "belongs to the system message"),
         ({"messages": [{"role": "user", "content": [text_part("x", **MARK)]}]}, "nothing asks after the part"),
         ({"messages": [{"role": "user", "content": [text_part("x", cache_control=1)]}]}, "cache_control is 1"),
-        ({"messages": [{"role": "system", "content": [text_part("x", **MARK)]}, *about("a", "b")[:1]]}, None),
     ],
 )
 def test_mistakes_are_words(llama, settings, words):
-    if words is None:  # the later mark is the context's, the system prompt before it stays
-        assert said(llama.ask(**settings)) is not None
-    else:
-        assert re.search(words, refusal(llama, 400, **settings))
+    assert re.search(words, refusal(llama, 400, **settings))
+    # the later mark is the context's, the system prompt before it stays
+    marked = [{"role": "system", "content": [text_part("x", **MARK)]}, *about("a", "b")[:1]]
+    assert said(llama.ask(marked, max_tokens=1)) is not None
+
+
+BODIES = [
+    (b"{", 400, "invalid JSON"),
+    (b"[]", 400, "it must be a group of keys"),
+    (b'{"model": "tiny", "model": "tiny"}', 400, "invalid JSON"),
+    (b"[" * 10_000, 400, "nested"),
+    (b" " * 300_001, 413, "more than 300,000 bytes"),
+    ([b" " * 1000] * 301, 413, "more than 300,000 bytes"),
+]
 
 
 def test_other_refusals(llama):
     assert "there is no model 'gpt' here; this server has 'tiny'" in refusal(llama, 404, model="gpt")
     assert "the model was made for 1,024 together" in refusal(llama, 400, "a b c d e f " * 400)
-    assert [card.id for card in llama.client().models.list()] == ["tiny"]
-    for body, status, words in (
-        (b"{", 400, "invalid JSON"),
-        (b"[]", 400, "it must be a group of keys"),
-        (b'{"model": "tiny", "model": "tiny"}', 400, "invalid JSON"),
-        (b"[" * 10_000, 400, "nested"),
-        (b" " * 300_001, 413, "more than 300,000 bytes"),
-        ((b" " * 1000 for _ in range(301)), 413, "more than 300,000 bytes"),
-        (b" " * 100_000_000, 413, "more than 300,000 bytes"),
-    ):
-        reply = llama.post(body)
+    for body, status, words in BODIES:
+        reply = llama.post(iter(body) if isinstance(body, list) else body)
         assert (reply.status_code, words in reply.json()["error"]["message"]) == (status, True), reply.text
-    assert llama.client().models.retrieve("tiny").id == "tiny"
+    models = llama.client().models
+    assert [card.id for card in models.list()] == ["tiny"] == [models.retrieve("tiny").id]
     with pytest.raises(openai.NotFoundError, match="there is no model 'other'"):
-        llama.client().models.retrieve("other")
+        models.retrieve("other")
     assert llama.post(b"{}", **{"content-type": "text/plain"}).status_code == 415
     assert llama.post(b"{}", host="example.org").status_code == 400  # a page that names this machine its own
     assert said(llama.ask("Hi")) is not None
@@ -303,43 +292,35 @@ def long_request(**more):
     return json.dumps({**asked, **more}).encode()
 
 
-def test_a_client_that_hangs_up_ends_its_answer(llama):
-    for stream in (True, False):
-        llama.until_free()
-        host, port = llama.url.removeprefix("http://").split(":")
-        body = long_request(stream=stream, logit_bias={}, seed=3)
-        with socket.create_connection((host, int(port))) as client:
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            if stream:
-                assert client.recv(15) == b"HTTP/1.1 200 OK"
-            else:
-                while not llama.server.held:
-                    time.sleep(0.01)
-                time.sleep(0.2)
-        count = len(llama.outcomes)
-        llama.until_free()
-        assert said(llama.ask("Hi", max_tokens=1)) is not None
-        outcomes = llama.outcomes[-2 if stream else count - 1 :]
-        assert min(getattr(each, "new_tokens", 0) for each in outcomes) < 300
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_hangs_up_ends_its_answer(llama, stream):
+    llama.until_free()
+    host, port = llama.url.removeprefix("http://").split(":")
+    body = long_request(stream=stream, logit_bias={}, seed=3)
+    with socket.create_connection((host, int(port))) as client:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        if stream:
+            assert client.recv(15) == b"HTTP/1.1 200 OK"
+        else:
+            while not llama.server.held:
+                time.sleep(0.01)
+            time.sleep(0.2)
+    count = len(llama.outcomes)
+    llama.until_free()
+    assert said(llama.ask("Hi", max_tokens=1)) is not None
+    outcomes = llama.outcomes[-2 if stream else count - 1 :]
+    assert min(getattr(each, "new_tokens", 0) for each in outcomes) < 300
 
 
 def test_a_full_line_is_said_and_nothing_is_lost(llama):
     llama.until_free()
-    replies: list[int] = []
-
-    def ask():
-        replies.append(llama.post(long_request(max_tokens=40, seed=1)).status_code)
-
-    askers = [threading.Thread(target=ask) for _ in range(8)]
-    for asker in askers:
-        asker.start()
-    for asker in askers:
-        asker.join()
+    with ThreadPoolExecutor(8) as askers:
+        asked = [askers.submit(llama.post, long_request(max_tokens=40, seed=1)) for _ in range(8)]
+        replies = [each.result().status_code for each in asked]
     assert set(replies) == {200, 429}
     assert replies.count(200) >= 3
     assert llama.health()["requests"] == 0
-    assert llama.health()["contexts"]["held"] >= 0
 
 
 def test_the_time_of_a_request_ends():
@@ -356,14 +337,11 @@ def test_least_recently_asked_contexts_go():
     with serving_model(spec) as served:
         size = served.ask(about(TEXT, "Why?")).usage and served.health()["contexts"]["bytes"]
     with serving_model(spec, budget=int(2.5 * size)) as served:
-        cached = []
-        for number in (0, 1, 0, 2, 0, 1):
-            reply = served.ask(about(f"{number}{TEXT[1:]}", "Why?"), max_tokens=1)
-            cached.append(reply.usage.prompt_tokens_details.cached_tokens > 0)
+        asked = [served.ask(about(f"{number}{TEXT[1:]}", "Why?"), max_tokens=1) for number in (0, 1, 0, 2, 0, 1)]
+        cached = [reply.usage.prompt_tokens_details.cached_tokens > 0 for reply in asked]
         assert cached == [False, False, True, False, True, False]
         counts = served.health()["contexts"]
-        assert counts["held"] == 2
-        assert counts["bytes"] <= 2.5 * size
+        assert (counts["held"], counts["bytes"] <= 2.5 * size) == (2, True)
     with serving_model(spec, budget=size // 2) as served:
         assert said(served.ask(about(TEXT, "Why?"))) is not None
         assert served.health()["contexts"] == {"held": 0, "bytes": 0, "compressed": 1, "found": 0}
@@ -378,38 +356,37 @@ def test_64_clients_at_once_lose_nothing():
     texts = [f"{number} {TEXT[:400]}" for number in range(6)]
     with serving_model(ArmSpec(backbone=LLAMA, **KNORM), LIMITS, budget=10**6, queue=64, timeout=300) as served:
         wanted = {text: said(served.ask(about(text, "\n\nWhy?"))) for text in texts}
-        memory, until = [], time.monotonic() + int(os.environ.get("SUBTOKEN_LOAD_SECONDS", "20"))
-        outcomes: list[str] = []
+        outcomes, memory, seconds = Counter[str](), [], int(os.environ.get("SUBTOKEN_LOAD_SECONDS", "20"))
+        until = time.monotonic() + seconds
         create = served.client(timeout=300).chat.completions.create
 
-        def ask(place):
-            turn = place
+        def asked(turn):
+            text = texts[turn % len(texts)]
+            try:
+                stream = create(model="tiny", messages=about(text, "\n\nWhy?"), stream=True, max_tokens=8)
+            except openai.RateLimitError:  # the places of those who left are free in their turn
+                return "later"
+            if turn % 10 == 0:
+                next(iter(stream))
+                stream.close()
+                return "left"
+            pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
+            return "right" if "".join(pieces) == wanted[text] else "wrong"
+
+        def ask(turn):
             while time.monotonic() < until:
                 turn += 1
-                text = texts[turn % len(texts)]
-                try:
-                    stream = create(model="tiny", messages=about(text, "\n\nWhy?"), stream=True, max_tokens=8)
-                except openai.RateLimitError:  # the places of those who left are free in their turn
-                    outcomes.append("later")
-                    continue
-                if turn % 10 == 0:
-                    next(iter(stream))
-                    stream.close()
-                    outcomes.append("left")
-                    continue
-                pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
-                outcomes.append("right" if "".join(pieces) == wanted[text] else "wrong")
+                outcomes[asked(turn)] += 1
 
-        askers = [threading.Thread(target=ask, args=(place,)) for place in range(64)]
-        for asker in askers:
-            asker.start()
-        while any(asker.is_alive() for asker in askers):
-            time.sleep(1)
-            memory.append(int(re.search(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text())[1]))
+        with ThreadPoolExecutor(64) as askers:
+            running = [askers.submit(ask, place) for place in range(64)]
+            while not all(each.done() for each in running):
+                time.sleep(1)
+                memory.append(int(re.search(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text())[1]))
         served.until_free()
-        print(f"{Counter(outcomes)}, {memory} kB, {served.health()}")
+        print(f"{outcomes}, {memory} kB, {served.health()}")
         assert set(outcomes) <= {"right", "left", "later"}
-        assert len(outcomes) >= 64
-        assert outcomes.count("right") > len(outcomes) // 2
+        assert outcomes.total() >= 64
+        assert outcomes["right"] > outcomes.total() // 2
         assert max(memory[len(memory) // 2 :]) - memory[len(memory) // 4] < 50_000  # kB
         assert served.health()["requests"] == 0

@@ -83,18 +83,15 @@ def test_a_data_url_is_read_in_every_form(url):
     assert (image.size, image.getpixel((0, 0))) == ((4, 3), (255, 0, 0))
 
 
-def test_marks_of_pictures_are_text():
-    said = r"<image> \<image> \\<video>"
-    for content in (said, [text_part(said)]):
-        asked = read(marks=True, messages=[{"role": "user", "content": content}])
-        assert asked.messages[0]["content"] == r"\<image> \\<image> \\\<video>"
-        assert read(messages=[{"role": "user", "content": content}]).messages[0]["content"] == said
-
-
-def test_a_text_to_go_on_with():
+def test_a_text_to_go_on_with_and_marks_of_pictures_that_are_text():
     asked = read(raw=True)
     assert (asked.messages[0]["content"], asked.raw, asked.max_new_tokens) == ("What?", True, 16)
     assert read(raw=True, prompt=["What?"], max_tokens=99) == read(raw=True, max_tokens=64)
+    said = r"<image> \<image> \\<video>"
+    for content in (said, [text_part(said)]):
+        marked, plain = (read(marks=on, messages=[{"role": "user", "content": content}]) for on in (True, False))
+        assert marked.messages[0]["content"] == r"\<image> \\<image> \\\<video>"
+        assert plain.messages[0]["content"] == said
 
 
 def seen(part):
@@ -103,11 +100,8 @@ def seen(part):
 
 NO_URL, NO_PART = "image 1 of the request is no data URL", "message 1 has a part .*; parts are text or image_url"
 REFUSED = {
-    **{
-        f"url {url}": (seen(image_part(url)), NO_URL)
-        for url in ("", "data:", "data:image/png;base64", "file:///a,b", 3)
-    },
-    **{f"part {kind}": (seen({"type": kind, "text": "x"}), NO_PART) for kind in (["text"], None, 1, "image", "video")},
+    **{f"url {url}": (seen(image_part(url)), NO_URL) for url in ("", "data:", "data:a;base64", "file:///a,b", 3)},
+    **{f"part {kind}": (seen({"type": kind, "text": "x"}), NO_PART) for kind in (["text"], None, "image", "video")},
     "tokens": ({"max_tokens": 0}, "max_tokens is 0; it must be 1 or more"),
     "truth": ({"temperature": False}, "temperature is False; it must be a number"),
     "option": ({"stream_options": {"include_usage": 1}}, "include_usage.* is 1; it must be true or false"),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from PIL import Image
 
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.serving.answerer import Answerer, ContextStore
@@ -95,11 +95,8 @@ def alone(answerer, jobs):
 def same(told, wanted):
     """Whether answers are alike; a row of a shared pass is numbered, in 8 bytes a layer and part at most."""
     extra = [0 <= got.cache_bytes - alone.cache_bytes <= 128 for (_, got), (_, alone) in zip(told, wanted, strict=True)]
-    return all(extra) and [_without_bytes(each) for each in told] == [_without_bytes(each) for each in wanted]
-
-
-def _without_bytes(told):
-    return told[0], replace(told[1], cache_bytes=0)
+    ours, theirs = ([(text, replace(end, cache_bytes=0)) for text, end in each] for each in (told, wanted))
+    return all(extra) and ours == theirs
 
 
 MADE = {"full": {}, "quest": {"eviction": "quest_steps", "eviction_keep": 0.5}, "int8": {**KNORM, "kv_dtype": "int8"}}
@@ -136,63 +133,32 @@ def test_questions_about_one_context():
         assert (answerer.contexts.taken, answerer.contexts.found) == (2, 4)
         size = answerer.contexts.nbytes // 2
     with answering(budget=int(2.5 * size), **KNORM) as answerer:  # two copies fit into the budget
-        calls = []
-        spied(answerer, calls)
+        calls, shared = [], answerer._shared
+        answerer._shared = lambda rows, end: (calls.append(len(rows)), shared(rows, end))[1]
         assert together(answerer, asked()[:3])[0] == told[:3]
         assert calls == [1, 2, 1]  # the first is the one that is waited for
 
 
-def spied(answerer, calls):
-    shared = answerer._shared
-
-    def noted(rows, end):
-        calls.append(len(rows))
-        return shared(rows, end)
-
-    answerer._shared = noted
-
-
-def test_what_differs_does_not_share():
+def test_what_differs_does_not_share_and_half_of_a_pass_is_padding_at_most():
+    listed, other = "What is a list?", "What is a dict?"
     with answering(**KNORM) as answerer:
-        kinds = [
-            Asked("What is a list?"),
-            Asked("What is a list?", temperature=0.7),
-            Asked("What is a list?", eviction="keydiff", eviction_keep=0.5),
-            Asked("What is a list?", seed=1),
-            Asked(about(TEXT, "\n\nWhat is a list?")),
-            Asked("What is a dict?"),
-            Asked("What is a dict?", temperature=0.7),
-            Asked("What is a dict?", seed=1),
-        ]
-        _, sizes = together(answerer, kinds)
-        assert sorted(sizes, reverse=True) == [2, 2, 1, 1, 1, 1]
-
-
-def test_more_than_half_of_a_pass_is_not_padding():
-    with answering(**KNORM) as answerer:
+        kinds = [Asked(words, **more) for words in (listed, other) for more in ({}, {"temperature": 0.7}, {"seed": 1})]
+        kinds += [Asked(listed, eviction="keydiff", eviction_keep=0.5), Asked(about(TEXT, f"\n\n{listed}"))]
+        assert sorted(together(answerer, kinds)[1], reverse=True) == [2, 2, 1, 1, 1, 1]
         asked = [Asked(3 * TEXT), *(Asked(f"What is {name}?") for name in "abc"), Asked(3 * TEXT[:-9])]
-        _, sizes = together(answerer, asked)
-        assert sizes == [3, 2]  # the long ones take one short one along, which is none the slower
-
-
-def test_no_row_goes_past_the_positions_of_the_model():
-    with answering(**KNORM) as answerer:
+        assert together(answerer, asked)[1] == [3, 2]  # the long ones take a short one along
         asked = [Asked(3 * TEXT, max_tokens=20), Asked(2 * TEXT, max_tokens=200)]
         told, sizes = together(answerer, asked)
-        assert sizes == [2, 1, 1]
+        assert sizes == [2, 1, 1]  # no row goes past the positions of the model
         assert [(answer.new_tokens, answer.warnings) for _, answer in told] == [(20, []), (200, [])]
 
 
 def test_models_that_see_images_share_what_is_asked_about_one_picture():
-    from PIL import Image
-
     url = data_url(Image.open(ROOT / "data/samples/a.png").convert("RGB"))
 
     def asked(**mark):
-        parts = [image_part(url, **mark)]
-        return [
-            Asked([{"role": "user", "content": [*parts, text_part(f"what is at {place} ?")]}]) for place in ("C4", "D2")
-        ]
+        contents = [[image_part(url, **mark), text_part(f"what is at {place} ?")] for place in ("C4", "D2")]
+        return [Asked([{"role": "user", "content": content}]) for content in contents]
 
     with answering(LLAVA, **KNORM) as answerer:
         wanted = alone(answerer, asked(**MARK))
@@ -203,15 +169,16 @@ def test_models_that_see_images_share_what_is_asked_about_one_picture():
 
 
 def test_one_that_is_refused_takes_no_other_with_it(caplog):
+    def asked():
+        return [Asked(f"What is a {name} ?" * 100) for name in ("list", "dict")]
+
     with answering(**KNORM) as answerer:
-        good = [Asked(f"What is a {name} ?" * 100) for name in ("list", "dict")]
-        wanted = alone(answerer, [Asked(f"What is a {name} ?" * 100) for name in ("list", "dict")])
-        long = Asked("a b c d e f " * 200)
-        told, sizes = together(answerer, [good[0], long, good[1]])
+        (one, two), wanted = asked(), alone(answerer, asked())
+        told, sizes = together(answerer, [one, Asked("a b c d e f " * 200), two])
         assert sizes == [2]
         assert same([told[0], told[2]], wanted)
-        assert told[1][1][0] == 400
-        assert re.search("the model was made for 1,024 together", told[1][1][1])
+        status, words = told[1][1]
+        assert (status, "the model was made for 1,024 together" in words) == (400, True)
     assert "a request failed" not in caplog.text
 
 
@@ -238,18 +205,15 @@ def test_one_that_leaves_or_is_late_stops_no_other():
 def test_a_pass_that_fails_in_its_middle_is_told_to_those_it_had_begun_with(caplog):
     with answering(**KNORM) as answerer:
         jobs = [Asked("What is a list?", max_tokens=20), Asked("What is a dict?", max_tokens=20, stop=["zzzz"])]
-        steps, put = [], Asked.note
 
         def fail(event):
-            put(jobs[0], event)
-            steps.append(event)
-            if len(steps) == 3:
+            jobs[0].note(event)
+            if len(jobs[0].events) == 3:
                 raise RuntimeError("broken")
 
         jobs[0].say = fail
         told, _ = together(answerer, jobs)
-        assert told[0][1] == (500, "the server failed at this request; its log says why")
-        assert told[1][1] == (500, "the server failed at this request; its log says why")
+        assert {end for _, end in told} == {(500, "the server failed at this request; its log says why")}
     assert "a request failed" in caplog.text
 
 

@@ -24,7 +24,6 @@ MMLU_CHOICES = ["one", "two", "three", "four"]
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> Path:
-    """Files by their paths below ``folder``."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -29,8 +29,6 @@ KNORM = {"eviction": "knorm", "eviction_keep": 0.5}
 
 @dataclass
 class Served:
-    """A server that listens, what stands behind it, and the outcome of every job so far."""
-
     url: str
     server: ChatServer
     answerer: Answerer
@@ -41,7 +39,6 @@ class Served:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0, **settings)
 
     def ask(self, messages: Any, **settings: Any) -> Any:
-        """One answer through the real client; a text is what the user says."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         name = self.server.settings.name

@@ -192,12 +192,9 @@ _GPT_OSS = (
     "{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"
 )
 _PHI3 = turns(
-    "<|user|>\n@<|end|>\n",
-    "<|assistant|>\n@<|end|>\n",
-    "<|assistant|>\n",
-    "<|system|>\n@<|end|>\n",
+    "<|user|>\n@<|end|>\n", "<|assistant|>\n@<|end|>\n", "<|assistant|>\n", "<|system|>\n@<|end|>\n",
     end="<|endoftext|>",
-)
+)  # fmt: skip
 _GEMMA = turns(
     "<start_of_turn>user\n~<end_of_turn>\n", "<start_of_turn>model\n~<end_of_turn>\n", "<start_of_turn>model\n"
 )
@@ -207,8 +204,7 @@ _OPENCHAT = turns(
 )
 _GLM4 = turns("<|user|>\n@", "<|assistant|>\n@", "<|assistant|>", "<|system|>\n@", "[gMASK]<sop>")
 PUBLISHED = {
-    "ChatML": Format(_chatml(), IM, f"@{IM}"),
-    "Qwen2.5": Format(CHATML, IM, f"@{IM}"),
+    "ChatML": Format(_chatml(), IM, f"@{IM}"), "Qwen2.5": Format(CHATML, IM, f"@{IM}"),
     "Qwen3": Format(
         _QWEN3.replace("OPEN", _NO_THOUGHTS), IM, f"@{IM}", f"<think>\n\n</think>\n\n@{IM}", stripped="last line"
     ),
@@ -216,9 +212,7 @@ PUBLISHED = {
         _QWEN3.replace("OPEN", "{{ '<think>\\n' }}"), IM, f"@{IM}", f"\n</think>\n\n@{IM}", stripped="last line"
     ),
     "QwQ": Format(
-        _chatml(opened="<think>\n").replace("m.content", "m.content.split('</think>')[-1].lstrip('\\n')"),
-        IM,
-        f"@{IM}",
+        _chatml(opened="<think>\n").replace("m.content", "m.content.split('</think>')[-1].lstrip('\\n')"), IM, f"@{IM}",
         stripped="lines",
     ),
     "DeepSeek-R1": Format(_DEEPSEEK.replace("OPEN", ""), _SENTENCE, f"@{_SENTENCE}"),
@@ -227,9 +221,7 @@ PUBLISHED = {
     "Llama-2": Format(_LLAMA2, "</s>", " @ </s>", stripped=True),
     "Llama-3": Format(
         turns(*(f"{head}~<|eot_id|>" for head in _LLAMA3[:2]), _LLAMA3[1], f"{_LLAMA3[2]}~<|eot_id|>", "<s>"),
-        "<|eot_id|>",
-        "@<|eot_id|>",
-        stripped=True,
+        "<|eot_id|>", "@<|eot_id|>", stripped=True,
     ),
     "Gemma": Format(_GEMMA, "<eos>", "@<end_of_turn>", stripped=True, system=False),
     "Gemma-3": Format(_GEMMA3, "<eos>", "@<end_of_turn>", stripped=True),
@@ -240,8 +232,7 @@ PUBLISHED = {
         turns("\n\nUser: ~", "\n\nAssistant: ~", "\n\nAssistant:\n", "System: ~"), "</s>", "@", stripped=True
     ),
     "Vicuna": Format(turns("USER: ~\n", "ASSISTANT: ~</s>\n", "ASSISTANT:", "~\n\n"), "</s>", " @</s>", stripped=True),
-    "Zephyr": Format(_ZEPHYR, "</s>", "@</s>"),
-    "SmolLM3": Format(_SMOLLM3, IM, f"@{IM}", stripped="lines"),
+    "Zephyr": Format(_ZEPHYR, "</s>", "@</s>"), "SmolLM3": Format(_SMOLLM3, IM, f"@{IM}", stripped="lines"),
     "Command-A": Format(  # which always opens an answer
         turns(
             *(f"{head}@{_END_OF_TURN}" for head in _COHERE[:2]),
@@ -256,12 +247,11 @@ PUBLISHED = {
     "OpenChat": Format(_OPENCHAT, "<|end_of_turn|>", " @<|end_of_turn|>", system=False),
     "GLM-4": Format(_GLM4, "<|endoftext|>", "\n@"),
     "gpt-oss": Format(_GPT_OSS, "<|return|>", "<|channel|>final<|message|>@", "<|channel|>final<|message|>@<|return|>"),
-}
+}  # fmt: skip
 
 
 @cache
 def published(name: str) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of bytes with a format's template and special tokens."""
     form = PUBLISHED[name]
     tokenizer = byte_level(form.template)
     tokenizer.add_special_tokens({"eos_token": form.eos})
@@ -270,11 +260,5 @@ def published(name: str) -> PreTrainedTokenizerFast:
 
 
 _SPECIAL = [
-    "<|eot_id|>",
-    "<end_of_turn>",
-    "<start_of_turn>",
-    _wide("<|User|>"),
-    _wide("<|Assistant|>"),
-    "<|start|>",
-    *_COHERE,
-]
+    "<|eot_id|>", "<end_of_turn>", "<start_of_turn>", _wide("<|User|>"), _wide("<|Assistant|>"), "<|start|>", *_COHERE,
+]  # fmt: skip

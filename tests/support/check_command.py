@@ -7,12 +7,10 @@ from tests.support import commands
 
 
 def checked(capsys, argv: list[str]) -> list[str]:
-    """Run a check that must succeed; its lines, blanks joined."""
     return [" ".join(line.split()) for line in commands.printed(capsys, "check", *argv).splitlines()]
 
 
 def stopped(capsys, argv: list[str]) -> tuple[list[str], str]:
-    """Run a check that reports and then says what would stop fit; its lines, blanks joined, and that."""
     assert main(["check", *argv]) == 2
     out, err = capsys.readouterr()
     assert not re.search("^(ready|valid):", out, re.MULTILINE)
@@ -22,5 +20,4 @@ def stopped(capsys, argv: list[str]) -> tuple[list[str], str]:
 
 
 def refused(capsys, argv: list[str]) -> str:
-    """Run a check that must fail on its input; its one line."""
     return commands.refused(capsys, "check", *argv, reports=True)

@@ -9,7 +9,6 @@ _BEFORE = re.compile(r"\d+/\d+ .*|subtoken-train: warning: .*|GPU available: .*|
 
 
 def printed(capsys, *words: object, silent: bool = False) -> str:
-    """Run a command that must succeed, ``silent`` with nothing on stderr; what it printed."""
     capsys.readouterr()
     code, (out, err) = main([*map(str, words)]), capsys.readouterr()
     assert code == 0, err

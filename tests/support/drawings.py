@@ -11,7 +11,6 @@ from subtoken_train.evaluation.charts import image_of
 
 
 def clipped_texts(figure: Figure) -> list[str]:
-    """The texts that do not lie wholly inside the figure."""
     image_of(figure)  # lays everything out
     unseen = {text for axis in figure.findobj(Axis) for text in _beyond(axis)}
     texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text() and text not in unseen]
@@ -26,7 +25,6 @@ def clipped_texts(figure: Figure) -> list[str]:
 
 
 def _beyond(axis: Axis) -> list[Text]:
-    """Labels of ticks outside of what the axis shows, which matplotlib holds but does not draw."""
     low, high = sorted(axis.get_view_interval())
     ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
     return [label for tick in ticks if not low <= tick.get_loc() <= high for label in (tick.label1, tick.label2)]

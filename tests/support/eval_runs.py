@@ -46,7 +46,6 @@ def write_tiny_adapter(name: str, source: BackboneConfig, folder: Path) -> Path:
 
 
 def records(folder: Path) -> dict[str, SampleRecord]:
-    """The records of one cell without their times, by id."""
     return {key: replace(record, **dict.fromkeys(TIMES, 0.0)) for key, record in read_samples(folder).items()}
 
 
@@ -60,7 +59,6 @@ def answers(folder: Path) -> dict[str, dict[str, object]]:
 
 
 def start(grid: Grid, rank: int = 0, count: int = 1, port: int = 0) -> multiprocessing.process.BaseProcess:
-    """Run a grid in a forked process, as one of ``count``."""
     process = multiprocessing.get_context("fork").Process(target=_run, args=(grid, rank, count, port), daemon=True)
     process.start()
     return process

@@ -30,7 +30,6 @@ def die() -> None:
 
 
 def killed(action: Callable[[], object]) -> bool:
-    """Run ``action`` in a child; whether the child was killed by SIGKILL."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
@@ -56,8 +55,6 @@ def put(folder: Path, file: str, place: str, value: object) -> None:
 
 
 class Canary:
-    """Unpickled, it makes a file."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
 

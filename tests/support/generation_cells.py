@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
 
-from subtoken_train.cache import pack
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.family import Family
@@ -89,7 +88,6 @@ class Generation:
 def generate_greedy(
     backbone: CompressedBackbone, prompts: Batch, max_new_tokens: int, compression: Compression | None = None
 ) -> Generation:
-    """Greedy answers to a batch of prompts (padded on either side, without answers)."""
     cache = PackedCache(backbone.family.shape.num_layers)
     first = prefill(backbone, prompts, cache, Compression() if compression is None else compression)
     tokens, _ = greedy_tokens(backbone, cache, first.logits_BV, max_new_tokens)
@@ -98,10 +96,9 @@ def generate_greedy(
 
 @dataclass(frozen=True)
 class StepCell:
-    """A filled cache: factors that differ from ``PLAIN_CELL``; pieces are found by ``places``, or by bits."""
+    """A filled cache: factors that differ from ``PLAIN_CELL``."""
 
     cell: dict[str, str]
-    places: bool = True
     compression: dict[str, Any] = field(default_factory=dict)
     layers: int | None = None
     device: str = "cpu"
@@ -118,7 +115,6 @@ class StepCell:
             )
             compression = Compression(**{**vars(compression_of(cell)), **self.compression})
             cache = PackedCache(backbone.family.shape.num_layers)
-            patch.setattr(pack, "MAX_INDEX", 1e9 if self.places else 0.0)
             opened = open_prompts(backbone, batch, cache, compression, cell["protocol"])
         return backbone, cache, opened.logits_BV.argmax(-1)[:, None]
 
@@ -132,14 +128,12 @@ ROUTED = {"selector": "linear"}
 CELLS = {
     "whole": StepCell({}),
     "one": StepCell({"batch": "one"}),
-    "places": StepCell(ROUTED),
-    "bits": StepCell(ROUTED, places=False),
-    "per_head_bits": StepCell(ROUTED | {"layout": "per_head"}, places=False),
+    "bits": StepCell(ROUTED),
+    "per_head_bits": StepCell(ROUTED | {"layout": "per_head"}),
     "own_heads": StepCell(ROUTED | {"eviction": "own_sets"}),
-    "own_heads_bits": StepCell(ROUTED | {"eviction": "own_sets"}, places=False),
-    "shared_set": StepCell(ROUTED | {"eviction": "shared_set"}, places=False),
+    "shared_set": StepCell(ROUTED | {"eviction": "shared_set"}),
     "int8": StepCell(ROUTED | {"precision": "int8"}),
-    "int4_own_heads": StepCell(ROUTED | {"precision": "int4", "eviction": "own_sets", "groups": "2/1"}, places=False),
+    "int4_own_heads": StepCell(ROUTED | {"precision": "int4", "eviction": "own_sets", "groups": "2/1"}),
     "int4_rotated": StepCell(ROUTED | {"precision": "int4_rotated", "groups": "2/1"}),
     "kivi4": StepCell(ROUTED | {"precision": "kivi4", "groups": "2/1"}),
     "kivi2_own_heads": StepCell({"precision": "kivi2", "eviction": "own_sets"}),
@@ -147,12 +141,12 @@ CELLS = {
     "images": StepCell(ROUTED | {"family": "llava_gqa", "reducer": "fastv_decoder"}),
     "mrope": StepCell(ROUTED | {"family": "qwen2_5_vl", "eviction": "own_sets"}),
     "window": StepCell(ROUTED | {"family": "qwen2_window"}),
-    "window_own_heads": StepCell(ROUTED | {"family": "qwen2_window", "eviction": "own_sets"}, places=False),
+    "window_own_heads": StepCell(ROUTED | {"family": "qwen2_window", "eviction": "own_sets"}),
     "pages": StepCell({"eviction": "quest_steps"}),
-    "padded_tail": StepCell(ROUTED | {"protocol": "context_first"}, places=False),
+    "padded_tail": StepCell(ROUTED | {"protocol": "context_first"}),
     "padded_tail_own_heads": StepCell(ROUTED | {"protocol": "context_first", "eviction": "own_sets"}),
     "cut_keys": StepCell(ROUTED | {"keys": "cut"}),
-    "cut_keys_own_heads": StepCell(ROUTED | {"keys": "cut", "eviction": "own_sets"}, places=False),
+    "cut_keys_own_heads": StepCell(ROUTED | {"keys": "cut", "eviction": "own_sets"}),
     "online": StepCell(ROUTED | {"eviction": "snapkv"}, compression={"every": 30, "keep": 40, "unit": "tokens"}),
     "online_h2o": StepCell({"eviction": "h2o"}, compression={"every": 30, "keep": 40, "unit": "tokens"}),
-}
+}  # fmt: skip

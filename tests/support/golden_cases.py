@@ -66,7 +66,6 @@ def originals(method):
 
 
 def original_views(method, own, region):
-    """One view of each recorded layer, all of whose entries are of one region."""
     regions = torch.full((1, own["key"].shape[2]), int(region))
     states = enumerate(zip(own["query"][:, None], own["key"][:, None], strict=True))
     return [View(i, q, k, k, regions, k.shape[-1] ** -0.5, method.needs) for i, (q, k) in states]
@@ -93,7 +92,6 @@ def same_places(method, case, kept_BhN, places_BhK):
 
 
 def same_sets(method, case, view, places_BhK):
-    """The sets that stay of one layer are the original's, with the original's counts."""
     same_places(method, case, keep_of(method, [view], places_BhK.shape[-1])[0], places_BhK)
 
 

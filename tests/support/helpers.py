@@ -59,7 +59,6 @@ def make_batch(prompts: list[tuple[int, int]], pad_left: bool = False, visual: i
 
 
 def only_sample(batch: Batch, index: int) -> Batch:
-    """One sample of a batch, without padding."""
     real = batch.regions_BN[index] != Region.PADDING
     first_image = int(batch.images_per_sample_B[:index].sum())
     images = int(batch.images_per_sample_B[index])
@@ -73,20 +72,15 @@ def only_sample(batch: Batch, index: int) -> Batch:
         own = slice(start, start + int(patches[own].sum()))
         grid = grid[first_image : first_image + images] if images else None
     return Batch(
-        batch.input_ids_BN[index : index + 1, real],
-        batch.labels_BN[index : index + 1, real],
-        batch.regions_BN[index : index + 1, real],
-        torch.tensor([rank - shift]),
-        batch.pixel_values[own] if images else None,
-        batch.images_per_sample_B[index : index + 1],
-        batch.record_ids[index : index + 1],
-        grid,
+        batch.input_ids_BN[index : index + 1, real], batch.labels_BN[index : index + 1, real],
+        batch.regions_BN[index : index + 1, real], torch.tensor([rank - shift]),
+        batch.pixel_values[own] if images else None, batch.images_per_sample_B[index : index + 1],
+        batch.record_ids[index : index + 1], grid,
         None if batch.seconds_I is None or not images else batch.seconds_I[first_image : first_image + images],
-    )
+    )  # fmt: skip
 
 
 def compress(family: Family, routing: RoutingConfig | None = None, **reducer: object) -> CompressedBackbone:
-    """A compressed backbone; keyword arguments are ``Reducer`` fields (default: no reducer)."""
     config = build_reducer(**{"name": "none", **reducer})
     bank = None if routing is None else RouterBank(routing, family.hidden_size, family.shape)
     return CompressedBackbone(family, config, bank)
@@ -121,7 +115,6 @@ def watch_last(module: torch.nn.Module, hook: Callable[..., None]) -> None:
 
 
 def sharpen(family: Family, factor: float = 6.0) -> None:
-    """Scale the q and k projections, so that a random model's attention is far from uniform."""
     with torch.no_grad():
         for layer in family.decoder.layers:
             layer.self_attn.q_proj.weight.mul_(factor)
@@ -155,7 +148,6 @@ def gqa_family(num_kv_heads: int = 2) -> LlavaFamily:
 
 
 def interrupted_fit(argv: list[str], after_step: int) -> int:
-    """Run a fit in this process and send it SIGINT once ``after_step`` is done."""
     from lightning.pytorch.callbacks import Callback
 
     from subtoken_train.cli import recipe
@@ -186,7 +178,6 @@ def last_state(run: Path) -> dict:
 
 
 def moved_by_fit(cli: RecipeCLI) -> set[str]:
-    """Train a recipe; the names of the compressed backbone's parameters that are no longer what they were."""
     parts = cli.model.parts
     before = {name: parameter.clone() for name, parameter in parts.named_parameters()}
     cli.trainer.fit(cli.model, cli.datamodule)
@@ -204,7 +195,6 @@ class FirstEntries(Eviction):
     mode: str = "plain"
 
     def score(self, view: View) -> Scores:
-        """Minus the place of an entry, the same for all heads."""
         entries = view.entries_BN
         late = entries.flip(-1).long().cumsum(-1).flip(-1) <= self.window
         places = torch.arange(entries.shape[1], device=entries.device, dtype=torch.float32)
@@ -282,7 +272,6 @@ def check_logits(family: Family, given: Mapping[str, Tensor], batch: Batch, side
 
 
 def check_answers(family: Family, given: Mapping[str, Tensor], **settings: int) -> None:
-    """Greedy answers are the model's own, token for token."""
     asked = {**given, "max_new_tokens": 8, "do_sample": False, **settings}
     expected = family.model.generate(**asked)
     assert torch.equal(SubTokenModel.around(compress(family)).generate(**asked), expected)

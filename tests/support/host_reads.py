@@ -20,12 +20,8 @@ READS = {
     "aten::_local_scalar_dense",  # item, bool, int, float, a tensor as an index
     "aten::equal",
     "aten::lift_fresh",  # torch.tensor of numbers
-    "aten::masked_select",
-    "aten::nonzero",
-    "aten::_unique2",
-    "aten::unique_consecutive",
-    "aten::unique_dim",
-}
+    "aten::masked_select", "aten::nonzero", "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim",
+}  # fmt: skip
 """Operations that always count."""
 INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 """Those that do where an index is a mask."""
@@ -69,18 +65,14 @@ _REPEAT = "aten::repeat_interleave"
 
 
 def _by_mask(indices: Any) -> bool:
-    """Whether tensors are indexed by marks, whose number is read."""
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
 def _unsized(func: Any, kwargs: dict[str, Any] | None) -> bool:
-    """Whether a repeat by a tensor is not told the size of its result."""
     return func._overloadname == "Tensor" and (kwargs or {}).get("output_size") is None
 
 
 class LargestTensor(TorchDispatchMode):
-    """The most elements of any tensor that an operation returned."""
-
     elements = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

@@ -13,7 +13,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,8 +29,6 @@ USERS = {
 
 @dataclass
 class Repo:
-    """Branches point at commits; a commit is its files and its message."""
-
     private: bool = False
     gated: bool = False
     read_only: bool = False
@@ -45,13 +42,17 @@ class Repo:
         self.messages.append(message)
         return sha
 
+    def sha(self, revision: str) -> str:
+        sha = self.branches.get(revision, revision)
+        if sha not in self.commits:
+            raise Refused(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        return sha
+
     def files(self, revision: str = "main") -> dict[str, bytes]:
-        return self.commits[self.branches.get(revision, revision)]
+        return self.commits[self.sha(revision)]
 
 
 class Refused(Exception):
-    """An answer that is an error; ``fields`` go into its body."""
-
     def __init__(self, status: int, code: str = "", message: str = "", **fields: str) -> None:
         super().__init__(message)
         self.status, self.code, self.message, self.fields = status, code, message, fields
@@ -59,8 +60,6 @@ class Refused(Exception):
 
 @dataclass
 class Call:
-    """One request: who asks, for what."""
-
     body: bytes
     user: dict[str, Any] | None
     repo: str = ""
@@ -96,7 +95,6 @@ class Hub:
         Thread(target=self.server.serve_forever, daemon=True).start()
 
     def add(self, name: str, folder: Path, **settings: Any) -> Repo:
-        """A repository with a folder's files."""
         files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         self.repos[name] = Repo(**settings)
         self.repos[name].commit("main", files, "first")
@@ -106,141 +104,118 @@ class Hub:
         self.server.shutdown()
         self.server.server_close()
 
+    def visible(self, call: Call) -> Repo:
+        repo = self.repos.get(call.repo)
+        owner = call.repo.split("/")[0]
+        if repo is None or (repo.private and owner not in call.names):
+            raise Refused(404 if call.user else 401, "RepoNotFound", "Repository not found")
+        if repo.gated and owner not in call.names:
+            raise Refused(403, "GatedRepo", "Access is restricted")
+        return repo
 
-def visible(hub: Hub, call: Call) -> Repo:
-    """The repository of a request, which its token must see."""
-    repo = hub.repos.get(call.repo)
-    owner = call.repo.split("/")[0]
-    if repo is None or (repo.private and owner not in call.names):
-        raise Refused(404 if call.user else 401, "RepoNotFound", "Repository not found")
-    if repo.gated and owner not in call.names:
-        raise Refused(403, "GatedRepo", "Access is restricted")
-    return repo
+    def writable(self, call: Call) -> Repo:
+        repo = self.visible(call)
+        role = call.user["auth"]["accessToken"]["role"] if call.user else "read"
+        if call.repo.split("/")[0] not in call.names or role == "read" or repo.read_only:
+            raise Refused(403, "", "You don't have the rights to write here")
+        return repo
 
+    def whoami(self, call: Call) -> Any:
+        if call.user is None:
+            raise Refused(401, "", "Invalid credentials in Authorization header")
+        return {"type": "user", **call.user}
 
-def writable(hub: Hub, call: Call) -> Repo:
-    repo = visible(hub, call)
-    role = call.user["auth"]["accessToken"]["role"] if call.user else "read"
-    if call.repo.split("/")[0] not in call.names or role == "read" or repo.read_only:
-        raise Refused(403, "", "You don't have the rights to write here")
-    return repo
+    def create(self, call: Call) -> Any:
+        owner = call.json["organization"] or call.names[0]
+        name = f"{owner}/{call.json['name']}"
+        if name in self.repos:
+            raise Refused(409, "", "You already created this model repo", url=f"{self.address}/{name}")
+        if owner not in call.names:
+            raise Refused(403, "", "You don't have the rights to create a model under this namespace")
+        self.repos[name] = Repo(private=call.json.get("visibility") == "private")
+        self.repos[name].commit("main", {}, "initial commit")
+        return {"url": f"{self.address}/{name}", "name": name}
 
+    def info(self, call: Call) -> Any:
+        repo = self.visible(call)
+        return {"id": call.repo, "private": repo.private, "sha": repo.sha(call.revision or "main"), "siblings": []}
 
-def sha_of(repo: Repo, revision: str) -> str:
-    sha = repo.branches.get(revision, revision)
-    if sha not in repo.commits:
-        raise Refused(404, "RevisionNotFound", f"Invalid rev id: {revision}")
-    return sha
+    def auth_check(self, call: Call) -> Any:
+        self.writable(call)
+        return {}
 
+    def branch(self, call: Call) -> Any:
+        repo = self.writable(call)
+        if call.revision in repo.branches:
+            raise Refused(409, "", "Reference already exists")
+        repo.branches[call.revision] = repo.branches["main"]
+        return {}
 
-def whoami(hub: Hub, call: Call) -> Any:
-    if call.user is None:
-        raise Refused(401, "", "Invalid credentials in Authorization header")
-    return {"type": "user", **call.user}
+    def tree(self, call: Call) -> Any:
+        files = self.visible(call).files(call.revision)
+        return [
+            {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+            for name, data in files.items()
+        ]
 
+    def preupload(self, call: Call) -> Any:
+        self.writable(call).sha(call.revision)
+        files = []
+        for name in (entry["path"] for entry in call.json["files"]):
+            mode = "lfs" if name.endswith(".safetensors") else "regular"
+            files.append({"path": name, "uploadMode": mode, "shouldIgnore": False, "oid": None})
+        return {"files": files}
 
-def create(hub: Hub, call: Call) -> Any:
-    owner = call.json["organization"] or call.names[0]
-    name = f"{owner}/{call.json['name']}"
-    if name in hub.repos:
-        raise Refused(409, "", "You already created this model repo", url=f"{hub.address}/{name}")
-    if owner not in call.names:
-        raise Refused(403, "", "You don't have the rights to create a model under this namespace")
-    hub.repos[name] = Repo(private=call.json.get("visibility") == "private")
-    hub.repos[name].commit("main", {}, "initial commit")
-    return {"url": f"{hub.address}/{name}", "name": name}
+    def batch(self, call: Call) -> Any:
+        self.writable(call)
+        objects = []
+        for wanted in call.json["objects"]:
+            places = {"upload": f"{self.address}/lfs/{wanted['oid']}", "verify": f"{self.address}/lfs/verify"}
+            actions = {name: {"href": place} for name, place in places.items()}
+            objects.append(wanted if wanted["oid"] in self.objects else {**wanted, "actions": actions})
+        return {"transfer": "basic", "objects": objects}
 
+    def verify(self, call: Call) -> Any:
+        if len(self.objects.get(call.json["oid"], b"")) != call.json["size"]:
+            raise Refused(400, "", "object is not whole")
+        return {}
 
-def info(hub: Hub, call: Call) -> Any:
-    repo = visible(hub, call)
-    return {"id": call.repo, "private": repo.private, "sha": sha_of(repo, call.revision or "main"), "siblings": []}
+    def commit(self, call: Call) -> Any:
+        repo = self.writable(call)
+        files, message = dict(repo.files(call.revision)), ""
+        for line in map(json.loads, call.body.decode().splitlines()):
+            value = line["value"]
+            if line["key"] == "header":
+                message = value["summary"]
+            elif line["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                files[value["path"]] = self.objects[value["oid"]]
+            else:
+                assert line["key"] == "deletedFile"
+                del files[value["path"]]
+        sha = repo.commit(call.revision, files, message)
+        return {"success": True, "commitUrl": f"{self.address}/{call.repo}/commit/{sha}", "commitOid": sha}
 
-
-def auth_check(hub: Hub, call: Call) -> Any:
-    writable(hub, call)
-    return {}
-
-
-def branch(hub: Hub, call: Call) -> Any:
-    repo = writable(hub, call)
-    if call.revision in repo.branches:
-        raise Refused(409, "", "Reference already exists")
-    repo.branches[call.revision] = repo.branches["main"]
-    return {}
-
-
-def tree(hub: Hub, call: Call) -> Any:
-    repo = visible(hub, call)
-    files = repo.commits[sha_of(repo, call.revision)]
-    return [
-        {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
-        for name, data in files.items()
-    ]
-
-
-def preupload(hub: Hub, call: Call) -> Any:
-    sha_of(writable(hub, call), call.revision)
-    files = []
-    for name in (entry["path"] for entry in call.json["files"]):
-        mode = "lfs" if name.endswith(".safetensors") else "regular"
-        files.append({"path": name, "uploadMode": mode, "shouldIgnore": False, "oid": None})
-    return {"files": files}
-
-
-def batch(hub: Hub, call: Call) -> Any:
-    writable(hub, call)
-    objects = []
-    for wanted in call.json["objects"]:
-        places = {"upload": f"{hub.address}/lfs/{wanted['oid']}", "verify": f"{hub.address}/lfs/verify"}
-        actions = {name: {"href": place} for name, place in places.items()}
-        objects.append(wanted if wanted["oid"] in hub.objects else {**wanted, "actions": actions})
-    return {"transfer": "basic", "objects": objects}
-
-
-def verify(hub: Hub, call: Call) -> Any:
-    if len(hub.objects.get(call.json["oid"], b"")) != call.json["size"]:
-        raise Refused(400, "", "object is not whole")
-    return {}
-
-
-def commit(hub: Hub, call: Call) -> Any:
-    repo = writable(hub, call)
-    files, message = dict(repo.commits[sha_of(repo, call.revision)]), ""
-    for line in map(json.loads, call.body.decode().splitlines()):
-        value = line["value"]
-        if line["key"] == "header":
-            message = value["summary"]
-        elif line["key"] == "file":
-            files[value["path"]] = base64.b64decode(value["content"])
-        elif line["key"] == "lfsFile":
-            files[value["path"]] = hub.objects[value["oid"]]
-        else:
-            assert line["key"] == "deletedFile"
-            del files[value["path"]]
-    sha = repo.commit(call.revision, files, message)
-    return {"success": True, "commitUrl": f"{hub.address}/{call.repo}/commit/{sha}", "commitOid": sha}
+    def validate(self, call: Call) -> Any:
+        return {"errors": [], "warnings": []}
 
 
-Answer = Callable[[Hub, "Call"], Any]
-ROUTES: list[tuple[str, str, Answer]] = [
-    ("GET", "/api/whoami-v2", whoami),
-    ("POST", "/api/validate-yaml", lambda hub, call: {"errors": [], "warnings": []}),
-    ("POST", "/api/repos/create", create),
-    ("GET", f"/api/models/{NAME}", info),
-    ("GET", f"/api/models/{NAME}/revision/(?P<revision>[^/]+)", info),
-    ("GET", f"/api/models/{NAME}/auth-check/write", auth_check),
-    ("GET", f"/api/models/{NAME}/tree/(?P<revision>[^/]+)", tree),
-    ("POST", f"/api/models/{NAME}/branch/(?P<revision>[^/]+)", branch),
-    ("POST", f"/api/models/{NAME}/preupload/(?P<revision>[^/]+)", preupload),
-    ("POST", f"/api/models/{NAME}/commit/(?P<revision>[^/]+)", commit),
-    ("POST", rf"/{NAME}\.git/info/lfs/objects/batch", batch),
-    ("POST", "/lfs/verify", verify),
-]
+ROUTES = [
+    ("GET", "/api/whoami-v2", "whoami"), ("POST", "/api/validate-yaml", "validate"),
+    ("POST", "/api/repos/create", "create"), ("GET", f"/api/models/{NAME}", "info"),
+    ("GET", f"/api/models/{NAME}/revision/(?P<revision>[^/]+)", "info"),
+    ("GET", f"/api/models/{NAME}/auth-check/write", "auth_check"),
+    ("GET", f"/api/models/{NAME}/tree/(?P<revision>[^/]+)", "tree"),
+    ("POST", f"/api/models/{NAME}/branch/(?P<revision>[^/]+)", "branch"),
+    ("POST", f"/api/models/{NAME}/preupload/(?P<revision>[^/]+)", "preupload"),
+    ("POST", f"/api/models/{NAME}/commit/(?P<revision>[^/]+)", "commit"),
+    ("POST", rf"/{NAME}\.git/info/lfs/objects/batch", "batch"), ("POST", "/lfs/verify", "verify"),
+]  # fmt: skip
+"""Method and path of a request, and the method of ``Hub`` that answers it."""
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers requests of one Hub."""
-
     hub: ClassVar[Hub]
     protocol_version = "HTTP/1.1"
 
@@ -266,7 +241,7 @@ class Handler(BaseHTTPRequestHandler):
                 if method == self.command and (found := re.fullmatch(pattern, path)):
                     call.repo = found.groupdict().get("repo", "")
                     call.revision = unquote(found.groupdict().get("revision", ""))
-                    return self.reply(json.dumps(answer(hub, call)).encode())
+                    return self.reply(json.dumps(getattr(hub, answer)(call)).encode())
             raise Refused(404, "", f"no route {self.command} {path}")
         except Refused as error:
             self.reply(json.dumps({"error": error.message, **error.fields}).encode(), error.status, error)
@@ -291,8 +266,8 @@ class Handler(BaseHTTPRequestHandler):
     def file(self, call: Call, path: str) -> None:
         call.repo, rest = path.lstrip("/").split("/resolve/")
         revision, name = rest.split("/", 1)
-        repo = visible(self.hub, call)
-        sha = sha_of(repo, unquote(revision))
+        repo = self.hub.visible(call)
+        sha = repo.sha(unquote(revision))
         if unquote(name) not in repo.commits[sha]:
             raise Refused(404, "EntryNotFound", "Entry not found")
         data = repo.commits[sha][unquote(name)]
@@ -317,8 +292,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class Result(NamedTuple):
-    """What a command left."""
-
     code: int
     out: str
     err: str
@@ -336,12 +309,10 @@ class Session:
         self.process = subprocess.Popen([sys.executable, __file__], text=True, env=environment, **pipes)
 
     def run(self, *argv: object, token: str | None = "hf_writer") -> Result:
-        """Run a command line of ``subtoken-train``, or a program after ``-c``, as the owner of a token."""
         print(json.dumps([token, *map(str, argv)]), file=self.process.stdin, flush=True)
         return Result(*json.loads(self.process.stdout.readline()))
 
     def close(self) -> None:
-        """End the process; it has nothing left to write."""
         self.process.kill()
         self.process.wait()
 

@@ -1,7 +1,7 @@
 """Kill a training run again and again, restart it each time, and compare it with a run that was left alone.
 
-A server process imports everything once; every run is a fork of it in a session of its own. A run may be told to die
-by its own hand in the middle of writing a checkpoint, where no outside signal hits reliably.
+Every run is a process in a session of its own. It may be told to die by its own hand in the middle of writing a
+checkpoint, where no outside signal hits reliably.
 
 The embedded VLM with LoRA dropout, accumulation over two micro-batches and two data-loading workers. At the end the
 weights, the optimiser and the log of consumed samples must be equal, bit for bit.
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,52 +29,40 @@ TIMEOUT = 600  # seconds that one run may take
 
 
 class RunServer:
-    """Starts one run at a time, which prints into ``log``; use it in a ``with`` block."""
+    """Starts one run at a time, in a session of its own, which prints into ``log``; use it in a ``with`` block."""
 
     def __init__(self, log: Path) -> None:
-        self.log = log
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, str(log)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.pid = 0
+        self.log, self.pid = log, 0
 
     def __enter__(self) -> RunServer:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.kill_group()
-        self.process.stdin.close()
-        self.process.kill()
-        self.process.wait()
-        self.process.stdout.close()
 
     def start(self, argv: list[str], die_writing: int = 0) -> int:
         """Start ``subtoken-train ARGV``, which may kill itself writing its nth checkpoint; its process id."""
-        self.log.write_text("")
-        self.process.stdin.write(json.dumps([argv, die_writing]) + "\n")
-        self.process.stdin.flush()
-        self.pid = self._answer()
+        command = [sys.executable, __file__, str(die_writing), *argv]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        self.pid = self.process.pid
         return self.pid
 
     def wait(self) -> int:
         """The exit code of the run, negative for a signal."""
-        code = self._answer()
+        code = self.process.wait(TIMEOUT)
         self.kill_group()
         return code
 
     def kill_group(self) -> None:
         """End what is left of the run: data-loading workers outlive a kill -9 of their parent by seconds."""
         if self.pid:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                self.pid = 0
-
-    def _answer(self) -> int:
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the server is gone; see {self.log}")
-        return int(line)
+            self.process.wait()
+            self.pid = 0
 
 
 @dataclass
@@ -93,8 +82,6 @@ class Kill:
 
 @dataclass
 class Scene:
-    """A folder with data (``scenes/``) and the settings of its runs."""
-
     folder: Path
     steps: int
     batch_size: int = 4
@@ -107,11 +94,9 @@ class Scene:
             f"--data.batch_size={self.batch_size} --trainer.max_steps={self.steps}"
         ).split()
         places = {
-            "config": ROOT / "recipes/tiny_fastv25_s16k4.yaml",
-            "model.backbone.path": ROOT / "checkpoints/tiny-llava",
-            "data.train_file": self.folder / "scenes/train.json",
-            "output_dir": self.folder / run,
-        }
+            "config": ROOT / "recipes/tiny_fastv25_s16k4.yaml", "model.backbone.path": ROOT / "checkpoints/tiny-llava",
+            "data.train_file": self.folder / "scenes/train.json", "output_dir": self.folder / run,
+        }  # fmt: skip
         return ["fit", *(f"--{key}={path}" for key, path in places.items()), *settings, *extra]
 
     def samples(self, run: str) -> list[list[str]]:
@@ -121,7 +106,6 @@ class Scene:
         return [json.loads(line)["ids"] for line in lines if line.endswith("\n")]
 
     def restart(self, run: str) -> list[str]:
-        """The command that goes on with a run, or starts it where no checkpoint is whole yet."""
         return self.argv(run, "--resume") if self.newest(run) else self.argv(run)
 
     def newest(self, run: str) -> Path | None:
@@ -130,7 +114,6 @@ class Scene:
         return newest_complete(self.folder / run / "checkpoints")
 
     def ended(self, run: str, kind: str) -> Kill:
-        """What a run that was ended left behind."""
         from subtoken_train.training.checkpoints import incomplete, read_marker
 
         newest = self.newest(run)
@@ -144,13 +127,11 @@ def complete_run(server: RunServer, scene: Scene, run: str) -> None:
 
 
 def ends(server: RunServer, run: str, *codes: int) -> None:
-    """Wait for a run that must end with one of these codes."""
     if (code := server.wait()) not in codes:
         raise RuntimeError(f"{run} ended with {code}:\n{server.log.read_text()}")
 
 
 def kill_at(server: RunServer, scene: Scene, run: str, batch: int, delay: float) -> Kill:
-    """SIGKILL ``delay`` seconds after micro-batch ``batch`` has begun."""
     pid = server.start(scene.restart(run))
     wait_until(lambda: len(scene.samples(run)) > batch, server)
     time.sleep(delay)
@@ -160,14 +141,12 @@ def kill_at(server: RunServer, scene: Scene, run: str, batch: int, delay: float)
 
 
 def kill_writing(server: RunServer, scene: Scene, run: str, nth: int = 2) -> Kill:
-    """Let a run die half-way through the file of its ``nth`` checkpoint."""
     server.start(scene.restart(run), die_writing=nth)
     ends(server, run, -9)
     return scene.ended(run, "writing")
 
 
 def wait_until(condition: Callable[[], bool], server: RunServer) -> None:
-    """Wait for a run to come so far."""
     deadline = time.monotonic() + TIMEOUT
     while not condition():
         if time.monotonic() > deadline:
@@ -176,7 +155,6 @@ def wait_until(condition: Callable[[], bool], server: RunServer) -> None:
 
 
 def differences(scene: Scene, first: str, second: str) -> list[str]:
-    """What is not equal, bit for bit, in two finished runs; empty: they are the same."""
     runs = first, second
     states = [torch.load(scene.newest(run) / "state.ckpt", weights_only=True) for run in runs]
     pairs = {key: [state[key] for state in states] for key in ("state_dict", "optimizer_states", "lr_schedulers")}
@@ -194,42 +172,6 @@ def _equal(first: Any, second: Any) -> bool:
     if isinstance(first, list | tuple):
         return len(first) == len(second) and all(map(_equal, first, second))
     return bool(first == second)
-
-
-def serve(log: Path) -> None:
-    """Read commands from stdin, a line each; answer with the run's process id, then with its exit code."""
-    import peft  # noqa: F401  # what a fit imports, once
-    from transformers.models.llava import modeling_llava  # noqa: F401
-
-    from subtoken_train.artifact import folder  # noqa: F401
-    from subtoken_train.cli import fit_course  # noqa: F401
-
-    for line in sys.stdin:
-        argv, die_writing = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            _run(argv, die_writing, log)
-        print(child, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-
-
-def _run(argv: list[str], die_writing: int, log: Path) -> None:
-    os.setsid()
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    if die_writing:
-        _die_writing(die_writing)
-    from subtoken_train.cli.main import main
-
-    code = 1
-    try:
-        code = main(argv)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
 
 
 def _die_writing(nth: int) -> None:
@@ -250,4 +192,8 @@ def _die_writing(nth: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]))
+    if int(sys.argv[1]):
+        _die_writing(int(sys.argv[1]))
+    from subtoken_train.cli.main import main
+
+    sys.exit(main(sys.argv[2:]))

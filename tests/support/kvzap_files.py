@@ -9,8 +9,8 @@ import torch
 
 from subtoken_train.calibrations import Calibration, CalibrationData, write_calibration
 from subtoken_train.evictions import notation_names
-from subtoken_train.evictions.headkv import HeadScores
-from subtoken_train.evictions.kvzap import TokenScorers
+from subtoken_train.evictions.kvzip import TokenScorers
+from subtoken_train.evictions.snapkv import HeadScores
 from subtoken_train.families.family import Family, shapes_digest
 from subtoken_train.types import Identity
 from tests.support.prompt_views import KV_HEADS, LAYERS, MODEL
@@ -42,7 +42,6 @@ def _written(
 
 
 def settings_for(notation: str, family: Family | None = None, hidden: int = 0) -> dict[str, Any]:
-    """Return the settings that a method cannot do without: its file, of a model or of ``layer_views``."""
     method = notation_names(notation)[-1]
     if method not in NEEDED:
         return {}
@@ -58,6 +57,5 @@ NOBODY = Identity("nowhere/model", None, "llama", "0" * 64)
 
 
 def written(path, method, numbers, backbone=NOBODY, **settings):
-    """Write a calibration; the path as a setting names it."""
     write_calibration(path, Calibration(method, backbone, settings, numbers, CalibrationData("tests", 1, 2)))
     return str(path)

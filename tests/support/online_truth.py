@@ -56,7 +56,6 @@ def moved_codes(alone: PackedCache, together: PackedCache, sample: int) -> int:
 
 
 def _codes(blocks: list[Block]) -> dict[tuple[int, int, int], torch.Tensor]:
-    """By (row, part, keys or values) the codes of heads that share nothing with each other."""
     found = {}
     for block in blocks:
         for place, row in enumerate(range(block.num_rows) if block.rows is None else block.rows.tolist()):
@@ -122,7 +121,6 @@ def note_lost(run: OnlineRun, tap, appended: int) -> None:
 
 
 def largest_difference(backbone, run: OnlineRun) -> tuple[float, bool]:
-    """(largest difference of a logit from the truth, whether all next tokens agree)."""
     tokens = torch.cat(run.tokens, 1) if run.tokens else torch.zeros(len(run.truths), 0, dtype=torch.long)
     worst, same = 0.0, True
     for sample, truth in enumerate(run.truths):

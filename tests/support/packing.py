@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from subtoken_train.cache import pack
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.prompt_pass import layer_plan
@@ -35,14 +34,6 @@ def short_runs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Kivi, "run", 4)
         patch.setattr(formats, "LATEST", 3)
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True, params=[0.0, 1e9], ids=["bits", "places"])
-def index_form(request) -> Iterator[None]:
-    """Both forms of the index, whichever would be chosen; import it to run a module with each."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pack, "MAX_INDEX", request.param)
         yield
 
 
@@ -151,26 +142,14 @@ def states(seed: int, batch: int, heads: int, count: int, width: int, dtype: tor
 
 
 LEVELS: dict[str, list] = {
-    "heads": [1, 2, 3],
-    "group": [1, 1, 2, 4, 7, 8],
-    "width": [8, 16, 20, 24],
-    "pieces": ["none", "few", "many", "halves"],
-    "layout": ["contiguous", "per_head"],
-    "share": [0.0, 0.25, 0.5, 1.0],
-    "sets": ["shared", "own"],
-    "keeps": ["all", "one", "some", "few", "none"],
-    "entries": [1, 2, 15, 16, 17, 31, 33, 50],
-    "form": ["model", "model", "int8", "int4", "kivi4", "kivi2"],
-    "dtype": ["float32", "float32", "float16"],
-    "new": [1, 1, 1, 2, 5, 16, 19],
-    "earlier": [0, 3, 20],
-    "padded": [False, False, True],
-    "window": [None, None, 12],
-    "cut": [False, False, True],
-    "written": [False, True],
-    "places": [False, True],
+    "heads": [1, 2, 3], "group": [1, 1, 2, 4, 7, 8], "width": [8, 16, 20, 24],
+    "pieces": ["none", "few", "many", "halves"], "layout": ["contiguous", "per_head"], "share": [0.0, 0.25, 0.5, 1.0],
+    "sets": ["shared", "own"], "keeps": ["all", "one", "some", "few", "none"],
+    "entries": [1, 2, 15, 16, 17, 31, 33, 50], "form": ["model", "model", "int8", "int4", "kivi4", "kivi2"],
+    "dtype": ["float32", "float32", "float16"], "new": [1, 1, 1, 2, 5, 16, 19], "earlier": [0, 3, 20],
+    "padded": [False, False, True], "window": [None, None, 12], "cut": [False, False, True], "written": [False, True],
     "fill": ["none", "mean", "learned"],
-}
+}  # fmt: skip
 """What is drawn of each."""
 BOUNDS = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
@@ -225,9 +204,7 @@ def layer_of(cell: FusedCell, seed: int, device: str, batch: int = 2) -> list[Bl
     if plan.cut_keys is not None:
         plan.cut_keys = CutKeys(plan.cut_keys.entries_BN.to(device), plan.cut_keys.channels_Bhd.to(device))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pack, "MAX_INDEX", 1e9 if cell.places else 0.0)
         patch.setattr(formats, "LATEST", 1)  # or short layers would have no run
-        patch.setenv("SUBTOKEN_KERNEL", "cpu")  # which does not ask for bits
         packing = Packing(cell.layout, FORMATS[cell.form])
         states = (x.to(device, dtype) for x in (key, value))
         fill = fill_of(cell, seed, device, batch)
@@ -274,7 +251,5 @@ def deviation(cell: FusedCell, seed: int, device: str = "cpu") -> float:
 
 
 class PoisonedWorkspace(Workspace):
-    """Scratch that holds NaN before every launch."""
-
     def take(self, size: int, device: torch.device) -> Tensor:
         return super().take(size, device).fill_(float("nan"))

@@ -40,7 +40,6 @@ class Question:
 
 
 def questions(kind: str, seed: int, count: int = ROWS) -> list[Question]:
-    """Questions of one kind, each about a held-out scene of its own."""
     found = []
     for number in range(count):
         rng = np.random.default_rng([seed, number])
@@ -159,12 +158,9 @@ def scienceqa(folder: Path, own: bool) -> Path:
     for question in questions("choice", 7):
         asked, options = choices(question)
         problems[str(question.number)] = {
-            "question": asked,
-            "choices": list(options.values()),
-            "answer": "ABC".index(question.answer),
-            "hint": "",
+            "question": asked, "choices": list(options.values()), "answer": "ABC".index(question.answer), "hint": "",
             "subject": "natural science",
-        }
+        }  # fmt: skip
         pictures[str(question.number)] = question
     if not own:
         return layouts.scienceqa_parquet(
@@ -202,7 +198,6 @@ FOLDERS: Mapping[str, Callable[[Path, bool], Path]] = {write.__name__: write for
 
 
 def write_benchmarks(root: Path, own: bool) -> Path:
-    """A data root with a folder per benchmark, in the authors' ``own`` layouts or the Hub's Parquet files."""
     for name, write in FOLDERS.items():
         write(root / name, own)
     return root
@@ -223,8 +218,6 @@ PRINTED = dict(zip(COLUMNS.values(), [60.0, 50.0, 40.0, 80.0, 70.0, 65.0, 75.0],
 
 @dataclass(frozen=True)
 class PaperRun:
-    """What two calls of ``evaluate`` left: the results folder and the data root."""
-
     out: Path
     parquet: Path
 
@@ -239,7 +232,6 @@ class PaperRun:
 
 
 def paper_run(folder: Path) -> PaperRun:
-    """Write the benchmarks and two grids, and evaluate both with a limit."""
     root = write_benchmarks(folder / "parquet", own=False)
     for grid in (
         _grid(folder, root, "llava-1.5-7b-hf", "tiny-llava", IMAGE_ARMS, list(COLUMNS)),

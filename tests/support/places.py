@@ -31,7 +31,6 @@ def shown(page: Path, name: str) -> str:
 
 
 def real_folder(name: str) -> Path:
-    """Return the folder of a real model, or skip the test that asks."""
     folder = ROOT / "checkpoints" / name
     if not (folder / "config.json").is_file():
         pytest.skip(f"checkpoints/{name} is absent; `subtoken-train data {name}` fetches it")
@@ -39,7 +38,6 @@ def real_folder(name: str) -> Path:
 
 
 def real_model(name: str):
-    """Load a real model in fp32, uncompressed, or skip the test that asks."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -87,7 +87,6 @@ def by_determinants(rows, weights, count):
 
 
 def without_by_loop(rows, count):
-    """Lists of numbers, one pair at a time."""
     left = list(range(len(rows)))
     while len(left) > count:
         first, second = left[::2], left[1::2]

@@ -18,7 +18,7 @@ from subtoken_train.cache.key_basis import BalancedBasis
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass
-from subtoken_train.evictions.asking_rows import QuestSteps
+from subtoken_train.evictions.queries import QuestSteps
 from subtoken_train.families.family import Family
 from subtoken_train.inference.compression import Compression
 from subtoken_train.kernels import formats
@@ -311,7 +311,6 @@ class PlainStorage:
         return keys + self.centre_h1d, values + under_hNd
 
     def _round(self, keys_Nd: Tensor, values_Nd: Tensor, there_Nd: Tensor, rows: list[int], head: int) -> None:
-        """Round entries that are stored alike, in place."""
         bits, runs, rounding = self.form.bits, isinstance(self.form, Kivi), self.rounding
         by = rounding.by_block if runs else rounding.by_vector
         if runs:

@@ -11,12 +11,9 @@ S, V, C, Q = (int(each) for each in (Region.SYSTEM, Region.VISUAL, Region.CONTEX
 
 PROMPTS = {
     "text before and after": [S] * 3 + [V] * 20 + [Q] * 6,
-    "two images": [S] * 2 + [V] * 8 + [Q] * 3 + [V] * 9 + [Q] * 5,
-    "one text token after": [S] + [V] * 16 + [Q],
-    "image last": [S, Q, Q] + [V] * 12,
-    "no image": [S] + [Q] * 13,
-    "context": [C] * 18 + [Q] * 7,
-}
+    "two images": [S] * 2 + [V] * 8 + [Q] * 3 + [V] * 9 + [Q] * 5, "one text token after": [S] + [V] * 16 + [Q],
+    "image last": [S, Q, Q] + [V] * 12, "no image": [S] + [Q] * 13, "context": [C] * 18 + [Q] * 7,
+}  # fmt: skip
 WITH_IMAGE = {name: codes for name, codes in PROMPTS.items() if V in codes}
 LAYERS, HEADS, KV_HEADS, WIDTH, MODEL = 3, 4, 2, 8, 12
 
@@ -107,11 +104,9 @@ def surroundings(real_BN, width=WIDTH, model=MODEL):
     weight = torch.randn(model, HEADS * width, generator=torch.Generator().manual_seed(7))
     count = real_BN.sum(-1, keepdim=True)
     return {
-        "position": (real_BN.cumsum(-1) - 1).clamp(min=0),
-        "next_position": count,
-        "rotate": rope,
+        "position": (real_BN.cumsum(-1) - 1).clamp(min=0), "next_position": count, "rotate": rope,
         "output_weight": lambda: weight,
-    }
+    }  # fmt: skip
 
 
 def candidates_of(method, views, keep):
@@ -189,17 +184,7 @@ def context_view(prompts, pad="right", seed=0, layer=0, dtype=torch.float32, kv_
     query, key, value = (tensor.to(dtype) for tensor in tensors)
     context, asks = regions == CONTEXT, regions == QUERY
     return View(
-        layer,
-        query,
-        key,
-        value,
-        regions,
-        WIDTH**-0.5,
-        frozenset({"asks", "values"}),
-        context,
-        position=((regions != PADDING).cumsum(-1) - 1).clamp(min=0),
-        rotate=rope,
-        asks_BN=asks,
-        scope_counts=context.sum(-1).tolist(),
-        asks_counts=asks.sum(-1).tolist(),
-    )
+        layer, query, key, value, regions, WIDTH**-0.5, frozenset({"asks", "values"}), context,
+        position=((regions != PADDING).cumsum(-1) - 1).clamp(min=0), rotate=rope, asks_BN=asks,
+        scope_counts=context.sum(-1).tolist(), asks_counts=asks.sum(-1).tolist(),
+    )  # fmt: skip

@@ -68,7 +68,6 @@ def blocks(path: Path) -> list[Block]:
 
 
 def runs_in_a_checkout(path: Path) -> bool:
-    """Whether a document's blocks run in a copy of the tree; otherwise in an empty folder."""
     return path == README or any(block.words == "in a checkout" for block in blocks(path))
 
 
@@ -97,12 +96,10 @@ class Reader:
         self.environment = {**os.environ, **settings, "HF_HUB_OFFLINE": "1"}
 
     def run(self, *argv: str) -> str:
-        """What a program that must end well says, stdout and then stderr."""
         done = subprocess.run(argv, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{argv[-1]}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
         return done.stdout + done.stderr
 
     def type(self, block: Block) -> str:
-        """What a block says."""
         program = ("python", "-c") if block.language == "python" else SHELL
         return self.run(*program, block.text)

@@ -24,24 +24,8 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass
 from subtoken_train.reducers.staged import Cut
 from subtoken_train.types import Batch, LayerPlan, Plan, Region
+from tests.support import plain_parts
 from tests.support.plain_choices import merged_by_loop
-from tests.support.plain_parts import (
-    PageTruth,
-    PlainFill,
-    PlainStorage,
-    counted_anew,
-    cut_layers,
-    deep_inputs,
-    deep_rows,
-    joined_places,
-    joined_targets,
-    moved_keys,
-    noting_cuts,
-    plain_fill,
-    plain_storage,
-    plain_window,
-    prompt_positions,
-)
 
 NAME = "truth_eager"
 
@@ -63,16 +47,16 @@ class LayerTruth:
     factor_hNd: Tensor
     keys_hNd: Tensor
     merge: str
-    pages: PageTruth | None = None
+    pages: plain_parts.PageTruth | None = None
     lost: list[tuple[int, Tensor]] = field(default_factory=list)
     joins_N: Tensor | None = None
     position_N: Tensor | None = None
-    fill: PlainFill = field(default_factory=PlainFill)
+    fill: plain_parts.PlainFill = field(default_factory=plain_parts.PlainFill)
     held_hN: Tensor | None = None
     centre_h1d: Tensor | None = None
     turn_hdd: Tensor | None = None
     cut_N: Tensor | None = None
-    storage: PlainStorage | None = None
+    storage: plain_parts.PlainStorage | None = None
 
     def cut(self, key_hNd: Tensor) -> Tensor:
         """Keys of the prompt's rows without their cut channels."""
@@ -109,8 +93,6 @@ class SampleTruth:
 
 @dataclass
 class Tap:
-    """What is saved of a prompt's pass."""
-
     hidden: list[Tensor] = field(default_factory=list)
     batch: list[Batch] = field(default_factory=list)
     result: list[PromptPass] = field(default_factory=list)
@@ -120,7 +102,6 @@ class Tap:
 
 @contextmanager
 def tapped(backbone: CompressedBackbone) -> Iterator[Tap]:
-    """Save what the pass inside the block decides."""
     tap, run = Tap(), backbone.run
 
     def noting(batch, *args, **kwargs):
@@ -142,7 +123,7 @@ def tapped(backbone: CompressedBackbone) -> Iterator[Tap]:
         handles.append(gate.register_forward_hook(lambda _, __, out, layer=layer: tap.gates.update({layer: out})))
     backbone.run = noting
     try:
-        with noting_cuts(backbone, tap.cuts):
+        with plain_parts.noting_cuts(backbone, tap.cuts):
             yield tap
     finally:
         del backbone.run
@@ -161,7 +142,7 @@ def rounded(samples: list[SampleTruth], name: str, cache: PackedCache, feedback:
     for number, sample in enumerate(samples):
         for layer, packed, own in zip(sample.layers, cache.layers, feedback or [None] * len(cache.layers), strict=True):
             turn = layer.centre_h1d, layer.turn_hdd
-            layer.storage = plain_storage(name, packed, own, number, layer.cut_N, turn)
+            layer.storage = plain_parts.plain_storage(name, packed, own, number, layer.cut_N, turn)
     return samples
 
 
@@ -181,7 +162,7 @@ def closed_up(truth: SampleTruth) -> SampleTruth:
 def _placed(backbone: CompressedBackbone, tap: Tap, prompts: Batch, sample: int, origin: Tensor) -> dict[str, object]:
     """Positions of the rows and of the rest of the prompt, its tokens, and the first position after it."""
     reducer, own = backbone.reducer, tap.batch[-1].regions_BN[sample] != Region.PADDING
-    position = prompt_positions(backbone.family, prompts, sample)
+    position = plain_parts.prompt_positions(backbone.family, prompts, sample)
     real = prompts.input_ids_BN[sample, prompts.regions_BN[sample] != Region.PADDING]
     passed = int(own.sum())
     assert torch.equal(tap.batch[-1].input_ids_BN[sample, own], real[:passed])
@@ -193,7 +174,11 @@ def _placed(backbone: CompressedBackbone, tap: Tap, prompts: Batch, sample: int,
     else:
         assert len(rest) or int(place[-1]) == len(real) - 1, "the row that the next token is read from was dropped"
         position = torch.cat([position[..., place], position[..., passed:]], -1)
-    following = len(origin) + len(rest) if anew else int(prompt_positions(backbone.family, prompts, sample).max()) + 1
+    following = (
+        len(origin) + len(rest)
+        if anew
+        else int(plain_parts.prompt_positions(backbone.family, prompts, sample).max()) + 1
+    )
     return {"position": position, "next_position": following, "rest_q": rest}
 
 
@@ -229,17 +214,19 @@ def _sample(backbone: CompressedBackbone, tap: Tap, plan: Plan, prompts: Batch, 
         )
         if result.state is not None and layer in result.state.keys:
             layers[-1].held_hN = result.state.keys[layer][sample][:, real]
-        layers[-1].fill = plain_fill(backbone, layer, routed & seen, mask)
+        layers[-1].fill = plain_parts.plain_fill(backbone, layer, routed & seen, mask)
         _check_plan(kept, mask, sample, rows.index_BM)
         for i, row in enumerate(kept.entries_BN[sample].tolist()):
             if row >= 0:
                 keep_h1 = True if kept.heads_BNh is None else kept.heads_BNh[sample, i, :, None]
                 layers[-1].entries_hN[:, origin == row] = keep_h1
         _note_cut(layers[-1], kept, sample, origin)
-        layers[-1].joins_N = joined_targets(result, tap.cuts, sample, layer, origin)
-        layers[-1].position_N = counted_anew(tap.cuts, layer, seen, placed["position"])
+        layers[-1].joins_N = plain_parts.joined_targets(result, tap.cuts, sample, layer, origin)
+        layers[-1].position_N = plain_parts.counted_anew(tap.cuts, layer, seen, placed["position"])
     start = int((tap.batch[-1].regions_BN[sample] != Region.PADDING).long().argmax())
-    deep = deep_rows(backbone.family, prompts, sample, origin - start, joined_places(tap.cuts, sample, start))
+    deep = plain_parts.deep_rows(
+        backbone.family, prompts, sample, origin - start, plain_parts.joined_places(tap.cuts, sample, start)
+    )
     return SampleTruth(hidden_ND=tap.hidden[-1][sample, real], whole_N=whole, layers=layers, deep=deep, **placed)
 
 
@@ -266,7 +253,6 @@ def reflected(mirrors_hdr: Tensor) -> Tensor:
 
 
 def _check_plan(kept, mask: Tensor | None, sample: int, index_BM: Tensor) -> None:
-    """The plan's group masks are those of the pass."""
     if kept.group_mask_BNS is None:
         return
     for i, row in enumerate(kept.entries_BN[sample].tolist()):
@@ -298,7 +284,7 @@ def _for_later(
             routed[:, :, :count] += layer.fill.under(value, there)
         key[0, :, :count] = layer.cut(key[0, :, :count])
     if sample.closed_up:
-        key = moved_keys(key, layer.entries_hN, sample.position, *FREQUENCIES[-1])
+        key = plain_parts.moved_keys(key, layer.entries_hN, sample.position, *FREQUENCIES[-1])
     if layer.storage is not None:
         read = layer.read_back(key[0, :, :count], routed[0, :, :count], value[0])
         key, routed = key.clone(), routed.clone()
@@ -322,7 +308,7 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
     seen_hN = layer.seen_N[None] if layer.held_hN is None else layer.seen_N & layer.held_hN
     allowed[:, :count, :count] &= seen_hN[:, None] | sample.whole_N[:, None] | torch.eye(count).bool()
     allowed[:, count:, :count] = layer.entries_hN[:, None]
-    entries_N, window = layer.seen_N, plain_window(module.config, module.layer_idx)
+    entries_N, window = layer.seen_N, plain_parts.plain_window(module.config, module.layer_idx)
     if window is not None:
         place = PLACES[-1] if layer.position_N is None else torch.cat([layer.position_N, PLACES[-1][count:]])
         past = int(place[count]) if length > count else sample.next_position
@@ -366,8 +352,11 @@ def recompute(backbone: CompressedBackbone, sample: SampleTruth, tokens_T: Tenso
     PLACES.append(position)
     FREQUENCIES.append((getattr(family.decoder.rotary_emb, "inv_freq", None), config.model_type))
     try:
-        with cut_layers(family, [(layer.joins_N, layer.position_N) for layer in sample.layers], position):
-            given = {"position_ids": position.unsqueeze(-2), **deep_inputs(sample.deep, hidden)}  # [1, N] or [3, 1, N]
+        with plain_parts.cut_layers(family, [(layer.joins_N, layer.position_N) for layer in sample.layers], position):
+            given = {
+                "position_ids": position.unsqueeze(-2),
+                **plain_parts.deep_inputs(sample.deep, hidden),
+            }  # [1, N] or [3, 1, N]
             out = family.decoder(inputs_embeds=hidden, use_cache=False, **given)
     finally:
         config._attn_implementation = loaded

@@ -18,8 +18,6 @@ KINDS = ("colour", "count")
 
 
 class FakeAccuracy(TaskMetric):
-    """Share of equal answers; ``worst`` is no mean over samples."""
-
     def compute(self) -> dict[str, float]:
         accuracy = sum(self.score(*row) for row in self.rows) / len(self.rows)
         return {"accuracy": accuracy, "worst": accuracy**2}
@@ -48,24 +46,16 @@ class FakeTask(Task):
 
 
 def register(monkeypatch, *names: str, primary: str = "accuracy") -> None:
-    """Make every name a fake task."""
     for name in names:
         monkeypatch.setitem(TASKS, name, type("FakeTask", (FakeTask,), {"name": name, "primary": primary}))
 
 
 def facts(name: str, nominal: float = 1.0, **changes) -> ArmFacts:
     standard = {
-        "backbone": "llava-hf/llava-1.5-7b-hf",
-        "adapter": "adapters/lora",
-        "reducer": "-",
-        "groups": "-",
-        "eviction": "-",
-        "protocol": "query_aware",
-        "acts": "in prefill" if nominal < 1 else "-",
-        "anchor": None,
-        "trained": True,
-        "seed": None,
-    }
+        "backbone": "llava-hf/llava-1.5-7b-hf", "adapter": "adapters/lora", "reducer": "-", "groups": "-",
+        "eviction": "-", "protocol": "query_aware", "acts": "in prefill" if nominal < 1 else "-", "anchor": None,
+        "trained": True, "seed": None,
+    }  # fmt: skip
     return ArmFacts(name=name, nominal_kv=nominal, **{**standard, **changes})
 
 
@@ -90,7 +80,6 @@ def write_run(
     index: int = 0,
     new_tokens: int = 3,
 ) -> Path:
-    """Write manifest and records of one arm on one task; fewer predictions than rows make it incomplete."""
     place = folder / arm.name / task
     sha = hashlib.sha256(digest.encode()).hexdigest()
     asked = len(predictions) if rows is None else rows
@@ -123,26 +112,13 @@ def record(
     region = round(32_000 * share) + overhead
     bits = np.packbits(np.arange(16) < kept).tobytes().hex()
     return SampleRecord(
-        id=str(i),
-        kind=KINDS[i % 2],
-        prompt_sha256=prompt_digest(f"<image>\nIs it {i}?"),
-        reference={"answer": "yes"},
+        id=str(i), kind=KINDS[i % 2], prompt_sha256=prompt_digest(f"<image>\nIs it {i}?"), reference={"answer": "yes"},
         prediction=prediction,
         score=0.123,  # stale on purpose: reports score again
-        kv_bytes=8_000 + region,
-        dense_kv_bytes=40_000,
-        region_bytes=region,
-        region_dense_bytes=32_000,
-        index_bytes=index,
-        entries_before=32,
-        entries_after=2 * kept,
-        values_after=2.0 * kept,
-        kept_visual=bits,
-        new_tokens=new_tokens,
-        batch_size=4,
-        prefill_seconds=0.1,
-        decode_seconds=0.2,
-    )
+        kv_bytes=8_000 + region, dense_kv_bytes=40_000, region_bytes=region, region_dense_bytes=32_000,
+        index_bytes=index, entries_before=32, entries_after=2 * kept, values_after=2.0 * kept, kept_visual=bits,
+        new_tokens=new_tokens, batch_size=4, prefill_seconds=0.1, decode_seconds=0.2,
+    )  # fmt: skip
 
 
 def paper_grid(folder: Path, tasks: Iterable[str], routed: Iterable[int] = range(30)) -> None:

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from subtoken_train.training.checkpoints import Marker, begin, seal
-from subtoken_train.training.run_folder import RunFolder, new_marker, write_run_marker
+from subtoken_train.training.run_folder import RunFolder, RunMarker
 from tests.support.commands import printed
 from tests.support.faults import die, killed
 
@@ -19,7 +19,6 @@ def content(folder: Path) -> dict[Path, bytes]:
 
 
 def adapter_tensors(folder: Path) -> dict[str, Tensor]:
-    """Every tensor of an adapter folder: LoRA and routers, by file and name."""
     paths = sorted(folder.rglob("*.safetensors"))
     return {f"{path.relative_to(folder)}:{name}": each for path in paths for name, each in load_file(path).items()}
 
@@ -42,12 +41,11 @@ def made_run(folder: Path, text: str = "old", marked: bool = True) -> Path:
     for name in ("recipe.yaml", "adapter/subtoken_config.json", "logs/csv/metrics.csv", "notes.txt", "logs/mine.txt"):
         (folder / name).write_text(text)
     if marked:
-        write_run_marker(folder, new_marker())
+        RunMarker.new().write(folder)
     return folder
 
 
 def begun(folder: Path) -> RunFolder:
-    """A run that is to replace the one in ``folder``."""
     new = RunFolder(folder, replaces=True)
     new.check(resume=False)
     new.open(resume=False)
@@ -56,7 +54,6 @@ def begun(folder: Path) -> RunFolder:
 
 
 def states(parent: Path) -> dict[str, str]:
-    """Every run's folder below ``parent`` and what its checkpoint holds."""
     found = sorted(parent.glob("*/checkpoints/step-3/state.ckpt"))
     return {path.parts[-4]: path.read_text() for path in found}
 
@@ -84,7 +81,6 @@ def kill_in(number: int, action: Callable[[], object]) -> bool:
 
 
 def pictures(folder: Path, count: int = 6, below: str = "images") -> list[str]:
-    """Small pictures of different colours; their paths below ``folder``."""
     (folder / below).mkdir(parents=True, exist_ok=True)
     names = [f"{below}/{number:02d}.png" for number in range(count)]
     for number, name in enumerate(names):
@@ -93,7 +89,6 @@ def pictures(folder: Path, count: int = 6, below: str = "images") -> list[str]:
 
 
 def table(folder: Path, rows: Iterable[Sequence[str]], name: str = "questions.csv", header: str = "") -> Path:
-    """A CSV file; the usual header where none is given."""
     lines = [header or "image,question,answer", *(",".join(row) for row in rows)]
     path = folder / name
     path.write_text("\n".join(lines) + "\n")
@@ -101,14 +96,12 @@ def table(folder: Path, rows: Iterable[Sequence[str]], name: str = "questions.cs
 
 
 def own_images(folder: Path, count: int = 6) -> Path:
-    """Pictures and two questions about each, in the tiny VLM's words."""
     names = pictures(folder, count)
     table(folder, [row for name in names for row in ((name, "is there a 3 ?", "yes"), (name, "list .", "none"))])
     return folder
 
 
 def conversations(path: Path, count: int = 400) -> Path:
-    """Chats without images, as OpenAI's messages."""
     pairs = [(("user", f"what comes after {i} ?"), ("assistant", f"{i + 1}")) for i in range(count)]
     rows = [{"messages": [{"role": role, "content": text} for role, text in pair]} for pair in pairs]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,5 +110,4 @@ def conversations(path: Path, count: int = 400) -> Path:
 
 
 def inits(capsys, *argv: object) -> list[str]:
-    """Run ``init`` that must succeed; its lines."""
     return printed(capsys, "init", *argv).splitlines()

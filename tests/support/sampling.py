@@ -36,7 +36,6 @@ def cells(values: Iterable[Any], *, every: int, several: bool = False) -> list[A
 
 
 def quick(names: Iterable[str], chosen: Sequence[str]) -> list[Any]:
-    """Return names as parameters, all marked slow but those of ``chosen``."""
     every = list(names)
     assert {*chosen} <= {*every}
     return [pytest.param(name, marks=() if name in chosen else pytest.mark.slow, id=name) for name in every]
@@ -47,7 +46,6 @@ Pair = tuple[tuple[str, str], tuple[str, str]]
 
 
 def pairs_of(cell: Cell) -> Iterable[Pair]:
-    """All pairs of (factor, level) in a cell."""
     return combinations(cell.items(), 2)
 
 
@@ -72,7 +70,6 @@ def complete(part: Cell, factors: dict[str, list[str]], allowed: Callable[[Cell]
 
 
 def allowed_pairs(factors: dict[str, list[str]], allowed: Callable[[Cell], bool]) -> set[Pair]:
-    """Pairs that some allowed cell has."""
     found: set[Pair] = set()
     for first, second in combinations(factors, 2):
         for one in factors[first]:

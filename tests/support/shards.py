@@ -37,8 +37,6 @@ class _Module:
 
 
 class Sharded(Tensor):
-    """A tensor that says that it lies on a shard; ``raw`` holds its numbers."""
-
     raw: Tensor
 
     @staticmethod
@@ -61,7 +59,6 @@ class Sharded(Tensor):
 
 
 def _run(func, args, kwargs):
-    """An operation on the numbers, its results on the one device of its tensors."""
     device, kwargs = kwargs.get("device"), dict(kwargs)
     tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     places = {x.device for x in tensors if x.dim() or isinstance(x, Sharded)}
@@ -93,7 +90,6 @@ def _placed(value, place: torch.device):
 
 @cache
 def shards() -> tuple[torch.device, torch.device]:
-    """The two devices; registered once for the process."""
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
     library = torch.library.Library("_", "IMPL")
     library.fallback(lambda func, *args, **kwargs: _run(func, args, kwargs), dispatch_key="PrivateUse1")

@@ -77,20 +77,16 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run's folder."""
-
     folder: Path
 
     @property
     def losses(self) -> list[tuple[float, float]]:
-        """(loss, balance) of every step."""
         with (self.folder / "logs" / "csv" / "metrics.csv").open() as file:
             rows = [row for row in csv.DictReader(file) if row["train/loss"]]
         return [(float(row["train/loss"]), float(row["train/balance"])) for row in rows]
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
-        """LoRA and routers of the adapter folder."""
         return adapter_tensors(self.folder / "adapter")
 
     def state(self, step: int) -> Path:
@@ -111,8 +107,6 @@ def assert_same(run: Run, reference: Run, tolerance: float = 1e-5) -> None:
 
 @dataclass
 class Arena:
-    """Data and backbone that runs share; references are made once."""
-
     folder: Path
 
     def argv(self, output: str, *extra: str, strategy: str | None = None) -> list[str]:
@@ -130,13 +124,11 @@ class Arena:
         return Run(self.folder / output)
 
     def resume(self, strategy: str, stopped: Run, step: int, output: str, *extra: str) -> Run:
-        """Go on, in a folder of its own, from a checkpoint of another run."""
         checkpoints = self.folder / output / "checkpoints"
         shutil.copytree(stopped.folder / "checkpoints" / f"step-{step}", checkpoints / f"step-{step}")
         return self.fit(strategy, output, *extra, "--resume")
 
     def reference(self, name: str, *extra: str) -> Run:
-        """The run of one process, here."""
         from subtoken_train.cli.main import main
 
         if not (self.folder / name).exists():

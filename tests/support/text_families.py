@@ -36,27 +36,20 @@ STRETCHED = _rope("yarn", factor=4.0, original_max_position_embeddings=16, llama
 SLIDING = {"sliding_window": WINDOW, "layer_types": KINDS_OF_LAYERS}
 HALF_TURNED = _rope("default", partial_rotary_factor=0.5)
 OWN = {
-    "qwen3": {"hidden_size": 48},
-    "llama31": {"rope_parameters": SCALED},
-    "mistral_window": {"sliding_window": WINDOW},
+    "qwen3": {"hidden_size": 48}, "llama31": {"rope_parameters": SCALED}, "mistral_window": {"sliding_window": WINDOW},
     "qwen2_window": {**SLIDING, "use_sliding_window": True},
     "gemma3": {**SLIDING, "query_pre_attn_scalar": 24, "rope_parameters": BASES},
-    "phi3": {"rope_parameters": HALF_TURNED, "pad_token_id": 0},
-    "olmo3": {**SLIDING, "rope_parameters": BASES},
+    "phi3": {"rope_parameters": HALF_TURNED, "pad_token_id": 0}, "olmo3": {**SLIDING, "rope_parameters": BASES},
     "glm4": {"rope_parameters": HALF_TURNED, "pad_token_id": 0},
     "granite": {
-        "attention_multiplier": 0.3,
-        "residual_multiplier": 0.5,
-        "embedding_multiplier": 4.0,
-        "logits_scaling": 2.0,
+        "attention_multiplier": 0.3, "residual_multiplier": 0.5, "embedding_multiplier": 4.0, "logits_scaling": 2.0,
     },
     "smollm3": {"no_rope_layers": [1, 0, 1], "pad_token_id": 0},
     "ministral3": {"sliding_window": WINDOW, "rope_parameters": STRETCHED},
-    "cohere": {"use_qk_norm": True, "logit_scale": 0.5},
-    "cohere2": {**SLIDING, "logit_scale": 0.5},
+    "cohere": {"use_qk_norm": True, "logit_scale": 0.5}, "cohere2": {**SLIDING, "logit_scale": 0.5},
     "exaone4": {**SLIDING, "pad_token_id": 0},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
-}
+}  # fmt: skip
 """Qwen3's heads are together wider than the model. Windows are shorter than prompts."""
 BY_LAYER = ("layer_types", "no_rope_layers")
 

@@ -61,7 +61,6 @@ def save_language_model(folder: Path, kind: str = "llama", tokenizer: Any = None
 
 
 def text_recipe(path: Path, backbone: Path, data: dict[str, Any] = RECALL, **bands: Any) -> list[str]:
-    """Write a recipe, ``bands`` in place of its model's own; ``--config`` and its file."""
     model = {"backbone": {"path": str(backbone)}, "reducer": QUEST, "routing": ROUTING}
     model["lora"] = {"rank": 2, "alpha": 4, "dropout": 0.0}
     model["optimizer"] = {"learning_rate": 0.01, "warmup_steps": 0}
@@ -120,7 +119,6 @@ class At(Callback):
 
 
 def send(number: int):
-    """An action that signals this process."""
     return lambda trainer: os.kill(os.getpid(), number)
 
 
@@ -131,19 +129,14 @@ def fit_toy(
     data = [torch.ones(2, module.layer.in_features)] * batches
     settings = {"max_epochs": 1, "accelerator": "cpu", "devices": 1, **settings}
     trainer = L.Trainer(
-        logger=False,
-        enable_progress_bar=any(isinstance(callback, ProgressBar) for callback in callbacks),
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        default_root_dir=str(folder.parent),
-        callbacks=[*callbacks, RunCheckpoints(str(folder), every)],
-        **settings,
-    )
+        logger=False, enable_progress_bar=any(isinstance(callback, ProgressBar) for callback in callbacks),
+        enable_model_summary=False, num_sanity_val_steps=0, default_root_dir=str(folder.parent),
+        callbacks=[*callbacks, RunCheckpoints(str(folder), every)], **settings,
+    )  # fmt: skip
     validation = DataLoader(data[:validate], batch_size=None) if validate else None
     trainer.fit(module, DataLoader(data, batch_size=None), validation, ckpt_path=resume, weights_only=True)
     return trainer
 
 
 def present_handlers() -> list:
-    """The present handlers of the signals that a run takes over."""
     return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]

@@ -28,13 +28,11 @@ def decoder_sizes(vocabulary: int, kv_heads: int, **more: Any) -> dict[str, Any]
 
 
 def noise(height: int, width: int, seed: int = 0) -> Image.Image:
-    """A picture of (height, width) pixels."""
     generator = torch.Generator().manual_seed(seed)
     return Image.fromarray(torch.randint(256, (height, width, 3), generator=generator, dtype=torch.uint8).numpy())
 
 
 def noises(sizes: Sequence[tuple[int, int]]) -> list[Image.Image]:
-    """Pictures of these sizes, each another."""
     return [noise(*size, seed=i) for i, size in enumerate(sizes)]
 
 
@@ -57,7 +55,6 @@ def three_records(folder: Path, sizes: Sequence[tuple[int, int]]) -> list[Record
 
 
 def padded(family: Family, records: list[Record], pad_left: bool = False, generation: bool = False) -> Batch:
-    """The records as a padded batch."""
     return Collator(family, 1024, "left" if pad_left else "right", generation)(records)
 
 

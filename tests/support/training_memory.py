@@ -57,7 +57,6 @@ _QWEN_IDS = {"image_token_id": 4, "vision_start_token_id": 5, "vision_end_token_
 
 
 def _model(kind: str, **settings: Any) -> Any:
-    """A random model of a real class."""
     kind_of = AutoModelForCausalLM if "vision_config" not in settings else AutoModelForImageTextToText
     return kind_of.from_config(AutoConfig.for_model(kind, **settings))
 
@@ -74,11 +73,9 @@ def _qwen_vl(kind: str, vision: dict[str, Any], sections: tuple[int, ...] = (4, 
 SIZES: dict[str, Callable[[], Any]] = {
     "llava": _llava,
     "qwen2_5_vl": partial(_qwen_vl, "qwen2_5_vl", {**_TOWER, "depth": 2, "fullatt_block_indexes": [1]}),
-    "llama": partial(_model, "llama", **_TEXT),
-    "qwen2": partial(_model, "qwen2", **_GROUPED),
-    "llava-32k": partial(_llava, {**_WIDE, "model_type": "llama"}),
-    "llama-32k": partial(_model, "llama", **_WIDE),
-}
+    "llama": partial(_model, "llama", **_TEXT), "qwen2": partial(_model, "qwen2", **_GROUPED),
+    "llava-32k": partial(_llava, {**_WIDE, "model_type": "llama"}), "llama-32k": partial(_model, "llama", **_WIDE),
+}  # fmt: skip
 """Models of the cases."""
 FURTHER: dict[str, Callable[[], Any]] = {
     "llava_next": partial(
@@ -99,7 +96,6 @@ TEXT_MODELS = ("llama", "qwen2", "llama-32k", "qwen3")
 
 
 def save_model(name: str, folder: Path) -> None:
-    """Write a model's folder: the embedded VLM's own, or a random model's."""
     if name == EMBEDDED:
         shutil.copytree(ROOT / "checkpoints" / EMBEDDED, folder)
         return
@@ -113,8 +109,6 @@ TEXT, ANSWER = 24, 40
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained, and how."""
-
     model: str
     dtype: str = "bfloat16"
     quantization: str = "none"
@@ -151,24 +145,18 @@ def cases() -> list[Case]:
             ]
             continue
         chosen += [
-            replace(base, dtype="float32", reducer="none", routed=False, dropout=0.0),
-            replace(base, dtype="float32"),
-            replace(base, routed=False),
-            base,
-            replace(base, reducer="none", batch=1),
+            replace(base, dtype="float32", reducer="none", routed=False, dropout=0.0), replace(base, dtype="float32"),
+            replace(base, routed=False), base, replace(base, reducer="none", batch=1),
             replace(base, checkpointing=True, batch=4),
-            replace(base, dtype="float32", checkpointing=True, routed=False),
-            replace(base, quantization="nf4"),
+            replace(base, dtype="float32", checkpointing=True, routed=False), replace(base, quantization="nf4"),
             replace(base, quantization="nf4", checkpointing=True, batch=1, optimizer="paged_adamw_8bit"),
-            replace(base, quantization="int8"),
-            replace(base, quantization="int8", checkpointing=True, batch=4),
+            replace(base, quantization="int8"), replace(base, quantization="int8", checkpointing=True, batch=4),
             replace(base, dtype="float32", quantization="nf4", checkpointing=True),
-        ]
+        ]  # fmt: skip
     return chosen
 
 
 def make_parts(case: Case, folder: Path) -> CompressedBackbone:
-    """The loaded model with LoRA, reducer and routers."""
     path = folder / case.model
     if not path.exists():
         save_model(case.model, path)
@@ -220,34 +208,23 @@ def as_step(case: Case, batch: Batch) -> Step:
     regions = batch.regions_BN[0]
     pixels = batch.pixel_values
     return Step(
-        batch_size=case.batch,
-        length=len(regions),
-        compressed=int(((regions == Region.VISUAL) | (regions == Region.CONTEXT)).sum()),
-        labelled=ANSWER,
-        pixel_bytes=0 if pixels is None else pixels.numel() * 4 // case.batch,
-        checkpointing=case.checkpointing,
-        autocast=case.precision != "32-true",
-        dropout=case.dropout > 0,
-        on_cpu=True,
-        quantization=case.quantization,
-        optimizer=case.optimizer,
-        distilled=case.distilled,
-    )
+        batch_size=case.batch, length=len(regions),
+        compressed=int(((regions == Region.VISUAL) | (regions == Region.CONTEXT)).sum()), labelled=ANSWER,
+        pixel_bytes=0 if pixels is None else pixels.numel() * 4 // case.batch, checkpointing=case.checkpointing,
+        autocast=case.precision != "32-true", dropout=case.dropout > 0, on_cpu=True, quantization=case.quantization,
+        optimizer=case.optimizer, distilled=case.distilled,
+    )  # fmt: skip
 
 
 def measure(case: Case, folder: Path) -> dict[str, Any]:
-    """Predicted and measured bytes of one case."""
     parts = make_parts(case, folder)
     batch = make_batch(case, parts)
     estimate = estimate_memory(parts, as_step(case, batch))
     module = SubTokenModule(
-        backbone=BackboneConfig(),
-        reducer=parts.reducer,
-        routing=None if parts.bank is None else parts.bank.config,
-        optimizer=OptimizerConfig(name=case.optimizer),
-        gradient_checkpointing=case.checkpointing,
+        backbone=BackboneConfig(), reducer=parts.reducer, routing=None if parts.bank is None else parts.bank.config,
+        optimizer=OptimizerConfig(name=case.optimizer), gradient_checkpointing=case.checkpointing,
         distillation=DistillationConfig() if case.distilled else None,
-    )
+    )  # fmt: skip
     module.compressed = parts
     settings = {"max_steps": 2, "accumulate_grad_batches": 2, "precision": case.precision, "gradient_clip_val": 1.0}
     trainer = L.Trainer(**QUIET, **settings)
@@ -258,9 +235,6 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
     moved = all(bool(p.any()) for name, p in parts.named_parameters() if "lora_B" in name)
     assert moved, f"{case.name}: a LoRA got no gradient"
     return {
-        "case": case.name,
-        "predicted": estimate.total,
-        "measured": live.peak,
-        "error": round(estimate.total / live.peak - 1, 4),
-        "parts": dict(estimate.parts),
-    }
+        "case": case.name, "predicted": estimate.total, "measured": live.peak,
+        "error": round(estimate.total / live.peak - 1, 4), "parts": dict(estimate.parts),
+    }  # fmt: skip

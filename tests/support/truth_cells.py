@@ -29,38 +29,17 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import TowerReducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Plan, Protocol
+from tests.support import truth_models as models
 from tests.support.helpers import compress
 from tests.support.kvzap_files import settings_for
 from tests.support.plain_parts import note_pages, noting_feedback
 from tests.support.reference import SampleTruth, closed_up, in_fp32, recompute, rounded, tapped, truths
 from tests.support.sampling import Cell
-from tests.support.truth_models import (
-    CHAINS,
-    FAMILIES,
-    KV_HEADS,
-    OF_TEXT,
-    OWN,
-    PAST,
-    READING,
-    RECENT,
-    SHORT,
-    TEXT,
-    TINY,
-    family_of,
-    prompts,
-    schedules_of,
-)
 
 CELL = {
-    "family": "llava_gqa",
-    "reducer": "fastv_embeds",
-    "selector": "linear",
-    "layout": "contiguous",
-    "groups": "8/3",
-    "budget": "per_token",
-    "eviction": "none",
-    "precision": "fp32",
-}
+    "family": "llava_gqa", "reducer": "fastv_embeds", "selector": "linear", "layout": "contiguous", "groups": "8/3",
+    "budget": "per_token", "eviction": "none", "precision": "fp32",
+}  # fmt: skip
 """A cell to change a level of; who reads more factors adds theirs."""
 KEYS = {
     "whole": {},
@@ -68,12 +47,10 @@ KEYS = {
     "turned": {"key_channels": 0.6, "key_axes": "pca", "key_window": 4},
 }
 REDUCERS = {
-    "none": {},
-    "fastv_embeds": {"name": "fastv", "keep_ratio": 0.5, "stage": "embeds", "layer": 2},
+    "none": {}, "fastv_embeds": {"name": "fastv", "keep_ratio": 0.5, "stage": "embeds", "layer": 2},
     "fastv_decoder": {"name": "fastv", "keep_ratio": 0.5, "stage": "decoder", "layer": 1},
     "fastv_merged": {"name": "fastv", "keep_ratio": 0.5, "merge_dropped": True},
-    "visionzip": {"name": "visionzip", "keep_ratio": 0.5},
-    "fastervlm": {"name": "fastervlm", "keep_ratio": 0.5},
+    "visionzip": {"name": "visionzip", "keep_ratio": 0.5}, "fastervlm": {"name": "fastervlm", "keep_ratio": 0.5},
     "prumerge": {"name": "prumerge", "keep_ratio": 0.5},
     "prumerge_plus": {"name": "prumerge", "keep_ratio": 0.6, "plus": True},
     "quest": {"name": "quest", "keep_ratio": 0.6, "page_size": 4, "window": 4},
@@ -83,44 +60,33 @@ REDUCERS = {
     "sparsevlm_v2": {"name": "sparsevlm", "keep_ratio": 0.7, "version": 2, "heads": 2},
     "fitprune": {"name": "fitprune", "keep_ratio": 0.6},
     "pyramiddrop": {"name": "pyramiddrop", "keep_ratio": 0.6, "stages": 3},
-    "divprune": {"name": "divprune", "keep_ratio": 0.5},
-    "cdpruner": {"name": "cdpruner", "keep_ratio": 0.5},
+    "divprune": {"name": "divprune", "keep_ratio": 0.5}, "cdpruner": {"name": "cdpruner", "keep_ratio": 0.5},
     "dart": {"name": "dart", "keep_ratio": 0.5},
     "dart_decoder": {"name": "dart", "keep_ratio": 0.5, "stage": "decoder", "layer": 1},
-    "vispruner": {"name": "vispruner", "keep_ratio": 0.5},
-    "evs": {"name": "evs", "keep_ratio": 0.6},
+    "vispruner": {"name": "vispruner", "keep_ratio": 0.5}, "evs": {"name": "evs", "keep_ratio": 0.6},
     "vidcom2": {"name": "vidcom2", "keep_ratio": 0.5},
-}
+}  # fmt: skip
 RANKS = {level: REGISTERED.find(settings.get("name", "none")).ranks for level, settings in REDUCERS.items()}
 SELECTORS = {
-    "none": None,
-    "linear": RoutingConfig("linear"),
-    "mlp": RoutingConfig("mlp"),
-    "value_norm": RoutingConfig("value_norm"),
-    "leading": RoutingConfig("leading"),
-    "query": RoutingConfig("linear", query_conditioned=True),
-    "gated": RoutingConfig("linear", value_gate=True),
+    "none": None, "linear": RoutingConfig("linear"), "mlp": RoutingConfig("mlp"),
+    "value_norm": RoutingConfig("value_norm"), "leading": RoutingConfig("leading"),
+    "query": RoutingConfig("linear", query_conditioned=True), "gated": RoutingConfig("linear", value_gate=True),
     "bilinear": RoutingConfig("bilinear", features=("norm", "attention")),
     "mean": RoutingConfig("linear", value_gate=True, fill="mean"),
     "mean_norm": RoutingConfig("value_norm", fill="mean"),
-}
+}  # fmt: skip
 BYTE_POOLS = {"bytes_head": "head", "bytes_layer": "layer", "bytes_all": "all"}
 """Budgets of bytes for keys and groups, and what shares them."""
 FACTORS = {
-    "family": FAMILIES,
-    "reducer": list(REDUCERS),
-    "selector": list(SELECTORS),
+    "family": models.FAMILIES, "reducer": list(REDUCERS), "selector": list(SELECTORS),
     "layout": ["contiguous", "per_head"],
-    "groups": ["16/4", "2/1", "8/3", "8/8"],
-    "budget": ["per_token", "global", "ranked", *BYTE_POOLS],
-    "eviction": ["none", *OWN, *EVICTIONS, *CHAINS, *PAST],
-    "scope": ["context", "all"],
+    "groups": ["16/4", "2/1", "8/3", "8/8"], "budget": ["per_token", "global", "ranked", *BYTE_POOLS],
+    "eviction": ["none", *models.OWN, *EVICTIONS, *models.CHAINS, *models.PAST], "scope": ["context", "all"],
     "batch": ["one", "three_left", "three_right", "text_left", "text_right", "last_left", "last_right"],
     "protocol": ["query_aware", "context_first"],
-    "precision": ["fp32", "bf16", "int8", "int4", "int4_rotated", "kivi4", "kivi2"],
-    "keys": list(KEYS),
+    "precision": ["fp32", "bf16", "int8", "int4", "int4_rotated", "kivi4", "kivi2"], "keys": list(KEYS),
     "merge": ["own", "none", "weighted", "pivot", "position"],
-}
+}  # fmt: skip
 """``groups`` is S/K: 2 groups are heads or several of them, 8 and 16 are parts of a head."""
 
 
@@ -128,15 +94,15 @@ def allowed(cell: Cell) -> bool:
     """Whether the factors that are given go together."""
     family, reducer, budget = (cell.get(name) for name in ("family", "reducer", "budget"))
     if family is not None and reducer is not None:
-        sees = family not in TEXT
-        if reducer in TINY[family].without or (reducer != "none" and sees == (reducer in OF_TEXT)):
+        sees = family not in models.TEXT
+        if reducer in models.TINY[family].without or (reducer != "none" and sees == (reducer in models.OF_TEXT)):
             return False
         if not serves(family, reducer):
             return False
     fixed = {"layout": "contiguous", "groups": "16/4", "budget": "per_token"}
     if cell.get("selector") == "none" and any(cell.get(name, level) != level for name, level in fixed.items()):
         return False
-    if budget == "ranked" and (not RANKS[reducer or "fastv_embeds"] or family in TEXT):
+    if budget == "ranked" and (not RANKS[reducer or "fastv_embeds"] or family in models.TEXT):
         return False
     fit = (_fill_fits, _piece_fits, _eviction_fits, _protocol_fits, _bytes_fit)
     return all(fits(cell) for fits in fit)
@@ -147,7 +113,7 @@ def serves(family: str, reducer: str) -> bool:
     method = build_reducer(**{"name": "none", **REDUCERS[reducer]})
     if not isinstance(method, TowerReducer) and not method.reads_frames:
         return True
-    built = family_of(family)
+    built = models.family_of(family)
     if method.reads_frames:
         return built.tells_frames
     return method.statistics in built.tower_statistics(built.model.config)
@@ -161,7 +127,7 @@ def _protocol_fits(cell: Cell) -> bool:
     """Only models that see images end with one; before the question is seen nothing can read it."""
     ends = cell.get("batch", "one").startswith("last")
     method = EVICTIONS.get(cell.get("eviction", "none"))
-    if ends and (cell.get("family", "llava") in TEXT or (method is not None and method.needs_question)):
+    if ends and (cell.get("family", "llava") in models.TEXT or (method is not None and method.needs_question)):
         return False
     if cell.get("protocol", "query_aware") == "query_aware":
         return True
@@ -176,7 +142,7 @@ def _bytes_fit(cell: Cell) -> bool:
     if budget not in BYTE_POOLS:
         return True
     asking, blind = ["query", "bilinear"], ["linear", "mlp", "gated"]
-    only = {"family": TEXT, "selector": blind + asking, "groups": ["8/8"], "layout": ["contiguous"]}
+    only = {"family": models.TEXT, "selector": blind + asking, "groups": ["8/8"], "layout": ["contiguous"]}
     only |= {"eviction": ["none"], "scope": ["context"], "merge": ["own"], "keys": ["whole"]}
     if budget == "bytes_all":
         only |= {"selector": blind, "reducer": ["none"]}
@@ -210,15 +176,15 @@ def _eviction_fits(cell: Cell) -> bool:
         return False
     if cell.get("eviction") == "none" and (cell.get("scope") == "all" or cell.get("merge", "own") != "own"):
         return False
-    if cell.get("eviction") in READING:
+    if cell.get("eviction") in models.READING:
         # rounded keys can have other pages chosen than those that the truth reads
         plain = {"precision": "fp32", "keys": "whole", "merge": "own", "selector": "none"}
-        windowed = "family" in cell and TINY[cell["family"]].windowed
+        windowed = "family" in cell and models.TINY[cell["family"]].windowed
         return not windowed and all(cell.get(name, level) == level for name, level in plain.items())
     method = EVICTIONS.get(cell.get("eviction", "none"))
     if method is None:
         return True
-    sees = cell.get("family", "llava") not in TEXT
+    sees = cell.get("family", "llava") not in models.TEXT
     return not method.needs_image or (sees and not cell.get("batch", "one").startswith("text"))
 
 
@@ -293,7 +259,7 @@ def decoded(
 
 
 def backbone_of(cell: Cell) -> CompressedBackbone:
-    family = family_of(cell["family"], torch.bfloat16 if cell["precision"] == "bf16" else torch.float32)
+    family = models.family_of(cell["family"], torch.bfloat16 if cell["precision"] == "bf16" else torch.float32)
     torch.manual_seed(1)
     routing = SELECTORS[cell["selector"]]
     if routing is not None:
@@ -304,14 +270,14 @@ def backbone_of(cell: Cell) -> CompressedBackbone:
         routing = replace(routing, **(spent if pool else {"budget": cell["budget"]}))
     reducer = dict(REDUCERS[cell["reducer"]])
     if cell["reducer"] == "fitprune":
-        reducer["calibration"] = schedules_of(cell["family"])
+        reducer["calibration"] = models.schedules_of(cell["family"])
     backbone = compress(family, routing, **reducer).eval()
     if cell.get("budget") in BYTE_POOLS:  # routers that have opinions of keys as of groups
         for parameter in backbone.bank.parameters():
             torch.nn.init.normal_(parameter, std=0.4)
     for gate in () if backbone.bank is None else backbone.bank.gates:
         gate.beta.data.fill_(2.0)
-    KV_HEADS[0] = family.shape.num_kv_heads
+    models.KV_HEADS[0] = family.shape.num_kv_heads
     return backbone
 
 
@@ -322,20 +288,26 @@ def compression_of(cell: Cell) -> Compression:
     own["kv_dtype"] = precision if precision in FORMATS else "model"
     if name == "none":
         return Compression(**own)
-    notation = name.removeprefix("threshold(").removesuffix(")") if name in PAST else name
-    family = family_of(cell["family"])
-    settings = dict({**CHAINS, **SHORT}.get(notation, {}))
+    notation = name.removeprefix("threshold(").removesuffix(")") if name in models.PAST else name
+    family = models.family_of(cell["family"])
+    settings = dict({**models.CHAINS, **models.SHORT}.get(notation, {}))
     if "shares" in settings:
         settings["shares"] = settings["shares"][: family.shape.num_layers]
-    method = OWN[name]() if name in OWN else build_eviction(notation, **settings, **settings_for(notation, family))
+    method = (
+        models.OWN[name]()
+        if name in models.OWN
+        else build_eviction(notation, **settings, **settings_for(notation, family))
+    )
     merge = None if cell.get("merge", "own") == "own" else cell["merge"]
-    kept = {"threshold": Threshold(PAST[name], RECENT)} if name in PAST else {"keep": 0.5}
+    kept = {"threshold": Threshold(models.PAST[name], models.RECENT)} if name in models.PAST else {"keep": 0.5}
     return Compression(method, **kept, scope=cell.get("scope"), merge=merge, **own)
 
 
 def batch_of(cell: Cell) -> Batch:
     kind, _, side = cell["batch"].partition("_")
-    return prompts(family_of(cell["family"]), kind, side == "left", videos=shows_videos(cell.get("reducer", "none")))
+    return models.prompts(
+        models.family_of(cell["family"]), kind, side == "left", videos=shows_videos(cell.get("reducer", "none"))
+    )
 
 
 _TOPS = {"int8": 127, "int4": 7, "int4_rotated": 7, "int8_channel": 255, "kivi4": 15, "kivi2": 3}
@@ -399,7 +371,6 @@ def from_truth(
 
 
 def _recomputed(backbone: CompressedBackbone, samples: list[SampleTruth], got: Decoded) -> Tensor:
-    """The truth's logits [B, T, V] of the tokens that were decoded, in fp32."""
     pairs = zip(samples, got.tokens_BT, strict=True)
     return torch.stack([recompute(backbone, truth, tokens[:-1]) for truth, tokens in pairs]).float()
 

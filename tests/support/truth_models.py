@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.evictions.asking_rows import QuestSteps
 from subtoken_train.evictions.base import Eviction
+from subtoken_train.evictions.queries import QuestSteps
 from subtoken_train.families.family import Family, shapes_digest
-from subtoken_train.reducers.fitprune import PruneSchedules
+from subtoken_train.reducers.staged import PruneSchedules
 from subtoken_train.types import Batch, Identity, Region
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import View
@@ -25,11 +25,9 @@ FAMILIES = [name for name, tiny in TINY.items() if tiny.crossed]
 TEXT = [name for name, tiny in TINY.items() if tiny.picture is None]
 OF_TEXT = ("quest", "compactor", "expected_attention")  # reducers of a language model's context
 SAMPLES = {
-    "one": [(1, 6)],
-    "three": [(1, 6), (2, 9), (1, 4)],
-    "text": [(1, 6), (0, 7), (2, 9)],
+    "one": [(1, 6)], "three": [(1, 6), (2, 9), (1, 4)], "text": [(1, 6), (0, 7), (2, 9)],
     "last": [(1, 0), (2, 5), (2, 0)],
-}
+}  # fmt: skip
 """Per sample (images, text tokens after them); language models read (contexts, query tokens). In ``last``
 two prompts end with their image."""
 CONTEXT = 24  # context tokens that stand for an image in a language model's prompt
@@ -37,7 +35,6 @@ CONTEXT = 24  # context tokens that stand for an image in a language model's pro
 
 @cache
 def family_of(name: str, dtype: torch.dtype = torch.float32) -> Family:
-    """A family by its name; made once."""
     family = TINY[name].build()
     family.model.to(dtype)
     return family
@@ -150,12 +147,9 @@ class Emptied(SharedSet):
 
 
 CHAINS = {
-    "ada(knorm)": {},
-    "ada(critical(h2o))": {"recent_share": 0.25},
-    "chunk(snapkv)": {"length": 2, "window": 2},
-    "per_layer(ada(random))": {"shares": (3, 1, 2, 2)},
-    "pooled(knorm)": {},
-}
+    "ada(knorm)": {}, "ada(critical(h2o))": {"recent_share": 0.25}, "chunk(snapkv)": {"length": 2, "window": 2},
+    "per_layer(ada(random))": {"shares": (3, 1, 2, 2)}, "pooled(knorm)": {},
+}  # fmt: skip
 """Wrappers, with settings that leave them a choice in short prompts: heads, entries in runs, and layers differ."""
 SHORT = {
     "duo_attention": {"sinks": 1, "recent": 3},
@@ -164,11 +158,9 @@ SHORT = {
 }
 """Settings of methods whose defaults are made for longer prompts than these."""
 OWN = {
-    "shared_set": SharedSet,
-    "own_sets": OwnSets,
-    "emptied": Emptied,
+    "shared_set": SharedSet, "own_sets": OwnSets, "emptied": Emptied,
     "read_pages": partial(QuestSteps, page_size=4, least_pages=1, dense_layers=1),
-}
+}  # fmt: skip
 PAST = {"threshold(random)": 0.5, "threshold(kvzap)": 0.0}
 """Thresholds in the place of a budget, which half of the scores reach in every family, however few entries there are.
 

@@ -31,12 +31,10 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def mean_of(cases: list[float]) -> Any:
-    """Their mean, for comparison to 1e-6."""
     return pytest.approx(sum(cases) / len(cases), abs=1e-6)
 
 
 def picture(shade: int = 0) -> bytes:
-    """A PNG of four pixels."""
     content = BytesIO()
     Pictures.new("RGB", (2, 2), (shade, 0, 0)).save(content, "PNG")
     return content.getvalue()
@@ -57,8 +55,6 @@ def write_rows(folder: Path, file: str, rows: list[dict[str, Any]]) -> Path:
 
 @dataclass
 class Birds(Task):
-    """A set of three that is read from nowhere."""
-
     name = "birds"
     modality = "image"
     hub_id = "lmms-lab/birds"
@@ -78,7 +74,6 @@ def refused(words: str, name: str, source: Path | str | None = None, **options: 
 
 
 def prompts_of(task: Task) -> list[str]:
-    """What is asked, in order."""
     return [sample.prompt for sample in task.samples()]
 
 
@@ -94,7 +89,6 @@ def reference_prompts(shared: Path, task: str, **options: Any) -> tuple[list[dic
 
 
 def real_lines(shared: Path, *parts: str) -> list[dict[str, Any]]:
-    """The lines of a file of ``realdata``."""
     path = shared.joinpath("realdata", *parts)
     if not path.is_file():
         pytest.skip(f"reference material ({'/'.join(parts)}) is absent")
@@ -102,7 +96,6 @@ def real_lines(shared: Path, *parts: str) -> list[dict[str, Any]]:
 
 
 def real_answers(shared: Path, name: str) -> list[dict[str, Any]]:
-    """The lines of a file of LLaVA-1.5's own answers."""
     path = shared / "golden_eval" / "real_llava15" / f"{name}.jsonl"
     if not path.is_file():
         pytest.skip(f"reference material (real_llava15/{name}) is absent")
@@ -110,6 +103,5 @@ def real_answers(shared: Path, name: str) -> list[dict[str, Any]]:
 
 
 def expected_scores(shared: Path, name: str) -> dict[str, Any]:
-    """What those answers score."""
     scores: dict[str, Any] = json.loads((shared / "golden_eval" / "real_llava15" / "expected.json").read_text())[name]
     return scores

@@ -11,8 +11,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from subtoken_train.artifact.folder import read_adapter
-from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.training import checkpoints
 from subtoken_train.training.checkpoints import (
@@ -24,10 +22,9 @@ from subtoken_train.training.checkpoints import (
     newest_complete,
     read_marker,
     seal,
-    state_path,
 )
 from subtoken_train.training.module import is_sharded
-from subtoken_train.training.run_folder import new_marker, write_run_marker
+from subtoken_train.training.run_folder import RunMarker
 from subtoken_train.training.trained_tensors import (
     adapter_tensors,
     check_resumable,
@@ -171,7 +168,7 @@ def test_a_requeued_job_resumes_also_where_its_command_says_overwrite(tmp_path, 
     resumable(tmp_path / "checkpoints")
     assert RecipeCLI(argv).replaces
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    write_run_marker(tmp_path, new_marker())
+    RunMarker.new().write(tmp_path)
     cli = RecipeCLI(argv)
     assert (cli.config.resume, cli.config.overwrite, cli.replaces) == (True, False, False)
 
@@ -247,16 +244,6 @@ def test_markers_of_other_versions(checkpoint, text):
     words = "written in layout 2; this version of subtoken_train reads up to 1" if "2" in text else "cannot be read"
     with pytest.raises(ValueError, match=words):
         checkpoints.state_path(checkpoint)
-
-
-@pytest.mark.slow
-def test_of_a_checkpoint_file(tiny_run, tmp_path):
-    assert main(tiny_run("--trainer.max_steps=2", "--checkpoint.every_n_train_steps=2")) == 0
-    tensors = trained_tensors(state_path(tmp_path / "run" / "checkpoints" / "step-2"))
-    _, parts, _ = read_adapter(tmp_path / "run" / "adapter")
-    written = {f"compressed.{name}": tensor for name, tensor in parts.named_parameters() if tensor.requires_grad}
-    assert tensors.keys() == written.keys()
-    assert all(torch.equal(tensor, written[name]) for name, tensor in tensors.items())
 
 
 def test_what_is_no_checkpoint(tmp_path):

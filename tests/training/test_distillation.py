@@ -257,17 +257,6 @@ def _there(monkeypatch):
     Spoilt.calls.clear()
 
 
-def test_gamma_0_is_cross_entropy(tiny_family):
-    batch, module = make_batch(MIXED), made(tiny_family)
-    plain = gradients(module, module.training_step((batch, 6, 1), 0))
-    module.loss = build_loss("focal", {"gamma": 0})
-    zero = gradients(module, module.training_step((batch, 6, 1), 0))
-    assert all(torch.allclose(zero[name], plain[name], atol=1e-6) for name in plain)
-    module.loss = build_loss("focal", {})
-    whole = gradients(module, module.training_step((batch, 6, 1), 0))
-    assert any(not torch.allclose(whole[name], plain[name], atol=1e-3) for name in plain)
-
-
 @pytest.mark.parametrize("pad_left", [False, True])
 def test_a_loss_sees_labels_their_rows_the_whole_models_logits_and_the_routers(tiny_family, pad_left):
     batch = make_batch(MIXED, pad_left)
@@ -341,16 +330,3 @@ def test_a_recipe_names_it_check_shows_it_and_a_bad_one_stops_before_a_step(tiny
     assert "loss       focal, gamma 3.0" in capsys.readouterr().out
     line = refused(capsys, *tiny_run("--model.loss=focal", "--model.loss_options.gama=3"))
     assert "model.loss_options: unknown key 'gama'" in line
-
-
-@pytest.mark.slow
-def test_a_loss_that_breaks_after_a_step_leaves_the_run(tiny_run, capsys, tmp_path):
-    """Even one that was to replace another run, whose place it has not taken."""
-    assert main(tiny_run("--trainer.max_steps=1")) == 0
-    options = ["--trainer.max_steps=4", "--checkpoint.every_n_train_steps=1", "--overwrite"]
-    broken = ["--model.loss=spoilt", "--model.loss_options={after: 2}"]
-    assert main(tiny_run(*options, *broken)) == 2
-    said = capsys.readouterr().err
-    assert "error: loss 'spoilt' gave NaN or infinity" in said
-    assert "continue with: subtoken-train fit --config" in said
-    assert list(tmp_path.rglob("checkpoints/step-2"))

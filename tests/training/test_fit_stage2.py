@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
 from tests.support.commands import refused
 from tests.support.helpers import interrupted_fit, last_state, save_backbone
-from tests.support.run_folders import adapter_tensors, made_run, same_tensors
+from tests.support.run_folders import adapter_tensors, same_tensors
 from tests.support.sampling import sampled
 from tests.support.tiny.qwen import qwen_family
 from tests.support.tiny_fits import save_language_model, text_recipe
@@ -65,17 +64,6 @@ def test_what_trains_moves_and_stage_1_does_not(tiny_run, second, tmp_path, extr
     _, parts, _ = read_adapter(run / "adapter")
     written = {f"compressed.{name}": parameter for name, parameter in parts.named_parameters()}
     assert all(torch.equal(tensor, written[name]) for name, tensor in state.items())
-
-
-@pytest.mark.slow
-def test_the_folder_says_where_it_comes_from(second, tmp_path):
-    assert main(second("--trainer.max_steps=1", OUTPUT)) == 0
-    record = json.loads((tmp_path / "second" / "adapter" / "subtoken_config.json").read_text())
-    assert record["stage2"]["adapter"] == str(tmp_path / "first" / "adapter")
-    assert record["lora"] == {"rank": 8, "alpha": 16, "dropout": 0.0}  # stage 1's; the recipe left them out
-    stage1 = record["training"]["stage1"]
-    assert (stage1["name"], stage1["steps"], len(stage1["sha256"])) == ("first", 2, 64)
-    assert stage1["reading"] == "token-only, under the same reducer"
 
 
 def test_stage_1_without_a_reducer_is_taken_and_said(tiny_run, tmp_path, capsys):
@@ -172,15 +160,3 @@ def test_the_loss_falls_and_a_stop_changes_nothing(run, tmp_path, capfd, family,
     assert all(tensor.any() for name, tensor in whole.items() if "lora_B" in name)
     said = capfd.readouterr().err
     assert not any(noise in said for noise in ("kernels", "MatMul8bitLt", "Paged optimizers"))
-
-
-@pytest.mark.slow
-def test_without_bitsandbytes_nothing_is_touched(run, tmp_path, monkeypatch, capsys):
-    folder = made_run(tmp_path / "run")
-    monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None)
-    int8 = run("llava", "int8", "run", "--model.optimizer.name=adamw", "--overwrite")
-    assert "quantization 'int8' needs bitsandbytes" in refused(capsys, *int8)
-    paged = run("llava", "none", "run", "--overwrite")
-    assert "optimizer.name 'paged_adamw_8bit' needs bitsandbytes" in refused(capsys, *paged)
-    assert (folder / "adapter").is_dir()
-    assert (folder / "recipe.yaml").read_text() == "old"

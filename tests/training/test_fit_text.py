@@ -12,11 +12,9 @@ import pytest
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.datamodule import RecallDataModule
 from subtoken_train.datasets.english import documents
 from subtoken_train.forks import undoing
-from subtoken_train.training.run_folder import new_marker, write_run_marker
+from subtoken_train.training.run_folder import RunMarker
 from tests.support.chats import CHATML, byte_level
 from tests.support.commands import refused
 from tests.support.helpers import moved_by_fit
@@ -51,7 +49,7 @@ def old_run(tmp_path):
     old = tmp_path / "run" / "adapter"
     old.mkdir(parents=True)
     (old / "kept").touch()
-    write_run_marker(old.parent, new_marker())
+    RunMarker.new().write(old.parent)
     yield old
     assert (old / "kept").exists()
 
@@ -78,11 +76,6 @@ def test_three_steps_move_exactly_the_trainables(recipe, kind, selector, extra):
     assert {f"compressed.{name}" for name in moved} == set(cli.model.trained())
     assert sum("lora_" in name for name in moved) == 2 * 2 * 2
     assert any(name.startswith("bank.") for name in moved)
-
-
-def test_the_data_band_decides_the_data_module(recipe, corpus):
-    assert isinstance(RecipeCLI(recipe()).datamodule, RecallDataModule)
-    assert isinstance(RecipeCLI(recipe(data=corpus)).datamodule, CorpusDataModule)
 
 
 @pytest.mark.filterwarnings("ignore:.*no token ends an answer")
@@ -160,15 +153,15 @@ def test_data_errors_lose_nothing(recipe, corpus, tmp_path, capsys, changed, mes
     assert message in refused(capsys, "fit", *recipe(data=data), "--overwrite")
 
 
-def test_records_of_images_are_refused(recipe, tmp_path, capsys):
-    data = {"train_file": str(tmp_path / "records.json"), "batch_size": 1}
-    turns = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]
-    (tmp_path / "records.json").write_text(json.dumps([{"conversations": turns}]))
-    assert "llama is a language model, but data names instruction records" in refused(capsys, "fit", *recipe(data=data))
-
-
 @sampled("trainer", [["--trainer.max_steps=-1"], ["--trainer.limit_train_batches=2"]], every=2)
 def test_a_stream_needs_an_end(recipe, corpus, capsys, trainer):
     assert "a streamed corpus needs trainer.max_steps" in refused(
         capsys, "fit", *recipe(data={**corpus, "streaming": True}), *trainer
     )
+
+
+def test_records_of_images_are_refused(recipe, tmp_path, capsys):
+    data = {"train_file": str(tmp_path / "records.json"), "batch_size": 1}
+    turns = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]
+    (tmp_path / "records.json").write_text(json.dumps([{"conversations": turns}]))
+    assert "llama is a language model, but data names instruction records" in refused(capsys, "fit", *recipe(data=data))

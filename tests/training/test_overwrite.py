@@ -122,14 +122,6 @@ def test_a_recipe_that_is_refused_or_reads_from_the_run_moves_nothing(tiny_run, 
 
 
 @pytest.mark.slow
-def test_a_recipe_in_the_run_that_is_not_its_own(tiny_run, finished, capsys):
-    (finished / "mine.yaml").write_text((finished / "recipe.yaml").read_text())
-    assert "mine.yaml lies in" in refused(capsys, "fit", "--config", str(finished / "mine.yaml"), "--overwrite")
-    assert main(["fit", "--config", str(finished / "recipe.yaml"), "--overwrite"]) == 0
-    assert (finished.with_name("run.1") / "mine.yaml").exists()
-
-
-@pytest.mark.slow
 def test_a_run_of_an_older_version_is_resumed(tiny_run, finished):
     (finished / MARKER_FILE).unlink()
     assert main(tiny_run("--resume", "--trainer.max_steps=2")) == 0

@@ -2,23 +2,15 @@
 
 import os
 import resource
-import shutil
 import signal
 import stat
 
 import pytest
 import torch
 from lightning.pytorch.plugins.environments import SLURMEnvironment
-from torch.utils.data import DataLoader
 
 from subtoken_train.training.checkpoints import incomplete, newest_complete, read_marker, state_path
-from subtoken_train.training.run_checkpoints import (
-    CheckpointFailed,
-    RunCheckpoints,
-    TrainingDiverged,
-    TrainingInterrupted,
-    weights_are_finite,
-)
+from subtoken_train.training.run_checkpoints import RunStopped, weights_are_finite
 from tests.support.tiny_fits import At, Toy, fit_toy, present_handlers, send
 
 
@@ -64,7 +56,7 @@ def test_a_stop_inside_an_accumulation_window_waits_for_its_step(folder, batch):
 @pytest.mark.parametrize("batch", [3, 4, 5])
 def test_a_signal_finishes_the_step_saves_and_leaves(folder, number, code, batch):
     before = present_handlers()
-    with pytest.raises(TrainingInterrupted, match=f"{signal.Signals(number).name}: stopped after step 2") as stopped:
+    with pytest.raises(RunStopped, match=f"{signal.Signals(number).name}: stopped after step 2") as stopped:
         fit_toy(Toy(), folder, At(batch, send(number)), batches=9, every=100, accumulate_grad_batches=3)
     assert stopped.value.exit_code == code
     assert names(folder) == ["step-2"]
@@ -73,7 +65,7 @@ def test_a_signal_finishes_the_step_saves_and_leaves(folder, number, code, batch
 
 def test_the_second_signal_leaves_at_once(folder):
     twice = [At(batch, send(signal.SIGINT)) for batch in (4, 5)]
-    with pytest.raises(TrainingInterrupted, match="stopped at once"):
+    with pytest.raises(RunStopped, match="stopped at once"):
         fit_toy(Toy(), folder, *twice, every=100, accumulate_grad_batches=6)
     assert not folder.exists()
 
@@ -85,7 +77,7 @@ def test_a_signal_before_training_leaves_at_once(folder):
         def configure_model(self):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(TrainingInterrupted, match="stopped at once") as stopped:
+    with pytest.raises(RunStopped, match="stopped at once") as stopped:
         fit_toy(Early(), folder)
     assert stopped.value.exit_code == 143
     assert present_handlers() == before
@@ -100,18 +92,10 @@ def test_a_signal_during_validation_need_not_wait_for_its_end(folder):
             os.kill(os.getpid(), signal.SIGTERM)
 
     module = Validated()
-    with pytest.raises(TrainingInterrupted, match="after step 3"):
+    with pytest.raises(RunStopped, match="after step 3"):
         fit_toy(module, folder, every=100, validate=4, val_check_interval=3)
     assert module.seen == 1
     assert names(folder) == ["step-3"]
-
-
-def test_validation_outside_a_fit_saves_nothing(folder):
-    module = Toy()
-    trainer = fit_toy(module, folder)
-    shutil.rmtree(folder)
-    trainer.validate(module, DataLoader([torch.ones(2, 4)], batch_size=None), verbose=False)
-    assert not folder.exists()
 
 
 def slurm(monkeypatch, tmp_path, code=0):
@@ -128,7 +112,7 @@ def slurm(monkeypatch, tmp_path, code=0):
 
 def test_slurms_signal_saves_first_and_requeues(folder, tmp_path, monkeypatch):
     slurm(monkeypatch, tmp_path)
-    with pytest.raises(TrainingInterrupted, match="SIGUSR1: stopped after step 2; job 77 is requeued") as stopped:
+    with pytest.raises(RunStopped, match="SIGUSR1: stopped after step 2; job 77 is requeued") as stopped:
         fit_toy(Toy(), folder, At(1, send(signal.SIGUSR1)), every=100, plugins=[SLURMEnvironment()])
     assert stopped.value.exit_code == 138
     assert names(folder) == ["step-2"]
@@ -137,9 +121,9 @@ def test_slurms_signal_saves_first_and_requeues(folder, tmp_path, monkeypatch):
 
 def test_a_requeue_that_fails_is_said(folder, tmp_path, monkeypatch):
     slurm(monkeypatch, tmp_path, code=1)
-    with pytest.raises(TrainingInterrupted, match=r"job 77 could not be requeued \(no such job\)"):
+    with pytest.raises(RunStopped, match=r"job 77 could not be requeued \(no such job\)"):
         fit_toy(Toy(), folder, At(1, send(signal.SIGUSR1)), every=100, plugins=[SLURMEnvironment()])
-    with pytest.raises(TrainingInterrupted, match=r"SIGTERM: stopped after step 4$"):  # which does not requeue
+    with pytest.raises(RunStopped, match=r"SIGTERM: stopped after step 4$"):  # which does not requeue
         fit_toy(Toy(), folder, At(3, send(signal.SIGTERM)), every=100, plugins=[SLURMEnvironment()])
 
 
@@ -159,7 +143,7 @@ def poison(name):
 @pytest.mark.parametrize(("name", "reason"), [("loss", "loss"), ("nan", "gradient"), ("inf", "gradient")])
 @pytest.mark.parametrize("clip", [None, 1.0])
 def test_a_broken_state_stops_the_run_and_is_not_saved(folder, name, reason, clip):
-    with pytest.raises(TrainingDiverged, match=f"{reason}.* after step 2") as stopped:
+    with pytest.raises(RunStopped, match=f"{reason}.* after step 2") as stopped:
         fit_toy(Toy(), folder, At(3, poison(name)), batches=8, accumulate_grad_batches=2, gradient_clip_val=clip)
     assert stopped.value.exit_code == 1
     assert names(folder) == ["step-1"]
@@ -189,7 +173,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint(folder, end):
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
     try:
-        with pytest.raises(CheckpointFailed, match=r"checkpoint of step 3 could not be written to .*: File too large"):
+        with pytest.raises(RunStopped, match=r"checkpoint of step 3 could not be written to .*: File too large"):
             fit_toy(module, folder, Refill(2, fill))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -198,9 +182,3 @@ def test_a_full_disk_leaves_the_previous_checkpoint(folder, end):
     torch.load(state_path(folder / "step-2"), weights_only=True)
     fit_toy(Toy(width=300), folder, resume=state_path(folder / "step-2"))
     assert names(folder) == ["step-5", "step-6"]
-
-
-@pytest.mark.parametrize("name", ["every_n_train_steps", "keep_last"])
-def test_counts_must_be_positive(name):
-    with pytest.raises(ValueError, match=rf"checkpoint.{name} is 0; it must be 1 to"):
-        RunCheckpoints("a", **{name: 0})

@@ -15,10 +15,8 @@ from subtoken_train.training.run_folder import (
     RunFolder,
     has_work,
     lock_run,
-    new_marker,
     read_run_marker,
     requeued_with_work,
-    write_run_marker,
 )
 from tests.support.run_folders import begun, checkpoint, content, kill_in, made_run, states
 
@@ -208,14 +206,6 @@ def test_the_marker_of_a_run_that_took_anothers_place_is_read(tmp_path):
     old = {"version": "0.3", "created": "x", "job": "7", "staged": "run.new-0", "replaces": ["a"], "schema_version": 1}
     (tmp_path / MARKER_FILE).write_text(json.dumps(old))
     assert read_run_marker(tmp_path).job == "7"
-
-
-def test_a_link_in_the_place_of_the_marker_leads_nowhere(tmp_path):
-    (tmp_path / "mine").write_text("mine")
-    (tmp_path / MARKER_FILE).symlink_to(tmp_path / "mine")
-    write_run_marker(tmp_path, new_marker())
-    assert (tmp_path / "mine").read_text() == "mine"
-    assert not (tmp_path / MARKER_FILE).is_symlink()
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,9 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from checkpoints.tiny_llava import build_model, build_processor
-from subtoken_train.cli.loggers import OVERVIEW
 from subtoken_train.cli.main import main
+from subtoken_train.cli.recipe import OVERVIEW
 from subtoken_train.families.llava import LlavaFamily
-from subtoken_train.training.panels import throughput
 from tests.support.run_folders import adapter_tensors, same_tensors
 from tests.support.tiny_fits import tiny_fit
 
@@ -39,9 +38,7 @@ def runs(tmp_path_factory):
         "--evaluation.max_new_tokens=3",
     ]
     validation = [f"--data.val_file={dev}", "--trainer.val_check_interval=3", "--trainer.num_sanity_val_steps=0"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(throughput, "peak_flops", lambda device, dtype: 1e12)
-        assert main(argv(*dropout, *task, *validation, output="watched")) == 0
+    assert main(argv(*dropout, *task, *validation, output="watched")) == 0
     assert main(argv(*dropout, output="plain")) == 0
     return folder
 
@@ -90,12 +87,10 @@ def test_values_are_what_they_say(runs):
         assert row["train/kept_visual_fraction"] == 0.25
         assert row["train/kv_fraction"] == 0.25 * (1 + 4 / 16) / 2
         assert row["tokens_per_s/before"] > row["tokens_per_s/after"] > 0
-        assert row["mfu/before"] > row["mfu/after"] > 0
         for layer in range(LAYERS):
             assert 0 <= row[f"mask_entropy/layer_{layer}"] <= 1
             assert 0.9 < row[f"router_entropy/layer_{layer}"] <= 1
             assert 1 / 16 <= row[f"group_usage_max/layer_{layer}"] <= 1 / 4 + 1e-6
-            assert row[f"router_logit_std/layer_{layer}"] > 0
         parts = [value for name, value in row.items() if re.match(r"gradient_norm/.*/layer_", name)]
         assert row["gradient_norm/total"] == pytest.approx(math.hypot(*parts), rel=1e-4)
     # the schedule warms up over 30 steps to 3e-3; the rate is that of the next step

@@ -164,8 +164,7 @@ def test_they_are_the_same_classes(monkeypatch):
 def test_what_a_place_lacks_or_is_called_otherwise_now_is_said():
     given = view.View(layer=3, hidden_BND=torch.zeros(1, 2, 4))
     for name, error, words in (
-        ("embeds_BND", AttributeError, "embeds_BND of a view is now hidden_BND"),
-        ("nothing", AttributeError, "a view has no nothing"),
+        ("embeds_BND", AttributeError, "unknown field of a view 'embeds_BND'. Did you mean"),
         ("asks_BN", ValueError, "did not ask for it: add 'asks'"),
         ("query_summary_BD", ValueError, "there is none: set query_conditioned = True"),
         ("scout", ValueError, "there is none: this place of the pass has layer, .*hidden_BND"),

@@ -1,10 +1,8 @@
 """Multiple choice by a letter in a free answer: MMBench with its rotations (Liu et al., arXiv:2307.06281), ScienceQA.
 
-MMBench's letters are read by the rules of several programs without their judge: MMBench_Evaluator of lmms-eval
-(``tasks/mmbench/mmbench_evals.py``), the fallback of its static task (``tasks/_task_utils/mcq_extract.py`` of v0.7.2),
-and ``utils/matching_util.py`` of VLMEvalKit. Where these ask a language model or draw a letter at random, the answer
-here names no option. Options are a mapping from letter to text. Sources for ScienceQA:
-``llava/eval/eval_science_qa.py`` of LLaVA-1.5, ``tasks/scienceqa/utils.py`` of lmms-eval.
+MMBench's letters are read as LLaVA-1.5 gives them, and by the rules of VLMEvalKit (``utils/matching_util.py``) without
+its judge: where it asks a language model, the answer here names no option. Options are a mapping from letter to text.
+ScienceQA: ``llava/eval/eval_science_qa.py`` of LLaVA-1.5. What lmms-eval reads, lmms-eval itself says (its plug-in).
 """
 
 from __future__ import annotations
@@ -18,10 +16,6 @@ from subtoken_train.evaluation.metrics.metric import MeanScores, TaskMetric, mea
 
 LETTERS = "ABCDE"
 _LETTER = re.compile(r"[(\uff08]?([A-E])(?:[.:,)\u3002\uff1a\uff0c\u3001\uff09].*)?", re.DOTALL)
-_LMMS_FRAMES = (
-    ("", "."), ("", ","), ("", ":"), ("", ")"), ("", ")."), ("(", ")"), ("(", ")."),
-    (":", ""), (":", ","), (":", "."), (":", ")"), (":", ")."),
-)  # fmt: skip
 _STATIC_PHRASES = (
     *(f"{before}{what} is" for what in ("answer", "option", "choice") for before in ("correct ", "the correct ")),
     *(f"{before}{what} is" for what in ("answer", "option") for before in ("best ", "the best ")),
@@ -46,16 +40,6 @@ def plain_letter(text: str, options: Mapping[str, str]) -> str | None:
     return match[1] if match and match[1] in options else None
 
 
-def lmms_letter(text: str, options: Mapping[str, str]) -> str | None:
-    """Read as lmms-eval's ``can_infer``: a letter, else the one option whose text the answer contains."""
-    return _lmms_option(text) or _contained(text, options)
-
-
-def lmms_static_letter(text: str, options: Mapping[str, str]) -> str | None:
-    """Read as lmms-eval's task ``mmbench_en_dev_static``: ``can_infer``, else the best-placed letter of an option."""
-    return lmms_letter(text, options) or best_placed_letter(text, options)
-
-
 def vlmevalkit_letter(text: str, options: Mapping[str, str]) -> str | None:
     """Read as VLMEvalKit's ``can_infer``; ``Z`` for an answer that refuses to choose."""
     if any(refusal in text for refusal in _REFUSALS):
@@ -76,8 +60,6 @@ def vlmevalkit_letter(text: str, options: Mapping[str, str]) -> str | None:
 
 READINGS: dict[str, Callable[[str, Mapping[str, str]], str | None]] = {
     "": plain_letter,
-    "lmms_": lmms_letter,
-    "lmms_static_": lmms_static_letter,
     "vlmevalkit_": vlmevalkit_letter,
 }
 """The rules by the prefix that their scores have."""
@@ -86,17 +68,6 @@ READINGS: dict[str, Callable[[str, Mapping[str, str]], str | None]] = {
 def _contained(text: str, options: Mapping[str, str]) -> str | None:
     found = [letter for letter, option in options.items() if option.lower() in text.lower()]
     return found[0] if len(found) == 1 else None
-
-
-def _lmms_option(text: str) -> str | None:
-    """Find a letter that is the only one among the words, else one in the first frame in which only one letter is."""
-    words = text.split()
-    for before, after in (("", ""), *_LMMS_FRAMES):
-        found = [letter for letter in LETTERS if before + letter + after in words]
-        article = not before + after and "A" in words and len(words) > 3  # in a longer answer "A" may be one
-        if len(found) == 1 and not article:
-            return found[0]
-    return None
 
 
 def best_placed_letter(text: str, letters: Iterable[str]) -> str | None:
@@ -130,27 +101,19 @@ ROTATION = 1_000_000
 class MMBenchScores(TaskMetric):
     """Accuracy over all rows, and over questions whose rotations are all answered right.
 
-    A reference holds ``index``, ``answer`` (a letter), ``options`` (texts by letter) and, where the question has fewer
-    options than four, ``nan_options``: the letters that the Hub's file gives the text "nan". lmms-eval asks without
-    them and then reads answers with them, so "banana" may name one; only the ``lmms_`` readings do so here.
+    A reference holds ``index``, ``answer`` (a letter) and ``options`` (texts by letter).
 
-    Scores, each with the prefix of its reading (none: ``plain_letter``; ``lmms_``, ``lmms_static_``, ``vlmevalkit_``):
+    Scores, each with the prefix of its reading (none: ``plain_letter``; ``vlmevalkit_``):
         ``accuracy``: vanilla, over all rows, rotations included. That the sub-token paper prints this is a reading: its
             figures are whole numbers of 4,329 rows, and it names no score.
         ``unrotated_accuracy``: over rows with an index below one million (VLMEvalKit's vanilla), if there are any.
         ``circular``: questions all of whose rows are right, if one has two. A limited run may lack rotations: too high.
-
-    An answer that names no option is wrong. So of lmms-eval's tasks ``mmbench_en_dev_static`` gives
-    ``lmms_static_circular``, and ``mmbench_en_dev`` gives ``lmms_circular`` and what its judge adds.
     """
 
     @staticmethod
     def right(prediction: str, reference: Mapping[str, Any]) -> list[bool]:
         """Tell whether each reading is right."""
-        options, answer = reference["options"], reference["answer"]
-        lmms = {**options, **dict.fromkeys(reference.get("nan_options", ()), "nan")}
-        read = ((each, lmms if name.startswith("lmms_") else options) for name, each in READINGS.items())
-        return [each(prediction, texts) == answer for each, texts in read]
+        return [read(prediction, reference["options"]) == reference["answer"] for read in READINGS.values()]
 
     def compute(self) -> dict[str, float]:
         rows = [(reference["index"], self.right(prediction, reference)) for prediction, reference in self.rows]
@@ -176,20 +139,18 @@ class MMBenchScores(TaskMetric):
 
 
 class ScienceQAScores(MeanScores):
-    """Chosen letters: ``accuracy`` by LLaVA's reading (``llava_image_accuracy`` of samples with an image), lmms-eval's.
+    """Chosen letters: ``accuracy`` by LLaVA's reading, ``llava_image_accuracy`` of samples with an image.
 
     A reference holds ``answer`` (index of the right choice), ``choices`` (their number) and ``image`` (true, false). A
     sample that was never answered is no sample here, while LLaVA's program counts it as wrong and without an image.
     """
 
-    names = ("accuracy", "llava_image_accuracy", "lmms_accuracy")
+    names = ("accuracy", "llava_image_accuracy")
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        answer = reference["answer"]
-        right = float(llava_choice(prediction, reference["choices"]) == answer)
-        of_image = {"llava_image_accuracy": right} if reference["image"] else {}
-        return {"accuracy": right, **of_image, "lmms_accuracy": float(lmms_right(prediction, LETTERS[answer]))}
+        right = float(llava_choice(prediction, reference["choices"]) == reference["answer"])
+        return dict.fromkeys(("accuracy", "llava_image_accuracy")[: 1 + reference["image"]], right)
 
 
 def llava_letter(text: str) -> str | None:
@@ -209,9 +170,3 @@ def llava_choice(text: str, choices: int) -> int:
     """Return the index of the choice that LLaVA reads; -1 where there is no such letter or choice."""
     letter = llava_letter(text)
     return LETTERS[:choices].find(letter) if letter else -1
-
-
-def lmms_right(text: str, letter: str) -> bool:
-    """Apply lmms-eval's rule: the letter in either case, or a text that starts with it and a full stop."""
-    text = text.strip()
-    return text.lower() == letter.lower() or text[:2] == f"{letter}."

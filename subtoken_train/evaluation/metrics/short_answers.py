@@ -1,12 +1,11 @@
 """Short answers against texts: how similar, equal, or near as a number; over several people's answers; for a judge.
 
-Sources: the DocVQA challenge's ANLS (Biten et al., arXiv:1905.13648, threshold 0.5), as LLaVA's ``m4c_evaluator.py``
-(STVQAANLSEvaluator) and lmms-eval's ``anls`` read white space; GQA's exact match by LLaVA's
-``scripts/convert_gqa_for_eval.py`` before GQA's own ``eval.py``, and by lmms-eval's ``exact_match`` with
-``ignore_case`` and ``ignore_punctuation``; ChartQA's accuracy (Masry et al., arXiv:2203.10244, section 5.1), as coded
-in Qwen-VL's and lmms-eval's ``chartqa``. TextVQA and VizWiz: LLaVA's ``m4c_evaluator.py`` (TextVQAAccuracyEvaluator)
-and lmms-eval's ``textvqa`` and ``vizwiz_vqa``, which agree. VQAv2: ``vqaEval.py`` of GT-Vision-Lab/VQA, LLaVA's
-``convert_vqav2_for_submission.py``, lmms-eval's ``vqav2``; not what the servers do with test answers.
+Sources: the DocVQA challenge's ANLS (Biten et al., arXiv:1905.13648, threshold 0.5) as lmms-eval's ``anls`` reads white
+space; GQA's exact match by LLaVA's ``scripts/convert_gqa_for_eval.py`` before GQA's own ``eval.py``; ChartQA's accuracy
+(Masry et al., arXiv:2203.10244, section 5.1), as coded in Qwen-VL's and lmms-eval's ``chartqa``. TextVQA and VizWiz:
+LLaVA's ``m4c_evaluator.py`` (TextVQAAccuracyEvaluator) and lmms-eval's ``textvqa`` and ``vizwiz_vqa``, which agree.
+VQAv2: ``vqaEval.py`` of GT-Vision-Lab/VQA after LLaVA's ``convert_vqav2_for_submission.py``; not what the servers do
+with test answers.
 
 ``evalai_answer`` is EvalAI's processor, as LLaVA (``m4c_evaluator.py``) and lmms-eval (``vqa_eval_metric.py``) use it;
 its two last steps are also the normalisation of the official VQA scorer (``vqaEval.py``). What is odd and kept:
@@ -34,34 +33,25 @@ TOLERANCE = 0.05
 
 
 class ANLS(MeanScores):
-    """The best similarity to any of the reference's ``answers``, 0 where it is below one half.
+    """``lmms_anls``: the best similarity to any of the reference's ``answers``, 0 where it is below one half."""
 
-    ``lmms_anls``: inner white space collapses to single spaces for the distance, which is divided by the longer of the
-    two *raw* texts, so that white space around a text raises its score (also Qwen-VL's and VLMEvalKit's rule).
-    ``llava_anls``: only the outer white space goes. Two empty texts are equal; its original divides by zero there.
-    """
-
-    names = ("lmms_anls", "llava_anls")
+    names = ("lmms_anls",)
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        answers = reference["answers"]
-        return {
-            "lmms_anls": max(lmms_similarity(prediction, answer) for answer in answers),
-            "llava_anls": max(llava_similarity(prediction, answer) for answer in answers),
-        }
-
-
-def llava_similarity(prediction: str, answer: str) -> float:
-    """Return 1 - distance / length, 0 where that is below ``SIMILAR_ENOUGH``."""
-    first, second = prediction.lower().strip(), answer.lower().strip()
-    return _similarity(first, second, max(len(first), len(second)))
+        return {"lmms_anls": max(lmms_similarity(prediction, answer) for answer in reference["answers"])}
 
 
 def lmms_similarity(prediction: str, answer: str) -> float:
-    """Return ``llava_similarity`` with inner white space collapsed and the length of the raw upper-case texts."""
-    first, second = (" ".join(text.lower().split()) for text in (prediction, answer))
-    return _similarity(first, second, max(len(prediction.upper()), len(answer.upper())))
+    """Return 1 - distance / length, 0 where that is below ``SIMILAR_ENOUGH``; two empty texts are equal.
+
+    White space collapses for the distance, which is divided by the longer of the two *raw* texts, so that space around
+    a text raises its score (also Qwen-VL's and VLMEvalKit's rule).
+    """
+    if not (length := max(len(prediction.upper()), len(answer.upper()))):
+        return 1.0
+    similarity = 1 - levenshtein(*(" ".join(text.lower().split()) for text in (prediction, answer))) / length
+    return similarity if similarity >= SIMILAR_ENOUGH else 0.0
 
 
 def levenshtein(first: str, second: str) -> int:
@@ -74,34 +64,14 @@ def levenshtein(first: str, second: str) -> int:
     return row[-1]
 
 
-def _similarity(first: str, second: str, length: int) -> float:
-    if length == 0:
-        return 1.0
-    similarity = 1 - levenshtein(first, second) / length
-    return similarity if similarity >= SIMILAR_ENOUGH else 0.0
-
-
 class ExactMatch(MeanScores):
-    """Answers equal to the reference's ``answer``.
+    """``accuracy``: answers equal to the reference's ``answer``, in lower case, but for full stops at the end."""
 
-    ``accuracy`` is LLaVA's: full stops at the end and case do not count; what is stored is already in lower case. For
-    ``lmms_exact_match`` neither case nor punctuation (ASCII) counts, in both.
-    """
-
-    names = ("accuracy", "lmms_exact_match")
+    names = ("accuracy",)
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        answer = reference["answer"]
-        return {
-            "accuracy": float(gqa_answer(prediction) == answer),
-            "lmms_exact_match": float(without_punctuation(prediction) == without_punctuation(answer)),
-        }
-
-
-def gqa_answer(text: str) -> str:
-    """Return the answer as LLaVA hands it to GQA's scorer."""
-    return text.rstrip(".").lower()
+        return {"accuracy": float(prediction.rstrip(".").lower() == reference["answer"])}
 
 
 def without_punctuation(text: str) -> str:
@@ -177,8 +147,7 @@ _NUMBER_WORDS = "zero one two three four five six seven eight nine ten"
 NUMBERS = {word: str(n) for n, word in enumerate(_NUMBER_WORDS.split())}
 NUMBERS["none"] = "0"
 EVALAI_COMMA = re.compile(r"(?<=\d),+(?=\d)")
-OFFICIAL_COMMA = re.compile(r"\d,\d")
-"""Differs in texts like "1,,2" alone."""
+OFFICIAL_COMMA = re.compile(r"\d,\d")  # differs in texts like "1,,2" alone
 MAX_STOPS = 32
 STOP = re.compile(r"\.(?!\d)")
 _CONTRACTIONS = """
@@ -257,31 +226,22 @@ class SoftAccuracy(MeanScores):
 
 
 class VQAv2Accuracy(MeanScores):
-    """Accuracy of answers that ten people answered too: the reference's ``answers``.
+    """``llava_accuracy`` of answers that ten people gave, too (``answers``): the official scorer's.
 
-    Scores:
-        ``llava_accuracy``: the official scorer on the prediction as LLaVA submits it, through ``evalai_answer``. Taken
-            for what tables print (models say "Yes", and people "yes"); the sub-token paper names no scorer: a reading.
-        ``official_accuracy``: the official scorer on the bare prediction. It normalises, and so ignores case and
-            punctuation, *only where the ten answers are not all the same*: "Yes" among ten "yes" is wrong.
-        ``lmms_accuracy``: normalised always, without ``word_tokens``.
+    The prediction is read as LLaVA submits it, through ``evalai_answer``: models say "Yes", and people "yes". The
+    sub-token paper names no scorer: a reading.
     """
 
-    names = ("llava_accuracy", "official_accuracy", "lmms_accuracy")
+    names = ("llava_accuracy",)
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
         people = [without_breaks(answer) for answer in reference["answers"]]
-        lmms = [plain_words(without_marks(answer)) for answer in people]
-        return {
-            "llava_accuracy": official(evalai_answer(prediction), people),
-            "official_accuracy": official(without_breaks(prediction), people),
-            "lmms_accuracy": leave_one_out(plain_words(without_marks(without_breaks(prediction))), lmms),
-        }
+        return {"llava_accuracy": official(evalai_answer(prediction), people)}
 
 
 def official(answer: str, people: Sequence[str]) -> float:
-    """Score one answer as ``vqaEval.py`` does, in 0..1; texts have no line ends, tabs or surrounding space."""
+    """Score one answer as ``vqaEval.py`` does, in 0..1; it normalises only where the ten answers are not the same."""
     if len(set(people)) > 1:
         answer, *people = (plain_words(without_marks(text, OFFICIAL_COMMA)) for text in (answer, *people))
     return leave_one_out(answer, people)

@@ -7,7 +7,7 @@ is not above it (eq. 7 and 8). For the area that paper prints no formula; its va
 large for an undivided one, so the trapezoid area is divided by its width here: the mean score over the range of r.
 
 And the sub-token paper's printed rows beside ours, a file that the reader passes. Twelve of its 93 printed 3-means are
-means over other columns, so each mean is shown as printed and as its cells give it.
+means over other columns than ours.
 
 Legend: p points of a curve, ascending in r.
 """
@@ -216,29 +216,27 @@ VARIANTS = {"linear": "subtoken", "mlp": "subtoken_MLP", "olora": "subtoken_oLoR
 TWO_STAGE = "4"
 """The paper's table of two-stage training."""
 AVERAGED = {**MEANS, "MMLU": ("mmlu",)}
-DELTAS = {
-    "Δ 3-mean": ("3-mean", "printed_d3"), "Δ 7-mean": ("7-mean", "printed_d7"), "Δ MMLU": ("MMLU", "printed_delta"),
+PRINTED = {
+    "3-mean": "printed_3m", "7-mean": "printed_7m", "MMLU": "mmlu",
+    "Δ 3-mean": "printed_d3", "Δ 7-mean": "printed_d7", "Δ MMLU": "printed_delta",
 }  # fmt: skip
+"""A column -> the key of a printed row; the tasks' own columns are below ``scores``."""
 _EVERY: dict[str, Any] = {
-    **dict.fromkeys(("table", "model", "method", "variant"), str),
-    **dict.fromkeys(("total_kv", "token_keep"), float), **dict.fromkeys(("S", "K"), int | None),
-    "token_method": str | None,
+    **dict.fromkeys(("table", "model", "method", "variant"), str), "token_keep": float,
+    **dict.fromkeys(("S", "K"), int | None), "token_method": str | None,
 }  # fmt: skip
-_VLM: dict[str, Any] = {
-    "scores": dict[str, float], **dict.fromkeys(("printed_3m", "printed_7m"), float),
-    **dict.fromkeys(("printed_d3", "printed_d7"), float | None),
+_KINDS: dict[str, dict[str, Any]] = {
+    "vlm_rows": {
+        "scores": dict[str, float], **dict.fromkeys(("printed_3m", "printed_7m"), float),
+        **dict.fromkeys(("printed_d3", "printed_d7"), float | None),
+    },
+    "llm_rows": {"mmlu": float, "printed_delta": float | None},
 }  # fmt: skip
-_SCORES: dict[str, Any] = dict.fromkeys(PAPER_TASKS.values(), float)
-_LLM: dict[str, Any] = {"mmlu": float, "printed_delta": float | None}
 """Keys that are read of a printed row."""
-COLUMNS = (*PAPER_TASKS.values(), *AVERAGED, *DELTAS)
+FRAME = ("arm", "row", "column", "printed", "ours")
+"""Columns of ``compare_paper``: a row for each column of a printed row that is an arm's, ``printed`` in %.
 
-
-FRAME = ("arm", "row", "column", "printed", "recomputed", "ours")
-"""Columns of ``compare_paper``; a row for each column of a printed row that is an arm's.
-
-``recomputed`` is the mean or difference of the printed cells, ``ours`` an ``Estimate``; each is None where there is
-none. ``printed`` and ``recomputed`` are in %, or points of %.
+``ours`` is an ``Estimate``, or None.
 """
 
 
@@ -251,30 +249,24 @@ def compare_paper(arms: Sequence[ArmResults], path: Path) -> pd.DataFrame:
     except ValueError as error:
         raise ValueError(f"{path} is not a file of printed tables ({error})") from None
     pairs = [(arm, row) for arm in arms for row in rows if _same_method(arm, row)]
-    found = [each for arm, row in pairs for each in _compared(arm, anchor_of(arm, arms), row, rows)]
+    found = [each for arm, row in pairs for each in _compared(arm, anchor_of(arm, arms), row)]
     return pd.DataFrame(found, columns=FRAME, dtype=object)
 
 
 def _rows(content: Any) -> list[dict[str, Any]]:
     rows = []
-    for key, own in (("vlm_rows", _VLM), ("llm_rows", _LLM)):
+    for key, own in _KINDS.items():
         listed = content.get(key) if isinstance(content, dict) else None
         if not isinstance(listed, list):
             raise ValueError(f"it has no list {key}")
         for i, given in enumerate(listed):
             row = chosen({**_EVERY, **own}, given, f"{key}[{i}]")
-            for name in ("total_kv", "token_keep"):
-                check_range(f"{key}[{i}].{name}", row[name], 0, 100)
+            check_range(f"{key}[{i}].token_keep", row["token_keep"], 0, 100)
             if "scores" in own:
-                row["scores"] |= chosen(_SCORES, row["scores"], f"{key}[{i}].scores")
+                scores = dict.fromkeys(PAPER_TASKS.values(), float)
+                row["scores"] = chosen(scores, row["scores"], f"{key}[{i}].scores")
             rows.append(row)
     return rows
-
-
-def recomputed_means(scores: dict[str, float]) -> dict[str, float]:
-    """Return the declared means of printed cells, in their units."""
-    cells = {mean: [scores[PAPER_TASKS[task]] for task in tasks] for mean, tasks in MEANS.items()}
-    return {mean: float(np.mean(values)) for mean, values in cells.items()}
 
 
 def _same_method(arm: ArmResults, row: dict[str, Any]) -> bool:
@@ -291,40 +283,19 @@ def _same_method(arm: ArmResults, row: dict[str, Any]) -> bool:
         return row["S"] is None and row["table"] != TWO_STAGE and (facts.adapter is None) == (row["variant"] == "full")
     groups, selector = facts.groups.split()[:2]
     variant = VARIANTS.get("olora" if "olora" in words else selector)
-    two_stage = "stage2" in words
     alike = groups == f"S{row['S']}K{row['K']}" and row["variant"] == variant
-    return alike and (row["table"] == TWO_STAGE) == two_stage
+    return alike and (row["table"] == TWO_STAGE) == ("stage2" in words)
 
 
-def _compared(
-    arm: ArmResults, anchor: ArmResults | None, row: dict[str, Any], rows: list[dict[str, Any]]
-) -> Iterator[tuple[object, ...]]:
-    base, means = _printed_anchor(row, rows), _means(row)
-    printed, recomputed = dict(means), dict[str, float]()
-    ours: dict[str, Estimate | None] = {}
-    if "scores" in row:
-        printed = {**row["scores"], "3-mean": row["printed_3m"], "7-mean": row["printed_7m"]}
-        recomputed = dict(means)
-        ours = {label: score_of(arm, [task]) for task, label in PAPER_TASKS.items()}
-    for label, (mean, key) in DELTAS.items():
-        if mean in means:
-            ours[mean] = score_of(arm, AVERAGED[mean])
-            if row[key] is not None and base is not None:
-                printed[label], recomputed[label] = row[key], means[mean] - _means(base)[mean]
-                apart = None if anchor is None else difference_of(arm, anchor, AVERAGED[mean])
-                ours[label] = apart if isinstance(apart, Estimate) else None
+def _compared(arm: ArmResults, anchor: ArmResults | None, row: dict[str, Any]) -> Iterator[tuple[object, ...]]:
     words = f"Table {row['table']}, {row['model']}, {row['method']}"
-    for column in filter(printed.__contains__, COLUMNS):
-        yield arm.name, words, column, printed[column], recomputed.get(column), ours.get(column)
-
-
-def _means(row: dict[str, Any]) -> dict[str, float]:
-    return {"MMLU": row["mmlu"]} if "mmlu" in row else recomputed_means(row["scores"])
-
-
-def _printed_anchor(row: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    if row["variant"] in {"token_only", "full", "lora_only"}:
-        return None
-    keys = ("table", "model", "token_method", "total_kv")
-    alike = (other for other in rows if all(other[key] == row[key] for key in keys))
-    return next((other for other in alike if other["variant"] == "token_only"), None)
+    for task, column in PAPER_TASKS.items() if "scores" in row else ():
+        yield arm.name, words, column, row["scores"].get(column), score_of(arm, [task])
+    for column, key in PRINTED.items():
+        if row.get(key) is not None:
+            tasks, ours = AVERAGED[column.removeprefix("Δ ")], None
+            if column in AVERAGED:
+                ours = score_of(arm, tasks)
+            elif anchor is not None and isinstance(apart := difference_of(arm, anchor, tasks), Estimate):
+                ours = apart
+            yield arm.name, words, column, row[key], ours

@@ -368,16 +368,12 @@ def _curve_row(curve: Curve) -> dict[str, str]:
 
 
 def _comparisons(frame: pd.DataFrame) -> Section:
-    def text(value: float | None, column: str) -> str:
-        return NOTHING if value is None else f"{value:{'+' if column.startswith('Δ') else ''}.2f}"
-
     rows = [
         {
             "arm": row.arm,
             "printed row": row.row,
             "score": row.column,
-            "printed": text(row.printed, row.column),
-            "recomputed": text(row.recomputed, row.column),
+            "printed": f"{row.printed:{'+' if row.column.startswith('Δ') else ''}.2f}",
             "ours": cell_text(row.ours, row.ours.n) if row.ours else NOTHING,
             "n": f"{row.ours.n:,}" if row.ours else NOTHING,
         }

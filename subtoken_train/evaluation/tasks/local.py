@@ -59,6 +59,11 @@ class LocalQuestions(Task):
     images_outside_folder: bool = False
 
     scored_by = LocalScores
+    where = (
+        'write a .jsonl file with one question a line, {"image": "cat.png", "question": "What is this?", '
+        '"answers": ["cat"], "metric": "exact_match"} (metrics: exact_match, contains, relaxed, anls, vqa; image: task '
+        "local only); the file, or its folder, is the source"
+    )
     ranges: ClassVar = {"max_new_tokens": (1, MAX_TOKENS)}
     keys: ClassVar = ("id", "image", "question", "answers", "metric", "kind")
     people: ClassVar = 4  # people whose answers ``vqa`` needs: three others must agree for a full score

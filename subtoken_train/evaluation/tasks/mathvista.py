@@ -108,34 +108,17 @@ def _normalise_choice(text: str, choices: list[str]) -> str:
     return choices[place] if 0 <= place < len(choices) else min(choices, key=lambda choice: levenshtein(letter, choice))
 
 
-def equal(normalised: object, answer: object) -> bool:
-    """Tell whether both are the same text, but for surrounding space."""
-    return str(normalised).strip() == str(answer).strip()
-
-
-def correct(prediction: str, reference: Mapping[str, Any], precision: float | None) -> bool:
-    """Tell whether an answer is right, with the given ``precision`` of ``normalise``."""
-    kinds = reference["choices"], reference["question_type"], reference["answer_type"]
-    return equal(normalise(extract(prediction, *kinds), *kinds, precision), reference["answer"])
-
-
 class MathVistaAccuracy(MeanScores):
-    """Shares of right answers; references hold what ``sample`` takes of a row.
+    """``accuracy``: the share of right answers; references hold what ``sample`` takes of a row."""
 
-    ``lmms_accuracy`` takes the decimals as the Hub's file has them, as 1.0 and 2.0, so that no answer of type ``float``
-    can be right (40 of the 1,000 questions).
-    """
-
-    names = ("accuracy", "lmms_accuracy")
+    names = ("accuracy",)
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        decimals = reference["precision"]
-        whole, stored = (None, None) if decimals is None else (int(decimals), float(decimals))
-        return {
-            "accuracy": float(correct(prediction, reference, whole)),
-            "lmms_accuracy": float(correct(prediction, reference, stored)),
-        }
+        kinds = reference["choices"], reference["question_type"], reference["answer_type"]
+        decimals = None if reference["precision"] is None else int(reference["precision"])  # the Hub's file has 1.0
+        said = normalise(extract(prediction, *kinds), *kinds, decimals)
+        return {"accuracy": float(str(said).strip() == str(reference["answer"]).strip())}
 
 
 def mathvista_prompt(problem: Mapping[str, Any]) -> str:

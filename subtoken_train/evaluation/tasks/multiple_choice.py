@@ -90,8 +90,7 @@ class MMBench(ImageQuestions):
 class MMBenchCN(MMBench):
     """The same questions in Chinese; as lmms-eval asks (``prompt: lmms``), "nan" in the place of a hint is one.
 
-    lmms-eval scores them by a judge (``gpt_eval_score``), so none here is its own; ``lmms_static_circular`` is that of
-    its English task without one.
+    lmms-eval scores them by a judge (``gpt_eval_score``), so that no score here is its own.
     """
 
     tables: ClassVar = {"MMBench_DEV_CN.tsv": 4329}

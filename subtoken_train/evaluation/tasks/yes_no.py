@@ -1,8 +1,8 @@
 """POPE and MME: yes or no about a photograph, in the Hub's form and in the benchmarks' own.
 
 POPE (Li et al., arXiv:2305.10355): 3,000 questions in each of three categories, as the sub-token paper has them, read
-as LLaVA (``llava/eval/eval_pope.py``) and lmms-eval (``tasks/pope/utils.py``) do. MME (Fu et al., arXiv:2306.13394): 14
-subtasks, two questions to an image, read as its ``eval_tool/calculation.py`` and lmms-eval (``tasks/mme/utils.py``) do.
+as LLaVA (``llava/eval/eval_pope.py``) does. MME (Fu et al., arXiv:2306.13394): 14 subtasks, two questions to an image,
+read as lmms-eval (``tasks/mme/utils.py``) does, its points as its own ``eval_tool/calculation.py``.
 """
 
 from __future__ import annotations
@@ -27,15 +27,11 @@ class POPEScores(TaskMetric):
 
     ``accuracy``, ``precision``, ``recall``, ``f1`` (positive: yes) and ``yes_rate``, how often the *model* says yes, of
     answers as LLaVA reads them (``first_sentence_answer``); ``accuracy_CATEGORY`` and ``f1_CATEGORY``; ``llava_f1``,
-    the mean of the categories' F1, as LLaVA-1.5's table. ``lmms_accuracy``, ``lmms_precision``, ``lmms_recall``,
-    ``lmms_f1``: lmms-eval's, which wants exactly "yes" or "no" (``bare_answer``): "Yes." is wrong, and a missed yes
-    counts for recall only where the answer is "no". ``lmms_yes_ratio``: as its code has it, the share of yes among the
-    *labels*. A fraction of nothing is 0, as in lmms-eval; LLaVA's program stops there.
+    the mean of the categories' F1, as LLaVA-1.5's table. A fraction of nothing is 0; LLaVA's program stops there.
     """
 
     def compute(self) -> dict[str, float]:
         llava = [(first_sentence_answer(text), reference["label"]) for text, reference in self.rows]
-        lmms = [(bare_answer(text), reference["label"]) for text, reference in self.rows]
         scores = {**_fractions(llava), "yes_rate": _share([said == "yes" for said, _ in llava])}
         f1 = []
         for name in POPE_CATEGORIES:
@@ -44,9 +40,7 @@ class POPEScores(TaskMetric):
                 found = _fractions(own)
                 scores |= {f"accuracy_{name}": found["accuracy"], f"f1_{name}": found["f1"]}
                 f1.append(found["f1"])
-        scores["llava_f1"] = _share(f1)
-        scores |= {f"lmms_{name}": value for name, value in _fractions(lmms).items()}
-        return {**scores, "lmms_yes_ratio": _share([label == "yes" for _, label in lmms])}
+        return {**scores, "llava_f1": _share(f1)}
 
     @staticmethod
     def score(prediction: Any, reference: Mapping[str, Any]) -> float:
@@ -62,15 +56,9 @@ def first_sentence_answer(text: str) -> str:
     return "no" if {"No", "not", "no"} & set(words) else "yes"
 
 
-def bare_answer(text: str) -> str:
-    """Return the text in lower case without surrounding space; it is right only if it is the label."""
-    return text.lower().strip()
-
-
 def _fractions(pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
-    """Return the scores of answers with their labels; only "yes" and "no" count as answers."""
     precision = _share([label == "yes" for said, label in pairs if said == "yes"])
-    recall = _share([said == "yes" for said, label in pairs if label == "yes" and said in ("yes", "no")])
+    recall = _share([said == "yes" for said, label in pairs if label == "yes"])
     return {
         "accuracy": _share([said == label for said, label in pairs]),
         "precision": precision,
@@ -153,32 +141,26 @@ class MMEScores(TaskMetric):
     """Accuracy, and the benchmark's points; a reference holds ``answer`` (yes, no), ``category`` and ``pair`` (image).
 
     ``accuracy``: right answers over all questions, as lmms-eval reads them. That the sub-token paper prints this is a
-    reading: its figures are whole numbers of 2,374 questions, and it names no score. ``official_accuracy``: as MME's
-    own program reads them. ``official_perception``, ``official_cognition`` and ``lmms_...``: points, the sum over
-    subtasks of 100 (accuracy + share of pairs with both answers right), up to 2000 and 800; ``official_SUBTASK``: of
-    one, up to 200. A question without its partner, as a limited run leaves, counts for the accuracies but not for
-    points.
+    reading: its figures are whole numbers of 2,374 questions, and it names no score. ``official_perception``,
+    ``official_cognition``: points as MME's own program reads answers, the sum over subtasks of 100 (accuracy + share of
+    pairs with both answers right), up to 2000 and 800; ``official_SUBTASK``: of one, up to 200. A question without its
+    partner, as a limited run leaves, counts for the accuracy but not for points.
     """
 
-    readings: ClassVar = ("official", "lmms")
-    points = frozenset(
-        [f"official_{name}" for name in MME_SUBTASKS]
-        + [f"{reading}_{total}" for total in _MME_TOTALS for reading in ("official", "lmms")]
-    )
+    points = frozenset(f"official_{name}" for name in (*MME_SUBTASKS, *_MME_TOTALS))
 
     def compute(self) -> dict[str, float]:
-        pairs: dict[str, dict[str, list[tuple[bool, bool]]]] = {name: defaultdict(list) for name in MME_SUBTASKS}
+        pairs: dict[str, dict[str, list[bool]]] = {name: defaultdict(list) for name in MME_SUBTASKS}
         for text, reference in self.rows:
-            right = tuple(read(text) == reference["answer"] for read in (official_answer, begun_answer))
-            pairs[reference["category"]][reference["pair"]].append(right)
-        official, lmms = zip(*(right for own in pairs.values() for two in own.values() for right in two), strict=True)
-        scores = {"accuracy": mean(lmms), "official_accuracy": mean(official)}
-        found = {name: points for name, own in pairs.items() if (points := _points([*own.values()])) is not None}
-        for total, names in _MME_TOTALS.items():
-            if own := [found[name] for name in names if name in found]:
-                columns = zip(self.readings, zip(*own, strict=True), strict=True)
-                scores |= {f"{reading}_{total}": sum(column) for reading, column in columns}
-        return scores | {f"official_{name}": points[0] for name, points in found.items()}
+            pairs[reference["category"]][reference["pair"]].append(official_answer(text) == reference["answer"])
+        found = {}
+        for name, own in pairs.items():
+            if whole := [two for two in own.values() if len(two) == 2]:
+                found[name] = 100 * (mean([*map(mean, whole)]) + mean([*map(all, whole)]))
+        totals = {total: [found[name] for name in names if name in found] for total, names in _MME_TOTALS.items()}
+        points = {total: sum(own) for total, own in totals.items() if own} | found
+        scores = {"accuracy": mean([self.score(*row) for row in self.rows])}
+        return scores | {f"official_{name}": value for name, value in points.items()}
 
     @staticmethod
     def score(prediction: Any, reference: Mapping[str, Any]) -> float:
@@ -194,15 +176,6 @@ def begun_answer(text: str) -> str:
     """Read an answer as ``official_answer`` does, without outer space and full stops; "y" and "n" alone count, too."""
     text = text.lower().strip().replace(".", "")
     return {"y": "yes", "n": "no"}.get(text) or official_answer(text)
-
-
-def _points(pairs: Sequence[Sequence[tuple[bool, bool]]]) -> tuple[float, ...] | None:
-    """Return the points of one subtask in both readings; None where it has no whole pair."""
-    whole = [pair for pair in pairs if len(pair) == 2]
-    if not whole:
-        return None
-    readings = zip(*(zip(*pair, strict=True) for pair in whole), strict=True)  # a reading -> its marks, two a pair
-    return tuple(100 * (mean([*map(mean, marks)]) + mean([*map(all, marks)])) for marks in readings)
 
 
 class MME(ImageQuestions):

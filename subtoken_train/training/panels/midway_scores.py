@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback, EarlyStopping
@@ -83,13 +83,11 @@ class EarlyStoppingConfig:
     Attributes:
         monitor: ``eval/accuracy`` (with an ``evaluation`` band), or ``val/loss`` or ``val/token_accuracy`` (with data).
         patience: checks without improvement after which training stops.
-        mode: whether a larger (``max``) or a smaller (``min``) value is better; None: as the monitor's name says.
         min_delta: what counts as an improvement must be larger than this.
     """
 
     monitor: str
     patience: int = 3
-    mode: Literal["min", "max"] | None = None
     min_delta: float = 0.0
 
     def __post_init__(self) -> None:
@@ -97,7 +95,7 @@ class EarlyStoppingConfig:
         check_range("early_stopping.min_delta", self.min_delta, 0)
 
     def checked_mode(self, scores: list[str]) -> str:
-        """Return ``min`` or ``max``; ``scores`` names those that the run will have."""
+        """Return which is better, ``min`` or ``max``; ``scores`` names those that the run will have."""
         if not scores:
             raise ValueError(
                 f"early_stopping.monitor is {self.monitor!r}, but the run makes no scores; add an evaluation band or "
@@ -105,10 +103,7 @@ class EarlyStoppingConfig:
             )
         if self.monitor not in scores:
             raise unknown_name("early_stopping.monitor", self.monitor, scores)
-        better = VALIDATION_SCORES.get(self.monitor, "max")
-        if self.mode not in (None, better):
-            raise ValueError(f"early_stopping.mode is {self.mode!r}, but {self.monitor} needs {better!r}; leave it out")
-        return better
+        return VALIDATION_SCORES.get(self.monitor, "max")
 
 
 class StopEarly(EarlyStopping):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from subtoken_train.functional.usage import choice_entropy, group_usage, mask_entropy, masked_moments, usage_entropy
+from subtoken_train.functional.masks import choice_entropy, group_usage, mask_entropy, usage_entropy
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels import (
     gradients_of,
@@ -142,7 +142,7 @@ def _by_layer(tag: str, tensors: Mapping[str, Tensor | None]) -> dict[str, Tenso
 
 
 class RoutingPanel(Callback):
-    """Logs group usage, mask entropy and routers' logits per layer, of the last micro-batch of a logging step."""
+    """Logs group usage, mask and router entropy per layer, of the last micro-batch of a logging step."""
 
     def __init__(self) -> None:
         self._logits: dict[int, Tensor] = {}
@@ -176,8 +176,6 @@ class RoutingPanel(Callback):
             found[f"mask_entropy/layer_{layer}"] = mask_entropy(mask_BNS, routed_BN)
             if layer in self._logits:
                 logits_BNS = self._logits[layer][..., : mask_BNS.shape[-1]]  # of keys under a byte budget, behind
-                mean, deviation = f"router_logit_mean/layer_{layer}", f"router_logit_std/layer_{layer}"
-                found[mean], found[deviation] = masked_moments(logits_BNS, routed_BN)
                 found[f"router_entropy/layer_{layer}"] = choice_entropy(logits_BNS, routed_BN)
         numbers = read_together(found)
         for layer, usage_S in zip(usages, torch.stack(list(usages.values())).cpu(), strict=True):

@@ -1,4 +1,4 @@
-"""Tokens per second and model FLOPs utilisation, before and after reduction, the budget, and learning rates.
+"""Tokens per second before and after reduction, the budget, and learning rates; and what a step costs in FLOPs.
 
 Of the first process; wall time from one reading to the next, without validation and evaluation.
 """
@@ -13,18 +13,15 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from subtoken_train.families.family import Family
 from subtoken_train.ledger.flops import DecoderSize, TrainingFlops
 from subtoken_train.ledger.kv_budget import KVBudget
-from subtoken_train.training.module import StepRecord, SubTokenModule
+from subtoken_train.training.module import SubTokenModule
 from subtoken_train.training.panels import kind_and_layer, logs_now
-
-_HALF_TYPES = {"bf16": torch.bfloat16, "16": torch.float16}
+from subtoken_train.types import Region
 
 
 class Stopwatch:
@@ -52,44 +49,27 @@ class Stopwatch:
 
 
 class Throughput(Callback):
-    """Logs ``tokens_per_s``, ``mfu``, ``train/kv_fraction``, ``train/kept_visual_fraction`` and ``learning_rate``.
-
-    ``mfu`` is the rows' FLOPs over Lightning's table of peaks (none for a CPU). ``after`` counts the rows that ran,
-    ``before`` the whole input as if nothing were reduced: it can exceed 1.
-    """
+    """Logs ``tokens_per_s``, ``train/kv_fraction``, ``train/kept_visual_fraction`` and ``learning_rate``."""
 
     def __init__(self) -> None:
         self.watch = Stopwatch()
-        self._flops: TrainingFlops | None = None
-        self._peak: float | None = None
         self._tokens: Tensor | None = None
-        self._work: Tensor | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        half = _HALF_TYPES.get(str(trainer.precision).split("-")[0])
-        dtype, device = half or pl_module.family.model.dtype, pl_module.device
-        self._peak = peak_flops(device, dtype)
-        if self._peak is not None:
-            self._flops = flops_of(pl_module.family, pl_module.trained())
-        elif device.type != "cpu":  # whose peak no table has
-            rank_zero_info(f"mfu is not logged: the peak FLOP/s of this device ({device}) is unknown")
         self._restart()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Count on the device; read and log at the end of a logging step."""
         record = pl_module.last_step
         assert record is not None
-        counts = torch.stack([record.lengths_before().sum(), record.rows.visible_BM.sum(), *record.visual()])
+        before, after = record.regions_BN, record.rows.regions_BM
+        visual = [(codes == Region.VISUAL).sum() for codes in (before, after)]
+        counts = torch.stack([(before != Region.PADDING).sum(), record.rows.visible_BM.sum(), *visual])
         self._tokens = counts if self._tokens is None else self._tokens + counts
-        if self._flops is not None:
-            work = step_work(self._flops, record)
-            self._work = work if self._work is None else self._work + work
         if logs_now(trainer, batch_idx):
             self._log(trainer, pl_module)
             self._restart()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Stop the clock: validation is no training time."""
         self._pause = self.watch.pause()
         self._pause.__enter__()
 
@@ -97,7 +77,7 @@ class Throughput(Callback):
         self._pause.__exit__(None, None, None)
 
     def _restart(self) -> None:
-        self._tokens = self._work = None
+        self._tokens = None
         self.watch.restart()
 
     def _log(self, trainer: L.Trainer, module: SubTokenModule) -> None:
@@ -113,17 +93,8 @@ class Throughput(Callback):
         if kept:
             budget = KVBudget() if module.routing_config is None else module.routing_config.token_budget
             module.log("train/kv_fraction", replace(budget, keep_ratio=kept / entries).total_kv_fraction)
-        if self._work is not None and self._peak is not None:
-            work_before, work_after = self._work.tolist()
-            module.log("mfu/before", work_before / seconds / self._peak)
-            module.log("mfu/after", work_after / seconds / self._peak, prog_bar=True)
         for group in trainer.optimizers[0].param_groups:
             module.log(f"learning_rate/{group['name']}", float(group["lr"]))
-
-
-def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """A CUDA device's peak FLOP/s for matrix products in ``dtype``, by Lightning's table; None if unknown."""
-    return None if device.type != "cuda" else get_available_flops(device, dtype)
 
 
 def flops_of(family: Family, trained: Mapping[str, nn.Parameter]) -> TrainingFlops:
@@ -134,11 +105,3 @@ def flops_of(family: Family, trained: Mapping[str, nn.Parameter]) -> TrainingFlo
         # DeepSpeed's stage 3 leaves an empty tensor with the real count beside it
         counts[kind_and_layer(name)[1]] += int(getattr(parameter, "ds_numel", parameter.numel()))
     return TrainingFlops(DecoderSize.of(family.decoder.config, shape.num_kv_heads, shape.head_dim), counts)
-
-
-def step_work(flops: TrainingFlops, record: StepRecord) -> Tensor:
-    """Return a micro-batch's FLOPs as if nothing were reduced, and as it ran: [2] in fp32, on the record's device."""
-    before_B, after_B = record.lengths_before(), record.rows.visible_BM.sum(-1)
-    whole = flops.layers(before_B, 0, len(flops.trained)) + flops.head(before_B)
-    spans = [flops.layers(rows.visible_BM.sum(-1), start, stop) for start, stop, rows in record.spans]
-    return torch.stack([whole, torch.stack(spans).sum() + flops.head(after_B)])

@@ -20,7 +20,6 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStr
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from subtoken_train.documents import read_json
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import check_package, refuse
 from subtoken_train.training.trained_tensors import check_same_shapes, shapes_of, trained_shapes, trained_tensors
@@ -28,31 +27,10 @@ from subtoken_train.training.trained_tensors import check_same_shapes, shapes_of
 BUCKET = 50_000_000
 """Elements that are communicated at once; Lightning's 200 million would reserve 800 MB for adapters of a tenth."""
 
-_RECIPE_SAYS = {
-    "gradient_accumulation_steps": "trainer.accumulate_grad_batches",
-    "gradient_clipping": "trainer.gradient_clip_val",
-    **dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu"), "data.batch_size"),
-    "optimizer": "model.optimizer",
-    "scheduler": "model.optimizer.schedule",
-    **dict.fromkeys(("fp16", "bf16", "torch_autocast"), "trainer.precision"),
-}
 
-
-def zero_settings(stage: int, offload: bool, config: dict[str, Any] | str | None) -> dict[str, Any]:
-    """Return DeepSpeed's JSON for stage 1, 2 or 3; ``config``, settings or a JSON file with them, goes on top."""
+def zero_settings(stage: int, offload: bool, config: dict[str, Any] | None) -> dict[str, Any]:
+    """Return DeepSpeed's JSON for stage 1, 2 or 3; ``config``, more of its settings, goes on top."""
     extra = config or {}
-    if isinstance(config, str):
-        try:
-            extra = read_json(config)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"trainer.strategy: the DeepSpeed settings {config} cannot be read: {error}") from None
-    if not isinstance(extra, dict):
-        raise ValueError(f"trainer.strategy: the DeepSpeed settings {config} are not a JSON object")
-    for key, ours in _RECIPE_SAYS.items():
-        if key in extra:
-            raise ValueError(f"the DeepSpeed settings hold {key!r}, which the recipe sets in {ours}; remove it there")
-    if stage not in (1, 2, 3):
-        raise ValueError(f"ZeRO stage {stage} is not one of 1, 2, 3")
     zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": True, "overlap_comm": True}
     zero |= {"reduce_bucket_size": BUCKET, "allgather_bucket_size": BUCKET}
     if offload:
@@ -82,10 +60,10 @@ class ZeroStrategy(DeepSpeedStrategy):
 
     Args:
         offload: keep optimiser states (and in stage 3 the weights) in the host's memory.
-        config: more settings of DeepSpeed's JSON, or the path of such a file; they go on top of ours.
+        config: more settings of DeepSpeed's JSON, which go on top of ours.
     """
 
-    def __init__(self, stage: int = 2, offload: bool = False, config: dict[str, Any] | str | None = None) -> None:
+    def __init__(self, stage: int = 2, offload: bool = False, config: dict[str, Any] | None = None) -> None:
         check_package("deepspeed", "deepspeed", "trainer.strategy", "use trainer.strategy ddp")
         super().__init__(config=zero_settings(stage, offload, config), exclude_frozen_parameters=True)
         self._hf_config: Any = None
@@ -241,7 +219,11 @@ def check_kind(kind: type[Strategy], precision: str, module: Any) -> None:
     zero, fsdp2, routing = issubclass(kind, ZeroStrategy), issubclass(kind, Fsdp2Strategy), module.routing_config
     shares, optimizer = zero or fsdp2, module.optimizer_config.name
     own_loss = module.has_teacher and module.distillation_config is None
-    who = f"model.loss {module.loss.name}" if own_loss else "model.distillation"
+    untried = {
+        f"model.loss {module.loss.name}, whose teacher" if own_loss else "model.distillation": module.has_teacher,
+        "model.routing.features attention": routing is not None and "attention" in routing.features,
+        f"model.optimizer.name {optimizer}": optimizer != "adamw",
+    }
     refuse(
         (
             zero and precision not in PRECISIONS,
@@ -258,20 +240,9 @@ def check_kind(kind: type[Strategy], precision: str, module: Any) -> None:
             "trainer.strategy fsdp2 cannot train routers with model.gradient_checkpointing; use ddp, zero2 or zero3, "
             "or set it to false",
         ),
-        (
-            shares and module.has_teacher,
-            f"{who} runs every layer twice in a step, for its teacher too, which is not tried under ZeRO and FSDP2; "
-            "use trainer.strategy ddp, or leave it out",
-        ),
-        (
-            shares and routing is not None and "attention" in routing.features,
-            "model.routing.features attention runs a layer's q and k projections twice, which is not tried under ZeRO "
-            "and FSDP2; use trainer.strategy ddp, or leave attention out",
-        ),
-        (
-            shares and optimizer != "adamw",
-            f"model.optimizer.name {optimizer} keeps its own states, which {kind.__name__} would share out; use adamw, "
-            "or trainer.strategy ddp",
+        *(
+            (shares and there, f"{what} is not tried under ZeRO and FSDP2; use trainer.strategy ddp, or leave it out")
+            for what, there in untried.items()
         ),
     )
 

@@ -14,27 +14,23 @@ OPTIONS = {"A": "cat", "B": "red dog", "C": "house"}
 
 
 @pytest.mark.parametrize(
-    ("text", "plain", "lmms", "static", "vlmevalkit"),
+    ("text", "plain", "vlmevalkit"),
     [
-        ("B", "B", "B", "B", "B"), ("(C).", "C", "C", "C", "C"), ("B. red dog", "B", "B", "B", "B"),
-        ("a", None, None, None, None), ("D", None, "D", "D", None), ("A red dog", None, "A", "A", "A"),
-        ("A big red dog", None, "B", "B", "A"), ("a red dog", None, "B", "B", "B"),
-        ("The answer is A", None, None, "A", "A"),
-        ("I can see the answer: B, and the reasons are many", None, "B", "B", None),
-        ("**C**", None, None, "C", "C"), ("A cat or B", None, "A", "A", "A"), ("Z", None, None, None, "Z"),
-        ("Cannot determine the answer", None, None, "C", "Z"),  # the static task's last resort: a C in any word
-        ("", None, None, None, None),
+        ("B", "B", "B"), ("(C).", "C", "C"), ("B. red dog", "B", "B"), ("a", None, None), ("D", None, None),
+        ("A red dog", None, "A"), ("A big red dog", None, "A"), ("a red dog", None, "B"),
+        ("The answer is A", None, "A"),
+        ("I can see the answer: B, and the reasons are many", None, None), ("**C**", None, "C"), ("Z", None, "Z"),
+        ("A cat or B", None, "A"), ("Cannot determine the answer", None, "Z"), ("", None, None),
     ],
 )  # fmt: skip
-def test_known_answers(text, plain, lmms, static, vlmevalkit):
-    assert [read(text, OPTIONS) for read in choices.READINGS.values()] == [plain, lmms, static, vlmevalkit]
+def test_known_answers(text, plain, vlmevalkit):
+    assert [read(text, OPTIONS) for read in choices.READINGS.values()] == [plain, vlmevalkit]
 
 
 def test_reference_answers(shared):
     cases = [case for case in reference_cases(shared, "mmbench") if case["kind"] == "match"]
     assert cases
     for case in cases:
-        assert (choices.lmms_letter(case["pred"], case["choices"]) or False) == case["lmms_can_infer"]
         assert (choices.vlmevalkit_letter(case["pred"], case["choices"]) or False) == case["vlmevalkit_can_infer"]
 
 
@@ -59,48 +55,6 @@ def test_all_rotations_must_be_right():
     assert "circular" not in scores_of(rows[::2])
 
 
-@pytest.mark.parametrize(
-    ("text", "nan", "lmms", "static"),
-    [
-        ("a banana", "", "", ""),
-        ("a banana", "D", "D", "D"),  # lmms-eval: the one option whose text the answer contains
-        ("a banana", "CD", "", ""),
-        ("a banana and a cat", "D", "", ""),  # two texts are contained
-        ("a banana and a cat", "", "A", "A"),
-        ("It must be (D)!", "", "", ""),
-        ("It must be (D)!", "D", "", "D"),  # a letter is looked for among all options, "nan" too
-    ],
-)
-def test_options_of_the_text_nan_count_for_lmms_eval_alone(text, nan, lmms, static):
-    options = {"A": "cat", "B": "dog"}
-    for letter in "ABCD":
-        scores = scores_of([(text, {"index": 1, "answer": letter, "options": options, "nan_options": nan})])
-        assert scores["lmms_accuracy"] == (letter == lmms)
-        assert scores["lmms_static_accuracy"] == (letter == static)
-        plain = [choices.plain_letter(text, options), choices.vlmevalkit_letter(text, options)]
-        assert [scores["accuracy"], scores["vlmevalkit_accuracy"]] == [letter == found for found in plain]
-
-
-def test_reference_rotations(shared):
-    cases = [case for case in reference_cases(shared, "mmbench") if case["kind"] == "circular"]
-    for case in cases:
-        rows = []
-        for row in case["rows"]:
-            options = {letter: row[letter] for letter in "ABCD" if row.get(letter) not in (None, "nan")}
-            nan = [letter for letter in "ABCD" if row.get(letter) == "nan"]
-            rows.append((row["prediction"], {**reference(row["index"], row["answer"], options), "nan_options": nan}))
-        scores = scores_of(rows)
-        assert scores["lmms_static_circular"] == pytest.approx(case["lmms_static_circular_overall"], abs=1e-6)
-        vanilla = case["vanilla_accuracy_over_all_rows_lmms_can_infer"]
-        assert scores["lmms_accuracy"] == pytest.approx(vanilla, abs=1e-6)
-        unrotated = case["vanilla_accuracy_index_lt_1e6"]
-        assert scores["lmms_unrotated_accuracy"] == pytest.approx(unrotated, abs=1e-6)
-        for category, expected in case["per_category"].items():
-            own = [pair for pair, row in zip(rows, case["rows"], strict=True) if row["category"] == category]
-            assert scores_of(own)["lmms_static_circular"] == pytest.approx(expected, abs=1e-6)
-    assert cases
-
-
 @pytest.mark.slow
 def test_real_answers_of_llava(shared):
     lines = real_answers(shared, "mmbench_dev_llava15_13b")
@@ -110,25 +64,20 @@ def test_real_answers_of_llava(shared):
         for line in lines
     ]
     scores = scores_of(rows)
-    for reading in ("", "lmms_", "lmms_static_", "vlmevalkit_"):
+    for reading in ("", "vlmevalkit_"):
         assert scores[f"{reading}accuracy"] == pytest.approx(expected["vanilla_over_all_rows"], abs=1e-6)
         assert scores[f"{reading}circular"] == pytest.approx(expected["circular"], abs=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("text", "letter", "lmms"),
+    ("text", "letter"),
     [
-        ("B", "B", True), ("B. dogs", "B", True), ("b", None, True), ("B.", None, True),
-        ("The answer is B.", "B", False), ("The answer is B", None, False),
-        ("The answer is B. The answer is C.", None, False), ("", None, False),
-        ("\nB", None, True),  # LLaVA's program reads no letter after a line break, lmms-eval's does
-        ("B\n", None, True), (" B. dogs", None, True), ("\nB. dogs", None, True), ("\n\nB.\ndogs", None, True),
-        ("\nb. dogs", None, False), ("B\n.", None, False), ("The answer is\nB.", None, False),
+        ("B", "B"), ("B. dogs", "B"), ("b", None), ("B.", None), ("The answer is B.", "B"), ("The answer is B", None),
+        ("The answer is B. The answer is C.", None), ("", None), ("\nB", None), (" B. dogs", None), ("B\n.", None),
     ],
 )  # fmt: skip
-def test_what_an_answer_means(text, letter, lmms):
+def test_what_an_answer_means(text, letter):
     assert choices.llava_letter(text) == letter
-    assert choices.lmms_right(text, "B") is lmms
 
 
 def test_a_letter_beyond_the_choices_is_wrong():
@@ -144,7 +93,6 @@ def test_reference_items(shared):
     for item in items:
         assert (choices.llava_letter(item["pred"]) or "FAILED") == item["llava_parsed_ans"]
         assert choices.llava_choice(item["pred"], len(item["choices"])) == item["llava_pred_idx"]
-        assert choices.lmms_right(item["pred"], choices.LETTERS[item["answer"]]) == item["lmms_exact_match"]
     metric = choices.ScienceQAScores()
     references = [{"answer": i["answer"], "choices": len(i["choices"]), "image": i["image"]} for i in items]
     metric.update([item["pred"] for item in items], references)
@@ -153,8 +101,6 @@ def test_reference_items(shared):
     assert scores["accuracy"] * len(items) == pytest.approx(sum(case["correct"] for case in aggregates), abs=1e-6)
     if len(aggregates) == 1:
         assert f"IMG-Accuracy: {100 * scores['llava_image_accuracy']:.2f}%" in aggregates[0]["stdout"]
-    lmms = sum(item["lmms_exact_match"] for item in items) / len(items)
-    assert scores["lmms_accuracy"] == pytest.approx(lmms, abs=1e-6)
 
 
 LLAVA = {
@@ -170,15 +116,14 @@ def pope_scores_of(answers, labels, categories):
 
 
 @pytest.mark.parametrize(
-    ("text", "llava", "lmms"),
+    ("text", "llava"),
     [
-        ("No", "no", "no"), ("yes", "yes", "yes"), ("Yes.", "yes", "yes."), (" no ", "no", "no"),
-        ("There is, not one", "no", "there is, not one"), ("It is. No", "yes", "it is. no"), ("", "yes", ""),
-        ("NO", "yes", "no"), ("\nno", "yes", "no"), ("isn't", "yes", "isn't"),
+        ("No", "no"), ("yes", "yes"), ("Yes.", "yes"), (" no ", "no"), ("There is, not one", "no"), ("", "yes"),
+        ("It is. No", "yes"), ("NO", "yes"), ("\nno", "yes"), ("isn't", "yes"),
     ],
 )  # fmt: skip
-def test_what_a_pope_answer_means(text, llava, lmms):
-    assert (yes_no.first_sentence_answer(text), yes_no.bare_answer(text)) == (llava, lmms)
+def test_what_a_pope_answer_means(text, llava):
+    assert yes_no.first_sentence_answer(text) == llava
     assert yes_no.POPEScores.score(text, {"label": llava, "category": "random"}) == 1
 
 
@@ -186,8 +131,7 @@ def test_known_counts():
     answers, labels = ["yes", "yes", "no", "no", "Yes!"], ["yes", "no", "yes", "no", "yes"]
     scores = pope_scores_of(answers, labels, ["random", "random", "popular", "popular", "popular"])
     wanted = {"accuracy": 3 / 5, "precision": 2 / 3, "recall": 2 / 3, "yes_rate": 3 / 5, "accuracy_random": 1 / 2}
-    wanted |= {"f1_popular": 2 / 3, "llava_f1": (2 / 3 + 2 / 3) / 2, "lmms_accuracy": 2 / 5}
-    wanted |= {"lmms_recall": 1 / 2}  # "Yes!" is no missed yes there
+    wanted |= {"f1_popular": 2 / 3, "llava_f1": (2 / 3 + 2 / 3) / 2}
     assert {name: scores[name] for name in wanted} == pytest.approx(wanted)
     assert "accuracy_adversarial" not in scores
 
@@ -195,10 +139,8 @@ def test_known_counts():
 def test_reference_batches(shared):
     for case in reference_cases(shared, "pope"):
         texts, labels = [item["text"] for item in case["items"]], [item["label"] for item in case["items"]]
-        llava, lmms = case["llava_eval_pope"], case["lmms_eval_pope"]
+        llava = case["llava_eval_pope"]
         assert [yes_no.first_sentence_answer(text) for text in texts] == llava["per_item_pred"]
-        hits = [float(yes_no.bare_answer(text) == label) for text, label in zip(texts, labels, strict=True)]
-        assert hits == lmms["per_item_score"]
         scores = pope_scores_of(texts, labels, ["random"] * len(texts))
         if llava["error"]:
             assert llava["error"] == "ZeroDivisionError"
@@ -207,9 +149,6 @@ def test_reference_batches(shared):
         else:
             wanted = {ours: llava[name] for name, ours in LLAVA.items()}
             assert {name: scores[name] for name in wanted} == pytest.approx(wanted, abs=1e-6)
-        for name in ("accuracy", "precision", "recall", "f1"):
-            assert scores[f"lmms_{name}"] == pytest.approx(lmms[name], abs=1e-6)
-        assert scores["lmms_yes_ratio"] == pytest.approx(lmms["yes_ratio_as_coded"], abs=1e-6)
 
 
 def test_real_pope_answers_of_llava(shared):
@@ -249,12 +188,12 @@ def test_points_of_pairs():
     rows = [{"category": "count", "question_id": name, "pred": p, "answer": a} for name, p, a in pair]
     scores = mme_scores_of(rows)
     assert scores["accuracy"] == 0.75
-    assert scores["official_count"] == scores["lmms_perception"] == 75 + 50
+    assert scores["official_count"] == scores["official_perception"] == 75 + 50
     assert "official_cognition" not in scores
     alone = mme_scores_of(rows[:3])
     assert alone["accuracy"] == 1
     assert alone["official_perception"] == 200
-    assert {"official_count", "official_perception", "lmms_perception"} <= yes_no.MMEScores.points
+    assert {"official_count", "official_perception"} <= yes_no.MMEScores.points
     assert "accuracy" not in yes_no.MMEScores.points
 
 
@@ -269,7 +208,6 @@ def test_reference_set(shared):
         scores, official = mme_scores_of(items), total["official_calculation_py"]
         expected = {f"official_{name}": official["per_task"][name] for name in yes_no.MME_SUBTASKS}
         expected |= {f"official_{name}": official[name] for name in ("perception", "cognition")}
-        expected |= {f"lmms_{name}": total["lmms_eval"][f"mme_{name}_score"] for name in ("perception", "cognition")}
         expected["accuracy"] = total["plain_accuracy_lmms_parse"]
         assert {name: scores[name] for name in expected} == pytest.approx(expected, abs=1e-6)
 

@@ -227,7 +227,7 @@ def printed(tmp_path):
     return path
 
 
-def test_printed_recomputed_ours(tmp_path, printed):
+def test_printed_and_ours(tmp_path, printed):
     paper_grid(tmp_path / "results", PAPER_TASKS)
     found = compare_paper(read_results([tmp_path / "results"]), printed)
     assert list(dict.fromkeys(zip(found.arm, found.row, strict=True))) == [
@@ -236,8 +236,6 @@ def test_printed_recomputed_ours(tmp_path, printed):
     ]
     routed, anchor = (each.set_index("column") for _, each in found.groupby("arm"))
     assert routed.printed["3-mean"] == 55
-    recomputed = {"3-mean": 50, "7-mean": 440 / 7, "Δ 3-mean": 1, "Δ 7-mean": 1}
-    assert routed.recomputed.dropna().to_dict() == pytest.approx(recomputed)
     assert routed.ours["Δ 3-mean"].value == pytest.approx(0.15)
     assert list(routed.index) == [*PAPER_TASKS.values(), "3-mean", "7-mean", "Δ 3-mean", "Δ 7-mean"]
     assert "Δ 3-mean" not in anchor.index
@@ -263,5 +261,4 @@ def test_variants_by_name(tmp_path, printed):
     }
     llama = found[found.arm == "llama"].set_index("column")
     assert llama.printed.to_dict() == {"MMLU": 43.95, "Δ MMLU": 1.55}
-    assert llama.recomputed["Δ MMLU"] == pytest.approx(1.55)
     assert llama.ours["MMLU"].value == 0.25

@@ -137,7 +137,7 @@ def test_evaluate_compares_two_adapters_question_by_question(vlm_adapter, questi
     other, out = shutil.copytree(vlm_adapter, tmp_path / "other"), tmp_path / "out.json"
     printed, record = evaluated(capsys, out, "--adapter", vlm_adapter, "--adapter", other, "--data", questions)
     level = "+0.0 [+0.0, +0.0] points on the same 24 questions (95 % interval); by all measures: level"
-    for words in ("16/64", "S4K1 linear", "15.625%", "exists_color", "KV bytes", "log-likelihood", "colour F1", level):
+    for words in ("16/64", "S4K1 linear", "15.625%", "exists_color", "KV bytes", "log_likelihood", "color_f1", level):
         assert words in printed
     assert record["eviction"] == "-"
     assert 0 < record["kv_bytes"] < 0.5 * record["dense_kv_bytes"]

@@ -10,11 +10,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
-from checkpoints import tiny_llama
-from subtoken_train.cli.main import main
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.evaluation.reporting.runs import read_results
 from subtoken_train.evaluation.results import Manifest, read_samples
@@ -93,31 +90,6 @@ def test_every_subject_is_served_and_matched_arms_are_less_than_a_token_apart(le
     for name, anchor in pairs.items():
         assert all(0 <= its - ours < 1 for ours, its in zip(held[name], held[anchor], strict=True))
     assert len(set(map(tuple, held.values()))) == len(held) - 4  # S8 and S16 hold the same
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("grid", ["table3_llama7b"])
-def test_the_grid_runs_on_random_weights(lengths, shared, tmp_path, monkeypatch, capsys, grid):
-    torch.manual_seed(0)
-    tiny_llama.build_model(layers=2).save_pretrained(tmp_path / "backbone")
-    tiny_llama.build_tokenizer().save_pretrained(tmp_path / "backbone")
-    models = models_of(grid)
-    for name in models:
-        write_tiny_adapter(name, BackboneConfig(path=str(tmp_path / "backbone")), tmp_path / "runs")
-    monkeypatch.chdir(tmp_path)
-    content = (places.RECIPES / "eval" / f"{grid}.yaml").read_text()
-    (tmp_path / "grid.yaml").write_text(content.replace("meta-llama/Llama-2-7b-hf", str(tmp_path / "backbone")))
-    words = ["evaluate", "--config", str(tmp_path / "grid.yaml"), "--limit", "2"]
-    words += ["--data-root", str(shared / "realdata")]
-    assert main([*words, "--check"]) == 0
-    assert main(words) == 0
-    capsys.readouterr()
-    records = {name: read_samples(tmp_path / "results" / grid / name / "mmlu") for name in models}
-    for name, anchor in pairs_of(models).items():
-        for key, ours in records[name].items():
-            its = records[anchor][key]
-            token = its.region_dense_bytes / its.entries_before * tiny_llama.LAYERS
-            assert 0 <= its.region_bytes - (ours.region_bytes - ours.index_bytes) < token
 
 
 @pytest.mark.slow

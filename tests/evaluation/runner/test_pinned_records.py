@@ -15,10 +15,10 @@ from subtoken_train.evaluation.results import MANIFEST_FILE, Manifest, read_samp
 from subtoken_train.evaluation.runner.arms import prepare
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec
-from subtoken_train.evictions.elastic import LayerShares
+from subtoken_train.evictions.h2o import LayerShares
 from subtoken_train.families.backbone_config import BackboneConfig, resolve
 from subtoken_train.inference.pool import ModelPool, load_backbone
-from subtoken_train.reducers.fitprune import PruneSchedules
+from subtoken_train.reducers.staged import PruneSchedules
 from tests.support.eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE, scenes_grid
 from tests.support.kvzap_files import written
 from tests.support.sampling import sampled

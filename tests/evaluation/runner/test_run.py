@@ -8,7 +8,6 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
-from statistics import mean
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +22,7 @@ from subtoken_train.evaluation.runner.run import run_grid, too_late
 from subtoken_train.evaluation.runner.spec import ArmSpec, TaskSpec, expand_arms
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.resources import resource
-from tests.support.eval_runs import ADAPTERS, ROUTED, WHOLE, answers, free_port, records, scenes_grid, start
+from tests.support.eval_runs import ROUTED, WHOLE, answers, free_port, records, scenes_grid, start
 from tests.support.sampling import sampled
 
 KILLED = ("scenes_pope", "scenes_gqa", "scenes_caption")
@@ -186,44 +185,6 @@ def test_seeds_of_a_random_selector_are_arms_of_their_own(scenes, tmp_path):
     assert zero == own
 
 
-@pytest.mark.slow
-def test_a_budget_of_one_is_the_backbone(scenes, tmp_path):
-    backbone = ArmSpec(backbone="checkpoints/tiny-llava")
-    kept = [
-        replace(backbone, name="reducer", reducer="fastv", keep_ratio=1.0),
-        replace(backbone, name="eviction", eviction="snapkv", eviction_keep=1.0, scope="visual"),
-        replace(backbone, name="context_first", protocol="context_first"),
-    ]
-    alone, *others = (
-        {key: record.prediction for key, record in read_samples(folder).items()}
-        for folder in run_grid(scenes_grid(scenes, tmp_path, backbone, *kept, limit=40))
-    )
-    assert all(other == alone for other in others)
-
-
-@pytest.mark.slow
-def test_the_anchor_costs_at_least_as_much_after_an_eviction(scenes, tmp_path):
-    """Shares of few entries: 4 of 16 routed tokens cost 2.5 whole ones; of the anchor's 10 it is 3, rounded up."""
-    evicted = replace(ROUTED, eviction="streaming_llm", eviction_keep=0.25)
-    folders = run_grid(scenes_grid(scenes, tmp_path, evicted, limit=4, anchors="auto"))
-    ours, theirs = (list(read_samples(folder).values()) for folder in folders)
-    for mine, its in zip(ours, theirs, strict=True):
-        assert (mine.region_bytes - mine.index_bytes) * 6 == its.region_bytes * 5
-        assert its.region_bytes == its.region_dense_bytes * 3 / 64
-
-
-@pytest.mark.slow
-def test_recall_under_quest(tmp_path):
-    names = ("tinylm_lora_only", "tinylm_quest25_s16k12", "tinylm_quest25_s8k6_anchor")
-    grid = scenes_grid(tmp_path, tmp_path, *(ArmSpec(adapter=f"{ADAPTERS}/{name}") for name in names), anchors="auto")
-    tasks = (TaskSpec("recall", options={"contexts": 24}),)
-    folders = run_grid(replace(grid, tasks=tasks, batch_size=8))
-    whole, routed, anchor = (mean(r.score for r in read_samples(folder).values()) for folder in folders)
-    assert whole == 1
-    assert anchor < routed < whole
-    assert Manifest.read(folders[1]).arm.anchor == Manifest.read(folders[2]).arm.name
-
-
 ADAPTER = str(resource("checkpoints/adapters/tiny_lora_only"))
 
 
@@ -245,9 +206,3 @@ def test_a_device_that_is_not_there_leaves_no_suite(tmp_path, capsys):
     assert main(["evaluate", "--suite", "mini", "--device", "cuda:77", "--out", str(out)]) == 2
     assert "unknown device of this machine 'cuda:77'" in capsys.readouterr().err
     assert not out.exists()
-
-
-def test_a_split_has_records(tmp_path, capsys):
-    assert main(["data", "scenes", "--out", str(tmp_path / "scenes"), "--dev", "0"]) == 2
-    assert "--dev 0 must be at least 1" in capsys.readouterr().err
-    assert not (tmp_path / "scenes").exists()

@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset, Features, Image, List, Value
 
 from subtoken_train.evaluation.tasks import build_task
-from subtoken_train.evaluation.tasks.mathvista import MathVistaAccuracy, equal, extract, mathvista_prompt, normalise
+from subtoken_train.evaluation.tasks.mathvista import MathVistaAccuracy, extract, mathvista_prompt, normalise
 from tests.support.vqa_cases import picture, reference_cases, refused
 
 CHOICE = {
@@ -75,7 +75,7 @@ def test_the_hubs_files(tmp_path):
     assert second.prompt.endswith("floating-point number with one decimal place.")
     metric = build_task("mathvista", tmp_path).metric()
     metric.update(["B", "1.23"], [first.reference, second.reference])
-    assert metric.compute() == {"accuracy": 1, "lmms_accuracy": 0.5}
+    assert metric.compute() == {"accuracy": 1}
 
 
 @pytest.mark.slow
@@ -98,9 +98,7 @@ def test_golden(shared):
     cases = reference_cases(shared, "mathvista")
     for row in cases:
         keys = ("extraction", "choices", "question_type", "answer_type", "precision")
-        found = normalise(*(row[key] for key in keys))
-        assert found == row["normalized"], row
-        assert equal(found, row["answer"]) == row["safe_equal"], row
+        assert normalise(*(row[key] for key in keys)) == row["normalized"], row
 
 
 EXTRACTED = [
@@ -135,7 +133,7 @@ def reference(kind, answer, precision=None, choices=None):
     return {**form, "precision": precision, "answer": answer}
 
 
-def test_accuracy_and_the_decimals_that_the_hub_stores():
+def test_accuracy():
     metric = MathVistaAccuracy()
     references = [
         reference("integer", "1400"),
@@ -144,4 +142,4 @@ def test_accuracy_and_the_decimals_that_the_hub_stores():
         reference("text", "145°", choices=CHOICES),
     ]
     metric.update(["It is 1,400.", "1.23", "(C)", ""], references)
-    assert metric.compute() == {"accuracy": 0.75, "lmms_accuracy": 0.5}
+    assert metric.compute() == {"accuracy": 0.75}

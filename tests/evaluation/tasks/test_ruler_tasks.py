@@ -15,10 +15,9 @@ from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train.evaluation.reporting.page import map_chart
 from subtoken_train.evaluation.reporting.score_tables import Estimate, KindScores
 from subtoken_train.evaluation.runner.cell import model_inputs
-from subtoken_train.evaluation.tasks import TASKS, build_task
+from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.made_texts import MAKERS, NOISE, cell_of
-from subtoken_train.evaluation.tasks.ruler import NEW_TOKENS, LongContext, asked_parts, context_end, family
-from subtoken_train.inference.text_prompts import encode_chat
+from subtoken_train.evaluation.tasks.ruler import NEW_TOKENS, asked_parts, context_end, family
 from subtoken_train.types import Region
 from tests.support.places import ROOT
 from tests.support.sampling import sampled
@@ -297,13 +296,6 @@ def test_the_synthetic_tasks_ids_are_kvpresss(chatty, name, question):
     assert sample.prompt == plain.prompt
 
 
-@sampled("context", ["", "  spaces around  ", "(the question stands here) twice", "## " * 9, "\n\n"], every=5)
-def test_any_context_is_cut_where_it_ends(chatty, context):
-    ids = encode_chat(chatty, context, ASKED, " It is")
-    expected = kvpress_ids(chatty.tokenizer, context, ASKED, " It is", False)
-    assert [list(ids.input_ids[: ids.context_length]), list(ids.input_ids[ids.context_length :])] == expected
-
-
 def test_raw_text_compresses_up_to_the_answer_prefix(chatty, tmp_path):
     kept, compressed = (kites(tmp_path, question=question).samples()[0] for question in ("kept", "compressed"))
     assert kept.prompt == compressed.prompt
@@ -324,21 +316,3 @@ def test_longbench_compresses_up_to_its_last_line(tmp_path, chatty):
     first, second = ids_of(chatty, replace(sample, chat=True))
     assert "Question: Who?" in chatty.tokenizer.decode(first)
     assert chatty.tokenizer.decode(second).startswith("Answer:<|im_end|>")
-
-
-@pytest.mark.slow
-def test_a_tokenizer_without_a_template_is_refused(chatty, tmp_path):
-    chatty.processor.chat_template = None
-    with pytest.raises(ValueError, match=r"'niah_single_1-0': the tokenizer has no chat template; .*chat: false"):
-        model_inputs(kites(tmp_path, chat=True).samples()[:1], chatty, "text", None)
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_every_task_says_how_it_asks(name):
-    task = build_task(name)
-    image = "in the family's chat format; question kept"
-    assert task.asks == image if task.modality == "image" else task.asks.startswith("raw text, no chat template; ")
-    if isinstance(task, LongContext):
-        asked = build_task(name, chat=True, question="compressed")
-        assert (asked.asks, asked.compresses_question) == ("in the chat template; question compressed", True)
-    assert not task.compresses_question

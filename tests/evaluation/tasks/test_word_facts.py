@@ -44,13 +44,6 @@ def test_a_chat_question_begins_no_answer_and_a_compressed_one_is_context():
     assert compressed.context_characters == len(compressed.prompt)
 
 
-def test_templates_are_many_and_their_words_are_apart():
-    assert len(TEMPLATES) >= 8
-    for template in TEMPLATES.values():
-        assert len(set(template.values)) == len(template.values) >= 12
-        assert not set(template.values) & {*template.asks.split(), *template.begins.split()}
-
-
 def test_ones_own_text_surrounds_them(tmp_path):
     path = tmp_path / "own.txt"
     path.write_text("The harbour was built by hand. Ferries left it twice a day! " * 3 + "x")

@@ -15,7 +15,7 @@ KIVI = {"precision": "kivi4", "groups": "2/1"}
 
 
 def one_layer(**cell: str) -> StepCell:
-    return StepCell(ONE_LAYER | cell, places=False, layers=1)
+    return StepCell(ONE_LAYER | cell, layers=1)
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def test_one_graph_with_one_node_a_layer(own):
 
 @torch.no_grad()
 def test_bytes_of_tables_and_scratch_are_counted():
-    backbone, cache, token_B1 = CELLS["own_heads_bits"].filled()
+    backbone, cache, token_B1 = CELLS["own_heads"].filled()
     tables = sum(layer.fused.table.nbytes for layer in cache.layers)  # made with the prompt
     assert cache.kernel_bytes == tables > 0
     decode(backbone, token_B1, cache)
@@ -62,7 +62,7 @@ def test_bytes_of_tables_and_scratch_are_counted():
 @torch.no_grad()
 def test_a_copied_cache_has_tables_of_its_own():
     """Addresses are those of the tensors that were copied, which may be gone when the copy is read."""
-    backbone, cache, token_B1 = CELLS["own_heads_bits"].filled()
+    backbone, cache, token_B1 = CELLS["own_heads"].filled()
     copied = deepcopy(cache)
     expected = decode(backbone, token_B1, cache)
     assert all(layer.fused.table is None for layer in copied.layers)

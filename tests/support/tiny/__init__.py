@@ -46,7 +46,6 @@ class TinyFamily:
 
 
 def tiny_families() -> dict[str, TinyFamily]:
-    """All of them, by name."""
     modules = [import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
     found = [each for module in modules for each in module.FAMILIES]
     return {each.name: each for each in sorted(found, key=lambda family: family.order)}

@@ -65,7 +65,6 @@ def idefics_family(kind: str = "smolvlm", seed: int = 0, kv_heads: int = 2, **se
 
 
 def tiler(**settings: object) -> Idefics3ImageProcessorPil:
-    """transformers' own, of small tiles."""
     sizes = {"size": {"longest_edge": LONGEST}, "max_image_size": {"longest_edge": SIDE}}
     return Idefics3ImageProcessorPil(**sizes, **settings)
 

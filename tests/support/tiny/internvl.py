@@ -47,13 +47,9 @@ def internvl_family(seed: int = 0, kv_heads: int = 2, text_type: str = "qwen2", 
     vision = {**TOWER, "attention_bias": True, "image_size": SIDE, "patch_size": 8}
     vision |= {"layer_scale_init_value": 1.0, "initializer_range": 0.2}
     config = InternVLConfig(
-        text_config=text,
-        vision_config=vision,
-        image_token_id=ids["<IMG_CONTEXT>"],
-        image_seq_length=4,
-        tie_word_embeddings=False,
-        **settings,
-    )
+        text_config=text, vision_config=vision, image_token_id=ids["<IMG_CONTEXT>"], image_seq_length=4,
+        tie_word_embeddings=False, **settings,
+    )  # fmt: skip
     model = InternVLForConditionalGeneration(config).eval()
     with torch.no_grad():
         embeddings = model.model.vision_tower.embeddings  # which start at zero
@@ -66,7 +62,6 @@ def internvl_family(seed: int = 0, kv_heads: int = 2, text_type: str = "qwen2", 
 
 
 def tiler(**settings: object) -> GotOcr2ImageProcessorPil:
-    """As the conversion writes it, of small tiles, five at most."""
     size = {"height": SIDE, "width": SIDE}
     means = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
     return GotOcr2ImageProcessorPil(size=size, max_patches=5, **means, **settings)
@@ -82,7 +77,6 @@ def transformers_processor() -> InternVLProcessor:
 
 
 def picture(family: Family, generator: torch.Generator, sample: int, image: int, images: int) -> TinyPicture:
-    """An image of 1, 3 or 4 tiles between its marks."""
     tiles = (3, 1, 4)[(sample + image) % 3]
     start, end = (family.tokenizer.convert_tokens_to_ids(mark) for mark in ("<img>", "</img>"))
     pixels = torch.randn(tiles, 3, SIDE, SIDE, generator=generator)

@@ -10,16 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import (
-    CLIPVisionConfig,
-    LlamaConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    LlavaNextConfig,
-    LlavaNextForConditionalGeneration,
-    LlavaNextProcessor,
-    MistralConfig,
-)
+import transformers
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 
 from checkpoints.tiny_llava import build_processor, build_tokenizer
@@ -34,16 +25,19 @@ def build(kv_heads: int, window: int | None = None) -> LlavaFamily:
     """Of so many key-value heads; with a window, around a Mistral."""
     torch.manual_seed(0)
     tower = {**TOWER, "num_hidden_layers": 2}
-    vision = CLIPVisionConfig(**tower, image_size=96, patch_size=24, projection_dim=32)
-    text_class, own = (LlamaConfig, {}) if window is None else (MistralConfig, {"sliding_window": window})
+    vision = transformers.CLIPVisionConfig(**tower, image_size=96, patch_size=24, projection_dim=32)
+    text_class, own = (
+        (transformers.LlamaConfig, {}) if window is None else (transformers.MistralConfig, {"sliding_window": window})
+    )
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     text = text_class(**decoder_sizes(90, kv_heads, max_position_embeddings=512, **special, **own))
-    config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=4, vision_feature_layer=-1)
-    return LlavaFamily(LlavaForConditionalGeneration(config).eval(), build_processor())
+    config = transformers.LlavaConfig(
+        vision_config=vision, text_config=text, image_token_index=4, vision_feature_layer=-1
+    )
+    return LlavaFamily(transformers.LlavaForConditionalGeneration(config).eval(), build_processor())
 
 
 def picture(family: Family, generator: torch.Generator, sample: int, image: int, images: int) -> TinyPicture:
-    """A square."""
     assert family.image_token_id is not None
     return TinyPicture([family.image_token_id] * 16, torch.randn(1, 3, 96, 96, generator=generator))
 
@@ -56,12 +50,11 @@ SIZES = ((30, 50), (61, 17), (24, 71), (47, 49))
 TOKENS = (37, 45, 39, 51)
 
 
-def next_processor() -> LlavaNextProcessor:
-    """transformers' processor with the PIL image processor."""
+def next_processor() -> transformers.LlavaNextProcessor:
     image_processor = LlavaNextImageProcessorPil(
         size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}, image_grid_pinpoints=RESOLUTIONS
     )
-    return LlavaNextProcessor(
+    return transformers.LlavaNextProcessor(
         image_processor,
         build_tokenizer(),
         patch_size=PATCH,
@@ -75,14 +68,20 @@ def next_family(kind: str = "mistral", seed: int = 0, kv_heads: int = 2, **setti
     """Three decoder layers of four query heads; ``kind`` is ``llama`` or ``mistral``."""
     torch.manual_seed(seed)
     tokenizer = build_tokenizer()
-    vision = CLIPVisionConfig(**TOWER, image_size=SIDE, patch_size=PATCH, projection_dim=32, initializer_range=0.2)
+    vision = transformers.CLIPVisionConfig(
+        **TOWER, image_size=SIDE, patch_size=PATCH, projection_dim=32, initializer_range=0.2
+    )
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     sizes = decoder_sizes(len(tokenizer), kv_heads, max_position_embeddings=1024, **special)
-    text = LlamaConfig(**sizes) if kind == "llama" else MistralConfig(**sizes, sliding_window=None)
-    config = LlavaNextConfig(
+    text = (
+        transformers.LlamaConfig(**sizes)
+        if kind == "llama"
+        else transformers.MistralConfig(**sizes, sliding_window=None)
+    )
+    config = transformers.LlavaNextConfig(
         vision_config=vision, text_config=text, image_token_index=4, image_grid_pinpoints=RESOLUTIONS, **settings
     )
-    return LlavaNextFamily(LlavaNextForConditionalGeneration(config).eval(), next_processor())
+    return LlavaNextFamily(transformers.LlavaNextForConditionalGeneration(config).eval(), next_processor())
 
 
 def next_records(folder: Path) -> list[Record]:
@@ -93,7 +92,6 @@ def next_records(folder: Path) -> list[Record]:
 
 
 def next_picture(family: Family, generator: torch.Generator, sample: int, image: int, images: int) -> TinyPicture:
-    """Of another size each."""
     assert isinstance(family, LlavaNextFamily)
     size = SIZES[(sample + image) % len(SIZES)]
     tiles = family.layout.tiles(size)

@@ -10,13 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    BatchFeature,
-    LlavaOnevisionConfig,
-    LlavaOnevisionForConditionalGeneration,
-    LlavaOnevisionProcessor,
-    SiglipVisionConfig,
-)
+import transformers
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 
 from subtoken_train.datasets.records import Record
@@ -44,21 +38,16 @@ def onevision_family(seed: int = 0, kv_heads: int = 2, layers: int = 4) -> Llava
     special = {"bos_token_id": None, "eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"]}
     own = {"intermediate_size": 128, "num_hidden_layers": layers, "tie_word_embeddings": False, **special}
     text = {"model_type": "qwen2", **decoder_sizes(len(tokenizer), kv_heads, **own)}
-    vision = SiglipVisionConfig(**TOWER, image_size=SIDE, patch_size=PATCH, vision_use_head=False)
-    config = LlavaOnevisionConfig(
-        text_config=text,
-        vision_config=vision,
-        image_token_index=ids["<image>"],
-        video_token_index=ids["<video>"],
-        image_grid_pinpoints=RESOLUTIONS,
-        vision_aspect_ratio="anyres_max_4",
-    )
-    model = LlavaOnevisionForConditionalGeneration(config).eval()
+    vision = transformers.SiglipVisionConfig(**TOWER, image_size=SIDE, patch_size=PATCH, vision_use_head=False)
+    config = transformers.LlavaOnevisionConfig(
+        text_config=text, vision_config=vision, image_token_index=ids["<image>"], video_token_index=ids["<video>"],
+        image_grid_pinpoints=RESOLUTIONS, vision_aspect_ratio="anyres_max_4",
+    )  # fmt: skip
+    model = transformers.LlavaOnevisionForConditionalGeneration(config).eval()
     return LlavaOnevisionFamily(model, OnevisionProcessor(image_processor(), tokenizer))
 
 
 def image_processor() -> LlavaOnevisionImageProcessorPil:
-    """transformers' own, for these tiles."""
     return LlavaOnevisionImageProcessorPil(size={"height": SIDE, "width": SIDE}, image_grid_pinpoints=RESOLUTIONS)
 
 
@@ -81,22 +70,18 @@ class FrameReader:
     def __init__(self, family: LlavaOnevisionFamily) -> None:
         self.family = family
 
-    def __call__(self, videos: list[Any], **options: Any) -> BatchFeature:
-        """Videos of equally many frames."""
+    def __call__(self, videos: list[Any], **options: Any) -> transformers.BatchFeature:
         pixels = [self.family.process_images([Video(tuple(frames))])[0] for frames in videos]
-        return BatchFeature({"pixel_values_videos": torch.stack(pixels)})
+        return transformers.BatchFeature({"pixel_values_videos": torch.stack(pixels)})
 
 
-class Theirs(LlavaOnevisionProcessor):
-    """transformers' processor; it takes any object for its video processor."""
-
+class Theirs(transformers.LlavaOnevisionProcessor):
     def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> type:
         """Nothing is checked."""
         return type(argument)
 
 
-def their_processor(family: LlavaOnevisionFamily) -> LlavaOnevisionProcessor:
-    """Of the tiny model."""
+def their_processor(family: LlavaOnevisionFamily) -> transformers.LlavaOnevisionProcessor:
     return Theirs(
         image_processor(),
         family.tokenizer,

@@ -70,7 +70,6 @@ def their_inputs(family: Mistral3Family, texts: list[str], images: list[Image.Im
 
 
 def picture(family: Family, generator: torch.Generator, sample: int, image: int, images: int) -> TinyPicture:
-    """An image of 3 x 3 visual tokens and more."""
     rows, columns = 3, 3 + sample + image
     end, row = (family.tokenizer.convert_tokens_to_ids(mark) for mark in ("[IMG_END]", "[IMG_BREAK]"))
     visual = [*[family.image_token_id] * columns, row] * rows

@@ -10,41 +10,17 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import transformers
 from hypothesis import assume
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import (
-    Glm4vConfig,
-    Glm4vForConditionalGeneration,
-    Glm4vMoeConfig,
-    Glm4vMoeForConditionalGeneration,
-    PreTrainedTokenizerFast,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2VLConfig,
-    Qwen2VLForConditionalGeneration,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
-    Qwen3VLMoeConfig,
-    Qwen3VLMoeForConditionalGeneration,
-)
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from subtoken_train.datasets.records import Record
+from subtoken_train.families import qwen_vl
 from subtoken_train.families.images import Video
-from subtoken_train.families.qwen_vl import (
-    Glm4vFamily,
-    Glm4vMoeFamily,
-    GlmProcessor,
-    Qwen2VLFamily,
-    Qwen3VLFamily,
-    Qwen3VLMoeFamily,
-    Qwen25VLFamily,
-    QwenProcessor,
-    QwenVLFamily,
-)
 from tests.support.tiny import TinyFamily, TinyPicture
 from tests.support.tiny_parts import decoder_sizes, padded, records_of
 
@@ -61,7 +37,7 @@ BLOCKS |= {"initializer_range": 0.2}
 """Of the towers of Qwen2.5-VL and Qwen3-VL."""
 
 
-def qwen_tokenizer(special: Sequence[str] = SPECIAL, end: str = "<|im_end|>") -> PreTrainedTokenizerFast:
+def qwen_tokenizer(special: Sequence[str] = SPECIAL, end: str = "<|im_end|>") -> transformers.PreTrainedTokenizerFast:
     """Byte-level BPE with Qwen's special tokens; ``<|im_end|>`` ends a text, as in the published checkpoints."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -71,7 +47,7 @@ def qwen_tokenizer(special: Sequence[str] = SPECIAL, end: str = "<|im_end|>") ->
         vocab_size=320, show_progress=False, special_tokens=list(special), initial_alphabet=alphabet
     )
     tokenizer.train_from_iterator(["system You are a helpful assistant. user where is the 7? assistant"] * 50, trainer)
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<|endoftext|>",
         eos_token=end,
@@ -89,51 +65,48 @@ def _text(ids: dict[str, int], vocabulary: int, kv_heads: int, sections: list[in
 
 def _names(ids: dict[str, int]) -> dict[str, int]:
     return {
-        "image_token_id": ids["<|image_pad|>"],
-        "video_token_id": ids["<|video_pad|>"],
-        "vision_start_token_id": ids["<|vision_start|>"],
-        "vision_end_token_id": ids["<|vision_end|>"],
-    }
+        "image_token_id": ids["<|image_pad|>"], "video_token_id": ids["<|video_pad|>"],
+        "vision_start_token_id": ids["<|vision_start|>"], "vision_end_token_id": ids["<|vision_end|>"],
+    }  # fmt: skip
 
 
-def _made(seed: int) -> tuple[PreTrainedTokenizerFast, dict[str, int]]:
+def _made(seed: int) -> tuple[transformers.PreTrainedTokenizerFast, dict[str, int]]:
     torch.manual_seed(seed)
     tokenizer = qwen_tokenizer()
     return tokenizer, {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
 
 
-def qwen_family(seed: int = 0, kv_heads: int = 2) -> Qwen25VLFamily:
+def qwen_family(seed: int = 0, kv_heads: int = 2) -> qwen_vl.Qwen25VLFamily:
     """Qwen2.5-VL; a tower of four blocks, windows of 2 x 2 tokens in all but the second and the last."""
     tokenizer, ids = _made(seed)
     own = {"window_size": 56, "fullatt_block_indexes": [1, 3], "tokens_per_second": 2}
     text = _text(ids, len(tokenizer), kv_heads, [2, 3, 3])
-    config = Qwen2_5_VLConfig(text_config=text, vision_config={**BLOCKS, **own}, **_names(ids))
-    model = Qwen2_5_VLForConditionalGeneration(config).eval()
-    return Qwen25VLFamily(model, QwenProcessor(Qwen2VLImageProcessorPil(), tokenizer))
+    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config={**BLOCKS, **own}, **_names(ids))
+    model = transformers.Qwen2_5_VLForConditionalGeneration(config).eval()
+    return qwen_vl.Qwen25VLFamily(model, qwen_vl.QwenProcessor(Qwen2VLImageProcessorPil(), tokenizer))
 
 
-def qwen2_family(seed: int = 0, kv_heads: int = 2) -> Qwen2VLFamily:
-    """Qwen2-VL; a tower of three blocks."""
+def qwen2_family(seed: int = 0, kv_heads: int = 2) -> qwen_vl.Qwen2VLFamily:
     tokenizer, ids = _made(seed)
     vision = {"depth": 3, "embed_dim": 32, "num_heads": 2, "mlp_ratio": 2, "hidden_size": 64, "initializer_range": 0.2}
     text = _text(ids, len(tokenizer), kv_heads, [2, 3, 3])
-    config = Qwen2VLConfig(text_config=text, vision_config=vision, **_names(ids))
-    model = Qwen2VLForConditionalGeneration(config).eval()
-    return Qwen2VLFamily(model, QwenProcessor(Qwen2VLImageProcessorPil(), tokenizer))
+    config = transformers.Qwen2VLConfig(text_config=text, vision_config=vision, **_names(ids))
+    model = transformers.Qwen2VLForConditionalGeneration(config).eval()
+    return qwen_vl.Qwen2VLFamily(model, qwen_vl.QwenProcessor(Qwen2VLImageProcessorPil(), tokenizer))
 
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 
-def qwen3_family(seed: int = 0, kv_heads: int = 2, experts: bool = False) -> Qwen3VLFamily:
+def qwen3_family(seed: int = 0, kv_heads: int = 2, experts: bool = False) -> qwen_vl.Qwen3VLFamily:
     """Qwen3-VL; a tower of four blocks, of which two give deep features, and a grid of 6 x 6 learned positions."""
     tokenizer, ids = _made(seed)
     own = {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]}
     text = {**_text(ids, len(tokenizer), kv_heads, [4, 2, 2]), "head_dim": 16, **(EXPERTS if experts else {})}
     made = (
-        (Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration, Qwen3VLMoeFamily)
+        (transformers.Qwen3VLMoeConfig, transformers.Qwen3VLMoeForConditionalGeneration, qwen_vl.Qwen3VLMoeFamily)
         if experts
-        else (Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLFamily)
+        else (transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration, qwen_vl.Qwen3VLFamily)
     )
     config = made[0](text_config=text, vision_config={**BLOCKS, **own}, **_names(ids))
     model = made[1](config).eval()
@@ -141,16 +114,16 @@ def qwen3_family(seed: int = 0, kv_heads: int = 2, experts: bool = False) -> Qwe
         if name.endswith(("q_norm.weight", "k_norm.weight")):
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
     pictures = Qwen2VLImageProcessorPil(patch_size=16, min_pixels=4 * 32 * 32)
-    return made[2](model, QwenProcessor(pictures, tokenizer))
+    return made[2](model, qwen_vl.QwenProcessor(pictures, tokenizer))
 
 
 def qwen_video(count: int, size: tuple[int, int] = (60, 90), fps: float = 1.0, seed: int = 0) -> Video:
-    """Frames of noise, (height, width) pixels each."""
     generator = torch.Generator().manual_seed(seed)
-    return Video(torch.randint(256, (count, 3, *size), generator=generator, dtype=torch.uint8), fps)
+    frames = torch.randint(256, (count, 3, *size), generator=generator, dtype=torch.uint8)
+    return Video([Image.fromarray(frame.permute(1, 2, 0).numpy().copy()) for frame in frames], fps)
 
 
-def made_as_counted(family: QwenVLFamily, height: int, width: int, cap: int) -> tuple[Tensor, Tensor]:
+def made_as_counted(family: qwen_vl.QwenVLFamily, height: int, width: int, cap: int) -> tuple[Tensor, Tensor]:
     """Patches and grid of an image of a hypothesis test, which are as many as the family counted beforehand."""
     assume(max(height, width) <= 200 * min(height, width))
     family.limit_pixels(cap)
@@ -172,7 +145,9 @@ FRAMES = (4, 2.0)
 """Frames of a video, and a second's."""
 
 
-def qwen_picture(family: QwenVLFamily, generator: torch.Generator, sample: int, image: int, images: int) -> TinyPicture:
+def qwen_picture(
+    family: qwen_vl.QwenVLFamily, generator: torch.Generator, sample: int, image: int, images: int
+) -> TinyPicture:
     """An image of 3 x 4 visual tokens and more, or a video of two such layers, between Qwen's marks."""
     video = bool((sample + image) % 2)
     layers, high, wide = 2 if video else 1, 3, 4 + sample + image
@@ -198,7 +173,7 @@ GLM_SPECIAL = (
 )
 
 
-def glm_family(seed: int = 0, kv_heads: int = 2, experts: bool = False) -> Glm4vFamily:
+def glm_family(seed: int = 0, kv_heads: int = 2, experts: bool = False) -> qwen_vl.Glm4vFamily:
     """Three layers of four query heads of which half of the channels are turned, a tower of four blocks, 4 x 4 places.
 
     With experts: the first layer has none, each other four of them and one that is shared.
@@ -214,17 +189,19 @@ def glm_family(seed: int = 0, kv_heads: int = 2, experts: bool = False) -> Glm4v
         text |= {"n_routed_experts" if name == "num_experts" else name: size for name, size in EXPERTS.items()}
         text |= {"head_dim": 16}
     made = (
-        (Glm4vMoeConfig, Glm4vMoeForConditionalGeneration, Glm4vMoeFamily)
+        (transformers.Glm4vMoeConfig, transformers.Glm4vMoeForConditionalGeneration, qwen_vl.Glm4vMoeFamily)
         if experts
-        else (Glm4vConfig, Glm4vForConditionalGeneration, Glm4vFamily)
+        else (transformers.Glm4vConfig, transformers.Glm4vForConditionalGeneration, qwen_vl.Glm4vFamily)
     )
     config = made[0](text_config=text, vision_config={**BLOCKS, "image_size": 56}, **ids)
     model = made[1](config).eval()
     pictures = Glm4vImageProcessorPil(size={"shortest_edge": 2 * 56 * 56, "longest_edge": 2 * 28 * 28 * 1280})
-    return made[2](model, GlmProcessor(pictures, tokenizer))
+    return made[2](model, qwen_vl.GlmProcessor(pictures, tokenizer))
 
 
-def glm_picture(family: Glm4vFamily, generator: torch.Generator, sample: int, image: int, images: int) -> TinyPicture:
+def glm_picture(
+    family: qwen_vl.Glm4vFamily, generator: torch.Generator, sample: int, image: int, images: int
+) -> TinyPicture:
     """An image between its marks, or a video whose two layers are such images with a word behind each."""
     video = bool((sample + image) % 2)
     layers, high, wide = 2 if video else 1, 3, 4 + sample + image

@@ -1,22 +1,25 @@
-"""Panels alone: they read the device on logging steps only; dead tensors are named."""
+"""Panels read the device on logging steps only, and name dead tensors; progress on terminals and in logs."""
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import DeepSpeedStrategy
 
 from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.families.backbone_config import BackboneConfig
-from subtoken_train.ledger.flops import DecoderSize, TrainingFlops
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing.bank import RoutingState
 from subtoken_train.training.module import StepRecord, SubTokenModule
-from subtoken_train.training.panels import kind_and_layer, logs_next, logs_now, stepped
+from subtoken_train.training.panels import logs_next, logs_now, stepped
 from subtoken_train.training.panels.per_layer import FirstGradients, RoutingPanel, SilentTensors, TrainedPanel
-from subtoken_train.training.panels.throughput import Throughput, flops_of, step_work
+from subtoken_train.training.panels.run_progress import BarProgress, LineProgress, SampleLog
+from subtoken_train.training.panels.throughput import Throughput, flops_of
+from tests.support.tiny_fits import Toy, fit_toy
 
 LAYER = "compressed.model.model.layers.{}.self_attn.{}.lora_{}.default.weight"
 ROUTER = "compressed.bank.selectors.{}.token.weight"
@@ -92,7 +95,6 @@ def test_logging_steps(step, batch_idx, options, ended, logs):
 def test_throughput_reads_the_device_on_logging_steps_only():
     """Tensors on the meta device have no values: reading one is an error."""
     panel, pl = Throughput(), module()
-    panel._flops, panel._peak = TrainingFlops(DecoderSize(8, 8, 2, 2, 4, 10), [1, 1]), 1.0
     pl.last_step = record("meta")
     panel.on_train_batch_end(trainer(1), pl, None, None, 0)
     assert not pl.logged
@@ -100,35 +102,17 @@ def test_throughput_reads_the_device_on_logging_steps_only():
         panel.on_train_batch_end(trainer(2), pl, None, None, 1)
 
 
-@pytest.mark.parametrize("device", ["cpu", "mps"])
-def test_a_missing_peak_is_told_of_accelerators(monkeypatch, device):
-    """No CPU has one, which is nothing to say."""
-    told, pl, found = [], module(), trainer(1)
-    found.precision = "bf16-true"
-    monkeypatch.setattr(SubTokenModule, "device", torch.device(device))
-    monkeypatch.setattr("subtoken_train.training.panels.throughput.rank_zero_info", told.append)
-    Throughput().on_train_start(found, pl)
-    expected = [] if device == "cpu" else ["mfu is not logged: the peak FLOP/s of this device (mps) is unknown"]
-    assert told == expected
-
-
 def test_throughput_counts_every_micro_batch_since_the_last_reading():
     panel, pl = Throughput(), module()
-    flops = panel._flops, panel._peak = TrainingFlops(DecoderSize(8, 8, 2, 2, 4, 10), [1, 1]), 2.0
     pl.last_step = record()
     panel.watch.seconds = lambda: 4.0
     panel.on_train_batch_end(trainer(1), pl, None, None, 0)
     panel.on_train_batch_end(trainer(2), pl, None, None, 1)
-    before, after = step_work(flops[0], pl.last_step).tolist()
-    lengths = torch.tensor([5, 3])
-    assert before == float(flops[0].layers(lengths, 0, 2) + flops[0].head(lengths))
     assert pl.logged == {
         "tokens_per_s/before": 2 * 8 / 4,
         "tokens_per_s/after": 2 * 6 / 4,
         "train/kept_visual_fraction": 2 / 4,
         "train/kv_fraction": 2 / 4,
-        "mfu/before": pytest.approx(2 * before / 4 / 2),
-        "mfu/after": pytest.approx(2 * after / 4 / 2),
         "learning_rate/lora": 0.5,
     }
 
@@ -157,16 +141,6 @@ def test_routing_panel_counts_the_tokens_that_a_context_reducer_kept():
         "group_usage_entropy/layer_1": 0.0,
         "group_usage_max/layer_1": 1.0,
     }
-
-
-def test_routing_panel_is_silent_on_batches_that_route_nothing():
-    panel, pl = RoutingPanel(), module()
-    zeros = torch.zeros(1, 3, dtype=torch.long)
-    state = RoutingState(zeros == 1, zeros == 1, zeros, zeros[:, 0])
-    state.masks[0] = torch.ones(1, 3, 2, dtype=torch.bool)
-    pl.last_step = record(state=state)
-    panel.on_train_batch_end(trainer(2), pl, None, None, 1)
-    assert NOTES.taken() == {}
 
 
 def test_trained_panel_takes_a_layers_tensors_together():
@@ -241,13 +215,6 @@ def test_silent_tensors_are_named_once(recwarn):
     ]
 
 
-def test_names():
-    assert kind_and_layer(LAYER.format(11, "v_proj", "A")) == ("lora_A", 11)
-    assert kind_and_layer("compressed.bank.gates.2.beta") == ("gate", 2)
-    with pytest.raises(ValueError, match="belongs to no router"):
-        kind_and_layer("compressed.model.lm_head.weight")
-
-
 def test_flops_of_a_module_know_where_its_weights_train(tiny_family):
     first, second = "q_proj", "v_proj"
     tensors = {
@@ -259,3 +226,66 @@ def test_flops_of_a_module_know_where_its_weights_train(tiny_family):
     assert flops.trained == [0, 3, 0, 5]
     weights = [p.numel() for name, p in tiny_family.decoder.layers[0].named_parameters() if p.dim() == 2]
     assert flops.size.layer_weights == sum(weights)
+
+
+@pytest.mark.parametrize(("last", "described"), [(-1, "Epoch 0"), (3, "Epoch 0/2"), (None, "Epoch 0")])
+def test_epochs(last, described):
+    bar = BarProgress()
+    bar._trainer = SimpleNamespace(max_epochs=last, sanity_checking=False)
+    assert bar._get_train_description(0).strip() == described
+
+
+def test_metrics_are_the_run_s_own(tmp_path):
+    trainer = SimpleNamespace(loggers=[TensorBoardLogger(tmp_path, version="tb")], progress_bar_metrics={"loss": 0.5})
+    assert BarProgress().get_metrics(trainer, None) == {"loss": 0.5}
+
+
+class Logged(Toy):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss, prog_bar=True)
+        return loss
+
+
+def test_a_line_every_so_many_steps_and_at_the_end(tmp_path, capsys):
+    settings = {"accumulate_grad_batches": 2, "max_epochs": -1, "max_steps": 5}
+    fit_toy(Logged(), tmp_path / "checkpoints", LineProgress(2), batches=10, **settings)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["step 2/5", "step 4/5", "step 5/5"]
+    assert all("  loss " in line and line.endswith(" steps/s") for line in lines)
+
+
+def test_an_open_end_shows_the_epoch_and_other_processes_nothing(tmp_path, capsys):
+    fit_toy(Toy(), tmp_path / "checkpoints", LineProgress(3), batches=3)
+    assert capsys.readouterr().out.startswith("step 3 (epoch 0)  ")
+    quiet = LineProgress(1)
+    quiet.disable()
+    fit_toy(Toy(), tmp_path / "more", quiet, batches=3)
+    assert capsys.readouterr().out == ""
+
+
+def of_samples(tmp_path, consumed):
+    data = SimpleNamespace(batches_consumed=lambda: consumed)
+    process = SimpleNamespace(broadcast=lambda folder: str(tmp_path))  # what process 0 says
+    return SimpleNamespace(
+        default_root_dir="elsewhere", strategy=process, global_rank=1, global_step=consumed // 2, datamodule=data
+    )
+
+
+def consume(log, tmp_path, number):
+    log.on_train_batch_start(of_samples(tmp_path, number), None, (SimpleNamespace(record_ids=[f"r{number}"]), 1, 1), 0)
+
+
+def test_lines_after_the_checkpoint_are_dropped_on_resume(tmp_path):
+    path = tmp_path / "logs" / "samples-rank1.jsonl"
+    log = SampleLog()
+    log.on_train_start(of_samples(tmp_path, 0), None)
+    for number in range(4):
+        consume(log, tmp_path, number)
+    with path.open("a") as file:
+        file.write('{"batch": 4, "ids')  # killed while writing
+    again = SampleLog()
+    again.on_train_start(of_samples(tmp_path, 2), None)
+    consume(again, tmp_path, 2)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines == [{"batch": n, "step": n // 2, "ids": [f"r{n}"]} for n in range(3)]

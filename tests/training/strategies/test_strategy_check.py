@@ -7,21 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy
 
-from subtoken_train.cli.trainer_parts import build_parts
+from subtoken_train.cli.trainer_parts import build_parts, named_parts
 from subtoken_train.errors import pip_line
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.training.module import see_blank_image
 from subtoken_train.training.preflight import check_devices
-from subtoken_train.training.strategies import (
-    PRESETS,
-    Fsdp2Strategy,
-    ZeroStrategy,
-    check_fit,
-    check_kind,
-    zero_settings,
-)
+from subtoken_train.training.strategies import PRESETS, Fsdp2Strategy, ZeroStrategy, check_fit, check_kind
 from tests.support.commands import refused
 from tests.support.helpers import compress, make_batch
 from tests.support.sampling import sampled
@@ -78,49 +71,18 @@ def test_more_processes_than_gpus(monkeypatch, devices):
     check_devices("auto", "gpu")
 
 
-@sampled(
-    ("key", "value", "where"),
-    [
-        ("gradient_accumulation_steps", 4, "trainer.accumulate_grad_batches"),
-        ("optimizer", {"type": "AdamW"}, "model.optimizer"),
-        ("bf16", {"enabled": True}, "trainer.precision"),
-    ],
-    every=3,
-)
-def test_deepspeed_settings_that_the_recipe_has(tmp_path, capsys, arena, key, value, where):
-    with pytest.raises(ValueError, match=f"{key!r}, which the recipe sets in {where}; remove it there"):
-        zero_settings(2, False, {key: value})
-    overlay = tmp_path / "overlay.yaml"
-    settings = {"zero2": {"config": {key: value}}}
-    overlay.write_text(f"trainer: {{strategy: {settings!r}}}".replace("True", "true"))
-    argv = arena.argv("never")
-    assert where in refused(capsys, *argv[:3], "--config", overlay, *argv[3:])
-
-
-def test_deepspeed_settings_file(tmp_path):
-    path = tmp_path / "deepspeed.json"
-    path.write_text('{"zero_optimization": {"stage3_param_persistence_threshold": 7}, "steps_per_print": 5}')
-    settings = zero_settings(3, True, str(path))
-    assert settings["zero_optimization"]["stage3_param_persistence_threshold"] == 7
-    assert settings["zero_optimization"]["offload_param"] == {"device": "cpu"}
-    assert settings["steps_per_print"] == 5
-    path.write_text("[1]")
-    for given, words in (
-        ((3, False, str(path)), "not a JSON object"),
-        ((3, False, str(tmp_path / "nowhere.json")), "cannot be read"),
-        ((4, False, None), "stage 4 is not one of"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            zero_settings(*given)
+@pytest.mark.parametrize("key", ["gradient_accumulation_steps", "optimizer", "bf16"])
+def test_deepspeed_settings_that_the_recipe_has(key):
+    with pytest.raises(ValueError, match=f"unknown setting of DeepSpeed in trainer.strategy: '{key}'"):
+        named_parts("strategy", {"zero2": {"config": {key: 1}}})
 
 
 REFUSED = [
     (lambda: check_fit(trainer(Fsdp2Strategy()), module(checkpointing=True)), "cannot train routers with model.gradie"),
-    (lambda: check_kind(ZeroStrategy, "32-true", module(distillation=object())), "model.distillation runs every layer"),
-    (lambda: check_kind(Fsdp2Strategy, "32-true", module(distillation=object())), "use trainer.strategy ddp"),
-    (lambda: check_kind(ZeroStrategy, "32-true", module(features=("attention",))), "features attention runs"),
-    (lambda: check_kind(Fsdp2Strategy, "32-true", module(features=("attention",))), "or leave attention out"),
-    (lambda: check_fit(trainer(Fsdp2Strategy()), module(optimizer="paged_adamw_8bit")), "use adamw, or trainer.strat"),
+    (lambda: check_kind(ZeroStrategy, "32-true", module(distillation=object())), "distillation is not tried"),
+    (lambda: check_kind(Fsdp2Strategy, "32-true", module(distillation=object())), "ddp, or leave it out"),
+    (lambda: check_kind(ZeroStrategy, "32-true", module(features=("attention",))), "attention is not tried"),
+    (lambda: check_fit(trainer(Fsdp2Strategy()), module(optimizer="paged_adamw_8bit")), "8bit is not tried"),
     (lambda: check_kind(ZeroStrategy, "bf16-true", module()), "would round LoRA and routers"),
     (lambda: check_fit(trainer(DeepSpeedStrategy()), module()), "DeepSpeedStrategy knows nothing of frozen weights"),
     (lambda: check_fit(trainer(ModelParallelStrategy()), module()), "ModelParallelStrategy knows nothing of frozen"),
@@ -133,16 +95,12 @@ def test_what_a_strategy_cannot_do(call, words):
         call()
 
 
-def test_what_strategies_can_do():
-    check_fit(trainer(Fsdp2Strategy()), module())
-    for kind in (ZeroStrategy, Fsdp2Strategy):
-        check_kind(kind, "32-true", module(features=("norm",)))
-    check_kind(DDPStrategy, "32-true", module(distillation=object(), features=("attention",)))
-
-
 def test_names_give_strategies():
-    (zero,) = build_parts("strategy", {"zero3": {"config": {"steps_per_print": 7}}}, **PRESETS)
-    assert (zero.zero_stage_3, zero.config["steps_per_print"]) == (True, 7)
+    more = {"zero_optimization": {"stage3_param_persistence_threshold": 7}, "steps_per_print": 5}
+    (zero,) = build_parts("strategy", {"zero3_offload": {"config": more}}, **PRESETS)
+    assert (zero.zero_stage_3, zero.config["steps_per_print"]) == (True, 5)
+    assert zero.config["zero_optimization"]["stage3_param_persistence_threshold"] == 7
+    assert zero.config["zero_optimization"]["offload_param"] == {"device": "cpu"}
     assert [type(each) for each in build_parts("strategy", "fsdp2")] == [Fsdp2Strategy]
 
 

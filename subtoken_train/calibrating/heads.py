@@ -1,0 +1,311 @@
+"""Calibrations of heads: HeadKV's and SparseMM's scores, DuoAttention's alphas.
+
+Legend: B batch, N positions or rows, A tokens of an answer, W rows that are looked at, K largest weights, H query
+heads, h key-value heads, L layers, D model width, R labelled rows.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from lightning.fabric.utilities import move_data_to_device
+from PIL import Image
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.optim.lr_scheduler import LambdaLR
+
+from subtoken_train.calibrating.base import Batches, Calibrator, PromptSource, rounded
+from subtoken_train.datasets.collate import Collator
+from subtoken_train.datasets.image_sources import EncodedImage
+from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER
+from subtoken_train.datasets.records import Record
+from subtoken_train.datasets.scenes import GRID, PLACES, SPLITS, ask, draw_scene
+from subtoken_train.engine.attention import use_packed_attention
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.mixed_heads import HeadMix, mixed_hidden
+from subtoken_train.engine.prompt_pass import Rows, are_finite
+from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, no_numbers
+from subtoken_train.evaluation.picture import check_drawable, visual_grid
+from subtoken_train.evictions.duo_attention import HeadAlphas
+from subtoken_train.evictions.snapkv import HeadScores
+from subtoken_train.families.family import Family
+from subtoken_train.families.load import check_on_one_device
+from subtoken_train.families.positions import position_bound
+from subtoken_train.functional.attention_statistics import attention_rows
+from subtoken_train.functional.objective import IGNORE_INDEX, predicting_rows
+from subtoken_train.inference.batched import in_batches
+from subtoken_train.types import Batch, Region, Turn
+from subtoken_train.view.method import setting
+
+SHORTEST = 2  # tokens of a run: one alone may stand anywhere
+
+
+class HeadCalibrator(Calibrator):
+    """Attention of the rows that say the answers to what they say; see ``Calibrator`` for the settings."""
+
+    answers: ClassVar[bool] = True
+    whole_caches: ClassVar[bool] = True
+
+    @abstractmethod
+    def needles(self, family: Family, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the rows that predict tokens which a needle tells, int64 [B, W], -1 pads, and it, bool [B, W, N]."""
+
+    @abstractmethod
+    def weight(self, looked_BHWN: Tensor, needle_BWN: Tensor) -> Tensor:
+        """Return how much rows look at their needles, [B, H, W], 0 without one; ``looked_BHWN`` is their attention."""
+
+    @torch.no_grad()
+    def numbers(self, backbone: CompressedBackbone, batches: Batches) -> HeadScores:
+        use_packed_attention(backbone.family.decoder.config)
+        looks = Looks(backbone.family, self.weight)
+        for batch in batches:
+            looks.index_BW, looks.needle_BWN = self.needles(backbone.family, batch)
+            if looks.index_BW.shape[1]:
+                backbone.run(batch, observer=looks.observe)
+        if not any(bool(each.any()) for each in looks.sums.values()):
+            raise ValueError(f"no head looks at what an answer tells in {self.samples} samples; choose more")
+        score_Lh = torch.stack([looks.sums[layer] for layer in sorted(looks.sums)])
+        return HeadScores(rounded((score_Lh / score_Lh.mean()).tolist()))
+
+
+@dataclass(frozen=True)
+class NeedleCalibrator(HeadCalibrator):
+    """HeadKV's: runs of the context that answers say again; see ``Calibrator`` for the settings.
+
+    Source: section 3.1 of "HeadKV" and ``Important_Head/retrieval_head_detection_r2.py`` of its release. While an
+    answer is said, a head's score is what the largest weights of its row put on the needle, as many weights as the
+    needle has tokens, over that number; mean over the answer's tokens, sum over the query heads of a key-value head.
+    The release hides one needle in essays, lets the model answer, and counts the prompts that it gets right. Here the
+    prompts are key-value recall whose answers are given; a token's needle is the longest run of the context that the
+    answer says there again.
+    """
+
+    name: ClassVar[str] = "headkv"
+    for_images: ClassVar[str] = "sparsemm"
+
+    def needles(self, family: Family, batch: Batch) -> tuple[Tensor, Tensor]:
+        rows, marks = [], []
+        for ids_N, labels_N, regions_N in zip(batch.input_ids_BN, batch.labels_BN, batch.regions_BN, strict=True):
+            label_A = (labels_N != IGNORE_INDEX).nonzero()[:, 0]
+            needle_AN = repeated_runs(ids_N[label_A], ids_N, regions_N == Region.CONTEXT)
+            has_A = needle_AN.any(-1)
+            rows.append(label_A[has_A] - 1)
+            marks.append(needle_AN[has_A])
+        return pad_sequence(rows, True, -1), pad_sequence(marks, True, False)
+
+    def weight(self, looked_BHWN: Tensor, needle_BWN: Tensor) -> Tensor:
+        tokens_B1W = needle_BWN.sum(-1)[:, None]
+        weight_BHWK, place_BHWK = looked_BHWN.topk(max(1, int(tokens_B1W.max())))
+        hit_BHWK = needle_BWN[:, None].expand(looked_BHWN.shape).gather(-1, place_BHWK)
+        largest_K = torch.arange(place_BHWK.shape[-1], device=place_BHWK.device)
+        hit_BHWK = hit_BHWK & (largest_K < tokens_B1W[..., None])
+        return (weight_BHWK * hit_BHWK).sum(-1) / tokens_B1W.clamp(min=1)
+
+
+class Looks:
+    """Sums of what heads put on needles (of the batch that runs), by layer [h]; observes ``CompressedBackbone.run``."""
+
+    index_BW: Tensor
+    needle_BWN: Tensor
+
+    def __init__(self, family: Family, weight: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.family, self.weight = family, weight
+        self.sums: dict[int, Tensor] = {}
+
+    def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
+        """Add what a layer's rows of a batch put on their needles."""
+        here, reach = query.device, self.family.window(layer, rows.position)
+        own = self.index_BW.to(here), rows.visible_BM.to(here)
+        found_BHW = self.weight(attention_rows(query, key, *own, scale, window=reach), self.needle_BWN.to(here))
+        found_h = found_BHW.sum((0, 2)).view(key.shape[1], -1).sum(-1).double().cpu()
+        self.sums[layer] = self.sums.get(layer, 0) + found_h
+
+
+def repeated_runs(answer_A: Tensor, ids_N: Tensor, context_N: Tensor) -> Tensor:
+    """Mark the longest run of the context, ``SHORTEST`` or more, that an answer says around a token, [A, N]."""
+    same_AN = (answer_A[:, None] == ids_N) & context_N
+    before_AN, whole_AN = same_AN.long(), torch.zeros_like(same_AN, dtype=torch.long)
+    for i in range(1, len(same_AN)):  # tokens of the run up to here
+        before_AN[i, 1:] += before_AN[i - 1, :-1] * same_AN[i, 1:]
+    for i in reversed(range(len(same_AN))):  # and of all of it
+        whole_AN[i] = before_AN[i]
+        if i + 1 < len(same_AN):
+            whole_AN[i, :-1] = torch.where(same_AN[i + 1, 1:] & same_AN[i, :-1], whole_AN[i + 1, 1:], whole_AN[i, :-1])
+    tokens_A, place_A = whole_AN.max(-1)
+    first_A1 = (place_A - before_AN.gather(1, place_A[:, None])[:, 0] + 1)[:, None]
+    place_N = torch.arange(len(ids_N), device=ids_N.device)
+    run_AN = (place_N >= first_A1) & (place_N < first_A1 + tokens_A[:, None])
+    return run_AN & (tokens_A >= SHORTEST)[:, None]
+
+
+SCENES = "scenes"
+_TOLD = re.compile(r"([A-D][1-4])\s+\w+\s+\d")
+
+
+@dataclass(frozen=True)
+class VisualCalibrator(HeadCalibrator):
+    """SparseMM's: cells of digit scenes that answers tell of; see ``Calibrator`` for the settings.
+
+    Source: section 3.1 of "SparseMM" and ``visual_head/qwen_visual_head.py`` of its release: while a page's words are
+    said, a head whose largest weight of a row lies on a visual token of the word's box gets 1 over the box's tokens;
+    mean over pages, sum over the query heads of a key-value head. The release reads 1,000 synthetic pages and its own
+    answers. Here the pictures are digit scenes, drawn anew and described in their own words ("B3 red 7 C1 blue 2"): a
+    box is a cell. Pictures in tiles, whose tokens make no one grid, are refused.
+    """
+
+    name: ClassVar[str] = "sparsemm"
+
+    samples: int = setting(50, 1, MAX_COUNT)
+
+    def check(self, backbone: CompressedBackbone) -> None:
+        if backbone.family.image_token_id is None:
+            raise ValueError("sparsemm is calibrated on pictures, and the backbone sees none; use headkv")
+        check_drawable(backbone.family)
+        super().check(backbone)
+
+    def prompts(self, family: Family, data: str | None) -> PromptSource:
+        if data not in (None, SCENES):
+            raise ValueError(f"data {data!r}: sparsemm draws {SCENES!r}, whose places it knows; leave it out")
+        return PromptSource(SCENES, self._scenes(family))
+
+    def _scenes(self, family: Family) -> Iterator[Batch]:
+        collate = Collator(family, position_bound(family.decoder.config) or MAX_TOKENS)
+        for numbers in in_batches(range(self.samples), self.batch_size):
+            records = [scene_record(np.random.default_rng([self.seed, number]), number) for number in numbers]
+            yield move_data_to_device(collate(records), family.device)
+
+    def needles(self, family: Family, batch: Batch) -> tuple[Tensor, Tensor]:
+        rows, marks = [], []
+        of_cells = torch.stack([cell_tokens(cell, *visual_grid(family, batch)) for cell in range(len(PLACES))])
+        for labels_N, regions_N in zip(batch.labels_BN, batch.regions_BN, strict=True):
+            label_A = (labels_N != IGNORE_INDEX).nonzero()[:, 0]
+            cell_A = torch.tensor(told_cells(family.tokenizer, labels_N[label_A].tolist()), device=label_A.device)
+            label_A, cell_A = label_A[cell_A >= 0], cell_A[cell_A >= 0]
+            needle_AN = torch.zeros(len(label_A), len(regions_N), dtype=torch.bool, device=label_A.device)
+            needle_AN[:, regions_N == Region.VISUAL] = of_cells.to(label_A.device)[cell_A]
+            rows.append(label_A - 1)
+            marks.append(needle_AN)
+        return pad_sequence(rows, True, -1), pad_sequence(marks, True, False)
+
+    def weight(self, looked_BHWN: Tensor, needle_BWN: Tensor) -> Tensor:
+        largest_BHW1 = looked_BHWN.argmax(-1, keepdim=True)
+        hit_BHW = needle_BWN[:, None].expand(looked_BHWN.shape).gather(-1, largest_BHW1)[..., 0]
+        return hit_BHW / needle_BWN.sum(-1).clamp(min=1)[:, None]
+
+
+def scene_record(rng: np.random.Generator, number: int) -> Record:
+    """Draw a scene of the training split with its description."""
+    scene = draw_scene(rng, SPLITS[0])
+    question, answer = ask(rng, scene.objects, "describe")
+    written = io.BytesIO()
+    Image.fromarray(scene.pixels).save(written, "PNG")
+    picture = EncodedImage(written.getvalue, f"scene {number}")
+    return Record(f"scene-{number}", [picture], [Turn(f"{IMAGE_PLACEHOLDER}\n{question}", answer)])
+
+
+def cell_tokens(cell: int, rows: int, columns: int) -> Tensor:
+    """Mark the visual tokens of a grid that a scene's cell reaches into, bool [rows * columns]."""
+    marks = []
+    for place, tokens in ((cell // GRID, rows), (cell % GRID, columns)):
+        token = torch.arange(tokens)
+        marks.append((token * GRID < (place + 1) * tokens) & ((token + 1) * GRID > place * tokens))
+    return (marks[0][:, None] & marks[1]).flatten()
+
+
+def told_cells(tokenizer: Any, answer: list[int]) -> list[int]:
+    """Return the cell that every token of a description tells of; -1 where it ends in none's words."""
+    cells = [-1] * len(answer)
+    told = list(_TOLD.finditer(tokenizer.decode(answer)))
+    for i in range(len(answer)):
+        end = len(tokenizer.decode(answer[: i + 1]))
+        for match in told:
+            if match.start() < end <= match.end():
+                cells[i] = PLACES.index(match[1])
+    return cells
+
+
+@dataclass(frozen=True)
+class DuoCalibrator(Calibrator):
+    """DuoAttention's calibration: the heads' alphas, trained by distillation.
+
+    Source: section 2.2 of "DuoAttention" and ``duo_attn/train.py`` of its release: every head mixes full and streaming
+    attention, ``alpha`` starts at 1 and is clamped to [0, 1]; the loss is the squared difference of the last hidden
+    states from those of full attention, mean over channels and over the rows from which the answers are predicted, plus
+    ``regularisation`` times the mean alpha; AdamW at 0.02, its rate rising over the first fifth of the steps and
+    falling over the last, a tenth of it at least. The release hides passkeys in a book, in sequences of up to 32k
+    tokens over several GPUs; here the prompts are key-value recall, with masks of N x N on one device. The backbone is
+    never changed.
+
+    Attributes:
+        sinks: first entries that a streaming head sees.
+        recent: entries up to a row that it sees.
+        regularisation: weight of the mean alpha.
+    """
+
+    name: ClassVar[str] = "duo_attention"
+    answers: ClassVar[bool] = True
+    whole_caches: ClassVar[bool] = True
+    for_images: ClassVar[str] = "prefixkv"
+
+    samples: int = setting(200, 1, MAX_COUNT)
+    sinks: int = setting(4)
+    recent: int = setting(28, 1)
+    learning_rate: float = setting(0.02, 0, 100)
+    regularisation: float = setting(0.05, 0, 100)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sinks + self.recent >= self.context_length:
+            raise ValueError(
+                f"duo_attention sinks={self.sinks} and recent={self.recent} hold a whole context of "
+                f"{self.context_length} tokens, so that no head needs more; raise context_length"
+            )
+
+    def check(self, backbone: CompressedBackbone) -> None:
+        super().check(backbone)
+        check_on_one_device(backbone.model, "duo_attention's calibration")
+
+    @torch.enable_grad()
+    def numbers(self, backbone: CompressedBackbone, batches: Batches) -> HeadAlphas:
+        family, steps = backbone.family, -(-self.samples // self.batch_size)
+        shape = family.shape.num_layers, family.shape.num_kv_heads
+        alpha_Lh = torch.ones(shape, device=family.model.device, requires_grad=True)
+        optimizer = torch.optim.AdamW([alpha_Lh], lr=self.learning_rate, weight_decay=0.0)
+        course = LambdaLR(optimizer, lambda step: rate_at(step, steps))
+        for batch in batches:
+            optimizer.zero_grad()
+            self.loss(family, batch, alpha_Lh).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            course.step()
+            alpha_Lh.data.clamp_(0, 1)
+        if not bool(are_finite(alpha_Lh)):
+            raise no_numbers("while its heads were weighed", family.model.dtype)
+        return HeadAlphas(rounded(alpha_Lh.tolist()), self.sinks, self.recent)
+
+    def loss(self, family: Family, batch: Batch, alpha_Lh: Tensor) -> Tensor:
+        """Distillation of the rows that predict the answers, plus the weighted mean alpha."""
+        rows_BN, _ = predicting_rows(batch.labels_BN)
+        target_RD, mixed_RD = (
+            self._hidden(family, batch, each, rows_BN) for each in (torch.ones_like(alpha_Lh), alpha_Lh)
+        )
+        return (mixed_RD - target_RD).pow(2).mean(-1).mean() + self.regularisation * alpha_Lh.abs().mean()
+
+    def _hidden(self, family: Family, batch: Batch, alpha_Lh: Tensor, rows_BN: Tensor) -> Tensor:
+        """Last hidden states of some rows under some alphas, [R, D] in fp32."""
+        mix = HeadMix(alpha_Lh, self.sinks, self.recent, batch.regions_BN != Region.PADDING)
+        with torch.set_grad_enabled(alpha_Lh.requires_grad):
+            hidden = mixed_hidden(family, family.embed(batch), family.positions(batch), mix)
+        return hidden[rows_BN].float()
+
+
+def rate_at(step: int, steps: int) -> float:
+    """Factor of the learning rate: rises over the first fifth of the steps, falls over the last, a tenth at least."""
+    fifth = max(1, steps // 5)
+    return min(1.0, max((step + 1) / fifth, 0.1), max((steps - step) / fifth, 0.1))

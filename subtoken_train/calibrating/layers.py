@@ -1,0 +1,396 @@
+"""Calibrations of layers, read off prompts: PrefixKV, Q-Filters, FitPrune, KVzap, and thresholds.
+
+Legend: B batch, M rows of a layer, N rows, H query heads, h key-value heads, d head width, L layers, R budgets, P
+prompts, n entries, D model width.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.calibrating.base import Batches, Calibrator, rounded
+from subtoken_train.engine.attention import reading_packed, use_packed_attention
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.prompt_pass import Rows, are_finite, check_states
+from subtoken_train.errors import MAX_COUNT, no_numbers
+from subtoken_train.evictions import build_eviction
+from subtoken_train.evictions.base import Eviction
+from subtoken_train.evictions.h2o import LayerShares, PrefixKV
+from subtoken_train.evictions.kvzip import KVzip, TokenScorers, repeated_context
+from subtoken_train.evictions.queries import HeadDirections, directions, query_moments
+from subtoken_train.evictions.thresholds import WINDOW, ScoredPrompt, ThresholdRecord, mean_threshold, scale_of
+from subtoken_train.inference.compression import Compression, method_record, parse_settings
+from subtoken_train.inference.eviction_pass import EvictionPass
+from subtoken_train.inference.layer_packer import LayerPacker
+from subtoken_train.inference.prefill import check_context_first, contexts_of, run_whole
+from subtoken_train.ledger.kv_budget import mean_deviation
+from subtoken_train.reducers.base import Stage
+from subtoken_train.reducers.staged import Cut, DecoderReducer, PruneSchedules, attention_masses
+from subtoken_train.types import Batch, Protocol, Region, in_compressed_region
+from subtoken_train.view.method import setting
+from subtoken_train.view.scores import Scores
+from subtoken_train.view.view import Need, Scope, View
+
+KEEP = [round(tenth / 10, 1) for tenth in range(1, 10)]
+
+
+@dataclass(frozen=True)
+class PrefixCalibrator(Calibrator):
+    """Prefixes of every prompt, averaged; see ``Calibrator`` and ``PrefixKV`` for the settings.
+
+    Source: "PrefixKV", section 3, and the release's profiles: 10 prompts, the budgets 0.1 to 0.9.
+    """
+
+    name: ClassVar[str] = "prefixkv"
+
+    scope: Scope = "context"
+    sinks: int = 1
+    recent: int = 1
+
+    def check(self, backbone: CompressedBackbone) -> None:
+        self._compression(0.5).check(backbone.family)
+
+    @torch.no_grad()
+    def numbers(self, backbone: CompressedBackbone, batches: Batches) -> LayerShares:
+        use_packed_attention(backbone.family.decoder.config)
+        found = [shares_BRL for batch in batches for shares_BRL in self._shares(backbone, batch)]
+        if not found:
+            raise ValueError(f"none of the prompts has anything in scope {self.scope!r}; choose other data")
+        return LayerShares(KEEP, rounded(torch.stack(found).mean(0).tolist()))
+
+    def _compression(self, keep: float) -> Compression:
+        return Compression(PrefixKV(sinks=self.sinks, recent=self.recent), keep, scope=self.scope)
+
+    def _shares(self, backbone: CompressedBackbone, batch: Batch) -> list[Tensor]:
+        """Shares of every sample that has something in scope, float64 [R, L] each."""
+        groups = backbone.group_budget
+        passes = [EvictionPass(self._compression(keep), backbone.family, batch, groups=groups) for keep in KEEP]
+        backbone.run(batch, pad_left=True, observer=passes[0].observe)
+        rows = []
+        for each in passes:
+            each.scores, each.rows = passes[0].scores, passes[0].rows
+            scopes = [each.compression.in_scope(each.rows[layer].regions_BM) for layer in sorted(each.rows)]
+            kept = zip(each.keep(), scopes, strict=True)
+            rows.append(torch.stack([(keep_BhM[:, 0] & scope_BM).sum(-1) for keep_BhM, scope_BM in kept], -1))
+        total_BL = torch.stack([scope_BM.sum(-1) for scope_BM in scopes], -1)
+        shares_BRL = torch.stack(rows, 1).double().cpu() / total_BL[:, None].cpu().clamp(min=1)
+        return [shares_RL for shares_RL, total_L in zip(shares_BRL, total_BL, strict=True) if bool(total_L.all())]
+
+
+@dataclass(frozen=True)
+class DirectionCalibrator(Calibrator):
+    """The direction of every head's queries; all rows of all prompts count alike."""
+
+    name: ClassVar[str] = "q_filter"
+
+    @torch.no_grad()
+    def numbers(self, backbone: CompressedBackbone, batches: Batches) -> HeadDirections:
+        use_packed_attention(backbone.family.decoder.config)
+        grams: dict[int, Tensor] = {}
+        sums: dict[int, Tensor] = {}
+
+        def observe(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
+            gram_BHdd, sum_BHd = query_moments(query, rows.visible_BM)
+            grams[layer] = grams.get(layer, 0) + gram_BHdd.sum(0, keepdim=True)
+            sums[layer] = sums.get(layer, 0) + sum_BHd.sum(0, keepdim=True)
+
+        for batch in batches:
+            backbone.run(batch, pad_left=True, observer=observe)
+        heads = backbone.family.shape.num_kv_heads
+        found = [directions(grams[layer], sums[layer], heads)[0].tolist() for layer in sorted(grams)]
+        return HeadDirections(rounded(found))
+
+
+TARGETS = [tenth / 10 for tenth in range(9, 0, -1)]
+TOLERANCE = 0.01  # width of alpha's interval at which its search ends
+
+
+@dataclass(frozen=True)
+class PruneCalibrator(Calibrator):
+    """FitPrune's calibration: how many visual tokens may leave after each layer, found by bisection over some prompts.
+
+    Source: the release's ``statistical_analysis.py`` (ywh187/FitPrune, d28e418). Of a share alpha of attention that may
+    go missing, every sample loses, after each layer, the tokens that are both among those of the lowest self-attention
+    mass and among those of the lowest cross-attention mass that what stays still holds (1 - alpha) of the unpruned
+    layer's; the layers after it run without them. Nothing leaves any more once the average over layers would meet the
+    target. The smallest alpha that meets it, to 0.01, gives the schedule: the mean over samples. The target is the
+    average share of visual tokens over layers, a tenth to nine tenths, where the release forecasts FLOPs; a sample
+    keeps one token at least.
+    """
+
+    name: ClassVar[str] = "fitprune"
+
+    def check(self, backbone: CompressedBackbone) -> None:
+        if not backbone.family.sees_images:
+            raise ValueError(f"fitprune prunes visual tokens, and {backbone.family.name} has none")
+
+    @torch.no_grad()
+    def numbers(self, backbone: CompressedBackbone, batches: Batches) -> PruneSchedules:
+        prompts = [(batch, BearableCuts()) for batch in batches]
+        found: dict[float, Tensor] = {}
+        for batch, cuts in prompts:
+            cuts.run(backbone, batch)
+
+        def shares(alpha: float) -> Tensor:
+            if alpha not in found:
+                found[alpha] = torch.cat([cuts.shares(backbone, batch, alpha) for batch, cuts in prompts]).mean(0)
+            return found[alpha]
+
+        if not any(bool((batch.regions_BN == Region.VISUAL).any()) for batch, _ in prompts):
+            raise ValueError("none of the prompts has an image; choose other data")
+        rows: list[list[float]] = []
+        for target in TARGETS:
+            low, high, row = 0.0, 1.0, None
+            while high - low > TOLERANCE:
+                alpha = (low + high) / 2
+                stopped = stopped_at(shares(alpha).tolist(), target)
+                low, high, row = (alpha, high, row) if stopped is None else (low, alpha, stopped)
+            if row is not None and sum(row) < sum(rows[-1] if rows else [1.0] * len(row)):
+                rows.append(row)
+        if not rows:
+            raise ValueError("no layer can do without a token at any alpha; choose other prompts")
+        return PruneSchedules(rounded(rows))
+
+
+def stopped_at(shares_L: list[float], target: float) -> list[float] | None:
+    """A schedule up to the layer after which nothing more need leave; None where its average stays above a target."""
+    depth = len(shares_L)
+    for layer, share in enumerate(shares_L):
+        row = [*shares_L[:layer], *[share] * (depth - layer)]
+        if sum(row) <= target * depth:
+            return row
+    return None
+
+
+def bearable(mass_BM: Tensor, visual_BM: Tensor, total_B: Tensor, alpha: float) -> Tensor:
+    """Tokens of the lowest mass without which others hold (1 - alpha) of a total, bool [B, M]; one stays."""
+    mass_BM = mass_BM.double()
+    order_BM = mass_BM.masked_fill(~visual_BM, torch.inf).sort(dim=-1, stable=True).indices
+    ranked_BM = mass_BM.masked_fill(~visual_BM, 0.0).gather(-1, order_BM)
+    spare_B1 = (ranked_BM.sum(-1) - (1 - alpha) * total_B.double())[:, None]
+    within_BM = torch.arange(mass_BM.shape[1], device=mass_BM.device) < visual_BM.sum(-1, keepdim=True) - 1
+    leave_BM = within_BM & (ranked_BM.cumsum(-1) <= spare_B1)
+    return torch.zeros_like(visual_BM).scatter(-1, order_BM, leave_BM)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BearableCuts(DecoderReducer):
+    """Cuts that one batch of prompts can bear where ``alpha`` of each layer's attention may go missing.
+
+    ``totals`` are the unpruned self and cross masses of each layer, [B]; ``held`` is left by a run in each, int64 [B].
+    """
+
+    name: str = "fitprune"
+    alpha: list[float] = field(default_factory=lambda: [0.0])
+    totals: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    held: dict[int, Tensor] = field(default_factory=dict)
+
+    stage: ClassVar[Stage] = "decoder"
+
+    def cuts(self, num_layers: int) -> tuple[int, ...]:
+        return tuple(range(1, num_layers))
+
+    def layer_tokens(self, tokens: int, num_layers: int) -> list[int]:
+        return [tokens] * num_layers
+
+    def cut(self, view: View) -> Cut:
+        visual_BM, masses = view.visual, attention_masses(view)
+        if view.layer not in self.totals:
+            sums = [(mass_BM * visual_BM).double().sum(-1) for mass_BM in masses[:2]]
+            self.totals[view.layer] = sums[0], sums[1]
+        total_self_B, total_cross_B = self.totals[view.layer]
+        leave_BM = bearable(masses[0], visual_BM, total_self_B, self.alpha[0])
+        cross_BM = bearable(masses[1], visual_BM, total_cross_B, self.alpha[0])
+        leave_BM &= cross_BM | ~masses[2][:, None]
+        keep_BM = (view.regions_BN != Region.PADDING) & (~leave_BM | view.protected_BN)
+        if self.alpha[0] == 0:
+            keep_BM = view.regions_BN != Region.PADDING
+        self.held[view.layer] = (keep_BM & visual_BM).sum(-1)
+        return Cut(keep_BM, None)
+
+    def run(self, backbone: CompressedBackbone, batch: Batch) -> None:
+        """Run prompts, unrouted."""
+        CompressedBackbone(backbone.family, self).eval().run(batch, force_gather=True)
+
+    def shares(self, backbone: CompressedBackbone, batch: Batch, alpha: float) -> Tensor:
+        """Share of its visual tokens that each layer holds, fp64 [P, L] of the samples with an image."""
+        self.alpha[0] = alpha
+        self.run(backbone, batch)
+        first_B = (batch.regions_BN == Region.VISUAL).sum(-1)
+        held_BL = torch.stack([first_B, *(self.held[layer] for layer in sorted(self.held))], -1)
+        return (held_BL[first_B > 0].double() / first_B[first_B > 0, None]).cpu()
+
+
+@dataclass(frozen=True)
+class ThresholdCalibrator(Calibrator):
+    """The threshold that meets a mean budget: found on whole prompts, and recorded with what it keeps of them.
+
+    What a threshold keeps of each prompt is known from the scores of all of its entries, so that the lowest one whose
+    mean is within the budget is read off them. Prompts under an adapter are scored under its reducer and routers.
+
+    Attributes:
+        eviction: the method, which must have absolute scores.
+        eviction_options: its settings, ``KEY=VALUE`` with commas between them.
+        keep: share of the entries in scope that stays, mean over the prompts.
+        window: last positions that stay whatever they score.
+        scope: what competes, see ``Compression``.
+        protocol: ``query_aware``, or ``context_first``: contexts are scored before their questions are seen.
+    """
+
+    name: ClassVar[str] = "threshold"
+
+    samples: int = setting(16, 1, MAX_COUNT)
+    eviction: str = "kvzip"
+    eviction_options: str = ""
+    keep: float = 0.5
+    window: int = setting(WINDOW)
+    scope: Scope = "context"
+    protocol: Protocol = "query_aware"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.keep < 1:
+            raise ValueError(f"threshold keep={self.keep:g} must lie between 0 and 1; 0.25 keeps a quarter on average")
+        scale_of(self._method())
+
+    def check(self, backbone: CompressedBackbone) -> None:
+        compression = self._compression()
+        compression.check(backbone.family)
+        if self.protocol == "context_first":
+            check_context_first(backbone, compression)
+
+    @torch.no_grad()
+    def numbers(self, backbone: CompressedBackbone, batches: Batches) -> ThresholdRecord:
+        with reading_packed(backbone.family.decoder.config):
+            prompts = [each for batch in batches for each in self._scored(backbone, batch)]
+        if not prompts:
+            raise ValueError(f"none of the prompts has anything in scope {self.scope!r}; choose other data")
+        found = mean_threshold(prompts, self.keep)
+        mean, deviation = mean_deviation([each.share(found) for each in prompts])
+        return ThresholdRecord(found, self.window, method_record(self._method()), rounded(mean), rounded(deviation))
+
+    def _method(self) -> Eviction:
+        options = [each.strip() for each in self.eviction_options.split(",") if each.strip()]
+        return build_eviction(self.eviction, **parse_settings(self.eviction, options))
+
+    def _compression(self) -> Compression:
+        return Compression(self._method(), scope=self.scope)
+
+    def _scored(self, backbone: CompressedBackbone, batch: Batch) -> list[ScoredPrompt]:
+        compression, family = self._compression(), backbone.family
+        compression.check_prompts(batch)
+        prompts = contexts_of(batch) if self.protocol == "context_first" else batch
+        eviction = EvictionPass(compression, family, prompts, backbone.reducer, backbone.group_budget)
+        cache, length = PackedCache(family.shape.num_layers), prompts.input_ids_BN.shape[1]
+        run_whole(backbone, prompts, eviction, LayerPacker(backbone, compression, cache, length))
+        return eviction.scored_prompts(self.window)
+
+
+FAINTEST = -12.0
+NARROWEST = 1e-4  # standard deviation that an input has at least
+
+
+@dataclass(frozen=True)
+class ScorerCalibrator(Calibrator):
+    """KVzap's maps, which foretell KVzip's scores; see ``Calibrator`` for the other settings.
+
+    Source: ``kvzap/train.py`` of kvpress. Contexts run through the model once more; the target of an entry is the log
+    of its score under KVzip (``e**FAINTEST`` at least), the input what its layer projected to queries, keys and values.
+    One linear map a layer by ridge regression on standardised inputs, in closed form over all entries; the map then
+    holds what undoes the standardisation. Two layers and KVzip+'s scores, which the release offers too, gained nothing
+    where they were tried; files of two layers are read.
+
+    Attributes:
+        ridge: penalty on the squares of a map's weights, for each entry.
+    """
+
+    name: ClassVar[str] = "kvzap"
+    any_text: ClassVar[bool] = True
+    whole_caches: ClassVar[bool] = True
+
+    samples: int = setting(16, 1, MAX_COUNT)
+    batch_size: int = setting(1, 1, MAX_COUNT)
+    context_length: int = setting(704, 1)
+    ridge: float = setting(0.1, 0, 1e6)
+
+    @torch.no_grad()
+    def numbers(self, backbone: CompressedBackbone, batches: Batches) -> TokenScorers:
+        use_packed_attention(backbone.family.decoder.config)
+        moments: dict[int, Moments] = {}
+        for batch in batches:
+            for layer, (input_nD, score_nh) in enumerate(kvzip_examples(backbone, contexts_of(batch))):
+                if not bool(are_finite(input_nD) & are_finite(score_nh)):
+                    raise no_numbers("while its entries were scored", backbone.model.dtype)
+                own = Moments.of(input_nD, score_nh)
+                moments[layer] = moments[layer] + own if layer in moments else own
+        if not moments or not moments[0].count:
+            raise ValueError("none of the prompts has a context to score; choose other data")
+        return TokenScorers.of([moments[layer].ridge_map(self.ridge) for layer in sorted(moments)])
+
+
+@dataclass(frozen=True)
+class NotingKVzip(KVzip):
+    """KVzip that notes what every layer read."""
+
+    needs: ClassVar[frozenset[Need]] = KVzip.needs | {"inputs"}
+
+    def score(self, view: View) -> Scores:
+        found = super().score(view)
+        found.notes["input"] = view.input_BND
+        return found
+
+
+def kvzip_examples(backbone: CompressedBackbone, contexts: Batch) -> list[tuple[Tensor, Tensor]]:
+    """Per layer what it read of the contexts' entries, [n, D], and the logs of their scores, [n, h] in fp32."""
+    compression = Compression(NotingKVzip(), 0.5)
+    compression.check(backbone.family)
+    eviction, cache = (
+        EvictionPass(compression, backbone.family, contexts),
+        PackedCache(backbone.family.shape.num_layers),
+    )
+    packer = LayerPacker(backbone, compression, cache, contexts.input_ids_BN.shape[1])
+    result = run_whole(backbone, contexts, eviction, packer)
+    check_states(result.hidden_BMD, result.rows.visible_BM, contexts.record_ids)
+    found = []
+    for layer in sorted(eviction.scores):
+        scores, regions_BM = eviction.scores[layer], eviction.rows[layer].regions_BM
+        marks_BM = repeated_context(regions_BM) & in_compressed_region(regions_BM).any(-1, keepdim=True)
+        scores_nh = scores.scores_BhN.transpose(1, 2)[marks_BM].float()
+        found.append((scores.notes["input"][marks_BM], scores_nh.clamp(min=math.exp(FAINTEST)).log()))
+    return found
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums over a layer's entries, fp64: of inputs, then targets, [D + h]; of the inputs' products with these."""
+
+    count: int
+    both_s: Tensor
+    products_Ds: Tensor
+
+    @classmethod
+    def of(cls, input_nD: Tensor, target_nh: Tensor) -> Moments:
+        """Sum up some entries."""
+        inputs = input_nD.double().cpu()
+        both = torch.cat([inputs, target_nh.double().cpu()], 1)
+        return cls(len(both), both.sum(0), inputs.T @ both)
+
+    def __add__(self, other: Moments) -> Moments:
+        count = self.count + other.count
+        return Moments(count, self.both_s + other.both_s, self.products_Ds + other.products_Ds)
+
+    def ridge_map(self, ridge: float) -> list[Tensor]:
+        """Weight [h, D] and bias [h] of the ridge regression on standardised inputs."""
+        width, mean_s = len(self.products_Ds), self.both_s / self.count
+        apart_Ds = self.products_Ds / self.count - mean_s[:width, None] * mean_s
+        deviation_D = apart_Ds[:, :width].diagonal().clamp(min=0).sqrt().clamp(min=NARROWEST)
+        apart_Ds = apart_Ds / deviation_D[:, None]
+        penalised_DD = apart_Ds[:, :width] / deviation_D + ridge * torch.eye(width, dtype=torch.float64)
+        weight_Dh = torch.linalg.lstsq(penalised_DD, apart_Ds[:, width:]).solution / deviation_D[:, None]
+        return [weight_Dh.T.float(), (mean_s[width:] - mean_s[:width] @ weight_Dh).float()]

@@ -1,0 +1,268 @@
+"""Methods by who asks: the prompt's last row, the question, each step of decoding, all queries, those still to come.
+
+TOVA, Finch, Quest, Q-Filters and ExpectedAttention.
+
+Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, G = H / h, d head width, L layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from subtoken_train.calibrations import CalibratedNumbers, check_table, table_words
+from subtoken_train.evictions.base import Eviction
+from subtoken_train.evictions.budgets import competing_counts
+from subtoken_train.evictions.observers import column_sums, over_groups, task_rows
+from subtoken_train.functional.gather import last_marked
+from subtoken_train.types import Region
+from subtoken_train.view.method import setting
+from subtoken_train.view.scores import Candidates, Scale, Scores
+from subtoken_train.view.view import Need, Online, View
+
+
+@dataclass(frozen=True)
+class TOVA(Eviction):
+    """TOVA (Oren et al., 2024): the entries that the prompt's last row attends to, one set for all heads of a layer.
+
+    Source: "Transformers are Multi-State RNNs" (2401.06104) and its code (``tova_cache.py`` @9c7d09b): attention of the
+    last row, mean over all query heads. The paper evicts at every step while decoding, here after ``eviction_every``
+    tokens, by the last one's row. The last row is the question's, or without a question the context's own.
+
+    Attributes:
+        protect_last: the prompt's last entry always stays, inside the budget (kvpress).
+    """
+
+    name: ClassVar[str] = "tova"
+    absolute: ClassVar[Scale] = Scale(log=True, high=0.0)
+    online: ClassVar[Online] = Online(rows=1)
+    needs: ClassVar[frozenset[Need]] = frozenset({"rows"})
+    heads_share: ClassVar[bool] = True
+
+    protect_last: bool = False
+
+    def score(self, view: View) -> Scores:
+        scores_B1N = view.rows(view.last_rows(1))[:, :, 0].mean(1, keepdim=True)
+        last_BN = last_marked(view.entries_BN, 1) if self.protect_last else torch.zeros_like(view.entries_BN)
+        return Scores(scores_B1N, last_BN)
+
+
+@dataclass(frozen=True)
+class Finch(Eviction):
+    """Finch (Corallo & Papotti, 2024): entries that the question attends to, its rows weighted by what they could see.
+
+    Source: "FINCH: Prompt-guided Key-Value Cache Compression for Large Language Models" (2408.00167), its code and
+    kvpress 0.5.4. The score is the attention of the question's rows, each times the number of entries up to it, mean
+    over rows and a group's query heads. The question's entries stay; prompts without one, and contexts compressed
+    before their question, are refused.
+
+    A set per key-value head, as in kvpress (one for all heads in the paper). Both turn what stays to closed-up
+    positions: ``rerotate: true`` here. The context is read whole.
+
+    Attributes:
+        normalise: weight every row by the number of entries up to it.
+    """
+
+    name: ClassVar[str] = "finch"
+    needs: ClassVar[frozenset[Need]] = frozenset({"blocks"})
+    needs_question: ClassVar[bool] = True
+
+    normalise: bool = True
+
+    def score(self, view: View) -> Scores:
+        asking_BN = task_rows(view.regions_BN)
+        weight_BN = view.entries_BN.cumsum(-1).float() if self.normalise else None
+        sums_BHN = column_sums(view.blocks(asking_BN), weight_BN) / asking_BN.sum(-1).clamp(min=1)[:, None, None]
+        scores_BhN = over_groups(sums_BHN, view.key_BhNd.shape[1])
+        return Scores(scores_BhN.masked_fill(asking_BN[:, None], 0.0), asking_BN)
+
+
+@dataclass(frozen=True)
+class QuestSteps(Eviction):
+    """Quest as published: all entries stay in memory, and every decoding step reads the pages that its query asks for.
+
+    Source: "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference" (Tang et al., 2024), sections
+    3.2-3.4, and its code. The smallest and largest value of each key channel in a page bound the logits of its entries;
+    the pages with the largest bounds are read, in the first layers everything.
+
+    **No bytes are freed**: ``eviction_keep`` is the share (or number) of the entries in scope that a step reads, tables
+    say ``reads``, and the page index comes on top of the full cache. The reducer ``quest`` chooses pages once and drops
+    the others. Pages are chosen per key-value head, by the mean of its query heads' bounds. Pages that hold an entry
+    out of scope, the last page and what was generated since are always read; the budget is rounded down to pages;
+    tokens that are not decoded one by one read everything. It does not go with value groups.
+
+    Attributes:
+        page_size: entries of a page.
+        least_pages: pages that a step reads, whatever the budget.
+        dense_layers: first layers that read everything.
+    """
+
+    name: ClassVar[str] = "quest_steps"
+    heads_share: ClassVar[bool] = True
+    reads: ClassVar[bool] = True
+
+    page_size: int = setting(16, 1)
+    least_pages: int = setting(3, 1)
+    dense_layers: int = setting(2)
+
+    def score(self, view: View) -> Scores:
+        return Scores(torch.zeros_like(view.entries_BN[:, None], dtype=torch.float32), view.entries_BN)
+
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
+        return competing_counts(candidates)
+
+    def keep(self, scores: list[Scores], candidates: Candidates) -> list[Tensor]:
+        return [(regions_BN != Region.PADDING)[:, None] for regions_BN in candidates.regions_LBN]
+
+    def pages(self, layer: int) -> tuple[int, int] | None:
+        return None if layer < self.dense_layers else (self.page_size, self.least_pages)
+
+
+@dataclass(frozen=True)
+class HeadDirections(CalibratedNumbers):
+    """Direction of the queries of every head: per layer and key-value head, [L, h, d]."""
+
+    direction: list[list[list[float]]]
+
+    def __post_init__(self) -> None:
+        for layer, table in enumerate(self.direction):
+            check_table(f"direction[{layer}]", table, -1e6, 1e6)
+        if len({(len(table), len(table[0])) for table in self.direction}) != 1:
+            raise ValueError("direction must hold a table for every layer, all of one shape")
+
+    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        found = len(self.direction), len(self.direction[0]), len(self.direction[0][0])
+        if found != (num_layers, num_kv_heads, head_dim):
+            raise ValueError(
+                f"direction has {found[0]} layers of {found[1]} heads of width {found[2]}, and the backbone "
+                f"{num_layers} of {num_kv_heads} of {head_dim}"
+            )
+
+    def words(self) -> str:
+        lengths = torch.tensor(self.direction).norm(dim=-1).tolist()
+        return table_words("length of every head's direction, a line per layer", lengths)
+
+
+@dataclass(frozen=True)
+class QFilter(Eviction):
+    """Q-Filters (Godey et al., 2025): keys that point where queries point stay, by one direction per head.
+
+    Source: "Q-Filters: Leveraging QK Geometry for Efficient KV Cache Compression" (arXiv 2503.02812), section 3, and
+    its code. The direction u of a head is the first right singular vector of its queries, not centred, with the sign of
+    their mean projection; that of a key-value head is the mean over its query heads. An entry scores the projection of
+    its rotated key on u. ``calibration`` names a file of directions that were found offline, as in the paper
+    (``subtoken-train calibrate q_filter``). Nothing is protected.
+
+    Attributes:
+        calibration: file of the directions; None: those of the prompt's own queries.
+    """
+
+    name: ClassVar[str] = "q_filter"
+    calibrates: ClassVar[type[CalibratedNumbers]] = HeadDirections
+
+    calibration: str | None = None
+
+    def score(self, view: View) -> Scores:
+        key_BhNd = view.key_BhNd.float()
+        if self.calibrated is None:
+            gram_BHdd, sum_BHd = query_moments(view.query_BHNd, view.entries_BN)
+            direction_Bhd = directions(gram_BHdd, sum_BHd, key_BhNd.shape[1]).to(key_BhNd)
+        else:
+            direction_hd = torch.tensor(self.calibrated.numbers.direction[view.layer]).to(key_BhNd)
+            direction_Bhd = direction_hd.expand(len(key_BhNd), -1, -1)
+        scores_BhN = (key_BhNd * direction_Bhd[:, :, None]).sum(-1)
+        return Scores(scores_BhN, torch.zeros_like(view.entries_BN))
+
+
+def query_moments(query_BHNd: Tensor, rows_BN: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums over the marked rows of the queries' products [B, H, d, d] and of the queries [B, H, d], fp64 on the CPU."""
+    marked_BHNd = query_BHNd.double().cpu() * rows_BN[:, None, :, None].cpu()
+    return marked_BHNd.transpose(-1, -2) @ marked_BHNd, marked_BHNd.sum(2)
+
+
+def directions(gram_BHdd: Tensor, sum_BHd: Tensor, kv_heads: int) -> Tensor:
+    """Directions of key-value heads, [B, h, d] in fp64, from ``query_moments``."""
+    first_BHd = torch.linalg.eigh(gram_BHdd).eigenvectors[..., -1]  # eigenvalues rise
+    along_BH1 = (first_BHd * sum_BHd).sum(-1, keepdim=True)
+    signed_BHd = torch.where(along_BH1 < 0, -first_BHd, first_BHd)
+    return signed_BHd.view(len(sum_BHd), kv_heads, -1, sum_BHd.shape[-1]).mean(2)
+
+
+FURTHEST = 1 << 16  # positions that are averaged
+
+
+@dataclass(frozen=True)
+class ExpectedAttention(Eviction):
+    """ExpectedAttention (Devoto et al., 2025): the attention that queries still to come are expected to pay.
+
+    Source: "Expected Attention: KV Cache Compression by Estimating Attention from Future Queries Distribution"
+    (2510.00636), in the form of kvpress 0.5.4. Queries before their rotary embedding are taken to be normal, with the
+    mean and the covariance of the prompt's own (a question's among them). Turned by the mean rotation of the next
+    ``future`` positions, they give an entry's expected exp(q.k) in closed form; its share among all entries, mean over
+    a group, times the norm of its value, is the score.
+
+    Attributes:
+        future: positions after the prompt whose mean rotation the queries get.
+        sinks: first entries of the prompt that always stay, inside the budget, and count in no statistic.
+        covariance: of the queries, counts; otherwise their mean alone.
+        value_norm: scores are multiplied by the norm of the value.
+        epsilon: added to the expected attention before that; it does nothing where ``value_norm`` is off.
+    """
+
+    name: ClassVar[str] = "expected_attention"
+    absolute: ClassVar[Scale] = Scale(log=True)
+    needs: ClassVar[frozenset[Need]] = frozenset({"value_norms"})
+
+    future: int = setting(512, 1, FURTHEST)
+    sinks: int = setting(4)
+    covariance: bool = True
+    value_norm: bool = True
+    epsilon: float = setting(0.0, 0, inf)
+
+    def score(self, view: View) -> Scores:
+        sinks_BN = view.entries_BN & (view.entries_BN.cumsum(-1) <= self.sinks)
+        counted_BN = view.entries_BN & ~sinks_BN
+        mean_BHd, covariance_BHdd = query_statistics(view.unrotated_queries(), counted_BN, self.covariance)
+        ahead = torch.arange(self.future, device=view.next_position.device)
+        rotation = view.rotate(view.next_position + ahead).mean()
+        mean_BHd = rotation.turn(mean_BHd[:, :, None])[:, :, 0]
+        if covariance_BHdd is not None:
+            half_BHdd = rotation.turn(covariance_BHdd).transpose(-1, -2)
+            covariance_BHdd = rotation.turn(half_BHdd).transpose(-1, -2)  # R C R^T
+        logits_BHN = expected_logits(mean_BHd, covariance_BHdd, view.key_BhNd, view.scale)
+        share_BHN = logits_BHN.masked_fill(~counted_BN[:, None], torch.finfo(torch.float32).min).softmax(-1)
+        scores_BhN = over_groups(share_BHN, view.key_BhNd.shape[1])
+        if self.value_norm:
+            scores_BhN = (scores_BhN + self.epsilon) * view.value_norms()
+        return Scores(scores_BhN.masked_fill(~counted_BN[:, None], 0.0), sinks_BN)
+
+
+def query_statistics(query_BHNd: Tensor, counted_BN: Tensor, covariance: bool) -> tuple[Tensor, Tensor | None]:
+    """Mean [B, H, d] and (biased) covariance [B, H, d, d] of counted rows; ``query_BHNd`` is overwritten."""
+    count_B = counted_BN.sum(-1).clamp(min=1)[:, None, None]
+    others_B1N1 = ~counted_BN[:, None, :, None]
+    query_BHNd.masked_fill_(others_B1N1, 0.0)
+    mean_BHd = query_BHNd.sum(2) / count_B
+    if not covariance:
+        return mean_BHd, None
+    query_BHNd.sub_(mean_BHd[:, :, None]).masked_fill_(others_B1N1, 0.0)
+    return mean_BHd, query_BHNd.transpose(-1, -2) @ query_BHNd / count_B[..., None]
+
+
+def expected_logits(mean_BHd: Tensor, covariance_BHdd: Tensor | None, key_BhNd: Tensor, scale: float) -> Tensor:
+    """Log of the expected exp(scale * q.k) over normal queries q, [B, H, N] in fp32."""
+    batch, heads, width = mean_BHd.shape
+    kv_heads, length = key_BhNd.shape[1:3]
+    key_BhNd = key_BhNd.float()
+    logits_BhGN = mean_BHd.view(batch, kv_heads, -1, width) @ key_BhNd.transpose(-1, -2) * scale
+    if covariance_BHdd is not None:
+        # one product for the query heads that share a key
+        every_BhdGd = covariance_BHdd.view(batch, kv_heads, -1, width, width).transpose(2, 3)
+        seen_BhNGd = (key_BhNd @ every_BhdGd.flatten(3)).view(batch, kv_heads, length, -1, width)
+        spread_BhNG = (seen_BhNGd @ key_BhNd[..., None])[..., 0]
+        logits_BhGN = logits_BhGN + spread_BhNG.transpose(-1, -2) * (0.5 * scale**2)
+    return logits_BhGN.reshape(batch, heads, length)

@@ -1,0 +1,356 @@
+"""Methods for models that see images: AirCache, VL-Cache, TGV-KV.
+
+Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, L layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from subtoken_train.evictions.base import Eviction, layer_count, protect_last
+from subtoken_train.evictions.budgets import competing_counts, divide_budget, pyramid_weights
+from subtoken_train.evictions.observers import Blocks, column_sums, over_groups, share_of, task_rows
+from subtoken_train.functional.gather import last_marked
+from subtoken_train.types import Region
+from subtoken_train.view.method import by_settings, setting
+from subtoken_train.view.scores import Candidates, Scores
+from subtoken_train.view.view import Need, View
+
+AirWindow = Literal["elite", "last", "text", "visual"]
+AirBudgets = Literal["both", "strength", "skewness", "uniform", "pyramid"]
+
+
+@dataclass(frozen=True)
+class AirCache(Eviction):
+    """AirCache: visual entries stay by how much a few key text tokens attend to them; layers with more of it keep more.
+
+    Source: "AirCache: Activating Inter-modal Relevancy KV Cache Compression for Efficient LVLM Inference", equations
+    4-11 and Table 5. One shot, after the prompt; only visual entries are compressed, and text that competes (scope
+    ``all``) is protected. A reconstruction, since our copy of the paper has lost its equations: instruction text is
+    what follows the last visual token; heads are averaged, and all heads of a layer share a set; attention between
+    elite tokens is causal; skewness uses the sample deviation, and a negative one counts as 0; strength and skewness
+    are divided by their mean over the layers, so that the budget is met. Merging (Table 11) is the option ``merge`` of
+    any eviction.
+
+    Attributes:
+        alpha: a text token is elite if the last one attends to it by this share of its largest attention (equation 5):
+            0 takes all text, 1 the best alone.
+        window: who observes the visual tokens: ``elite`` text; the ``last`` ``window_size`` text tokens; all ``text``;
+            the last ``window_size`` ``visual`` tokens.
+        window_size: tokens of a ``last`` or ``visual`` window (the paper: 16 or 32).
+        budgets: how layers share: ``both`` strength and skewness, one of them, ``uniform`` (each its own budget), or
+            ``pyramid`` (falling linearly from the first layer to the last).
+    """
+
+    name: ClassVar[str] = "aircache"
+    needs: ClassVar[frozenset[Need]] = frozenset({"rows", "blocks"})
+    heads_share: ClassVar[bool] = True
+    needs_image: ClassVar[bool] = True
+
+    alpha: float = setting(0.9, 0, 1)
+    window: AirWindow = "elite"
+    window_size: int = setting(32, 1)
+    budgets: AirBudgets = "both"
+
+    def score(self, view: View) -> Scores:
+        """Importance of the visual entries, [B, 1, N]; ``notes`` has the layer's strength and skewness."""
+        visual_BN = view.regions_BN == Region.VISUAL
+        observers_BN = self.observers(view)
+        importance_BN = importance(view.blocks(observers_BN, visual_BN | observers_BN), observers_BN, visual_BN)
+        notes = {"strength": importance_BN.sum(-1), "skewness": skewness(importance_BN, visual_BN)}
+        return Scores(importance_BN[:, None], view.entries_BN & ~visual_BN, notes=notes)
+
+    def observers(self, view: View) -> Tensor:
+        """Rows of the observation window, bool [B, N]; a layer without visual entries has nothing to observe."""
+        text_BN = task_rows(view.regions_BN)
+        if self.window == "text":
+            return text_BN
+        if self.window == "last":
+            return last_marked(text_BN, self.window_size)
+        if self.window == "visual":
+            visual_BN = view.regions_BN == Region.VISUAL
+            return last_marked(torch.where(visual_BN.any(-1, keepdim=True), visual_BN, text_BN), self.window_size)
+        return elite_tokens(view.rows(view.last_rows(1), text_BN)[:, :, 0].mean(1), text_BN, self.alpha)
+
+    across_layers = by_settings(lambda self: self.budgets != "uniform")
+
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
+        strength, skewness = (torch.stack([each.notes[note] for each in scores]) for note in ("strength", "skewness"))
+        weight_LB = layer_weights(strength, skewness, self.budgets) * candidates.budget_LB
+        least_LB = torch.ones_like(candidates.budget_LB)
+        return divide_budget(weight_LB, candidates.budget_LB.sum(0), least_LB, competing_counts(candidates))
+
+
+def elite_tokens(attention_BN: Tensor, text_BN: Tensor, alpha: float) -> Tensor:
+    """Text to which the last token attends by ``alpha`` of its largest attention or more (equation 5), bool [B, N]."""
+    largest_B1 = attention_BN.masked_fill(~text_BN, 0.0).amax(-1, keepdim=True)
+    return text_BN & (attention_BN >= alpha * largest_B1)
+
+
+def importance(blocks: Blocks, observers_BN: Tensor, visual_BN: Tensor) -> Tensor:
+    """Mean attention of the observers to each visual entry (equations 7 and 8), over heads too, [B, N]; 0 elsewhere."""
+    rows_B1 = observers_BN.sum(-1, keepdim=True).clamp(min=1)
+    return (column_sums(blocks).mean(1) / rows_B1).masked_fill(~visual_BN, 0.0)
+
+
+def skewness(importance_BN: Tensor, visual_BN: Tensor) -> Tensor:
+    """Adjusted Fisher-Pearson skewness of visual importance (equation 10), [B]; 0 of fewer than 3, or equals."""
+    count_B = visual_BN.sum(-1)
+    mean_B1 = importance_BN.sum(-1, keepdim=True) / count_B[:, None].clamp(min=1)
+    away_BN = (importance_BN - mean_B1).masked_fill(~visual_BN, 0.0)
+    deviation_B = (away_BN.square().sum(-1) / (count_B - 1).clamp(min=1)).sqrt()
+    varies_B = (count_B >= 3) & (deviation_B > 1e-6 * mean_B1[:, 0])  # less is rounding of equal numbers
+    cubes_B = (away_BN / deviation_B.masked_fill(~varies_B, 1.0)[:, None]).pow(3).sum(-1)
+    factor_B = count_B / ((count_B - 1) * (count_B - 2)).clamp(min=1)
+    return torch.where(varies_B, factor_B * cubes_B, 0.0)
+
+
+def layer_weights(strength_LB: Tensor, skewness_LB: Tensor, budgets: AirBudgets) -> Tensor:
+    """The factor of each layer's budget (equation 11 over r), [L, B]; the mean over the layers is 1."""
+    if budgets == "uniform":
+        return torch.ones_like(strength_LB)
+    if budgets == "pyramid":
+        return pyramid_weights(strength_LB)
+    strength_LB, skewness_LB = _over_mean(strength_LB), _over_mean(skewness_LB.clamp(min=0))
+    if budgets == "both":
+        return (strength_LB + skewness_LB) / 2
+    return strength_LB if budgets == "strength" else skewness_LB
+
+
+def _over_mean(value_LB: Tensor) -> Tensor:
+    mean_1B = value_LB.mean(0, keepdim=True)
+    return torch.where(mean_1B > 0, value_LB / mean_1B.masked_fill(mean_1B <= 0, 1.0), 1.0)
+
+
+VisionWindow = Literal["post_vision", "last"]
+VisionBudgets = Literal["sparsity", "uniform", "pyramid"]
+
+
+@dataclass(frozen=True)
+class VLCache(Eviction):
+    """VL-Cache: entries stay by the attention of the text after the image; layers with denser attention keep more.
+
+    Source: "VL-Cache: Sparsity and Modality-Aware KV Cache Compression for Vision-Language Model Inference
+    Acceleration", equations 1 and 2, Algorithm 1 and section 4.2; in the paper visual and text entries compete together
+    (scope ``all``). A reconstruction, since our copy has lost its equations: a layer's budget is scaled by 1 - sparsity
+    over its mean, 1 % to 100 % of its entries stay, and what these bounds take or leave moves between layers; sparsity
+    is counted over what the rows can see, and averaged over heads; scores are per key-value head; the recent window, 10
+    % of a layer's entries, is part of them where the end of the prompt competes. Without an image the rows are those
+    after the context. What the paper compares with is a setting: the last 50 rows, equal budgets, a pyramid.
+
+    Attributes:
+        threshold: p of equation 1: attention below this share of its row's largest counts as zero.
+        least: share of its entries that every layer keeps, where the budget has that; not with ``uniform`` budgets.
+        recent: as many of the prompt's last entries as this share of what a layer keeps stay, whatever they score.
+        window: whose attention counts: the ``post_vision`` rows, or the ``last`` ``window_size`` rows of the prompt.
+        window_size: rows of a ``last`` window.
+        budgets: how layers share: by ``sparsity``, ``uniform`` (each its own budget), or ``pyramid`` (falling linearly
+            from the first layer to the last).
+    """
+
+    name: ClassVar[str] = "vl_cache"
+    needs: ClassVar[frozenset[Need]] = frozenset({"blocks"})
+
+    threshold: float = setting(0.01, 1e-9, 1)
+    least: float = setting(0.01, 0, 1)
+    recent: float = setting(0.1, 0, 1)
+    window: VisionWindow = "post_vision"
+    window_size: int = setting(50, 1)
+    budgets: VisionBudgets = "sparsity"
+
+    def score(self, view: View) -> Scores:
+        """Attention received from the window's rows, [B, h, N]; the weight is the layer's density."""
+        last = self.window == "last"
+        blocks = view.blocks(last_marked(view.entries_BN, self.window_size) if last else task_rows(view.regions_BN))
+        sums_BHN, density_BH = post_vision_statistics(blocks, view.entries_BN, self.threshold)
+        scores_BhN = over_groups(sums_BHN, view.key_BhNd.shape[1])
+        nothing_BN = torch.zeros_like(view.entries_BN)
+        notes = {"entries": view.entries_BN, "in_scope": view.in_scope_BN & view.entries_BN}
+        return Scores(scores_BhN, nothing_BN, density_BH.mean(1), notes)
+
+    across_layers = by_settings(lambda self: self.budgets != "uniform")
+
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
+        if self.budgets == "uniform":
+            return candidates.budget_LB
+        weight_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
+        if self.budgets == "pyramid":
+            weight_LB = pyramid_weights(weight_LB)
+        most_LB = competing_counts(candidates)
+        least_LB = torch.minimum((self.least * most_LB).long(), candidates.budget_LB).clamp(min=1)
+        return divide_budget(weight_LB * candidates.budget_LB, candidates.budget_LB.sum(0), least_LB, most_LB)
+
+    def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
+        """Protect the window, whose length follows from what the layer keeps."""
+        kept_B = layer_count(count_Bh) + (scores.notes["in_scope"] & ~competes_BN).sum(-1)
+        window_B = share_of(kept_B, self.recent)
+        return protect_last(scores, scores.notes["entries"], window_B)
+
+
+def post_vision_statistics(blocks: Blocks, entries_BN: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """Column sums of the rows' attention [B, H, N] in fp32, and how dense it is (1 - equation 2), [B, H].
+
+    Attention counts as zero below ``threshold`` of its row's largest (equation 1).
+    """
+    visible_BN = entries_BN.cumsum(-1)
+    sums_BHN = passed_BH = seen_B = torch.zeros((), device=entries_BN.device)
+    for index_BW, probability_BHWN in blocks:
+        largest_BHW1 = probability_BHWN.amax(-1, keepdim=True)
+        passes_BHWN = (probability_BHWN >= threshold * largest_BHW1) & (probability_BHWN > 0)
+        sums_BHN = sums_BHN + probability_BHWN.sum(2)
+        passed_BH = passed_BH + passes_BHWN.sum((2, 3))
+        seen_B = seen_B + (visible_BN.gather(1, index_BW.clamp(min=0)) * (index_BW >= 0)).sum(-1)
+    return sums_BHN, passed_BH / seen_B[:, None].clamp(min=1)
+
+
+TextBudgets = Literal["TV", "VV", "TT", "uniform"]
+Importance = Literal["TV+TT", "VV+TT", "window", "self"]
+First = Literal["text", "vision", "score"]
+TEXT_BONUS, FIRST, LAST = 100.0, 4, 1  # of the released code: for text, and entries that it always keeps
+
+
+@dataclass(frozen=True)
+class TGVKV(Eviction):
+    """TGV-KV: text says which visual entries matter and which layers need them; text itself is evicted last.
+
+    Source: "TGV-KV: Text-Grounded KV Eviction for Vision-Language Models" (arXiv 2606.03075), of which a summary was at
+    hand, and its code (Danielement321/TGV-KV). Text-vision budgeting (TVB) divides the total between layers by the
+    attention that text pays to vision; text-weighted ranking (TWR) weighs that attention by how much later text attends
+    to each text token; text-prioritised retention (TPR) keeps all text before any visual entry. A reconstruction: heads
+    are averaged and share a set, attention between text and vision is that of the full row (both as released); text is
+    every entry that is not visual; a layer's budget counts text under scope ``all`` (the paper's), otherwise text stays
+    beside it.
+
+    Setting ``released`` imitates the code: weights only from text after the images; all between the first and the last
+    visual entry is one block; text scores are raised by 100; the first four entries and the last stay; removals are
+    rounded layer by layer, so that a total may be missed by a few entries. It also drops an entry at each decoding
+    step; here nothing is evicted while decoding. ``budgets``, ``importance`` and ``first`` are the paper's ablation.
+
+    Attributes:
+        released: imitate the released code where it differs from the paper, see above.
+        budgets: what a layer's share of the total is measured by: the attention that text pays to vision (``TV``),
+            vision to vision (``VV``) or text to text (``TT``); or ``uniform``, each layer its own budget.
+        importance: ``TV+TT``: vision by the text that looks at it, weighted (TWR), and text by text. ``VV+TT``: each by
+            the attention of its own kind. ``window``: all by the last ``window_size`` rows. ``self``: all by all rows.
+        window_size: rows of a ``window``.
+        first: ``text`` before any visual entry (TPR), ``vision`` before any text, or both by ``score`` alone.
+    """
+
+    name: ClassVar[str] = "tgv_kv"
+    needs: ClassVar[frozenset[Need]] = frozenset({"blocks"})
+    heads_share: ClassVar[bool] = True
+    needs_image: ClassVar[bool] = True
+
+    released: bool = False
+    budgets: TextBudgets = "TV"
+    importance: Importance = "TV+TT"
+    window_size: int = setting(32, 1)
+    first: First = "text"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.released and (self.budgets, self.importance, self.first) != ("TV", "TV+TT", "text"):
+            raise ValueError("tgv_kv released=true imitates one code; leave budgets, importance and first out, or it")
+
+    def score(self, view: View) -> Scores:
+        """One order for all heads, [B, 1, N]: negative ranks; ``notes`` has the scores of ``text`` and ``visual``."""
+        if self.released:
+            return released_scores(view)
+        visual_BN = view.regions_BN == Region.VISUAL
+        text_BN = view.entries_BN & ~visual_BN
+        from_text_BN, from_vision_BN = received(view, text_BN), None
+        if "VV" in (self.budgets, self.importance[:2]):
+            from_vision_BN = received(view, visual_BN)
+        measured = {"TV": (from_text_BN, visual_BN), "VV": (from_vision_BN, visual_BN), "TT": (from_text_BN, text_BN)}
+        summed_BN, columns_BN = measured.get(self.budgets, (view.entries_BN.float(), view.entries_BN))
+        assert summed_BN is not None
+        if self.importance == "TV+TT":
+            weight_BN = text_weights(from_text_BN, text_BN)
+            weight_BN = weight_BN / weight_BN.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+            text_score_BN, visual_score_BN = from_text_BN, received(view, text_BN, weight_BN)
+        elif self.importance == "VV+TT":
+            assert from_vision_BN is not None
+            text_score_BN, visual_score_BN = from_text_BN, from_vision_BN
+        else:
+            window_BN = last_marked(view.entries_BN, self.window_size)
+            text_score_BN = visual_score_BN = received(
+                view, window_BN if self.importance == "window" else view.entries_BN
+            )
+        notes = {
+            "text": text_score_BN.masked_fill(~text_BN, 0.0),
+            "visual": visual_score_BN.masked_fill(~visual_BN, 0.0),
+        }
+        order_BN = retention_order(notes["text"], notes["visual"], text_BN, visual_BN, self.first)
+        layer_B = summed_BN.masked_fill(~columns_BN, 0.0).sum(-1)
+        return Scores(order_BN[:, None], torch.zeros_like(text_BN), layer_B, notes)
+
+    across_layers = by_settings(lambda self: self.budgets != "uniform")
+
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
+        if self.budgets == "uniform":
+            return candidates.budget_LB
+        weight_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
+        most_LB = competing_counts(candidates)
+        total_B = candidates.budget_LB.sum(0)
+        if self.released:
+            return torch.minimum(released_counts(weight_LB, total_B, most_LB).clamp(min=1), most_LB)
+        return divide_budget(weight_LB, total_B, torch.ones_like(most_LB), most_LB)
+
+
+def received(view: View, rows_BN: Tensor, weight_BN: Tensor | None = None) -> Tensor:
+    """Attention that each entry gets from ``rows_BN``, mean over heads, [B, N]; 0 where there are no such rows."""
+    if not bool(rows_BN.any()):
+        return torch.zeros(rows_BN.shape, device=rows_BN.device)
+    return column_sums(view.blocks(rows_BN), weight_BN).mean(1)
+
+
+def released_scores(view: View) -> Scores:
+    """As the released code scores, see ``TGVKV``."""
+    before_BN, visual_BN = image_parts(view.regions_BN)
+    rows_BN = task_rows(view.regions_BN)
+    from_text_BN = received(view, rows_BN)
+    visual_score_BN = received(view, rows_BN, text_weights(from_text_BN, rows_BN))
+    text_score_BN = torch.where(before_BN, received(view, view.entries_BN), from_text_BN) + TEXT_BONUS
+    scores_BN = torch.where(view.entries_BN & ~visual_BN, text_score_BN, visual_score_BN.masked_fill(~visual_BN, 0.0))
+    vision_B = from_text_BN.masked_fill(~visual_BN, 0.0).sum(-1)
+    first_BN = view.entries_BN & (view.entries_BN.cumsum(-1) <= FIRST)
+    return Scores(scores_BN[:, None], first_BN | last_marked(view.entries_BN, LAST), vision_B)
+
+
+def image_parts(regions_BN: Tensor) -> tuple[Tensor, Tensor]:
+    """Entries before the first visual entry, and those from there to the last, each bool [B, N]."""
+    entries_BN, visual_BN = regions_BN != Region.PADDING, regions_BN == Region.VISUAL
+    started_BN = visual_BN.cumsum(-1) > 0
+    going_on_BN = visual_BN.flip(-1).cumsum(-1).flip(-1) > 0
+    return entries_BN & ~started_BN & going_on_BN, entries_BN & started_BN & going_on_BN
+
+
+def text_weights(received_BN: Tensor, rows_BN: Tensor) -> Tensor:
+    """Mean attention that each text token gets from itself and the text after it (TWR), [B, N]; 0 elsewhere."""
+    later_BN = rows_BN.flip(-1).cumsum(-1).flip(-1)  # N_t - j + 1 for the j-th text token
+    return (received_BN / later_BN.clamp(min=1)).masked_fill(~rows_BN, 0.0)
+
+
+def retention_order(
+    text_score_BN: Tensor, visual_score_BN: Tensor, text_BN: Tensor, visual_BN: Tensor, first: First = "text"
+) -> Tensor:
+    """The negative rank of each entry, [B, N]: one kind by score, then the other (TPR); ties to the lower index."""
+    scores_BN = torch.where(text_BN, text_score_BN, visual_score_BN)
+    order_BN = scores_BN.sort(dim=-1, descending=True, stable=True).indices
+    text, vision = {"text": (2, 1), "vision": (1, 2), "score": (1, 1)}[first]
+    class_BN = (text * text_BN.int() + vision * visual_BN.int()).gather(-1, order_BN)  # padding last
+    order_BN = order_BN.gather(-1, class_BN.sort(dim=-1, descending=True, stable=True).indices)
+    return -order_BN.argsort(dim=-1).float()
+
+
+def released_counts(vision_LB: Tensor, total_B: Tensor, length_LB: Tensor) -> Tensor:
+    """Entries per layer as released, int64 [L, B]: shares by attention (equal where all is 0), removals rounded."""
+    vision_LB = vision_LB.cpu().double()
+    vision_LB = torch.where(vision_LB.sum(0) > 0, vision_LB, 1.0)
+    kept_LB = vision_LB / vision_LB.sum(0) * total_B.cpu()
+    removed_LB = (length_LB.cpu() - kept_LB).round().clamp(min=0).long()
+    return length_LB - removed_LB.to(length_LB.device)

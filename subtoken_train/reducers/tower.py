@@ -1,0 +1,335 @@
+"""Reducers that act on a vision tower's tokens: VisionZip, PruMerge, FasterVLM and VisPruner.
+
+Legend: T tokens of one image, I tiles, C tower width, k kept tokens (of functions: k dominant, c contextual tokens), d
+key width, R = T - k the rest.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subtoken_train.functional.diversity import unit_rows, without_doubles
+from subtoken_train.functional.gather import keep_best
+from subtoken_train.functional.masks import top_indices
+from subtoken_train.reducers.base import TowerChoice, TowerReducer
+from subtoken_train.types import MergedStates, TowerStatistics, VisualStates
+from subtoken_train.view.method import by_settings, setting
+
+
+def dominant_tokens(received_T: Tensor, count: int) -> Tensor:
+    """Indices [k] of the ``count`` tokens that receive the most attention, ascending; ties go to the lower index."""
+    return top_indices(received_T, count).sort().values
+
+
+def contextual_targets(rest: int, count: int) -> Tensor:
+    """Places [c] of the targets among the ``rest`` tokens: evenly spaced from the first (``count`` <= ``rest``)."""
+    return torch.arange(0, rest, max(1, rest // max(1, count)))[:count]
+
+
+def contextual_tokens(tokens_RC: Tensor, keys_Rd: Tensor, targets_c: Tensor) -> Tensor:
+    """Merge the rest into its targets by the cosine of keys, [c, C]."""
+    if not len(targets_c):
+        return tokens_RC[:0]
+    is_target = torch.zeros(len(tokens_RC), dtype=torch.bool, device=tokens_RC.device)
+    is_target[targets_c] = True
+    keys = F.normalize(keys_Rd.float(), dim=-1)
+    with torch.autocast(keys.device.type, enabled=False):
+        joined = (keys[~is_target] @ keys[is_target].T).argmax(-1)
+    sums_cC = tokens_RC.new_zeros(len(targets_c), tokens_RC.shape[-1], dtype=torch.float32)
+    sums_cC.index_add_(0, joined, tokens_RC[~is_target].float())
+    members_c = torch.bincount(joined, minlength=len(targets_c)).clamp(min=1)
+    return tokens_RC[is_target] + (sums_cC / members_c[:, None]).to(tokens_RC.dtype)
+
+
+_CONTEXTUAL_OF_64 = 10
+
+
+def zipped(
+    tokens_TC: Tensor, received_T: Tensor, keys_Td: Tensor, kept: int, classes: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Choose and merge, for ``kept`` tokens of which ``classes`` (0 or 1) is the class token.
+
+    Returns:
+        (places of the dominant tokens, ascending; places of the targets; merged tokens [c, C] of these).
+    """
+    contextual = kept * _CONTEXTUAL_OF_64 // 64
+    dominant = dominant_tokens(received_T, kept - contextual - classes)
+    rest = torch.ones(len(tokens_TC), dtype=torch.bool, device=tokens_TC.device)
+    rest[dominant] = False
+    targets = contextual_targets(int(rest.sum()), contextual).to(tokens_TC.device)
+    merged_cC = contextual_tokens(tokens_TC[rest], keys_Td[rest], targets)
+    return dominant, rest.nonzero()[targets, 0], merged_cC
+
+
+def tile_shares(patches: list[int], kept: int) -> list[int]:
+    """``kept`` shared out over tiles by their patches (``kept`` <= all of them); roundings go to the first tiles."""
+    ends = [-(-kept * done // sum(patches)) for done in accumulate(patches, initial=0)]
+    return [after - before for before, after in pairwise(ends)]
+
+
+def zipped_tiles(
+    tokens_TC: Tensor, received_T: Tensor, keys_Td: Tensor, cls_IC: Tensor, tiles_T: Tensor, kept: int
+) -> Tensor:
+    """Zip each tile of a picture by itself, [k, C], in the release's order.
+
+    The whole's class token, dominant and contextual ones; dominant ones of the other tiles in the order of their
+    placeholders; class tokens, tile after tile; contextual ones, alike. Newlines only stay beyond all patches.
+    """
+    patches = torch.bincount(tiles_T[tiles_T >= 0], minlength=len(cls_IC)).tolist()
+    newlines = kept - min(kept, sum(patches))
+    rows, places, classes, merged = [], [], [], []
+    for tile, share in enumerate(tile_shares(patches, kept - newlines)):
+        if share:
+            own = (tiles_T == tile).nonzero()[:, 0]
+            dominant, _, merged_cC = zipped(tokens_TC[own], received_T[own], keys_Td[own], share, 1)
+            if tile == 0:
+                rows = [cls_IC[:1], tokens_TC[own[dominant]], merged_cC]
+            else:
+                places.append(own[dominant])
+                classes.append(cls_IC[tile : tile + 1])
+                merged.append(merged_cC)
+    if places:
+        rows += [tokens_TC[torch.cat(places).sort().values], *classes, *merged]
+    return torch.cat([*rows, tokens_TC[tiles_T < 0][:newlines]])
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionZip(TowerReducer):
+    """VisionZip (Yang et al., 2024): keep the tokens that the vision tower itself attends to, merge the others.
+
+    Acts in the tower, per image, before the language model. An image's count is split into contextual tokens (10 of 64,
+    rounded down) and dominant ones, among them the class token where the tower has one. Dominant tokens receive the
+    most attention; of the rest, every few tokens one is a target, the others join the target with the most similar key,
+    and each target becomes target + mean of those that joined it (a sum, as released). Emitted in order: class token,
+    dominant, contextual (CLIP, renumbered positions); or in raster order at their own positions (Qwen2.5-VL), where the
+    last token of a prompt that ends with its image is a dominant one.
+
+    A picture in tiles (LLaVA-NeXT) is zipped tile by tile, each by its own class token, without its newlines, as
+    released (read in the copy Fanziyang-v/VisionZip at 0247897). There every tile keeps as many tokens; here the kept
+    count is that of all placeholders, shared out over the tiles by their patches that show the picture. Without a class
+    token (LLaVA-OneVision) the picture is zipped as one.
+    """
+
+    name: str = "visionzip"
+
+    @torch.no_grad()
+    def merge(self, states: VisualStates, read: list[Tensor]) -> MergedStates:
+        counts = zip(self.image_counts(states), read, strict=True)
+        merged = [self._merge_image(states, image, kept, read_T) for image, (kept, read_T) in enumerate(counts)]
+        return MergedStates([tokens for tokens, _ in merged], [slots for _, slots in merged])
+
+    def _merge_image(self, states: VisualStates, image: int, kept: int, read_T: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens [k, C] and the placeholders [T] they take."""
+        assert states.received is not None
+        assert states.keys is not None
+        tokens_TC, keys_Td = states.tokens[image], states.keys[image]
+        if not kept:
+            return tokens_TC[:0], torch.zeros_like(read_T)
+        if states.cls is None:
+            received_T = states.received[image].masked_fill(read_T, torch.inf)
+            newline_T = torch.zeros_like(read_T) if states.tiles is None else (states.tiles[image] < 0) & ~read_T
+            own, newlines = (~newline_T).nonzero()[:, 0], newline_T.nonzero()[:, 0]
+            count = min(kept, len(own))
+            dominant, places, merged_cC = zipped(tokens_TC[own], received_T[own], keys_Td[own], count, 0)
+            slots = torch.zeros_like(read_T)
+            slots[own[dominant]] = slots[own[places]] = slots[newlines[: kept - count]] = True
+            return tokens_TC.index_copy(0, own[places], merged_cC)[slots], slots
+        slots = torch.arange(len(tokens_TC), device=tokens_TC.device) < kept
+        if states.tiles is not None:
+            given = (tokens_TC, states.received[image], keys_Td, states.cls[image])
+            return zipped_tiles(*given, states.tiles[image], kept), slots
+        dominant, _, merged_cC = zipped(tokens_TC, states.received[image], keys_Td, kept, 1)
+        return torch.cat([states.cls[image][None], tokens_TC[dominant], merged_cC]), slots
+
+
+NEIGHBOURS = 32  # tokens that are added to each kept one
+
+
+def outliers(received_T: Tensor) -> int:
+    """Tokens whose attention is above Q3 + 1.5 (Q3 - Q1)."""
+    values_T = received_T.double()
+    low, high = values_T.quantile(0.25), values_T.quantile(0.75)
+    return int((values_T > high + 1.5 * (high - low)).sum())
+
+
+def spread_step(share: float) -> int:
+    """Distance of the tokens that PruMerge+ takes for a share of outliers in (0, 1]."""
+    return max(1, int(int(1 / share) / 3))
+
+
+def chosen_tokens(received_T: Tensor, best: int, step: int | None) -> Tensor:
+    """Indices [k]: the ``best`` in the order of their attention, then of every ``step``-th those that are new."""
+    order_T = top_indices(received_T, len(received_T))
+    if step is None:
+        return order_T[:best]
+    spread = torch.arange(0, len(received_T) - 1, step, device=received_T.device)
+    return torch.cat([order_T[:best], spread[~torch.isin(spread, order_T[:best])]])
+
+
+def chosen_count(received_T: Tensor, count: int) -> Tensor:
+    """PruMerge+ at exactly ``count`` tokens (0 to T), [count]: the most outliers that leave room for what is spread."""
+    tokens, order = len(received_T), top_indices(received_T, len(received_T)).tolist()
+    rank = {place: i for i, place in enumerate(order)}
+    ranks_of: dict[int, list[int]] = {}  # step -> ranks of the spread tokens, best first
+    chosen: list[int] = []
+    for best in range(count, 0, -1):
+        step = spread_step(best / tokens)
+        ranks = ranks_of.setdefault(step, sorted(rank[place] for place in range(0, tokens - 1, step)))
+        if best + len(ranks) - bisect_left(ranks, best) <= count:
+            chosen = order[:best] + [place for place in range(0, tokens - 1, step) if rank[place] >= best]
+            break
+    taken = set(chosen)
+    missing = [place for place in order if place not in taken][: count - len(chosen)]
+    return torch.tensor(chosen + missing, dtype=torch.long, device=received_T.device)
+
+
+def merged_tokens(tokens_TC: Tensor, received_T: Tensor, keys_Td: Tensor, chosen_k: Tensor) -> Tensor:
+    """The chosen tokens, each with its neighbours (by cosine of keys) added, and the extra one, [k + 1, C]; in fp32."""
+    states_TC, unit_Td = tokens_TC.float(), F.normalize(keys_Td.float(), dim=-1)
+    weighted_TC = states_TC * received_T.float()[:, None]
+    with torch.autocast(unit_Td.device.type, enabled=False):
+        like_kT = unit_Td[chosen_k] @ unit_Td.T
+    like_kT.scatter_(1, chosen_k[:, None], -torch.inf)
+    near_kn = top_indices(like_kT, min(NEIGHBOURS, len(tokens_TC) - 1))
+    dropped_T = torch.ones_like(received_T, dtype=torch.bool)
+    dropped_T[chosen_k] = False
+    kept_kC = states_TC[chosen_k] + weighted_TC[near_kn].sum(1)
+    return torch.cat([kept_kC, weighted_TC[dropped_T].sum(0, keepdim=True)]).to(tokens_TC.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruMerge(TowerReducer):
+    """LLaVA-PruMerge and PruMerge+ (Shang et al., 2024, arXiv:2403.15388): the class token's favourites, merged.
+
+    As released (42Shawn/LLaVA-PruMerge, ``clip_encoder.py`` @097c041): in the tower's last layer, queries and keys
+    being of one head as wide as the layer, the class token's attention ranks the tokens of an image. The best stay;
+    each becomes itself plus the *sum* of the 32 tokens whose keys are most like its own (cosine), each times its
+    attention. One extra token is the sum of all dropped ones times their attention. Emitted in the order of the
+    ranking, the extra one last, at positions counted anew. An image of fewer than 33 tokens, where the release fails,
+    is merged with all others.
+
+    By default ``keep_ratio`` fixes the count, the extra token included. ``adaptive``, as released, keeps the outliers,
+    attention above Q3 + 1.5 (Q3 - Q1), of each image (the release: of the batch), and ``keep_ratio`` is a cap, so that
+    ledgers are upper bounds; its matched anchor is refused. ``plus`` adds every ``int(int(1 / share) / 3)``-th token
+    from the first to the last but one. At a fixed count (our reading) the share is the largest that leaves room for
+    them, and the next best fill what is missing. Without an outlier one token counts as such. A picture in tiles is one
+    image, each token with its own tile's attention; newlines go first. Towers without a class token are refused.
+
+    Attributes:
+        plus: PruMerge+, which also takes tokens spread over the image.
+        adaptive: each image's outliers say how many stay, at most ``keep_ratio`` of its tokens.
+    """
+
+    name: str = "prumerge"
+    plus: bool = False
+    adaptive: bool = False
+
+    statistics: ClassVar[TowerStatistics] = "unsplit"
+    fixed_count = by_settings(lambda self: not self.adaptive)
+
+    @property
+    def acts(self) -> bool:
+        return self.adaptive or super().acts
+
+    @torch.no_grad()
+    def merge(self, states: VisualStates, read: list[Tensor]) -> MergedStates:
+        assert states.received is not None
+        assert states.keys is not None
+        tokens, slots = [], []
+        for image, (kept, placeholders_TC) in enumerate(zip(self.image_counts(states), states.tokens, strict=True)):
+            if not kept:
+                tokens.append(placeholders_TC[:0])
+                slots.append(torch.zeros(len(placeholders_TC), dtype=torch.bool, device=placeholders_TC.device))
+                continue
+            most = kept - 1
+            tokens_TC, received_T, keys_Td = placeholders_TC, states.received[image], states.keys[image]
+            if states.tiles is not None:
+                patch_T = states.tiles[image] >= 0
+                if most <= int(patch_T.sum()):  # newlines hold nothing to merge into; they stay where all patches do
+                    tokens_TC, received_T, keys_Td = tokens_TC[patch_T], received_T[patch_T], keys_Td[patch_T]
+            tokens.append(merged_tokens(tokens_TC, received_T, keys_Td, self._chosen(received_T, most)))
+            slots.append(torch.arange(len(placeholders_TC), device=tokens_TC.device) < len(tokens[-1]))
+        return MergedStates(tokens, slots)
+
+    def _chosen(self, received_T: Tensor, most: int) -> Tensor:
+        tokens = len(received_T)
+        if not self.adaptive:
+            return chosen_count(received_T, most) if self.plus else chosen_tokens(received_T, most, None)
+        share = max(outliers(received_T), int(self.plus)) / tokens
+        # the product's own rounding, as released: 100 * 0.29 is 28
+        return chosen_tokens(received_T, int(tokens * share), spread_step(share) if self.plus else None)[:most]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FasterVLM(TowerChoice):
+    """FasterVLM (Zhang et al., 2024, arXiv:2412.01818): keep the visual tokens that the tower's class token attends to.
+
+    In the tower, per image, before the projector: tokens are ranked by the class token's attention in the layer that
+    made them, the mean over heads; the best r * T stay, in raster order. Nothing is merged and the question is not
+    read. A tower without a class token is refused. Positions are the family's to say (LLaVA: counted anew, as
+    released). The last token of a prompt that ends with its image stays, inside the budget. A picture in tiles is
+    ranked as one, each patch by the attention of its own tile's class token; newlines go first. There is no released
+    output to compare with: tests hold it to a plain reading of the paper, section 3.3.
+    """
+
+    name: str = "fastervlm"
+
+    statistics: ClassVar[TowerStatistics] = "class"
+
+    def kept(self, states: VisualStates, image: int, kept: int, read_T: Tensor) -> Tensor:
+        assert states.received is not None
+        count = read_T.sum().clamp(min=kept)
+        scores_1T = states.received[image].masked_fill(read_T, torch.inf)[None]
+        return keep_best(scores_1T, torch.ones_like(read_T)[None], count[None])[0]
+
+
+def important_and_distinct(tokens_TC: Tensor, received_T: Tensor, important: int, count: int) -> Tensor:
+    """Indices of ``count`` tokens of an image: so many by attention, the rest unlike each other."""
+    order_T = top_indices(received_T, len(received_T))
+    best, others = order_T[:important], order_T[important:]
+    if count == important:
+        return best
+    return torch.cat([best, others[without_doubles(unit_rows(tokens_TC[others]), count - important)]])
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisPruner(TowerChoice):
+    """VisPruner (Zhang et al., 2025, arXiv:2412.01818v2): half by the tower's attention, half by removing doubles.
+
+    As released (Theia-4869/VisPruner @aefa01a), in the tower, per image, before the projector. The tokens that receive
+    the most attention stay, from the class token where there is one, else from all patches (mean over heads); of the
+    others, in the order of their attention, every second is matched with the most similar of those between by cosine,
+    the 8 most similar ones go, and so on until the count is met. Nothing is merged; what stays is in raster order;
+    positions are the family's to say. The last token of a prompt that ends with its image counts among the first half.
+    An odd number of others is served; a picture in tiles is pruned as one, each patch by its own tile's attention;
+    newlines go first. Where a tower's tokens leave it merged or projected (InternVL, Qwen, OneVision), likeness is that
+    of these.
+
+    Attributes:
+        important: share of them that attention chooses, rounded down; 1 is FasterVLM, 0 reads attention for the order
+            alone.
+    """
+
+    name: str = "vispruner"
+    important: float = setting(0.5, 0, 1)
+
+    def kept(self, states: VisualStates, image: int, kept: int, read_T: Tensor) -> Tensor:
+        assert states.received is not None
+        reads = int(read_T.sum())
+        kept = max(kept, reads)
+        newline_T = torch.zeros_like(read_T) if states.tiles is None else (states.tiles[image] < 0) & ~read_T
+        own, newlines = (~newline_T).nonzero()[:, 0], newline_T.nonzero()[:, 0]
+        count = min(kept, len(own))
+        received_T = states.received[image].masked_fill(read_T, torch.inf)[own]
+        important = max(int(count * self.important), reads)
+        slots = torch.zeros_like(read_T)
+        slots[own[important_and_distinct(states.tokens[image][own], received_T, important, count)]] = True
+        slots[newlines[: kept - count]] = True
+        return slots

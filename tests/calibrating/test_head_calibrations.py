@@ -1,0 +1,240 @@
+"""Calibrations of heads: HeadKV's and SparseMM's needles and scores beside loops, DuoAttention's loss by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+from subtoken_train.calibrating.heads import (
+    DuoCalibrator,
+    NeedleCalibrator,
+    VisualCalibrator,
+    cell_tokens,
+    rate_at,
+    repeated_runs,
+    scene_record,
+    told_cells,
+)
+from subtoken_train.datasets.collate import Collator
+from subtoken_train.datasets.scenes import draw_scene
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.mixed_heads import HeadMix, mixed_hidden
+from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.load import load_family
+from subtoken_train.functional.objective import IGNORE_INDEX
+from subtoken_train.reducers import build_reducer
+from subtoken_train.types import Region
+from tests.support.kvzap_files import NOBODY
+from tests.support.places import ROOT
+from tests.support.text_families import text_batch, text_family
+
+SAMPLES = [(40, 4, 9), (30, 3, 6)]
+
+
+def told_again(pad_left=False):
+    """Random texts whose answers say again a run of 5 tokens and one of 3 of their contexts."""
+    batch = text_batch(SAMPLES, pad_left)
+    ids, regions = batch.input_ids_BN, batch.regions_BN
+    for sample in range(len(ids)):
+        context, answer = ((regions[sample] == code).nonzero()[:, 0] for code in (Region.CONTEXT, Region.ANSWER))
+        ids[sample, answer[:5]] = ids[sample, context[7:12]].clone()
+        if len(answer) > 6:
+            ids[sample, answer[6:9]] = ids[sample, context[20:23]].clone()
+        batch.labels_BN[sample, answer] = ids[sample, answer]
+    return batch
+
+
+def runs_by_loop(answer, ids, context):
+    """The longest run through every token of an answer, the earliest of two: (start, tokens), None below 2."""
+    found = []
+    for i in range(len(answer)):
+        best = (0, 0)
+        for place in range(len(ids)):
+            if not context[place] or ids[place] != answer[i]:
+                continue
+            back = ahead = 0
+            while i - back > 0 and place - back > 0 and context[place - back - 1] \
+                    and answer[i - back - 1] == ids[place - back - 1]:  # fmt: skip
+                back += 1
+            while i + ahead + 1 < len(answer) and place + ahead + 1 < len(ids) and context[place + ahead + 1] \
+                    and answer[i + ahead + 1] == ids[place + ahead + 1]:  # fmt: skip
+                ahead += 1
+            if back + ahead + 1 > best[1]:
+                best = (place - back, back + ahead + 1)
+        found.append(best if best[1] > 1 else None)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_runs_equal_a_loop(seed):
+    """Few kinds of tokens, so that many runs are as long."""
+    draw = torch.Generator().manual_seed(seed)
+    answer, ids = (torch.randint(0, 3, (n,), generator=draw) for n in (9, 25))
+    context = torch.rand(25, generator=draw) < 0.9
+    found = repeated_runs(answer, ids, context)
+    for marks, run in zip(found, runs_by_loop(answer.tolist(), ids.tolist(), context.tolist()), strict=True):
+        assert marks.nonzero()[:, 0].tolist() == ([] if run is None else list(range(run[0], run[0] + run[1])))
+
+
+@pytest.mark.parametrize("pad_left", [False, True])
+@torch.no_grad()
+def test_scores_equal_a_loop_over_eager_attention(pad_left):
+    batch = told_again(pad_left)
+    found = NeedleCalibrator().numbers(CompressedBackbone(text_family(), build_reducer("none")).eval(), [batch])
+    model = text_family().model
+    model.set_attn_implementation("eager")
+    sums = torch.zeros(3, 4, dtype=torch.float64)
+    index_BW, needle_BWN = NeedleCalibrator().needles(text_family(), batch)
+    assert (index_BW >= 0).sum() == needle_BWN.any(-1).sum() >= 5 + 3 + 5
+    for sample in range(2):
+        real = batch.regions_BN[sample] != Region.PADDING
+        layers = model(batch.input_ids_BN[sample][real][None], output_attentions=True).attentions
+        for row, needle in zip(index_BW[sample], needle_BWN[sample], strict=True):
+            if row < 0:
+                continue
+            place, own = int(real[:row].sum()), needle[real].nonzero()[:, 0].tolist()
+            for layer, attention in enumerate(layers):
+                for head in range(4):
+                    weights = attention[0, head, place]
+                    largest = weights.topk(len(own)).indices.tolist()
+                    sums[layer, head] += sum(float(weights[i]) for i in largest if i in own) / len(own)
+    of_groups = sums.view(3, 2, 2).sum(-1)
+    torch.testing.assert_close(torch.tensor(found.score).double(), of_groups / of_groups.mean(), rtol=1e-3, atol=1e-5)
+
+
+def test_what_cannot_be_calibrated_is_refused(tiny_family):
+    def check(family, **reducer):
+        NeedleCalibrator().check(CompressedBackbone(family, build_reducer(**reducer)).eval())
+
+    with pytest.raises(ValueError, match="headkv is calibrated on recall of text, and the backbone sees images"):
+        check(tiny_family, name="none")
+    with pytest.raises(ValueError, match="headkv is calibrated on whole caches"):
+        check(text_family(), name="quest", keep_ratio=0.5)
+    backbone, unlike = CompressedBackbone(text_family(), build_reducer("none")).eval(), text_batch([(12, 3, 1)])
+    with pytest.raises(ValueError, match="no head looks at what an answer tells"):
+        NeedleCalibrator().numbers(backbone, [unlike])
+
+
+@pytest.fixture(scope="module")
+def llava():
+    return load_family(BackboneConfig(path=str(ROOT / "checkpoints/tiny-llava")))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(8, 8), (4, 4), (3, 5), (24, 24), (2, 7)])
+def test_every_token_that_reaches_into_a_cell(rows, columns):
+    for cell in range(16):
+        found = cell_tokens(cell, rows, columns).view(rows, columns)
+        for i in range(rows):
+            for j in range(columns):
+                spans = [(i / rows, (i + 1) / rows, cell // 4), (j / columns, (j + 1) / columns, cell % 4)]
+                meets = all(min(stop, (k + 1) / 4) - max(start, k / 4) > 1e-9 for start, stop, k in spans)
+                assert bool(found[i, j]) == meets
+
+
+def test_answers_tell_of_the_cells_of_their_scenes(llava):
+    """A token for every word of the tiny model: three for each object, in order, and an end that tells of none."""
+    for number in range(3):
+        objects = draw_scene(np.random.default_rng([0, number]), "train").objects
+        record = scene_record(np.random.default_rng([0, number]), number)
+        batch = Collator(llava, 512)([record])
+        answer = batch.labels_BN[0][batch.labels_BN[0] >= 0].tolist()
+        cells = told_cells(llava.tokenizer, answer)
+        assert [cell for cell in cells if cell >= 0] == [item.cell for item in objects for _ in range(3)]
+        index_BW, needle_BWN = VisualCalibrator().needles(llava, batch)
+        assert index_BW[0].tolist() == [i - 1 for i in (batch.labels_BN[0] >= 0).nonzero()[:, 0]][: index_BW.shape[1]]
+        assert needle_BWN.sum(-1).tolist() == [[4] * index_BW.shape[1]]  # 8 x 8 tokens, 4 x 4 cells
+        assert not needle_BWN[0, :, batch.regions_BN[0] != Region.VISUAL].any()
+
+
+def test_only_the_largest_weight_counts():
+    looked = torch.tensor([0.1, 0.4, 0.3, 0.2]).expand(1, 2, 1, 4)
+    weight = VisualCalibrator().weight
+    assert weight(looked, torch.tensor([[[True, True, False, False]]])).tolist() == [[[0.5], [0.5]]]
+    assert weight(looked, torch.tensor([[[True, False, True, False]]])).tolist() == [[[0.0], [0.0]]]
+    assert weight(looked, torch.zeros(1, 1, 4, dtype=torch.bool)).tolist() == [[[0.0], [0.0]]]
+
+
+def test_scores_do_not_hang_on_the_batch(llava):
+    backbone = CompressedBackbone(llava, build_reducer("none")).eval()
+    found = []
+    for size in (1, 3):
+        calibrator = VisualCalibrator(samples=3, batch_size=size)
+        found.append(torch.tensor(calibrator.numbers(backbone, calibrator.prompts(llava, None).batches).score))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+    assert float(found[0].mean()) == pytest.approx(1, abs=1e-4)
+
+
+def test_what_cannot_be_calibrated_is_refused_of_visual_heads(llava):
+    with pytest.raises(ValueError, match="calibrated on pictures, and the backbone sees none; use headkv"):
+        VisualCalibrator().check(CompressedBackbone(text_family(), build_reducer("none")).eval())
+    with pytest.raises(ValueError, match="sparsemm is calibrated on whole caches"):
+        VisualCalibrator().check(CompressedBackbone(llava, build_reducer("fastv", 0.5)).eval())
+    with pytest.raises(ValueError, match=r"data 'dev\.json': sparsemm draws 'scenes'"):
+        VisualCalibrator().prompts(llava, "dev.json")
+
+
+RECALLED = [(40, 4, 5), (30, 3, 4)]
+
+
+@pytest.fixture
+def family():
+    return text_family(layers=2)
+
+
+def backbone_of(family, **reducer):
+    return CompressedBackbone(family, build_reducer(**(reducer or {"name": "none"}))).eval()
+
+
+def short(**settings):
+    return DuoCalibrator(**{"samples": 80, "batch_size": 2, "sinks": 1, "recent": 6, "context_length": 40} | settings)
+
+
+def test_the_loss_by_hand(family):
+    """Squared difference of the hidden states of the rows before labels, and a share of the mean alpha."""
+    batch, alpha = text_batch(RECALLED), torch.tensor([[0.2, 0.7], [0.9, 0.4]])
+    loss = short().loss(family, batch, alpha.requires_grad_())
+    visible = batch.regions_BN != Region.PADDING
+    states = [
+        mixed_hidden(family, family.embed(batch), family.positions(batch), HeadMix(each, 1, 6, visible))
+        for each in (torch.ones(2, 2), alpha)
+    ]
+    squares = [
+        (states[1][sample, row] - states[0][sample, row]).pow(2).mean()
+        for sample, labels in enumerate(batch.labels_BN)
+        for row in range(len(labels) - 1)
+        if labels[row + 1] != IGNORE_INDEX
+    ]
+    assert len(squares) == 9
+    torch.testing.assert_close(loss, torch.stack(squares).mean() + 0.05 * alpha.mean())
+
+
+def test_the_rate_rises_falls_and_never_stops():
+    rates = [rate_at(step, 50) for step in (0, 4, 9, 25, 45, 49, 60)]
+    assert rates == pytest.approx([0.1, 0.5, 1, 1, 0.5, 0.1, 0.1])
+
+
+def test_the_backbone_does_not_change(family):
+    before = {name: value.clone() for name, value in family.model.state_dict().items()}
+    batches = [text_batch(RECALLED, seed=seed) for seed in range(40)]
+    found = short().numbers(backbone_of(family), batches)
+    assert all(torch.equal(value, before[name]) for name, value in family.model.state_dict().items())
+    values = torch.tensor(found.alpha)
+    assert values.shape == (2, 2)
+    assert ((values >= 0) & (values <= 1)).all()
+    assert (found.sinks, found.recent) == (1, 6)
+
+
+@pytest.mark.slow
+def test_a_head_whose_output_nobody_reads_is_let_go_and_others_are_held(family):
+    """Key-value head 1 of layer 0 writes nothing; the rest matter, with no price on alpha they stay at 1."""
+    with torch.no_grad():
+        family.decoder.layers[0].self_attn.o_proj.weight[:, 32:] = 0
+    batches = [text_batch(RECALLED, seed=seed) for seed in range(60)]
+    found = short(samples=120, learning_rate=0.05, regularisation=0.01).numbers(backbone_of(family), batches)
+    assert found.alpha[0][1] < 0.05
+    assert found.alpha[0][0] > 0.5
+
+
+def test_a_reduced_cache_is_refused(family):
+    backbone = backbone_of(family, name="quest", keep_ratio=0.5, page_size=4, window=4)
+    with pytest.raises(ValueError, match="calibrated on whole caches"):
+        short().run(backbone, NOBODY)

@@ -1,0 +1,374 @@
+"""Calibrations of layers beside loops: PrefixKV, FitPrune, thresholds, KVzap's maps; who reads their files."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from subtoken_train.cache.cache import PackedCache
+from subtoken_train.calibrating import CALIBRATORS
+from subtoken_train.calibrating.base import calibration_prompts
+from subtoken_train.calibrating.layers import (
+    FAINTEST,
+    KEEP,
+    BearableCuts,
+    Moments,
+    PrefixCalibrator,
+    ScorerCalibrator,
+    ThresholdCalibrator,
+    bearable,
+    kvzip_examples,
+    stopped_at,
+)
+from subtoken_train.calibrations import write_calibration
+from subtoken_train.cli.main import main
+from subtoken_train.datasets.scene_files import write_scenes
+from subtoken_train.engine.attention import use_packed_attention
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.evictions.h2o import LayerShares, PrefixKV
+from subtoken_train.evictions.kvzip import KVzip, foretold
+from subtoken_train.inference.compression import Compression, compression_of
+from subtoken_train.inference.eviction_pass import EvictionPass
+from subtoken_train.inference.layer_packer import LayerPacker
+from subtoken_train.inference.prefill import contexts_of, open_prompts, prefill, run_whole
+from subtoken_train.ledger.kv_budget import mean_deviation
+from subtoken_train.reducers import build_reducer
+from subtoken_train.routing import RoutingConfig
+from subtoken_train.types import Region
+from subtoken_train.view.scores import Candidates, Scores
+from tests.support.helpers import compress, make_batch, only_sample, random_scores, sharpen
+from tests.support.kvzap_files import NOBODY, written
+from tests.support.places import ROOT
+from tests.support.text_families import text_batch, text_family
+
+SAMPLES = [(40, 4, 0), (25, 3, 0), (0, 6, 0)]
+
+
+@pytest.fixture(scope="module")
+def backbone():
+    return CompressedBackbone(text_family(layers=3), build_reducer("none")).eval()
+
+
+def single(sample, seed):
+    """A batch of one prompt."""
+    return text_batch([sample], seed=seed)
+
+
+def test_shares_are_the_mean_of_the_prompts_own(backbone):
+    """By hand: the kept share of every layer under every budget, one prompt at a time; no context, no vote."""
+    batches = [single(sample, seed) for seed, sample in enumerate(SAMPLES)]
+    found = CALIBRATORS["prefixkv"]().numbers(backbone, batches)
+    rows = []
+    for seed, sample in enumerate(SAMPLES[:2]):
+        batch = single(sample, seed)
+        context, shares = batch.regions_BN[0] == Region.CONTEXT, []
+        for keep in KEEP:
+            cache = PackedCache(3)
+            layers = prefill(backbone, batch, cache, Compression(PrefixKV(), keep)).plan.layers
+            kept = [context[layer.entries_BN[0]] for layer in layers]
+            shares.append([int(marks.sum()) / sample[0] for marks in kept])
+        rows.append(shares)
+    assert found.keep == KEEP
+    for ours, expected in zip(found.shares, torch.tensor(rows).mean(0).tolist(), strict=True):
+        assert ours == pytest.approx(expected, abs=1e-6)
+    assert any(len(set(ours)) > 1 for ours in found.shares)
+
+
+def test_layers_follow_the_file_and_budgets_are_exact(tmp_path):
+    numbers = LayerShares([0.25, 0.5], [[0.4, 0.1], [0.7, 0.3]])
+    method = PrefixKV(calibration=written(tmp_path / "prefix.json", "prefixkv", numbers))
+    regions = torch.full((1, 100), int(Region.CONTEXT))
+    scores = [Scores(torch.rand(1, 1, 100), torch.zeros(1, 100, dtype=torch.bool)) for _ in range(2)]
+    cases = {25: [40, 10], 50: [70, 30], 100: [100, 100], 1: [1, 1], 2: [3, 1]}
+    for budget, expected in cases.items():
+        candidates = Candidates([regions] * 2, [regions > 0] * 2, torch.full((2, 1), budget))
+        counts = method.counts(scores, candidates)[:, 0].tolist()
+        assert sum(counts) == 2 * budget
+        assert counts == expected
+
+
+def test_between_the_tabulated_budgets_the_line_is_straight():
+    numbers = LayerShares([0.2, 0.6], [[0.1, 0.3], [0.5, 0.7]])
+    found = numbers.at(torch.tensor([0.0, 0.1, 0.2, 0.3, 0.6, 0.8, 1.0]))
+    assert found[0].tolist() == pytest.approx([0, 0.05, 0.1, 0.2, 0.5, 0.75, 1])
+    assert found[1].tolist() == pytest.approx([0, 0.15, 0.3, 0.4, 0.7, 0.85, 1])
+
+
+def test_prompts_without_a_context_calibrate_nothing(backbone):
+    with pytest.raises(ValueError, match="none of the prompts has anything in scope 'context'"):
+        PrefixCalibrator().numbers(backbone, [text_batch([(0, 5, 0)])])
+    assert PrefixCalibrator(scope="all").numbers(backbone, [text_batch([(0, 5, 0)])]).keep == KEEP
+
+
+def test_the_run_says_what_it_was_made_of(backbone, tmp_path):
+    shown = []
+    made = PrefixCalibrator(samples=3, batch_size=2, context_length=300).run(
+        backbone, NOBODY, show=lambda *counts: shown.append(counts)
+    )
+    assert (made.data.name, made.data.samples, made.data.sha256) == ("recall", 3, None)
+    assert made.data.tokens > 900
+    assert shown == [(2, 3), (3, 3)]
+    assert made.settings["context_length"] == 300
+    write_calibration(tmp_path / "made.json", made)
+    assert PrefixKV(calibration=str(tmp_path / "made.json")).calibrated.numbers == made.numbers
+    again = PrefixCalibrator(samples=3, batch_size=2, context_length=300).run(backbone, NOBODY)
+    assert again.numbers == made.numbers
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.05, 0.3, 0.7, 1.0])
+def test_what_leaves_is_the_longest_row_of_the_lowest(alpha):
+    mass, visual = random_scores(0, 3, 12).abs(), random_scores(1, 3, 12) > -0.5
+    total = torch.tensor([1.2, 1.0, 1.5]) * (mass * visual).sum(-1)
+    leave = bearable(mass, visual, total, alpha)
+    for sample in range(3):
+        places = sorted(visual[sample].nonzero().flatten().tolist(), key=lambda i: float(mass[sample, i]))
+        whole, count = float((mass * visual)[sample].sum()), 0
+        while count < len(places) - 1:
+            left = whole - sum(float(mass[sample, i]) for i in places[: count + 1])
+            if left < (1 - alpha) * float(total[sample]):
+                break
+            count += 1
+        assert leave[sample].nonzero().flatten().tolist() == sorted(places[:count])
+
+
+def test_nothing_leaves_once_the_average_is_met():
+    shares = [1.0, 0.8, 0.5, 0.2]
+    assert stopped_at(shares, 0.9) == [1.0, 0.8, 0.8, 0.8]
+    assert stopped_at(shares, 0.7) == [1.0, 0.8, 0.5, 0.5]
+    assert stopped_at(shares, 0.625) == [1.0, 0.8, 0.5, 0.2]
+    assert stopped_at(shares, 0.6) is None
+    assert stopped_at(shares, 1.0) == [1.0] * 4
+
+
+@torch.no_grad()
+def test_shares_of_a_batch_are_those_of_its_samples(tiny_family):
+    sharpen(tiny_family)
+    batch, backbone = make_batch([(1, 9), (2, 7), (0, 12)]), compress(tiny_family)
+    together = BearableCuts()
+    together.run(backbone, batch)
+    found = together.shares(backbone, batch, 0.25)
+    assert found.shape == (2, 4)
+    for sample in range(2):
+        alone = BearableCuts()
+        alone.run(backbone, only_sample(batch, sample))
+        assert torch.equal(alone.shares(backbone, only_sample(batch, sample), 0.25)[0], found[sample])
+    assert (found[:, 0] == 1).all()
+    assert (found[:, 1:] < 1).all()
+    assert (found.diff(dim=-1) <= 0).all()
+    assert (together.shares(backbone, batch, 0.6) <= found).all()
+
+
+def test_the_command_writes_what_the_reducer_reads(tmp_path, capsys):
+    data, out, llava = tmp_path / "scenes", tmp_path / "fit.json", str(ROOT / "checkpoints/tiny-llava")
+    write_scenes(data, train=4, dev=4, test=4)
+    words = ["calibrate", "fitprune", "--backbone", llava, "--out", str(out), "--data", str(data / "dev.json")]
+    assert main([*words, "--option", "samples=2"]) == 0
+    assert "share of the visual tokens in every layer" in capsys.readouterr().out
+    content = json.loads(out.read_text())
+    assert (content["method"], content["data"]["samples"]) == ("fitprune", 2)
+    rows = content["numbers"]["shares"]
+    averages = [sum(row) / len(row) for row in rows]
+    assert averages == sorted(averages, reverse=True)
+    reducer = build_reducer("fitprune", (averages[0] + 1) / 2, calibration=str(out))
+    assert float(sum(reducer.layer_shares(len(rows[0])))) == pytest.approx(len(rows[0]) * (averages[0] + 1) / 2)
+
+
+@torch.no_grad()
+def test_prompts_and_models_without_images_are_refused(tiny_family):
+    calibrator = CALIBRATORS["fitprune"]()
+    with pytest.raises(ValueError, match="none of the prompts has an image"):
+        calibrator.numbers(compress(tiny_family), [make_batch([(0, 12)])])
+    with pytest.raises(ValueError, match=r"fitprune prunes visual tokens, and a language model has none"):
+        calibrator.check(compress(text_family(layers=2)))
+
+
+CONTEXTS = [(40, 4, 0), (25, 3, 0), (60, 5, 0), (0, 6, 0)]
+
+
+def kept_share(backbone, batch, compression, protocol):
+    """What each prompt of a batch keeps of its context, an entry counting for each head."""
+    cache = PackedCache(backbone.family.shape.num_layers)
+    first = open_prompts(backbone, batch, cache, compression, protocol)
+    context_BN, heads, shares = first.regions_BM == Region.CONTEXT, backbone.family.shape.num_kv_heads, []
+    for sample, own_N in enumerate(context_BN):
+        kept = 0
+        for layer in first.plan.layers:
+            entries = layer.entries_BN[sample]
+            marks = (entries >= 0) & own_N[entries.clamp(min=0)]
+            kept += int(layer.heads_BNh[sample][marks].sum())
+        whole = int(own_N.sum()) * heads * len(first.plan.layers)
+        shares += [kept / whole] if whole else []
+    return shares
+
+
+@pytest.mark.parametrize("protocol", ["query_aware", "context_first"])
+@pytest.mark.parametrize("eviction", ["kvzip", "keydiff", "snapkv"])
+def test_a_run_keeps_what_is_recorded(backbone, eviction, protocol):
+    options = "rows=mean,window=2" if eviction == "snapkv" else ""
+    settings = {"eviction": eviction, "eviction_options": options, "keep": 0.45, "window": 3, "protocol": protocol}
+    batches = [text_batch(CONTEXTS[:2], seed=1), text_batch(CONTEXTS[2:], seed=2)]
+    found = ThresholdCalibrator(**settings).numbers(backbone, batches)
+    assert 0.4 < found.mean <= 0.45
+    method = {"eviction": eviction, "eviction_options": {"rows": "mean", "window": 2} if options else None}
+    keep = {"threshold": found.threshold, "window": found.window}
+    compression = compression_of({**method, "eviction_keep": keep})
+    shares = [share for batch in batches for share in kept_share(backbone, batch, compression, protocol)]
+    assert len(shares) == 3  # one prompt has no context
+    assert (found.mean, found.deviation) == pytest.approx(mean_deviation(shares), abs=1e-6)
+    alone = [text_batch([sample], seed=seed) for seed, sample in enumerate(CONTEXTS)]
+    assert ThresholdCalibrator(**settings).numbers(backbone, alone).mean <= 0.45
+
+
+def test_prompts_without_a_context_and_windows_that_are_all(backbone):
+    with pytest.raises(ValueError, match="none of the prompts has anything in scope 'context'"):
+        ThresholdCalibrator().numbers(backbone, [text_batch([(0, 5, 0)])])
+    with pytest.raises(ValueError, match=r"no threshold keeps 0.5 of the entries and more than what always stays"):
+        ThresholdCalibrator(window=100).numbers(backbone, [text_batch([(40, 5, 0)])])
+
+
+REFUSED = [
+    ("kvzap", {"ridge": -0.1}, "ridge is -0.1"),
+    ("kvzap", {"samples": 0}, "samples is 0"),
+    ("duo_attention", {"sinks": -1}, "sinks is -1"),
+    ("duo_attention", {"learning_rate": -1.0}, "learning_rate is"),
+    ("duo_attention", {"regularisation": math.nan}, "regularisation is nan"),
+    ("duo_attention", {"sinks": 20, "recent": 20, "context_length": 40}, ".*hold a whole context of 40 tokens"),
+    ("prefixkv", {"batch_size": 0}, "batch_size is 0"),
+    ("prefixkv", {"scope": "visual"}, "scope 'visual'"),
+    ("threshold", {"keep": 0.0}, "keep=0 must lie between 0 and 1"),
+    ("threshold", {"window": -1}, "window is -1"),
+    ("threshold", {"protocol": "both"}, "protocol 'both'"),
+    ("threshold", {"eviction": "compactor"}, "'compactor', as it is set, has no scores"),
+    ("threshold", {"eviction": "pooled(kvzip)"}, "divides a budget"),
+    ("threshold", {"scope": "everything"}, "scope"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "words"), REFUSED)
+def test_wrong_settings_are_refused(backbone, name, settings, words):
+    with pytest.raises(ValueError, match=words):
+        CALIBRATORS[name](**settings).check(backbone)
+
+
+@pytest.fixture(scope="module")
+def shallow():
+    shallow = compress(text_family(layers=2)).eval()
+    use_packed_attention(shallow.family.decoder.config)
+    return shallow
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def plain_ridge(inputs, targets, ridge):
+    """Weights and bias by numpy's least squares: standardised inputs, and a row of the penalty for each of them."""
+    x, y = inputs.double().numpy(), targets.double().numpy()
+    mean, deviation = x.mean(0), x.std(0)
+    above = (x - mean) / deviation
+    below = np.sqrt(ridge * len(x)) * np.eye(x.shape[1])
+    rows = np.vstack([above, below]), np.vstack([y - y.mean(0), np.zeros((x.shape[1], y.shape[1]))])
+    weight = np.linalg.lstsq(*rows, rcond=None)[0] / deviation[:, None]
+    return weight.T, y.mean(0) - mean @ weight
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.1, 3.0])
+def test_the_closed_form_is_least_squares(ridge):
+    """Whatever the parts that entries come in, with inputs of unlike sizes and means."""
+    inputs = drawn(80, 6) * torch.tensor([1.0, 100.0, 0.01, 1.0, 3.0, 1.0]) + torch.tensor([0, 1000, 0, -5, 0, 0])
+    targets = inputs @ drawn(6, 2, seed=1) + drawn(80, 2, seed=2)
+    weight, bias = plain_ridge(inputs, targets, ridge)
+    for parts in ([80], [1, 30, 0, 49]):
+        first, *others = map(Moments.of, inputs.split(parts), targets.split(parts))
+        found, offset = sum(others, first).ridge_map(ridge)
+        assert np.allclose(found.numpy(), weight, rtol=1e-4, atol=1e-6 * np.abs(weight).max())
+        assert np.allclose(offset.numpy(), bias, rtol=1e-3, atol=1e-3)
+
+
+def test_fewer_entries_than_inputs_and_one_that_never_changes():
+    inputs = drawn(5, 9)
+    inputs[:, 4] = 2.0
+    assert all(bool(part.isfinite().all()) for part in Moments.of(inputs, drawn(5, 1, seed=1)).ridge_map(0.1))
+
+
+@torch.no_grad()
+def test_examples_are_what_layers_read_and_the_logs_of_kvzip_s_scores(shallow):
+    """Of the contexts alone: padding, the question and a prompt without a context count for nothing."""
+    family, batch = (
+        shallow.family,
+        text_batch([(20, 4, 0), (0, 5, 0), (9, 3, 0)], pad_left=True, seed=4),
+    )
+    contexts = contexts_of(batch)
+    found = kvzip_examples(shallow, contexts)
+    inputs = {}
+    hooks = [
+        family.decoder.layers[layer].self_attn.register_forward_pre_hook(
+            lambda module, args, kwargs, layer=layer: inputs.update(
+                {layer: inputs.get(layer, kwargs["hidden_states"])}
+            ),
+            with_kwargs=True,
+        )
+        for layer in range(2)
+    ]
+    compression = Compression(KVzip(), 0.5)
+    eviction = EvictionPass(compression, family, contexts)
+    run_whole(
+        shallow,
+        contexts,
+        eviction,
+        LayerPacker(shallow, compression, PackedCache(2), 20),
+    )
+    for hook in hooks:
+        hook.remove()
+    marks = contexts.regions_BN == Region.CONTEXT
+    assert marks.sum().item() == 29
+    for layer, (x, y) in enumerate(found):
+        assert torch.equal(x, inputs[layer][marks])
+        scores = eviction.scores[layer].scores_BhN.transpose(1, 2)[marks]
+        assert torch.allclose(y, scores.log().clamp(min=FAINTEST), atol=1e-6)
+        assert y.dtype == torch.float32
+
+
+def test_a_calibrated_method_ranks_as_kvzip_does_what_it_learned_from(shallow):
+    batches = [contexts_of(text_batch([(40, 2, 0), (30, 2, 0)], pad_left=True, seed=seed)) for seed in range(4)]
+    nets = ScorerCalibrator(ridge=1e-3).numbers(shallow, batches).nets
+    with torch.no_grad():
+        examples = [kvzip_examples(shallow, batch) for batch in batches]
+    for layer, net in enumerate(nets):
+        inputs, targets = (torch.cat([each[layer][part] for each in examples]) for part in (0, 1))
+        found = foretold(net, inputs[None])[0].T
+        assert float(torch.corrcoef(torch.stack([found.flatten(), targets.flatten()]))[0, 1]) > 0.6  # random models
+
+
+def test_any_text_serves(shallow, tmp_path):
+    text = ROOT / "data/samples/long.txt"
+    source = calibration_prompts(shallow.family, str(text), 3, 2, 50, 0, False, any_text=True)
+    batches = list(source.batches)
+    assert (source.name, len(source.sha256)) == ("long.txt", 64)
+    assert [len(batch.record_ids) for batch in batches] == [2, 1]
+    ids = shallow.family.tokenizer(text.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]
+    contexts = torch.cat([contexts_of(batch).input_ids_BN for batch in batches])
+    assert contexts.shape == (3, 50)
+    body = contexts[:, 1:] if shallow.family.tokenizer.bos_token_id is not None else contexts
+    assert body.flatten().tolist() == ids[: body.numel()]
+    with pytest.raises(ValueError, match="is calibrated on 'recall'; leave it out"):
+        calibration_prompts(shallow.family, str(text), 3, 2, 50, 0, False)
+    with pytest.raises(ValueError, match=r"data 'nowhere.txt' is neither 'recall' nor a file; check the path"):
+        calibration_prompts(shallow.family, "nowhere.txt", 3, 2, 50, 0, False, any_text=True)
+    short = tmp_path / "short.txt"
+    short.write_text("two words")
+    with pytest.raises(ValueError, match="fewer than one block"):
+        list(calibration_prompts(shallow.family, str(short), 3, 2, 50, 0, False, any_text=True).batches)
+
+
+def test_prompts_without_a_context_score_nothing(shallow):
+    with pytest.raises(ValueError, match="none of the prompts has a context to score"):
+        ScorerCalibrator().numbers(shallow, [text_batch([(0, 5, 0)])])
+
+
+def test_routers_are_refused():
+    family = text_family(layers=2)
+    with pytest.raises(ValueError, match="kvzap is calibrated on whole caches; use the backbone"):
+        ScorerCalibrator().check(compress(family, RoutingConfig("linear", num_groups=8, kept_groups=3)))
