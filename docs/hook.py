@@ -35,7 +35,6 @@ SHOWN = (
     "recipes/recipe.schema.json",
     "recipes/grid.schema.json",
     "benchmarks/README.md",
-    "benchmarks/results/mini_suite.svg",
     "benchmarks/results/pruners_scenes.svg",
     "benchmarks/results/real_text/frontier.svg",
     "benchmarks/results/real_text/needles.svg",

@@ -83,10 +83,10 @@ def test_without_an_address_a_link_to_a_source_is_its_words():
 
 
 def test_pictures_move_with_their_pages():
-    text = Links(ROOT, {"benchmarks/results/mini_suite.svg"}, "").page_text(
-        "results.md", "![a](../benchmarks/results/mini_suite.svg)"
+    text = Links(ROOT, {"benchmarks/results/real_text/frontier.svg"}, "").page_text(
+        "results.md", "![a](../benchmarks/results/real_text/frontier.svg)"
     )
-    assert text == "![a](benchmarks/results/mini_suite.svg)"
+    assert text == "![a](benchmarks/results/real_text/frontier.svg)"
 
 
 def test_tests_that_pages_name_are_there():
