@@ -173,10 +173,10 @@ def read_config(folder: Path) -> AdapterConfig:
 def _parsed(record: Any, path: Path) -> AdapterConfig:
     record = checked(dict[str, Any], record, str(path))
     schema = checked(int, record.get("schema_version"), f"{path}: schema_version")
-    if schema > SCHEMA_VERSION:
-        raise ValueError(f"{path} has schema {schema}, this version reads up to {SCHEMA_VERSION}; please upgrade")
-    if schema < 1:
-        raise ValueError(f"{path} has schema {schema}; schemas count from 1")
+    if not 1 <= schema <= SCHEMA_VERSION:
+        raise ValueError(
+            f"{path} has schema {schema}, this version reads 1 to {SCHEMA_VERSION}; a newer one reads more"
+        )
     if missing := [key for key, since in _SINCE.items() if since <= schema and key not in record]:
         raise ValueError(f"{path}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
     checked(dict[str, Any], record["versions"], f"{path}: versions")
