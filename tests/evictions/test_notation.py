@@ -159,7 +159,7 @@ REFUSED = [
     ("per_layer(knorm)", {"shares": [0, 0.0]}, r"per_layer shares are all 0"),
 ]
 REFUSED += [
-    (notation, {key: value}, rf"^{notation.partition('(')[0]} {key}( is |=| hold )")
+    (notation, {key: value}, rf"^{notation.partition('(')[0]} {key}(\[1\])?( is |=)")
     for notation, settings in OUT_OF_RANGE.items()
     for key, values in settings.items()
     for value in values
