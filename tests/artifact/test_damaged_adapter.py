@@ -15,8 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from subtoken_train.artifact.config import read_config
-from subtoken_train.artifact.folder import read_adapter
-from subtoken_train.artifact.identity import adapter_digest, identify
+from subtoken_train.artifact.folder import adapter_digest, identify, read_adapter
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.backbone_config import BackboneConfig

@@ -16,12 +16,14 @@ from subtoken_train.artifact.folder import (
     LORA_ONLY,
     MATCHED_ANCHOR,
     SAME_TOKENS,
+    SAMPLED,
     SCHEMA_VERSION,
+    adapter_digest,
+    model_identity,
     read_adapter,
     read_first_stage,
 )
 from subtoken_train.artifact.hub import adapter_folder, find_adapter
-from subtoken_train.artifact.identity import SAMPLED, adapter_digest, model_identity
 from subtoken_train.engine.build import Stage2Config
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.backbone_config import BackboneConfig

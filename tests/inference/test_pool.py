@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from checkpoints.tiny_llava import build_model, build_processor
-from subtoken_train.artifact.folder import AdapterConfig, read_adapter, write_adapter, write_merged
-from subtoken_train.artifact.identity import identify
+from subtoken_train.artifact.folder import AdapterConfig, identify, read_adapter, write_adapter, write_merged
 from subtoken_train.engine.build import Stage2Config, build
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.llava import LlavaFamily

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from subtoken_train.artifact.identity import identify
+from subtoken_train.artifact.folder import identify
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.evictions import EVICTIONS, WRAPPERS, build_eviction, notation_names
 from subtoken_train.evictions.duo_attention import HeadAlphas

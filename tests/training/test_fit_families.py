@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from subtoken_train.artifact.folder import read_adapter
-from subtoken_train.artifact.identity import identify
+from subtoken_train.artifact.folder import identify, read_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.families.backbone_config import BackboneConfig
