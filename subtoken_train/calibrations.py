@@ -25,8 +25,7 @@ parameters fits."""
 class CalibratedNumbers(ABC):
     """Numbers that a method calibrates: a frozen dataclass of plain values and lists, checked in ``__post_init__``."""
 
-    most_bytes: ClassVar[int] = MAX_CALIBRATION
-    """Bytes of a file of them at most."""
+    most_bytes: ClassVar[int] = MAX_CALIBRATION  # bytes of a file of them at most
 
     @abstractmethod
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:

@@ -136,8 +136,7 @@ class AdapterConfig:
     """Origin of the adapter: recipe digest, steps, seed; for the reader, never for loading."""
     stage2: Stage2Config | None = None
     """Set where routers were trained on the frozen LoRA of ``stage2.adapter``, which this folder holds as well."""
-    merged: bool = False
-    """True where the folder holds the backbone with the LoRA in its weights, instead of the LoRA."""
+    merged: bool = False  # True where the folder holds the backbone with the LoRA in its weights, instead of the LoRA
 
     def packages(self) -> list[dict[str, Any]]:
         """Return, each as a ``Package``, what installed packages brought and reading the adapter needs."""

@@ -101,10 +101,8 @@ class ModelIdentity:
     backbone: Identity
     weights: str
     """SHA-256 of ``SAMPLED`` numbers of each of its tensors as they are stored, rotary settings, windows, epsilon."""
-    adapter: str | None
-    """SHA-256 of LoRA (scaling included), routers and the routing's settings; None without any."""
-    tokenizer: str | None = None
-    """As ``tokenizer_digest`` makes it; None in files of version 0.2."""
+    adapter: str | None  # SHA-256 of LoRA (scaling included), routers and the routing's settings; None without any
+    tokenizer: str | None = None  # as ``tokenizer_digest`` makes it; None in files of version 0.2
 
 
 def model_identity(backbone: CompressedBackbone) -> ModelIdentity:
