@@ -295,7 +295,7 @@ def test_what_stage_2_cannot_start_from(adapter, source, tmp_path):
     with pytest.raises(ValueError, match=r"stage2.adapter .*absent does not exist; train the token-only recipe"):
         read_first_stage(tmp_path / "absent", FASTV, ROUTING, None)
     with pytest.raises(ValueError, match="not an adapter folder"):
-        read_first_stage(tmp_path, FASTV, ROUTING, None)
+        read_first_stage(tmp_path / "backbone", FASTV, ROUTING, None)
 
 
 def test_another_backbone(adapter, source, tmp_path):
