@@ -142,7 +142,7 @@ REFUSED = [
     (["prefixkv", *X, "--option", "samples"], "must be written key=value"),
     (
         ["duo_attention", *X, "--option", "learning_rate=nan"],
-        "duo_attention learning_rate is 'nan'; it must be a number",
+        "learning_rate is 'nan'; it must be a number",
     ),
     (["prefixkv", "--backbone", "nowhere/at/all"], "nowhere/at/all"),
     (["threshold", *X, "--option", "keep=1"], "threshold keep=1 must lie between 0 and 1"),
