@@ -1,7 +1,5 @@
 """The published tables are what the committed run records say; what a list of arms may say, and how one is trained."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

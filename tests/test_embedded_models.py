@@ -1,7 +1,5 @@
 """The embedded VLM and the embedded language model are what their READMEs say, and everything else holds on them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

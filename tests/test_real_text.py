@@ -1,7 +1,5 @@
 """benchmarks/real_text.py: contexts hold their facts; budgets that share a pass keep what each keeps alone."""
 
-from __future__ import annotations
-
 import json
 from itertools import chain
 

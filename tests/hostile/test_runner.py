@@ -1,7 +1,5 @@
 """The judge: what is planted is seen, what is right is clean; and inputs of every class are answered in words."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

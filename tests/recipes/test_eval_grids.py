@@ -1,7 +1,5 @@
 """The shipped grids can be run as they are: their arms have recipes, their tasks exist, tables are the paper's."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
