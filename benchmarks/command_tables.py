@@ -3,8 +3,6 @@
 python benchmarks/command_tables.py benchmarks/results/speed/table8-scaled-cpu-float32.json
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
