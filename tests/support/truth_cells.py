@@ -35,6 +35,7 @@ from tests.support.kvzap_files import settings_for
 from tests.support.plain_parts import note_pages, noting_feedback
 from tests.support.reference import SampleTruth, closed_up, in_fp32, recompute, rounded, tapped, truths
 from tests.support.sampling import Cell
+from tests.support.truth_models import family_of
 
 CELL = {
     "family": "llava_gqa", "reducer": "fastv_embeds", "selector": "linear", "layout": "contiguous", "groups": "8/3",
@@ -113,7 +114,7 @@ def serves(family: str, reducer: str) -> bool:
     method = build_reducer(**{"name": "none", **REDUCERS[reducer]})
     if not isinstance(method, TowerReducer) and not method.reads_frames:
         return True
-    built = models.family_of(family)
+    built = family_of(family)
     if method.reads_frames:
         return built.tells_frames
     return method.statistics in built.tower_statistics(built.model.config)
@@ -259,7 +260,7 @@ def decoded(
 
 
 def backbone_of(cell: Cell) -> CompressedBackbone:
-    family = models.family_of(cell["family"], torch.bfloat16 if cell["precision"] == "bf16" else torch.float32)
+    family = family_of(cell["family"], torch.bfloat16 if cell["precision"] == "bf16" else torch.float32)
     torch.manual_seed(1)
     routing = SELECTORS[cell["selector"]]
     if routing is not None:
@@ -289,7 +290,7 @@ def compression_of(cell: Cell) -> Compression:
     if name == "none":
         return Compression(**own)
     notation = name.removeprefix("threshold(").removesuffix(")") if name in models.PAST else name
-    family = models.family_of(cell["family"])
+    family = family_of(cell["family"])
     settings = dict({**models.CHAINS, **models.SHORT}.get(notation, {}))
     if "shares" in settings:
         settings["shares"] = settings["shares"][: family.shape.num_layers]
@@ -306,7 +307,7 @@ def compression_of(cell: Cell) -> Compression:
 def batch_of(cell: Cell) -> Batch:
     kind, _, side = cell["batch"].partition("_")
     return models.prompts(
-        models.family_of(cell["family"]), kind, side == "left", videos=shows_videos(cell.get("reducer", "none"))
+        family_of(cell["family"]), kind, side == "left", videos=shows_videos(cell.get("reducer", "none"))
     )
 
 
