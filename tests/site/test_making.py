@@ -8,7 +8,7 @@ from making.catalogue import SHELVES, catalogue_page, shelf_page
 from making.kinds import CONTEXT_KIND, EVICTION_KINDS, REDUCER_KINDS, WRAPPER_KIND, page_of
 from making.links import Links
 from making.methods import context_cards, eviction_cards, reducer_cards, wrapper_cards
-from making.paper_items import PAPERS, PaperItem, exists, part_faults, read_items
+from making.paper_items import PAPERS, PaperItem, part_faults, read_items
 
 from subtoken_train.evictions import EVICTIONS, WRAPPERS
 from subtoken_train.reducers import REDUCERS
@@ -152,19 +152,6 @@ def test_every_numbered_table_and_figure_has_an_item(paper, shared):
 
 
 @pytest.mark.parametrize(
-    ("place", "there"),
-    [
-        ("recipes/paper_rows.csv", True), ("table1_llava7b", True), ("llava7b_fastv25_s16k4", True),
-        ("subtoken_train/ledger/kv_budget.py::KVBudget.exact_total", True), ("benchmarks/real_text.py::NAMES", True),
-        ("subtoken_train/ledger/kv_budget.py::KVBudgt", False), ("recipes/paper_rows.csv::table", False),
-        ("llava7b_fastv26_s16k4", False), ("subtoken_train/nowhere.py", False),
-    ],
-)  # fmt: skip
-def test_places(place, there):
-    assert exists(place) == there
-
-
-@pytest.mark.parametrize(
     ("item", "fault"),
     [
         (PaperItem("Table 1", "done", ("docs",)), "Table 1: how is 'done'; it must be one of exact, reading, not done"),
@@ -183,13 +170,3 @@ def test_places(place, there):
 )
 def test_faults_are_said(item, fault):
     assert item.faults() == [fault]
-
-
-def test_a_broken_file_is_refused(tmp_path):
-    path = tmp_path / "items.yaml"
-    path.write_text("another_paper: []\n")
-    with pytest.raises(ValueError, match=r"items.yaml must map papers \(subtoken_routing, .*got {'another_paper'}"):
-        read_items(path)
-    path.write_text("aircache:\n  - {item: Table 1, how: exact, were: [docs]}\n")
-    with pytest.raises(ValueError, match=r"items.yaml: aircache\[0\]: unknown key 'were'. Did you mean 'where'"):
-        read_items(path)
