@@ -103,9 +103,11 @@ def allowed(cell: Cell) -> bool:
     fixed = {"layout": "contiguous", "groups": "16/4", "budget": "per_token"}
     if cell.get("selector") == "none" and any(cell.get(name, level) != level for name, level in fixed.items()):
         return False
+    if cell.get("selector") == "mean_norm" and cell.get("groups") == "8/8":
+        return False  # a fill without a gate needs groups that are dropped
     if budget == "ranked" and (not RANKS[reducer or "fastv_embeds"] or family in models.TEXT):
         return False
-    fit = (_fill_fits, _piece_fits, _eviction_fits, _protocol_fits, _bytes_fit)
+    fit = (_piece_fits, _eviction_fits, _protocol_fits, _bytes_fit)
     return all(fits(cell) for fits in fit)
 
 
@@ -148,11 +150,6 @@ def _bytes_fit(cell: Cell) -> bool:
     if budget == "bytes_all":
         only |= {"selector": blind, "reducer": ["none"]}
     return all(cell.get(name, levels[0]) in levels for name, levels in only.items())
-
-
-def _fill_fits(cell: Cell) -> bool:
-    """A fill without a gate needs groups that are dropped."""
-    return cell.get("selector") != "mean_norm" or cell.get("groups") != "8/8"
 
 
 def _piece_fits(cell: Cell) -> bool:
