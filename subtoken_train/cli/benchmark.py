@@ -80,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
 
     device = device_of(args.device)
     choose_kernel(device.type)  # a forced path that cannot run
-    source = _source_of(args, _settle(args, device.type == "cuda"))
+    source = (_recipe if args.config else _named)(args, _settle(args, device.type == "cuda"))
+    source.compression.check(source.layout.family)
     family, config = source.layout.family, source.backbone
     if args.table8:
         paper.check_protocol(family)
@@ -219,12 +220,6 @@ class BenchmarkSource:
     layout: CompressedBackbone
     compression: Compression
     load: Callable[[torch.device], CompressedBackbone]
-
-
-def _source_of(args: argparse.Namespace, shrink: Shrink) -> BenchmarkSource:
-    source = _recipe(args, shrink) if args.config else _named(args, shrink)
-    source.compression.check(source.layout.family)
-    return source
 
 
 def _spec(args: argparse.Namespace, **model: Any) -> ArmSpec:

@@ -146,7 +146,9 @@ class RecipeCLI:
         config.checkpoint.folder = str(self.checkpoints)
         config.trainer.default_root_dir = str(self.output_dir)
         config.trainer.use_distributed_sampler = False  # the data module shares records out itself
-        _check_remote(config.trainer.logger)
+        for kind, _ in named_parts("logger", config.trainer.logger):
+            if kind in KINDS["logger"].names.builtin and find_spec(kind) is None:
+                raise ValueError(f"trainer.logger {kind} needs the package {kind}; 'pip install {kind}' adds it")
 
     @property
     def strategy(self) -> str:
@@ -316,9 +318,3 @@ def run_loggers(given: Any, folder: Path, anew: bool) -> list[Logger]:
         ours.append(SortedTensorBoard(str(folder), LOGS, "tb", default_hp_metric=False))
     remote = {"wandb": {"name": folder.name, "save_dir": str(folder / LOGS)}, "mlflow": {"run_name": folder.name}}
     return [*ours, *build_parts("logger", given, **remote)]
-
-
-def _check_remote(given: Any) -> None:
-    for kind, _ in named_parts("logger", given):
-        if kind in KINDS["logger"].names.builtin and find_spec(kind) is None:
-            raise ValueError(f"trainer.logger {kind} needs the package {kind}; 'pip install {kind}' adds it")
