@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from importlib.util import find_spec
 from itertools import count
@@ -48,7 +48,7 @@ from subtoken_train.training.run_checkpoints import RandomState, RunCheckpoints
 from subtoken_train.training.run_folder import has_work, requeued_with_work
 from subtoken_train.training.strategies import PRESETS
 from subtoken_train.training.trained_tensors import AtomicCheckpointIO
-from subtoken_train.typed import Settings, SettingsPlan, built, filled, keys_of, plan_of
+from subtoken_train.typed import Settings, SettingsPlan, built, filled, plan_of
 
 LOGS = "logs"
 _NO_RECIPE = "no recipe is given; pass one with --config ('subtoken-train recipes ls' lists the shipped ones)"
@@ -129,12 +129,14 @@ class RecipeCLI:
         self.early_stopping = None if config.early_stopping is None else EarlyStoppingConfig(**config.early_stopping)
 
     def _read(self) -> Settings:
-        keys, whole = dict(keys_of(self._plan)), dict[str, Any]()
-        for kind, dashes, given in (("key", "", self.source.contents), ("option", "--", self.source.pieces)):
-            for content in given:
-                for key in _strange(content, keys):
-                    raise ValueError(unknown_key(kind, key, sorted(keys), prefix=dashes))
-                whole = laid_over(whole, content)
+        whole = dict[str, Any]()
+        for content in (*self.source.contents, *self.source.pieces):
+            whole = laid_over(whole, content)
+        given = (whole.get("model") or {}).get("reducer")
+        own = [f"model.reducer.{key}" for key in self._plan.hints["model"].hints["reducer"].hints]
+        for key in given if isinstance(given, dict) else ():  # another package's, which no shipped schema knows
+            if f"model.reducer.{key}" not in own:
+                raise ValueError(unknown_key("key", f"model.reducer.{key}", own))
         return filled(self._plan, whole)
 
     def _settle(self) -> None:
@@ -239,15 +241,6 @@ class RecipeCLI:
     def save_recipe(self, path: Path) -> None:
         """Write the resolved recipe, so that ``--config PATH --resume`` goes on with it."""
         write_whole(path, self.recipe_text())
-
-
-def _strange(content: Mapping[str, Any], keys: Mapping[str, bool], prefix: str = "") -> Iterator[str]:
-    for name, value in content.items():
-        key = f"{prefix}{name}"
-        if keys.get(key) and isinstance(value, dict):
-            yield from _strange(value, keys, f"{key}.")
-        elif key not in keys:
-            yield key
 
 
 def _plain(value: Any) -> Any:

@@ -130,6 +130,7 @@ SLIPS = {
     "no such recipe": ["fit", "--config", "nope.yaml"],
     "broken": ["fit", "--config", "broken.yaml"],
     "a key": ["check", "--offline", "--config", "key.yaml"],
+    "a key of the model": ["fit", "--config", str(RECIPE), "--model.routing.kept_group=3"],
     "an option": ["fit", "--config", str(RECIPE), "--outputdir=x"],
     "a class": ["fit", "--config", str(RECIPE), "--trainer.callbacks=os.system"],
     "a sweep": ["sweep", "--config", "nope.yaml", "--set", "seed_everything=1,2"],
