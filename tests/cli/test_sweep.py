@@ -121,7 +121,7 @@ REFUSED = {
     "a key twice": (swept("--set", GROUPS, "--set", "model.routing.kept_groups=8"), "kept_groups is given twice"),
     "a value twice": (swept("--set", "a=1,1"), "two runs would share the folder a=1"),
     "the folder": (swept("--set", "output_dir=x"), "--output_dir DIR moves all of them"),
-    "no such key": (swept("--set", "model.routing.kept_group=2,4"), f"kept_group=2: {MISSPELT}"),
+    "no such key": (swept("--set", "model.routing.kept_group=2,4"), MISSPELT),
     "a value of the last": (swept("--set", "data.batch_size=8,many"), "data.batch_size is 'many'; it must be a whole"),
     "a model that cannot be": (swept("--set", "model.routing.num_groups=16,7"), "num_groups=7: num_groups=7"),
     "no settings": (
