@@ -54,11 +54,11 @@ LOGS = "logs"
 _NO_RECIPE = "no recipe is given; pass one with --config ('subtoken-train recipes ls' lists the shipped ones)"
 
 
-def data_module_of(keys: set[str]) -> type[OrderedDataModule[Any]]:
-    """Return the data module of a ``data`` band by its keys: corpus (``train``), recall (``num_facts``) or records."""
-    if "train" in keys:
-        return CorpusDataModule
-    return RecallDataModule if "num_facts" in keys else InstructionDataModule
+_DATA: dict[str, type[OrderedDataModule[Any]]] = {
+    "train": CorpusDataModule,
+    "num_facts": RecallDataModule,
+    "train_file": InstructionDataModule,
+}
 
 
 def recipe_plan(reducer: str, data: type[OrderedDataModule[Any]]) -> SettingsPlan:
@@ -113,7 +113,7 @@ class RecipeCLI:
         self.source = read_source(source) if isinstance(source, list) else source
         if not self.source.contents:
             raise ValueError(_NO_RECIPE)
-        self._plan = recipe_plan(self.source.reducer, data_module_of(self.source.data_keys()))
+        self._plan = recipe_plan(self.source.reducer, _DATA[self.source.data_kind])
         self.config = self._read()
         check_range("seed_everything", self.config.seed_everything, 0, MAX_SEED)
         self._settle()

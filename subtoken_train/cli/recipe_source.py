@@ -39,10 +39,11 @@ class RecipeSource:
     pieces: tuple[dict[str, Any], ...]
     reducer: str
 
-    def data_keys(self) -> set[str]:
-        """Return the keys of the recipes' ``data`` bands."""
-        bands = [content.get("data") for content in self.contents]
-        return {key for band in bands if isinstance(band, dict) for key in band}
+    @property
+    def data_kind(self) -> str:
+        """The key that tells the kind of its data: a corpus (``train``), recall (``num_facts``), or records."""
+        keys = {key for content in self.contents if isinstance(band := content.get("data"), dict) for key in band}
+        return next((key for key in ("train", "num_facts") if key in keys), "train_file")
 
 
 def read_source(argv: list[str]) -> RecipeSource:
@@ -63,8 +64,7 @@ def read_source(argv: list[str]) -> RecipeSource:
 
 def _check_keys(source: RecipeSource) -> None:
     """Refuse a key that no recipe with this reducer and kind of data has; of another package's reducer none."""
-    kind = next((key for key in ("train", "num_facts") if key in source.data_keys()), "train_file")
-    chosen = {"model": {"reducer": {"name": source.reducer}}, "data": {kind: None}}
+    chosen = {"model": {"reducer": {"name": source.reducer}}, "data": {source.data_kind: None}}
     keys = {*FLAGS, *dict(recipe_keys(shipped_schema(), chosen))}
     if not any(key.startswith("model.reducer.") for key in keys):
         keys.add("model.reducer")
