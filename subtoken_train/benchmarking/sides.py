@@ -117,14 +117,12 @@ class PackedSide(Side):
         return int((self._opened.plan.layers[-1].entries_BN >= 0).sum(-1).max())
 
     def kernel(self) -> str:
-        found = {_path(layer) for layer in self.cache.layers if isinstance(layer, PackedLayer)}
+        found = set[str]()
+        for layer in (each for each in self.cache.layers if isinstance(each, PackedLayer)):
+            choice = choose_kernel(layer.keys.device.type)
+            reason = unserved(layer.blocks, layer.keys) if choice.path == "triton" else None
+            found.add(str(choice) if reason is None else f"cpu (the fused kernels do not serve {reason})")
         return "; ".join(sorted(found))
-
-
-def _path(layer: PackedLayer) -> str:
-    choice = choose_kernel(layer.keys.device.type)
-    reason = unserved(layer.blocks, layer.keys) if choice.path == "triton" else None
-    return str(choice) if reason is None else f"cpu (the fused kernels do not serve {reason})"
 
 
 @dataclass(eq=False)
