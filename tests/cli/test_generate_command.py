@@ -136,12 +136,8 @@ def test_mistakes_that_the_model_finds(capsys, dummy_evictions, vlm_adapter, tex
     plain = ["--backbone", vlm_adapter.parent / "backbone"]
     evicted, show = ["--eviction", "first_visual", "--eviction-keep"], ["--show", tmp_path / "a.png"]
     for argv, words in (
-        (hi, "give --adapter DIR, or --backbone PATH"),
-        (["--adapter", tmp_path, *hi], "not an adapter folder"),
         (["--backbone", tmp_path, *hi], "neither a folder with a config.json"),
-        ([*sees, *hi, "--reducer", "fastv", "--keep-ratio", 0.5], "is an adapter with its own token reducer"),
         ([*sees, "--image", corrupt, *hi], f"image {corrupt} cannot be read"),
-        ([*sees, *image, "--prompt", "<image><image> hi"], "2 image placeholders but 1 images"),
         ([*sees, *image, "--prompt", " "], "the prompt is empty"),
         ([*sees, *image, *hi, "--context-length", 3], "context_length is for language models"),
         ([*sees, *image, *hi, *show, "--show-layers", "0,3"], "0,3: layers are numbers from 0 to 2, with commas"),
