@@ -182,7 +182,7 @@ def test_a_cpus_peak_holds_weights_prompts_and_cache_and_grows_with_the_prompt(p
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("length", [2, 3, 100, 128, 129])
+@pytest.mark.parametrize("length", [2, 129])
 def test_a_text_has_a_context_and_a_question(length):
     family = text_family("llama")
     parts = prompt_parts(family, length)

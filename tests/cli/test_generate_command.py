@@ -68,24 +68,6 @@ def test_long_prompts_come_from_stdin(text_adapter, capsys, monkeypatch):
     assert "; no visual token and no context to compress; index 0" in line
 
 
-class PanicException(BaseException):
-    """As pyo3 names what Rust raises."""
-
-
-def test_a_text_at_which_a_tokenizer_breaks_down_is_words(text_adapter, capsys, monkeypatch):
-    words = "the prompt holds 1,000,000 blanks in a row, at which tokenizers break down; take them out"
-    for blank in " \t\u3000":
-        monkeypatch.setattr("sys.stdin", io.StringIO(blank * 1_100_000 + "x"))
-        assert refused(capsys, "generate", "--adapter", text_adapter, "--prompt", "-") == words
-
-    def panic(*given, **settings):
-        raise PanicException("Onig: retry-limit-in-match over")
-
-    monkeypatch.setattr("transformers.PreTrainedTokenizerFast.__call__", panic)
-    words = "the tokenizer broke down at this text (Onig: retry-limit-in-match over); shorten it, or break up its runs"
-    assert words in refused(capsys, "generate", "--adapter", text_adapter, "--prompt", "hi")
-
-
 def test_show_draws_the_chosen_layers(vlm_adapter, picture, tmp_path, capsys):
     path = tmp_path / "new" / "out.png"
     argv = ["--adapter", vlm_adapter, "--image", picture, "--prompt", "hi", "--max-new-tokens", 2]
@@ -302,13 +284,6 @@ def test_a_chat_template_gets_its_variables(tmp_path, capsys):
     assert "was begun with other prompts or settings" in said
     alone = ["generate", "--adapter", adapter, "--prompt", "the bee", *given, "--max-new-tokens", 5]
     assert printed(capsys, *alone).strip().startswith(wanted)
-    for value, words in (
-        ('{"stile": 1}', "reads only style; leave it out"),
-        ("[1]", "must be names and values in braces"),
-        ("{", "--chat-template-kwargs"),
-    ):
-        argv = ("generate", "--adapter", adapter, "--prompt", "x", "--chat-template-kwargs", value)
-        assert words in refused(capsys, *argv)
 
 
 @pytest.mark.parametrize(

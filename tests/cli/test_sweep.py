@@ -33,12 +33,9 @@ def elsewhere(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("setting", "key", "values"),
     [
-        ("a.b=1,2", "a.b", ["1", "2"]),
         ("--a.b=1e-4", "a.b", ["1e-4"]),
-        ("a= x , y ", "a", ["x", "y"]),
         ("a=[0,1],[2]", "a", ["[0,1]", "[2]"]),
         ("a={b: 1, c: 2},null", "a", ["{b: 1, c: 2}", "null"]),
-        ("a=b=c", "a", ["b=c"]),
     ],
 )
 def test_a_setting(setting, key, values):
