@@ -31,8 +31,6 @@ def refused(capsys, tmp_path, *argv, config=RECIPE):
 IN_A_RECIPE = [
     ("output_dir:", "output_dirr:", "unknown key 'output_dirr'. Did you mean 'output_dir'?"),
     ("  reducer:", "  reducr:", "unknown key 'model.reducr'. Did you mean 'model.reducer'?"),
-    ("max_length:", "max_len:", "unknown key 'data.max_len'. Did you mean 'data.max_length'?"),
-    ("max_steps:", "max_step:", "unknown key 'trainer.max_step'. Did you mean 'trainer.max_steps'?"),
     (" learning_rate:", " lr:", "unknown key 'model.optimizer.lr'. Allowed in model.optimizer: final_fraction"),
     ("3.0e-3", "abc", "model.optimizer.learning_rate is 'abc'; it must be a number"),
     ("num_groups: 16", "num_groups: 1.5", "model.routing.num_groups is 1.5; it must be a whole number"),
@@ -52,7 +50,6 @@ def test_mistakes_in_a_recipe(capsys, tmp_path, old, new, message):
 
 VISIONZIP = "--model.reducer.name visionzip --model.reducer.layer 2"
 IN_OPTIONS = {
-    "--trainer.max_stepss 3": "unknown option '--trainer.max_stepss'. Did you mean '--trainer.max_steps'?",
     "--max_steps=3": "unknown option '--max_steps'. Did you mean '--trainer.max_steps'?",
     "--zzz 3": "unknown option '--zzz'. 'subtoken-train recipes show tiny_fastv25_s16k4' prints a",
     "--model.optimizer.router_learning_rate abc": "model.optimizer.router_learning_rate is 'abc'; it must",
