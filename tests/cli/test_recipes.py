@@ -147,12 +147,10 @@ def test_a_reader_that_stops_early_is_no_error():
     assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 1)
 
 
-SHIPPED = ["tiny_fastv25_s16k4", "tiny_fastv12p5_s16k4", "tiny_fastv25_s16k4_gated", "tinylm_quest25_s8k6"]
-SHIPPED += ["llava7b_visionzip12p5_s16k4", "llava7b_prumerge12p5_s16k4", "llava7b_sparsevlm25_s16k4"]
-SHIPPED += ["tiny_sparsevlm50_s16k4", "qwenvl3b_fastv25_s16k4"]
+SHIPPED = ["tiny_fastv25_s16k4_gated", "tinylm_quest25_s8k6", "llava7b_prumerge12p5_s16k4", "qwenvl3b_fastv25_s16k4"]
 
 
-@sampled("name", SHIPPED, every=3)
+@sampled("name", SHIPPED, every=2)
 def test_the_shipped_anchors(tmp_path, capsys, name):
     target = tmp_path / f"{name}_anchor.yaml"
     assert f"wrote {target}" in printed(capsys, "recipes", "anchor", recipe(name), tmp_path)
