@@ -38,7 +38,11 @@ from subtoken_train.training.trained_tensors import check_resumable, finished_pa
 
 def run_fit(cli: RecipeCLI) -> int:
     """Train, leave the adapter, and publish it where that was asked for; returns the exit code."""
-    resume = _checkpoint_to_resume(cli.checkpoints) if cli.config.resume else None
+    resume = newest_complete(cli.checkpoints) if cli.config.resume else None
+    if cli.config.resume and resume is None:
+        ignored = "".join(f"; {folder.name} is not complete" for folder in incomplete(cli.checkpoints))
+        none = f"nothing to resume: no complete checkpoint in {cli.checkpoints}{ignored}"
+        raise ValueError(f"{none}; run without --resume")
     folder, destination, trainer = RunFolder(cli.output_dir, cli.replaces), cli.destination, cli.trainer
     try:
         if trainer.is_global_zero:  # the others of a run wait for it where they start to talk to each other
@@ -196,13 +200,6 @@ def scores_beside_anchor(folder: Path, courses: Courses) -> dict[str, Mapping[in
     asked = [read_yaml(place / RECIPE_FILE).get("evaluation") for place in (folder, other)]
     scores = logged(other).get(_SCORE) if asked[0] == asked[1] else None
     return own if scores is None else {**own, "routed run" if is_anchor else "anchor": scores}
-
-
-def _checkpoint_to_resume(checkpoints: Path) -> Path:
-    if newest := newest_complete(checkpoints):
-        return newest
-    ignored = "".join(f"; {folder.name} is not complete" for folder in incomplete(checkpoints))
-    raise ValueError(f"nothing to resume: no complete checkpoint in {checkpoints}{ignored}; run without --resume")
 
 
 def _open_run(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> None:

@@ -22,7 +22,7 @@ def keys_text(source: RecipeSource) -> str:
     """Return a line for each key that these recipes may hold; without recipes, for every key that any may hold."""
     schema, content = shipped_schema(), dict[str, Any]()
     if source.contents:
-        content = {"model": {"reducer": {"name": source.reducer}}, "data": dict.fromkeys(source.data_keys())}
+        content = {"model": {"reducer": {"name": source.reducer}}, "data": {source.data_kind: None}}
         if source.reducer not in REDUCERS.builtin:
             from subtoken_train.cli.schemas import recipe_schema
 

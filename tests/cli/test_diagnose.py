@@ -139,12 +139,7 @@ def test_a_backbone_alone(data, tmp_path, capsys, monkeypatch):
         (["--adapter", ROUTED, "--eviction", "snapkv"], "--eviction snapkv needs --eviction-keep"),
         (["--adapter", ROUTED, "--eviction-keep", "0.1"], "need --eviction NAME, for instance snapkv"),
         (["--adapter", ROUTED, "--new-tokens", "3"], "--protocol and --new-tokens need --eviction NAME"),
-        (
-            ["--adapter", ROUTED, "--eviction", "aircache", "--eviction-keep", "0.5", "--protocol", "context_first"],
-            "context_first compresses before the question is seen",
-        ),
         (["--adapter", "nowhere"], "not an adapter folder"),
-        (["--adapter", str(ADAPTERS / "tiny_fastv25_s16k4_anchor")], "a token-only arm routes nothing"),
         (["--backbone", TINY], "a backbone alone has no routers to show: add --eviction NAME, for instance vl_cache"),
     ],
 )
