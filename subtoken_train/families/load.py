@@ -280,14 +280,15 @@ def _unreadable(what: str, config: BackboneConfig, error: Exception) -> ValueErr
 
 
 def _put_together(family: type[Family], model: Any, processor: Any, config: BackboneConfig) -> Family:
-    made = family(model, processor)
+    made: Any = family(model, processor)
     if config.max_pixels is not None:
         made.limit_pixels(config.max_pixels)
     if config.template is not None or config.system is not None:
         made.choose_chat(config.template, config.system)
     if config.image_aspect_ratio is not None:
         made.pad_images()
-    return made
+    whole: Family = made
+    return whole
 
 
 _PYTHON_TYPE = re.compile(r"<class '(?:NoneType|([\w.]+))'>")

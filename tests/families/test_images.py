@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image
 
 from subtoken_train.datasets.image_sources import EncodedImage, open_image
 from subtoken_train.errors import SubTokenWarning
@@ -69,14 +69,6 @@ def test_an_orientation_that_is_none_turns_nothing(orientation):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert np.array_equal(read(content(UPRIGHT, "PNG", exif=tagged(orientation))), UPRIGHT)
-
-
-def test_what_was_turned_is_not_turned_again():
-    with Image.open(io.BytesIO(content(STORED[6], "PNG", exif=tagged(6)))) as image:
-        turned = ImageOps.exif_transpose(image)
-        once = to_rgb(image, "image 1")
-    assert np.array_equal(np.asarray(to_rgb(turned, "image 1")), UPRIGHT)
-    assert np.array_equal(np.asarray(to_rgb(once, "image 1")), UPRIGHT)
 
 
 DAMAGED = {

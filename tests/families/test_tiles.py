@@ -3,7 +3,6 @@
 from itertools import product
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -19,7 +18,7 @@ from subtoken_train.types import Region
 from tests.support.helpers import compress, eager_calls
 from tests.support.tiny import idefics3, mistral3
 from tests.support.tiny.idefics3 import idefics_family, tiler
-from tests.support.tiny.internvl import SIDE, SIZES, TILES, internvl_family
+from tests.support.tiny.internvl import SIZES, TILES, internvl_family
 from tests.support.tiny.mistral3 import mistral3_family
 from tests.support.tiny_parts import noises, padded, three_records
 
@@ -110,32 +109,6 @@ def test_images_and_videos_stand_in_the_order_of_their_placeholders():
     assert ordered_pictures(kinds, {1: [2, 3, 2], 2: [3, 4]}) == [[(2, 0), (1, 0), (1, 1)], [(1, 2), (2, 1)], []]
     with pytest.raises(ValueError, match=r"pictures of \[2, 3, 2, 4, 3\] visual tokens but prompts of \[8, 6, 0\]"):
         ordered_pictures(kinds, {1: [2, 3, 2], 2: [4, 3]})
-
-
-def published_tiles(image: Image.Image, least: int, most: int) -> list[np.ndarray]:
-    """``dynamic_preprocess`` of OpenGVLab's model cards, written down again: RGB tiles, the whole last."""
-    grids = {(i, j) for n in range(least, most + 1) for i in range(1, n + 1) for j in range(1, n + 1)}
-    grids = sorted((grid for grid in grids if least <= grid[0] * grid[1] <= most), key=lambda grid: grid[0] * grid[1])
-    best, smallest, area = (1, 1), float("inf"), image.width * image.height
-    for grid in grids:
-        distance = abs(image.width / image.height - grid[0] / grid[1])
-        if distance < smallest or (distance == smallest and area > 0.5 * SIDE * SIDE * grid[0] * grid[1]):
-            best, smallest = grid, min(smallest, distance)
-    scaled = np.array(image.resize((SIDE * best[0], SIDE * best[1]), Image.Resampling.BICUBIC))
-    rows = [scaled[y * SIDE : (y + 1) * SIDE] for y in range(best[1])]
-    tiles = [row[:, x * SIDE : (x + 1) * SIDE] for row in rows for x in range(best[0])]
-    return tiles if len(tiles) == 1 else [*tiles, np.array(image.resize((SIDE, SIDE), Image.Resampling.BICUBIC))]
-
-
-def test_tiles_are_those_of_the_originals():
-    family, images = internvl_family(), noises(SIZES)
-    expected = [tile for image in images for tile in published_tiles(image, 1, 5)]
-    mean, std = (np.array(x) for x in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
-    found = family.process_images(images)[0]
-    assert len(found) == len(expected) == sum(TILES)
-    for ours, tile in zip(found, expected, strict=True):
-        assert np.abs(ours.permute(1, 2, 0).numpy() - (tile / 255 - mean) / std).max() < 1e-5
-    assert [family.tiles(size) for size in SIZES] == list(TILES)
 
 
 def test_a_video_is_a_line_per_frame():
