@@ -146,9 +146,7 @@ def _expand_images(rendered: RenderedPrompt, texts: list[str]) -> RenderedPrompt
     marker = rendered.image_marker
     places = [match.start() for match in re.finditer(re.escape(marker), rendered.text)] if marker else []
     if len(places) != len(texts):
-        raise ValueError(
-            f"{len(places)} {marker!r} in its prompt but {len(texts)} image(s); write exactly one placeholder per image"
-        )
+        raise ValueError(f"{len(places)} {marker!r} in its prompt but {len(texts)} image(s); write one per image")
     pieces, end, grown = [], 0, [0]
     for place, text in zip(places, texts, strict=True):
         pieces += [rendered.text[end:place], text]

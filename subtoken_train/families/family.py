@@ -24,7 +24,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from subtoken_train.calibrations import Calibration
 from subtoken_train.families.chat import ChatFormat
 from subtoken_train.families.decoder import DecoderStack, check_window_runs, layer_windows
-from subtoken_train.families.images import Picture, Video
+from subtoken_train.families.images import UNCUT, Picture, Video
 from subtoken_train.functional.gather import count_positions
 from subtoken_train.functional.quantized import dense_shape
 from subtoken_train.reducers.base import PositionPolicy, Reducer
@@ -197,9 +197,7 @@ class Family(DecoderStack, ABC):
         """Read a processor's output by the names ``image_inputs`` (some may be missing) into a batch's."""
         pixels = given.get("pixel_values")
         if pixels is not None and pixels.dim() != 4:
-            raise ValueError(
-                f"pixel_values of {self.name} must be [images, 3, height, width]; pass the processor's whole output"
-            )
+            raise ValueError(f"pixel_values of {self.name} must be [images, 3, height, width], {UNCUT}")
         return GivenImages(pixels, None, visual_BN.sum(-1) // self.visual_tokens())
 
     def given_images(self, pixels: Tensor, grid_I3: Tensor | None, input_ids_BN: Tensor) -> dict[str, Tensor]:

@@ -113,6 +113,7 @@ def _range(image: Image.Image, least: float, most: float) -> tuple[float, float]
 
 
 FP32_BYTES = 4
+UNCUT = "pass the processor's whole output"
 
 
 @dataclass(frozen=True, init=False)

@@ -21,7 +21,7 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
 
 from subtoken_train.families.chat import CHATML, pictures_first
 from subtoken_train.families.family import Family, GivenImages, PilReader
-from subtoken_train.families.images import FP32_BYTES, Picture, Video, check_square, tower_peak
+from subtoken_train.families.images import FP32_BYTES, UNCUT, Picture, Video, check_square, tower_peak
 from subtoken_train.families.tiles import TileLayout, ordered_pictures, padded_tiles
 from subtoken_train.families.towers import features_with_statistics, patch_features
 from subtoken_train.types import Batch, Frames, TowerStatistics, VisualStates
@@ -212,8 +212,5 @@ def _videos(given: Mapping[str, Tensor], layout: TileLayout) -> Pictures:
     if pixels is None:
         return [], []
     if pixels.dim() != 5 or pixels.shape[2:] != (3, layout.side, layout.side) or not pixels.shape[1]:
-        raise ValueError(
-            f"pixel_values_videos of llava_onevision must be [videos, frames, 3, {layout.side}, {layout.side}]; pass "
-            "the processor's whole output"
-        )
+        raise ValueError(f"pixel_values_videos must be [videos, frames, 3, {layout.side}, {layout.side}]; {UNCUT}")
     return list(pixels), [(pixels.shape[1], 0, 0)] * len(pixels)

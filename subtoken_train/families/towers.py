@@ -75,10 +75,7 @@ def features_with_statistics(tower: Any, pixels: Tensor, layers: list[int]) -> t
     depth = len(tower.encoder.layers)
     made_by = layers[-1] % (depth + 1) - 1
     if made_by < 0:
-        raise ValueError(
-            "a reducer in the tower needs a vision_feature_layer past the embeddings; this backbone has "
-            f"{layers[-1]} of a tower of {depth} layers"
-        )
+        raise ValueError(f"vision_feature_layer must be past the embeddings, not {layers[-1]} of {depth} layers")
     return with_statistics(tower.encoder.layers[made_by].self_attn, lambda: patch_features(tower, pixels, layers))
 
 

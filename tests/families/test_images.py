@@ -261,8 +261,8 @@ TOKENS = {
     "glm4v": [4, 6, 200, 200],
 }
 SQUARE = r"an image of 60,000 x 1 pixels is padded to a square, whose side may have at most 13,377"
-RATIO = r"an image of 1 x 60000 pixels: (Qwen|GLM).* takes a longer side of at most 200 times the shorter one"
-SCALED = r"1 x 60000 pixels: mistral3 scales the longer side to 224, which leaves nothing of the shorter one"
+RATIO = r"an image of 1 x 60000 pixels: (qwen|glm).* takes sides of 1 to 200"
+SCALED = r"1 x 60000 pixels: mistral3 leaves nothing of its shorter side"
 REFUSED = {"llava": SQUARE, "mistral3": SCALED, "qwen2_vl": RATIO, "qwen2_5_vl": RATIO, "qwen3_vl": RATIO}
 REFUSED["glm4v"] = RATIO
 """Of one picture of 60,000 x 1; the other families scale it to tiles of a few pixels."""

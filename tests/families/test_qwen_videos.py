@@ -166,7 +166,7 @@ def test_a_video_is_bounded_like_a_few_images(family):
     high, wide = family.frame_size(long)
     assert family.layers(long) == 32
     assert high * wide <= 4 * 16 * family.unit**2 / 32 or high * wide <= family.min_pixels * 2
-    with pytest.raises(ValueError, match=rf"an image of 2 x 900 pixels: {family.title} takes a longer side"):
+    with pytest.raises(ValueError, match=rf"an image of 2 x 900 pixels: {family.name} takes sides of 1 to 200"):
         family.picture_text(Video([Image.new("RGB", (900, 2))]), "")
 
 

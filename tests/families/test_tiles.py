@@ -100,7 +100,7 @@ def test_pictures_go_to_the_prompts_that_have_their_placeholders(tokens, prompts
 
 @pytest.mark.parametrize(("tokens", "prompts"), [([4, 3], (4, 2)), ([4, 3], (4,)), ([4], (4, 3)), ([4, 3], (3, 4))])
 def test_pictures_that_fit_no_division_are_refused(tokens, prompts):
-    with pytest.raises(ValueError, match=r"pictures of \[4.* visual tokens but prompts of \[.* placeholders"):
+    with pytest.raises(ValueError, match=r"pictures of \[4.* visual tokens but prompts of \["):
         pictures_per_sample(tokens, marked(*prompts))
 
 
