@@ -37,21 +37,13 @@ def all_masked(length: int, max_length: int) -> ValueError:
 
 @dataclass(frozen=True)
 class EncodedSample:
-    """One record as the model sees it, unpadded.
+    """One record as the model sees it, unpadded."""
 
-    Attributes:
-        input_ids: one image token per visual token.
-        labels: the same ids at tokens of answers that are learnt, -100 elsewhere.
-        regions: ``Region`` codes.
-        rank_position: last prompt token of the turn that holds the last image; -1 without an image.
-        num_images: images and videos of the record.
-    """
-
-    input_ids: list[int]
-    labels: list[int]
-    regions: list[int]
-    rank_position: int
-    num_images: int
+    input_ids: list[int]  # one image token per visual token
+    labels: list[int]  # the same ids at tokens of answers that are learnt, -100 elsewhere
+    regions: list[int]  # ``Region`` codes
+    rank_position: int  # last prompt token of the turn that holds the last image; -1 without an image
+    num_images: int  # images and videos of the record
     record_id: str
 
     @property

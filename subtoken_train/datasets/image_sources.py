@@ -52,17 +52,11 @@ class EncodedImage:
 
 @dataclass(frozen=True)
 class VideoSource:
-    """Frames of a video as files.
+    """Frames of a video as files."""
 
-    Attributes:
-        frames: a folder, all of whose images are frames in the order of their names, or files in order.
-        fps: frames a second, as they were taken from the video.
-        outside: whether links in the folder may lead out of it.
-    """
-
-    frames: Path | tuple[Path, ...]
-    fps: float = 1.0
-    outside: bool = False
+    frames: Path | tuple[Path, ...]  # a folder, whose images in the order of their names are frames, or files in order
+    fps: float = 1.0  # frames a second, as they were taken from the video
+    outside: bool = False  # whether links in the folder may lead out of it
 
 
 ImageSource = Path | EncodedImage
@@ -71,21 +65,13 @@ PictureSource = ImageSource | VideoSource  # media that ``<image>`` of a record 
 
 @dataclass(frozen=True)
 class FolderImages:
-    """Holds what there is of the images of one folder.
+    """Holds what there is of the images of one folder."""
 
-    Attributes:
-        folder: relative to the image folder, as all names.
-        named: images that the records name in it, each counted once, and the folder itself where it is a video.
-        missing: those that are not there; a folder without a frame ends with a slash.
-        renamed: images that are there under another of ``SUFFIXES``.
-        is_video: whether the records name the folder, as a video's frames.
-    """
-
-    folder: str
-    named: int
-    missing: list[str]
-    renamed: int
-    is_video: bool = False
+    folder: str  # relative to the image folder, as all names
+    named: int  # images that the records name in it, each counted once, and the folder itself where it is a video
+    missing: list[str]  # those that are not there; a folder without a frame ends with a slash
+    renamed: int  # images that are there under another of ``SUFFIXES``
+    is_video: bool = False  # whether the records name the folder, as a video's frames
 
 
 def inside(folder: Path, name: str, outside: bool = False) -> Path:

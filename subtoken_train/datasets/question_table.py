@@ -45,23 +45,14 @@ class OwnRecord(NamedTuple):
 
 
 class OwnTable(NamedTuple):
-    """Content of a table: records, or documents of plain text.
+    """Content of a table: records, or documents of plain text."""
 
-    Attributes:
-        records: conversations; empty where there are texts.
-        columns: what was read as what, in words; empty where the records came as conversations.
-        asked: the fixed question of captions.
-        unread: the other columns.
-        no_document: why a conversation cannot be one document, as a model without a chat template learns it; empty
-            where all can.
-    """
-
-    records: list[OwnRecord]
+    records: list[OwnRecord]  # conversations; empty where there are texts
     texts: Sequence[str] = ()
-    columns: str = ""
-    asked: str = ""
-    unread: tuple[str, ...] = ()
-    no_document: str = ""
+    columns: str = ""  # what was read as what, in words; empty where the records came as conversations
+    asked: str = ""  # the fixed question of captions
+    unread: tuple[str, ...] = ()  # the other columns
+    no_document: str = ""  # why a conversation cannot be one document; empty where all can
 
 
 def read_own_table(path: Path, chosen: Mapping[str, str | None], asked: str | None = None) -> OwnTable:

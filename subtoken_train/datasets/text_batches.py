@@ -22,21 +22,14 @@ QUERY_TOKENS = 64  # last tokens of a prompt that ask, unless told
 
 @dataclass(frozen=True)
 class TextSample:
-    """One unpadded sequence.
+    """One unpadded sequence."""
 
-    Attributes:
-        input_ids: token ids; a BOS, where there is one, is the first of the system's or the context.
-        query_length: tokens of the QUERY region, right after the context.
-        without_loss: places in it that are read and never labelled: QUERY, where they stand behind the prompt.
-        system_length: tokens of the SYSTEM region, before the context.
-    """
-
-    input_ids: Sequence[int]
+    input_ids: Sequence[int]  # token ids; a BOS, where there is one, is the first of the system's or the context
     context_length: int
-    query_length: int
+    query_length: int  # tokens of the QUERY region, right after the context
     record_id: str
-    without_loss: Sequence[int] = ()
-    system_length: int = 0
+    without_loss: Sequence[int] = ()  # places that are read and never labelled: QUERY, behind the prompt
+    system_length: int = 0  # tokens of the SYSTEM region, before the context
 
     @property
     def prompt_length(self) -> int:
