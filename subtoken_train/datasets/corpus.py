@@ -53,8 +53,7 @@ class PackedBlock(NamedTuple):
     without_loss: list[int]
 
 
-TOKENS: dict[str, Kind] = dict.fromkeys(PackedBlock._fields, ("int32",))
-"""Columns of kept blocks, and of kept chats among others."""
+TOKENS: dict[str, Kind] = dict.fromkeys(PackedBlock._fields, ("int32",))  # columns of kept blocks and chats
 
 
 @dataclass(frozen=True)

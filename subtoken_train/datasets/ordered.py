@@ -191,8 +191,7 @@ def validation_order(sizes: NDArray[np.int64] | None, num_records: int, rank: in
     return share
 
 
-MAX_WORKERS = 64
-"""Largest ``num_workers``: each is a process with the training process's memory, started anew for every epoch."""
+MAX_WORKERS = 64  # each a process with the training process's memory, started anew for every epoch
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 

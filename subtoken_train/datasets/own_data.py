@@ -29,8 +29,7 @@ TEXTS = (".txt", ".md")
 MAX_FILES = 2_000_000
 MAX_TOTAL = 2**30  # characters of all texts together; more is a corpus, which recipes read as it lies
 ENOUGH = 30  # documents; fewer are cut
-SHARE, MOST_HELD = 0.1, 1000
-"""Share of the pictures (or questions, or texts) that dev and test each get, one at least, and the most of them."""
+SHARE, MOST_HELD = 0.1, 1000  # of pictures, questions or texts for dev and test each, and the most of them
 SPLITS = ("train", "dev", "test")
 _ABOUT_IT = ("readme", "license", "licence", "notice", "copying", "changelog", "dataset_info", "dataset_infos")
 """Files about a data set, which are none of it: texts and tables beside it, not in the folders below."""

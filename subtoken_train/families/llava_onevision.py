@@ -27,8 +27,7 @@ from subtoken_train.families.towers import features_with_statistics, patch_featu
 from subtoken_train.types import Batch, Frames, TowerStatistics, VisualStates
 
 IMAGE, VIDEO = 1, 2
-Pictures = tuple[list[Tensor], list[tuple[int, int, int]]]
-"""Tiles or frames of each picture, and its row of ``image_grid_I3``."""
+Pictures = tuple[list[Tensor], list[tuple[int, int, int]]]  # tiles or frames of each, and its row of a grid
 
 
 OnevisionProcessor = PilReader(LlavaOnevisionImageProcessorPil, "<image>", "<video>")

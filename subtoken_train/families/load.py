@@ -333,8 +333,7 @@ def _read_config(config: BackboneConfig) -> Any:
         raise ValueError(f"the configuration of backbone {config.path!r} cannot be used: {words}") from error
 
 
-_UNSERVED = ("gemma3", "gemma4", "gemma4_unified")
-"""Models that see images and are refused by their name; what is wrong with others is seen in their parts."""
+_UNSERVED = ("gemma3", "gemma4", "gemma4_unified")  # refused by their name; what is wrong with others is seen
 
 
 def named_family(model_type: str) -> type[Family]:

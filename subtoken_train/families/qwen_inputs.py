@@ -43,8 +43,7 @@ def video_patches(processor: Any, video: Video, size: tuple[int, int]) -> tuple[
     return layers.flatten(2).flatten(0, 1), torch.tensor([[len(layers), height, width]])
 
 
-CAP_TOKENS = 1280
-"""Visual tokens of an image at most, unless a cap is given. Published checkpoints allow 16,384 and more."""
+CAP_TOKENS = 1280  # visual tokens of an image at most, unless a cap is given; published ones allow 16,384
 VIDEO_LAYERS = 4
 _MAX_ASPECT = 200  # longer side / shorter side that Qwen's resizing accepts
 
