@@ -163,8 +163,7 @@ def _regions(ids: list[int], visual: list[bool], answer: list[bool], bos_token_i
 class Collator:
     """Turns records into a ``Batch``, images opened; ``max_length`` counts visual tokens too.
 
-    ``padding_side``: ``right`` for training, ``left`` for generation, which leaves the last answer out of the
-    prompt.
+    ``padding_side``: ``right`` for training, ``left`` for generation, which leaves the last answer out of the prompt.
     """
 
     def __init__(

@@ -88,10 +88,7 @@ def find_image(path: Path) -> Path:
 
 
 def compare_images(names: Iterable[str], image_folder: Path, outside: bool = False) -> list[FolderImages]:
-    """Say what of the named images is there, folder by folder: one listing each, no look at single files.
-
-    ``names`` are paths below ``image_folder``; one that ends with a slash is a folder of frames.
-    """
+    """Say what of named images (with a slash: folders of frames) is there, by one listing of each folder."""
     wanted: dict[str, list[str]] = defaultdict(list)
     for name in names:
         folder, _, own = name.rpartition("/")

@@ -41,10 +41,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class OwnData:
-    """Records of three splits, in LLaVA's form or ``{"text": ...}``, and what was read, a line each.
-
-    ``kind``: ``images``, ``conversations`` (without any) or ``texts``; ``no_document``: as ``OwnTable``'s.
-    """
+    """Records of three splits, in LLaVA's form or ``{"text": ...}``, and what was read, a line each."""
 
     kind: str
     splits: dict[str, list[dict[str, Any]]]
@@ -60,10 +57,7 @@ def read_own(
     show: Callable[[int, int], None] = lambda done, total: None,
     question: str | None = None,
 ) -> OwnData:
-    """Read a folder of images and a table of questions and answers, a file of conversations, or plain texts.
-
-    ``table``: None: the one that is there. ``show`` is told (done, total) while images are opened.
-    """
+    """Read a folder of images and a table (None: the one there), a file of conversations, or plain texts."""
     own = look_into(folder)
     name = _table(own, table)
     if name is None and question is not None:
@@ -274,11 +268,7 @@ def _placed(own: OwnFolder, table: str, records: Sequence[OwnRecord]) -> list[Ow
 
 
 class _PicturePaths:
-    """Finds the images of a folder by what a table calls them.
-
-    A name is a path from the folder or from the table, or the one image of this file name, with its suffix or
-    without.
-    """
+    """Finds images by what a table calls them: a path from the folder or from it, or the one of this name or stem."""
 
     def __init__(self, own: OwnFolder, table: str) -> None:
         self._folder, self._beside, self.there = own.path, PurePosixPath(table).parent, set(own.images)

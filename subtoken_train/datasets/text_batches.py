@@ -69,11 +69,7 @@ def collate_text(samples: Sequence[TextSample], pad_id: int) -> Batch:
 
 
 def context_tokens(family: Family, token_ids: list[int], asking: int = QUERY_TOKENS) -> int:
-    """Tokens of a text that are context: up to its last blank line (a few-shot prompt), else all but the last ones.
-
-    A blank line counts where something follows it, in at most half of the prompt; ``asking`` tokens or fewer have
-    no context.
-    """
+    """Tokens that are context: up to the last blank line of the later half, else all but the last ``asking`` ones."""
 
     def text(start: int) -> str:
         ending: str = family.tokenizer.decode(token_ids[start - 1 :])
@@ -92,9 +88,9 @@ def chat_split(
 ) -> tuple[int, int]:
     """Return how many tokens of a chat's prompt stand before its context, and how many before what asks.
 
-    The last question asks, and so does the template's end: all of it where it has at most ``asking`` tokens, then
-    what was said before may be compressed; otherwise its last part, as ``context_tokens``. ``starts``: the
-    characters of ``ids``.
+    The last question asks, and so does the template's end: all of it where it has at most ``asking`` tokens, then what
+    was said before may be compressed; otherwise its last part, as ``context_tokens``. ``starts``: the characters of
+    ``ids``.
     """
     if not starts:
         raise ValueError("the tokenizer gives no character offsets; install its fast (tokenizer.json) version")

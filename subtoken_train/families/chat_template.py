@@ -102,9 +102,9 @@ def answer_opening(tokenizer: Any) -> str:
 def rendered_conversation(tokenizer: Any, messages: Sequence[Message], **variables: Any) -> RenderedPrompt:
     """Return a conversation with the spans of what assistants say; after a question the opening of its answer.
 
-    A span is what the template marks as generated. Where it marks nothing, it begins where the prompt before it
-    ends, if that goes on as the prompt does, else with the message's words; and it ends with the end of the turn,
-    without white space.
+    A span is what the template marks as generated. Where it marks nothing, it begins where the prompt before it ends,
+    if that goes on as the prompt does, else with the message's words; and it ends with the end of the turn, without
+    white space.
     """
     shown = _shown(tokenizer, messages)
     options = {"add_generation_prompt": messages[-1]["role"] != "assistant", **variables}

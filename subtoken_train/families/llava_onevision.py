@@ -88,9 +88,8 @@ class LlavaOnevisionFamily(Family):
     def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
         """Read tiles and frames in the prompts' order, without padding.
 
-        Images are padded to the largest one's tiles ([images, tiles, 3, side, side], with ``image_sizes``),
-        counted by ``batch_num_images`` (missing: one); videos of equal length are stacked ([videos, frames, 3,
-        side, side]).
+        Images are padded to the largest one's tiles ([images, tiles, 3, side, side], with ``image_sizes``), counted by
+        ``batch_num_images`` (missing: one); videos of equal length are stacked ([videos, frames, 3, side, side]).
         """
         kind_BN = visual_BN * (1 + self._is_video(given["input_ids"]).long())
         pictures = {IMAGE: _images(given, self.layout), VIDEO: _videos(given, self.layout)}
