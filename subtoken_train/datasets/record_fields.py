@@ -54,8 +54,8 @@ _NAMES = {place: frozenset(name for names in read for name in names) for place, 
 
 def check_fields(place: Place, found: Mapping[str, Any], said: str = "it") -> None:
     """Refuse names of a record, a message or a part that nobody reads; ``said``: its name, as ``message 2``."""
-    for name in found.keys() - _NAMES[place]:
-        if not is_note(name) and not _is_empty(found[name]):
+    for name in found:
+        if name not in _NAMES[place] and not _NOTE.search(_plain(name)) and not _is_empty(found[name]):
             near = get_close_matches(_plain(name), sorted(_NAMES[place]), 1, 0.8)
             meant = f"did you mean {near[0]!r}?" if near else "drop it, or put it into metadata"
             raise ValueError(f"{said} has {clipped(repr(name), 60)}, {shown(found[name])}: nothing reads it; {meant}")
@@ -69,11 +69,6 @@ def column_problem(name: str, value: Any) -> str | None:
     else:
         off = bool(_CHANGING.match(plain)) and str(value).strip().lower() not in ("false", "0", "0.0")
     return "it may change what is learnt, and nothing reads it; drop the line, or the column" if off else None
-
-
-def is_note(name: str) -> bool:
-    """Return whether a name tells about a record or a medium; nobody misses it."""
-    return bool(_NOTE.search(_plain(name)))
 
 
 @lru_cache(maxsize=10_000)
