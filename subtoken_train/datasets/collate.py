@@ -145,8 +145,8 @@ def _expand_images(rendered: RenderedPrompt, texts: list[str]) -> RenderedPrompt
         end = place + len(marker)
         grown.append(grown[-1] + len(text) - len(marker))
     pieces.append(rendered.text[end:])
-    moved = lambda place: place + grown[bisect_right(places, place)]  # noqa: E731
-    return RenderedPrompt("".join(pieces), [(moved(a), moved(b)) for a, b in rendered.answer_spans], marker)
+    ends = [[place + grown[bisect_right(places, place)] for place in span] for span in rendered.answer_spans]
+    return RenderedPrompt("".join(pieces), [(start, stop) for start, stop in ends], marker)
 
 
 def _regions(ids: list[int], visual: list[bool], answer: list[bool], bos_token_id: int | None) -> list[int]:

@@ -121,7 +121,7 @@ KINDS = {
     **{kind: ({}, f"{kind} is not supported: tokens of an image attend in both") for kind in ("gemma3", "gemma4")},
     "qwen3_5": ({}, f"qwen3_5{STATE}"),
     "internvl_chat": (CODE, "its code is its authors' own and is not run; use the model in transformers' format"),
-    **dict.fromkeys(("llava", "llava_mistral"), (ORIGINAL, r"it is in the format of LLaVA's original code \('llava")),
+    **dict.fromkeys(("llava", "llava_mistral"), (ORIGINAL, "it is in the format of LLaVA's original code")),
 }
 
 
