@@ -139,18 +139,12 @@ def _content(content: Any, number: int) -> tuple[Any, list[str]]:
     return "\n".join(lines), names
 
 
-def is_picture(part: dict[str, Any]) -> bool:
-    """Return whether a part of a content is, or names, a picture."""
-    kind = part.get("type")
-    return kind in _PICTURE_KINDS and (kind is not None or any(map(part.get, _PICTURE_KEYS)))
-
-
 def _is_text_part(part: Any, number: int) -> bool:
     if isinstance(part, dict):
-        text, named = part.get("text"), any(map(part.get, _PICTURE_KEYS))
-        if part.get("type") in _TEXT_KINDS and isinstance(text, str) and not named:
+        kind, text, named = part.get("type"), part.get("text"), any(map(part.get, _PICTURE_KEYS))
+        if kind in _TEXT_KINDS and isinstance(text, str) and not named:
             return True
-        if is_picture(part) and not text:
+        if kind in _PICTURE_KINDS and (kind is not None or named) and not text:
             return False
     raise ValueError(f"message {number} has a part {shown(part)}; a part is either a text or a picture")
 

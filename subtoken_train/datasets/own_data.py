@@ -27,7 +27,6 @@ from subtoken_train.errors import clipped, refuse
 TABLES = (".csv", ".tsv", ".json", ".jsonl", *COLUMNAR)
 TEXTS = (".txt", ".md")
 MAX_FILES = 2_000_000
-MAX_TOTAL = 2**30  # characters of all texts together; more is a corpus, which recipes read as it lies
 ENOUGH = 30  # documents; fewer are cut
 SHARE, MOST_HELD = 0.1, 1000  # of pictures, questions or texts for dev and test each, and the most of them
 SPLITS = ("train", "dev", "test")
@@ -171,15 +170,10 @@ def _table(own: OwnFolder, chosen: str | None) -> str | None:
 
 def read_texts(own: OwnFolder) -> list[str]:
     """Read the text files of a folder."""
-    texts, total = [], 0
-    for name in own.texts:
-        text = read_text(own.path / name).removeprefix("\ufeff")
-        total += len(text)
-        if total > MAX_TOTAL:
-            raise ValueError(f"the texts of {own.path} have more than {MAX_TOTAL:,} characters; make them Parquet")
+    texts = [read_text(own.path / name).removeprefix("\ufeff") for name in own.texts]
+    for name, text in zip(own.texts, texts, strict=True):
         if text.strip() and (problem := text_problem(text)):
             raise ValueError(f"{own.path / name} {problem}; fix it, or move it away")
-        texts.append(text)
     if not any(text.strip() for text in texts):
         raise ValueError(f"the texts of {own.path} are empty")
     return texts
