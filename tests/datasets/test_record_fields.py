@@ -11,7 +11,6 @@ from subtoken_train.datasets.collate import Collator, encode
 from subtoken_train.datasets.corpus import CorpusSource, iterate_blocks, iterate_documents, load_rows
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.text_batches import TextSample, collate_text
-from subtoken_train.evaluation.tasks.embedded_tasks import instruction_samples
 from subtoken_train.types import Region, Turn
 
 ASKED = {"role": "user", "content": "what ?"}
@@ -168,14 +167,6 @@ def test_a_mask_survives_images_batches_and_the_cut(tmp_path, tiny_family):
     assert (batch.regions_BN == Region.ANSWER).sum(1).tolist() == [5, 5]
     with pytest.raises(ValueError, match=r"all labels masked, .* before the first answer that is learnt; raise it"):
         encode(seen[0], tiny_family, 74, [Image.new("RGB", (9, 9))])
-
-
-def test_what_is_not_learnt_is_no_reference(tmp_path):
-    mixed = [{"role": "user", "content": "<image> <image> a"}, TALK[1], {**ASKED, "content": "b <image>"}, TALK[3]]
-    row = {"image": ["a.png", "b.png", "c.png"], "messages": [*mixed[:3], {**mixed[3], "loss": False}]}
-    (sample,) = instruction_samples(records(tmp_path, row))
-    assert (sample.prompt, sample.reference["answer"], sample.earlier) == ("<image> <image> a", "none", ())
-    assert sample.images == (tmp_path / "a.png", tmp_path / "b.png")
 
 
 def test_a_language_model_reads_without_loss_too(tmp_path, cache, byte_tokenizer):
