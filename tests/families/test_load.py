@@ -16,15 +16,11 @@ from checkpoints import tiny_llama
 from subtoken_train import SubTokenModel
 from subtoken_train.artifact.hub import find_adapter, worded
 from subtoken_train.cli.main import main
-from subtoken_train.engine.build import assemble
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families import online
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone
 from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.families.load import check_weights, family_class, layout_family, load_family
-from subtoken_train.families.lora import LoraSettings
-from subtoken_train.reducers import build_reducer
-from subtoken_train.routing import RoutingConfig
 from tests.support.gguf_tiny import TEMPLATE, write_gguf
 from tests.support.helpers import make_batch, save_backbone
 from tests.support.sampling import sampled
@@ -59,28 +55,6 @@ def test_dtype_and_attention_are_what_was_asked(folder, dtype):
     family = load_family(BackboneConfig(str(folder), dtype=dtype, attention="eager"))
     assert {parameter.dtype for parameter in family.model.parameters()} == {getattr(torch, dtype)}
     assert family.decoder.config._attn_implementation == "eager"
-
-
-@sampled(
-    ("name", "total", "lora", "routers", "kibibytes", "tokens"),
-    [
-        ("llava-hf/llava-1.5-7b-hf", None, 8_388_608, 2_097_664, 512, 576),  # the paper's
-        ("Qwen/Qwen2.5-VL-3B-Instruct", 3_754_622_976, 3_686_400, 1_180_224, 36, 144),
-        ("Qwen/Qwen2.5-VL-7B-Instruct", 8_292_166_656, 5_046_272, 1_606_080, 56, 144),
-    ],
-    every=2,
-)
-def test_counts_without_weights_or_network(name, total, lora, routers, kibibytes, tokens):
-    """Rank-16 LoRA on q and v, and one linear router of 16 groups per layer."""
-    family = layout_family(BackboneConfig(name, dtype="bfloat16"))
-    assert total in (None, sum(parameter.numel() for parameter in family.model.parameters()))
-    routing = RoutingConfig(num_groups=16, kept_groups=4)
-    with torch.device("meta"):
-        compressed, _ = assemble(family, LoraSettings(rank=16), build_reducer("fastv", keep_ratio=0.25), routing)
-    assert sum(parameter.numel() for parameter in family.model.parameters() if parameter.requires_grad) == lora
-    assert sum(parameter.numel() for parameter in compressed.bank.parameters()) == routers
-    assert family.shape.token_bytes == kibibytes * 1024
-    assert family.visual_tokens() == tokens
 
 
 @pytest.fixture
