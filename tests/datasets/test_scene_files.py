@@ -11,7 +11,6 @@ from PIL import Image
 from transformers import AutoTokenizer
 
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
-from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scene_files import write_scene_split, write_scenes
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS, SHORT_KINDS, SPLITS, _glyphs, ask, draw_scene
 from subtoken_train.resources import resource
@@ -76,16 +75,3 @@ def test_splits_share_no_handwritten_digit():
     originals = {split: {glyph.tobytes() for shapes in _glyphs()[split] for glyph in shapes} for split in SPLITS}
     for first, second in combinations(SPLITS, 2):
         assert not originals[first] & originals[second]
-
-
-def test_only_what_it_made_is_replaced(tmp_path):
-    folder = tmp_path / "scenes"
-    write_scenes(folder, train=1, dev=1, test=1)
-    (folder / "thesis.tex").write_text("years of work")
-    write_scenes(folder, train=2, dev=1, test=1, overwrite=True)
-    assert (tmp_path / "scenes.1" / "thesis.tex").exists()
-    assert len(InstructionRecords(folder / "train.json")) == 2
-    (folder / ".subtoken-data.json").unlink()  # somebody's own data of the same names
-    with pytest.raises(ValueError, match="is not a folder of scenes"):
-        write_scenes(folder, train=1, dev=1, test=1, overwrite=True)
-    assert (folder / "train" / "000000.jpg").exists()

@@ -11,7 +11,7 @@ from PIL import Image
 
 from subtoken_train.datasets.image_sources import EncodedImage, open_image
 from subtoken_train.errors import SubTokenWarning
-from subtoken_train.families.images import Video, check_square, pad_to_square, to_rgb
+from subtoken_train.families.images import Video, pad_to_square, to_rgb
 from subtoken_train.inference.prompt_inputs import inputs_of
 from tests.support.tiny import tiny_families
 
@@ -236,13 +236,6 @@ def test_a_square_that_would_take_all_memory_is_refused_before_it_is_made(size, 
     words = rf"^an image of {size[0]:,} x {size[1]:,} pixels is padded to a square, whose side may have at most 13,377 "
     with pytest.raises(ValueError, match=words):
         pad_to_square(image, FILL)
-
-
-def test_thin_images_below_it_are_padded_and_squares_returned():
-    assert pad_to_square(Image.new("RGB", (3000, 1)), FILL).size == (3000, 3000)
-    assert pad_to_square(image := Image.new("RGB", (4, 4)), FILL) is image
-    check_square(1, 13_377)
-    check_square(20_000, 20_000)  # nothing is added to a square
 
 
 TINY = tiny_families()

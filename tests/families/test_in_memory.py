@@ -170,10 +170,3 @@ def test_processors_that_do_not_fit(name):
     model = build_model(text_layers=1).eval() if family is None else family().model
     with pytest.raises(ValueError, match=words):
         SubTokenModel(model, processor() if callable(processor) else processor)
-
-
-def test_a_reducer_s_name_needs_its_ratio_and_the_model_evaluates():
-    family = text_family("llama")
-    with pytest.raises(ValueError, match="reducer='quest', keep_ratio=None: a name needs a share"):
-        SubTokenModel(family.model, family.tokenizer, reducer="quest")
-    assert not SubTokenModel(family.model, family.tokenizer).backbone.training
