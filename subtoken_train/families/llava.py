@@ -35,6 +35,7 @@ class LlavaFamily(Family):
     chat = llava_chat()
 
     def choose_chat(self, template: str | None, system: str | None) -> None:
+        """Take another chat format, or system text; None: the family's own."""
         self.chat = llava_chat(template, system)
 
     @property

@@ -89,6 +89,7 @@ class QwenInputs(Family):
         self.max_pixels = max_pixels
 
     def pad_images(self) -> None:
+        """Show images as squares from now on, see ``BackboneConfig.image_aspect_ratio``."""
         self.pads = True  # frames of videos keep their shape
 
     def framed(self, image: Image.Image) -> Image.Image:
