@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from subtoken_train.datasets.record_fields import READ
+from subtoken_train.datasets.record_format import READ
 
 _HEAD = r"""# Fields of records
 
-<!-- made by `python docs/generate.py` from the declaration in `subtoken_train/datasets/record_fields.py`; edit that -->
+<!-- made by `python docs/generate.py` from the declaration in `subtoken_train/datasets/record_format.py`; edit that -->
 
 Records are written for many trainers, and a field that one of them reads can change what another one learns. Each
 field is read, obeyed, or refused, so nothing is dropped in silence: a refused field stops the file with the record's id

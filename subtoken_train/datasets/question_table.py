@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from subtoken_train.datasets.conversations import CONVERSATION_LISTS, checked_record, conversation_document, llava_form
 from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES
-from subtoken_train.datasets.record_fields import column_problem
-from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, has_media
+from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, column_problem, has_media
 from subtoken_train.datasets.row_files import file_kind, files_of_set, opened, placed_rows
 from subtoken_train.documents import check_regular, decoded, text_problem
 from subtoken_train.errors import clipped, refuse
