@@ -14,7 +14,6 @@ from subtoken_train.families.images import Video
 from subtoken_train.families.tiles import TileLayout, ordered_pictures, pictures_per_sample
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
-from subtoken_train.types import Region
 from tests.support.helpers import compress, eager_calls
 from tests.support.tiny import idefics3, mistral3
 from tests.support.tiny.idefics3 import idefics_family, tiler
@@ -125,30 +124,6 @@ def test_a_video_is_a_line_per_frame():
     expected = family.model.generate(**given, max_new_tokens=5, do_sample=False)
     model = SubTokenModel.around(compress(family))
     assert torch.equal(model.generate(**given, max_new_tokens=5, do_sample=False), expected)
-
-
-FAKE, TURN = "<fake_token_around_image>", "<row_{}_col_{}>"
-IN_ROWS = [FAKE + FAKE.join(TURN.format(row, column) for column in (1, 2, 3)) for row in (1, 2)]
-IN_TILES = "\n".join([*IN_ROWS, "", f"{FAKE}<global-img>{FAKE}"])
-MARKS = {
-    "idefics3": (lambda: idefics_family("idefics3"), idefics3.SIZES, IN_TILES),
-    "smolvlm": (idefics_family, idefics3.SIZES, IN_TILES),
-    "mistral3": (mistral3_family, mistral3.SIZES, "[IMG_BREAK][IMG_END]"),
-}
-
-
-@pytest.mark.parametrize("name", MARKS)
-def test_marks_of_tiles_and_rows_are_text_that_stays(name, tmp_path):
-    build, sizes, marks = MARKS[name]
-    family = build()
-    batch = padded(family, three_records(tmp_path, sizes))
-    ids, visual = batch.input_ids_BN[0], batch.regions_BN[0] == Region.VISUAL
-    first, last = visual.nonzero()[[0, -1], 0].tolist()
-    first -= 0 if name == "mistral3" else 2
-    between = ~visual[first : last + 2]
-    assert family.tokenizer.decode(ids[first : last + 2][between]) == marks
-    later = batch.regions_BN[0, int(visual.nonzero()[0, 0]) : last + 2]
-    assert set(later[later != Region.VISUAL].tolist()) == {int(Region.QUERY)}
 
 
 def test_tiles_are_counted_as_the_image_processor_cuts_them():
