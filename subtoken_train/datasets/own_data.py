@@ -305,18 +305,14 @@ def _same_pictures(folder: Path, names: Sequence[str]) -> dict[str, str]:
     by_size: dict[int, list[str]] = defaultdict(list)
     for name in sorted(names):
         by_size[(folder / name).stat().st_size].append(name)
-    first = {}
+    first = {name: name for name in names}
     for alike in by_size.values():
         seen: dict[bytes, str] = {}
-        for name in alike:
-            first[name] = name if len(alike) == 1 else seen.setdefault(_digest(folder / name), name)
+        for name in alike if len(alike) > 1 else ():
+            check_regular(folder / name)
+            with (folder / name).open("rb") as file:
+                first[name] = seen.setdefault(hashlib.file_digest(file, "sha256").digest(), name)
     return first
-
-
-def _digest(path: Path) -> bytes:
-    check_regular(path)
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
 
 
 def _split(groups: Mapping[str, Sequence[T]], seed: int, what: str, folder: Path) -> dict[str, list[T]]:
