@@ -216,7 +216,7 @@ def write_tables(diagnosis: Diagnosis, config: RoutingConfig, folder: Path) -> N
         for label, row_K in zip(labels, [diagnosis.figure_LK.sum(0), *diagnosis.figure_LK], strict=True)
         for groups, tokens in enumerate(row_K.tolist())
     ]
-    relevance, kept = rank_means(diagnosis)
+    relevance, kept = _rank_means(diagnosis)
     ranks = zip(range(len(kept)), diagnosis.rank_tokens_R.tolist(), relevance, kept, strict=False)
     shares = [
         (layer, group, share)
@@ -235,7 +235,7 @@ def write_tables(diagnosis: Diagnosis, config: RoutingConfig, folder: Path) -> N
 
 def draw_figures(diagnosis: Diagnosis, config: RoutingConfig, folder: Path) -> None:
     """Draw the PNG files into an existing folder."""
-    histogram, (_, kept) = diagnosis.figure_LK.sum(0), rank_means(diagnosis)
+    histogram, (_, kept) = diagnosis.figure_LK.sum(0), _rank_means(diagnosis)
     figure, (left, right) = axes_in_a_row(2)
     title = f"(a) kept groups, S = {config.num_groups}, mean K = {config.kept_groups}"
     draw_bars(left, (histogram / histogram.sum()).tolist(), title, "kept groups K_j", "share of tokens")
@@ -254,8 +254,7 @@ def draw_figures(diagnosis: Diagnosis, config: RoutingConfig, folder: Path) -> N
     image_of(figure).save(folder / "layers.png")
 
 
-def rank_means(diagnosis: Diagnosis) -> tuple[list[float], list[float]]:
-    """Return the mean relevance and the mean K_j of every rank that occurs."""
+def _rank_means(diagnosis: Diagnosis) -> tuple[list[float], list[float]]:
     occurs = diagnosis.rank_tokens_R > 0
     tokens = diagnosis.rank_tokens_R[occurs]
     return (diagnosis.rank_relevance_R[occurs] / tokens).tolist(), (diagnosis.rank_kept_R[occurs] / tokens).tolist()

@@ -98,21 +98,6 @@ def test_relevance_reads_the_query_region(tiny_family):
     assert not torch.allclose(diagnostics.observe(backbone, batch, with_relevance=True).relevance[0], before, atol=1e-3)
 
 
-def test_the_global_budget_is_lent(tiny_family):
-    bank = routed_arm(tiny_family).bank
-    with diagnostics.global_budget(bank):
-        assert bank.config == GLOBAL
-    assert bank.config == S4K1
-
-    def fail():
-        with diagnostics.global_budget(bank):
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert bank.config == S4K1
-
-
 @sampled("routing", [S4K1, GLOBAL], every=2, ids=["per_token", "global"])
 def test_counts_add_up(tiny_family, prompts, routing):
     backbone = routed_arm(tiny_family, routing)

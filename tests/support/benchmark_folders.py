@@ -16,7 +16,6 @@ from tests.support.vqa_cases import picture, write_rows
 Row = Mapping[str, Any]
 
 TEXTVQA_QUESTIONS, TEXTVQA_ANSWERS = "llava_textvqa_val_v051_ocr.jsonl", "TextVQA_0.5.1_val.json"
-VQAV2_QUESTIONS, VQAV2_ANSWERS = "v2_OpenEnded_mscoco_val2014_questions.json", "v2_mscoco_val2014_annotations.json"
 MMBENCH_COLUMNS = (
     "index", "question", "hint", "A", "B", "C", "D", "answer", "category", "image", "l2-category", "split",
 )  # fmt: skip
@@ -47,11 +46,6 @@ def gqa_parquet(folder: Path, documents: Sequence[Row], pictures: Mapping[str, b
     write_rows(folder, "testdev_balanced_instructions/testdev-00000-of-00001", rows)
     images = [{"id": name, "image": {"bytes": content, "path": None}} for name, content in pictures.items()]
     return write_rows(folder, "testdev_balanced_images/testdev-00000-of-00001", images)
-
-
-def gqa_own(folder: Path, questions: Mapping[str, Row], pictures: Mapping[str, bytes]) -> Path:
-    write_json(folder, "testdev_balanced_questions.json", questions)
-    return write_files(folder, {f"images/{name}.jpg": content for name, content in pictures.items()})
 
 
 MMBENCH_ROW = {
@@ -111,12 +105,6 @@ def scienceqa_parquet(folder: Path, documents: Sequence[Row], subset: str = "IMG
     return write_rows(folder, f"ScienceQA-{subset}/test-00000-of-00001-f0e719df791966ff", rows)
 
 
-def scienceqa_own(folder: Path, problems: Mapping[str, Row], ids: Sequence[str]) -> Path:
-    """Images are in ``images/test/ID/``."""
-    write_json(folder, "pid_splits.json", {"test": ids})
-    return write_json(folder, "problems.json", problems)
-
-
 def textvqa_parquet(folder: Path, documents: Sequence[Row]) -> Path:
     rows = [{"question_id": n, "answers": ["x"] * 10, **document} for n, document in enumerate(documents)]
     return write_rows(folder, "data/validation-00000-of-00001", rows)
@@ -137,13 +125,6 @@ def vqav2_parquet(folder: Path, documents: Sequence[Row]) -> Path:
     given = {"answers": people(*["yes"] * 9, "no"), "answer_type": "yes/no"}
     rows = [{"question_id": n, **given, **document} for n, document in enumerate(documents)]
     return write_rows(folder, "data/validation-00000-of-00001", rows)
-
-
-def vqav2_own(folder: Path, asked: Sequence[Row], noted: Sequence[Row], pictures: Mapping[int, bytes]) -> Path:
-    """The challenge's two files, and COCO's images by number."""
-    write_json(folder, VQAV2_QUESTIONS, {"data_subtype": "val2014", "questions": asked})
-    write_json(folder, VQAV2_ANSWERS, {"data_subtype": "val2014", "annotations": noted})
-    return write_files(folder, {f"val2014/COCO_val2014_{name:012}.jpg": content for name, content in pictures.items()})
 
 
 Solved = Sequence[tuple[str, int]]

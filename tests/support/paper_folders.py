@@ -106,11 +106,10 @@ def textvqa(folder: Path, own: bool) -> Path:
 
 
 def gqa(folder: Path, own: bool) -> Path:
+    """In the Hub's form alone."""
     asked = questions("exists", 3, ROWS // 2) + questions("color", 4, ROWS - ROWS // 2)
     pictures = {f"n{question.number}": question.image for question in asked}
     entries = {str(q.number): {"question": q.text, "answer": q.answer, "imageId": f"n{q.number}"} for q in asked}
-    if own:
-        return layouts.gqa_own(folder, entries, pictures)
     return layouts.gqa_parquet(folder, [{"id": name, **entry} for name, entry in entries.items()], pictures)
 
 
@@ -154,25 +153,17 @@ def mme(folder: Path, own: bool) -> Path:
 
 
 def scienceqa(folder: Path, own: bool) -> Path:
-    problems, pictures = {}, {}
+    """In the Hub's form alone."""
+    problems = []
     for question in questions("choice", 7):
         asked, options = choices(question)
-        problems[str(question.number)] = {
-            "question": asked, "choices": list(options.values()), "answer": "ABC".index(question.answer), "hint": "",
-            "subject": "natural science",
-        }  # fmt: skip
-        pictures[str(question.number)] = question
-    if not own:
-        return layouts.scienceqa_parquet(
-            folder, [{**problem, "image": pictures[name].cell} for name, problem in problems.items()]
-        )
-    files = {f"images/test/{name}/image.png": question.image for name, question in pictures.items()}
-    layouts.write_files(folder, files)
-    own_form = {name: {**problem, "image": "image.png"} for name, problem in problems.items()}
-    return layouts.scienceqa_own(folder, own_form, list(problems))
+        answer, named = "ABC".index(question.answer), {"hint": "", "subject": "natural science", "image": question.cell}
+        problems.append({"question": asked, "choices": list(options.values()), "answer": answer, **named})
+    return layouts.scienceqa_parquet(folder, problems)
 
 
 def vqav2(folder: Path, own: bool) -> Path:
+    """In the Hub's form alone."""
     asked = questions("exists_color", 8)
     texts = [{"question_id": q.number, "image_id": q.number, "question": q.text} for q in asked]
     notes = [
@@ -180,8 +171,6 @@ def vqav2(folder: Path, own: bool) -> Path:
          "answer_type": "yes/no", "question_type": "is there a", "multiple_choice_answer": q.answer}
         for q in asked
     ]  # fmt: skip
-    if own:
-        return layouts.vqav2_own(folder, texts, notes, {q.number: q.image for q in asked})
     rows = [{**text, **note, "image": q.cell} for text, note, q in zip(texts, notes, asked, strict=True)]
     return layouts.vqav2_parquet(folder, rows)
 

@@ -146,8 +146,7 @@ def _among_uuids(random: Random, size: int) -> Text:
     return _niah(random, others, "uuid")
 
 
-def variable_tracking(random: Random, size: int) -> Text:
-    """Make ``vt``: a value handed from variable to variable among ``size`` lines of noise; first an example."""
+def _variable_tracking(random: Random, size: int) -> Text:
     example = _chain(random, 10, letters=3)
     main = _chain(random, size, letters=5)
     solved = example.context + example.rest + " ".join(example.answers) + "\n\n"
@@ -165,8 +164,7 @@ def common_words(random: Random, size: int, often: tuple[int, int] = (30, 3)) ->
     return Text(solved + main.context, main.rest, main.answers)
 
 
-def frequent_words(random: Random, size: int) -> Text:
-    """Make ``fwe``: coded words in about ``size`` places, the k-th as often as 1 / k^2 says; the first is noise."""
+def _frequent_words(random: Random, size: int) -> Text:
     vocabulary = _distinct(random, max(8, size // 20), string.ascii_lowercase, _CODED_LENGTH)
     vocabulary[0] = "..."
     words = [word for k, word in enumerate(vocabulary, 1) for _ in range(int(size / (k * k * _ZETA_2)))]
@@ -186,9 +184,9 @@ MAKERS = {
     "niah_single_1": Maker(lambda random, size: _niah(random, [NOISE] * size), 1),
     "niah_multikey_2": Maker(_among_numbers, 1),
     "niah_multikey_3": Maker(_among_uuids, 1),
-    "vt": Maker(variable_tracking, _HOPS + 1),
+    "vt": Maker(_variable_tracking, _HOPS + 1),
     "cwe": Maker(common_words, 10, len(_WORDS) - _COMMON_WORDS),
-    "fwe": Maker(frequent_words, 60),
+    "fwe": Maker(_frequent_words, 60),
 }
 
 

@@ -2,11 +2,10 @@
 
 MMBench, development set (Liu et al., arXiv:2307.06281): lmms-eval's Parquet form (4,329 rows, what the paper scores),
 or the benchmark's own TSV with base64 images, whose English release of July 2023 has 4,377. The rotations of a question
-are rows of their own, with the same index modulo one million. ScienceQA (Lu et al., arXiv:2209.09513): the Parquet
-form, or ``problems.json`` and ``pid_splits.json`` with images in ``images/test/ID/image.png``. MMMU, validation (Yue et
-al., arXiv:2311.16502), as lmms-eval's ``mmmu_val`` asks: the images stand first, and the text names them. Its answers
-are read by the rules of ``eval/eval_utils.py``, as lmms-eval at 75571cfe has them; where these draw a letter at random,
-an answer names no option.
+are rows of their own, with the same index modulo one million. ScienceQA: Lu et al., arXiv:2209.09513. MMMU, validation
+(Yue et al., arXiv:2311.16502), as lmms-eval's ``mmmu_val`` asks: the images stand first, and the text names them. Its
+answers are read by the rules of ``eval/eval_utils.py``, as lmms-eval at 75571cfe has them; where these draw a letter at
+random, an answer names no option.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, ClassVar
 
-from subtoken_train.datasets.image_sources import EncodedImage, inside
+from subtoken_train.datasets.image_sources import EncodedImage
 from subtoken_train.evaluation.metrics.choices import LETTERS, MMBenchScores, ScienceQAScores
 from subtoken_train.evaluation.metrics.metric import MeanScores
 from subtoken_train.evaluation.tasks import files
-from subtoken_train.evaluation.tasks.files import FileRow, find_file, read_split
+from subtoken_train.evaluation.tasks.files import FileRow, read_split
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, SHORT_ANSWER, ImageQuestions, lettered
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.typed import shown
@@ -132,8 +131,6 @@ class ScienceQA(ImageQuestions):
     subset: str = "img"
 
     scored_by = ScienceQAScores
-    problems: ClassVar = "problems.json"
-    splits: ClassVar = "pid_splits.json"
     subsets: ClassVar = {"img": 2017, "full": 4241}
     allowed: ClassVar = {"subset": tuple(subsets)}
 
@@ -149,7 +146,7 @@ class ScienceQA(ImageQuestions):
         hint = f"Context: {values['hint']}\n" if values["hint"] else ""
         text = f"{hint}{row.text('question')}\n{lettered(choices)}{LETTER_ANSWER}"
         return Sample(
-            str(values.get("id", f"{self.answered}-{number}")),
+            f"{self.answered}-{number}",
             text if image is None else f"<image>\n{text}",
             {"answer": answer, "choices": len(choices), "image": image is not None},
             () if image is None else (image,),
@@ -158,30 +155,6 @@ class ScienceQA(ImageQuestions):
 
     def parquet_rows(self) -> list[FileRow]:
         return read_split(self, self.answered, self.columns, ["image"], f"ScienceQA-{self.subset.upper()}")
-
-    def own_rows(self, folder: Path) -> list[FileRow] | None:
-        if not any((folder / name).is_file() for name in (self.problems, self.splits)):
-            return None
-        path = find_file(self, folder, self.problems)
-        problems = files.read_named(path, (*self.columns, "image"))
-        listed = find_file(self, folder, self.splits)
-        splits = files.benchmark_json(listed)
-        ids = splits.get(self.answered) if isinstance(splits, dict) else None
-        if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):
-            raise ValueError(f"{listed} has no list {self.answered!r} of ids; is it another file?")
-        if unknown := [name for name in ids if name not in problems]:
-            raise ValueError(
-                f"{listed}: {len(unknown):,} ids of {self.answered!r} are not in {path}, first {unknown[0]!r}; the "
-                "file may be cut off, or the two are not of one release"
-            )
-        files.unique_ids((name, f"{listed}, {self.answered}[{number}]") for number, name in enumerate(ids))
-        rows = []
-        for name in ids:
-            image = problems[name].values["image"]
-            if image or self.subset == "full":
-                found = inside(folder / "images" / self.answered, f"{name}/{image}") if image else None
-                rows.append(problems[name].with_values(id=name, image=found))
-        return rows
 
 
 _FRAMES = (("({})", "({})"), ("{} ", " {} "), ("{}.", " {} "))
@@ -235,8 +208,7 @@ def open_answers(text: str) -> list[str | float]:
     return [answer for said in (*ends, *numbers) for answer in normalised(said)]
 
 
-def open_right(text: str, answers: Sequence[str]) -> bool:
-    """Tell whether a reading of the text holds one of the answers, or is its number."""
+def _open_right(text: str, answers: Sequence[str]) -> bool:
     wanted = [each for answer in answers for each in normalised(answer)]
     texts = [each for each in wanted if isinstance(each, str)]
     return any(
@@ -245,21 +217,15 @@ def open_right(text: str, answers: Sequence[str]) -> bool:
 
 
 class MMMUAccuracy(MeanScores):
-    """Shares of right answers, of references with ``answers``, and ``options``, none for an open question.
+    """``accuracy`` by the benchmark's rules, references hold ``answers`` and ``options``, none if open."""
 
-    Scores: ``accuracy``, by the benchmark's rules; ``lmms_accuracy``, which counts open answers (about one in twenty)
-    as wrong: lmms-eval compares them character by character, so that none can be right.
-    """
-
-    names = ("accuracy", "lmms_accuracy")
+    names = ("accuracy",)
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
         options, answers = reference["options"], reference["answers"]
-        if not options:
-            return {"accuracy": float(open_right(prediction, answers)), "lmms_accuracy": 0.0}
-        right = float(chosen_letter(prediction, options) in answers)
-        return {"accuracy": right, "lmms_accuracy": right}
+        right = chosen_letter(prediction, options) in answers if options else _open_right(prediction, answers)
+        return {"accuracy": float(right)}
 
 
 class MMMU(ImageQuestions):

@@ -1,21 +1,15 @@
-"""MMBench and ScienceQA in both forms: how they are asked, and every file that is refused."""
-
-import json
-import shutil
+"""MMBench in both forms, and ScienceQA: how they are asked, and every file that is refused."""
 
 import pytest
 
 from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import build_task
-from tests.support.benchmark_folders import SCIENCEQA_PROBLEM as PROBLEM
 from tests.support.benchmark_folders import (
     mmbench_parquet,
     mmbench_table,
-    scienceqa_own,
     scienceqa_parquet,
-    write_files,
 )
-from tests.support.vqa_cases import picture, prompts_of, reference_cases, refused
+from tests.support.vqa_cases import prompts_of, reference_cases, refused
 
 LETTER = "\nAnswer with the option's letter from the given choices directly."
 PROMPTS = {
@@ -103,39 +97,6 @@ def test_scienceqas_parquet_form(tmp_path):
     assert (sample.images, sample.reference["image"], full.expected_rows) == ((), False, 4241)
 
 
-def test_scienceqas_own_form(tmp_path):
-    problems = {"5": {**PROBLEM, "image": None}, "8": {**PROBLEM, "image": "image.png"}, "9": PROBLEM}
-    folder = scienceqa_own(tmp_path, {**problems, "9": {**PROBLEM, "image": None}}, ["8", "5"])
-    write_files(folder, {"images/test/8/image.png": picture(4)})
-    (sample,) = build_task("scienceqa", folder).samples()
-    assert (sample.id, sample.prompt) == ("8", NORTH)
-    assert open_image(sample.images[0]).getpixel((0, 0)) == (4, 0, 0)
-    assert [sample.id for sample in build_task("scienceqa", folder, subset="full").samples()] == ["8", "5"]
-
-
-def test_real_problems(shared, tmp_path):
-    folder = shared / "realdata" / "scienceqa"
-    if not folder.is_dir():
-        pytest.skip("reference material (scienceqa) is absent")
-    shutil.copy(folder / "problems_first_part.json", tmp_path / "problems.json")
-    shutil.copy(folder / "pid_splits.json", tmp_path)
-    refused(r"pid_splits\.json: 3,880 ids of 'test' are not in .*problems\.json, first '", "scienceqa", tmp_path)
-    there = json.loads((tmp_path / "problems.json").read_text())
-    ids = [name for name in json.loads((tmp_path / "pid_splits.json").read_text())["test"] if name in there]
-    (tmp_path / "pid_splits.json").write_text(json.dumps({"test": ids}))
-    counts = [len(build_task("scienceqa", tmp_path, subset=subset).samples()) for subset in ("img", "full")]
-    assert counts == [167, 361]
-
-
 def test_scienceqas_mistakes(tmp_path):
-    none = {**PROBLEM, "image": None}
     words = r"row 2: the answer is 2, which is none of the 2 choices"
     refused(words, "scienceqa", scienceqa_parquet(tmp_path, [{}, {"answer": 2}]))
-    words = r"problems\.json, '8': the answer is '1', which is none of the 2 choices"
-    refused(words, "scienceqa", scienceqa_own(tmp_path, {"8": {**none, "answer": "1"}}, ["8"]), subset="full")
-    words = r"splits\.json, test\[1\]: id '8' appears twice, first in .*test\[0\]; keep one"
-    refused(words, "scienceqa", scienceqa_own(tmp_path, {"8": none}, ["8", "8"]))
-    (tmp_path / "pid_splits.json").write_text('{"val": []}')
-    refused(r"pid_splits\.json has no list 'test'", "scienceqa", tmp_path)
-    (tmp_path / "problems.json").unlink()
-    refused(r"has no problems\.json\. Parquet: hf download", "scienceqa", tmp_path)
