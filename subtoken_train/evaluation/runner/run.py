@@ -56,15 +56,15 @@ def _run_cell(
     cell: Cell, backbone: CompressedBackbone, processes: Processes, say: Say, counter: Counter | None
 ) -> None:
     name = f"{cell.arm.facts.name} / {cell.task.name}"
+    if processes.first:
+        write_manifest(cell, backbone, processes)
+        asked = [cell.samples[place] for place in spread(len(cell.samples))]
+        texts = SomeTexts(["\n".join([sample.prompt, *sample.choices]) for sample in asked], len(cell.samples))
+        if line := say_unknown(backbone.family.tokenizer, texts, name):
+            say(line)
+    cell.answer(backbone, processes, counter(name) if counter is not None and processes.first else None)
     if not processes.first:
-        cell.answer(backbone, processes)
         return
-    write_manifest(cell, backbone, processes)
-    asked = [cell.samples[place] for place in spread(len(cell.samples))]
-    texts = SomeTexts(["\n".join([sample.prompt, *sample.choices]) for sample in asked], len(cell.samples))
-    if line := say_unknown(backbone.family.tokenizer, texts, name):
-        say(line)
-    cell.answer(backbone, processes, None if counter is None else counter(name))
     found = [record.emptied for record in cell.finished().values()]
     if words := emptied_words(found, *who_drops(cell.arm.routing, cell.arm.facts.eviction)):
         say(f"{name}: {words}")

@@ -54,7 +54,7 @@ class LocalScores(MeanScores):
 
 
 Paths = str | list[str] | None
-"""How a line names its images, or its answers: one, or several."""
+"""One or several, as a line names its images or its answers."""
 
 
 def listed(value: Paths) -> list[str]:
@@ -80,7 +80,7 @@ class OwnLines(Task):
 
     ranges: ClassVar = {"max_new_tokens": (1, MAX_TOKENS)}
     line: ClassVar[type[Any]]
-    """What a line holds; an ``id``, too."""
+    """Kind of its lines, a dataclass with an ``id``."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class OwnLines(Task):
     def images(self, names: Sequence[str], folder: Path) -> tuple[PictureSource, ...]:
         """Return the images that a line names; a text task has none."""
         if names and self.modality == "text":
-            raise ValueError("there is an image, and texts alone are asked; remove it, or use the task local")
+            raise ValueError("there is an image, and the model reads texts alone; remove it, or use the task local")
         return tuple(inside(folder, name, self.images_outside_folder) for name in names)
 
 
