@@ -3,7 +3,6 @@
 Every writer takes the rows' values that matter to its test, fills in the others, and returns ``folder``.
 """
 
-import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,9 +15,6 @@ from tests.support.vqa_cases import picture, write_rows
 Row = Mapping[str, Any]
 
 TEXTVQA_QUESTIONS, TEXTVQA_ANSWERS = "llava_textvqa_val_v051_ocr.jsonl", "TextVQA_0.5.1_val.json"
-MMBENCH_COLUMNS = (
-    "index", "question", "hint", "A", "B", "C", "D", "answer", "category", "image", "l2-category", "split",
-)  # fmt: skip
 MMLU_CHOICES = ["one", "two", "three", "four"]
 
 
@@ -57,16 +53,6 @@ MMBENCH_ROW = {
 def mmbench_parquet(folder: Path, documents: Sequence[Row], language: str = "en") -> Path:
     rows = [{"index": n, **MMBENCH_ROW, **document} for n, document in enumerate(documents)]
     return write_rows(folder, f"{language}/dev-00000-of-00001", rows)
-
-
-def mmbench_table(folder: Path, documents: Sequence[Row], name: str = "mmbench_dev_20230712.tsv") -> Path:
-    """A TSV with base64 images."""
-    shades = [base64.b64encode(picture(n)).decode() for n in range(len(documents))]
-    rows = [{"index": n, **MMBENCH_ROW, "image": shades[n], **document} for n, document in enumerate(documents)]
-    lines = [[str(row.get(column, "")) for column in MMBENCH_COLUMNS] for row in rows]
-    cells = [[f'"{cell}"' if "\t" in cell else cell for cell in line] for line in lines]
-    table = "\n".join("\t".join(line) for line in [MMBENCH_COLUMNS, *cells])
-    return write_files(folder, {name: table.encode()})
 
 
 def mme_parquet(folder: Path, documents: Sequence[Row]) -> Path:

@@ -1,6 +1,5 @@
 """The paper's tables in small: eight benchmarks in both of their layouts, about digit scenes, and grids over them."""
 
-import base64
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -65,7 +64,7 @@ def opinions(question: Question) -> list[str]:
 
 
 def mmbench(folder: Path, own: bool) -> Path:
-    """Every question twice, its options rotated by one."""
+    """Every question twice, its options rotated by one; in the Hub's form alone."""
     documents = []
     for question in questions("choice", 1, ROWS // 2):
         asked, options = choices(question)
@@ -74,14 +73,8 @@ def mmbench(folder: Path, own: bool) -> Path:
             turned = dict(zip(options, texts[turn:] + texts[:turn], strict=True))
             answer = next(name for name in turned if turned[name] == options[question.answer])
             index = question.number + 1_000_000 * turn
-            place = base64.b64encode(question.image).decode() if turn == 0 else question.number
-            image = place if own else question.cell
-            documents.append({"index": index, "question": asked, **turned, "answer": answer, "image": image})
-    return (
-        layouts.mmbench_table(folder, documents, "MMBench_DEV_EN.tsv")
-        if own
-        else layouts.mmbench_parquet(folder, documents)
-    )
+            documents.append({"index": index, "question": asked, **turned, "answer": answer, "image": question.cell})
+    return layouts.mmbench_parquet(folder, documents)
 
 
 def textvqa(folder: Path, own: bool) -> Path:

@@ -13,7 +13,7 @@ from datasets import Dataset, Image, List
 from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import TASKS, build_task
 from subtoken_train.evaluation.tasks.files import check_samples
-from tests.support.benchmark_folders import mmbench_parquet, mmbench_table
+from tests.support.benchmark_folders import mmbench_parquet
 from tests.support.vqa_cases import picture, prompts_of, refused, write_rows
 
 SPLITS = {"mmmu": "validation", "mmstar": "val"}
@@ -112,7 +112,7 @@ def test_mmmu_rows_that_cannot_be_asked(tmp_path, document, words):
 
 
 def test_mmbench_in_chinese(tmp_path):
-    folder = mmbench_table(tmp_path, [{"hint": ""}], "MMBench_DEV_CN.tsv")
+    folder = mmbench_parquet(tmp_path, [{}], "cn")
     assert build_task("mmbench_cn", folder).expected_rows == 4329
     assert prompts_of(build_task("mmbench_cn", folder)) == [
         "<image>\nWhat is it?\nA. cat\nB. a\tdog\n\u8bf7\u76f4\u63a5\u56de\u7b54\u9009\u9879\u5b57\u6bcd\u3002"

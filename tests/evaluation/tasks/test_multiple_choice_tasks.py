@@ -1,4 +1,4 @@
-"""MMBench in both forms, and ScienceQA: how they are asked, and every file that is refused."""
+"""MMBench and ScienceQA: how they are asked, and every file that is refused."""
 
 import pytest
 
@@ -6,7 +6,6 @@ from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import build_task
 from tests.support.benchmark_folders import (
     mmbench_parquet,
-    mmbench_table,
     scienceqa_parquet,
 )
 from tests.support.vqa_cases import prompts_of, reference_cases, refused
@@ -20,13 +19,11 @@ PROMPTS = {
         "Please select the correct answer from the options above. \n"
     ),
 }
-FORMS = pytest.mark.parametrize("write", [mmbench_parquet, mmbench_table])
 
 
-@FORMS
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_how_mmbench_is_asked(tmp_path, write, prompt):
-    folder = write(tmp_path, [{"hint": "A zoo.", "index": 1_000_241}, {}])
+def test_how_mmbench_is_asked(tmp_path, prompt):
+    folder = mmbench_parquet(tmp_path, [{"hint": "A zoo.", "index": 1_000_241}, {}])
     first, second = build_task("mmbench", folder, prompt=prompt).samples()
     assert first.prompt == PROMPTS[prompt]
     assert "zoo" not in second.prompt
@@ -40,19 +37,6 @@ def test_cells_without_an_option(tmp_path):
     rows = [{"C": None, "D": "nan"}, {"C": "bird", "D": "fish"}, {"C": None, "D": None}]
     samples = build_task("mmbench", mmbench_parquet(tmp_path, rows)).samples()
     assert [sample.reference.get("nan_options") for sample in samples] == ["D", None, None]
-    samples = build_task("mmbench", mmbench_table(tmp_path, [{"C": "", "D": "nan"}])).samples()
-    assert [sample.reference["nan_options"] for sample in samples] == ["CD"]  # as the Hub's file has these cells
-
-
-def test_images_of_other_rows_and_releases(tmp_path):
-    assert build_task("mmbench").expected_rows == build_task("mmbench", tmp_path).expected_rows == 4329
-    assert build_task("mmbench", mmbench_table(tmp_path / "july", [{}])).expected_rows == 4377
-    documents = [{}, {}, {"index": 1_000_001, "image": "1"}]
-    folder = mmbench_table(tmp_path, documents, "MMBench_DEV_EN.tsv")
-    *_, sample = build_task("mmbench", folder).samples()
-    assert open_image(sample.images[0]).getpixel((0, 0)) == (1, 0, 0)
-    mmbench_table(tmp_path, [{}, {"image": "7"}], "MMBench_DEV_EN.tsv")
-    refused(r"EN\.tsv, line 3: image is '7', neither base64 nor the index of a row", "mmbench", folder)
 
 
 def test_reference_prompts(shared, tmp_path):
@@ -63,23 +47,16 @@ def test_reference_prompts(shared, tmp_path):
     assert prompts == [f"<image>\n{case['lmms_prompt']}" for case in cases]
 
 
-@FORMS
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
         ([{}, {"index": 0}], r"id '0' appears twice, first in"),
         ([{}, {"answer": "C"}], r"the answer is 'C', and the options are A, B"),
-        ([{}, {"answer": "nan"}], r"(row 2|line 3): no answers, so this is another split's file; use that of 'dev'"),
+        ([{}, {"answer": "nan"}], r"row 2: no answers, so this is another split's file; use that of 'dev'"),
     ],
 )
-def test_mmbenchs_mistakes(tmp_path, write, rows, message):
-    refused(message, "mmbench", write(tmp_path, rows))
-
-
-def test_mistakes_of_tables(tmp_path):
-    refused(r"has no en/dev-\*\.parquet", "mmbench", tmp_path)
-    mmbench_table(tmp_path, [{"index": "x"}])
-    refused(r"20230712\.tsv, line 2: index 'x' is not a number", "mmbench", tmp_path)
+def test_mmbenchs_mistakes(tmp_path, rows, message):
+    refused(message, "mmbench", mmbench_parquet(tmp_path, rows))
 
 
 NORTH = f"<image>\nContext: Look at the map.\nWhich is farthest north?\nA. Ohio\nB. Utah{LETTER}"
