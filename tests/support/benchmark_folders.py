@@ -60,14 +60,6 @@ def mme_parquet(folder: Path, documents: Sequence[Row]) -> Path:
     return write_rows(folder, "data/test-00000-of-00001", [{**given, **document} for document in documents])
 
 
-def mme_own(folder: Path, image: str, rows: Sequence[Row], content: bytes, split: bool = False) -> Path:
-    """The two questions of ``SUBTASK/NAME.png``, beside it or (``split``) in folders of their own."""
-    subtask, _, name = image.partition("/")
-    texts, images = (f"{subtask}/questions_answers_YN", f"{subtask}/images") if split else (subtask, subtask)
-    lines = "\n".join(f"{row['question']}\t{row['answer']}" for row in rows)
-    return write_files(folder, {f"{texts}/{Path(name).stem}.txt": lines.encode(), f"{images}/{name}": content})
-
-
 def pope_parquet(folder: Path, documents: Sequence[Row], file: str = "data/test-00000-of-00001") -> Path:
     given = {"question": "Is there a dog?", "answer": "no", "category": "random", "image_source": "x"}
     rows = [{"id": str(n), "question_id": str(n + 1), **given, **document} for n, document in enumerate(documents)]

@@ -129,7 +129,7 @@ def pope(folder: Path, own: bool) -> Path:
 
 
 def mme(folder: Path, own: bool) -> Path:
-    """Two questions to an image: a right digit, and one that is not there."""
+    """Two questions to an image: a right digit, and one that is not there; in the Hub's form alone."""
     documents = []
     for place, question in enumerate(questions("read", 6, ROWS // 2)):
         category = "existence" if place < ROWS // 4 + 1 else "count"
@@ -139,10 +139,8 @@ def mme(folder: Path, own: bool) -> Path:
             for digit, answer in ((question.words[0], "Yes"), (absent, "No"))
         ]
         name = f"{category}/{question.number:04}.jpg"
-        if own:
-            layouts.mme_own(folder, name, pair, question.image, split=category == "existence")
         documents += [{"question_id": name, "category": category, "image": question.cell, **row} for row in pair]
-    return folder if own else layouts.mme_parquet(folder, documents)
+    return layouts.mme_parquet(folder, documents)
 
 
 def scienceqa(folder: Path, own: bool) -> Path:

@@ -157,12 +157,6 @@ def read_jsonl(path: Path, columns: Sequence[str] = ()) -> list[FileRow]:
     return [_object(_parsed(line, place), place, columns) for place, line in lines]
 
 
-def read_lines(path: Path) -> list[FileRow]:
-    """Read the lines of a text file that are not empty, column ``text``."""
-    lines = enumerate(benchmark_text(path).removeprefix("\ufeff").splitlines(), start=1)
-    return [FileRow({"text": line}, f"{path}, line {number}") for number, line in lines if line.strip()]
-
-
 def _parsed(text: str, place: str) -> Any:
     try:
         return parse_json(text, place)

@@ -31,11 +31,6 @@ def test_lines_and_objects_have_their_places(write):
         ({"a": 1}, f"{path}, line 1"),
         ({"a": "\u2028x", "b": 2}, f"{path}, line 3"),
     ]
-    path = write("\ufeffa\tb\n\nc")
-    assert [tuple(row) for row in files.read_lines(path)] == [
-        ({"text": "a\tb"}, f"{path}, line 1"),
-        ({"text": "c"}, f"{path}, line 3"),
-    ]
     assert files.read_named(write('{"17": {"a": 1}}'), ["a"]) == {"17": ({"a": 1}, f"{path}, '17'")}
     assert files.benchmark_json(write('{"a": [1]}')) == {"a": [1]}
 
