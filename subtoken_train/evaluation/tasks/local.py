@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from subtoken_train.datasets.image_sources import PictureSource, inside
+from subtoken_train.datasets.image_sources import inside
 from subtoken_train.documents import text_problem
 from subtoken_train.errors import MAX_TOKENS, check_word
 from subtoken_train.evaluation.metrics.metric import MeanScores
@@ -114,7 +114,7 @@ class OwnLines(Task):
     def sample(self, line: Any, name: str, folder: Path) -> Sample:
         """Return the sample of a line; its images lie below ``folder``."""
 
-    def images(self, names: Sequence[str], folder: Path) -> tuple[PictureSource, ...]:
+    def images(self, names: Sequence[str], folder: Path) -> tuple[Path, ...]:
         """Return the images that a line names; a text task has none."""
         if names and self.modality == "text":
             raise ValueError("there is an image, and the model reads texts alone; remove it, or use the task local")

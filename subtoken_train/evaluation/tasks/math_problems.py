@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,8 +37,7 @@ class MathAccuracy(MeanScores):
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
         _check_scorer()
-        import math_verify
-
+        math_verify: Any = import_module("math_verify")
         gold, target = (
             math_verify.parse(text, parsing_timeout=SECONDS) for text in (reference["solution"], prediction)
         )
