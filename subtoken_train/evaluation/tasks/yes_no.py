@@ -97,7 +97,7 @@ class POPE(ImageQuestions):
         return self.ask(row, name, text, {"label": label, "category": category}, kind=category)
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
-        if files.parquet_files(folder, self.answered) or any((folder / "Full").glob("*.parquet")):
+        if files.parquet_files(folder, self.answered):
             return None
         return [row for name in self.categories for row in self._own_rows(folder, name)]
 
@@ -117,15 +117,7 @@ class POPE(ImageQuestions):
         ]
 
     def parquet_rows(self) -> list[FileRow]:
-        """Return the rows of one split, or of a folder ``Full`` with a split for each category."""
-        source = files.task_source(self)
-        if not isinstance(source, Path) or files.parquet_files(source, self.answered):
-            rows = super().parquet_rows()
-        else:
-            rows = [
-                row for name in self.categories for row in files.read_split(self, name, self.columns, ["image"], "Full")
-            ]
-        return [row for row in rows if row.values["category"] in self.categories]
+        return [row for row in super().parquet_rows() if row.values["category"] in self.categories]
 
 
 _MME_TOTALS = {

@@ -26,9 +26,6 @@ def test_popes_parquet_form(tmp_path):
     assert open_image(samples[2].images[0]).getpixel((0, 0)) == (2, 0, 0)
     (one,) = build_task("pope", tmp_path, category="popular").samples()
     assert (one.id, one.reference) == (samples[1].id, samples[1].reference)
-    for name in CATEGORIES:  # the other configuration
-        pope_parquet(tmp_path / "full", [{"category": name}], f"Full/{name}-00000-of-00001")
-    assert [sample.kind for sample in build_task("pope", tmp_path / "full").samples()] == list(CATEGORIES)
 
 
 def test_popes_own_form(tmp_path):
