@@ -130,13 +130,6 @@ def test_what_is_read_in_part_is_promised_whole(pool):
     assert (reads.facts.nominal_kv, evicts.facts.nominal_kv) == (1, 0.25)
 
 
-def test_quests_trained_anchor(pool):
-    specs = [ArmSpec(adapter=f"{ADAPTERS}/{name}") for name in ("tinylm_quest25_s16k12", "tinylm_quest25_s8k6_anchor")]
-    anchors, arms, _ = names(specs, pool)
-    assert anchors["tinylm_quest25_s16k12-seed0"] == "tinylm_quest25_s8k6_anchor-seed0"
-    assert [kept(arm) for arm in arms] == [256, 224]
-
-
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

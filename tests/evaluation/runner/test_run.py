@@ -18,7 +18,7 @@ from subtoken_train.evaluation.reporting.score_tables import make_tables
 from subtoken_train.evaluation.results import Manifest, read_samples
 from subtoken_train.evaluation.runner import cell
 from subtoken_train.evaluation.runner.run import run_grid
-from subtoken_train.evaluation.runner.spec import ArmSpec, TaskSpec, expand_arms
+from subtoken_train.evaluation.runner.spec import ArmSpec, TaskSpec
 from subtoken_train.resources import resource
 from tests.support.eval_runs import ROUTED, WHOLE, answers, free_port, records, scenes_grid, start
 from tests.support.sampling import sampled
@@ -140,19 +140,6 @@ def test_what_cannot_run_is_said_before_files_are_read(scenes, tmp_path):
         run_grid(replace(grid, tasks=(*grid.tasks, TaskSpec("recal"))))
     with FileLock(tmp_path / ".lock"), pytest.raises(ValueError, match="another evaluation is writing to"):
         run_grid(scenes_grid(scenes, tmp_path, ROUTED))
-
-
-@pytest.mark.slow
-def test_seeds_of_a_random_selector_are_arms_of_their_own(scenes, tmp_path):
-    arms = expand_arms({"adapter": ROUTED.adapter, "selector": "random", "seed": [1, 2, 0]})
-    folders = run_grid(scenes_grid(scenes, tmp_path, *arms, replace(ROUTED, selector="random"), limit=40))
-    facts = [Manifest.read(folder).arm for folder in folders]
-    assert [(arm.name.removeprefix("tiny_fastv25_s16k4-seed0-"), arm.seed) for arm in facts] == [
-        ("random-seed1", 1), ("random-seed2", 2), ("random-seed0", 0), ("random", 0),
-    ]  # fmt: skip
-    one, two, zero, own = ({k: r.prediction for k, r in read_samples(folder).items()} for folder in folders)
-    assert one != two
-    assert zero == own
 
 
 ADAPTER = str(resource("checkpoints/adapters/tiny_lora_only"))

@@ -13,7 +13,7 @@ import yaml
 
 from subtoken_train.evaluation.runner import spec as suites
 from subtoken_train.evaluation.runner.run import read_tasks
-from subtoken_train.evaluation.runner.spec import ArmSpec, Grid, TaskSpec, expand_arms, read_grid, suite
+from subtoken_train.evaluation.runner.spec import ArmSpec, Grid, TaskSpec, read_grid, suite
 
 GRID = {"out": "results/x", "tasks": ["recall"], "arms": [{"adapter": "a"}]}
 
@@ -85,14 +85,6 @@ def test_overrides_replace_what_the_file_says(tmp_path):
 def test_mistakes_are_worded(tmp_path, content, message):
     with pytest.raises(ValueError, match=message):
         read_grid(write(tmp_path, content))
-
-
-def test_every_combination_becomes_an_arm():
-    arms = expand_arms({"adapter": "a", "selector": ["random", "none"], "kv_dtype": ["model", "int8"]})
-    assert [(arm.selector, arm.kv_dtype) for arm in arms] == [
-        ("random", "model"), ("random", "int8"), ("none", "model"), ("none", "int8"),
-    ]  # fmt: skip
-    assert all(arm.overrides for arm in arms)
 
 
 def test_a_limit_asks_for_its_own_images_only(tmp_path):
