@@ -32,7 +32,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 from subtoken_train.errors import check_package, unknown_name
-from subtoken_train.evaluation.metrics.metric import MeanScores, mean
+from subtoken_train.evaluation.metrics.metric import MeanOfTasks, MeanScores
 from subtoken_train.evaluation.tasks import files
 from subtoken_train.evaluation.tasks.files import FileRow, find_file, task_folder, unique_ids
 from subtoken_train.evaluation.tasks.ruler import LongContext
@@ -149,27 +149,15 @@ def longbench_score(prediction: str, reference: Mapping[str, Any]) -> float:
     return max(_RULE[name](prediction, answer) for answer in answers)
 
 
-class LongBenchScores(MeanScores):
-    """``score``: the mean over the sets' means; each set's own mean has the set's name.
-
-    A reference holds ``set``, ``answers`` (texts, at least one) and, of ``CLASSIFIED`` sets, ``classes``. A sample's
-    ``score`` is its term of its set's mean.
-    """
+class LongBenchScores(MeanOfTasks):
+    """A reference holds ``set``, ``answers`` (texts, at least one) and, of ``CLASSIFIED`` sets, ``classes``."""
 
     names = SETS
-    subtasks = SETS
+    total = "score"
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
         return {reference["set"]: longbench_score(prediction, reference)}
-
-    def compute(self) -> dict[str, float]:
-        means = super().compute()
-        return {"score": mean([*means.values()]), **means} if means else {}
-
-    @classmethod
-    def score(cls, prediction: Any, reference: Mapping[str, Any]) -> float:
-        return longbench_score(prediction, reference)
 
 
 def _cut(text: str) -> list[str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS
-from subtoken_train.evaluation.metrics.metric import MeanScores, mean
+from subtoken_train.evaluation.metrics.metric import MeanOfTasks
 from subtoken_train.evaluation.tasks.files import FileRow, read_jsonl, read_split, task_source, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 
@@ -58,27 +58,18 @@ def ruler_score(prediction: str, task: str, expected: Sequence[str]) -> float:
     return float(any(found)) if task.startswith("qa") else sum(found) / len(expected)
 
 
-class RulerMatch(MeanScores):
-    """``string_match``, of references ``{"task": name, "answers": [text, ...]}``: the mean over the tasks' means.
+class RulerMatch(MeanOfTasks):
+    """References are ``{"task": name, "answers": [text, ...]}``.
 
-    Each task's own mean has the task's name. ``score`` is a sample's term of its task's mean. RULER rounds each task's
-    mean to two decimals of a percentage, which is not done here.
+    RULER rounds each task's mean to two decimals of a percentage, which is not done here.
     """
 
     names = RULER_TASKS
-    subtasks = RULER_TASKS
+    total = "string_match"
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
         return {reference["task"]: ruler_score(prediction, reference["task"], reference["answers"])}
-
-    def compute(self) -> dict[str, float]:
-        means = super().compute()
-        return {"string_match": mean([*means.values()]), **means}
-
-    @classmethod
-    def score(cls, prediction: Any, reference: Mapping[str, Any]) -> float:
-        return cls.figures(prediction, reference)[reference["task"]]
 
 
 NEW_TOKENS = {"niah": 128, "vt": 30, "cwe": 120, "fwe": 50, "qa": 32}
