@@ -41,29 +41,18 @@ def read_tokenizer(name: str) -> Any:
         raise ValueError(f"tokenizer {name!r} cannot be loaded ({words}); give a folder or a Hub id") from None
 
 
-def not_at_hand(name: str | None) -> ValueError | None:
-    """Return why a tokenizer of the Hub is not at hand now; None where it is, and for a folder's or none at all."""
-    if name is None or not is_hub_id(name):
-        return None
-    try:
-        read_tokenizer(name)
-    except ValueError as error:
-        return error
-    return None
-
-
 class MadeTexts(Task):
-    """A task that makes its samples itself, measured by ``tokenizer``, which has to be at hand."""
+    """A task that makes its samples itself, measured by ``tokenizer``; one of the Hub has to be there when it runs."""
 
     needs_files = False
     tokenizer: str | None
 
     def check_requirements(self) -> None:
-        if (error := not_at_hand(self.tokenizer)) is not None:
-            raise error
+        if self.tokenizer is not None:
+            read_tokenizer(self.tokenizer)
 
     def check_options(self) -> None:
-        if not_at_hand(self.tokenizer) is None:  # else ``check_requirements`` says it: it may be there when it runs
+        if self.tokenizer is None or not is_hub_id(self.tokenizer):
             self.check_lengths()
 
     def check_lengths(self) -> None:
