@@ -109,17 +109,10 @@ class VQAv2(ImageQuestions):
     """VQAv2 (Goyal et al., arXiv:1612.00837): questions about COCO photographs, ten answers each.
 
     The validation set, a reading: the sub-token paper names no split, and its figures fit test-dev as well. The other
-    values of ``split`` have no public answers and are refused.
+    splits have no public answers.
     """
 
     split: str = "validation"
 
     scored_by = VQAv2Accuracy
-    allowed: ClassVar = {"split": ("validation", "testdev", "test")}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.split != self.answered:
-            raise ValueError(
-                f"task vqav2: split {self.split!r} has no answers and cannot be scored; use split {self.answered!r}"
-            )
+    allowed: ClassVar = {"split": ("validation",)}

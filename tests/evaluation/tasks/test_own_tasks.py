@@ -161,7 +161,6 @@ REFUSED = [
     ("wikitext", {"config": "../x"}, "config of wikitext is '../x'"),
     ("wikitext", {"query_words": 0}, "query_words of wikitext is 0"),
     ("wikitext", {"prefix_words": 0}, "prefix_words of wikitext is 0; it must be 1 to 16,777,216"),
-    ("vqav2", {"split": "test"}, "split 'test' has no answers and cannot be scored; use split 'validation'"),
 ]
 
 
