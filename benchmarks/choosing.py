@@ -84,18 +84,14 @@ def choose(arms: Mapping[str, Arm], regime: Regime, group: str) -> Choice:
 
 
 def choice_words(choice: Choice, words: Mapping[str, str]) -> str:
-    """Markdown cells ``setting | against its anchor | against router-free selection | against unrouted``."""
+    """Markdown cells ``setting | against its anchor | against router-free selection``."""
     if choice.nearest is None:
-        return "no records yet | - | - | -"
+        return "no records yet | - | -"
     named = words[choice.nearest]
     beaten = choice.to_anchor is not None and choice.to_anchor.low > 0
-    level = (
-        f"groups by value norm (nearest: {named}, above token-only, not above value norm)"
-        if beaten
-        else f"token-only (nearest: {named})"
-    )
+    level = f"{'value norm' if beaten else 'token-only'} (nearest: {named})"
     taken = named if choice.arm else level
-    gains = (choice.to_anchor, choice.to_router_free, choice.to_unrouted)
+    gains = (choice.to_anchor, choice.to_router_free)
     return " | ".join([taken, *("-" if gain is None else gain.words for gain in gains)])
 
 

@@ -35,7 +35,7 @@ MATCHED = tuple(
     for words, stem in (
         ("imprecise ranking (FastV, L_f = 2)", "f2"),
         ("sharp ranking (FastV, L_f = 4)", "f4"),
-        ("ranking blind to the question (VisionZip)", "vz"),
+        ("ranking without the question (VisionZip)", "vz"),
     )
     for share, end in (("15.6 %", ""), ("7.8 %", "7"))
 )
@@ -45,8 +45,8 @@ MATCHED = tuple(
 def table() -> str:
     """Return the page's table."""
     lines = [
-        "| regime | asked | seeds | take | against its anchor | against trained value norm | against unrouted |",
-        "|---|---|---|---|---|---|---|",
+        "| regime | asked | seeds | take | against its anchor | against trained value norm |",
+        "|---|---|---|---|---|---|",
     ]
     listed = read_comparison(ROOT / "recipes/ablations/matched_tiny.yaml").arms
     records = {folder: read_records(RESULTS / folder) for folder in {folder for _, folder, _ in MATCHED}}

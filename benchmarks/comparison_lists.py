@@ -7,7 +7,7 @@ another arm's adapter under a recipe's token reducer (trained once, reduced at e
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -81,8 +81,6 @@ class Comparison:
         kinds: single question kinds whose mean is shown too.
         folder: of the records, in the results' folder; empty: that folder itself.
         questions: None: those that the first comparisons asked.
-        sections: parts that have tables of their own, by name: how the names of their arms begin.
-        shown: how the names of arms that have a row begin; None: all have.
     """
 
     arms: dict[str, ArmPlan]
@@ -91,22 +89,6 @@ class Comparison:
     kinds: tuple[str, ...] = KINDS
     folder: str = ""
     questions: Questions | None = None
-    sections: dict[str, list[str]] = field(default_factory=dict)
-    shown: tuple[str, ...] | None = None
-
-    @property
-    def own(self) -> list[str]:
-        """Names of the arms that have a row, in the table's order."""
-        return [name for name in self.arms if self.shown is None or name.startswith(self.shown)]
-
-    def section(self, name: str) -> Comparison:
-        """Return what one section shows: its arms, without the words before a colon that all share, and their pairs."""
-        part = replace(self, shown=tuple(self.sections[name]))
-        begins = {self.arms[arm].words.partition(": ")[0] for arm in part.own}
-        shared = f"{begins.pop()}: " if len(begins) == 1 else ""
-        shorter = {arm: replace(self.arms[arm], words=self.arms[arm].words.removeprefix(shared)) for arm in part.own}
-        arms = self.arms | shorter
-        return replace(part, arms=arms, pairs=tuple(pair for pair in self.pairs if pair[0] in part.own))
 
 
 @dataclass(frozen=True)
@@ -125,7 +107,6 @@ class _List:
     folder: str = ""
     questions: Questions | None = None
     training: Settings = field(default_factory=dict)
-    sections: dict[str, list[str]] = field(default_factory=dict)
 
 
 def read_comparison(path: Path) -> Comparison:
@@ -133,8 +114,7 @@ def read_comparison(path: Path) -> Comparison:
 
     An arm is words under a recipe's name, or ``words``, ``recipe`` (default: the arm's name), ``settings`` and
     ``adapter_of`` under any name. ``training`` are settings of every arm, below its own; ``folder`` and ``questions``
-    are as in ``Comparison``, and so are ``sections``, which hold every arm once. With ``groups`` the table shows these
-    groups of questions and no single kinds.
+    are as in ``Comparison``. With ``groups`` the table shows these groups of questions and no single kinds.
     """
     content = read_yaml(path)
     keys = {"arms", "differences"}
@@ -150,11 +130,8 @@ def read_comparison(path: Path) -> Comparison:
     for plan in arms.values():
         if plan.adapter_of is not None and (plan.adapter_of not in arms or arms[plan.adapter_of].adapter_of):
             raise ValueError(f"{path}: {plan.name} takes the adapter of {plan.adapter_of}, which no arm trains")
-    for name in arms if read.sections else ():
-        if sum(name.startswith(tuple(begins)) for begins in read.sections.values()) != 1:
-            raise ValueError(f"{path}: {name} must stand in one of the sections {', '.join(read.sections)}")
     shown: dict[str, Any] = {} if read.groups is None else {"groups": tuple(read.groups), "kinds": ()}
-    return Comparison(arms, pairs, folder=read.folder, questions=read.questions, sections=read.sections, **shown)
+    return Comparison(arms, pairs, folder=read.folder, questions=read.questions, **shown)
 
 
 def plain_arm(recipe: str, words: str) -> ArmPlan:

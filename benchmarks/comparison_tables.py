@@ -5,7 +5,7 @@ Legend: s seeds, n questions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,7 @@ def comparison_markdown(arms: dict[str, Arm], comparison: Comparison) -> str:
     """Return a page's table: what each arm scores, with intervals over seeds and questions; others are left out."""
     head = ["arm", "KV", "seeds", *comparison.groups]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    for name in (name for name in comparison.own if name in arms):
+    for name in (name for name in comparison.arms if name in arms):
         arm = arms[name]
         cells = [_mean_cell(arm.scores_of(group)) for group in comparison.groups]
         known = [comparison.arms[name].words, f"{arm.nominal_kv:.1%}", str(len(arm.seeds)), *cells]
@@ -107,7 +107,7 @@ def comparison_markdown(arms: dict[str, Arm], comparison: Comparison) -> str:
 
 def long_rows(name: str, arms: dict[str, Arm], comparison: Comparison) -> Iterable[dict[str, Any]]:
     """Yield a row for every arm or paired difference, group of questions and measure: mean and 95 % interval."""
-    for arm in (arms[own] for own in comparison.own if own in arms):
+    for arm in (arms[own] for own in comparison.arms if own in arms):
         about = {"list": name, "arm": comparison.arms[arm.name].words, "less": "", "kv": arm.realised_kv}
         for group in (*comparison.groups, *comparison.kinds):
             yield from _figures(about, group, {"score": arm.scores_of(group)}, len(arm.seeds))
@@ -131,11 +131,6 @@ def _figures(about: dict[str, Any], group: str, found: dict[str, Scores], seeds:
             yield about | {"seeds": seeds, "group": group} | told
 
 
-def trials_markdown(arms: dict[str, Arm], comparison: Comparison) -> str:
-    """Return the paired differences of scores alone, a line a pair: all that a trial's page shows."""
-    return "\n".join(_differences(_pairs(arms, comparison), comparison.groups)[1:])
-
-
 def _pairs(arms: dict[str, Arm], comparison: Comparison) -> list[tuple[str, Arm, Arm]]:
     """Return the comparison's pairs that share a seed, in words and over the seeds that both have."""
     pairs = []
@@ -144,17 +139,6 @@ def _pairs(arms: dict[str, Arm], comparison: Comparison) -> list[tuple[str, Arm,
             words = f"{comparison.arms[first].words} - {comparison.arms[second].words}"
             pairs.append((words, _with_seeds(arms[first], seeds), _with_seeds(arms[second], seeds)))
     return pairs
-
-
-def _differences(pairs: Sequence[tuple[str, Arm, Arm]], groups: Sequence[str]) -> list[str]:
-    """Return the table of paired differences of scores, after an empty line; nothing without a pair."""
-    if not pairs:
-        return []
-    lines = ["", f"| difference | seeds | {' | '.join(groups)} |", "|---|---|" + "---|" * len(groups)]
-    for words, *pair in pairs:
-        cells = [str(len(pair[0].seeds)), *(_difference_cell(pair[0], pair[1], group) for group in groups)]
-        lines.append(f"| {words} | " + " | ".join(cells) + " |")
-    return lines
 
 
 def _with_seeds(arm: Arm, seeds: set[int]) -> Arm:
@@ -168,10 +152,6 @@ def _with_seeds(arm: Arm, seeds: set[int]) -> Arm:
 def _mean_cell(scores: Scores) -> str:
     low, high = bootstrap_interval(scores)
     return f"{100 * scores.mean():.1f} [{100 * low:.1f}, {100 * high:.1f}]"
-
-
-def _difference_cell(first: Arm, second: Arm, group: str) -> str:
-    return signed_cell(100 * (first.scores_of(group) - second.scores_of(group)))
 
 
 def signed_cell(apart: Scores, digits: int = 1) -> str:

@@ -20,6 +20,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -123,6 +124,14 @@ def lines(name: str, found: dict[str, Any]) -> list[str]:
         for each in found["goals"]
     ]
     return said or [f"{name}: {found.get('note', 'no goal')}"]
+
+
+def goals(record: dict[str, Any]) -> str:
+    """Return the goals of a record in a table, but those of tests and at equal bytes."""
+    every = [goal for each in record["units"].values() for goal in each["goals"]]
+    told = [goal for goal in every if not re.search("that|same bytes", goal["what"])]
+    rows = [[each["what"], f"{each['value']:.3g}", each["bound"], "met" if each["met"] else "missed"] for each in told]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [["what", "measured", "goal", ""], ["---"] * 4, *rows])
 
 
 def _version(package: str) -> str | None:

@@ -1,8 +1,8 @@
-"""The table and the plot of ``docs/mini_suite.md``.
+"""The table of ``docs/mini_suite.md``.
 
 subtoken-train evaluate --suite mini --out results/mini
 python benchmarks/mini_suite.py results/mini      # benchmarks/results/mini_suite.csv, then as below
-python benchmarks/mini_suite.py                   # from the committed CSV: mini_suite.svg and the page's table
+python benchmarks/mini_suite.py                   # from the committed CSV: the page's table
 """
 
 from __future__ import annotations
@@ -12,18 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 
-from benchmarks.pages import put, svg_file
-from subtoken_train.evaluation.charts import COLORS
+from benchmarks.pages import put
 from subtoken_train.evaluation.reporting.exports import KINDS, report_csv
-from subtoken_train.evaluation.reporting.page import Series, kind_chart
 from subtoken_train.evaluation.reporting.report import make_report
-from subtoken_train.evaluation.reporting.score_tables import Estimate, KindScores
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "mini_suite.md"
-CSV_FILE, SVG_FILE = (ROOT / "benchmarks/results" / f"mini_suite.{suffix}" for suffix in ("csv", "svg"))
+CSV_FILE = ROOT / "benchmarks/results/mini_suite.csv"
 SCENES = tuple(f"scenes_{style}" for style in ("pope", "textvqa", "gqa", "mmbench", "caption"))
 ARMS = {
     "tiny_lora_only": "no compression", "tiny_fastv25_s16k4_anchor": "FastV 15.6 %, the anchor",
@@ -81,18 +77,33 @@ ARMS = {
     "tinylm_quest25_s16k12-none-leading-keydiff0.2535-context_first": "KeyDiff 25.4 %, leading, context first",
 }  # fmt: skip
 """Arm -> words of its row, in the table's order."""
-DRAWN = (
-    "tiny_lora_only", "tiny_fastv25_s16k4_anchor", "tiny_fastv25_s16k4", "tiny_lora_only-aircache0.15625_visual",
-    "tiny_none100_s16k4-aircache0.25_visual", "tiny_lora_only-kvcompose0.15625_visual-context_first",
-    "tiny_lora_only-compactor0.15625_visual-context_first", "tiny_none100_s16k4-compactor0.234375_visual-context_first",
-)  # fmt: skip
-"""Arms of the plot."""
+PRINTED = (
+    "tiny_lora_only",
+    "tiny_fastv25_s16k4_anchor",
+    "tiny_fastv25_s16k4",
+    "tiny_lora_only-aircache0.15625_visual",
+    "tiny_none100_s16k4-aircache0.25_visual",
+    "tiny_lora_only-kvcompose0.15625_visual-context_first",
+    "tiny_lora_only-compactor0.15625_visual-context_first",
+    "tiny_none100_s16k4-compactor0.234375_visual-context_first",
+    "tiny_fastv25_s64k16_best_lf4_anchor",
+    "tiny_fastv25_s16k4-value_norm",
+    "tinylm_lora_only",
+    "tinylm_quest25_s8k6_anchor",
+    "tinylm_quest25_s16k12",
+    "tinylm_quest25_s16k12-value_norm",
+    "tinylm_lora_only-compactor0.21875",
+    "tinylm_quest25_s16k12-none-compactor0.248",
+    "tinylm_lora_only-kvcompose0.21875-context_first",
+    "tinylm_lora_only-compactor0.21875-context_first",
+    "tinylm_quest25_s16k12-none-value_norm-compactor0.242-context_first",
+    "tinylm_lora_only-keydiff0.21875-context_first",
+    "tinylm_quest25_s16k12-none-value_norm-keydiff0.2535-context_first",
+)
+"""Arms of the page's tables; the CSV has all."""
 ONE_WORD = ("scenes_pope", "scenes_gqa", "scenes_mmbench")
 """Tasks whose answers are one token: an eviction after the prompt that saw the question cannot change them."""
-NOTE = (
-    "† The eviction saw the question and acts after the prompt's pass, from which these one-word answers come:\n"
-    "it cannot change them, so they say nothing about it (grey in the plot)."
-)
+NOTE = "† The eviction acts after the prompt's pass, from which these one-word answers come: it cannot change them."
 
 
 def read_scores(path: Path = CSV_FILE) -> pd.DataFrame:
@@ -123,12 +134,11 @@ def is_moot(row: dict[str, Any]) -> bool:
 
 
 def _part(found: dict[tuple[str, str], dict[str, Any]], prefix: str, tasks: tuple[str, ...]) -> str:
-    lines = [f"| arm | query aware | KV nominal | with index | {' | '.join(tasks)} |", "|---" * (len(tasks) + 4) + "|"]
-    arms = [arm for arm in ARMS if arm.startswith(prefix)]
+    lines = [f"| arm | with index | {' | '.join(tasks)} |", "|---" * (len(tasks) + 2) + "|"]
+    arms = [arm for arm in ARMS if arm.startswith(prefix) and arm in PRINTED]
     for arm in arms:
         row = found[arm, tasks[0]]
-        cells = [row["query_aware"], f"{row['kv_nominal']:.3%}", f"{row['kv_with_index']:.3%}"]
-        cells += [_cell(found[arm, task]) for task in tasks]
+        cells = [f"{row['kv_with_index']:.1%}", *(_cell(found[arm, task]) for task in tasks)]
         lines.append(f"| {ARMS[arm]} | {' | '.join(cells)} |")
     counts = ", ".join(f"{found[arms[0], task]['n']} {task}" for task in tasks)
     return "\n".join([*lines, "", f"Samples: {counts}."])
@@ -144,24 +154,6 @@ def _cell(row: dict[str, Any]) -> str:
     return f"{score} ({100 * row['difference']:+.1f} [{low:+.1f}, {high:+.1f}])"
 
 
-def figure() -> Figure:
-    """Bars per task of some arms on scenes, as many as have a colour of their own."""
-    found, shown = printed_scores(), list(DRAWN)
-    arms: dict[str, dict[str, Estimate]] = {arm: {} for arm in shown}
-    for (arm, task), row in found.items():
-        if arm in arms:
-            its = (row[key] for key in ("value", "low", "high", "standard_error", "n"))
-            arms[arm][task] = Estimate(*its, moot=is_moot(row))
-    series = {arm: Series(ARMS[arm], color) for arm, color in zip(shown, COLORS, strict=True)}
-    return kind_chart(KindScores("mini-suite", SCENES, arms, tuple(shown)), series)
-
-
-def drawing() -> str:
-    """The plot as an SVG file of its own."""
-    words = "Scores of the arms on digit scenes; docs/mini_suite.md has the numbers"
-    return svg_file(figure(), "mini", "Scores of the mini-suite", words)
-
-
 def main() -> None:
     """Write what is named above."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -169,7 +161,6 @@ def main() -> None:
     args = parser.parse_args()
     if args.results is not None:
         CSV_FILE.write_text(report_csv(make_report([args.results])), encoding="utf-8")
-    SVG_FILE.write_text(drawing(), encoding="utf-8")
     put(PAGE, "mini", table())
 
 

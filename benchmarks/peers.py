@@ -133,23 +133,17 @@ def merged(rows: list[dict[str, Any]], made: list[dict[str, Any]]) -> list[dict[
 
 
 def table(record: dict[str, Any]) -> str:
-    """A row per length and method."""
-    head = "tokens|method|held, ours|held, kvpress|step, ours|step, kvpress|ours / kvpress|pass, ours / kvpress|"
-    head += "adds, ours|adds, kvpress|logits"
+    """A row per method, of the longest context that it was asked."""
+    head = "tokens|method|held, ours|held, kvpress|step, ours / kvpress|pass, ours / kvpress|logits"
     lines = [f"| {' | '.join(head.split('|'))} |", "|---" * (head.count("|") + 1) + "|"]
-    for row in record["rows"]:
+    for row in {row["method"]: row for row in record["rows"]}.values():
         cells = [f"{row['length']:,}", METHODS[row["method"]]]
         for side in ("ours", "kvpress"):
             held = row["bytes"].get(side)
             cells.append("" if held is None else f"{held / 2**20:.1f} MiB ({held / row['plain_bytes']:.1%})")
-        cells += [f"{row['step_ms'][side]:.2f} ms" if side in row["step_ms"] else "" for side in ("ours", "kvpress")]
         cells.append("" if row["step_ratio"] is None else cell(tuple(row["step_ratio"])))
         median, once = row["pass_ratio"], row["rounds"] == 1  # one round has no interval
         cells.append("" if median is None else f"{median[0]:.2f}" if once else cell(tuple(median)))
-        for side in ("ours", "kvpress"):
-            added = row["adds_seconds"].get(side)
-            shows = added is not None and row["method"] != PLAIN and not once
-            cells.append(f"{cell(tuple(added))} s" if shows else "")
         apart = row["logits_apart"]
         lines.append(f"| {' | '.join([*cells, '' if apart is None else f'{apart:.0e}'])} |")
     return "\n".join(lines)

@@ -148,7 +148,8 @@ def table(found: Sequence[MeasuredArm], names: Sequence[str]) -> str:
             cells = []
             for goal, digits in (("facts", 2), ("text", 3)):
                 if (own := least(found, [name], size, goal)) is not None:
-                    cells += [f"{own.arm} ({own.on[name]['bytes']:.1%})", interval_cell(own.on[name][goal], digits)]
+                    words = own.arm.replace("8 of 16 value groups by norm, values turned", "half of the value groups")
+                    cells += [f"{words} ({own.on[name]['bytes']:.1%})", interval_cell(own.on[name][goal], digits)]
             if cells:
                 lines.append(f"| {size:.1%} | {NAMES[name]} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Trained arms on the embedded models: one table of all of them, and what their page shows; a test checks both.
+"""Trained arms on the embedded models: one table of all of them and of the trials, and what their page shows; tested.
 
 python -m benchmarks.trained_results    # results/trained_arms.csv, tables of docs/trained_arms.md
 """
@@ -16,24 +16,26 @@ from benchmarks.comparison_tables import Arm, comparison_markdown, long_rows, re
 from benchmarks.pages import put
 
 PAGE, CSV = ROOT / "docs/trained_arms.md", RESULTS / "trained_arms.csv"
-REGIMES = {"f2": "imprecise (FastV, L_f = 2)", "f4": "sharp (FastV, L_f = 4)", "vz": "blind (VisionZip)"}
+REGIMES = {"f2": "imprecise (FastV, L_f = 2)", "f4": "sharp (FastV, L_f = 4)", "vz": "without the question (VisionZip)"}
 BUDGETS = {"": ("15.6 %", "u25"), "7": ("7.8 %", "u12")}
 """By the end of an arm's name: the bytes, and the arm of the same tokens whole."""
 ROLES = {"anchor": "anchor", "lead": "leading groups", "vn": "value norm", "best": "router"}
 KEY = ["list", "arm", "less", "group", "measure"]
 LISTS = ("two_stage", "recall", "routed_recall", "bytes")
-"""Comparisons that the page shows arm by arm, by the beginning of their file's name."""
+"""Comparisons beside ``matched``, by the beginning of their file's name."""
+SHOWN = {"two_stage": ("25.0%", "15.6%"), "recall": ("100.0%", "21.9%", "10.9%"), "routed_recall": ("17.6%", "17.5%")}
+"""Comparisons that the page shows arm by arm, at some sizes."""
+TRIALS = ("first", "visionzip", "beyond", "fill", "screens")
+"""Lists of exploratory comparisons, whose paired differences stand in the table of all arms."""
 
 
 def table() -> str:
     """Scores in %, and the router's difference to its anchor, paired over seeds and questions.
 
-    An arm that has other seeds than the row's says how many. The last column is measured, text and index included:
-    anchor, groups, unrouted.
+    An arm that has other seeds than the row's says how many.
     """
     arms = read_records(RESULTS / "matched")
-    beside = ("router less anchor", "unrouted", "kB of a prompt")
-    head = ["ranking", "visual KV", "asked", "seeds", *ROLES.values(), *beside]
+    head = ["ranking", "visual KV", "asked", *ROLES.values(), "router less anchor", "unrouted"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for stem, end in [(stem, end) for stem in REGIMES for end in BUDGETS]:
         found = {role: arms[name] for role in ROLES if (name := f"{stem}_{role}{end}") in arms}
@@ -44,8 +46,8 @@ def table() -> str:
             gain = paired_gain(found["best"], found["anchor"], group)
             assert gain is not None
             assert gain.seeds == len(seeds), "records of a seed are missing"
-            told = [gain.words, _score(whole, group, seeds), _kilobytes(found, whole)]
-            lines.append(f"| {' | '.join([REGIMES[stem], share, group, str(len(seeds)), *scores, *told])} |")
+            told = [gain.words, _score(whole, group, seeds)]
+            lines.append(f"| {' | '.join([REGIMES[stem], share, group, *scores, *told])} |")
     return "\n".join(lines)
 
 
@@ -55,38 +57,34 @@ def _score(arm: Arm, group: str, seeds: set[int]) -> str:
     return f"{100 * arm.scores_of(group)[rows].mean():.1f}{few}"
 
 
-def _kilobytes(found: dict[str, Arm], whole: Arm) -> str:
-    """Of the anchor, of both arms of groups, and of the unrouted arm."""
-    took = [arm.prompt_bytes for arm in (found["anchor"], found["best"], found["vn"], whole)]
-    assert took[1] == took[2], "router and value norm store alike"
-    return " / ".join(f"{each / 1000:.1f}" for each in (took[0], took[1], took[3]) if each is not None)
-
-
 def listed(name: str) -> str:
-    """Return one comparison's table, arm by arm."""
+    """Return one comparison's table, arm by arm, at the sizes that the page shows."""
     comparison = read_comparison(ROOT / f"recipes/ablations/{name}_tiny.yaml")
-    return comparison_markdown(read_records(RESULTS / comparison.folder), comparison)
+    head, line, *rows = comparison_markdown(read_records(RESULTS / comparison.folder), comparison).splitlines()
+    return "\n".join([head, line, *(row for row in rows if row.split(" | ")[1] in SHOWN[name])])
 
 
 def frame() -> pd.DataFrame:
     """Return every arm and paired difference of the comparisons, on every group of questions and measure.
 
-    Records of ``matched`` keep measures beside the score where the page shows them; the others' are the table's own.
+    Of trials the paired differences of scores alone. Records of ``matched`` keep measures beside the score where the
+    page shows them; the others' are the table's own.
     """
     rows: list[dict[str, Any]] = []
-    for name in ("matched", *LISTS):
+    for name in ("matched", *LISTS, *TRIALS):
         comparison = read_comparison(ROOT / f"recipes/ablations/{name}_tiny.yaml")
-        rows += long_rows(name, read_records(RESULTS / comparison.folder), comparison)
-    found, told = pd.DataFrame(rows), pd.read_csv(CSV, keep_default_na=False, na_values={"kv": [""]})
-    known = pd.MultiIndex.from_frame(found[KEY])
-    return pd.concat([found, told[(told["list"] == "matched") & ~pd.MultiIndex.from_frame(told[KEY]).isin(known)]])
+        found = long_rows(name, read_records(RESULTS / comparison.folder), comparison)
+        rows += [row for row in found if name not in TRIALS or (row["less"] and row["measure"] == "score")]
+    made, told = pd.DataFrame(rows), pd.read_csv(CSV, keep_default_na=False, na_values={"kv": [""]})
+    known = pd.MultiIndex.from_frame(made[KEY])
+    return pd.concat([made, told[(told["list"] == "matched") & ~pd.MultiIndex.from_frame(told[KEY]).isin(known)]])
 
 
 def main() -> None:
     """Write the table and the page."""
     frame().to_csv(CSV, index=False, float_format="%.4g")
     put(PAGE, "front", table())
-    for name in LISTS:
+    for name in SHOWN:
         put(PAGE, name, listed(name))
 
 

@@ -35,14 +35,9 @@ SHOWN = (
     "recipes/recipe.schema.json",
     "recipes/grid.schema.json",
     "benchmarks/README.md",
-    "benchmarks/results/packed_matrix.md",
-    "benchmarks/results/mini_suite.svg",
     "benchmarks/results/pruners_scenes.svg",
     "benchmarks/results/real_text/frontier.svg",
     "benchmarks/results/real_text/needles.svg",
-    "benchmarks/results/screens/README.md",
-    "benchmarks/results/screens/bits.md",
-    "benchmarks/results/screens/bits.svg",
     "checkpoints/README.md",
     "data/README.md",
     "CONTRIBUTING.md",
@@ -74,16 +69,17 @@ MADE = {
 }
 """Pages that only the site has, by path."""
 MOVED = {
+    "CHANGELOG": "releases/0.2.0 releases/0.3.0",
     "budgets": "choose_budget equal_bytes",
-    "quality": "quality/real_weights",
+    "quality": "benchmarks/results/packed_matrix quality/real_weights",
     "real_text": "real_text/axes real_text/equal_bytes real_text/one_budget real_text/one_budget_qwen "
     "real_text/one_budget_smollm2 real_text/qwen real_text/qwen15 real_text/ruler real_text/smollm2 real_text/trained",
-    "speed": "speed/gpus speed/prompts speed/training",
+    "speed": "speed/benchmark speed/gpus speed/prompts speed/training",
     "trained_arms": "trained_arms/adapted trained_arms/bytes trained_arms/layer2 trained_arms/layer4 "
     "trained_arms/recall trained_arms/two_stage trained_arms/visionzip",
-    "trials": "quality/recall trials/real_models trials/texts",
-    "trials/embedded": "trials/layer4 trials/ratios trials/routers trials/training trained_arms/beyond "
-    "trained_arms/first",
+    "trials": "benchmarks/results/screens benchmarks/results/screens/bits quality/recall trained_arms/beyond "
+    "trained_arms/first trials/embedded trials/layer4 trials/ratios trials/real_models trials/routers trials/texts "
+    "trials/training",
 }
 """Pages, and the old addresses of what they hold now."""
 _PAGES = {*SHOWN, *CATALOGUE}

@@ -23,8 +23,7 @@ from tests.support.places import shown
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 RESULTS = DOCS.parent / "benchmarks" / "results"
 TABLES = {
-    "command": ("command_tables:table", "speed/benchmark-tiny-llava-cpu-float32.json", "speed/benchmark.md"),
-    "table8": ("command_tables:table", "speed/table8-scaled-cpu-float32.json", "speed/benchmark.md"),
+    "gpus": ("gpu_suite:goals", "speed/gpu-suite.json", "speed.md"),
     "decode": ("decode:markdown", "speed/decode-cpu-float32.json", "speed.md"),
     "prefill": ("prefill:times", "speed/prefill-cpu-float32.json", "speed.md"),
     "training": ("training_cost:markdown", "speed/training-cpu-float32.json", "speed.md"),

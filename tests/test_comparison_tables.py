@@ -11,25 +11,24 @@ from benchmarks import arm_training, trained_results
 from benchmarks.arm_training import Trainer, digest
 from benchmarks.choosing_page import PAGE, table
 from benchmarks.comparison_lists import ArmPlan, plain_arm, read_comparison
-from benchmarks.comparison_tables import long_rows, read_records, trials_markdown
+from benchmarks.comparison_tables import long_rows, read_records
 from benchmarks.run_records import read_runs
-from benchmarks.trials_page import comparisons, lines
+from benchmarks.trials_page import lines
 from tests.support.places import RECIPES, ROOT, run_recipes, shown
 from tests.support.sampling import sampled
 
 RESULTS = ROOT / "benchmarks" / "results"
 LISTS = list(map(read_comparison, sorted((RECIPES / "ablations").glob("*.yaml"))))
-TRIALS = comparisons()
 
 
-@pytest.mark.parametrize("name", trained_results.LISTS)
+@pytest.mark.parametrize("name", trained_results.SHOWN)
 def test_tables_are_regenerated_from_the_records(name):
     assert shown(trained_results.PAGE, name) == trained_results.listed(name)
 
 
 def test_the_table_of_all_arms_is_of_the_records():
     written = pd.read_csv(trained_results.CSV, keep_default_na=False)
-    assert list(written["list"].unique()) == ["matched", *trained_results.LISTS]
+    assert list(written["list"].unique()) == ["matched", *trained_results.LISTS, *trained_results.TRIALS]
     own = read_comparison(RECIPES / f"ablations/{(name := 'routed_recall')}_tiny.yaml")
     rows = pd.DataFrame(long_rows(name, read_records(RESULTS / own.folder), own))
     kept = written[written["list"] == name].reset_index(drop=True)
@@ -37,13 +36,7 @@ def test_the_table_of_all_arms_is_of_the_records():
     assert kept[["mean", "low", "high"]].to_numpy() == pytest.approx(rows[["mean", "low", "high"]].to_numpy(), rel=1e-3)
 
 
-@sampled("name", TRIALS, every=4)
-def test_trials_are_regenerated_from_the_records(name):
-    chosen, page = TRIALS[name], ROOT / "docs/trials/embedded.md"
-    assert shown(page, name) == trials_markdown(read_records(RESULTS / chosen.folder), chosen)
-
-
-@pytest.mark.parametrize("topic", ["evictions", "four bits", "value groups", "texts"])
+@pytest.mark.parametrize("topic", ["evictions", "four bits", "value groups", "texts", "embedded"])
 def test_trials_without_records_are_printed_from_their_table(topic):
     assert shown(ROOT / "docs/trials.md", topic) == lines(topic)
 
@@ -59,7 +52,7 @@ def test_records_belong_to_an_arm_of_a_table_as_it_is(folder):
 
 def test_the_page_is_what_the_records_say():
     printed = shown(PAGE, "matched")
-    assert {len(line.split(" | ")) for line in printed.splitlines() if line.startswith("| ")} == {7}
+    assert {len(line.split(" | ")) for line in printed.splitlines() if line.startswith("| ")} == {6}
     assert printed == table()
 
 

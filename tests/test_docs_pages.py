@@ -84,6 +84,30 @@ def test_code_on_a_real_model_runs(block, capsys, monkeypatch, tmp_path):
     assert "The capital of France is Paris." in said
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_is_short_and_runs(path, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 40
+    runpy.run_path(str(path), run_name="__main__")
+    assert "bytes" in capsys.readouterr().out
+
+
+def test_what_was_measured_is_printed_by_a_program():
+    """No interval, standard error or signed difference stands on a page but between a program's marks."""
+    by_hand = {}
+    for path in PAGES:
+        printed = r"<!-- ([\w ]+):start -->.*?<!-- \1:end -->|^```.*?^```$|`[^`\n]*`"
+        text = re.sub(printed, "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        by_hand[path.name] = re.findall(r"\[[+-]?[\d.]+, [+-]?[\d.]+\]|± \d\S*|(?<![\w.])\+\d\S*", text)
+    assert {name: found for name, found in by_hand.items() if found} == {}
+
+
+def test_no_page_is_too_long():
+    lengths = {path.name: len(path.read_text(encoding="utf-8").split()) for path in PAGES}
+    assert {name: words for name, words in lengths.items() if words > 1500} == {}
+
+
 def test_counts_of_decoding_are_those_of_the_tests():
     pytest.importorskip("triton", reason="triton is not installed")
     drawn = f"{test_interpreter.SHARES * test_interpreter.DRAWN} drawn layers"

@@ -7,7 +7,6 @@ import transformers
 
 from making.cards import about, class_words, markdown
 from making.methods import unfit
-from subtoken_train.errors import plain
 from subtoken_train.families import FAMILIES
 from subtoken_train.families.decoder import layer_windows
 from subtoken_train.families.family import Family
@@ -18,27 +17,34 @@ FAMILIES_HEAD = """# Backbone families
 
 <!-- made by `python docs/generate.py` from the declarations in `subtoken_train/families/`; edit those -->
 
-A backbone is read by its `model_type`, in transformers' own format, without remote code. The models below are known by
-name, so that `check --offline` and `evaluate --check` need no network; others of the same `model_type` load
-alike. *Reducers* are those that fit the model (`none`, `random` and `uniform` always do). Refused before weights are
-read: Gemma 3 with images (`gemma3`), whose image tokens attend in both directions where every prompt is read causally
-here; Gemma 4 (`gemma4`), whose layers have heads of two widths; Qwen3.5 (`qwen3_5`), most of whose layers keep a state
-instead of keys and values; LLaVA-OneVision-1.5 and others that are published with code of their own, which is never
-run.
+Which models load. A backbone is recognised by its `model_type`; no remote code runs. `check --offline` knows the models
+below by name. Other sizes and fine-tunes of a `model_type` load alike.
+
+Every model takes the [visual reducers](methods.md) `cdpruner`, `dart`, `divprune`, `fastv`, `pyramiddrop`, `sparsevlm`,
+`visionzip` and `vispruner`; the last column adds or removes some. Language models take `quest` and evictions.
+
+Refused before weights are read: Gemma 3 with images, whose image tokens attend in both directions. Gemma 4, with heads
+of two widths. Qwen3.5, whose layers mostly keep a state instead of keys and values. Models that need code of their own.
 
 | backbones | model_type | pictures | licence | reducers |
 |---|---|---|---|---|
 """
 
+COMMON = {"cdpruner", "dart", "divprune", "fastv", "pyramiddrop", "sparsevlm", "visionzip", "vispruner"}
+FAMILY_HEAD = """
+## Families
+
+LoRA adapts q and v of the language model. The module of a family says how its pictures are cut and placed.
+
+| model_type | what it is | inputs of pictures |
+|---|---|---|
+"""
 DECODERS_HEAD = """
 ## Other language models
 
-Any other language model of transformers is looked at, not looked up: `check --offline` and every command that loads one
-say before a weight is read what of it is not served, and a loaded one is run on 24 random tokens, the last six decoded
-from a packed cache, beside transformers' own forward (`families/proof.py`). In fp32 logits
-must agree to 1e-4 of the largest one; in bf16 and fp16 to 0.01 and twice what the model's own answer changes by between
-transformers' `sdpa` and `eager`. A sliding layer stores what is in its window, and nothing else of a prompt. These have
-been tested on tiny random models, cell by cell against a full recompute:
+Any other language model of transformers is examined. `check --offline` says before a weight is read what is not served.
+After loading, 24 random tokens are compared with transformers' own forward pass (`families/proof.py`). These classes
+were tested on tiny random models, cell by cell against a full recompute:
 
 | class | served | what is its own, or why not |
 |---|---|---|
@@ -70,7 +76,8 @@ def families_page() -> str:
             facts = f"`{config.model_type}` | {_pictures(family)} | {said} | {_fitting(family, config)}"
             models.setdefault(facts, []).append(name)
     rows = [f"| {', '.join(names)} | {facts} |\n" for facts, names in models.items()]
-    return "".join([FAMILIES_HEAD, *rows, *map(_family_card, kinds), DECODERS_HEAD, *map(_decoder_row, (*_HAS, *_NOT))])
+    own = [FAMILIES_HEAD, *rows, FAMILY_HEAD, *map(_family_row, kinds), DECODERS_HEAD]
+    return "".join([*own, *map(_decoder_row, (*_HAS, *_NOT))])
 
 
 def _decoder_row(name: str) -> str:
@@ -95,22 +102,18 @@ def _pictures(family: type[Family]) -> str:
 
 
 def _fitting(family: type[Family], config: object) -> str:
-    """Reducers that fit a published model."""
-    names = sorted(set(REDUCERS) - {"none", "random", "uniform"})
-    fit = [f"`{name}`" for name in names if unfit(REDUCERS[name], family, config) is None]
+    """Reducers that fit a published model and not all that see images, and those that do not fit it alone."""
     if not family.sees_images:
-        fit.append("[evictions](methods.md)")
-    return ", ".join(fit)
+        return ""
+    names = set(REDUCERS) - {"none", "random", "uniform"}
+    fit = {name for name in names if unfit(REDUCERS[name], family, config) is None}
+    told = [f"`{name}`" for name in sorted(fit - COMMON)], [f"`{name}`" for name in sorted(COMMON - fit)]
+    return "; ".join(f"{word} {', '.join(each)}" for word, each in zip(("also", "not"), told, strict=True) if each)
 
 
-def _family_card(family: type[Family]) -> str:
-    """A section: the module's docstring (the class's, if families share the module), and what the family declares."""
+def _family_row(family: type[Family]) -> str:
+    """The first line of the module's docstring (the class's, if families share the module), and what is declared."""
     shared = sum(kind.__module__ == family.__module__ for kind in set(FAMILIES.values())) > 1
-    title, text = (part.strip() for part in (class_words(family).partition("\n")[::2] if shared else about(family)))
+    title = class_words(family).partition("\n")[0] if shared else about(family)[0]
     kinds = ", ".join(f"`{kind}`" for kind in FAMILIES if FAMILIES[kind] is family)
-    inputs = ", ".join(f"`{name}`" for name in family.image_inputs) if family.sees_images else "none"
-    facts = f"Read for `model_type` {kinds}. Inputs of pictures: {inputs}. LoRA on `{markdown(family.lora_pattern)}`."
-    return (
-        "\n".join(part for part in (f"\n## {plain(family.name)}\n", f"{title}\n", text and f"{text}\n", facts) if part)
-        + "\n"
-    )
+    return f"| {kinds} | {title} | {', '.join(f'`{name}`' for name in family.image_inputs)} |\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,18 @@ METHODS_HEAD = """# Methods
 
 <!-- made by `python docs/generate.py` from the methods' docstrings; edit those -->
 
-Each method is one name in a recipe, a grid, a command and `SubTokenModel`. An *eviction* says after the prompt which
-cached entries stay. A *wrapper* around it spends its scores otherwise. A *reducer* drops tokens before that, in
-training, too. A *selector* chooses the value groups of what stays. A [format](formats.md) rounds what is stored. They
-compound. What to take first: [choosing](choosing.md). Settings: each class's docstring, in the site's reference.
+Each method has one name in recipes, grids, commands and `SubTokenModel`, and they compound. A bold row says when to
+take one of the kind below it. Settings and papers are in the site's reference. [What to take first](choosing.md).
 """
-SELECTORS_WORDS = """Routers (`linear`, `mlp`, `bilinear`) are trained by a recipe. The others choose without training,
-in the same bytes, and are controls: `SubTokenModel(model, tokenizer, groups=(16, 12), selector="value_norm")`."""
+SELECTORS_WORDS = """
+## Selectors of value groups
+
+Recipes train the first three. The others are controls without training:
+`SubTokenModel(model, tokenizer, groups=(16, 12), selector="value_norm")`.
+
+| method | what it is |
+|---|---|
+"""
 EVICTIONS_HEAD = """# KV evictions
 
 An eviction says, after the prompt's pass, which cached entries stay, per layer and head. What is evicted is not stored:
@@ -144,16 +150,20 @@ router](own_router.md) declares its own.
 def methods_page() -> str:
     """The text of ``methods.md``: every method in one line, with its class."""
     parts = [METHODS_HEAD]
-    for methods, kinds in ((EVICTIONS, EVICTION_KINDS), (WRAPPERS, (WRAPPER_KIND,)), (REDUCERS, REDUCER_KINDS)):
-        parts += [_in_short(kind.title, f"{kind.words} *Take one*: {kind.when}", methods, kind.names) for kind in kinds]
-    return "".join([*parts, _in_short("Selectors of value groups", SELECTORS_WORDS, SELECTORS, SELECTORS)])
+    for title, methods, kinds in (
+        ("KV evictions", EVICTIONS, EVICTION_KINDS),
+        ("Wrappers", WRAPPERS, (WRAPPER_KIND,)),
+        ("Token reducers", REDUCERS, REDUCER_KINDS),
+    ):
+        parts.append(f"\n## {title}\n\n| method | what it is |\n|---|---|\n")
+        parts += [f"| **{kind.title}** | {kind.when} |\n{_in_short(methods, kind.names)}" for kind in kinds]
+    return "".join([*parts, SELECTORS_WORDS, _in_short(SELECTORS, SELECTORS)])
 
 
-def _in_short(title: str, words: str, methods: Mapping[str, type], names: Iterable[str]) -> str:
-    rows = [
-        f"| `{name}` | {about(methods[name])[0]} | `{methods[name].__module__.partition('.')[2]}` |\n" for name in names
-    ]
-    return "".join([f"\n## {title}\n\n{words}\n\n| method | what it is | file |\n|---|---|---|\n", *rows])
+def _in_short(methods: Mapping[str, type], names: Iterable[str]) -> str:
+    rows = [f"| `{name}` | {about(methods[name])[0]} |\n" for name in names]
+    brief = re.sub(r"Router-free control( \(ours\))?: | \(paper,[^)]*\)| READING:.*?ours\.", "", "".join(rows))
+    return re.sub(r" et al\., (\d{4})(, arXiv:[\d.v]+)?", r" \1", brief)
 
 
 def evictions_page() -> str:

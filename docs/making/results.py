@@ -17,19 +17,14 @@ PAGES = {
     "docs/trained_arms.md": "trained arms against their anchors",
     "docs/speed.md": "decoding, prompts, training steps, beside kvpress",
     "docs/quality.md": "packed caches, originals, kvpress",
-    "benchmarks/results/screens/README.md": "peers at equal bytes",
-    "benchmarks/results/screens/bits.md": "bits and groups",
     "checkpoints/README.md": "the embedded models",
     "docs/trials.md": "what was tried, a line each",
-    "docs/memory.md": "predicted and measured memory of training",
-    "benchmarks/results/packed_matrix.md": "packed caches against a full recompute",
 }
-"""What pages are about; those in a folder of a page's name go with it."""
+"""What pages are about."""
 HEAD = """# Results
 
 Every committed table, with the section that says how it was made. Programs write them from the records in
-`benchmarks/results/`, and tests compare. The models are the embedded ones, unless a table names another; all ran on
-CPUs but what is [told of GPUs](speed.md#gpus), and no 7B model was trained.
+`benchmarks/results/`, and tests compare. No 7B model was trained.
 
 | page | what it is about | sections with tables or plots |
 |---|---|---|
@@ -50,15 +45,9 @@ def results_page() -> str:
     rows = []
     for path, about in PAGES.items():
         rows.append(f"| [{_title(path)}](../{path}) | {about} | {_sections(path)} |\n")
-        further = sorted((ROOT / path).with_suffix("").glob("*.md"))
-        rows += [f"| [{_title(own)}](../{own}) | | {_sections(own)} |\n" for own in map(_named, further)]
     with TABLE.open(newline="") as file:
         cases = [f"| `{row['method']}` | {row['case']} | {row['max_difference']} |\n" for row in csv.DictReader(file)]
     return "".join([HEAD, *rows, ORIGINALS, *cases])
-
-
-def _named(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
 
 
 def _title(path: str) -> str:

@@ -39,8 +39,8 @@ def arms_page() -> str:
 
 
 def arguments_page() -> str:
-    """Return the page about harnesses with its table of model arguments."""
-    of_harness = {name: each for name, each in MODEL_SETTINGS.items() if each.harness}
+    """Return the page about harnesses with its table of model arguments that no arm of a grid has."""
+    of_harness = {name: each for name, each in MODEL_SETTINGS.items() if each.harness and name not in ARM_SETTINGS}
     return _filled("plugins.md", _table("argument", of_harness))
 
 
@@ -63,7 +63,10 @@ def _request_table() -> str:
     """Return a row for each field of a request, and what happens."""
     rows = [(_code(names), words) for names, words in OBEYED.items()]
     rows.append((_code(", ".join(fields.IGNORED)), "ignored, whatever it says"))
-    rows += [(_code(name), _words(values)) for name, values in fields.NEUTRAL.items()]
+    neutral: dict[str, list[str]] = {}
+    for name, values in fields.NEUTRAL.items():
+        neutral.setdefault(_words(values), []).append(name)
+    rows += [(_code(", ".join(names)), words) for words, names in neutral.items()]
     rows.append((_code(", ".join(fields.OF_DRAWS[1:])), "ignored where the answer is greedy"))
     rows += [(f"{_code(name)} of a message", _words(values)) for name, values in fields.OF_MESSAGES.items()]
     rows += [(f"{_code(name)} of `stream_options`", _words(values)) for name, values in fields.OF_STREAMS.items()]

@@ -71,7 +71,7 @@ def test_what_cannot_be_compared_is_said_in_one_line(tmp_path, capsys):
 def test_from_own_texts_to_a_table_and_a_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts").mkdir()
-    for name in ("memory", "evaluation", "resume", "launch", "tasks", "serving", "speed"):
+    for name in ("memory", "evaluation", "resume", "launch", "tasks", "serving", "speed", "budgets", "python"):
         (tmp_path / f"texts/{name}.md").write_text((ROOT / f"docs/{name}.md").read_text())
     few = ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2"]
     assert main(["init", "texts"]) == 0

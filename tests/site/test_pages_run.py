@@ -21,19 +21,6 @@ def test_start_and_do_are_among_them():
     assert {"install", "first_run", "budgets", "own_family", "tour"} <= {path.stem for path in RUN}
 
 
-@pytest.mark.parametrize(
-    ("other", "same"),
-    [
-        ("7 of 1,024 bytes | prefill 1.25 s, 9 tokens/s, 3 ms", True),
-        ("7 of   1,024 bytes | prefill 0.06 s, 12.5 tokens/s, 4 ms", True),
-        ("8 of 1,024 bytes | prefill 0.06 s, 12.5 tokens/s, 4 ms", False),
-        ("7 of 1,025 bytes | prefill 0.06 s, 12.5 tokens/s, 4 ms", False),
-    ],
-)
-def test_figures_are_compared_but_for_seconds_and_speeds(other, same):
-    assert (words("7 of 1,024 bytes | prefill 0.06 s, 12.5 tokens/s, 4 ms") == words(other)) is same
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("path", RUN, ids=lambda path: path.stem)
 def test_they_run_as_written_and_show_what_they_say(path, tmp_path):
