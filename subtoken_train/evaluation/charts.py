@@ -23,8 +23,8 @@ from subtoken_train.errors import plain
 
 INK = "#1d2127"
 COLORS = ("#189cd8", "#c0249c", "#0ca83c", "#783cfc", "#846c54", "#fc1818", "#6084fc", "#cc789c")
-MARKERS, FILLS = "osD^vP", (1.0, 0.5, 0.25, 0.0)
-"""Shape of points and filling of bars, for the first series of a colour, the second, and so on."""
+MARKERS = "osD^vP"
+"""Shape of points, for the first series of a colour, the second, and so on."""
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none", "svg.hashsalt": "subtoken_train", "text.parse_math": False, "font.size": 9.5,
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),

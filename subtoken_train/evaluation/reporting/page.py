@@ -1,8 +1,8 @@
 """The report as one HTML page that needs nothing else: no script, no network, no other file; and its charts.
 
-Charts show accuracy against KV, differences to the anchors, and bars per question kind, or a map of needles. An arm has
-one colour, marker and fill in all of them; arms of one curve share the colour. What compression could not change is
-grey. Everything that comes from models or data sets is escaped by Jinja; drawings are SVG.
+Charts show accuracy against KV, differences to the anchors, and a map of needles. An arm has one colour and marker in
+all of them; arms of one curve share the colour. What compression could not change is grey. Everything that comes from
+models or data sets is escaped by Jinja; drawings are SVG.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from subtoken_train.errors import plain
-from subtoken_train.evaluation.charts import COLORS, FILLS, INK, MARKERS, styled, svg_of
+from subtoken_train.evaluation.charts import COLORS, INK, MARKERS, styled, svg_of
 from subtoken_train.evaluation.reporting import report as words
 from subtoken_train.evaluation.reporting.curves import Curve
 from subtoken_train.evaluation.reporting.report import Report, spoken
@@ -47,11 +47,6 @@ class Series(NamedTuple):
     def marker(self) -> str:
         """The shape of its points."""
         return MARKERS[self.turn % len(MARKERS)]
-
-    @property
-    def bar(self) -> dict[str, Any]:
-        """The look of its bars: an outline of its colour, filled more or less."""
-        return {"facecolor": (self.color, FILLS[self.turn % len(FILLS)]), "edgecolor": self.color}
 
 
 def series_of(report: Report) -> dict[str, Series]:
@@ -109,28 +104,6 @@ def difference_chart(table: ScoreTable, column: str, series: Mapping[str, Series
     _names(axes, [series[arm].title for arm, _ in rows])
     axes.set(xlabel="points of % above (+) or below (-) the anchor")
     _legend(figure, [], any(its.moot for _, its in rows))
-    return figure
-
-
-@styled
-def kind_chart(scores: KindScores, series: Mapping[str, Series]) -> Figure:
-    """Draw bars per question kind, an arm beside the other, with 95 % intervals; of many arms the first."""
-    step = 1 / (len(scores.drawn) + 1)
-    figure, axes = _figure(0.9 + 0.15 / step * len(scores.kinds) + 1.2 * LINE * len(scores.drawn))
-    found = [
-        (place + step * (number - (len(scores.drawn) - 1) / 2), series[arm], scores.arms[arm][kind])
-        for place, kind in enumerate(scores.kinds)
-        for number, arm in enumerate(scores.drawn)
-        if kind in scores.arms[arm]
-    ]
-    for y, its, estimate in found:
-        axes.barh(y, 100 * estimate.value, 0.86 * step, **(MOOT_BAR if estimate.moot else its.bar))
-        _interval(axes, y, estimate, INK, 1)
-    axes.set(xlabel="score, %", xlim=(0, 102))
-    _names(axes, scores.kinds)
-    axes.spines["left"].set_visible(True)
-    handles = [Patch(**series[arm].bar, label=_lines(series[arm].title, 70)) for arm in scores.drawn]
-    _legend(figure, handles, any(estimate.moot for *_, estimate in found))
     return figure
 
 
@@ -219,8 +192,6 @@ def _charts(part: words.Section, name: str, series: Mapping[str, Series]) -> lis
         if len(cells) == len(about.kinds):
             titles = {arm: its.title for arm, its in series.items()}
             found = {f"{about.task}: needles found, in %": map_chart(about, cells, titles)}
-        else:
-            found = {f"{about.task}: score per question kind": kind_chart(about, series)}
     elif isinstance(about, tuple):  # curves over other tasks are not drawn into one picture
         groups: dict[str, list[Curve]] = {}
         for curve in about:

@@ -7,14 +7,13 @@ from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
-from matplotlib.colors import to_hex
 
 from subtoken_train.evaluation.charts import COLORS, svg_of
 from subtoken_train.evaluation.reporting import page as pages
 from subtoken_train.evaluation.reporting.report import make_report
-from subtoken_train.evaluation.reporting.score_tables import MAX_ARMS, PAPER_TASKS
+from subtoken_train.evaluation.reporting.score_tables import PAPER_TASKS
 from tests.support.drawings import clipped_texts
-from tests.support.report_results import KINDS, answers, facts, paper_grid, write_run
+from tests.support.report_results import answers, facts, paper_grid, write_run
 
 VOID = {"meta", "link", "img", "br"}
 HOSTILE = "<script>alert(1) & <img src=x onerror=alert(2)>"
@@ -67,7 +66,7 @@ def test_tables_and_plots(html):
     page = Page(html)
     assert page.count("table") == 2 + 2 + 2 + 1 + 8 + 1  # scores, budgets, times, curves, kinds, how asked
     charts = [attributes for tag, attributes in page.elements if tag == "svg"]
-    assert len(charts) == 2 + 1 + 1 + 8  # both means' differences, pope's alone are in the table, curves, kinds
+    assert len(charts) == 2 + 1 + 1  # both means' differences, pope's alone are in the table, curves
     ids = {attributes["id"] for _, attributes in page.elements if "id" in attributes}
     for chart in charts:
         assert chart["role"] == "img"
@@ -172,28 +171,6 @@ def test_differences_stand_at_their_numbers_in_the_arms_colours(report):
 
 
 @pytest.mark.slow
-def test_bars_per_kind_with_the_compared_arms_first(folder):
-    for i in range(MAX_ARMS):
-        write_run(folder, facts(f"a{i}", 0.5, reducer="y 0.5"), "pope", answers(range(i)))
-    report = make_report([folder])
-    (scores,) = report.kinds
-    assert len(scores.arms) == MAX_ARMS + 5
-    assert len(scores.drawn) == MAX_ARMS
-    assert {"anchor", "better", "worse", "same"} <= set(scores.drawn)
-    series = pages.series_of(report)
-    figure = pages.kind_chart(scores, series)
-    (axes,) = figure.axes
-    bars = sorted(axes.patches, key=lambda bar: bar.get_y())
-    assert len(bars) == MAX_ARMS * len(KINDS)
-    for place, kind in enumerate(scores.kinds):
-        group = bars[place * MAX_ARMS : (place + 1) * MAX_ARMS]
-        assert [bar.get_width() for bar in group] == [100 * scores.arms[arm][kind].value for arm in scores.drawn]
-        assert [to_hex(bar.get_edgecolor()) for bar in group] == [series[arm].color for arm in scores.drawn]
-    assert words_of(figure) == {series[arm].title for arm in scores.drawn}
-    assert clipped_texts(figure) == []
-
-
-@pytest.mark.slow
 def test_an_arm_has_one_look_of_its_own_and_curves_one_colour(folder):
     for keep in (0.5, 0.1):
         write_run(folder, facts(f"fastv{keep}", keep, reducer=f"fastv {keep}"), "pope", answers(range(int(30 * keep))))
@@ -219,14 +196,11 @@ def test_what_compression_could_not_change_is_grey(folder):
     write_run(folder, late, "pope", answers(range(40)), new_tokens=1)
     report = make_report([folder])
     series = pages.series_of(report)
-    bars = pages.kind_chart(report.kinds[0], series)
-    grey = [bar for bar in bars.axes[0].patches if to_hex(bar.get_edgecolor()) == pages.MOOT]
-    assert [bar.get_width() for bar in grey] == [100] * len(KINDS)
     points = pages.difference_chart(report.tables[0], "pope", series)
     assert [line.get_xdata()[0] for line in points.axes[0].lines if line.get_color() == pages.MOOT] == [50]
     curves = pages.curve_chart(report.curves, series)
     assert any(line.get_color() == pages.MOOT for line in curves.axes[0].lines)
-    for figure in (bars, points, curves):
+    for figure in (points, curves):
         assert pages.MOOT_WORDS in words_of(figure)
         assert clipped_texts(figure) == []
 
@@ -238,7 +212,6 @@ def test_names_are_whole_text(report):
     titled = {arm: its._replace(title=title) for (arm, its), title in pairs}
     for figure in (
         pages.difference_chart(report.tables[0], "pope", titled),
-        pages.kind_chart(report.kinds[0], titled),
         pages.curve_chart(report.curves, titled),
     ):
         assert clipped_texts(figure) == []
