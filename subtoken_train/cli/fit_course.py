@@ -170,20 +170,20 @@ def draw_run(folder: Path) -> bytes | None:
     if not losses:
         return None
     check_package("matplotlib", "report", "drawing it")
-    from subtoken_train.evaluation.charts import axes_in_a_row, draw_cells, draw_courses, image_of
+    from subtoken_train.evaluation.charts import axes_in_a_row, draw_cells, draw_lines, image_of
 
     usage = {int(found[1]): course for name, course in courses.items() if (found := _USAGE.fullmatch(name))}
     scores = scores_beside_anchor(folder, courses)
     figure, axes = axes_in_a_row(1 + bool(usage) + bool(scores), _INCHES)
     left = iter(axes)
-    draw_courses(next(left), losses, "loss", "step", "per answer token")
+    draw_lines(next(left), losses, "loss", "step", "per answer token")
     if usage:
         steps = sorted(next(iter(usage.values())))
         rows = [[usage[layer].get(step, float("nan")) for step in steps] for layer in sorted(usage)]
         title, ends = "evenness of group usage", (steps[0], steps[-1] + 1)
         draw_cells(next(left), rows, title, "step", "layer", min(usage), ends)
     if scores:
-        draw_courses(next(left), scores, "score midway", "step", _SCORE)
+        draw_lines(next(left), scores, "score midway", "step", _SCORE)
     file = io.BytesIO()
     image_of(figure).quantize(_COLOURS).save(file, "PNG", optimize=True)
     return file.getvalue()

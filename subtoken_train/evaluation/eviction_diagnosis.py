@@ -95,7 +95,7 @@ def watched(method: Eviction, layers: list[WatchedEntries]) -> Eviction:
             post_vision_statistics(view.blocks(rows_BN), view.entries_BN, THRESHOLD)[1]
             for rows_BN in (task_rows(view.regions_BN), view.entries_BN)
         )
-        scores = kind.score(self, view)
+        scores = method.score(view)
         nothing = torch.zeros_like(view.entries_BN)
         body_BN = in_compressed_region(view.regions_BN)
         mass = torch.zeros(*view.query_BHNd.shape[:3], device=nothing.device)
@@ -109,7 +109,7 @@ def watched(method: Eviction, layers: list[WatchedEntries]) -> Eviction:
         return scores
 
     def keep(self: Eviction, scores: list[Scores], candidates: Candidates) -> list[Tensor]:
-        kept = kind.keep(self, scores, candidates)
+        kept = method.keep(scores, candidates)
         for each, competes_BN, kept_BhN in zip(layers, candidates.competes_LBN, kept, strict=True):
             each.competes_BN, each.kept_BhN = competes_BN, kept_BhN & competes_BN[:, None]
         return [(regions_BN != Region.PADDING)[:, None] for regions_BN in candidates.regions_LBN]
