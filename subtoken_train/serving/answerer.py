@@ -220,7 +220,8 @@ class Answerer:
         for job in jobs:
             if job.is_over():
                 job.tell(time_over("its turn did not come"))
-        jobs, refusal = [job for job in jobs if not job.answered], None
+        jobs = [job for job in jobs if not job.answered]
+        refusal: RefusedError | None = None
         try:
             if jobs:
                 self._pass(jobs)

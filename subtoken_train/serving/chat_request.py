@@ -1,9 +1,8 @@
 """A body of ``POST /v1/chat/completions`` or ``/v1/completions``, read.
 
-Of OpenAI's, vLLM's and SGLang's fields: null is as if left out; what changes nothing is ignored; what is obeyed is
-read; the rest is refused by name. The page of the server is made from these tables. A part of a content may carry
-``"cache_control": {"type": "ephemeral"}``, as clients of Anthropic, LiteLLM and OpenRouter write it: what stands up to
-there is the request's *context*, compressed once and kept for further questions.
+Null is as if left out; what changes nothing is ignored; what is obeyed is read; the rest is refused by name. The
+server's page is made from these tables. What stands up to a part with ``"cache_control": {"type": "ephemeral"}``, as
+clients of Anthropic write it, is the request's *context*, compressed once and kept for further questions.
 """
 
 from __future__ import annotations
@@ -122,15 +121,10 @@ class ContextQuestion:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """One request.
+    """One request; None of ``asked``: the whole prompt is compressed for this answer alone.
 
-    Attributes:
-        asked: what is asked about a context; None: the whole prompt is compressed for this answer alone.
-        settings: of ``generate``: sampling.
-        max_new_tokens: of the answer; None: as many as there is room for.
-        eviction: of this request, and what it keeps; None: the server's.
-        raw: whether the one message is a text to go on with, without a chat template.
-        owner: whose contexts it may find; "": everybody's.
+    ``settings`` are those of ``generate``; no ``max_new_tokens``: as many as there is room for; no ``eviction``: the
+    server's. ``raw``: the one message is a text to go on with. ``owner``: whose contexts it may find, "": everybody's.
     """
 
     model: str
@@ -305,9 +299,7 @@ def _asked(
             raise ValueError("cache_control in a system message belongs to its last part, and goes with no picture")
         return ContextQuestion(messages[1]["content"], list(messages[2:]), system, by_system=True)
     if mark[0] != first:
-        raise ValueError(
-            "cache_control belongs to the system message or to the user's first one; leave it out elsewhere"
-        )
+        raise ValueError("cache_control belongs to the system message or to the user's first; leave it out elsewhere")
     parts = plain[first]["content"]
     before, rest = parts[: mark[1] + 1], parts[mark[1] + 1 :]
     seen = [part for part in before if part["type"] == "image"]

@@ -66,8 +66,8 @@ def whole_prompt(model: SubTokenModel, context, question: str):
 
 @sampled("name", CELLS, every=4)
 def test_many_questions_are_as_one_on_a_fresh_cache(name):
-    model = asking(**CELLS[name])
-    context, settings = contexts_of(model)[0], {"max_new_tokens": 4}
+    model, settings = asking(**CELLS[name]), {"max_new_tokens": 4}
+    context = contexts_of(model)[0]
     together = model.ask(context, QUESTIONS, **settings)
     held = model.cache.report
     assert together == [model.ask(context, [question], **settings)[0] for question in QUESTIONS]
@@ -169,11 +169,7 @@ NO_PICTURE = "llava sees images: a context is an image or a list of images"
 MARKED = "a question holds <image>; all pictures belong to the context"
 READS = "ask compresses before any question is seen, but .*{}.*; use generate"
 REFUSED = {
-    "aircache": (
-        LLAVA | {"eviction": "aircache"},
-        PICTURES[0],
-        READS.format("'aircache' reads the attention"),
-    ),
+    "aircache": (LLAVA | {"eviction": "aircache"}, PICTURES[0], READS.format("'aircache' reads the attention")),
     "quest": (LLAMA | {"reducer": "quest"}, TEXTS[0], READS.format("reducer 'quest' chooses by the question")),
     "routers": (LLAMA | {"selector": "query"}, TEXTS[0], READS.format("the routers are conditioned on the question")),
     "no picture": (LLAVA, [], NO_PICTURE),
@@ -210,16 +206,15 @@ def test_contexts_take_positions_for_their_own_questions_only():
 @pytest.mark.parametrize("chunk", [None, 3])
 def test_padding_before_a_short_question_is_nowhere_below_0(chunk, monkeypatch):
     """Ministral 3 takes the logarithm of positions: of rows 16 before the text it would be infinite."""
-    backbone = compress(text_family("ministral3")).eval()
-    model = SubTokenModel.around(backbone, Compression(prefill_chunk=chunk))
+    family, positions = text_family("ministral3"), []
+    model, through = SubTokenModel.around(compress(family).eval(), Compression(prefill_chunk=chunk)), family.through
     texts, questions = ["a cat", "a red dog"], [["describe ."], ["what is at C4 ? and at D2 ? " * 4]]
-    positions, through = [], backbone.family.through
 
     def noted(layers, hidden, mask, position, *rest, **options):
         positions.append(int(position.min()))
         return through(layers, hidden, mask, position, *rest, **options)
 
     alone = [model.ask(text, own, max_new_tokens=4) for text, own in zip(texts, questions, strict=True)]
-    monkeypatch.setattr(backbone.family, "through", noted)
+    monkeypatch.setattr(family, "through", noted)
     assert model.ask(texts, questions, max_new_tokens=4) == alone
     assert min(positions) == 0

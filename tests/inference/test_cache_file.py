@@ -28,19 +28,20 @@ from tests.support.packing import short_runs  # noqa: F401  (a fixture)
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 
+TWO, OWN = {"groups": "2/1"}, {"family": "llava_gqa", "eviction": "own_sets"}
+LINEAR = {"family": "llama", "reducer": "none", "selector": "linear"}
+SHARED = ("llava", "llava routed", "llama split", "llama pages", "qwen3", "mistral_window")
 KINDS = {
-    **{
-        name: CELLS[name] for name in ("llava", "llava routed", "llama split", "llama pages", "qwen3", "mistral_window")
-    },
+    **{name: CELLS[name] for name in SHARED},
     "stored fill": CELLS["qwen3_vl"],
     "learned fill": CELLS["qwen2_window"],
-    "heads of their own": {"family": "llama", "reducer": "none", "selector": "linear", "eviction": "own_sets"},
-    "the same groups for all": {"family": "llama", "reducer": "none", "selector": "leading", "groups": "8/3"},
-    "int8 groups": {"family": "llama", "reducer": "none", "selector": "linear", "groups": "8/3", "precision": "int8"},
-    "int4": {"family": "llava_gqa", "eviction": "own_sets", "precision": "int4", "groups": "2/1", "keys": "cut"},
-    "rotated": {"family": "llava_gqa", "eviction": "own_sets", "precision": "int4_rotated", "groups": "2/1"},
-    "kivi4": {"family": "llava_gqa", "eviction": "own_sets", "precision": "kivi4", "groups": "2/1", "keys": "cut"},
-    "kivi2": {"family": "llama", "reducer": "none", "selector": "linear", "groups": "2/1", "precision": "kivi2"},
+    "heads of their own": LINEAR | {"eviction": "own_sets"},
+    "the same groups for all": LINEAR | {"selector": "leading", "groups": "8/3"},
+    "int8 groups": LINEAR | {"groups": "8/3", "precision": "int8"},
+    "int4": OWN | TWO | {"precision": "int4", "keys": "cut"},
+    "rotated": OWN | TWO | {"precision": "int4_rotated"},
+    "kivi4": OWN | TWO | {"precision": "kivi4", "keys": "cut"},
+    "kivi2": LINEAR | TWO | {"precision": "kivi2"},
     "bf16": {"family": "llava", "eviction": "own_sets", "precision": "bf16"},
     "merged": {"family": "llama", **PLAIN, "eviction": "h2o", "merge": "weighted"},
 }
@@ -48,23 +49,21 @@ KINDS = {
 
 @sampled("name", KINDS, every=3)
 def test_every_kind_of_storage_comes_back(name, tmp_path):
-    model = asking(**KINDS[name])
-    answers = model.ask(contexts_of(model), [QUESTIONS[:2], QUESTIONS[:1]], max_new_tokens=4)
+    model, asked = asking(**KINDS[name]), [QUESTIONS[:2], QUESTIONS[:1]]
+    answers = model.ask(contexts_of(model), asked, max_new_tokens=4)
     written, path = model.cache, model.cache.save(tmp_path / "mine" / "a.safetensors")
     other = SubTokenModel.around(model.backbone, model.compression)
     read = other.load_cache(str(path))
     record, tensors = packed_tensors(written.packed)
     again, found = packed_tensors(read.packed)
-    assert again == record
-    assert found.keys() == tensors.keys()
+    assert (again, found.keys()) == (record, tensors.keys())
     for key, tensor in tensors.items():
         assert found[key].dtype == tensor.dtype
         assert torch.equal(found[key], tensor), key
     assert (read.digests, read.frames, read.report) == (written.digests, written.frames, written.report)
     assert other.cache_report() == model.cache_report()
-    assert other.ask(None, [QUESTIONS[:2], QUESTIONS[:1]], max_new_tokens=4) == answers
-    stored = sum(tensor.nbytes for tensor in tensors.values())
-    header = struct.unpack("<Q", path.read_bytes()[:8])[0]
+    assert other.ask(None, asked, max_new_tokens=4) == answers
+    stored, header = sum(tensor.nbytes for tensor in tensors.values()), struct.unpack("<Q", path.read_bytes()[:8])[0]
     assert path.stat().st_size == 8 + header + stored
     assert stored - written.report.total_bytes < 2048  # positions, and a weight that pieces read as
 
@@ -83,10 +82,7 @@ def with_levels(**levels):
 
 
 MODELS = {
-    "weights": (
-        lambda m: on_family(m, seed=99),
-        r"made by the backbone .*, with other weights; load",
-    ),
+    "weights": (lambda m: on_family(m, seed=99), r"made by the backbone .*, with other weights; load"),
     "shapes": (lambda m: on_family(m, layers=2), "with an architecture of its own; load the backbone that made it"),
     "adapter": (with_levels(selector="linear"), r"was made with no adapter, and this model has adapter \w{12}"),
     "bf16": (with_levels(precision="bf16"), "is in 'float32' and the model in bfloat16"),
@@ -108,11 +104,9 @@ def test_another_model_is_refused(name, saved):
 
 
 def test_another_training_of_the_same_adapter_is_refused(tmp_path):
-    levels = {"family": "llama", **PLAIN, "selector": "linear"}
-    model = asking(**levels)
+    model, other = (asking(family="llama", **PLAIN | {"selector": "linear"}) for _ in range(2))
     model.ask(TEXTS[0], [])
     path = model.cache.save(tmp_path / "a")
-    other = asking(**levels)
     other.load_cache(path)
     with torch.no_grad():
         next(other.backbone.bank.parameters()).mul_(1.001)
@@ -126,15 +120,9 @@ def test_other_files_are_refused(saved, tmp_path):
     save_file({"a": torch.zeros(2)}, tmp_path / "weights")
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    files = {
-        "cut": content[:-100],
-        "empty": b"",
-        "short": b"abc",
-        "text": b"hello world, " * 9,
-        "huge header": struct.pack("<Q", 2**62) + content[8:],
-        "long header": struct.pack("<Q", len(content) - 8) + content[8:],
-        "pickle": b"\x80\x02cos\nsystem\nq\x00.",
-    }
+    files = {"cut": content[:-100], "empty": b"", "short": b"abc", "text": b"hello world, " * 9}
+    files |= {"huge header": struct.pack("<Q", 2**62) + content[8:], "pickle": b"\x80\x02cos\nsystem\nq\x00."}
+    files["long header"] = struct.pack("<Q", len(content) - 8) + content[8:]
     for name, spoilt in files.items():
         (tmp_path / name).write_bytes(spoilt)
     for name in (*files, "folder", "pipe", "weights", "nowhere"):
@@ -145,10 +133,7 @@ def test_other_files_are_refused(saved, tmp_path):
 def test_a_file_is_not_written_over_unless_told(saved, tmp_path):
     model, _, path = saved
     before = path.read_bytes()
-    for place, words in (
-        (path, "exists; name another file, or pass overwrite=True"),
-        (tmp_path, "is a folder"),
-    ):
+    for place, words in ((path, "exists; name another file, or pass overwrite=True"), (tmp_path, "is a folder")):
         with pytest.raises(ValueError, match=words):
             model.cache.save(place)
     model.cache.save(path, overwrite=True)
@@ -239,17 +224,17 @@ def test_a_cache_of_the_first_version_is_read_with_a_warning(saved, tmp_path):
 )
 def test_a_cache_of_the_second_version_with_a_scale_per_group_is_refused(groups, precision, read, tmp_path):
     model = asking(**{**PLAIN, "family": "llama", "selector": "linear", "groups": groups, "precision": precision})
-    answers = model.ask(contexts_of(model), [QUESTIONS[:2], QUESTIONS[:1]], max_new_tokens=4)
-    path = model.cache.save(tmp_path / "new.safetensors")
-    record, tensors = parts(path)
-    forged(tmp_path / "old.safetensors", {**record, "version": 2}, tensors)
+    asked = [QUESTIONS[:2], QUESTIONS[:1]]
+    answers = model.ask(contexts_of(model), asked, max_new_tokens=4)
+    record, tensors = parts(model.cache.save(tmp_path / "new.safetensors"))
+    old = forged(tmp_path / "old.safetensors", {**record, "version": 2}, tensors)
     other = SubTokenModel.around(model.backbone, model.compression)
-    if read:
-        other.load_cache(tmp_path / "old.safetensors")
-        assert other.ask(None, [QUESTIONS[:2], QUESTIONS[:1]], max_new_tokens=4) == answers
-    else:
+    if not read:
         with pytest.raises(ValueError, match=r"has version 2, whose int8 value groups have a scale each.*compress"):
-            other.load_cache(tmp_path / "old.safetensors")
+            other.load_cache(old)
+        return
+    other.load_cache(old)
+    assert other.ask(None, asked, max_new_tokens=4) == answers
 
 
 def test_every_byte_counts(saved, tmp_path):
@@ -289,10 +274,7 @@ ALL = slice(None)
 FORGERIES = {
     "newer": (lambda r, t: r.update(version=99), "has version 99, this version reads up to 4; please upgrade"),
     "ancient": (lambda r, t: r.update(version=0), "versions count from 1"),
-    "more tensors": (
-        lambda r, t: t.update({"0.0.0.more": torch.zeros(2)}),
-        "1 tensors are not expected",
-    ),
+    "more tensors": (lambda r, t: t.update({"0.0.0.more": torch.zeros(2)}), "1 tensors are not expected"),
     "fewer tensors": (lambda r, t: t.pop("1.0.0.keys"), r"tensor 1\.0\.0\.keys is missing"),
     "shape": (lambda r, t: cut(t, "1.0.0.values", ALL, ALL, slice(1, None)), r"1\.0\.0\.values has shape .* must be"),
     "dtype": (lambda r, t: t.update({"1.0.0.keys": t["1.0.0.keys"].half()}), "is of float16; it must be of float32"),

@@ -49,32 +49,28 @@ def live_bytes() -> int:
 def test_live_tensors_grow_by_what_is_reported(own_sets, kv_dtype):
     family = text_family(layers=2, num_key_value_heads=HEADS, max_position_embeddings=8192)
     backbone, batch = compress(family, ROUTING, name="quest", keep_ratio=0.25), text_batch([(4096, 30, 0)])
-    KV_HEADS[0] = HEADS
+    KV_HEADS[0], token = HEADS, torch.ones(1, 1, dtype=torch.long)
     compression = Compression(OwnSets() if own_sets else None, kv_dtype=kv_dtype)
-    caches = [PackedCache(family.shape.num_layers) for _ in range(2)]
-    decode(backbone, torch.ones(1, 1, dtype=torch.long), _filled(backbone, batch, caches[0], compression)[0])
-    caches.pop(0)
+
+    def filled():
+        cache = PackedCache(family.shape.num_layers)
+        return cache, pickle.dumps(prefill(backbone, batch, cache, compression).plan)
+
+    decode(backbone, token, filled()[0])  # what is made once is there
     before = live_bytes()
-    cache, plan = _filled(backbone, batch, caches[0], compression)
+    cache, plan = filled()
     grown, told = live_bytes() - before, report(backbone, batch, pickle.loads(plan), cache)
-    ledger = told.ledger
     assert told.slack_bytes == told.tail_bytes == 0
     assert grown == pytest.approx(told.total_bytes, rel=0.02)
     if kv_dtype == "model":
-        assert grown == pytest.approx(ledger.bytes_of(), rel=0.02)
-        assert told.payload_bytes == ledger.bytes_of(with_index=False)
+        assert grown == pytest.approx(told.ledger.bytes_of(), rel=0.02)
+        assert told.payload_bytes == told.ledger.bytes_of(with_index=False)
     if not own_sets:
         assert told.realised_fraction == pytest.approx(0.15625, rel=0.02)
-
-    decode(backbone, torch.ones(1, 1, dtype=torch.long), cache)
+    decode(backbone, token, cache)
     grown, told = live_bytes() - before, report(backbone, batch, pickle.loads(plan), cache)
-    assert told.tail_bytes == family.shape.token_bytes
-    assert told.slack_bytes == 63 * family.shape.token_bytes
+    assert (told.tail_bytes, told.slack_bytes) == (family.shape.token_bytes, 63 * family.shape.token_bytes)
     assert grown == pytest.approx(told.total_bytes, rel=0.02)
-
-
-def _filled(backbone, batch, cache, compression):
-    return cache, pickle.dumps(prefill(backbone, batch, cache, compression).plan)
 
 
 @pytest.mark.parametrize("routing", [None, ROUTING])

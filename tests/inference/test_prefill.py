@@ -64,11 +64,9 @@ def test_a_decode_step_runs_no_router_and_copies_no_prompt(eviction, new):
     KV_HEADS[0] = family.shape.num_kv_heads
     routing = RoutingConfig(num_groups=8, kept_groups=2)
     backbone = compress(family, routing, name="quest", keep_ratio=0.5).eval()
-    batch, cache = text_batch([(600, 30, 0), (500, 20, 0)]), PackedCache(2)
+    batch, cache, calls, routed = text_batch([(600, 30, 0), (500, 20, 0)]), PackedCache(2), [], []
     first = prefill(backbone, batch, cache, Compression(eviction))
     decode(backbone, torch.ones(2, 1, dtype=torch.long), cache)  # the tail's room
-
-    calls, routed = [], []
     for selector in backbone.bank.selectors:
         selector.register_forward_hook(lambda *_: routed.append(1))
 
@@ -76,10 +74,12 @@ def test_a_decode_step_runs_no_router_and_copies_no_prompt(eviction, new):
         if event == "call" and frame.f_code.co_filename.startswith(tuple(ROOMS)):
             calls.append(frame.f_code.co_name)
 
-    parts = [part for layer in cache.layers for block in layer.blocks for part in block.payloads]
-    tails = [tail for layer in cache.layers for tail in (layer.keys, layer.values)]
-    stored = pointers(part.data for part in parts) | pointers(tails)
-    spy = Spy(stored | pointers(family.model.parameters()) | pointers(family.model.buffers()))
+    def stored():
+        return [part.data for layer in cache.layers for block in layer.blocks for part in block.payloads]
+
+    before = [data.data_ptr() for data in stored()]
+    known = [*stored(), *(tail for layer in cache.layers for tail in (layer.keys, layer.values))]
+    spy = Spy(pointers([*known, *family.model.parameters(), *family.model.buffers()]))
     sys.setprofile(profile)
     try:
         with spy:
@@ -88,8 +88,7 @@ def test_a_decode_step_runs_no_router_and_copies_no_prompt(eviction, new):
         sys.setprofile(None)
     assert routed == []
     assert set(calls) <= {"_hook"}  # of a bank that routes nothing
-    after = [part for layer in cache.layers for block in layer.blocks for part in block.payloads]
-    assert [part.data.data_ptr() for part in after] == [part.data.data_ptr() for part in parts]
+    assert [data.data_ptr() for data in stored()] == before
     layer = first.plan.layers[0]
     entries = int((layer.entries_BN >= 0).sum())
     if layer.heads_BNh is not None:

@@ -30,7 +30,7 @@ from subtoken_train.families.literal_marks import IMAGE_MARK, picture_marks
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.pool import ModelPool, family_named
 from subtoken_train.inference.prompt_inputs import read_messages
-from subtoken_train.inference.text_prompts import alternating_turns, check_raw
+from subtoken_train.inference.text_prompts import as_turns, check_raw
 from subtoken_train.outputs import write_whole
 from subtoken_train.types import Turn
 
@@ -196,7 +196,7 @@ def _names(values: Mapping[str, Any]) -> list[str]:
 
 def _placed(messages: list[Message], images: int) -> list[Turn]:
     """Messages as turns, the images in front where nothing says where they stand."""
-    turns = alternating_turns(messages)
+    turns = as_turns(messages)
     written = sum(picture_marks(turn.prompt).count(IMAGE_MARK) for turn in turns)
     if written not in (0, images):
         rule = f"write one for each, and \\{IMAGE_MARK} where it is text"
