@@ -270,7 +270,7 @@ def test_without_padding_no_mask_is_of_all_rows(calls, kind):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_runs_on_a_gpu_without_the_matrix(monkeypatch, kind, dtype, batch):
-    monkeypatch.setattr(truth_cells, "family_of", family_of.__wrapped__)  # the shared ones stay where they are
+    monkeypatch.setattr(truth_cells.models, "family_of", family_of.__wrapped__)  # the shared ones stay where they are
     expected = run(kind, batch)
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
         found = run(kind, batch, ("cuda", dtype))
