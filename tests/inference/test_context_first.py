@@ -103,15 +103,15 @@ def test_prompts_without_context_are_not_compressed():
 @torch.no_grad()
 def test_chosen_samples_keep_their_padding(eviction):
     """Questions of unequal length are padded in the tail; samples can be reordered and repeated all the same."""
-    backbone = backbone_for("llava_gqa")
+    backbone, rows = backbone_for("llava_gqa"), torch.tensor([2, 0, 2])
     KV_HEADS[0] = backbone.family.shape.num_kv_heads
     batch, further = prompts(backbone.family, "three", pad_left=True), torch.tensor([[11, 12], [13, 14], [15, 16]])
-    expected = decode(backbone, further, opened(backbone, batch, "context_first", Compression(eviction))[1])
-    chosen = opened(backbone, batch, "context_first", Compression(eviction))[1]
-    chosen.batch_select_indices(torch.tensor([2, 0, 2]))
-    assert (decode(backbone, further[[2, 0, 2]], chosen) - expected[[2, 0, 2]]).abs().max() < 1e-4
-    chosen.crop(-2)
-    assert (decode(backbone, further[[2, 0, 2]], chosen) - expected[[2, 0, 2]]).abs().max() < 1e-4
+    whole, chosen = (opened(backbone, batch, "context_first", Compression(eviction))[1] for _ in range(2))
+    expected = decode(backbone, further, whole)[rows]
+    chosen.batch_select_indices(rows)
+    for _ in range(2):
+        assert (decode(backbone, further[rows], chosen) - expected).abs().max() < 1e-4
+        chosen.crop(-2)
 
 
 REFUSED = {
