@@ -21,7 +21,7 @@ from subtoken_train.inference.batched import generate_batch, in_batches, score_b
 from subtoken_train.inference.cache_report import Outcome
 from subtoken_train.inference.compression import Compression, parse_settings
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.prefill import check_context_first, who_drops
+from subtoken_train.inference.prefill import who_drops
 from subtoken_train.ledger.kv_budget import share_words
 from subtoken_train.ledger.measure import emptied_words
 from subtoken_train.settings import Setting, settings_of
@@ -209,8 +209,6 @@ class Runner(Generic[PromptT]):
         collate: Callable[[Sequence[PromptT]], Batch],
         length: Callable[[PromptT], int],
     ) -> None:
-        if arguments.protocol == "context_first":
-            check_context_first(model.backbone, model.compression)
         self.model, self.arguments = model, arguments
         self.collate, self.length = collate, length
         self._how: dict[str, Any] = {"compression": model.compression, "protocol": arguments.protocol}

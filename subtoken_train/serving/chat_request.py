@@ -200,8 +200,6 @@ def _check_eviction(read: _Body, limits: Limits) -> None:
         if not limits.evictions:
             raise ValueError(f"eviction {shown(read.eviction)}: requests choose none here; leave it out")
         raise unknown_name("eviction of this server", read.eviction, limits.evictions)
-    if read.eviction not in (None, "none") and read.eviction_keep is None:
-        raise ValueError(f"eviction {read.eviction} needs eviction_keep, for instance 0.25")
     low, high = limits.keep
     if read.eviction_keep is not None and not (limits.evictions and low <= read.eviction_keep <= high):
         allowed = f"{low:g} to {high:g}" if limits.evictions else "nothing: requests do not choose it here"

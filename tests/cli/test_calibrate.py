@@ -140,7 +140,7 @@ REFUSED = [
     (["prefixkv", *X, "--option", "samples=x"], "prefixkv samples is 'x'; it must be a whole number"),
     (["prefixkv", *X, "--option", "sample=3"], "unknown option of prefixkv 'sample'. Did you mean"),
     (["prefixkv", *X, "--option", "samples"], "must be written key=value"),
-    (["duo_attention", *X, "--option", "learning_rate=nan"], "duo_attention learning_rate is 'nan'; it must be a number"),
+    (["duo_attention", *X, "--option", "learning_rate=nan"], "duo_attention learning_rate is 'nan'; it must be"),
     (["prefixkv", "--backbone", "nowhere/at/all"], "nowhere/at/all"),
     (["threshold", *X, "--option", "keep=1"], "threshold keep=1 must lie between 0 and 1"),
     (["threshold", *X, "--option", "eviction=h2o"], "'h2o', as it is set, has no scores that mean"),

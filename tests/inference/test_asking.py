@@ -6,7 +6,6 @@ import pytest
 from PIL import Image
 
 from subtoken_train import SubTokenModel
-from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions import build_eviction
 from subtoken_train.families.images import Video
 from subtoken_train.inference.batched import generate_batch
@@ -188,19 +187,6 @@ def test_contexts_that_cannot_be_are_refused(name):
     if name != "a mark":
         with pytest.raises(ValueError, match=r"no context has been compressed yet; call ask\(context, questions\)"):
             _ = model.cache
-
-
-def test_contexts_take_positions_for_their_own_questions_only():
-    model = asking(family="llama", **PLAIN)
-    limit, tokenizer = model.backbone.model.config.max_position_embeddings, model.tokenizer
-    word = TEXTS[0].split()[0] + " "
-    each = len(tokenizer(word * 2, add_special_tokens=False)["input_ids"]) // 2
-    long, short = word * ((limit - 40) // each), word * 4
-    questions = [[QUESTIONS[0]], [word * (60 // each)]]
-    alone = [model.ask(text, own, max_new_tokens=2) for text, own in zip((long, short), questions, strict=True)]
-    assert model.ask([long, short], questions, max_new_tokens=2) == alone
-    with pytest.warns(SubTokenWarning, match=f"longer than the {limit:,} positions"):
-        model.ask(None, questions[::-1], max_new_tokens=2)
 
 
 @pytest.mark.parametrize("chunk", [None, 3])

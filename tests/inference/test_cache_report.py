@@ -15,9 +15,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.cache_report import account, report
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.eviction_pass import prompt_bytes
 from subtoken_train.inference.prefill import decode, open_prompts, prefill
-from subtoken_train.ledger.kv_budget import KVBudget, KVShape
 from subtoken_train.ledger.ledger import nominal_ledger
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.reducers.base import matched_reducer
@@ -126,15 +124,6 @@ def test_bytes_are_never_exceeded(tiny_family, routing, chain, options):
     found = bytes_of(tiny_family, ROUTINGS[routing], chain, budget, **options)
     assert max(found) <= budget
     assert min(found) > 0.65 * budget  # heads that choose entries of few groups leave some
-
-
-@pytest.mark.parametrize("routed", [True, False])
-def test_one_set_for_all_heads_takes_as_much_as_the_same_set_in_each(routed):
-    """Also in a layer that does not route, as those below a reducer's cut: 4 heads of 8 channels, fp32."""
-    shape, keep = KVShape(2, 4, 8, 4), torch.tensor([[[True, False, True, True, False, False]]])
-    masks, cuts = [torch.ones(1, 6, 8, dtype=torch.bool) if routed else None], [torch.zeros(1, 6, dtype=torch.bool)]
-    for kept in (keep, keep.expand(1, 4, 6)):
-        assert prompt_bytes([kept], masks, cuts, KVBudget(), shape, "contiguous").tolist() == [3 * 4 * 16 * 4]
 
 
 @pytest.mark.parametrize("chain", ["streaming_llm", "snapkv"])

@@ -16,7 +16,7 @@ from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prefill import open_prompts, prefill
 from subtoken_train.inference.prompt_inputs import batch_from_inputs
 from subtoken_train.types import Region
-from tests.support.helpers import FirstEntries, FirstVisual, compress, make_batch, only_sample
+from tests.support.helpers import FirstEntries, FirstVisual, compress, make_batch
 from tests.support.kvzap_files import settings_for
 from tests.support.online_truth import decoded_online, largest_difference
 from tests.support.sampling import sampled
@@ -226,14 +226,6 @@ def cell_of(**levels: str) -> dict[str, str]:
     return {**PLAIN_CELL, "batch": "three_left", "protocol": "query_aware", **levels}
 
 
-def test_all_methods_with_absolute_scores_are_tried():
-    """But those that read a calibration, which are tried where theirs is made, and SimLayerKV's whole layers."""
-    methods = [EVICTIONS.find(name)() for name in EVICTIONS]
-    absolute = {each.name for each in methods if each.absolute is not None and not hasattr(each, "calibration")}
-    assert absolute | {"snapkv"} == {*VALUES, "simlayerkv"}
-    assert build_eviction("pyramidkv", rows="mean").absolute is None
-
-
 @sampled("name", VALUES, every=2)
 @sampled("protocol", ["query_aware", "context_first"], every=2)
 @sampled("batch", ["one", "three_left", "three_right"], every=3)
@@ -244,22 +236,6 @@ def test_packed_decoding_is_the_eager_recompute(name, protocol, batch, model):
     precision = {"kv_dtype": "int8"} if more == "int8" else {}
     found = from_truth(backbone_of(cell), batch_of(cell), 4, compression_of(name, **precision), protocol)
     assert found.fits("int8" if precision else "fp32"), found
-
-
-@pytest.mark.parametrize("protocol", ["query_aware", "context_first"])
-def test_a_prompt_keeps_in_a_batch_what_it_keeps_alone(protocol):
-    backbone, batch = backbone_of(cell_of()), batch_of(cell_of())
-    compression = compression_of("keydiff")
-
-    def held(prompts, sample):
-        cache = PackedCache(backbone.family.shape.num_layers)
-        plan = open_prompts(backbone, prompts, cache, compression, protocol).plan
-        counts = [layer.heads_BNh[sample].sum(0).tolist() for layer in plan.layers]
-        assert len({count for layer in counts for count in layer}) > 1
-        return counts
-
-    for sample in range(3):
-        assert held(batch, sample) == held(only_sample(batch, sample), 0)
 
 
 @sampled("name", ["snapkv", "tova"], every=1)

@@ -240,22 +240,6 @@ FAMILIES = ["llava_gqa", "qwen2_5_vl", "llama"]
 GREEDY = {"max_new_tokens": 5, "do_sample": False}
 
 
-@pytest.mark.parametrize("pad_left", [True, False])
-@pytest.mark.parametrize("levels", [PLAIN, {}], ids=["plain", "compressed"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_batch_without_a_mask_is_read_as_with_its_mask(family, levels, pad_left):
-    model = model_of(family=family, **levels)
-    inputs, settings = inputs_of(model, pad_left=pad_left), settings_of(model)
-    expected = model.generate(**inputs, **settings, **GREEDY)
-    mask = inputs.pop("attention_mask")
-    assert not mask.all()
-    assert torch.equal(model.generate(**inputs, **settings, **GREEDY), expected)
-    assert torch.equal(model.last.batch.regions_BN != 0, mask.bool())
-    if pad_left and levels is PLAIN:
-        plain = model.backbone.model.generate(**inputs, pad_token_id=settings["pad_token_id"], **GREEDY)
-        assert torch.equal(plain, expected)
-
-
 ENDS = [(0, 2), (0, [2, 3]), (0, [2, 0]), (2, 2), (None, 0), (None, [0, 2]), (0, None), (None, None), (55, 2)]
 SPECIAL = [{"pad_token_id": pad, "eos_token_id": end} for pad, end in [*ENDS, (torch.tensor(0), torch.tensor([2]))]]
 
@@ -390,13 +374,17 @@ def test_what_has_no_answer_is_refused_wherever_it_stands(name):
         assert settings_used({name: neutral}, own)[name] == neutral
 
 
-def test_copies_of_the_own_configuration_pass():
+def test_copies_of_the_own_configuration_pass_and_settings_have_the_precedence_of_transformers():
     own = GenerationConfig(**{**GenerationConfig._get_default_generation_params(), "num_assistant_tokens": 7})
     own.chat_format = "chatml"
     settings_used({"generation_config": GenerationConfig(**own.to_dict())}, own)
     settings_used(dict.fromkeys(("position_ids", "assistant_model", "maxnewtokens")), own)
     with pytest.raises(ValueError, match="use_cache=None does not go"):
         settings_used({"use_cache": None}, own)
+    own, settings = GenerationConfig(num_beams=2, pad_token_id=1), {"generation_config": GenerationConfig(num_beams=3)}
+    beams = [settings_used(given, own)["num_beams"] for given in ({}, settings, settings | {"num_beams": 4})]
+    pads = [settings_used(given, own)["pad_token_id"] for given in (settings, settings | {"pad_token_id": None})]
+    assert (beams, pads) == ([2, 3, 4], [1, None])
 
 
 @pytest.mark.parametrize("name", ["max_newtokens", "use_model_defaults", "logits_to_keep"])
@@ -409,16 +397,6 @@ def test_unknown_names_are_refused_and_the_nearest_is_named(name):
         settings_used({"generation_config": {name: 3}}, GenerationConfig())
     with pytest.raises(ValueError, match=r"^num_beams=1\.5 must be a whole number$"):
         settings_used({"num_beams": 1.5}, GenerationConfig())
-
-
-def test_settings_have_the_precedence_of_transformers():
-    own, given = GenerationConfig(num_beams=2, pad_token_id=1), GenerationConfig(num_beams=3)
-    settings = {"generation_config": given}
-    assert settings_used({}, own)["num_beams"] == 2
-    assert settings_used(settings, own)["num_beams"] == 3
-    assert settings_used(settings | {"num_beams": 4}, own)["num_beams"] == 4
-    assert settings_used(settings, own)["pad_token_id"] == 1
-    assert settings_used(settings | {"pad_token_id": None}, own)["pad_token_id"] is None
 
 
 @pytest.mark.parametrize("name", SERVED_CALLS)

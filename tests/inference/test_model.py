@@ -84,16 +84,6 @@ def test_a_context_and_layers_below_a_cut_report_their_budget(llm, vlm_adapter):
     assert report.nominal_fraction == pytest.approx((2 + 0.25) / 3) == pytest.approx(report.realised_fraction)
 
 
-def test_a_plain_backbone_generates_as_transformers_does(vlm_adapter):
-    model = SubTokenModel.from_pretrained(str(vlm_adapter.parent / "backbone"))
-    family, inputs = model.backbone.family, model.inputs(QUESTION, [PICTURE])
-    expected = family.model.generate(**inputs, max_new_tokens=5, do_sample=False)
-    assert torch.equal(model.generate(**inputs, max_new_tokens=5, do_sample=False), expected)
-    assert model.cache_report().realised_fraction == 1
-    assert model.tokenizer is family.tokenizer
-    assert model.processor is family.processor
-
-
 def test_a_region_that_keeps_nothing_is_said(vlm_adapter, recwarn):
     """The last three entries hold no picture; the default scope leaves a fourth of it, whatever the window."""
     path = vlm_adapter.parent / "backbone"
@@ -287,17 +277,6 @@ def test_texts_are_answered_as_by_generate():
     (whole,) = pipe(prompts[0], max_new_tokens=8, do_sample=False, context_length=10)
     assert whole["generated_text"].startswith(prompts[0])
     assert reader.cache_report().ledger.bytes_of("context") < reader.cache_report().ledger.bytes_of("query")
-
-
-def test_pictures_are_answered_as_by_chat():
-    model = SubTokenModel.from_pretrained(ROOT / "checkpoints" / "adapters" / "tiny_fastv25_s16k4")
-    pipe = pipeline("image-text-to-text", model=model, processor=model.processor)
-    picture = Image.open(ROOT / "data" / "samples" / "a.png")
-    for question in ("is there a 7 ?", "what is at C4 ?"):
-        talk = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": question}]}]
-        (found,) = pipe(text=talk, **ASKED)
-        assert model.cache_report().realised_fraction == 0.25 * 0.625
-        assert found["generated_text"].strip() == model.chat(question, [picture], max_new_tokens=8)
 
 
 TOKENIZER = byte_level()

@@ -21,9 +21,9 @@ from subtoken_train.inference.prefill import decode, prefill
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import Online
-from tests.support.helpers import compress, only_sample
+from tests.support.helpers import compress
 from tests.support.kvzap_files import NEEDED, settings_for
-from tests.support.online_truth import decoded_online, largest_difference, moved_codes
+from tests.support.online_truth import decoded_online, largest_difference
 from tests.support.reference import recompute
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
@@ -152,21 +152,6 @@ def test_a_budget_that_holds_all_is_plain_generation(eviction, kv_dtype):
     assert torch.equal(torch.cat(run.tokens, 1), torch.cat(plain.tokens, 1))
     largest = max(float((a - b).abs().max()) for a, b in zip(run.logits, plain.logits, strict=True))
     assert largest < 1e-5  # heads that keep all of their entries are stored one by one
-
-
-@sampled("eviction", ONLINE, every=3)
-@sampled("kv_dtype", ["model", "int8"], every=4)
-def test_a_sample_does_not_depend_on_its_neighbours(eviction, kv_dtype):
-    cell = cell_of(eviction=eviction, family="llama", reducer="none")
-    backbone, batch = backbone_of(cell), batch_of(cell)
-    compression = compression_of(cell, keep=36, kv_dtype=kv_dtype)
-    together = decoded_online(backbone, batch, 24, compression)
-    for sample in range(3):
-        alone = decoded_online(backbone, only_sample(batch, sample), 24, compression)
-        assert torch.equal(torch.cat(alone.tokens, 1)[0], torch.cat(together.tokens, 1)[sample])
-        pairs = zip(alone.logits, together.logits, strict=True)
-        bound = (1e-4 if kv_dtype == "model" else 2e-3) + 0.01 * moved_codes(alone.cache, together.cache, sample)
-        assert max(float((a[0] - b[sample]).abs().max()) for a, b in pairs) < bound
 
 
 @sampled("eviction", ONLINE, every=3)
@@ -345,17 +330,6 @@ def test_every_step_reads_the_pages_that_it_chooses(keep, pad_left, protocol):
         for layer in truth.layers:
             layer.pages = None
         assert (got.logits_BTV[sample] - recompute(backbone, truth, tokens[:-1])).abs().max() > 1e-3
-
-
-@torch.no_grad()
-def test_a_sample_reads_what_it_reads_alone():
-    backbone = backbone_of(CELL)
-    batch = text_batch([(50, 6, 0), (33, 9, 0), (21, 4, 0)])
-    together = generate_batch(backbone, batch, max_new_tokens=6, compression=reading(0.3))
-    for i, ours in enumerate(together):
-        (alone,) = generate_batch(backbone, only_sample(batch, i), max_new_tokens=6, compression=reading(0.3))
-        assert ours.token_ids == alone.token_ids
-        assert ours.unread_bytes == alone.unread_bytes > 0
 
 
 @pytest.mark.parametrize("kv_dtype", ["model", "int8", "int4"])

@@ -96,16 +96,6 @@ def test_a_decode_step_runs_no_router_and_copies_no_prompt(eviction, new):
     assert max(spy.made)[0] < entries * family.shape.value_dim, max(spy.made)
 
 
-@torch.no_grad()
-def test_three_axes_go_on_from_the_largest_position():
-    family = family_of("qwen2_5_vl")
-    cache, batch = PackedCache(family.shape.num_layers), prompts(family, "three", pad_left=True)
-    prefill(compress(family), batch, cache, Compression())
-    largest = family.positions(batch).amax((0, 2))
-    assert cache.next_position.shape == (3, 3, 1)
-    assert torch.equal(cache.next_position, (largest + 1)[None, :, None].expand(3, 3, 1))
-
-
 OWN_SETS = build_eviction("ada(knorm)")
 BATCH = [(30, 5, 0), (21, 4, 0)]
 

@@ -21,9 +21,7 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import prefill
 from subtoken_train.inference.prompt_inputs import batch_from_inputs
 from subtoken_train.inference.text_prompts import EncodedText, encode_text, in_chat, text_batch, without_middle
-from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
-from tests.support.generation_cells import generate_greedy
 from tests.support.helpers import compress, gqa_family, make_batch, only_sample
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
@@ -280,19 +278,6 @@ def test_few_shot_prompts_ask_after_their_last_blank_line_and_others_with_64_tok
     context = family.tokenizer.decode(ids[0][: context_tokens(family, ids[0])])
     assert context.rstrip("\n") == "<s>" + SHOTS.rpartition("\n\n")[0]
     assert [len(own) - context_tokens(family, own) for own in ids[1:]] == [64] * 3
-
-
-@pytest.mark.parametrize("routing", [None, RoutingConfig(num_groups=8, kept_groups=2, budget="global")])
-@torch.no_grad()
-def test_short_prompts_are_not_compressed(routing):
-    family = text_family()
-    ids, mask = text_ids([40, 20], pad_left=True)
-    batch = batch_from_inputs(family, ids, mask, {}, None)
-    assert not (batch.regions_BN == Region.CONTEXT).any()
-    quest = compress(family, routing, name="quest", keep_ratio=0.5, page_size=4, window=4)
-    got = generate_greedy(quest, batch, 6)
-    assert torch.equal(got.token_ids_BT, generate_greedy(compress(text_family()), batch, 6).token_ids_BT)
-    assert [layer.entries_BN.ge(0).sum(-1).tolist() for layer in got.plan.layers] == [[40, 20]] * 3
 
 
 SEES = family_of("llava")

@@ -226,22 +226,6 @@ def test_the_batch_size_changes_nothing(protocol):
     assert one.counted.facts["entries_after"] < one.counted.facts["entries_before"]
 
 
-def test_answers_come_in_order():
-    asked = [(prompt, harness.GreedySettings(1 + i % 3, ())) for i, (prompt, _) in enumerate(requests(2))]
-    done = {}
-    got = runner(batch_size=4).generate(asked, done.__setitem__)
-    assert done == dict(enumerate(got))
-    for (prompt, settings), text in zip(asked, got, strict=True):
-        out = FAMILY.model.generate(torch.tensor([prompt]), max_new_tokens=settings.max_new_tokens, do_sample=False)
-        assert text == FAMILY.tokenizer.decode(out[0, len(prompt) :], skip_special_tokens=True)
-
-
-def test_a_method_that_reads_the_question_cannot_come_before_it():
-    model = SubTokenModel.around(compress(FAMILY, name="quest", keep_ratio=0.5, page_size=4, window=4))
-    with pytest.raises(ValueError, match="context_first compresses before the question is seen"):
-        harness.Runner(model, harness.ModelArguments(backbone="x", protocol="context_first"), lambda prompts: None, len)
-
-
 TASK = """task: local_choice
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: {data}}}}}

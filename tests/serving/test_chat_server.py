@@ -232,9 +232,9 @@ def test_pictures_that_are_refused(llava, monkeypatch):
     ("settings", "words"),
     [
         ({"extra_body": {"eviction": "snapkv", "eviction_keep": 0.5}}, "unknown eviction of this server 'snapkv'"),
-        ({"extra_body": {"eviction": "keydiff"}}, "eviction keydiff needs eviction_keep"),
+        ({"extra_body": {"eviction": "keydiff"}}, "eviction=keydiff needs eviction_keep"),
         ({"extra_body": {"eviction_keep": 0.9}}, "eviction_keep is 0.9; allowed is 0.1 to 0.8"),
-        ({"extra_body": {"eviction": "none", "eviction_keep": 0.5}}, "eviction_keep needs an eviction"),
+        ({"extra_body": {"eviction": "none", "eviction_keep": 0.5}}, "and scope need eviction=NAME"),
         ({"stop": ["a"] * 5}, "stop is at most 4 texts"),
         ({"temperature": 3}, "temperature must be 0"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "role of message 1"),
