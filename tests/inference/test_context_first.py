@@ -54,24 +54,6 @@ def test_without_compression_the_protocols_are_one(family, kind):
     assert [x.token_ids for x in answers[0]] == [x.token_ids for x in answers[1]]
 
 
-@pytest.mark.parametrize(
-    ("family", "reducer", "selector"),
-    [
-        ("llava_gqa", "visionzip", "linear"),
-        ("qwen2_5_vl", "visionzip", "value_norm"),
-        ("llava", "none", "gated"),
-        ("llama", "none", "mlp"),
-    ],
-)
-@torch.no_grad()
-def test_methods_that_read_no_question_do_not_notice(family, reducer, selector):
-    backbone = backbone_for(family, reducer, selector)
-    batch = prompts(backbone.family, "three", pad_left=False)
-    runs = [opened(backbone, batch, protocol)[0] for protocol in ("query_aware", "context_first")]
-    assert (runs[0].logits_BV - runs[1].logits_BV).abs().max() < 1e-4
-    assert (runs[0].logits_BV - opened(backbone_for(family), batch, "query_aware")[0].logits_BV).abs().max() > 1e-3
-
-
 @torch.no_grad()
 def test_the_last_context_token_ranks():
     backbone = compress(family_of("llava"), RoutingConfig(num_groups=8, kept_groups=2), name="fastv", keep_ratio=0.25)

@@ -25,10 +25,7 @@ WORDS = "The code of baran is amber falcon. " * 6 + "\n\nThe code of baran is"
 SHORT = "the bee and the spider met in the garden ."
 TALKS = [[{"role": "user", "content": words}] for words in (WORDS, SHORT)]
 GREEDY, DRAWN = ({"max_new_tokens": 8, "do_sample": drawn} for drawn in (False, True))
-SCORED = {"return_dict_in_generate": True, "output_scores": True}
 TEMPLATED = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
-CRITERIA = hf.StoppingCriteriaList([hf.MaxTimeCriteria(10**6)])
-PROCESSORS = hf.LogitsProcessorList([hf.MinLengthLogitsProcessor(99, 2)])
 PICTURE = ROOT / "data" / "samples" / "a.png"
 QUESTIONS = ("is there a 7 ?", "what is at C4 ?")
 ASKED, ANSWERS = f"<image>\n{QUESTIONS[0]}", {"return_full_text": False}
@@ -71,17 +68,10 @@ TEXT = {
     "ids as inputs": lambda m, r: m.generate(inputs=ids(r), **GREEDY),
     "all of the tokenizer": lambda m, r: m.generate(**r(WORDS, return_tensors="pt"), **GREEDY),
     "left padding": lambda m, r: m.generate(**padded(r), **GREEDY),
-    "cache": lambda m, r: m.generate(ids(r), use_cache=True, **GREEDY),
     "config": lambda m, r: m.generate(ids(r), generation_config=hf.GenerationConfig(**GREEDY, pad_token_id=0)),
     "whole length": lambda m, r: m.generate(ids(r), max_length=ids(r).shape[1] + 4, do_sample=False),
     "beams": lambda m, r: m.generate(ids(r), num_beams=3, num_return_sequences=2, **GREEDY),
     "sampled": lambda m, r: seeded(lambda: m.generate(ids(r), **DRAWN, top_p=0.9)),
-    "sampled thrice": lambda m, r: seeded(lambda: m.generate(ids(r), **DRAWN, num_return_sequences=3)),
-    "penalty": lambda m, r: m.generate(ids(r), repetition_penalty=1.3, no_repeat_ngram_size=2, **GREEDY),
-    "stop": lambda m, r: m.generate(ids(r), stop_strings=["a"], tokenizer=r, **GREEDY),
-    "criteria": lambda m, r: m.generate(ids(r), stopping_criteria=CRITERIA, **GREEDY),
-    "processors": lambda m, r: m.generate(ids(r), logits_processor=PROCESSORS, **GREEDY),
-    "returned dict": lambda m, r: m.generate(ids(r), **SCORED, **GREEDY).sequences,
     "streamer": streamed,
     "loop": loop,
     "chat template": lambda m, r: m.generate(**r.apply_chat_template(TALKS[0], **TEMPLATED), **GREEDY),
