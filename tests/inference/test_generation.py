@@ -345,10 +345,6 @@ def test_new_tokens_alone_need_the_mask_of_all_and_chosen_rows_go_on():
     model.last.cache.batch_select_indices(torch.tensor([2, 0]))
     chosen = {"input_ids": ids[[2, 0]], "attention_mask": mask[[2, 0]]}
     assert torch.equal(model.generate(**chosen, past_key_values=model.last.cache, **GREEDY), expected[[2, 0]])
-
-
-def test_beams_leave_no_cache_to_go_on_with():
-    model = model_of()
     out = model.generate(**inputs_of(model, "one"), max_new_tokens=3, num_beams=2, num_return_sequences=2)
     with pytest.raises(ValueError, match="was left by a beam search"):
         model.generate(input_ids=out, past_key_values=model.last.cache, **GREEDY)

@@ -128,13 +128,9 @@ IN_A_LAYER = [
 def test_reads_do_not_grow_with_the_layers(most, settings):
     few, many = reads(2, **settings), reads(5, **settings)
     assert len(many) == len(few) <= most, many
-
-
-@sampled("settings", IN_A_LAYER, every=3)
-def test_what_hangs_on_a_layer_is_read_in_it(settings):
-    """Which keys are cut, a chunked prompt's layer before the next one runs, floors of heads."""
-    few, many = reads(2, **settings), reads(5, **settings)
-    assert len(many) - len(few) <= 3 * 2, many
+    for own in IN_A_LAYER if most == READS[0][0] else ():  # what hangs on a layer is read in it
+        few, many = reads(2, **own), reads(5, **own)
+        assert len(many) - len(few) <= 3 * 2, many
 
 
 NEW = (1, 1, 16, 3, 1)  # tokens of the steps that are watched
