@@ -4,9 +4,8 @@
 channels of each key-value head matter. Along *principal axes* (RotateK) all keys of the layer, later ones too, then
 stand in the basis of these axes.
 
-**Re-rotation**: the kept keys of every head are turned as if they stood at 0, 1, 2, ... in their order, and the next
-token comes right after them. As kvpress' ``KeyRerotationPress``, once after the prompt; streaming-llm (Xiao et al.,
-2024) turns keys at every step, which after one eviction is the same.
+**Re-rotation**: the kept keys of every head are turned to 0, 1, 2, ... in their order, and the next token follows, as
+kvpress' ``KeyRerotationPress`` does. streaming-llm (Xiao et al., 2024) turns keys at every step, which is the same.
 
 Legend: B batch, N entries of a plan, M rows of a layer, h key-value heads, d head width.
 """
@@ -113,8 +112,7 @@ class Rerotation:
             first = int(unlike_B.int().argmax())
             fewest, most = (int(each) for each in torch.cat([count_Bh[first], before_B[first, None]]).aminmax())
             words = f"rerotate: heads or layers keep between {fewest} and {most} entries of a prompt, but what follows"
-            instead = "use an eviction and a reducer that keep as many in each, or leave rerotate out"
-            raise ValueError(f"{words} needs one position; {instead}")
+            raise ValueError(f"{words} needs one position; use methods that keep as many in each, or no rerotate")
         self.count_B = before_B
         unrotated = self.rotate(layer, position_BN).turn_back(key_BhNd)
         place_BhN = (keep_BhN.cumsum(-1) - 1).clamp(min=0)

@@ -4,7 +4,6 @@ Legend: B batch, T steps, V vocabulary.
 """
 
 import random
-from collections.abc import Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -186,24 +185,18 @@ def _eviction_fits(cell: Cell) -> bool:
     return not method.needs_image or (sees and not cell.get("batch", "one").startswith("text"))
 
 
-def full_matrix(levels: Sequence[str] = ()) -> list[Cell]:
+def full_matrix() -> list[Cell]:
     """Every allowed choice of what the model computes, and every choice of what acts on its cache.
 
-    Each is filled up with the first levels of the other factors that go with it, from lists shuffled by a seed. With
-    levels, some cells of each of them.
+    Each is filled up with the first levels of the other factors that go with it, from lists shuffled by a seed.
     """
     models = ["family", "reducer", "selector", "layout", "groups", "budget"]
     others = [name for name in FACTORS if name not in models]
     cells = _filled(models, others) + _filled(ACTING, [name for name in FACTORS if name not in ACTING])
-    if not levels:
-        return random.Random(1).sample(cells, min(MOST_CELLS, len(cells)))
-    have = [[cell for cell in cells if level in cell.values()] for level in levels]
-    drawn = [cell for some in have for cell in random.Random(1).sample(some, min(CELLS_OF_LEVEL, len(some)))]
-    return list({tuple(cell.values()): cell for cell in drawn}.values())
+    return random.Random(1).sample(cells, min(MOST_CELLS, len(cells)))
 
 
 MOST_CELLS = 6100  # drawn of some 38,000; they take an hour of a core
-CELLS_OF_LEVEL = 40
 PLAIN_CELL = {name: level for name, level in CELL.items() if name != "eviction"}
 PLAIN_CELL |= {"family": "llama", "reducer": "none", "selector": "none"}
 """A language model without compression, for tests that add some."""

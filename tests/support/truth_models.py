@@ -161,7 +161,7 @@ OWN = {
 PAST = {"threshold(random)": 0.5, "threshold(kvzap)": 0.0}
 """Thresholds in the place of a budget, which half of the scores reach in every family, however few entries there are.
 
-Attention and angles hang on their number: ``tests/inference/test_threshold_budgets.py`` tries those methods.
+Attention and angles hang on their number: ``tests/inference/test_compression.py`` tries those methods.
 """
 RECENT = 3
 READING = ("read_pages", "quest_steps")  # what frees nothing and reads pages

@@ -29,7 +29,7 @@ from subtoken_train.families.literal_marks import IMAGE_MARK
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.pool import ModelPool, family_named
 from subtoken_train.inference.prompt_inputs import read_messages
-from subtoken_train.inference.text_prompts import alternating_turns, check_raw
+from subtoken_train.inference.text_prompts import as_turns, check_raw
 from subtoken_train.outputs import write_whole
 
 
@@ -88,7 +88,7 @@ class PromptFile(OwnLines):
         if self.modality == "text":
             asked = tuple(messages) if self.chat or line.messages is not None else ()
             return replace(sample, messages=asked, variables=self.chat_template_kwargs)
-        turns = alternating_turns(messages)
+        turns = as_turns(messages)
         if not are_placed([turn.prompt for turn in turns], len(names)):  # then the images stand in front
             turns[0] = replace(turns[0], prompt=f"{IMAGE_MARK}\n" * len(names) + turns[0].prompt)
         *earlier, last = turns
