@@ -56,6 +56,9 @@ def test_three_steps_move_exactly_the_trainables(seeing_run, kind, extra):
     assert len([name for name in moved if "lora_" in name]) == layers * 2 * 2  # on q and v of every layer
 
 
+CAPPED = {"internvl": ("most_tiles", 2), "smolvlm": ("longest", 64), "mistral3": ("longest", 32)}
+
+
 @sampled(
     ("kind", "extra", "cap"),
     [
@@ -65,6 +68,7 @@ def test_three_steps_move_exactly_the_trainables(seeing_run, kind, extra):
         ("internvl", [VISIONZIP], 3000),
         ("llava_onevision", [VISIONZIP], None),
         ("smolvlm", [DECODER], 5000),
+        ("mistral3", [DECODER], 1100),
         ("glm4v", ["--model.reducer.name=fastv"], 7000),
         ("glm4v_moe", [VISIONZIP], None),
     ],
@@ -80,6 +84,8 @@ def test_the_adapter_folder_reads_back(seeing_run, tmp_path, kind, extra, cap):
         assert config.backbone.image_aspect_ratio == "pad"
         assert backbone.family.pads
         assert backbone.family.visual_tokens((20, 60)) == backbone.family.visual_tokens((60, 60))
+    elif kind in CAPPED:
+        assert getattr(backbone.family, CAPPED[kind][0]) == CAPPED[kind][1]
 
 
 def test_a_cap_of_pixels_is_refused_in_words(seeing_run, capsys):
