@@ -149,7 +149,7 @@ def value_norm_mask(observation: Observation, layer: int, bank: RouterBank) -> T
     norms_BNS, mask_BNS = observation.norms[layer], observation.masks[layer]
     if bank.config.budget == "global":
         return global_mask(norms_BNS, bank.config.kept_groups, observation.routed[layer])
-    return usage.best_of_each(norms_BNS, mask_BNS)
+    return usage.counted_mask(norms_BNS, mask_BNS.sum(-1))
 
 
 def _count(backbone: CompressedBackbone, bank: RouterBank, batch: Batch) -> Diagnosis:

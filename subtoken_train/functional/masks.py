@@ -127,14 +127,6 @@ def by_relevance(mask_BNS: Tensor, relevance_BN: Tensor, routed_BN: Tensor) -> t
     return kept_BN, relevance_BN, routed_BN.gather(1, order_BN)
 
 
-def best_of_each(scores_BNS: Tensor, mask_BNS: Tensor) -> Tensor:
-    """The mask that keeps as many groups of every token as ``mask`` does, but the best-scored; ties as in ``masks``."""
-    groups_S = torch.arange(mask_BNS.shape[-1], device=mask_BNS.device)
-    within_BNS = groups_S < mask_BNS.sum(-1, keepdim=True)
-    order_BNS = top_indices(scores_BNS, mask_BNS.shape[-1])
-    return torch.zeros_like(mask_BNS).scatter_(-1, order_BNS, within_BNS)
-
-
 def shared_pairs(mask_BNS: Tensor, other_BNS: Tensor, routed_BN: Tensor) -> int:
     """(token, group) pairs of routed tokens that both masks keep."""
     return int((mask_BNS & other_BNS & routed_BN[..., None]).sum())

@@ -145,18 +145,6 @@ def test_order_of_relevance(size, seed, levels):
         assert ordered[b, : len(tokens)].tolist() == [float(relevance[b, n]) for n in tokens]
 
 
-@given(SIZES, SEEDS, LEVELS, DTYPES)
-def test_best_of_each_token(size, seed, levels, dtype):
-    """As many groups as the mask keeps, the best-scored ones; for a fixed budget that is the fixed mask."""
-    mask, scores = random_mask(seed, *size), random_scores(seed, *size, levels=levels, dtype=dtype)
-    best = masks.best_of_each(scores, mask)
-    for marks, own, chosen in zip(mask.flatten(0, 1), scores.flatten(0, 1), best.flatten(0, 1), strict=True):
-        order = sorted(range(size[2]), key=lambda s, own=own: (-float(own[s]), s))
-        assert chosen.nonzero()[:, 0].tolist() == sorted(order[: int(marks.sum())])
-    fixed, other = (fixed_mask(sign * scores.float(), min(2, size[2])) for sign in (1, -1))
-    assert torch.equal(masks.best_of_each(scores, other), fixed)
-
-
 def test_entropy_is_that_of_the_shares():
     expected = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25)) / math.log(4)
     for shares, entropy in (([1 / 8] * 8, 1), ([1.0, 0, 0, 0], 0), ([1.0], 1), ([0.75, 0.25, 0, 0], expected)):
