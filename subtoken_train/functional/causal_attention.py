@@ -28,6 +28,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
+from subtoken_train.functional.gather import kept_index
+
 HALF = (torch.float16, torch.bfloat16)
 FLASH_WIDTH = 256  # widest head that flash computes
 FLASH_TRAINED = 192  # and whose gradient it computes on every GPU
@@ -306,13 +308,8 @@ def attention_blocks(
 
     ``rows_BN``: the rows that are wanted, bool; a sample with fewer of them pads ``index_BW`` with -1.
     """
-    count_B = rows_BN.sum(-1)
-    order_BN = rows_BN.int().sort(dim=-1, descending=True, stable=True).indices
-    most = int(count_B.max())
-    for start in range(0, most, block):
-        index_BW = order_BN[:, start : min(start + block, most)]
-        places_W = torch.arange(start, start + index_BW.shape[1], device=index_BW.device)
-        index_BW = index_BW.masked_fill(places_W >= count_B[:, None], -1)
+    index_BR, valid_BR = kept_index(rows_BN, pad_left=False)
+    for index_BW in index_BR.masked_fill(~valid_BR, -1).split(block, 1) if index_BR.shape[1] else ():
         yield index_BW, attention_rows(query_BHNd, key_BhNd, index_BW, keys_BN, scale, offset, window)
 
 

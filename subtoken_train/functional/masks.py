@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subtoken_train.functional.gather import keep_best
 from subtoken_train.functional.groups import expand_group_mask, split_groups
 from subtoken_train.types import Layout
 
@@ -60,14 +61,9 @@ def global_mask(scores_BNS: Tensor, kept_groups: int, routed_BN: Tensor) -> Tens
 
     ``n`` is the sample's number of routed tokens (``routed_BN``, bool); other tokens keep nothing.
     """
-    batch, length, num_groups = scores_BNS.shape
-    lowest = torch.finfo(torch.float32).min  # a routed group that scores -inf still comes before unrouted ones
-    scores = scores_BNS.float().clamp(min=lowest).masked_fill(~routed_BN[..., None], -torch.inf).reshape(batch, -1)
-    order = scores.sort(dim=-1, descending=True, stable=True).indices
-    budget_B1 = routed_BN.sum(-1, keepdim=True) * kept_groups
-    within = torch.arange(length * num_groups, device=scores.device) < budget_B1
-    mask = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, within)
-    return mask.reshape(batch, length, num_groups)
+    routed_BNS = routed_BN[..., None].expand_as(scores_BNS)
+    count_B = routed_BN.sum(-1) * kept_groups
+    return keep_best(scores_BNS.flatten(1), routed_BNS.flatten(1), count_B).view_as(scores_BNS)
 
 
 def straight_through(hard: Tensor, logits: Tensor, learns: Tensor | None = None) -> Tensor:
