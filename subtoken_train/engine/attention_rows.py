@@ -154,4 +154,4 @@ def _row_blocks(marks_BN: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     if not index_BR.shape[1]:  # nothing is marked: a row that does not count
         valid_BR = marks_BN[:, :1]
         index_BR = valid_BR.long()
-    yield from zip(index_BR.split(ROW_BLOCK, 1), valid_BR.split(ROW_BLOCK, 1), strict=True)
+    yield from zip(*(torch.split(each, ROW_BLOCK, 1) for each in (index_BR, valid_BR)), strict=True)

@@ -309,7 +309,8 @@ def attention_blocks(
     ``rows_BN``: the rows that are wanted, bool; a sample with fewer of them pads ``index_BW`` with -1.
     """
     index_BR, valid_BR = kept_index(rows_BN, pad_left=False)
-    for index_BW in index_BR.masked_fill(~valid_BR, -1).split(block, 1) if index_BR.shape[1] else ():
+    index_BR = index_BR.masked_fill(~valid_BR, -1)
+    for index_BW in torch.split(index_BR, block, 1) if index_BR.shape[1] else ():
         yield index_BW, attention_rows(query_BHNd, key_BhNd, index_BW, keys_BN, scale, offset, window)
 
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from subtoken_train.evictions.compactor import JITTER, gaussian_sketch, leverage_scores
 
+from subtoken_train.evictions.keys import JITTER, gaussian_sketch, leverage_scores
 from subtoken_train.functional import diversity
 from subtoken_train.functional.diversity import farthest_places, unit_rows, unlike_places, volume_places
 from subtoken_train.reducers.embeds import relevance

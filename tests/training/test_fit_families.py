@@ -90,7 +90,7 @@ def test_the_adapter_folder_reads_back(seeing_run, tmp_path, kind, extra, cap):
 
 def test_a_cap_of_pixels_is_refused_in_words(seeing_run, capsys):
     words = seeing_run("llava_onevision", "--model.backbone.max_pixels=5000")
-    assert "max_pixels=5000: llava_onevision cuts images into tiles" in refused(capsys, *words)
+    assert "max_pixels=5000: llava_onevision scales images to sizes of its own" in refused(capsys, *words)
 
 
 @sampled("kind, name", [("qwen2_vl", "evs"), ("llava_onevision", "vidcom2"), ("qwen3_vl", "evs")], every=2)
