@@ -153,13 +153,6 @@ def test_data_errors_lose_nothing(recipe, corpus, tmp_path, capsys, changed, mes
     assert message in refused(capsys, "fit", *recipe(data=data), "--overwrite")
 
 
-@sampled("trainer", [["--trainer.max_steps=-1"], ["--trainer.limit_train_batches=2"]], every=2)
-def test_a_stream_needs_an_end(recipe, corpus, capsys, trainer):
-    assert "a streamed corpus needs trainer.max_steps" in refused(
-        capsys, "fit", *recipe(data={**corpus, "streaming": True}), *trainer
-    )
-
-
 def test_records_of_images_are_refused(recipe, tmp_path, capsys):
     data = {"train_file": str(tmp_path / "records.json"), "batch_size": 1}
     turns = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]
