@@ -25,7 +25,8 @@ from subtoken_train.cache.pack import Packing, RowCounts, pack_layer, read_count
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.functional.gather import last_marked, take_rows
-from subtoken_train.functional.key_axes import BLOCK, best_channels, key_energy, query_energy, query_lengths, turn_of
+from subtoken_train.functional.key_axes import BLOCK, key_energy, query_energy, query_lengths, turn_of
+from subtoken_train.functional.masks import fixed_mask
 from subtoken_train.functional.merging import merged
 from subtoken_train.functional.moving import on_device
 from subtoken_train.functional.rotary import Rotation
@@ -66,7 +67,7 @@ class KeyCut:
         cut_BN = take_rows(may_BM, rows_BN) & valid_BN
         if self.compression.key_axes == "own":
             scores = self.asked[layer] * key_energy(key_BhMd, rows_BN, heads_BhN)
-            plan.cut_keys = CutKeys(cut_BN, best_channels(scores, count))
+            plan.cut_keys = CutKeys(cut_BN, fixed_mask(scores, count))
             return
         turn, channels = turn_of(key_BhMd, rows_BN, heads_BhN & cut_BN[:, None], self.asked[layer], count)
         plan.cut_keys = CutKeys(cut_BN, channels, turn)

@@ -51,14 +51,6 @@ def test_global_budget(sizes, seed, levels, dtype, share, data):
     assert torch.equal(global_mask(scores, kept, routed), expected)
 
 
-def test_minus_infinity_is_a_score_like_any_other():
-    """A group that scores -inf is chosen last, but before any group of an unrouted token."""
-    scores = torch.full((1, 3, 2), -torch.inf)
-    scores[0, 2, 1] = 0.0
-    chosen = global_mask(scores, 1, torch.tensor([[False, True, True]]))
-    assert chosen[0].tolist() == [[False, False], [True, False], [False, True]]
-
-
 def slow_ranked(tokens, kept_groups, num_groups):
     """Counts by rank, as the docstring says it, in fractions."""
     high = min(num_groups, 2 * kept_groups)
