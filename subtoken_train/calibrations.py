@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +17,6 @@ from subtoken_train.typed import checked, shown, typed
 from subtoken_train.types import Identity
 
 SCHEMA_VERSION = 1
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 MAX_CALIBRATION = 2**24
 """Bytes of a file, unless its numbers say more; a number for every channel of every head of a model of 70 billion
 parameters fits."""
@@ -27,8 +25,7 @@ parameters fits."""
 class CalibratedNumbers(ABC):
     """Numbers that a method calibrates: a frozen dataclass of plain values and lists, checked in ``__post_init__``."""
 
-    most_bytes: ClassVar[int] = MAX_CALIBRATION
-    """Bytes of a file of them at most."""
+    most_bytes: ClassVar[int] = MAX_CALIBRATION  # bytes of a file of them at most
 
     @abstractmethod
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
@@ -108,8 +105,6 @@ def read_calibration(path: object, method: str, kind: type[N]) -> Calibration[N]
     header = typed(_Header, record, path)
     if header.method != method:
         raise ValueError(f"{path} is a calibration of {shown(header.method)}, not of {method}")
-    if header.data.sha256 is not None and _DIGEST.fullmatch(header.data.sha256) is None:
-        raise ValueError(f"{path}: data: sha256 is {shown(header.data.sha256)}; it must be 64 hexadecimal digits")
     try:
         numbers = typed(kind, header.numbers, "numbers")
     except ValueError as error:

@@ -221,8 +221,7 @@ def _no_constant(name: str) -> float:
 
 
 STRICT_JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
-LENIENT_JSON = json.JSONDecoder(object_pairs_hook=_unique)
-"""NaN and Infinity, which are no JSON, are numbers."""
+LENIENT_JSON = json.JSONDecoder(object_pairs_hook=_unique)  # NaN and Infinity, which are no JSON, are numbers
 
 
 def _check_depth(value: Any, place: str, left: int = MAX_DEPTH) -> None:

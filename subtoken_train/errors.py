@@ -151,12 +151,9 @@ The joiners U+200C and U+200D are letters of Persian, Hindi and emoji.
 _UNSHOWN, _UNTYPED = re.compile(f"[{_CONTROLS}]"), re.compile(rf"[\t\n{_CONTROLS}]")
 
 
-MAX_SEED = 2**32 - 1
-"""Largest seed that every generator of random numbers takes."""
-COLD = 1e-5
-"""A temperature at which the likeliest token is drawn; divided by a lower one, logits may be no numbers."""
-MAX_TOKENS = 2**24
-"""More than any model reads; a length past it is a slip of the hand, and would be allocated."""
+MAX_SEED = 2**32 - 1  # largest seed that every generator of random numbers takes
+COLD = 1e-5  # a temperature at which the likeliest token is drawn; divided by a lower one, logits may be no numbers
+MAX_TOKENS = 2**24  # more than any model reads; a length past it is a slip of the hand, and would be allocated
 MAX_COUNT = 10**9
 
 

@@ -25,10 +25,8 @@ from filelock import FileLock
 from subtoken_train.errors import SubTokenWarning, system_words
 
 _MARK, _MARKER, _CONTENT = ".subtoken-", ".subtoken-stage", "content"
-STAGE = re.escape(_MARK) + "[0-9a-f]{8}"
-"""Ending of a stage's name, after its target's name and a dot."""
-_LONGEST, _CUT = 255, 200
-"""Bytes of a name at most; those of a longer target's name that its stages' names begin with."""
+STAGE = re.escape(_MARK) + "[0-9a-f]{8}"  # ending of a stage's name, after its target's name and a dot
+_LONGEST, _CUT = 255, 200  # bytes of a name at most; those of a longer target's name that its stages' names begin with
 NO_LOCKS, FULL = (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS), (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors where a file system has no locks; where a disk, a quota or a limit of a file's size leaves no room."""
 _OF_WRITING = (*FULL, errno.EIO, errno.EROFS)

@@ -38,8 +38,7 @@ class Setting:
         return f"{KINDS[self.kind]} of {self.unit}" if self.unit else KINDS[self.kind]
 
 
-Words = str | None
-"""A text that may be left out."""
+Words = str | None  # a text that may be left out
 _SAID = {
     "adapter": "folder or Hub id of an adapter",
     "backbone": "a backbone alone; with `adapter`: where its backbone is",
@@ -123,5 +122,4 @@ def _kind(hint: Any) -> type:
 
 
 ARM_SETTINGS = settings_of(ArmSettings)
-FLAGGED = tuple(name for name, each in ARM_SETTINGS.items() if each.flagged)
-"""Settings that commands offer as options."""
+FLAGGED = tuple(name for name, each in ARM_SETTINGS.items() if each.flagged)  # settings that commands offer as options

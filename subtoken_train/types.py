@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 Layout = Literal["contiguous", "per_head"]
 """Layout of value groups: pieces of the whole value vector, or the same piece of every head."""
 
-Fill = Literal["zero", "mean"]
-"""Value that a dropped value group reads as (``routing/bank.py``)."""
+Fill = Literal["zero", "mean"]  # value that a dropped value group reads as (``routing/bank.py``)
 
 KeyAxes = Literal["own", "pca"]
 """Axes along which keys are cut: the channels that the model gives them, or their principal axes."""

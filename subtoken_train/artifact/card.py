@@ -17,16 +17,14 @@ from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.routing.base import POOLS
 from subtoken_train.types import Licence
 
-NATS = frozenset({"log_likelihood"})
-"""Metrics in nats per token; all others are fractions, printed in %."""
+NATS = frozenset({"log_likelihood"})  # metrics in nats per token; all others are fractions, printed in %
 
 
 @dataclass(frozen=True)
 class Score:
     """The mean score of one kind of questions, a fraction or nats, and its 95 % interval."""
 
-    kind: str
-    """``all`` for all questions."""
+    kind: str  # ``all`` for all questions
     metric: str
     """``exact_match``, ``f1``, ``score`` where kinds of both are taken together, or a measure beside the score."""
     questions: int
@@ -189,15 +187,11 @@ Saved as `recipe.yaml`; `subtoken-train fit --config recipe.yaml` trains it agai
 class CardSections:
     """Optional sections of a card, besides the contents of ``subtoken_config.json``."""
 
-    recipe: str | None = None
-    """The resolved recipe, YAML."""
-    budget: str | None = None
-    """The ledger of one prompt, Markdown."""
+    recipe: str | None = None  # the resolved recipe, YAML
+    budget: str | None = None  # the ledger of one prompt, Markdown
     evaluation: Evaluation | None = None
-    repo_id: str | None = None
-    """Hub name that it is published under."""
-    picture: bytes | None = None
-    """Course of the training, a PNG file."""
+    repo_id: str | None = None  # Hub name that it is published under
+    picture: bytes | None = None  # course of the training, a PNG file
 
 
 def model_card(record: dict[str, Any], sections: CardSections | None = None) -> str:

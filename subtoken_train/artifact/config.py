@@ -136,8 +136,7 @@ class AdapterConfig:
     """Origin of the adapter: recipe digest, steps, seed; for the reader, never for loading."""
     stage2: Stage2Config | None = None
     """Set where routers were trained on the frozen LoRA of ``stage2.adapter``, which this folder holds as well."""
-    merged: bool = False
-    """True where the folder holds the backbone with the LoRA in its weights, instead of the LoRA."""
+    merged: bool = False  # True where the folder holds the backbone with the LoRA in its weights, instead of the LoRA
 
     def packages(self) -> list[dict[str, Any]]:
         """Return, each as a ``Package``, what installed packages brought and reading the adapter needs."""
@@ -173,10 +172,10 @@ def read_config(folder: Path) -> AdapterConfig:
 def _parsed(record: Any, path: Path) -> AdapterConfig:
     record = checked(dict[str, Any], record, str(path))
     schema = checked(int, record.get("schema_version"), f"{path}: schema_version")
-    if schema > SCHEMA_VERSION:
-        raise ValueError(f"{path} has schema {schema}, this version reads up to {SCHEMA_VERSION}; please upgrade")
-    if schema < 1:
-        raise ValueError(f"{path} has schema {schema}; schemas count from 1")
+    if not 1 <= schema <= SCHEMA_VERSION:
+        raise ValueError(
+            f"{path} has schema {schema}, this version reads 1 to {SCHEMA_VERSION}; a newer one reads more"
+        )
     if missing := [key for key, since in _SINCE.items() if since <= schema and key not in record]:
         raise ValueError(f"{path}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
     checked(dict[str, Any], record["versions"], f"{path}: versions")

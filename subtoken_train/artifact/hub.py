@@ -51,12 +51,9 @@ class PublishedModel:
     hub_id: str
     packages: tuple[str, ...]
     version: str
-    sha256: str
-    """SHA-256 of the GGUF file."""
-    megabytes: int
-    """Measured size of the packages."""
-    gigabytes: float
-    """Measured size of the folder in fp32."""
+    sha256: str  # SHA-256 of the GGUF file
+    megabytes: int  # measured size of the packages
+    gigabytes: float  # measured size of the folder in fp32
     licence: str
 
 
@@ -212,8 +209,7 @@ def _status(error: HfHubHTTPError, repo_id: str) -> str:
     return f"the Hub refused {repo_id}: {first}"
 
 
-CHECKPOINTS = "checkpoints"
-"""Folder of a run."""
+CHECKPOINTS = "checkpoints"  # folder of a run
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.md"]
 """Data only: no pickle, no code. A merged folder's chat template is a .jinja file."""
 

@@ -13,14 +13,10 @@ from pathlib import Path
 from subtoken_train.documents import read_json
 from subtoken_train.outputs import stage
 
-CONFIG_FILE = "subtoken_config.json"
-"""Marks an adapter folder."""
-RECIPE_FILE = "recipe.yaml"
-"""In an adapter's folder and in a run's."""
-PICTURE_FILE = "training.png"
-"""In an adapter's folder: the course of its training."""
-DATA_MARKER = ".subtoken-data.json"
-"""Marks a data set that ``data`` or ``init`` wrote; those of version 0.1 have none."""
+CONFIG_FILE = "subtoken_config.json"  # marks an adapter folder
+RECIPE_FILE = "recipe.yaml"  # in an adapter's folder and in a run's
+PICTURE_FILE = "training.png"  # in an adapter's folder: the course of its training
+DATA_MARKER = ".subtoken-data.json"  # marks a data set that ``data`` or ``init`` wrote; those of version 0.1 have none
 
 
 @dataclass(frozen=True)
@@ -41,8 +37,7 @@ class FolderKind:
         return (folder / self.marker).is_file() and made == self.made_by
 
 
-ADAPTER = FolderKind("an adapter folder", marker=CONFIG_FILE)
-"""An adapter folder, or one with merged weights."""
+ADAPTER = FolderKind("an adapter folder", marker=CONFIG_FILE)  # an adapter folder, or one with merged weights
 
 
 def check_target(folder: Path, overwrite: bool, kind: FolderKind = ADAPTER) -> None:

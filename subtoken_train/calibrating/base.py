@@ -30,8 +30,7 @@ from subtoken_train.inference.text_prompts import EncodedText, text_batch
 from subtoken_train.types import Batch, Identity, Region
 from subtoken_train.view.method import Method, setting
 
-RECALL = "recall"
-"""The data set of language models: facts among English, questions and answers; the training split."""
+RECALL = "recall"  # the data set of language models: facts among English, questions and answers; the training split
 
 
 @dataclass(frozen=True)
@@ -119,12 +118,9 @@ class Calibrator(Method, ABC):
     """
 
     name: ClassVar[str]
-    answers: ClassVar[bool] = False
-    """True where the prompts' answers are read too."""
-    any_text: ClassVar[bool] = False
-    """True where a language model can be calibrated on any text, not on recall alone."""
-    whole_caches: ClassVar[bool] = False
-    """True where neither a reducer nor routers may act meanwhile."""
+    answers: ClassVar[bool] = False  # True where the prompts' answers are read too
+    any_text: ClassVar[bool] = False  # True where a language model can be calibrated on any text, not on recall alone
+    whole_caches: ClassVar[bool] = False  # True where neither a reducer nor routers may act meanwhile
     for_images: ClassVar[str] = ""
     """The method to calibrate in the place of this one, which reads text alone, where the backbone sees images."""
 

@@ -86,8 +86,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _load(args: argparse.Namespace) -> tuple[CompressedBackbone, Identity]:
     from subtoken_train.artifact.config import read_config
+    from subtoken_train.artifact.folder import identify
     from subtoken_train.artifact.hub import adapter_folder
-    from subtoken_train.artifact.identity import identify
     from subtoken_train.families.backbone_config import BackboneConfig
     from subtoken_train.inference.pool import load_backbone
 

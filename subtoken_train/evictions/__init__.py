@@ -110,11 +110,7 @@ def setting_fields(notation: str) -> dict[str, dataclasses.Field[Any]]:
 def _known_names(notation: str) -> tuple[str, ...]:
     *around, inner = names = notation_names(notation)
     for name in around:
-        if name in EVICTIONS:
-            shown = clipped(repr(notation), 60)
-            raise ValueError(f"eviction {shown}: {name} goes around no other method; wrappers: {', '.join(WRAPPERS)}")
-        if name not in WRAPPERS:
-            raise unknown_name("eviction wrapper", name, WRAPPERS)
+        check_word("eviction wrapper", name, WRAPPERS)
     if inner in WRAPPERS:
         raise ValueError(f"eviction {notation!r}: {inner} goes around a method; write {inner}(snapkv)")
     if inner not in EVICTIONS:
@@ -176,21 +172,12 @@ DEEPEST = 8  # methods inside each other; more is a slip of the hand
 
 def notation_names(notation: str) -> tuple[str, ...]:
     """Names of a notation, the outermost wrapper's first and the method's last; whether they exist is not asked."""
-    shown, example = clipped(repr(notation), 60), "write a method, or wrappers around one: ada(critical(snapkv))"
-    if not isinstance(notation, str):
-        raise ValueError(f"eviction {shown} must be text; {example}")
-    opened, closed = notation.count("("), notation.count(")")
-    if opened != closed:
-        raise ValueError(f'eviction {shown} has unbalanced parentheses: {opened:,} "(" and {closed:,} ")"; {example}')
-    if opened >= DEEPEST:
-        raise ValueError(f"eviction {shown} has {opened + 1:,} methods inside each other; at most {DEEPEST} are read")
-    body = notation[: len(notation) - closed]
-    if ")" in body:
-        raise ValueError(f"eviction {shown} cannot be read; {example}")
-    names = tuple(body.split("("))
-    if "" in names[:-1] or (opened and not names[-1]):
-        raise ValueError(f"eviction {shown} has parentheses without a name; {example}")
-    twice = [name for i, name in enumerate(names) if name in names[:i]]
-    if twice:
-        raise ValueError(f"eviction {shown} has {clipped(repr(twice[0]), 40)} twice; each method stands once")
+    names = tuple(notation.rstrip(")").split("(")) if isinstance(notation, str) else ()
+    written, once = "(".join(names) + ")" * (len(names) - 1), len(set(names)) == len(names)
+    empty = len(names) > 1 and "" in names
+    if written != notation or ")" in "".join(names) or empty or not once or len(names) > DEEPEST:
+        raise ValueError(
+            f"eviction {clipped(repr(notation), 60)} cannot be read; write a method, or wrappers around one, each once "
+            f"and at most {DEEPEST} in all: ada(critical(snapkv))"
+        )
     return names

@@ -23,6 +23,7 @@ from subtoken_train.calibrations import CalibratedNumbers, Calibration, read_cal
 from subtoken_train.errors import MAX_TOKENS, check_range, check_word, clipped
 from subtoken_train.evictions import EVICTIONS
 from subtoken_train.evictions.base import Eviction, Wrapper
+from subtoken_train.typed import checked
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates, Scale, Scores
 
@@ -72,16 +73,9 @@ class Threshold:
     record: Calibration[ThresholdRecord] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if type(self.value) not in (int, float):
-            raise ValueError(f"threshold of eviction_keep is {clipped(repr(self.value), 40)}, no number; {FORM}")
-        if not math.isfinite(self.value):
-            what = "all" if self.value < 0 else "nothing"
-            raise ValueError(f"threshold {self.value} of eviction_keep keeps {what}; give a finite number, such as -4")
-        if type(self.window) is not int or not 0 <= self.window <= MAX_TOKENS:
-            raise ValueError(
-                f"window of an eviction_keep threshold is {clipped(repr(self.window), 40)}; it must be a whole number "
-                f"of positions from 0 to {MAX_TOKENS:,}"
-            )
+        checked(float, self.value, "threshold of eviction_keep")
+        checked(int, self.window, "window of an eviction_keep threshold")
+        check_range("window of an eviction_keep threshold", self.window, 0, MAX_TOKENS)
 
     @classmethod
     def read(cls, path: str) -> Threshold:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from subtoken_train.errors import check_range
 from subtoken_train.evictions.base import Wrapper, keep_best_entries
 from subtoken_train.evictions.budgets import (
     competing_counts,
@@ -24,6 +25,7 @@ from subtoken_train.evictions.budgets import (
     protected_first,
 )
 from subtoken_train.ledger.kv_budget import exact
+from subtoken_train.typed import checked
 from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import Need, View
@@ -54,11 +56,8 @@ class PerLayer(Wrapper):
         if not (isinstance(self.shares, list | tuple) and self.shares):
             raise ValueError("per_layer needs shares, a number for every layer: 4:3:2:1, or [4, 3, 2, 1] in a file")
         object.__setattr__(self, "shares", tuple(self.shares))
-        for share in self.shares:
-            if type(share) not in (int, float) or not 0 <= share <= MOST:
-                raise ValueError(
-                    f"per_layer shares hold {share!r}; every one must be a number of 0 or more, at most 1e100"
-                )
+        for share in checked(list[float], list(self.shares), "per_layer shares"):
+            check_range("per_layer shares", share, 0, MOST)
         if not any(self.shares):
             raise ValueError("per_layer shares are all 0; a layer must get something")
 

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from subtoken_train.artifact.identity import ModelIdentity, check_same_model, model_identity
+from subtoken_train.artifact.folder import ModelIdentity, check_same_model, model_identity
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.packed_record import PackedRecord, PackedShape, packed_cache, packed_tensors
 from subtoken_train.documents import check_regular, parse_json

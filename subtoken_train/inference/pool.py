@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from subtoken_train.artifact.config import AdapterConfig, read_config
-from subtoken_train.artifact.folder import put_adapter
+from subtoken_train.artifact.folder import adapter_digest, put_adapter
 from subtoken_train.artifact.hub import adapter_folder, find_adapter
-from subtoken_train.artifact.identity import adapter_digest
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
 from subtoken_train.documents import real_path
 from subtoken_train.engine.compressed_backbone import CompressedBackbone

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 from lightning.fabric.utilities import move_data_to_device
 
 from subtoken_train.artifact.config import read_config
+from subtoken_train.artifact.folder import adapter_digest
 from subtoken_train.artifact.hub import adapter_folder
-from subtoken_train.artifact.identity import adapter_digest
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import check_word, refuse
 from subtoken_train.families.backbone_config import BackboneConfig

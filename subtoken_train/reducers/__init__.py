@@ -59,8 +59,7 @@ REDUCERS = Reducers(
         "vidcom2": "embeds:VidCom2",
     },
 )
-DEFAULT_REDUCER = "fastv"
-"""Reducer of a recipe that names none."""
+DEFAULT_REDUCER = "fastv"  # reducer of a recipe that names none
 ONCE_OF_ALL = {
     "stage": ("fastv", "embeds"),
     "layer": ("fastv", 2),
@@ -69,8 +68,7 @@ ONCE_OF_ALL = {
     "window": ("quest", 64),
 }
 """Settings that the record of every built-in reducer held up to adapter schema 3: whose they are, and their default."""
-YOUNGER = frozenset({"dart"})
-"""Reducers that no such record names, and that have settings of these names themselves."""
+YOUNGER = frozenset({"dart"})  # reducers that no such record names, and that have settings of these names themselves
 
 
 def build_reducer(name: str, keep_ratio: float = 1.0, round_up: bool = False, **settings: Any) -> Reducer:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, cast, get_args
 
 from torch import Tensor, nn
 
-from subtoken_train.errors import MAX_SEED, MAX_TOKENS, check_range, check_word
+from subtoken_train.errors import MAX_SEED, MAX_TOKENS, check_range, check_word, refuse
 from subtoken_train.functional.groups import check_groups
 from subtoken_train.ledger.kv_budget import KVBudget, KVShape, check_share, exact, head_costs
 from subtoken_train.types import Fill, Layout
@@ -104,61 +104,47 @@ class RoutingConfig:
 
     def check(self, shape: KVShape) -> None:
         """Raise a worded ``ValueError`` where the settings do not fit the backbone."""
-        groups, fill = self.num_groups, self.fill
-        check_groups(groups, self.kept_groups, shape.num_kv_heads, shape.head_dim, self.layout)
+        groups, fill, selector, heads = self.num_groups, self.fill, self.selector, shape.num_kv_heads
+        check_groups(groups, self.kept_groups, heads, shape.head_dim, self.layout)
         check_word("budget", self.budget, get_args(BudgetKind))
         check_word("score_prior", self.score_prior, get_args(ScorePrior))
-        problem = None
-        if self.selector != "bilinear" and self.query_rank != RoutingConfig.query_rank:
-            problem = (
-                f"query_rank {self.query_rank} is the rank of selector 'bilinear', and {self.selector!r} has none: use "
-                "'bilinear', or leave query_rank out"
-            )
-        elif self.budget == "bytes":
-            problem = self._bytes_problem(shape)
-        elif name := next(iter(self._changed(_OF_BYTES)), None):
-            problem = (
-                f"{name} {getattr(self, name)!r} is a setting of budget 'bytes', and the budget is {self.budget!r}: "
-                f"use 'bytes', or leave {name} out"
-            )
-        elif fill != "zero" and self.kept_groups == groups and not self.value_gate:
-            problem = (
-                f"fill {fill!r} does nothing where kept_groups = num_groups = {groups}: no group is dropped; keep "
-                "fewer groups, or leave fill out"
-            )
-        if problem is not None:
-            raise ValueError(problem)
+        ranked = selector != "bilinear" and self.query_rank != RoutingConfig.query_rank
+        rank = f"query_rank {self.query_rank} is the rank of selector 'bilinear', and {selector!r} has none"
+        refuse((ranked, f"{rank}: use 'bilinear', or leave query_rank out"))
+        if self.budget == "bytes":
+            return self._check_bytes(shape)
+        for name in self._changed(_OF_BYTES):
+            own = f"{name} {getattr(self, name)!r} is a setting of budget 'bytes', and the budget is {self.budget!r}"
+            raise ValueError(f"{own}: use 'bytes', or leave {name} out")
+        idle = fill != "zero" and self.kept_groups == groups and not self.value_gate
+        nothing = f"fill {fill!r} does nothing where kept_groups = num_groups = {groups}: no group is dropped"
+        refuse((idle, f"{nothing}; keep fewer groups, or leave fill out"))
+        return None
 
-    def _bytes_problem(self, shape: KVShape) -> str | None:
+    def _check_bytes(self, shape: KVShape) -> None:
         check_word("byte_pool", self.byte_pool, get_args(BytePool))
         check_share("byte_share", self.byte_share)
         groups, heads = self.num_groups, shape.num_kv_heads
-        if self.kept_groups != groups:
-            return (
-                f"budget 'bytes' says by byte_share what stays, and kept_groups={self.kept_groups} is another budget: "
-                f"set kept_groups to num_groups, {groups}"
-            )
-        if self.layout != "contiguous" or groups % heads:
-            near = ", ".join(str(each * heads) for each in (1, 2, 4, 8) if not shape.head_dim % each)
-            return (
-                f"budget 'bytes' lets every key-value head keep groups of its own, but {self.layout} groups, "
-                f"num_groups={groups}, span the {heads} heads: use contiguous groups, as many as {near}"
-            )
-        if self.fill != "zero":
-            return f"fill {self.fill!r} is not stored under budget 'bytes': leave fill out"
-        if self.warm_start is not None and self.selector != "linear":
-            return (
-                f"warm_start {self.warm_start!r} is of linear nets, and selector {self.selector!r} is none: use "
-                "'linear', or leave warm_start out"
-            )
+        near = ", ".join(str(each * heads) for each in (1, 2, 4, 8) if not shape.head_dim % each)
+        own = f"lets every key-value head keep groups of its own, but {self.layout} groups, num_groups={groups}, span"
         asks = "query_conditioned" if self.query_conditioned or self.selector == "bilinear" else None
         asks = "feature 'attention'" if "attention" in self.features else asks
-        if self.byte_pool == "all" and asks is not None:
-            return (
-                f"byte_pool 'all' chooses before the question is read, which {asks} reads: use byte_pool 'layer', or a "
-                "router without it"
-            )
-        return None
+        budget = f"says by byte_share what stays, and kept_groups={self.kept_groups} is another budget"
+        nets = f"warm_start {self.warm_start!r} is of linear nets, and selector {self.selector!r} is none"
+        blind = f"byte_pool 'all' chooses before the question is read, which {asks} reads"
+        refuse(
+            (self.kept_groups != groups, f"budget 'bytes' {budget}: set kept_groups to num_groups, {groups}"),
+            (
+                self.layout != "contiguous" or groups % heads,
+                f"budget 'bytes' {own} the {heads} heads: use contiguous groups, as many as {near}",
+            ),
+            (self.fill != "zero", f"fill {self.fill!r} is not stored under budget 'bytes': leave fill out"),
+            (
+                self.warm_start is not None and self.selector != "linear",
+                f"{nets}: use 'linear', or leave warm_start out",
+            ),
+            (self.byte_pool == "all" and asks, f"{blind}: use byte_pool 'layer', or a router without it"),
+        )
 
     def check_tokens(self, shape: KVShape, tokens: int) -> None:
         """Raise a worded ``ValueError`` where a byte budget is less than what sinks and window take of ``tokens``."""

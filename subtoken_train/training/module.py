@@ -20,8 +20,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor
 
 from subtoken_train.artifact.config import AdapterConfig
-from subtoken_train.artifact.folder import FirstStage, put_lora, read_first_stage
-from subtoken_train.artifact.identity import identify
+from subtoken_train.artifact.folder import FirstStage, identify, put_lora, read_first_stage
 from subtoken_train.engine.build import Stage2Config, assemble, build
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.modes import enable_checkpointing

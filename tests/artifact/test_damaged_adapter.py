@@ -15,8 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from subtoken_train.artifact.config import read_config
-from subtoken_train.artifact.folder import read_adapter
-from subtoken_train.artifact.identity import adapter_digest, identify
+from subtoken_train.artifact.folder import adapter_digest, identify, read_adapter
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.backbone_config import BackboneConfig
@@ -60,8 +59,8 @@ def test_another_methods_settings_are_left_out_of_old_schemas_alone(folder):
     ("place", "value", "words"),
     [
         ("schema_version", "1", "schema_version is '1'; it must be a whole number"),
-        ("schema_version", 0, "schemas count from 1"),
-        ("schema_version", 99, "has schema 99, this version reads up to"),
+        ("schema_version", 0, "has schema 0, this version reads 1 to"),
+        ("schema_version", 99, "has schema 99, this version reads 1 to"),
         ("lora", ..., "lora is missing"),
         ("schema_version", 2, "stage2 is missing"),
         ("training", ..., "training is missing"),

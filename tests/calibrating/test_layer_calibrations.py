@@ -96,12 +96,6 @@ def test_between_the_tabulated_budgets_the_line_is_straight():
     assert found[1].tolist() == pytest.approx([0, 0.15, 0.3, 0.4, 0.7, 0.85, 1])
 
 
-def test_prompts_without_a_context_calibrate_nothing(backbone):
-    with pytest.raises(ValueError, match="none of the prompts has anything in scope 'context'"):
-        PrefixCalibrator().numbers(backbone, [text_batch([(0, 5, 0)])])
-    assert PrefixCalibrator(scope="all").numbers(backbone, [text_batch([(0, 5, 0)])]).keep == KEEP
-
-
 def test_the_run_says_what_it_was_made_of(backbone, tmp_path):
     shown = []
     made = PrefixCalibrator(samples=3, batch_size=2, context_length=300).run(
@@ -221,9 +215,14 @@ def test_a_run_keeps_what_is_recorded(backbone, eviction, protocol):
     assert ThresholdCalibrator(**settings).numbers(backbone, alone).mean <= 0.45
 
 
-def test_prompts_without_a_context_and_windows_that_are_all(backbone):
-    with pytest.raises(ValueError, match="none of the prompts has anything in scope 'context'"):
-        ThresholdCalibrator().numbers(backbone, [text_batch([(0, 5, 0)])])
+@pytest.mark.parametrize("name", ["prefixkv", "threshold", "kvzap"])
+def test_prompts_without_a_context_are_refused(backbone, shallow, name):
+    with pytest.raises(ValueError, match=r"none of the prompts has (anything in scope 'context'|a context to score)"):
+        CALIBRATORS[name]().numbers(shallow if name == "kvzap" else backbone, [text_batch([(0, 5, 0)])])
+
+
+def test_a_scope_of_all_needs_no_context_and_a_window_may_not_be_all(backbone):
+    assert PrefixCalibrator(scope="all").numbers(backbone, [text_batch([(0, 5, 0)])]).keep == KEEP
     with pytest.raises(ValueError, match=r"no threshold keeps 0.5 of the entries and more than what always stays"):
         ThresholdCalibrator(window=100).numbers(backbone, [text_batch([(40, 5, 0)])])
 
@@ -361,11 +360,6 @@ def test_any_text_serves(shallow, tmp_path):
     short.write_text("two words")
     with pytest.raises(ValueError, match="fewer than one block"):
         list(calibration_prompts(shallow.family, str(short), 3, 2, 50, 0, False, any_text=True).batches)
-
-
-def test_prompts_without_a_context_score_nothing(shallow):
-    with pytest.raises(ValueError, match="none of the prompts has a context to score"):
-        ScorerCalibrator().numbers(shallow, [text_batch([(0, 5, 0)])])
 
 
 def test_routers_are_refused():

@@ -33,20 +33,16 @@ def test_wrappers_stand_in_each_other_and_settings_find_their_method():
 @pytest.mark.parametrize(
     ("notation", "words"),
     [
-        (
-            "ada(snapkv",
-            r"'ada\(snapkv' has unbalanced parentheses: 1 \"\(\" and 0 \"\)\"; write a method, or "
-            r"wrappers around one: ada\(",
-        ),
+        ("ada(snapkv", r"'ada\(snapkv' cannot be read; write a method, or wrappers around one, each once .*: ada\("),
         ("ada(snapkv)x", "cannot be read"),
-        ("ada()", "parentheses without a name"),
-        ("ada(ada(snapkv))", "has 'ada' twice"),
+        ("ada()", "cannot be read"),
+        ("ada(ada(snapkv))", "cannot be read; .*, each once"),
         ("ada(snapvk)", r"unknown eviction method 'snapvk'\. Did you mean 'snapkv'\?"),
         ("adda(snapkv)", r"unknown eviction wrapper 'adda'\. Did you mean 'ada'\? Allowed: ada, .*per_layer"),
         ("ada", r"'ada': ada goes around a method; write ada\(snapkv\)"),
-        ("knorm(snapkv)", r"knorm goes around no other method; wrappers: ada, "),
-        (5, "eviction 5 must be text; write a method"),
-        ("ada(" * 10**6 + "snapkv" + ")" * 10**6, f"has 1,000,001 methods inside each other; at most {DEEPEST}"),
+        ("knorm(snapkv)", "unknown eviction wrapper 'knorm'.*Allowed: ada, "),
+        (5, "eviction 5 cannot be read; write a method"),
+        ("ada(" * 10**6 + "snapkv" + ")" * 10**6, f"cannot be read; .* at most {DEEPEST} in all"),
         ("x" * 10**6, "unknown eviction method"),
     ],
 )
@@ -163,7 +159,7 @@ REFUSED = [
     ("per_layer(knorm)", {"shares": [0, 0.0]}, r"per_layer shares are all 0"),
 ]
 REFUSED += [
-    (notation, {key: value}, rf"^{notation.partition('(')[0]} {key}( is |=| hold )")
+    (notation, {key: value}, rf"^{notation.partition('(')[0]} {key}(\[1\])?( is |=)")
     for notation, settings in OUT_OF_RANGE.items()
     for key, values in settings.items()
     for value in values

@@ -109,10 +109,9 @@ def test_a_file_is_named_before_it_is_read():
         ({"window": 3}, "names no threshold"),
         ({"threshold": -4, "windows": 3}, "unknown key of eviction_keep 'windows'. Did you mean 'window'"),
         ({"threshold": "a.json", "window": 3}, "takes its window from a.json"),
-        ({"threshold": True}, "is True, no number"),
-        ({"threshold": -math.inf}, "threshold -inf of eviction_keep keeps all"),
-        ({"threshold": math.inf}, "threshold inf of eviction_keep keeps nothing"),
-        ({"threshold": -4, "window": -1}, "whole number of positions from 0"),
+        ({"threshold": True}, "is True; it must be a number"),
+        ({"threshold": -math.inf}, "threshold of eviction_keep is -inf; it must be finite"),
+        ({"threshold": -4, "window": -1}, "is -1; it must be 0 to"),
     ],
 )
 def test_what_is_written_wrong_is_said(text, words):

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from subtoken_train.artifact.folder import AdapterConfig, read_adapter, write_adapter
-from subtoken_train.artifact.identity import identify
+from subtoken_train.artifact.folder import AdapterConfig, identify, read_adapter, write_adapter
 from subtoken_train.engine.build import assemble, build
 from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.families.backbone_config import BackboneConfig

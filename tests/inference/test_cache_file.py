@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from checkpoints.tiny_llava import build_processor
 from subtoken_train import SubTokenModel
-from subtoken_train.artifact.identity import tokenizer_digest
+from subtoken_train.artifact.folder import tokenizer_digest
 from subtoken_train.cache.packed_record import packed_tensors
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning

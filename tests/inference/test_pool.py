@@ -14,8 +14,7 @@ import torch
 from PIL import Image
 
 from checkpoints.tiny_llava import build_model, build_processor
-from subtoken_train.artifact.folder import AdapterConfig, read_adapter, write_adapter, write_merged
-from subtoken_train.artifact.identity import identify
+from subtoken_train.artifact.folder import AdapterConfig, identify, read_adapter, write_adapter, write_merged
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.calibrating import CALIBRATORS
 from subtoken_train.engine.build import Stage2Config, build

@@ -17,7 +17,7 @@ import torch
 from transformers import DynamicCache
 
 from subtoken_train import SubTokenModel
-from subtoken_train.artifact.identity import identify
+from subtoken_train.artifact.folder import identify
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.attention import reading_packed
 from subtoken_train.evictions import EVICTIONS, WRAPPERS, build_eviction, notation_names

@@ -115,21 +115,6 @@ def test_the_best_patches_of_the_eager_tower_stay_in_order(tiny_family, ratio, k
         torch.testing.assert_close(states.tokens[image], outputs.hidden_states[layer][image, 1:])
 
 
-@torch.no_grad()
-def test_the_language_model_sees_what_plain_transformers_would(tiny_family):
-    batch = make_batch([(1, 9)])
-    backbone = compress(tiny_family, name="fastervlm", keep_ratio=0.25)
-    states = tiny_family.visual_states(batch, "class")
-    places = states.received[0].topk(16).indices.sort().values
-    words = tiny_family.model.get_input_embeddings()(batch.input_ids_BN)
-    shown = tiny_family.project(states.tokens[0][places])[None]
-    embeds = torch.cat([words[:, :2], shown, words[:, 66:]], dim=1)
-    expected = tiny_family.model.lm_head(tiny_family.decoder(inputs_embeds=embeds).last_hidden_state)
-    torch.testing.assert_close(backbone.logits(backbone.run(batch)), expected, rtol=1e-5, atol=1e-5)
-    assert backbone.run(batch).rows.index_BM[0, 2:18].tolist() == (2 + places).tolist()
-    assert not backbone.placeless
-
-
 def test_a_tower_without_a_class_token_is_refused_before_weights_are_read(tmp_path, monkeypatch):
     qwen_family().model.config.save_pretrained(tmp_path)
     monkeypatch.setattr(load, "load_weights", lambda *_: pytest.fail("weights were read"))

@@ -97,16 +97,23 @@ def test_a_batch_equals_its_samples_and_positions_count_anew(tiny_family, pad_le
     assert together.rows.next_position[:, 0].tolist() == together.rows.visible_BM.sum(-1).tolist()
 
 
+@pytest.mark.parametrize(("name", "read"), [("visionzip", "received"), ("fastervlm", "class")])
 @torch.no_grad()
-def test_the_language_model_sees_what_plain_transformers_would(tiny_family):
+def test_the_language_model_sees_what_plain_transformers_would(tiny_family, name, read):
     batch = make_batch([(1, 9)])
-    backbone = compress(tiny_family, name="visionzip", keep_ratio=0.25)
-    states = tiny_family.visual_states(batch, "received")
+    backbone = compress(tiny_family, name=name, keep_ratio=0.25)
+    states = tiny_family.visual_states(batch, read)
     merged = backbone.reducer.merge(states, unread(states))
     words = tiny_family.model.get_input_embeddings()(batch.input_ids_BN)
     embeds = torch.cat([words[:, :2], tiny_family.project(merged.tokens[0])[None], words[:, 66:]], dim=1)
     expected = tiny_family.model.lm_head(tiny_family.decoder(inputs_embeds=embeds).last_hidden_state)
-    torch.testing.assert_close(backbone.logits(backbone.run(batch)), expected, rtol=1e-5, atol=1e-5)
+    result = backbone.run(batch)
+    torch.testing.assert_close(backbone.logits(result), expected, rtol=1e-5, atol=1e-5)
+    assert backbone.placeless == (name == "visionzip")
+    if name == "fastervlm":
+        places = states.received[0].topk(16).indices.sort().values
+        assert result.rows.index_BM[0, 2:18].tolist() == (2 + places).tolist()
+        assert torch.equal(merged.tokens[0], states.tokens[0][places])
 
 
 def test_a_missing_image_is_named_with_its_records(tiny_family):

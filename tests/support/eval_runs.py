@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 
 from subtoken_train.artifact.config import AdapterConfig
-from subtoken_train.artifact.folder import write_adapter
-from subtoken_train.artifact.identity import identify
+from subtoken_train.artifact.folder import identify, write_adapter
 from subtoken_train.engine.build import build
 from subtoken_train.evaluation.results import SampleRecord, read_samples
 from subtoken_train.evaluation.runner.cell import Processes

@@ -14,8 +14,7 @@ from transformers import LlavaForConditionalGeneration
 
 from checkpoints import tiny_llama
 from checkpoints.tiny_llava import build_model, build_processor
-from subtoken_train.artifact.folder import AdapterConfig, write_adapter
-from subtoken_train.artifact.identity import identify
+from subtoken_train.artifact.folder import AdapterConfig, identify, write_adapter
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.engine.build import Stage2Config, build
 from subtoken_train.engine.compressed_backbone import CompressedBackbone

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from safetensors.torch import load_file, save_file
 
-from subtoken_train.artifact.identity import identify
+from subtoken_train.artifact.folder import identify
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.evaluation.results import MANIFEST_FILE, Manifest, read_samples
 from subtoken_train.evaluation.runner.arms import prepare
