@@ -1,4 +1,4 @@
-"""The four ways of a new user, each from an empty folder by the commands that the pages give (issues are found here)."""
+"""The four ways of a new user, each from an empty folder by the commands that the pages give."""
 
 from __future__ import annotations
 

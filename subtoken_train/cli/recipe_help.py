@@ -57,7 +57,7 @@ def _fill(parser: argparse.ArgumentParser, module: ModuleType) -> None:
     for each in (parser, *(below for action in subparsers for below in action.choices.values())):
         for action in each._actions:
             if action.dest in ("config", "name"):
-                action.completer = _recipes  # type: ignore[attr-defined]
+                action.completer = _recipes
 
 
 def _recipes(prefix: str, **_: object) -> list[str]:
