@@ -1,7 +1,5 @@
 """The adapter of one arm of a comparison and one seed: trained once, kept in a working folder, found again."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -5,8 +5,6 @@ five times as long as the product of the same matrices in fp32. Here that produc
 the same numbers but for the order of the sums.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

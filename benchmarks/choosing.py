@@ -7,8 +7,6 @@ a winner of many candidates is somewhat flattered; intervals are not corrected f
 Legend: s seeds, n questions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

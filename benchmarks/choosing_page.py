@@ -3,8 +3,6 @@
 python -m benchmarks.choosing_page
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from benchmarks.choosing import Regime, choice_words, choose, seeds_of

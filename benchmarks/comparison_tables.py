@@ -3,8 +3,6 @@
 Legend: s seeds, n questions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path

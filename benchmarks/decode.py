@@ -9,8 +9,6 @@ a dense cache of the same N entries. *step*: a whole decoding step, against our 
 entries; and 0.625 N entries, the same bytes) and against transformers' DynamicCache with SDPA.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Callable

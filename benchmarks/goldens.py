@@ -7,8 +7,6 @@ after its folder of the reference data. The table is written only if all of thes
 want of the data. ``docs/quality.md`` names the folders that are not compared, and why.
 """
 
-from __future__ import annotations
-
 import csv
 import os
 import subprocess

@@ -4,8 +4,6 @@ A graph takes the launches off the clock, so that what is left is the work of th
 run as they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial

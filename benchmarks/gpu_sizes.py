@@ -1,7 +1,5 @@
 """How much ``gpu_suite.py`` runs: on a GPU, and on a CPU to see whether it runs at all."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from transformers import LlamaConfig

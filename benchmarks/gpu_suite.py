@@ -13,8 +13,6 @@ is written after every unit. A run that was stopped goes on where it was: units 
 device by the same sources.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

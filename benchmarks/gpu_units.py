@@ -3,8 +3,6 @@
 Every unit is a call of a benchmark that is there for itself; goals stand here, sizes in ``gpu_sizes.py``.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -7,8 +7,6 @@ code or kills is replaced, and the case counts as a hang. The record goes to ``r
   python benchmarks/hostile.py --only recipes:1000100,adapters:1000060        one case or some, told at length
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

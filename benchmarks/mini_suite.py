@@ -5,8 +5,6 @@ python benchmarks/mini_suite.py results/mini      # benchmarks/results/mini_suit
 python benchmarks/mini_suite.py                   # from the committed CSV: the page's table
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

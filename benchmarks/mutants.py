@@ -20,8 +20,6 @@ left out: a CPU runs them in an interpreter, if at all. What this does not say: 
 some mutants mean the same as the original.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import json

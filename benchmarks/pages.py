@@ -1,7 +1,5 @@
 """Put what programs make into pages: tables between marks, and pictures as files of their own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from markupsafe import Markup

@@ -1,7 +1,5 @@
 """Interleaved timing of two or more things (the package's own, ``benchmarking/pairs.py``), and a program's record."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Each side runs in a process and an environment of its own, so this file imports 
 version. Seconds are the processor's (one thread): other programs on the machine do not count.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

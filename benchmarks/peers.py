@@ -21,8 +21,6 @@ bytes cannot be had there. kvpress's KVCompose needs eager attention, N x 2N num
 it is named in ``--lengths``.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ It imports kvpress 0.5.4 and transformers 5.2, and nothing of this package. As i
 while the context runs, and tokens follow at the positions after the whole context.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from importlib.metadata import version
 from typing import Any

@@ -1,7 +1,5 @@
 """Our half of ``peers.py``: the methods in the settings in which they are kvpress's presses, on a packed cache."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
 from typing import Any
 

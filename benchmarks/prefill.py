@@ -12,8 +12,6 @@ seconds are the processor's; on CUDA all must run on a fused attention kernel, o
 ``--kv-heads 2`` shares key heads.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from contextlib import nullcontext

@@ -3,8 +3,6 @@
 python -m benchmarks.pruners_scenes      # results/pruners_scenes.svg from results/pruners_scenes.csv
 """
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

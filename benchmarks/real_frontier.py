@@ -8,8 +8,6 @@ share of the full cache in bfloat16. A winner among many is somewhat flattered; 
 full cache.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ python -m benchmarks.real_needles --results results/needles        # its finishe
 python -m benchmarks.real_needles                                  # the picture from the record
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ A row is an arm on one judge: facts as codes with the text that follows (``real_
 paired over contexts or samples, with 95 % intervals.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any

@@ -8,8 +8,6 @@ Arms that the record has stay in it, unless the results have them anew. A task j
 scores half of it, which is measured first.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Mapping

@@ -18,8 +18,6 @@ alone. *By norm* every token keeps value groups of its own; the *first* ones of 
 of turned values the low-rank cut, which a choice has to beat.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import lzma

@@ -19,8 +19,6 @@ at all (``untrained``).
 so the nets of the model are those of its copy.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

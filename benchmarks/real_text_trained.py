@@ -9,8 +9,6 @@ for all layers and heads (``pooled``), which cannot be trained under. The loss i
 (``distilled``) ten parts of the divergence from the uncompressed model's distributions to one of that.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Key-value recall as token ids: contexts whose pages are whole, each asked for several of its facts at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 python benchmarks/recipe_memory.py        # the table of docs/memory.md
 """
 
-from __future__ import annotations
-
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.run_plan import training_step
 from subtoken_train.cli.terminal import quiet_libraries

@@ -3,8 +3,6 @@
 As rows of a Parquet table, what repeats in runs is stored once. Reading gives back what was written, to the digit.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The LLaMA-shaped random model of the speed programs."""
 
-from __future__ import annotations
-
 from transformers import LlamaConfig
 
 WIDTH, HEADS, HEAD_DIM, MLP = 1024, 8, 128, 2816

@@ -8,8 +8,6 @@ exists is skipped, and an adapter in --work that the same recipe trained is not 
 where the first stopped. A stage-2 recipe starts from the adapter of the same seed; its stage 1 is trained when needed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

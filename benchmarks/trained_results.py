@@ -3,8 +3,6 @@
 python -m benchmarks.trained_results    # results/trained_arms.csv, tables of docs/trained_arms.md
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

@@ -4,8 +4,6 @@ A loop runs in a thread of its own and hands over after every optimiser step, so
 their loaders, callbacks and loggers, take steps in turn in one process. Only one thread runs at a time.
 """
 
-from __future__ import annotations
-
 import tempfile
 import threading
 from collections.abc import Callable

@@ -6,8 +6,6 @@ size that a CPU core steps through in about a second, the embedded VLM, and (for
 Legend: B batch, N positions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any

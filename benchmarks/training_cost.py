@@ -19,8 +19,6 @@ gradients, moments and activations meet: ``LiveTensors`` on a CPU, with the back
 precision); on a GPU the allocator's peak, in the dtype that is timed.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

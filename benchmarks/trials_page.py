@@ -3,8 +3,6 @@
 python -m benchmarks.trials_page
 """
 
-from __future__ import annotations
-
 import pandas as pd
 
 from benchmarks.pages import put

@@ -9,8 +9,6 @@ Versions and counts go to ``--out``; the exit code is 1 where a test of this run
 somewhere else than the package index, uv's own variables say so (``UV_FIND_LINKS``, ``UV_TORCH_BACKEND=cpu``).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

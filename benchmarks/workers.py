@@ -4,8 +4,6 @@ A worker prints a line of JSON when it is ready (its versions), then answers eve
 that was asked computes; whoever asks waits for the answer. ``{"error": ...}`` is an answer that says why there is none.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 No test sees or touches what a user has: runs and results of the checkout, caches, settings of the libraries.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import site

@@ -1,7 +1,5 @@
 """One declaration per setting: flags, grids, harnesses and Python keywords agree with it."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser
 from dataclasses import fields
 

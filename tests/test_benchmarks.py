@@ -1,7 +1,5 @@
 """The benchmark pages are what the committed records say; the programs' arithmetic."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import hashlib

@@ -1,7 +1,5 @@
 """The project's size: who adds removes, for a ceiling is only ever lowered."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

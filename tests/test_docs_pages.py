@@ -1,7 +1,5 @@
 """Pages that a program writes are what it writes, paths that the architecture names exist, and shown code runs."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

@@ -1,7 +1,5 @@
 """The mini-suite: its page's table is that of the committed figures, its arms those that the suite runs."""
 
-from __future__ import annotations
-
 from xml.etree import ElementTree
 
 import pytest

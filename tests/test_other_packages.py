@@ -1,7 +1,5 @@
 """The example package of the docs, installed: its methods are listed, not imported for a list, and run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """benchmarks/real_text.py: contexts hold their facts; budgets that share a pass keep what each keeps alone."""
 
-from __future__ import annotations
-
 import json
 from itertools import chain
 
@@ -141,14 +139,6 @@ def test_a_record_has_finished_arms_and_tasks_that_the_full_cache_can_do(tmp_pat
     assert list(record["arms"]) == ["full cache", "kvzip 0.2", "S16K12, values turned"]
     assert record["arms"]["kvzip 0.2"]["share"] == [0.22] * 4
     assert judges(record) == ["vt"]
-
-
-@pytest.mark.parametrize("other", [{"prompt": "q"}, {"backbone": "smollm2"}, {"device": "cuda"}])
-def test_arms_that_were_asked_otherwise_are_refused(tmp_path, other):
-    write_arm(tmp_path, "full", "-", [1.0] * 4, 99)
-    write_arm(tmp_path, "some", "kvzip 0.2", [1.0] * 4, 21, **other)
-    with pytest.raises(ValueError, match="asked otherwise"):
-        compact(tmp_path)
 
 
 def test_the_maps_of_needles_are_of_the_record():

@@ -1,7 +1,5 @@
 """Names that lead to code: built in, of other packages, and import paths of earlier versions."""
 
-from __future__ import annotations
-
 import importlib
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 The linters are in the extra ``release``; where one is absent its test is skipped. Nothing here builds a container.
 """
 
-from __future__ import annotations
-
 import re
 import runpy
 import shutil

@@ -1,7 +1,5 @@
 """Tools of ``tests/support``: what ``host_reads`` notes, and the cells that ``sampling`` makes of factors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

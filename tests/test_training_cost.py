@@ -1,7 +1,5 @@
 """The training-cost program: turns, the sides' input, what it counts, and what was recorded. Nothing here is timed."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

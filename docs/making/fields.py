@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from subtoken_train.datasets.record_fields import READ
+from subtoken_train.datasets.record_format import READ
 
 _HEAD = r"""# Fields of records
 
-<!-- made by `python docs/generate.py` from the declaration in `subtoken_train/datasets/record_fields.py`; edit that -->
+<!-- made by `python docs/generate.py` from the declaration in `subtoken_train/datasets/record_format.py`; edit that -->
 
 What becomes of each field of a record. A field that another trainer reads can change what is learnt, so nothing is
 dropped in silence. A refused field stops the file with the record's id and the field's name, whoever reads it.

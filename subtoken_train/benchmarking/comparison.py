@@ -188,7 +188,7 @@ def run_row(
         "pairs": pairs,
         "load_average": round(load, 2),
         "subject": subject.name,
-        "sides": {name: found.record() for name, found in figures.items()},
+        "sides": {name: asdict(found) for name, found in figures.items()},
         "ratios": ratios(figures, subject.name),
         "notes": notes,
         **copies,
@@ -198,7 +198,7 @@ def run_row(
 def _bytes_apart(figures: Mapping[str, SideFigures], ours: str) -> list[str]:
     if ANCHOR not in figures:
         return []
-    held = [found.payload + found.index for found in (figures[name].prompt_bytes for name in (ANCHOR, ours))]
+    held = [found["payload"] + found["index"] for found in (figures[name].prompt_bytes for name in (ANCHOR, ours))]
     apart = held[0] / held[1] - 1
     if abs(apart) <= ROUNDING:
         return []

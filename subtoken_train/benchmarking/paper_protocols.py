@@ -185,8 +185,8 @@ def measure_memory(
     sides = memory_sides(subject, draw_prompts(subject.family, parts, 1))
     for name, side in sides.items():
         figures = hold(side, 0)
-        held = asdict(figures.prompt_bytes)
-        found[name] = {"entries": figures.entries, "peak_bytes": figures.peak_bytes, "cache": held}
+        sizes = {"peak_bytes": figures.peak_bytes, "cache": figures.prompt_bytes}
+        found[name] = {"entries": figures.entries, **sizes}
         side.close()
         progress(len(found), len(sides))
     return {"prompt": {**asdict(parts), "length": parts.length}, "arms": found}

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from subtoken_train.benchmarking.sides import HeldBytes, PackedSide, Side
+from subtoken_train.benchmarking.sides import PackedSide, Side
 
 RESAMPLES = 2000
 WARMUP = 1
@@ -155,16 +155,11 @@ class SideFigures:
     words: str
     kernel: str
     entries: int
-    prompt_bytes: HeldBytes
-    final_bytes: HeldBytes
+    prompt_bytes: dict[str, int]
+    final_bytes: dict[str, int]
     peak_bytes: int
     prefill_seconds: list[float] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
-
-    def record(self) -> dict[str, Any]:
-        """As JSON."""
-        held = {"prompt_bytes": self.prompt_bytes, "final_bytes": self.final_bytes}
-        return {**asdict(self), **{name: {**asdict(of), "total": of.total} for name, of in held.items()}}
 
 
 def run_side(side: Side, new_tokens: int, clock: Clock = time.perf_counter) -> tuple[float, float]:

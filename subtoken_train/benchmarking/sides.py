@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -34,29 +34,23 @@ from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.types import Batch
 
-
-@dataclass(frozen=True)
-class HeldBytes:
-    """Bytes of a cache, as ``CacheReport`` names them."""
-
-    payload: int
-    index: int = 0
-    tail: int = 0
-    slack: int = 0
-    statistics: int = 0
-    kernel: int = 0
-
-    @property
-    def total(self) -> int:
-        """Everything the cache holds."""
-        return sum(asdict(self).values())
+PARTS = ("payload", "index", "tail", "slack", "statistics", "kernel")
 
 
+def held_parts(**parts: int) -> dict[str, int]:
+    """Return bytes of a cache by part, as ``CacheReport`` names them, and their ``total``."""
+    whole = dict.fromkeys(PARTS, 0) | parts
+    return {**whole, "total": sum(whole.values())}
+
+
+@dataclass(eq=False)
 class Side(ABC):
     """One way to run the prompts that all sides run, on the backbone that they share."""
 
-    def __init__(self, name: str, words: str, family: Family, prompts: Batch) -> None:
-        self.name, self.words, self.family, self.prompts = name, words, family, prompts
+    name: str
+    words: str
+    family: Family
+    prompts: Batch
 
     @abstractmethod
     def turn(self) -> Any:
@@ -71,8 +65,8 @@ class Side(ABC):
         """Append a token to every sample; logits of the next one, [B, V]."""
 
     @abstractmethod
-    def held(self) -> HeldBytes:
-        """The bytes that the cache holds now."""
+    def held(self) -> dict[str, int]:
+        """The bytes that the cache holds now, see ``held_parts``."""
 
     @abstractmethod
     def entries(self) -> int:
@@ -87,24 +81,16 @@ class Side(ABC):
         return
 
 
+@dataclass(eq=False)
 class PackedSide(Side):
     """Our packed cache, under a token reducer, routers (None: whole values) and a compression."""
 
-    def __init__(
-        self,
-        name: str,
-        words: str,
-        family: Family,
-        prompts: Batch,
-        reducer: Reducer,
-        bank: RouterBank | None,
-        compression: Compression,
-    ) -> None:
-        super().__init__(name, words, family, prompts)
-        self.reducer, self.bank, self.compression = reducer, bank, compression
-        self.cache: Any = None
-        self._backbone: Any = None
-        self._opened: Any = None
+    reducer: Reducer
+    bank: RouterBank | None
+    compression: Compression
+    cache: Any = None
+    _backbone: Any = None
+    _opened: Any = None
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -123,43 +109,34 @@ class PackedSide(Side):
     def step(self, token_ids_B1: Tensor) -> Tensor:
         return decode(self._backbone, token_ids_B1, self.cache)
 
-    def held(self) -> HeldBytes:
+    def held(self) -> dict[str, int]:
         found = held_bytes(self.cache)
-        return HeldBytes(**{part.name: found[f"{part.name}_bytes"] for part in fields(HeldBytes)})
+        return held_parts(**{part: found[f"{part}_bytes"] for part in PARTS})
 
     def entries(self) -> int:
         return int((self._opened.plan.layers[-1].entries_BN >= 0).sum(-1).max())
 
     def kernel(self) -> str:
-        found = {_path(layer) for layer in self.cache.layers if isinstance(layer, PackedLayer)}
+        found = set[str]()
+        for layer in (each for each in self.cache.layers if isinstance(each, PackedLayer)):
+            choice = choose_kernel(layer.keys.device.type)
+            reason = unserved(layer.blocks, layer.keys) if choice.path == "triton" else None
+            found.add(str(choice) if reason is None else f"cpu (the fused kernels do not serve {reason})")
         return "; ".join(sorted(found))
 
 
-def _path(layer: PackedLayer) -> str:
-    choice = choose_kernel(layer.keys.device.type)
-    reason = unserved(layer.blocks, layer.keys) if choice.path == "triton" else None
-    return str(choice) if reason is None else f"cpu (the fused kernels do not serve {reason})"
-
-
+@dataclass(eq=False)
 class DenseSide(Side):
-    """Transformers' own forward pass on a cache of its own that keeps everything."""
+    """Transformers' own forward pass on a cache of its own that keeps everything; ``compiles``: its steps do."""
 
-    def __init__(
-        self,
-        name: str,
-        words: str,
-        family: Family,
-        prompts: Batch,
-        make_cache: Callable[[], Cache],
-        compiles: bool = False,
-    ) -> None:
-        super().__init__(name, words, family, prompts)
-        self.cache: Any = None
-        self._make_cache, self._inputs = make_cache, plain_inputs(family, prompts)
-        self._keeps_cache = compiles
-        self._forward: Callable[..., Any] = family.model
-        if compiles:
-            self._forward = torch.compile(family.model, mode="reduce-overhead")
+    make_cache: Callable[[], Cache]
+    compiles: bool = False
+    cache: Any = None
+
+    def __post_init__(self) -> None:
+        self._inputs, self._forward = plain_inputs(self.family, self.prompts), self.family.model
+        if self.compiles:
+            self._forward = torch.compile(self._forward, mode="reduce-overhead")
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -170,13 +147,13 @@ class DenseSide(Side):
             yield
         finally:
             config._attn_implementation = name
-            if not self._keeps_cache:
+            if not self.compiles:
                 self.cache = None
 
     @torch.no_grad()
     def prefill(self) -> Tensor:
         if self.cache is None:
-            self.cache = self._make_cache()
+            self.cache = self.make_cache()
         else:
             self.cache.reset()
         how: dict[str, Any] = {CACHE: self.cache, "use_cache": True, "logits_to_keep": 1}
@@ -185,20 +162,20 @@ class DenseSide(Side):
 
     @torch.no_grad()
     def step(self, token_ids_B1: Tensor) -> Tensor:
-        if self._keeps_cache:
+        if self.compiles:
             torch.compiler.cudagraph_mark_step_begin()
         logits: Tensor = self._forward(input_ids=token_ids_B1, **{CACHE: self.cache}, use_cache=True).logits
         return logits[:, -1]
 
-    def held(self) -> HeldBytes:
-        return HeldBytes(sum(layer.keys.nbytes + layer.values.nbytes for layer in self.cache.layers))
+    def held(self) -> dict[str, int]:
+        return held_parts(payload=sum(layer.keys.nbytes + layer.values.nbytes for layer in self.cache.layers))
 
     def entries(self) -> int:
         return int(self.prompts.input_ids_BN.shape[1])
 
     def close(self) -> None:
         self.cache = None
-        if self._keeps_cache:
+        if self.compiles:
             torch.compiler.reset()
 
 

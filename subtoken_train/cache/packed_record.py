@@ -327,8 +327,8 @@ class _CacheReader:
         if index is not None and index.dim() != (1 if index.dtype == torch.int32 else 3):
             raise ValueError(f"{place[:-1]}: an index of shape {list(index.shape)} does not find {entries} entries")
         stored, sizes = Payload(numbers, scale, shape.dtype, form), (rows, heads, entries)
-        values = checked_routed(place[:-1], index, stored, offsets, piece_bit, sizes)
-        return BlockPart(keys, values, record.cut, position)
+        found = checked_routed(place[:-1], index, stored, offsets, piece_bit, sizes)
+        return BlockPart(keys, found, record.cut, position)
 
     def payload(self, name: str, lead: tuple[int | None, ...], width: int, form: Format, part: Part) -> Payload:
         data = self.numbers(name, lead, width, form)

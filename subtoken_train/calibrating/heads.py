@@ -38,7 +38,7 @@ from subtoken_train.evictions.snapkv import HeadScores
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import check_on_one_device
 from subtoken_train.families.positions import position_bound
-from subtoken_train.functional.attention_statistics import attention_rows
+from subtoken_train.functional.causal_attention import attention_rows
 from subtoken_train.functional.objective import IGNORE_INDEX, predicting_rows
 from subtoken_train.inference.batched import in_batches
 from subtoken_train.types import Batch, Region, Turn

@@ -16,7 +16,7 @@ from subtoken_train.errors import refuse
 from subtoken_train.outputs import check_new, write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     import torch
 
@@ -80,8 +80,9 @@ def run(args: argparse.Namespace) -> int:
 
     device = device_of(args.device)
     choose_kernel(device.type)  # a forced path that cannot run
-    source = _source_of(args, _settle(args, device.type == "cuda"))
-    family, config = source.layout.family, source.backbone
+    source = (_recipe if args.config else _named)(args, _settle(args, device.type == "cuda"))
+    source.compression.check(source.layout.family)
+    family = source.layout.family
     if args.table8:
         paper.check_protocol(family)
     lengths = args.lengths or [None]
@@ -89,44 +90,47 @@ def run(args: argparse.Namespace) -> int:
     for parts in prompts:
         check_positions(family, parts, 0 if args.peak_memory else args.new_tokens)
     subject = Subject.of(source.load(device), source.compression)
-    record, dtypes = _head(args, source, subject), (config.dtype, config.quantization)
+    record = _head(args, source, subject)
     print(record["title"], flush=True)
-    if args.table8:
-        made = paper.departures(subject.family, config.path, prompts[0], args.new_tokens, *dtypes)
-        _say_departures(record, "Table 8 of the paper", made)
-    if args.peak_memory:
-        made = paper.other_machine(subject.family, config.path, paper.PEAK_GB, *dtypes)
-        _say_departures(record, "peak memory of the paper's appendix C.1", made)
-        row = paper.measure_memory(subject, counter("arms", timed=True))
-        print("", *paper.peak_lines(row, config.path), sep="\n")
-    _keep(args, record, [row] if args.peak_memory else _rows(args, source, subject, prompts))
-    return 0
-
-
-def _say_departures(record: dict[str, Any], protocol: str, departures: list[str]) -> None:
-    record["departures"] = departures
-    words = f"{protocol}, scaled: {'; '.join(departures)}" if departures else f"{protocol}, as it is described"
-    print(words, flush=True)
-
-
-def _keep(args: argparse.Namespace, record: dict[str, Any], rows: Iterable[dict[str, Any]]) -> None:
-    """Put rows into the record, and write it after each: what was measured stays, whatever comes after it."""
-    for row in rows:
+    if args.table8 or args.peak_memory:
+        _say_protocol(args, record, subject, source.backbone, prompts[0])
+    for row in _rows(args, source, subject, prompts):
         record["rows"].append(row)
-        if args.out:
+        if args.out:  # after each: what was measured stays, whatever comes after it
             text = json.dumps(record, indent=1) + "\n"
             write_whole(Path(args.out), text, overwrite=args.overwrite or len(record["rows"]) > 1)
     if args.out:
         print(f"written to {args.out}", flush=True)
+    return 0
+
+
+def _say_protocol(
+    args: argparse.Namespace, record: dict[str, Any], subject: Subject, backbone: BackboneConfig, parts: PromptParts
+) -> None:
+    from subtoken_train.benchmarking import paper_protocols as paper
+
+    of, settings = (subject.family, backbone.path), (backbone.dtype, backbone.quantization)
+    if args.table8:
+        words, made = "Table 8 of the paper", paper.departures(*of, parts, args.new_tokens, *settings)
+    else:
+        words = "peak memory of the paper's appendix C.1"
+        made = paper.other_machine(*of, paper.PEAK_GB, *settings)
+    record["departures"] = made
+    print(f"{words}, scaled: {'; '.join(made)}" if made else f"{words}, as it is described", flush=True)
 
 
 def _rows(
     args: argparse.Namespace, source: BenchmarkSource, subject: Subject, prompts: list[PromptParts]
 ) -> Iterator[dict[str, Any]]:
+    from subtoken_train.benchmarking import paper_protocols as paper
     from subtoken_train.benchmarking.comparison import row_lines, run_row
-    from subtoken_train.benchmarking.paper_protocols import overhead_line, protocol_subjects
 
-    subjects = protocol_subjects(subject) if args.table8 else [("", subject)]
+    if args.peak_memory:
+        row = paper.measure_memory(subject, counter("arms", timed=True))
+        print("", *paper.peak_lines(row, source.backbone.path), sep="\n")
+        yield row
+        return
+    subjects = paper.protocol_subjects(subject) if args.table8 else [("", subject)]
     cells = list(product(subjects, prompts, args.batch_sizes))
     for number, ((label, arm), parts, batch_size) in enumerate(cells, start=1):
         show = counter("runs" if len(cells) == 1 else f"runs of row {number} of {len(cells)}", timed=True)
@@ -141,7 +145,7 @@ def _rows(
         lines = row_lines(row)
         if args.table8:
             row["table8"] = label
-            lines.append(overhead_line(label, row, source.backbone.path))
+            lines.append(paper.overhead_line(label, row, source.backbone.path))
         print("", *lines, sep="\n", flush=True)
         yield row
 
@@ -219,12 +223,6 @@ class BenchmarkSource:
     layout: CompressedBackbone
     compression: Compression
     load: Callable[[torch.device], CompressedBackbone]
-
-
-def _source_of(args: argparse.Namespace, shrink: Shrink) -> BenchmarkSource:
-    source = _recipe(args, shrink) if args.config else _named(args, shrink)
-    source.compression.check(source.layout.family)
-    return source
 
 
 def _spec(args: argparse.Namespace, **model: Any) -> ArmSpec:

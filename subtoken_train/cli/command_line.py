@@ -88,22 +88,22 @@ def check_unused(args: Namespace, names: Iterable[str], words: str, **defaults: 
 
 @dataclass(frozen=True)
 class Words:
-    """Words behind ``fit``, ``check`` or ``preview``: recipes, options with their texts (None: none), and others."""
+    """Words behind ``fit``, ``check`` or ``preview``: recipes, and options with their texts (None: none)."""
 
     configs: tuple[str, ...]
     options: tuple[tuple[str, str | None], ...]
-    stray: tuple[str, ...]
 
 
 def split_words(argv: list[str]) -> Words:
     """Tell recipes, options and flags apart."""
-    configs, options, stray, place = list[str](), list[tuple[str, str | None]](), list[str](), 0
+    configs, options, place = list[str](), list[tuple[str, str | None]](), 0
     while place < len(argv):
         word, place = argv[place], place + 1
         name, equals, text = word.partition("=")
         if not _is_option(word):
-            stray.append(word)
-            continue
+            is_recipe = word.endswith((".yaml", ".yml"))
+            hint = f"a recipe is passed as --config {word}" if is_recipe else "options start with --"
+            raise ValueError(f"unexpected argument {word!r}; {hint}")
         value = text if equals else "true" if name.removeprefix("--") in FLAGS else None
         if not equals and word not in _BARE and place < len(argv) and not _is_option(argv[place]):
             value, place = argv[place], place + 1
@@ -116,7 +116,7 @@ def split_words(argv: list[str]) -> Words:
             raise ValueError(f"--{first} stands before --config and would be overridden by it; put --config first")
         else:
             configs.append(value)
-    return Words(tuple(configs), tuple(options), tuple(stray))
+    return Words(tuple(configs), tuple(options))
 
 
 def _is_option(word: str) -> bool:

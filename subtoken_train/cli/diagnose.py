@@ -26,13 +26,13 @@ PRINTED += ["body_attention"]
 HELP = """Show what an adapter's routers, or a KV eviction, do with their budget on real prompts.
 
 Writes CSV tables and PNG pictures of the paper's Figure 1 (how many groups K_j tokens keep under a global budget, and
-how K_j varies with relevance, the mean attention of the query region to a token), how much every group is used in each
-layer, with the entropy, and how far the choice agrees with the groups of largest value norm.
+how K_j varies with relevance, the mean attention of the query region to a token), and how much every group is used in
+each layer, with the entropy.
 
 With --eviction NAME it shows for each layer instead: the budget that the method gives it, how sparse attention is in
-the prompt and while generating (mean and range over heads, and the correlation of the two over layers), how much of it
-goes to image or context, and how well the method predicts what generated tokens read: the share of the most-read
-entries that it keeps (hit rate), the share of the attention that it keeps, and the rank correlation with its scores.
+the prompt and while generating (means over heads, and the correlation of the two over layers), how much of it goes to
+image or context, and how well the method predicts what generated tokens read: the share of the most-read entries that
+it keeps (hit rate), and the share of the attention that it keeps.
 Tokens are generated from the whole cache; nothing is evicted. This needs no adapter: --backbone is enough.
 
 A vision-language model reads the prompts of a data file. A language model reads questions about facts in the English

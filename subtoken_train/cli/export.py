@@ -137,24 +137,18 @@ def find_source(path: Path) -> Source:
     for adapter in (path, path / "adapter"):
         if (adapter / CONFIG_FILE).is_file():
             return Source(adapter, True, _recipe_of(adapter))
-    checkpoint = _checkpoint_of(path)
+    folder, checkpoint = path if path.name == "checkpoints" else path / "checkpoints", path
+    if not path.name.startswith("step-"):
+        if not folder.is_dir():
+            raise ValueError(f"{path} is neither a run, a checkpoint of one, nor an adapter folder (no {CONFIG_FILE})")
+        if (newest := newest_complete(folder)) is None:
+            raise ValueError(f"{path} holds no adapter and no complete checkpoint; train it first")
+        checkpoint = newest
     read_marker(checkpoint)
-    recipe = _recipe_of(checkpoint.parent)
-    if recipe is None:
+    if (recipe := _recipe_of(checkpoint.parent)) is None:
         words = "which says what its tensors belong to"
         raise ValueError(f"{checkpoint} has no {RECIPE_FILE} in {checkpoint.parent.parent}, {words}")
     return Source(checkpoint, False, recipe)
-
-
-def _checkpoint_of(path: Path) -> Path:
-    if path.name.startswith("step-"):
-        return path
-    folder = path if path.name == "checkpoints" else path / "checkpoints"
-    if not folder.is_dir():
-        raise ValueError(f"{path} is neither a run, a checkpoint of one, nor an adapter folder (no {CONFIG_FILE})")
-    if newest := newest_complete(folder):
-        return newest
-    raise ValueError(f"{path} holds no adapter and no complete checkpoint; train it first")
 
 
 def _recipe_of(folder: Path) -> Path | None:

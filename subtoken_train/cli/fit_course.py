@@ -38,7 +38,11 @@ from subtoken_train.training.trained_tensors import check_resumable, finished_pa
 
 def run_fit(cli: RecipeCLI) -> int:
     """Train, leave the adapter, and publish it where that was asked for; returns the exit code."""
-    resume = _checkpoint_to_resume(cli.checkpoints) if cli.config.resume else None
+    resume = newest_complete(cli.checkpoints) if cli.config.resume else None
+    if cli.config.resume and resume is None:
+        ignored = "".join(f"; {folder.name} is not complete" for folder in incomplete(cli.checkpoints))
+        none = f"nothing to resume: no complete checkpoint in {cli.checkpoints}{ignored}"
+        raise ValueError(f"{none}; run without --resume")
     folder, destination, trainer = RunFolder(cli.output_dir, cli.replaces), cli.destination, cli.trainer
     try:
         if trainer.is_global_zero:  # the others of a run wait for it where they start to talk to each other
@@ -166,20 +170,20 @@ def draw_run(folder: Path) -> bytes | None:
     if not losses:
         return None
     check_package("matplotlib", "report", "drawing it")
-    from subtoken_train.evaluation.charts import axes_in_a_row, draw_cells, draw_courses, image_of
+    from subtoken_train.evaluation.charts import axes_in_a_row, draw_cells, draw_lines, image_of
 
     usage = {int(found[1]): course for name, course in courses.items() if (found := _USAGE.fullmatch(name))}
     scores = scores_beside_anchor(folder, courses)
     figure, axes = axes_in_a_row(1 + bool(usage) + bool(scores), _INCHES)
     left = iter(axes)
-    draw_courses(next(left), losses, "loss", "step", "per answer token")
+    draw_lines(next(left), losses, "loss", "step", "per answer token")
     if usage:
         steps = sorted(next(iter(usage.values())))
         rows = [[usage[layer].get(step, float("nan")) for step in steps] for layer in sorted(usage)]
         title, ends = "evenness of group usage", (steps[0], steps[-1] + 1)
         draw_cells(next(left), rows, title, "step", "layer", min(usage), ends)
     if scores:
-        draw_courses(next(left), scores, "score midway", "step", _SCORE)
+        draw_lines(next(left), scores, "score midway", "step", _SCORE)
     file = io.BytesIO()
     image_of(figure).quantize(_COLOURS).save(file, "PNG", optimize=True)
     return file.getvalue()
@@ -196,13 +200,6 @@ def scores_beside_anchor(folder: Path, courses: Courses) -> dict[str, Mapping[in
     asked = [read_yaml(place / RECIPE_FILE).get("evaluation") for place in (folder, other)]
     scores = logged(other).get(_SCORE) if asked[0] == asked[1] else None
     return own if scores is None else {**own, "routed run" if is_anchor else "anchor": scores}
-
-
-def _checkpoint_to_resume(checkpoints: Path) -> Path:
-    if newest := newest_complete(checkpoints):
-        return newest
-    ignored = "".join(f"; {folder.name} is not complete" for folder in incomplete(checkpoints))
-    raise ValueError(f"nothing to resume: no complete checkpoint in {checkpoints}{ignored}; run without --resume")
 
 
 def _open_run(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> None:

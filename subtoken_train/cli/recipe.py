@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from importlib.util import find_spec
 from itertools import count
@@ -48,17 +48,17 @@ from subtoken_train.training.run_checkpoints import RandomState, RunCheckpoints
 from subtoken_train.training.run_folder import has_work, requeued_with_work
 from subtoken_train.training.strategies import PRESETS
 from subtoken_train.training.trained_tensors import AtomicCheckpointIO
-from subtoken_train.typed import Settings, SettingsPlan, built, filled, keys_of, plan_of
+from subtoken_train.typed import Settings, SettingsPlan, built, filled, plan_of
 
 LOGS = "logs"
 _NO_RECIPE = "no recipe is given; pass one with --config ('subtoken-train recipes ls' lists the shipped ones)"
 
 
-def data_module_of(keys: set[str]) -> type[OrderedDataModule[Any]]:
-    """Return the data module of a ``data`` band by its keys: corpus (``train``), recall (``num_facts``) or records."""
-    if "train" in keys:
-        return CorpusDataModule
-    return RecallDataModule if "num_facts" in keys else InstructionDataModule
+_DATA: dict[str, type[OrderedDataModule[Any]]] = {
+    "train": CorpusDataModule,
+    "num_facts": RecallDataModule,
+    "train_file": InstructionDataModule,
+}
 
 
 def recipe_plan(reducer: str, data: type[OrderedDataModule[Any]]) -> SettingsPlan:
@@ -113,7 +113,7 @@ class RecipeCLI:
         self.source = read_source(source) if isinstance(source, list) else source
         if not self.source.contents:
             raise ValueError(_NO_RECIPE)
-        self._plan = recipe_plan(self.source.reducer, data_module_of(self.source.data_keys()))
+        self._plan = recipe_plan(self.source.reducer, _DATA[self.source.data_kind])
         self.config = self._read()
         check_range("seed_everything", self.config.seed_everything, 0, MAX_SEED)
         self._settle()
@@ -129,12 +129,14 @@ class RecipeCLI:
         self.early_stopping = None if config.early_stopping is None else EarlyStoppingConfig(**config.early_stopping)
 
     def _read(self) -> Settings:
-        keys, whole = dict(keys_of(self._plan)), dict[str, Any]()
-        for kind, dashes, given in (("key", "", self.source.contents), ("option", "--", self.source.pieces)):
-            for content in given:
-                for key in _strange(content, keys):
-                    raise ValueError(unknown_key(kind, key, sorted(keys), prefix=dashes))
-                whole = laid_over(whole, content)
+        whole = dict[str, Any]()
+        for content in (*self.source.contents, *self.source.pieces):
+            whole = laid_over(whole, content)
+        given = (whole.get("model") or {}).get("reducer")
+        own = [f"model.reducer.{key}" for key in self._plan.hints["model"].hints["reducer"].hints]
+        for key in given if isinstance(given, dict) else ():  # another package's, which no shipped schema knows
+            if f"model.reducer.{key}" not in own:
+                raise ValueError(unknown_key("key", f"model.reducer.{key}", own))
         return filled(self._plan, whole)
 
     def _settle(self) -> None:
@@ -146,7 +148,9 @@ class RecipeCLI:
         config.checkpoint.folder = str(self.checkpoints)
         config.trainer.default_root_dir = str(self.output_dir)
         config.trainer.use_distributed_sampler = False  # the data module shares records out itself
-        _check_remote(config.trainer.logger)
+        for kind, _ in named_parts("logger", config.trainer.logger):
+            if kind in KINDS["logger"].names.builtin and find_spec(kind) is None:
+                raise ValueError(f"trainer.logger {kind} needs the package {kind}; 'pip install {kind}' adds it")
 
     @property
     def strategy(self) -> str:
@@ -239,15 +243,6 @@ class RecipeCLI:
         write_whole(path, self.recipe_text())
 
 
-def _strange(content: Mapping[str, Any], keys: Mapping[str, bool], prefix: str = "") -> Iterator[str]:
-    for name, value in content.items():
-        key = f"{prefix}{name}"
-        if keys.get(key) and isinstance(value, dict):
-            yield from _strange(value, keys, f"{key}.")
-        elif key not in keys:
-            yield key
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items() if each is not None}
@@ -316,9 +311,3 @@ def run_loggers(given: Any, folder: Path, anew: bool) -> list[Logger]:
         ours.append(SortedTensorBoard(str(folder), LOGS, "tb", default_hp_metric=False))
     remote = {"wandb": {"name": folder.name, "save_dir": str(folder / LOGS)}, "mlflow": {"run_name": folder.name}}
     return [*ours, *build_parts("logger", given, **remote)]
-
-
-def _check_remote(given: Any) -> None:
-    for kind, _ in named_parts("logger", given):
-        if kind in KINDS["logger"].names.builtin and find_spec(kind) is None:
-            raise ValueError(f"trainer.logger {kind} needs the package {kind}; 'pip install {kind}' adds it")

@@ -22,7 +22,7 @@ def keys_text(source: RecipeSource) -> str:
     """Return a line for each key that these recipes may hold; without recipes, for every key that any may hold."""
     schema, content = shipped_schema(), dict[str, Any]()
     if source.contents:
-        content = {"model": {"reducer": {"name": source.reducer}}, "data": dict.fromkeys(source.data_keys())}
+        content = {"model": {"reducer": {"name": source.reducer}}, "data": {source.data_kind: None}}
         if source.reducer not in REDUCERS.builtin:
             from subtoken_train.cli.schemas import recipe_schema
 
@@ -57,7 +57,7 @@ def _fill(parser: argparse.ArgumentParser, module: ModuleType) -> None:
     for each in (parser, *(below for action in subparsers for below in action.choices.values())):
         for action in each._actions:
             if action.dest in ("config", "name"):
-                action.completer = _recipes  # type: ignore[attr-defined]
+                action.completer = _recipes
 
 
 def _recipes(prefix: str, **_: object) -> list[str]:

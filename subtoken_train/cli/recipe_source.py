@@ -39,19 +39,16 @@ class RecipeSource:
     pieces: tuple[dict[str, Any], ...]
     reducer: str
 
-    def data_keys(self) -> set[str]:
-        """Return the keys of the recipes' ``data`` bands."""
-        bands = [content.get("data") for content in self.contents]
-        return {key for band in bands if isinstance(band, dict) for key in band}
+    @property
+    def data_kind(self) -> str:
+        """The key that tells the kind of its data: a corpus (``train``), recall (``num_facts``), or records."""
+        keys = {key for content in self.contents if isinstance(band := content.get("data"), dict) for key in band}
+        return next((key for key in ("train", "num_facts") if key in keys), "train_file")
 
 
 def read_source(argv: list[str]) -> RecipeSource:
     """Read and check the recipes (``--config``) and options of a command line; a mistake is a worded ``ValueError``."""
     words = split_words(argv)
-    if words.stray:
-        is_recipe = words.stray[0].endswith((".yaml", ".yml"))
-        hint = f"a recipe is passed as --config {words.stray[0]}" if is_recipe else "options start with --"
-        raise ValueError(f"unexpected argument {words.stray[0]!r}; {hint}")
     contents = [_read_file(path) for path in words.configs]
     for content in contents:
         _check_content(content, "key")
@@ -60,7 +57,30 @@ def read_source(argv: list[str]) -> RecipeSource:
         _check_content(piece, "option")
     named = [name for content in (*contents, *pieces) if isinstance(name := _reducer(content).get("name"), str)]
     reducer = named[-1] if named else DEFAULT_REDUCER
-    return RecipeSource(words, tuple(_with_own(content, reducer) for content in contents), tuple(pieces), reducer)
+    source = RecipeSource(words, tuple(_with_own(content, reducer) for content in contents), tuple(pieces), reducer)
+    _check_keys(source)
+    return source
+
+
+def _check_keys(source: RecipeSource) -> None:
+    """Refuse a key that no recipe with this reducer and kind of data has; of another package's reducer none."""
+    chosen = {"model": {"reducer": {"name": source.reducer}}, "data": {source.data_kind: None}}
+    keys = {*FLAGS, *dict(recipe_keys(shipped_schema(), chosen))}
+    if not any(key.startswith("model.reducer.") for key in keys):
+        keys.add("model.reducer")
+    for word, dashes, given in (("key", "", source.contents), ("option", "--", source.pieces)):
+        for key in (key for content in given for key in _strange(content, keys)):
+            raise ValueError(unknown_key(word, key, sorted(keys), prefix=dashes))
+
+
+def _strange(content: dict[str, Any], keys: set[str], prefix: str = "") -> Iterator[str]:
+    for name, value in content.items():
+        key = f"{prefix}{name}"
+        is_group = any(each.startswith(f"{key}.") for each in keys)
+        if is_group and isinstance(value, dict) and key != "trainer":  # whose keys ``_check_content`` has looked at
+            yield from _strange(value, keys, f"{key}.")
+        elif not is_group and key not in keys:
+            yield key
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:

@@ -100,7 +100,10 @@ def run(args: Namespace) -> int:
 
 
 def _list_recipes(words: Sequence[str] = ()) -> None:
-    lines = {name: _summary(path) for name, path in recipe_files().items()}
+    lines = {
+        name: f"{'grid · ' if is_grid(recipe_text(path)) else ''}{first_comment(path)}"
+        for name, path in recipe_files().items()
+    }
     chosen = [name for name in lines if all(word.lower() in f"{name} {lines[name]}".lower() for word in words)]
     if not chosen:
         raise ValueError(f"no recipe has {' and '.join(words)} in its name or first line; 'recipes ls' lists all")
@@ -108,10 +111,6 @@ def _list_recipes(words: Sequence[str] = ()) -> None:
     for folder, names in groupby(chosen, key=lambda name: name.rpartition("/")[0]):
         rows = (f"  {name.rpartition('/')[2]:<{width}}  {lines[name]}".rstrip() for name in names)
         print(f"{folder}/", *rows, sep="\n")
-
-
-def _summary(path: Path) -> str:
-    return f"{'grid · ' if is_grid(recipe_text(path)) else ''}{first_comment(path)}"
 
 
 def say_needs(path: Path) -> None:

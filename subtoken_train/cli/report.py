@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,10 +69,15 @@ def write_report(
     """Work out and write a report; an earlier one is written anew where nobody changed it and ``out`` was not named."""
     from subtoken_train.evaluation.reporting.report import make_report
 
-    files = [out / FILES[name] for name in formats]
-    check_new([path for path in files if named or not _untouched(path)], overwrite)
+    files, written = {out / FILES[name]: name for name in formats}, _recorded(out)
+    there = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file() and not named}
+    check_new([path for path in files if path not in there or there[path] != written.get(path.name)], overwrite)
     report = make_report(folders, paper, counter("runs scored"))
-    _write_recorded(out, {FILES[name]: _writer(name)(report) for name in formats})
+    texts = {path: _writer(name)(report) for path, name in files.items()}
+    for path, text in texts.items():
+        write_whole(path, text)
+    digests = {path.name: hashlib.sha256(text.encode()).hexdigest() for path, text in texts.items()}
+    write_whole(out / _RECORD, json.dumps({**written, **digests}, indent=1) + "\n")
     return report
 
 
@@ -115,18 +120,6 @@ def _summary(scores: ScoreTable) -> list[str]:
         lines.append([plain(row.arm.name), nominal_text(row.arm.facts), *values])
         lines.append(["", measured_text(row), *(x.value_text if isinstance(x, Estimate) else "" for x in apart)])
     return [scores.title, *aligned_columns(lines), words]
-
-
-def _write_recorded(folder: Path, texts: Mapping[str, str]) -> None:
-    for name, text in texts.items():
-        write_whole(folder / name, text)
-    digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
-    write_whole(folder / _RECORD, json.dumps({**_recorded(folder), **digests}, indent=1) + "\n")
-
-
-def _untouched(path: Path) -> bool:
-    written = _recorded(path.parent).get(path.name) if path.is_file() else None
-    return written is not None and written == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _recorded(folder: Path) -> dict[str, str]:

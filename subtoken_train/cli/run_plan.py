@@ -162,7 +162,8 @@ def plan_of_fit(
     )  # stage 1's, frozen
     whole = step.quantization == "none"  # weights of 4 or 8 bits are not shared out
     copies = cli.config.checkpoint.keep_last + 1  # an old one goes when a new one stands
-    work, flops = "trainer.max_steps is not set, and the data were not read", None
+    work = "trainer.max_steps is not set, and the data were not read"
+    flops: tuple[float, float] | None = None
     if steps.steps is not None:
         (fewest, most), words = _mean_record(cli, parts, prompt, step, reading.tokens)
         work = f"{steps.steps:,} steps of {steps.samples_per_step:,} records of {words}"

@@ -98,13 +98,10 @@ def _of_key(plan: SettingsPlan, name: str) -> Schema:
     schema = _of_type(hint if names is None else Literal[tuple(names)])
     default = plan.defaults.get(name)
     if name in plan.defaults and (group_of(hint) is None or default is None):
-        schema["default"] = list(default) if isinstance(default, tuple) else _plain(default)
+        plain = isinstance(default, str | int | float | list | Mapping | None)
+        schema["default"] = list(default) if isinstance(default, tuple) else default if plain else str(default)
     said = dict(_SAID.findall(inspect.getdoc(plan.kind) or "")) if inspect.isclass(plan.kind) else {}
     return schema | ({"description": " ".join(said[name].split())} if name in said else {})
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, str | int | float | list | Mapping | None) else str(value)
 
 
 def _of_type(hint: Any) -> Schema:

@@ -46,13 +46,6 @@ def one_line(error: Exception) -> str:
     return f"{text[: MAX_LENGTH - 125]} ... {text[-120:]}"
 
 
-def _is_users(error: Exception) -> bool:
-    if isinstance(error, USER_ERRORS):
-        return True
-    lost = isinstance(error, (ConnectionError, TimeoutError, InterruptedError, BlockingIOError, ChildProcessError))
-    return isinstance(error, OSError) and not lost and (error.errno or 0) in errno.errorcode
-
-
 def guarded(action: Callable[[], int]) -> int:
     """Run a command and return its exit code; wrong input, or a ``SubTokenWarning``, is one line on stderr."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # writes out what its encoding has no bytes for, as stderr does
@@ -97,7 +90,9 @@ def _exit_code(action: Callable[[], int]) -> int:
         traceback.print_exc()
         return 1
     except Exception as error:
-        if _is_users(error):
+        lost = isinstance(error, ConnectionError | TimeoutError | BlockingIOError | ChildProcessError)
+        refused = isinstance(error, OSError) and not lost and (error.errno or 0) in errno.errorcode
+        if refused or isinstance(error, USER_ERRORS):
             print(f"{PROGRAM}: error: {one_line(error)}", file=sys.stderr)
             return 2
         traceback.print_exc()

@@ -218,7 +218,9 @@ SETTINGS: dict[str, Check] = {
     **dict.fromkeys(("max_epochs", "max_steps"), _whole(1, also=-1)),
     **dict.fromkeys(("check_val_every_n_epoch", "log_every_n_steps"), _whole(1)),
     "num_sanity_val_steps": _whole(0, also=-1),
-    "accelerator": _accelerator,
+    "accelerator": lambda value: (
+        check_word("trainer.accelerator", value, ACCELERATORS) if isinstance(value, str) else None
+    ),
     "devices": _devices,
     "num_nodes": _whole(1, 4096),
     "accumulate_grad_batches": _whole(1, 10**6),

@@ -37,21 +37,13 @@ def reads_chats(source: CorpusSource, tokenizer: Any) -> bool:
 
 @dataclass(frozen=True)
 class ChatLimits:
-    """Tokens of a chat, and how it is written.
+    """Tokens of a chat, and how it is written."""
 
-    Attributes:
-        length: of the whole; a longer one is cut at the right, behind its prompt.
-        context: of its context, at most.
-        asking: of a question that asks as a whole; of a longer one so many at its end, or what follows a blank line.
-        as_asked: whether only the last answer that is learnt is, right behind the prompt that asks for it.
-        variables: given to the chat template.
-    """
-
-    length: int
-    context: int
-    asking: int
-    as_asked: bool = False
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    length: int  # of the whole; a longer one is cut at the right, behind its prompt
+    context: int  # of its context, at most
+    asking: int  # of a question that asks as a whole; of a longer one so many at its end, or what follows a blank line
+    as_asked: bool = False  # whether only the last answer that is learnt is, right behind the prompt that asks for it
+    variables: Mapping[str, Any] = field(default_factory=dict)  # given to the chat template
 
 
 def iterate_chats(rows: Iterable[dict[str, Any]], family: Family, limits: ChatLimits) -> Iterator[TextSample]:

@@ -37,21 +37,13 @@ def all_masked(length: int, max_length: int) -> ValueError:
 
 @dataclass(frozen=True)
 class EncodedSample:
-    """One record as the model sees it, unpadded.
+    """One record as the model sees it, unpadded."""
 
-    Attributes:
-        input_ids: one image token per visual token.
-        labels: the same ids at tokens of answers that are learnt, -100 elsewhere.
-        regions: ``Region`` codes.
-        rank_position: last prompt token of the turn that holds the last image; -1 without an image.
-        num_images: images and videos of the record.
-    """
-
-    input_ids: list[int]
-    labels: list[int]
-    regions: list[int]
-    rank_position: int
-    num_images: int
+    input_ids: list[int]  # one image token per visual token
+    labels: list[int]  # the same ids at tokens of answers that are learnt, -100 elsewhere
+    regions: list[int]  # ``Region`` codes
+    rank_position: int  # last prompt token of the turn that holds the last image; -1 without an image
+    num_images: int  # images and videos of the record
     record_id: str
 
     @property
@@ -146,17 +138,15 @@ def _expand_images(rendered: RenderedPrompt, texts: list[str]) -> RenderedPrompt
     marker = rendered.image_marker
     places = [match.start() for match in re.finditer(re.escape(marker), rendered.text)] if marker else []
     if len(places) != len(texts):
-        raise ValueError(
-            f"{len(places)} {marker!r} in its prompt but {len(texts)} image(s); write exactly one placeholder per image"
-        )
+        raise ValueError(f"{len(places)} {marker!r} in its prompt but {len(texts)} image(s); write one per image")
     pieces, end, grown = [], 0, [0]
     for place, text in zip(places, texts, strict=True):
         pieces += [rendered.text[end:place], text]
         end = place + len(marker)
         grown.append(grown[-1] + len(text) - len(marker))
     pieces.append(rendered.text[end:])
-    moved = lambda place: place + grown[bisect_right(places, place)]  # noqa: E731
-    return RenderedPrompt("".join(pieces), [(moved(a), moved(b)) for a, b in rendered.answer_spans], marker)
+    ends = [[place + grown[bisect_right(places, place)] for place in span] for span in rendered.answer_spans]
+    return RenderedPrompt("".join(pieces), [(start, stop) for start, stop in ends], marker)
 
 
 def _regions(ids: list[int], visual: list[bool], answer: list[bool], bos_token_id: int | None) -> list[int]:
@@ -173,8 +163,7 @@ def _regions(ids: list[int], visual: list[bool], answer: list[bool], bos_token_i
 class Collator:
     """Turns records into a ``Batch``, images opened; ``max_length`` counts visual tokens too.
 
-    ``padding_side``: ``right`` for training, ``left`` for generation, which leaves the last answer out of the
-    prompt.
+    ``padding_side``: ``right`` for training, ``left`` for generation, which leaves the last answer out of the prompt.
     """
 
     def __init__(

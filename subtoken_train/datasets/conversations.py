@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from subtoken_train.datasets.record_fields import check_fields, read_switch
-from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, record_problem, said_turns, used_turns
+from subtoken_train.datasets import record_format as form
 from subtoken_train.documents import text_problem
 from subtoken_train.errors import unknown_name
 from subtoken_train.typed import shown
@@ -38,7 +37,7 @@ def checked_record(row: Any, place: str, as_document: bool = False) -> dict[str,
         made = llava_form(row, as_document)
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from None
-    if problem := record_problem(made, as_document):
+    if problem := form.record_problem(made, as_document):
         raise ValueError(f"{place}: {problem}")
     checked: dict[str, Any] = made
     return checked
@@ -53,12 +52,12 @@ def llava_form(row: Any, as_document: bool = False) -> Any:
     if len(there) > 1:
         raise ValueError(f"it has {' and '.join(there)}, and one of them is read; leave the other out")
     messages = row[there[0]]
-    check_fields("record", row)
+    form.check_fields("record", row)
     if not all(isinstance(message, dict) for message in messages):
         return row
     asked, own_names, turns = False, list[str](), list[dict[str, Any]]()
     for number, message in enumerate(messages, 1):
-        check_fields("message", message, f"message {number}")
+        form.check_fields("message", message, f"message {number}")
         role, content = (
             _either(message, f"message {number} has", *keys) for keys in (("from", "role"), ("value", "content"))
         )
@@ -70,7 +69,7 @@ def llava_form(row: Any, as_document: bool = False) -> Any:
         turn = {"from": _SPEAKERS[role], "value": text}
         _check_text(turn, number, asked)
         asked = asked or turn["from"] == "human"
-        if (learnt := read_switch(message, f"message {number}")) and turn["from"] != "gpt":
+        if (learnt := form.read_switch(message, f"message {number}")) and turn["from"] != "gpt":
             raise ValueError(f"message {number}, which is not an answer, is marked to be learnt; only answers are")
         turns.append({**turn, "loss": False} if learnt is False else turn)
     made = {key: value for key, value in row.items() if key not in _REPLACED}
@@ -86,7 +85,7 @@ def llava_form(row: Any, as_document: bool = False) -> Any:
 def conversation_document(row: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
     """Return a conversation as one document, and the spans (start, end) of what is said in it and not learnt."""
     text, spans = "", []
-    for number, turn in enumerate(used_turns({"conversations": _system_asked(row["conversations"])})):
+    for number, turn in enumerate(form.used_turns({"conversations": _system_asked(row["conversations"])})):
         text += ("USER:", " ASSISTANT:", "\nUSER:")[number % 2 or 2 * bool(number)]
         start = len(text)
         text += f" {turn['value'].strip()}"
@@ -102,7 +101,7 @@ def conversation_document(row: dict[str, Any]) -> tuple[str, list[tuple[int, int
 
 def chat_messages(row: dict[str, Any]) -> list[dict[str, str]]:
     """Return a conversation without images as the messages that a chat template takes, its system text the first."""
-    return [{"role": _ROLES[turn["from"]], "content": turn["value"]} for turn in said_turns(row)]
+    return [{"role": _ROLES[turn["from"]], "content": turn["value"]} for turn in form.said_turns(row)]
 
 
 def _check_text(turn: dict[str, Any], number: int, asked: bool) -> None:
@@ -132,25 +131,19 @@ def _content(content: Any, number: int) -> tuple[Any, list[str]]:
     for given in content:
         part = {"text": given} if isinstance(given, str) else given
         if isinstance(part, dict):
-            check_fields("part", part, f"a part of message {number}")
+            form.check_fields("part", part, f"a part of message {number}")
         is_text = _is_text_part(part, number)
-        lines.append(part["text"] if is_text else IMAGE_PLACEHOLDER)
+        lines.append(part["text"] if is_text else form.IMAGE_PLACEHOLDER)
         names += [] if is_text else _part_name(part, number)
     return "\n".join(lines), names
 
 
-def is_picture(part: dict[str, Any]) -> bool:
-    """Return whether a part of a content is, or names, a picture."""
-    kind = part.get("type")
-    return kind in _PICTURE_KINDS and (kind is not None or any(map(part.get, _PICTURE_KEYS)))
-
-
 def _is_text_part(part: Any, number: int) -> bool:
     if isinstance(part, dict):
-        text, named = part.get("text"), any(map(part.get, _PICTURE_KEYS))
-        if part.get("type") in _TEXT_KINDS and isinstance(text, str) and not named:
+        kind, text, named = part.get("type"), part.get("text"), any(map(part.get, _PICTURE_KEYS))
+        if kind in _TEXT_KINDS and isinstance(text, str) and not named:
             return True
-        if is_picture(part) and not text:
+        if kind in _PICTURE_KINDS and (kind is not None or named) and not text:
             return False
     raise ValueError(f"message {number} has a part {shown(part)}; a part is either a text or a picture")
 

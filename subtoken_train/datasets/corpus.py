@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from subtoken_train.datasets.conversations import CONVERSATION_LISTS, checked_record, conversation_document
 from subtoken_train.datasets.known_files import absent
-from subtoken_train.datasets.record_fields import SWITCHES, read_switch
+from subtoken_train.datasets.record_format import SWITCHES, read_switch
 from subtoken_train.datasets.row_files import COLUMNAR, Kind, file_kind, files_of_set, kept_rows, placed_rows
 from subtoken_train.documents import text_problem
 from subtoken_train.errors import clipped
@@ -53,8 +53,7 @@ class PackedBlock(NamedTuple):
     without_loss: list[int]
 
 
-TOKENS: dict[str, Kind] = dict.fromkeys(PackedBlock._fields, ("int32",))
-"""Columns of kept blocks, and of kept chats among others."""
+TOKENS: dict[str, Kind] = dict.fromkeys(PackedBlock._fields, ("int32",))  # columns of kept blocks and chats
 
 
 @dataclass(frozen=True)

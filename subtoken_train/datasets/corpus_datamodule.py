@@ -154,10 +154,7 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
             if words := asked_words(self.family.tokenizer, self.chat_limits):
                 warnings.warn(words, SubTokenWarning, stacklevel=3)
         elif self.as_asked or self.chat_template_kwargs:
-            raise ValueError(
-                "data.as_asked and data.chat_template_kwargs are for chats in the tokenizer's chat template, and "
-                "data.train has none; leave them out"
-            )
+            raise ValueError("data.as_asked and data.chat_template_kwargs are for chats in a template; leave them out")
 
     def _sample(self, row: Row, place: int) -> TextSample:
         if "record_id" in row:

@@ -21,25 +21,18 @@ from subtoken_train.documents import check_regular
 from subtoken_train.errors import SubTokenWarning, UncutError, shell_words
 from subtoken_train.families.images import Picture, PixelError, Video, rgb_pixels
 
-SUFFIXES = (".jpg", ".png", ".gif", ".jpeg")
-"""Under which an image may lie: OCR-VQA's are named ``.jpg`` in LLaVA's records, but its own download program saves
-some as ``.gif`` or ``.png``."""
+SUFFIXES = (".jpg", ".png", ".gif", ".jpeg")  # OCR-VQA: ``.jpg`` in LLaVA's records, ``.gif`` or ``.png`` on disk
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".avif", ".jp2")
 """By which a name is taken for an image's."""
 VIDEO_SUFFIXES = (".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv")
-MAX_PIXELS = 89_478_485
-"""Width times height of the largest image that is opened unless a setting says more (Pillow's own first limit)."""
+MAX_PIXELS = 89_478_485  # of an image, width times height, unless a setting says more (Pillow's own first limit)
 MOST_PIXELS = 2 * MAX_PIXELS  # Pillow opens no larger one
-MAX_FRAMES, MOST_FRAMES = 32, 4096
-"""Frames of a video that are opened unless a setting says more, and the most that it may say."""
-MAX_SCANS = 64
-"""Scans of a JPEG: encoders write a dozen; each costs a pass over the whole picture, and an empty one a few bytes."""
+MAX_FRAMES, MOST_FRAMES = 32, 4096  # of a video that are opened unless a setting says more, and its bound
+MAX_SCANS = 64  # of a JPEG: encoders write a dozen; each costs a pass over the whole picture
 MAX_EXIF = 1000  # pieces of a JPEG's EXIF: for each, Pillow copies all that came before
-_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd8\xff]", re.DOTALL)
-"""A marker of a JPEG: no byte of what is encoded, and no place to begin again at."""
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd8\xff]", re.DOTALL)  # of a JPEG; no byte of what is encoded
 _SCAN, _END = b"\xff\xda", b"\xff\xd9"
-_FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
-"""Pillow's readers that are used; its reader of EPS would call another program."""
+_FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")  # EPS would call a program
 
 
 @dataclass(frozen=True)
@@ -52,17 +45,11 @@ class EncodedImage:
 
 @dataclass(frozen=True)
 class VideoSource:
-    """Frames of a video as files.
+    """Frames of a video as files."""
 
-    Attributes:
-        frames: a folder, all of whose images are frames in the order of their names, or files in order.
-        fps: frames a second, as they were taken from the video.
-        outside: whether links in the folder may lead out of it.
-    """
-
-    frames: Path | tuple[Path, ...]
-    fps: float = 1.0
-    outside: bool = False
+    frames: Path | tuple[Path, ...]  # a folder, whose images in the order of their names are frames, or files in order
+    fps: float = 1.0  # frames a second, as they were taken from the video
+    outside: bool = False  # whether links in the folder may lead out of it
 
 
 ImageSource = Path | EncodedImage
@@ -71,21 +58,13 @@ PictureSource = ImageSource | VideoSource  # media that ``<image>`` of a record 
 
 @dataclass(frozen=True)
 class FolderImages:
-    """Holds what there is of the images of one folder.
+    """Holds what there is of the images of one folder."""
 
-    Attributes:
-        folder: relative to the image folder, as all names.
-        named: images that the records name in it, each counted once, and the folder itself where it is a video.
-        missing: those that are not there; a folder without a frame ends with a slash.
-        renamed: images that are there under another of ``SUFFIXES``.
-        is_video: whether the records name the folder, as a video's frames.
-    """
-
-    folder: str
-    named: int
-    missing: list[str]
-    renamed: int
-    is_video: bool = False
+    folder: str  # relative to the image folder, as all names
+    named: int  # images that the records name in it, each counted once, and the folder itself where it is a video
+    missing: list[str]  # those that are not there; a folder without a frame ends with a slash
+    renamed: int  # images that are there under another of ``SUFFIXES``
+    is_video: bool = False  # whether the records name the folder, as a video's frames
 
 
 def inside(folder: Path, name: str, outside: bool = False) -> Path:
@@ -109,10 +88,7 @@ def find_image(path: Path) -> Path:
 
 
 def compare_images(names: Iterable[str], image_folder: Path, outside: bool = False) -> list[FolderImages]:
-    """Say what of the named images is there, folder by folder: one listing each, no look at single files.
-
-    ``names`` are paths below ``image_folder``; one that ends with a slash is a folder of frames.
-    """
+    """Say what of named images (with a slash: folders of frames) is there, by one listing of each folder."""
     wanted: dict[str, list[str]] = defaultdict(list)
     for name in names:
         folder, _, own = name.rpartition("/")

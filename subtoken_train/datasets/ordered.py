@@ -32,8 +32,8 @@ class AccumulationWindows:
     """Yields (micro-batch, labelled tokens of its window, micro-batches of its window).
 
     The mean over a window's tokens is known only by looking ahead: ``size`` batches
-    (``trainer.accumulate_grad_batches``) are held at a time. ``first``: the micro-batch of the epoch that the
-    loader starts with.
+    (``trainer.accumulate_grad_batches``) are held at a time. ``first``: the micro-batch of the epoch that the loader
+    starts with.
     """
 
     def __init__(self, loader: DataLoader[Any], size: int, first: Callable[[], int] = lambda: 0) -> None:
@@ -67,17 +67,16 @@ def outlive_stop_signals(worker: int) -> None:
 class ResumableSampler(DistributedSampler[int]):
     """Shuffled passes over the records as one endless stream of global batches.
 
-    Global batch ``b`` is a pure function of the seed: batch ``b % batches_per_pass`` of the permutation drawn for
-    pass ``b // batches_per_pass``; process ``rank`` takes its own contiguous part of it. So the place in the data
-    is one number, the batches that training has ``consumed``. Every ``iter()`` asks for it and yields from there to
-    the end of the trainer's epoch: one pass, or the batches (int) or share of a pass (float) of ``limit``. It is a
+    Global batch ``b`` is a pure function of the seed: batch ``b % batches_per_pass`` of the permutation drawn for pass
+    ``b // batches_per_pass``; process ``rank`` takes its own contiguous part of it. So the place in the data is one
+    number, the batches that training has ``consumed``. Every ``iter()`` asks for it and yields from there to the end of
+    the trainer's epoch: one pass, or the batches (int) or share of a pass (float) of ``limit``. It is a
     ``DistributedSampler`` so that Lightning never wraps it.
 
-    With ``sizes`` ((images, characters of text) of every record, [R, 2]) all records of a global batch have images,
-    or none has: the processes of a sharded model must run the same parts of it. What is left of both kinds at the
-    end of a pass makes one mixed batch if every process's part of it can have an image; else it is left out. With
-    ``by_length``, 50 batches at a time are filled in the order (images, text length to within a factor of two), and
-    shuffled.
+    With ``sizes`` ((images, characters of text) of every record, [R, 2]) all records of a global batch have images, or
+    none has: the processes of a sharded model must run the same parts of it. What is left of both kinds at the end of a
+    pass makes one mixed batch if every process's part of it can have an image; else it is left out. With ``by_length``,
+    50 batches at a time are filled in the order (images, text length to within a factor of two), and shuffled.
     """
 
     def __init__(
@@ -191,8 +190,7 @@ def validation_order(sizes: NDArray[np.int64] | None, num_records: int, rank: in
     return share
 
 
-MAX_WORKERS = 64
-"""Largest ``num_workers``: each is a process with the training process's memory, started anew for every epoch."""
+MAX_WORKERS = 64  # each a process with the training process's memory, started anew for every epoch
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 

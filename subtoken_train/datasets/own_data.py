@@ -27,10 +27,8 @@ from subtoken_train.errors import clipped, refuse
 TABLES = (".csv", ".tsv", ".json", ".jsonl", *COLUMNAR)
 TEXTS = (".txt", ".md")
 MAX_FILES = 2_000_000
-MAX_TOTAL = 2**30  # characters of all texts together; more is a corpus, which recipes read as it lies
 ENOUGH = 30  # documents; fewer are cut
-SHARE, MOST_HELD = 0.1, 1000
-"""Share of the pictures (or questions, or texts) that dev and test each get, one at least, and the most of them."""
+SHARE, MOST_HELD = 0.1, 1000  # of pictures, questions or texts for dev and test each, and the most of them
 SPLITS = ("train", "dev", "test")
 _ABOUT_IT = ("readme", "license", "licence", "notice", "copying", "changelog", "dataset_info", "dataset_infos")
 """Files about a data set, which are none of it: texts and tables beside it, not in the folders below."""
@@ -42,10 +40,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class OwnData:
-    """Records of three splits, in LLaVA's form or ``{"text": ...}``, and what was read, a line each.
-
-    ``kind``: ``images``, ``conversations`` (without any) or ``texts``; ``no_document``: as ``OwnTable``'s.
-    """
+    """Records of three splits, in LLaVA's form or ``{"text": ...}``, and what was read, a line each."""
 
     kind: str
     splits: dict[str, list[dict[str, Any]]]
@@ -61,10 +56,7 @@ def read_own(
     show: Callable[[int, int], None] = lambda done, total: None,
     question: str | None = None,
 ) -> OwnData:
-    """Read a folder of images and a table of questions and answers, a file of conversations, or plain texts.
-
-    ``table``: None: the one that is there. ``show`` is told (done, total) while images are opened.
-    """
+    """Read a folder of images and a table (None: the one there), a file of conversations, or plain texts."""
     own = look_into(folder)
     name = _table(own, table)
     if name is None and question is not None:
@@ -178,15 +170,10 @@ def _table(own: OwnFolder, chosen: str | None) -> str | None:
 
 def read_texts(own: OwnFolder) -> list[str]:
     """Read the text files of a folder."""
-    texts, total = [], 0
-    for name in own.texts:
-        text = read_text(own.path / name).removeprefix("\ufeff")
-        total += len(text)
-        if total > MAX_TOTAL:
-            raise ValueError(f"the texts of {own.path} have more than {MAX_TOTAL:,} characters; make them Parquet")
+    texts = [read_text(own.path / name).removeprefix("\ufeff") for name in own.texts]
+    for name, text in zip(own.texts, texts, strict=True):
         if text.strip() and (problem := text_problem(text)):
             raise ValueError(f"{own.path / name} {problem}; fix it, or move it away")
-        texts.append(text)
     if not any(text.strip() for text in texts):
         raise ValueError(f"the texts of {own.path} are empty")
     return texts
@@ -275,11 +262,7 @@ def _placed(own: OwnFolder, table: str, records: Sequence[OwnRecord]) -> list[Ow
 
 
 class _PicturePaths:
-    """Finds the images of a folder by what a table calls them.
-
-    A name is a path from the folder or from the table, or the one image of this file name, with its suffix or
-    without.
-    """
+    """Finds images by what a table calls them: a path from the folder or from it, or the one of this name or stem."""
 
     def __init__(self, own: OwnFolder, table: str) -> None:
         self._folder, self._beside, self.there = own.path, PurePosixPath(table).parent, set(own.images)
@@ -322,18 +305,14 @@ def _same_pictures(folder: Path, names: Sequence[str]) -> dict[str, str]:
     by_size: dict[int, list[str]] = defaultdict(list)
     for name in sorted(names):
         by_size[(folder / name).stat().st_size].append(name)
-    first = {}
+    first = {name: name for name in names}
     for alike in by_size.values():
         seen: dict[bytes, str] = {}
-        for name in alike:
-            first[name] = name if len(alike) == 1 else seen.setdefault(_digest(folder / name), name)
+        for name in alike if len(alike) > 1 else ():
+            check_regular(folder / name)
+            with (folder / name).open("rb") as file:
+                first[name] = seen.setdefault(hashlib.file_digest(file, "sha256").digest(), name)
     return first
-
-
-def _digest(path: Path) -> bytes:
-    check_regular(path)
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
 
 
 def _split(groups: Mapping[str, Sequence[T]], seed: int, what: str, folder: Path) -> dict[str, list[T]]:

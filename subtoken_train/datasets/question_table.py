@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from subtoken_train.datasets.conversations import CONVERSATION_LISTS, checked_record, conversation_document, llava_form
 from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES
-from subtoken_train.datasets.record_fields import column_problem
-from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, has_media
+from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, column_problem, has_media
 from subtoken_train.datasets.row_files import file_kind, files_of_set, opened, placed_rows
 from subtoken_train.documents import check_regular, decoded, text_problem
 from subtoken_train.errors import clipped, refuse
@@ -45,23 +44,14 @@ class OwnRecord(NamedTuple):
 
 
 class OwnTable(NamedTuple):
-    """Content of a table: records, or documents of plain text.
+    """Content of a table: records, or documents of plain text."""
 
-    Attributes:
-        records: conversations; empty where there are texts.
-        columns: what was read as what, in words; empty where the records came as conversations.
-        asked: the fixed question of captions.
-        unread: the other columns.
-        no_document: why a conversation cannot be one document, as a model without a chat template learns it; empty
-            where all can.
-    """
-
-    records: list[OwnRecord]
+    records: list[OwnRecord]  # conversations; empty where there are texts
     texts: Sequence[str] = ()
-    columns: str = ""
-    asked: str = ""
-    unread: tuple[str, ...] = ()
-    no_document: str = ""
+    columns: str = ""  # what was read as what, in words; empty where the records came as conversations
+    asked: str = ""  # the fixed question of captions
+    unread: tuple[str, ...] = ()  # the other columns
+    no_document: str = ""  # why a conversation cannot be one document; empty where all can
 
 
 def read_own_table(path: Path, chosen: Mapping[str, str | None], asked: str | None = None) -> OwnTable:

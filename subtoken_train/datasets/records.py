@@ -43,19 +43,12 @@ _COLUMNS: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class Record:
-    """One conversation.
+    """One conversation."""
 
-    Attributes:
-        id: the record's own id (its position in the file where it has none), as text.
-        images: images and videos in the order of their placeholders; empty for a text-only record.
-        turns: its exchanges; each prompt holds one ``<image>`` per image and per video.
-        kind: question kind, for scores by kind; None where the file names none.
-    """
-
-    id: str
-    images: list[PictureSource]
-    turns: list[Turn]
-    kind: str | None = None
+    id: str  # the record's own id (its position in the file where it has none), as text
+    images: list[PictureSource]  # images and videos in the order of their placeholders; empty for a text-only record
+    turns: list[Turn]  # its exchanges; each prompt holds one ``<image>`` per image and per video
+    kind: str | None = None  # question kind, for scores by kind; None where the file names none
 
 
 def turns_of(row: dict[str, Any]) -> list[Turn]:

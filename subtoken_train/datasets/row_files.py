@@ -160,11 +160,7 @@ def _batches(path: Path) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
     if file_kind(path) == ".parquet":
         table = pq.ParquetFile(path, memory_map=True)
         return table.schema_arrow, table.iter_batches(batch_size=1000)
-    try:
-        stream = pa.ipc.open_stream(pa.memory_map(str(path)))
-    except pa.ArrowInvalid:  # the layout of files, which ``datasets`` does not write
-        file = pa.ipc.open_file(pa.memory_map(str(path)))
-        return file.schema, map(file.get_batch, range(file.num_record_batches))
+    stream = pa.ipc.open_stream(pa.memory_map(str(path)))
     return stream.schema, stream
 
 

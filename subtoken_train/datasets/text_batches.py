@@ -22,21 +22,14 @@ QUERY_TOKENS = 64  # last tokens of a prompt that ask, unless told
 
 @dataclass(frozen=True)
 class TextSample:
-    """One unpadded sequence.
+    """One unpadded sequence."""
 
-    Attributes:
-        input_ids: token ids; a BOS, where there is one, is the first of the system's or the context.
-        query_length: tokens of the QUERY region, right after the context.
-        without_loss: places in it that are read and never labelled: QUERY, where they stand behind the prompt.
-        system_length: tokens of the SYSTEM region, before the context.
-    """
-
-    input_ids: Sequence[int]
+    input_ids: Sequence[int]  # token ids; a BOS, where there is one, is the first of the system's or the context
     context_length: int
-    query_length: int
+    query_length: int  # tokens of the QUERY region, right after the context
     record_id: str
-    without_loss: Sequence[int] = ()
-    system_length: int = 0
+    without_loss: Sequence[int] = ()  # places that are read and never labelled: QUERY, behind the prompt
+    system_length: int = 0  # tokens of the SYSTEM region, before the context
 
     @property
     def prompt_length(self) -> int:
@@ -76,11 +69,7 @@ def collate_text(samples: Sequence[TextSample], pad_id: int) -> Batch:
 
 
 def context_tokens(family: Family, token_ids: list[int], asking: int = QUERY_TOKENS) -> int:
-    """Tokens of a text that are context: up to its last blank line (a few-shot prompt), else all but the last ones.
-
-    A blank line counts where something follows it, in at most half of the prompt; ``asking`` tokens or fewer have
-    no context.
-    """
+    """Tokens that are context: up to the last blank line of the later half, else all but the last ``asking`` ones."""
 
     def text(start: int) -> str:
         ending: str = family.tokenizer.decode(token_ids[start - 1 :])
@@ -99,9 +88,9 @@ def chat_split(
 ) -> tuple[int, int]:
     """Return how many tokens of a chat's prompt stand before its context, and how many before what asks.
 
-    The last question asks, and so does the template's end: all of it where it has at most ``asking`` tokens, then
-    what was said before may be compressed; otherwise its last part, as ``context_tokens``. ``starts``: the
-    characters of ``ids``.
+    The last question asks, and so does the template's end: all of it where it has at most ``asking`` tokens, then what
+    was said before may be compressed; otherwise its last part, as ``context_tokens``. ``starts``: the characters of
+    ``ids``.
     """
     if not starts:
         raise ValueError("the tokenizer gives no character offsets; install its fast (tokenizer.json) version")

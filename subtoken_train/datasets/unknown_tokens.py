@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -24,27 +23,12 @@ class SomeTexts(NamedTuple):
     total: int | None
 
 
-@dataclass(frozen=True)
-class UnknownTokens:
-    """Counts of what a tokenizer made of some texts: unknown tokens, all tokens, the first words it does not know."""
+class UnknownTokens(NamedTuple):
+    """Unknown tokens over all of some texts, in words, too, and the first words that the tokenizer does not know."""
 
-    unknown: int
-    tokens: int
+    share: float
+    words: str
     examples: tuple[str, ...]
-    some: SomeTexts
-
-    @property
-    def share(self) -> float:
-        """Unknown tokens over all."""
-        return self.unknown / max(self.tokens, 1)
-
-    def __str__(self) -> str:
-        texts, total = len(self.some.texts), self.some.total
-        of = "" if total in (None, texts) else f" of {total:,}"
-        return (
-            f"{100 * self.share:.3g} % of the text is unknown to the tokenizer ({self.unknown:,} of {self.tokens:,} "
-            f"tokens, in {texts:,}{of} texts)"
-        )
 
 
 def unknown_tokens(tokenizer: Any, some: SomeTexts) -> UnknownTokens | None:
@@ -60,9 +44,13 @@ def unknown_tokens(tokenizer: Any, some: SomeTexts) -> UnknownTokens | None:
         tokens += len(encoding["input_ids"])
         unknown += len(places)
         if places and tokenizer.is_fast and len(examples) < _SHOWN:
-            spans = (encoding["offset_mapping"][place] for place in places)
-            examples |= dict.fromkeys(text[start:stop][:_SHOWN_CHARACTERS] for start, stop in islice(spans, _SHOWN))
-    return UnknownTokens(unknown, tokens, tuple(islice(examples, _SHOWN)), some)
+            spans = (encoding["offset_mapping"][place] for place in places[:_SHOWN])
+            examples |= dict.fromkeys(text[start:stop][:_SHOWN_CHARACTERS] for start, stop in spans)
+    share, texts = unknown / max(tokens, 1), f"{len(some.texts):,}"
+    texts += "" if some.total in (None, len(some.texts)) else f" of {some.total:,}"
+    counted = f"({unknown:,} of {tokens:,} tokens, in {texts} texts)"
+    words = f"{100 * share:.3g} % of the text is unknown to the tokenizer {counted}"
+    return UnknownTokens(share, words, tuple(examples)[:_SHOWN])
 
 
 def say_unknown(tokenizer: Any, some: SomeTexts, what: str) -> str | None:
@@ -71,10 +59,10 @@ def say_unknown(tokenizer: Any, some: SomeTexts, what: str) -> str | None:
     if found is None:
         return None
     if found.share <= TOLERATED:
-        return f"{what}: {found}"
+        return f"{what}: {found.words}"
     named = f", for instance {', '.join(map(repr, found.examples))}" if found.examples else ""
     warnings.warn(
-        f"{what}: {found}{named}: the model can neither read nor say it; use a backbone that knows these words",
+        f"{what}: {found.words}{named}: the model can neither read nor say it; use a backbone that knows these words",
         SubTokenWarning,
         stacklevel=2,
     )

@@ -48,10 +48,16 @@ def bound_socket(host: str, port: int) -> socket.socket:
 def served(models: SideBySide, host: str, port: int) -> Iterator[str]:
     """Inside the block the page is at the address given; what was uploaded and drawn is removed afterwards."""
     with TemporaryDirectory(prefix="subtoken_demo_") as folder:
+        before = os.environ.get("no_proxy")  # the spelling that goes before NO_PROXY
         # before Gradio is imported, which reads them; a port is tried on GRADIO_SERVER_NAME, whatever launch is told
         os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_TEMP_DIR=folder, GRADIO_SERVER_NAME=host)
-        with _without_proxy():
+        os.environ["no_proxy"] = "*"  # Gradio asks for its own page, and makes its clients when imported
+        try:
             page, url = _launched(models, host, port)
+        finally:
+            del os.environ["no_proxy"]
+            if before is not None:
+                os.environ["no_proxy"] = before
         try:
             yield url
         finally:
@@ -77,19 +83,6 @@ def _launched(models: SideBySide, host: str, port: int) -> tuple[gr.Blocks, str]
             raise _in_use(host, port) from None
         raise
     return page, url
-
-
-@contextmanager
-def _without_proxy() -> Iterator[None]:
-    """Inside the block nothing goes to a proxy: Gradio asks for its own page, and makes its clients when imported."""
-    before = os.environ.get("no_proxy")  # the spelling that goes before NO_PROXY
-    os.environ["no_proxy"] = "*"
-    try:
-        yield
-    finally:
-        del os.environ["no_proxy"]
-        if before is not None:
-            os.environ["no_proxy"] = before
 
 
 @contextmanager

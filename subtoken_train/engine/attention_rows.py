@@ -154,6 +154,4 @@ def _row_blocks(marks_BN: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     if not index_BR.shape[1]:  # nothing is marked: a row that does not count
         valid_BR = marks_BN[:, :1]
         index_BR = valid_BR.long()
-    for start in range(0, index_BR.shape[1], ROW_BLOCK):
-        block = slice(start, start + ROW_BLOCK)
-        yield index_BR[:, block], valid_BR[:, block]
+    yield from zip(*(torch.split(each, ROW_BLOCK, 1) for each in (index_BR, valid_BR)), strict=True)

@@ -17,7 +17,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from subtoken_train.engine.modes import evaluation_mode
 from subtoken_train.families.family import Family
 from subtoken_train.forks import undoing
-from subtoken_train.functional.causal_attention import fused_attention
+from subtoken_train.functional.causal_attention import Seen, fused_attention
 
 NAME = "subtoken_mixed_heads"
 """Name of the attention function in transformers' table."""
@@ -25,29 +25,23 @@ NAME = "subtoken_mixed_heads"
 
 @dataclass
 class HeadMix:
-    """The mixture of a pass's heads.
+    """The mixture of a pass's heads."""
 
-    Attributes:
-        alpha_Lh: share of full attention, per layer and key-value head; a gradient flows to it.
-        recent: entries up to a row, itself included, that streaming sees.
-    """
-
-    alpha_Lh: Tensor
+    alpha_Lh: Tensor  # share of full attention, per layer and key-value head; a gradient flows to it
     sinks: int
-    recent: int
+    recent: int  # entries up to a row, itself included, that streaming sees
     visible_BN: Tensor
     full_B1NN: Tensor | None = field(init=False)
     streaming_B1NN: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         place_BN = self.visible_BN.cumsum(-1)
-        rows_N = torch.arange(place_BN.shape[1], device=place_BN.device)
-        causal_BNN = (rows_N[:, None] >= rows_N) & self.visible_BN[:, None]
+        length, device = place_BN.shape[1], place_BN.device
+        full_B1NN = Seen(self.visible_BN).of_rows(0, length, device)  # a padding row sees itself: it would be NaN
         near_BNN = place_BN[:, :, None] - place_BN[:, None] < self.recent
-        held_BNN = near_BNN | (place_BN[:, None] <= self.sinks)
-        itself_NN = torch.eye(len(rows_N), dtype=torch.bool, device=place_BN.device)  # a padding row would be NaN
-        self.full_B1NN = None if bool(self.visible_BN.all()) else (causal_BNN | itself_NN)[:, None]
-        self.streaming_B1NN = (causal_BNN & held_BNN | itself_NN)[:, None]
+        held_BNN = near_BNN | (place_BN[:, None] <= self.sinks) | torch.eye(length, dtype=torch.bool, device=device)
+        self.full_B1NN = None if bool(self.visible_BN.all()) else full_B1NN
+        self.streaming_B1NN = full_B1NN & held_BNN[:, None]
 
 
 def _mixed_attention(

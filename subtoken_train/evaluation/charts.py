@@ -58,24 +58,18 @@ def draw_bars(axes: Axes, heights: Sequence[float], title: str, x_label: str, y_
 
 @styled
 def draw_lines(
-    axes: Axes, lines: Mapping[str, Sequence[float]], title: str, x_label: str, y_label: str, first: int = 0
+    axes: Axes,
+    lines: Mapping[str, Sequence[float] | Mapping[int, float]],
+    title: str,
+    x_label: str,
+    y_label: str,
+    first: int = 0,
 ) -> None:
-    """Draw named lines over ``first``, ``first`` + 1, ...; all of one length. The scale begins at 0."""
+    """Draw named values by step, or over ``first``, ``first`` + 1, ...; not all have the same steps. It begins at 0."""
     for place, (name, values) in enumerate(lines.items()):
-        color, marker = COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)] if len(values) < 40 else ""
-        axes.plot(range(first, first + len(values)), values, color=color, marker=marker, label=name)
-    _over_steps(axes, title, x_label, y_label)
-    axes.set_ylim(0, None)
-    axes.legend()
-
-
-@styled
-def draw_courses(
-    axes: Axes, courses: Mapping[str, Mapping[int, float]], title: str, x_label: str, y_label: str
-) -> None:
-    """Draw named values by step; not all have the same steps. The scale begins at 0."""
-    for (name, course), color in zip(courses.items(), COLORS, strict=False):
-        axes.plot(list(course), list(course.values()), color=color, label=name, marker="" if len(course) > 1 else "o")
+        course = values if isinstance(values, Mapping) else dict(enumerate(values, first))
+        color, marker = COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)] if len(course) < 40 else ""
+        axes.plot(list(course), list(course.values()), color=color, marker=marker, label=name)
     _over_steps(axes, title, x_label, y_label)
     axes.set_ylim(0, None)
     axes.legend()

@@ -1,4 +1,4 @@
-"""Diagnosis of a routed arm on real prompts: the paper's Figure 1, group usage, agreement with value norm.
+"""Diagnosis of a routed arm on real prompts: the paper's Figure 1 and the usage of groups.
 
 Figure 1 shows how many groups K_j a token keeps under a *global* budget. A router with another budget is shown there as
 it would allot a global one of the same size, since its own K_j are given beforehand; all else is under its own budget.
@@ -6,7 +6,7 @@ Reducer and routers as at inference; nothing that is decided reads an answer. Va
 
 Files: ``figure1a.csv`` has K_j under a global budget (tokens by kept groups, all layers and each), ``figure1b.csv`` the
 mean K_j by relevance rank within the prompt, all layers together, ``groups.csv`` each layer's share of the kept (token,
-group) pairs by group, ``layers.csv`` each layer's budget, spread of the usage and agreement with value norm.
+group) pairs by group, ``layers.csv`` each layer's budget and spread of the usage.
 
 Legend: B batch, N positions after the reducer, S value groups, L routed layers, R ranks (tokens of one prompt).
 """
@@ -30,8 +30,6 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import question_rows
 from subtoken_train.evaluation.charts import axes_in_a_row, draw_bars, draw_cells, draw_lines, image_of
 from subtoken_train.functional import masks as usage
-from subtoken_train.functional.groups import split_groups
-from subtoken_train.functional.masks import global_mask
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.routing.base import RoutingConfig
 from subtoken_train.types import Batch, in_compressed_region
@@ -41,13 +39,11 @@ from subtoken_train.types import Batch, in_compressed_region
 class Observation:
     """One pass over a batch of prompts, per routed layer: routed tokens and kept groups are bool [B, N] and [B, N, S].
 
-    ``norms`` are ||v_g|| of the whole value vectors, less what dropped groups read as, fp32 [B, N, S]; ``relevance`` is
-    alpha_j, attention of the query region on every token, fp32 [B, N], empty unless asked for.
+    ``relevance`` is alpha_j, attention of the query region on every token, fp32 [B, N], empty unless asked for.
     """
 
     routed: dict[int, Tensor]
     masks: dict[int, Tensor]
-    norms: dict[int, Tensor]
     relevance: dict[int, Tensor] = field(default_factory=dict)
 
 
@@ -58,7 +54,6 @@ class Diagnosis:
     layers: list[int]
     counts_LS: Tensor  # routed tokens that keep each group
     kept_LK: Tensor  # routed tokens by the number of groups that they keep, 0 to S
-    norm_pairs_L: Tensor  # kept (token, group) pairs that value norm would keep at the same budget
     figure_LK: Tensor  # as kept_LK, under a global budget
     rank_tokens_R: Tensor  # (token, layer) pairs of each relevance rank, most relevant first
     rank_relevance_R: Tensor  # their summed relevance
@@ -86,29 +81,12 @@ def observe(backbone: CompressedBackbone, batch: Batch, with_relevance: bool = F
     bank, layers = backbone.bank, backbone.family.decoder.layers
     assert bank is not None
     hidden: dict[int, Tensor] = {}
-    values: dict[int, Tensor] = {}
 
     def keep_hidden(layer: int, module: nn.Module, args: tuple[Tensor, ...]) -> None:
         hidden[layer] = args[0]
 
-    def norms(value_BND: Tensor) -> Tensor:
-        config = bank.config
-        groups_BNSg = split_groups(value_BND, config.num_groups, bank.shape.num_kv_heads, config.layout)
-        norms_BNS: Tensor = torch.linalg.vector_norm(groups_BNSg.float(), dim=-1)
-        return norms_BNS
-
-    projections = [backbone.family.projection(layer, "v") for layer in range(len(layers))]
-
-    def keep_values(layer: int, module: nn.Module, args: tuple[Tensor, ...], output_BND: Tensor) -> None:
-        value_BND = projections[layer].of(output_BND)
-        values[layer] = value_BND if bank.config.fill != "zero" else norms(value_BND)
-
     # a scout runs the lowest layers first; the routed run comes last and overwrites what they left
-    handles: list[Any] = []
-    for index, layer in enumerate(layers):
-        handles.append(layer.register_forward_pre_hook(partial(keep_hidden, index)))
-        value_hook = partial(keep_values, index)  # before the routers' own hook: whole values
-        handles.append(projections[index].module.register_forward_hook(value_hook, prepend=True))
+    handles = [layer.register_forward_pre_hook(partial(keep_hidden, index)) for index, layer in enumerate(layers)]
     try:
         result = backbone.run(batch, pad_left=True)
     finally:
@@ -116,16 +94,13 @@ def observe(backbone: CompressedBackbone, batch: Batch, with_relevance: bool = F
             handle.remove()
     state = result.state
     assert state is not None
-    found = Observation({}, {}, {})
+    found = Observation({}, {})
     spread = [rows for start, stop, rows in result.spans for _ in range(start, stop)]
     for layer, mask_BNS in sorted(state.masks.items()):
         rows = spread[layer]
         seen_BN = result.kept.get(layer, rows.visible_BM)  # what query rows attend to
         found.routed[layer] = in_compressed_region(rows.regions_BM) & seen_BN
-        noted = values.pop(layer)
-        if layer in state.fills:
-            noted = norms(noted - state.fills[layer].to(noted.dtype)[:, None])
-        found.masks[layer], found.norms[layer] = mask_BNS, noted
+        found.masks[layer] = mask_BNS
         if with_relevance:
             found.relevance[layer] = region_attention(
                 backbone.family, layer, hidden[layer], seen_BN, rows.position, question_rows(batch, rows)
@@ -144,14 +119,6 @@ def global_budget(bank: RouterBank) -> Iterator[None]:
         bank.config = previous
 
 
-def value_norm_mask(observation: Observation, layer: int, bank: RouterBank) -> Tensor:
-    """Select groups by value norm at the budget of the observed masks, bool [B, N, S]."""
-    norms_BNS, mask_BNS = observation.norms[layer], observation.masks[layer]
-    if bank.config.budget == "global":
-        return global_mask(norms_BNS, bank.config.kept_groups, observation.routed[layer])
-    return usage.best_of_each(norms_BNS, mask_BNS)
-
-
 def _count(backbone: CompressedBackbone, bank: RouterBank, batch: Batch) -> Diagnosis:
     own_is_global = bank.config.budget == "global"
     own = observe(backbone, batch, with_relevance=own_is_global)
@@ -161,12 +128,10 @@ def _count(backbone: CompressedBackbone, bank: RouterBank, batch: Batch) -> Diag
             shared = observe(backbone, batch, with_relevance=True)
     layers = list(own.masks)
     ordered = [usage.by_relevance(shared.masks[i], shared.relevance[i], shared.routed[i]) for i in layers]
-    pairs = [usage.shared_pairs(own.masks[i], value_norm_mask(own, i, bank), own.routed[i]) for i in layers]
     return Diagnosis(
         layers,
         torch.stack([usage.group_counts(own.masks[i], own.routed[i]) for i in layers]).cpu(),
         torch.stack([usage.kept_histogram(own.masks[i], own.routed[i]) for i in layers]).cpu(),
-        torch.tensor(pairs),
         torch.stack([usage.kept_histogram(shared.masks[i], shared.routed[i]) for i in layers]).cpu(),
         over_layers(valid for _, _, valid in ordered),
         over_layers(relevance.double() * valid for _, relevance, valid in ordered),
@@ -187,8 +152,6 @@ class LayerRow(NamedTuple):
     value_fraction: float  # the same over S
     entropy: float  # of the groups' usage, over log S; 1 where all are used alike
     largest_share: float  # of the kept pairs, that of the most used group
-    value_norm_agreement: float  # share of the kept (token, group) pairs that value norm keeps at the same budget
-    chance: float  # what that share would be for a random choice
 
 
 def layer_rows(diagnosis: Diagnosis, config: RoutingConfig) -> list[LayerRow]:
@@ -198,13 +161,8 @@ def layer_rows(diagnosis: Diagnosis, config: RoutingConfig) -> list[LayerRow]:
     for i, layer in enumerate(diagnosis.layers):
         kept_K, usage_S = diagnosis.kept_LK[i], diagnosis.counts_LS[i] / diagnosis.counts_LS[i].sum()
         tokens, pairs = int(kept_K.sum()), int((kept_K * groups_K).sum())
-        fraction = pairs / (config.num_groups * tokens)
-        # token by token a random choice shares K_j^2 / S pairs; value norm under a global budget picks its own K_j
-        per_token = int((kept_K * groups_K**2).sum()) / (config.num_groups * pairs)
-        agreement = int(diagnosis.norm_pairs_L[i]) / pairs
-        chance = fraction if config.budget == "global" else per_token
         spread = usage.usage_entropy(usage_S), float(usage_S.max())
-        rows.append(LayerRow(layer, pairs / tokens, fraction, *spread, agreement, chance))
+        rows.append(LayerRow(layer, pairs / tokens, pairs / (config.num_groups * tokens), *spread))
     return rows
 
 
@@ -216,7 +174,7 @@ def write_tables(diagnosis: Diagnosis, config: RoutingConfig, folder: Path) -> N
         for label, row_K in zip(labels, [diagnosis.figure_LK.sum(0), *diagnosis.figure_LK], strict=True)
         for groups, tokens in enumerate(row_K.tolist())
     ]
-    relevance, kept = rank_means(diagnosis)
+    relevance, kept = _rank_means(diagnosis)
     ranks = zip(range(len(kept)), diagnosis.rank_tokens_R.tolist(), relevance, kept, strict=False)
     shares = [
         (layer, group, share)
@@ -235,7 +193,7 @@ def write_tables(diagnosis: Diagnosis, config: RoutingConfig, folder: Path) -> N
 
 def draw_figures(diagnosis: Diagnosis, config: RoutingConfig, folder: Path) -> None:
     """Draw the PNG files into an existing folder."""
-    histogram, (_, kept) = diagnosis.figure_LK.sum(0), rank_means(diagnosis)
+    histogram, (_, kept) = diagnosis.figure_LK.sum(0), _rank_means(diagnosis)
     figure, (left, right) = axes_in_a_row(2)
     title = f"(a) kept groups, S = {config.num_groups}, mean K = {config.kept_groups}"
     draw_bars(left, (histogram / histogram.sum()).tolist(), title, "kept groups K_j", "share of tokens")
@@ -243,19 +201,14 @@ def draw_figures(diagnosis: Diagnosis, config: RoutingConfig, folder: Path) -> N
     draw_lines(right, allotted, "(b) allocation by relevance", "tokens, most relevant first", "kept groups K_j")
     image_of(figure).save(folder / "figure1.png")
     first, rows = diagnosis.layers[0], layer_rows(diagnosis, config)
-    lines = {
-        "entropy of usage": [row.entropy for row in rows],
-        "agreement with value norm": [row.value_norm_agreement for row in rows],
-        "agreement by chance": [row.chance for row in rows],
-    }
+    lines = {"entropy of usage": [row.entropy for row in rows], "largest share": [row.largest_share for row in rows]}
     figure, (left, right) = axes_in_a_row(2)
     draw_cells(left, _usage(diagnosis), "share of kept groups", "group", "layer", first)
     draw_lines(right, lines, "per layer", "layer", "share", first)
     image_of(figure).save(folder / "layers.png")
 
 
-def rank_means(diagnosis: Diagnosis) -> tuple[list[float], list[float]]:
-    """Return the mean relevance and the mean K_j of every rank that occurs."""
+def _rank_means(diagnosis: Diagnosis) -> tuple[list[float], list[float]]:
     occurs = diagnosis.rank_tokens_R > 0
     tokens = diagnosis.rank_tokens_R[occurs]
     return (diagnosis.rank_relevance_R[occurs] / tokens).tolist(), (diagnosis.rank_kept_R[occurs] / tokens).tolist()

@@ -31,7 +31,7 @@ from subtoken_train.evaluation.charts import axes_in_a_row, draw_bars, draw_line
 from subtoken_train.evictions.base import Eviction, keep_best_entries
 from subtoken_train.evictions.observers import over_groups, task_rows
 from subtoken_train.evictions.vision import post_vision_statistics
-from subtoken_train.functional.attention_statistics import attention_rows
+from subtoken_train.functional.causal_attention import attention_rows
 from subtoken_train.inference.batched import greedy_tokens
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import open_prompts

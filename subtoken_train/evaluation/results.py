@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from subtoken_train.errors import check_range
 from subtoken_train.evaluation.metrics.metric import Prediction
 from subtoken_train.inference.cache_report import Measured
 from subtoken_train.outputs import append_whole, write_whole
+from subtoken_train.reducers import split_settings
 from subtoken_train.typed import checked, shown, typed
 from subtoken_train.types import Protocol
 
@@ -40,6 +41,10 @@ _WRITTEN = {
 }
 """Forms of those ``ArmFacts`` that are read again."""
 _HEX = re.compile("(?:[0-9a-f]{2})*")
+SAME = ("dtype", "max_length", "adapter_sha256", "reducer", "eviction_options", "calibration_sha256", "seed")
+"""Settings that change answers and that ``ArmFacts`` do not tell."""
+COUNTED_ANEW = frozenset({"quest", "visionzip", "fastervlm", "prumerge"})
+"""Reducers that kept other numbers of tokens, by page or by image, in the records of 0.2, which know no ``matches``."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,37 @@ class Manifest:
         """Write ``manifest.json`` into ``folder``, whole or not at all."""
         content = {"schema": SCHEMA_VERSION, **asdict(self)}
         write_whole(folder / MANIFEST_FILE, json.dumps(content, indent=2) + "\n")
+
+    def join(self, folder: Path, digest_of: Callable[[int], str]) -> None:
+        """Write it into a folder; records of another arm, task or samples there are refused, more samples are not.
+
+        The anchor is no part of it: it only says whom the arm is compared with. ``digest_of`` is that of the first
+        samples, so many.
+        """
+        if (folder / MANIFEST_FILE).is_file():
+            there, another = Manifest.read(folder), "choose another results folder"
+            before = there.pinned()
+            for name, new in self.pinned().items():
+                if before[name] != new:
+                    raise ValueError(
+                        f"{folder} holds answers with {name} {before[name]!r}, and now it is {new!r}; {another}"
+                    )
+            if there.rows > self.rows:
+                asked = f"is of {there.rows:,} samples, and {self.rows:,} are asked"
+                raise ValueError(f"{folder} {asked}; raise limit, or {another}")
+            if there.samples_sha256 != digest_of(there.rows):
+                raise ValueError(f"{folder} holds answers to other samples than the task's files have now; {another}")
+        self.write(folder)
+
+    def pinned(self) -> dict[str, Any]:
+        """Return what answers that stand side by side share."""
+        facts = {f"arm.{key}": value for key, value in asdict(self.arm).items() if key != "anchor"}
+        settings = {key: self.settings.get(key) for key in SAME}
+        if isinstance(settings["reducer"], dict):  # version 0.1 wrote every method's settings
+            settings["reducer"], _ = split_settings(settings["reducer"])
+            if settings["reducer"].get("name") not in COUNTED_ANEW:
+                settings["reducer"].setdefault("matches", None)
+        return {**facts, "task options": self.options, **settings}
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:

@@ -16,7 +16,7 @@ from subtoken_train.calibrations import CalibratedNumbers, check_table, check_ta
 from subtoken_train.evictions.base import Eviction, layer_count, protect_last
 from subtoken_train.evictions.budgets import competing_counts, divide_budget, protected_counts
 from subtoken_train.evictions.observers import GroupReduction, column_sums, over_groups, share_of, window_setting
-from subtoken_train.functional.attention_statistics import attention_blocks
+from subtoken_train.functional.causal_attention import attention_blocks
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.functional.merging import Merge
 from subtoken_train.types import Region

@@ -151,8 +151,7 @@ MAX_PIXELS = 2**28
 _MOST_LAYERS, _MOST_SIDE = 10_000, 2**14
 _COUNTS = ("_size", "_layers", "_heads", "head_dim", "depth")
 _SIDES = ("size", "crop_size")
-_TEXTS = ("transformers_version", "cache_implementation", "compile_config")
-"""Keys of ``generation_config.json`` that hold texts; all others are numbers and truths."""
+_TEXTS = ("transformers_version", "cache_implementation", "compile_config")  # all others are numbers and truths
 _RANGES: dict[str, tuple[Any, float, float]] = {
     "resample": (int, 0, 5),
     "num_additional_image_tokens": (int, 0, 16),

@@ -70,14 +70,11 @@ class ChatFormat:
 
 class _Plain(ChatFormat):
     def render(self, turns: Iterable[Turn], marker: str, tokenizer: Any) -> RenderedPrompt:
-        turns = list(turns)
-        if len(turns) != 1:
-            raise ValueError(f"template 'plain' is one image and its caption, not {len(turns)} turns; use 'vicuna_v1'")
-        (turn,) = turns
+        turn, *more = turns
+        if more or (turn.answer is not None and turn.prompt.count(_MARKER) != 1):
+            raise ValueError("template 'plain' is one image and its caption in one turn; use 'vicuna_v1'")
         if turn.answer is None:
-            return super().render(turns, marker, tokenizer)
-        if (images := turn.prompt.count(_MARKER)) != 1:
-            raise ValueError(f"template 'plain' learns the caption of one image, and the turn shows {images}")
+            return super().render([turn], marker, tokenizer)
         before = (tokenizer.bos_token or "") + marker
         text = f"{before}{turn.answer.strip()}\n"
         return RenderedPrompt(text, [(len(before), len(text))], marker)

@@ -53,9 +53,7 @@ def checked_variables(tokenizer: Any, given: Any) -> dict[str, Any]:
     read = sorted(_variables(tokenizer.get_chat_template()) - set(tokenizer.special_tokens_map))
     if unknown := [name for name in given if name not in read]:
         names = f"only {', '.join(read)}" if read else "none"
-        raise ValueError(
-            f"chat_template_kwargs have {unknown[0]!r}, but the tokenizer's chat template reads {names}; leave it out"
-        )
+        raise ValueError(f"chat_template_kwargs have {unknown[0]!r}, but the tokenizer's chat template reads {names}")
     return dict(given)
 
 
@@ -104,9 +102,9 @@ def answer_opening(tokenizer: Any) -> str:
 def rendered_conversation(tokenizer: Any, messages: Sequence[Message], **variables: Any) -> RenderedPrompt:
     """Return a conversation with the spans of what assistants say; after a question the opening of its answer.
 
-    A span is what the template marks as generated. Where it marks nothing, it begins where the prompt before it
-    ends, if that goes on as the prompt does, else with the message's words; and it ends with the end of the turn,
-    without white space.
+    A span is what the template marks as generated. Where it marks nothing, it begins where the prompt before it ends,
+    if that goes on as the prompt does, else with the message's words; and it ends with the end of the turn, without
+    white space.
     """
     shown = _shown(tokenizer, messages)
     options = {"add_generation_prompt": messages[-1]["role"] != "assistant", **variables}
@@ -174,10 +172,7 @@ def _places(tokenizer: Any, messages: Sequence[Message], text: str, **options: A
         tries = (_tried(tokenizer, messages, text, {number: form}, **options) for form in forms[number])
         place = next(filter(None, tries), {}).get(number)
         if place is None and message["role"] == "assistant":
-            raise ValueError(
-                "the tokenizer's chat template does not write what the assistant says in message "
-                f"{number + 1} as it is, so its tokens cannot be told; set another chat_template"
-            )
+            raise ValueError(f"the tokenizer's chat template does not write the words of message {number + 1} as it is")
         others = [*messages[:number], *messages[number + 1 :]]
         told = place is not None or not message["content"].strip()
         # some systems' texts are orders to the template (SmolLM3's /no_think), which obeys them and writes no word

@@ -34,12 +34,9 @@ CACHE = "cache" if "cache" in inspect.signature(create_causal_mask).parameters e
 """``cache`` from transformers 5.24 on, where the old name costs a warning a layer and step."""
 PREFIX = "subtoken_"  # prefix of attention functions that also read packed storage
 WINDOWED = ("mistral", "qwen2", "qwen3")  # language models whose windows are served inside a model that sees images
-UNTURNED = ("cohere2", "exaone4")
-"""Language models whose layers of full attention turn nothing by position, beside layers with windows, which do."""
-QV, FUSED = "(q_proj|v_proj)", "qkv_proj"
-"""Modules of the q/v LoRA in a pattern; the one that stands for them where queries, keys and values are fused."""
-_STATEFUL = ("linear", "conv", "hybrid")
-"""Parts of the names of kinds of layers that keep something else than keys and values."""
+UNTURNED = ("cohere2", "exaone4")  # their layers of full attention turn nothing by position
+QV, FUSED = "(q_proj|v_proj)", "qkv_proj"  # modules of the q/v LoRA in a pattern, and where they are fused
+_STATEFUL = ("linear", "conv", "hybrid")  # kinds of layers that keep something else than keys and values
 Side = Literal["q", "k", "v"]
 
 

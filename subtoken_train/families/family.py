@@ -24,7 +24,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from subtoken_train.calibrations import Calibration
 from subtoken_train.families.chat import ChatFormat
 from subtoken_train.families.decoder import DecoderStack, check_window_runs, layer_windows
-from subtoken_train.families.images import Picture, Video
+from subtoken_train.families.images import UNCUT, Picture, Video
 from subtoken_train.functional.gather import count_positions
 from subtoken_train.functional.quantized import dense_shape
 from subtoken_train.reducers.base import PositionPolicy, Reducer
@@ -122,9 +122,9 @@ class Family(DecoderStack, ABC):
     chat: ChatFormat
     """Texts around what is said, for a family that does not write its own (``render``)."""
     chooses_chat: ClassVar[bool] = False
-    """True where ``choose_chat`` takes names: the family was published with several chat formats."""
+    """True where it has ``choose_chat``: the family was published with several chat formats."""
     may_pad: ClassVar[bool] = False
-    """True where ``pad_images`` is a choice: images keep their shape otherwise."""
+    """True where it has ``pad_images``, to show images as squares from then on."""
 
     def __init_subclass__(cls) -> None:
         """Take what the table of published models has of its model type."""
@@ -197,9 +197,7 @@ class Family(DecoderStack, ABC):
         """Read a processor's output by the names ``image_inputs`` (some may be missing) into a batch's."""
         pixels = given.get("pixel_values")
         if pixels is not None and pixels.dim() != 4:
-            raise ValueError(
-                f"pixel_values of {self.name} must be [images, 3, height, width]; pass the processor's whole output"
-            )
+            raise ValueError(f"pixel_values of {self.name} must be [images, 3, height, width], {UNCUT}")
         return GivenImages(pixels, None, visual_BN.sum(-1) // self.visual_tokens())
 
     def given_images(self, pixels: Tensor, grid_I3: Tensor | None, input_ids_BN: Tensor) -> dict[str, Tensor]:
@@ -228,18 +226,10 @@ class Family(DecoderStack, ABC):
         """Return the peak bytes of the tower's pass over images of ``pixel_bytes``; 0 for a language model."""
         return 0
 
-    def choose_chat(self, template: str | None, system: str | None) -> None:
-        """Take another chat format, or system text, than the family's own; None: its own."""
-        assert self.chooses_chat, "refused before the family is built"
-
     @property
     def nominal_text(self) -> dict[str, int]:
         """Return ``paper_text``, in the chosen chat format."""
         return self.paper_text
-
-    def pad_images(self) -> None:
-        """Show images as squares from now on, see ``BackboneConfig.image_aspect_ratio``."""
-        assert self.may_pad, "refused before the family is built"
 
     def framed(self, image: Image.Image) -> Image.Image:
         """Return an image as it is before the processor scales it: padded to a square, or itself."""

@@ -24,7 +24,7 @@ from transformers.models.idefics3 import image_processing_pil_idefics3 as tiling
 
 from subtoken_train.families.chat import ChatFormat, joined
 from subtoken_train.families.family import GivenImages, PilReader
-from subtoken_train.families.images import Picture, Video
+from subtoken_train.families.images import UNCUT, Picture, Video
 from subtoken_train.families.tiles import MergedTilesFamily, padded_tiles
 from subtoken_train.families.towers import merged_statistics, with_statistics
 from subtoken_train.types import Batch, TowerStatistics, VisualStates
@@ -115,10 +115,7 @@ class Idefics3Family(MergedTilesFamily):
         pixels, mask, tokens_B = given.get("pixel_values"), given.get("pixel_attention_mask"), visual_BN.sum(-1)
         if pixels is not None:
             if pixels.dim() != 5 or len(pixels) != len(visual_BN):
-                raise ValueError(
-                    f"pixel_values {list(pixels.shape)} of {self.name} must be [prompts, tiles, 3, height, width]; "
-                    "pass the processor's whole output"
-                )
+                raise ValueError(f"pixel_values of {self.name} must be [prompts, tiles, 3, height, width]; {UNCUT}")
             real_BM = pixels.flatten(2).any(-1)
             for count, tokens in zip(real_BM.sum(-1).tolist(), tokens_B.tolist(), strict=True):
                 self.check_count(count, tokens)

@@ -23,8 +23,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from subtoken_train.errors import SubTokenWarning
 
-_LOST = ("Corrupt EXIF data", "Truncated File Read")
-"""Beginnings of Pillow's warnings after which it reads no further tag."""
+_LOST = ("Corrupt EXIF data", "Truncated File Read")  # Pillow's warnings after which it reads no further tag
 _WHITE_16 = 65_535
 _DIMMEST_8 = 16  # floats above 1 that are all below this are no greys of 8 bits, which would be black
 
@@ -113,6 +112,7 @@ def _range(image: Image.Image, least: float, most: float) -> tuple[float, float]
 
 
 FP32_BYTES = 4
+UNCUT = "pass the processor's whole output"
 
 
 @dataclass(frozen=True, init=False)
@@ -158,8 +158,7 @@ def tower_peak(pixel_bytes: int, element: int, side: int, live: int) -> int:
     return int(copied_bytes(pixel_bytes, element) + pixel_bytes // (FP32_BYTES * 3 * side**2) * element * live)
 
 
-MOST_SIDE = 13_377
-"""Longer side, in pixels, of a picture that is padded to a square: a larger square has more than Pillow opens."""
+MOST_SIDE = 13_377  # pixels of a square's side: a larger one has more than Pillow opens
 
 
 def check_square(height: int, width: int) -> None:

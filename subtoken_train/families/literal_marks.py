@@ -26,11 +26,9 @@ _MARK = re.compile(r"(?<!\\)<(?:image|video)>")
 _ESCAPED = re.compile(r"\\(<(?:image|video)>)")
 _STAND_IN = re.compile("[\ud800-\udfdf]")
 _TURN = re.compile(r"\W.*\w.*\W")
-_NEAR, _FAR = 0xDF00 - 0xD800, 0xDFE0 - 0xDF00
-"""Characters with a stand-in: Unicode's first, and further ones of a tokenizer's special tokens."""
+_NEAR, _FAR = 0xDF00 - 0xD800, 0xDFE0 - 0xDF00  # characters with a stand-in: Unicode's first, and a tokenizer's
 _SHOWN = {chr(0xD800 + each): chr(each) for each in range(_NEAR)}
-_PRIVATE = range(0xF0000, 0x10FFFE)
-"""Unicode's private use: a token's name in the copy is one of them, as often as it is long."""
+_PRIVATE = range(0xF0000, 0x10FFFE)  # Unicode's private use: names of tokens in the copy, as often as they are long
 
 
 def picture_marks(text: str) -> list[str]:

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from subtoken_train.families.chat import LLAVA_MODES, llava_chat
 from subtoken_train.families.family import Family, GivenImages
-from subtoken_train.families.images import FP32_BYTES, check_square, mean_colour, pad_to_square, tower_peak
+from subtoken_train.families.images import FP32_BYTES, UNCUT, check_square, mean_colour, pad_to_square, tower_peak
 from subtoken_train.families.tiles import TileLayout, joined_tiles, pictures_per_sample
 from subtoken_train.families.towers import class_attention
 from subtoken_train.types import APACHE, Batch, TowerStatistics, VisualStates
@@ -35,6 +35,7 @@ class LlavaFamily(Family):
     chat = llava_chat()
 
     def choose_chat(self, template: str | None, system: str | None) -> None:
+        """Take another chat format, or system text; None: the family's own."""
         self.chat = llava_chat(template, system)
 
     @property
@@ -149,10 +150,7 @@ class LlavaNextFamily(LlavaFamily):
         if pixels is None and sizes is None:
             return GivenImages(None, None, visual_BN.sum(-1) * 0)
         if pixels is None or sizes is None or pixels.dim() not in (4, 5) or sizes.dim() != 2 or sizes.shape[1] != 2:
-            raise ValueError(
-                "pixel_values of llava_next must be [images, tiles, 3, height, width] or [tiles, 3, height, width], "
-                "with image_sizes [images, 2]; pass the processor's whole output"
-            )
+            raise ValueError(f"pixel_values of llava_next must be tiles, with image_sizes [images, 2]; {UNCUT}")
         tiles = [self.layout.tiles(size) for size in sizes.tolist()]
         if pixels.dim() == 5:
             if len(pixels) != len(tiles):

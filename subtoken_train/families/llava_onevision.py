@@ -21,14 +21,13 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
 
 from subtoken_train.families.chat import CHATML, pictures_first
 from subtoken_train.families.family import Family, GivenImages, PilReader
-from subtoken_train.families.images import FP32_BYTES, Picture, Video, check_square, tower_peak
+from subtoken_train.families.images import FP32_BYTES, UNCUT, Picture, Video, check_square, tower_peak
 from subtoken_train.families.tiles import TileLayout, ordered_pictures, padded_tiles
 from subtoken_train.families.towers import features_with_statistics, patch_features
 from subtoken_train.types import Batch, Frames, TowerStatistics, VisualStates
 
 IMAGE, VIDEO = 1, 2
-Pictures = tuple[list[Tensor], list[tuple[int, int, int]]]
-"""Tiles or frames of each picture, and its row of ``image_grid_I3``."""
+Pictures = tuple[list[Tensor], list[tuple[int, int, int]]]  # tiles or frames of each, and its row of a grid
 
 
 OnevisionProcessor = PilReader(LlavaOnevisionImageProcessorPil, "<image>", "<video>")
@@ -89,9 +88,8 @@ class LlavaOnevisionFamily(Family):
     def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
         """Read tiles and frames in the prompts' order, without padding.
 
-        Images are padded to the largest one's tiles ([images, tiles, 3, side, side], with ``image_sizes``),
-        counted by ``batch_num_images`` (missing: one); videos of equal length are stacked ([videos, frames, 3,
-        side, side]).
+        Images are padded to the largest one's tiles ([images, tiles, 3, side, side], with ``image_sizes``), counted by
+        ``batch_num_images`` (missing: one); videos of equal length are stacked ([videos, frames, 3, side, side]).
         """
         kind_BN = visual_BN * (1 + self._is_video(given["input_ids"]).long())
         pictures = {IMAGE: _images(given, self.layout), VIDEO: _videos(given, self.layout)}
@@ -212,8 +210,5 @@ def _videos(given: Mapping[str, Tensor], layout: TileLayout) -> Pictures:
     if pixels is None:
         return [], []
     if pixels.dim() != 5 or pixels.shape[2:] != (3, layout.side, layout.side) or not pixels.shape[1]:
-        raise ValueError(
-            f"pixel_values_videos of llava_onevision must be [videos, frames, 3, {layout.side}, {layout.side}]; pass "
-            "the processor's whole output"
-        )
+        raise ValueError(f"pixel_values_videos must be [videos, frames, 3, {layout.side}, {layout.side}]; {UNCUT}")
     return list(pixels), [(pixels.shape[1], 0, 0)] * len(pixels)

@@ -61,8 +61,7 @@ def spread_memory(layout: Family, config: BackboneConfig, free: Sequence[int]) -
     if needed > sum(room):
         raise ValueError(
             f"the weights of backbone {config.path!r} take {needed / gib:.1f} GiB, and {len(room)} GPUs have room for "
-            f"{sum(room) / gib:.1f} ({WEIGHTS:.0%} of their free memory); weights on the CPU or on disk are not "
-            "supported: quantise the backbone (quantization: nf4), or free more memory"
+            f"{sum(room) / gib:.1f} ({WEIGHTS:.0%} of their free memory); quantise the backbone (quantization: nf4)"
         )
     return dict(enumerate(room))
 
@@ -90,9 +89,8 @@ def check_on_one_device(model: Any, what: str) -> None:
     """Raise ``ValueError`` if a model is spread and ``what`` needs it on one device."""
     if is_spread(model):
         raise ValueError(
-            f"{what} needs a backbone on one device, and this one is spread over several (device_map auto), which "
-            "serves prompts only; name a device (cuda:0), quantise the backbone, or train with a strategy that shards "
-            "weights (fsdp2, deepspeed)"
+            f"{what} needs a backbone on one device, and this one is spread over several (device_map auto); name a "
+            "device (cuda:0), quantise the backbone, or train with a strategy that shards weights (fsdp2, deepspeed)"
         )
 
 
@@ -118,25 +116,20 @@ def load_weights(family: type[Family], config: BackboneConfig, memory: dict[int,
     from_gguf = GgufConfig(dequantize=True) if is_gguf(config.path) else None
     if config.attention == "flash_attention_2" and find_spec("flash_attn") is None:
         raise ValueError("attention flash_attention_2 needs flash-attn, which is not installed; sdpa needs none")
-    try:
-        with _files(config) as (source, further):
-            model, report = family.auto_model.from_pretrained(
-                source,
-                **further,
-                config=model_config,
-                trust_remote_code=False,
-                dtype=DTYPES[config.dtype],
-                attn_implementation=config.attention,
-                quantization_config=quantised or from_gguf,
-                **({} if memory is None else {"device_map": "auto", "max_memory": memory}),
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # said below
-                use_safetensors=True,
-            )
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # whatever the readers of broken files raise
-        raise _unreadable("the weights", config, error) from error
+    with _reading("the weights", config), _files(config) as (source, further):
+        model, report = family.auto_model.from_pretrained(
+            source,
+            **further,
+            config=model_config,
+            trust_remote_code=False,
+            dtype=DTYPES[config.dtype],
+            attn_implementation=config.attention,
+            quantization_config=quantised or from_gguf,
+            **({} if memory is None else {"device_map": "auto", "max_memory": memory}),
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # said below
+            use_safetensors=True,
+        )
     if from_gguf is not None:
         model.config.name_or_path = config.path
     check_whole(model, config.path)
@@ -152,34 +145,27 @@ def check_weights(family: type[Family], config: BackboneConfig) -> Any:
     model_config, folder = _read_config(config), Path(resolve(config.path))
     if not folder.is_dir():
         return model_config
-    try:
+    with _reading("the weights", config):
         headers = read_headers(folder)
-    except ValueError as error:
-        raise _unreadable("the weights", config, error) from error
     if getattr(model_config, "quantization_config", None) is None:  # or tensors have shapes of their own
-        try:
+        with _reading("the configuration", config), _outside_zero3(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of sizes that are nothing, which do not fit the weights
             kind = family.auto_model._model_mapping[type(model_config)]
-            with _outside_zero3(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of sizes that are nothing, which do not fit the weights
-                model, report = kind.from_pretrained(
-                    None,
-                    config=deepcopy(model_config),
-                    state_dict=headers,
-                    dtype=DTYPES[config.dtype],
-                    device_map={"": "meta"},
-                    ignore_mismatched_sizes=True,
-                    output_loading_info=True,
-                )
-        except Exception as error:  # sizes that do not fit each other
-            raise _unreadable("the configuration", config, error) from error
+            model, report = kind.from_pretrained(
+                None,
+                config=deepcopy(model_config),
+                state_dict=headers,
+                dtype=DTYPES[config.dtype],
+                device_map={"": "meta"},
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
         check_report(report, model, config.path)
         for name, tensor in sorted(headers.items()):
             if name.endswith((".weight", ".bias")) and not tensor.is_floating_point():
-                raise ValueError(
-                    f"the weights of backbone {config.path!r} are not usable: {name[:120]} is of type "
-                    f"{str(tensor.dtype).removeprefix('torch.')}, but its config.json names no quantisation; download "
-                    "the backbone again"
-                )
+                kind = str(tensor.dtype).removeprefix("torch.")
+                words = f"{name[:120]} is of type {kind}, but its config.json names no quantisation"
+                raise ValueError(f"the weights of backbone {config.path!r} are not usable: {words}")
     return model_config
 
 
@@ -210,13 +196,8 @@ def layout_family(
 def _lay_out(
     family: type[Family], model_config: Any, config: BackboneConfig, device: str | torch.device = "meta"
 ) -> Any:
-    try:
-        with torch.device(device):
-            return family.auto_model.from_config(model_config, dtype=DTYPES[config.dtype])
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # sizes that do not fit each other
-        raise _unreadable("the configuration", config, error) from error
+    with _reading("the configuration", config), torch.device(device):
+        return family.auto_model.from_config(model_config, dtype=DTYPES[config.dtype])
 
 
 def family_class(config: BackboneConfig) -> type[Family]:
@@ -267,27 +248,31 @@ def _files(config: BackboneConfig) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _read_processor(family: type[Family], config: BackboneConfig) -> Any:
+    with _reading("the tokenizer or processor", config), _files(config) as (source, further):
+        return family.auto_processor.from_pretrained(source, **further, trust_remote_code=False)
+
+
+@contextmanager
+def _reading(what: str, config: BackboneConfig) -> Iterator[None]:
     try:
-        with _files(config) as (source, further):
-            return family.auto_processor.from_pretrained(source, **further, trust_remote_code=False)
-    except Exception as error:  # whatever the readers of broken files raise
-        raise _unreadable("the tokenizer or processor", config, error) from error
-
-
-def _unreadable(what: str, config: BackboneConfig, error: Exception) -> ValueError:
-    why = (silence() if is_hub_id(config.path) else None) or _words(error)
-    return ValueError(f"{what} of backbone {config.path!r} cannot be read: {why}")
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever the readers of broken files raise, or sizes that do not fit each other
+        why = (silence() if is_hub_id(config.path) else None) or _words(error)
+        raise ValueError(f"{what} of backbone {config.path!r} cannot be read: {why}") from error
 
 
 def _put_together(family: type[Family], model: Any, processor: Any, config: BackboneConfig) -> Family:
-    made = family(model, processor)
+    made: Any = family(model, processor)
     if config.max_pixels is not None:
         made.limit_pixels(config.max_pixels)
     if config.template is not None or config.system is not None:
         made.choose_chat(config.template, config.system)
     if config.image_aspect_ratio is not None:
         made.pad_images()
-    return made
+    whole: Family = made
+    return whole
 
 
 _PYTHON_TYPE = re.compile(r"<class '(?:NoneType|([\w.]+))'>")
@@ -332,8 +317,7 @@ def _read_config(config: BackboneConfig) -> Any:
         raise ValueError(f"the configuration of backbone {config.path!r} cannot be used: {words}") from error
 
 
-_UNSERVED = ("gemma3", "gemma4", "gemma4_unified")
-"""Models that see images and are refused by their name; what is wrong with others is seen in their parts."""
+_UNSERVED = ("gemma3", "gemma4", "gemma4_unified")  # refused by their name; what is wrong with others is seen
 
 
 def named_family(model_type: str) -> type[Family]:

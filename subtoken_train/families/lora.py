@@ -24,8 +24,7 @@ from subtoken_train.families.family import Family
 from subtoken_train.functional.quantized import Quantization, dense_weight, is_quantised
 
 MAIN_ADAPTER = "default"
-OUTPUT_ADAPTER = "output"
-"""peft's names of the q/v adapter and of the one on ``o_proj``; peft saves the second into a folder of its name."""
+OUTPUT_ADAPTER = "output"  # peft saves it into a folder of its name
 
 
 @dataclass

@@ -28,7 +28,7 @@ from transformers.models.pixtral.modeling_pixtral import apply_rotary_pos_emb
 
 from subtoken_train.families.chat import ChatFormat
 from subtoken_train.families.family import Family, GivenImages, PilReader
-from subtoken_train.families.images import FP32_BYTES, Picture, Video, copied_bytes
+from subtoken_train.families.images import FP32_BYTES, UNCUT, Picture, Video, copied_bytes
 from subtoken_train.families.tiles import pictures_per_sample
 from subtoken_train.families.towers import received_attention, with_inputs
 from subtoken_train.types import Batch, TowerStatistics, VisualStates
@@ -71,10 +71,7 @@ class Mistral3Family(Family):
         longest = (self.longest, self.longest)
         height, width = get_resize_output_image_size(shape, longest, unit, ChannelDimension.FIRST)
         if not height * width:
-            raise ValueError(
-                f"an image of {size[0]} x {size[1]} pixels: mistral3 scales the longer side to {self.longest}, which "
-                "leaves nothing of the shorter one; crop it or drop the record"
-            )
+            raise ValueError(f"an image of {size[0]} x {size[1]} pixels: mistral3 leaves nothing of its shorter side")
         return height // self.unit, width // self.unit
 
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
@@ -101,10 +98,7 @@ class Mistral3Family(Family):
             return GivenImages(None, None, visual_BN.sum(-1) * 0)
         whole = sizes is not None and sizes.dim() == 2 and sizes.shape[1] == 2 and not bool((sizes % self.unit).any())
         if pixels is None or sizes is None or not whole or pixels.dim() != 4 or len(pixels) != len(sizes):
-            raise ValueError(
-                "pixel_values of mistral3 must be [images, 3, height, width] with image_sizes [images, 2] in multiples "
-                f"of {self.unit}; pass the processor's whole output"
-            )
+            raise ValueError(f"pixel_values need image_sizes [images, 2] in multiples of {self.unit}; {UNCUT}")
         each = zip(pixels, sizes.tolist(), strict=True)
         patches = torch.cat([self._flat(image[:, :height, :width]) for image, (height, width) in each])
         tokens = [height * width // self.unit**2 for height, width in sizes.tolist()]

@@ -13,7 +13,7 @@ Legend: B batch, N positions, d head width.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -31,24 +31,14 @@ def position_bound(config: Any) -> int | None:
     named: int | None = getattr(text, "max_position_embeddings", None)
     if named is None:
         return None
-    return max([named, *(_extended(scaling, text, named) for scaling in _scalings(text))])
-
-
-def _scalings(text: Any) -> Iterator[Mapping[str, Any]]:
     found = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    nested = [each for each in found.values() if isinstance(each, Mapping)]
-    yield from nested or [found]
-
-
-def _extended(scaling: Mapping[str, Any], text: Any, named: int) -> int:
-    """Return the original length times the factor; 0 where nothing is scaled."""
-    factor, kind = scaling.get("factor"), scaling.get("rope_type") or scaling.get("type") or "default"
-    if kind in _UNSCALED or not isinstance(factor, int | float):
-        return 0
-    original = scaling.get("original_max_position_embeddings") or getattr(
-        text, "original_max_position_embeddings", None
-    )
-    return int((original or named) * factor)
+    bounds = [named]
+    for scaling in [each for each in found.values() if isinstance(each, Mapping)] or [found]:  # of each kind of layer
+        factor, kind = scaling.get("factor"), scaling.get("rope_type") or scaling.get("type") or "default"
+        if kind not in _UNSCALED and isinstance(factor, int | float):
+            own = getattr(text, "original_max_position_embeddings", None)
+            bounds.append(int((scaling.get("original_max_position_embeddings") or own or named) * factor))
+    return max(bounds)
 
 
 def warn_beyond(config: Any, positions: int, before: int = 0) -> None:

@@ -87,18 +87,15 @@ def _of_a_layer(layer: Any) -> Iterator[str]:
 
 
 NAME = "subtoken_proof"  # name of the attention function in transformers' table
-PROMPT, AFTER, WINDOW = 18, 6, 9
-"""Tokens that are packed and that are decoded together, and the windows that are narrowed to."""
+PROMPT, AFTER, WINDOW = 18, 6, 9  # tokens that are packed, and decoded together, and the windows narrowed to
 EXACT = 1e-4  # largest difference of a logit in fp32, over the largest logit where that is more than 1
 ROUNDED, TIMES = 0.01, 2.0
 """Norm of the difference over that of the logits where a model rounds more (bf16, fp16, quantised weights): so much,
 and so many times what its own answer changes by under ``eager`` attention: measured 0.004 to 0.2 in bf16, and packed
 decoding's difference 0.1 to 1.1 times that.
 """
-ALIKE = 0.05
-"""Norm of the difference of a layer's states over their own; what is made in another way differs by 0.1 and more."""
-_KNOWN = {"dropout", "sliding_window", "position_ids", "use_cache", "is_causal"}
-"""Options of the attention interface that change nothing of what is computed here, or are known otherwise."""
+ALIKE = 0.05  # norm of the difference of a layer's states over their own; another way differs by 0.1 and more
+_KNOWN = {"dropout", "sliding_window", "position_ids", "use_cache", "is_causal"}  # change nothing here
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from subtoken_train.families.family import Family, GivenImages
-from subtoken_train.families.images import Picture, Video, check_square, mean_colour, pad_to_square
+from subtoken_train.families.images import UNCUT, Picture, Video, check_square, mean_colour, pad_to_square
 from subtoken_train.types import Batch, Frames, Region
 
 IMAGE, VIDEO = 1, 2  # values of ``mm_token_type_ids``
@@ -43,8 +43,7 @@ def video_patches(processor: Any, video: Video, size: tuple[int, int]) -> tuple[
     return layers.flatten(2).flatten(0, 1), torch.tensor([[len(layers), height, width]])
 
 
-CAP_TOKENS = 1280
-"""Visual tokens of an image at most, unless a cap is given. Published checkpoints allow 16,384 and more."""
+CAP_TOKENS = 1280  # visual tokens of an image at most, unless a cap is given; published ones allow 16,384
 VIDEO_LAYERS = 4
 _MAX_ASPECT = 200  # longer side / shorter side that Qwen's resizing accepts
 
@@ -52,8 +51,6 @@ _MAX_ASPECT = 200  # longer side / shorter side that Qwen's resizing accepts
 class QwenInputs(Family):
     """The half of a Qwen VLM that turns pictures into inputs."""
 
-    title: ClassVar[str]
-    """Its name in messages."""
     least_pixels: ClassVar[int] = 56 * 56
     """Pixels to which its published processors scale small images up."""
     counted: ClassVar[int] = 1
@@ -92,6 +89,7 @@ class QwenInputs(Family):
         self.max_pixels = max_pixels
 
     def pad_images(self) -> None:
+        """Show images as squares from now on, see ``BackboneConfig.image_aspect_ratio``."""
         self.pads = True  # frames of videos keep their shape
 
     def framed(self, image: Image.Image) -> Image.Image:
@@ -198,10 +196,7 @@ class QwenInputs(Family):
         whole = grid_I3 is not None and grid_I3.dim() == 2 and grid_I3.shape[1] == 3 and not grid_I3.is_floating_point()
         lengths = grid_I3.prod(-1).tolist() if grid_I3 is not None and whole else [-1]
         if pixels is None or grid_I3 is None or pixels.dim() != 2 or len(pixels) != sum(lengths):
-            raise ValueError(
-                f"{pixels_name} of {self.name} must be [patches, channels] with {grid_name} [images, 3] that counts "
-                "the patches; pass the processor's whole output"
-            )
+            raise ValueError(f"{pixels_name} of {self.name} must be [patches, channels] with {grid_name}; {UNCUT}")
         return list(zip(torch.split(pixels, lengths), grid_I3, strict=True))
 
     def read_seconds(self, given: Mapping[str, Tensor], kinds: list[int]) -> Tensor | None:
@@ -251,7 +246,4 @@ class QwenInputs(Family):
     def check_aspect(self, height: int, width: int) -> None:
         """Raise ``ValueError`` for a picture that is too long and thin for Qwen's resizing."""
         if max(height, width) > _MAX_ASPECT * min(height, width):
-            raise ValueError(
-                f"an image of {height} x {width} pixels: {self.title} takes a longer side of at most {_MAX_ASPECT} "
-                "times the shorter one; crop it or drop the record"
-            )
+            raise ValueError(f"an image of {height} x {width} pixels: {self.name} takes sides of 1 to {_MAX_ASPECT}")

@@ -23,7 +23,7 @@ from transformers.vision_utils import get_vision_window_index
 
 from subtoken_train.families.chat import CHATML, ChatFormat, joined
 from subtoken_train.families.family import PilReader
-from subtoken_train.families.images import FP32_BYTES, Picture, Video, copied_bytes
+from subtoken_train.families.images import FP32_BYTES, UNCUT, Picture, Video, copied_bytes
 from subtoken_train.families.qwen_inputs import IMAGE, VIDEO, VIDEO_LAYERS, QwenInputs
 from subtoken_train.families.towers import received_attention, with_inputs
 from subtoken_train.types import Batch, TowerStatistics, VisualStates
@@ -91,7 +91,6 @@ class Qwen2VLFamily(QwenVLFamily):
     """Qwen2-VL (2B, 7B): every block of its tower sees a whole frame; time counts layers."""
 
     name = "qwen2_vl"
-    title = "Qwen2-VL"
 
     def block_bytes(self, element: int) -> int:
         channels, ratio = self.vision.embed_dim, self.vision.mlp_ratio
@@ -102,7 +101,6 @@ class Qwen25VLFamily(QwenVLFamily):
     """Qwen2.5-VL (3B, 7B): a tower with windows, mRoPE whose time counts seconds."""
 
     name = "qwen2_5_vl"
-    title = "Qwen2.5-VL"
     image_inputs = (*QwenVLFamily.image_inputs, "second_per_grid_ts")
 
     def seconds(self, pictures: Sequence[Picture]) -> Tensor | None:
@@ -114,10 +112,7 @@ class Qwen25VLFamily(QwenVLFamily):
         """Read ``second_per_grid_ts``, of the videos; one second if it is not given, as in transformers."""
         videos, given_V = kinds.count(VIDEO), given.get("second_per_grid_ts")
         if given_V is not None and given_V.numel() != videos:
-            raise ValueError(
-                f"second_per_grid_ts has {given_V.numel()} values for {videos} videos; pass the processor's whole "
-                "output"
-            )
+            raise ValueError(f"second_per_grid_ts has {given_V.numel()} values for {videos} videos; {UNCUT}")
         if not videos:
             return None
         seconds_V = iter([1.0] * videos if given_V is None else given_V.flatten().tolist())
@@ -145,15 +140,13 @@ class TimedVLFamily(QwenVLFamily):
 class Qwen3VLFamily(TimedVLFamily):
     """Qwen3-VL (4B, 8B): deep-stacked visual features, interleaved mRoPE, q/k norms.
 
-    Features of three blocks of the tower (``deep``) are added to the visual rows that are there after the first
-    three decoder layers. A tower reducer's merged token keeps its target's. VisionZip looks at the last of the
-    tower's blocks, as for Qwen2.5-VL; the papers have no Qwen3-VL. Of a video each layer of two frames is a run of
-    its own behind its time, the mean of its frames', as text rows: ``<0.5
-    seconds><|vision_start|>...<|vision_end|>``.
+    Features of three blocks of the tower (``deep``) are added to the visual rows that are there after the first three
+    decoder layers. A tower reducer's merged token keeps its target's. VisionZip looks at the last of the tower's
+    blocks, as for Qwen2.5-VL; the papers have no Qwen3-VL. Of a video each layer of two frames is a run of its own
+    behind its time, the mean of its frames', as text rows: ``<0.5 seconds><|vision_start|>...<|vision_end|>``.
     """
 
     name = "qwen3_vl"
-    title = "Qwen3-VL"
     least_pixels = 256 * 256
     chat = _CHAT
     # 336 x 336 scaled to 320 x 320 is 100 tokens; the same six-token question, and no system text
@@ -185,14 +178,12 @@ GlmProcessor = PilReader(Glm4vImageProcessorPil, "<|image|>", "<|image|>")
 class Glm4vFamily(TimedVLFamily):
     """GLM-4.1V (9B): Qwen's patches, grids and mRoPE positions, which turn half of a head's channels.
 
-    It thinks before it answers, and its template has no way to turn that off. An image's bounds count its pixels
-    twice, once for each frame of a patch. One placeholder stands for images and for videos, which are told by the
-    marks around them; each layer of a video stands between an image's marks and has the whole seconds of its first
-    frame behind it.
+    It thinks before it answers, and its template has no way to turn that off. An image's bounds count its pixels twice,
+    once for each frame of a patch. One placeholder stands for images and for videos, which are told by the marks around
+    them; each layer of a video stands between an image's marks and has the whole seconds of its first frame behind it.
     """
 
     name = "glm4v"
-    title = "GLM-4V"
     least_pixels = 112 * 112 // 2
     counted = 2
     auto_processor: Any = GlmProcessor
@@ -233,7 +224,6 @@ class Glm4vMoeFamily(Glm4vFamily):
     """GLM-4.5V (106B-A12B): GLM-4.1V's tower before a decoder with experts; asked and trained with its thinking off."""
 
     name = "glm4v_moe"
-    title = "GLM-4.5V"
     # and /nothink, <think></think>\n
     paper_text: ClassVar[dict[str, int]] = {"system": 5, "query": 13}
     chat = replace(Glm4vFamily.chat, asked="\n{}/nothink<|assistant|>\n<think></think>\n")
@@ -247,18 +237,15 @@ def _marked(placeholders: str) -> str:
 def tower_with_statistics(tower: Any, patches: Tensor, grid_I3: Tensor) -> tuple[Any, Tensor, Tensor]:
     """Run the tower and recompute what VisionZip reads of its last block, so that it keeps its fast attention.
 
-    A patch counts by the attention it receives, summed over the patches of its own image (of a video: of its own
-    layer) and averaged over heads; a visual token is the mean of its merge group. Keys are taken after the rotary
-    embedding, as in VisionZip's Qwen2.5-VL release, and averaged over the group, then over heads. Returns (the
-    tower's output, attention received [T], keys [T, d]), the last two in fp32, in raster order.
+    A patch counts by the attention it receives, summed over the patches of its own image (of a video: of its own layer)
+    and averaged over heads; a visual token is the mean of its merge group. Keys are taken after the rotary embedding,
+    as in VisionZip's Qwen2.5-VL release, and averaged over the group, then over heads. Returns (the tower's output,
+    attention received [T], keys [T, d]), the last two in fp32, in raster order.
     """
     last = len(tower.blocks) - 1
     windows = getattr(tower, "window_size", None) is not None
     if windows and last not in tower.fullatt_block_indexes:
-        raise ValueError(
-            f"visionzip needs a Qwen2.5-VL tower whose last block, {last}, attends to the whole image; this one has "
-            f"full attention in blocks {list(tower.fullatt_block_indexes)}"
-        )
+        raise ValueError(f"visionzip needs a tower whose last block, {last}, attends to the whole image")
     attention = tower.blocks[last].attn
     made, (normed, *_), options = with_inputs(attention, lambda: tower(patches, grid_thw=grid_I3))
     query_PHd, key_PHd, _ = attention.qkv(normed).unflatten(-1, (3, attention.num_heads, -1)).unbind(1)

@@ -22,8 +22,7 @@ from subtoken_train.types import Batch, RenderedPrompt, TowerStatistics, Turn
 class TextFamily(Family):
     """Any causal language model that transformers builds on its attention interface.
 
-    Model types that the registry names are known by tests; any other is looked at and run on random tokens
-    (``proof``).
+    Model types that the registry names are known by tests; any other is looked at and run on random tokens (``proof``).
     """
 
     name = "a language model"

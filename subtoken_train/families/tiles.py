@@ -25,7 +25,7 @@ from transformers.models.llava_next.modeling_llava_next import (
 )
 
 from subtoken_train.families.family import Family
-from subtoken_train.families.images import FP32_BYTES, tower_peak
+from subtoken_train.families.images import FP32_BYTES, UNCUT, tower_peak
 
 
 def joined_tiles(padded_IM3HW: Tensor, tiles: Sequence[int]) -> Tensor:
@@ -55,11 +55,8 @@ def ordered_pictures(kind_BN: Tensor, tokens: Mapping[int, Sequence[int]]) -> li
             kinds = kinds[count:]
         samples.append(shown)
     if not fit or any(next(pictures, None) is not None for pictures in left.values()):
-        counts = [count for own in tokens.values() for count in own]
-        raise ValueError(
-            f"pictures of {counts} visual tokens but prompts of {(kind_BN != 0).sum(-1).tolist()} placeholders; pass "
-            "the processor's whole output, made with the same images"
-        )
+        counts, given = [count for own in tokens.values() for count in own], (kind_BN != 0).sum(-1).tolist()
+        raise ValueError(f"pictures of {counts} visual tokens but prompts of {given}; {UNCUT}")
     return samples
 
 

@@ -33,8 +33,8 @@ def with_inputs(module: Any, run: Callable[[], Any]) -> tuple[Any, tuple[Any, ..
 def class_attention(attention: Any, normed_INC: Tensor, heads: int | None = None) -> tuple[Tensor, Tensor]:
     """Recompute the class token's attention to every patch in a layer of CLIP's or InternViT's, and keys.
 
-    ``heads``: parts to split queries and keys into; None: the layer's own. Returns (received [I, P], summed over
-    heads; keys [I, P, d], averaged over heads), both in fp32.
+    ``heads``: parts to split queries and keys into; None: the layer's own. Returns (received [I, P], summed over heads;
+    keys [I, P, d], averaged over heads), both in fp32.
     """
     query_IC, keys_INC = attention.q_proj(normed_INC[:, 0]), attention.k_proj(normed_INC)
     if hasattr(attention, "q_norm"):
@@ -75,10 +75,7 @@ def features_with_statistics(tower: Any, pixels: Tensor, layers: list[int]) -> t
     depth = len(tower.encoder.layers)
     made_by = layers[-1] % (depth + 1) - 1
     if made_by < 0:
-        raise ValueError(
-            "a reducer in the tower needs a vision_feature_layer past the embeddings; this backbone has "
-            f"{layers[-1]} of a tower of {depth} layers"
-        )
+        raise ValueError(f"vision_feature_layer must be past the embeddings, not {layers[-1]} of {depth} layers")
     return with_statistics(tower.encoder.layers[made_by].self_attn, lambda: patch_features(tower, pixels, layers))
 
 

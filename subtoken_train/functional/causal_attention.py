@@ -1,9 +1,12 @@
-"""Causal attention through torch's fused kernels: no mask of all rows against all columns, but one block of rows.
+"""Causal attention without a matrix of all rows against all columns: fused kernels, a block of rows, statistics.
 
 Where neither flash nor the memory-efficient kernel takes a call, torch computes a matrix of all rows against all
 columns. Which calls they take on GPUs since Ampere is written down from torch 2.13
 (``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``): flash half precision without a mask, and shared key heads;
 the other masks and fp32 too, with a key head for every query head. cuDNN's kernel is not counted on.
+
+Statistics of attention probabilities compute a block of rows at a time, in fp32; rows are causal by place in the
+sequence, and never see keys that ``keys_BN`` leaves out.
 
 The gradient of a choice among keys (ours): attention goes without the dropped ones, whose mask, minus infinity, has no
 gradient. So its slope is written down: the loss's, were a kept key's mask moved, and were a dropped key alone put back
@@ -15,14 +18,17 @@ chosen ones, d head width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
+
+from subtoken_train.functional.gather import kept_index
 
 HALF = (torch.float16, torch.bfloat16)
 FLASH_WIDTH = 256  # widest head that flash computes
@@ -252,3 +258,67 @@ def _mask_slope(
             pull = gradient_Bhid @ value[:, :, part].mT - (gradient_Bhid * out_Bhid).sum(-1, keepdim=True)
             slope_BhK[..., part] += (weight * pull).sum(2)
     return slope_BhK
+
+
+BLOCK = 128  # rows of the attention matrix that exist at a time
+
+
+def attention_rows(
+    query_BHNd: Tensor,
+    key_BhNd: Tensor,
+    index_BW: Tensor,
+    keys_BN: Tensor,
+    scale: float,
+    offset: int = 0,
+    window: SlidingWindow | None = None,
+) -> Tensor:
+    """Attention probabilities of chosen rows, [B, H, W, N] in fp32; 0 everywhere in a row that may see no key.
+
+    ``index_BW``: int64, -1 is none; ``keys_BN``: keys that may be seen, bool; ``offset``: place of the first query
+    among the keys.
+    """
+    batch, heads, _, width = query_BHNd.shape
+    length = key_BhNd.shape[2]
+    rows_BW = index_BW.clamp(min=0)
+    chosen = query_BHNd.gather(2, rows_BW[:, None, :, None].expand(-1, heads, -1, width)).float()
+    grouped = (chosen * scale).view(batch, key_BhNd.shape[1], -1, width)  # the query heads of a key head, row after row
+    logits = (grouped @ key_BhNd.float().transpose(-1, -2)).view(batch, heads, -1, length)
+    places_N = torch.arange(length, device=query_BHNd.device)
+    seen_BWN = (places_N <= rows_BW[..., None] + offset) & keys_BN[:, None] & (index_BW >= 0)[..., None]
+    if window is not None:
+        seen_BWN = seen_BWN & window.of_index(rows_BW + offset)
+    probabilities = logits.masked_fill_(~seen_BWN[:, None], -torch.inf).softmax(-1)
+    blind_BW = ~seen_BWN.any(-1)
+    if blind_BW.is_cuda or bool(blind_BW.any()):  # seldom needed; a device would wait longer to hear so
+        probabilities = probabilities.masked_fill(blind_BW[:, None, :, None], 0.0)
+    return probabilities
+
+
+def attention_blocks(
+    query_BHNd: Tensor,
+    key_BhNd: Tensor,
+    rows_BN: Tensor,
+    keys_BN: Tensor,
+    scale: float,
+    block: int = BLOCK,
+    offset: int = 0,
+    window: SlidingWindow | None = None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Walk over the marked rows: yields (index_BW, probabilities [B, H, W, N]) with at most ``block`` rows each.
+
+    ``rows_BN``: the rows that are wanted, bool; a sample with fewer of them pads ``index_BW`` with -1.
+    """
+    index_BR, valid_BR = kept_index(rows_BN, pad_left=False)
+    index_BR = index_BR.masked_fill(~valid_BR, -1)
+    for index_BW in torch.split(index_BR, block, 1) if index_BR.shape[1] else ():
+        yield index_BW, attention_rows(query_BHNd, key_BhNd, index_BW, keys_BN, scale, offset, window)
+
+
+def attention_paid(blocks: Iterator[tuple[Tensor, Tensor]], over_heads: Literal["mean", "max"] = "mean") -> Tensor:
+    """Attention that all rows of some blocks pay to each position, [B, N] in fp32; a sample without rows gets zeros."""
+
+    def summed(index_BW: Tensor, attention_BHWN: Tensor) -> Tensor:
+        rows_BWN = attention_BHWN.mean(1) if over_heads == "mean" else attention_BHWN.amax(1)
+        return (rows_BWN * (index_BW >= 0)[..., None]).sum(1)
+
+    return reduce(torch.add, (summed(*block) for block in blocks))

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from subtoken_train.functional.gather import take_rows
+from subtoken_train.functional.gather import kept_index, take_rows
 from subtoken_train.types import KeyTurn
 
 BLOCK = 4096  # entries whose squares exist at a time
@@ -42,8 +42,7 @@ def query_energy(query_BHNd: Tensor, rows_BN: Tensor, kv_heads: int) -> Tensor:
 
 def asking(query_BHNd: Tensor, rows_BN: Tensor) -> Tensor:
     """Return the queries of the marked rows, [B, W, H, d] in fp32; a sample with fewer than W has zeros behind them."""
-    places_BW = rows_BN.int().argsort(dim=-1, descending=True, stable=True)[:, : int(rows_BN.sum(-1).max())]
-    asks_BW = rows_BN.gather(1, places_BW)
+    places_BW, asks_BW = kept_index(rows_BN, pad_left=False)
     return take_rows(query_BHNd.transpose(1, 2), places_BW).float() * asks_BW[..., None, None]
 
 
@@ -64,12 +63,6 @@ def in_blocks(key_BhNd: Tensor, rows_BM: Tensor, kept_BhM: Tensor) -> Iterator[t
         index_BM = rows_BM[:, start : start + BLOCK]
         key = key_BhNd.gather(2, index_BM[:, None, :, None].expand(-1, key_BhNd.shape[1], -1, key_BhNd.shape[3]))
         yield key.float(), kept_BhM[:, :, start : start + BLOCK, None]
-
-
-def best_channels(scores_Bhd: Tensor, count: int) -> Tensor:
-    """The ``count`` channels of the highest scores, bool [B, h, d]; ties go to the lower channel."""
-    order = scores_Bhd.argsort(dim=-1, descending=True, stable=True)
-    return torch.zeros_like(scores_Bhd, dtype=torch.bool).scatter(-1, order[..., :count], True)
 
 
 LEAST = 1e-3  # least length of a channel of the queries, of its head's median one

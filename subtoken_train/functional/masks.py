@@ -1,6 +1,9 @@
-"""Group masks with exact budgets, the gradient that passes through them, and statistics of what they keep.
+"""Group masks with exact budgets, the gradient that passes through them, and statistics.
 
-Legend: B batch, N positions, S groups. Ranking is done in fp32; ties go to the lower index (group within a token;
+Norms of value groups are scores, too: behind the output projection, and as an offset of router logits.
+
+Legend: B batch, N positions, S groups; D model width, V value width d_v = H * d, H key-value heads, d head width, R
+query heads per key-value head. Ranking is done in fp32; ties go to the lower index (group within a token;
 token, then group, across a sample). ``routed_BN`` (bool) marks the tokens that count (paper, sections 3.3 to 3.6).
 """
 
@@ -12,6 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from subtoken_train.functional.gather import keep_best
+from subtoken_train.functional.groups import expand_group_mask, split_groups
+from subtoken_train.types import Layout
 
 
 def top_indices(scores: Tensor, count: int) -> Tensor:
@@ -54,14 +61,9 @@ def global_mask(scores_BNS: Tensor, kept_groups: int, routed_BN: Tensor) -> Tens
 
     ``n`` is the sample's number of routed tokens (``routed_BN``, bool); other tokens keep nothing.
     """
-    batch, length, num_groups = scores_BNS.shape
-    lowest = torch.finfo(torch.float32).min  # a routed group that scores -inf still comes before unrouted ones
-    scores = scores_BNS.float().clamp(min=lowest).masked_fill(~routed_BN[..., None], -torch.inf).reshape(batch, -1)
-    order = scores.sort(dim=-1, descending=True, stable=True).indices
-    budget_B1 = routed_BN.sum(-1, keepdim=True) * kept_groups
-    within = torch.arange(length * num_groups, device=scores.device) < budget_B1
-    mask = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, within)
-    return mask.reshape(batch, length, num_groups)
+    routed_BNS = routed_BN[..., None].expand_as(scores_BNS)
+    count_B = routed_BN.sum(-1) * kept_groups
+    return keep_best(scores_BNS.flatten(1), routed_BNS.flatten(1), count_B).view_as(scores_BNS)
 
 
 def straight_through(hard: Tensor, logits: Tensor, learns: Tensor | None = None) -> Tensor:
@@ -121,19 +123,6 @@ def by_relevance(mask_BNS: Tensor, relevance_BN: Tensor, routed_BN: Tensor) -> t
     return kept_BN, relevance_BN, routed_BN.gather(1, order_BN)
 
 
-def best_of_each(scores_BNS: Tensor, mask_BNS: Tensor) -> Tensor:
-    """The mask that keeps as many groups of every token as ``mask`` does, but the best-scored; ties as in ``masks``."""
-    groups_S = torch.arange(mask_BNS.shape[-1], device=mask_BNS.device)
-    within_BNS = groups_S < mask_BNS.sum(-1, keepdim=True)
-    order_BNS = top_indices(scores_BNS, mask_BNS.shape[-1])
-    return torch.zeros_like(mask_BNS).scatter_(-1, order_BNS, within_BNS)
-
-
-def shared_pairs(mask_BNS: Tensor, other_BNS: Tensor, routed_BN: Tensor) -> int:
-    """(token, group) pairs of routed tokens that both masks keep."""
-    return int((mask_BNS & other_BNS & routed_BN[..., None]).sum())
-
-
 def mask_entropy(mask_BNS: Tensor, routed_BN: Tensor) -> Tensor:
     """Measure how much masks differ between tokens: 0 where all keep the same groups, 1 where all are kept as often.
 
@@ -157,3 +146,49 @@ def choice_entropy(logits_BNS: Tensor, routed_BN: Tensor) -> Tensor:
 
 def _binary_entropy(share: Tensor) -> Tensor:
     return -(torch.xlogy(share, share) + torch.xlogy(1 - share, 1 - share))
+
+
+_LEAST_NORM = 1e-6  # added to norms, so that an empty group has a logarithm
+_LEAST_DEVIATION = 1e-4  # equal norms differ by rounding, which must not be blown up
+
+
+def head_grams(output_weight: Tensor, num_kv_heads: int, head_dim: int, num_groups: int, layout: Layout) -> Tensor:
+    """Gram matrices of the output projection, ``sum_q W_q^T W_q`` over a key-value head's query heads, fp32 [H, d, d].
+
+    Entries between channels of different groups are zeroed.
+    """
+    columns_DHRd = output_weight.float().reshape(len(output_weight), num_kv_heads, -1, head_dim)
+    with torch.autocast(output_weight.device.type, enabled=False):
+        gram_Hdd = torch.einsum("xhrd,xhre->hde", columns_DHRd, columns_DHRd)
+    group_of_S = torch.arange(num_groups, device=output_weight.device)
+    group_of_V = expand_group_mask(group_of_S, num_kv_heads * head_dim, num_kv_heads, layout)
+    group_of_Hd = group_of_V.reshape(num_kv_heads, head_dim)
+    return gram_Hdd.masked_fill(group_of_Hd[:, :, None] != group_of_Hd[:, None, :], 0)
+
+
+def contribution_norms(value_BNV: Tensor, gram_Hdd: Tensor, num_groups: int, layout: Layout) -> Tensor:
+    """Root of the sum over query heads of ||W_q,g v_g||^2 for every group g, fp32 [B, N, S].
+
+    This is what the group adds where every head attends to the token alike; no product between heads enters.
+    """
+    num_kv_heads, head_dim = gram_Hdd.shape[:2]
+    value_BNHd = value_BNV.float().reshape(*value_BNV.shape[:-1], num_kv_heads, head_dim)
+    with torch.autocast(value_BNV.device.type, enabled=False):
+        shares_BNV = (value_BNHd * torch.einsum("bnhd,hde->bnhe", value_BNHd, gram_Hdd)).flatten(-2)
+    squared_BNS = split_groups(shares_BNV, num_groups, num_kv_heads, layout).sum(-1)
+    return squared_BNS.clamp(min=0).sqrt()  # rounding may leave a tiny negative sum
+
+
+@torch.no_grad()
+def standardised_log(norms_BNS: Tensor, routed_BN: Tensor) -> Tensor:
+    """``log(norm)`` with mean 0 and deviation 1 over the routed (token, group) pairs of each sample, fp32 [B, N, S].
+
+    Unrouted tokens get 0. No gradient.
+    """
+    unrouted_BN1 = ~routed_BN[..., None]
+    pairs_B11 = (routed_BN.sum(-1) * norms_BNS.shape[-1]).clamp(min=1)[:, None, None]
+    logs_BNS = (norms_BNS.float() + _LEAST_NORM).log().masked_fill(unrouted_BN1, 0)
+    mean_B11 = logs_BNS.sum((1, 2), keepdim=True) / pairs_B11
+    centred_BNS = (logs_BNS - mean_B11).masked_fill(unrouted_BN1, 0)
+    deviation_B11 = (centred_BNS.square().sum((1, 2), keepdim=True) / pairs_B11).sqrt()
+    return centred_BNS / deviation_B11.clamp(min=_LEAST_DEVIATION)

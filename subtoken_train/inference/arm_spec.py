@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from subtoken_train.artifact.hub import adapter_folder
 from subtoken_train.documents import check_file_name
-from subtoken_train.errors import check_word
+from subtoken_train.errors import check_word, refuse
 from subtoken_train.evictions import build_eviction, notation_names
 from subtoken_train.families.backbone_config import DTYPES, BackboneConfig
 from subtoken_train.inference.compression import Compression, written_keep
@@ -36,10 +36,20 @@ class ArmSpec(ArmSettings):
     written: Written = field(default="key", compare=False, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        self._check_types()
-        say = self.spelled
-        if self.adapter is None and self.backbone is None:
-            raise ValueError(f"give {say('adapter', 'DIR')}, or {say('backbone', 'PATH')} for a model without one")
+        say, keyed = self.spelled, self.written == "key"
+        for name, setting in ARM_SETTINGS.items():  # a file may hold values of any type
+            value, kinds = getattr(self, name), (int, float) if setting.kind is float else (setting.kind,)
+            fits = isinstance(value, Mapping) if setting.kind is dict else type(value) in kinds and value != ""
+            if not fits and name not in _CHECKED_ELSEWHERE and (value is not None or name in _ALWAYS):
+                place = " of an arm" if keyed else ""
+                raise ValueError(f"{say(name)}{place} must be {setting.kind_words}; got {value!r}")
+        if self.name is not None:
+            check_file_name(self.name, "name of an arm")
+        seed, named = self.seed, set(DRAWING) & {self.selector}
+        seedless = seed is not None and (type(seed) is not int or not self.drawing | named)
+        drawing = f"must be a whole number, of a reducer, selector or eviction that draws: {' or '.join(DRAWING)}"
+        places = f"give {say('adapter', 'DIR')}, or {say('backbone', 'PATH')} for a model without one"
+        refuse((seedless, f"seed {self.seed!r} {drawing}"), (self.adapter is None and self.backbone is None, places))
         check_word("protocol", self.protocol, get_args(Protocol))
         if self.dtype is not None:
             check_word("dtype", self.dtype, DTYPES)
@@ -48,16 +58,16 @@ class ArmSpec(ArmSettings):
             untrained_routing(self.groups, self.selector, self.layout)
         else:
             for name in ("groups", "layout"):
-                if getattr(self, name) is not None:
-                    raise ValueError(f"{say(name)} is for a backbone alone; {self.adapter} is an adapter with its own")
+                own = f"{say(name)} is for a backbone alone; {self.adapter} is an adapter with its own"
+                refuse((getattr(self, name) is not None, own))
         given = self.eviction_keep is not None or self.eviction_every is not None or self.eviction_options or self.scope
-        if self.eviction is None and given:
-            names = ("eviction_keep", "eviction_every", "eviction_options")
-            options = f"{', '.join(map(say, names))} and {say('scope')}"
-            raise ValueError(f"{options} need {say('eviction', 'NAME')}, for instance snapkv")
-        if self.eviction is not None and self.eviction_keep is None:
-            example = "for instance 0.1, 256tokens or 20MB"
-            raise ValueError(f"{say('eviction', self.eviction)} needs {say('eviction_keep')}, {example}")
+        options = f"{', '.join(map(say, ('eviction_keep', 'eviction_every', 'eviction_options')))} and {say('scope')}"
+        unsaid = self.eviction is not None and self.eviction_keep is None
+        example = "for instance 0.1, 256tokens or 20MB"
+        refuse(
+            (self.eviction is None and given, f"{options} need {say('eviction', 'NAME')}, for instance snapkv"),
+            (unsaid, f"{say('eviction', self.eviction)} needs {say('eviction_keep')}, {example}"),
+        )
 
     def spelled(self, option: str, value: str | None = None) -> str:
         """Spell an option, with a value or alone, as its front end does."""
@@ -68,10 +78,10 @@ class ArmSpec(ArmSettings):
         return option if value is None else f"{option}{': ' if self.written == 'key' else '='}{value}"
 
     def _check_reducer(self) -> None:
-        if (self.reducer is None) != (self.keep_ratio is None):
-            say, place = self.spelled, f"arm {self.backbone}: " if self.written == "key" else ""
-            example = f"{say('reducer', 'fastv')} and {say('keep_ratio', '0.25')}"
-            raise ValueError(f"{place}{say('reducer')} and {say('keep_ratio')} go together, for instance {example}")
+        say, place = self.spelled, f"arm {self.backbone}: " if self.written == "key" else ""
+        example = f"{say('reducer', 'fastv')} and {say('keep_ratio', '0.25')}"
+        words = f"{place}{say('reducer')} and {say('keep_ratio')} go together, for instance {example}"
+        refuse(((self.reducer is None) != (self.keep_ratio is None), words))
 
     @property
     def routing(self) -> RoutingConfig | None:
@@ -79,30 +89,10 @@ class ArmSpec(ArmSettings):
         own = self.groups, self.selector, self.layout, self.seed
         return untrained_routing(*own) if self.adapter is None else None
 
-    def _check_types(self) -> None:
-        place = " of an arm" if self.written == "key" else ""
-        for name, setting in ARM_SETTINGS.items():
-            value = getattr(self, name)
-            if name in _CHECKED_ELSEWHERE or (value is None and name not in _ALWAYS):
-                continue
-            if not _is_of(setting.kind, value):
-                raise ValueError(f"{self.spelled(name)}{place} must be {setting.kind_words}; got {value!r}")
-        if self.name is not None:
-            check_file_name(self.name, "name of an arm")
-        if self.seed is not None and (type(self.seed) is not int or not self.drawing | set(DRAWING) & {self.selector}):
-            raise ValueError(
-                f"seed {self.seed!r} must be a whole number, of a reducer, selector or eviction that draws: "
-                f"{' or '.join(DRAWING)}"
-            )
-
     def compression(self, round_up: bool = False) -> Compression:
         """Build the compression that the arm asks for; ``round_up`` is for anchors."""
-        options = dict(self.eviction_options)
-        if (
-            self.seed is not None
-            and self.eviction is not None
-            and (drawn := notation_names(self.eviction)[-1]) in DRAWING
-        ):
+        options, seeded = dict(self.eviction_options), self.seed is not None and self.eviction is not None
+        if seeded and (drawn := notation_names(str(self.eviction))[-1]) in DRAWING:
             options[f"{drawn}.seed"] = self.seed
         try:
             method = None if self.eviction is None else build_eviction(self.eviction, **options)
@@ -144,13 +134,6 @@ class ArmSpec(ArmSettings):
         """Return whether reducer or selector differ from those that the adapter was trained under."""
         changes = self.reducer, self.keep_ratio is not None, self.reducer_options, self.selector
         return self.adapter is not None and any(changes)
-
-
-def _is_of(kind: type, value: object) -> bool:
-    """Return whether a value is of a setting's type; an empty text is none, and a whole number is a number."""
-    if kind is dict:
-        return isinstance(value, Mapping)
-    return type(value) in ((int, float) if kind is float else (kind,)) and value != ""
 
 
 _CHECKED_ELSEWHERE = ("eviction_keep", "prefill_chunk", "seed", "groups")

@@ -17,7 +17,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.datasets.text_batches import padding_id
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import broken_rows
-from subtoken_train.errors import no_numbers
+from subtoken_train.errors import no_numbers, refuse
 from subtoken_train.families.family import Family
 from subtoken_train.inference.cache_report import Outcome, TokenScore, account
 from subtoken_train.inference.compression import Compression
@@ -80,18 +80,17 @@ def given_tokens(
     They read what decoding reads. The first ones need no pass, the others share one (``APPENDED`` at a time) unless the
     rotary embedding's frequencies depend on the length, or every token ``chooses_pages`` as a decoded one does.
     """
-    rows = [b for b, ids in enumerate(given) if len(ids)]
+    device, rows = logits_BV.device, [b for b, ids in enumerate(given) if len(ids)]
     sums_B, right_B = (torch.zeros(len(given), dtype=torch.float64) for _ in range(2))
 
-    def add(rows: Tensor, logits: Tensor, wanted: Tensor) -> None:
-        logprobs = logits.float().log_softmax(-1).gather(1, wanted[:, None])[:, 0]
-        sums_B.index_add_(0, rows.cpu(), logprobs.cpu().double())
-        right_B.index_add_(0, rows.cpu(), (logits.argmax(-1) == wanted).cpu().double())
+    def add(rows: Sequence[int], logits: Tensor, wanted: Sequence[int]) -> None:
+        at, ids = torch.tensor(rows), torch.tensor(wanted, device=device)
+        logprobs = logits.float().log_softmax(-1).gather(1, ids[:, None])[:, 0]
+        sums_B.index_add_(0, at, logprobs.cpu().double())
+        right_B.index_add_(0, at, (logits.argmax(-1) == ids).cpu().double())
 
-    device = logits_BV.device
     if rows:
-        first, scored = (torch.tensor(x, device=device) for x in ([given[b][0] for b in rows], rows))
-        add(scored, logits_BV[scored], first)
+        add(rows, logits_BV[torch.tensor(rows, device=device)], [given[b][0] for b in rows])
     longest = max(map(len, given), default=1) - 1
     alone = chooses_pages or backbone.family.length_dependent  # as when each is said: at its own length
     size, step = 1 if alone else APPENDED, max(1, LOGITS // logits_BV.shape[1])
@@ -100,11 +99,10 @@ def given_tokens(
         padded = [[*ids[start:stop], *[0] * (stop - max(start, len(ids[:stop])))] for ids in given]
         hidden_BqD = append(backbone, torch.tensor(padded, device=device), cache, chooses_pages=chooses_pages)
         real = [(b, t) for b, ids in enumerate(given) for t in range(start, min(stop, len(ids) - 1))]
-        for part in range(0, len(real), step):
-            places = real[part : part + step]
+        for places in in_batches(real, step):
             at, columns = (torch.tensor(x, device=device) for x in zip(*places, strict=True))
-            wanted = torch.tensor([given[b][t + 1] for b, t in places], device=device)
-            add(at, backbone.family.logits(hidden_BqD[at, columns - start]), wanted)
+            logits = backbone.family.logits(hidden_BqD[at, columns - start])
+            add([b for b, _ in places], logits, [given[b][t + 1] for b, t in places])
     if longest > 0:
         cache.crop(-longest)
     if bool(sums_B.isnan().any()):
@@ -113,14 +111,12 @@ def given_tokens(
     return [TokenScore(logprob, int(right), count) if count else None for logprob, right, count in scores]
 
 
-def check_continuations(prompts: Batch, continuations: Sequence[Sequence[Sequence[int]]]) -> None:
-    """Raise ``ValueError`` unless every prompt has its list, and no continuation is empty."""
-    if len(continuations) != len(prompts.record_ids):
-        raise ValueError(f"{len(continuations)} lists of continuations for {len(prompts.record_ids)} prompts")
-    for name, of_prompt in zip(prompts.record_ids, continuations, strict=True):
+def _check_continuations(prompts: Batch, continuations: Sequence[Sequence[Sequence[int]]]) -> None:
+    lists, names = len(continuations), prompts.record_ids
+    refuse((lists != len(names), f"{lists} lists of continuations for {len(names)} prompts"))
+    for name, of_prompt in zip(names, continuations, strict=True):
         for k, ids in enumerate(of_prompt):
-            if not len(ids):
-                raise ValueError(f"continuation {k} of {name!r} has no tokens; there is nothing to score")
+            refuse((not len(ids), f"continuation {k} of {name!r} has no tokens; there is nothing to score"))
 
 
 T = TypeVar("T")
@@ -146,13 +142,14 @@ def generate_batch(
 
     ``references`` are token ids of each prompt's reference answer, to be scored too; an empty one is not.
     """
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
     compression = compression or Compression()
+    online = references is not None and compression.every is not None
+    refuse(
+        (max_new_tokens < 1, f"max_new_tokens={max_new_tokens} must be at least 1"),
+        (online, f"references cannot be scored with eviction_every={compression.every}; leave one out"),
+    )
     if references is not None:
-        if compression.every is not None:
-            raise ValueError(f"references cannot be scored with eviction_every={compression.every}; leave one out")
-        check_continuations(prompts, [[ids] if len(ids) else [] for ids in references])
+        _check_continuations(prompts, [[ids] if len(ids) else [] for ids in references])
     tokenizer = backbone.family.tokenizer
     stops = [text for text in stop if text]
     # a special token is no part of the decoded text
@@ -199,12 +196,12 @@ def score_batch(
     A prompt runs once for all of its continuations, and its next-token logits score their first tokens. The others are
     appended to the cache one after another, those of a batch together, and cropped off again.
     """
-    check_continuations(prompts, continuations)
+    _check_continuations(prompts, continuations)
     compression = compression or Compression()
     longest = max((len(ids) for of_prompt in continuations for ids in of_prompt), default=0)
-    if compression.every is not None and longest > compression.every:
-        words = f"a continuation of {longest} tokens is scored, and eviction_every={compression.every}"
-        raise ValueError(f"{words} evicts while tokens are generated; leave it out to score texts")
+    late = compression.every is not None and longest > compression.every
+    words = f"a continuation of {longest} tokens is scored, and eviction_every={compression.every}"
+    refuse((late, f"{words} evicts while tokens are generated; leave it out to score texts"))
     cache, logits_BV, outcomes = _opened(backbone, prompts, replace(compression, every=None), protocol)
     begun = _now(prompts)
     table: dict[tuple[int, int], TokenScore] = {}

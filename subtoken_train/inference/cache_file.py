@@ -1,10 +1,9 @@
 """A compressed cache as one safetensors file, so that a context is compressed once and used for days.
 
-In the file's metadata stand as JSON a record of the tensors, which model and settings made them, the contexts' digests,
-the texts around a question, the report, and a SHA-256 of the record and all tensors. What reading promises for any
-bytes: the cache that was written, for the model, reducer and settings that wrote it, or one worded ``ValueError``. The
-checksum finds damage, not a forger: hence all other checks. Nothing is unpickled, no path in the file is opened, and
-nothing larger than the file is allocated.
+Its metadata hold as JSON a ``CacheHeader``, a record of the tensors, and a SHA-256 of both. What reading promises for
+any bytes: the cache that was written, for the model, reducer and settings that wrote it, or one worded ``ValueError``.
+The checksum finds damage, not a forger: hence all other checks. Nothing is unpickled, no path in the file is opened,
+and nothing larger than the file is allocated.
 """
 
 from __future__ import annotations
@@ -74,9 +73,7 @@ def made_by(
     return model_identity(backbone), dtype, method_record(backbone.reducer), settings_record(compression)
 
 
-def write_cache(
-    path: Path, header: CacheHeader, cache: PackedCache, shape: PackedShape, overwrite: bool = False
-) -> Path:
+def write_cache(path: Path, head: CacheHeader, cache: PackedCache, shape: PackedShape, overwrite: bool = False) -> Path:
     """Write a cache to which nothing was appended, whole or not at all."""
     check_file(path)
     if not overwrite and os.path.lexists(path):
@@ -90,7 +87,7 @@ def write_cache(
     except ValueError as error:
         words = f"the cache is not saved, because it could not be read back: {error}"
         raise ValueError(f"{words}; compress in the model's own dtype, without torch.autocast") from error
-    record = {"version": VERSION, **asdict(header), "packed": asdict(packed)}
+    record = {"version": VERSION, **asdict(head), "packed": asdict(packed)}
     text = json.dumps(record, allow_nan=False, separators=(",", ":"))
     with whole_file(path) as temporary:
         save_file(tensors, temporary, sealed(text, tensors))

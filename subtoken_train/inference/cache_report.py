@@ -92,17 +92,15 @@ class CacheReport:
 
     def __str__(self) -> str:
         """One line; the slack, which does not grow with the prompt, is named apart."""
-        held = self.total_bytes - self.slack_bytes
-        online = ""
-        if self.statistics_bytes:
-            online = f"; {self.evictions:,} evictions while decoding, statistics {self.statistics_bytes:,} bytes"
-        kernels = f", kernels' tables and scratch {self.kernel_bytes:,} bytes" if self.kernel_bytes else ""
+        held, evicted, kernels = self.total_bytes - self.slack_bytes, self.statistics_bytes, self.kernel_bytes
+        online = f"; {self.evictions:,} evictions while decoding, statistics {evicted:,} bytes" if evicted else ""
+        scratch = f", kernels' tables and scratch {kernels:,} bytes" if kernels else ""
         took = share_words(held / self.dense_bytes, 1)
         took += "" if self.kv_dtype == "model" else f", in {self.kv_dtype}"
         took += f"; a decoding step reads {held - self.unread_bytes:,} of them" if self.unread_bytes else ""
         return (
             f"KV {held:,} of {self.dense_bytes:,} bytes ({took}); {self._region_words()}; "
-            f"index {self.index_bytes:,}, slack {self.slack_bytes:,} bytes{kernels}{online}"
+            f"index {self.index_bytes:,}, slack {self.slack_bytes:,} bytes{scratch}{online}"
         )
 
     def _region_words(self) -> str:
@@ -135,14 +133,17 @@ def report(
     own = Plan([layer.select(held_P) for layer in plan.layers], plan.layout)
     tokens_B = (prompts.regions_BN[origin_B] != Region.PADDING).sum(-1)
     generated = cache.get_seq_length() - cache.prompt_length
-    samples = in_compressed_region(regions_PN).sum(-1).tolist()
+    in_region_PN, heads = in_compressed_region(regions_PN), shape.num_kv_heads
+    samples, whole = in_region_PN.sum(-1).tolist(), int(in_region_PN.sum()) * heads * len(plan.layers)
+    evicted = own.layers if compression.eviction is not None else []
+    kept = sum(int(_region_counts(layer, in_region_PN, heads)[1].sum()) for layer in evicted)
     return CacheReport(
         ledger=measured_ledger(own, regions_PN, shape),
         nominal_fraction=backbone.promised_fraction(samples, compression.key_channels, compression.key_axes),
         dense_bytes=(int(tokens_B.sum()) + generated * len(origin_B)) * shape.token_bytes,
         plan_bytes=_bytes(prompts) + sum(_bytes(layer) + _bytes(layer.cut_keys) for layer in plan.layers),
         shares=[] if compression.threshold is None else _shares(own, regions_PN, shape),
-        kept_entries=None if compression.eviction is None else _kept_entries(own, regions_PN, shape.num_kv_heads),
+        kept_entries=None if compression.eviction is None else (kept / whole if whole else 1.0),
         kv_dtype=compression.kv_dtype,
         **held_bytes(cache),
     )
@@ -171,13 +172,6 @@ def warn_of_emptied(backbone: CompressedBackbone, compression: Compression, prom
         warnings.warn(words, SubTokenWarning, stacklevel=4)
 
 
-def _kept_entries(plan: Plan, regions_PN: Tensor, heads: int) -> float:
-    in_region_PN = in_compressed_region(regions_PN)
-    whole = int(in_region_PN.sum()) * heads * len(plan.layers)
-    kept = sum(int(_region_counts(layer, in_region_PN, heads)[1].sum()) for layer in plan.layers)
-    return kept / whole if whole else 1.0
-
-
 def _compressed_region(ledger: Ledger) -> str | None:
     return next((name for name in ("visual", "context") if ledger.dense_bytes(name)), None)
 
@@ -202,10 +196,8 @@ class Measured:
 
     Attributes:
         dense_kv_bytes: the same prompt uncompressed; of a layer with a window what the next token can see.
-        region_bytes: its compressed region (visual or context) with all indices; 0 where there is none.
-        index_bytes: of ``region_bytes``, those that find value groups and key channels.
-        entries_before: (token, layer) entries of the region.
-        entries_after: those that any head keeps.
+        region_bytes: its compressed region (visual or context) with all indices, ``index_bytes`` of them; 0: no region.
+        entries_before: (token, layer) entries of the region; entries_after: those that any head keeps.
         values_after: their stored values, a layer's stored mean among them, in whole ones, rounded to 4 places.
         kept_visual: visual tokens that the last layer keeps, a bit each, in hexadecimal, the first token highest, zeros
             at the end. None without visual tokens, and where they are merged into tokens without a place (VisionZip on
@@ -246,11 +238,8 @@ class Outcome(Measured):
 
     Attributes:
         keys_after: stored keys of the region, in whole ones, rounded to 4 places.
-        text: generated text up to the first stop text, without special tokens, not stripped.
-        token_ids: generated ids, end-of-text and what follows cut.
-        logprobs: sum of the log-probabilities of each continuation; [] when generated.
-        greedy: whether each continuation is what greedy decoding would say.
-        reference: score of the given reference's tokens.
+        text: up to the first stop text, without special tokens, not stripped; token_ids: end-of-text and later cut.
+        logprobs: sums of each continuation ([] when generated); greedy: whether greedy decoding would say it.
     """
 
     keys_after: float
@@ -268,14 +257,14 @@ def held_rows(windows: Sequence[int | None], regions_BN: Tensor) -> list[Tensor]
     return [held[size] for size in windows]
 
 
-def _by_sample(cache: PackedCache) -> list[tuple[Share, ...]]:
-    shares_LB = [sample_shares(layer.blocks, layer.keys, layer.fill_bytes, layer.basis_bytes) for layer in cache.layers]
-    return list(zip(*shares_LB, strict=True))
-
-
 def bytes_by_sample(cache: PackedCache) -> list[int]:
     """Return the bytes of each sample's packed entries with their index, without the tail."""
-    return [sum(share.total_bytes for share in shares) for shares in _by_sample(cache)]
+    return [sum(share.total_bytes for share in shares) for shares in _shares_by_sample(cache)]
+
+
+def _shares_by_sample(cache: PackedCache) -> list[tuple[Share, ...]]:
+    shares_LB = [sample_shares(layer.blocks, layer.keys, layer.fill_bytes, layer.basis_bytes) for layer in cache.layers]
+    return list(zip(*shares_LB, strict=True))
 
 
 def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache: PackedCache) -> list[Outcome]:
@@ -320,7 +309,7 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
             decode_seconds=0.0,
         )
 
-    return list(starmap(outcome, enumerate(_by_sample(cache))))
+    return list(starmap(outcome, enumerate(_shares_by_sample(cache))))
 
 
 def _region_counts(plan: LayerPlan, in_region_BM: Tensor, kv_heads: int) -> Tensor:
@@ -359,7 +348,7 @@ def _kept_visual(opened: Prefill) -> list[str | None]:
     for visual, entries in zip(visual_BM.cpu(), last.cpu(), strict=True):
         stays = torch.zeros_like(visual)
         stays[entries[entries >= 0]] = True
-        bits = "".join("1" if bit else "0" for bit in stays[visual].tolist())
+        bits = "".join(str(int(bit)) for bit in stays[visual].tolist())
         digits = -(-len(bits) // 4)
         kept.append(f"{int(bits.ljust(4 * digits, '0'), 2):0{digits}x}" if bits else None)
     return kept

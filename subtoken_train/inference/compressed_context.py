@@ -28,6 +28,7 @@ from subtoken_train.families.images import Picture, Video
 from subtoken_train.families.literal_marks import picture_marks, tokenise
 from subtoken_train.functional.hashing import digest_tensor
 from subtoken_train.functional.moving import on_device
+from subtoken_train.inference import text_prompts as texts
 from subtoken_train.inference.answer_stream import AnswerStream, answer_text, pieces, same_autocast
 from subtoken_train.inference.batched import greedy_tokens
 from subtoken_train.inference.cache_file import CacheHeader, made_by, read_cache, shape_of, write_cache
@@ -36,20 +37,7 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.generation import GenerateCall, check_ids, compressed, serving, settings_used
 from subtoken_train.inference.prefill import append_rest, check_before_prefill, contexts_of, prefill, reader_of_question
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of, joined_batches
-from subtoken_train.inference.text_prompts import (
-    RAW_FRAME,
-    EncodedText,
-    QuestionFrame,
-    check_raw,
-    picture_frame,
-    picture_messages,
-    system_frame,
-    text_batch,
-    text_frame,
-    tokens_before,
-    told_ids,
-)
-from subtoken_train.types import Batch
+from subtoken_train.types import Batch, Plan
 
 Context = str | Sequence[Picture]
 """The subject of questions: a text, or the pictures of one prompt."""
@@ -64,7 +52,7 @@ def context_batches(
     system: str | None = None,
     by_system: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-) -> tuple[Batch, list[QuestionFrame]]:
+) -> tuple[Batch, list[texts.QuestionFrame]]:
     """Contexts as one batch that a prefill takes, and the frames of their questions.
 
     ``system``: what the system says before each, None: what the chat template says by itself; ``by_system``: the
@@ -72,7 +60,7 @@ def context_batches(
     """
     family, reads = backbone.family, reader_of_question(backbone, compression)
     refuse((reads, f"ask compresses before any question is seen, but {reads}; use generate or chat"))
-    check_raw(family, raw)
+    texts.check_raw(family, raw)
     unsaid = system is not None and not isinstance(system, str)
     refuse((unsaid, f"system is of type {type(system).__name__}; give the system prompt as a text"))
     check_characters(system, "the system prompt")
@@ -80,7 +68,7 @@ def context_batches(
     if family.sees_images:
         made = [_pictures(family, context, system) for context in contexts]
     else:
-        told = partial(system_frame, family) if by_system else partial(text_frame, family, system=system)
+        told = partial(texts.system_frame, family) if by_system else partial(texts.text_frame, family, system=system)
         head = None if raw or not family.tokenizer.chat_template else partial(told, **variables)
         made = [_text(family, context, head, system or "") for context in contexts]
     batch = joined_batches([each for each, _ in made], padding_id(family.tokenizer))
@@ -90,33 +78,36 @@ def context_batches(
 
 
 def _text(
-    family: Family, context: Context, frame_of: Callable[[str], tuple[str, int, QuestionFrame]] | None, system: str
-) -> tuple[Batch, QuestionFrame]:
+    family: Family,
+    context: Context,
+    frame_of: Callable[[str], tuple[str, int, texts.QuestionFrame]] | None,
+    system: str,
+) -> tuple[Batch, texts.QuestionFrame]:
     """A text as a batch of one context; ``frame_of`` writes it in a chat template, None: it is read as it is."""
     if not isinstance(context, str) or not context.strip():
         got = "empty" if isinstance(context, str) else f"{type(context).__name__}, not text"
         raise ValueError(f"{family.name} reads texts; a context is {got}; give the text that the questions are about")
     check_characters(context, "a context")
     if frame_of is None:
-        (ids, whole), frame = told_ids(family, system, context), RAW_FRAME
+        (ids, whole), frame = texts.told_ids(family, system, context), texts.RAW_FRAME
     else:
         head, system_end, frame = frame_of(context)
         ids, starts = tokenise(family.tokenizer, head)
-        whole = tokens_before(starts, system_end)
+        whole = texts.tokens_before(starts, system_end)
     # a prompt must ask: its last token does, and goes again
-    prompt = text_batch(family, [EncodedText((*ids, ids[-1]), len(ids) - whole, system_length=whole)])
+    prompt = texts.text_batch(family, [texts.EncodedText((*ids, ids[-1]), len(ids) - whole, system_length=whole)])
     return _named(contexts_of(prompt), family), frame
 
 
-def _pictures(family: Family, context: Context, system: str | None) -> tuple[Batch, QuestionFrame]:
+def _pictures(family: Family, context: Context, system: str | None) -> tuple[Batch, texts.QuestionFrame]:
     words = f"{family.name} sees images: a context is an image or a list of images, and text belongs to the questions"
     if isinstance(context, str) or not context:
         raise ValueError(words)
     marked = system is not None and picture_marks(system)
     refuse((marked, "the system prompt contains <image> or <video>, which stand for pictures; leave them out"))
-    inputs = inputs_of(family, picture_messages(context, "?", system), context)
+    inputs = inputs_of(family, texts.picture_messages(context, "?", system), context)
     prompt = batch_from_inputs(family, inputs["input_ids"], inputs["attention_mask"].bool(), inputs, None)
-    return _named(contexts_of(prompt), family), picture_frame(family, context, system)
+    return _named(contexts_of(prompt), family), texts.picture_frame(family, context, system)
 
 
 def _named(batch: Batch, family: Family) -> Batch:
@@ -142,7 +133,7 @@ class Questions:
         refuse((len(self.of_each) != contexts, f"{given} for {contexts} contexts; {form}"))
 
 
-def read_questions(questions: Any, max_new_tokens: Any) -> Questions:
+def questions_of(questions: Any, max_new_tokens: Any) -> Questions:
     """Questions of one context (a list of texts), or of several (a list of such lists)."""
     got = "none" if questions is None else type(questions).__name__
     whole = type(max_new_tokens) is int and max_new_tokens >= 1
@@ -167,7 +158,7 @@ def _listed(thing: Any) -> bool:
     return isinstance(thing, Sequence) and not isinstance(thing, str | bytes)
 
 
-def read_contexts(family: Family, context: Any, questions: Questions) -> list[Context]:
+def asked_of(family: Family, context: Any, questions: Questions) -> list[Context]:
     """The contexts that questions are about, in the form that the model reads."""
     given = context if (questions.nested or not family.sees_images) and _listed(context) else [context]
     questions.check_fits(len(given))
@@ -184,9 +175,10 @@ class CompressedContext:
     backbone: CompressedBackbone
     compression: Compression
     packed: PackedCache
-    frames: list[QuestionFrame]
+    frames: list[texts.QuestionFrame]
     digests: list[str]
     report: CacheReport
+    plan: Plan | None = None
     goes_on: bool = False
 
     @classmethod
@@ -195,7 +187,7 @@ class CompressedContext:
         backbone: CompressedBackbone,
         compression: Compression,
         batch: Batch,
-        frames: list[QuestionFrame],
+        frames: list[texts.QuestionFrame],
         goes_on: bool = False,
     ) -> CompressedContext:
         """Compress contexts in one pass, which all of them share."""
@@ -203,7 +195,7 @@ class CompressedContext:
         plan = prefill(backbone, batch, cache, compression).plan
         warn_of_emptied(backbone, compression, batch, plan)
         took = report(backbone, replace(batch, pixel_values=None), plan, cache, compression)
-        return cls(backbone, compression, cache, frames, batch.record_ids, took, goes_on)
+        return cls(backbone, compression, cache, frames, batch.record_ids, took, plan, goes_on)
 
     def __repr__(self) -> str:
         return f"CompressedContext({len(self.frames)} of {self.packed.prompt_length:,} tokens; {self.report})"
@@ -309,5 +301,5 @@ class CompressedContext:
         """Read such a file for the model and the settings that it was written with."""
         header, packed = read_cache(Path(path), backbone, compression)
         took = replace(header.report, kernel_bytes=packed.kernel_bytes)  # of this machine's kernels
-        raw = bool(backbone.family.tokenizer.chat_template) and RAW_FRAME in header.frames
+        raw = bool(backbone.family.tokenizer.chat_template) and texts.RAW_FRAME in header.frames
         return cls(backbone, compression, packed, header.frames, header.contexts, took, goes_on=raw)

@@ -34,6 +34,7 @@ from subtoken_train.view.view import Scope
 KeepUnit = Literal["fraction", "tokens", "bytes"]
 MOST = 2**53
 """Tokens or bytes of a budget: what a float still counts one by one."""
+_READS_QUESTION = "scores by the question after the context"
 _READS_IMAGE, _FOR_TEXT = "reads the attention between text and image", "snapkv, h2o, kvcompose or another for text"
 
 
@@ -197,7 +198,7 @@ class Compression:
             lacking_B, why = prompts.images_per_sample_B == 0, (_READS_IMAGE, "has no image", _FOR_TEXT)
         elif method is not None and method.needs_question:
             instead = "kvzip, compactor or another method that asks nothing"
-            lacking_B, why = unasked(prompts.regions_BN), ("scores by the question", "ends with its context", instead)
+            lacking_B, why = unasked(prompts.regions_BN), (_READS_QUESTION, "ends with its context", instead)
         else:
             return
         for name, lacking in zip(prompts.record_ids, lacking_B.tolist(), strict=True):

@@ -25,15 +25,7 @@ from subtoken_train.functional.gather import last_marked
 from subtoken_train.functional.groups import expand_group_mask
 from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.compression import Compression
-from subtoken_train.ledger.kv_budget import (
-    KVBudget,
-    KVShape,
-    basis_bytes,
-    channel_index_bytes,
-    entry_bytes,
-    fill_bytes,
-    kept_channels,
-)
+from subtoken_train.ledger import kv_budget as kv
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.types import Batch, Layout, Region, in_compressed_region
 from subtoken_train.view.scores import Candidates, Scores
@@ -41,7 +33,7 @@ from subtoken_train.view.view import ABSENT, TaskPlan, View
 
 
 def entries_for_bytes(
-    allowed: float, shape: KVShape, regions_BM: Tensor, competes_BM: Tensor, cut_BM: Tensor, budget: KVBudget
+    allowed: float, shape: kv.KVShape, regions_BM: Tensor, competes_BM: Tensor, cut_BM: Tensor, budget: kv.KVBudget
 ) -> Tensor:
     """Competing entries that may stay in a layer, int64 [B], beside all others, which stay.
 
@@ -50,11 +42,11 @@ def entries_for_bytes(
     in_region_BM = in_compressed_region(regions_BM)
     cost_BM = torch.zeros(regions_BM.shape, dtype=torch.float64, device=regions_BM.device)
     for thin_BM, channels in ((~cut_BM, 1.0), (cut_BM, budget.key_channels)):
-        for own_BM, stored in ((in_region_BM, budget), (~in_region_BM, KVBudget())):
-            cost_BM[thin_BM & own_BM] = entry_bytes(shape, replace(stored, key_channels=channels))
+        for own_BM, stored in ((in_region_BM, budget), (~in_region_BM, kv.KVBudget())):
+            cost_BM[thin_BM & own_BM] = kv.entry_bytes(shape, replace(stored, key_channels=channels))
     cost_BM = cost_BM.masked_fill(regions_BM == Region.PADDING, 0)
-    fixed_B = (cost_BM * ~competes_BM).sum(-1) + fill_bytes(shape, budget) + basis_bytes(shape, budget)
-    fixed_B += channel_index_bytes(shape, budget.key_channels) * cut_BM.any(-1)
+    fixed_B = (cost_BM * ~competes_BM).sum(-1) + kv.fill_bytes(shape, budget) + kv.basis_bytes(shape, budget)
+    fixed_B += kv.channel_index_bytes(shape, budget.key_channels) * cut_BM.any(-1)
     # entries of unlike cost: the dearest are counted first, so that the bytes are never exceeded
     sums_BM = (cost_BM * competes_BM).sort(-1, descending=True).values.cumsum(-1)
     needed_B = (fixed_B + (cost_BM * competes_BM).amax(-1)) * shape.num_layers
@@ -98,8 +90,8 @@ def prompt_bytes(
     kept_LBhM: list[Tensor],
     masks: Sequence[Tensor | None],
     cuts_LBM: list[Tensor],
-    budget: KVBudget,
-    shape: KVShape,
+    budget: kv.KVBudget,
+    shape: kv.KVShape,
     layout: Layout,
 ) -> Tensor:
     """Return the bytes of a choice of entries in all layers, int64 [B]: keys, values and the numbers of key channels.
@@ -107,10 +99,10 @@ def prompt_bytes(
     ``kept_LBhM`` has h = 1 where all heads share a set; ``masks`` are value groups of rows, bool [B, M, S], None: all.
     """
     width, heads, key_channels = shape.head_dim, shape.num_kv_heads, budget.key_channels
-    beside, basis = fill_bytes(shape, budget), basis_bytes(shape, budget)
+    beside, basis = kv.fill_bytes(shape, budget), kv.basis_bytes(shape, budget)
     total_B = torch.zeros_like(kept_LBhM[0][:, 0, 0], dtype=torch.long)
     for kept_BhM, groups_BMS, cut_BM in zip(kept_LBhM, masks, cuts_LBM, strict=True):
-        channels_BM1 = torch.where(cut_BM, kept_channels(width, key_channels), width)[..., None]
+        channels_BM1 = torch.where(cut_BM, kv.kept_channels(width, key_channels), width)[..., None]
         if groups_BMS is None:
             channels_BMh = channels_BM1 + width
         else:
@@ -118,7 +110,7 @@ def prompt_bytes(
             channels_BMh = channels_BM1 + values.view(*groups_BMS.shape[:2], heads, width).sum(-1)
             total_B += beside
         stored_B = (channels_BMh.transpose(1, 2) * kept_BhM.expand(-1, heads, -1)).sum((1, 2))
-        total_B += stored_B * shape.element_bytes + channel_index_bytes(shape, key_channels) * cut_BM.any(-1) + basis
+        total_B += stored_B * shape.element_bytes + kv.channel_index_bytes(shape, key_channels) * cut_BM.any(-1) + basis
     return total_B
 
 
@@ -147,10 +139,10 @@ class EvictionPass:
         family: Family,
         prompts: Batch,
         reducer: Reducer | None = None,
-        groups: KVBudget | None = None,
+        groups: kv.KVBudget | None = None,
     ) -> None:
         assert compression.eviction is not None
-        self.groups = KVBudget() if groups is None else groups
+        self.groups = kv.KVBudget() if groups is None else groups
         self.compression, self.method, self.family, self.shape = compression, compression.eviction, family, family.shape
         self.followed = prompts.followed
         # text, and what is generated, is whole in both arms: no share of these entries has equal bytes
@@ -306,7 +298,7 @@ class EvictionPass:
             share_B = torch.where(count_B == anchor_B, own_B, share_B)
         return share_B - (count_B - competes_BM.sum(-1))
 
-    def _stored(self) -> KVBudget:
+    def _stored(self) -> kv.KVBudget:
         own = self.compression
         return replace(self.groups, key_channels=own.key_channels, key_axes=own.key_axes)
 

@@ -1,9 +1,7 @@
 """``generate`` of transformers on a packed cache: its loop, sampling, beams and streamers, with our two passes.
 
-transformers calls the model's ``forward`` once with the prompt and then with new tokens. While ``compressed`` is active
-that call is ours: the first one runs reducer, routers and eviction and fills the cache, later ones only decode.
-Settings come as keyword arguments, in ``generation_config=`` or in the model's own generation configuration, in this
-order of precedence. transformers checks its own; refused here is what a packed cache cannot serve.
+While ``compressed`` is active the model's ``forward`` is ours: its first call runs reducer, routers and eviction and
+fills the cache, later ones decode. transformers checks its own settings; refused is what a packed cache cannot serve.
 
 Legend: B batch, N positions, q appended tokens.
 """
@@ -63,7 +61,7 @@ def check_arguments(call: str, given: Iterable[str], own: Iterable[str] = ()) ->
             raise unknown_name(f"argument of {call}", name, KNOWN.union(own), listed)
 
 
-def without_silent(given: Mapping[str, Any]) -> dict[str, Any]:
+def telling(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs of a call of the model without those that say nothing: None, ``use_cache=True``."""
     neutral = {**REFUSED, "return_dict": (True,), "logits_to_keep": (1,)}
 
@@ -252,11 +250,8 @@ def compressed(
 ) -> Iterator[None]:
     """Let ``backbone.model.generate`` run on packed caches inside the block.
 
-    Args:
-        prompts: what the first call's input ids stand for; None where the cache holds a context that is asked.
-        cache: empty, or with an earlier call's prompts, or a branch of a context.
-        filled: called when the prompts are in the cache; None where they are a context.
-        room: tokens that will be appended at most; None: not known.
+    ``prompts`` are what the first call's input ids stand for, ``filled`` is called when they are in the ``cache``; both
+    None: it is a branch of a context, which is asked. ``room`` tokens are appended at most; None: not known.
     """
     model, watch = backbone.model, _LogitWatch()
     asks = filled is None  # a context, and what the first call appends to it is the question, as ``ask`` does

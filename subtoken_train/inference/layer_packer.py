@@ -4,9 +4,8 @@
 channels of each key-value head matter. Along *principal axes* (RotateK) all keys of the layer, later ones too, then
 stand in the basis of these axes.
 
-**Re-rotation**: the kept keys of every head are turned as if they stood at 0, 1, 2, ... in their order, and the next
-token comes right after them. As kvpress' ``KeyRerotationPress``, once after the prompt; streaming-llm (Xiao et al.,
-2024) turns keys at every step, which after one eviction is the same.
+**Re-rotation**: the kept keys of every head are turned to 0, 1, 2, ... in their order, and the next token follows, as
+kvpress' ``KeyRerotationPress`` does. streaming-llm (Xiao et al., 2024) turns keys at every step, which is the same.
 
 Legend: B batch, N entries of a plan, M rows of a layer, h key-value heads, d head width.
 """
@@ -26,7 +25,8 @@ from subtoken_train.cache.pack import Packing, RowCounts, pack_layer, read_count
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.functional.gather import last_marked, take_rows
-from subtoken_train.functional.key_axes import BLOCK, best_channels, key_energy, query_energy, query_lengths, turn_of
+from subtoken_train.functional.key_axes import BLOCK, key_energy, query_energy, query_lengths, turn_of
+from subtoken_train.functional.masks import fixed_mask
 from subtoken_train.functional.merging import merged
 from subtoken_train.functional.moving import on_device
 from subtoken_train.functional.rotary import Rotation
@@ -67,7 +67,7 @@ class KeyCut:
         cut_BN = take_rows(may_BM, rows_BN) & valid_BN
         if self.compression.key_axes == "own":
             scores = self.asked[layer] * key_energy(key_BhMd, rows_BN, heads_BhN)
-            plan.cut_keys = CutKeys(cut_BN, best_channels(scores, count))
+            plan.cut_keys = CutKeys(cut_BN, fixed_mask(scores, count))
             return
         turn, channels = turn_of(key_BhMd, rows_BN, heads_BhN & cut_BN[:, None], self.asked[layer], count)
         plan.cut_keys = CutKeys(cut_BN, channels, turn)
@@ -113,8 +113,7 @@ class Rerotation:
             first = int(unlike_B.int().argmax())
             fewest, most = (int(each) for each in torch.cat([count_Bh[first], before_B[first, None]]).aminmax())
             words = f"rerotate: heads or layers keep between {fewest} and {most} entries of a prompt, but what follows"
-            instead = "use an eviction and a reducer that keep as many in each, or leave rerotate out"
-            raise ValueError(f"{words} needs one position; {instead}")
+            raise ValueError(f"{words} needs one position; use methods that keep as many in each, or no rerotate")
         self.count_B = before_B
         unrotated = self.rotate(layer, position_BN).turn_back(key_BhNd)
         place_BhN = (keep_BhN.cumsum(-1) - 1).clamp(min=0)

@@ -23,34 +23,14 @@ from subtoken_train.families.backbone_config import DTYPES, BackboneConfig
 from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.in_memory import family_in_memory
 from subtoken_train.families.load import check_on_one_device
+from subtoken_train.inference import prompt_inputs
 from subtoken_train.inference.answer_stream import AnswerStream, answer_text, pieces, same_autocast
 from subtoken_train.inference.cache_report import CacheReport, report, warn_of_emptied
-from subtoken_train.inference.compressed_context import (
-    CompressedContext,
-    context_batches,
-    read_contexts,
-    read_questions,
-)
+from subtoken_train.inference.compressed_context import CompressedContext, asked_of, context_batches, questions_of
 from subtoken_train.inference.compression import Compression, CompressionSettings, compression_of
-from subtoken_train.inference.generation import (
-    GenerateCall,
-    check_arguments,
-    check_ids,
-    compressed,
-    serving,
-    without_silent,
-)
+from subtoken_train.inference.generation import GenerateCall, check_arguments, check_ids, compressed, serving, telling
 from subtoken_train.inference.pool import device_of, load_backbone, loading_of
 from subtoken_train.inference.prefill import Prefill
-from subtoken_train.inference.prompt_inputs import (
-    IMAGE_INPUTS,
-    Pictures,
-    Prompt,
-    batch_from_inputs,
-    goes_on,
-    inputs_of,
-    is_several,
-)
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import untrained_routing
@@ -255,16 +235,16 @@ class SubTokenModel:
         """
         family, clock = self.backbone.family, time.perf_counter()
         ids = check_ids(input_ids, family.model.get_input_embeddings().num_embeddings)
-        inputs = without_silent(inputs)
+        inputs = telling(inputs)
         for name in inputs:
-            check_word("input", name, {"attention_mask", "regions", *IMAGE_INPUTS})
+            check_word("input", name, {"attention_mask", "regions", *prompt_inputs.IMAGE_INPUTS})
         if (past := _one_of(past_key_values, cache)) is not None and (inputs or context_length is not None):
             given = ", ".join([*inputs, *(["context_length"] if context_length is not None else [])])
             raise ValueError(f"with a cache the new ids alone are given; leave {given} out")
         with serving(family):
             if past is None:
                 call = GenerateCall(ids, inputs.get("attention_mask"), vars(family.model.generation_config))
-                batch = batch_from_inputs(family, ids, call.visible, inputs, context_length)
+                batch = prompt_inputs.batch_from_inputs(family, ids, call.visible, inputs, context_length)
                 cache, self.last = PackedCache(family.shape.num_layers), None
             else:
                 batch, cache = self._continued(past).batch, past
@@ -295,16 +275,17 @@ class SubTokenModel:
                 ``num_beams``, ``streamer``, ...).
         """
         past, family, clock = _one_of(past_key_values, cache), self.backbone.family, time.perf_counter()
-        held, named = None, inputs.pop("inputs", None)
+        held: int | None = None
+        named = inputs.pop("inputs", None)
         refuse((input_ids is not None and named is not None, "inputs and input_ids are two names of one; give one"))
         inputs["input_ids"] = named if input_ids is None else input_ids
         with serving(family):
             call = GenerateCall.read(inputs, family.model)
             beams = call.beams > 1 and f"num_beams={call.beams}"
             check_together((beams, self.compression.said["every"], "beams share entries"))
-            prompt = {name: inputs.pop(name, None) for name in ("regions", *IMAGE_INPUTS)}
+            prompt = {name: inputs.pop(name, None) for name in ("regions", *prompt_inputs.IMAGE_INPUTS)}
             if past is None:
-                batch = batch_from_inputs(family, call.ids_BN, call.visible, prompt, context_length)
+                batch = prompt_inputs.batch_from_inputs(family, call.ids_BN, call.visible, prompt, context_length)
                 cache, self.last = PackedCache(family.shape.num_layers), None
             else:
                 last = self._continued(past)
@@ -336,8 +317,8 @@ class SubTokenModel:
 
     def inputs(
         self,
-        prompt: Prompt | Sequence[Prompt],
-        images: Pictures = (),
+        prompt: prompt_inputs.Prompt | Sequence[prompt_inputs.Prompt],
+        images: prompt_inputs.Pictures = (),
         *,
         raw: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -357,12 +338,12 @@ class SubTokenModel:
             raw: a language model's prompt without its chat template: a text to go on with.
             chat_template_kwargs: variables for a language model's chat template, as ``{"enable_thinking": False}``.
         """
-        return inputs_of(self.backbone.family, prompt, images, raw, chat_template_kwargs)
+        return prompt_inputs.inputs_of(self.backbone.family, prompt, images, raw, chat_template_kwargs)
 
     def chat(
         self,
-        prompt: Prompt | Sequence[Prompt],
-        images: Pictures = (),
+        prompt: prompt_inputs.Prompt | Sequence[prompt_inputs.Prompt],
+        images: prompt_inputs.Pictures = (),
         *,
         raw: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -377,8 +358,9 @@ class SubTokenModel:
         that is exhausted or closed.
         """
         check_arguments("chat", settings, ("prompt", "images", *_keywords(self.chat)))
+        several = prompt_inputs.is_several(prompt)
         refuse(
-            (stream and is_several(prompt), "stream=True answers one prompt, and several are given; ask one by one"),
+            (stream and several, "stream=True answers one prompt, and several are given; ask one by one"),
             (stream and settings.get("streamer"), "stream=True hands on the answer itself; leave streamer out"),
         )
         if not {"max_new_tokens", "max_length", "generation_config"} & set(settings):
@@ -392,12 +374,13 @@ class SubTokenModel:
                 with autocast:
                     self.generate(**inputs, **settings, streamer=stream, stopping_criteria=criteria)
 
-            return pieces(self.tokenizer, answer, goes_on(prompt, raw))
+            return pieces(self.tokenizer, answer, prompt_inputs.goes_on(prompt, raw))
         rows = self.generate(**inputs, **settings)[:, inputs["input_ids"].shape[1] :]
-        prompts = prompt if is_several(prompt) else [prompt]
+        prompts = prompt if several else [prompt]
         said = self.tokenizer.batch_decode(rows[:: len(rows) // len(prompts)], skip_special_tokens=True)
-        answers = [answer_text(text, goes_on(each, raw)) for text, each in zip(said, prompts, strict=True)]
-        return answers if is_several(prompt) else answers[0]
+        asked = zip(said, prompts, strict=True)
+        answers = [answer_text(text, prompt_inputs.goes_on(each, raw)) for text, each in asked]
+        return answers if several else answers[0]
 
     def ask(
         self,
@@ -430,14 +413,14 @@ class SubTokenModel:
         """
         kind = type(questions).__name__
         refuse((stream and kind != "str", f"stream=True answers one question, a text; questions are of type {kind}"))
-        asked = read_questions([questions] if stream else questions, max_new_tokens)
+        asked = questions_of([questions] if stream else questions, max_new_tokens)
         family = self.backbone.family
         if context is None:
             given = {"raw": raw, "system": system is not None, "chat_template_kwargs": chat_template_kwargs}
             late = "says how to read a context; give it with the context, or leave it out"
             refuse(*((there, f"{name} {late}") for name, there in given.items()))
         else:
-            contexts = read_contexts(family, context, asked)
+            contexts = asked_of(family, context, asked)
             ready = context_batches(
                 self.backbone, self.compression, contexts, raw, system, chat_template_kwargs=chat_template_kwargs
             )

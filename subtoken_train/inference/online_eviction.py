@@ -2,10 +2,9 @@
 
 Whenever ``every`` tokens came since the last time, and more follow, the method scores each layer's cache, the entries
 of the prompt that competed and what was appended since, by the queries of the last rows, and keeps as many per head as
-the prompt's budget allows. Under a threshold an entry goes that is older than its window and scores below it; nothing
-bounds how many stay. The tail is packed when something is evicted; kept entries of the prompt lie as they were stored.
-``merge`` acts on the prompt alone, and positions stay. Source of the idea: kvpress's ``DecodingPress``, which evicts in
-the middle of a step; here the next step sees it first.
+the prompt's budget allows (under a threshold, what scores no less). The tail is packed when something is evicted; kept
+entries of the prompt lie as they were stored. ``merge`` acts on the prompt alone, and positions stay. Idea: kvpress's
+``DecodingPress``, which evicts in the middle of a step; here the next step sees it first.
 
 Legend: B batch, L layers, h key-value heads, H query heads, R rows (B, or B * h where heads hold entries of their own),
 c key heads of a row, M stored entries, T tail tokens, N = M + T, k statistics of a head, n query rows, d head width.
@@ -22,6 +21,7 @@ from torch import Tensor
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.entries import STAYS, EvictionState, read_keys, read_values
 from subtoken_train.cache.packed_layer import PackedLayer
+from subtoken_train.errors import refuse
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.thresholds import Threshold
 from subtoken_train.functional.moving import on_device
@@ -79,14 +79,16 @@ class HeldLayer:
 
     def view(self, number: int, scale: float, method: Eviction) -> View:
         """The layer as its method sees it, read back for the purpose."""
-        state, tail = self.state, self.layer.tail_rows()
-        rows, tail_length = len(self.place_RN), tail.entries
+        state, tail, rows, values = self.state, self.layer.tail_rows(), len(self.place_RN), ABSENT
         keys = self.layer.own_keys(self._dense(read_keys(self.layer.blocks, rows), tail.keys.read()))
-        values = ABSENT
         if reads_values(method.needs):
             values = self._dense(read_values(self.layer.blocks, rows, self.layer.fill), dense_values(tail))
-        carried = state.carried(tail_length)
-        states = number, self._queries(), keys, values, self.regions_RN, scale, method.needs, self.competes_RN
+        query, carried = ABSENT, state.carried(tail.entries)
+        if state.queries:
+            query_BHnd = torch.cat(list(state.queries), 2)
+            query_BHnd = query_BHnd if state.observed is None else query_BHnd[:, :, -state.observed :]
+            query = query_BHnd.reshape(rows, -1, *query_BHnd.shape[2:])
+        states = number, query, keys, values, self.regions_RN, scale, method.needs, self.competes_RN
         return View(
             *states,
             carried=None if carried is None else _arranged(carried, self.order_RM),
@@ -100,14 +102,6 @@ class HeldLayer:
     def _dense(self, stored_RcMd: Tensor, tail_RcTd: Tensor) -> Tensor:
         index = self.order_RM[:, None, :, None].expand(-1, stored_RcMd.shape[1], -1, stored_RcMd.shape[-1])
         return torch.cat([stored_RcMd.gather(2, index), tail_RcTd.to(stored_RcMd.dtype)], 2)
-
-    def _queries(self) -> Tensor:
-        if not self.state.queries:
-            return ABSENT  # type: ignore[no-any-return]
-        query_BHnd = torch.cat(list(self.state.queries), 2)
-        if self.state.observed is not None:
-            query_BHnd = query_BHnd[:, :, -self.state.observed :]
-        return query_BHnd.reshape(len(self.place_RN), -1, *query_BHnd.shape[2:])
 
     def carry(self, carried_RkN: Tensor | None) -> None:
         """Note what the method said of the entries of its view."""
@@ -132,11 +126,11 @@ def evict_while_decoding(cache: PackedCache, eviction: EvictionPass, plan: Plan,
     assert method.online is not None
     layers = [eviction.lasting[number] for number in range(len(cache.layers))]
     least_B = torch.stack([own.budget_B for own in layers]).amin(0).tolist()
+    every, bounded = compression.every, compression.unit != "tokens" and compression.threshold is None
     for name, least in zip(names, least_B, strict=True):
-        if compression.unit != "tokens" and compression.threshold is None and least < (every := compression.every):
-            words = f"is more than the budget of {name!r}, whose prompt keeps {least} entries per layer"
-            instead = f"use eviction_keep {2 * every} tokens, or a smaller eviction_every"
-            raise ValueError(f"eviction_every={every} {words}; {instead}")
+        words = f"is more than the budget of {name!r}, whose prompt keeps {least} entries per layer"
+        instead = f"use eviction_keep {2 * every} tokens, or a smaller eviction_every"
+        refuse((bounded and least < every, f"eviction_every={every} {words}; {instead}"))
     for layer, own, kept in zip(cache.layers, layers, plan.layers, strict=True):
         here = layer.device
         layer.eviction_state = EvictionState.of_prompt(
@@ -148,9 +142,8 @@ def evict_while_decoding(cache: PackedCache, eviction: EvictionPass, plan: Plan,
             on_device(own.carried, here),
             "inputs" in method.needs,
         )
-    scales = [own.scale for own in layers]
-    form = FORMATS[compression.kv_dtype]
-    cache.evictor = OnlineEviction(method, compression.every, scales, form, compression.threshold)
+    scales, form = [own.scale for own in layers], FORMATS[compression.kv_dtype]
+    cache.evictor = OnlineEviction(method, every, scales, form, compression.threshold)
 
 
 @dataclass

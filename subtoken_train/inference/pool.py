@@ -130,11 +130,15 @@ class ModelPool:
             remove_lora(self._family)
             return self._family
         self._source = self._family = None  # its memory is free before the next one is read
-        free = free_memory() if self._spreads else []
-        memory = None if len(free) < 2 else spread_memory(layout_family(source), source, free)
-        self._family, self._source = load_family(source, reducer, memory), wanted
+        self._family, self._source = self._load(source, reducer), wanted
         self.loads += 1
         return self._family
+
+    def _load(self, source: BackboneConfig, reducer: Reducer) -> Family:
+        """Read the weights; pools that lay models out, or draw them, override it."""
+        free = free_memory() if self._spreads else []
+        memory = None if len(free) < 2 else spread_memory(layout_family(source), source, free)
+        return load_family(source, reducer, memory)
 
     def _placed(self, backbone: CompressedBackbone) -> CompressedBackbone:
         if is_spread(backbone.model):

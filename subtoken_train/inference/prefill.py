@@ -310,8 +310,6 @@ def open_prompts(
     if protocol == "query_aware":
         return prefill(backbone, prompts, cache, compression)
     check_context_first(backbone, compression)
-    compression.check(backbone.family)
-    compression.check_prompts(prompts)
     rest_BN = (prompts.regions_BN != Region.PADDING) & ~context_part(prompts.regions_BN)
     for name, ends in zip(prompts.record_ids, (~rest_BN.any(-1)).tolist(), strict=True):
         if ends:

@@ -24,13 +24,7 @@ from subtoken_train.families.family import Family, GivenImages
 from subtoken_train.families.images import Picture, Video, count_images, to_rgb
 from subtoken_train.families.literal_marks import IMAGE_MARK, VIDEO_MARK, as_text, hidden_turn, picture_marks, tokenise
 from subtoken_train.functional.objective import IGNORE_INDEX
-from subtoken_train.inference.text_prompts import (
-    alternating_turns,
-    check_raw,
-    encode_messages,
-    rendered_turns,
-    text_batch,
-)
+from subtoken_train.inference.text_prompts import as_turns, check_raw, encode_messages, rendered_turns, text_batch
 from subtoken_train.typed import shown
 from subtoken_train.types import Batch, Region, Turn
 
@@ -85,10 +79,7 @@ def batch_from_inputs(
             refuse((value is not None, f"{name} is for language models; {family.name} compresses the visual tokens"))
         refuse(
             (foreign, f"{min(foreign, default='')}: {taken}; leave it out, or load its own processor"),
-            (
-                bool(count) != bool(pixels),
-                f"{unshown}; write one placeholder per image and pass the whole output",
-            ),
+            (bool(count) != bool(pixels), f"{unshown}; write one placeholder per image and pass the whole output"),
         )
         shown = family.read_images({**given, "input_ids": input_ids_BN}, visual)
         regions = torch.where(visual, int(Region.VISUAL), int(Region.QUERY))
@@ -325,7 +316,7 @@ def _as_read(family: Family, prompt: Prompt, messages: Sequence[Message], images
         front = "" if picture_marks(text) else "<image>\n" * len(images)  # before a prompt that places none
         turns = [Turn(front + text)]
     else:
-        given = [turn for turn in prompt if isinstance(turn, Turn)] or alternating_turns(messages)
+        given = [turn for turn in prompt if isinstance(turn, Turn)] or as_turns(messages)
         turns = [hidden_turn(family, turn, videos) for turn in given]
     if not videos:
         return turns

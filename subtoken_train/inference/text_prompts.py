@@ -1,9 +1,8 @@
 """Texts as token ids: prompts and continuations, questions after a context, LongBench's long prompts.
 
-Prompts and continuations follow lm-evaluation-harness's rules (``TemplateLM._encode_pair`` and ``HFLM`` of lm_eval
-0.4.13): the two are encoded together, and the continuation's ids are what comes after as many ids as the prompt alone
-has; BOS is what the tokenizer adds, unless the text starts with it. A question that follows a compressed context is
-encoded apart from it: no token spans the two.
+Prompts and continuations follow lm-evaluation-harness (``TemplateLM._encode_pair``, ``HFLM`` of lm_eval 0.4.13):
+both are encoded together, and the continuation's ids are what comes after as many as the prompt alone has; BOS is what
+the tokenizer adds, unless the text starts with it. No token spans a compressed context and its question.
 
 Legend: B batch, N positions.
 """
@@ -103,11 +102,11 @@ def further_turns(family: Family, messages: Sequence[Message], **variables: obje
     if not family.sees_images:
         check_template(family.tokenizer)
         return rendered_prompt(family.tokenizer, [asked, *messages], **variables).text.partition(_MARK)[2]
-    turns = [hidden_turn(family, turn) for turn in alternating_turns([asked, *messages])]
+    turns = [hidden_turn(family, turn) for turn in as_turns([asked, *messages])]
     return rendered_turns(family, turns).text.partition(_MARK)[2]
 
 
-def alternating_turns(messages: Sequence[Message]) -> list[Turn]:
+def as_turns(messages: Sequence[Message]) -> list[Turn]:
     """Return messages as turns, what the system says in front of the first question, as training puts it.
 
     For chat formats that are no template. What one says in several messages is joined by line breaks.
@@ -151,7 +150,7 @@ def check_raw(family: Family, raw: bool) -> None:
 
 def picture_frame(family: Family, pictures: Sequence[Picture], system: str | None = None) -> QuestionFrame:
     """The frame of questions after pictures, which stand in front, in the family's chat format."""
-    turns = alternating_turns(picture_messages(pictures, _MARK, system))
+    turns = as_turns(picture_messages(pictures, _MARK, system))
     rendered = family.render([hidden_turn(family, turn) for turn in turns])
     head, _, after = rendered.text.rpartition(_MARK)
     last = family.picture_text(pictures[-1], rendered.image_marker, count_images(pictures))
@@ -238,9 +237,8 @@ def encode_chat(
 ) -> EncodedText:
     """Encode a prompt in the tokenizer's chat template, context and question apart, as kvpress does.
 
-    Context and ``asked`` are one turn of the user, and no token spans the template's text up to the end of the context
-    and what follows: ``asked``, the template's end and the first words of the answer. No special token is added. A
-    template that can ask a model to think first is told not to.
+    Context and ``asked`` are one turn of the user; no token spans the end of the context, and no special token is
+    added. A template that can ask a model to think first is told not to.
     """
     check_template(family.tokenizer)
     head, _, frame = text_frame(family, context, enable_thinking=False)
@@ -259,7 +257,7 @@ def encode_messages(family: Family, messages: Sequence[Message], **variables: ob
         ids, starts = tokenise(family.tokenizer, rendered.text)
         system, asks = chat_split(family, ids, starts, rendered)
     else:
-        ids, _ = tokenise(family.tokenizer, rendered_turns(family, alternating_turns(messages)).text)
+        ids, _ = tokenise(family.tokenizer, rendered_turns(family, as_turns(messages)).text)
         system, asks = 0, context_tokens(family, ids)
     name = _name(torch.tensor(ids).numpy().tobytes())
     return EncodedText(tuple(ids), asks - system, record_id=name, system_length=system)
@@ -309,11 +307,10 @@ def _spans(family: Family, text: str) -> tuple[list[int], list[tuple[int, int]]]
 def without_middle(
     family: Family, prompt: str, context: int, max_length: int | None, max_new_tokens: int, chat: bool = False
 ) -> tuple[str, int]:
-    """A prompt that leaves room for its answer: its first and its last tokens, half of what there is room for each.
+    """A prompt that leaves room for its answer, its two ends joined as texts (LongBench), and what may be compressed.
 
-    As in the original the two ends are decoded and joined as texts, without special tokens. ``context`` characters of
-    the prompt may be compressed; ``max_length`` are its tokens without a chat format (None: what the positions allow),
-    ``chat`` whether ``in_chat`` is called next. Returns the text and its characters that may be compressed.
+    ``context`` characters of the prompt may be; ``max_length`` are its tokens without a chat format (None: what the
+    positions allow), ``chat`` whether ``in_chat`` is called next.
     """
     tokenizer, positions = family.tokenizer, position_bound(family.decoder.config)
     around = len(tokenizer(in_chat(family, "", None)[0], add_special_tokens=False)["input_ids"]) if chat else 0

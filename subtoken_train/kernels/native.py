@@ -106,7 +106,9 @@ def native_attention(query_BH1d: Tensor, blocks: Sequence[Block], tail: Tail, sc
     last = _Part(keys.data_ptr(), values.data_ptr(), entries=tail.length, apart=room * width, of_cache=1)
     last.channel_bits = BITS[keys.dtype]
     for block in blocks:
-        scales = [_scales(part) for part in block.parts]
+        scales = [
+            [None if x.scale is None else x.scale.float().contiguous() for x in part.payloads] for part in block.parts
+        ]
         parts = [_part(part, width, own) for part, own in zip(block.parts, scales, strict=True)] + [last]
         entries, heads = sum(part.entries for part in parts), block.num_rows * block.heads
         held = (_Part * len(parts))(*parts)
@@ -119,10 +121,6 @@ def native_attention(query_BH1d: Tensor, blocks: Sequence[Block], tail: Tail, sc
         cuts = math.gcd(wide, CUTS, *(part.pieces // block.heads for part in parts)) if threads > 1 else 1
         compiled.block_sums(ctypes.byref(own), weights_XGN.data_ptr(), cuts, threads, sums.data_ptr())
     return sums.to(query_BH1d.dtype)
-
-
-def _scales(part: BlockPart) -> list[Tensor | None]:
-    return [None if payload.scale is None else payload.scale.float().contiguous() for payload in part.payloads]
 
 
 def _part(part: BlockPart, width: int, scales: Sequence[Tensor | None]) -> _Part:

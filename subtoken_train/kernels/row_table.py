@@ -54,7 +54,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, *_CODES)  # dtypes that 
 
 
 class Alike(NamedTuple):
-    """Tell how the entries of some stretches are stored, for which the kernel is compiled.
+    """Tell how entries of some stretches are stored, for which kernels are compiled; dtypes by place in ``DTYPES``.
 
     ``shared``: channels of a value that share a scale and a zero point, as the keys of a run do by channel; 0: every
     vector has a scale, and no zero point.
@@ -62,8 +62,8 @@ class Alike(NamedTuple):
 
     bits: int = 0
     shared: int = 0
-    key_dtype: torch.dtype = torch.float32
-    value_dtype: torch.dtype = torch.float32
+    key_dtype: int = 0
+    value_dtype: int = 0
 
     @classmethod
     def of(cls, part: BlockPart, width: int) -> Alike:
@@ -71,12 +71,7 @@ class Alike(NamedTuple):
         keys, values = part.payloads
         assert keys.format.bits == values.format.bits
         shared = math.gcd(width, CHANNELS) if keys.format.run > 1 else 0
-        return cls(keys.format.bits, shared, keys.data.dtype, values.data.dtype)
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """All of it as numbers."""
-        return self.bits, self.shared, DTYPES.index(self.key_dtype), DTYPES.index(self.value_dtype)
+        return cls(keys.format.bits, shared, DTYPES.index(keys.data.dtype), DTYPES.index(values.data.dtype))
 
 
 @dataclass
@@ -86,9 +81,7 @@ class RowTable:
     rows: Tensor
     items: Tensor  # (row, first entry, number of the stretch, slot of the row's first head) of each, int32 [n, 4]
     owners: Tensor  # (first slot, slots) of each head of each sample, int32 [B * h, 2]
-    launches: list[
-        tuple[Alike, Tensor]
-    ]  # how items are stored, and those that are so, which lie together; one at least
+    launches: list[tuple[Alike, Tensor]]  # how items are stored, and those that are stored so; they lie together
     stretch: int
     slots: int
     heads: int
@@ -104,7 +97,7 @@ class RowTable:
         fill = -1 if self.fill_dtype is None else DTYPES.index(self.fill_dtype)
         numbers = [self.stretch, self.slots, self.heads, self.piece, self.aligned, int(self.cut), fill]
         for alike, own in self.launches:
-            numbers += [*alike.numbers, len(own)]
+            numbers += [*alike, len(own)]
         return numbers
 
     @classmethod
@@ -112,7 +105,7 @@ class RowTable:
         """Rebuild a table from ``facts``; it holds no blocks, so the original must outlive it."""
         stretch, slots, heads, piece, aligned, cut, fill, *own = facts
         counts = own[4::5]
-        alike = [Alike(own[i], own[i + 1], DTYPES[own[i + 2]], DTYPES[own[i + 3]]) for i in range(0, len(own), 5)]
+        alike = [Alike(*own[i : i + 4]) for i in range(0, len(own), 5)]
         launches = list(zip(alike, torch.split(items, counts), strict=True))
         fill_dtype = None if fill < 0 else DTYPES[fill]
         return cls(rows, items, owners, launches, stretch, slots, heads, piece, aligned, bool(cut), fill_dtype)
@@ -157,7 +150,7 @@ def row_table(blocks: Sequence[Block], batch: int, kv_heads: int, width: int, fi
             stored.append(Alike.of(part, width))
             rows.append([own[f] if f in own else columns[f][0] + place * columns[f][1] for f in Field])
     items, owners, slots = _slots(rows, stretches, heads)
-    items.sort(key=lambda item: stored[item[0]].numbers)  # launch by launch
+    items.sort(key=lambda item: stored[item[0]])  # launch by launch
     counts = Counter(stored[item[0]] for item in items) or {Alike(): 0}
     tensors = [
         torch.tensor(rows, dtype=torch.int64).view(-1, len(Field)).to(device),

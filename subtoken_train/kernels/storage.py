@@ -240,11 +240,10 @@ def dense_values(part: BlockPart) -> Tensor:
 
 def stored_flags(values: RoutedValues) -> Tensor:
     """Mark the pieces that each entry stores, bool [R, P, M]."""
-    bounds = torch.tensor(values.bounds, device=values.offsets.device)
-    bag_n = torch.arange(len(values.offsets), device=bounds.device).repeat_interleave(bounds.diff())
-    flags = torch.zeros(len(values.offsets), values.entries, dtype=torch.bool, device=bounds.device)
-    flags[bag_n, values.places().long() % values.entries] = True
-    return flags.view(-1, len(values.piece_bit), values.entries)
+    if values.index is not None:
+        return unpack_bits(values.index, values.entries).index_select(1, values.piece_bit)
+    held = torch.tensor(values.bounds, device=values.offsets.device).diff() > 0
+    return held.view(-1, len(values.piece_bit), 1).expand(-1, -1, values.entries)
 
 
 def read_pages(block: Block, query_RcGd: Tensor) -> Block:

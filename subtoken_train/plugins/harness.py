@@ -21,7 +21,7 @@ from subtoken_train.inference.batched import generate_batch, in_batches, score_b
 from subtoken_train.inference.cache_report import Outcome
 from subtoken_train.inference.compression import Compression, parse_settings
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.prefill import check_context_first, who_drops
+from subtoken_train.inference.prefill import who_drops
 from subtoken_train.ledger.kv_budget import share_words
 from subtoken_train.ledger.measure import emptied_words
 from subtoken_train.settings import Setting, settings_of
@@ -209,28 +209,24 @@ class Runner(Generic[PromptT]):
         collate: Callable[[Sequence[PromptT]], Batch],
         length: Callable[[PromptT], int],
     ) -> None:
-        if arguments.protocol == "context_first":
-            check_context_first(model.backbone, model.compression)
         self.model, self.arguments = model, arguments
         self.collate, self.length = collate, length
         self._how: dict[str, Any] = {"compression": model.compression, "protocol": arguments.protocol}
         self.counted = Counted(model.backbone, model.compression, arguments.protocol)
 
-    def score(
-        self, requests: Sequence[tuple[PromptT, Sequence[int]]], done: Callable[[int, Scored], None]
-    ) -> list[Scored]:
+    def score(self, asks: Sequence[tuple[PromptT, Sequence[int]]], done: Callable[[int, Scored], None]) -> list[Scored]:
         """Log-likelihoods of the token ids that continue prompts; those of equal prompts share one pass over it.
 
         ``done`` is called with a request's index and outcome, as soon as it is known.
         """
-        outcomes: list[Scored] = [(0.0, False)] * len(requests)
+        outcomes: list[Scored] = [(0.0, False)] * len(asks)
         by_prompt: dict[PromptT, list[int]] = defaultdict(list)
-        for i, (prompt, _) in enumerate(requests):
+        for i, (prompt, _) in enumerate(asks):
             by_prompt[prompt].append(i)
         groups = [(prompt, part) for prompt, members in by_prompt.items() for part in in_batches(members, SHARED)]
         groups.sort(key=lambda group: -self.length(group[0]))
         for chunk in in_batches(groups, int(self.arguments.batch_size)):
-            after = [[requests[i][1] for i in members] for _, members in chunk]
+            after = [[asks[i][1] for i in members] for _, members in chunk]
             prompts = move_data_to_device(self.collate([prompt for prompt, _ in chunk]), self.model.device)
             results = score_batch(self.model.backbone, prompts, after, **self._how)
             self.counted.add(results)
@@ -240,18 +236,16 @@ class Runner(Generic[PromptT]):
                     done(i, outcomes[i])
         return outcomes
 
-    def generate(
-        self, requests: Sequence[tuple[PromptT, GreedySettings]], done: Callable[[int, str], None]
-    ) -> list[str]:
+    def generate(self, asks: Sequence[tuple[PromptT, GreedySettings]], done: Callable[[int, str], None]) -> list[str]:
         """Greedy answers to prompts, without the texts that end them; ``done`` is called as in ``score``."""
-        texts = [""] * len(requests)
+        texts = [""] * len(asks)
         by_settings: dict[GreedySettings, list[int]] = defaultdict(list)
-        for i, (_, settings) in enumerate(requests):
+        for i, (_, settings) in enumerate(asks):
             by_settings[settings].append(i)
         for settings, members in by_settings.items():
-            members.sort(key=lambda i: -self.length(requests[i][0]))
+            members.sort(key=lambda i: -self.length(asks[i][0]))
             for chunk in in_batches(members, int(self.arguments.batch_size)):
-                prompts = move_data_to_device(self.collate([requests[i][0] for i in chunk]), self.model.device)
+                prompts = move_data_to_device(self.collate([asks[i][0] for i in chunk]), self.model.device)
                 results = generate_batch(self.model.backbone, prompts, **settings._asdict(), **self._how)
                 self.counted.add(results)
                 for i, result in zip(chunk, results, strict=True):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.calibrations import CalibratedNumbers, check_table, check_table_shape, table_words
-from subtoken_train.functional.attention_statistics import attention_paid
+from subtoken_train.functional.causal_attention import attention_paid
 from subtoken_train.ledger.kv_budget import exact, kept_count, matched_count
 from subtoken_train.reducers.base import PositionPolicy, RankingReducer, Reducer, Stage, Tower, keep_ranked
 from subtoken_train.view.method import by_settings, setting

@@ -23,9 +23,15 @@ from torch.utils.hooks import RemovableHandle
 
 from subtoken_train.forks import undoing
 from subtoken_train.functional.gather import last_marked, masked_mean
-from subtoken_train.functional.group_norms import standardised_log
 from subtoken_train.functional.groups import apply_group_mask, split_groups
-from subtoken_train.functional.masks import counted_mask, fixed_mask, global_mask, ranked_counts, straight_through
+from subtoken_train.functional.masks import (
+    counted_mask,
+    fixed_mask,
+    global_mask,
+    ranked_counts,
+    standardised_log,
+    straight_through,
+)
 from subtoken_train.functional.objective import balance_loss
 from subtoken_train.functional.one_budget import best_in_bytes, budget_bytes, cut_logit
 from subtoken_train.ledger.kv_budget import KVShape, exact, head_costs

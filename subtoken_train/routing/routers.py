@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subtoken_train.functional.group_norms import contribution_norms, head_grams
 from subtoken_train.functional.hashing import uniform_hash
+from subtoken_train.functional.masks import contribution_norms, head_grams
 from subtoken_train.functional.quantized import dense_weight, is_readable
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing.base import RoutingConfig, Selector

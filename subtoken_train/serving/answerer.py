@@ -139,8 +139,6 @@ class Answerer:
         name = self._spec.eviction if request.eviction is None else request.eviction
         chosen: dict[str, Any] = {"eviction": name, "eviction_keep": request.eviction_keep, "written": "argument"}
         if name in (None, "none"):
-            if request.eviction_keep is not None:
-                raise ValueError("eviction_keep needs an eviction; name one, or leave it out")
             chosen |= {"eviction": None, "eviction_every": None, "scope": None}
         if name != self._spec.eviction:
             chosen |= {"eviction_options": {}}
@@ -220,7 +218,8 @@ class Answerer:
         for job in jobs:
             if job.is_over():
                 job.tell(time_over("its turn did not come"))
-        jobs, refusal = [job for job in jobs if not job.answered], None
+        jobs = [job for job in jobs if not job.answered]
+        refusal: RefusedError | None = None
         try:
             if jobs:
                 self._pass(jobs)

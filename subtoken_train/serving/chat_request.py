@@ -1,9 +1,8 @@
 """A body of ``POST /v1/chat/completions`` or ``/v1/completions``, read.
 
-Of OpenAI's, vLLM's and SGLang's fields: null is as if left out; what changes nothing is ignored; what is obeyed is
-read; the rest is refused by name. The page of the server is made from these tables. A part of a content may carry
-``"cache_control": {"type": "ephemeral"}``, as clients of Anthropic, LiteLLM and OpenRouter write it: what stands up to
-there is the request's *context*, compressed once and kept for further questions.
+Null is as if left out; what changes nothing is ignored; what is obeyed is read; the rest is refused by name. The
+server's page is made from these tables. What stands up to a part with ``"cache_control": {"type": "ephemeral"}``, as
+clients of Anthropic write it, is the request's *context*, compressed once and kept for further questions.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from urllib.parse import unquote_to_bytes
 
 from subtoken_train.datasets.image_sources import EncodedImage, open_image
 from subtoken_train.documents import check_file_name, parse_json
-from subtoken_train.errors import COLD, MAX_SEED, check_range, unknown_name
+from subtoken_train.errors import COLD, MAX_SEED, check_range, refuse, unknown_name
 from subtoken_train.families.chat_template import Message
 from subtoken_train.families.images import Picture
 from subtoken_train.families.literal_marks import IMAGE_MARK, VIDEO_MARK
@@ -122,15 +121,10 @@ class ContextQuestion:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """One request.
+    """One request; None of ``asked``: the whole prompt is compressed for this answer alone.
 
-    Attributes:
-        asked: what is asked about a context; None: the whole prompt is compressed for this answer alone.
-        settings: of ``generate``: sampling.
-        max_new_tokens: of the answer; None: as many as there is room for.
-        eviction: of this request, and what it keeps; None: the server's.
-        raw: whether the one message is a text to go on with, without a chat template.
-        owner: whose contexts it may find; "": everybody's.
+    ``settings`` are those of ``generate``; no ``max_new_tokens``: as many as there is room for; no ``eviction``: the
+    server's. ``raw``: the one message is a text to go on with. ``owner``: whose contexts it may find, "": everybody's.
     """
 
     model: str
@@ -202,16 +196,13 @@ def read_request(body: bytes, limits: Limits, raw: bool = False, marks: bool = F
 
 
 def _check_eviction(read: _Body, limits: Limits) -> None:
-    if read.eviction is not None and read.eviction not in limits.evictions:
-        if not limits.evictions:
-            raise ValueError(f"eviction {shown(read.eviction)}: requests choose none here; leave it out")
-        raise unknown_name("eviction of this server", read.eviction, limits.evictions)
-    if read.eviction not in (None, "none") and read.eviction_keep is None:
-        raise ValueError(f"eviction {read.eviction} needs eviction_keep, for instance 0.25")
-    low, high = limits.keep
-    if read.eviction_keep is not None and not (limits.evictions and low <= read.eviction_keep <= high):
+    name, keep, (low, high) = read.eviction, read.eviction_keep, limits.keep
+    if name is not None and name not in limits.evictions:
+        refuse((not limits.evictions, f"eviction {shown(name)}: requests choose none here; leave it out"))
+        raise unknown_name("eviction of this server", name, limits.evictions)
+    if keep is not None and not (limits.evictions and low <= keep <= high):
         allowed = f"{low:g} to {high:g}" if limits.evictions else "nothing: requests do not choose it here"
-        raise ValueError(f"eviction_keep is {read.eviction_keep:g}; allowed is {allowed}")
+        raise ValueError(f"eviction_keep is {keep:g}; allowed is {allowed}")
 
 
 def _plain_messages(
@@ -225,8 +216,11 @@ def _plain_messages(
         _check_harmless(message, OF_MESSAGES, f"message {number + 1}: ")
         content = message.get("content")
         if isinstance(content, list):
-            marked = [place for place, part in enumerate(content) if _is_marked(part)]
-            mark = (number, marked[-1]) if marked else mark
+            for place, part in enumerate(content):
+                lasts = part.get("cache_control") if isinstance(part, Mapping) else None
+                said = {name: lasts[name] for name in lasts if name != "ttl"} if isinstance(lasts, Mapping) else lasts
+                refuse((said not in (None, _MARK), f"cache_control is {shown(lasts)}; it must be {_MARK}"))
+                mark = mark if lasts is None else (number, place)
             content = [_plain_part(part, number, images, limits, marks) for part in content]
         elif isinstance(content, str):
             content = _as_text(content, marks)
@@ -239,14 +233,6 @@ def _as_text(text: str, marks: bool) -> str:
     for mark in (IMAGE_MARK, VIDEO_MARK) if marks else ():
         text = text.replace(mark, f"\\{mark}")
     return text
-
-
-def _is_marked(part: Any) -> bool:
-    mark = part.get("cache_control") if isinstance(part, Mapping) else None
-    lasting = mark if not isinstance(mark, Mapping) else {name: each for name, each in mark.items() if name != "ttl"}
-    if lasting not in (None, _MARK):
-        raise ValueError(f"cache_control is {shown(mark)}; it must be {_MARK}")
-    return mark is not None
 
 
 def _plain_part(part: Any, number: int, images: list[EncodedImage], limits: Limits, marks: bool) -> dict[str, Any]:
@@ -291,30 +277,29 @@ def _asked(
         return None
     told = messages[0]["role"] == "system"
     first = int(told)
-    if messages[first]["role"] != "user":
-        raise ValueError("the first question about a context is the user's; let a user's message follow it")
+    early = messages[first]["role"] != "user"
+    refuse((early, "the first question about a context is the user's; let a user's message follow it"))
     if name is not None:
         check_file_name(name, "context")
-        if mark is not None or told or images:
-            raise ValueError("a saved context has its own system prompt and pictures; send questions alone with it")
+        beside = mark is not None or told or images
+        refuse((beside, "a saved context has its own system prompt and pictures; send questions alone with it"))
         return ContextQuestion(messages[0]["content"], list(messages[1:]), name=name)
     assert mark is not None
     system = messages[0]["content"] if told else None
     if told and mark[0] == 0:
-        if mark[1] + 1 < len(plain[0]["content"]) or images:
-            raise ValueError("cache_control in a system message belongs to its last part, and goes with no picture")
+        late = mark[1] + 1 < len(plain[0]["content"]) or images
+        refuse((late, "cache_control in a system message belongs to its last part, and goes with no picture"))
         return ContextQuestion(messages[1]["content"], list(messages[2:]), system, by_system=True)
-    if mark[0] != first:
-        raise ValueError(
-            "cache_control belongs to the system message or to the user's first one; leave it out elsewhere"
-        )
+    elsewhere = "cache_control belongs to the system message or to the user's first; leave it out elsewhere"
+    refuse((mark[0] != first, elsewhere))
     parts = plain[first]["content"]
     before, rest = parts[: mark[1] + 1], parts[mark[1] + 1 :]
     seen = [part for part in before if part["type"] == "image"]
-    if not rest:
-        raise ValueError("nothing asks after the part with cache_control; put the question into a part behind it")
-    if len(seen) not in (0, len(before)) or len(seen) != len(images):
-        raise ValueError("a context is texts alone, or all pictures of the request before any text; move cache_control")
+    mixed = len(seen) not in (0, len(before)) or len(seen) != len(images)
+    refuse(
+        (not rest, "nothing asks after the part with cache_control; put the question into a part behind it"),
+        (mixed, "a context is texts alone, or all pictures of the request before any text; move cache_control"),
+    )
     context = list(images) if seen else "\n".join(part["text"] for part in before)
     question = "\n".join(part["text"] for part in rest)
     return ContextQuestion(question, list(messages[first + 1 :]), context, system=system)

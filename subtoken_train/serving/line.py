@@ -128,13 +128,10 @@ Event = str | Answer | RefusedError
 
 @dataclass(eq=False)
 class Job:
-    """A request on its way.
+    """A request on its way, until a ``deadline`` of ``time.monotonic``.
 
-    Attributes:
-        say: called with every event, by the thread that answers; the last one is no text.
-        deadline: of ``time.monotonic``.
-        stopped: set where nobody waits for the answer any more.
-        told, answered: whether a piece was said, and the last event.
+    ``say`` is called with every event, by the thread that answers; the last one is no text. ``stopped`` is set where
+    nobody waits any more; ``told`` and ``answered``: a piece was said, and the last event.
     """
 
     request: ChatRequest
@@ -188,11 +185,9 @@ class Line:
 
 @dataclass(eq=False)
 class Row:
-    """One answer of a pass, of ``most`` tokens at most.
+    """One answer of a pass, of ``most`` tokens at most; ``since`` is the step at which it ended.
 
-    Attributes:
-        finish: ``stop``, ``length``, or "" where it was ended from outside; None: it goes on.
-        since: the step at which it ended.
+    ``finish``: ``stop``, ``length``, or "" where it was ended from outside; None: it goes on.
     """
 
     job: Job
@@ -226,14 +221,12 @@ class Row:
 class SharedPass:
     """A streamer and a stopping criterion of ``generate`` for all rows of a pass; rows that ended say padding.
 
-    ``end`` is called with a row that ended and its place, once, ``patience`` steps later, in which a GPU is asked
+    ``end`` is called with a row that ended and its place, once, ``waits`` steps later, in which a GPU is asked
     whether its logits were numbers.
     """
 
-    def __init__(
-        self, rows: Sequence[Row], ends: Container[int], end: Callable[[Row, int], None], patience: int
-    ) -> None:
-        self.rows, self._ends, self._end, self._patience = rows, ends, end, patience
+    def __init__(self, rows: Sequence[Row], ends: Container[int], end: Callable[[Row, int], None], waits: int) -> None:
+        self.rows, self._ends, self._end, self._patience = rows, ends, end, waits
         self._steps = -1  # the prompts' ids come first
 
     def put(self, ids: Tensor) -> None:

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.functional.attention_statistics import attention_blocks, attention_paid, attention_rows
-from subtoken_train.functional.causal_attention import SlidingWindow
+from subtoken_train.functional.causal_attention import SlidingWindow, attention_blocks, attention_paid, attention_rows
 from subtoken_train.functional.gather import kept_index, last_marked, take_rows
 from subtoken_train.functional.rotary import Rotation
 from subtoken_train.types import Frames, Region

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import asdict
 
 import pytest
 import torch
 
 from subtoken_train.benchmarking.rounds import hold, measure, ratios
-from subtoken_train.benchmarking.sides import HeldBytes, PackedSide, Side, dense_sides
+from subtoken_train.benchmarking.sides import PackedSide, Side, dense_sides, held_parts
 from subtoken_train.benchmarking.synthetic_prompts import (
     PromptParts,
     Shrink,
@@ -108,9 +109,9 @@ def test_a_packed_side_holds_what_its_cache_reports(tiny_family, kv_dtype):
     backbone, cache = CompressedBackbone(tiny_family, reducer, bank).eval(), PackedCache(tiny_family.shape.num_layers)
     opened = prefill(backbone, prompts, cache, Compression(kv_dtype=kv_dtype))
     told = report(backbone, prompts, opened.plan, cache)
-    assert (held.payload, held.index) == (told.payload_bytes, told.index_bytes)
-    assert held.tail == 2 * tiny_family.shape.token_bytes
-    assert held.total == held.payload + held.index + held.tail + held.slack
+    assert (held["payload"], held["index"]) == (told.payload_bytes, told.index_bytes)
+    assert held["tail"] == 2 * tiny_family.shape.token_bytes
+    assert held["total"] == held["payload"] + held["index"] + held["tail"] + held["slack"]
 
 
 class Pretended(Side):
@@ -137,7 +138,7 @@ class Pretended(Side):
         return torch.tensor([[0.0, 0.0, 1.0]])
 
     def held(self):
-        return HeldBytes(10, 1, len(self.fed))
+        return held_parts(payload=10, index=1, tail=len(self.fed))
 
     def entries(self):
         return 7
@@ -158,7 +159,7 @@ def test_rounds_alternate_and_only_the_side_is_timed(prompts):
     assert figures["b"].step_seconds == [0.5, 0.5]
     assert ratios(figures, "a") == {"prefill": {"b": (2.0, 2.0, 2.0)}, "step": {"b": (0.5, 0.5, 0.5)}}
     assert sides[0].fed[:5] == [1, 2, 2, 2, 1]  # forced: the likeliest token, as many as asked for
-    record = figures["b"].record()
+    record = asdict(figures["b"])
     others = {"tail": 0, "slack": 0, "statistics": 0, "kernel": 0}
     assert record["prompt_bytes"] == {"payload": 10, "index": 1, **others, "total": 11}
     assert record["final_bytes"]["tail"] == 4
@@ -172,16 +173,16 @@ def test_a_cpus_peak_holds_weights_prompts_and_cache_and_grows_with_the_prompt(p
     for batch in (short, draw_prompts(family, PromptParts(0, 0, 0, 4, 80), 1)):
         side = PackedSide("packed", "", family, batch, build_reducer("none"), None, Compression())
         found = hold(side, 2)
-        assert found.peak_bytes >= weights + found.final_bytes.total
-        assert found.final_bytes.tail == 2 * family.shape.token_bytes
-        peaks.append(found.peak_bytes - found.final_bytes.total)
+        assert found.peak_bytes >= weights + found.final_bytes["total"]
+        assert found.final_bytes["tail"] == 2 * family.shape.token_bytes
+        peaks.append(found.peak_bytes - found.final_bytes["total"])
     assert peaks[1] > peaks[0]
 
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("length", [2, 3, 100, 128, 129])
+@pytest.mark.parametrize("length", [2, 129])
 def test_a_text_has_a_context_and_a_question(length):
     family = text_family("llama")
     parts = prompt_parts(family, length)

@@ -106,13 +106,6 @@ def test_two_processes_of_torchrun(root, tmp_path):
     assert len(read_samples(folder)) == 8
 
 
-def test_a_link_in_the_place_of_out_stays(capsys, tmp_path):
-    (tmp_path / "scores.json").symlink_to("scores.json")
-    arguments = "--adapter", "a", "--data", "b.json", "--out", tmp_path / "scores.json"
-    assert "scores.json exists; choose another --out" in refused(capsys, "evaluate", *arguments)
-    assert (tmp_path / "scores.json").is_symlink()
-
-
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     register(monkeypatch, *PAPER_TASKS)

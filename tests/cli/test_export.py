@@ -114,17 +114,6 @@ def test_a_run_gives_its_adapter_else_its_newest_checkpoint(run, tmp_path, capsy
     assert same_tensors(adapter_tensors(out), before)
 
 
-def test_stage_2_on_another_stage_1(second, root, tmp_path, capsys):
-    path = root / "first" / "adapter" / "adapter_model.safetensors"
-    before = path.read_bytes()
-    path.write_bytes(before[:-1] + b"\1")
-    try:
-        words = refused(capsys, "export", second / "checkpoints", tmp_path / "out")
-    finally:
-        path.write_bytes(before)
-    assert "model.stage2.adapter is not the one that the checkpoint was trained on" in words
-
-
 @sampled("kind", ["run", "second"], every=2)
 def test_merged_weights_give_the_same_logits(request, kind, tmp_path, capsys):
     run, out = request.getfixturevalue(kind), tmp_path / "merged"
@@ -217,16 +206,9 @@ def test_an_adapter_into_itself_and_checkpoints_that_cannot_be_exported(run, tmp
     assert sorted(copy.rglob("*")) == before
     shutil.rmtree(copy / "adapter")
     checkpoint, out = copy / "checkpoints" / f"step-{STEPS}", tmp_path / "out"
-    recipe = (copy / "recipe.yaml").read_text()
-    (copy / "recipe.yaml").write_text(recipe.replace("rank: 8", "rank: 6"))
-    words = refused(capsys, "export", checkpoint, out)
-    assert "does not fit this recipe" in words
-    assert "(there [8, 128], here [6, 128])" in words
     (copy / "recipe.yaml").rename(copy / "recipe.txt")
     assert "has no recipe.yaml in" in refused(capsys, "export", checkpoint, out)
     (copy / "recipe.txt").rename(copy / "recipe.yaml")
-    (checkpoint / "state.ckpt").write_bytes(b"no checkpoint")
-    assert "cannot be read as a checkpoint" in refused(capsys, "export", checkpoint, out)
     marker = json.loads((checkpoint / "COMPLETE").read_text())
     (checkpoint / "COMPLETE").write_text(json.dumps({**marker, "schema_version": 99}))
     assert "99" in refused(capsys, "export", checkpoint, out)

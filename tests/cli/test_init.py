@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from subtoken_train.cli.main import main
-from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.resources import resource
 from tests.support.chats import CHATML, byte_level
 from tests.support.commands import printed, refused
@@ -33,32 +32,6 @@ def rows_of(out, suffix="json"):
     texts = {split: (out / f"{split}.{suffix}").read_text() for split in SPLITS}
     read = json.loads if suffix == "json" else lambda text: list(map(json.loads, text.splitlines()))
     return {split: read(text) for split, text in texts.items()}
-
-
-@pytest.mark.slow
-def test_images_and_a_table(tmp_path, capsys):
-    own_images(tmp_path / "mine", 10)
-    lines = inits(capsys, "mine/")
-    out = tmp_path / "mine_subtoken"
-    written = {".subtoken-data.json", "mine.yaml", "mine_anchor.yaml", *(f"{split}.json" for split in SPLITS)}
-    assert {path.name for path in out.iterdir()} == written
-    rows = rows_of(out)
-    assert {split: len(rows[split]) for split in SPLITS} == {"train": 16, "dev": 2, "test": 2}
-    seen = {split: {row["image"] for row in rows[split]} for split in SPLITS}
-    assert seen["train"] | seen["dev"] | seen["test"] == {f"images/{i:02d}.png" for i in range(10)}
-    assert sum(map(len, seen.values())) == 10  # no picture in two splits
-    assert all(len(InstructionRecords(out / f"{split}.json", "mine")) for split in SPLITS)
-    recipe, anchor = (yaml.safe_load((out / f"{name}.yaml").read_text()) for name in ("mine", "mine_anchor"))
-    assert recipe["model"]["backbone"]["path"] == "checkpoints/tiny-llava"
-    assert recipe["data"]["batch_size"] == 16
-    assert (anchor["model"]["routing"], anchor["model"]["reducer"]["keep_ratio"]) == (None, 0.15625)
-    assert (recipe["output_dir"], anchor["output_dir"]) == ("runs/mine", "runs/mine_anchor")
-    assert lines[0] == "mine: questions.csv: 20 records (image in 'image', question in 'question', answer in 'answer')"
-    assert "10 images, all opened" in lines[1]
-    assert any("has seen drawn digits alone" in line for line in lines)
-    assert [line.split()[:2] for line in lines if line.startswith("  ")] == [
-        ["subtoken-train", word] for word in ("check", "fit", "fit", "evaluate", "generate")
-    ]
 
 
 @pytest.mark.slow

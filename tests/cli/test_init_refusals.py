@@ -165,7 +165,7 @@ def test_targets_that_lie_in_the_data_or_around_it_or_that_another_command_wrote
     write_english(tmp_path / "mine_out")
     capsys.readouterr()
     line = refused(capsys, "init", "mine", "--out", "mine_out", "--overwrite")
-    assert "mine_out is not a folder that init wrote (.subtoken-data.json does not name 'subtoken-train init')" in line
+    assert "mine_out is not a folder that init wrote (no .subtoken-data.json of 'subtoken-train init')" in line
     assert len(list((tmp_path / "mine_out").iterdir())) == 5
     shutil.rmtree(tmp_path / "mine_out")
 

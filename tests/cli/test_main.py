@@ -62,38 +62,6 @@ def test_options_after_the_separator_and_values_with_blanks_are_left_alone():
     check_options(parser, ["--help", "--what is this"])
 
 
-def fail_with(error):
-    def action():
-        raise error
-
-    return action
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "stderr"),
-    [
-        (ValueError("two\n lines"), 2, "subtoken-train: error: two lines\n"),
-        (ValueError(), 2, "subtoken-train: error: ValueError\n"),
-        (FileExistsError("out exists; --overwrite"), 2, "subtoken-train: error: out exists; --overwrite\n"),
-        (KeyboardInterrupt(), 130, "subtoken-train: interrupted\n"),
-    ],
-)
-def test_exit_codes(capsys, error, code, stderr):
-    assert guarded(fail_with(error)) == code
-    assert capsys.readouterr().err == stderr
-
-
-@pytest.mark.parametrize(
-    "error",
-    [RuntimeError("ours"), OSError("a broken pool"), ConnectionResetError(104, "reset"), BrokenPipeError("worker")],
-)
-def test_our_own_failures_keep_their_traceback(capsys, error):
-    assert guarded(fail_with(error)) == 1
-    err = capsys.readouterr().err
-    assert "Traceback" in err
-    assert str(error) in err
-
-
 def test_our_warnings_are_one_line_and_others_stay_as_they_are(capsys):
     def action():
         warnings.warn("layer 0 keeps\n nothing", SubTokenWarning, stacklevel=1)
@@ -162,6 +130,7 @@ SLIPS = {
     "no such recipe": ["fit", "--config", "nope.yaml"],
     "broken": ["fit", "--config", "broken.yaml"],
     "a key": ["check", "--offline", "--config", "key.yaml"],
+    "a key of the model": ["fit", "--config", str(RECIPE), "--model.routing.kept_group=3"],
     "an option": ["fit", "--config", str(RECIPE), "--outputdir=x"],
     "a class": ["fit", "--config", str(RECIPE), "--trainer.callbacks=os.system"],
     "a sweep": ["sweep", "--config", "nope.yaml", "--set", "seed_everything=1,2"],

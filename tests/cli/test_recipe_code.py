@@ -20,7 +20,7 @@ from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
 from subtoken_train.training.strategies import PRESETS
 from subtoken_train.typed import SettingsPlan
-from tests.support.places import RECIPES, recipe, run_recipes
+from tests.support.places import recipe
 from tests.support.sampling import sampled
 
 RECIPE = recipe("tiny_fastv25_s16k4")
@@ -76,20 +76,6 @@ def test_a_saved_recipe_passes_again(tmp_path, monkeypatch, key, name):
     first.save_recipe(saved)
     assert (overlay.read_text(), saved.is_symlink()) == (before, False)  # a link there leads nowhere
     assert RecipeCLI(["--config", str(saved)]).resolved() == first.resolved()
-
-
-@pytest.mark.parametrize(("text", "value"), [("5", 5), ("0.25", 0.25), ("00:00:10:00", "00:00:10:00")])
-def test_an_interval_is_a_count_a_share_or_a_time(text, value):
-    argv = ["--config", str(RECIPE), f"--trainer.val_check_interval={text}"]
-    found = RecipeCLI(argv).config.trainer.val_check_interval
-    assert (found, type(found)) == (value, type(value))
-
-
-@sampled("path", sorted({*RECIPES.rglob("*.yaml"), *run_recipes()}), every=5, ids=lambda path: path.stem)
-def test_shipped_recipes_and_overlays_are_read(path):
-    grid = path.parent == RECIPES / "real" and "\narms:" in path.read_text()
-    if not grid and path.parent.name not in ("eval", "ablations") and path.stem != "table":
-        read_source(["--config", str(path)])
 
 
 def test_recipes_of_version_0_1_are_read_and_flags_are_no_keys(tmp_path):

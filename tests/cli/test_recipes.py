@@ -86,7 +86,7 @@ def test_fit_takes_an_overlay_by_name(monkeypatch, tmp_path, capsys):
     assert "strategy: ddp" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["fit", "check", "preview", "evaluate"])
+@pytest.mark.parametrize("command", ["fit", "evaluate"])
 def test_a_misspelt_name(monkeypatch, tmp_path, capsys, command):
     monkeypatch.chdir(tmp_path)
     near, listed = "Did you mean 'tiny_fastv25_s16k4.yaml'?", "'subtoken-train recipes ls' lists the shipped ones"
@@ -147,12 +147,10 @@ def test_a_reader_that_stops_early_is_no_error():
     assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 1)
 
 
-SHIPPED = ["tiny_fastv25_s16k4", "tiny_fastv12p5_s16k4", "tiny_fastv25_s16k4_gated", "tinylm_quest25_s8k6"]
-SHIPPED += ["llava7b_visionzip12p5_s16k4", "llava7b_prumerge12p5_s16k4", "llava7b_sparsevlm25_s16k4"]
-SHIPPED += ["tiny_sparsevlm50_s16k4", "qwenvl3b_fastv25_s16k4"]
+SHIPPED = ["tiny_fastv25_s16k4_gated", "tinylm_quest25_s8k6", "llava7b_prumerge12p5_s16k4", "qwenvl3b_fastv25_s16k4"]
 
 
-@sampled("name", SHIPPED, every=3)
+@sampled("name", SHIPPED, every=2)
 def test_the_shipped_anchors(tmp_path, capsys, name):
     target = tmp_path / f"{name}_anchor.yaml"
     assert f"wrote {target}" in printed(capsys, "recipes", "anchor", recipe(name), tmp_path)
@@ -219,17 +217,6 @@ def test_an_anchor_has_its_arms_real_bytes_and_fills_nothing(tmp_path, settings,
 
 def trained(tmp_path):
     return json.loads((tmp_path / "run_anchor" / "adapter" / "subtoken_config.json").read_text())
-
-
-@pytest.mark.slow
-def test_fit_trains_it_beside_the_run(tmp_path, tiny_family, capsys):
-    argv = tiny_fit(tmp_path, tiny_family)
-    assert main(argv("--trainer.max_steps=1", "--anchor")) == 0
-    config = trained(tmp_path)
-    assert config["routing"] is None
-    assert (config["reducer"]["round_up"], config["reducer"]["keep_ratio"]) == (True, 0.15625)
-    assert not (tmp_path / "run").exists()
-    assert "routes nothing" in refused(capsys, *argv("--anchor", "--model.routing=null"))
 
 
 def test_a_stage_2_recipe_gives_the_anchor_of_one_stage(tmp_path, tiny_family, capsys):

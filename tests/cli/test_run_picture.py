@@ -140,15 +140,6 @@ def test_a_service_gets_the_recipe_beside_csv_and_tensorboard(remote, tmp_path):
     assert (logger.settings["name"], logger.settings["save_dir"]) == ("other", str(tmp_path))
 
 
-@pytest.mark.parametrize("given", [None, True, "mlflow", ["mlflow", {"mine": {"save_dir": "x"}}]])
-def test_ours_come_first_and_the_given_ones_after_them(remote, monkeypatch, tmp_path, given):
-    monkeypatch.setitem(KINDS["logger"].names._classes, "mine", CSVLogger)  # as another package's entry point
-    found = [type(logger) for logger in run_loggers(given, tmp_path, False)]
-    own = {"mlflow": [Remote]}.get(given, []) if not isinstance(given, list) else [Remote, CSVLogger]
-    assert found == [CSVLogger, SortedTensorBoard, *own]
-    assert run_loggers(False, tmp_path, False) == []
-
-
 def test_without_tensorboard_the_csv_log_stays_and_the_other_is_named(tmp_path, monkeypatch):
     said: list[str] = []
     monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None)

@@ -28,6 +28,22 @@ def raised(error: BaseException) -> int:
     return guarded(action)
 
 
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (FileExistsError("out exists; --overwrite"), 2),
+        (KeyboardInterrupt(), 130),
+        (RuntimeError("ours"), 1),
+        (OSError("a broken pool"), 1),
+        (ConnectionResetError(104, "reset"), 1),
+        (BrokenPipeError("worker"), 1),
+    ],
+)
+def test_exit_codes_and_who_keeps_a_traceback(error, code, capsys):
+    assert raised(error) == code
+    assert ("Traceback" in capsys.readouterr().err) == (code == 1)
+
+
 @pytest.mark.parametrize("number", [*_ADVICE, errno.EXDEV], ids=lambda number: errno.errorcode[number])
 def test_what_the_file_system_refuses_is_one_line(number, capsys):
     assert raised(OSError(number, os.strerror(number), "a/\x1b[31mpath")) == 2

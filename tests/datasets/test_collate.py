@@ -67,14 +67,6 @@ def parts_of(sample):
     return sample.input_ids, sample.labels, sample.regions
 
 
-def test_one_image(tiny_family):
-    sample = encode(ONE_IMAGE, tiny_family, 512, [IMAGE])
-    words = "where is the 7 ? ASSISTANT:"
-    assert parts_of(sample) == expect(tiny_family, ("<s> USER:", S), (1, V), (words, Q), ("B3 </s>", A))
-    assert sample.rank_position == 2 + VISUAL + 5
-    assert tiny_family.tokenizer.convert_ids_to_tokens(sample.input_ids[sample.rank_position]) == "ASSISTANT:"
-
-
 def test_text_only_has_the_bos_as_system_region(tiny_family):
     sample = encode(TEXT_ONLY, tiny_family, 512, [])
     prompt = ("USER: what is there ? ASSISTANT:", Q)

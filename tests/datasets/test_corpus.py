@@ -155,7 +155,7 @@ def test_errors_of_sources_and_tokenizers(tmp_path, cache, byte_tokenizer):
     (tmp_path / "bad.jsonl").write_text("{nonsense")
     with pytest.raises(ValueError, match=r"bad.jsonl cannot be read as json"):
         load_rows(CorpusSource(str(tmp_path / "bad.jsonl")))
-    with pytest.raises(ValueError, match=r"data set 'nobody/nothing' cannot be loaded .* give a Hub id, or a local"):
+    with pytest.raises(ValueError, match=r"data set 'nobody/nothing' cannot be loaded .* give a Hub id, or a file"):
         load_rows(CorpusSource("nobody/nothing"))
 
 

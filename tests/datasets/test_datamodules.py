@@ -130,16 +130,6 @@ def test_a_crashed_run_with_workers_resumes_at_the_batch_it_lost(tiny_family, te
     assert crashed.seen + resumed.seen == unbroken.seen
 
 
-def test_passes_are_shuffled_anew_and_drop_the_partial_batch(tiny_family, text_file):
-    module, again = Recorder(tiny_family), Recorder(tiny_family)
-    fit(module, instructions(text_file, seed=4), max_epochs=2)
-    passes = [[name for epoch, _, _, _, *names in module.seen if epoch == which for name in names] for which in (0, 1)]
-    assert [len(set(names)) for names in passes] == [20, 20]
-    assert passes[0] != passes[1]
-    fit(again, instructions(text_file, seed=5), max_epochs=1)
-    assert again.seen != module.seen[:5]
-
-
 def test_another_place_than_the_checkpoints_is_refused_on_resume(tiny_family, text_file, tmp_path):
     path = tmp_path / "a.ckpt"
     fit(Recorder(tiny_family), instructions(text_file), SaveAt("batch", 2, path))
@@ -186,16 +176,6 @@ def loaders_of_two_processes(path, family):
         data.setup("fit")
         loaders.append((data.train_dataloader(), data.val_dataloader()))
     return loaders
-
-
-def test_two_processes_share_the_records(tiny_family, text_file):
-    loaders = loaders_of_two_processes(text_file, tiny_family)
-    names = [[name for batch, _, _ in train for name in batch.record_ids] for train, _ in loaders]
-    assert len(names[0]) == len(names[1]) == 10
-    assert len(set(names[0]) | set(names[1])) == 20
-    validated = [[name for batch in val for name in batch.record_ids] for _, val in loaders]
-    assert len(validated[0]) == len(validated[1]) == 11
-    assert set(validated[0]) | set(validated[1]) == {str(i) for i in range(RECORDS)}
 
 
 def test_no_step_of_two_processes_mixes_records_with_and_without_images(tiny_family, tmp_path):

@@ -43,16 +43,6 @@ def test_shortened_epochs_go_on_with_the_pass(limit, epoch):
         assert batches == stream[5 * start :][: 5 * (epoch - start % epoch)]
 
 
-def test_every_iteration_asks_where_training_stands():
-    consumed = [0]
-    sampler = ResumableSampler(20, 5, 0, consumed=lambda: consumed[0])
-    first = list(sampler)
-    consumed[0] = 2
-    assert list(sampler) == first[10:]
-    sampler.set_epoch(3)  # Lightning calls it; the place says it all
-    assert list(sampler) == first[10:]
-
-
 @pytest.mark.parametrize("start", [0, 3])
 def test_processes_share_each_global_batch(start):
     alone = list(ResumableSampler(26, 6, 0, consumed=lambda: start))
@@ -72,16 +62,6 @@ def test_too_few_records_and_bad_seeds_are_refused():
 
 def grouped(sizes, batch_size, **options):
     return ResumableSampler(len(sizes), batch_size, 0, sizes=np.array(sizes), **{"by_length": True, **options})
-
-
-def test_grouped_batches_hold_records_of_like_size():
-    sizes = [(1, 20 + i % 10) for i in range(40)] + [(1, 200)] * 24 + [(0, 20)] * 16
-    order = list(grouped(sizes, 8))
-    assert sorted(order) == list(range(80))
-    batches = [{(sizes[i][0], sizes[i][1] > 100) for i in order[start : start + 8]} for start in range(0, 80, 8)]
-    assert all(len(kinds) == 1 for kinds in batches)
-    kinds = [kind for batch in batches for kind in batch]
-    assert kinds != sorted(kinds)  # the batches are shuffled
 
 
 def test_grouping_reaches_over_fifty_batches_and_drops_the_incomplete_one():

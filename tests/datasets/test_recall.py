@@ -49,18 +49,6 @@ def test_samples_are_a_function_of_seed_split_and_place(tokenizer):
     assert first.text.record_id == "dev-000003"
 
 
-def test_facts_are_spread_over_the_context(tokenizer):
-    task = RecallTask(tokenizer, 512, 8, 1)
-    places = []
-    for i in range(200):
-        ids = task.sample(np.random.default_rng(i), "train").text.input_ids[:512]
-        tokens = tokenizer.convert_ids_to_tokens(ids)
-        places += [place for place, token in enumerate(tokens) if token[1:] in NAMES]
-    shares = np.histogram(places, bins=8, range=(0, 512))[0] / len(places)
-    assert shares.min() > 0.06
-    assert shares.max() < 0.25
-
-
 def test_words_are_single_tokens_and_different(tokenizer):
     words = [*NAMES, *ADJECTIVES, *NOUNS]
     assert len(words) == len(set(words))

@@ -4,15 +4,12 @@ import json
 import re
 
 import pytest
-import torch
-from PIL import Image
 
-from subtoken_train.datasets.collate import Collator, encode
+from subtoken_train.datasets.collate import encode
 from subtoken_train.datasets.corpus import CorpusSource, iterate_blocks, iterate_documents, load_rows
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.text_batches import TextSample, collate_text
-from subtoken_train.evaluation.tasks.embedded_tasks import instruction_samples
-from subtoken_train.types import Region, Turn
+from subtoken_train.types import Turn
 
 ASKED = {"role": "user", "content": "what ?"}
 TALK = [ASKED, {"role": "assistant", "content": "none"}, ASKED, {"role": "assistant", "content": "a 7"}]
@@ -155,27 +152,6 @@ def test_an_answer_without_loss_is_read_and_not_learnt(tmp_path, tiny_family, fo
     assert names([token for token in sample.labels if token != -100]) == ["a", "7", "</s>"]
     start = len(sample.labels) - 3
     assert sample.labels == [-100] * start + sample.input_ids[start:]
-
-
-def test_a_mask_survives_images_batches_and_the_cut(tmp_path, tiny_family):
-    Image.new("RGB", (9, 9)).save(tmp_path / "a.png")
-    first = [{"role": "user", "content": "<image>\nwhat ?"}, {**TALK[1], "loss": False}, *TALK[2:]]
-    seen = records(tmp_path, {"images": ["a.png"], "messages": first}, with_message(3, loss=False))
-    batch = Collator(tiny_family, 512)([seen[0], seen[1]])
-    words = [tiny_family.tokenizer.convert_ids_to_tokens(row[row != -100].tolist()) for row in batch.labels_BN]
-    assert words == [["a", "7", "</s>"], ["none", "</s>"]]
-    assert torch.equal(batch.labels_BN[batch.labels_BN != -100], batch.input_ids_BN[batch.labels_BN != -100])
-    assert (batch.regions_BN == Region.ANSWER).sum(1).tolist() == [5, 5]
-    with pytest.raises(ValueError, match=r"all labels masked, .* before the first answer that is learnt; raise it"):
-        encode(seen[0], tiny_family, 74, [Image.new("RGB", (9, 9))])
-
-
-def test_what_is_not_learnt_is_no_reference(tmp_path):
-    mixed = [{"role": "user", "content": "<image> <image> a"}, TALK[1], {**ASKED, "content": "b <image>"}, TALK[3]]
-    row = {"image": ["a.png", "b.png", "c.png"], "messages": [*mixed[:3], {**mixed[3], "loss": False}]}
-    (sample,) = instruction_samples(records(tmp_path, row))
-    assert (sample.prompt, sample.reference["answer"], sample.earlier) == ("<image> <image> a", "none", ())
-    assert sample.images == (tmp_path / "a.png", tmp_path / "b.png")
 
 
 def test_a_language_model_reads_without_loss_too(tmp_path, cache, byte_tokenizer):

@@ -11,8 +11,6 @@ from subtoken_train.datasets.own_data import look_into, read_texts
 from subtoken_train.datasets.question_table import read_own_table
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.documents import text_problem
-from subtoken_train.evaluation.runner.prompt_file import TextPrompts
-from subtoken_train.evaluation.tasks import build_task
 
 BLANK = {
     "": "is empty",
@@ -91,19 +89,6 @@ def test_of_a_corpus_and_of_text_files(tmp_path, cache, text):
     if text != "\ufeff":  # a byte-order mark alone is an empty file
         with pytest.raises(ValueError, match=r"b.txt holds (no|a NUL)"):
             read_texts(look_into(tmp_path))
-
-
-@pytest.mark.parametrize("text", BLANK)
-def test_of_prompts_and_local_questions(tmp_path, text):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(json.dumps({"prompt": text}))
-    with pytest.raises(ValueError, match=re.escape(f"{path}, line 1: the prompt {BLANK[text]}")):
-        TextPrompts(source=path).samples()
-    row = {"question": "q", "answers": ["a"], "metric": "exact_match"}
-    for change, words in (({"question": text}, "question must be"), ({"answers": ["a", text]}, "answers must be")):
-        path.write_text(json.dumps({**row, **change}))
-        with pytest.raises(ValueError, match=f"line 1: {words}"):
-            build_task("local_text", path).samples()
 
 
 def asked(text, answer="a cat", **fields):

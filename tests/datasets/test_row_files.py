@@ -148,7 +148,7 @@ REFUSED = {
     "has more than 600 bytes unpacked; gunzip -k": (lambda folder: zipped(folder, text=LINES * 2), InstructionRecords),
     "name one of its splits: ": (splits, InstructionRecords),
     "subtoken-train init ": (written("q.csv", b"question,answer"), InstructionRecords),
-    "becomes records by: subtoken-train init ": (written("q.csv", b"question,answer"), corpus),
+    "of a table: subtoken-train init ": (written("q.csv", b"question,answer"), corpus),
     "column 'image' holds bytes, as of pictures": (pictures, table),
 }  # fmt: skip
 

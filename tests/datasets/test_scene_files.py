@@ -10,9 +10,7 @@ import pytest
 from PIL import Image
 from transformers import AutoTokenizer
 
-from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
-from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scene_files import write_scene_split, write_scenes
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS, SHORT_KINDS, SPLITS, _glyphs, ask, draw_scene
 from subtoken_train.resources import resource
@@ -62,18 +60,6 @@ def test_files_are_a_function_of_the_seed(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]
 
 
-def test_records_hold_the_question_of_their_scene(tmp_path):
-    write_scene_split(tmp_path, "test", 3, seed=0)
-    records = InstructionRecords(tmp_path / "test.json")
-    assert [record.id for record in records] == ["test-000000", "test-000001", "test-000002"]
-    record = records[1]
-    assert record.kind == SHORT_KINDS[1]
-    assert record.turns[0].prompt.startswith("<image>\nis there a ")
-    scene = draw_scene(np.random.default_rng([0, 2, 1]), "test")
-    pixels = np.asarray(open_image(record.images[0], record.id)).astype(int)
-    assert np.abs(pixels - scene.pixels).mean() < 4  # JPEG at quality 90
-
-
 @pytest.mark.slow
 def test_evaluation_splits_are_balanced_and_training_is_mixed(tmp_path):
     write_scene_split(tmp_path, "dev", 140, seed=0)
@@ -89,16 +75,3 @@ def test_splits_share_no_handwritten_digit():
     originals = {split: {glyph.tobytes() for shapes in _glyphs()[split] for glyph in shapes} for split in SPLITS}
     for first, second in combinations(SPLITS, 2):
         assert not originals[first] & originals[second]
-
-
-def test_only_what_it_made_is_replaced(tmp_path):
-    folder = tmp_path / "scenes"
-    write_scenes(folder, train=1, dev=1, test=1)
-    (folder / "thesis.tex").write_text("years of work")
-    write_scenes(folder, train=2, dev=1, test=1, overwrite=True)
-    assert (tmp_path / "scenes.1" / "thesis.tex").exists()
-    assert len(InstructionRecords(folder / "train.json")) == 2
-    (folder / ".subtoken-data.json").unlink()  # somebody's own data of the same names
-    with pytest.raises(ValueError, match="is not a folder of scenes"):
-        write_scenes(folder, train=1, dev=1, test=1, overwrite=True)
-    assert (folder / "train" / "000000.jpg").exists()

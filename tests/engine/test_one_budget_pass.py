@@ -149,17 +149,6 @@ def test_a_head_may_keep_nothing_of_a_text():
         model.ask("the lamp is red . the door is green . what", ["which ?"], max_new_tokens=2)
 
 
-@torch.no_grad()
-def test_sinks_and_window_are_kept_whole_in_every_head():
-    backbone, batch = eager(text_family(), settings(sinks=2, window=3)).eval(), text_batch(MIXED)
-    state = backbone.run(batch).state
-    for sample, (context, _, _) in enumerate(MIXED):
-        rows = [1, 2, context - 2, context - 1, context]
-        for layer in range(3):
-            assert state.keys[layer][sample][:, rows].all()
-            assert state.masks[layer][sample, rows].all()
-
-
 @sampled("kind", KINDS, every=4)
 @torch.no_grad()
 def test_a_whole_budget_is_the_backbone(kind):

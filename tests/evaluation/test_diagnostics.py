@@ -14,7 +14,7 @@ from subtoken_train.evaluation import diagnostics
 from subtoken_train.evaluation.runner.cell import record_prompts
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
-from tests.support.helpers import compress, gqa_family, make_batch, sharpen
+from tests.support.helpers import compress, make_batch, sharpen
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 
@@ -44,7 +44,7 @@ def test_an_observation_is_what_the_pass_did(tiny_family, stage):
     result = backbone.run(batch, pad_left=True)
     found = diagnostics.observe(backbone, batch, with_relevance=True)
     layers = list(range(4) if stage == "embeds" else range(2, 4))
-    assert list(found.masks) == list(found.norms) == list(found.relevance) == layers
+    assert list(found.masks) == list(found.relevance) == layers
     for layer in layers:
         assert torch.equal(found.masks[layer], result.state.masks[layer])
     visual_BM = result.rows.regions_BM == Region.VISUAL
@@ -58,34 +58,6 @@ def test_an_observation_is_what_the_pass_did(tiny_family, stage):
     assert sum(len(part._forward_hooks) for part in modules) == 0
 
 
-@pytest.mark.parametrize("fill", ["mean", "zero"])
-@torch.no_grad()
-def test_value_norm_under_a_fill_is_the_selector_of_that_name(tiny_family, fill):
-    backbone = compress(tiny_family, RoutingConfig("value_norm", fill=fill), name="fastv", keep_ratio=0.25)
-    found = diagnostics.observe(backbone, make_batch(MIXED))
-    for layer, mask in found.masks.items():
-        routed = found.routed[layer]
-        assert torch.equal(diagnostics.value_norm_mask(found, layer, backbone.bank)[routed], mask[routed])
-
-
-@pytest.mark.parametrize("layout", ["contiguous", "per_head"])
-@torch.no_grad()
-def test_norms_are_those_of_whole_values(layout):
-    """Of the first layer, whose input no routing has touched, under grouped-query attention."""
-    family, batch = gqa_family(), make_batch([(1, 9)])
-    backbone = routed_arm(family, RoutingConfig(num_groups=4, kept_groups=1, layout=layout))
-    found = diagnostics.observe(backbone, batch)
-    result = backbone.run(batch, pad_left=True)
-    block = family.decoder.layers[0]
-    embedded = family.embed(batch)[:, result.rows.index_BM[0]]
-    value = block.self_attn.v_proj(block.input_layernorm(embedded))[0].reshape(-1, 2, 32)
-    for group in range(4):
-        channels = value.flatten(1)[:, 16 * group :][:, :16]
-        if layout == "per_head":
-            channels = value[:, :, 8 * group : 8 * group + 8].flatten(1)
-        assert torch.allclose(found.norms[0][0, :, group], channels.norm(dim=-1), atol=1e-5)
-
-
 @torch.no_grad()
 def test_relevance_reads_the_query_region(tiny_family):
     """A question about nothing else than the image attends elsewhere when its words change."""
@@ -96,21 +68,6 @@ def test_relevance_reads_the_query_region(tiny_family):
     assert torch.equal(diagnostics.observe(backbone, batch, with_relevance=True).relevance[0], before)
     batch.input_ids_BN[batch.regions_BN == Region.QUERY] = 11
     assert not torch.allclose(diagnostics.observe(backbone, batch, with_relevance=True).relevance[0], before, atol=1e-3)
-
-
-def test_the_global_budget_is_lent(tiny_family):
-    bank = routed_arm(tiny_family).bank
-    with diagnostics.global_budget(bank):
-        assert bank.config == GLOBAL
-    assert bank.config == S4K1
-
-    def fail():
-        with diagnostics.global_budget(bank):
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert bank.config == S4K1
 
 
 @sampled("routing", [S4K1, GLOBAL], every=2, ids=["per_token", "global"])
@@ -131,18 +88,6 @@ def test_counts_add_up(tiny_family, prompts, routing):
         assert (diagnosis.figure_LK[:, 1] < tokens).all()
     else:
         assert torch.equal(diagnosis.kept_LK, diagnosis.figure_LK)
-
-
-@sampled("budget", ["per_token", "global"], every=2)
-def test_value_norm_agrees_with_itself_and_random_by_chance(tiny_family, prompts, budget):
-    settings = {"num_groups": 16, "kept_groups": 4, "budget": budget}
-    backbone = routed_arm(tiny_family, RoutingConfig(selector="value_norm", **settings))
-    norm = diagnostics.diagnose(backbone, prompts(backbone))
-    assert torch.equal(norm.norm_pairs_L, norm.counts_LS.sum(-1))
-    torch.manual_seed(1)
-    backbone = compress(gqa_family(), RoutingConfig(selector="random", **settings), name="fastv", keep_ratio=0.25)
-    random = diagnostics.diagnose(backbone.eval(), prompts(backbone))
-    assert (random.norm_pairs_L / random.counts_LS.sum(-1) - 0.25).abs().max() < 0.05
 
 
 @pytest.mark.parametrize("budget", ["per_token", "global"])
@@ -188,7 +133,6 @@ def diagnosis(kept):
         layers=[2, 3],
         counts_LS=torch.tensor([[1, 1, 1, 1], [4, 0, 0, 0]]),
         kept_LK=torch.tensor([kept, kept]),
-        norm_pairs_L=torch.tensor([1, 3]),
         figure_LK=torch.tensor([[1, 2, 1, 0, 0], [3, 0, 0, 0, 1]]),
         rank_tokens_R=torch.tensor([4, 4, 0]),
         rank_relevance_R=torch.tensor([1.0, 0.5, 0.0]),
@@ -199,12 +143,6 @@ def diagnosis(kept):
 def table(path):
     with path.open(newline="") as file:
         return list(csv.reader(file))
-
-
-@pytest.mark.parametrize(("config", "chance"), [(GLOBAL, 0.25), (S4K1, 0.5)])
-def test_chance_where_tokens_keep_different_numbers(config, chance):
-    """Two tokens keep 2 of 4 groups: chosen token by token, half of a random choice is shared; over all, a quarter."""
-    assert [row.chance for row in diagnostics.layer_rows(diagnosis([2, 0, 2, 0, 0]), config)] == [chance, chance]
 
 
 def test_tables(tmp_path):
@@ -225,8 +163,8 @@ def test_tables(tmp_path):
     assert groups[1] == ["2", "0", "0.25"]
     assert groups[5] == ["3", "0", "1"]
     layers = table(tmp_path / "layers.csv")
-    assert layers[0][-2:] == ["value_norm_agreement", "chance"]
-    assert layers[2] == ["3", "1", "0.25", "0", "1", "0.75", "0.25"]
+    assert layers[0][-2:] == ["entropy", "largest_share"]
+    assert layers[2] == ["3", "1", "0.25", "0", "1"]
 
 
 @pytest.mark.slow

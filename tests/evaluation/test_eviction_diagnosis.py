@@ -174,12 +174,6 @@ def test_measures(sets, seed):
             assert float(found[name][sample]) == pytest.approx(expected, rel=1e-5), name
 
 
-def test_everything_kept():
-    watched = entries(2, kept=torch.ones(2, 2, 12, dtype=torch.bool))
-    found = dict(zip(NAMES, layer_measures(watched), strict=True))
-    assert found["hit_rate"].tolist() == found["attention_kept"].tolist() == [1, 1]
-
-
 def test_nothing_read_is_no_figure():
     watched = entries(1)
     watched.seen_B[0], watched.passed_BH[0], watched.mass_BHN[0] = 0, 0, 0

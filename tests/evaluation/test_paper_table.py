@@ -12,15 +12,10 @@ import pytest
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.reporting.exports import markdown_escape as markdown
-from subtoken_train.evaluation.results import Manifest
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.inference import pool
 from tests.support import paper_folders as paper
 from tests.support.eval_runs import ADAPTERS
-from tests.support.sampling import sampled
-
-COMPRESSED = {paper.ANCHOR, paper.ROUTED, paper.TEXT_ANCHOR, paper.TEXT_ROUTED}
-CELLS = [(arm, task) for arm in paper.IMAGE_ARMS for task in paper.COLUMNS] + [(arm, "mmlu") for arm in paper.TEXT_ARMS]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,22 +48,6 @@ def rows(report) -> dict[tuple[str, str, str], dict[str, str]]:
 
 def primary(rows, arm: str, task: str) -> dict[str, str]:
     return rows[arm, task, {"vqav2": "llava_accuracy"}.get(task, "mean" if task in paper.MEANS else "accuracy")]
-
-
-@sampled(("arm", "task"), CELLS, every=8)
-def test_every_arm_answers_a_part_of_every_benchmark(run, arm, task):
-    manifest = Manifest.read(run.out / f"{arm}-seed0" / task)
-    assert (manifest.rows, manifest.expected_rows) == (paper.LIMIT, build_task(task).expected_rows)
-    assert manifest.partial
-    assert manifest.arm.trained
-    records = run.records(arm, task)
-    assert len(records) == paper.LIMIT
-    for record in records:
-        if arm in COMPRESSED:
-            assert 0 < record.entries_after < record.entries_before
-            assert record.region_bytes < 0.3 * record.region_dense_bytes
-        else:
-            assert record.entries_after == record.entries_before > 0
 
 
 def test_the_three_arms_stand_at_the_papers_budget(rows):
@@ -151,7 +130,7 @@ def test_a_part_of_a_set_needs_a_limit(run, tmp_path, capsys, monkeypatch, task)
     assert not list(tmp_path.glob("out/*/*"))
 
 
-@pytest.mark.parametrize("task", paper.FOLDERS)
+@pytest.mark.parametrize("task", sorted(paper.FOLDERS.keys() - {"gqa", "mmbench", "mme", "scienceqa", "vqav2"}))
 def test_both_layouts_ask_the_same(run, tmp_path, task):
     paper.FOLDERS[task](tmp_path, True)
     hub, own = (build_task(task, folder).samples() for folder in (run.parquet / task, tmp_path))

@@ -14,7 +14,7 @@ from subtoken_train.evictions import EVICTIONS, build_eviction
 from subtoken_train.evictions.base import Eviction, keep_best_entries
 from subtoken_train.evictions.budgets import divide_budget, pooled_counts
 from subtoken_train.evictions.observers import column_sums, task_rows, unasked
-from subtoken_train.functional.attention_statistics import attention_blocks
+from subtoken_train.functional.causal_attention import attention_blocks
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import View

@@ -55,7 +55,6 @@ DAMAGED = [
     ("config.json", '{"model_type": "llama", "hidden_size": "wide"}', "cannot be used"),
     ("config.json", '{"model_type": "llama", "num_hidden_layers": 100000000}', "must be 0 to 10,000"),
     ("config.json", f'{{"model_type": "llama", "hidden_size": {10**400}}}', "a number of many digits"),
-    ("config.json", '{"model_type": []}', "cannot be used"),
     ("config.json", '{"model_type": 5}', "cannot be used|unknown backbone family"),
     ("adapter_config.json", "{}", "is a LoRA of peft"),
     (INDEX, '{"weight_map": {"a": "../x.safetensors"}}', "also names a file"),
@@ -115,11 +114,6 @@ UNFIT = {
     ),
     "a layer": (fewer_layers, r"they hold layer 1 \(model.language_model.layers.1.* which it leaves out"),
     "head_dim": (lambda folder: spoil_text(folder, head_dim=-1), "the configuration of .* cannot be (used|read): "),
-    "heads": (lambda folder: spoil_text(folder, num_attention_heads=0), "the configuration of .* be (used|read): "),
-    "list": (
-        lambda folder: spoil_text(folder, head_dim=[]),
-        "the configuration of backbone .* cannot be (used|read): ",
-    ),
 }
 
 

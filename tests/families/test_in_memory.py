@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 from checkpoints.tiny_llama import build_tokenizer
 from checkpoints.tiny_llava import build_model, build_processor
@@ -15,7 +15,6 @@ from subtoken_train import SubTokenModel
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.in_memory import family_in_memory
 from subtoken_train.reducers import build_reducer
-from tests.support.places import ROOT
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 from tests.support.tiny.llava import next_family
@@ -90,20 +89,6 @@ def test_a_model_that_sees_images_is_as_it_was():
     assert model.cache_report().realised_fraction == 0.125
     assert parts_of(bare) == parts
     assert torch.equal(bare(**inputs).logits, before)
-
-
-def test_settings_are_those_of_from_pretrained():
-    path = str(ROOT / "checkpoints/tiny-llama")
-    settings = {"eviction": "streaming_llm", "eviction_keep": "20tokens", "kv_dtype": "int8"}
-    settings |= {"eviction_options": {"sinks": 2}, "scope": "all", "prefill_chunk": 32}
-    loaded = SubTokenModel.from_pretrained(path, **settings)
-    parts = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
-    made = SubTokenModel(*parts, **settings)
-    assert made.compression == loaded.compression
-    assert made.compression.eviction.sinks == 2
-    inputs = loaded.inputs(TEXT * 9)
-    wanted, found = (each.generate(**inputs, max_new_tokens=8, do_sample=False) for each in (loaded, made))
-    assert torch.equal(wanted, found)
 
 
 def dropping():
@@ -185,10 +170,3 @@ def test_processors_that_do_not_fit(name):
     model = build_model(text_layers=1).eval() if family is None else family().model
     with pytest.raises(ValueError, match=words):
         SubTokenModel(model, processor() if callable(processor) else processor)
-
-
-def test_a_reducer_s_name_needs_its_ratio_and_the_model_evaluates():
-    family = text_family("llama")
-    with pytest.raises(ValueError, match="reducer='quest', keep_ratio=None: a name needs a share"):
-        SubTokenModel(family.model, family.tokenizer, reducer="quest")
-    assert not SubTokenModel(family.model, family.tokenizer).backbone.training

@@ -16,20 +16,15 @@ from checkpoints import tiny_llama
 from subtoken_train import SubTokenModel
 from subtoken_train.artifact.hub import find_adapter, worded
 from subtoken_train.cli.main import main
-from subtoken_train.engine.build import assemble
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families import online
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone
 from subtoken_train.families.llava import LlavaFamily
-from subtoken_train.families.load import check_weights, family_class, layout_family, load_family, with_processor
-from subtoken_train.families.lora import LoraSettings
-from subtoken_train.families.qwen_vl import Qwen25VLFamily
-from subtoken_train.reducers import build_reducer
-from subtoken_train.routing import RoutingConfig
+from subtoken_train.families.load import check_weights, family_class, layout_family, load_family
 from tests.support.gguf_tiny import TEMPLATE, write_gguf
 from tests.support.helpers import make_batch, save_backbone
 from tests.support.sampling import sampled
-from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
+from tests.support.tiny.qwen import qwen_family
 
 
 @pytest.fixture
@@ -62,41 +57,9 @@ def test_dtype_and_attention_are_what_was_asked(folder, dtype):
     assert family.decoder.config._attn_implementation == "eager"
 
 
-@sampled(
-    ("name", "total", "lora", "routers", "kibibytes", "tokens"),
-    [
-        ("llava-hf/llava-1.5-7b-hf", None, 8_388_608, 2_097_664, 512, 576),  # the paper's
-        ("Qwen/Qwen2.5-VL-3B-Instruct", 3_754_622_976, 3_686_400, 1_180_224, 36, 144),
-        ("Qwen/Qwen2.5-VL-7B-Instruct", 8_292_166_656, 5_046_272, 1_606_080, 56, 144),
-    ],
-    every=2,
-)
-def test_counts_without_weights_or_network(name, total, lora, routers, kibibytes, tokens):
-    """Rank-16 LoRA on q and v, and one linear router of 16 groups per layer."""
-    family = layout_family(BackboneConfig(name, dtype="bfloat16"))
-    assert total in (None, sum(parameter.numel() for parameter in family.model.parameters()))
-    routing = RoutingConfig(num_groups=16, kept_groups=4)
-    with torch.device("meta"):
-        compressed, _ = assemble(family, LoraSettings(rank=16), build_reducer("fastv", keep_ratio=0.25), routing)
-    assert sum(parameter.numel() for parameter in family.model.parameters() if parameter.requires_grad) == lora
-    assert sum(parameter.numel() for parameter in compressed.bank.parameters()) == routers
-    assert family.shape.token_bytes == kibibytes * 1024
-    assert family.visual_tokens() == tokens
-
-
 @pytest.fixture
 def qwen_folder(tmp_path):
     return save_backbone(qwen_family(), tmp_path / "qwen")
-
-
-@torch.no_grad()
-def test_a_qwen_folder_loads_without_its_video_processor(qwen_folder, tmp_path):
-    original, loaded = qwen_family(), load_family(BackboneConfig(str(qwen_folder)))
-    assert isinstance(loaded, Qwen25VLFamily)
-    batch, other = (qwen_batch(family, qwen_records(tmp_path)) for family in (original, loaded))
-    assert torch.equal(other.input_ids_BN, batch.input_ids_BN)
-    assert torch.equal(loaded.embed(other), original.embed(batch))
-    assert torch.equal(loaded.positions(other), original.positions(batch))
 
 
 def test_a_published_image_processor_is_read_whatever_class_it_names(qwen_folder):
@@ -107,15 +70,6 @@ def test_a_published_image_processor_is_read_whatever_class_it_names(qwen_folder
     family = load_family(BackboneConfig(str(qwen_folder)))
     assert (family.min_pixels, family.max_pixels) == (3136, 1_003_520)
     assert family.processor.image_processor.size["longest_edge"] == 12845056
-
-
-@sampled("max_pixels", [None, 112_896], every=2)
-def test_the_cap_reaches_every_way_to_build_a_family(qwen_folder, max_pixels):
-    config = BackboneConfig(str(qwen_folder), max_pixels=max_pixels)
-    layout = layout_family(config)
-    families = [load_family(config), layout, with_processor(layout, config)]
-    assert {family.max_pixels for family in families} == {max_pixels or 1_003_520}
-    assert {family.visual_tokens((1000, 1000)) for family in families} == {144 if max_pixels else 1225}
 
 
 @sampled("key", ["attn_implementation", "_attn_implementation"], every=2)
@@ -141,7 +95,7 @@ KINDS = {
     **{kind: ({}, f"{kind} is not supported: tokens of an image attend in both") for kind in ("gemma3", "gemma4")},
     "qwen3_5": ({}, f"qwen3_5{STATE}"),
     "internvl_chat": (CODE, "its code is its authors' own and is not run; use the model in transformers' format"),
-    **dict.fromkeys(("llava", "llava_mistral"), (ORIGINAL, r"it is in the format of LLaVA's original code \('llava")),
+    **dict.fromkeys(("llava", "llava_mistral"), (ORIGINAL, "it is in the format of LLaVA's original code")),
 }
 
 
@@ -170,14 +124,6 @@ def test_settings_that_are_none_are_worded(folder, name, load):
     settings, words = NAMES[name]
     with pytest.raises(ValueError, match=words):
         load(BackboneConfig(**{"path": str(folder), **settings}))
-
-
-@pytest.mark.parametrize("missing", ["model.safetensors", "token*"])
-def test_a_folder_without_weights_or_tokenizer_is_a_worded_error(folder, missing):
-    for path in folder.glob(missing):
-        path.unlink()
-    with pytest.raises(ValueError, match=r"of backbone .* cannot be read"):
-        load_family(BackboneConfig(path=str(folder)))
 
 
 @pytest.fixture
@@ -223,15 +169,6 @@ def test_who_said_offline_is_not_told_of_the_network(asked, monkeypatch):
         pass
     assert asked == []
     assert "HF_HUB_OFFLINE is set" in worded(OfflineModeIsEnabled(), "user/name")
-
-
-def test_any_answer_will_do(asked, monkeypatch):
-    answer = httpx2.Response(503)
-    monkeypatch.setattr(httpx2.Client, "request", lambda self, method, url, **_: asked.append(url) or answer)
-    for _ in range(2):
-        with online.hub_asked():
-            assert not constants.HF_HUB_OFFLINE
-    assert asked == [constants.ENDPOINT]
 
 
 @pytest.fixture(scope="module")

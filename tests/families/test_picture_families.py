@@ -14,10 +14,10 @@ from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import Video
-from subtoken_train.families.load import layout_family, published_config
+from subtoken_train.families.load import layout_family
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region, Turn
-from tests.support.helpers import check_answers, check_logits, compress
+from tests.support.helpers import check_logits, compress
 from tests.support.tiny import idefics3, internvl, mistral3, qwen
 from tests.support.tiny import llava as llava_next
 from tests.support.tiny.qwen import glm_family
@@ -150,13 +150,6 @@ def test_inputs_and_logits_are_transformers_own(name, side):
     check_logits(family, given, batch, side)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_answers_are_transformers_own(name):
-    family, case = built(name), CASES[name]
-    settings = {"pad_token_id": 0} if "next" in name else {"min_new_tokens": 8} if "glm" in name else {}
-    check_answers(family, case.inputs(family, noises(case.sizes), "left"), **settings)
-
-
 @pytest.mark.parametrize("name", [*THREE, "llava_next mistral"])
 def test_a_prompt_is_what_transformers_processor_makes(name):
     family, case = built(name), CASES[name]
@@ -200,6 +193,14 @@ PUBLISHED = {
     "HuggingFaceTB/SmolVLM2-2.2B-Instruct": ((24, 32, 64), 2_246_784_880, 13 * 81),
     "HuggingFaceM4/Idefics3-8B-Llama3": ((32, 8, 128), 8_462_086_384, 13 * 169),
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": ((40, 8, 128), 24_011_361_280, 24 * 32),
+    "meta-llama/Llama-3.1-8B-Instruct": ((32, 8, 128), 8_030_261_248, None),
+    "mistralai/Mistral-7B-v0.1": ((32, 8, 128), 7_241_732_096, None),
+    "Qwen/Qwen3-8B": ((36, 8, 128), 8_190_735_360, None),
+    "Qwen/Qwen3-14B": ((40, 8, 128), 14_768_307_200, None),
+    "Qwen/Qwen2-VL-2B-Instruct": ((28, 2, 128), None, 144),
+    "Qwen/Qwen2-VL-7B-Instruct": ((28, 4, 128), None, 144),
+    "Qwen/Qwen3-VL-4B-Instruct": ((36, 8, 128), None, 100),
+    "Qwen/Qwen3-VL-8B-Instruct": ((36, 8, 128), None, 100),
     "zai-org/GLM-4.1V-9B-Thinking": ((40, 2, 128), 10_292_777_472, 144),
     # without the 45 x 128 biases of its experts' choice, which are buffers
     "zai-org/GLM-4.5V": ((46, 8, 128), 107_710_933_120 - 45 * 128, 144),
@@ -212,24 +213,7 @@ def test_published_models_have_the_hubs_shapes(name):
     family = layout_family(BackboneConfig(name, dtype="bfloat16"))
     assert (family.shape.num_layers, family.shape.num_kv_heads, family.shape.head_dim) == shape
     assert parameters in (None, sum(parameter.numel() for parameter in family.model.parameters()))
-    assert family.visual_tokens() == family.visual_tokens(family.nominal_image) == tokens
-
-
-def test_published_qwens_have_the_hubs_shapes():
-    """By their configurations: text width, layers, key-value heads; tower width, depth, deep blocks."""
-    found = {}
-    for name in ("2-VL-2B", "2-VL-7B", "3-VL-4B", "3-VL-8B"):
-        config = published_config(f"Qwen/Qwen{name}-Instruct")
-        text, vision = config.text_config, config.vision_config
-        deep = list(getattr(vision, "deepstack_visual_indexes", ()))
-        sizes = (text.hidden_size, text.num_hidden_layers, text.num_key_value_heads, vision.hidden_size, vision.depth)
-        found[name] = (*sizes, deep, config.tie_word_embeddings)
-    assert found == {
-        "2-VL-2B": (1536, 28, 2, 1536, 32, [], True),
-        "2-VL-7B": (3584, 28, 4, 3584, 32, [], False),
-        "3-VL-4B": (2560, 36, 8, 1024, 24, [5, 11, 17], True),
-        "3-VL-8B": (4096, 36, 8, 1152, 27, [8, 16, 24], False),
-    }
+    assert tokens is None or family.visual_tokens() == family.visual_tokens(family.nominal_image) == tokens
 
 
 @pytest.mark.parametrize(
@@ -244,7 +228,6 @@ def test_published_qwens_have_the_hubs_shapes():
         ("mistralai/Mistral-Small-3.1-24B-Instruct-2503", 900_000, [(2000, 2000)], [33 * 33], None),
         ("zai-org/GLM-4.1V-9B-Thinking", None, [(4000, 4000)], [35 * 35], None),
         ("llava-hf/llava-v1.6-vicuna-7b-hf", None, [(672, 672)], [2928], 5 * 3 * 336**2),
-        ("Qwen/Qwen3-VL-4B-Instruct", None, [(336, 336)], [100], None),
         ("llava-hf/llava-onevision-qwen2-7b-ov-hf", None, [(384, 384)], [729 + 27 * 28], None),
     ],
 )

@@ -3,7 +3,6 @@
 from itertools import product
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -15,11 +14,10 @@ from subtoken_train.families.images import Video
 from subtoken_train.families.tiles import TileLayout, ordered_pictures, pictures_per_sample
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
-from subtoken_train.types import Region
 from tests.support.helpers import compress, eager_calls
 from tests.support.tiny import idefics3, mistral3
 from tests.support.tiny.idefics3 import idefics_family, tiler
-from tests.support.tiny.internvl import SIDE, SIZES, TILES, internvl_family
+from tests.support.tiny.internvl import SIZES, TILES, internvl_family
 from tests.support.tiny.mistral3 import mistral3_family
 from tests.support.tiny_parts import noises, padded, three_records
 
@@ -101,7 +99,7 @@ def test_pictures_go_to_the_prompts_that_have_their_placeholders(tokens, prompts
 
 @pytest.mark.parametrize(("tokens", "prompts"), [([4, 3], (4, 2)), ([4, 3], (4,)), ([4], (4, 3)), ([4, 3], (3, 4))])
 def test_pictures_that_fit_no_division_are_refused(tokens, prompts):
-    with pytest.raises(ValueError, match=r"pictures of \[4.* visual tokens but prompts of \[.* placeholders"):
+    with pytest.raises(ValueError, match=r"pictures of \[4.* visual tokens but prompts of \["):
         pictures_per_sample(tokens, marked(*prompts))
 
 
@@ -110,32 +108,6 @@ def test_images_and_videos_stand_in_the_order_of_their_placeholders():
     assert ordered_pictures(kinds, {1: [2, 3, 2], 2: [3, 4]}) == [[(2, 0), (1, 0), (1, 1)], [(1, 2), (2, 1)], []]
     with pytest.raises(ValueError, match=r"pictures of \[2, 3, 2, 4, 3\] visual tokens but prompts of \[8, 6, 0\]"):
         ordered_pictures(kinds, {1: [2, 3, 2], 2: [4, 3]})
-
-
-def published_tiles(image: Image.Image, least: int, most: int) -> list[np.ndarray]:
-    """``dynamic_preprocess`` of OpenGVLab's model cards, written down again: RGB tiles, the whole last."""
-    grids = {(i, j) for n in range(least, most + 1) for i in range(1, n + 1) for j in range(1, n + 1)}
-    grids = sorted((grid for grid in grids if least <= grid[0] * grid[1] <= most), key=lambda grid: grid[0] * grid[1])
-    best, smallest, area = (1, 1), float("inf"), image.width * image.height
-    for grid in grids:
-        distance = abs(image.width / image.height - grid[0] / grid[1])
-        if distance < smallest or (distance == smallest and area > 0.5 * SIDE * SIDE * grid[0] * grid[1]):
-            best, smallest = grid, min(smallest, distance)
-    scaled = np.array(image.resize((SIDE * best[0], SIDE * best[1]), Image.Resampling.BICUBIC))
-    rows = [scaled[y * SIDE : (y + 1) * SIDE] for y in range(best[1])]
-    tiles = [row[:, x * SIDE : (x + 1) * SIDE] for row in rows for x in range(best[0])]
-    return tiles if len(tiles) == 1 else [*tiles, np.array(image.resize((SIDE, SIDE), Image.Resampling.BICUBIC))]
-
-
-def test_tiles_are_those_of_the_originals():
-    family, images = internvl_family(), noises(SIZES)
-    expected = [tile for image in images for tile in published_tiles(image, 1, 5)]
-    mean, std = (np.array(x) for x in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
-    found = family.process_images(images)[0]
-    assert len(found) == len(expected) == sum(TILES)
-    for ours, tile in zip(found, expected, strict=True):
-        assert np.abs(ours.permute(1, 2, 0).numpy() - (tile / 255 - mean) / std).max() < 1e-5
-    assert [family.tiles(size) for size in SIZES] == list(TILES)
 
 
 def test_a_video_is_a_line_per_frame():
@@ -152,30 +124,6 @@ def test_a_video_is_a_line_per_frame():
     expected = family.model.generate(**given, max_new_tokens=5, do_sample=False)
     model = SubTokenModel.around(compress(family))
     assert torch.equal(model.generate(**given, max_new_tokens=5, do_sample=False), expected)
-
-
-FAKE, TURN = "<fake_token_around_image>", "<row_{}_col_{}>"
-IN_ROWS = [FAKE + FAKE.join(TURN.format(row, column) for column in (1, 2, 3)) for row in (1, 2)]
-IN_TILES = "\n".join([*IN_ROWS, "", f"{FAKE}<global-img>{FAKE}"])
-MARKS = {
-    "idefics3": (lambda: idefics_family("idefics3"), idefics3.SIZES, IN_TILES),
-    "smolvlm": (idefics_family, idefics3.SIZES, IN_TILES),
-    "mistral3": (mistral3_family, mistral3.SIZES, "[IMG_BREAK][IMG_END]"),
-}
-
-
-@pytest.mark.parametrize("name", MARKS)
-def test_marks_of_tiles_and_rows_are_text_that_stays(name, tmp_path):
-    build, sizes, marks = MARKS[name]
-    family = build()
-    batch = padded(family, three_records(tmp_path, sizes))
-    ids, visual = batch.input_ids_BN[0], batch.regions_BN[0] == Region.VISUAL
-    first, last = visual.nonzero()[[0, -1], 0].tolist()
-    first -= 0 if name == "mistral3" else 2
-    between = ~visual[first : last + 2]
-    assert family.tokenizer.decode(ids[first : last + 2][between]) == marks
-    later = batch.regions_BN[0, int(visual.nonzero()[0, 0]) : last + 2]
-    assert set(later[later != Region.VISUAL].tolist()) == {int(Region.QUERY)}
 
 
 def test_tiles_are_counted_as_the_image_processor_cuts_them():

@@ -101,7 +101,7 @@ def test_keys_are_taken_after_the_rotary_embedding(family, batch):
 
 def test_a_last_block_with_windows_is_refused(family, batch):
     family.model.model.visual.fullatt_block_indexes = [1]
-    with pytest.raises(ValueError, match=r"last block, 3, attends to the whole image; .* in blocks \[1\]"):
+    with pytest.raises(ValueError, match=r"last block, 3, attends to the whole image"):
         family.visual_states(batch, "received")
     assert family.visual_states(batch).received is None
 
@@ -156,5 +156,5 @@ def test_bf16_towers_give_statistics_in_fp32(tower):
 
 
 def test_embeddings_have_no_attention(tower):
-    with pytest.raises(ValueError, match="past the embeddings; this backbone has 0 of a tower of 3 layers"):
+    with pytest.raises(ValueError, match="past the embeddings, not 0 of 3 layers"):
         features_with_statistics(tower, pixels(1), [0])

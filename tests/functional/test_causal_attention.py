@@ -6,10 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from subtoken_train.functional.attention_statistics import BLOCK, attention_blocks, attention_rows
 from subtoken_train.functional.causal_attention import (
+    BLOCK,
     Seen,
     SlidingWindow,
+    attention_blocks,
+    attention_rows,
     causal_attention,
     fused_attention,
     fused_kernels,

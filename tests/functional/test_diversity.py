@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
@@ -29,6 +29,7 @@ def chosen_order(place_N, steps):
     return [row for _, row in taken]
 
 
+@example(sizes=(1, 7), steps=1, seed=278)  # of two rows that are each other's nearest the first
 @given(sizes=SIZES, steps=st.integers(1, 16), seed=SEEDS)
 def test_farthest_rows_and_volumes_are_those_of_the_loops_in_every_sample(sizes, steps, seed):
     rows, marks = random_scores(seed, *sizes, 16), random_mask(seed + 1, *sizes)

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.functional.group_norms import contribution_norms, head_grams, standardised_log
 from subtoken_train.functional.groups import apply_group_mask, check_groups, expand_group_mask, split_groups
+from subtoken_train.functional.masks import contribution_norms, head_grams, standardised_log
 from tests.support.helpers import random_mask, random_scores
 
 SEEDS = st.integers(0, 1000)

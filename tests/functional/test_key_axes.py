@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.functional.key_axes import (
-    best_channels,
     key_energy,
     key_spread,
     mirrored,
@@ -22,6 +21,7 @@ from subtoken_train.functional.key_axes import (
     turn_of,
     value_axes,
 )
+from subtoken_train.functional.masks import fixed_mask
 from subtoken_train.functional.rotary import Rotation
 from subtoken_train.ledger.kv_budget import kept_channels
 from tests.support.golden_cases import load, near, record
@@ -169,12 +169,6 @@ def test_scores_are_the_written_out_ones(monkeypatch):
         assert (scores - plain_scores(query, key, asks, own)).abs().max() < bound
 
 
-def test_ties_go_to_the_lower_channel():
-    scores = torch.tensor([[[1.0, 2.0, 2.0, 2.0, 0.0]]])
-    assert best_channels(scores, 2)[0, 0].tolist() == [False, True, True, False, False]
-    assert best_channels(torch.zeros(1, 1, 4), 3)[0, 0].tolist() == [True, True, True, False]
-
-
 def chosen(params, tensors, rows, ratio):
     """Channels that stay of recorded keys, by as many last rows of queries as ``params`` says under ``rows``."""
     query, key = tensors["queries"], tensors["keys"]
@@ -182,7 +176,7 @@ def chosen(params, tensors, rows, ratio):
     asks = torch.arange(length)[None].expand(len(key), -1) >= length - params[rows]
     all_rows, kept = torch.arange(length).expand(len(key), -1), torch.ones(*key.shape[:3], dtype=torch.bool)
     scores = query_energy(query, asks, key.shape[1]) * key_energy(key, all_rows, kept)
-    return best_channels(scores, kept_channels(width, 1 - params[ratio]))
+    return fixed_mask(scores, kept_channels(width, 1 - params[ratio]))
 
 
 def test_golden_of_the_authors(shared):

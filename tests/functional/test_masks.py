@@ -51,14 +51,6 @@ def test_global_budget(sizes, seed, levels, dtype, share, data):
     assert torch.equal(global_mask(scores, kept, routed), expected)
 
 
-def test_minus_infinity_is_a_score_like_any_other():
-    """A group that scores -inf is chosen last, but before any group of an unrouted token."""
-    scores = torch.full((1, 3, 2), -torch.inf)
-    scores[0, 2, 1] = 0.0
-    chosen = global_mask(scores, 1, torch.tensor([[False, True, True]]))
-    assert chosen[0].tolist() == [[False, False], [True, False], [False, True]]
-
-
 def slow_ranked(tokens, kept_groups, num_groups):
     """Counts by rank, as the docstring says it, in fractions."""
     high = min(num_groups, 2 * kept_groups)
@@ -126,7 +118,6 @@ def test_counts_histogram_and_entropy_of_masks(size, seed):
         sum(sum(row) == k for row in rows) for k in range(size[2] + 1)
     ]
     assert masks.group_usage(mask, routed).sum() == pytest.approx(1 if total else 0)
-    assert masks.shared_pairs(mask, mask, routed) == total
     shares = [count / max(len(rows), 1) for count in counts]
     largest = entropy_of_yes(sum(shares) / len(shares))
     expected = sum(map(entropy_of_yes, shares)) / len(shares) / largest if largest > 1e-9 else 0
@@ -143,18 +134,6 @@ def test_order_of_relevance(size, seed, levels):
         assert valid[b].tolist() == [rank < len(tokens) for rank in range(size[1])]
         assert kept[b, : len(tokens)].tolist() == [int(mask[b, n].sum()) for n in tokens]
         assert ordered[b, : len(tokens)].tolist() == [float(relevance[b, n]) for n in tokens]
-
-
-@given(SIZES, SEEDS, LEVELS, DTYPES)
-def test_best_of_each_token(size, seed, levels, dtype):
-    """As many groups as the mask keeps, the best-scored ones; for a fixed budget that is the fixed mask."""
-    mask, scores = random_mask(seed, *size), random_scores(seed, *size, levels=levels, dtype=dtype)
-    best = masks.best_of_each(scores, mask)
-    for marks, own, chosen in zip(mask.flatten(0, 1), scores.flatten(0, 1), best.flatten(0, 1), strict=True):
-        order = sorted(range(size[2]), key=lambda s, own=own: (-float(own[s]), s))
-        assert chosen.nonzero()[:, 0].tolist() == sorted(order[: int(marks.sum())])
-    fixed, other = (fixed_mask(sign * scores.float(), min(2, size[2])) for sign in (1, -1))
-    assert torch.equal(masks.best_of_each(scores, other), fixed)
 
 
 def test_entropy_is_that_of_the_shares():

@@ -157,11 +157,6 @@ def test_dominant_tokens_come_in_order_and_ties_go_to_the_lower_index():
     assert dominant_tokens(torch.ones(4), 0).tolist() == []
 
 
-def test_targets_are_spread_evenly():
-    for rest, count, expected in ((38, 5, [0, 7, 14, 21, 28]), (7, 3, [0, 2, 4]), (4, 4, [0, 1, 2, 3])):
-        assert contextual_targets(rest, count).tolist() == expected
-
-
 def test_golden_of_the_clip_release(shared):
     params, golden = load(shared, "visionzip_clip")
     for sample, expected in enumerate(golden["tokens_out"]):

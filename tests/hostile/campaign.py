@@ -1,7 +1,5 @@
 """The classes of hostile input, many cases in a row, and what came of them in numbers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path

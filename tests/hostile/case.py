@@ -1,7 +1,5 @@
 """What a hostile case is, where it lives, how its act is carried out, and what it must equal where it is accepted."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Command lines: words that do not belong there, paths that are none, and names that a shell would take for its own."""
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """The pool of valid originals, made once in a process."""
 
-from __future__ import annotations
-
 import faulthandler
 import sys
 from collections.abc import Iterator

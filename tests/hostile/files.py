@@ -1,7 +1,5 @@
 """Files of one kind each: tensors, calibrations, saved caches and the tokenizers of these, benchmarks' own files."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

@@ -1,7 +1,5 @@
 """What a kind of file is, what may stand in it, and every way to spoil one: an independent reading knows the answer."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import io

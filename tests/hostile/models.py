@@ -1,7 +1,5 @@
 """Folders of models: adapters, backbones and runs whose configuration, tensors or files are wrong, or carry code."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Outputs that would replace what is not theirs, disks without room, files that come while a command works."""
 
-from __future__ import annotations
-
 import random
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Data of one's own: records to train on, folders for ``init``, prompts, and fields that change what is learnt."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

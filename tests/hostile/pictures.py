@@ -1,7 +1,5 @@
 """Pictures: damaged, enormous, none at all, or of the forms that cameras, scanners and artists make."""
 
-from __future__ import annotations
-
 import io
 import random
 import struct

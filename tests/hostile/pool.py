@@ -1,7 +1,5 @@
 """Valid originals of everything that the package reads, made once by the package itself."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

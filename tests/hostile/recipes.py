@@ -1,7 +1,5 @@
 """Recipes and grids: odd values, keys and types, YAML that is none, class paths and callables where code could run."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

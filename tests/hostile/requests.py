@@ -1,7 +1,5 @@
 """What programs hand to ``SubTokenModel``, clients send to ``serve`` and visitors to ``demo``, others asking too."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import json

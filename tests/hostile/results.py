@@ -1,7 +1,5 @@
 """Results folders, score files and tables that ``report`` and ``export --metrics`` read."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random

@@ -1,7 +1,5 @@
 """Runs one case in this process under watch (seconds, memory, programs, files written anywhere) and judges it."""
 
-from __future__ import annotations
-
 import hashlib
 import multiprocessing
 import os

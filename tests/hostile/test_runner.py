@@ -1,7 +1,5 @@
 """The judge: what is planted is seen, what is right is clean; and inputs of every class are answered in words."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -83,11 +81,6 @@ def write(path: Path):
     path.write_text("changed\n")
 
 
-def then_refuse(path: Path):
-    write(path)
-    refuse()
-
-
 def seen(answer):
     """A reference that finds nothing."""
     return
@@ -130,7 +123,7 @@ ACTS: dict[str, tuple[Verdict, Callable[[Place], Any], dict[str, Any]]] = {  # w
     "a neighbour changed": (Verdict.LOST, lambda place: write(place.root / "beside/notes.txt"), {}),
     "a neighbour gone": (Verdict.LOST, lambda place: (place.work / "diary.txt").unlink(), {}),
     "its own output changed, and refused": (
-        Verdict.LOST, lambda place: then_refuse(place.work / "diary.txt"), {"writes": ("diary.txt",)}),
+        Verdict.LOST, lambda place: (write(place.work / "diary.txt"), refuse()), {"writes": ("diary.txt",)}),
     "a file moved, content and all": (
         Verdict.CLEAN, lambda place: (place.work / "diary.txt").rename(place.work / "old.txt"),
         {"moves": ("diary.txt", "old.txt")}),

@@ -1,7 +1,5 @@
 """Values that do not belong where they are put, and damage to bytes and whole files."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

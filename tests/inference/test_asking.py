@@ -6,7 +6,6 @@ import pytest
 from PIL import Image
 
 from subtoken_train import SubTokenModel
-from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions import build_eviction
 from subtoken_train.families.images import Video
 from subtoken_train.inference.batched import generate_batch
@@ -66,8 +65,8 @@ def whole_prompt(model: SubTokenModel, context, question: str):
 
 @sampled("name", CELLS, every=4)
 def test_many_questions_are_as_one_on_a_fresh_cache(name):
-    model = asking(**CELLS[name])
-    context, settings = contexts_of(model)[0], {"max_new_tokens": 4}
+    model, settings = asking(**CELLS[name]), {"max_new_tokens": 4}
+    context = contexts_of(model)[0]
     together = model.ask(context, QUESTIONS, **settings)
     held = model.cache.report
     assert together == [model.ask(context, [question], **settings)[0] for question in QUESTIONS]
@@ -169,11 +168,7 @@ NO_PICTURE = "llava sees images: a context is an image or a list of images"
 MARKED = "a question holds <image>; all pictures belong to the context"
 READS = "ask compresses before any question is seen, but .*{}.*; use generate"
 REFUSED = {
-    "aircache": (
-        LLAVA | {"eviction": "aircache"},
-        PICTURES[0],
-        READS.format("'aircache' reads the attention"),
-    ),
+    "aircache": (LLAVA | {"eviction": "aircache"}, PICTURES[0], READS.format("'aircache' reads the attention")),
     "quest": (LLAMA | {"reducer": "quest"}, TEXTS[0], READS.format("reducer 'quest' chooses by the question")),
     "routers": (LLAMA | {"selector": "query"}, TEXTS[0], READS.format("the routers are conditioned on the question")),
     "no picture": (LLAVA, [], NO_PICTURE),
@@ -194,32 +189,18 @@ def test_contexts_that_cannot_be_are_refused(name):
             _ = model.cache
 
 
-def test_contexts_take_positions_for_their_own_questions_only():
-    model = asking(family="llama", **PLAIN)
-    limit, tokenizer = model.backbone.model.config.max_position_embeddings, model.tokenizer
-    word = TEXTS[0].split()[0] + " "
-    each = len(tokenizer(word * 2, add_special_tokens=False)["input_ids"]) // 2
-    long, short = word * ((limit - 40) // each), word * 4
-    questions = [[QUESTIONS[0]], [word * (60 // each)]]
-    alone = [model.ask(text, own, max_new_tokens=2) for text, own in zip((long, short), questions, strict=True)]
-    assert model.ask([long, short], questions, max_new_tokens=2) == alone
-    with pytest.warns(SubTokenWarning, match=f"longer than the {limit:,} positions"):
-        model.ask(None, questions[::-1], max_new_tokens=2)
-
-
 @pytest.mark.parametrize("chunk", [None, 3])
 def test_padding_before_a_short_question_is_nowhere_below_0(chunk, monkeypatch):
     """Ministral 3 takes the logarithm of positions: of rows 16 before the text it would be infinite."""
-    backbone = compress(text_family("ministral3")).eval()
-    model = SubTokenModel.around(backbone, Compression(prefill_chunk=chunk))
+    family, positions = text_family("ministral3"), []
+    model, through = SubTokenModel.around(compress(family).eval(), Compression(prefill_chunk=chunk)), family.through
     texts, questions = ["a cat", "a red dog"], [["describe ."], ["what is at C4 ? and at D2 ? " * 4]]
-    positions, through = [], backbone.family.through
 
     def noted(layers, hidden, mask, position, *rest, **options):
         positions.append(int(position.min()))
         return through(layers, hidden, mask, position, *rest, **options)
 
     alone = [model.ask(text, own, max_new_tokens=4) for text, own in zip(texts, questions, strict=True)]
-    monkeypatch.setattr(backbone.family, "through", noted)
+    monkeypatch.setattr(family, "through", noted)
     assert model.ask(texts, questions, max_new_tokens=4) == alone
     assert min(positions) == 0

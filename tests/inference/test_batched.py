@@ -74,19 +74,15 @@ def test_neither_the_batch_nor_the_padding_changes_what_is_said(levels, protocol
         cell["reducer"] = "none"
     if cell["eviction"].endswith(("set", "sets")):  # random by place in the batch
         cell["eviction"] = "none"
-    backbone, compression, wanted = backbone_of(cell), compression_of(cell), texts([[2, 1]] * 3)
-    runs = []
+    backbone, wanted, runs = backbone_of(cell), texts([[2, 1]] * 3), []
+    how = {"compression": compression_of(cell), "protocol": protocol}
     for pad_left in (True, False):
         batch = prompts(backbone.family, "three", pad_left)
-        for groups in ([batch], [only_sample(batch, i) for i in range(3)]):
-            scores, answers, row = [], [], 0
-            for group in groups:
-                own = wanted[row : row + len(group.record_ids)]
-                row += len(own)
-                scores += score_batch(backbone, group, own, compression=compression, protocol=protocol)
-                settings = {"max_new_tokens": 6, "compression": compression, "protocol": protocol}
-                answers += generate_batch(backbone, group, **settings)
-            runs.append((scores, answers))
+        alone = [only_sample(batch, i) for i in range(3)]
+        together = generate_batch(backbone, batch, max_new_tokens=6, **how)
+        runs.append((score_batch(backbone, batch, wanted, **how), together))
+        scores = [score_batch(backbone, one, [own], **how)[0] for one, own in zip(alone, wanted, strict=True)]
+        runs.append((scores, [generate_batch(backbone, one, max_new_tokens=6, **how)[0] for one in alone]))
     first_scores, first_answers = runs[0]
     for scores, answers in runs[1:]:
         assert [x.token_ids for x in answers] == [x.token_ids for x in first_answers]
@@ -112,21 +108,21 @@ def test_long_continuations_in_pieces_score_the_same(monkeypatch):
 
 def test_single_tokens_cost_one_pass(monkeypatch):
     backbone, passes = backbone_of(CELL), []
-    batch = prompts(backbone.family, "three", pad_left=True)
+    batch, family = prompts(backbone.family, "three", pad_left=True), backbone.family
+
+    def noting(name, own):
+        return lambda *given, **more: (passes.append(name), own(*given, **more))[1]
+
+    def passes_of(call, *given, **more):
+        passes.clear()
+        return call(backbone, batch, *given, **more), list(passes)
+
     for name in ("run_layers", "decode"):
-        original = getattr(backbone.family, name)
-        monkeypatch.setattr(
-            backbone.family, name, lambda *a, n=name, o=original, **k: (passes.append(n), o(*a, **k))[1]
-        )
-    (first, *_) = generate_batch(backbone, batch, max_new_tokens=1)
+        monkeypatch.setattr(family, name, noting(name, getattr(family, name)))
+    (first, *_), prompt_passes = passes_of(generate_batch, max_new_tokens=1)
     assert first.prefill_seconds > 0 < first.decode_seconds
-    prompt_passes = list(passes)
-    passes.clear()
-    score_batch(backbone, batch, texts([[1] * 4] * 3))
-    assert passes == prompt_passes
-    passes.clear()
-    score_batch(backbone, batch, texts([[1, 3, 2, 1]] * 3))
-    assert passes.count("decode") == 2
+    assert passes_of(score_batch, texts([[1] * 4] * 3))[1] == prompt_passes
+    assert passes_of(score_batch, texts([[1, 3, 2, 1]] * 3))[1].count("decode") == 2
 
 
 @pytest.mark.parametrize("kind", ["three_left", "text_right"])
@@ -167,9 +163,9 @@ def test_bytes_of_all_samples_are_the_cache(levels, protocol, kind):
 def test_bytes_of_a_region_are_counted_entry_by_entry(eviction):
     """KIVI leaves the latest entries of a head whole, whichever region they are of."""
     cell = CELL | {"selector": "none", "precision": "kivi4", "eviction": eviction}
-    backbone, heads = backbone_of(cell), family_of(cell["family"]).shape.num_kv_heads
+    backbone, heads, rounded = backbone_of(cell), family_of(cell["family"]).shape.num_kv_heads, 0
     batch, cache = prompts(backbone.family, "three", pad_left=True), PackedCache(backbone.family.shape.num_layers)
-    opened, rounded = open_prompts(backbone, batch, cache, compression_of(cell), "query_aware"), 0
+    opened = open_prompts(backbone, batch, cache, compression_of(cell), "query_aware")
     for sample, part in enumerate(account(backbone, batch, opened, cache)):
         wanted = 0
         for plan in opened.plan.layers:
@@ -215,14 +211,12 @@ def test_end_of_text_and_special_stops_are_cut(monkeypatch):
     backbone = compress(text_family(initializer_range=0.2))
     batch, end = prompts(backbone.family, "three", pad_left=True), backbone.family.tokenizer.eos_token_id
     full = generate_batch(backbone, batch, max_new_tokens=6)[0].token_ids
-    first = full.index(full[3])
+    first, rows = full.index(full[3]), backbone.model.lm_head.weight.data
     monkeypatch.setattr(batched, "_special_ids", lambda _: {"<stop>": full[3]})
-    stopped = generate_batch(backbone, batch, max_new_tokens=6, stop=["<stop>"])[0]
-    assert (stopped.token_ids, stopped.new_tokens) == (full[:first], first + 1)
-    rows = backbone.model.lm_head.weight.data
-    rows[[end, full[3]]] = rows[[full[3], end]]
-    ended = generate_batch(backbone, batch, max_new_tokens=6)[0]
-    assert (ended.token_ids, ended.new_tokens) == (full[:first], first + 1)
+    for stop in (["<stop>"], []):
+        ended = generate_batch(backbone, batch, max_new_tokens=6, stop=stop)[0]
+        assert (ended.token_ids, ended.new_tokens) == (full[:first], first + 1)
+        rows[[end, full[3]]] = rows[[full[3], end]]  # what was said third ends the text
 
 
 REFS = {"max_new_tokens": 2, "references": [[11, 45], [], [19, 23]]}
@@ -253,7 +247,6 @@ FORCED = {
     "pages": {"eviction": "read_pages"},
     "before the question": {"family": "llava_gqa", "eviction": "knorm", "protocol": "context_first"},
 }
-REFERENCES = [[11, 45], [], [19, 23]]
 
 
 @torch.no_grad()
@@ -279,10 +272,9 @@ def test_references_are_scored_as_decoding_steps_with_them_forced(arm, pad_left)
     batch = prompts(backbone.family, "three", pad_left)
     plain = generate_batch(backbone, batch, **how)
     said = plain[0].token_ids
-    given = [[*said[:3], said[3] % 50 + 1, 12, 45], *REFERENCES[1:]]  # some right, some wrong
+    given = [[*said[:3], said[3] % 50 + 1, 12, 45], [], [19, 23]]  # some right, some wrong
     got = generate_batch(backbone, batch, **how, references=given)
-    assert [one.token_ids for one in got] == [one.token_ids for one in plain]
-    assert [one.kv_bytes for one in got] == [one.kv_bytes for one in plain]
+    assert [(one.token_ids, one.kv_bytes) for one in got] == [(one.token_ids, one.kv_bytes) for one in plain]
     assert got[1].reference is None
     assert 3 <= got[0].reference.right < 6
     for i in (0, 2):

@@ -15,9 +15,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.cache_report import account, report
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.eviction_pass import prompt_bytes
 from subtoken_train.inference.prefill import decode, open_prompts, prefill
-from subtoken_train.ledger.kv_budget import KVBudget, KVShape
 from subtoken_train.ledger.ledger import nominal_ledger
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.reducers.base import matched_reducer
@@ -49,32 +47,28 @@ def live_bytes() -> int:
 def test_live_tensors_grow_by_what_is_reported(own_sets, kv_dtype):
     family = text_family(layers=2, num_key_value_heads=HEADS, max_position_embeddings=8192)
     backbone, batch = compress(family, ROUTING, name="quest", keep_ratio=0.25), text_batch([(4096, 30, 0)])
-    KV_HEADS[0] = HEADS
+    KV_HEADS[0], token = HEADS, torch.ones(1, 1, dtype=torch.long)
     compression = Compression(OwnSets() if own_sets else None, kv_dtype=kv_dtype)
-    caches = [PackedCache(family.shape.num_layers) for _ in range(2)]
-    decode(backbone, torch.ones(1, 1, dtype=torch.long), _filled(backbone, batch, caches[0], compression)[0])
-    caches.pop(0)
+
+    def filled():
+        cache = PackedCache(family.shape.num_layers)
+        return cache, pickle.dumps(prefill(backbone, batch, cache, compression).plan)
+
+    decode(backbone, token, filled()[0])  # what is made once is there
     before = live_bytes()
-    cache, plan = _filled(backbone, batch, caches[0], compression)
+    cache, plan = filled()
     grown, told = live_bytes() - before, report(backbone, batch, pickle.loads(plan), cache)
-    ledger = told.ledger
     assert told.slack_bytes == told.tail_bytes == 0
     assert grown == pytest.approx(told.total_bytes, rel=0.02)
     if kv_dtype == "model":
-        assert grown == pytest.approx(ledger.bytes_of(), rel=0.02)
-        assert told.payload_bytes == ledger.bytes_of(with_index=False)
+        assert grown == pytest.approx(told.ledger.bytes_of(), rel=0.02)
+        assert told.payload_bytes == told.ledger.bytes_of(with_index=False)
     if not own_sets:
         assert told.realised_fraction == pytest.approx(0.15625, rel=0.02)
-
-    decode(backbone, torch.ones(1, 1, dtype=torch.long), cache)
+    decode(backbone, token, cache)
     grown, told = live_bytes() - before, report(backbone, batch, pickle.loads(plan), cache)
-    assert told.tail_bytes == family.shape.token_bytes
-    assert told.slack_bytes == 63 * family.shape.token_bytes
+    assert (told.tail_bytes, told.slack_bytes) == (family.shape.token_bytes, 63 * family.shape.token_bytes)
     assert grown == pytest.approx(told.total_bytes, rel=0.02)
-
-
-def _filled(backbone, batch, cache, compression):
-    return cache, pickle.dumps(prefill(backbone, batch, cache, compression).plan)
 
 
 @pytest.mark.parametrize("routing", [None, ROUTING])
@@ -130,15 +124,6 @@ def test_bytes_are_never_exceeded(tiny_family, routing, chain, options):
     found = bytes_of(tiny_family, ROUTINGS[routing], chain, budget, **options)
     assert max(found) <= budget
     assert min(found) > 0.65 * budget  # heads that choose entries of few groups leave some
-
-
-@pytest.mark.parametrize("routed", [True, False])
-def test_one_set_for_all_heads_takes_as_much_as_the_same_set_in_each(routed):
-    """Also in a layer that does not route, as those below a reducer's cut: 4 heads of 8 channels, fp32."""
-    shape, keep = KVShape(2, 4, 8, 4), torch.tensor([[[True, False, True, True, False, False]]])
-    masks, cuts = [torch.ones(1, 6, 8, dtype=torch.bool) if routed else None], [torch.zeros(1, 6, dtype=torch.bool)]
-    for kept in (keep, keep.expand(1, 4, 6)):
-        assert prompt_bytes([kept], masks, cuts, KVBudget(), shape, "contiguous").tolist() == [3 * 4 * 16 * 4]
 
 
 @pytest.mark.parametrize("chain", ["streaming_llm", "snapkv"])

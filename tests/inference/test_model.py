@@ -1,22 +1,28 @@
-"""``SubTokenModel``: what it loads, how it generates, what it reports, and that mistakes leave it usable."""
+"""``SubTokenModel``: what it loads, generates, streams and reports, and that mistakes leave it usable."""
 
 from __future__ import annotations
 
 import io
+import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
-from transformers import pipeline
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, pipeline
 
 from subtoken_train import SubTokenModel
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions import build_eviction
 from subtoken_train.families.images import Video
+from subtoken_train.inference.answer_stream import AnswerStream
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Turn
+from tests.support.chats import byte_level
 from tests.support.places import ROOT
 
 PICTURE = Image.new("RGB", (120, 80), (200, 40, 40))
@@ -76,16 +82,6 @@ def test_a_context_and_layers_below_a_cut_report_their_budget(llm, vlm_adapter):
     tokens(model)
     report = model.cache_report()
     assert report.nominal_fraction == pytest.approx((2 + 0.25) / 3) == pytest.approx(report.realised_fraction)
-
-
-def test_a_plain_backbone_generates_as_transformers_does(vlm_adapter):
-    model = SubTokenModel.from_pretrained(str(vlm_adapter.parent / "backbone"))
-    family, inputs = model.backbone.family, model.inputs(QUESTION, [PICTURE])
-    expected = family.model.generate(**inputs, max_new_tokens=5, do_sample=False)
-    assert torch.equal(model.generate(**inputs, max_new_tokens=5, do_sample=False), expected)
-    assert model.cache_report().realised_fraction == 1
-    assert model.tokenizer is family.tokenizer
-    assert model.processor is family.processor
 
 
 def test_a_region_that_keeps_nothing_is_said(vlm_adapter, recwarn):
@@ -244,10 +240,7 @@ MISTAKES = {
     "video": (lambda m: m.inputs(QUESTION, Video([PICTURE])), "images and no videos"),
     "path": (lambda m: m.chat(QUESTION, Path("a.png")), r"^images='a.png' is a path, .* images=\[PIL.Image.o"),
     "none": (lambda m: m.inputs(QUESTION, None), "^images of type NoneType; give an image"),
-    "arrays": (
-        lambda m: m.chat(QUESTION, [np.zeros((4, 4, 3), np.uint8)]),
-        "^image 1 is not an image; open",
-    ),
+    "arrays": (lambda m: m.chat(QUESTION, [np.zeros((4, 4, 3), np.uint8)]), "^image 1 is not an image; open"),
     "cache": (lambda m: tokens(m, past_key_values=object()), r"past_key_values must be last\.cache"),
     "two caches": (lambda m: tokens(m, cache=m.last, past_key_values=m.last), "two names for the same argument; give"),
     "two ids": (lambda m: tokens(m, inputs=torch.ones(1, 1)), "inputs and input_ids are two names of one"),
@@ -286,12 +279,96 @@ def test_texts_are_answered_as_by_generate():
     assert reader.cache_report().ledger.bytes_of("context") < reader.cache_report().ledger.bytes_of("query")
 
 
-def test_pictures_are_answered_as_by_chat():
-    model = SubTokenModel.from_pretrained(ROOT / "checkpoints" / "adapters" / "tiny_fastv25_s16k4")
-    pipe = pipeline("image-text-to-text", model=model, processor=model.processor)
-    picture = Image.open(ROOT / "data" / "samples" / "a.png")
-    for question in ("is there a 7 ?", "what is at C4 ?"):
-        talk = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": question}]}]
-        (found,) = pipe(text=talk, **ASKED)
-        assert model.cache_report().realised_fraction == 0.25 * 0.625
-        assert found["generated_text"].strip() == model.chat(question, [picture], max_new_tokens=8)
+TOKENIZER = byte_level()
+WORDS = "what is do n't a file , ein Bär ? it 's . we 're ! 've"
+
+
+def of_words(kind: str) -> PreTrainedTokenizerFast:
+    """A tokenizer that writes no space before the first word, or that joins words with their marks."""
+    named = {"special_tokens": ["<unk>"], "show_progress": False}
+    if kind == "metaspace":
+        tokenizer, trainer = (
+            Tokenizer(models.Unigram()),
+            trainers.UnigramTrainer(vocab_size=60, unk_token="<unk>", **named),
+        )
+        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    else:
+        tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
+        trainer = trainers.WordPieceTrainer(vocab_size=90, **named)
+        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece(cleanup=False)
+    tokenizer.train_from_iterator([WORDS] * 20, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", clean_up_tokenization_spaces=True)
+
+
+TOKENIZERS = {"bytes": TOKENIZER, "metaspace": of_words("metaspace"), "wordpiece": of_words("wordpiece")}
+
+
+def test_a_long_answer_is_decoded_in_parts(monkeypatch):
+    """Not wholly with every token: its end alone, whatever characters tokens are cut in."""
+    text = "what is ein Bär: 東京 🦀 in a file ?\n\n" * 40
+    decoded, decode = [], TOKENIZER.decode
+    monkeypatch.setattr(TOKENIZER, "decode", lambda ids, **options: decoded.append(len(ids)) or decode(ids, **options))
+    pieces, stream = streamed(text)
+    assert "".join(pieces) == text.strip()
+    assert len(stream.token_ids) > 1000
+    assert max(decoded[:-1]) < 64
+    assert decoded[-1] == len(stream.token_ids)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    parts=st.lists(st.sampled_from([*WORDS.split(), "é", "🦀"]) | st.text(max_size=3), min_size=30, max_size=60),
+    size=st.integers(1, 4),
+    kind=st.sampled_from(["bytes", "metaspace", "wordpiece"]),
+)
+def test_what_was_said_is_the_beginning_of_all(parts, size, kind):
+    """At every token it is what the tokens so far say together, for tokenizers that join and tidy words too."""
+    tokenizer = TOKENIZERS[kind]
+    ids = tokenizer.encode(" ".join(parts), add_special_tokens=False)
+    stream = AnswerStream(tokenizer, lambda piece: None)
+    for start in range(0, len(ids), size):
+        stream.token_ids += ids[start : start + size]
+        assert stream._grown() == tokenizer.decode(stream.token_ids, skip_special_tokens=True)
+
+
+def streamed(text, stops=(), size=1, stopped=lambda: False):
+    """The pieces of a text that is said some tokens at a time, until the stream ends it."""
+    pieces, ids = [], TOKENIZER.encode(text, add_special_tokens=False)
+    stream = AnswerStream(TOKENIZER, pieces.append, stopped, stops)
+    stream.put(torch.tensor([[7, 8, 9]]))
+    for start in range(0, len(ids), size):
+        stream.put(torch.tensor(ids[start : start + size]))
+        if bool(stream(torch.zeros(1, 4, dtype=torch.long), None)):
+            break
+    stream.end()
+    return pieces, stream
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("text", ["a tag", "  what is\n\n a file ? \n", "ein Bär: 東京 🦀!", "", " \n "])
+def test_joined_pieces_are_the_stripped_answer(text, size):
+    pieces, stream = streamed(text, size=size)
+    assert "".join(pieces) == stream.text == text.strip()
+    assert all(pieces)
+    assert "\N{REPLACEMENT CHARACTER}" not in stream.text
+    assert not stream.ended
+
+
+STOPS = {"ile": "what is a f", "\n\n": "what is a file", "USER|is a": "what", "what": "", "x|": None}
+
+
+@pytest.mark.parametrize("stops", STOPS)
+def test_a_stop_text_and_what_follows_is_never_said(stops):
+    text, said = "what is a file\n\nUSER: a tag", STOPS[stops]
+    pieces, stream = streamed(text, stops.split("|"))
+    assert "".join(pieces) == (text if said is None else said)
+    assert stream.ended == (said is not None)
+    assert stops != "ile" or TOKENIZER.decode(stream.token_ids) == "what is a file"  # no token more than it takes
+
+
+def test_whoever_is_asked_stops_it_and_special_tokens_are_counted_and_not_said():
+    asked = itertools.count()
+    _, stream = streamed("a tag in a file", stopped=lambda: next(asked) == 2)
+    assert (len(stream.token_ids), stream.ended) == (3, False)
+    pieces, stream = streamed("a tag</s>")
+    assert ("".join(pieces), stream.token_ids[-1]) == ("a tag", TOKENIZER.eos_token_id)

@@ -18,17 +18,7 @@ from tests.support.generation_cells import PLAIN, inputs_of, model_of, settings_
 from tests.support.packing import short_runs  # noqa: F401  (a fixture)
 from tests.support.reference import recompute
 from tests.support.sampling import Cell, allowed_pairs, pairs_of, pairwise, sampled
-from tests.support.truth_cells import (
-    CELL,
-    FACTORS,
-    allowed,
-    backbone_of,
-    batch_of,
-    compression_of,
-    decoded,
-    difference,
-    full_matrix,
-)
+from tests.support.truth_cells import CELL, FACTORS, allowed, backbone_of, batch_of, compression_of, decoded, difference
 from tests.support.truth_models import TEXT
 
 PAIRWISE = pairwise(FACTORS, allowed)
@@ -139,20 +129,13 @@ def test_tokens_appended_together_are_causal(family, eviction):
 
 @pytest.mark.slow
 def test_full_matrix():
-    """All choices of what the model computes; ``PACKED_MATRIX=file`` writes a summary.
-
-    ``PACKED_MATRIX_LEVELS``, names with blanks between them, runs some cells of each level, and writes of these alone
-    behind what the file says of all.
-    """
-    levels = os.environ.get("PACKED_MATRIX_LEVELS", "").split()
-    cells = full_matrix(levels)
-    assert len(cells) >= (3000 if not levels else len(levels))
+    """All choices of what the model computes; ``PACKED_MATRIX=file`` writes a summary."""
+    cells = bounds.full_matrix()
+    assert len(cells) >= 3000
     assert len({name_of(cell) for cell in cells}) == len(cells)
     found = [(cell, difference(cell, 4)) for cell in cells]
     if os.environ.get("PACKED_MATRIX"):
-        file = Path(os.environ["PACKED_MATRIX"])
-        head = HEAD if not levels else [*file.read_text().partition(LATER[0])[0].rstrip().splitlines(), "", *LATER]
-        file.write_text("\n".join([*head, *summary(found, levels)]) + "\n")
+        Path(os.environ["PACKED_MATRIX"]).write_text("\n".join([*HEAD, *summary(found)]) + "\n")
     assert [name_of(cell) for cell, x in found if not x.fits(cell["precision"])] == []
 
 
@@ -171,33 +154,28 @@ HEAD = [
     "fp32 decide.",
     "",
 ]
-LATER = ["## Levels that came later", "", "Drawn cells of each of them (`PACKED_MATRIX_LEVELS`).", ""]
 
 
-def summary(found, levels=()) -> list[str]:
-    """Return the largest differences of every factor level, or of some levels, as Markdown."""
+def summary(found) -> list[str]:
+    """Return the largest differences of every factor level as Markdown."""
     lines = [
         f"| factor | level | cells | fp32 | fp32 tokens differ | bf16 | {' | '.join(bounds.STEPS)} |",
         "|---|---|---|---|---|---|" + "---|" * len(bounds.STEPS),
     ]
-    rows = defaultdict(list)
+    rows = defaultdict(lambda: defaultdict(list))
     for cell, x in found:
         for level in (("all", ""), *cell.items()):
-            rows[level].append((cell["precision"], x))
-    names = [(name, level) for name in FACTORS for level in FACTORS[name] if not levels or level in levels]
-    for factor, level in [("all", ""), *names]:
-        of = defaultdict(list)
-        for precision, x in rows[factor, level]:
-            of[precision].append(x)
+            rows[level][cell["precision"]].append(x)
+    for factor, level in [("all", ""), *((name, level) for name in FACTORS for level in FACTORS[name])]:
+        of = rows[factor, level]
         cells = [f"{max(x.largest for x in of['fp32']):.1e}" if of["fp32"] else "-"]
         cells.append(str(sum(not x.same_tokens for x in of["fp32"])) if of["fp32"] else "-")
-        times = [x.times for x in of["bf16"]]
-        cells.append(f"{max(times):.2f}" if times else "-")
+        cells.append(f"{max(x.times for x in of['bf16']):.2f}" if of["bf16"] else "-")
         for some in map(of.get, bounds.STEPS):
             tied = [x.relative for x in some or () if not x.exact]
             worst = f" {max(tied):.0e}" if tied else ""
             cells.append(f"{len(some) - len(tied)}/{len(some)}{worst}" if some else "-")
-        lines.append(f"| {factor} | {level} | {len(rows[factor, level])} | " + " | ".join(cells) + " |")
+        lines.append(f"| {factor} | {level} | {sum(map(len, of.values()))} | " + " | ".join(cells) + " |")
     return lines
 
 
@@ -251,12 +229,10 @@ def test_reducers_run_under_autocast(reducer):
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_turns_may_enter_and_leave_autocast(precision, first):
     model = model_of(precision=precision)
-    inputs, settings = inputs_of(model), settings_of(model)
+    inputs, settings = inputs_of(model), settings_of(model) | {"max_new_tokens": 3}
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=first):
-        out = model.generate(**inputs, **settings, max_new_tokens=3, do_sample=False)
+        out = model.generate(**inputs, **settings, do_sample=False)
     mask = torch.nn.functional.pad(inputs["attention_mask"], (0, 3), value=1)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not first):
-        more = model.generate(
-            input_ids=out, attention_mask=mask, past_key_values=model.last.cache, max_new_tokens=3, **settings
-        )
+        more = model.generate(out, attention_mask=mask, past_key_values=model.last.cache, **settings)
     assert more.shape[1] == out.shape[1] + 3

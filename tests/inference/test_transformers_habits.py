@@ -10,22 +10,8 @@ import sys
 
 import pytest
 import torch
+import transformers as hf
 from PIL import Image
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoProcessor,
-    AutoTokenizer,
-    GenerationConfig,
-    LogitsProcessorList,
-    MaxTimeCriteria,
-    MinLengthLogitsProcessor,
-    StoppingCriteriaList,
-    TextGenerationPipeline,
-    TextIteratorStreamer,
-    pipeline,
-    set_seed,
-)
 from transformers.pipelines import base
 
 import subtoken_train
@@ -38,7 +24,8 @@ LLAMA = ROOT / "checkpoints" / "tiny-llama"
 WORDS = "The code of baran is amber falcon. " * 6 + "\n\nThe code of baran is"
 SHORT = "the bee and the spider met in the garden ."
 TALKS = [[{"role": "user", "content": words}] for words in (WORDS, SHORT)]
-GREEDY = {"max_new_tokens": 8, "do_sample": False}
+GREEDY, DRAWN = ({"max_new_tokens": 8, "do_sample": drawn} for drawn in (False, True))
+TEMPLATED = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
 PICTURE = ROOT / "data" / "samples" / "a.png"
 QUESTIONS = ("is there a 7 ?", "what is at C4 ?")
 ASKED, ANSWERS = f"<image>\n{QUESTIONS[0]}", {"return_full_text": False}
@@ -53,12 +40,12 @@ def padded(reader):
 
 
 def seeded(call):
-    set_seed(3)
+    hf.set_seed(3)
     return call()
 
 
 def streamed(model, reader):
-    streamer = TextIteratorStreamer(reader, skip_prompt=True)
+    streamer = hf.TextIteratorStreamer(reader, skip_prompt=True)
     model.generate(ids(reader), streamer=streamer, **GREEDY)
     return list(streamer)
 
@@ -72,7 +59,7 @@ def loop(model, reader):
 
 
 def writer(model, reader, **settings):
-    return pipeline("text-generation", model=model, tokenizer=reader, **settings)
+    return hf.pipeline("text-generation", model=model, tokenizer=reader, **settings)
 
 
 TEXT = {
@@ -81,30 +68,13 @@ TEXT = {
     "ids as inputs": lambda m, r: m.generate(inputs=ids(r), **GREEDY),
     "all of the tokenizer": lambda m, r: m.generate(**r(WORDS, return_tensors="pt"), **GREEDY),
     "left padding": lambda m, r: m.generate(**padded(r), **GREEDY),
-    "cache": lambda m, r: m.generate(ids(r), use_cache=True, **GREEDY),
-    "config": lambda m, r: m.generate(ids(r), generation_config=GenerationConfig(**GREEDY, pad_token_id=0)),
+    "config": lambda m, r: m.generate(ids(r), generation_config=hf.GenerationConfig(**GREEDY, pad_token_id=0)),
     "whole length": lambda m, r: m.generate(ids(r), max_length=ids(r).shape[1] + 4, do_sample=False),
     "beams": lambda m, r: m.generate(ids(r), num_beams=3, num_return_sequences=2, **GREEDY),
-    "sampled": lambda m, r: seeded(lambda: m.generate(ids(r), max_new_tokens=8, do_sample=True, top_p=0.9)),
-    "sampled thrice": lambda m, r: seeded(
-        lambda: m.generate(ids(r), max_new_tokens=8, do_sample=True, num_return_sequences=3)
-    ),
-    "penalty": lambda m, r: m.generate(ids(r), repetition_penalty=1.3, no_repeat_ngram_size=2, **GREEDY),
-    "stop": lambda m, r: m.generate(ids(r), stop_strings=["a"], tokenizer=r, **GREEDY),
-    "criteria": lambda m, r: m.generate(
-        ids(r), stopping_criteria=StoppingCriteriaList([MaxTimeCriteria(99)]), **GREEDY
-    ),
-    "processors": lambda m, r: m.generate(
-        ids(r), logits_processor=LogitsProcessorList([MinLengthLogitsProcessor(99, 2)]), **GREEDY
-    ),
-    "returned dict": lambda m, r: (
-        m.generate(ids(r), return_dict_in_generate=True, output_scores=True, **GREEDY).sequences
-    ),
+    "sampled": lambda m, r: seeded(lambda: m.generate(ids(r), **DRAWN, top_p=0.9)),
     "streamer": streamed,
     "loop": loop,
-    "chat template": lambda m, r: m.generate(
-        **r.apply_chat_template(TALKS[0], add_generation_prompt=True, return_tensors="pt", return_dict=True), **GREEDY
-    ),
+    "chat template": lambda m, r: m.generate(**r.apply_chat_template(TALKS[0], **TEMPLATED), **GREEDY),
     "moved": lambda m, r: m.to("cpu").eval().generate(ids(r).to(m.device), **GREEDY),
     "read": lambda m, r: [m.config, m.dtype, m.device, m.can_generate(), m.training, m.generation_config.eos_token_id],
     "parameters": lambda m, r: [next(m.parameters()).dtype, m.num_parameters(), m.get_memory_footprint()],
@@ -115,7 +85,7 @@ TEXT = {
     "pipeline of chats": lambda m, r: writer(m, r, device=-1)(TALKS, return_full_text=False, **GREEDY),
     "pipeline, sampled": lambda m, r: seeded(lambda: writer(m, r)(WORDS, max_new_tokens=8, num_return_sequences=2)),
     "pipeline, ids": lambda m, r: writer(m, r)(WORDS, return_tensors=True, **GREEDY),
-    "pipeline by its class": lambda m, r: TextGenerationPipeline(model=m, tokenizer=r)(WORDS, **GREEDY),
+    "pipeline by its class": lambda m, r: hf.TextGenerationPipeline(model=m, tokenizer=r)(WORDS, **GREEDY),
     "pipeline with settings": lambda m, r: writer(m, r, **GREEDY)(WORDS, stop_sequence="a"),
 }
 
@@ -134,7 +104,7 @@ def said(found):
 
 
 def seer(model, reader, **settings):
-    return pipeline("image-text-to-text", model=model, processor=reader, **settings)
+    return hf.pipeline("image-text-to-text", model=model, processor=reader, **settings)
 
 
 def shown(reader):
@@ -152,15 +122,15 @@ PICTURES = {
 
 @pytest.fixture(scope="module")
 def text():
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "checkpoints" / "tiny-llama")
+    tokenizer = hf.AutoTokenizer.from_pretrained(ROOT / "checkpoints" / "tiny-llama")
     tokenizer.chat_template = CHATML
-    return AutoModelForCausalLM.from_pretrained(ROOT / "checkpoints" / "tiny-llama"), tokenizer
+    return hf.AutoModelForCausalLM.from_pretrained(ROOT / "checkpoints" / "tiny-llama"), tokenizer
 
 
 @pytest.fixture(scope="module")
 def pictures():
     path = ROOT / "checkpoints" / "tiny-llava"
-    return AutoModelForImageTextToText.from_pretrained(path), AutoProcessor.from_pretrained(path)
+    return hf.AutoModelForImageTextToText.from_pretrained(path), hf.AutoProcessor.from_pretrained(path)
 
 
 def same(got, wanted):
@@ -185,8 +155,7 @@ def test_a_list_of_chats_is_answered_as_a_batch(kind, request):
     model, tight = SubTokenModel(plain, reader), SubTokenModel(plain, reader, eviction="knorm", eviction_keep=0.5)
     if kind == "text":
         prompts, beside, mixed = TALKS, (), [WORDS, TALKS[1]]
-        how = {"add_generation_prompt": True, "padding": True, "padding_side": "left", "return_dict": True}
-        told = reader.apply_chat_template(TALKS, return_tensors="pt", **how)
+        told = reader.apply_chat_template(TALKS, padding=True, padding_side="left", **TEMPLATED)
     else:
         prompts, beside, mixed = QUESTIONS, [picture(), [picture()]], [asked(words) for words in QUESTIONS]
         told = model.inputs(prompts, beside)
@@ -214,9 +183,9 @@ def test_a_streamed_chat_is_the_chat(text):
 
 
 def test_dtype_and_device_are_named_as_in_transformers(tmp_path):
-    half = AutoModelForCausalLM.from_pretrained(LLAMA, dtype=torch.bfloat16)
+    half = hf.AutoModelForCausalLM.from_pretrained(LLAMA, dtype=torch.bfloat16)
     half.save_pretrained(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(LLAMA)
+    tokenizer = hf.AutoTokenizer.from_pretrained(LLAMA)
     tokenizer.save_pretrained(tmp_path)
     for dtype, place in (("auto", None), (torch.bfloat16, torch.device("cpu")), ("bfloat16", -1)):
         model = SubTokenModel.from_pretrained(tmp_path, torch_dtype=dtype, device_map=place)
@@ -228,7 +197,7 @@ def test_dtype_and_device_are_named_as_in_transformers(tmp_path):
     moved.ask(WORDS, [])
     kept = moved.to("cpu").cache
     assert moved.cache is kept
-    wanted = AutoModelForCausalLM.from_pretrained(LLAMA).to(torch.bfloat16)(prompt).logits[:, -1]
+    wanted = hf.AutoModelForCausalLM.from_pretrained(LLAMA).to(torch.bfloat16)(prompt).logits[:, -1]
     assert torch.equal(moved.to(torch.bfloat16)(prompt).logits[:, -1], wanted)
     with pytest.raises(ValueError, match="no context has been compressed yet"):
         _ = moved.cache

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from subtoken_train import SubTokenModel
 from subtoken_train.cache.cache import PackedCache
@@ -39,23 +37,6 @@ def test_budgets(text):
     if (keep := BUDGETS[text])[0] > 0:
         made = compression_of({"eviction": "snapkv", "eviction_keep": text})
         assert (made.keep, made.unit) == keep
-
-
-BUDGET = r"is not a budget; write a fraction .0.1., tokens .256tokens. or bytes"
-NO_BUDGETS = dict.fromkeys(("", "a tenth", "10%", "0,1", "1.2.3", "MB", "nan", "inf", "1 2"), BUDGET)
-NO_BUDGETS |= {"20MBs": "unknown unit of a budget .*Did you mean 'MB'", "256token": "Did you mean 'tokens'"}
-
-
-@pytest.mark.parametrize("text", NO_BUDGETS)
-def test_what_is_no_budget(text):
-    with pytest.raises(ValueError, match=NO_BUDGETS[text]):
-        parse_keep(text)
-
-
-@given(st.integers(1, 10**12))
-def test_whole_numbers_stay_whole(number):
-    assert parse_keep(f"{number}tokens") == (number, "tokens")
-    assert parse_keep(f"{number}B") == (number, "bytes")
 
 
 def test_settings_take_the_kind_of_their_defaults(dummy_evictions):
@@ -100,20 +81,23 @@ def test_a_window_is_a_number_or_a_share(method):
         parse_settings(method, ["window=half"])
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"eviction_keep": "x" * 5000}, r"^'x{56}\.\.\. is not a budget"),
-        ({"eviction_keep": "64"}, r"eviction_keep=64.0 must lie in \(0, 1\]"),
-        ({"eviction_keep": "0.5tokens"}, "eviction_keep=0.5 tokens must be a whole number"),
-        ({"eviction_unit": "tokens"}, "unknown setting 'eviction_unit'"),
-        ({"eviction_keep": "64tokens", "eviction": None}, "eviction_keep=64.0 needs an eviction method"),
-    ],
+NO_BUDGETS = dict.fromkeys(
+    ("", "10%", "0,1", "MB", "inf", "1 2", "x" * 5000), r"is not a budget; write a fraction .0.1., tok"
 )
-def test_what_is_no_budget_is_refused_in_words(settings, words):
-    with pytest.raises(ValueError, match=words) as caught:
-        compression_of({"eviction": "snapkv", **settings})
-    assert len(str(caught.value)) < 600
+NO_BUDGETS |= {
+    "20MBs": "unknown unit of a budget .*Did you mean 'MB'",
+    "64": r"eviction_keep=64.0 must lie in \(0, 1\]",
+    "0.5tokens": "eviction_keep=0.5 tokens must be a whole number",
+}
+
+
+@pytest.mark.parametrize("text", NO_BUDGETS, ids=lambda text: text[:9])
+def test_what_is_no_budget_is_refused_in_words(text):
+    with pytest.raises(ValueError, match=NO_BUDGETS[text]) as caught:
+        compression_of({"eviction": "snapkv", "eviction_keep": text})
+    assert len(str(caught.value)) < 400
+    with pytest.raises(ValueError, match="unknown setting 'eviction_unit'"):
+        compression_of({"eviction_unit": "tokens"})
 
 
 TEXT, QUESTIONS = "the bee and the spider met in the garden . " * 6, ["is there a 7 ?", "describe ."]

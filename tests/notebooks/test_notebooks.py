@@ -1,7 +1,5 @@
 """Notebooks run from top to bottom, in this process: no kernel is needed."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

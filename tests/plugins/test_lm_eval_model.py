@@ -108,16 +108,6 @@ def test_compressed_scores_differ_and_say_what_was_kept(backbone, reference):
     assert "(token, layer) pairs kept" in model.report()
 
 
-def test_an_eviction_after_the_question_leaves_single_tokens_and_is_warned_about(backbone, caplog):
-    with caplog.at_level(logging.WARNING):
-        model = ours(backbone, **EVICTED)
-    assert "cannot change the first token" in caplog.text
-    asked = [request("loglikelihood", text, " a") for text in TEXTS]
-    got, plain = ([v for v, _ in each.loglikelihood(asked, disable_tqdm=True)] for each in (model, ours(backbone)))
-    assert got == pytest.approx(plain, abs=1e-4)
-    assert model.runner.counted.facts["entries_after"] < model.runner.counted.facts["entries_before"]
-
-
 @pytest.mark.filterwarnings("ignore:a sequence is longer than the 1,024 positions")
 @sampled(
     "compression",

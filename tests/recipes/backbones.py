@@ -1,7 +1,5 @@
 """Models that recipes train: what a recipe's first word stands for."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from checkpoints import tiny_llama, tiny_llava

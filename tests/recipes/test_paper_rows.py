@@ -1,7 +1,5 @@
 """The rows of the paper's tables (``recipes/paper_rows.csv``): as published, each with its percentage and recipe."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Names are made from bases: every setting is what the recipe's own file said, and the text is a whole recipe."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The schemas of recipes and grids: every shipped file is valid, mistakes are found, and other packages' names join."""
 
-from __future__ import annotations
-
 import json
 from copy import deepcopy
 

@@ -9,9 +9,8 @@ from transformers import DynamicCache
 
 from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.lora import LoraSettings, add_lora
-from subtoken_train.functional.group_norms import contribution_norms, head_grams
 from subtoken_train.functional.groups import split_groups
-from subtoken_train.functional.masks import fixed_mask, ranked_counts
+from subtoken_train.functional.masks import contribution_norms, fixed_mask, head_grams, ranked_counts
 from subtoken_train.functional.objective import balance_loss
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.routing import SELECTORS, RoutingConfig

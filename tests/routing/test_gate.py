@@ -7,9 +7,8 @@ import torch
 
 from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.families.lora import LoraSettings, add_lora
-from subtoken_train.functional.group_norms import standardised_log
 from subtoken_train.functional.groups import split_groups
-from subtoken_train.functional.masks import fixed_mask
+from subtoken_train.functional.masks import fixed_mask, standardised_log
 from subtoken_train.functional.objective import balance_loss
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import ValueGate

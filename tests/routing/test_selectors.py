@@ -12,8 +12,7 @@ from torch import nn
 from subtoken_train.engine.attention_rows import region_attention
 from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.families.lora import LoraSettings, add_lora
-from subtoken_train.functional.group_norms import standardised_log
-from subtoken_train.functional.masks import fixed_mask
+from subtoken_train.functional.masks import fixed_mask, standardised_log
 from subtoken_train.routing import SELECTORS, RoutingConfig, build_selector
 from subtoken_train.routing.bank import FeatureMap
 from subtoken_train.routing.routers import fp32_linear

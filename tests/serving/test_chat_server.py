@@ -180,19 +180,18 @@ THINKS = CHATML.replace(ASKED, ASKED + OFF)
 
 
 def test_thinking_and_an_answer_that_is_gone_on_with():
-    kwargs, spec = {"enable_thinking": False}, ArmSpec(backbone="random", eviction="knorm", eviction_keep=0.5)
-    alone = chatting(THINKS, eviction="knorm", eviction_keep=0.5)
+    kwargs, knorm = {"enable_thinking": False}, {"eviction": "knorm", "eviction_keep": 0.5}
+    alone, asked = chatting(THINKS, **knorm), about(TEXT[:300], "What ?")
     talk = [{"role": "user", "content": TEXT[:300]}, {"role": "assistant", "content": "It is"}]
-    off = {"extra_body": {"chat_template_kwargs": kwargs}}
-    with serving_model(spec, model=chatting(THINKS, eviction="knorm", eviction_keep=0.5)) as served:
+    off, how = {"extra_body": {"chat_template_kwargs": kwargs}}, {"max_new_tokens": 8}
+    with serving_model(ArmSpec(backbone="random", **knorm), model=chatting(THINKS, **knorm)) as served:
         for messages, settings, variables in ((talk[:1], {}, None), (talk[:1], off, kwargs), (talk, {}, None)):
             reply = served.ask(messages, **settings)
             made = alone.inputs(messages, chat_template_kwargs=variables)
             assert reply.usage.prompt_tokens == made["input_ids"].shape[1]
-            assert said(reply) == alone.chat(messages, max_new_tokens=8, chat_template_kwargs=variables)
-        asked = about(TEXT[:300], "What ?")
+            assert said(reply) == alone.chat(messages, chat_template_kwargs=variables, **how)
         first = served.ask(asked, **off)
-        assert [said(first)] == alone.ask(TEXT[:300], ["What ?"], max_new_tokens=8, chat_template_kwargs=kwargs)
+        assert [said(first)] == alone.ask(TEXT[:300], ["What ?"], chat_template_kwargs=kwargs, **how)
         assert first.usage.prompt_tokens != served.ask(asked).usage.prompt_tokens
         assert served.ask([*asked, talk[1]]).usage.completion_tokens == 8
         words = refusal(served, 400, extra_body={"chat_template_kwargs": {"enable_thinkin": False}})
@@ -233,9 +232,9 @@ def test_pictures_that_are_refused(llava, monkeypatch):
     ("settings", "words"),
     [
         ({"extra_body": {"eviction": "snapkv", "eviction_keep": 0.5}}, "unknown eviction of this server 'snapkv'"),
-        ({"extra_body": {"eviction": "keydiff"}}, "eviction keydiff needs eviction_keep"),
+        ({"extra_body": {"eviction": "keydiff"}}, "eviction=keydiff needs eviction_keep"),
         ({"extra_body": {"eviction_keep": 0.9}}, "eviction_keep is 0.9; allowed is 0.1 to 0.8"),
-        ({"extra_body": {"eviction": "none", "eviction_keep": 0.5}}, "eviction_keep needs an eviction"),
+        ({"extra_body": {"eviction": "none", "eviction_keep": 0.5}}, "and scope need eviction=NAME"),
         ({"stop": ["a"] * 5}, "stop is at most 4 texts"),
         ({"temperature": 3}, "temperature must be 0"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "role of message 1"),

@@ -102,24 +102,19 @@ def test_a_thread_that_ends_is_replaced(llama, monkeypatch, caplog):
     before.join(20)
     assert not before.is_alive()
     assert said(llama.ask("Hi")) is not None
-    assert (llama.health()["replaced"], llama.health()["status"]) == (replaced + 1, "ok")
+    health = llama.health()
+    assert (health["replaced"], health["status"]) == (replaced + 1, "ok")
     assert "the thread that answers ended; another one takes its place" in caplog.text
 
 
 def test_a_dead_thread_is_noticed_and_what_it_had_is_told(llama, monkeypatch):
-    gate, begun = threading.Event(), threading.Event()
-    alive, told = llama.answerer._thread, []
-
-    def hold(jobs):
-        begun.set()
-        gate.wait(60)
-
-    monkeypatch.setattr(llama.answerer, "_pass", hold)
+    gate, begun, told = threading.Event(), threading.Event(), []
+    alive, replaced = llama.answerer._thread, llama.answerer.replaced
+    monkeypatch.setattr(llama.answerer, "_pass", lambda jobs: (begun.set(), gate.wait(60)))
     asking = threading.Thread(target=lambda: told.append(refusal(llama, 500)))
     asking.start()
     assert begun.wait(60)
     monkeypatch.undo()
-    replaced = llama.answerer.replaced
     monkeypatch.setattr(alive, "is_alive", lambda: False)
     reply = httpx2.get(f"{llama.url}/health")
     assert (reply.status_code, reply.json()["status"]) == (503, "the thread that answers ended; it is replaced")
@@ -168,7 +163,9 @@ def test_a_backbones_own_ends_beams_and_copies_hold_no_place():
 
 def opened(served):
     host, port = served.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)))
+    client = socket.create_connection((host, int(port)))
+    client.settimeout(20)
+    return client
 
 
 def begun(served, length, body=b""):
@@ -185,7 +182,6 @@ def test_slow_bodies_take_no_place(llama):
     for client in slow:
         client.close()
     with opened(llama) as client:  # headers are bounded too
-        client.settimeout(20)
         client.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 100_000)
         assert client.recv(12) == b"HTTP/1.1 400"
 
@@ -193,7 +189,6 @@ def test_slow_bodies_take_no_place(llama):
 def test_bodies_on_their_way_have_a_bound_and_the_longest_goes():
     with serving_model(ArmSpec(backbone=LLAMA), queue=2, max_body=1000) as served:
         slow = [begun(served, 999, b" " * 900) for _ in range(3)]
-        slow[0].settimeout(20)
         assert slow[0].recv(12) == b"HTTP/1.1 408"
         assert said(served.ask("Hi")) is not None
         for client in slow:
@@ -203,8 +198,6 @@ def test_bodies_on_their_way_have_a_bound_and_the_longest_goes():
 def test_slow_headers_end(llama, monkeypatch):
     monkeypatch.setattr("subtoken_train.serving.http_app._READING", 0.3)
     with opened(llama) as silent, opened(llama) as again:
-        for client in (silent, again):
-            client.settimeout(20)
         ask = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
         again.sendall(ask + b"\r\n" + ask)  # one that is answered, and the next one's beginning
         assert silent.recv(12) == b"HTTP/1.1 400"

@@ -1,7 +1,5 @@
 """The site builds without a warning, whole, and a reader's browser asks nobody else for anything."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Pages that programs make hold all there is, and say of originals what the table says."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 

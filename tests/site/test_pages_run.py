@@ -1,7 +1,5 @@
 """The pages' marked blocks, run in order from an empty folder, as a reader would who has installed the package."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

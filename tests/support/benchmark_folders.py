@@ -3,7 +3,6 @@
 Every writer takes the rows' values that matter to its test, fills in the others, and returns ``folder``.
 """
 
-import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,10 +15,6 @@ from tests.support.vqa_cases import picture, write_rows
 Row = Mapping[str, Any]
 
 TEXTVQA_QUESTIONS, TEXTVQA_ANSWERS = "llava_textvqa_val_v051_ocr.jsonl", "TextVQA_0.5.1_val.json"
-VQAV2_QUESTIONS, VQAV2_ANSWERS = "v2_OpenEnded_mscoco_val2014_questions.json", "v2_mscoco_val2014_annotations.json"
-MMBENCH_COLUMNS = (
-    "index", "question", "hint", "A", "B", "C", "D", "answer", "category", "image", "l2-category", "split",
-)  # fmt: skip
 MMLU_CHOICES = ["one", "two", "three", "four"]
 
 
@@ -49,11 +44,6 @@ def gqa_parquet(folder: Path, documents: Sequence[Row], pictures: Mapping[str, b
     return write_rows(folder, "testdev_balanced_images/testdev-00000-of-00001", images)
 
 
-def gqa_own(folder: Path, questions: Mapping[str, Row], pictures: Mapping[str, bytes]) -> Path:
-    write_json(folder, "testdev_balanced_questions.json", questions)
-    return write_files(folder, {f"images/{name}.jpg": content for name, content in pictures.items()})
-
-
 MMBENCH_ROW = {
     "question": "What is it?", "hint": "nan", "A": "cat", "B": "a\tdog", "C": "nan", "D": "nan", "answer": "B",
     "category": "object",
@@ -65,27 +55,9 @@ def mmbench_parquet(folder: Path, documents: Sequence[Row], language: str = "en"
     return write_rows(folder, f"{language}/dev-00000-of-00001", rows)
 
 
-def mmbench_table(folder: Path, documents: Sequence[Row], name: str = "mmbench_dev_20230712.tsv") -> Path:
-    """A TSV with base64 images."""
-    shades = [base64.b64encode(picture(n)).decode() for n in range(len(documents))]
-    rows = [{"index": n, **MMBENCH_ROW, "image": shades[n], **document} for n, document in enumerate(documents)]
-    lines = [[str(row.get(column, "")) for column in MMBENCH_COLUMNS] for row in rows]
-    cells = [[f'"{cell}"' if "\t" in cell else cell for cell in line] for line in lines]
-    table = "\n".join("\t".join(line) for line in [MMBENCH_COLUMNS, *cells])
-    return write_files(folder, {name: table.encode()})
-
-
 def mme_parquet(folder: Path, documents: Sequence[Row]) -> Path:
     given = {"question_id": "code_reasoning/0020.png", "category": "code_reasoning", "answer": "Yes"}
     return write_rows(folder, "data/test-00000-of-00001", [{**given, **document} for document in documents])
-
-
-def mme_own(folder: Path, image: str, rows: Sequence[Row], content: bytes, split: bool = False) -> Path:
-    """The two questions of ``SUBTASK/NAME.png``, beside it or (``split``) in folders of their own."""
-    subtask, _, name = image.partition("/")
-    texts, images = (f"{subtask}/questions_answers_YN", f"{subtask}/images") if split else (subtask, subtask)
-    lines = "\n".join(f"{row['question']}\t{row['answer']}" for row in rows)
-    return write_files(folder, {f"{texts}/{Path(name).stem}.txt": lines.encode(), f"{images}/{name}": content})
 
 
 def pope_parquet(folder: Path, documents: Sequence[Row], file: str = "data/test-00000-of-00001") -> Path:
@@ -111,12 +83,6 @@ def scienceqa_parquet(folder: Path, documents: Sequence[Row], subset: str = "IMG
     return write_rows(folder, f"ScienceQA-{subset}/test-00000-of-00001-f0e719df791966ff", rows)
 
 
-def scienceqa_own(folder: Path, problems: Mapping[str, Row], ids: Sequence[str]) -> Path:
-    """Images are in ``images/test/ID/``."""
-    write_json(folder, "pid_splits.json", {"test": ids})
-    return write_json(folder, "problems.json", problems)
-
-
 def textvqa_parquet(folder: Path, documents: Sequence[Row]) -> Path:
     rows = [{"question_id": n, "answers": ["x"] * 10, **document} for n, document in enumerate(documents)]
     return write_rows(folder, "data/validation-00000-of-00001", rows)
@@ -137,13 +103,6 @@ def vqav2_parquet(folder: Path, documents: Sequence[Row]) -> Path:
     given = {"answers": people(*["yes"] * 9, "no"), "answer_type": "yes/no"}
     rows = [{"question_id": n, **given, **document} for n, document in enumerate(documents)]
     return write_rows(folder, "data/validation-00000-of-00001", rows)
-
-
-def vqav2_own(folder: Path, asked: Sequence[Row], noted: Sequence[Row], pictures: Mapping[int, bytes]) -> Path:
-    """The challenge's two files, and COCO's images by number."""
-    write_json(folder, VQAV2_QUESTIONS, {"data_subtype": "val2014", "questions": asked})
-    write_json(folder, VQAV2_ANSWERS, {"data_subtype": "val2014", "annotations": noted})
-    return write_files(folder, {f"val2014/COCO_val2014_{name:012}.jpg": content for name, content in pictures.items()})
 
 
 Solved = Sequence[tuple[str, int]]

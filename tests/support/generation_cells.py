@@ -108,7 +108,7 @@ class StepCell:
         cell = {**PLAIN_CELL, "eviction": "none", "batch": "three_left", "protocol": "query_aware", **self.cell}
         with pytest.MonkeyPatch.context() as patch:
             if self.layers is not None or self.device != "cpu":
-                patch.setattr(truth_cells, "family_of", self._family)
+                patch.setattr(truth_cells.models, "family_of", self._family)
             backbone, batch = (
                 backbone_of(cell).to(self.device),
                 on_device(truth_cells.batch_of(cell), torch.device(self.device)),

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -65,17 +65,9 @@ class RunServer:
             self.pid = 0
 
 
-@dataclass
-class Kill:
-    """How a run ended before its time.
+class Kill(NamedTuple):
+    """What a killed run left: the step that the next one goes on from, or None, and folders that are no checkpoints."""
 
-    ``kind``: ``random`` (SIGKILL from outside) or ``writing`` (half-way through a checkpoint's file). ``batches``:
-    micro-batches in its own log. ``resumed_from``: step of the checkpoint that the next run goes on from, or None.
-    ``left_behind``: folders that are not checkpoints.
-    """
-
-    kind: str
-    batches: int
     resumed_from: int | None
     left_behind: list[str]
 
@@ -113,12 +105,12 @@ class Scene:
 
         return newest_complete(self.folder / run / "checkpoints")
 
-    def ended(self, run: str, kind: str) -> Kill:
+    def ended(self, run: str) -> Kill:
         from subtoken_train.training.checkpoints import incomplete, read_marker
 
         newest = self.newest(run)
         names = [folder.name for folder in incomplete(self.folder / run / "checkpoints")]
-        return Kill(kind, len(self.samples(run)), read_marker(newest).step if newest else None, names)
+        return Kill(read_marker(newest).step if newest else None, names)
 
 
 def complete_run(server: RunServer, scene: Scene, run: str) -> None:
@@ -137,13 +129,13 @@ def kill_at(server: RunServer, scene: Scene, run: str, batch: int, delay: float)
     time.sleep(delay)
     os.kill(pid, 9)
     ends(server, run, -9, 0)  # 0: it was finished sooner
-    return scene.ended(run, "random")
+    return scene.ended(run)
 
 
 def kill_writing(server: RunServer, scene: Scene, run: str, nth: int = 2) -> Kill:
     server.start(scene.restart(run), die_writing=nth)
     ends(server, run, -9)
-    return scene.ended(run, "writing")
+    return scene.ended(run)
 
 
 def wait_until(condition: Callable[[], bool], server: RunServer) -> None:

@@ -1,6 +1,5 @@
 """The paper's tables in small: eight benchmarks in both of their layouts, about digit scenes, and grids over them."""
 
-import base64
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -65,7 +64,7 @@ def opinions(question: Question) -> list[str]:
 
 
 def mmbench(folder: Path, own: bool) -> Path:
-    """Every question twice, its options rotated by one."""
+    """Every question twice, its options rotated by one; in the Hub's form alone."""
     documents = []
     for question in questions("choice", 1, ROWS // 2):
         asked, options = choices(question)
@@ -74,14 +73,8 @@ def mmbench(folder: Path, own: bool) -> Path:
             turned = dict(zip(options, texts[turn:] + texts[:turn], strict=True))
             answer = next(name for name in turned if turned[name] == options[question.answer])
             index = question.number + 1_000_000 * turn
-            place = base64.b64encode(question.image).decode() if turn == 0 else question.number
-            image = place if own else question.cell
-            documents.append({"index": index, "question": asked, **turned, "answer": answer, "image": image})
-    return (
-        layouts.mmbench_table(folder, documents, "MMBench_DEV_EN.tsv")
-        if own
-        else layouts.mmbench_parquet(folder, documents)
-    )
+            documents.append({"index": index, "question": asked, **turned, "answer": answer, "image": question.cell})
+    return layouts.mmbench_parquet(folder, documents)
 
 
 def textvqa(folder: Path, own: bool) -> Path:
@@ -106,11 +99,10 @@ def textvqa(folder: Path, own: bool) -> Path:
 
 
 def gqa(folder: Path, own: bool) -> Path:
+    """In the Hub's form alone."""
     asked = questions("exists", 3, ROWS // 2) + questions("color", 4, ROWS - ROWS // 2)
     pictures = {f"n{question.number}": question.image for question in asked}
     entries = {str(q.number): {"question": q.text, "answer": q.answer, "imageId": f"n{q.number}"} for q in asked}
-    if own:
-        return layouts.gqa_own(folder, entries, pictures)
     return layouts.gqa_parquet(folder, [{"id": name, **entry} for name, entry in entries.items()], pictures)
 
 
@@ -137,7 +129,7 @@ def pope(folder: Path, own: bool) -> Path:
 
 
 def mme(folder: Path, own: bool) -> Path:
-    """Two questions to an image: a right digit, and one that is not there."""
+    """Two questions to an image: a right digit, and one that is not there; in the Hub's form alone."""
     documents = []
     for place, question in enumerate(questions("read", 6, ROWS // 2)):
         category = "existence" if place < ROWS // 4 + 1 else "count"
@@ -147,32 +139,22 @@ def mme(folder: Path, own: bool) -> Path:
             for digit, answer in ((question.words[0], "Yes"), (absent, "No"))
         ]
         name = f"{category}/{question.number:04}.jpg"
-        if own:
-            layouts.mme_own(folder, name, pair, question.image, split=category == "existence")
         documents += [{"question_id": name, "category": category, "image": question.cell, **row} for row in pair]
-    return folder if own else layouts.mme_parquet(folder, documents)
+    return layouts.mme_parquet(folder, documents)
 
 
 def scienceqa(folder: Path, own: bool) -> Path:
-    problems, pictures = {}, {}
+    """In the Hub's form alone."""
+    problems = []
     for question in questions("choice", 7):
         asked, options = choices(question)
-        problems[str(question.number)] = {
-            "question": asked, "choices": list(options.values()), "answer": "ABC".index(question.answer), "hint": "",
-            "subject": "natural science",
-        }  # fmt: skip
-        pictures[str(question.number)] = question
-    if not own:
-        return layouts.scienceqa_parquet(
-            folder, [{**problem, "image": pictures[name].cell} for name, problem in problems.items()]
-        )
-    files = {f"images/test/{name}/image.png": question.image for name, question in pictures.items()}
-    layouts.write_files(folder, files)
-    own_form = {name: {**problem, "image": "image.png"} for name, problem in problems.items()}
-    return layouts.scienceqa_own(folder, own_form, list(problems))
+        answer, named = "ABC".index(question.answer), {"hint": "", "subject": "natural science", "image": question.cell}
+        problems.append({"question": asked, "choices": list(options.values()), "answer": answer, **named})
+    return layouts.scienceqa_parquet(folder, problems)
 
 
 def vqav2(folder: Path, own: bool) -> Path:
+    """In the Hub's form alone."""
     asked = questions("exists_color", 8)
     texts = [{"question_id": q.number, "image_id": q.number, "question": q.text} for q in asked]
     notes = [
@@ -180,8 +162,6 @@ def vqav2(folder: Path, own: bool) -> Path:
          "answer_type": "yes/no", "question_type": "is there a", "multiple_choice_answer": q.answer}
         for q in asked
     ]  # fmt: skip
-    if own:
-        return layouts.vqav2_own(folder, texts, notes, {q.number: q.image for q in asked})
     rows = [{**text, **note, "image": q.cell} for text, note, q in zip(texts, notes, asked, strict=True)]
     return layouts.vqav2_parquet(folder, rows)
 

@@ -1,7 +1,5 @@
 """Short fits: of the real command, of random tiny language models, of a module that trains in milliseconds."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

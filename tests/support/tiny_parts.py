@@ -1,7 +1,5 @@
 """What the tiny models that see images share: sizes, noise as pictures, records, and batches of the real collator."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

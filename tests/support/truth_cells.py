@@ -4,7 +4,6 @@ Legend: B batch, T steps, V vocabulary.
 """
 
 import random
-from collections.abc import Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -35,6 +34,7 @@ from tests.support.kvzap_files import settings_for
 from tests.support.plain_parts import note_pages, noting_feedback
 from tests.support.reference import SampleTruth, closed_up, in_fp32, recompute, rounded, tapped, truths
 from tests.support.sampling import Cell
+from tests.support.truth_models import family_of
 
 CELL = {
     "family": "llava_gqa", "reducer": "fastv_embeds", "selector": "linear", "layout": "contiguous", "groups": "8/3",
@@ -102,9 +102,11 @@ def allowed(cell: Cell) -> bool:
     fixed = {"layout": "contiguous", "groups": "16/4", "budget": "per_token"}
     if cell.get("selector") == "none" and any(cell.get(name, level) != level for name, level in fixed.items()):
         return False
+    if cell.get("selector") == "mean_norm" and cell.get("groups") == "8/8":
+        return False  # a fill without a gate needs groups that are dropped
     if budget == "ranked" and (not RANKS[reducer or "fastv_embeds"] or family in models.TEXT):
         return False
-    fit = (_fill_fits, _piece_fits, _eviction_fits, _protocol_fits, _bytes_fit)
+    fit = (_piece_fits, _eviction_fits, _protocol_fits, _bytes_fit)
     return all(fits(cell) for fits in fit)
 
 
@@ -113,7 +115,7 @@ def serves(family: str, reducer: str) -> bool:
     method = build_reducer(**{"name": "none", **REDUCERS[reducer]})
     if not isinstance(method, TowerReducer) and not method.reads_frames:
         return True
-    built = models.family_of(family)
+    built = family_of(family)
     if method.reads_frames:
         return built.tells_frames
     return method.statistics in built.tower_statistics(built.model.config)
@@ -147,11 +149,6 @@ def _bytes_fit(cell: Cell) -> bool:
     if budget == "bytes_all":
         only |= {"selector": blind, "reducer": ["none"]}
     return all(cell.get(name, levels[0]) in levels for name, levels in only.items())
-
-
-def _fill_fits(cell: Cell) -> bool:
-    """A fill without a gate needs groups that are dropped."""
-    return cell.get("selector") != "mean_norm" or cell.get("groups") != "8/8"
 
 
 def _piece_fits(cell: Cell) -> bool:
@@ -188,24 +185,18 @@ def _eviction_fits(cell: Cell) -> bool:
     return not method.needs_image or (sees and not cell.get("batch", "one").startswith("text"))
 
 
-def full_matrix(levels: Sequence[str] = ()) -> list[Cell]:
+def full_matrix() -> list[Cell]:
     """Every allowed choice of what the model computes, and every choice of what acts on its cache.
 
-    Each is filled up with the first levels of the other factors that go with it, from lists shuffled by a seed. With
-    levels, some cells of each of them.
+    Each is filled up with the first levels of the other factors that go with it, from lists shuffled by a seed.
     """
     models = ["family", "reducer", "selector", "layout", "groups", "budget"]
     others = [name for name in FACTORS if name not in models]
     cells = _filled(models, others) + _filled(ACTING, [name for name in FACTORS if name not in ACTING])
-    if not levels:
-        return random.Random(1).sample(cells, min(MOST_CELLS, len(cells)))
-    have = [[cell for cell in cells if level in cell.values()] for level in levels]
-    drawn = [cell for some in have for cell in random.Random(1).sample(some, min(CELLS_OF_LEVEL, len(some)))]
-    return list({tuple(cell.values()): cell for cell in drawn}.values())
+    return random.Random(1).sample(cells, min(MOST_CELLS, len(cells)))
 
 
 MOST_CELLS = 6100  # drawn of some 38,000; they take an hour of a core
-CELLS_OF_LEVEL = 40
 PLAIN_CELL = {name: level for name, level in CELL.items() if name != "eviction"}
 PLAIN_CELL |= {"family": "llama", "reducer": "none", "selector": "none"}
 """A language model without compression, for tests that add some."""
@@ -259,7 +250,7 @@ def decoded(
 
 
 def backbone_of(cell: Cell) -> CompressedBackbone:
-    family = models.family_of(cell["family"], torch.bfloat16 if cell["precision"] == "bf16" else torch.float32)
+    family = family_of(cell["family"], torch.bfloat16 if cell["precision"] == "bf16" else torch.float32)
     torch.manual_seed(1)
     routing = SELECTORS[cell["selector"]]
     if routing is not None:
@@ -289,7 +280,7 @@ def compression_of(cell: Cell) -> Compression:
     if name == "none":
         return Compression(**own)
     notation = name.removeprefix("threshold(").removesuffix(")") if name in models.PAST else name
-    family = models.family_of(cell["family"])
+    family = family_of(cell["family"])
     settings = dict({**models.CHAINS, **models.SHORT}.get(notation, {}))
     if "shares" in settings:
         settings["shares"] = settings["shares"][: family.shape.num_layers]
@@ -306,7 +297,7 @@ def compression_of(cell: Cell) -> Compression:
 def batch_of(cell: Cell) -> Batch:
     kind, _, side = cell["batch"].partition("_")
     return models.prompts(
-        models.family_of(cell["family"]), kind, side == "left", videos=shows_videos(cell.get("reducer", "none"))
+        family_of(cell["family"]), kind, side == "left", videos=shows_videos(cell.get("reducer", "none"))
     )
 
 

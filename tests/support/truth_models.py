@@ -57,7 +57,8 @@ def prompts(family: Family, kind: str, pad_left: bool, seed: int = 0, videos: bo
             after = shown.after if text or image + 1 < images else []
             ids += shown.before + shown.visual + after
             regions += [Region.QUERY if image else Region.SYSTEM] * len(shown.before)
-            regions += [Region.VISUAL if is_visual else Region.QUERY for is_visual in _visual(family, shown)]
+            visual = family.is_visual(torch.tensor(shown.visual)).tolist()
+            regions += [Region.VISUAL if each else Region.QUERY for each in visual]
             regions += [Region.QUERY] * len(after)
             pictures.append(shown)
         ids += _drawn(generator, text)
@@ -69,10 +70,6 @@ def prompts(family: Family, kind: str, pad_left: bool, seed: int = 0, videos: bo
 
 def _drawn(generator: torch.Generator, count: int) -> list[int]:
     return torch.randint(10, 60, (count,), generator=generator).tolist()
-
-
-def _visual(family: Family, shown: TinyPicture) -> list[bool]:
-    return family.is_visual(torch.tensor(shown.visual)).tolist()
 
 
 def _padded(family, rows, codes, images, pictures: list[TinyPicture], pad_left: bool) -> Batch:
@@ -164,7 +161,7 @@ OWN = {
 PAST = {"threshold(random)": 0.5, "threshold(kvzap)": 0.0}
 """Thresholds in the place of a budget, which half of the scores reach in every family, however few entries there are.
 
-Attention and angles hang on their number: ``tests/inference/test_threshold_budgets.py`` tries those methods.
+Attention and angles hang on their number: ``tests/inference/test_compression.py`` tries those methods.
 """
 RECENT = 3
 READING = ("read_pages", "quest_steps")  # what frees nothing and reads pages

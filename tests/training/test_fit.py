@@ -10,7 +10,6 @@ import pytest
 import torch
 import yaml
 
-from subtoken_train import SubTokenModel
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.calibrations import read_calibration
 from subtoken_train.cli.main import main
@@ -98,7 +97,6 @@ def test_a_longer_run_says_what_differs(tiny_run, finished, capsys):
 
 
 BYTES = {"num_groups": 8, "kept_groups": 8, "budget": "bytes", "byte_share": 0.25, "sinks": 2, "window": 2}
-TEXT = "The lamp in the hall is red . The door of the garden is green . " * 4
 
 
 @pytest.fixture(scope="module")
@@ -175,27 +173,6 @@ def trained(backbone, tmp_path_factory):
     argv = text_recipe(folder / "recipe.yaml", backbone, reducer={"name": "none"}, routing=BYTES)
     assert main(["fit", *argv]) == 0
     return folder / "run" / "adapter"
-
-
-def account_of(model):
-    """Bytes of the last context, without what was asked of it."""
-    report = model.cache_report()
-    return report.payload_bytes, report.index_bytes, report.ledger
-
-
-def test_a_text_is_asked_blind_and_its_cache_saved(trained, tmp_path):
-    """What is asked does not change what is kept; the file answers as the cache that it was written from."""
-    model = SubTokenModel.from_pretrained(str(trained))
-    answers = model.ask(TEXT, ["Which door ?", "What is red ?"], max_new_tokens=4)
-    report = model.cache_report()
-    assert report.realised_fraction <= 0.25
-    assert report.nominal_fraction == pytest.approx(0.25, abs=1e-3)
-    other = SubTokenModel.from_pretrained(str(trained))
-    other.load_cache(model.cache.save(tmp_path / "cache.safetensors"))
-    assert other.ask(None, ["Which door ?", "What is red ?"], max_new_tokens=4) == answers
-    first = account_of(model)
-    model.ask(TEXT, ["What is it ?"], max_new_tokens=4)
-    assert account_of(model) == first  # whatever is asked
 
 
 def test_the_anchor_keeps_as_many_bytes_in_whole_tokens(recipe, tmp_path, capsys):

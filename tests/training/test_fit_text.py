@@ -151,17 +151,3 @@ def test_data_errors_lose_nothing(recipe, corpus, tmp_path, capsys, changed, mes
     data = {**corpus, **{key: value for key, value in changed.items() if value is not None}}
     data["train"] = {**data["train"], "name": str(tiny if data["train"]["name"] == "TINY" else tmp_path / "text.jsonl")}
     assert message in refused(capsys, "fit", *recipe(data=data), "--overwrite")
-
-
-@sampled("trainer", [["--trainer.max_steps=-1"], ["--trainer.limit_train_batches=2"]], every=2)
-def test_a_stream_needs_an_end(recipe, corpus, capsys, trainer):
-    assert "a streamed corpus needs trainer.max_steps" in refused(
-        capsys, "fit", *recipe(data={**corpus, "streaming": True}), *trainer
-    )
-
-
-def test_records_of_images_are_refused(recipe, tmp_path, capsys):
-    data = {"train_file": str(tmp_path / "records.json"), "batch_size": 1}
-    turns = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]
-    (tmp_path / "records.json").write_text(json.dumps([{"conversations": turns}]))
-    assert "llama is a language model, but data names instruction records" in refused(capsys, "fit", *recipe(data=data))

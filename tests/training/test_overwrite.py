@@ -10,8 +10,7 @@ import pytest
 
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.scene_files import write_scenes
-from subtoken_train.training import checkpoints, run_folder
-from subtoken_train.training.checkpoints import newest_complete
+from subtoken_train.training import checkpoints
 from subtoken_train.training.run_folder import MARKER_FILE
 from tests.support.commands import refused
 from tests.support.helpers import interrupted_fit, last_state
@@ -129,31 +128,6 @@ def test_a_run_of_an_older_version_is_resumed(tiny_run, finished):
     assert not (finished / MARKER_FILE).exists()
     (finished / "recipe.yaml").unlink()
     assert main(tiny_run("--resume", "--trainer.max_steps=3")) == 0
-
-
-@pytest.mark.slow
-def test_kills_leave_the_old_run_and_a_second_attempt_goes_on(tiny_run, finished, monkeypatch):
-    monkeypatch.setattr(run_folder, "LOCK_SECONDS", 0.1)
-    old = content(finished)
-    argv = tiny_run("--overwrite", *OTHER)
-    aside = finished.with_name("run.1")
-    with RunServer(finished.parent / "log.txt") as server:
-        for nth in (1, 2):  # before its first checkpoint stands, and after that
-            server.start(argv, die_writing=nth)
-            assert server.wait() == -signal.SIGKILL
-            assert same(aside, old)
-        assert beside(finished) == ["run.1"]
-        assert newest_complete(finished / "checkpoints").name == "step-1"
-        server.start(tiny_run("--overwrite", "--trainer.max_steps=2000", *OTHER[1:]))
-        wait_until(lambda: newest_complete(finished / "checkpoints") and len(beside(finished)) == 2, server)
-        assert main(tiny_run("--resume", *OTHER)) == 2  # it is at work
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
-        server.start(tiny_run("--resume", "--trainer.max_steps=4000", *OTHER[1:]))
-        wait_until(lambda: "resuming from" in server.log.read_text(), server)
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
-    assert same(aside, old)
 
 
 def end_politely(server: RunServer, scene: Scene, run: str) -> None:

@@ -76,6 +76,26 @@ class MeanScores(TaskMetric):
         return cls.figures(prediction, reference)[cls.names[0]]
 
 
+class MeanOfTasks(MeanScores):
+    """``total``: the mean over the benchmark's own tasks (``names``) of their means, which stand beside it."""
+
+    total: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.subtasks = cls.names
+
+    def compute(self) -> dict[str, float]:
+        means = super().compute()
+        return {self.total: mean([*means.values()]), **means} if means else {}
+
+    @classmethod
+    def score(cls, prediction: Any, reference: Mapping[str, Any]) -> float:
+        """Return the sample's term of its task's mean."""
+        (value,) = cls.figures(prediction, reference).values()
+        return value
+
+
 def mean(values: Sequence[float]) -> float:
     """Return the mean of at least one number, or of marks (True is 1)."""
     return sum(values) / len(values)

@@ -186,20 +186,7 @@ def sections(report: Report) -> list[Section]:
     found = [part(table, report) for table in report.tables for part in (_scores, _budgets, _times)]
     if report.curves:
         methods = pd.DataFrame([_curve_row(curve) for curve in report.curves])
-        points = [
-            {
-                "method": spoken(curve.name),
-                "arm": report.titles[point.arm.name],
-                "KV with index": share_text(point.kv),
-                "score": point.estimate.value_text,
-                "standard error": NOTHING if point.estimate.error is None else f"{100 * point.estimate.error:.2f}",
-                "n": f"{point.estimate.n:,}",
-            }
-            for curve in report.curves
-            for point in curve.points
-        ]
         found.append(Section("Accuracy against KV", methods, notes=(CURVE_NOTE,), about=report.curves))
-        found.append(Section("Points", pd.DataFrame(points), level=3))
     found += [_kinds(kinds, report) for kinds in report.kinds]
     found += [] if report.comparisons.empty else [_comparisons(report.comparisons)]
     return [*found, Section("How the tasks were asked", report.tasks)]
@@ -241,20 +228,19 @@ def cell_text(cell: Cell, samples: int = 0) -> str:
     return " ".join(filter(None, [cell.value_text, cell.interval_text, f"({remark})" if remark else ""]))
 
 
-def share_text(share: float | None) -> str:
-    """Return ``15.625%``, see ``share_words``."""
+def _share_text(share: float | None) -> str:
     return NOTHING if share is None else share_words(share)
 
 
 def nominal_text(facts: ArmFacts) -> str:
     """Return the share that an arm promises; for a threshold the recorded mean, ``measured`` if there is none."""
-    return share_text(facts.nominal_kv) if facts.promises else "measured"
+    return _share_text(facts.nominal_kv) if facts.promises else "measured"
 
 
 def measured_text(row: ArmRow) -> str:
     """Return the share that an arm took; for a threshold with its standard deviation, ``21.874% ± 3.120%``."""
     spread = row.cost.spread if row.arm.facts.by_threshold else None
-    return share_text(row.cost.shares["measured"]) + ("" if spread is None else f" ± {spread:.3%}")
+    return _share_text(row.cost.shares["measured"]) + ("" if spread is None else f" ± {spread:.3%}")
 
 
 def query_aware_text(arm: ArmResults, task: str | None = None) -> str:
@@ -303,9 +289,9 @@ def _budgets(table: ScoreTable, report: Report) -> Section:
                 "trained": "yes" if facts.trained else "no",
                 "seeds": ", ".join(map(str, row.arm.seeds)) or NOTHING,
                 "acts": facts.acts,
-                "with index": share_text(shares["with_index"]),
-                "KV prompt": share_text(shares["prompt"]),
-                "entries kept": share_text(shares["entries"]),
+                "with index": _share_text(shares["with_index"]),
+                "KV prompt": _share_text(shares["prompt"]),
+                "entries kept": _share_text(shares["entries"]),
                 "anchor": facts.anchor or NOTHING,
                 "anchor KV / ours": NOTHING if row.anchor_ratio is None else f"{row.anchor_ratio:.4f}",
             }

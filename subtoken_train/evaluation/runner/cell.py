@@ -31,7 +31,6 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import MAX_TOKENS
 from subtoken_train.evaluation.metrics.metric import Prediction, TaskMetric
 from subtoken_train.evaluation.results import (
-    MANIFEST_FILE,
     SAMPLES_GLOB,
     Manifest,
     SampleRecord,
@@ -47,16 +46,11 @@ from subtoken_train.inference.batched import generate_batch, in_batches, score_b
 from subtoken_train.inference.cache_report import Measured, Outcome
 from subtoken_train.inference.compression import Compression
 from subtoken_train.outputs import take_lock
-from subtoken_train.reducers import split_settings
 from subtoken_train.types import Batch, Protocol, Turn
 from subtoken_train.version import __version__
 
 Continuations = list[tuple[tuple[int, ...], ...]]
 Progress = Callable[[int, int], None]
-SAME = ("dtype", "max_length", "adapter_sha256", "reducer", "eviction_options", "calibration_sha256", "seed")
-"""Settings that change answers and that ``ArmFacts`` do not tell."""
-COUNTED_ANEW = frozenset({"quest", "visionzip", "fastervlm", "prumerge"})
-"""Reducers that kept other numbers of tokens, by page or by image, in the records of 0.2, which know no ``matches``."""
 
 
 def plan_batches(samples: Sequence[Sample], batch_size: int) -> list[list[int]]:
@@ -262,36 +256,7 @@ def write_manifest(cell: Cell, backbone: CompressedBackbone, processes: Processe
             "versions": {"subtoken_train": __version__, **{name: version(name) for name in ("torch", "transformers")}},
         },
     )
-    if (cell.folder / MANIFEST_FILE).is_file():
-        _check_same(Manifest.read(cell.folder), manifest, cell)
-    manifest.write(cell.folder)
-
-
-def _check_same(there: Manifest, now: Manifest, cell: Cell) -> None:
-    """Refuse records of another arm, task or samples beside those of the folder; more samples may be asked.
-
-    The anchor is no part of it: it only says whom the arm is compared with.
-    """
-    before, another = _pinned(there), "choose another results folder"
-    for name, new in _pinned(now).items():
-        if before[name] != new:
-            changed = f"{name} {before[name]!r}, and now it is {new!r}"
-            raise ValueError(f"{cell.folder} holds answers with {changed}; {another}")
-    if there.rows > now.rows:
-        asked = f"is of {there.rows:,} samples, and {now.rows:,} are asked"
-        raise ValueError(f"{cell.folder} {asked}; raise limit, or {another}")
-    if there.samples_sha256 != samples_digest(cell.samples[: there.rows]):
-        raise ValueError(f"{cell.folder} holds answers to other samples than the task's files have now; {another}")
-
-
-def _pinned(manifest: Manifest) -> dict[str, Any]:
-    facts = {f"arm.{key}": value for key, value in asdict(manifest.arm).items() if key != "anchor"}
-    settings = {key: manifest.settings.get(key) for key in SAME}
-    if isinstance(settings["reducer"], dict):  # version 0.1 wrote every method's settings
-        settings["reducer"], _ = split_settings(settings["reducer"])
-        if settings["reducer"].get("name") not in COUNTED_ANEW:
-            settings["reducer"].setdefault("matches", None)
-    return {**facts, "task options": manifest.options, **settings}
+    manifest.join(cell.folder, lambda rows: samples_digest(cell.samples[:rows]))
 
 
 def samples_digest(samples: Sequence[Sample]) -> str:

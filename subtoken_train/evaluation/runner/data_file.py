@@ -66,14 +66,8 @@ class Answers:
 
     def by_kind(self) -> dict[str, list[float]]:
         """Return scores per question kind, in the order in which the kinds first appear."""
-        return _grouped([record.kind for record in self.records], self.scores)
-
-
-def _grouped(kinds: Sequence[str], scores: Sequence[float]) -> dict[str, list[float]]:
-    groups: dict[str, list[float]] = {}
-    for kind, score in zip(kinds, scores, strict=True):
-        groups.setdefault(kind, []).append(score)
-    return groups
+        kinds = dict.fromkeys(record.kind for record in self.records)
+        return {kind: [record.score for record in self.records if record.kind == kind] for kind in kinds}
 
 
 def answer_records(
@@ -234,13 +228,9 @@ def run_of(
 
 def written_run(run: Run, **named: Any) -> Run:
     """Return a run as a file has it, after what else is ``named``."""
-
-    def rounded(figures: list[float | None]) -> list[float | None]:
-        return [None if figure is None else round(figure, 4) for figure in figures]
-
-    measures = {name: rounded(figures) for name, figures in run["measures"].items()}
-    scores = rounded(run["scores"])
-    return {**named, **run, "seconds": round(run["seconds"], 1), "scores": scores, "measures": measures}
+    figures = {"scores": run["scores"], **run["measures"]}
+    made = {name: [None if each is None else round(each, 4) for each in own] for name, own in figures.items()}
+    return {**named, **run, "seconds": round(run["seconds"], 1), "scores": made.pop("scores"), "measures": made}
 
 
 def write_runs(runs: Sequence[Run], path: Path) -> None:
@@ -303,7 +293,8 @@ def column_of(run: Run) -> CardColumn:
     }
     described = {kind for name, of in having.items() if name.endswith("_f1") for kind in of}
     older = not run["measures"]  # records without measures are of scenes
-    groups = _grouped(kinds, run["scores"])
+    pairs = [*zip(kinds, run["scores"], strict=True)]
+    groups = {kind: [score for its, score in pairs if its == kind] for kind in dict.fromkeys(kinds)}
     listed = {kind for kind in DESCRIPTION_KINDS if older or kind in described}
     metrics = {kind: "f1" if kind in listed else "exact_match" for kind in groups}
     used = set(metrics.values())
@@ -317,5 +308,4 @@ def column_of(run: Run) -> CardColumn:
 
 
 def _score(kind: str, metric: str, values: list[float]) -> Score:
-    low, high = bootstrap_interval(values)
-    return Score(kind, metric, len(values), sum(values) / len(values), low, high)
+    return Score(kind, metric, len(values), sum(values) / len(values), *bootstrap_interval(values))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,8 @@ from subtoken_train.families.family import Family
 from subtoken_train.families.load import check_weights, family_class, layout_family, published_config
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.inference.pool import ModelPool, with_selection
-from subtoken_train.kernels.formats import FORMATS, Part
 from subtoken_train.ledger.flops import DecoderSize, TrainingFlops
-from subtoken_train.ledger.kv_budget import entry_bytes, kept_count, share_words
+from subtoken_train.ledger.kv_budget import entry_bytes, share_words
 from subtoken_train.reducers import DEFAULT_REDUCER, build_reducer
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.resources import recipe_text, shipped_recipe
@@ -130,7 +128,6 @@ class PlannedArm:
     Attributes:
         tokens: of the longest task's nominal prompt, in its compressed region.
         dense: bytes of their dense cache; ``kept``: of them, what stays in the model's dtype.
-        stored: what that takes in the arm's kv_dtype (``stored_bytes``); None: not known beforehand.
         flops: by task, operations of the pass over the compressed region of its nominal prompt.
     """
 
@@ -139,7 +136,6 @@ class PlannedArm:
     tokens: int
     dense: int
     kept: int
-    stored: int | None
     flops: tuple[float, ...]
 
 
@@ -223,38 +219,7 @@ def _planned_arm(arm: Arm, pool: LayoutPool, tasks: Sequence[Task]) -> PlannedAr
     longest, work = max(lengths), TrainingFlops(laid_out.decoder, [0] * layers)
     dense = layers * entry_bytes(arm.shape) * longest
     flops = tuple(work.sample(arm.reducer.running_tokens(length, layers)) for length in lengths)
-    kept = round(dense * arm.facts.nominal_kv)
-    return PlannedArm(arm, laid_out, longest, dense, kept, stored_bytes(arm, longest), flops)
-
-
-def stored_bytes(arm: Arm, tokens: int) -> int | None:
-    """Return what an arm stores of a prompt of ``tokens`` in its format, scales included, without an index.
-
-    None where a prompt decides: budgets in tokens or bytes, thresholds, ``scope: all``, cut keys, fills, a byte budget
-    of keys and groups; and, where entries of a head share scales, an eviction, or tokens that keep unequal groups.
-    """
-    compression, routing, shape = arm.compression(), arm.routing, arm.shape
-    form, method, share = FORMATS[compression.kv_dtype], compression.eviction, compression.share
-    if share is None or compression.threshold is not None or compression.scope == "all" or compression.key_channels < 1:
-        return None
-    if routing is not None and (routing.fill != "zero" or routing.budget == "bytes"):
-        return None
-    if form.run > 1 and (method is not None or (routing is not None and routing.budget != "per_token")):
-        return None
-    share = 1.0 if method is not None and method.reads else share
-    channels = shape.value_dim if routing is None else shape.value_dim * routing.kept_groups // routing.num_groups
-    parts: tuple[Part, Part] = ("keys", "values" if routing is None else "pieces")
-    total = shape.num_layers * 2 * 2 * shape.value_dim if form.rotates else 0  # the basis: centre and size, fp16
-    for held in arm.reducer.layer_tokens(tokens, shape.num_layers):
-        count = kept_count(held, share, compression.round_up)
-        rounded = int(form.rounded(torch.tensor(count)))
-        lead = 1, shape.num_kv_heads, rounded
-        if form.rounds:
-            scales = sum(prod(form.scale_shape(lead, shape.head_dim, part)) for part in parts)
-            total += rounded * (form.code_width(shape.value_dim) + form.code_width(channels)) + 2 * scales
-            count -= rounded
-        total += count * (shape.value_dim + channels) * shape.element_bytes
-    return total
+    return PlannedArm(arm, laid_out, longest, dense, round(dense * arm.facts.nominal_kv), flops)
 
 
 def check_lines(grid: Grid, checked: DryRun) -> list[str]:
@@ -274,11 +239,11 @@ def check_lines(grid: Grid, checked: DryRun) -> list[str]:
         by_backbone.setdefault(arm.arm.facts.backbone, []).append(arm)
     lines += [
         "",
-        "arms (KV: share of the compressed region that the ledger promises; stored: bytes, after rounding)",
+        "arms (KV: share of the compressed region that the ledger promises)",
         *(f"  {_arm_words(arm)}" for arm in checked.arms),
         "",
-        "memory (weights, and the longest nominal compressed region of one batch, before and after compression; "
-        "rounded where its bytes are known)",
+        "memory (weights, and the longest nominal compressed region of one batch, before and after compression, in the "
+        "model's dtype)",
         *(f"  {_memory_words(arms, grid.batch_size)}" for arms in by_backbone.values()),
         *(["", *checked.notes] if checked.notes else []),
     ]
@@ -297,15 +262,12 @@ def _arm_words(planned: PlannedArm) -> str:
         kept = "measured: a threshold promises no bytes"
         if record is not None:
             kept = f"measured, {share} on average of {record.data.samples:,} prompts of {record.data.name}"
-    if compression.kv_dtype != "model":
-        stored = None if planned.stored is None else share_words(planned.stored / planned.dense)
-        kept += f", stored {stored or 'not known before a prompt'}"
     words += [facts.protocol, f"KV {kept}", *([f"anchor {facts.anchor}"] if facts.anchor else [])]
     return f"{facts.name}: {facts.backbone}; {', '.join(words)}"
 
 
 def _memory_words(arms: list[PlannedArm], batch_size: int) -> str:
-    first, kept = arms[0], [batch_size * (arm.kept if arm.stored is None else arm.stored) for arm in arms]
+    first, kept = arms[0], [batch_size * arm.kept for arm in arms]
     sizes = (max(arm.laid_out.weights for arm in arms), batch_size * first.dense, min(kept), max(kept))
     weights, dense, least, most = (f"{size / GIB:.2f}" for size in sizes)
     span = least if least == most else f"{least} to {most}"

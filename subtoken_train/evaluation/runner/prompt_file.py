@@ -17,35 +17,41 @@ from pathlib import Path
 from typing import Any
 
 from subtoken_train.artifact.hub import adapter_folder
-from subtoken_train.datasets.image_sources import find_image, inside
-from subtoken_train.errors import unknown_name
+from subtoken_train.datasets.image_sources import find_image
 from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.results import SampleRecord
 from subtoken_train.evaluation.runner.arms import describe_arm, load_arm
 from subtoken_train.evaluation.runner.cell import ONE, Cell, Progress, alone, write_manifest
-from subtoken_train.evaluation.tasks.files import FileRow, check_columns, read_jsonl, unique_ids
-from subtoken_train.evaluation.tasks.task import Sample, Task
-from subtoken_train.families.chat_template import Message, checked_variables
-from subtoken_train.families.literal_marks import IMAGE_MARK, picture_marks
+from subtoken_train.evaluation.tasks.local import OwnLines, Paths, are_placed, listed
+from subtoken_train.evaluation.tasks.task import Sample
+from subtoken_train.families.chat_template import checked_variables
+from subtoken_train.families.literal_marks import IMAGE_MARK
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.pool import ModelPool, family_named
 from subtoken_train.inference.prompt_inputs import read_messages
-from subtoken_train.inference.text_prompts import alternating_turns, check_raw
+from subtoken_train.inference.text_prompts import as_turns, check_raw
 from subtoken_train.outputs import write_whole
-from subtoken_train.types import Turn
 
-KEYS = ("id", "prompt", "messages", "image", "images")
+
+@dataclass(frozen=True)
+class PromptLine:
+    """A line of a file of prompts: ``prompt`` or ``messages``, ``image`` or ``images``."""
+
+    prompt: str | None = None
+    messages: list[Any] | None = None
+    image: Paths = None
+    images: Paths = None
+    id: str | int | None = None
 
 
 @dataclass
-class PromptFile(Task):
-    """The lines of a file, without anything to score; image paths stay in its folder unless they may lead out of it.
+class PromptFile(OwnLines):
+    """The lines of a file, without anything to score.
 
     ``chat``: whether texts are asked in a chat template; ``chat_template_kwargs``: its variables.
     """
 
     max_new_tokens: int = 64
-    images_outside_folder: bool = False
     chat: bool = False
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -53,56 +59,39 @@ class PromptFile(Task):
     primary = "answered"
     scored_by = Answered
     where = 'write a .jsonl file with one prompt a line, {"id": "a", "prompt": "What is this?", "image": "cat.png"}'
+    line = PromptLine
 
     @property
     def options(self) -> dict[str, Any]:
         written = {"chat_template_kwargs": self.chat_template_kwargs} if self.chat_template_kwargs else {}
         return {"max_new_tokens": self.max_new_tokens, **({"chat": True} if self.chat else {}), **written}
 
-    def samples(self) -> list[Sample]:
-        """Return one per line, in order; images are looked for, not opened."""
-        path = Path(str(self.source))
-        rows, samples = read_jsonl(path), list[Sample]()
-        for number, row in enumerate(rows, 1):
-            try:
-                samples.append(self._sample(row, number, path.parent))
-            except ValueError as error:
-                words = str(error)
-                raise ValueError(words if words.startswith(row.place) else f"{row.place}: {words}") from None
-        unique_ids((sample.id, row.place) for sample, row in zip(samples, rows, strict=True))
-        if not samples:
-            raise ValueError(f"{path} holds no prompt; {self.where}")
-        return samples
-
-    def _sample(self, row: FileRow, number: int, folder: Path) -> Sample:
-        values = row.values
-        if unknown := [key for key in values if key not in KEYS]:
-            raise unknown_name("key", unknown[0], KEYS)
-        talk = values.get("messages")
-        if talk is None:
-            check_columns(row.place, ("prompt",), list(values))
-        elif "prompt" in values:
-            raise ValueError("prompt and messages are given; write one of them")
-        prompt = row.text("prompt") if talk is None else talk
-        names = _names(values)
-        if names and self.modality == "text":
-            raise ValueError("there is an image, and the model reads texts alone; remove it")
+    def sample(self, line: PromptLine, name: str, folder: Path) -> Sample:
+        for first, second in (("prompt", "messages"), ("image", "images")):
+            if getattr(line, first) is not None and getattr(line, second) is not None:
+                raise ValueError(f"{first} and {second} are given; write one of them")
+        prompt, names = line.prompt if line.messages is None else line.messages, listed(line.image or line.images)
+        if prompt is None:
+            raise ValueError("there is no prompt; write prompt or messages")
         messages, _ = read_messages(prompt)
-        images = tuple(inside(folder, name, self.images_outside_folder) for name in names)
+        images = self.images(names, folder)
         if missing := [image for image in images if not find_image(image).is_file()]:
             raise ValueError(f"image {missing[0]} is missing; check the path")
         sample = Sample(
-            id=str(number if values.get("id") is None else values["id"]),
-            prompt=prompt if isinstance(prompt, str) else json.dumps(prompt),
-            reference={"images": names} if talk is None else {"images": names, "messages": talk},
-            images=images,
+            name,
+            prompt if isinstance(prompt, str) else json.dumps(prompt),
+            {"images": names} if line.messages is None else {"images": names, "messages": line.messages},
+            images,
             max_new_tokens=self.max_new_tokens,
             kind="prompt",
         )
         if self.modality == "text":
-            asked = tuple(messages) if self.chat or talk is not None else ()
+            asked = tuple(messages) if self.chat or line.messages is not None else ()
             return replace(sample, messages=asked, variables=self.chat_template_kwargs)
-        *earlier, last = _placed(messages, len(names))
+        turns = as_turns(messages)
+        if not are_placed([turn.prompt for turn in turns], len(names)):  # then the images stand in front
+            turns[0] = replace(turns[0], prompt=f"{IMAGE_MARK}\n" * len(names) + turns[0].prompt)
+        *earlier, last = turns
         if last.answer is not None:
             raise ValueError("the last message is the assistant's; end with what the user says")
         return replace(sample, prompt=last.prompt, earlier=tuple(earlier))
@@ -182,25 +171,3 @@ def _line(record: SampleRecord) -> str:
         "dense_kv_bytes": record.dense_kv_bytes,
     }
     return json.dumps(content, ensure_ascii=False) + "\n"
-
-
-def _names(values: Mapping[str, Any]) -> list[str]:
-    if "image" in values and "images" in values:
-        raise ValueError("image and images are given; write all paths into images")
-    given = values.get("images", values.get("image"))
-    names = [given] if isinstance(given, str) else [] if given is None else given
-    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
-        raise ValueError(f"images must be a path or a list of paths, got {given!r}")
-    return names
-
-
-def _placed(messages: list[Message], images: int) -> list[Turn]:
-    """Messages as turns, the images in front where nothing says where they stand."""
-    turns = alternating_turns(messages)
-    written = sum(picture_marks(turn.prompt).count(IMAGE_MARK) for turn in turns)
-    if written not in (0, images):
-        rule = f"write one for each, and \\{IMAGE_MARK} where it is text"
-        raise ValueError(f"{written} {IMAGE_MARK} in the prompt, {images} images; {rule}")
-    if not written:
-        turns[0] = replace(turns[0], prompt=f"{IMAGE_MARK}\n" * images + turns[0].prompt)
-    return turns

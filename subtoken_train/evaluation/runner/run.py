@@ -7,7 +7,7 @@ from pathlib import Path
 
 from subtoken_train.datasets.unknown_tokens import SomeTexts, say_unknown, spread
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evaluation.runner.arms import Arm, load_arm, resolve_arms
+from subtoken_train.evaluation.runner.arms import load_arm, resolve_arms
 from subtoken_train.evaluation.runner.cell import ONE, Cell, Processes, Progress, alone, write_manifest
 from subtoken_train.evaluation.runner.spec import Grid
 from subtoken_train.evaluation.tasks import build_task
@@ -40,7 +40,7 @@ def run_grid(
         pool = ModelPool(processes.device(device))
         arms, notes = resolve_arms(grid.arms, [task for task, _ in tasks], grid.anchors, pool)
         folders = []
-        for line in [*notes, *too_late(arms, tasks)] if processes.first else ():
+        for line in notes if processes.first else ():
             say(line)
         for arm in arms:
             backbone = load_arm(arm.spec, pool)
@@ -56,35 +56,19 @@ def _run_cell(
     cell: Cell, backbone: CompressedBackbone, processes: Processes, say: Say, counter: Counter | None
 ) -> None:
     name = f"{cell.arm.facts.name} / {cell.task.name}"
+    if processes.first:
+        write_manifest(cell, backbone, processes)
+        asked = [cell.samples[place] for place in spread(len(cell.samples))]
+        texts = SomeTexts(["\n".join([sample.prompt, *sample.choices]) for sample in asked], len(cell.samples))
+        if line := say_unknown(backbone.family.tokenizer, texts, name):
+            say(line)
+    cell.answer(backbone, processes, counter(name) if counter is not None and processes.first else None)
     if not processes.first:
-        cell.answer(backbone, processes)
         return
-    write_manifest(cell, backbone, processes)
-    asked = [cell.samples[place] for place in spread(len(cell.samples))]
-    texts = SomeTexts(["\n".join([sample.prompt, *sample.choices]) for sample in asked], len(cell.samples))
-    if line := say_unknown(backbone.family.tokenizer, texts, name):
-        say(line)
-    cell.answer(backbone, processes, None if counter is None else counter(name))
     found = [record.emptied for record in cell.finished().values()]
     if words := emptied_words(found, *who_drops(cell.arm.routing, cell.arm.facts.eviction)):
         say(f"{name}: {words}")
     cell.task.write_for_others(cell.folder)
-
-
-def too_late(arms: Sequence[Arm], tasks: Sequence[tuple[Task, Sequence[Sample]]]) -> list[str]:
-    """Note where evictions cannot change what is scored: of a one-word choice the prompt's own pass gives it all."""
-
-    def one_word(sample: Sample) -> bool:
-        return bool(sample.choices) and all(len(choice.split()) <= 1 for choice in sample.choices)
-
-    scored = [task.name for task, samples in tasks if all(map(one_word, samples))]
-    late = [arm.facts.name for arm in arms if arm.spec.eviction and arm.spec.protocol == "query_aware"]
-    if not scored or not late:
-        return []
-    return [
-        f"{', '.join(late)}: an eviction acts after the prompt's pass, so that choices of one token keep their "
-        f"log-likelihoods ({', '.join(scored)}); protocol context_first compresses before the question"
-    ]
 
 
 def read_tasks(grid: Grid) -> list[tuple[Task, Sequence[Sample]]]:

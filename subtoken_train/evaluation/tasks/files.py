@@ -5,10 +5,8 @@ Errors name file and line; images stay encoded until they are opened.
 
 from __future__ import annotations
 
-import base64
 import csv
 import re
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -159,12 +157,6 @@ def read_jsonl(path: Path, columns: Sequence[str] = ()) -> list[FileRow]:
     return [_object(_parsed(line, place), place, columns) for place, line in lines]
 
 
-def read_lines(path: Path) -> list[FileRow]:
-    """Read the lines of a text file that are not empty, column ``text``."""
-    lines = enumerate(benchmark_text(path).removeprefix("\ufeff").splitlines(), start=1)
-    return [FileRow({"text": line}, f"{path}, line {number}") for number, line in lines if line.strip()]
-
-
 def _parsed(text: str, place: str) -> Any:
     try:
         return parse_json(text, place)
@@ -182,15 +174,11 @@ def _object(values: Any, place: str, columns: Sequence[str]) -> FileRow:
     return FileRow(values, place)
 
 
-def read_table(
-    path: Path, columns: Sequence[str], delimiter: str = ",", image: str | None = None, header: bool = True
-) -> list[FileRow]:
+def read_table(path: Path, columns: Sequence[str], delimiter: str = ",", header: bool = True) -> list[FileRow]:
     """Read the rows of a CSV or TSV file in UTF-8, ``columns`` and others; all values are text.
 
-    Without ``header`` it has exactly these columns, in order. Base64 images of the column ``image`` become
-    ``EncodedImage``; a cell of 64 characters or fewer stays (VLMEvalKit's rule).
+    Without ``header`` it has exactly these columns, in order.
     """
-    limit = csv.field_size_limit(sys.maxsize)  # cells as long as images; the limit is the whole process's
     try:
         check_regular(path)
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -198,14 +186,12 @@ def read_table(
             names = list(columns) if not header else next((cells for _, cells in lines), None)
             if names is None:
                 raise ValueError(f"{path} is empty; {CUT_OFF}")
-            check_columns(str(path), (*columns, image) if image else columns, names)
-            return [_table_row(place, names, cells, image) for place, cells in lines]
+            check_columns(str(path), columns, names)
+            return [_table_row(place, names, cells) for place, cells in lines]
     except OSError:
         raise ValueError(f"{path} is missing or cannot be read; check the path") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 ({error.reason})") from None
-    finally:
-        csv.field_size_limit(limit)
 
 
 def _cells(path: Path, reader: Reader) -> Iterator[tuple[str, list[str]]]:
@@ -223,20 +209,10 @@ def _cells(path: Path, reader: Reader) -> Iterator[tuple[str, list[str]]]:
             yield place, cells
 
 
-def _table_row(place: str, names: list[str], cells: list[str], image: str | None) -> FileRow:
+def _table_row(place: str, names: list[str], cells: list[str]) -> FileRow:
     if len(cells) != len(names):
         raise ValueError(f"{place}: {len(cells)} cells, but {len(names)} columns; {CUT_OFF}")
-    values: dict[str, Any] = dict(zip(names, cells, strict=True))
-    if image and len(values[image]) > 64:
-        values[image] = media.EncodedImage(partial(_decoded, values[image], place), place)
-    return FileRow(values, place)
-
-
-def _decoded(cell: str, place: str) -> bytes:
-    try:
-        return base64.b64decode(cell, validate=True)
-    except ValueError as error:
-        raise ValueError(f"image {place} is not base64 text ({error}); {CUT_OFF}") from None
+    return FileRow(dict(zip(names, cells, strict=True)), place)
 
 
 def parquet_files(folder: Path, split: str, config: str | None = None) -> list[Path]:

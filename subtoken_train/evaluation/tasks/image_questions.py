@@ -8,7 +8,6 @@ default models.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any, ClassVar
 
 from subtoken_train.evaluation.metrics import short_answers
 from subtoken_train.evaluation.metrics.choices import best_placed_letter
-from subtoken_train.evaluation.metrics.metric import MeanScores, TaskMetric, mean
+from subtoken_train.evaluation.metrics.metric import MeanScores, TaskMetric
 from subtoken_train.evaluation.tasks.files import FileRow, read_split, task_source, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 
@@ -190,22 +189,14 @@ class LetterAccuracy(MeanScores):
         return {"accuracy": float(cls.rules[reference["task"]](prediction, reference["answer"]))}
 
 
-class MMStarScores(TaskMetric):
-    """Right answers to MMStar: ``accuracy`` over all questions, as the paper, whose six categories are of one size.
+class MMStarAccuracy(MeanScores):
+    """``accuracy`` over all questions, as the paper, whose six categories are of one size."""
 
-    ``lmms_average`` is lmms-eval's ``average``, the mean over the 18 axes (``l2_category``) of their accuracies.
-    """
-
-    def compute(self) -> dict[str, float]:
-        axes: dict[str, list[float]] = defaultdict(list)
-        for prediction, reference in self.rows:
-            axes[reference["l2_category"]].append(self.score(prediction, reference))
-        right = [score for scores in axes.values() for score in scores]
-        return {"accuracy": mean(right), "lmms_average": mean([mean(scores) for scores in axes.values()])}
+    names = ("accuracy",)
 
     @staticmethod
-    def score(prediction: Any, reference: Mapping[str, Any]) -> float:
-        return float(placed(prediction, reference["answer"]))
+    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
+        return {"accuracy": float(placed(prediction, reference["answer"]))}
 
 
 class ImageChoices(ImageQuestions):
@@ -236,7 +227,7 @@ class MMStar(ImageChoices):
     lmms-eval's words end without a full stop here. The Hub's one file is not named by the split.
     """
 
-    scored_by = MMStarScores
+    scored_by = MMStarAccuracy
 
     def question(self, row: FileRow) -> str:
         return row.text("question").strip().replace(" Please answer yes or no.", "") + LETTER_ANSWER.rstrip(".")

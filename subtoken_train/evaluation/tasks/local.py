@@ -8,19 +8,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from subtoken_train.datasets.image_sources import inside
 from subtoken_train.documents import text_problem
-from subtoken_train.errors import MAX_TOKENS, check_word, unknown_name
+from subtoken_train.errors import MAX_TOKENS, check_word
 from subtoken_train.evaluation.metrics.metric import MeanScores
 from subtoken_train.evaluation.metrics.short_answers import evalai_answer, leave_one_out, lmms_similarity, relaxed_match
-from subtoken_train.evaluation.tasks.files import FileRow, read_jsonl, unique_ids
+from subtoken_train.evaluation.tasks.files import read_jsonl, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.families.literal_marks import IMAGE_MARK, picture_marks
+from subtoken_train.typed import typed
 
 
 def _plain(text: str) -> str:
@@ -51,34 +53,52 @@ class LocalScores(MeanScores):
         return {"score": value, reference["metric"]: value}
 
 
+Paths = str | list[str] | None
+"""One or several, as a line names its images or its answers."""
+
+
+def listed(value: Paths) -> list[str]:
+    """Return what a line names."""
+    return [value] if isinstance(value, str) and value else list(value or ())
+
+
+def are_placed(texts: Iterable[str], images: int) -> bool:
+    """Tell whether texts say where their images stand; as many marks as images, or none."""
+    written = sum(picture_marks(text).count(IMAGE_MARK) for text in texts)
+    if written not in (0, images):
+        rule = f"write one for each, and \\{IMAGE_MARK} where it is text"
+        raise ValueError(f"{written} {IMAGE_MARK} in the prompt, {images} images; {rule}")
+    return written > 0
+
+
 @dataclass
-class LocalQuestions(Task):
-    """Questions in one's own format, about images or not, which stay in the file's folder unless they may lead out."""
+class OwnLines(Task):
+    """The lines of one's own file, a sample each; images stay in the file's folder unless they may lead out of it."""
 
     max_new_tokens: int = 32
     images_outside_folder: bool = False
 
-    scored_by = LocalScores
-    where = (
-        'write a .jsonl file with one question a line, {"image": "cat.png", "question": "What is this?", '
-        '"answers": ["cat"], "metric": "exact_match"} (metrics: exact_match, contains, relaxed, anls, vqa; image: task '
-        "local only); the file, or its folder, is the source"
-    )
     ranges: ClassVar = {"max_new_tokens": (1, MAX_TOKENS)}
-    keys: ClassVar = ("id", "image", "question", "answers", "metric", "kind")
-    people: ClassVar = 4  # people whose answers ``vqa`` needs: three others must agree for a full score
+    line: ClassVar[type[Any]]
+    """Kind of its lines, a dataclass with an ``id``."""
 
     @property
     def options(self) -> dict[str, Any]:
         return {name: value for name, value in super().options.items() if name != "images_outside_folder"}
 
     def samples(self) -> list[Sample]:
-        path = self._file()
-        rows = read_jsonl(path, ("question", "answers", "metric"))
-        samples = [self._sample(row, number, path.parent) for number, row in enumerate(rows, 1)]
+        """Return one per line, in order; images are not opened."""
+        path, samples = self._file(), list[Sample]()
+        rows = read_jsonl(path)
+        for number, row in enumerate(rows, 1):
+            line = typed(self.line, row.values, row.place)
+            try:
+                samples.append(self.sample(line, str(number if line.id is None else line.id), path.parent))
+            except ValueError as error:
+                raise ValueError(f"{row.place}: {error}") from None
         unique_ids((sample.id, row.place) for sample, row in zip(samples, rows, strict=True))
-        if self.modality == "image" and not any(sample.images for sample in samples):
-            raise ValueError(f"{self.source}: no line has an image; use the task local_text")
+        if not samples:
+            raise ValueError(f"{path} has no line; {self.where}")
         return samples
 
     def _file(self) -> Path:
@@ -90,49 +110,62 @@ class LocalQuestions(Task):
             raise ValueError(f"task {self.name}: {source} has {len(found)} .jsonl files; name the file that is meant")
         return found[0]
 
-    def _sample(self, row: FileRow, number: int, folder: Path) -> Sample:
-        values = row.values
-        try:
-            self._check(values)
-        except ValueError as error:
-            raise ValueError(f"{row.place}: {error}") from None
-        names, answers = _listed(values.get("image") or []), _listed(values["answers"])
-        question: str = values["question"]
-        placed = IMAGE_MARK in picture_marks(question)
+    @abstractmethod
+    def sample(self, line: Any, name: str, folder: Path) -> Sample:
+        """Return the sample of a line; its images lie below ``folder``."""
+
+    def images(self, names: Sequence[str], folder: Path) -> tuple[Path, ...]:
+        """Return the images that a line names; a text task has none."""
+        if names and self.modality == "text":
+            raise ValueError("there is an image, and the model reads texts alone; remove it, or use the task local")
+        return tuple(inside(folder, name, self.images_outside_folder) for name in names)
+
+
+@dataclass(frozen=True)
+class QuestionLine:
+    """A line of ``LocalQuestions``."""
+
+    question: str
+    answers: str | list[str]
+    metric: str
+    image: Paths = None
+    id: str | int | None = None
+    kind: str | None = None
+
+
+@dataclass
+class LocalQuestions(OwnLines):
+    """Questions in one's own format, about images or not."""
+
+    scored_by = LocalScores
+    where = (
+        'write a .jsonl file with one question a line, {"image": "cat.png", "question": "What is this?", '
+        '"answers": ["cat"], "metric": "exact_match"} (metrics: exact_match, contains, relaxed, anls, vqa; image: task '
+        "local only); the file, or its folder, is the source"
+    )
+    line = QuestionLine
+    people: ClassVar = 4  # people whose answers ``vqa`` needs: three others must agree for a full score
+
+    def samples(self) -> list[Sample]:
+        samples = super().samples()
+        if self.modality == "image" and not any(sample.images for sample in samples):
+            raise ValueError(f"{self.source}: no line has an image; use the task local_text")
+        return samples
+
+    def sample(self, line: QuestionLine, name: str, folder: Path) -> Sample:
+        names, answers = listed(line.image), listed(line.answers)
+        for key, texts in {"question": [line.question], "kind": [line.kind or "-"], "answers": answers or [""]}.items():
+            if any(map(text_problem, texts)):
+                raise ValueError(f"{key} must be a text that is not empty, got {getattr(line, key)!r}")
+        check_word("metric", line.metric, RULES)
+        if line.metric == "vqa" and len(answers) < self.people:
+            raise ValueError(f"metric vqa needs {self.people} people's answers or more, got {len(answers)}")
+        placed = are_placed([line.question], len(names))
         return Sample(
-            id=str(values.get("id", number)),
-            prompt=question if placed else f"{IMAGE_MARK}\n" * len(names) + question,
-            reference={"answers": answers, "metric": values["metric"]},
-            images=tuple(inside(folder, name, self.images_outside_folder) for name in names),
+            name,
+            line.question if placed else f"{IMAGE_MARK}\n" * len(names) + line.question,
+            {"answers": answers, "metric": line.metric},
+            self.images(names, folder),
             max_new_tokens=self.max_new_tokens,
-            kind=values.get("kind", values["metric"]),
+            kind=line.kind or line.metric,
         )
-
-    def _check(self, values: Mapping[str, Any]) -> None:
-        if unknown := [key for key in values if key not in self.keys]:
-            raise unknown_name("key", unknown[0], self.keys)
-        for key in ("question", "metric", "kind"):
-            if key in values and not (isinstance(values[key], str) and text_problem(values[key]) is None):
-                raise ValueError(f"{key} must be a text that is not empty, got {values[key]!r}")
-        if type(values.get("id", "")) not in (str, int):
-            raise ValueError(f"id must be a text or a number, got {values['id']!r}")
-        check_word("metric", values["metric"], RULES)
-        for key in ("answers", "image"):
-            value = values.get(key, "")
-            texts = isinstance(value, str) or (isinstance(value, list) and all(isinstance(one, str) for one in value))
-            if not texts or (key == "answers" and (not value or any(map(text_problem, _listed(value))))):
-                raise ValueError(f"{key} must be a text or a list of texts, got {value!r}")
-        images, answers = len(_listed(values.get("image") or [])), len(_listed(values["answers"]))
-        if images and self.modality == "text":
-            raise ValueError("there is an image; use the task local")
-        if values["metric"] == "vqa" and answers < self.people:
-            raise ValueError(f"metric vqa needs {self.people} people's answers or more, got {answers}")
-        if (written := picture_marks(values["question"]).count(IMAGE_MARK)) not in (0, images):
-            raise ValueError(
-                f"{written} {IMAGE_MARK} in the question, {images} images; write one for each, and "
-                f"\\{IMAGE_MARK} where it is text"
-            )
-
-
-def _listed(value: str | list[str]) -> list[str]:
-    return [value] if isinstance(value, str) else value

@@ -32,7 +32,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 from subtoken_train.errors import check_package, unknown_name
-from subtoken_train.evaluation.metrics.metric import MeanScores, mean
+from subtoken_train.evaluation.metrics.metric import MeanOfTasks, MeanScores
 from subtoken_train.evaluation.tasks import files
 from subtoken_train.evaluation.tasks.files import FileRow, find_file, task_folder, unique_ids
 from subtoken_train.evaluation.tasks.ruler import LongContext
@@ -62,8 +62,7 @@ def check_jieba(sets: Iterable[str]) -> None:
         check_package("jieba", "eval", f"cutting LongBench's {', '.join(chinese)} into words", "name other sets")
 
 
-def word_f1(prediction: Sequence[str], answer: Sequence[str]) -> float:
-    """Return the F1 of two bags of words."""
+def _word_f1(prediction: Sequence[str], answer: Sequence[str]) -> float:
     shared = (Counter(prediction) & Counter(answer)).total()
     if not shared:
         return 0.0
@@ -73,13 +72,12 @@ def word_f1(prediction: Sequence[str], answer: Sequence[str]) -> float:
 
 def qa_f1(prediction: str, answer: str) -> float:
     """Return the F1 of words in lower case, without ASCII punctuation and articles."""
-    return word_f1(*(_ARTICLES.sub(" ", text.lower().translate(_MARKS)).split() for text in (prediction, answer)))
+    return _word_f1(*(_ARTICLES.sub(" ", text.lower().translate(_MARKS)).split() for text in (prediction, answer)))
 
 
-def qa_f1_zh(prediction: str, answer: str) -> float:
-    """Return the F1 of jieba's words, without punctuation."""
+def _qa_f1_zh(prediction: str, answer: str) -> float:
     words = (["".join(word.lower().translate(_ALL_MARKS).split()) for word in _cut(t)] for t in (prediction, answer))
-    return word_f1(*([word for word in some if word] for some in words))
+    return _word_f1(*([word for word in some if word] for some in words))
 
 
 def rouge_l(prediction: str, answer: str) -> float:
@@ -93,13 +91,11 @@ def rouge_l(prediction: str, answer: str) -> float:
     return 2 * precision * recall / (precision + recall + 1e-8)
 
 
-def rouge_l_zh(prediction: str, answer: str) -> float:
-    """Return the ROUGE-L of jieba's words."""
+def _rouge_l_zh(prediction: str, answer: str) -> float:
     return rouge_l(" ".join(_cut(prediction)), " ".join(_cut(answer)))
 
 
-def share_of_numbers(prediction: str, wanted: str) -> float:
-    """Return the share of an answer's numbers that are the wanted one."""
+def _share_of_numbers(prediction: str, wanted: str) -> float:
     numbers = _NUMBERS.findall(prediction)
     return numbers.count(wanted) / len(numbers) if numbers else 0.0
 
@@ -126,10 +122,10 @@ def class_score(prediction: str, answer: str, classes: Sequence[str]) -> float:
 
 _RULES: dict[Callable[[str, str], float], tuple[str, ...]] = {
     qa_f1: ("narrativeqa", "qasper", "multifieldqa_en", "hotpotqa", "2wikimqa", "musique", "triviaqa"),
-    qa_f1_zh: ("multifieldqa_zh",),
+    _qa_f1_zh: ("multifieldqa_zh",),
     rouge_l: ("gov_report", "qmsum", "multi_news", "samsum"),
-    rouge_l_zh: ("dureader", "vcsum"),
-    share_of_numbers: ("passage_count", *PARAGRAPH),
+    _rouge_l_zh: ("dureader", "vcsum"),
+    _share_of_numbers: ("passage_count", *PARAGRAPH),
     code_similarity: ("lcc", "repobench-p"),
 }
 _RULE = {name: rule for rule, names in _RULES.items() for name in names}
@@ -153,27 +149,15 @@ def longbench_score(prediction: str, reference: Mapping[str, Any]) -> float:
     return max(_RULE[name](prediction, answer) for answer in answers)
 
 
-class LongBenchScores(MeanScores):
-    """``score``: the mean over the sets' means; each set's own mean has the set's name.
-
-    A reference holds ``set``, ``answers`` (texts, at least one) and, of ``CLASSIFIED`` sets, ``classes``. A sample's
-    ``score`` is its term of its set's mean.
-    """
+class LongBenchScores(MeanOfTasks):
+    """A reference holds ``set``, ``answers`` (texts, at least one) and, of ``CLASSIFIED`` sets, ``classes``."""
 
     names = SETS
-    subtasks = SETS
+    total = "score"
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
         return {reference["set"]: longbench_score(prediction, reference)}
-
-    def compute(self) -> dict[str, float]:
-        means = super().compute()
-        return {"score": mean([*means.values()]), **means} if means else {}
-
-    @classmethod
-    def score(cls, prediction: Any, reference: Mapping[str, Any]) -> float:
-        return longbench_score(prediction, reference)
 
 
 def _cut(text: str) -> list[str]:

@@ -41,29 +41,18 @@ def read_tokenizer(name: str) -> Any:
         raise ValueError(f"tokenizer {name!r} cannot be loaded ({words}); give a folder or a Hub id") from None
 
 
-def not_at_hand(name: str | None) -> ValueError | None:
-    """Return why a tokenizer of the Hub is not at hand now; None where it is, and for a folder's or none at all."""
-    if name is None or not is_hub_id(name):
-        return None
-    try:
-        read_tokenizer(name)
-    except ValueError as error:
-        return error
-    return None
-
-
 class MadeTexts(Task):
-    """A task that makes its samples itself, measured by ``tokenizer``, which has to be at hand."""
+    """A task that makes its samples itself, measured by ``tokenizer``; one of the Hub has to be there when it runs."""
 
     needs_files = False
     tokenizer: str | None
 
     def check_requirements(self) -> None:
-        if (error := not_at_hand(self.tokenizer)) is not None:
-            raise error
+        if self.tokenizer is not None:
+            read_tokenizer(self.tokenizer)
 
     def check_options(self) -> None:
-        if not_at_hand(self.tokenizer) is None:  # else ``check_requirements`` says it: it may be there when it runs
+        if self.tokenizer is None or not is_hub_id(self.tokenizer):
             self.check_lengths()
 
     def check_lengths(self) -> None:
@@ -146,8 +135,7 @@ def _among_uuids(random: Random, size: int) -> Text:
     return _niah(random, others, "uuid")
 
 
-def variable_tracking(random: Random, size: int) -> Text:
-    """Make ``vt``: a value handed from variable to variable among ``size`` lines of noise; first an example."""
+def _variable_tracking(random: Random, size: int) -> Text:
     example = _chain(random, 10, letters=3)
     main = _chain(random, size, letters=5)
     solved = example.context + example.rest + " ".join(example.answers) + "\n\n"
@@ -165,8 +153,7 @@ def common_words(random: Random, size: int, often: tuple[int, int] = (30, 3)) ->
     return Text(solved + main.context, main.rest, main.answers)
 
 
-def frequent_words(random: Random, size: int) -> Text:
-    """Make ``fwe``: coded words in about ``size`` places, the k-th as often as 1 / k^2 says; the first is noise."""
+def _frequent_words(random: Random, size: int) -> Text:
     vocabulary = _distinct(random, max(8, size // 20), string.ascii_lowercase, _CODED_LENGTH)
     vocabulary[0] = "..."
     words = [word for k, word in enumerate(vocabulary, 1) for _ in range(int(size / (k * k * _ZETA_2)))]
@@ -186,9 +173,9 @@ MAKERS = {
     "niah_single_1": Maker(lambda random, size: _niah(random, [NOISE] * size), 1),
     "niah_multikey_2": Maker(_among_numbers, 1),
     "niah_multikey_3": Maker(_among_uuids, 1),
-    "vt": Maker(variable_tracking, _HOPS + 1),
+    "vt": Maker(_variable_tracking, _HOPS + 1),
     "cwe": Maker(common_words, 10, len(_WORDS) - _COMMON_WORDS),
-    "fwe": Maker(frequent_words, 60),
+    "fwe": Maker(_frequent_words, 60),
 }
 
 

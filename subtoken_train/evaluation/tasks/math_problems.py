@@ -1,16 +1,14 @@
 """Mathematics with one answer, reasoned out while decoding: MATH-500 (Hendrycks et al., Lightman et al.) and AIME 2025.
 
-Prompts are lm-evaluation-harness's (``hendrycks_math500``, ``aime25``), without examples. Both scorers are others' own:
-math-verify's, called as the harness's ``minerva_math500`` calls it, and the harness's exact match. Answers are long, so
-that memory is what is decoded: an arm's ``eviction_every`` bounds it. Not here: several answers to a problem and their
-majority, sampling, and a judge.
+Prompts are lm-evaluation-harness's (``hendrycks_math500``, ``aime25``), without examples; the scorer is math-verify,
+called as the harness's ``minerva_math500`` calls it. Answers are long, so that memory is what is decoded: an arm's
+``eviction_every`` bounds it. Not here: several answers to a problem and their majority, sampling, and a judge.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,37 +22,26 @@ SECONDS = 60
 """Seconds that an answer may take to be read, and to be compared; the library's own five depend on the machine."""
 
 
-def check_scorers() -> None:
-    """Raise a worded ``ValueError`` where math-verify or lm-evaluation-harness is missing."""
-    for package in ("math_verify", "lm_eval"):
-        check_package(package, "eval", "the scoring of mathematical answers")
-
-
-@cache
-def _scorer(name: str) -> Any:
-    check_scorers()
-    return import_module(name)
+def _check_scorer() -> None:
+    check_package("math_verify", "eval", "the scoring of mathematical answers")
 
 
 class MathAccuracy(MeanScores):
-    r"""Shares of right answers; a reference holds ``answer``, ``solution``, whose last box is that, and ``harness``.
+    """``accuracy``: what math-verify finds equal to ``solution``: the last box, formula or number, evaluated.
 
-    ``accuracy``: what math-verify finds equal to the reference: the last box, formula or number, evaluated. An answer
-    that takes longer than ``SECONDS`` is wrong. It needs the process's main thread. ``lm_eval_exact_match``: the
-    harness's, of texts: for AIME the last ``\boxed{}``, else all between the first and the last dollar sign, else the
-    whole answer; for MATH-500 without the box.
+    An answer that takes longer than ``SECONDS`` is wrong. It needs the process's main thread.
     """
 
-    names = ("accuracy", "lm_eval_exact_match")
+    names = ("accuracy",)
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        verify = _scorer("math_verify")
-        gold, target = (verify.parse(text, parsing_timeout=SECONDS) for text in (reference["solution"], prediction))
-        right = verify.verify(gold=gold, target=target, timeout_seconds=SECONDS)
-        harness = _scorer(f"lm_eval.tasks.{reference['harness']}.utils")
-        found = harness.process_results({name: reference[name] for name in ("answer", "solution")}, [prediction])
-        return {"accuracy": float(right), "lm_eval_exact_match": float(found["exact_match"])}
+        _check_scorer()
+        math_verify: Any = import_module("math_verify")
+        gold, target = (
+            math_verify.parse(text, parsing_timeout=SECONDS) for text in (reference["solution"], prediction)
+        )
+        return {"accuracy": float(math_verify.verify(gold=gold, target=target, timeout_seconds=SECONDS))}
 
 
 @dataclass
@@ -70,14 +57,14 @@ class MathProblems(Task):
     scored_by = MathAccuracy
     ranges: ClassVar = {"max_new_tokens": (1, 2**20)}
     begins: ClassVar[str]  # word before the problem; an answer that writes it again ends there
-    harness: ClassVar[str]  # folder of the harness's tasks that scores it
+    harness: ClassVar[str]  # folder of the harness's tasks that asks the same
 
     @property
     def asks(self) -> str:
         return f"{'in the chat template' if self.chat else 'raw text, no chat template'}; the problem's end kept"
 
     def check_requirements(self) -> None:
-        check_scorers()
+        _check_scorer()
 
     def samples(self) -> list[Sample]:
         source = task_source(self)

@@ -1,12 +1,10 @@
 """MMBench, ScienceQA and MMMU: multiple choice (and MMMU's open questions) about images, in forms of their own.
 
-MMBench, development set (Liu et al., arXiv:2307.06281): lmms-eval's Parquet form (4,329 rows, what the paper scores),
-or the benchmark's own TSV with base64 images, whose English release of July 2023 has 4,377. The rotations of a question
-are rows of their own, with the same index modulo one million. ScienceQA (Lu et al., arXiv:2209.09513): the Parquet
-form, or ``problems.json`` and ``pid_splits.json`` with images in ``images/test/ID/image.png``. MMMU, validation (Yue et
-al., arXiv:2311.16502), as lmms-eval's ``mmmu_val`` asks: the images stand first, and the text names them. Its answers
-are read by the rules of ``eval/eval_utils.py``, as lmms-eval at 75571cfe has them; where these draw a letter at random,
-an answer names no option.
+MMBench, development set (Liu et al., arXiv:2307.06281), in lmms-eval's form: 4,329 rows, what the paper scores. The
+rotations of a question are rows of their own, with the same index modulo one million. ScienceQA: Lu et al.,
+arXiv:2209.09513. MMMU, validation (Yue et al., arXiv:2311.16502), as lmms-eval's ``mmmu_val`` asks: the images stand
+first, and the text names them. Its answers are read by the rules of ``eval/eval_utils.py``, as lmms-eval at 75571cfe
+has them; where these draw a letter at random, an answer names no option.
 """
 
 from __future__ import annotations
@@ -15,15 +13,12 @@ import ast
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, ClassVar
 
-from subtoken_train.datasets.image_sources import EncodedImage, inside
 from subtoken_train.evaluation.metrics.choices import LETTERS, MMBenchScores, ScienceQAScores
 from subtoken_train.evaluation.metrics.metric import MeanScores
-from subtoken_train.evaluation.tasks import files
-from subtoken_train.evaluation.tasks.files import FileRow, find_file, read_split
+from subtoken_train.evaluation.tasks.files import FileRow, read_split
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, SHORT_ANSWER, ImageQuestions, lettered
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.typed import shown
@@ -47,19 +42,11 @@ class MMBench(ImageQuestions):
     """Words of LLaVA-1.5, lmms-eval and VLMEvalKit, whose own are English for Chinese questions too: for a hint, and
     for the question. Odd spaces and lines are theirs."""
     allowed: ClassVar = {"prompt": tuple(prompts)}
-    tables: ClassVar[Mapping[str, int]] = {"mmbench_dev_20230712.tsv": 4377, "MMBench_DEV_EN.tsv": 4329}
-    """Rows by name; the first that is in the source folder is read."""
     endings: ClassVar[Mapping[str, str]] = {"llava": LETTER_ANSWER, "lmms": LETTER_ANSWER}
     """Words that ask for the letter, by ``prompt``."""
 
-    @property
-    def expected_rows(self) -> int | None:
-        source = files.task_source(self)
-        table = self._table(source) if isinstance(source, Path) else None
-        return self.rows if table is None else self.tables[table.name]
-
     def sample(self, row: FileRow, number: int) -> Sample:
-        index, answer = _index(row), _present(row.values["answer"])
+        index, answer = int(row.values["index"]), _present(row.values["answer"])
         if answer is None:
             raise self.without_answer(row)
         found = {letter: option for letter in "ABCD" if (option := _present(row.values[letter]))}
@@ -79,13 +66,6 @@ class MMBench(ImageQuestions):
         """Return what stands before the question; None where a row has none."""
         return _present(row.values["hint"])
 
-    def own_rows(self, folder: Path) -> list[FileRow] | None:
-        table = self._table(folder)
-        return None if table is None else _with_images(files.read_table(table, self.columns, "\t", image="image"))
-
-    def _table(self, folder: Path) -> Path | None:
-        return next((folder / name for name in self.tables if (folder / name).is_file()), None)
-
 
 class MMBenchCN(MMBench):
     """The same questions in Chinese; as lmms-eval asks (``prompt: lmms``), "nan" in the place of a hint is one.
@@ -93,36 +73,16 @@ class MMBenchCN(MMBench):
     lmms-eval scores them by a judge (``gpt_eval_score``), so that no score here is its own.
     """
 
-    tables: ClassVar = {"MMBench_DEV_CN.tsv": 4329}
     endings: ClassVar = {"llava": "\n请直接回答选项字母。", "lmms": "\n请直接使用所提供的选项字母作为答案回答。"}
 
     def hint(self, row: FileRow) -> str | None:
-        given: str | None = row.values["hint"]  # a table's empty cells are "nan" in the Hub's file
-        return super().hint(row) if self.prompt != "lmms" else "nan" if given == "" else given
-
-
-def _with_images(rows: Sequence[FileRow]) -> list[FileRow]:
-    """Give rows whose image cell is the index of another row, to save space, that row's image."""
-    images = {row.values["index"]: row.values["image"] for row in rows if isinstance(row.values["image"], EncodedImage)}
-    found = []
-    for row in rows:
-        image = row.values["image"]
-        if not isinstance(image, EncodedImage) and image not in images:
-            raise ValueError(f"{row.place}: image is {image!r}, neither base64 nor the index of a row with an image")
-        found.append(row.with_values(image=images.get(image, image)))
-    return found
+        given: str | None = row.values["hint"]
+        return given if self.prompt == "lmms" else super().hint(row)
 
 
 def _present(value: Any) -> str | None:
     """Return a cell's text; None for an empty one, which is "nan" in the Hub's file."""
     return None if value is None or str(value).lower() in ("", "nan") else str(value)
-
-
-def _index(row: FileRow) -> int:
-    try:
-        return int(row.values["index"])
-    except ValueError:
-        raise ValueError(f"{row.place}: index {row.values['index']!r} is not a number") from None
 
 
 @dataclass
@@ -132,8 +92,6 @@ class ScienceQA(ImageQuestions):
     subset: str = "img"
 
     scored_by = ScienceQAScores
-    problems: ClassVar = "problems.json"
-    splits: ClassVar = "pid_splits.json"
     subsets: ClassVar = {"img": 2017, "full": 4241}
     allowed: ClassVar = {"subset": tuple(subsets)}
 
@@ -149,7 +107,7 @@ class ScienceQA(ImageQuestions):
         hint = f"Context: {values['hint']}\n" if values["hint"] else ""
         text = f"{hint}{row.text('question')}\n{lettered(choices)}{LETTER_ANSWER}"
         return Sample(
-            str(values.get("id", f"{self.answered}-{number}")),
+            f"{self.answered}-{number}",
             text if image is None else f"<image>\n{text}",
             {"answer": answer, "choices": len(choices), "image": image is not None},
             () if image is None else (image,),
@@ -158,30 +116,6 @@ class ScienceQA(ImageQuestions):
 
     def parquet_rows(self) -> list[FileRow]:
         return read_split(self, self.answered, self.columns, ["image"], f"ScienceQA-{self.subset.upper()}")
-
-    def own_rows(self, folder: Path) -> list[FileRow] | None:
-        if not any((folder / name).is_file() for name in (self.problems, self.splits)):
-            return None
-        path = find_file(self, folder, self.problems)
-        problems = files.read_named(path, (*self.columns, "image"))
-        listed = find_file(self, folder, self.splits)
-        splits = files.benchmark_json(listed)
-        ids = splits.get(self.answered) if isinstance(splits, dict) else None
-        if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):
-            raise ValueError(f"{listed} has no list {self.answered!r} of ids; is it another file?")
-        if unknown := [name for name in ids if name not in problems]:
-            raise ValueError(
-                f"{listed}: {len(unknown):,} ids of {self.answered!r} are not in {path}, first {unknown[0]!r}; the "
-                "file may be cut off, or the two are not of one release"
-            )
-        files.unique_ids((name, f"{listed}, {self.answered}[{number}]") for number, name in enumerate(ids))
-        rows = []
-        for name in ids:
-            image = problems[name].values["image"]
-            if image or self.subset == "full":
-                found = inside(folder / "images" / self.answered, f"{name}/{image}") if image else None
-                rows.append(problems[name].with_values(id=name, image=found))
-        return rows
 
 
 _FRAMES = (("({})", "({})"), ("{} ", " {} "), ("{}.", " {} "))
@@ -235,8 +169,7 @@ def open_answers(text: str) -> list[str | float]:
     return [answer for said in (*ends, *numbers) for answer in normalised(said)]
 
 
-def open_right(text: str, answers: Sequence[str]) -> bool:
-    """Tell whether a reading of the text holds one of the answers, or is its number."""
+def _open_right(text: str, answers: Sequence[str]) -> bool:
     wanted = [each for answer in answers for each in normalised(answer)]
     texts = [each for each in wanted if isinstance(each, str)]
     return any(
@@ -245,21 +178,15 @@ def open_right(text: str, answers: Sequence[str]) -> bool:
 
 
 class MMMUAccuracy(MeanScores):
-    """Shares of right answers, of references with ``answers``, and ``options``, none for an open question.
+    """``accuracy`` by the benchmark's rules, references hold ``answers`` and ``options``, none if open."""
 
-    Scores: ``accuracy``, by the benchmark's rules; ``lmms_accuracy``, which counts open answers (about one in twenty)
-    as wrong: lmms-eval compares them character by character, so that none can be right.
-    """
-
-    names = ("accuracy", "lmms_accuracy")
+    names = ("accuracy",)
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
         options, answers = reference["options"], reference["answers"]
-        if not options:
-            return {"accuracy": float(open_right(prediction, answers)), "lmms_accuracy": 0.0}
-        right = float(chosen_letter(prediction, options) in answers)
-        return {"accuracy": right, "lmms_accuracy": right}
+        right = chosen_letter(prediction, options) in answers if options else _open_right(prediction, answers)
+        return {"accuracy": float(right)}
 
 
 class MMMU(ImageQuestions):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS
-from subtoken_train.evaluation.metrics.metric import MeanScores, mean
+from subtoken_train.evaluation.metrics.metric import MeanOfTasks
 from subtoken_train.evaluation.tasks.files import FileRow, read_jsonl, read_split, task_source, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 
@@ -51,42 +51,25 @@ RULER_TASKS = (
 _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
-def ruler_score(prediction: str, task: str, expected: Sequence[str], control: str = "\n") -> float:
-    """Return an answer's score: any expected text counts in full for ``qa`` tasks, each one alike for the others.
-
-    ``control`` takes the place of control characters: a line break for RULER, nothing for kvpress.
-    """
-    text = _CONTROL.sub(control, prediction.strip()).strip().lower()
+def ruler_score(prediction: str, task: str, expected: Sequence[str]) -> float:
+    """Return an answer's score: any expected text counts in full for ``qa`` tasks, each one alike for the others."""
+    text = _CONTROL.sub("\n", prediction.strip()).strip().lower()
     found = [one.lower() in text for one in expected]
     return float(any(found)) if task.startswith("qa") else sum(found) / len(expected)
 
 
-class RulerMatch(MeanScores):
-    """``string_match``, of references ``{"task": name, "answers": [text, ...]}``: the mean over the tasks' means.
+class RulerMatch(MeanOfTasks):
+    """References are ``{"task": name, "answers": [text, ...]}``.
 
-    ``kvpress_string_match`` is kvpress's reading. Each task's own mean has the task's name. ``score`` is a sample's
-    term of its task's mean. Both programs round each task's mean to two decimals of a percentage, which is not done
-    here.
+    RULER rounds each task's mean to two decimals of a percentage, which is not done here.
     """
 
-    names = (*RULER_TASKS, *(f"kvpress_{task}" for task in RULER_TASKS))
-    subtasks = RULER_TASKS
+    names = RULER_TASKS
+    total = "string_match"
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        task, answers = reference["task"], reference["answers"]
-        kvpress = ruler_score(prediction, task, answers, control="")
-        return {task: ruler_score(prediction, task, answers), f"kvpress_{task}": kvpress}
-
-    def compute(self) -> dict[str, float]:
-        means = super().compute()
-        ruler = {task: means[task] for task in RULER_TASKS if task in means}
-        kvpress = [means[f"kvpress_{task}"] for task in ruler]
-        return {"string_match": mean([*ruler.values()]), "kvpress_string_match": mean(kvpress), **ruler}
-
-    @classmethod
-    def score(cls, prediction: Any, reference: Mapping[str, Any]) -> float:
-        return cls.figures(prediction, reference)[reference["task"]]
+        return {reference["task"]: ruler_score(prediction, reference["task"], reference["answers"])}
 
 
 NEW_TOKENS = {"niah": 128, "vt": 30, "cwe": 120, "fwe": 50, "qa": 32}

@@ -6,18 +6,17 @@ VLMEvalKit's.
 
 from __future__ import annotations
 
-import csv
-import io
 from abc import abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import pandas as pd
+
 from subtoken_train.datasets.image_sources import frames_in, spaced
 from subtoken_train.errors import MAX_COUNT
 from subtoken_train.evaluation.metrics.short_answers import Answered
-from subtoken_train.evaluation.results import SampleRecord, read_samples
+from subtoken_train.evaluation.results import read_samples
 from subtoken_train.evaluation.tasks.files import FileRow, find_file, read_split, read_table, task_folder, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.outputs import write_whole
@@ -37,7 +36,11 @@ class VideoTask(Task):
     before: ClassVar[str]  # words before a question
 
     def write_for_others(self, folder: Path) -> None:
-        write_judge_file(read_samples(folder).values(), folder / "judge.tsv")
+        """Write the answers as VLMEvalKit's judges read them: the set's columns and ``prediction``, by ``index``."""
+        found = read_samples(folder).values()
+        rows = pd.DataFrame([{**each.reference, "prediction": each.prediction} for each in found], dtype=object)
+        rows = rows.sort_values("index", key=lambda index: index.astype(int), kind="stable")
+        write_whole(folder / "judge.tsv", rows.to_csv(sep="\t", index=False, lineterminator="\r\n"))
 
     def samples(self) -> list[Sample]:
         rows = self.video_rows()
@@ -53,23 +56,6 @@ class VideoTask(Task):
     @abstractmethod
     def sample(self, row: FileRow, images: tuple[Path, ...]) -> Sample:
         """Return a row's sample; its reference is the row."""
-
-
-def write_judge_file(records: Iterable[SampleRecord], path: Path) -> None:
-    """Write the answers by ``index`` as VLMEvalKit's judges read them: the set's columns and ``prediction``, as TSV."""
-    rows = []
-    for record in records:
-        if not isinstance(record.prediction, str) or "index" not in record.reference:
-            raise ValueError(f"sample {record.id!r} is no answer to a video question; only their tasks have a judge")
-        rows.append({**record.reference, "prediction": record.prediction})
-    if not rows:
-        raise ValueError(f"no answers to write to {path}; evaluate the task first")
-    rows.sort(key=lambda row: int(row["index"]))
-    file = io.StringIO(newline="")
-    writer = csv.DictWriter(file, list(rows[0]), delimiter="\t")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_whole(path, file.getvalue())
 
 
 class MMBenchVideo(VideoTask):

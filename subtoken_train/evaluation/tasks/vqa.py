@@ -1,6 +1,6 @@
-"""GQA, TextVQA and VQAv2: questions about photographs that people answered, in the Hub's form and in their own.
+"""GQA, TextVQA and VQAv2: questions about photographs that people answered, in the Hub's form; TextVQA in LLaVA's, too.
 
-TextVQA's own form is LLaVA's: ``llava_textvqa_val_v051_ocr.jsonl``, whose lines hold the whole prompt, with
+That is: ``llava_textvqa_val_v051_ocr.jsonl``, whose lines hold the whole prompt, with
 ``TextVQA_0.5.1_val.json`` for the answers, joined by image and question in lower case, because the lines have no
 question ids. The Parquet form is lmms-eval's, whose prompts of TextVQA capitalise the question (and lower the rest of
 it); GQA's questions and images are two configurations of it.
@@ -18,27 +18,18 @@ from subtoken_train.evaluation.metrics.short_answers import ExactMatch, SoftAccu
 from subtoken_train.evaluation.tasks import files
 from subtoken_train.evaluation.tasks.files import FileRow, find_file, read_entries, read_split, unique_ids
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
-from subtoken_train.typed import shown
 
 
 class GQA(ImageQuestions):
     """GQA (Hudson & Manning, arXiv:1902.09506): testdev's balanced questions, ``binary`` (yes or no) or ``open``."""
 
     scored_by = ExactMatch
-    questions = "testdev_balanced_questions.json"
 
     def reference(self, row: FileRow) -> dict[str, Any]:
         return {"answer": self.answer(row)}
 
     def kind(self, row: FileRow) -> str:
         return "binary" if self.answer(row) in ("yes", "no") else "open"
-
-    def own_rows(self, folder: Path) -> list[FileRow] | None:
-        if not (folder / self.questions).is_file():
-            return None
-        entries = files.read_named(folder / self.questions, self.columns[1:])
-        paths = {name: folder / "images" / f"{row.values['imageId']}.jpg" for name, row in entries.items()}
-        return [row.with_values(id=name, image=paths[name]) for name, row in entries.items()]
 
     def parquet_rows(self) -> list[FileRow]:
         questions = read_split(self, self.answered, self.columns, config="testdev_balanced_instructions")
@@ -118,48 +109,10 @@ class VQAv2(ImageQuestions):
     """VQAv2 (Goyal et al., arXiv:1612.00837): questions about COCO photographs, ten answers each.
 
     The validation set, a reading: the sub-token paper names no split, and its figures fit test-dev as well. The other
-    values of ``split`` have no public answers and are refused.
+    splits have no public answers.
     """
 
     split: str = "validation"
 
     scored_by = VQAv2Accuracy
-    allowed: ClassVar = {"split": ("validation", "testdev", "test")}
-    own_files: ClassVar = ("v2_OpenEnded_mscoco_val2014_questions.json", "v2_mscoco_val2014_annotations.json")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.split != self.answered:
-            raise ValueError(
-                f"task vqav2: split {self.split!r} has no answers and cannot be scored; use split {self.answered!r}"
-            )
-
-    def own_rows(self, folder: Path) -> list[FileRow] | None:
-        if not any((folder / name).is_file() for name in self.own_files):
-            return None
-        paths = [find_file(self, folder, name) for name in self.own_files]
-        questions = _by_id(read_entries(paths[0], "questions", ("question_id", "image_id", "question")))
-        annotations = _by_id(read_entries(paths[1], "annotations", ("question_id", "answers", "answer_type")))
-        for asked, path, others in ((questions, paths[1], annotations), (annotations, paths[0], questions)):
-            if strangers := asked.keys() - others.keys():
-                first = asked[min(strangers)]
-                raise ValueError(
-                    f"{first.place}: question {min(strangers)} is not in {path}; the two must be of the same split"
-                )
-        rows = []
-        for name, row in questions.items():
-            image = folder / "val2014" / f"COCO_val2014_{_number(row, 'image_id'):012}.jpg"
-            rows.append(annotations[name].with_values(question=row.values["question"], image=image))
-        return rows
-
-
-def _by_id(rows: list[FileRow]) -> dict[int, FileRow]:
-    unique_ids((str(row.values["question_id"]), row.place) for row in rows)
-    return {_number(row, "question_id"): row for row in rows}
-
-
-def _number(row: FileRow, column: str) -> int:
-    value = row.values[column]
-    if type(value) is not int:
-        raise ValueError(f"{row.place}: {column} is {shown(value)}; it must be a whole number")
-    return value
+    allowed: ClassVar = {"split": ("validation",)}

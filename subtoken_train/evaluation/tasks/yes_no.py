@@ -1,4 +1,4 @@
-"""POPE and MME: yes or no about a photograph, in the Hub's form and in the benchmarks' own.
+"""POPE and MME: yes or no about a photograph, in the Hub's form; POPE in its own, too.
 
 POPE (Li et al., arXiv:2305.10355): 3,000 questions in each of three categories, as the sub-token paper has them, read
 as LLaVA (``llava/eval/eval_pope.py``) does. MME (Fu et al., arXiv:2306.13394): 14 subtasks, two questions to an image,
@@ -97,7 +97,7 @@ class POPE(ImageQuestions):
         return self.ask(row, name, text, {"label": label, "category": category}, kind=category)
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
-        if files.parquet_files(folder, self.answered) or any((folder / "Full").glob("*.parquet")):
+        if files.parquet_files(folder, self.answered):
             return None
         return [row for name in self.categories for row in self._own_rows(folder, name)]
 
@@ -117,15 +117,7 @@ class POPE(ImageQuestions):
         ]
 
     def parquet_rows(self) -> list[FileRow]:
-        """Return the rows of one split, or of a folder ``Full`` with a split for each category."""
-        source = files.task_source(self)
-        if not isinstance(source, Path) or files.parquet_files(source, self.answered):
-            rows = super().parquet_rows()
-        else:
-            rows = [
-                row for name in self.categories for row in files.read_split(self, name, self.columns, ["image"], "Full")
-            ]
-        return [row for row in rows if row.values["category"] in self.categories]
+        return [row for row in super().parquet_rows() if row.values["category"] in self.categories]
 
 
 _MME_TOTALS = {
@@ -198,25 +190,6 @@ class MME(ImageQuestions):
         question = question.replace(" Please answer yes or no.", "").strip()
         reference = {"answer": answer, "category": category, "pair": pair}
         return self.ask(row, f"{pair}: {question}", question + SHORT_ANSWER, reference, kind=category)
-
-    def own_rows(self, folder: Path) -> list[FileRow] | None:
-        """Read ``SUBTASK/NAME.txt`` (question, tab, answer) and the image beside it, or in a folder of images."""
-        if not any((folder / name).is_dir() for name in MME_SUBTASKS):
-            return None
-        rows = []
-        for category in MME_SUBTASKS:
-            texts = images = folder / category
-            if (texts / "questions_answers_YN").is_dir():
-                texts, images = texts / "questions_answers_YN", images / "images"
-            for path in sorted(texts.glob("*.txt")):
-                image = images / f"{path.stem}.jpg"  # or .png: found when opened
-                for line in files.read_lines(path):
-                    question, tab, answer = line.values["text"].partition("\t")
-                    if not tab:
-                        raise ValueError(f"{line.place}: expected a question, a tab and an answer")
-                    values = {"category": category, "question_id": f"{category}/{image.name}", "image": image}
-                    rows.append(FileRow({**values, "question": question, "answer": answer}, line.place))
-        return rows
 
     def check(self, samples: Sequence[Sample], rows: Sequence[FileRow]) -> None:
         pairs: dict[tuple[str, str], list[FileRow]] = defaultdict(list)

@@ -27,24 +27,6 @@ from subtoken_train.training.trained_tensors import check_same_shapes, shapes_of
 BUCKET = 50_000_000
 """Elements that are communicated at once; Lightning's 200 million would reserve 800 MB for adapters of a tenth."""
 
-
-def zero_settings(stage: int, offload: bool, config: dict[str, Any] | None) -> dict[str, Any]:
-    """Return DeepSpeed's JSON for stage 1, 2 or 3; ``config``, more of its settings, goes on top."""
-    extra = config or {}
-    zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": True, "overlap_comm": True}
-    zero |= {"reduce_bucket_size": BUCKET, "allgather_bucket_size": BUCKET}
-    if offload:
-        zero["offload_optimizer"] = {"device": "cpu"}
-        if stage == 3:
-            zero["offload_param"] = {"device": "cpu"}
-    return {
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,  # offloaded states are updated by torch's AdamW too
-        **extra,
-        "zero_optimization": {**zero, **extra.get("zero_optimization", {})},
-    }
-
-
 PRECISIONS = ("32-true", "bf16-mixed")
 """Others would round what is trained."""
 
@@ -65,7 +47,19 @@ class ZeroStrategy(DeepSpeedStrategy):
 
     def __init__(self, stage: int = 2, offload: bool = False, config: dict[str, Any] | None = None) -> None:
         check_package("deepspeed", "deepspeed", "trainer.strategy", "use trainer.strategy ddp")
-        super().__init__(config=zero_settings(stage, offload, config), exclude_frozen_parameters=True)
+        extra = config or {}
+        zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": True, "overlap_comm": True}
+        zero |= {"reduce_bucket_size": BUCKET, "allgather_bucket_size": BUCKET}
+        if offload:
+            zero["offload_optimizer"] = {"device": "cpu"}
+            zero |= {"offload_param": {"device": "cpu"}} if stage == 3 else {}
+        settings = {
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,  # offloaded states are updated by torch's AdamW too
+            **extra,
+            "zero_optimization": {**zero, **extra.get("zero_optimization", {})},
+        }
+        super().__init__(config=settings, exclude_frozen_parameters=True)
         self._hf_config: Any = None
 
     def check_accelerator(self) -> None:

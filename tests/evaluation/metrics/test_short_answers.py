@@ -109,26 +109,6 @@ def test_what_an_answer_becomes(text, expected):
     assert short.evalai_answer(text) == expected
 
 
-def test_steps():
-    assert short.word_tokens(" She's, OK? ") == "she 's ok"
-    assert short.without_breaks("\ta\nb ") == "a b"
-    assert short.without_marks("a-b") == "a b"
-    assert short.without_marks("a -b") == "a b"
-    assert short.without_marks("x;y 1,2") == "xy 12"
-    assert short.plain_words("A  Dog wasnt THE one") == "dog wasn't 1"
-    assert short.without_marks("1,,2") == short.without_marks("1,2", short.OFFICIAL_COMMA) == "12"
-    assert short.without_marks("1,,2", short.OFFICIAL_COMMA) == "1  2"
-    assert short.without_marks("a." * 40) == "a" * 32 + "a." * 8  # only 32 full stops go
-
-
-def test_every_contraction_loses_one_apostrophe():
-    for bare, full in short.APOSTROPHES.items():
-        if bare != "somebody'd":
-            assert len(full) == len(bare) + 1
-            assert bare.replace("'", "") == full.replace("'", "")
-    assert not {"its", "were", "well", "wed", "shed", "ill"} & short.APOSTROPHES.keys()
-
-
 def test_reference_texts(shared):
     for case in reference_cases(shared, "vqa_normalizer"):
         text = case["input"]

@@ -64,7 +64,7 @@ def html(tmp_path_factory):
 @pytest.mark.slow
 def test_tables_and_plots(html):
     page = Page(html)
-    assert page.count("table") == 2 + 2 + 2 + 2 + 8 + 1  # scores, budgets, times, curves and points, kinds, how asked
+    assert page.count("table") == 2 + 2 + 2 + 1 + 8 + 1  # scores, budgets, times, curves, kinds, how asked
     charts = [attributes for tag, attributes in page.elements if tag == "svg"]
     assert len(charts) == 2 + 1 + 1  # both means' differences, pope's alone are in the table, curves
     ids = {attributes["id"] for _, attributes in page.elements if "id" in attributes}

@@ -15,7 +15,7 @@ from subtoken_train.evaluation.reporting.exports import HEADINGS, SPREAD, report
 from subtoken_train.evaluation.reporting.report import cell_text, make_report, sections
 from subtoken_train.evaluation.results import read_samples
 from subtoken_train.evaluation.runner.arms import prepare, solve, with_anchors
-from subtoken_train.evaluation.runner.dry_run import check_lines, dry_run, planned_adapter
+from subtoken_train.evaluation.runner.dry_run import dry_run, planned_adapter
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec, expand_arms
 from subtoken_train.evictions import build_eviction
@@ -130,13 +130,6 @@ def test_what_is_read_in_part_is_promised_whole(pool):
     assert (reads.facts.nominal_kv, evicts.facts.nominal_kv) == (1, 0.25)
 
 
-def test_quests_trained_anchor(pool):
-    specs = [ArmSpec(adapter=f"{ADAPTERS}/{name}") for name in ("tinylm_quest25_s16k12", "tinylm_quest25_s8k6_anchor")]
-    anchors, arms, _ = names(specs, pool)
-    assert anchors["tinylm_quest25_s16k12-seed0"] == "tinylm_quest25_s8k6_anchor-seed0"
-    assert [kept(arm) for arm in arms] == [256, 224]
-
-
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -156,13 +149,6 @@ def test_quests_trained_anchor(pool):
 def test_mistakes_are_worded(spec, message, pool):
     with pytest.raises(ValueError, match=message):
         prepare([spec, spec], pool)
-
-
-def test_an_anchors_eviction_rounds_up(pool):
-    """A quarter of 16 routed tokens is 4, of its anchor's 10 it is 3: 4 (1 + 1/4) / 2 = 2.5 whole tokens."""
-    _, (arm, anchor), _ = names([replace(ROUTED, **{**EVICTED, "eviction_keep": 0.25})], pool)
-    assert not arm.compression().round_up
-    assert anchor.compression().round_up
 
 
 METHOD = {"eviction": "keydiff"}
@@ -214,16 +200,6 @@ def test_an_anchor_keeps_the_recorded_mean(record):
     arms, (note,) = with_anchors(prepare([unknown], pool), pool)
     assert len(arms) == 1
     assert "has no matched anchor: its threshold=-0.1 window=4 has no recorded mean to match" in note
-
-
-def test_a_check_says_that_bytes_are_measured(record, scenes, tmp_path):
-    keeps = ["0.5", {"threshold": 0.1}, f"threshold:{record}"]
-    specs = [replace(WHOLE, name=f"arm{i}", **METHOD, eviction_keep=keep) for i, keep in enumerate(keeps)]
-    grid = scenes_grid(scenes, tmp_path / "out", *specs)
-    lines = "\n".join(check_lines(grid, dry_run(grid, planned_adapter)))
-    assert "keydiff 0.5, query_aware, KV 50.000%" in lines
-    assert "keydiff threshold=0.1, query_aware, KV measured: a threshold promises no bytes" in lines
-    assert "mean 0.4, query_aware, KV measured, 40.000% on average of 1 prompts of tests" in lines
 
 
 def test_a_check_lists_a_file_that_is_not_there(scenes, tmp_path):

@@ -21,7 +21,7 @@ from subtoken_train.evictions.thresholds import Threshold
 from subtoken_train.inference.compression import Compression
 from subtoken_train.routing import RoutingConfig
 from tests.support.commands import refused
-from tests.support.helpers import FirstVisual, compress
+from tests.support.helpers import compress
 from tests.support.sampling import sampled
 
 S16K4 = RoutingConfig(num_groups=16, kept_groups=4)
@@ -71,21 +71,6 @@ def test_nominal_and_realised_budgets_agree(tiny_family, questions, stage, nomin
     text = sum(r.dense_kv_bytes - r.region_dense_bytes for r in answers.records)
     whole = backbone.family.shape.token_bytes
     assert run["kv_bytes"] == pytest.approx(text + 24 * 64 * whole * nominal, rel=0.03)  # and the index
-
-
-def test_every_group_is_no_routing_and_evictions_and_precision_are_in_the_record(tiny_family, questions):
-    records = InstructionRecords(questions)
-    backbone = compress(tiny_family, RoutingConfig(num_groups=16, kept_groups=16), name="fastv", keep_ratio=0.25).eval()
-    run = run_of("arm", backbone, answer_records(backbone, records, max_new_tokens=1), b"")
-    assert (run["groups"], run["nominal_kv"], run["realised_kv"]) == ("-", 0.25, 0.25)
-    backbone, limits = compress(tiny_family).eval(), {"batch_size": 8, "max_new_tokens": 3, "limit": 12}
-    rounded, whole = (
-        run_of("arm", backbone, answer_records(backbone, records, **limits, compression=compression), b"")
-        for compression in (Compression(FirstVisual(), 0.25, kv_dtype="int8"), Compression(FirstVisual(), 0.25))
-    )
-    assert (rounded["nominal_kv"], rounded["eviction"]) == (1, "first_visual 0.25 int8")
-    assert rounded["realised_kv"] == whole["realised_kv"] == 0.25
-    assert rounded["kv_bytes"] < 0.3 * whole["kv_bytes"]
 
 
 @pytest.mark.filterwarnings("ignore:.*nothing is left of a whole region")

@@ -8,19 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-from subtoken_train import SubTokenModel
-from subtoken_train.cache.key_basis import BalancedBasis
-from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.cli.main import main
 from subtoken_train.evaluation.runner.arms import load_arm, prepare, with_anchors
-from subtoken_train.evaluation.runner.dry_run import LayoutPool, check_lines, dry_run, planned_adapter, stored_bytes
+from subtoken_train.evaluation.runner.dry_run import LayoutPool, check_lines, dry_run, planned_adapter
 from subtoken_train.evaluation.runner.spec import Grid, TaskSpec, expand_arms
 from subtoken_train.inference.pool import ModelPool
-from subtoken_train.kernels.formats import FORMATS
-from subtoken_train.ledger.kv_budget import share_words
-from subtoken_train.types import LayerPlan
 from tests.support.places import ROOT
 
 SHIPPED = "checkpoints/adapters/tiny_fastv25_s16k4"
@@ -133,49 +126,6 @@ def test_a_chat_without_a_template_is_refused(tmp_path):
     assert "    asked: in the chat template; question kept" in check_lines(grid, checked)
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize(("routed", "keep"), [(True, 0.7), (False, 0.7), (False, 0.1)])
-def test_stored_bytes_are_those_of_a_packed_cache(name, routed, keep):
-    """Two samples, one layer packed as often as there are layers; every token of the routed arm keeps its K groups."""
-    source = {"adapter": SHIPPED} if routed else {"backbone": "checkpoints/tiny-llava"}
-    (arm,) = prepare(grid_of({**source, "reducer": "fastv", "keep_ratio": keep, "kv_dtype": name}).arms, ModelPool())
-    tokens, shape = 150, arm.shape
-    (held,) = set(arm.reducer.layer_tokens(tokens, shape.num_layers))
-    groups = None
-    if arm.routing is not None:
-        groups = torch.rand(2, held, arm.routing.num_groups).argsort(-1) < arm.routing.kept_groups
-    key, value = torch.randn(2, 2, shape.num_kv_heads, held, shape.head_dim).unbind()
-    dtype = {2: torch.bfloat16, 4: torch.float32}[shape.element_bytes]
-    plan = LayerPlan(torch.arange(held).repeat(2, 1), groups)
-    blocks = pack_layer(key.to(dtype), value.to(dtype), plan, Packing(form=FORMATS[name]))
-    packed = sum(payload.nbytes for block in blocks for payload in block.payloads)
-    if FORMATS[name].rotates:
-        packed += BalancedBasis.of(key, torch.ones(2, 1, held, dtype=torch.bool)).nbytes
-    assert stored_bytes(arm, tokens) == packed * shape.num_layers // 2
-
-
-@pytest.mark.parametrize("method", ["knorm", "ada(snapkv)"])
-def test_stored_bytes_are_those_of_an_answer(method):
-    """What an eviction leaves of a text, however it divides it between heads, takes what the plan said."""
-    settings = {"eviction": method, "eviction_keep": 0.5, "kv_dtype": "int4"}
-    arms = grid_of({"backbone": TEXT, **settings}, {"backbone": TEXT, "kv_dtype": "int4"}).arms
-    own, whole = prepare(arms, ModelPool())
-    model = SubTokenModel.from_pretrained(TEXT, **settings)
-    prompt = model.inputs("The code of baran is amber falcon. " * 20)
-    model.generate(**prompt, context_length=101, max_new_tokens=1)
-    after = prompt["input_ids"].shape[1] - 101
-    assert model.cache_report().payload_bytes == stored_bytes(own, 101) + stored_bytes(whole, after)
-
-
-@pytest.mark.parametrize(
-    "changed", [{"eviction_keep": "32tokens"}, {"scope": "all"}, {"key_channels": 0.5}, {"kv_dtype": "kivi4"}]
-)
-def test_bytes_that_a_prompt_decides_are_not_said(changed):
-    spec = {"backbone": TEXT, "eviction": "snapkv", "eviction_keep": 0.5, "kv_dtype": "int8", **changed}
-    grid = grid_of(spec, tasks=("recall",))
-    assert "stored not known before a prompt" in "\n".join(check_lines(grid, dry_run(grid, planned_adapter)))
-
-
 def test_a_nominal_prompt_is_as_long_as_its_task_says():
     spec = {"backbone": TEXT, "kv_dtype": "int8"}
     tasks = (TaskSpec("ruler_synthetic", None, {"length": 4096}), TaskSpec("recall"), TaskSpec("longbench"))
@@ -188,7 +138,6 @@ def test_a_nominal_prompt_is_as_long_as_its_task_says():
     assert work[0] > work[2] > work[1]  # 4,096; 1,024, since LongBench says none; 512
     said = check_lines(grid, dry_run(grid, planned_adapter))
     assert any("10 x 4,096 tokens" in line for line in said)
-    assert any(f"stored {share_words((8 + 16 / planned.arm.shape.head_dim) / 32)}" in line for line in said)
 
 
 def test_the_command_prints_and_writes_nothing(monkeypatch, tmp_path, capsys):

@@ -8,7 +8,6 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -18,9 +17,8 @@ from subtoken_train.evaluation.reporting.runs import read_results
 from subtoken_train.evaluation.reporting.score_tables import make_tables
 from subtoken_train.evaluation.results import Manifest, read_samples
 from subtoken_train.evaluation.runner import cell
-from subtoken_train.evaluation.runner.run import run_grid, too_late
-from subtoken_train.evaluation.runner.spec import ArmSpec, TaskSpec, expand_arms
-from subtoken_train.evaluation.tasks.task import Sample
+from subtoken_train.evaluation.runner.run import run_grid
+from subtoken_train.evaluation.runner.spec import ArmSpec, TaskSpec
 from subtoken_train.resources import resource
 from tests.support.eval_runs import ROUTED, WHOLE, answers, free_port, records, scenes_grid, start
 from tests.support.sampling import sampled
@@ -142,47 +140,6 @@ def test_what_cannot_run_is_said_before_files_are_read(scenes, tmp_path):
         run_grid(replace(grid, tasks=(*grid.tasks, TaskSpec("recal"))))
     with FileLock(tmp_path / ".lock"), pytest.raises(ValueError, match="another evaluation is writing to"):
         run_grid(scenes_grid(scenes, tmp_path, ROUTED))
-
-
-def test_it_is_said_where_an_eviction_comes_too_late(tmp_path):
-    """One-token choices are scored by the prompt's own pass."""
-    (tmp_path / "mmlu/test").mkdir(parents=True)
-    (tmp_path / "mmlu/test/anatomy_test.csv").write_text("Which?,1,2,3,4,B\nWhere?,5,6,7,8,D\n")
-    arm = ArmSpec(backbone="checkpoints/tiny-llama", eviction="snapkv", eviction_keep=0.5)
-    task = TaskSpec("mmlu", options={"num_fewshot": 0})
-    grid = scenes_grid(tmp_path, tmp_path / "out", arm, limit=2, data_root=tmp_path)
-    said: list[str] = []
-    run_grid(replace(grid, tasks=(task,)), say=said.append)
-    assert len(said) == 1
-    assert "protocol context_first" in said[0]
-    said.clear()
-    run_grid(replace(grid, tasks=(task,), arms=(replace(arm, protocol="context_first"),)), say=said.append)
-    assert said == []
-
-
-@pytest.mark.parametrize(
-    ("choices", "noted"),
-    [([" A", " B"], True), ([" Paris", " New York"], False), (["Every word of it is scored ."], False), ([], False)],
-)
-def test_it_is_not_said_of_continuations_of_several_words(choices, noted):
-    """Only their first tokens come from the prompt's pass."""
-    spec = ArmSpec(backbone="x", eviction="snapkv", eviction_keep=0.5)
-    arm, task = SimpleNamespace(facts=SimpleNamespace(name="late"), spec=spec), SimpleNamespace(name="asked")
-    samples = [Sample("1", "Which?", {}, choices=(" C",)), Sample("2", "Which?", {}, choices=tuple(choices))]
-    assert bool(too_late([arm], [(task, samples)])) == noted
-
-
-@pytest.mark.slow
-def test_seeds_of_a_random_selector_are_arms_of_their_own(scenes, tmp_path):
-    arms = expand_arms({"adapter": ROUTED.adapter, "selector": "random", "seed": [1, 2, 0]})
-    folders = run_grid(scenes_grid(scenes, tmp_path, *arms, replace(ROUTED, selector="random"), limit=40))
-    facts = [Manifest.read(folder).arm for folder in folders]
-    assert [(arm.name.removeprefix("tiny_fastv25_s16k4-seed0-"), arm.seed) for arm in facts] == [
-        ("random-seed1", 1), ("random-seed2", 2), ("random-seed0", 0), ("random", 0),
-    ]  # fmt: skip
-    one, two, zero, own = ({k: r.prediction for k, r in read_samples(folder).items()} for folder in folders)
-    assert one != two
-    assert zero == own
 
 
 ADAPTER = str(resource("checkpoints/adapters/tiny_lora_only"))

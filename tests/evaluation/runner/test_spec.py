@@ -12,9 +12,8 @@ import pytest
 import yaml
 
 from subtoken_train.evaluation.runner import spec as suites
-from subtoken_train.evaluation.runner.arms import arm_name
 from subtoken_train.evaluation.runner.run import read_tasks
-from subtoken_train.evaluation.runner.spec import ArmSpec, Grid, TaskSpec, expand_arms, read_grid, suite
+from subtoken_train.evaluation.runner.spec import ArmSpec, Grid, TaskSpec, read_grid, suite
 
 GRID = {"out": "results/x", "tasks": ["recall"], "arms": [{"adapter": "a"}]}
 
@@ -86,36 +85,6 @@ def test_overrides_replace_what_the_file_says(tmp_path):
 def test_mistakes_are_worded(tmp_path, content, message):
     with pytest.raises(ValueError, match=message):
         read_grid(write(tmp_path, content))
-
-
-def test_every_combination_becomes_an_arm():
-    arms = expand_arms({"adapter": "a", "selector": ["random", "none"], "kv_dtype": ["model", "int8"]})
-    assert [(arm.selector, arm.kv_dtype) for arm in arms] == [
-        ("random", "model"), ("random", "int8"), ("none", "model"), ("none", "int8"),
-    ]  # fmt: skip
-    assert all(arm.overrides for arm in arms)
-
-
-def test_compression_and_name_of_an_arm():
-    compression = ArmSpec(adapter="a", eviction="snapkv", eviction_keep="256tokens", kv_dtype="int8").compression()
-    assert (compression.keep, compression.unit, compression.label) == (256, "tokens", "snapkv 256 tokens int8")
-    assert ArmSpec(adapter="a").compression().label == "-"
-    settings = {"adapter": "a", "eviction": "h2o", "eviction_keep": 0.5, "prefill_chunk": [None, 64], "rerotate": True}
-    arms = expand_arms(settings)
-    assert [arm.compression().prefill_chunk for arm in arms] == [None, 64]
-    assert {arm.compression().label for arm in arms} == {"h2o 0.5 rerotated"}
-    names = [arm_name(replace(arm, adapter=None, backbone="b")) for arm in arms]
-    assert names == ["b-h2o0.5-rerotated", "b-h2o0.5-rerotated-chunk64"]
-    for changed, words in (
-        ({"rerotate": "yes"}, "rerotate of an arm must be true or false; got 'yes'"),
-        ({"prefill_chunk": "64"}, "prefill_chunk='64' must be a whole number"),
-        (
-            {"eviction": "snapkv", "eviction_options": {"window": "x"}},
-            "snapkv window is 'x'; it must be a whole",
-        ),
-    ):
-        with pytest.raises(ValueError, match=words):
-            [arm.compression() for arm in expand_arms({**settings, **changed})]
 
 
 def test_a_limit_asks_for_its_own_images_only(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import build_task
 from tests.support.benchmark_folders import gqa_parquet, mme_parquet, people, pope_parquet, scienceqa_parquet
-from tests.support.vqa_cases import prompts_of, real_lines, reference_prompts, refused, write_rows
+from tests.support.vqa_cases import prompts_of, reference_prompts, refused, write_rows
 
 SHORT = "\nAnswer the question using a single word or phrase."
 WORD = "\nAnswer the question with a single word."
@@ -139,28 +139,3 @@ def test_samples_and_their_scores(tmp_path, name, document, prompt, said, refere
 def test_the_other_set_of_the_repository_is_not_taken(tmp_path):
     words = r"infographicvqa: .* has no InfographicVQA/validation-\*\.parquet\. hf download"
     refused(words, "infographicvqa", parquet(tmp_path, "docvqa", [{"question": "Why?"}]))
-
-
-def test_prompts_of_llava_for_vizwiz_but_for_case(shared, tmp_path):
-    asked = [line["text"] for line in real_lines(shared, "vizwiz_text", "llava_test_head500.jsonl")]
-    questions = [{"question": text.partition("\nWhen the provided")[0]} for text in asked]
-    prompts = prompts_of(build_task("vizwiz", parquet(tmp_path, "vizwiz", questions)))
-    assert [prompt.lower() for prompt in prompts] == [f"<image>\n{text}".lower() for text in asked]
-    same = sum(prompt == f"<image>\n{text}" for prompt, text in zip(prompts, asked, strict=True))
-    assert same > 0.8 * len(asked)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "file", "ending"), [("chartqa", "test_all", WORD), ("docvqa", "val", SHORT)])
-def test_all_real_questions(shared, tmp_path, name, file, ending):
-    lines = real_lines(shared, f"{name}_text", f"{file}.jsonl")
-    answers = "answer" if name == "chartqa" else "answers"
-    rows = [{"question": line["question"].removesuffix(SHORT), answers: line["answer"]} for line in lines]
-    task = build_task(name, parquet(tmp_path, name, rows))
-    samples = task.samples()
-    assert len(samples) == task.expected_rows
-    assert [sample.prompt for sample in samples] == [f"<image>\n{row['question']}{ending}" for row in rows]
-    assert [sample.reference[answers] for sample in samples] == [row[answers] for row in rows]
-    right = [row[answers] if name == "chartqa" else row[answers][-1] for row in rows]
-    pairs = zip(right, samples, strict=True)
-    assert all(task.metric().score(text, sample.reference) == 1 for text, sample in pairs)

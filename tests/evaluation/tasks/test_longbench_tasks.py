@@ -70,14 +70,6 @@ def test_rows_that_cannot_be_scored(tmp_path, name, row, message):
     refused(message, "longbench", tmp_path, sets=[name])
 
 
-def test_files_that_are_none(tmp_path):
-    words = r"has no lcc\.jsonl or data/lcc\.jsonl\. hf download THUDM/LongBench data\.zip"
-    refused(words, "longbench", tmp_path, sets=["lcc"])
-    refused(r"longbench reads a folder, and THUDM/LongBench is none\. hf download", "longbench", "THUDM/LongBench")
-    write(tmp_path, "lcc", {}).write_text("[" * 100_000)
-    refused("is one JSON list, not one JSON", "longbench", tmp_path, sets=["lcc"])
-
-
 CLASSES = ["human", "other", "Number", "number of", "Number of dogs"]
 
 

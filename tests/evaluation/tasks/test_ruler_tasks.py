@@ -17,7 +17,7 @@ from subtoken_train.evaluation.reporting.score_tables import Estimate, KindScore
 from subtoken_train.evaluation.runner.cell import model_inputs
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.made_texts import MAKERS, NOISE, cell_of
-from subtoken_train.evaluation.tasks.ruler import NEW_TOKENS, asked_parts, context_end, family
+from subtoken_train.evaluation.tasks.ruler import NEW_TOKENS, context_end, family
 from subtoken_train.types import Region
 from tests.support.places import ROOT
 from tests.support.sampling import sampled
@@ -280,20 +280,6 @@ def test_rulers_ids_are_kvpresss(chatty, tmp_path, question):
         expected = kvpress_ids(chatty.tokenizer, KITE, ASKED, prefix, question == "compressed")
         assert ids_of(chatty, sample) == expected
         assert chatty.tokenizer.decode(expected[1]).endswith(f"assistant\n<think>\n\n</think>\n\n{prefix}")
-
-
-@sampled("name", MAKERS, every=3)
-@sampled("question", ["kept", "compressed"], every=4)
-def test_the_synthetic_tasks_ids_are_kvpresss(chatty, name, question):
-    options = {"tasks": [name], "length": 700, "samples_per_task": 1}
-    (sample,) = build_task("ruler_synthetic", chat=True, question=question, **options).samples()
-    (plain,) = build_task("ruler_synthetic", **options).samples()
-    context, rest = split(plain)
-    asked, prefix = asked_parts(rest, name)
-    assert asked
-    assert prefix.startswith(("The special magic", "Answer:"))
-    assert ids_of(chatty, sample) == kvpress_ids(chatty.tokenizer, context, asked, prefix, question == "compressed")
-    assert sample.prompt == plain.prompt
 
 
 def test_raw_text_compresses_up_to_the_answer_prefix(chatty, tmp_path):

@@ -1,7 +1,5 @@
 """Text files, tables and Parquet sets of benchmarks: what is read, what is whole, and every mistake that is worded."""
 
-import base64
-import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,11 +30,6 @@ def test_lines_and_objects_have_their_places(write):
     assert [tuple(row) for row in files.read_jsonl(path, ["a"])] == [
         ({"a": 1}, f"{path}, line 1"),
         ({"a": "\u2028x", "b": 2}, f"{path}, line 3"),
-    ]
-    path = write("\ufeffa\tb\n\nc")
-    assert [tuple(row) for row in files.read_lines(path)] == [
-        ({"text": "a\tb"}, f"{path}, line 1"),
-        ({"text": "c"}, f"{path}, line 3"),
     ]
     assert files.read_named(write('{"17": {"a": 1}}'), ["a"]) == {"17": ({"a": 1}, f"{path}, '17'")}
     assert files.benchmark_json(write('{"a": [1]}')) == {"a": [1]}
@@ -95,21 +88,6 @@ def test_tables_quote_and_break_lines(write):
     assert [row.place for row in rows] == [f"{path}, line 2", f"{path}, line 5"]
     (row,) = files.read_table(write("x,1\n"), ["a", "b"], header=False)
     assert row.values == {"a": "x", "b": "1"}
-
-
-def test_base64_images_are_read_when_asked_for(write):
-    contents = [bytes(range(200)) * 1000, "é".encode() * 30]  # the first is longer than the csv module's own limit
-    coded = [f'"{number}\né"\t{base64.b64encode(content).decode()}' for number, content in enumerate(contents)]
-    limit = csv.field_size_limit()
-    short, broken = "2\t17", f"3\t{'?!' * 40}"
-    path = write("\n".join(["index\timage", *coded, short, broken]))
-    *images, text, bad = files.read_table(path, ["index"], "\t", image="image")
-    assert csv.field_size_limit() == limit
-    assert [row.values["image"].read() for row in images] == contents
-    assert (images[1].values["index"], images[1].values["image"].place) == ("1\né", images[1].place)
-    assert text.values["image"] == "17"  # too short for an image
-    with pytest.raises(ValueError, match=r"file\.txt, line 7 is not base64 text"):
-        bad.values["image"].read()
 
 
 def some(count):

@@ -136,12 +136,6 @@ def test_too_little_text(tmp_path):
     refused("has fewer words than one window of 1536; ask fewer", "wikitext", tmp_path)
 
 
-def test_real_text(shared):
-    samples = build_task("wikitext", shared / "realdata" / "wikitext2").samples()
-    assert len(samples) == 241_211 // 1_536
-    assert samples[0].prompt.startswith(" \n = Robert <unk> = \n")
-
-
 MATH = {
     "problem": "What is half of $x=1$?", "solution": r"Halved: $\boxed{\frac{1}{2}}$.", "answer": r"\frac{1}{2}",
     "subject": "Prealgebra", "level": 1, "unique_id": "test/prealgebra/1.json",
@@ -186,25 +180,16 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("harness", "text", "answer", "accuracy", "exact"),
+    ("text", "answer", "accuracy"),
     [
-        ("aime", r"Hence \boxed{70}.", "70", 1, 1),
-        ("aime", "So the answer is 70.", "70", 1, 0),
-        ("aime", "70", "70", 1, 1),
-        ("aime", r"70 of \boxed{71}", "70", 0, 0),
-        ("hendrycks_math", r"It is $\frac{1}{2}$", r"\frac{1}{2}", 1, 1),
-        ("hendrycks_math", r"It is $0.5$", r"\frac{1}{2}", 1, 1),
-        ("hendrycks_math", r"so $\boxed{\frac12}$", r"\frac{1}{2}", 1, 0),
-        ("hendrycks_math", r"$(x-1)(x+1)$", "x^2-1", 1, 0),
-        ("hendrycks_math", r"the interval $[2, 5)$", "[2,5)", 1, 1),
-        ("hendrycks_math", "", "3", 0, 0),
-        ("hendrycks_math", r"\boxed{", "3", 0, 0),
+        (r"Hence \boxed{70}.", "70", 1), ("So the answer is 70.", "70", 1), (r"70 of \boxed{71}", "70", 0),
+        (r"It is $0.5$", r"\frac{1}{2}", 1), (r"so $\boxed{\frac12}$", r"\frac{1}{2}", 1), (r"\boxed{", "3", 0),
+        (r"$(x-1)(x+1)$", "x^2-1", 1), (r"the interval $[2, 5)$", "[2,5)", 1), ("", "3", 0),
     ],
-)
-def test_both_scorers(harness, text, answer, accuracy, exact):
+)  # fmt: skip
+def test_how_answers_are_compared(text, answer, accuracy):
     pytest.importorskip("math_verify")
-    reference = {"answer": answer, "solution": rf"\boxed{{{answer}}}", "harness": harness}
-    assert MathAccuracy.figures(text, reference) == {"accuracy": accuracy, "lm_eval_exact_match": exact}
+    assert MathAccuracy.figures(text, {"solution": rf"\boxed{{{answer}}}"}) == {"accuracy": accuracy}
 
 
 def test_the_harness_asks_the_same():

@@ -1,4 +1,4 @@
-"""GQA, TextVQA and VQAv2 in the Parquet form and in their own: prompts, answers, files that do not belong together."""
+"""GQA, TextVQA and VQAv2: prompts, answers, files that do not belong together."""
 
 import json
 
@@ -7,7 +7,6 @@ import pytest
 from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import build_task
 from tests.support import benchmark_folders as folders
-from tests.support.benchmark_folders import people
 from tests.support.vqa_cases import picture, prompts_of, refused
 
 HOW = "\nAnswer the question using a single word or phrase."
@@ -24,10 +23,6 @@ def test_gqas_questions_and_images_are_joined(tmp_path):
     assert (first.id, first.prompt, first.reference, first.kind) == ("0", asked, {"answer": "no"}, "binary")
     assert second.kind == "open"
     assert [shade(sample) for sample in (first, second)] == [1, 0]
-    question = {"question": "Is it overcast?", "answer": "no", "imageId": "n161313"}
-    folder = folders.gqa_own(tmp_path / "own", {"201307251": question}, {"n161313": picture(3)})
-    (sample,) = build_task("gqa", folder).samples()
-    assert (sample.id, sample.prompt, shade(sample)) == ("201307251", asked, 3)
 
 
 NO_ANSWER = [{"question": "Why?"}, {"question": "Who?", "answer": None}]
@@ -39,13 +34,10 @@ NO_ANSWER = [{"question": "Why?"}, {"question": "Who?", "answer": None}]
         ([{"question": "Why?", "imageId": "n7"}], r"parquet, row 1: image n7 is not in testdev_balanced_images"),
         ([{"question": "Why?", "id": "1"}] * 2, r"row 2: id '1' appears twice, first in .*row 1"),
         (NO_ANSWER, r"row 2: no answers, so this is another split's file; use that of 'testdev'"),
-        (None, r"testdev_balanced_questions\.json, '1': no column imageId"),
     ],
 )
 def test_gqas_mistakes(tmp_path, documents, words):
-    if documents is None:
-        (tmp_path / "testdev_balanced_questions.json").write_text('{"1": {"question": "Why?", "answer": "no"}}')
-    refused(words, "gqa", tmp_path if documents is None else folders.gqa_parquet(tmp_path, documents))
+    refused(words, "gqa", folders.gqa_parquet(tmp_path, documents))
 
 
 def line(image, *lines):
@@ -129,29 +121,6 @@ def test_textvqas_files_that_do_not_belong_together(tmp_path, lines, data, messa
     refused(message, "textvqa", llava_folder(tmp_path, lines, data))
 
 
-ASKED = [
-    {"question_id": 262148000, "image_id": 262148, "question": "Where is he looking?"},
-    {"question_id": 393225000, "image_id": 393225, "question": "What website copyrighted the picture?"},
-]
-DOWN = {"question_id": 262148000, "image_id": 262148, "answers": people(*["down"] * 10), "answer_type": "other"}
-SITE = {"question_id": 393225000, "image_id": 393225, "answers": people(*["bake"] * 10), "answer_type": "other"}
-
-
-def official_folder(folder, asked=ASKED, noted=(SITE, DOWN)):
-    return folders.vqav2_own(folder, asked, list(noted), {262148: picture(5)})
-
-
-def test_vqav2s_official_form(tmp_path):
-    task = build_task("vqav2", official_folder(tmp_path))
-    first, second = task.samples()
-    assert first.prompt == f"<image>\nWhere is he looking?{HOW}"
-    assert second.prompt == f"<image>\nWhat website copyrighted the picture?{HOW}"
-    assert (first.id, first.kind, first.reference) == ("262148000", "other", {"answers": ["down"] * 10})
-    assert shade(first) == 5
-    assert second.images[0] == tmp_path / "val2014" / "COCO_val2014_000000393225.jpg"
-    assert task.metric().score("Down", first.reference) == 1
-
-
 def test_vqav2s_parquet_form(tmp_path):
     task = build_task("vqav2", folders.vqav2_parquet(tmp_path, [{"question": "Is it raining?"}]))
     (sample,) = task.samples()
@@ -160,28 +129,11 @@ def test_vqav2s_parquet_form(tmp_path):
     assert task.options == {"split": "validation"}
 
 
-@pytest.mark.parametrize(
-    ("asked", "noted", "message"),
-    [
-        (ASKED, [SITE], r"questions\[0\]: question 262148000 is not in .*annotations\.json; .* of the same split"),
-        (ASKED[:1], [SITE, DOWN], r"annotations\[0\]: question 393225000 is not in .*questions\.json; .*same split"),
-        ([*ASKED, ASKED[0]], [SITE, DOWN], r"questions\[2\]: id '262148000' appears twice, first in .*questions\[0\]"),
-        (ASKED, [SITE, DOWN, SITE], r"annotations\[2\]: id '393225000' appears twice"),
-    ],
-)
-def test_vqav2s_files_that_do_not_belong_together(tmp_path, asked, noted, message):
-    refused(message, "vqav2", official_folder(tmp_path, asked, noted))
-
-
-@pytest.mark.parametrize(
-    ("name", "write", "file"),
-    [("textvqa", llava_folder, folders.TEXTVQA_ANSWERS), ("vqav2", official_folder, folders.VQAV2_QUESTIONS)],
-)
-def test_missing_and_truncated_files(tmp_path, name, write, file):
-    path = write(tmp_path) / file
+def test_missing_and_truncated_files(tmp_path):
+    path = llava_folder(tmp_path) / folders.TEXTVQA_ANSWERS
     path.write_text(path.read_text()[:-40])
-    refused(r"json.*: invalid JSON .*cut off", name, tmp_path)
+    refused(r"json.*: invalid JSON .*cut off", "textvqa", tmp_path)
     path.write_text("[]")
-    refused(r"has no list '(data|questions)'", name, tmp_path)
+    refused("has no list 'data'", "textvqa", tmp_path)
     path.unlink()
-    refused(rf"task {name}: .* has no {file}\. Parquet: hf download", name, tmp_path)
+    refused(rf"task textvqa: .* has no {path.name}\. Parquet: hf download", "textvqa", tmp_path)

@@ -1,4 +1,4 @@
-"""POPE and MME in both forms, what is refused of them, and the conversations of LLaVA in which images are asked."""
+"""POPE in both forms, MME, what is refused of them, and the conversations of LLaVA in which images are asked."""
 
 from random import Random
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.families.chat import llava_chat
 from subtoken_train.types import Turn
-from tests.support.benchmark_folders import mme_own, mme_parquet, pope_own, pope_parquet, write_files
+from tests.support.benchmark_folders import mme_parquet, pope_own, pope_parquet, write_files
 from tests.support.vqa_cases import expected_scores, picture, real_answers, real_lines, reference_cases, refused
 
 HOW = "\nAnswer the question using a single word or phrase."
@@ -26,9 +26,6 @@ def test_popes_parquet_form(tmp_path):
     assert open_image(samples[2].images[0]).getpixel((0, 0)) == (2, 0, 0)
     (one,) = build_task("pope", tmp_path, category="popular").samples()
     assert (one.id, one.reference) == (samples[1].id, samples[1].reference)
-    for name in CATEGORIES:  # the other configuration
-        pope_parquet(tmp_path / "full", [{"category": name}], f"Full/{name}-00000-of-00001")
-    assert [sample.kind for sample in build_task("pope", tmp_path / "full").samples()] == list(CATEGORIES)
 
 
 def test_popes_own_form(tmp_path):
@@ -96,20 +93,16 @@ def test_mmes_parquet_form(tmp_path):
     assert (second.reference["answer"], second.kind) == ("no", "code_reasoning")
 
 
-@pytest.mark.parametrize("split", [False, True], ids=["beside", "own folders"])
-def test_mmes_own_form(tmp_path, split):
-    first, second = build_task("mme", mme_own(tmp_path, "code_reasoning/0020.png", PAIR, picture(9), split)).samples()
-    assert (first.prompt, second.reference["answer"]) == (PYTHON, "no")
-    assert open_image(second.images[0]).getpixel((0, 0)) == (9, 0, 0)
-
-
 def test_all_real_questions_of_mme(shared, tmp_path):
-    for row in real_answers(shared, "mme_llava15_7b"):
-        path = tmp_path / row["question_id"]
-        path.parent.mkdir(exist_ok=True)
-        with path.open("a") as file:
-            file.write(f"{row['question']}\t{row['answer']}\n")
-    task = build_task("mme", tmp_path)
+    rows = real_answers(shared, "mme_llava15_7b")
+    named = [
+        {
+            **{key: row[key] for key in ("question_id", "question", "answer")},
+            "category": row["question_id"].split("/")[0],
+        }
+        for row in rows
+    ]
+    task = build_task("mme", mme_parquet(tmp_path, named))
     samples = task.samples()
     assert (len(samples), task.expected_rows) == (2350, 2374)
     lines = real_lines(shared, "mme_text", "llava_mme.jsonl")
@@ -130,8 +123,6 @@ def test_all_real_questions_of_mme(shared, tmp_path):
 )
 def test_mmes_mistakes(tmp_path, rows, message):
     refused(message, "mme", mme_parquet(tmp_path, rows))
-    write_files(tmp_path, {"OCR/1.txt": b"Is it?\tYes\nIs it not?\n"})
-    refused(r"1\.txt, line 2: expected a question, a tab and an answer", "mme", tmp_path)
 
 
 def rendered(family, turns):

@@ -3,8 +3,6 @@
 Weights are large enough that a wrong mask, position or order shows. ``FAMILIES`` of each module names what it makes.
 """
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, field

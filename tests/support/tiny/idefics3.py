@@ -3,8 +3,6 @@
 Tiles of 32 x 32 pixels are 4 x 4 patches, 2 x 2 visual tokens; the longer side of a picture is three tiles.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

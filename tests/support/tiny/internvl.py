@@ -3,8 +3,6 @@
 Tiles of 32 x 32 pixels are 4 x 4 patches, 2 x 2 visual tokens.
 """
 
-from __future__ import annotations
-
 import torch
 from transformers import InternVLConfig, InternVLForConditionalGeneration, InternVLProcessor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil

@@ -4,8 +4,6 @@ LLaVA-1.5 has 16 visual tokens an image. LLaVA-NeXT, on Llama (as Vicuna) or Mis
 tiles of 24 x 24 pixels and 3 x 3 patches, cropped on either side or on none.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

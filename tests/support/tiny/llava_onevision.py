@@ -3,8 +3,6 @@
 Up to 3 x 3 tiles of 3 x 3 patches, crops of four at most.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

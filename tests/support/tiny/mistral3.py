@@ -3,8 +3,6 @@
 Its processor, and its inputs as transformers makes them. Patches of 8 x 8 pixels, visual tokens of 16 x 16.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -3,8 +3,6 @@
 Batches are made by the real collator.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Language models of the shapes that the text family serves."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch
