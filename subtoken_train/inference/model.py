@@ -147,6 +147,7 @@ class SubTokenModel:
         reducer: str | Reducer | None = None,
         keep_ratio: float | None = None,
         device_map: str | int | torch.device | None = None,
+        device: str | int | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         torch_dtype: str | torch.dtype | None = None,
         groups: tuple[int, int] | str | None = None,
@@ -163,6 +164,7 @@ class SubTokenModel:
             backbone: for an adapter: where its backbone is, or how to load it (dtype, attention); its identity is
                 checked.
             device_map: a device (``cuda:0``), or ``auto``: the first GPU, or all if it does not hold the model; or CPU.
+                ``device`` is the same.
             dtype: of the frozen weights; ``auto``: an adapter's own, of a backbone alone that of its files. Default:
                 an adapter's own, of a backbone alone float32. ``torch_dtype`` is the same.
             groups: for a backbone alone, as ``selector`` and ``layout``: value groups without training.
@@ -170,10 +172,12 @@ class SubTokenModel:
         """
         compression = compression_of(settings, _keywords(cls.from_pretrained))
         routing, own = untrained_routing(groups, selector, layout), _reducer_of(reducer, keep_ratio)
-        both = dtype is not None and torch_dtype is not None
-        refuse((both, "dtype and torch_dtype are two names of one; give one of them"))
+        pairs = {"dtype and torch_dtype": (dtype, torch_dtype), "device and device_map": (device, device_map)}
+        for names, given in pairs.items():
+            refuse((None not in given, f"{names} are two names for the same setting; give one of them"))
         loading = loading_of(path, revision, torch_dtype if dtype is None else dtype)
-        loaded = load_backbone(path, revision, backbone, own, device_map, routing=routing, loading=loading)
+        place = device_map if device is None else device
+        loaded = load_backbone(path, revision, backbone, own, place, routing=routing, loading=loading)
         return cls.around(loaded, compression)
 
     def to(

@@ -187,9 +187,10 @@ def test_dtype_and_device_are_named_as_in_transformers(tmp_path):
     half.save_pretrained(tmp_path)
     tokenizer = hf.AutoTokenizer.from_pretrained(LLAMA)
     tokenizer.save_pretrained(tmp_path)
-    for dtype, place in (("auto", None), (torch.bfloat16, torch.device("cpu")), ("bfloat16", -1)):
-        model = SubTokenModel.from_pretrained(tmp_path, torch_dtype=dtype, device_map=place)
-        assert (model.dtype, model.device) == (torch.bfloat16, torch.device("cpu"))
+    for given in ({"dtype": "auto"}, {"dtype": torch.bfloat16}, {"torch_dtype": "bfloat16"}):
+        for place in ({}, {"device": "cpu"}, {"device": torch.device("cpu")}, {"device_map": -1}):
+            model = SubTokenModel.from_pretrained(tmp_path, **given, **place)
+            assert (model.dtype, model.device) == (torch.bfloat16, torch.device("cpu"))
     prompt = ids(tokenizer)  # whose logits are compared: in so few bits later tokens are near ties
     assert torch.equal(model(prompt).logits[:, -1], half(prompt).logits[:, -1])
     assert SubTokenModel.from_pretrained(tmp_path).dtype == torch.float32
@@ -209,11 +210,11 @@ def test_dtype_and_device_are_named_as_in_transformers(tmp_path):
 
 
 OWN = {*CompressionSettings.__optional_keys__, "reducer", "keep_ratio", "groups", "selector", "layout"}
-LOADED = OWN | {"device_map", "dtype", "torch_dtype", "revision", "backbone"}
+LOADED = OWN | {"device", "device_map", "dtype", "torch_dtype", "revision", "backbone"}
 EVERY = "and every setting of transformers' GenerationConfig"
 MISTAKES = {
     "setting": (lambda m, r: SubTokenModel(m, r, evict=1), "unknown setting 'evict'. Did you mean 'eviction'?", OWN),
-    "loading": (lambda m, r: SubTokenModel.from_pretrained(LLAMA, device=1), "Did you mean 'device_map'?", LOADED),
+    "loading": (lambda m, r: SubTokenModel.from_pretrained(LLAMA, evict=1), "unknown setting 'evict'", LOADED),
     "chat": (
         lambda m, r: SubTokenModel(m, r).chat("a", imags=()),
         "unknown argument of chat 'imags'. Did you mean 'images'?",
@@ -223,6 +224,11 @@ MISTAKES = {
         lambda m, r: SubTokenModel(m, r).generate(ids(r), max_newtokens=1),
         "'max_newtokens'. Did you mean 'max_new_tokens'?",
         {"generation_config", "attention_mask", "regions", EVERY},
+    ),
+    "two devices": (
+        lambda m, r: SubTokenModel.from_pretrained(LLAMA, device="cpu", device_map="cpu"),
+        "device and device_map are two names for the same setting",
+        (),
     ),
     "dtype": (lambda m, r: SubTokenModel.from_pretrained(LLAMA, dtype="float8"), "unknown dtype 'float8'", ()),
     "moved": (lambda m, r: SubTokenModel(m, r).to(torch.float64), "unknown dtype 'float64'", ("bfloat16",)),
