@@ -216,7 +216,7 @@ _INTO = {
     "whole_folder": "artifact/folder artifact/whole_folder cli/init datasets/english datasets/scene_files",
     "whole_file": "cli/generate inference/cache_file",
     "bytes in memory": "calibrating/heads cli/fit_course evaluation/charts plugins/lmms_eval",
-    "a text, or words about it": "evaluation/reporting/exports evaluation/tasks/video inference/model training/trained_tensors",
+    "a text": "evaluation/reporting/exports evaluation/tasks/video inference/model training/trained_tensors",
     "the folder of write_merged": "families/family",
     "the folder of a checkpoint, which is renamed at the end": "training/checkpoints training/run_checkpoints",
     "a log, in room_for": "training/panels/run_progress",

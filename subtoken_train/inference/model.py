@@ -51,12 +51,14 @@ class LastPrompt:
 
 
 def _reducer_of(reducer: str | Reducer | None, keep_ratio: float | None) -> Reducer | None:
-    named, example = isinstance(reducer, str), "for instance reducer='fastv', keep_ratio=0.25"
-    if named != (keep_ratio is not None):
-        raise ValueError(f"reducer={reducer!r}, keep_ratio={keep_ratio!r}: a name needs a share that stays, {example}")
-    if not isinstance(reducer, str | Reducer | None):
+    if isinstance(reducer, str) and keep_ratio is not None:
+        return build_reducer(reducer, keep_ratio)
+    if isinstance(reducer, str) or keep_ratio is not None:
+        words = f"reducer={reducer!r}, keep_ratio={keep_ratio!r}: a name needs a share that stays"
+        raise ValueError(f"{words}, for instance reducer='fastv', keep_ratio=0.25")
+    if not isinstance(reducer, Reducer | None):
         raise ValueError(f"reducer is of type {type(reducer).__name__}; give a name and keep_ratio, or a built reducer")
-    return build_reducer(reducer, keep_ratio) if isinstance(reducer, str) else reducer
+    return reducer
 
 
 def _one_of(past_key_values: PackedCache | None, cache: PackedCache | None) -> PackedCache | None:

@@ -194,7 +194,7 @@ def _read_mappings(prompt: Sequence[Any], pictures: Sequence[Picture]) -> tuple[
         texts = []
         for part in parts:
             kind = part.get("type") if isinstance(part, Mapping) else None
-            said = part.get(kind) if isinstance(kind, str) else None
+            said: Any = part.get(kind) if isinstance(kind, str) else None
             if kind not in ("text", *_MARKS) or (kind == "text" and not isinstance(said, str)):
                 raise ValueError(f"message {number} has a part {shown(part)}; parts are text, image or video")
             _check_keys(part, ("type", str(kind)), f"a part of message {number}")

@@ -282,8 +282,7 @@ def text_batch(family: Family, encoded: Sequence[EncodedText]) -> Batch:
     samples = []
     for text in encoded:
         asks = len(text.input_ids) - text.system_length - text.context_length
-        places = {"context_length": text.context_length, "query_length": asks, "system_length": text.system_length}
-        samples.append(TextSample(text.input_ids, record_id=text.record_id, **places))
+        samples.append(TextSample(text.input_ids, text.context_length, asks, text.record_id, (), text.system_length))
     batch = collate_text(samples, padding_id(family.tokenizer))
     batch.labels_BN.fill_(IGNORE_INDEX)
     return batch

@@ -53,9 +53,11 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
             name = self.family.name
             raise ValueError(f"{name} sees images, and text tasks have none; use a language model, or lmms-eval")
         self.tokenizer = self.family.tokenizer
-        self.runner = Runner(model, self.arguments, self._collate, len)
+        self.runner = Runner[tuple[int, ...]](model, self.arguments, self._collate, len)
         whole = replace(self.arguments, protocol="query_aware")
-        self.uncompressed = Runner(SubTokenModel.around(model.backbone), whole, partial(self._collate, whole=True), len)
+        self.uncompressed = Runner[tuple[int, ...]](
+            SubTokenModel.around(model.backbone), whole, partial(self._collate, whole=True), len
+        )
         self._device = self.family.device
         self._say_once = cache(log.warning)
         if (warning := self.runner.counted.warning()) is not None:

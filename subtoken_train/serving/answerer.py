@@ -277,7 +277,8 @@ class Answerer:
                 end(row, stored + new * token_bytes, (row.prompt_tokens + new) * token_bytes)
 
         together, settings = self._shared(rows, ended)
-        model.generate(**(prompts[0] if len(prompts) == 1 else padded_left(self._family, prompts)), **settings)
+        inputs: dict[str, Any] = prompts[0] if len(prompts) == 1 else padded_left(self._family, prompts)
+        model.generate(**inputs, **settings)
         together.close()
 
     def _ask_context(self, model: SubTokenModel, jobs: Sequence[Job], end: Callable[[Row, int, int], None]) -> None:

@@ -410,7 +410,7 @@ def serve_on(
                 refuse((words, str(words)))
             say(f"http://{host}:{port}/v1")
             by_end = {worker.sentinel: worker for worker in workers.values()}
-            gone = by_end[wait(list(by_end))[0]]  # type: ignore[index]
+            gone = by_end[wait(list(by_end))[0]]
             gone.join()
             raise ValueError(f"{gone.name} ended (exit code {gone.exitcode}), and so did the others; start them again")
         finally:
