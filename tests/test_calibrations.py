@@ -10,7 +10,7 @@ from subtoken_train.calibrations import MAX_CALIBRATION, CalibrationData, read_c
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.duo_attention import HeadAlphas
 from subtoken_train.evictions.h2o import LayerShares
-from tests.support.kvzap_files import NOBODY, written
+from tests.support.prompt_views import NOBODY, written
 
 ALPHAS = HeadAlphas([[0.0, 1.0], [0.25, 0.5]], sinks=4, recent=8)
 SHARES = LayerShares([0.25, 0.5], [[0.2, 0.3], [0.4, 0.6]])

@@ -21,8 +21,18 @@ from subtoken_train.inference import cache_file
 from subtoken_train.resources import find_recipe, shipped_recipe
 from subtoken_train.training import checkpoints
 from tests.kernels import test_interpreter
-from tests.support.places import real_folder, shown
-from tests.support.readme_blocks import DOCUMENTS, README, ROOT, Block, Reader, blocks, command_line, runs_in_a_checkout
+from tests.support.places import (
+    DOCUMENTS,
+    README,
+    ROOT,
+    Block,
+    Reader,
+    blocks,
+    command_line,
+    real_folder,
+    runs_in_a_checkout,
+    shown,
+)
 from tests.support.sampling import sampled
 from tests.test_architecture import PACKAGE, RANK
 

@@ -8,8 +8,8 @@ from benchmarks import mini_suite, pruners_scenes
 from subtoken_train.evaluation.reporting.exports import frame_csv
 from subtoken_train.evaluation.runner.arms import arm_name
 from subtoken_train.evaluation.runner.spec import suite
-from tests.support.drawings import clipped_texts
 from tests.support.places import shown
+from tests.support.report_results import clipped_texts
 
 
 def test_the_page_shows_the_committed_figures():

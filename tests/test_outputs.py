@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 import subtoken_train
 from subtoken_train import outputs
 from subtoken_train.errors import SubTokenWarning
-from tests.support.faults import die, killed, no_room
+from tests.support.run_folders import die, killed, no_room
 
 BIG = {"a": torch.zeros(100_000)}
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.support.host_reads import host_reads
+from tests.support.shards import host_reads
 
 NUMBERS, COUNTS = torch.arange(6.0), torch.arange(3)
 MARKS = NUMBERS > 2

@@ -20,8 +20,8 @@ from subtoken_train.artifact.whole_folder import CONFIG_FILE
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import layout_family
-from tests.support.faults import Canary, put
 from tests.support.helpers import save_backbone
+from tests.support.run_folders import Canary, put
 
 SHIPPED = Path(__file__).resolve().parents[2] / "checkpoints" / "adapters"
 LORA, ROUTER = "adapter_model.safetensors", "router.safetensors"

@@ -17,7 +17,7 @@ from subtoken_train.artifact import fetch
 from subtoken_train.cli import data
 from subtoken_train.cli.main import main
 from subtoken_train.errors import pip_line
-from tests.support.gguf_tiny import write_gguf
+from tests.support.text_families import write_gguf
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from subtoken_train.artifact.whole_folder import whole_folder
-from tests.support.faults import die, killed, no_room
-from tests.support.run_folders import kill_in
+from tests.support.run_folders import die, kill_in, killed, no_room
 
 
 def write(folder, text, overwrite=False):

@@ -14,9 +14,9 @@ from subtoken_train.kernels.storage import RoutedValues, dense_values
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.types import CutKeys, Plan, Region
-from tests.support.host_reads import host_reads
 from tests.support.packing import FORMAT_OF, SETS, Dense, dense
 from tests.support.sampling import sampled
+from tests.support.shards import host_reads
 
 LAYOUTS = ("contiguous", "per_head")
 

@@ -23,8 +23,8 @@ from subtoken_train.families.load import load_family
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Region
-from tests.support.kvzap_files import NOBODY
 from tests.support.places import ROOT
+from tests.support.prompt_views import NOBODY
 from tests.support.text_families import text_batch, text_family
 
 SAMPLES = [(40, 4, 9), (30, 3, 6)]

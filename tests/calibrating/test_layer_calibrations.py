@@ -39,8 +39,8 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates, Scores
 from tests.support.helpers import compress, make_batch, only_sample, random_scores, sharpen
-from tests.support.kvzap_files import NOBODY, written
 from tests.support.places import ROOT
+from tests.support.prompt_views import NOBODY, written
 from tests.support.text_families import text_batch, text_family
 
 SAMPLES = [(40, 4, 0), (25, 3, 0), (0, 6, 0)]

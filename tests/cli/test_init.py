@@ -18,7 +18,7 @@ from tests.support.commands import printed, refused
 from tests.support.places import ROOT
 from tests.support.run_folders import conversations, inits, own_images, pictures, table
 from tests.support.sampling import sampled
-from tests.support.tiny_fits import save_language_model
+from tests.support.training_memory import save_language_model
 
 SPLITS = ("train", "dev", "test")
 

@@ -18,7 +18,7 @@ from subtoken_train.resources import find_recipe, recipe_files, recipe_text, res
 from tests.support.commands import printed, refused
 from tests.support.places import ROOT, recipe
 from tests.support.sampling import sampled
-from tests.support.tiny_fits import tiny_fit
+from tests.support.training_memory import tiny_fit
 
 TINY = recipe("tiny_fastv25_s16k4")
 SPELLINGS = (

@@ -19,7 +19,7 @@ from subtoken_train.errors import pip_line
 from subtoken_train.training.panels.run_progress import LogRecipe
 from tests.support.commands import refused
 from tests.support.places import RECIPES, recipe
-from tests.support.tiny_fits import tiny_fit
+from tests.support.training_memory import tiny_fit
 
 WIDTH = 440
 

@@ -20,7 +20,7 @@ from subtoken_train.training.preflight import lay_out, nominal_prompt
 from tests.support.check_command import checked
 from tests.support.commands import printed, refused
 from tests.support.places import recipe
-from tests.support.tiny_fits import tiny_fit
+from tests.support.training_memory import tiny_fit
 
 H100 = PEAKS["H100"]
 

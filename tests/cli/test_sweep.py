@@ -19,7 +19,7 @@ from subtoken_train.resources import recipe_files, recipe_text
 from subtoken_train.training.checkpoints import PARTIAL, STATE, Marker, begin, seal
 from tests.support.commands import printed, refused
 from tests.support.places import recipe
-from tests.support.tiny_fits import RECIPE, tiny_fit
+from tests.support.training_memory import RECIPE, tiny_fit
 
 GROUPS, RATE = "model.routing.kept_groups=2,4", "model.optimizer.learning_rate=1e-4,2e-4,3e-4"
 

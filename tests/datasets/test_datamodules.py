@@ -16,7 +16,7 @@ from subtoken_train.datasets.image_sources import MOST_PIXELS
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.types import Region
 from tests.support.sampling import sampled
-from tests.support.tiny_fits import fit
+from tests.support.training_memory import fit
 
 RECORDS, BATCH, STEPS_PER_EPOCH = 21, 4, 5
 

@@ -20,7 +20,7 @@ from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec, Grid, TaskSpec
 from subtoken_train.resources import resource
 from tests.support.chats import CHATML, byte_level
-from tests.support.tiny_fits import RECIPE
+from tests.support.training_memory import RECIPE
 
 WORDS, PIECES = resource("checkpoints/tiny-llava"), resource("checkpoints/tiny-llama")
 

@@ -18,8 +18,8 @@ from subtoken_train.demo.drawings import presets
 from subtoken_train.demo.local_server import served
 from subtoken_train.demo.side_by_side import SideBySide
 from subtoken_train.resources import resource
-from tests.support.drawings import OPTIONS, find_browser
 from tests.support.places import ROOT
+from tests.support.report_results import OPTIONS, find_browser
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no playwright here: pip install playwright")
 pytest.importorskip("gradio", reason="no Gradio here: pip install 'subtoken_train[demo]'")

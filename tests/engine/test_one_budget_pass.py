@@ -21,7 +21,7 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Identity, Region
 from tests.engine.test_context import hf_logits, only_text, trained_loss
 from tests.support.helpers import compress, gqa_family, make_batch
-from tests.support.kvzap_files import drawn_nets, settings_for, written
+from tests.support.prompt_views import drawn_nets, settings_for, written
 from tests.support.sampling import sampled
 from tests.support.text_families import KINDS, NAMED, text_batch, text_family
 from tests.support.truth_cells import from_truth

@@ -17,8 +17,8 @@ from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.picture import MARGIN, TITLE, kept_picture, kept_tokens, visual_grid
 from subtoken_train.types import LayerPlan, Plan, Region
 from tests.support.commands import refused
-from tests.support.drawings import clipped_texts
 from tests.support.helpers import make_batch
+from tests.support.report_results import clipped_texts
 from tests.support.sampling import sampled
 from tests.support.tiny.llava import next_family
 from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records

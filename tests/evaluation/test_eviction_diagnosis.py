@@ -24,8 +24,7 @@ from subtoken_train.evictions import EVICTIONS, build_eviction
 from subtoken_train.inference.compression import Compression
 from subtoken_train.types import Region
 from tests.support.helpers import compress, random_mask, random_scores
-from tests.support.kvzap_files import settings_for
-from tests.support.prompt_views import PROMPTS, layer_views, plan
+from tests.support.prompt_views import PROMPTS, layer_views, plan, settings_for
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 

@@ -19,8 +19,7 @@ from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import View
 from tests.support.helpers import random_mask, random_scores
-from tests.support.kvzap_files import settings_for
-from tests.support.prompt_views import PROMPTS, by_head, candidates_of, dense_attention, layer_views
+from tests.support.prompt_views import PROMPTS, by_head, candidates_of, dense_attention, layer_views, settings_for
 
 
 def view_of(regions, needs=(), dtype=torch.float32):

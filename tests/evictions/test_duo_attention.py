@@ -12,8 +12,7 @@ from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
 from subtoken_train.view.view import View
 from tests.support.golden_cases import load, record
-from tests.support.kvzap_files import written
-from tests.support.prompt_views import KV_HEADS, LAYERS, PROMPTS, dense_attention, layer_views, plan, samples
+from tests.support.prompt_views import KV_HEADS, LAYERS, PROMPTS, dense_attention, layer_views, plan, samples, written
 
 
 def counts_by_loop(alphas, least, most, total):

@@ -13,7 +13,6 @@ from subtoken_train.evictions.wrappers import PerLayer, chunk_ranks
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
 from tests.support.golden_cases import close, golden_view, load, same_sets
-from tests.support.kvzap_files import settings_for
 from tests.support.prompt_views import (
     LAYERS,
     PROMPTS,
@@ -25,6 +24,7 @@ from tests.support.prompt_views import (
     check_padding,
     layer_views,
     plan,
+    settings_for,
 )
 from tests.support.truth_models import OwnSets
 

@@ -16,8 +16,8 @@ from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
 from subtoken_train.view.view import View
 from tests.support.golden_cases import close, golden_view, keep_of, load, originals, record, same_places
-from tests.support.host_reads import LargestTensor
 from tests.support.prompt_views import PROMPTS, WITH_IMAGE, DenseView, layer_views, plan, samples
+from tests.support.shards import LargestTensor
 from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of
 
 

@@ -28,10 +28,10 @@ from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import OF_TASKS, View
 from tests.support.golden_cases import close, load, record
 from tests.support.helpers import compress, random_mask, random_scores
-from tests.support.kvzap_files import NOBODY, drawn_nets, settings_for, written
 from tests.support.prompt_views import (
     KV_HEADS,
     LAYERS,
+    NOBODY,
     PROMPTS,
     C,
     Q,
@@ -40,7 +40,10 @@ from tests.support.prompt_views import (
     by_head,
     candidates_of,
     dense_attention,
+    drawn_nets,
     layer_views,
+    settings_for,
+    written,
 )
 from tests.support.text_families import text_batch, text_family
 from tests.support.truth_cells import backbone_of

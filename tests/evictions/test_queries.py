@@ -14,8 +14,7 @@ from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Region
 from tests.support.golden_cases import close, golden_view, load, same_sets
-from tests.support.kvzap_files import NOBODY, written
-from tests.support.prompt_views import KV_HEADS, LAYERS, PROMPTS, WIDTH, layer_views, rope, samples
+from tests.support.prompt_views import KV_HEADS, LAYERS, NOBODY, PROMPTS, WIDTH, layer_views, rope, samples, written
 from tests.support.text_families import text_batch, text_family
 from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of
 

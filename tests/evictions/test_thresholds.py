@@ -23,8 +23,7 @@ from subtoken_train.inference.compression import Compression, compression_of, me
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates, Scores
 from tests.support.helpers import random_scores
-from tests.support.kvzap_files import written
-from tests.support.prompt_views import PROMPTS, candidates_of, layer_views
+from tests.support.prompt_views import PROMPTS, candidates_of, layer_views, written
 
 
 def plain_rule(read, threshold, competes, protected, entries):

@@ -14,8 +14,17 @@ from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import View
 from tests.support.golden_cases import close, keep_of, original_views, originals, record, same_places
-from tests.support.kvzap_files import settings_for, written
-from tests.support.prompt_views import HEADS, KV_HEADS, LAYERS, dense_attention, layer_views, plan, samples
+from tests.support.prompt_views import (
+    HEADS,
+    KV_HEADS,
+    LAYERS,
+    dense_attention,
+    layer_views,
+    plan,
+    samples,
+    settings_for,
+    written,
+)
 
 WINDOW, SIZE = 6, 16
 CODES = [[1] + [3] * 24 + [4] * 5, [3] * 9 + [4] * 2, [3] * 13, [3] * 6 + [4]]

@@ -18,8 +18,8 @@ from subtoken_train.families.backbone_files import check_finite_weights
 from subtoken_train.families.load import check_weights, family_class, layout_family, load_family
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.resources import resource
-from tests.support.faults import Canary, put
 from tests.support.helpers import save_backbone
+from tests.support.run_folders import Canary, put
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 

@@ -16,11 +16,11 @@ from subtoken_train.families.load import layout_family, load_family
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region, Turn
 from tests.support.helpers import make_batch, save_backbone
+from tests.support.tiny import noises
 from tests.support.tiny.llava import SIZES, TOKENS, next_batch, next_family, next_records
 from tests.support.tiny.llava_onevision import FRAME, WHOLE, noise, onevision_family, onevision_records, their_processor
 from tests.support.tiny.llava_onevision import SIZES as OV_SIZES
 from tests.support.tiny.qwen import qwen_batch
-from tests.support.tiny_parts import noises
 
 
 @pytest.mark.parametrize(("strategy", "tokens"), [("default", 64), ("full", 65)])

@@ -21,9 +21,9 @@ from subtoken_train.families import online
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone
 from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.families.load import check_weights, family_class, layout_family, load_family
-from tests.support.gguf_tiny import TEMPLATE, write_gguf
 from tests.support.helpers import make_batch, save_backbone
 from tests.support.sampling import sampled
+from tests.support.text_families import TEMPLATE, write_gguf
 from tests.support.tiny.qwen import qwen_family
 
 

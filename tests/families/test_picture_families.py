@@ -18,10 +18,9 @@ from subtoken_train.families.load import layout_family
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region, Turn
 from tests.support.helpers import check_logits, compress
-from tests.support.tiny import idefics3, internvl, mistral3, qwen
+from tests.support.tiny import idefics3, internvl, mistral3, noises, padded, qwen, three_records
 from tests.support.tiny import llava as llava_next
 from tests.support.tiny.qwen import glm_family
-from tests.support.tiny_parts import noises, padded, three_records
 
 QUESTION = "what is left ?"
 

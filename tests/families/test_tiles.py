@@ -15,11 +15,10 @@ from subtoken_train.families.tiles import TileLayout, ordered_pictures, pictures
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from tests.support.helpers import compress, eager_calls
-from tests.support.tiny import idefics3, mistral3
+from tests.support.tiny import idefics3, mistral3, noises, padded, three_records
 from tests.support.tiny.idefics3 import idefics_family, tiler
 from tests.support.tiny.internvl import SIZES, TILES, internvl_family
 from tests.support.tiny.mistral3 import mistral3_family
-from tests.support.tiny_parts import noises, padded, three_records
 
 NEXT = [(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)]
 ONEVISION = [(384 * high, 384 * wide) for high, wide in product(range(1, 7), repeat=2)]

@@ -11,7 +11,7 @@ from subtoken_train.families.towers import features_with_statistics, received_at
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from tests.support.golden_cases import near
 from tests.support.helpers import eager_calls, random_scores
-from tests.support.host_reads import LargestTensor
+from tests.support.shards import LargestTensor
 from tests.support.tiny import tiny_families
 from tests.support.tiny.llava_onevision import SIDE, onevision_family
 from tests.support.tiny.qwen import TOKENS, qwen_batch, qwen_family, qwen_records, qwen_video

@@ -18,7 +18,7 @@ from subtoken_train.functional.causal_attention import (
     with_key_gradient,
 )
 from tests.support.helpers import random_mask, random_scores
-from tests.support.host_reads import LargestTensor
+from tests.support.shards import LargestTensor
 
 
 @pytest.mark.parametrize("block", [1, 3, 100])

@@ -39,7 +39,7 @@ from tests.hostile.case import (
     command,
     system_words,
 )
-from tests.support.faults import no_room
+from tests.support.run_folders import no_room
 
 SECONDS = 5.0  # of processor time; ten times what the slowest valid original takes
 STUCK = 6.0  # wall seconds with next to no processor time: it waits for a pipe or a lock

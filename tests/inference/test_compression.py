@@ -17,8 +17,8 @@ from subtoken_train.inference.prefill import open_prompts, prefill
 from subtoken_train.inference.prompt_inputs import batch_from_inputs
 from subtoken_train.types import Region
 from tests.support.helpers import FirstEntries, FirstVisual, compress, make_batch
-from tests.support.kvzap_files import settings_for
 from tests.support.online_truth import decoded_online, largest_difference
+from tests.support.prompt_views import settings_for
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of, from_truth

@@ -22,8 +22,8 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import Online
 from tests.support.helpers import compress
-from tests.support.kvzap_files import NEEDED, settings_for
 from tests.support.online_truth import decoded_online, largest_difference
+from tests.support.prompt_views import NEEDED, settings_for
 from tests.support.reference import recompute
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family

@@ -25,9 +25,9 @@ from subtoken_train.routing import RoutingConfig
 from tests.support import truth_cells
 from tests.support.generation_cells import CELLS, StepCell
 from tests.support.helpers import compress
-from tests.support.host_reads import host_reads
 from tests.support.packing import short_runs  # noqa: F401  (a fixture)
 from tests.support.sampling import sampled
+from tests.support.shards import host_reads
 from tests.support.text_families import text_batch, text_family
 from tests.support.truth_cells import PLAIN_CELL, backbone_of
 from tests.support.truth_models import KV_HEADS, OwnSets, SharedSet, family_of, prompts

@@ -32,8 +32,8 @@ from subtoken_train.inference.prefill import prefill
 from subtoken_train.inference.prompt_inputs import read_messages
 from subtoken_train.inference.text_prompts import EncodedText, encode_messages, text_batch
 from subtoken_train.types import Batch
-from tests.support.kvzap_files import NEEDED, drawn_heads, drawn_nets, written
 from tests.support.places import ROOT, real_folder
+from tests.support.prompt_views import NEEDED, drawn_heads, drawn_nets, written
 from tests.support.sampling import quick
 from tests.support.truth_cells import from_truth
 

@@ -26,9 +26,9 @@ from tests.support.golden_cases import alike
 from tests.support.helpers import compress, only_sample, random_scores
 from tests.support.plain_choices import by_determinants, by_max_min, by_pivots, by_relevance, cosine
 from tests.support.sampling import sampled
+from tests.support.tiny import noise
 from tests.support.tiny.internvl import internvl_family
 from tests.support.tiny.qwen import qwen2_family, qwen_video
-from tests.support.tiny_parts import noise
 from tests.support.truth_models import FAMILIES, TEXT, family_of, prompts
 
 NAMES = ["divprune", "cdpruner", "dart"]

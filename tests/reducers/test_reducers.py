@@ -18,7 +18,7 @@ from subtoken_train.reducers.staged import PruneSchedules
 from subtoken_train.types import Identity, Region, VisualStates
 from subtoken_train.view.view import View
 from tests.support.helpers import compress, make_batch, only_sample, random_scores, unread
-from tests.support.kvzap_files import written
+from tests.support.prompt_views import written
 from tests.support.sampling import sampled
 
 MIXED = [(1, 9), (2, 7), (0, 12)]

@@ -17,7 +17,7 @@ from subtoken_train.types import Identity, Region
 from subtoken_train.view.view import View
 from tests.support.golden_cases import alike, load, near
 from tests.support.helpers import compress, gqa_family, make_batch, only_sample, sharpen
-from tests.support.kvzap_files import written
+from tests.support.prompt_views import written
 from tests.support.sampling import sampled
 
 MIXED = [(1, 9), (2, 7), (0, 12)]

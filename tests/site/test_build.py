@@ -15,7 +15,7 @@ from making.commands import command_help
 from subtoken_train.cli.main import COMMANDS
 from subtoken_train.evictions import EVICTIONS, WRAPPERS
 from subtoken_train.reducers import REDUCERS
-from tests.support.readme_blocks import ROOT
+from tests.support.places import ROOT
 
 pytest.importorskip("mkdocs", reason="the site needs subtoken_train[docs]")
 ADDRESS = "https://code.example/somebody/subtoken_train"

@@ -13,7 +13,7 @@ from making.paper_items import PAPERS, PaperItem, part_faults, read_items
 from subtoken_train.evictions import EVICTIONS, WRAPPERS
 from subtoken_train.reducers import REDUCERS
 from subtoken_train.resources import recipe_files
-from tests.support.readme_blocks import PAGES, ROOT
+from tests.support.places import PAGES, ROOT
 
 
 def test_every_recipe_is_in_the_catalogue_once():

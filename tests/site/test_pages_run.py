@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.support.readme_blocks import PAGES, ROOT, Reader, blocks
+from tests.support.places import PAGES, ROOT, Reader, blocks
 
 RUN = [path for path in PAGES if any(block.mark == "run" and block.words is None for block in blocks(path))]
 """Others say where they run: with README's, or in a test of their own."""

@@ -1,16 +1,18 @@
-"""Folders in the benchmarks' own layouts: the Parquet form with its columns, and the form that the authors give out.
-
-Every writer takes the rows' values that matter to its test, fills in the others, and returns ``folder``.
-"""
+"""Folders in the benchmarks' own layouts and the Hub's, reference cases, and a few answers for every metric."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
+import pytest
+from datasets import Dataset, Image
+from PIL import Image as Pictures
 
-from tests.support.vqa_cases import picture, write_rows
+from subtoken_train.evaluation.tasks import build_task
+from subtoken_train.evaluation.tasks.task import Sample, Task
 
 Row = Mapping[str, Any]
 
@@ -134,3 +136,188 @@ def _mmlu_table(
         lines = [",".join([question, *MMLU_CHOICES, written(answer)]) for question, answer in content]
         write_files(folder, {f"{split}/{subject}_{split}.csv": (header + "\n".join(lines)).encode()})
     return folder
+
+
+def reference_cases(shared: Path, name: str) -> list[dict[str, Any]]:
+    """All lines of ``golden_eval/NAME`` of the reference material."""
+    paths = sorted((shared / "golden_eval" / name).glob("set_*.jsonl"))
+    if not paths:
+        pytest.skip(f"reference material (golden_eval/{name}) is absent")
+    cases = [case for path in paths for case in _lines(path)]
+    assert cases
+    return cases
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8", newline="\n") as file:
+        yield from map(json.loads, file)
+
+
+def mean_of(cases: list[float]) -> Any:
+    return pytest.approx(sum(cases) / len(cases), abs=1e-6)
+
+
+def picture(shade: int = 0) -> bytes:
+    content = BytesIO()
+    Pictures.new("RGB", (2, 2), (shade, 0, 0)).save(content, "PNG")
+    return content.getvalue()
+
+
+def write_rows(folder: Path, file: str, rows: list[dict[str, Any]]) -> Path:
+    """A Parquet shard as the Hub has it: ``image`` is an encoded picture (row n has shade n) unless a row says else.
+
+    Returns:
+        ``folder``.
+    """
+    path = folder / f"{file}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = [{"image": {"bytes": picture(n % 256), "path": None}, **row} for n, row in enumerate(rows)]
+    Dataset.from_list(whole).cast_column("image", Image()).to_parquet(path)
+    return folder
+
+
+@dataclass
+class Birds(Task):
+    name = "birds"
+    modality = "image"
+    hub_id = "lmms-lab/birds"
+    rows = 3
+    primary = "accuracy"
+    where = "hf download lmms-lab/birds --repo-type dataset --local-dir DIR"
+
+    def samples(self) -> list[Sample]:
+        return []
+
+
+def refused(words: str, name: str, source: Path | str | None = None, **options: Any) -> None:
+    """Check that a task's files are not read, in words that match a pattern; its options are allowed."""
+    task = build_task(name, source, **options)
+    with pytest.raises(ValueError, match=words):
+        task.samples()
+
+
+def prompts_of(task: Task) -> list[str]:
+    return [sample.prompt for sample in task.samples()]
+
+
+def reference_prompts(shared: Path, task: str, **options: Any) -> tuple[list[dict[str, Any]], list[str]]:
+    """The documents of ``golden_eval/prompts`` of one task, and the prompts that they must give."""
+    cases = [
+        case
+        for case in reference_cases(shared, "prompts")
+        if case["task"] == task and all(case[name] == value for name, value in options.items())
+    ]
+    assert cases
+    return [case["doc"] for case in cases], [f"<image>\n{case['prompt']}" for case in cases]
+
+
+def real_lines(shared: Path, *parts: str) -> list[dict[str, Any]]:
+    path = shared.joinpath("realdata", *parts)
+    if not path.is_file():
+        pytest.skip(f"reference material ({'/'.join(parts)}) is absent")
+    return list(_lines(path))
+
+
+def real_answers(shared: Path, name: str) -> list[dict[str, Any]]:
+    path = shared / "golden_eval" / "real_llava15" / f"{name}.jsonl"
+    if not path.is_file():
+        pytest.skip(f"reference material (real_llava15/{name}) is absent")
+    return list(_lines(path))
+
+
+def expected_scores(shared: Path, name: str) -> dict[str, Any]:
+    scores: dict[str, Any] = json.loads((shared / "golden_eval" / "real_llava15" / "expected.json").read_text())[name]
+    return scores
+
+
+Answered = Sequence[tuple[Any, Mapping[str, Any]]]  # predictions with the references of their samples
+
+
+def _rows(fields: str, *rows: tuple[Any, ...], **same: Any) -> Answered:
+    return [(said, same | dict(zip(fields.split(), values, strict=True))) for said, *values in rows]
+
+
+def _letters(task: str) -> Answered:
+    return _rows("answer", ("B", "B"), ("b. x", "A"), ("It is C", "C"), task=task)
+
+
+def _mathematics(harness: str) -> Answered:
+    rows = [(r"So it is $\boxed{\frac{1}{2}}$.", "0.5"), ("$7$", "7"), ("It is 70.", "70"), ("", "3")]
+    return [(text, {"answer": right, "solution": rf"\boxed{{{right}}}", "harness": harness}) for text, right in rows]
+
+
+def _scenes(kind: str, *answers: str) -> Answered:
+    return [(answers[0], {"kind": kind, "answer": answer}) for answer in answers]
+
+
+_PEOPLE = _rows(
+    "answers", ("0.28", ["0.28"]), ("itc", ["ITC Limited", "itc ltd"]), ("cat", ["dog"]),
+    ("new  york", ["new york"] * 3),
+)  # fmt: skip
+_CAPTIONS = _rows(
+    "captions", ("a dog runs", ["a dog runs fast", "the dog"]), ("ein Hündchen", ["a cat"]),
+    ("", ["two red cars", "cars"]),
+)  # fmt: skip
+_LOCAL = _rows(
+    "metric", ("a cat.", "exact_match"), ("not it", "contains"), ("9", "relaxed"), ("a cta", "anls"), answers=["a cat"]
+)
+_MMBENCH = _rows(
+    "index answer", ("A", 1, "A"), ("B. red dog", 2, "B"), ("a red dog", 1_000_001, "B"), ("B", 1_000_002, "A"),
+    ("?", 3, "A"), options={"A": "cat", "B": "red dog"},
+)  # fmt: skip
+_RULER = _rows("task", ("AB and CD", "vt"), ("AB", "vt"), ("cd", "qa_1"), ("nothing", "cwe"), answers=["AB", "CD"])
+CASES: dict[str, Answered] = {
+    "ai2d": _letters("ai2d"), "aime25": _mathematics("aime"),
+    "chartqa": _rows(
+        "answer kind", ("1", "1", "human"), ("2", "9", "human"), ("3%", "0.03", "human"), ("4", "4", "augmented")
+    ),
+    "coco_caption": _CAPTIONS, "docvqa": _PEOPLE,
+    "gqa": _rows("answer", ("Surfing.", "surfing"), ('"no"', "no"), ("a", "b")), "infographicvqa": _PEOPLE,
+    "local": _LOCAL, "local_text": _LOCAL,
+    "longbench": _rows(
+        "set answers", ("a cat", "qasper", ["the cat", "?"]), ("A cat. It ran.\n", "samsum", ["a cat ran", "?"]),
+        ("  x = 1", "lcc", ["  x = 2", "?"]),
+    ),
+    "longbench_v2": _rows(
+        "difficulty length", ("The correct answer is (B).", "easy", "short"),
+        ("The correct answer is B", "hard", "long"), ("The correct answer is ", "easy", "long"), answer="B",
+    ),
+    "math500": _mathematics("hendrycks_math"),
+    "mathvista": _rows(
+        "answer_type precision answer", ("1.23", "float", 1.0, "1.2"), ("it is 7", "integer", None, "7"),
+        ("none", "list", None, "[1, 2]"), choices=None, question_type="free_form",
+    ),
+    "mmbench": _MMBENCH, "mmbench_cn": _MMBENCH, "mmbench_video": [("a man", {}), ("", {}), ("B", {})],
+    "mme": _rows(
+        "answer category pair", ("Yes", "yes", "count", "count/1"), ("no", "no", "OCR", "OCR/1"),
+        ("No, it is", "yes", "count", "count/1"), ("yes.", "no", "OCR", "OCR/1"), ("NO", "no", "OCR", "OCR/2"),
+    ),
+    "mmlu": _rows("answer", ([-1.0, -2.0], 0), ([-1.0, -2.0], 1), ([-3.0, -2.0], 1)),
+    "mmmu": _rows(
+        "options answers", ("B", ["x", "y"], ["B"]), ("It is 1,000", [], ["1000"]), ("no", [], ["7", "seven"]),
+        ("?", ["x"], ["A"]),
+    ),
+    "mmstar": _rows(
+        "l2_category", ("A", "geometry"), ("B.", "geometry"), ("the answer is A", "localization"), ("", "recognition"),
+        answer="A",
+    ),
+    "needle_map": _RULER, "ocrbench": _rows("formula", ("cafe 24!", 0), ("x", 1), answers=["Cafe 24"]),
+    "pope": _rows(
+        "label category", ("Yes", "yes", "random"), ("no", "no", "random"), ("No, it is", "yes", "popular"),
+        ("yes.", "no", "popular"), ("NO", "no", "adversarial"),
+    ),
+    "realworldqa": _letters("realworldqa"),
+    "recall": _rows("codes", (" baran amber falcon.", {"baran": "amber falcon", "calek": "icy owl"}), ("", {"a": "b"})),
+    "ruler": _RULER, "ruler_synthetic": _RULER,
+    "scienceqa": _rows(
+        "image", ("A", True), ("b", True), ("B. x", False), ("The answer is B.", True), ("", False), answer=1, choices=3
+    ),
+    "scenes_caption": _scenes("describe", "A1 red 7", "A1 red 7 B2 blue 3"),
+    "scenes_gqa": _scenes("color", "red", "blue"), "scenes_mmbench": _scenes("choice", "A", "B"),
+    "scenes_pope": _scenes("exists", "yes", "no"), "scenes_textvqa": _scenes("read", "red 7", "red 8"),
+    "seedbench": _letters("seedbench"), "textcaps": _CAPTIONS, "textvqa": _PEOPLE, "video_tt": [("A", {}), ("", {})],
+    "vizwiz": _PEOPLE, "vqav2": _PEOPLE,
+    "facts": _rows("answers", ("Lisbon.", ["Lisbon"]), ("oslo", ["Oslo"]), ("Rome", ["Lima"]), formula=False),
+    "text_loss": _rows("words bytes", ([-9.5], 2, 9), ([-3.0], 1, 5), ([-40.0], 8, 41)),
+    "wikitext": _rows("words bytes", ([-9.5], 2, 9), ([-3.0], 1, 5), ([-40.0], 8, 41)),
+}  # fmt: skip

@@ -33,7 +33,7 @@ from subtoken_train.training.checkpoints import newest_complete, state_path
 from subtoken_train.types import Batch, Region, VisualStates
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import View
-from tests.support.tiny_parts import assembled
+from tests.support.tiny import assembled
 
 ALL_GROUPS = RoutingConfig(num_groups=16, kept_groups=16)
 ROUTED = RoutingConfig(num_groups=16, kept_groups=4)

@@ -30,8 +30,8 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Plan, Protocol
 from tests.support import truth_models as models
 from tests.support.helpers import compress
-from tests.support.kvzap_files import settings_for
 from tests.support.plain_parts import note_pages, noting_feedback
+from tests.support.prompt_views import settings_for
 from tests.support.reference import SampleTruth, closed_up, in_fp32, recompute, rounded, tapped, truths
 from tests.support.sampling import Cell
 from tests.support.truth_models import family_of

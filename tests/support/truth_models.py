@@ -16,9 +16,8 @@ from subtoken_train.reducers.staged import PruneSchedules
 from subtoken_train.types import Batch, Identity, Region
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import View
-from tests.support.kvzap_files import written
-from tests.support.tiny import TinyPicture, tiny_families
-from tests.support.tiny_parts import assembled
+from tests.support.prompt_views import written
+from tests.support.tiny import TinyPicture, assembled, tiny_families
 
 TINY = tiny_families()
 FAMILIES = [name for name, tiny in TINY.items() if tiny.crossed]

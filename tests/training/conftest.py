@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.tiny_fits import tiny_fit
+from tests.support.training_memory import tiny_fit
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from subtoken_train.training.trained_tensors import (
     shapes_of,
     trained_tensors,
 )
-from tests.support.faults import Canary, put
+from tests.support.run_folders import Canary, put
 
 
 def written(folder, step, content="state"):

@@ -19,9 +19,9 @@ from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import load_family
 from tests.support.commands import refused
 from tests.support.helpers import interrupted_fit, last_state, moved_by_fit
-from tests.support.kvzap_files import settings_for
+from tests.support.prompt_views import settings_for
 from tests.support.run_folders import adapter_tensors, content, same_tensors
-from tests.support.tiny_fits import save_language_model, text_recipe
+from tests.support.training_memory import save_language_model, text_recipe
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:

@@ -12,8 +12,7 @@ from subtoken_train.cli.recipe import RecipeCLI
 from tests.support.commands import refused
 from tests.support.helpers import moved_by_fit, save_backbone
 from tests.support.sampling import sampled
-from tests.support.tiny import tiny_families
-from tests.support.tiny_parts import noise
+from tests.support.tiny import noise, tiny_families
 
 TINY = tiny_families()
 VISIONZIP, DECODER = "--model.reducer.name=visionzip", "--model.reducer.stage=decoder"

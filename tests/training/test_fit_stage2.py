@@ -15,7 +15,7 @@ from tests.support.helpers import interrupted_fit, last_state, save_backbone
 from tests.support.run_folders import adapter_tensors, same_tensors
 from tests.support.sampling import sampled
 from tests.support.tiny.qwen import qwen_family
-from tests.support.tiny_fits import save_language_model, text_recipe
+from tests.support.training_memory import save_language_model, text_recipe
 
 OUTPUT = "--model.stage2.output_lora={rank: 4, alpha: 8, dropout: 0.1}"
 

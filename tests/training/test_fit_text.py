@@ -20,7 +20,7 @@ from tests.support.commands import refused
 from tests.support.helpers import moved_by_fit
 from tests.support.sampling import sampled
 from tests.support.text_families import DECODERS, NAMED
-from tests.support.tiny_fits import RECALL, ROUTING, save_language_model, text_recipe
+from tests.support.training_memory import RECALL, ROUTING, save_language_model, text_recipe
 
 
 @pytest.fixture(scope="module")

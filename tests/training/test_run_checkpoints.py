@@ -11,7 +11,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from subtoken_train.training.checkpoints import incomplete, newest_complete, read_marker, state_path
 from subtoken_train.training.run_checkpoints import RunStopped, weights_are_finite
-from tests.support.tiny_fits import At, Toy, fit_toy, present_handlers, send
+from tests.support.training_memory import At, Toy, fit_toy, present_handlers, send
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Callback
 
 from subtoken_train.training.checkpoints import newest_complete, state_path
 from subtoken_train.training.run_checkpoints import RandomState, RunStopped
-from tests.support.tiny_fits import At, Toy, fit_toy, send
+from tests.support.training_memory import At, Toy, fit_toy, send
 
 
 @pytest.mark.slow

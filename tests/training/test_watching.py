@@ -17,7 +17,7 @@ from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import OVERVIEW
 from subtoken_train.families.llava import LlavaFamily
 from tests.support.run_folders import adapter_tensors, same_tensors
-from tests.support.tiny_fits import tiny_fit
+from tests.support.training_memory import tiny_fit
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "watching.md"
 LAYERS = 4

@@ -11,7 +11,7 @@ import torch.distributed
 import torch.multiprocessing
 
 from subtoken_train.evaluation.tasks import TASKS, build_task, captions
-from tests.support.metric_cases import CASES
+from tests.support.benchmark_folders import CASES
 
 MATHEMATICS = ("aime25", "math500")
 SCORED = {name: cases for name, cases in CASES.items() if find_spec("math_verify") or name not in MATHEMATICS}

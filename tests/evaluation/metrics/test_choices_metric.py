@@ -8,7 +8,7 @@ import pytest
 
 from subtoken_train.evaluation.metrics import choices
 from subtoken_train.evaluation.tasks import yes_no
-from tests.support.vqa_cases import expected_scores, real_answers, reference_cases
+from tests.support.benchmark_folders import expected_scores, real_answers, reference_cases
 
 OPTIONS = {"A": "cat", "B": "red dog", "C": "house"}
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subtoken_train.evaluation.metrics import short_answers as short
-from tests.support.vqa_cases import mean_of, reference_cases
+from tests.support.benchmark_folders import mean_of, reference_cases
 
 words = st.text(alphabet="ab ", max_size=7)
 

@@ -13,7 +13,7 @@ from subtoken_train.datasets.scenes import COLOR_NAMES, DESCRIPTION_KINDS, PLACE
 from subtoken_train.evaluation.tasks import embedded_tasks as embedded
 from subtoken_train.evaluation.tasks.likelihoods import MultipleChoice, Perplexity
 from subtoken_train.evaluation.tasks.ruler import RulerMatch, ruler_score
-from tests.support.vqa_cases import reference_cases
+from tests.support.benchmark_folders import reference_cases
 
 TEXTS = [
     ([-12.5], {"words": 5, "bytes": 31}), ([-3.25], {"words": 2, "bytes": 9}),

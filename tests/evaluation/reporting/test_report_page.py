@@ -12,8 +12,7 @@ from subtoken_train.evaluation.charts import COLORS, svg_of
 from subtoken_train.evaluation.reporting import page as pages
 from subtoken_train.evaluation.reporting.report import make_report
 from subtoken_train.evaluation.reporting.score_tables import PAPER_TASKS
-from tests.support.drawings import clipped_texts
-from tests.support.report_results import answers, facts, paper_grid, write_run
+from tests.support.report_results import answers, clipped_texts, facts, paper_grid, write_run
 
 VOID = {"meta", "link", "img", "br"}
 HOSTILE = "<script>alert(1) & <img src=x onerror=alert(2)>"

@@ -24,7 +24,7 @@ from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.inference.compression import method_record
 from subtoken_train.inference.pool import ModelPool, load_backbone
 from tests.support.eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE, scenes_grid
-from tests.support.kvzap_files import written
+from tests.support.prompt_views import written
 from tests.support.sampling import sampled
 
 EVICTED = {"eviction": "snapkv", "eviction_keep": 0.5, "scope": "visual"}

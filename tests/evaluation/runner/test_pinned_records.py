@@ -20,7 +20,7 @@ from subtoken_train.families.backbone_config import BackboneConfig, resolve
 from subtoken_train.inference.pool import ModelPool, load_backbone
 from subtoken_train.reducers.staged import PruneSchedules
 from tests.support.eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE, scenes_grid
-from tests.support.kvzap_files import written
+from tests.support.prompt_views import written
 from tests.support.sampling import sampled
 
 EVICTED = replace(WHOLE, name="arm", eviction="snapkv", eviction_keep=0.25, scope="visual")

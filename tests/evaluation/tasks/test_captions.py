@@ -7,7 +7,7 @@ import pytest
 from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.captions import CaptionCider, cider, ptb_tokens, word_overlap
-from tests.support.vqa_cases import reference_cases, refused, write_rows
+from tests.support.benchmark_folders import reference_cases, refused, write_rows
 
 needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="the PTB tokenizer is a Java program")
 CAPTIONS = [("a dog runs", ["a dog runs fast", "the dog"]), ("ein Hund", ["a cat"]), ("", ["two red cars", "cars"])]

@@ -6,8 +6,17 @@ import pytest
 
 from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import build_task
-from tests.support.benchmark_folders import gqa_parquet, mme_parquet, people, pope_parquet, scienceqa_parquet
-from tests.support.vqa_cases import prompts_of, reference_prompts, refused, write_rows
+from tests.support.benchmark_folders import (
+    gqa_parquet,
+    mme_parquet,
+    people,
+    pope_parquet,
+    prompts_of,
+    reference_prompts,
+    refused,
+    scienceqa_parquet,
+    write_rows,
+)
 
 SHORT = "\nAnswer the question using a single word or phrase."
 WORD = "\nAnswer the question with a single word."

@@ -13,8 +13,7 @@ from datasets import Dataset, Image, List
 from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import TASKS, build_task
 from subtoken_train.evaluation.tasks.files import check_samples
-from tests.support.benchmark_folders import mmbench_parquet
-from tests.support.vqa_cases import picture, prompts_of, refused, write_rows
+from tests.support.benchmark_folders import mmbench_parquet, picture, prompts_of, refused, write_rows
 
 SPLITS = {"mmmu": "validation", "mmstar": "val"}
 GIVEN = {

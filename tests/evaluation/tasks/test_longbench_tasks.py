@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from subtoken_train.evaluation.tasks import build_task, longbench
-from tests.support.vqa_cases import refused
+from tests.support.benchmark_folders import refused
 
 ROW = {"input": "Who {context} ran?", "context": "A {input} cat\nran.", "answers": ["cat"], "all_classes": None}
 

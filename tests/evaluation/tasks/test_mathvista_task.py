@@ -9,7 +9,7 @@ from datasets import Dataset, Features, Image, List, Value
 
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.mathvista import MathVistaAccuracy, extract, mathvista_prompt, normalise
-from tests.support.vqa_cases import picture, reference_cases, refused
+from tests.support.benchmark_folders import picture, reference_cases, refused
 
 CHOICE = {
     "pid": "3", "question": "Find ∠BOC.", "image": "images/3.jpg", "choices": ["135°", "140°"], "unit": None,

@@ -14,7 +14,7 @@ from subtoken_train.evaluation.tasks import TASKS, build_task
 from subtoken_train.evaluation.tasks.local import RULES, LocalScores
 from subtoken_train.resources import resource
 from subtoken_train.typed import checked
-from tests.support.vqa_cases import refused
+from tests.support.benchmark_folders import refused
 
 LINE = {"image": "cat.png", "question": "What is this?", "answers": ["cat", "a cat"], "metric": "exact_match"}
 

@@ -19,10 +19,10 @@ from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.made_texts import MAKERS, NOISE, cell_of
 from subtoken_train.evaluation.tasks.ruler import NEW_TOKENS, context_end, family
 from subtoken_train.types import Region
+from tests.support.benchmark_folders import refused
 from tests.support.places import ROOT
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
-from tests.support.vqa_cases import refused
 
 LLAMA, HAYSTACK = str(ROOT / "checkpoints/tiny-llama"), str(ROOT / "data/samples/reference.txt")
 CONTEXT = (

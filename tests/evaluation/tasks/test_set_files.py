@@ -12,7 +12,7 @@ from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import files
 from subtoken_train.evaluation.tasks import files as table_files
 from subtoken_train.evaluation.tasks.task import Sample
-from tests.support.vqa_cases import Birds, picture
+from tests.support.benchmark_folders import Birds, picture
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from subtoken_train.evaluation.tasks import TASKS, build_task
 from subtoken_train.evaluation.tasks.likelihoods import MultipleChoice, windows
 from subtoken_train.evaluation.tasks.math_problems import MathAccuracy
-from tests.support.benchmark_folders import mmlu_letters, mmlu_numbers, mmlu_parquet
-from tests.support.vqa_cases import reference_cases, refused
+from tests.support.benchmark_folders import mmlu_letters, mmlu_numbers, mmlu_parquet, reference_cases, refused
 
 PREFIX = (
     "The following are multiple choice questions (with answers) about high school physics.\n\n"

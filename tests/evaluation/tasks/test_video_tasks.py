@@ -8,8 +8,8 @@ from PIL import Image
 
 from subtoken_train.evaluation.results import SampleRecord, SampleWriter
 from subtoken_train.evaluation.tasks import build_task
+from tests.support.benchmark_folders import refused
 from tests.support.eval_runs import MEASURED
-from tests.support.vqa_cases import refused
 
 MMBENCH = (
     "You will be provided with 2 separate frames uniformly sampled from a video, the frames are provided in "

@@ -7,7 +7,7 @@ import pytest
 from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import build_task
 from tests.support import benchmark_folders as folders
-from tests.support.vqa_cases import picture, prompts_of, refused
+from tests.support.benchmark_folders import picture, prompts_of, refused
 
 HOW = "\nAnswer the question using a single word or phrase."
 

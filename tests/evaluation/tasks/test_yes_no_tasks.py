@@ -9,8 +9,18 @@ from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.families.chat import llava_chat
 from subtoken_train.types import Turn
-from tests.support.benchmark_folders import mme_parquet, pope_own, pope_parquet, write_files
-from tests.support.vqa_cases import expected_scores, picture, real_answers, real_lines, reference_cases, refused
+from tests.support.benchmark_folders import (
+    expected_scores,
+    mme_parquet,
+    picture,
+    pope_own,
+    pope_parquet,
+    real_answers,
+    real_lines,
+    reference_cases,
+    refused,
+    write_files,
+)
 
 HOW = "\nAnswer the question using a single word or phrase."
 BOARD = f"<image>\nIs there a snowboard in the image?{HOW}"

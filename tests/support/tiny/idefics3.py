@@ -15,9 +15,8 @@ from transformers.models.smolvlm.modeling_smolvlm import SmolVLMForConditionalGe
 from subtoken_train.families.family import Family
 from subtoken_train.families.idefics3 import Idefics3Family, SmolVLMFamily
 from subtoken_train.families.idefics3 import Idefics3Processor as OwnProcessor
-from tests.support.tiny import TinyFamily, TinyPicture
+from tests.support.tiny import TOWER, TinyFamily, TinyPicture, decoder_sizes
 from tests.support.tiny.qwen import qwen_tokenizer
-from tests.support.tiny_parts import TOWER, decoder_sizes
 
 SIDE, LONGEST = 32, 96
 SPECIAL = (

@@ -10,9 +10,8 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2Im
 from subtoken_train.families.family import Family
 from subtoken_train.families.internvl import InternVLFamily
 from subtoken_train.families.internvl import InternVLProcessor as OwnProcessor
-from tests.support.tiny import TinyFamily, TinyPicture
+from tests.support.tiny import TOWER, TinyFamily, TinyPicture, decoder_sizes
 from tests.support.tiny.qwen import qwen_tokenizer
-from tests.support.tiny_parts import TOWER, decoder_sizes
 
 SIDE = 32
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>")

@@ -15,8 +15,7 @@ from checkpoints.tiny_llava import build_processor, build_tokenizer
 from subtoken_train.datasets.records import Record
 from subtoken_train.families.family import Family
 from subtoken_train.families.llava import LlavaFamily, LlavaNextFamily
-from tests.support.tiny import TinyFamily, TinyPicture
-from tests.support.tiny_parts import TOWER, decoder_sizes, padded, records_of
+from tests.support.tiny import TOWER, TinyFamily, TinyPicture, decoder_sizes, padded, records_of
 
 
 def build(kv_heads: int, window: int | None = None) -> LlavaFamily:

@@ -15,12 +15,11 @@ from subtoken_train.datasets.records import Record
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import Video
 from subtoken_train.families.llava_onevision import LlavaOnevisionFamily, OnevisionProcessor
-from tests.support import tiny_parts
-from tests.support.tiny import TinyFamily, TinyPicture
+from tests.support import tiny
+from tests.support.tiny import TOWER, TinyFamily, TinyPicture, decoder_sizes, records_of
 from tests.support.tiny.qwen import qwen_tokenizer
-from tests.support.tiny_parts import TOWER, decoder_sizes, records_of
 
-noise = tiny_parts.noise
+noise = tiny.noise
 SIDE, PATCH = 24, 8
 RESOLUTIONS = [[SIDE * high, SIDE * wide] for high in (1, 2, 3) for wide in (1, 2, 3)]
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")

@@ -13,9 +13,8 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 
 from subtoken_train.families.family import Family
 from subtoken_train.families.mistral3 import Mistral3Family, Mistral3Processor
-from tests.support.tiny import TinyFamily, TinyPicture
+from tests.support.tiny import TOWER, TinyFamily, TinyPicture, decoder_sizes
 from tests.support.tiny.qwen import qwen_tokenizer
-from tests.support.tiny_parts import TOWER, decoder_sizes
 
 PATCH, UNIT, LONGEST = 8, 16, 224
 SPECIAL = ("<pad>", "<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]")

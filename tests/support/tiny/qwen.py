@@ -19,8 +19,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from subtoken_train.datasets.records import Record
 from subtoken_train.families import qwen_vl
 from subtoken_train.families.images import Video
-from tests.support.tiny import TinyFamily, TinyPicture
-from tests.support.tiny_parts import decoder_sizes, padded, records_of
+from tests.support.tiny import TinyFamily, TinyPicture, decoder_sizes, padded, records_of
 
 qwen_batch = padded
 SPECIAL = (

@@ -19,7 +19,7 @@ from subtoken_train.training.panels import logs_next, logs_now, stepped
 from subtoken_train.training.panels.per_layer import FirstGradients, RoutingPanel, SilentTensors, TrainedPanel
 from subtoken_train.training.panels.run_progress import BarProgress, LineProgress, SampleLog
 from subtoken_train.training.panels.throughput import Throughput, flops_of
-from tests.support.tiny_fits import Toy, fit_toy
+from tests.support.training_memory import Toy, fit_toy
 
 LAYER = "compressed.model.model.layers.{}.self_attn.{}.lora_{}.default.weight"
 ROUTER = "compressed.bank.selectors.{}.token.weight"

@@ -16,7 +16,7 @@ from subtoken_train.training.trained_tensors import trained_tensors
 from tests.support.helpers import save_backbone
 from tests.support.strategy_runs import GLOBAL_BATCH, Run, assert_same, run_fit
 from tests.support.tiny.qwen import qwen_family
-from tests.support.tiny_fits import save_language_model, text_recipe
+from tests.support.training_memory import save_language_model, text_recipe
 
 STRATEGIES = ["ddp", "zero1", "zero2", "zero3", "fsdp2"]
 SHORT = ["--trainer.max_steps=3"]
