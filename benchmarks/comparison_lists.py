@@ -4,8 +4,6 @@ YAML files of ``recipes/ablations`` (``read_comparison``). An arm is a recipe, o
 another arm's adapter under a recipe's token reducer (trained once, reduced at evaluation).
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from pathlib import Path

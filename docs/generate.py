@@ -3,8 +3,6 @@
 python docs/generate.py             # a test checks that the pages are what it writes
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 ``mkdocs.yml`` names this file; its own folder is on the path while it is loaded, so that ``making`` is found.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Calibrations: numbers of a method per layer, or per head, found once for a backbone, in one small JSON file."""
 
-from __future__ import annotations
-
 import json
 import math
 from abc import ABC, abstractmethod

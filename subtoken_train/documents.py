@@ -3,8 +3,6 @@
 Whatever the bytes: a plain value (dict, list, str, number, bool, None), or one ``ValueError`` that names the place.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 ``ValueError`` is what the library raises for wrong input, one short message and exit code 2 on the command line.
 """
 
-from __future__ import annotations
-
 import difflib
 import errno
 import math

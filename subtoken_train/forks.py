@@ -4,8 +4,6 @@ A fork copies a model while another thread uses it, and that thread does not exi
 what it began.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Keep import paths that pages, recipes and methods of earlier versions name: they import the new ones, with a note."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import warnings

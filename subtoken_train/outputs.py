@@ -5,8 +5,6 @@ What is written grows in a *stage*, a hidden folder beside its target: ``.NAME.s
 the same target removes the stages that nobody holds: nothing else beside a target is ever removed.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

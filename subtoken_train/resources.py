@@ -5,8 +5,6 @@ together as text. Settings are ``KEY=VALUE`` with blanks between, ``KEY-`` leave
 except on lines that a setting replaces, and the base's own name, adapter and anchor become the new ones.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import re

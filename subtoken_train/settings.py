@@ -1,7 +1,5 @@
 """Settings of an arm, each declared once: name, type, default, and the words that explain it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import UnionType

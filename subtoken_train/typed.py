@@ -1,7 +1,5 @@
 """Build dataclasses from the plain values of a file or the texts of a command line, every name and type checked."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import math

@@ -1,7 +1,5 @@
 """The four ways of a new user, each from an empty folder by the commands that the pages give."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """What a card says of a class: its module's docstring, and its settings."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect

@@ -1,7 +1,5 @@
 """The catalogue of recipes, from their files: a page for each kind of backbone or purpose, and the way there."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import PurePosixPath

@@ -1,7 +1,5 @@
 """The pages of the command line, from ``--help``."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from unittest import mock

@@ -1,7 +1,5 @@
 """The page of backbone families."""
 
-from __future__ import annotations
-
 import torch
 import transformers
 

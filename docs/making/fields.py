@@ -1,7 +1,5 @@
 """The page of record fields: which are read, and what becomes of any other."""
 
-from __future__ import annotations
-
 from subtoken_train.datasets.record_format import READ
 
 _HEAD = r"""# Fields of records

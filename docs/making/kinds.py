@@ -3,8 +3,6 @@
 A kind is what a reader knows of a method before reading its card. A new method is one more name here.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -4,8 +4,6 @@ Three things differ. Links that leave ``docs/`` go to a page of the site where t
 list may follow a line of text at once. And the marks of code blocks (``<!-- needs: ... -->``) are said to the reader.
 """
 
-from __future__ import annotations
-
 import posixpath
 import re
 from collections.abc import Callable, Collection

@@ -1,7 +1,5 @@
 """The pages of evictions, token reducers and selectors."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import re

@@ -1,7 +1,5 @@
 """How far a method is from the original implementations' recorded outputs, from the committed table."""
 
-from __future__ import annotations
-
 import csv
 from functools import cache
 from pathlib import Path

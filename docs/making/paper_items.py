@@ -1,7 +1,5 @@
 """The pages that say of every item of the five papers where it is done, from ``docs/paper_items.yaml``."""
 
-from __future__ import annotations
-
 import ast
 import re
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Legend of sizes: one cell is a value group of one token; a key is a bar as wide as its value.
 """
 
-from __future__ import annotations
-
 from subtoken_train.ledger.kv_budget import KVBudget
 
 STYLE = (

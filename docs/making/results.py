@@ -1,7 +1,5 @@
 """The page that leads to every committed table and plot, and shows the one that no other page has."""
 
-from __future__ import annotations
-
 import csv
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables of settings and files of the example package, put between marks in pages that people write."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

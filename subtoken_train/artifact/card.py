@@ -1,7 +1,5 @@
 """The model card of an adapter folder: its scores, and the licence, which is the backbone's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

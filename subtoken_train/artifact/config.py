@@ -3,8 +3,6 @@
 Tensors are read strictly: nothing missing, unused or empty, no other shape, no NaN.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Mapping

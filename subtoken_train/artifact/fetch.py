@@ -6,8 +6,6 @@ fp32. ``fetched.json`` says which the folder holds. A folder is whole or not the
 stands, so that the same command goes on after an interruption.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -10,8 +10,6 @@ fixed", not at which token keep ratio. Three adapters fit these words: token-onl
 at the keep ratio that has stage 2's bytes (``MATCHED_ANCHOR``). ``check``, ``fit`` and the card say which it is.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

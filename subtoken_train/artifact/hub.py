@@ -3,8 +3,6 @@
 What can be refused is found out before a push, and a push is one commit.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

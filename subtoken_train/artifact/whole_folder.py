@@ -1,7 +1,5 @@
 """Folders that are whole or not there: an old one keeps its files under another name, and nothing is deleted."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

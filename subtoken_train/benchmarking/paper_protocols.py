@@ -13,8 +13,6 @@ the smallest of Table 3, stand for them. What it calls the measured KV cache (1.
 not imitated: the cache's own bytes are printed. No times are taken there (the paper's Table 6 is of MMLU).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any

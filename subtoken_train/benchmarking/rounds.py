@@ -5,8 +5,6 @@ Memory is read before the rounds, with no other side's cache alive: on a GPU the
 live tensors (``LiveTensors``). Both count weights, routers and prompts.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

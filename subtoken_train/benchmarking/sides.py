@@ -5,8 +5,6 @@ Sides share one backbone with its LoRA. Only in its own turn is a side attached 
 Legend: B batch, V vocabulary.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

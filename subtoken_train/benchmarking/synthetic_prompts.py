@@ -6,8 +6,6 @@ is its question. A language model gets a context and a question of 64 tokens (of
 Legend: B batch, N positions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Legend: B batch, h key-value heads, R rows of a block, c heads of a row, P piece
 width, T tail tokens.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -7,8 +7,6 @@ row (h where heads share entries, else 1), M entries of the plan or of a block, 
 channels of a piece, K kinds, k channels of a cut key.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

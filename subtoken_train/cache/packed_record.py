@@ -7,8 +7,6 @@ Legend: B batch, h key-value heads, R rows of a block, c heads of a row, M entri
 of a cut key, n stored pieces, P pieces of an entry (or pages), S bits of an entry.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -3,8 +3,6 @@
 Legend: B batch, N positions.
 """
 
-from __future__ import annotations
-
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator

@@ -4,8 +4,6 @@ Legend: B batch, N positions or rows, A tokens of an answer, W rows that are loo
 heads, h key-value heads, L layers, D model width, R labelled rows.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from abc import abstractmethod

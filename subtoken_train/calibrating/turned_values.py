@@ -3,8 +3,6 @@
 Legend: B batch, M rows of a layer, H query heads, h key-value heads, d head width, D model width.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain

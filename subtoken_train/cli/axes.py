@@ -1,7 +1,5 @@
 """``subtoken-train axes``: a copy of a model whose value channels are ordered by what they add to the output."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from pathlib import Path

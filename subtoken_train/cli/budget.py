@@ -1,7 +1,5 @@
 """``subtoken-train budget``: what a keep ratio and value groups cost, and the token-only anchor of equal bytes."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 
 from subtoken_train.cli.command_line import check_counts

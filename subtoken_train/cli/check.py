@@ -1,7 +1,5 @@
 """``subtoken-train check``: what a recipe trains, keeps and needs, before it runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

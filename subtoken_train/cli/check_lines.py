@@ -1,7 +1,5 @@
 """The lines of ``subtoken-train check`` on settings and data, what ``fit`` would refuse, and the obstacles to a run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial

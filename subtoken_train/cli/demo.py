@@ -1,7 +1,5 @@
 """``subtoken-train demo``: a page in the browser with a backbone and what compresses it side by side."""
 
-from __future__ import annotations
-
 import argparse
 
 from subtoken_train.cli.terminal import quiet_libraries

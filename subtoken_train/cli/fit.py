@@ -1,7 +1,5 @@
 """``subtoken-train fit``: train a recipe, leave an adapter folder."""
 
-from __future__ import annotations
-
 from subtoken_train.cli.recipe_help import keys_text
 from subtoken_train.cli.recipe_source import read_source
 from subtoken_train.cli.terminal import quiet_libraries

@@ -1,7 +1,5 @@
 """A run of ``subtoken-train fit``: compare it with an earlier run, open its folder, train, draw and export it."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """The recipe of a user's own data: choose a backbone, take a shipped recipe's settings, fit files, sizes and steps."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -5,8 +5,6 @@ A new command costs its file, which has its name, and one line here. The module 
 ``add_arguments(parser)`` and ``run(args) -> int``, or ``HELP`` (the whole text) and ``run_raw(argv) -> int``.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -3,8 +3,6 @@
 Legend: B batch, N sequence positions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import groupby
 from typing import Any

@@ -1,7 +1,5 @@
 """A recipe as typed settings, for ``fit``, ``check`` and all that reads recipes: its model, data, and trainer."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from functools import cached_property

@@ -3,8 +3,6 @@
 ``eval "$(register-python-argcomplete subtoken-train)"`` lets a shell offer commands, options, recipes' names and keys.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -3,8 +3,6 @@
 All of it works without torch. Types, and keys below the bands, are left to ``cli/recipe.py``.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 from collections.abc import Iterable, Iterator

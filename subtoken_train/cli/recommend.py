@@ -1,7 +1,5 @@
 """``subtoken-train recommend``: which compression of a text lost least in a budget of bytes, as it was measured."""
 
-from __future__ import annotations
-
 import json
 import re
 from argparse import ArgumentParser, Namespace

@@ -4,8 +4,6 @@ They say which keys there are and of which type, not which settings go together:
 of a recipe is required, since a recipe may be laid over another one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re

@@ -3,8 +3,6 @@
 The one place where exceptions become exit codes: 0 fine, 1 our failure, 2 wrong input, 130 Ctrl-C.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import logging

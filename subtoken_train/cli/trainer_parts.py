@@ -5,8 +5,6 @@ nothing in a recipe leads to other code (``docs/recipe_safety.md``). Types are c
 ``check_setting`` refuses what Lightning would take and fail on later, train nothing with, or never come back from.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping

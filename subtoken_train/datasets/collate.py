@@ -3,8 +3,6 @@
 Legend: B batch, N sequence positions.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections.abc import Sequence

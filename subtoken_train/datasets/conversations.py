@@ -10,8 +10,6 @@ template may have a place for. A message that is not learnt becomes a turn with 
 downloaded.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from subtoken_train.datasets import record_format as form

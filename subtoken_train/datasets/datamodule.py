@@ -3,8 +3,6 @@
 Legend: R records.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

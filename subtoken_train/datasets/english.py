@@ -4,8 +4,6 @@ Topics quote each other, so a paragraph is used once, where it comes first; what
 out, and white space is collapsed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import lzma

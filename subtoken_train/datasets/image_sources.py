@@ -1,7 +1,5 @@
 """The images and videos that a data file names: found, compared with listings, decoded; videos are frames as files."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

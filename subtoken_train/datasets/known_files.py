@@ -1,7 +1,5 @@
 """Commands that make or fetch the data files of shipped recipes and pages, and the samples inside the package."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Legend: R records.
 """
 
-from __future__ import annotations
-
 import signal
 import warnings
 from abc import ABC, abstractmethod

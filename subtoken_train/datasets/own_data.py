@@ -3,8 +3,6 @@
 Records go to train, dev and test by picture; a few long texts are cut at paragraphs, so that each split gets some.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """A table of questions and answers, however its columns are called, or a file of conversations, as records."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -8,8 +8,6 @@ context tells it. A code follows its name at once, and its adjective finds its n
 generator. The context has an exact number of tokens, so that pages are whole.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import lru_cache

@@ -18,8 +18,6 @@ tell about a record or a medium, whatever they hold, are notes (``metadata`` tak
 {}) says nothing. The page ``docs/data_fields.md`` is made from these tables.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping

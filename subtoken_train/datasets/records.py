@@ -6,8 +6,6 @@ the file changes; that of a small file is made in memory each time. Images are o
 Legend: R records.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator

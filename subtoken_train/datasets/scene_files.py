@@ -1,7 +1,5 @@
 """Digit scenes as files: images and questions in LLaVA's instruction format, for training and evaluation alike."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

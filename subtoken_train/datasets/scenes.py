@@ -6,8 +6,6 @@ Everything is a pure function of the random generator. Kinds of questions follow
 (POPE), reading at a place (TextVQA), colour, place and count (GQA, MME), multiple choice (MMBench), captioning.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache

@@ -5,8 +5,6 @@ tokens are predicted, so nothing that is decided before them may look at them. W
 query region is read *and* predicted.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass

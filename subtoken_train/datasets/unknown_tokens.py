@@ -1,7 +1,5 @@
 """Find how much of a text a tokenizer does not know: that becomes its unknown token, without a word."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Sequence
 from itertools import islice

@@ -3,8 +3,6 @@
 Legend: N positions, n kept tokens, S value groups, L layers.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from html import escape

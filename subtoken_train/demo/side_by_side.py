@@ -1,7 +1,5 @@
 """Models on one loaded backbone, asked in turn about a picture or a text: answers as they are made."""
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

@@ -3,8 +3,6 @@
 Legend: B batch, N positions, R attending rows, D model width, H query heads, h key-value heads, d head width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 

@@ -5,8 +5,6 @@ value-group routers on top, alone or with a small LoRA on ``o_proj`` ("oLoRA" in
 initialisation). Keys, queries and the cache ratio are those of the routed arm either way.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -3,8 +3,6 @@
 Legend: B batch, N rows, H query heads, h key-value heads, d head width, L layers, D model width.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any

@@ -3,8 +3,6 @@
 Legend: B batch, N rows, D model width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial

@@ -9,8 +9,6 @@ task (of routers: value groups), O outputs of a router, K = N + S, D model width
 head width, n layers that add features.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -7,8 +7,6 @@ before they run, from projections of the whole layer's input, which run twice th
 Legend: B batch, N or M rows, D model width, S value groups, H query heads, h key-value heads, d head width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property

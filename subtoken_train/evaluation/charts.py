@@ -4,8 +4,6 @@ An SVG has no ground of its own and draws its ink in the reader's text colour; t
 on dark pages alike, and apart from each other without red or green cones. A PNG is on white.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import warnings

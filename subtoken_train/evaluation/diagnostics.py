@@ -11,8 +11,6 @@ group) pairs by group, ``layers.csv`` each layer's budget and spread of the usag
 Legend: B batch, N positions after the reducer, S value groups, L routed layers, R ranks (tokens of one prompt).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace

@@ -13,8 +13,6 @@ Legend: B batch, N rows of a layer's cache, T tokens since the prompt, H query h
 heads share a set), d head width, L layers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 Legend: s seeds, n questions, u different columns, p resamples drawn together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 

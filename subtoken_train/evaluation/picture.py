@@ -5,8 +5,6 @@ It does not show which of a token's value groups stay, nor what a merged token i
 Legend: N sequence positions, T visual tokens.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ what a reader would look for, where no question says it, has rows run after the 
 Legend: B batch, N cached rows of the prompt, h key-value heads, L layers.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -7,8 +7,6 @@ Legend: B batch, N cached rows of the prompt, h key-value heads, L layers, R run
 layers).
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

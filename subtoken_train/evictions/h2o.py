@@ -3,8 +3,6 @@
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, L layers, R tabulated budgets.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar

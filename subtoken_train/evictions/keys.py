@@ -4,8 +4,6 @@ Legend: B batch, N cached rows of the prompt, n rows of one sample, H query head
 partitions, W entries of one, k width of a sketch, C rows of a chunk.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal

@@ -14,8 +14,6 @@ the mean over heads is then of the same token, and a head that let it go counts 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, L layers.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 

@@ -6,8 +6,6 @@ budget is no longer than it; VL-Cache (section 5) therefore fixes the window of 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, W rows of a block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, Literal
 

@@ -5,8 +5,6 @@ TOVA, Finch, Quest, Q-Filters and ExpectedAttention.
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, G = H / h, d head width, L layers.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import inf
 from typing import ClassVar

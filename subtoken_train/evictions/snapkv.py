@@ -4,8 +4,6 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, 
 tokens are decoded R rows, c key heads of a row; T heads of all layers.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 

@@ -3,8 +3,6 @@
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, L layers.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 

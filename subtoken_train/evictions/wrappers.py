@@ -4,8 +4,6 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, 
 chunks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf

@@ -1,7 +1,5 @@
 """Settings that name a recipe's or a command's backbone, checked without looking anything up."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass

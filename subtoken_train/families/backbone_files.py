@@ -4,8 +4,6 @@ JSON is bounded and no name leads out of the folder. Weights are judged by their
 GGUF file is read to plain tensors; its format's rounding stays in them, so its SHA-256 is part of an identity.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import struct

@@ -7,8 +7,6 @@ with a system text in which the user is a "human". ``plain`` is LLaVA's first st
 line break. ``mistral_instruct`` (LLaVA-NeXT on Mistral) and ``chatml_direct`` (its 34B) cannot be chosen.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace

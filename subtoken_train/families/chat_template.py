@@ -8,8 +8,6 @@ content that no text can hold; without them that rendering must be the conversat
 content's. A template that strips contents or their thoughts sees marks inside of what it strips.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence

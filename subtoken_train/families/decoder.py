@@ -7,8 +7,6 @@ Legend: B batch, N positions, D model width, V vocabulary, H query heads, h key-
 features of their own.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 Legend: B batch, N positions, D model width, I images, T visual tokens, n layers with features of their own.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from abc import ABC, abstractmethod

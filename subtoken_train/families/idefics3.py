@@ -12,8 +12,6 @@ Legend: B batch, I tiles, M tiles of the sample with the most, P patches of a ti
 of a patch, C of a merged token, D model width.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar

@@ -10,8 +10,6 @@ Every reader of pictures calls ``rgb_pixels``:
   value, to white, its greatest; where those are equal it is a middle grey.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A family around a transformers model and a processor that somebody has loaded already; neither is changed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

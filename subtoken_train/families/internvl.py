@@ -10,8 +10,6 @@ Legend: I tiles, P patches of a tile, N the class token before them, T visual to
 a merged token (4 * c), D model width, H heads, d head width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import groupby

@@ -8,8 +8,6 @@ special tokens in a rendered text are the template's, then. It is tokenised by a
 tokens have names that the text does not hold.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Legend: B batch, N positions (of the tower: class token first), I images or tile
 (placeholders of a picture in NeXT), C tower width, D model width, H heads, d head width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

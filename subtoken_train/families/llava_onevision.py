@@ -9,8 +9,6 @@ act. ``image_grid_I3`` is (tiles, height, width in pixels) of an image, (frames,
 Legend: B batch, N positions, D model width, I tiles and frames of all pictures, P patches of a tile, T visual tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar

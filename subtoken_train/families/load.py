@@ -6,8 +6,6 @@ states between stretches of layers lie with the token embeddings. Tests run it o
 on several real GPUs.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence

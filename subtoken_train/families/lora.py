@@ -6,8 +6,6 @@ needed: it copies norms, embeddings and head to fp32 (one more GB for a 7B model
 Legend: B batch, N positions, I input width, O output width.
 """
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
 from functools import partial

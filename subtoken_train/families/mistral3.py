@@ -10,8 +10,6 @@ Legend: I pictures, P patches of all pictures, T visual tokens of a picture, c w
 * c), D model width, H heads, d head width.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Ask whether the Hugging Face Hub answers: once per process; its client would wait half a minute for each file."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -10,8 +10,6 @@ length, however it is run, and every later call those of its last position, what
 Legend: B batch, N positions, d head width.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from typing import Any

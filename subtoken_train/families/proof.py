@@ -8,8 +8,6 @@ that they are seen to act. Nothing is changed.
 Legend: B batch (1), N tokens, H query heads, h key-value heads, d head width, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial

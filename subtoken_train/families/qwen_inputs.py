@@ -7,8 +7,6 @@ differ in the last bits. A video takes at most ``VIDEO_LAYERS`` times the pixels
 Legend: B batch, N positions, I images and videos, V videos, F frames, P patches of a frame.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, ClassVar

@@ -5,8 +5,6 @@ images, C tower output width (= D here), H heads, d head width, L layers of all 
 features of their own.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Legend: B batch, N positions, D model width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

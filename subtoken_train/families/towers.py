@@ -8,8 +8,6 @@ Legend: I tiles (or frames), N a class token and P patches of a tile, T tokens o
 features, c any width, H heads, d head width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

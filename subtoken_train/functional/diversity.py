@@ -5,8 +5,6 @@ Likeness is the cosine, in fp32. The batched functions return the place in which
 is chosen. Legend: B batch, N rows, D width, R rows of one picture.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

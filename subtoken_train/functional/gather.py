@@ -3,8 +3,6 @@
 Legend: B batch, N positions before, M positions after, D width.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -21,8 +21,6 @@ Legend: B batch, N cached rows of the prompt, M kept entries, H query heads, h k
 channels, r = min(k, d - k) mirrors; D model width, G = H / h.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -7,8 +7,6 @@ query heads per key-value head. Ranking is done in fp32; ties go to the lower in
 token, then group, across a sample). ``routed_BN`` (bool) marks the tokens that count (paper, sections 3.3 to 3.6).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

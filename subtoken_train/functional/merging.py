@@ -10,8 +10,6 @@ Legend: B batch, N cached rows of the prompt, h key-value heads (1: one set for 
 K kept entries, W dropped entries of a block.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -1,7 +1,5 @@
 """Groups of tensors on another device."""
 
-from __future__ import annotations
-
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 

@@ -3,8 +3,6 @@
 Legend: B batch, N positions, V vocabulary, L labelled targets of the batch, S value groups.
 """
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 

@@ -10,8 +10,6 @@ Legend: B samples, h key-value heads (of a layer, or of all layers), N entries, 
 entries of a pool, i offers of an entry.
 """
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

@@ -3,8 +3,6 @@
 Nothing here needs bitsandbytes before such a weight is met.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

@@ -3,8 +3,6 @@
 Legend: B batch (of one answer), N positions.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence

@@ -4,8 +4,6 @@ A command's flags, a grid's YAML and a harness's ``key=value`` are front ends: e
 ``ArmSpec`` and says how its options are spelled in messages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args

@@ -3,8 +3,6 @@
 Legend: B batch, T generated tokens, q appended tokens, D model width, V vocabulary.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

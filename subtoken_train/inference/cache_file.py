@@ -6,8 +6,6 @@ The checksum finds damage, not a forger: hence all other checks. Nothing is unpi
 and nothing larger than the file is allocated.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ Legend: B samples of the cache, P prompts that they belong to, N positions, M po
 layers, S value groups, h key-value heads.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field

@@ -3,8 +3,6 @@
 Legend: B batch, M rows of a layer.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

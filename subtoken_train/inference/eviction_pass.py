@@ -6,8 +6,6 @@ counted once they are chosen, and chosen again among fewer where they take too m
 Legend: B batch, L layers, M rows of a layer, h key-value heads, S value groups.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial

@@ -5,8 +5,6 @@ the device. A compiled or captured step serves one cache: worth its making for l
 vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import FunctionType, MethodType, TracebackType
 from typing import Self

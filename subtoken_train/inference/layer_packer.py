@@ -10,8 +10,6 @@ kvpress' ``KeyRerotationPress`` does. streaming-llm (Xiao et al., 2024) turns ke
 Legend: B batch, N entries of a plan, M rows of a layer, h key-value heads, d head width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 

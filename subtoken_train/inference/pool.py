@@ -1,7 +1,5 @@
 """From names to models in evaluation mode: an adapter with the backbone that it names, or a backbone alone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -8,8 +8,6 @@ Legend: B batch, N positions of prompts or entries of a plan, M rows of the pass
 vocabulary.
 """
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass, replace
 from functools import partial

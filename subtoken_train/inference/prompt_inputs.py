@@ -3,8 +3,6 @@
 Legend: B batch, N positions.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -7,8 +7,6 @@ the tokenizer adds, unless the text starts with it. No token spans a compressed 
 Legend: B batch, N positions.
 """
 
-from __future__ import annotations
-
 import hashlib
 import warnings
 from bisect import bisect_left

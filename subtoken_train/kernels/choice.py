@@ -1,7 +1,5 @@
 """Chooses the path that attends over packed storage, and says why. Imports nothing heavy."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec

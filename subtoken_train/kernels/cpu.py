@@ -9,8 +9,6 @@ block, G query rows of a head (H / h * q), M entries of a part, T tail tokens, N
 of a row, w channels of a piece, n stored pieces, k channels of a cut key, m entries of a stretch, d head width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 

@@ -3,8 +3,6 @@
 Legend: B batch, H query heads, q new tokens, d head width.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from functools import lru_cache

@@ -7,8 +7,6 @@ Legend: B batch, H query heads, h key-value heads, R rows of a block, c heads of
 of a row and its tail, d head width.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import subprocess

@@ -6,8 +6,6 @@ Legend: B batch, H query heads, h key-value heads, G = H / h, q new tokens, N = 
 d head width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -5,8 +5,6 @@ rho_total ``total_kv_fraction`` = r * rho_KV (paper, section 3.3). Where key cha
 the 1.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterator, Sequence

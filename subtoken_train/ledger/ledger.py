@@ -1,7 +1,5 @@
 """The byte ledger: the one place where caches and anchors are counted. Pure Python, exact rationals."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

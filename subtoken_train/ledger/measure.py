@@ -3,8 +3,6 @@
 Legend: B batch, N positions, S value groups, R regions.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The model inside other evaluation harnesses; no harness is imported unless its own module here is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

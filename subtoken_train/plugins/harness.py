@@ -1,7 +1,5 @@
 """Requests of an evaluation harness on compressed caches: its arguments, its batches, and what compression kept."""
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 The arguments are the harness's own. At the end it says what compression kept of the prompts' caches.
 """
 
-from __future__ import annotations
-
 import sys
 
 from subtoken_train.cli.terminal import guarded

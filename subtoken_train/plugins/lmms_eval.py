@@ -4,8 +4,6 @@ Images are handled as everywhere in this package, in the backbone's own chat for
 process. There are no videos, and no tasks of several rounds.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

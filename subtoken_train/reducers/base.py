@@ -3,8 +3,6 @@
 Legend: B batch, N positions, D model width.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -3,8 +3,6 @@
 Legend: B batch, N positions, H query heads, h key-value heads, Q query rows, d head width, P pages.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

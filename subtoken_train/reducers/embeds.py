@@ -5,8 +5,6 @@ Controls (none, random, uniform); tokens unlike each other (DivPrune, CDPruner, 
 Legend: B batch, N positions, F frames of one video, T visual tokens of a frame, D model width, P pivots.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal

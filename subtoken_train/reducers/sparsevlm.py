@@ -18,8 +18,6 @@ without a rater all text rates, without text the last prompt token. Adaptive cou
 Legend: B batch, M rows, H heads, R raters of a block, D model width, V visual and T text tokens of a sample.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from fractions import Fraction

@@ -6,8 +6,6 @@ the first cut every token stays, with every value group. Ranking reads prompt to
 Legend: B batch, M rows that are left, D model width, L layers, R schedules.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass, replace

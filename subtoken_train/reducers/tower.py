@@ -4,8 +4,6 @@ Legend: T tokens of one image, I tiles, C tower width, k kept tokens (of functio
 key width, R = T - k the rest.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import accumulate, pairwise

@@ -1,7 +1,5 @@
 """Value-group selectors; a new one is its class and a line in ``SELECTORS``."""
 
-from __future__ import annotations
-
 import operator
 from dataclasses import asdict, replace
 from typing import Any, cast

@@ -3,8 +3,6 @@
 Legend: B batch, N positions, D model and value width, S value groups, g channels of a group, R rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Requests answered by one thread, in the order in which they came; those of equal settings that wait share a pass."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

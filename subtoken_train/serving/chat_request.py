@@ -5,8 +5,6 @@ server's page is made from these tables. What stands up to a part with ``"cache_
 clients of Anthropic write it, is the request's *context*, compressed once and kept for further questions.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ At most ``queue`` requests whose body is here are held at a time; bodies on thei
 where more comes, the one that takes longest ends. Who hangs up ends its answer after the next token.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import json

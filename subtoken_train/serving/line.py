@@ -3,8 +3,6 @@
 Legend: B rows, N positions.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 import warnings

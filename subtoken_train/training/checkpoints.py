@@ -4,8 +4,6 @@
 ``COMPLETE``. It is written as ``step-<step>.partial``, flushed to disk, marked and then renamed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

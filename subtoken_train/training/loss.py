@@ -6,8 +6,6 @@ Vinyals and Dean 2015, "Distilling the Knowledge in a Neural Network", section 2
 Legend: B batch, M positions after the reducer, L labelled targets of the batch, V vocabulary.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass

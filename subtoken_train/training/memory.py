@@ -5,8 +5,6 @@ Counted are live tensors, op by op as autograd keeps them; no factor is fitted (
 Legend: e bytes per element of the backbone's dtype; D hidden, F MLP, v the value projection's width; M rows of a layer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil

@@ -3,8 +3,6 @@
 Legend: B batch, N positions before the reducer, M positions after it.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any

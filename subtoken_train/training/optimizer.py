@@ -1,7 +1,5 @@
 """AdamW with warm-up, its state in fp32 or in 8 bits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

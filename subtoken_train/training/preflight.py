@@ -1,7 +1,5 @@
 """Work out what a recipe trains, for how long, on which prompt and devices, before weights are loaded."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -1,7 +1,5 @@
 """The callback that guards a run at the end of every optimiser step, with its signals, checks and checkpoints."""
 
-from __future__ import annotations
-
 import math
 import os
 import random

@@ -3,8 +3,6 @@
 A checkpoint is read as data: nothing in it is run, and damage is found before anything is loaded.
 """
 
-from __future__ import annotations
-
 import io
 import zipfile
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 A setting is in the range that its ``setting`` declares, or one of the words of its ``Literal``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import field, fields
 from functools import cache, cached_property, partial

@@ -3,8 +3,6 @@
 Legend: B batch, N cached rows of the prompt, h key-value heads, L layers.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

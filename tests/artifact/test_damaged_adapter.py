@@ -1,7 +1,5 @@
 """An adapter folder is data: whatever is wrong in it is one worded error, before anything of its size is allocated."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

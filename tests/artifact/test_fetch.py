@@ -1,7 +1,5 @@
 """``data smollm2`` and its like: from packages of a local index, resumed, and refused in words."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The adapter folder: found, read strictly, told by its content, loadable with plain peft; what stage 2 starts from."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import asdict

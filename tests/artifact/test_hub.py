@@ -1,7 +1,5 @@
 """Publishing and loading through the real Hub client, against a server on this machine; the model card."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

@@ -1,7 +1,5 @@
 """Prompts for timing, the sides of a comparison and interleaved rounds over them."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from dataclasses import asdict
 

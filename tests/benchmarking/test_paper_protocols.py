@@ -1,7 +1,5 @@
 """The paper's protocols: prompts, arms, departures and printed figures."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """``subtoken-train benchmark`` on the embedded models: sides, bytes, ratios, the record; wrong input in one line."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """``subtoken-train budget`` and ``recommend``: exact figures, what was measured, spellings that mean it, refusals."""
 
-from __future__ import annotations
-
 import shlex
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Completion, asked as a shell asks: commands without torch, a command's options, recipes' names and keys."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

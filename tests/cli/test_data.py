@@ -1,7 +1,5 @@
 """``subtoken-train data``: makes data sets, checks public ones and benchmarks, refuses to lose what is there."""
 
-from __future__ import annotations
-
 import json
 
 import datasets

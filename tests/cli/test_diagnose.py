@@ -1,7 +1,5 @@
 """``subtoken-train diagnose`` on a shipped adapter: files, table, and wrong input in one line."""
 
-from __future__ import annotations
-
 import csv
 import re
 

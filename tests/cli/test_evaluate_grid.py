@@ -1,7 +1,5 @@
 """``evaluate`` on tasks, grids and suites, and ``report``: what they print, write and refuse."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``subtoken-train export``: what a run, a checkpoint or an adapter becomes, and mistakes in one line."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """``subtoken-train generate``: one prompt and its line of figures, a file of prompts, and mistakes in one line."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """Which file a recipe's name means, and ``recipes``: listing, showing, copying, and anchors."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A run's loggers, what its logs hold, and the picture that is drawn of them; no adapter is lost for it."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Hours, memory, disk and downloads before a run: sums by hand, what a fit leaves, the command of what is missing."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """``subtoken-train serve``: mistakes are words before anything is loaded, and the command answers until SIGTERM."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """The sweep command: overrides and grids, what it prints, what it runs, what it says at the end."""
 
-from __future__ import annotations
-
 import csv
 import os
 import subprocess

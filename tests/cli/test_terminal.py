@@ -1,7 +1,5 @@
 """Whatever goes wrong becomes one short line that a terminal shows as it is."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -1,7 +1,5 @@
 """Conversations in a tokenizer's template: only answers are learnt, the long first question is the context."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

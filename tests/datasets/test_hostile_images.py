@@ -1,7 +1,5 @@
 """Images and videos are data: paths stay in the folder, files are files, pixels are bounded, frames are thinned."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

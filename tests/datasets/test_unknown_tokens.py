@@ -1,7 +1,5 @@
 """What a tokenizer does not know is counted and said: in records, texts and questions, by every command that reads."""
 
-from __future__ import annotations
-
 import json
 import warnings
 

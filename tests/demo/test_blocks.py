@@ -1,7 +1,5 @@
 """The page in a browser: ask, move the slider, see pictures change; nothing from elsewhere, no error in the console."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Addresses that a server cannot have are refused in words; so is everything that the command finds before it loads."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import signal

@@ -1,7 +1,5 @@
 """Three models on one loaded backbone: each answers as it does alone, streams, is drawn, and can be stopped."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One row of attention against the full matrix of transformers' eager attention."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The compressed pass on the tiny LLaVA: gradients, plans, and layers that are recomputed."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

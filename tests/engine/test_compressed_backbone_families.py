@@ -1,7 +1,5 @@
 """Reducers and routers on families that see images: neutral settings are the backbone, a batch is its samples."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

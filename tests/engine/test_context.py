@@ -1,7 +1,5 @@
 """The context/query split of language models: what rows see, what caches keep, and that nothing looks ahead."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb

@@ -1,7 +1,5 @@
 """A model that gives NaN or infinity is said in one sentence, whatever acts on its tokens and its cache."""
 
-from __future__ import annotations
-
 import math
 from contextlib import contextmanager
 from dataclasses import replace

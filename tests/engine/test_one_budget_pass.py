@@ -1,7 +1,5 @@
 """One byte budget for keys and groups: what rows see, what is stored, what learns, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The second pass against plain models that run a prompt and what follows as one sequence: KVCompose and KVzip."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """Charts and the picture of kept tokens show what the numbers say; bootstrap intervals."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

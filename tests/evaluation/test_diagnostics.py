@@ -1,7 +1,5 @@
 """Diagnosing a routed arm: what is observed is what the pass did, counts add up, and tables and pictures hold them."""
 
-from __future__ import annotations
-
 import csv
 
 import pytest

@@ -1,7 +1,5 @@
 """From the benchmarks' own files to the paper's tables: one grid per modality, one results folder, one report."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from pathlib import Path

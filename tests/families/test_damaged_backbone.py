@@ -1,7 +1,5 @@
 """A backbone's folder is data: nothing in it is run, what is broken is worded, and NaN in its weights is said."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Language models: windows, published sizes, what is served by cells of packed = truth, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Pictures are read upright, in RGB, on white, whatever their file is; padding to a square; what a video is."""
 
-from __future__ import annotations
-
 import io
 import warnings
 

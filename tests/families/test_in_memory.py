@@ -1,7 +1,5 @@
 """A model and a processor that are in memory: what is served, what is refused, and that nothing of them is changed."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

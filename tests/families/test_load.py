@@ -1,7 +1,5 @@
 """Loading: folders and GGUF files, wrong names are worded, layouts need no weights, and the Hub is asked once."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings

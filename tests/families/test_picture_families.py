@@ -1,7 +1,5 @@
 """Families that see images, beside the processors and models of transformers that they wrap, by tables."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The positions that a model was made for, in every way that configurations say it, and answers past them."""
 
-from __future__ import annotations
-
 import warnings
 from functools import partial
 from types import SimpleNamespace

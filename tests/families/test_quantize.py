@@ -1,7 +1,5 @@
 """LoRA on exactly q and v, and quantised backbones: what is quantised, whose gradients are right, what fits."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

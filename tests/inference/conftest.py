@@ -1,7 +1,5 @@
 """A saved cache, for tests of its file; and a real model."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """``ask``: a context is compressed once, before any question, and every question is answered as if it were alone."""
 
-from __future__ import annotations
-
 import pytest
 from PIL import Image
 

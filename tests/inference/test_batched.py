@@ -1,7 +1,5 @@
 """Batches of prompts: scores and answers are those of a full forward, and every byte is counted once."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

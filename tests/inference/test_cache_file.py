@@ -1,7 +1,5 @@
 """A saved cache: read back it is what was written, for the model that wrote it and no other, whatever its bytes are."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

@@ -1,7 +1,5 @@
 """The bytes that are promised are there: all live tensors, before a prompt and after it is packed."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 from dataclasses import asdict, replace

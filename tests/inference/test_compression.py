@@ -1,7 +1,5 @@
 """What a compression accepts and promises; budgets in fractions, tokens and bytes, and thresholds in their place."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A context before its question, and a prefill in chunks: where that changes nothing, nothing changes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 

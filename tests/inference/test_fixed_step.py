@@ -1,7 +1,5 @@
 """Steps of one shape are plain steps, compiled whole and once; what layers with sliding windows hold and read."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """``generate`` of transformers on packed caches: loop, beams, turns, streamers; what it is given is read or refused."""
 
-from __future__ import annotations
-
 import functools
 import os
 import threading

@@ -3,8 +3,6 @@
 Legend: B batch, h key-value heads, N rows, d head width.
 """
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import replace
 from itertools import product

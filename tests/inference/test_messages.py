@@ -1,7 +1,5 @@
 """Chats with a language model: transformers' ids and answers, regions, questions about one context, and mistakes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from PIL import Image

@@ -1,7 +1,5 @@
 """``SubTokenModel``: what it loads, generates, streams and reports, and that mistakes leave it usable."""
 
-from __future__ import annotations
-
 import io
 import itertools
 from pathlib import Path

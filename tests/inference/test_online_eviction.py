@@ -1,7 +1,5 @@
 """Evicting, and choosing pages, while decoding: a recompute under the same masks; bounded; refused in words."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass, replace
 from itertools import product

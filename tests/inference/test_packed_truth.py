@@ -1,7 +1,5 @@
 """Decoding from the packed cache is a full recompute in eager attention with the same masks, for every combination."""
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from itertools import product

@@ -3,8 +3,6 @@
 The devices are pretended ones of the CPU: an operation on tensors of two would raise (``tests/support/shards.py``).
 """
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from types import SimpleNamespace

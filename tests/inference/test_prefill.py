@@ -1,7 +1,5 @@
 """What fills a cache, what a decode step does not do, what the host reads, and what attention a GPU is asked for."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path

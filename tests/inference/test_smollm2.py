@@ -5,8 +5,6 @@ The recompute is transformers' eager attention under the same masks, without a c
 left out; those that can be calibrated run with a calibration and without, KVzap with one alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache

@@ -1,7 +1,5 @@
 """Texts as ids and log-likelihoods of lm-evaluation-harness, long prompts without their middle, regions of prompts."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import cache

@@ -3,8 +3,6 @@
 Each row of ``TEXT`` and ``PICTURES`` is run twice, on the plain model and on a ``SubTokenModel`` around it.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Budgets, settings and value groups as they are written: on a command line, in a grid or by keyword."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

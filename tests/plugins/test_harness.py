@@ -1,7 +1,5 @@
 """A harness: its arguments and settings, requests in batches, what compression kept, and lm-eval's command line."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """The model of lmms-eval against a small stand-in for its base class: lmms-eval cannot live beside CPU torch."""
 
-from __future__ import annotations
-
 import abc
 import importlib
 import io

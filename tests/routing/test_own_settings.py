@@ -1,7 +1,5 @@
 """Selectors with settings of their own: declared, read, refused in words; and scores that are none."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, replace
 

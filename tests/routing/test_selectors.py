@@ -1,7 +1,5 @@
 """Selectors: parameters, initialisation, precision, and what each one looks at."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

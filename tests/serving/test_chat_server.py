@@ -1,7 +1,5 @@
 """The server, asked by OpenAI's own client and by plain HTTP: the library's answers, contexts, streams, refusals."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """Panics, late passes, slow bodies and odd configurations end no server, and hold no place of it."""
 
-from __future__ import annotations
-
 import queue
 import re
 import socket

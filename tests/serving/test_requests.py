@@ -1,7 +1,5 @@
 """Fields of a request, one by one; requests that wait together share a pass, and are told what they are alone."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

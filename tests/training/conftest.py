@@ -1,7 +1,5 @@
 """A tiny run: random backbone on disk, a handful of scenes, settings that train in seconds."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.training_memory import tiny_fit

@@ -1,7 +1,5 @@
 """Checkpoint folders on disk: what counts as whole, and what every interruption leaves."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

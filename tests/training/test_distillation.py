@@ -1,7 +1,5 @@
 """Distillation in training: what the teacher is, what a step's loss is, and that every arm trains under it."""
 
-from __future__ import annotations
-
 import copy
 import json
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The fit command, end to end on a random tiny LLaVA: what trains, what stays, what is written, what resumes."""
 
-from __future__ import annotations
-
 import csv
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Short fits of random tiny models that see: what trains moves, nothing else does, folders read back."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Two-stage fits on a random tiny LLaVA: stage 1 stays byte for byte, the rest trains, stops and goes on exactly."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

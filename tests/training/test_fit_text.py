@@ -1,7 +1,5 @@
 """Language models train by the same command: packed corpora and recall, Quest, query-conditioned routers."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """The memory prediction: exact where it can be, within 15 % of what real steps hold; AdamW's groups and schedule."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

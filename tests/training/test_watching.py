@@ -1,7 +1,5 @@
 """What a run shows, on one short fit: every tag that docs/watching.md names, and nothing that it does not name."""
 
-from __future__ import annotations
-
 import csv
 import math
 import re

@@ -5,8 +5,6 @@ its judge: where it asks a language model, the answer here names no option. Opti
 ScienceQA: ``llava/eval/eval_science_qa.py`` of LLaVA-1.5. What lmms-eval reads, lmms-eval itself says (its plug-in).
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Base of every task's metric: a torchmetrics metric over predictions and references, with a score per sample."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar

@@ -18,8 +18,6 @@ its two last steps are also the normalisation of the official VQA scorer (``vqaE
 - missing apostrophes come back, except in words that are others too (its, were, well); "somebody'd" loses its own.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Mapping, Sequence

@@ -12,8 +12,6 @@ means over other columns than ours.
 Legend: p points of a curve, ascending in r.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict

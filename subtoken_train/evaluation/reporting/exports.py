@@ -3,8 +3,6 @@ r"""The report for other programs: CSV, LaTeX tables for ``\input`` where ``book
 The CSV is in long format, a row per arm, task and score; nothing is rounded away.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 

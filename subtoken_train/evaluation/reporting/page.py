@@ -5,8 +5,6 @@ all of them; arms of one curve share the colour. What compression could not chan
 models or data sets is escaped by Jinja; drawings are SVG.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 A cell is text, an ``Estimate`` or None; ``cell_text`` makes it plain text, which each format escapes in its own way.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

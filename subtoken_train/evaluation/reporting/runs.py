@@ -3,8 +3,6 @@
 Scores are computed anew from the records with the task's metric. Every table is a view of one frame of samples a run.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -5,8 +5,6 @@ Tasks outside the paper's seven make tables of their own, images apart from text
 Legend: s seeds, n samples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args

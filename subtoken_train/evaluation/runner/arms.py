@@ -6,8 +6,6 @@ arm's seed if there is one. If no arm of the grid serves, the arm's own LoRA run
 an untrained anchor. A threshold promises no bytes: its arm's anchor keeps the threshold's recorded mean.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Questions of a data file (``evaluate --data FILE``), answered in memory and written as one file of runs; no grid."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

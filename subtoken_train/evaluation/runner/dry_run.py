@@ -5,8 +5,6 @@ there yet (files of tasks, adapters, calibrations of evictions) is listed and no
 trained is taken from its recipe. A nominal prompt of text is as long as its task's option says, else 1,024 tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

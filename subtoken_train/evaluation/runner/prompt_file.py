@@ -8,8 +8,6 @@ the records of one arm on one task in a folder beside the output, which is writt
 it ends: a stopped run goes on where it was, and lines may be added to the file. Answers are greedy.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Run a grid: all arms on all tasks, one folder of records per pair; the same call again goes on where it stopped."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

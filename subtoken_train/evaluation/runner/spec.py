@@ -1,7 +1,5 @@
 """Grids: arms, tasks, shared settings; files (``recipes/eval/*.yaml``), or suites, which make their own data."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product

@@ -4,8 +4,6 @@ PTB tokens, n-grams up to 4, sigma 6. Document frequencies come from the referen
 figure belongs to that set, and a single image scores 0. The tokenizer is a Java program, started once per ``compute``.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -4,8 +4,6 @@ Scenes are in LLaVA's instruction format, as ``subtoken-train data scenes`` writ
 benchmark whose style they follow, read the same files.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Multiple choice (AI2D, MMStar, RealWorldQA, SEED-Bench) is asked and scored as i
 default models.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

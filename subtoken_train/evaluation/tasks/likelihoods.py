@@ -9,8 +9,6 @@ takes part in the choice. What is left at the end is dropped. lm-eval's ``wikite
 first and scores every word, so figures compare with others of this task only; perplexity is defined as there.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict

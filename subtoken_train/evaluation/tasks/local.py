@@ -6,8 +6,6 @@
 ``kind`` are optional. Two tasks read the same format: ``local`` for models that see, ``local_text`` for others.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -17,8 +17,6 @@ asked without reasoning (THUDM/LongBench at 2e00731f, ``pred.py`` and ``prompts/
 prompts, its sampling at temperature 0.1, and lm-evaluation-harness's form, which compares the letters' likelihoods.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import string

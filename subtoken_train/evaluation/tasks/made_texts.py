@@ -6,8 +6,6 @@ compare with others over the same texts, not with published ones. A map hides a 
 lengths, in RULER's noise or a file's sentences. Not here: Kamradt's own needle and essays, and his judge.
 """
 
-from __future__ import annotations
-
 import re
 import string
 import uuid

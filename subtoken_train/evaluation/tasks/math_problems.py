@@ -5,8 +5,6 @@ called as the harness's ``minerva_math500`` calls it. Answers are long, so that 
 ``eviction_every`` bounds it. Not here: several answers to a problem and their majority, sampling, and a judge.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module

@@ -6,8 +6,6 @@ original asks a language model to extract where simple rules fail; here rules do
 text may be read differently. Normalising and comparing are the original's.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -7,8 +7,6 @@ first, and the text names them. Its answers are read by the rules of ``eval/eval
 has them; where these draw a letter at random, an answer names no option.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Mapping, Sequence

@@ -8,8 +8,6 @@ form), RULER's own ``TASK/validation.jsonl`` (as its ``prepare.py`` writes them,
 answer prefix).
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ A task knows neither models nor budgets. Its samples say in plain text what is a
 and the metric turns predictions into scores, so that answers can be scored again without a model.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

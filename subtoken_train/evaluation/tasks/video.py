@@ -4,8 +4,6 @@ No video is decoded here: ``ffmpeg -i VIDEO.mp4 -vf fps=1 DIR/frames/VIDEO/%06d.
 VLMEvalKit's.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path

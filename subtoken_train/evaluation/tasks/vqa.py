@@ -6,8 +6,6 @@ question ids. The Parquet form is lmms-eval's, whose prompts of TextVQA capitali
 it); GQA's questions and images are two configurations of it.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from dataclasses import dataclass
 from pathlib import Path

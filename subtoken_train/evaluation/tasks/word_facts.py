@@ -5,8 +5,6 @@ seed: prose of Python's manual with sentences about people put in at random plac
 text. Every fact is asked alone. Not a published benchmark: scores compare over the same options alone.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ as LLaVA (``llava/eval/eval_pope.py``) does. MME (Fu et al., arXiv:2306.13394): 
 read as lmms-eval (``tasks/mme/utils.py``) does, its points as its own ``eval_tool/calculation.py``.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

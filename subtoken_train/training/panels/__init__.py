@@ -4,8 +4,6 @@ A panel reads the device at the end of a logging step alone (``trainer.log_every
 of their own: ``LightningModule.log`` visits every name in every step.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Scores in the middle of training: a small task, answered by the model as it is; and stopping where none improves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

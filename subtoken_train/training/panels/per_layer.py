@@ -3,8 +3,6 @@
 Legend: B batch, N positions, S value groups.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import partial

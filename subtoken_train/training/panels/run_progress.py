@@ -1,7 +1,5 @@
 """Show how far a run is, on terminals and in logs, what it is, in every logger, and which records it consumed."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -3,8 +3,6 @@
 Of the first process; wall time from one reading to the next, without validation and evaluation.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ ZeRO is DeepSpeed's, through Lightning: optimiser states (1), gradients (2) and 
 trained has gradients and states, so 1 and 2 save little and 3 is for backbones that do not fit on one device.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Generator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Which option or yes and no an answer names: MMBench, ScienceQA, POPE and MME, beside their own programs."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

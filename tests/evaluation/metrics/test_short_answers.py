@@ -1,7 +1,5 @@
 """Short answers against texts, in every reading; the VQA challenges' normaliser, its oddities one by one."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

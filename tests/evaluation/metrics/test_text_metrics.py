@@ -1,7 +1,5 @@
 """Log-likelihoods, matches of texts, and scenes."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """All tasks of these reports are fake ones, but RULER and LongBench."""
 
-from __future__ import annotations
-
 import pytest
 
 from subtoken_train.evaluation.reporting.score_tables import PAPER_TASKS

@@ -1,7 +1,5 @@
 """The HTML page: balanced, self-contained, escaped; and where things stand in its drawings, in which colours."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree

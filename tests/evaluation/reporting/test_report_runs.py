@@ -3,8 +3,6 @@
 And which printed row of the paper is whose, and means of printed cells.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

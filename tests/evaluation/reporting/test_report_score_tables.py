@@ -1,7 +1,5 @@
 """Scores, paired differences, means and curves by hand; the paper's layout; anchors, and what is flagged."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

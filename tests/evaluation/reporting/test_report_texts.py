@@ -1,7 +1,5 @@
 """Markdown, CSV and LaTeX of a small case, exactly."""
 
-from __future__ import annotations
-
 import csv
 import io
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Records survive: they are read back as written, a torn line is no record, and nothing appears twice."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

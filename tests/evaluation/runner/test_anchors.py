@@ -1,7 +1,5 @@
 """Anchors by the ledger, trained or the arm's own LoRA token-only; arms with a threshold, and their reports."""
 
-from __future__ import annotations
-
 import csv
 import io
 import statistics

@@ -1,7 +1,5 @@
 """Prompts in order, batches of like samples, each process's device; a results folder is one run's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Answering a data file: order, ledger, batch independence; records as scores; measures; the evaluate command."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

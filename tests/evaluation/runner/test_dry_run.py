@@ -1,7 +1,5 @@
 """A grid without weights: the facts are those that a run states, what is missing is listed, mistakes are refused."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from dataclasses import replace

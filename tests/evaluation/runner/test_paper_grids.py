@@ -1,7 +1,5 @@
 """The paper's grids arm by arm, and MMLU's real questions: every arm is served, matched arms hold equal bytes."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Records are only joined by records of the same model, settings and samples."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

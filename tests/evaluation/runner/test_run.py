@@ -1,7 +1,5 @@
 """A grid runs, stops and goes on without repeating or losing anything; known answers on the shipped models."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Grids as files, arms and suites: what they expand to, and how mistakes are worded."""
 
-from __future__ import annotations
-
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor

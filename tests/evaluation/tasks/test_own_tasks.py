@@ -1,7 +1,5 @@
 """One's own questions, the embedded models' tasks, and every task's options."""
 
-from __future__ import annotations
-
 import json
 import re
 import typing

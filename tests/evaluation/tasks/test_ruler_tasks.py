@@ -1,7 +1,5 @@
 """RULER and the map of needles: context and question in each form of files, made texts at their length, chats' ids."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Early stopping: monitors that a run has, modes that fit them, and when it stops."""
 
-from __future__ import annotations
-
 import math
 import re
 from types import SimpleNamespace

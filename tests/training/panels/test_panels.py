@@ -1,7 +1,5 @@
 """Panels read the device on logging steps only, and name dead tensors; progress on terminals and in logs."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """What the tests of strategies train on."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What a strategy cannot do is said before anything is loaded or written: one line, exit code 2."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 

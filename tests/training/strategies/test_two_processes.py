@@ -1,7 +1,5 @@
 """Two processes give the losses and weights of one, under every strategy and with text-only batches on one of them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
