@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from subtoken_train.datasets.conversations import CONVERSATION_LISTS, checked_record, conversation_document
 from subtoken_train.datasets.known_files import absent
-from subtoken_train.datasets.record_format import SWITCHES, read_switch
+from subtoken_train.datasets.record_format import SWITCHES, files_named, read_switch, refuse_files
 from subtoken_train.datasets.row_files import COLUMNAR, Kind, file_kind, files_of_set, kept_rows, placed_rows
 from subtoken_train.documents import text_problem
 from subtoken_train.errors import clipped
@@ -134,9 +134,10 @@ def _conversation_rows(source: CorpusSource, path: Path) -> Dataset:
     _check_whole(source)
     made: dict[str, list[str]] = {"name": [], "conversation": []}
     for place, read in placed_rows(path):
-        turns = checked_record(read, place, as_document=True)["conversations"]
+        row = checked_record(read, place, as_document=True)
+        refuse_files(files_named(row), place, path.parent)
         made["name"].append(place)
-        made["conversation"].append(json.dumps({"conversations": turns}))
+        made["conversation"].append(json.dumps({"conversations": row["conversations"]}))
     return Dataset.from_dict(made)
 
 

@@ -11,7 +11,8 @@ marks each in the prompts, or ``<image>`` in a record without images; in a recor
 No text may train without its picture in silence. A *spelling* that only media have is refused wherever it stands: a tag
 around a target (``<img>0.png</img>``), a token of another model (``<|image_1|>``, ``<ImageHere>``, ``[IMG]``), a
 medium's own bytes. In a record without media so are a numbered tag (``<image 1>``) and a bare one (``<video>``,
-``[image]``) as the first or last line of a question. What only names a file, in a link or in words, is text.
+``[image]``) as the first or last line of a question, or touching its first letter or its end. A *file* that a question
+of such a record names, in a link or in words, is refused where it lies in the folder of the images, else it is text.
 
 What nobody reads could change what is learnt or seen, so it is refused with the nearest name that is read. Names that
 tell about a record or a medium, whatever they hold, are notes (``metadata`` takes any). An empty value (null, "", [],
@@ -23,6 +24,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES, VIDEO_SUFFIXES, refuse_video_file
@@ -198,6 +200,10 @@ _BARE = re.compile(
     rf"(?:(?:<!--|__|[<\[{{(]{{1,2}})\s?/?{_NAMED}[ _-]?\d{{0,4}}\s?/?(?:-->|__|[>\])}}]{{1,2}})\s?)+", re.I
 )
 
+_GLUED = re.compile(rf"^<{_NAMED}>(?=[a-z])|(?<=[.?!])<{_NAMED}>$", re.I)  # prose about HTML puts a space there
+_WORDS, _PARTS = re.compile(r"[^\s<>()\[\]{}\"'`|=,;]+"), re.compile(r"(?<=[(\[{\"'`|])[^<>()\[\]{}\"'`|\n]+")
+_INSTEAD = f"name it in image, images, video or videos, and write {IMAGE_MARK} or {VIDEO_MARK} at its place"
+
 
 def media_problem(turns: Iterable[dict[str, Any]], pictured: bool, as_document: bool) -> str | None:
     """Return what to say where a text holds a spelling that only media have; ``as_document``: placeholders are text."""
@@ -210,12 +216,26 @@ def media_problem(turns: Iterable[dict[str, Any]], pictured: bool, as_document: 
                 text = text.replace(mark, "")
             first, *rest = text.strip().split("\n")
             spelt = [line.strip() for line in (first, *rest[-1:]) if _BARE.fullmatch(line.strip())]
+            spelt += [found[0] for found in _GLUED.finditer(text.strip()) if "</" not in text]
         if spelt:
-            return (
-                f"a text holds {shown(spelt[0])}, a medium that nothing would read; name it in image, images, video or "
-                f"videos, and write {IMAGE_MARK} or {VIDEO_MARK} at its place, or drop the record"
-            )
+            return f"a text holds {shown(spelt[0])}, a medium that nothing would read; {_INSTEAD}, or drop the record"
     return None
+
+
+def files_named(row: dict[str, Any]) -> list[str]:
+    """Return what its questions call files of media, for a record that names none in a field."""
+    texts = [turn["value"] for turn in row["conversations"] if turn["from"] == "human" and not has_media(row)]
+    words = (found[0] for text in texts if "." in text for each in (_WORDS, _PARTS) for found in each.finditer(text))
+    names = dict.fromkeys(word.strip().rstrip(".:!?") for word in words)
+    return [each for each in names if each[-8:].lower().endswith(_MEDIA_SUFFIXES) and not _PLACE.match(each)]
+
+
+def refuse_files(names: Iterable[str], place: str, folder: Path) -> None:
+    """Refuse texts that name a file which lies in a folder."""
+    for name in names:
+        if len(name) < 400 and "\0" not in name and ".." not in name and (folder / name).is_file():
+            words = f"{place}: a text names {shown(name)}, which is in {folder}, and no field does, so that nothing"
+            raise ValueError(f"{words} would read it; {_INSTEAD}")
 
 
 def _tagged(text: str) -> Iterator[str]:
