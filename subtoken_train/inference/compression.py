@@ -297,7 +297,8 @@ def read_settings(fields: Mapping[str, Field[Any]], name: str, settings: Sequenc
             (key in read, f"setting {key!r} of {name} is given twice"),
         )
         declared = fields[key].type if key in fields else str
-        kind: Any = _KINDS.get(getattr(declared, "__name__", str(declared)).removesuffix(" | None"), str)
+        name_of = declared.__name__ if type(declared) is type else str(declared)
+        kind: Any = _KINDS.get(name_of.removeprefix("collections.abc.").removesuffix(" | None"), str)
         listed = f"[{text.replace(':', ', ')}]" if kind == _KINDS["Sequence[float]"] else text
         read[key] = text if kind is str else written_as(kind, Written(listed), f"{name} {key}")
     return read

@@ -55,7 +55,7 @@ def test_prompts_that_ask_nothing_are_refused():
     cell = {**PLAIN_CELL, "family": "llava", "eviction": "finch", "scope": "context", "batch": "last_left"}
     backbone = backbone_of(cell)
     cache = PackedCache(backbone.family.shape.num_layers)
-    with pytest.raises(ValueError, match=r"'finch' scores by the question and '.*' ends with its context"):
+    with pytest.raises(ValueError, match=r"'finch' scores by the question .* and '.*' ends with its context"):
         open_prompts(backbone, batch_of(cell), cache, Compression(method, 0.5), "query_aware")
     asked = batch_of({**cell, "batch": "three_left"})
     with pytest.raises(ValueError, match=r"context_first compresses before .* eviction 'finch' scores by the question"):
