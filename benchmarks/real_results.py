@@ -37,8 +37,7 @@ PAGE = {
     f"kvzip 46.6% in int4_rotated, {FIRST}": "KVzip, the same half for every token (`leading`), 4 bits",
     "kvzip 46.5% in int4_rotated": "KVzip, whole tokens, 4 bits",
     f"kvzip 50.5% in int4_rotated, {TWELVE}": "KVzip, three quarters of the value groups, 4 bits",
-    "kvzap 42% in int8": "KVzap, int8",
-    "kvzip 21.9%": "KVzip, bfloat16",
+    "kvzap 42% in int8": "KVzap, int8", "kvzip 21.9%": "KVzip, bfloat16",
 }  # fmt: skip
 """The page's."""
 LENGTHS = (1024, 2048, 4096)
