@@ -39,7 +39,7 @@ def test_own_texts_lead_to_a_comparison_at_equal_bytes(tmp_path):
         said(tmp_path, "fit", "--config", f"mine_subtoken/{name}.yaml", *few)
     printed = said(tmp_path, "compare", "runs/mine", "--contexts", "2")
     assert re.search(r"trained has .* take \w+", printed), printed
-    made = tmp_path / "runs" / "mine" / "compare"
+    made = tmp_path / "runs" / "mine" / "compare" / "report"
     names = {row["arm"] for row in csv.DictReader((made / "report.csv").open())}
     assert {"full", "trained", "anchor", "kvzip", "groups_by_norm"} <= names
     assert {"report.tex", "report.html"} <= {path.name for path in made.iterdir()}
