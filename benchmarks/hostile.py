@@ -11,6 +11,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import re
 import sys
 import tempfile
 import time
@@ -26,8 +27,7 @@ from tests.hostile.campaign import counts, plan, run_cases
 from tests.hostile.case import Expect, Outcome, Verdict
 from tests.hostile.pool import make_pool
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULT = ROOT / "benchmarks/results/hostile.json"
+RESULT = Path(__file__).resolve().parent / "results/hostile.json"
 PATIENCE = 180.0  # wall seconds that the parent waits for one case; the case's own watch is far shorter
 Job = tuple[str, int]
 
@@ -170,7 +170,7 @@ def main() -> int:
         return 0
     content = record(outcomes, args.seed, args.processes, seconds, restarts)
     print(f"{json.dumps(content['total'])} in {seconds:.0f} s")
-    text = json.dumps(content, indent=1, ensure_ascii=True).replace(f"{folder}/", "")
+    text = re.sub(rf"{re.escape(str(folder))}/(worker-\d+/case/work/)?", "", json.dumps(content, indent=1))
     args.out.write_text(text + "\n", encoding="utf-8")
     return int(content["total"]["clean"] != len(outcomes))
 

@@ -10,7 +10,7 @@ from tests.support.places import ROOT
 CEILINGS = {
     "lines of the package": 53_323,
     "files of the package": 283,
-    "lines of tests": 57_823,
+    "lines of tests": 57_813,
     "lines of benchmark programs": 5_449,
     "words of pages": 38_770,
     "tracked megabytes": 24.1,
