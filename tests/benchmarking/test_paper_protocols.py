@@ -114,7 +114,9 @@ def test_the_printed_peaks_lie_apart_by_the_dropped_tokens():
 def test_the_arms_and_their_bytes(monkeypatch):
     """On a random Llama of two layers, with a prefix of 512 tokens: the cache is what the budget says."""
     monkeypatch.setattr(paper, "PREFIX_TOKENS", 512)
-    row = paper.measure_memory(Subject(text_family(layers=2), build_reducer("none"), None, Compression()))
+    subject, done = Subject(text_family(layers=2), build_reducer("none"), None, Compression()), []
+    row = paper.measure_memory(subject, lambda number, of: done.append((number, of)))
+    assert done == [(number, len(ARMS)) for number in range(1, len(ARMS) + 1)]
     assert list(row["arms"]) == ARMS
     assert row["prompt"]["length"] == 512 + paper.SUFFIX_TOKENS
     whole = 2 * 2 * 16 * 4  # bytes of an entry: keys and values of two heads

@@ -222,6 +222,8 @@ def test_prompts_without_a_context_are_refused(backbone, shallow, name):
 
 
 def test_a_scope_of_all_needs_no_context_and_a_window_may_not_be_all(backbone):
+    with pytest.raises(ValueError, match="threshold keep=1 must lie between 0 and 1"):
+        ThresholdCalibrator(keep=1)
     assert PrefixCalibrator(scope="all").numbers(backbone, [text_batch([(0, 5, 0)])]).keep == KEEP
     with pytest.raises(ValueError, match=r"no threshold keeps 0.5 of the entries and more than what always stays"):
         ThresholdCalibrator(window=100).numbers(backbone, [text_batch([(40, 5, 0)])])

@@ -92,6 +92,7 @@ def test_settings_of_the_file_and_own_ones(tmp_path):
     assert DuoAttention().streaming == (128, 256)
     assert DuoAttention(path).streaming == (4, 32)
     assert DuoAttention(path, sinks=0).streaming == (0, 32)
+    assert HeadAlphas([[0.0]], 0, 1).sinks == 0
 
 
 CODES = [[1] + [3] * 20 + [4] * 4, [4] * 9, [3] * 2]

@@ -329,3 +329,10 @@ def test_leverage_counts_by_the_share_that_is_removed(counts):
     for sample, share in enumerate([0.75, 0.75]):
         expected = found.scores_BhN[sample] + share * found.notes["leverage"][sample]
         assert torch.allclose(blended.scores_BhN[sample], expected)
+
+
+@pytest.mark.parametrize("count", [2, 3, 40])
+def test_standardised(count):
+    values = torch.randn(count, generator=torch.Generator().manual_seed(count))
+    torch.testing.assert_close(standardised(values), (values - values.mean()) / values.std())
+    assert standardised(torch.full((count,), 3.0)).tolist() == [0.0] * count

@@ -25,6 +25,11 @@ def test_known_answers(text, plain, vlmevalkit):
     assert [read(text, OPTIONS) for read in choices.READINGS.values()] == [plain, vlmevalkit]
 
 
+def test_the_most_telling_place_wins():
+    texts = ("maybe A: no, (B) it is not", "take A. not (C) now", "Option A. or B", "none")
+    assert [choices.best_placed_letter(text, "ABCD") for text in texts] == ["B", "C", "B", None]
+
+
 def test_reference_answers(shared):
     cases = [case for case in reference_cases(shared, "mmbench") if case["kind"] == "match"]
     assert cases

@@ -7,6 +7,7 @@ import pytest
 import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy
 
+from subtoken_train.cli.main import main
 from subtoken_train.cli.trainer_parts import build_parts, named_parts
 from subtoken_train.errors import pip_line
 from subtoken_train.routing import RoutingConfig
@@ -67,6 +68,12 @@ def test_more_processes_than_gpus(monkeypatch, devices):
         check_devices(devices, "gpu")
     check_devices(2, "gpu")
     check_devices("auto", "gpu")
+
+
+def test_a_cpus_devices_are_a_count(tmp_path, capsys):
+    given = ["--trainer.accelerator", "cpu", "--trainer.devices", "[0]", "--output_dir", str(tmp_path / "run")]
+    assert main(["fit", "--config", "tiny_fastv25_s16k4", *given]) == 2
+    assert "trainer.devices is [0]; on a CPU it is a count of processes, or auto" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("key", ["gradient_accumulation_steps", "optimizer", "bf16"])
