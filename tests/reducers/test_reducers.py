@@ -151,7 +151,7 @@ def test_reducers_score_without_a_graph():
 
 BUILT = [
     ("quest", {"matches": 0.25}, "matches=0.25 is for matched anchors, which round up; set round_up: true"),
-    ("quest", {"round_up": True, "matches": 0}, r"reducer matches=0 must lie in \(0, 1\]"),
+    *(("quest", {"round_up": True, "matches": at}, rf"reducer matches={at} must lie in \(0, 1\]") for at in (0, 1.5)),
     ("fast_v", {}, r"unknown reducer 'fast_v'\. Did you mean 'fastv'\?"),
     ("kvzop", {}, "unknown reducer 'kvzop'. Did you mean 'kvzip'"),
     ("quest", {"layer": 2}, r"setting of quest 'layer'\. .*Allowed: keep_ratio, matches, page_size, round_up"),
