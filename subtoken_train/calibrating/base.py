@@ -90,7 +90,7 @@ def _stretches(family: Family, path: str, samples: int, batch_size: int, length:
         raise ValueError(f"data {path!r} is neither {RECALL!r} nor a file; check the path")
     source = CorpusSource(path)
     blocks = islice(read_blocks(load_rows(source), source, family.tokenizer, length), samples)
-    texts = [EncodedText((*block.input_ids, block.input_ids[-1]), length) for block in blocks]
+    texts = [EncodedText((*ids, ids[-1]), length) for ids in blocks]
     return (text_batch(family, texts[start : start + batch_size]) for start in range(0, len(texts), batch_size))
 
 

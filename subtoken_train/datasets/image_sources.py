@@ -71,10 +71,8 @@ def inside(folder: Path, name: str, outside: bool = False) -> Path:
     if not outside:
         root, place = os.path.realpath(folder), os.path.realpath(find_image(path))
         if os.path.commonpath([root, place]) != root:
-            raise ValueError(
-                f"image {name[:120]!r} lies outside of {folder} (an absolute path, '..' or a link); name a folder that "
-                "holds all images, or allow it with images_outside_folder: true"
-            )
+            instead = "copy it in, or allow it with images_outside_folder: true"
+            raise ValueError(f"image {name[:120]!r} lies outside of {folder} (a path or a link); {instead}")
     return path
 
 
@@ -131,10 +129,8 @@ def missing_images(folders: Sequence[FolderImages], data_file: Path, image_folde
         f"{videos:,} of {all_videos:,} videos (folders of frames)" if videos else "",
     )
     command = f"subtoken-train data images {shell_words('--file', data_file, '--root', image_folder)}"
-    return UncutError(
-        f"{' and '.join(filter(None, words))} that {data_file} names are missing below {image_folder} (first: "
-        f"{missing[0][:100]}); list them: {command}"
-    )
+    lost, first = " and ".join(filter(None, words)), missing[0][:100]
+    return UncutError(f"{lost} of {data_file} are missing below {image_folder} (first: {first}); list them: {command}")
 
 
 def open_picture(

@@ -11,8 +11,7 @@ marks each in the prompts, or ``<image>`` in a record without images; in a recor
 No text may train without its picture in silence. A *spelling* that only media have is refused wherever it stands: a tag
 around a target (``<img>0.png</img>``), a token of another model (``<|image_1|>``, ``<ImageHere>``, ``[IMG]``), a
 medium's own bytes. In a record without media so are a numbered tag (``<image 1>``) and a bare one (``<video>``,
-``[image]``) as the first or last line of a question, or touching its first letter or its end. A *file* that a question
-of such a record names, in a link or in words, is refused where it lies in the folder of the images, else it is text.
+``[image]``) as the first or last line of a question, or touching its first letter or its end. A file's name is text.
 
 What nobody reads could change what is learnt or seen, so it is refused with the nearest name that is read. Names that
 tell about a record or a medium, whatever they hold, are notes (``metadata`` takes any). An empty value (null, "", [],
@@ -24,7 +23,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal
 
 from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES, VIDEO_SUFFIXES, refuse_video_file
@@ -201,7 +199,6 @@ _BARE = re.compile(
 )
 
 _GLUED = re.compile(rf"^<{_NAMED}>(?=[a-z])|(?<=[.?!])<{_NAMED}>$", re.I)  # prose about HTML puts a space there
-_WORDS, _PARTS = re.compile(r"[^\s<>()\[\]{}\"'`|=,;]+"), re.compile(r"(?<=[(\[{\"'`|])[^<>()\[\]{}\"'`|\n]+")
 _INSTEAD = f"name it in image, images, video or videos, and write {IMAGE_MARK} or {VIDEO_MARK} at its place"
 
 
@@ -220,22 +217,6 @@ def media_problem(turns: Iterable[dict[str, Any]], pictured: bool, as_document: 
         if spelt:
             return f"a text holds {shown(spelt[0])}, a medium that nothing would read; {_INSTEAD}, or drop the record"
     return None
-
-
-def files_named(row: dict[str, Any]) -> list[str]:
-    """Return what its questions call files of media, for a record that names none in a field."""
-    texts = [turn["value"] for turn in row["conversations"] if turn["from"] == "human" and not has_media(row)]
-    words = (found[0] for text in texts if "." in text for each in (_WORDS, _PARTS) for found in each.finditer(text))
-    names = dict.fromkeys(word.strip().rstrip(".:!?") for word in words)
-    return [each for each in names if each[-8:].lower().endswith(_MEDIA_SUFFIXES) and not _PLACE.match(each)]
-
-
-def refuse_files(names: Iterable[str], place: str, folder: Path) -> None:
-    """Refuse texts that name a file which lies in a folder."""
-    for name in names:
-        if len(name) < 400 and "\0" not in name and ".." not in name and (folder / name).is_file():
-            words = f"{place}: a text names {shown(name)}, which is in {folder}, and no field does, so that nothing"
-            raise ValueError(f"{words} would read it; {_INSTEAD}")
 
 
 def _tagged(text: str) -> Iterator[str]:
@@ -274,12 +255,6 @@ _NOTE = re.compile(
     r"notes?|tags?|meta(data)?|model(_name)?|category|domain|topic|task|lang(uage)?|difficulty|name|authors?|date|"
     r"timestamp|license|version)$"
 )
-_CHANGING = re.compile(
-    r"^(history|(chosen|rejected|tool|audio|tool_call|loss|mask|ignore|skip|exclude|discard|drop).*|speech|functions?|"
-    r"(non_)?preferred_output|margin|objects|.*bbox.*|.*(input|token)_ids|labels|attention_mask)$"
-)  # matches columns of a table that would change what is learnt; the others are printed
-_LABELS = ("label", "kto_tag", "is_correct")  # of answers, good or bad
-_NUMBER = re.compile(r"[-+]?\d*\.?\d+(e[-+]?\d+)?")
 _NAMES = {place: frozenset(name for names in read for name in names) for place, read in READ.items()}
 
 
@@ -294,11 +269,7 @@ def check_fields(place: Place, found: Mapping[str, Any], said: str = "it") -> No
 
 def column_problem(name: str, value: Any) -> str | None:
     """Return why a cell of a table that nothing reads may not be passed over; None where it may."""
-    plain = _plain(name)
-    if plain in (*SWITCHES, *_LABELS):
-        off = not _is_on(value)
-    else:
-        off = bool(_CHANGING.match(plain)) and str(value).strip().lower() not in ("false", "0", "0.0")
+    off = _plain(name) in SWITCHES and str(value).strip().lower() not in ("true", "1", "1.0")
     return "it may change what is learnt, and nothing reads it; drop the line, or the column" if off else None
 
 
@@ -307,23 +278,13 @@ def _plain(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[ -]", "_", name.strip()).lower()
 
 
-def _is_on(value: Any) -> bool:
-    """Return whether a cell says that a line is learnt; a class's name is a note."""
-    if isinstance(value, str):
-        word = value.strip().lower()
-        return word in ("true", "1", "1.0") or (word != "false" and not _NUMBER.fullmatch(word))
-    return isinstance(value, bool | int | float) and value == 1
-
-
 def read_switch(found: Mapping[str, Any], said: str) -> bool | None:
     """Return whether a message is to be learnt, by its own ``SWITCHES``; None where it has none."""
     values = {name: found[name] for name in SWITCHES if found.get(name) is not None}
     for name, value in values.items():
         if not isinstance(value, bool | int | float) or value not in (0, 1):
-            raise ValueError(
-                f"{said} has {name} {shown(value)}; true or 1 (learnt) and false or 0 (read only) are obeyed, weights "
-                "in between and switches of single tokens are not: write one of them, or drop the record"
-            )
+            switch = "true or 1 (learnt) and false or 0 (read only) are obeyed"
+            raise ValueError(f"{said} has {name} {shown(value)}; {switch}: write one of them, or drop the record")
     if len(set(values.values())) > 1:
         raise ValueError(f"{said} has {' and '.join(values)}, which contradict each other; keep one")
     return next(map(bool, values.values()), None)

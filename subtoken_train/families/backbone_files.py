@@ -127,10 +127,8 @@ def check_finite_weights(model: Any, path: str) -> None:
         named |= {name for (name, _), value in zip(flags, values, strict=True) if value}
     if named:
         first = next(name for name in parameters | buffers if name in named)
-        raise ValueError(
-            f"the weights of backbone {path!r} hold NaN or infinity in {len(named)} tensors, first {first}; they were "
-            "damaged, or do not fit the dtype they are loaded in: download it again, or choose a wider dtype"
-        )
+        held = f"hold NaN or infinity in {len(named)} tensors, first {first}"
+        raise ValueError(f"the weights of backbone {path!r} {held}; download it again, or choose another dtype")
 
 
 def _numbers(weight: Any) -> Iterator[Tensor]:
@@ -260,10 +258,8 @@ def check_gguf(path: Path) -> None:
     held = {name.split(".")[1] for name in tensors if name.startswith("blk.")}
     whole = "token_embd.weight" in tensors and isinstance(layers, int) and len(held) >= layers and parts == 1
     if not whole or metadata.get("general.type", "model") != "model":
-        raise ValueError(
-            f"{path} names {str(layers)[:60]} layers and is not the whole model: a LoRA, a vision tower, one of "
-            f"{parts} parts (join them by 'llama-gguf-split --merge') or cut off; download the model again"
-        )
+        part = f"a LoRA, a vision tower, cut off, or one of {parts} parts (join them: llama-gguf-split --merge)"
+        raise ValueError(f"{path} names {str(layers)[:60]} layers and is not the whole model: {part}")
     scaled = [name for name in tensors if name.startswith("rope_")]
     scaled += [key for key, value in metadata.items() if key.endswith("rope.scaling.type") and value != "none"]
     if scaled and architecture != "gpt-oss":

@@ -4,10 +4,8 @@ Every reader of pictures calls ``rgb_pixels``:
 
 * It is turned as EXIF says, else XMP's ``tiff:Orientation``; damaged EXIF leaves it as stored, with a warning.
 * What is transparent shows white; CMYK, YCbCr, HSV and Lab are converted by Pillow, without colour profiles.
-* Greys of 16 bits (``I;16``, and ``I`` of a PNG or PPM file) are divided by 257. Pillow's ``I`` and ``F`` name no
-  depth, so their values tell it: ``I`` from 0 to 255 is taken as it is and up to 65,535 as 16 bits; ``F`` from 0 to 1
-  is multiplied by 255, and up to 255 taken as it is unless all of it is below 16. All else runs from black, its least
-  value, to white, its greatest; where those are equal it is a middle grey.
+* Greys of 16 bits (``I;16``, and ``I`` of a PNG or PPM file) are divided by 257. Other pictures of whole numbers or
+  floats (``I``, ``F``) name no depth and are refused.
 """
 
 import math
@@ -23,7 +21,6 @@ from subtoken_train.errors import SubTokenWarning
 
 _LOST = ("Corrupt EXIF data", "Truncated File Read")  # Pillow's warnings after which it reads no further tag
 _WHITE_16 = 65_535
-_DIMMEST_8 = 16  # floats above 1 that are all below this are no greys of 8 bits, which would be black
 
 
 class PixelError(ValueError):
@@ -79,34 +76,16 @@ def _flat(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Scale a deep grey to 8 bits, its transparent value to an alpha channel; other images are returned as they are."""
-    if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
+    """Scale a grey of 16 bits to 8, its transparent value to an alpha channel; return others as they are."""
+    if image.mode not in ("F", "I") and not image.mode.startswith("I;16"):
         return image
+    if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
+        raise PixelError("its numbers have no depth; save it with 8 or 16 bits a channel")
     values = np.asarray(image)
-    least, most = float(values.min()), float(values.max())  # NaN and infinity show in one of them
-    if not np.isfinite([least, most]).all():
-        raise PixelError("some of its pixels are NaN or infinite")
-    black, white = _range(image, least, most)
-    if black == white:
-        grey = np.full(values.shape, 128, np.uint8)
-    else:
-        grey = np.rint((values.astype(np.float64) - black) * (255 / (white - black))).astype(np.uint8)
-    shown = Image.fromarray(grey)
+    shown = Image.fromarray(np.rint(values.astype(np.float64) * (255 / _WHITE_16)).astype(np.uint8))
     if (clear := image.info.get("transparency")) is not None:
         shown.putalpha(Image.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
     return shown
-
-
-def _range(image: Image.Image, least: float, most: float) -> tuple[float, float]:
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        return 0, _WHITE_16
-    if image.mode == "F" and least >= 0 and most <= 1:
-        return 0, 1
-    if least >= 0 and most <= 255 and (image.mode == "I" or most >= _DIMMEST_8):
-        return 0, 255
-    if image.mode == "I" and least >= 0 and most <= _WHITE_16:
-        return 0, _WHITE_16
-    return least, most
 
 
 FP32_BYTES = 4
@@ -162,10 +141,8 @@ MOST_SIDE = 13_377  # pixels of a square's side: a larger one has more than Pill
 def check_square(height: int, width: int) -> None:
     """Raise ``ValueError`` if the square around a picture of these pixels would be too large to make."""
     if height != width and max(height, width) > MOST_SIDE:
-        raise ValueError(
-            f"an image of {width:,} x {height:,} pixels is padded to a square, whose side may have at most "
-            f"{MOST_SIDE:,} pixels; crop it, scale it down or drop the record"
-        )
+        most = f"whose side may have at most {MOST_SIDE:,} pixels; crop it, or scale it down"
+        raise ValueError(f"an image of {width:,} x {height:,} pixels is padded to a square, {most}")
 
 
 def pad_to_square(image: Image.Image, fill: tuple[int, int, int]) -> Image.Image:

@@ -96,10 +96,8 @@ class RoutingConfig:
         for name, gone, remedy in _RETIRED:
             value = getattr(self, name)
             if gone(value):
-                raise ValueError(
-                    f"routing {name} {value!r} is gone, since it brought nothing where we measured it; {remedy}, or "
-                    "use version 0.2, which has it"
-                )
+                why = "is gone, since it gained nothing where we measured it"
+                raise ValueError(f"routing {name} {value!r} {why}; {remedy}, or use version 0.2")
         check_word("fill", self.fill, get_args(Fill))
 
     def check(self, shape: KVShape) -> None:
@@ -156,11 +154,9 @@ class RoutingConfig:
         spent = int(exact(self.byte_share) * tokens * costs.dense * heads)
         if needed > spent:
             unit = "head" if self.byte_pool == "head" else "layer"
-            raise ValueError(
-                f"byte_share {self.byte_share:.6g} of {tokens:,} tokens is {spent:,} bytes for a {unit}, "
-                f"less than the {needed:,} that sinks {self.sinks} and window {self.window} take with their index: "
-                "raise byte_share, or lower sinks or window"
-            )
+            share = f"byte_share {self.byte_share:.6g} of {tokens:,} tokens is {spent:,} bytes for a {unit}"
+            kept = f"less than the {needed:,} that sinks {self.sinks} and window {self.window} take"
+            raise ValueError(f"{share}, {kept}: raise byte_share, or lower sinks or window")
 
     @property
     def drops(self) -> bool:

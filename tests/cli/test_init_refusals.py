@@ -106,17 +106,6 @@ def test_a_table_that_is_wrong(mine, tmp_path, capsys, content, words):
     assert words in refused(capsys, "init", "mine")
 
 
-@pytest.mark.parametrize("second", ["images/00.png", "copy.png"])
-def test_two_answers_to_one_question(mine, capsys, second):
-    names = pictures(mine)
-    (mine / "copy.png").write_bytes((mine / names[0]).read_bytes())
-    table(mine, [(names[0], "list .", "none"), (second, "list  .", "7"), *((name, "x", "y") for name in names)])
-    assert refused(capsys, "init", "mine") == (
-        "mine/questions.csv, line 3 answers a question about the same image otherwise than line 2 does ('7', 'none'); "
-        "keep one of them"
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [

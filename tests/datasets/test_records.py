@@ -207,9 +207,9 @@ def test_a_language_model_reads_conversations_as_documents(tmp_path, cache):
         with pytest.raises(ValueError, match=f"record '1': {words}"):
             load_rows(source)
     path.write_text(json.dumps({"messages": talk}) + "\n")
-    documents = [document.text for document in iterate_documents(load_rows(source), source)]
+    documents = list(iterate_documents(load_rows(source), source))
     assert documents == ["USER: hi ASSISTANT: yes\nUSER: sure ? ASSISTANT: no"]
-    assert conversation_document(llava_form({"messages": talk}))[0] == documents[0]
+    assert conversation_document(llava_form({"messages": talk})) == documents[0]
     with pytest.raises(ValueError, match="its columns are messages; conversations are read with documents: conversat"):
         load_rows(CorpusSource(str(path)))
     (tmp_path / "a.txt").write_text("a")

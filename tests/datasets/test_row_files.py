@@ -64,7 +64,7 @@ def test_every_kind_of_file_is_read_everywhere(tmp_path, cache, kind):
     assert records.image_folder == path.parent
     assert InstructionRecords(path)[4] == records[4]
     source = CorpusSource(str(path), documents="conversations")
-    assert [each.text for each in iterate_documents(load_rows(source), source)][4] == "USER: what is 4 ? ASSISTANT: 4 é"
+    assert list(iterate_documents(load_rows(source), source))[4] == "USER: what is 4 ? ASSISTANT: 4 é"
 
 
 def test_texts_of_arrow_and_gzip_are_documents(tmp_path, cache):
@@ -72,7 +72,7 @@ def test_texts_of_arrow_and_gzip_are_documents(tmp_path, cache):
     zipped(tmp_path, text='{"text": "one"}\n{"text": "two"}\n')
     for name in ("set", "t.jsonl.gz"):
         source = CorpusSource(str(tmp_path / name))
-        assert [each.text for each in iterate_documents(load_rows(source), source)] == ["one", "two"]
+        assert list(iterate_documents(load_rows(source), source)) == ["one", "two"]
 
 
 def test_values_come_as_json_would_have_them(tmp_path):
@@ -161,20 +161,11 @@ def test_what_cannot_be_read(tmp_path, cache, monkeypatch, words):
         read(make(tmp_path))
 
 
-TABLES = {
-    "record '0' has 'history', [['a', 'b']]: it may change what is learnt": {"history": [["a", "b"]]},
-    **{f"record '0' has {name!r}, {value!r}: it may change": {name: value} for name, value in (
-        ("kto_tag", False), ("weight", 0.5), ("is_correct", "false"), ("Skip", "1"), ("rejected", "no"), ("tools", "x"),
-    )},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("words", TABLES)
-def test_a_column_that_changes_what_is_learnt_is_refused_in_a_table(tmp_path, words):
+@pytest.mark.parametrize("value", [0, 0.5, "false"])
+def test_a_switch_in_a_table_is_obeyed_by_nobody_and_refused(tmp_path, value):
     path = tmp_path / "q.json"
-    good = {"instruction": "a", "input": "", "output": "b"}
-    path.write_text(json.dumps([{**good, **TABLES[words]}]))
-    with pytest.raises(ValueError, match=re.escape(f"{path}, {words}")):
+    path.write_text(json.dumps([{"instruction": "a", "input": "", "output": "b", "weight": value}]))
+    with pytest.raises(ValueError, match=f"record '0' has 'weight', {value!r}: it may change what is learnt"):
         table(path)
 
 
