@@ -8,10 +8,9 @@ answer with ``"loss": false`` is read and not learnt. Videos: ``"video"`` is a f
 marks each in the prompts, or ``<image>`` in a record without images; in a record without videos, ``<video>`` is text.
 ``\<image>`` and ``\<video>`` are always text.
 
-No text may train without its picture in silence. A *spelling* that only media have is refused wherever it stands: a tag
-around a target (``<img>0.png</img>``), a token of another model (``<|image_1|>``, ``<ImageHere>``, ``[IMG]``), a
-medium's own bytes. In a record without media so are a numbered tag (``<image 1>``) and a bare one (``<video>``,
-``[image]``) as the first or last line of a question, or touching its first letter or its end. A file's name is text.
+No text may train without its picture in silence. Another model's mark of a medium is refused: a tag around a target
+(``<img>0.png</img>``), a token (``<|image_1|>``, ``<ImageHere>``, ``[IMG]``), in a record without media a numbered tag
+(``<image 1>``) and a line that is ``<video>``. A file's name is text.
 
 What nobody reads could change what is learnt or seen, so it is refused with the nearest name that is read. Names that
 tell about a record or a medium, whatever they hold, are notes (``metadata`` takes any). An empty value (null, "", [],
@@ -25,7 +24,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, Literal
 
-from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES, VIDEO_SUFFIXES, refuse_video_file
+from subtoken_train.datasets.image_sources import refuse_video_file
 from subtoken_train.errors import clipped
 from subtoken_train.families import literal_marks as marks
 from subtoken_train.families.literal_marks import IMAGE_MARK, VIDEO_MARK, picture_marks
@@ -173,59 +172,28 @@ def _mark_problems(row: dict[str, Any]) -> Iterator[str]:
     yield f"{len(marked)} {IMAGE_PLACEHOLDER} " + (f"for {what}" if images else f"but no {nothing}")
 
 
-_MEDIA_SUFFIXES = (
-    *(*PICTURE_SUFFIXES, ".heic", ".heif", ".svg", *VIDEO_SUFFIXES),
-    *(".wav", ".mp3", ".flac", ".ogg", ".m4a", ".aac", ".opus"),
-)
-_KIND = r"(?:images?|imgs?|pictures?|pics?|photos?|frames?|videos?|vids?|vision|visual|audios?|speech|sound|media)"
-_TAG = re.compile(
-    rf"(?<!\\)[<\[]({_KIND}(?:[_-](?:path|url|file|src))?)\b[^<>\[\]\n]{{0,200}}[>\]]"
-    r"([^<>\[\]\n]{1,400})[<\[]/\1\s{0,9}[>\]]",
+_KIND = r"(?:images?|imgs?|pictures?|photos?|frames?|videos?|vision|audios?)"
+_NUMBERED = rf"<{_KIND}[ _-]?\d{{1,4}}>"
+_MEDIUM = re.compile(
+    rf"(?<!\\)[<\[]({_KIND})\b[^<>\[\]\n]{{0,200}}[>\]][^\s<>\[\]]{{1,400}}[<\[]/\1[>\]]|"  # <img>a.png</img>
+    rf"<\|[\w ./:-]{{0,40}}(?<![a-z]){_KIND}[\w ./:-]{{0,400}}\|>|{_NUMBERED}|"
+    rf"<{_KIND}[ _-]?(?:here|place[ _-]?holder|tokens?|pad|start|end)>|(?-i:\[IMG\])",
     re.I,
 )
-_PLACE = re.compile(r"(?:data|file|https?):", re.I)
-_TOKEN = re.compile(
-    rf"<\|[\w ./:-]{{0,40}}(?:(?<![a-z])|(?<=of)){_KIND}[\w ./:-]{{0,400}}\|>|"
-    rf"<{_KIND}(?:[ _-]?(?:\d{{1,4}}|here|place[ _-]?holder|tokens?|pad|start|end|context|soft[ _-]token|patch))+>|"
-    rf"<(?:(?:start|begin|end)_of_|fake_token_around_|unk_){_KIND}>|<im_(?:start|end|patch)>|"
-    r"(?-i:\[(?:IMG|IMG_BREAK|IMG_END|AUDIO|BEGIN_AUDIO)\])(?!https?:)|"  # other spellings are no tokens of Mistral's
-    r"data:(?:image|video|audio)/[\w.+-]{1,40};base64,[\w+/]{64}",  # a whole medium; code that speaks of one has none
-    re.I,
-)
-_NUMBERED = re.compile(rf"<{_KIND}[ _-]?\d{{1,4}}>", re.I)  # a picture's name where the picture has a mark beside it
-_NAMED = rf"(?:[a-z]{{1,20}}_)?{_KIND}"
-_BARE = re.compile(
-    rf"(?:(?:<!--|__|[<\[{{(]{{1,2}})\s?/?{_NAMED}[ _-]?\d{{0,4}}\s?/?(?:-->|__|[>\])}}]{{1,2}})\s?)+", re.I
-)
-
-_GLUED = re.compile(rf"^<{_NAMED}>(?=[a-z])|(?<=[.?!])<{_NAMED}>$", re.I)  # prose about HTML puts a space there
 _INSTEAD = f"name it in image, images, video or videos, and write {IMAGE_MARK} or {VIDEO_MARK} at its place"
 
 
 def media_problem(turns: Iterable[dict[str, Any]], pictured: bool, as_document: bool) -> str | None:
-    """Return what to say where a text holds a spelling that only media have; ``as_document``: placeholders are text."""
-    for turn in turns:
-        text = turn["value"]
-        tokens = (found[0] for found in _TOKEN.finditer(text)) if "<" in text or "[" in text or "data:" in text else ()
-        spelt = [*_tagged(text), *(token for token in tokens if not (pictured and _NUMBERED.fullmatch(token)))]
-        if not spelt and not pictured and turn["from"] == "human":
-            for mark in (IMAGE_MARK, VIDEO_MARK) if as_document else (IMAGE_MARK,):
-                text = text.replace(mark, "")
-            first, *rest = text.strip().split("\n")
-            spelt = [line.strip() for line in (first, *rest[-1:]) if _BARE.fullmatch(line.strip())]
-            spelt += [found[0] for found in _GLUED.finditer(text.strip()) if "</" not in text]
+    """Return what to say where a text holds another model's mark of a medium; ``as_document``: our marks are text."""
+    for text in (turn["value"] for turn in turns):
+        spelt = [found[0] for found in _MEDIUM.finditer(text)]
+        if pictured:  # a number may name a picture that has its mark beside it
+            spelt = [mark for mark in spelt if not re.fullmatch(_NUMBERED, mark, re.I)]
+        elif not as_document and VIDEO_MARK in text.splitlines():
+            spelt.append(VIDEO_MARK)
         if spelt:
             return f"a text holds {shown(spelt[0])}, a medium that nothing would read; {_INSTEAD}, or drop the record"
     return None
-
-
-def _tagged(text: str) -> Iterator[str]:
-    """Yield tags with a target inside: a path without spaces (of an image), a file of a medium, an address."""
-    for found in _TAG.finditer(text) if "</" in text or "[/" in text else ():
-        target, kind = found[2].strip(), found[1].lower()
-        is_file = target.lower().partition("?")[0].endswith(_MEDIA_SUFFIXES)
-        if target and ((kind in ("img", "image") and " " not in target) or is_file or _PLACE.match(target)):
-            yield found[0]
 
 
 Place = Literal["record", "message", "part"]

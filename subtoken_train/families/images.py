@@ -2,7 +2,7 @@
 
 Every reader of pictures calls ``rgb_pixels``:
 
-* It is turned as EXIF says, else XMP's ``tiff:Orientation``; damaged EXIF leaves it as stored, with a warning.
+* It is turned as EXIF says, else XMP's ``tiff:Orientation``; damaged EXIF leaves it as stored.
 * What is transparent shows white; CMYK, YCbCr, HSV and Lab are converted by Pillow, without colour profiles.
 * Greys of 16 bits (``I;16``, and ``I`` of a PNG or PPM file) are divided by 257. Other pictures of whole numbers or
   floats (``I``, ``F``) name no depth and are refused.
@@ -17,9 +17,6 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
-from subtoken_train.errors import SubTokenWarning
-
-_LOST = ("Corrupt EXIF data", "Truncated File Read")  # Pillow's warnings after which it reads no further tag
 _WHITE_16 = 65_535
 
 
@@ -32,40 +29,34 @@ def to_rgb(image: Any, name: str) -> Image.Image:
     if not isinstance(image, Image.Image):
         raise ValueError(f"{name} is not an image; open it with PIL first")
     try:
-        return rgb_pixels(image, name)
+        return rgb_pixels(image)
     except Exception as error:  # Pillow's readers raise many kinds for broken files
         words = " ".join(str(error).split())[:160] or type(error).__name__
         raise ValueError(f"{name} cannot be read ({words}); replace the file") from None
 
 
-def rgb_pixels(image: Image.Image, name: str) -> Image.Image:
+def rgb_pixels(image: Image.Image) -> Image.Image:
     """Read an opened image's pixels as a new RGB image, turned upright, which carries no orientation any more."""
     if 0 in image.size:
         raise PixelError("it has no pixels")
     image.load()
     shown, told = _flat(_eight_bits(image)), Image.Exif()
-    told[ExifTags.Base.Orientation] = _orientation(image, name)
+    told[ExifTags.Base.Orientation] = _orientation(image)
     shown.info = {"exif": told.tobytes()}  # nothing else, whose damage would be in the way
     ImageOps.exif_transpose(shown, in_place=True)
     shown.info = {}
     return shown
 
 
-def _orientation(image: Image.Image, name: str) -> int:
-    """Return the orientation of EXIF or XMP; 1 where there is none, with a warning where damage hides it."""
-    damaged = False
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+def _orientation(image: Image.Image) -> int:
+    """Return the orientation of EXIF or XMP; 1 where there is none that can be read."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         try:
-            orientation = image.getexif().get(ExifTags.Base.Orientation)
-            if orientation is None and image.info.get("exif"):
-                Image.Exif().load(image.info["exif"])  # once more: what it said when the file was opened is gone
+            told = image.getexif().get(ExifTags.Base.Orientation)
         except Exception:  # its readers trip over damage in many ways
-            orientation, damaged = None, True
-    if damaged or (orientation is None and any(str(each.message).startswith(_LOST) for each in said)):
-        words = f"{name}: its EXIF is damaged and does not say which way is up, so it is read as stored"
-        warnings.warn(words, SubTokenWarning, stacklevel=4)
-    return next((side for side in range(1, 9) if side == orientation), 1)
+            return 1
+    return next((side for side in range(1, 9) if side == told), 1)
 
 
 def _flat(image: Image.Image) -> Image.Image:

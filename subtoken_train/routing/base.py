@@ -6,7 +6,6 @@ Legend: B batch, N positions, D model width, S value groups, g channels of a gro
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, cast, get_args
 
@@ -93,11 +92,7 @@ class RoutingConfig:
             check_word("routing feature", name, get_args(FeatureName))
             if self.features.count(name) > 1:
                 raise ValueError(f"routing features names {name!r} twice; once is enough")
-        for name, gone, remedy in _RETIRED:
-            value = getattr(self, name)
-            if gone(value):
-                why = "is gone, since it gained nothing where we measured it"
-                raise ValueError(f"routing {name} {value!r} {why}; {remedy}, or use version 0.2")
+        check_word("balance_scope", self.balance_scope, ("sample",))
         check_word("fill", self.fill, get_args(Fill))
 
     def check(self, shape: KVShape) -> None:
@@ -198,16 +193,11 @@ _OF_ROUTERS = ("query_conditioned", "value_gate", "score_prior", "query_rank", "
 _RANGES = (
     ("balance_weight", 0, 10**6),
     ("query_rank", 1, 4096),
+    ("temperature", 1, 1),
     ("sinks", 0, MAX_TOKENS),
     ("window", 0, MAX_TOKENS),
     ("seed", 0, MAX_SEED),
 )
-_RETIRED: tuple[tuple[str, Callable[[object], bool], str], ...] = (
-    ("balance_scope", lambda value: value != "sample", "leave it out, or set it to 'sample'"),
-    ("temperature", lambda value: value != 1, "leave it out, or set it to 1.0"),
-    ("fill", lambda value: value == "learned", "use zero or mean"),
-)
-"""Settings of version 0.2, which of their values are gone, and what to write instead."""
 SelectorInput = View
 """Its name up to version 0.3."""
 

@@ -97,25 +97,14 @@ def asked(text, answer="a cat", **fields):
 
 SPELT = {
     "Picture 1: <img>0.png</img>\nwhat ?": "<img>0.png</img>",
-    "<img>https://a.b/c</img> what ?": "<img>https://a.b/c</img>",
-    "<img>my pictures/0 1.JPG</img> what ?": "<img>my pictures/0 1.JPG</img>",
     "(<image>./</image>)\nwhat ?": "<image>./</image>",
     "<video fps=2>clip.mp4</video> what ?": "<video fps=2>clip.mp4</video>",
     "hear <audio>a.wav</audio>": "<audio>a.wav</audio>",
     "<|image_1|>\nwhat ?": "<|image_1|>",
     "<|vision_start|><|image_pad|><|vision_end|>what ?": "<|vision_start|>",
-    "<|image: a|> what ?": "<|image: a|>",
     "see <image_placeholder>": "<image_placeholder>",
-    "<fake_token_around_image>what ?": "<fake_token_around_image>",
     "<image1>\n<image 2>\nwhich ?": "<image1>",
     "[IMG]what ?": "[IMG]",
-    "<Image>\nwhat ?": "<Image>",
-    "what ?\n[image]": "[image]",
-    "{{image}}\nwhat ?": "{{image}}",
-    "<img-url>https://a.b/c</img-url> what ?": "<img-url>https://a.b/c</img-url>",
-    "<query_image>\nwhat ?": "<query_image>",
-    "<!-- image -->\nwhat ?": "<!-- image -->",
-    f"![](data:image/png;base64,{'iVBORw0K' * 9}) what ?": "data:image/png;base64,iVBORw0K",
 }
 
 
@@ -143,15 +132,11 @@ def test_marks_of_videos_and_of_other_models_and_in_answers():
 TEXTS = [
     "the <box>(1,2),(3,4)</box> of <ref>a dog</ref>",
     "how does the <img> tag differ from <picture> ?",
-    "<img> is a tag",
     "use <video> in HTML",
     "<video>text for old browsers</video> in HTML ?",
-    "replace <your_image> by a path",
     "<|im_start|>user",
     "mark [image] in a text",
     '<div><img src="logo.png"></div>',
-    "![](https://a.b/c.png) in markdown",
-    "how long is 'data:image/png;base64,iVBORw0K...' in HTML ?",
     r"\<image>0.png\</image> is how it is written",
     "a" * 200_000 + "<" * 20_000 + "[img" * 5000,
 ]
