@@ -60,8 +60,7 @@ def calibration_prompts(
     file = None if data == RECALL and not sees else data
     batches: Iterable[Batch]
     if file is None and sees:
-        example = "for instance data/scenes/dev.json"
-        raise ValueError(f"{family.name} is calibrated on a file of records with images; give data, {example}")
+        raise ValueError(f"{family.name} is calibrated on a file of records with images, as data/scenes/dev.json")
     if file is None:
         batches = recall_prompts(family, samples, batch_size, context_length, "train", seed, answers)
     elif sees:

@@ -68,8 +68,7 @@ def inside(folder: Path, name: str, outside: bool = False) -> Path:
     if not outside:
         root, place = os.path.realpath(folder), os.path.realpath(find_image(path))
         if os.path.commonpath([root, place]) != root:
-            instead = "copy it in, or allow it with images_outside_folder: true"
-            raise ValueError(f"image {name[:120]!r} lies outside of {folder} (a path or a link); {instead}")
+            raise ValueError(f"image {name[:120]!r} lies outside of {folder}; images_outside_folder: true allows it")
     return path
 
 

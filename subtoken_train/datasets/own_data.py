@@ -280,8 +280,7 @@ class _PicturePaths:
         try:
             inside(self._folder, name)
         except ValueError:
-            where = f"lies outside of {self._folder} (a path or a link)"
-            raise ValueError(f"{place}: image {name[:80]!r} {where}; copy it in") from None
+            raise ValueError(f"{place}: image {name[:80]!r} lies outside of {self._folder}; copy it in") from None
         return name
 
 

@@ -204,8 +204,7 @@ def use_packed_attention(config: Any) -> None:
     if name.startswith(PREFIX):
         return
     if name not in ALL_ATTENTION_FUNCTIONS:
-        instead = "load the backbone with sdpa (attention in a recipe, attn_implementation in transformers)"
-        raise ValueError(f"attention {name!r} cannot read a packed cache; {instead}")
+        raise ValueError(f"attention {name!r} cannot read a packed cache; load the backbone with sdpa")
     AttentionInterface.register(PREFIX + name, _wrapping(name))
     AttentionMaskInterface.register(PREFIX + name, ALL_MASK_ATTENTION_FUNCTIONS[name])
     config._attn_implementation = PREFIX + name

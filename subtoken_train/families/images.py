@@ -132,8 +132,7 @@ MOST_SIDE = 13_377  # pixels of a square's side: a larger one has more than Pill
 def check_square(height: int, width: int) -> None:
     """Raise ``ValueError`` if the square around a picture of these pixels would be too large to make."""
     if height != width and max(height, width) > MOST_SIDE:
-        most = f"whose side may have at most {MOST_SIDE:,} pixels; crop it, or scale it down"
-        raise ValueError(f"an image of {width:,} x {height:,} pixels is padded to a square, {most}")
+        raise ValueError(f"a square around {width:,} x {height:,} pixels is larger than {MOST_SIDE:,} a side; crop it")
 
 
 def pad_to_square(image: Image.Image, fill: tuple[int, int, int]) -> Image.Image:

@@ -107,8 +107,7 @@ class RoutingConfig:
         if self.budget == "bytes":
             return self._check_bytes(shape)
         for name in self._changed(_OF_BYTES):
-            own = f"{name} {getattr(self, name)!r} is a setting of budget 'bytes', and the budget is {self.budget!r}"
-            raise ValueError(f"{own}: use 'bytes', or leave {name} out")
+            raise ValueError(f"{name} is a setting of budget 'bytes', and the budget is {self.budget!r}: leave it out")
         idle = fill != "zero" and self.kept_groups == groups and not self.value_gate
         nothing = f"fill {fill!r} does nothing where kept_groups = num_groups = {groups}: no group is dropped"
         refuse((idle, f"{nothing}; keep fewer groups, or leave fill out"))

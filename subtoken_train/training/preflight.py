@@ -47,8 +47,7 @@ def check_devices(devices: int | str | list[int], accelerator: str) -> None:
         return
     wanted = count_devices(devices, accelerator, num_nodes=1)
     if wanted > there:
-        there_are = f"one per device, but this machine has {there} {name}"
-        raise ValueError(f"trainer.devices asks for {wanted} process(es), {there_are}; lower trainer.devices")
+        raise ValueError(f"trainer.devices asks for {wanted} process(es), but this machine has {there} {name}")
 
 
 def check_cpus(devices: int | str | list[int], accelerator: str) -> None:
