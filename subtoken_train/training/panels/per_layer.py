@@ -44,6 +44,7 @@ class SilentTensors(Callback):
         self._initial = {name: tensor.clone() for name, tensor in self._watched(pl_module).items()}
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
+        """Read gradients between accumulation and clipping."""
         if not self._initial or not (logs_next(trainer) or trainer.global_step + 1 == self._last):
             return
         gradients = gradients_of(trainer, pl_module)
