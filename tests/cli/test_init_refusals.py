@@ -34,7 +34,7 @@ def test_no_folder_and_an_empty_one(mine, capsys):
     (mine / ".hidden.csv").write_text("x")
     line = refused(capsys, "init", "mine")
     assert line.startswith("mine holds no data: no images, and no file that ends with one of .csv")
-    add = "save texts as .txt, or add pictures and a table of questions, then: subtoken-train init mine"
+    add = "add texts, or pictures and a table, then: subtoken-train init mine"
     assert line.endswith(f"(but README.md, about the data); {add}")
     (mine / "README.md").unlink()
     for name in ("a.pdf", "b.PDF", "c.html", "Makefile", "d.txt.gz", "e.rtf"):
