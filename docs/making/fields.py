@@ -16,15 +16,16 @@ dropped in silence. A refused field stops the file with the record's id and the 
   tools, sound, boxes, pictures under other names, switches of single tokens.
 - **Passed over**: empty values (`null`, `""`, `[]`, `{}`), `metadata`, ids, sources, URLs, sizes, hashes and notes
   (`image_id`, `source`, `url`, `num_turns`, `comment`, `category`).
-- **Columns of a table** that are not read are passed over, and `init` prints them. A switch that is off
-  (`weight: 0.5`, `loss: false`) is refused.
+- **Columns of a table** that are not read are passed over, and `init` prints them. Those that may change what is learnt
+  (`history`, `rejected`, `audio`, `weight: 0.5`) are refused.
 
 An answer or a question without anything to be seen (white space, a BOM, a NUL) is refused; `<image>` alone is a
 question.
 
-**Pictures that a text names** would be trained without, so other models' marks are refused: a tag around a target
-(`<img>0.png</img>`), a token (`<|image_1|>`, `<ImageHere>`, `[IMG]`), and in a record without media `<image 1>` or a
-line that is `<video>`. What only names a file (a Markdown picture, `<img src="a.png">`, `see a.png`) is text.
+**Pictures that a text names** would be trained without. Spellings that only media have are refused: a tag around a
+target (`<img>0.png</img>`), tokens of other models (`<|image_1|>`, `<ImageHere>`, `[IMG]`), and in a record without
+media `<image 1>`, a picture's own bytes, or a bare tag as a question's first or last line. What only names a file
+(a Markdown picture, `<img src="a.png">`, `see a.png`) is text.
 
 **Marks that are text.** In a record with pictures `<image>` stands for one, and `<video>` for a video. Write `\<image>`
 where a text is *about* the tag, also in prompts of `generate`, `chat`, `ask` and `--prompts`. For a language model

@@ -53,6 +53,7 @@ def llava_form(row: Any, as_document: bool = False) -> Any:
     form.check_fields("record", row)
     if not all(isinstance(message, dict) for message in messages):
         return row
+    _check_order(messages, "its messages are")
     asked, own_names, turns = False, list[str](), list[dict[str, Any]]()
     for number, message in enumerate(messages, 1):
         form.check_fields("message", message, f"message {number}")
@@ -112,6 +113,14 @@ def _either(found: dict[str, Any], said: str, *keys: str) -> Any:
     return found[there[0]] if there else None
 
 
+def _check_order(items: list[Any], said: str) -> None:
+    """Refuse messages or parts that are numbered and stand in another order."""
+    for name in ("index", "idx", "turn", "order", "position"):
+        counted = [item[name] for item in items if isinstance(item, dict) and isinstance(item.get(name), int | float)]
+        if len(counted) == len(items) and counted != sorted(counted):
+            raise ValueError(f"{said} not in the order of their {name}; sort them, or drop {name}")
+
+
 def _content(content: Any, number: int) -> tuple[Any, list[str]]:
     """Return a message's text with a placeholder per image, and the images that it names itself."""
     if not isinstance(content, list):
@@ -119,6 +128,7 @@ def _content(content: Any, number: int) -> tuple[Any, list[str]]:
     if not content:
         raise ValueError(f"message {number} is an empty list; write a text, or parts: text, image or image_url")
     lines, names = [], []
+    _check_order(content, f"the parts of message {number} are")
     for given in content:
         part = {"text": given} if isinstance(given, str) else given
         if isinstance(part, dict):

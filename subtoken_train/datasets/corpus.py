@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from subtoken_train.datasets.conversations import CONVERSATION_LISTS, checked_record, conversation_document
 from subtoken_train.datasets.known_files import absent
-from subtoken_train.datasets.record_format import SWITCHES, read_switch
+from subtoken_train.datasets.record_format import SWITCHES, files_named, read_switch, refuse_files
 from subtoken_train.datasets.row_files import COLUMNAR, Kind, file_kind, files_of_set, kept_rows, placed_rows
 from subtoken_train.documents import text_problem
 from subtoken_train.errors import clipped
@@ -121,6 +121,7 @@ def _conversation_rows(source: CorpusSource, path: Path) -> Dataset:
     made: dict[str, list[str]] = {"name": [], "conversation": []}
     for place, read in placed_rows(path):
         row = checked_record(read, place, as_document=True)
+        refuse_files(files_named(row), place, path.parent)
         made["name"].append(place)
         made["conversation"].append(json.dumps({"conversations": row["conversations"]}))
     return Dataset.from_dict(made)

@@ -240,6 +240,7 @@ def _placed(own: OwnFolder, table: str, records: Sequence[OwnRecord]) -> list[Ow
     for record in records:
         if form.video_names(record.row):
             raise ValueError(f"{record.place} has a video; name the file in a recipe itself (data.train_file)")
+        form.refuse_files(form.files_named(record.row), record.place, own.path)
         found = [paths.path(name, record.place) for name in form.image_names(record.row)]
         missing += [(name, record.place) for name in found if name not in paths.there]
         total += len(found)

@@ -8,9 +8,11 @@ answer with ``"loss": false`` is read and not learnt. Videos: ``"video"`` is a f
 marks each in the prompts, or ``<image>`` in a record without images; in a record without videos, ``<video>`` is text.
 ``\<image>`` and ``\<video>`` are always text.
 
-No text may train without its picture in silence. Another model's mark of a medium is refused: a tag around a target
-(``<img>0.png</img>``), a token (``<|image_1|>``, ``<ImageHere>``, ``[IMG]``), in a record without media a numbered tag
-(``<image 1>``) and a line that is ``<video>``. A file's name is text.
+No text may train without its picture in silence. A *spelling* that only media have is refused wherever it stands: a tag
+around a target (``<img>0.png</img>``), a token of another model (``<|image_1|>``, ``<ImageHere>``, ``[IMG]``), a
+medium's own bytes. In a record without media so are a numbered tag (``<image 1>``) and a bare one (``<video>``,
+``[image]``) as the first or last line of a question, or touching its first letter or its end. A *file* that a question
+of such a record names, in a link or in words, is refused where it lies in the folder of the images, else it is text.
 
 What nobody reads could change what is learnt or seen, so it is refused with the nearest name that is read. Names that
 tell about a record or a medium, whatever they hold, are notes (``metadata`` takes any). An empty value (null, "", [],
@@ -22,9 +24,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
-from subtoken_train.datasets.image_sources import refuse_video_file
+from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES, VIDEO_SUFFIXES, refuse_video_file
 from subtoken_train.errors import clipped
 from subtoken_train.families import literal_marks as marks
 from subtoken_train.families.literal_marks import IMAGE_MARK, VIDEO_MARK, picture_marks
@@ -172,28 +175,76 @@ def _mark_problems(row: dict[str, Any]) -> Iterator[str]:
     yield f"{len(marked)} {IMAGE_PLACEHOLDER} " + (f"for {what}" if images else f"but no {nothing}")
 
 
-_KIND = r"(?:images?|imgs?|pictures?|photos?|frames?|videos?|vision|audios?)"
-_NUMBERED = rf"<{_KIND}[ _-]?\d{{1,4}}>"
-_MEDIUM = re.compile(
-    rf"(?<!\\)[<\[]({_KIND})\b[^<>\[\]\n]{{0,200}}[>\]][^\s<>\[\]]{{1,400}}[<\[]/\1[>\]]|"  # <img>a.png</img>
-    rf"<\|[\w ./:-]{{0,40}}(?<![a-z]){_KIND}[\w ./:-]{{0,400}}\|>|{_NUMBERED}|"
-    rf"<{_KIND}[ _-]?(?:here|place[ _-]?holder|tokens?|pad|start|end)>|(?-i:\[IMG\])",
+_MEDIA_SUFFIXES = (
+    *(*PICTURE_SUFFIXES, ".heic", ".heif", ".svg", *VIDEO_SUFFIXES),
+    *(".wav", ".mp3", ".flac", ".ogg", ".m4a", ".aac", ".opus"),
+)
+_KIND = r"(?:images?|imgs?|pictures?|pics?|photos?|frames?|videos?|vids?|vision|visual|audios?|speech|sound|media)"
+_TAG = re.compile(
+    rf"(?<!\\)[<\[]({_KIND}(?:[_-](?:path|url|file|src))?)\b[^<>\[\]\n]{{0,200}}[>\]]"
+    r"([^<>\[\]\n]{1,400})[<\[]/\1\s{0,9}[>\]]",
     re.I,
 )
+_PLACE = re.compile(r"(?:data|file|https?):", re.I)
+_TOKEN = re.compile(
+    rf"<\|[\w ./:-]{{0,40}}(?:(?<![a-z])|(?<=of)){_KIND}[\w ./:-]{{0,400}}\|>|"
+    rf"<{_KIND}(?:[ _-]?(?:\d{{1,4}}|here|place[ _-]?holder|tokens?|pad|start|end|context|soft[ _-]token|patch))+>|"
+    rf"<(?:(?:start|begin|end)_of_|fake_token_around_|unk_){_KIND}>|<im_(?:start|end|patch)>|"
+    r"(?-i:\[(?:IMG|IMG_BREAK|IMG_END|AUDIO|BEGIN_AUDIO)\])(?!https?:)|"  # other spellings are no tokens of Mistral's
+    r"data:(?:image|video|audio)/[\w.+-]{1,40};base64,[\w+/]{64}",  # a whole medium; code that speaks of one has none
+    re.I,
+)
+_NUMBERED = re.compile(rf"<{_KIND}[ _-]?\d{{1,4}}>", re.I)  # a picture's name where the picture has a mark beside it
+_NAMED = rf"(?:[a-z]{{1,20}}_)?{_KIND}"
+_BARE = re.compile(
+    rf"(?:(?:<!--|__|[<\[{{(]{{1,2}})\s?/?{_NAMED}[ _-]?\d{{0,4}}\s?/?(?:-->|__|[>\])}}]{{1,2}})\s?)+", re.I
+)
+
+_GLUED = re.compile(rf"^<{_NAMED}>(?=[a-z])|(?<=[.?!])<{_NAMED}>$", re.I)  # prose about HTML puts a space there
+_WORDS, _PARTS = re.compile(r"[^\s<>()\[\]{}\"'`|=,;]+"), re.compile(r"(?<=[(\[{\"'`|])[^<>()\[\]{}\"'`|\n]+")
 _INSTEAD = f"name it in image, images, video or videos, and write {IMAGE_MARK} or {VIDEO_MARK} at its place"
 
 
 def media_problem(turns: Iterable[dict[str, Any]], pictured: bool, as_document: bool) -> str | None:
-    """Return what to say where a text holds another model's mark of a medium; ``as_document``: our marks are text."""
-    for text in (turn["value"] for turn in turns):
-        spelt = [found[0] for found in _MEDIUM.finditer(text)]
-        if pictured:  # a number may name a picture that has its mark beside it
-            spelt = [mark for mark in spelt if not re.fullmatch(_NUMBERED, mark, re.I)]
-        elif not as_document and VIDEO_MARK in text.splitlines():
-            spelt.append(VIDEO_MARK)
+    """Return what to say where a text holds a spelling that only media have; ``as_document``: placeholders are text."""
+    for turn in turns:
+        text = turn["value"]
+        tokens = (found[0] for found in _TOKEN.finditer(text)) if "<" in text or "[" in text or "data:" in text else ()
+        spelt = [*_tagged(text), *(token for token in tokens if not (pictured and _NUMBERED.fullmatch(token)))]
+        if not spelt and not pictured and turn["from"] == "human":
+            for mark in (IMAGE_MARK, VIDEO_MARK) if as_document else (IMAGE_MARK,):
+                text = text.replace(mark, "")
+            first, *rest = text.strip().split("\n")
+            spelt = [line.strip() for line in (first, *rest[-1:]) if _BARE.fullmatch(line.strip())]
+            spelt += [found[0] for found in _GLUED.finditer(text.strip()) if "</" not in text]
         if spelt:
             return f"a text holds {shown(spelt[0])}, a medium that nothing would read; {_INSTEAD}, or drop the record"
     return None
+
+
+def files_named(row: dict[str, Any]) -> list[str]:
+    """Return what its questions call files of media, for a record that names none in a field."""
+    texts = [turn["value"] for turn in row["conversations"] if turn["from"] == "human" and not has_media(row)]
+    words = (found[0] for text in texts if "." in text for each in (_WORDS, _PARTS) for found in each.finditer(text))
+    names = dict.fromkeys(word.strip().rstrip(".:!?") for word in words)
+    return [each for each in names if each[-8:].lower().endswith(_MEDIA_SUFFIXES) and not _PLACE.match(each)]
+
+
+def refuse_files(names: Iterable[str], place: str, folder: Path) -> None:
+    """Refuse texts that name a file which lies in a folder."""
+    for name in names:
+        if len(name) < 400 and "\0" not in name and ".." not in name and (folder / name).is_file():
+            words = f"{place}: a text names {shown(name)}, which is in {folder}, and no field does, so that nothing"
+            raise ValueError(f"{words} would read it; {_INSTEAD}")
+
+
+def _tagged(text: str) -> Iterator[str]:
+    """Yield tags with a target inside: a path without spaces (of an image), a file of a medium, an address."""
+    for found in _TAG.finditer(text) if "</" in text or "[/" in text else ():
+        target, kind = found[2].strip(), found[1].lower()
+        is_file = target.lower().partition("?")[0].endswith(_MEDIA_SUFFIXES)
+        if target and ((kind in ("img", "image") and " " not in target) or is_file or _PLACE.match(target)):
+            yield found[0]
 
 
 Place = Literal["record", "message", "part"]
@@ -223,6 +274,12 @@ _NOTE = re.compile(
     r"notes?|tags?|meta(data)?|model(_name)?|category|domain|topic|task|lang(uage)?|difficulty|name|authors?|date|"
     r"timestamp|license|version)$"
 )
+_CHANGING = re.compile(
+    r"^(history|(chosen|rejected|tool|audio|tool_call|loss|mask|ignore|skip|exclude|discard|drop).*|speech|functions?|"
+    r"(non_)?preferred_output|margin|objects|.*bbox.*|.*(input|token)_ids|labels|attention_mask)$"
+)  # matches columns of a table that would change what is learnt; the others are printed
+_LABELS = ("label", "kto_tag", "is_correct")  # of answers, good or bad
+_NUMBER = re.compile(r"[-+]?\d*\.?\d+(e[-+]?\d+)?")
 _NAMES = {place: frozenset(name for names in read for name in names) for place, read in READ.items()}
 
 
@@ -237,13 +294,25 @@ def check_fields(place: Place, found: Mapping[str, Any], said: str = "it") -> No
 
 def column_problem(name: str, value: Any) -> str | None:
     """Return why a cell of a table that nothing reads may not be passed over; None where it may."""
-    off = _plain(name) in SWITCHES and str(value).strip().lower() not in ("true", "1", "1.0")
+    plain = _plain(name)
+    if plain in (*SWITCHES, *_LABELS):
+        off = not _is_on(value)
+    else:
+        off = bool(_CHANGING.match(plain)) and str(value).strip().lower() not in ("false", "0", "0.0")
     return "it may change what is learnt, and nothing reads it; drop the line, or the column" if off else None
 
 
 @lru_cache(maxsize=10_000)
 def _plain(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[ -]", "_", name.strip()).lower()
+
+
+def _is_on(value: Any) -> bool:
+    """Return whether a cell says that a line is learnt; a class's name is a note."""
+    if isinstance(value, str):
+        word = value.strip().lower()
+        return word in ("true", "1", "1.0") or (word != "false" and not _NUMBER.fullmatch(word))
+    return isinstance(value, bool | int | float) and value == 1
 
 
 def read_switch(found: Mapping[str, Any], said: str) -> bool | None:

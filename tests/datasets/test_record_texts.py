@@ -97,14 +97,25 @@ def asked(text, answer="a cat", **fields):
 
 SPELT = {
     "Picture 1: <img>0.png</img>\nwhat ?": "<img>0.png</img>",
+    "<img>https://a.b/c</img> what ?": "<img>https://a.b/c</img>",
+    "<img>my pictures/0 1.JPG</img> what ?": "<img>my pictures/0 1.JPG</img>",
     "(<image>./</image>)\nwhat ?": "<image>./</image>",
     "<video fps=2>clip.mp4</video> what ?": "<video fps=2>clip.mp4</video>",
     "hear <audio>a.wav</audio>": "<audio>a.wav</audio>",
     "<|image_1|>\nwhat ?": "<|image_1|>",
     "<|vision_start|><|image_pad|><|vision_end|>what ?": "<|vision_start|>",
+    "<|image: a|> what ?": "<|image: a|>",
     "see <image_placeholder>": "<image_placeholder>",
+    "<fake_token_around_image>what ?": "<fake_token_around_image>",
     "<image1>\n<image 2>\nwhich ?": "<image1>",
     "[IMG]what ?": "[IMG]",
+    "<Image>\nwhat ?": "<Image>",
+    "what ?\n[image]": "[image]",
+    "{{image}}\nwhat ?": "{{image}}",
+    "<img-url>https://a.b/c</img-url> what ?": "<img-url>https://a.b/c</img-url>",
+    "<query_image>\nwhat ?": "<query_image>",
+    "<!-- image -->\nwhat ?": "<!-- image -->",
+    f"![](data:image/png;base64,{'iVBORw0K' * 9}) what ?": "data:image/png;base64,iVBORw0K",
 }
 
 
@@ -132,11 +143,15 @@ def test_marks_of_videos_and_of_other_models_and_in_answers():
 TEXTS = [
     "the <box>(1,2),(3,4)</box> of <ref>a dog</ref>",
     "how does the <img> tag differ from <picture> ?",
+    "<img> is a tag",
     "use <video> in HTML",
     "<video>text for old browsers</video> in HTML ?",
+    "replace <your_image> by a path",
     "<|im_start|>user",
     "mark [image] in a text",
     '<div><img src="logo.png"></div>',
+    "![](https://a.b/c.png) in markdown",
+    "how long is 'data:image/png;base64,iVBORw0K...' in HTML ?",
     r"\<image>0.png\</image> is how it is written",
     "a" * 200_000 + "<" * 20_000 + "[img" * 5000,
 ]
@@ -146,3 +161,37 @@ TEXTS = [
 def test_what_is_about_media_stays_text(text):
     made = checked_record(asked(text), "r")
     assert made["conversations"][0]["value"] == text
+
+
+LINKS = [
+    "![](i/a b.png) what ?",
+    "<img src='i/c.JPG' width=5> what ?",
+    "look at i/c.JPG.",
+    '{"image": "i/a b.png"} what ?',
+    "[[i/c.JPG]]",
+]
+
+
+@pytest.mark.parametrize("text", LINKS)
+def test_a_text_that_names_a_file_of_the_folder_is_refused(tmp_path, cache, text):
+    (tmp_path / "i").mkdir()
+    for name in ("a b.png", "c.JPG"):
+        (tmp_path / "i" / name).touch()
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(json.dumps(asked(each)) for each in ("hi", "![](logo.png) ../c.png", text)))
+    words = re.escape(f"{path}, record '2': a text names 'i/")
+    for read in (InstructionRecords, lambda path: load_rows(CorpusSource(str(path), documents="conversations"))):
+        with pytest.raises(ValueError, match=words):
+            read(path)
+    path.write_text(json.dumps(asked(f"<image> {text}", image="i/c.JPG")))  # it has a picture, of which it speaks
+    assert len(InstructionRecords(path)) == 1
+
+
+@pytest.mark.parametrize("numbered", ["messages", "parts"])
+def test_what_is_numbered_out_of_order_is_refused(numbered):
+    parts = [{"type": "text", "text": word, "index": 1 - place} for place, word in enumerate("ab")]
+    talk = [{"role": "user", "content": parts if numbered == "parts" else "a"}, {"role": "assistant", "content": "b"}]
+    if numbered == "messages":
+        talk = [{**turn, "turn": 2 - place} for place, turn in enumerate(talk)]
+    with pytest.raises(ValueError, match="not in the order of their"):
+        checked_record({"messages": talk}, "r")

@@ -161,11 +161,20 @@ def test_what_cannot_be_read(tmp_path, cache, monkeypatch, words):
         read(make(tmp_path))
 
 
-@pytest.mark.parametrize("value", [0, 0.5, "false"])
-def test_a_switch_in_a_table_is_obeyed_by_nobody_and_refused(tmp_path, value):
+TABLES = {
+    "record '0' has 'history', [['a', 'b']]: it may change what is learnt": {"history": [["a", "b"]]},
+    **{f"record '0' has {name!r}, {value!r}: it may change": {name: value} for name, value in (
+        ("kto_tag", False), ("weight", 0.5), ("is_correct", "false"), ("Skip", "1"), ("rejected", "no"), ("tools", "x"),
+    )},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", TABLES)
+def test_a_column_that_changes_what_is_learnt_is_refused_in_a_table(tmp_path, words):
     path = tmp_path / "q.json"
-    path.write_text(json.dumps([{"instruction": "a", "input": "", "output": "b", "weight": value}]))
-    with pytest.raises(ValueError, match=f"record '0' has 'weight', {value!r}: it may change what is learnt"):
+    good = {"instruction": "a", "input": "", "output": "b"}
+    path.write_text(json.dumps([{**good, **TABLES[words]}]))
+    with pytest.raises(ValueError, match=re.escape(f"{path}, {words}")):
         table(path)
 
 
