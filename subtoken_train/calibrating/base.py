@@ -60,8 +60,7 @@ def calibration_prompts(
     file = None if data == RECALL and not sees else data
     batches: Iterable[Batch]
     if file is None and sees:
-        example = "for instance data/scenes/dev.json"
-        raise ValueError(f"{family.name} is calibrated on a file of records with images; give data, {example}")
+        raise ValueError(f"{family.name} is calibrated on a file of records with images, as data/scenes/dev.json")
     if file is None:
         batches = recall_prompts(family, samples, batch_size, context_length, "train", seed, answers)
     elif sees:
@@ -90,7 +89,7 @@ def _stretches(family: Family, path: str, samples: int, batch_size: int, length:
         raise ValueError(f"data {path!r} is neither {RECALL!r} nor a file; check the path")
     source = CorpusSource(path)
     blocks = islice(read_blocks(load_rows(source), source, family.tokenizer, length), samples)
-    texts = [EncodedText((*block.input_ids, block.input_ids[-1]), length) for block in blocks]
+    texts = [EncodedText((*ids, ids[-1]), length) for ids in blocks]
     return (text_batch(family, texts[start : start + batch_size]) for start in range(0, len(texts), batch_size))
 
 

@@ -117,7 +117,7 @@ def _question(row: dict[str, Any], number: int, tokenizer: Any) -> dict[str, Any
     plain_turns = [{"from": turn["from"], "value": turn["value"]} for turn in turns[: last + 1]]  # asked, not learnt
     asked, answer = {"conversations": plain_turns}, turns[last]["value"].strip()
     if tokenizer is None:
-        question = conversation_document(asked)[0].removesuffix(answer).rstrip()
+        question = conversation_document(asked).removesuffix(answer).rstrip()
     else:
         from subtoken_train.families.chat_template import filled_template
 

@@ -269,7 +269,7 @@ def _text_band(data: OwnData, chosen: Chosen, out: Path) -> tuple[dict[str, Any]
     if as_records and (tokenizer is None or tokenizer.chat_template):
         return {**sources, **_chat_sizes(data, chosen), "batch_size": batch, "seed": 0}, len(data.splits["train"])
     if data.no_document:
-        raise ValueError(f"{data.no_document}, or name a --backbone with a chat template")
+        raise ValueError(data.no_document)
     texts, tokens = {key: said(data, split) for key, split in _SOURCES.items()}, dict[str, int]()
     for key, each in texts.items():  # where the tokenizer is not on this machine, four characters are one
         ids = tokenizer and tokenizer(each, add_special_tokens=False, verbose=False)["input_ids"]

@@ -38,7 +38,7 @@ from subtoken_train.training.panels.midway_scores import (
     MidwayEvaluation,
     StopEarly,
 )
-from subtoken_train.training.panels.per_layer import FirstGradients, RoutingPanel, SilentTensors, TrainedPanel
+from subtoken_train.training.panels.per_layer import RoutingPanel, SilentTensors, TrainedPanel
 from subtoken_train.training.panels.run_progress import BarProgress, LineProgress, LogRecipe
 from subtoken_train.training.panels.throughput import Throughput
 from subtoken_train.training.preflight import check_cpus, check_devices
@@ -216,7 +216,7 @@ class RecipeCLI:
 
     def _watchers(self, stop_mode: str | None) -> list[Callback]:
         task, stopping, throughput = self.evaluation, self.early_stopping, Throughput()
-        callbacks: list[Callback] = [throughput, RoutingPanel(), TrainedPanel(), FirstGradients(), SilentTensors()]
+        callbacks: list[Callback] = [throughput, RoutingPanel(), TrainedPanel(), SilentTensors()]
         midway = None
         if task is not None:
             evaluate = midway_evaluator(task, self.config.model.backbone.attention)

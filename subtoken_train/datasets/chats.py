@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from subtoken_train.datasets.collate import all_masked, starts_within
 from subtoken_train.datasets.conversations import chat_messages
-from subtoken_train.datasets.corpus import TOKENS, CorpusSource, fingerprint
+from subtoken_train.datasets.corpus import IDS, CorpusSource, fingerprint
 from subtoken_train.datasets.record_format import answer_is_learnt, used_turns
-from subtoken_train.datasets.row_files import kept_rows
+from subtoken_train.datasets.row_files import Kind, kept_rows
 from subtoken_train.datasets.text_batches import TextSample, chat_split, context_tokens
 from subtoken_train.families import chat_template as template
 from subtoken_train.families.chat_template import Message
@@ -97,7 +97,7 @@ def cached_chats(rows: Dataset, source: CorpusSource, family: Family, limits: Ch
     specials = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}  # which a template may write
     name = fingerprint(rows, source, tokenizer, tokenizer.get_chat_template(), specials, *astuple(limits))
     lengths = dict.fromkeys(("context_length", "query_length", "system_length"), "int32")
-    columns = {**TOKENS, **lengths, "record_id": "string"}
+    columns: dict[str, Kind] = {**IDS, "without_loss": ("int32",), **lengths, "record_id": "string"}
     return kept_rows(lambda: map(vars, iterate_chats(rows, family, limits)), columns, name)
 
 

@@ -81,21 +81,14 @@ def llava_form(row: Any, as_document: bool = False) -> Any:
     return {**made, "conversations": turns if as_document else _system_asked(turns)}
 
 
-def conversation_document(row: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
-    """Return a conversation as one document, and the spans (start, end) of what is said in it and not learnt."""
-    text, spans = "", []
-    for number, turn in enumerate(form.used_turns({"conversations": _system_asked(row["conversations"])})):
-        text += ("USER:", " ASSISTANT:", "\nUSER:")[number % 2 or 2 * bool(number)]
-        start = len(text)
-        text += f" {turn['value'].strip()}"
-        if turn.get("loss", True) is None:
-            raise ValueError(
-                "its system text and its first question, which are one text without a chat template, are not learnt "
-                "alike; give both messages the same loss"
-            )
-        if not turn.get("loss", True):
-            spans.append((start, len(text)))
-    return text, spans
+def conversation_document(row: dict[str, Any]) -> str:
+    """Return a conversation as one document, all of which is learnt."""
+    if not all(turn.get("loss", True) for turn in row["conversations"]):
+        whole = "without a chat template a conversation is learnt whole"
+        raise ValueError(f"a message is not to be learnt, and {whole}; drop it, or use a backbone with a template")
+    said = [turn["value"].strip() for turn in form.used_turns({"conversations": _system_asked(row["conversations"])})]
+    pairs = zip(said[::2], said[1::2], strict=True)
+    return "\n".join(f"USER: {question} ASSISTANT: {answer}" for question, answer in pairs)
 
 
 def chat_messages(row: dict[str, Any]) -> list[dict[str, str]]:
@@ -168,7 +161,7 @@ def _part_name(part: dict[str, Any], number: int) -> list[str]:
 
 
 def _system_first(turns: list[dict[str, Any]], beside: Any) -> list[dict[str, Any]]:
-    """Return the turns, a system's first; its ``loss`` is None where parts of it are not learnt alike."""
+    """Return the turns, a system's first, which is not learnt where a part of it is not."""
     told = [{"value": beside}] if beside else []
     if turns[0]["from"] == "system":
         told, turns = [*told, turns[0]], turns[1:]
@@ -177,13 +170,12 @@ def _system_first(turns: list[dict[str, Any]], beside: Any) -> list[dict[str, An
     told = [turn for turn in told if turn["value"].strip()]
     if not told:
         return turns
-    text, switches = "\n\n".join(turn["value"].strip() for turn in told), {turn.get("loss", True) for turn in told}
-    loss = {} if switches == {True} else {"loss": False if switches == {False} else None}
-    return [{"from": "system", "value": text, **loss}, *turns]
+    loss = {} if all(turn.get("loss", True) for turn in told) else {"loss": False}
+    return [{"from": "system", "value": "\n\n".join(turn["value"].strip() for turn in told), **loss}, *turns]
 
 
 def _system_asked(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the turns, the system's text in front of the first question; its ``loss`` is None where the two differ."""
+    """Return the turns, the system's text in front of the first question."""
     if not turns or turns[0]["from"] != "system":
         return turns
     system, turns = turns[0], turns[1:]
@@ -191,6 +183,4 @@ def _system_asked(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if asked is None or not isinstance(turns[asked]["value"], str):
         return turns
     first = {**turns[asked], "value": f"{system['value']}\n\n{turns[asked]['value']}"}
-    if system.get("loss", True) != first.get("loss", True):
-        first["loss"] = None
     return [*turns[:asked], first, *turns[asked + 1 :]]

@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from subtoken_train.datasets.conversations import CONVERSATION_LISTS, checked_record, conversation_document
 from subtoken_train.datasets.known_files import absent
@@ -36,24 +36,10 @@ _BUILDERS = {
 }
 _TOKENISED_TOGETHER = 256  # documents, for speed alone
 _TITLE = re.compile(r"= [^=].* =")  # sections have more signs
-_LAYOUT = "2"  # raise it when the same corpus is packed into other blocks, so that no old cache is read
+_LAYOUT = "3"  # raise it when the same corpus is packed into other blocks, so that no old cache is read
 
 
-class Document(NamedTuple):
-    """A text, and spans (start, end) of its characters that are read and not predicted."""
-
-    text: str
-    without_loss: Sequence[tuple[int, int]] = ()
-
-
-class PackedBlock(NamedTuple):
-    """The token ids of one block, and places in it that are not predicted, ascending."""
-
-    input_ids: list[int]
-    without_loss: list[int]
-
-
-TOKENS: dict[str, Kind] = dict.fromkeys(PackedBlock._fields, ("int32",))  # columns of kept blocks and chats
+IDS: dict[str, Kind] = {"input_ids": ("int32",)}  # the column of kept blocks, and one of chats
 
 
 @dataclass(frozen=True)
@@ -141,33 +127,33 @@ def _conversation_rows(source: CorpusSource, path: Path) -> Dataset:
     return Dataset.from_dict(made)
 
 
-def iterate_documents(rows: Iterable[dict[str, Any]], source: CorpusSource) -> Iterator[Document]:
+def iterate_documents(rows: Iterable[dict[str, Any]], source: CorpusSource) -> Iterator[str]:
     """Yield the documents of ``rows`` in order; those of white space alone are left out."""
-    documents: Iterator[Document]
+    documents: Iterator[str]
     if source.documents == "wikitext":
-        documents = map(Document, _articles(row[source.column] or "" for row in rows))
+        documents = _articles(row[source.column] or "" for row in rows)
     elif source.documents == "conversations":
         documents = map(_conversation_document, rows)
     else:
         documents = (_row_document(row, source, number) for number, row in enumerate(rows, 1))
     for number, document in enumerate(documents, 1):
-        if not document.text.strip():
+        if not document.strip():
             continue
-        if problem := text_problem(document.text):
+        if problem := text_problem(document):
             raise ValueError(f"{source.name}, document {number}: it {problem}; fix it, or drop it")
         yield document
 
 
-def _row_document(row: dict[str, Any], source: CorpusSource, number: int) -> Document:
+def _row_document(row: dict[str, Any], source: CorpusSource, number: int) -> str:
     said = f"{source.name}, document {number}: it"
     if read_switch({name: row.get(name) for name in SWITCHES if name != source.column}, said) is False:
         raise ValueError(f"{said} is not to be learnt ({', '.join(SWITCHES)}); a text is learnt whole: drop the row")
-    return Document(row[source.column] or "")
+    return row[source.column] or ""
 
 
-def _conversation_document(row: dict[str, Any]) -> Document:
+def _conversation_document(row: dict[str, Any]) -> str:
     try:
-        return Document(*conversation_document(json.loads(row["conversation"])))
+        return conversation_document(json.loads(row["conversation"]))
     except ValueError as error:
         raise ValueError(f"{row['name']}: {error}") from None
 
@@ -184,32 +170,24 @@ def _articles(lines: Iterable[str]) -> Iterator[str]:
     yield "".join(article)
 
 
-def iterate_blocks(documents: Iterable[Document], tokenizer: Any, block_length: int) -> Iterator[PackedBlock]:
-    """Yield ``block_length`` tokens at a time."""
+def iterate_blocks(documents: Iterable[str], tokenizer: Any, block_length: int) -> Iterator[list[int]]:
+    """Yield ``block_length`` token ids at a time."""
     if tokenizer.eos_token_id is None:
         raise ValueError("the tokenizer has no EOS token, which separates documents; set one")
     prefix = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    wanted, ids, unlearnt = block_length - len(prefix), list[int](), list[int]()
+    wanted, ids = block_length - len(prefix), list[int]()
     remaining = iter(documents)
     while some := list(islice(remaining, _TOKENISED_TOGETHER)):
-        spans = any(document.without_loss for document in some)
-        texts = [document.text for document in some]
-        encoding = tokenizer(texts, add_special_tokens=False, verbose=False, return_offsets_mapping=spans)
-        for number, encoded in enumerate(encoding["input_ids"]):
-            if without_loss := some[number].without_loss:
-                starts = (start for start, _ in encoding["offset_mapping"][number])
-                unlearnt += [len(ids) + i for i, at in enumerate(starts) if any(a <= at < b for a, b in without_loss)]
+        for encoded in tokenizer(some, add_special_tokens=False, verbose=False)["input_ids"]:
             ids += [*encoded, tokenizer.eos_token_id]
         start = 0
         while len(ids) - start >= wanted:
-            inside = [place - start + len(prefix) for place in unlearnt if start <= place < start + wanted]
-            yield PackedBlock([*prefix, *ids[start : start + wanted]], inside)
+            yield [*prefix, *ids[start : start + wanted]]
             start += wanted
         del ids[:start]
-        unlearnt = [place - start for place in unlearnt if place >= start]
 
 
-def read_blocks(rows: Any, source: CorpusSource, tokenizer: Any, block_length: int) -> Iterator[PackedBlock]:
+def read_blocks(rows: Any, source: CorpusSource, tokenizer: Any, block_length: int) -> Iterator[list[int]]:
     """Make one pass over a corpus: the blocks of its documents."""
     empty = True
     for block in iterate_blocks(iterate_documents(rows, source), tokenizer, block_length):
@@ -218,16 +196,14 @@ def read_blocks(rows: Any, source: CorpusSource, tokenizer: Any, block_length: i
     if empty:
         one_token = 1 + (tokenizer.bos_token_id is not None)
         tokens = sum(1 for _ in iterate_blocks(iterate_documents(rows, source), tokenizer, one_token))
-        raise ValueError(
-            f"{source.name} ({source.split}) has {tokens} tokens, fewer than one block of block_length {block_length}; "
-            "lower block_length or add text"
-        )
+        few = f"{tokens} tokens, fewer than one block of block_length {block_length}"
+        raise ValueError(f"{source.name} ({source.split}) has {few}; lower block_length, or add text")
 
 
 def packed_blocks(rows: Dataset, source: CorpusSource, tokenizer: Any, block_length: int) -> Dataset:
-    """Return all blocks of a corpus, kept, by the fields of ``PackedBlock``."""
-    generate = lambda: map(PackedBlock._asdict, read_blocks(rows, source, tokenizer, block_length))  # noqa: E731
-    return kept_rows(generate, TOKENS, fingerprint(rows, source, tokenizer, block_length))
+    """Return all blocks of a corpus, kept, as rows of ``input_ids``."""
+    generate = lambda: ({"input_ids": ids} for ids in read_blocks(rows, source, tokenizer, block_length))  # noqa: E731
+    return kept_rows(generate, IDS, fingerprint(rows, source, tokenizer, block_length))
 
 
 def fingerprint(rows: Dataset, source: CorpusSource, tokenizer: Any, *settings: Any) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from subtoken_train.datasets import corpus
 from subtoken_train.datasets.chats import ChatLimits, asked_words, cached_chats, iterate_chats, reads_chats, wholly_read
-from subtoken_train.datasets.corpus import CorpusSource, PackedBlock
+from subtoken_train.datasets.corpus import CorpusSource
 from subtoken_train.datasets.ordered import OrderedDataModule, SizedRecords
 from subtoken_train.datasets.record_format import said_turns
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
@@ -23,7 +23,7 @@ from subtoken_train.types import Batch
 if TYPE_CHECKING:
     from datasets import Dataset
 
-Row = Mapping[str, Any]  # A ``PackedBlock`` by its fields, or a chat by those of ``TextSample``
+Row = Mapping[str, Any]  # A packed block (``input_ids``), or a chat by the fields of ``TextSample``
 
 
 class CorpusDataModule(OrderedDataModule[TextSample]):
@@ -94,11 +94,11 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         self.read()  # in its own order, so that nothing else has to be tokenised
         self._check_form()
         rows, source, family = self._raw_train, self.train_source, self.family
-        made: Iterator[Row] = map(
-            PackedBlock._asdict, corpus.read_blocks(rows, source, family.tokenizer, self.block_length)
-        )
+        made: Iterator[Row]
         if reads_chats(source, family.tokenizer):
             made = map(vars, iterate_chats(rows, family, self.chat_limits))
+        else:
+            made = ({"input_ids": ids} for ids in corpus.read_blocks(rows, source, family.tokenizer, self.block_length))
         return (self._sample(row, place) for place, row in enumerate(made))
 
     def prepare_data(self) -> None:
@@ -123,7 +123,7 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
             chats = (said_turns(json.loads(row["conversation"])) for row in rows)
             return first_texts(("\n".join(turn["value"] for turn in chat) for chat in chats), len(rows))
         total = len(rows) if self.train_source.documents != "wikitext" else None
-        return first_texts((document.text for document in corpus.iterate_documents(rows, self.train_source)), total)
+        return first_texts(corpus.iterate_documents(rows, self.train_source), total)
 
     @property
     def chat_limits(self) -> ChatLimits:
@@ -160,7 +160,7 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         if "record_id" in row:
             return TextSample(**row)
         query_length = self.prefix_tokens or self.block_length - self.context_length
-        return TextSample(row["input_ids"], self.context_length, query_length, f"block {place}", row["without_loss"])
+        return TextSample(row["input_ids"], self.context_length, query_length, f"block {place}")
 
 
 class TokenisedRows:

@@ -2,7 +2,6 @@
 
 import io
 import os
-import re
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +15,7 @@ from PIL import Image, UnidentifiedImageError
 
 from subtoken_train.datasets.known_files import absent
 from subtoken_train.documents import check_regular
-from subtoken_train.errors import SubTokenWarning, UncutError, shell_words
+from subtoken_train.errors import UncutError, shell_words
 from subtoken_train.families.images import Picture, PixelError, Video, rgb_pixels
 
 SUFFIXES = (".jpg", ".png", ".gif", ".jpeg")  # OCR-VQA: ``.jpg`` in LLaVA's records, ``.gif`` or ``.png`` on disk
@@ -28,8 +27,6 @@ MOST_PIXELS = 2 * MAX_PIXELS  # Pillow opens no larger one
 MAX_FRAMES, MOST_FRAMES = 32, 4096  # of a video that are opened unless a setting says more, and its bound
 MAX_SCANS = 64  # of a JPEG: encoders write a dozen; each costs a pass over the whole picture
 MAX_EXIF = 1000  # pieces of a JPEG's EXIF: for each, Pillow copies all that came before
-_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd8\xff]", re.DOTALL)  # of a JPEG; no byte of what is encoded
-_SCAN, _END = b"\xff\xda", b"\xff\xd9"
 _FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")  # EPS would call a program
 
 
@@ -71,10 +68,7 @@ def inside(folder: Path, name: str, outside: bool = False) -> Path:
     if not outside:
         root, place = os.path.realpath(folder), os.path.realpath(find_image(path))
         if os.path.commonpath([root, place]) != root:
-            raise ValueError(
-                f"image {name[:120]!r} lies outside of {folder} (an absolute path, '..' or a link); name a folder that "
-                "holds all images, or allow it with images_outside_folder: true"
-            )
+            raise ValueError(f"image {name[:120]!r} lies outside of {folder}; images_outside_folder: true allows it")
     return path
 
 
@@ -131,10 +125,8 @@ def missing_images(folders: Sequence[FolderImages], data_file: Path, image_folde
         f"{videos:,} of {all_videos:,} videos (folders of frames)" if videos else "",
     )
     command = f"subtoken-train data images {shell_words('--file', data_file, '--root', image_folder)}"
-    return UncutError(
-        f"{' and '.join(filter(None, words))} that {data_file} names are missing below {image_folder} (first: "
-        f"{missing[0][:100]}); list them: {command}"
-    )
+    lost, first = " and ".join(filter(None, words)), missing[0][:100]
+    return UncutError(f"{lost} of {data_file} are missing below {image_folder} (first: {first}); list them: {command}")
 
 
 def open_picture(
@@ -153,9 +145,9 @@ def open_image(source: ImageSource, record_id: str | None = None, max_pixels: in
     hint = "replace the file or drop the record" if of_record else "send another" if encoded else "replace the file"
     try:
         if isinstance(source, EncodedImage):
-            return _decoded(io.BytesIO(source.read()), max_pixels, name)
+            return _decoded(io.BytesIO(source.read()), max_pixels)
         check_regular(path := find_image(source))
-        return _decoded(path, max_pixels, name)
+        return _decoded(path, max_pixels)
     except FileNotFoundError:
         if not of_record:
             raise absent("image", str(source)) from None
@@ -172,17 +164,17 @@ def _of_record(record_id: str | None) -> str:
     return "" if record_id is None else f"record {record_id[:80]!r}: "
 
 
-def _decoded(content: io.BytesIO | Path, max_pixels: int, name: str) -> Image.Image:
-    _check_exif(content)
+def _decoded(content: io.BytesIO | Path, max_pixels: int) -> Image.Image:
+    _check_jpeg(content)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of size: our own limit is asked next; of damage that it can read past
-        warnings.simplefilter("default", SubTokenWarning)
         try:
             with Image.open(content, formats=_readers()) as image:
                 width, height = image.size
                 if width * height <= max_pixels:
-                    _check_scans(image)
-                    return rgb_pixels(image, name)
+                    if image.format == "TIFF" and "jpeg" in str(image.info.get("compression")):
+                        raise PixelError("it is a TIFF of JPEGs, which is not read; save it as JPEG or PNG")
+                    return rgb_pixels(image)
         except (OSError, SyntaxError, Image.DecompressionBombError, PixelError):
             raise
         except Exception as error:  # numbers that are none, and whatever else its readers trip over
@@ -190,31 +182,17 @@ def _decoded(content: io.BytesIO | Path, max_pixels: int, name: str) -> Image.Im
     raise ValueError(f"it has {width:,} x {height:,} pixels, at most {max_pixels:,} are read")
 
 
-def _check_exif(content: io.BytesIO | Path) -> None:
+def _check_jpeg(content: io.BytesIO | Path) -> None:
+    """Refuse a JPEG that is written over and over; a scan's mark is no part of what is encoded."""
     with content.open("rb") if isinstance(content, Path) else nullcontext(content) as file:
-        pieces = file.read().count(b"Exif\0\0") if file.read(2) == b"\xff\xd8" else 0
+        data = file.read() if file.read(2) == b"\xff\xd8" else b""
         file.seek(0)
-    if pieces > MAX_EXIF:
-        raise PixelError(f"its EXIF is in {pieces:,} pieces, at most {MAX_EXIF:,} are read")
-
-
-def _check_scans(image: Image.Image) -> None:
-    """Refuse a JPEG that is written over and over, and JPEGs inside a TIFF, which could be."""
-    if image.format == "TIFF" and "jpeg" in str(image.info.get("compression")):
-        raise PixelError("it is a TIFF of JPEGs, which is not read; save it as JPEG or PNG")
-    if image.format not in ("JPEG", "MPO"):
-        return
-    file: Any = image.fp  # type: ignore[attr-defined]
-    place = file.tell()
-    file.seek(0)
-    content = file.read()
-    file.seek(place)
-    scans, found = 0, _MARKER.search(content, 2)
-    while found and found[0] != _END:  # what a decoder goes through: no scan of a thumbnail
-        scans += found[0] == _SCAN
-        found = _MARKER.search(content, found.end() + int.from_bytes(content[found.end() : found.end() + 2]))
-    if scans > MAX_SCANS:
-        raise PixelError(f"it is written in {scans:,} scans, at most {MAX_SCANS} are read")
+    for count, what, most in (
+        (data.count(b"\xff\xda"), "scans", MAX_SCANS),
+        (data.count(b"Exif\0\0"), "pieces of EXIF", MAX_EXIF),
+    ):
+        if count > most:
+            raise PixelError(f"it has {count:,} {what}, at most {most:,} are read")
 
 
 @cache

@@ -42,11 +42,8 @@ class AccumulationWindows:
 
     def __iter__(self) -> Iterator[tuple[Batch, int, int]]:
         if self.first() % self.size:
-            raise ValueError(
-                f"training would start with micro-batch {self.first()} of the epoch, inside an accumulation window of "
-                f"{self.size}; resume from a checkpoint taken after an optimiser step, with the same "
-                "accumulate_grad_batches"
-            )
+            place = f"micro-batch {self.first()} of the epoch, inside an accumulation window of {self.size}"
+            raise ValueError(f"training would start at {place}; resume with the same accumulate_grad_batches")
         batches: Iterator[Batch] = iter(self.loader)
         while window := list(islice(batches, self.size)):
             # the first label of a sequence is never a target
@@ -102,10 +99,8 @@ class ResumableSampler(DistributedSampler[int]):
         share = limit if isinstance(limit, int) else int(self.batches_per_pass * limit)
         self.batches_per_epoch = min(self.batches_per_pass, share)
         if self.batches_per_pass == 0:
-            raise ValueError(
-                f"{num_records} training records do not fill one batch of batch_size {batch_size} on {world_size} "
-                f"process(es); lower batch_size or add records"
-            )
+            batch = f"batch of batch_size {batch_size} on {world_size} process(es)"
+            raise ValueError(f"{num_records} training records do not fill one {batch}; lower batch_size or add records")
         check_range("seed", seed, 0)
 
     @property
@@ -326,10 +321,8 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         """Note what the order depends on for the next checkpoint."""
         for name, saved in self._resumed_order.items():
             if order.get(name) != saved:  # a count of batches would mean another place in the data
-                raise ValueError(
-                    f"the checkpoint counts in another order of the data ({name}: {saved}, here {order.get(name)}); "
-                    "resume with the same data, seed, limit_train_batches and batch_size x processes, or start over"
-                )
+                found = f"another order of the data ({name}: {saved}, here {order.get(name)})"
+                raise ValueError(f"the checkpoint counts in {found}; resume with its data and sizes, or start over")
         self._order = order
 
     def _loader(self, records: SizedRecords[T], batch_size: int, sampler: Any, drop_last: bool) -> DataLoader[T]:

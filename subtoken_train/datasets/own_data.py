@@ -101,10 +101,8 @@ def look_into(folder: Path) -> OwnFolder:
     unread = f"{_files(kinds.total())} of kinds that are not read: {listed}{others}" if kinds else ""
     if not (images or tables or texts):
         beside = f" (but {', '.join(about)}, about the data)" if about else f"; {unread}" if unread else ""
-        raise ValueError(
-            f"{folder} holds no data: no images, and no file that ends with one of {', '.join((*TABLES, *TEXTS))}"
-            f"{beside}; save texts as .txt, or add pictures and a table of questions, then: {_init(folder)}"
-        )
+        kinds = f"no images, and no file that ends with one of {', '.join((*TABLES, *TEXTS))}{beside}"
+        raise ValueError(f"{folder} holds no data: {kinds}; add texts, or pictures and a table, then: {_init(folder)}")
     return OwnFolder(folder, images, tuple(dict.fromkeys(map(first_of_set, tables))), texts, about, unread)
 
 
@@ -232,9 +230,6 @@ def _table_data(own: OwnFolder, name: str, read: OwnTable, seed: int, show: Call
             + (f"; {copies:,} are copies of others" if copies else "")
             + (f"; {unused:,} more are in the folder and in no record" if unused else "")
         )
-    # chats without an image may well begin alike and go on otherwise
-    if not read.asked:  # of one picture there may be several captions
-        _check_answers([record for record in records if read.columns or form.image_names(record.row)], same)
     split = _split(_groups(records, same), seed, "pictures" if names else "questions", own.path)
     rows = {part: [record.row for record in chosen] for part, chosen in split.items()}
     return OwnData("images" if names else "conversations", rows, tuple(filter(None, found)), read.no_document)
@@ -253,10 +248,8 @@ def _placed(own: OwnFolder, table: str, records: Sequence[OwnRecord]) -> list[Ow
         made.append(OwnRecord(row, record.place))
     if missing:
         name, place = missing[0]
-        raise ValueError(
-            f"{len(missing):,} of {total:,} images are not in {own.path} (first: {name[:80]!r}, {place}); add them, or "
-            f"drop their lines, then: {_init(own.path)}"
-        )
+        first = f"(first: {name[:80]!r}, {place}); add them, or drop their lines, then: {_init(own.path)}"
+        raise ValueError(f"{len(missing):,} of {total:,} images are not in {own.path} {first}")
     return made
 
 
@@ -288,8 +281,7 @@ class _PicturePaths:
         try:
             inside(self._folder, name)
         except ValueError:
-            where = f"lies outside of {self._folder} (a path or a link)"
-            raise ValueError(f"{place}: image {name[:80]!r} {where}; copy it in") from None
+            raise ValueError(f"{place}: image {name[:80]!r} lies outside of {self._folder}; copy it in") from None
         return name
 
 
@@ -343,21 +335,6 @@ def _groups(records: Sequence[OwnRecord], same: Mapping[str, str]) -> dict[str, 
     for record, key in zip(records, keys, strict=True):
         groups[root(key)].append(record)
     return dict(groups)
-
-
-def _check_answers(records: Sequence[OwnRecord], same: Mapping[str, str]) -> None:
-    said: dict[tuple[str, ...], tuple[str, str]] = {}
-    for record in records:
-        turns = form.used_turns(record.row)
-        if len(turns) != 2:
-            continue  # conversations differ in what was said before
-        own, names = turns[1]["value"].strip(), form.image_names(record.row)
-        answer, place = said.setdefault((*(same[name] for name in names), _asked(record)), (own, record.place))
-        if answer != own:
-            raise ValueError(
-                f"{record.place} answers a question {'about the same image ' if names else ''}otherwise than "
-                f"{place.rpartition(', ')[2]} does ({own[:40]!r}, {answer[:40]!r}); keep one of them"
-            )
 
 
 def _asked(record: OwnRecord) -> str:

@@ -143,10 +143,8 @@ def _unread(rows: list[Placed], names: Sequence[str], read: set[str | None]) -> 
 def _text_table(path: Path, rows: list[Placed], names: list[str], text: str) -> OwnTable:
     for kind in ("image", "answer"):
         if (other := _found(_NAMES[kind], names)) is not None:
-            raise ValueError(
-                f"{path} has a column {text!r} and, as for questions, {_named(other)} ({kind}): say which is which "
-                f"with --question-column and --answer-column, or remove {_named(other)}"
-            )
+            both = f"has a column {text!r} and, as for questions, {_named(other)} ({kind})"
+            raise ValueError(f"{path} {both}: name them (--question-column, --answer-column), or remove one")
     unread = _unread(rows, names, {text})
     return OwnTable([], [_cell(row, text, place) for place, row in rows], text, unread=unread)
 
@@ -187,10 +185,8 @@ def _column(path: Path, kind: str, chosen: str | None, names: list[str]) -> str 
     listed = clipped(", ".join(names), _LISTED)
     if chosen is not None:
         raise ValueError(f"{path} has no column {_named(chosen)}; its columns are {listed}")
-    raise ValueError(
-        f"{path} has no column for the {kind} ({', '.join(_NAMES[kind])}); its columns are {listed}: say which with "
-        f"--{kind}-column"
-    )
+    usual = f"has no column for the {kind} ({', '.join(_NAMES[kind])})"
+    raise ValueError(f"{path} {usual}; its columns are {listed}: name it with --{kind}-column")
 
 
 def _record(

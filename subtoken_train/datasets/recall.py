@@ -43,9 +43,8 @@ _STATED = re.compile(r"(\w+) (\w+ \w+)\.")
 def check_num_facts(num_facts: int, num_questions: int) -> None:
     """Refuse more questions than facts, or more facts than there are adjectives."""
     if not 1 <= num_questions <= num_facts <= len(ADJECTIVES):
-        raise ValueError(
-            f"num_questions {num_questions} and num_facts {num_facts}: 1 <= questions <= facts <= {len(ADJECTIVES)}"
-        )
+        given = f"num_questions {num_questions} and num_facts {num_facts}"
+        raise ValueError(f"{given}: 1 <= questions <= facts <= {len(ADJECTIVES)}")
 
 
 @dataclass(frozen=True)

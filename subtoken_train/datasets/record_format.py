@@ -320,10 +320,7 @@ def read_switch(found: Mapping[str, Any], said: str) -> bool | None:
     values = {name: found[name] for name in SWITCHES if found.get(name) is not None}
     for name, value in values.items():
         if not isinstance(value, bool | int | float) or value not in (0, 1):
-            raise ValueError(
-                f"{said} has {name} {shown(value)}; true or 1 (learnt) and false or 0 (read only) are obeyed, weights "
-                "in between and switches of single tokens are not: write one of them, or drop the record"
-            )
+            raise ValueError(f"{said} has {name} {shown(value)}; true or 1 (learnt) and false or 0 (read) are obeyed")
     if len(set(values.values())) > 1:
         raise ValueError(f"{said} has {' and '.join(values)}, which contradict each other; keep one")
     return next(map(bool, values.values()), None)

@@ -187,12 +187,8 @@ def kept_rows(generate: Callable[[], Iterator[dict[str, Any]]], columns: Mapping
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        raise ValueError(
-            f"{config.HF_DATASETS_CACHE} lies on a file system without locks; name another for the cache: export "
-            "HF_DATASETS_CACHE=FOLDER"
-        ) from None
+        place = f"{config.HF_DATASETS_CACHE} lies on a file system without locks"
+        raise ValueError(f"{place}; name another cache: export HF_DATASETS_CACHE=FOLDER") from None
     except pa.ArrowInvalid as error:
-        raise ValueError(
-            f"rows kept below {config.HF_DATASETS_CACHE} cannot be read ({error}); delete {config.HF_DATASETS_CACHE}/"
-            "generator, and they will be made again"
-        ) from None
+        kept = config.HF_DATASETS_CACHE
+        raise ValueError(f"rows kept below {kept} cannot be read ({error}); delete {kept}/generator") from None

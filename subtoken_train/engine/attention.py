@@ -157,10 +157,8 @@ def runs_sdpa(config: Any) -> bool:
 def check_sdpa(config: Any) -> None:
     """Raise a worded ``ValueError`` unless the decoder was loaded with ``sdpa``, which the split runs on."""
     if not runs_sdpa(config):
-        raise ValueError(
-            f"context compression runs on attention: sdpa, but the backbone was loaded with "
-            f"{config._attn_implementation!r}; set model.backbone.attention: sdpa"
-        )
+        loaded = f"but the backbone was loaded with {config._attn_implementation!r}"
+        raise ValueError(f"context compression runs on attention: sdpa, {loaded}; set model.backbone.attention: sdpa")
 
 
 def split_attention(
@@ -206,10 +204,7 @@ def use_packed_attention(config: Any) -> None:
     if name.startswith(PREFIX):
         return
     if name not in ALL_ATTENTION_FUNCTIONS:
-        raise ValueError(
-            f"attention {name!r} cannot read a packed cache; load the backbone with sdpa (a recipe's attention, or "
-            "attn_implementation of transformers)"
-        )
+        raise ValueError(f"attention {name!r} cannot read a packed cache; load the backbone with sdpa")
     AttentionInterface.register(PREFIX + name, _wrapping(name))
     AttentionMaskInterface.register(PREFIX + name, ALL_MASK_ATTENTION_FUNCTIONS[name])
     config._attn_implementation = PREFIX + name

@@ -61,10 +61,8 @@ def start_warm(compressed: CompressedBackbone) -> None:
     calibration = read_calibration(bank.config.warm_start, KVzap.name, TokenScorers)
     check_calibration(calibration, family)
     if calibration.numbers.hidden:
-        raise ValueError(
-            f"warm_start {bank.config.warm_start} holds nets of two layers, and a linear router starts as one linear "
-            "map: calibrate kvzap with hidden 0"
-        )
+        two = "holds nets of two layers, and a linear router starts as one linear map"
+        raise ValueError(f"warm_start {bank.config.warm_start} {two}: calibrate kvzap again")
     for selector, net in zip(bank.selectors, calibration.numbers.nets, strict=True):
         assert isinstance(selector, LinearRouter)
         selector.start_from(*net)
@@ -83,10 +81,8 @@ def assemble(
     if stage2 is not None and bank is None:
         raise ValueError("model.stage2 trains routers on a token-only adapter: set model.routing, or drop model.stage2")
     if stage2 is not None and bank is not None and not bank.learned and stage2.output_lora is None:
-        raise ValueError(
-            f"model.stage2 has nothing to train: selector {bank.config.selector!r} has no parameters and output_lora "
-            "is null; choose a learned router (linear, mlp or bilinear) or set output_lora"
-        )
+        idle = f"selector {bank.config.selector!r} has no parameters and output_lora is null"
+        raise ValueError(f"model.stage2 has nothing to train: {idle}; use a learned router, or set output_lora")
     return CompressedBackbone(family, reducer, bank), peft_model
 
 

@@ -225,8 +225,6 @@ def _context_rows(regions_BM: Tensor) -> Tensor:
 def _contexts_alone(run: RunningPass, who: str) -> tuple[Rows, Tensor]:
     """Return the rows of the contexts, with what stands before them, and the index that gathers them."""
     if run.chunks is not None:
-        raise ValueError(
-            f"prefill_chunk: {who} runs a context twice, of which chunks keep nothing; leave prefill_chunk out"
-        )
+        raise ValueError(f"prefill_chunk: {who} runs a context twice, and chunks keep nothing of it; leave it out")
     rows, index_BM = run.rows.take(_context_rows(run.rows.regions_BM), pad_left=True)
     return replace(rows, next_position=one_past(rows.position, rows.visible_BM)), index_BM

@@ -127,10 +127,8 @@ def check_finite_weights(model: Any, path: str) -> None:
         named |= {name for (name, _), value in zip(flags, values, strict=True) if value}
     if named:
         first = next(name for name in parameters | buffers if name in named)
-        raise ValueError(
-            f"the weights of backbone {path!r} hold NaN or infinity in {len(named)} tensors, first {first}; they were "
-            "damaged, or do not fit the dtype they are loaded in: download it again, or choose a wider dtype"
-        )
+        held = f"hold NaN or infinity in {len(named)} tensors, first {first}"
+        raise ValueError(f"the weights of backbone {path!r} {held}; download it again, or choose another dtype")
 
 
 def _numbers(weight: Any) -> Iterator[Tensor]:
@@ -145,18 +143,12 @@ def _numbers(weight: Any) -> Iterator[Tensor]:
 
 PEFT_FILE = "adapter_config.json"
 GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
-MAX_PIXELS = 2**28
-_MOST_LAYERS, _MOST_SIDE = 10_000, 2**14
-_COUNTS = ("_size", "_layers", "_heads", "head_dim", "depth")
-_SIDES = ("size", "crop_size")
+_MOST = {
+    "_layers": 10_000, **dict.fromkeys(("_size", "_heads", "head_dim", "depth"), MAX_TOKENS),
+    "height": 2**14, "width": 2**14, "_edge": 2**28,
+}  # fmt: skip
+"""Largest whole numbers by the ends of their keys: libraries build as many layers, and make pictures as large."""
 _TEXTS = ("transformers_version", "cache_implementation", "compile_config")  # all others are numbers and truths
-_RANGES: dict[str, tuple[Any, float, float]] = {
-    "resample": (int, 0, 5),
-    "num_additional_image_tokens": (int, 0, 16),
-    "rescale_factor": (float, 0, 1e6),
-    "image_mean": (list[float], 0, 1e6),
-    "image_std": (list[float], 1e-6, 1e6),
-}  # types and ranges of a processor's settings that its reader takes for granted; of a list, of each number
 
 
 def check_local_files(folder: Path) -> None:
@@ -181,49 +173,19 @@ def check_local_files(folder: Path) -> None:
 
 
 def _check_settings(content: dict[str, Any], place: str, file: str) -> None:
-    """Check types and sizes: libraries build as many layers, and make pictures as large, as they are told."""
-    of_pictures = file.endswith("processor_config.json")
     for key, value in content.items():
-        name = f"{place}: {key}"
+        name, most = f"{place}: {key}", next((most for end, most in _MOST.items() if key.endswith(end)), None)
         if value is None:
             continue
-        if isinstance(value, int) and not isinstance(value, bool) and key.endswith(_COUNTS):
-            check_range(name, value, 0, _MOST_LAYERS if key.endswith("layers") else MAX_TOKENS)
+        if most is not None and isinstance(value, int) and not isinstance(value, bool):
+            check_range(name, value, 0, most)
         odd = dict if key.endswith("_token_id") else str
         if file == GENERATION and isinstance(value, str | odd) and key not in _TEXTS:
             raise ValueError(f"{name} is {shown(value)}; it must be a number, or true or false")
         if file == TOKENIZER and key == "chat_template":
             checked(str | list[dict[str, str]], value, name)
-        elif isinstance(value, dict) and not (of_pictures and key in _SIDES):
-            _check_settings(value, name, file if of_pictures else "")
-        elif of_pictures:
-            _check_of_pictures(key, value, name)
-
-
-def _check_of_pictures(key: str, value: Any, name: str) -> None:
-    if key in _SIDES:
-        _check_sides(value, name)
-    elif key.startswith("do_"):
-        checked(bool, value, name)
-    elif key in _RANGES:
-        kind, least, most = _RANGES[key]
-        numbers = checked(kind, value, name)
-        if isinstance(numbers, list) and len(numbers) not in (1, 3):
-            raise ValueError(f"{name} has {len(numbers)} numbers; it must have one for each of 3 channels")
-        for one in numbers if isinstance(numbers, list) else [numbers]:
-            check_range(name, one, least, most)
-
-
-def _check_sides(value: Any, place: str) -> None:
-    """Check sides in pixels; some families mean a pixel count if both a shortest and a longest edge are given."""
-    sides = value if isinstance(value, dict) else {"": value}
-    in_all = {"shortest_edge", "longest_edge"} <= sides.keys()
-    if all(side is None for side in sides.values()) or (sides.get("height") is None) != (sides.get("width") is None):
-        raise ValueError(f"{place} is {shown(value)}; it must give height and width, or an edge")
-    for key, side in sides.items():
-        if side is not None:
-            name = f"{place}.{key}" if key else place
-            check_range(name, checked(int, side, name), 1, MAX_PIXELS if in_all else _MOST_SIDE)
+        elif isinstance(value, dict):
+            _check_settings(value, name, "")
 
 
 def check_format(content: Mapping[str, Any]) -> None:
@@ -260,10 +222,8 @@ def check_gguf(path: Path) -> None:
     held = {name.split(".")[1] for name in tensors if name.startswith("blk.")}
     whole = "token_embd.weight" in tensors and isinstance(layers, int) and len(held) >= layers and parts == 1
     if not whole or metadata.get("general.type", "model") != "model":
-        raise ValueError(
-            f"{path} names {str(layers)[:60]} layers and is not the whole model: a LoRA, a vision tower, one of "
-            f"{parts} parts (join them by 'llama-gguf-split --merge') or cut off; download the model again"
-        )
+        part = f"a LoRA, a vision tower, cut off, or one of {parts} parts (join them: llama-gguf-split --merge)"
+        raise ValueError(f"{path} names {str(layers)[:60]} layers and is not the whole model: {part}")
     scaled = [name for name in tensors if name.startswith("rope_")]
     scaled += [key for key, value in metadata.items() if key.endswith("rope.scaling.type") and value != "none"]
     if scaled and architecture != "gpt-oss":

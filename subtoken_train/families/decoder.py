@@ -66,10 +66,8 @@ def layer_windows(config: Any, mrope: bool = False) -> list[int | None]:
         slides = [window is not None] * text.num_hidden_layers
     if any(slides) and (mrope or not (text is config or text.model_type in WINDOWED)):
         seen = f"with images, they are supported only for {', '.join(WINDOWED)}"
-        raise ValueError(
-            f"{text.model_type} with sliding-window attention (window {window}) is not supported: "
-            f"{'places in a grid have no distance' if mrope else seen}; use a model, or a config.json, without it"
-        )
+        why = "places in a grid have no distance" if mrope else seen
+        raise ValueError(f"{text.model_type} with windows (window {window}) is not supported: {why}; use another model")
     if any(slides) and (type(window) is not int or window < 1):
         raise ValueError(f"{text.model_type}: sliding_window={window!r} must be a whole number of at least 1")
     others = sorted(set(kinds) - {"full_attention", "sliding_attention"})
@@ -79,10 +77,7 @@ def layer_windows(config: Any, mrope: bool = False) -> list[int | None]:
         why = "they do not see all that a packed cache keeps"
         if any(part in kind for kind in others for part in _STATEFUL):
             why = "they keep a state instead of keys and values, which is neither compressed nor counted here"
-        raise ValueError(
-            f"{text.model_type} with layers of {', '.join(others)} is not supported: {why}; use a model with full "
-            "attention, or sliding windows, in every layer"
-        )
+        raise ValueError(f"{text.model_type} with layers of {', '.join(others)} is not supported: {why}")
     return [window if slides_here else None for slides_here in slides]
 
 

@@ -2,12 +2,10 @@
 
 Every reader of pictures calls ``rgb_pixels``:
 
-* It is turned as EXIF says, else XMP's ``tiff:Orientation``; damaged EXIF leaves it as stored, with a warning.
+* It is turned as EXIF says, else XMP's ``tiff:Orientation``; damaged EXIF leaves it as stored.
 * What is transparent shows white; CMYK, YCbCr, HSV and Lab are converted by Pillow, without colour profiles.
-* Greys of 16 bits (``I;16``, and ``I`` of a PNG or PPM file) are divided by 257. Pillow's ``I`` and ``F`` name no
-  depth, so their values tell it: ``I`` from 0 to 255 is taken as it is and up to 65,535 as 16 bits; ``F`` from 0 to 1
-  is multiplied by 255, and up to 255 taken as it is unless all of it is below 16. All else runs from black, its least
-  value, to white, its greatest; where those are equal it is a middle grey.
+* Greys of 16 bits (``I;16``, and ``I`` of a PNG or PPM file) are divided by 257. Other pictures of whole numbers or
+  floats (``I``, ``F``) name no depth and are refused.
 """
 
 import math
@@ -19,11 +17,7 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
-from subtoken_train.errors import SubTokenWarning
-
-_LOST = ("Corrupt EXIF data", "Truncated File Read")  # Pillow's warnings after which it reads no further tag
 _WHITE_16 = 65_535
-_DIMMEST_8 = 16  # floats above 1 that are all below this are no greys of 8 bits, which would be black
 
 
 class PixelError(ValueError):
@@ -35,40 +29,34 @@ def to_rgb(image: Any, name: str) -> Image.Image:
     if not isinstance(image, Image.Image):
         raise ValueError(f"{name} is not an image; open it with PIL first")
     try:
-        return rgb_pixels(image, name)
+        return rgb_pixels(image)
     except Exception as error:  # Pillow's readers raise many kinds for broken files
         words = " ".join(str(error).split())[:160] or type(error).__name__
         raise ValueError(f"{name} cannot be read ({words}); replace the file") from None
 
 
-def rgb_pixels(image: Image.Image, name: str) -> Image.Image:
+def rgb_pixels(image: Image.Image) -> Image.Image:
     """Read an opened image's pixels as a new RGB image, turned upright, which carries no orientation any more."""
     if 0 in image.size:
         raise PixelError("it has no pixels")
     image.load()
     shown, told = _flat(_eight_bits(image)), Image.Exif()
-    told[ExifTags.Base.Orientation] = _orientation(image, name)
+    told[ExifTags.Base.Orientation] = _orientation(image)
     shown.info = {"exif": told.tobytes()}  # nothing else, whose damage would be in the way
     ImageOps.exif_transpose(shown, in_place=True)
     shown.info = {}
     return shown
 
 
-def _orientation(image: Image.Image, name: str) -> int:
-    """Return the orientation of EXIF or XMP; 1 where there is none, with a warning where damage hides it."""
-    damaged = False
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+def _orientation(image: Image.Image) -> int:
+    """Return the orientation of EXIF or XMP; 1 where there is none that can be read."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         try:
-            orientation = image.getexif().get(ExifTags.Base.Orientation)
-            if orientation is None and image.info.get("exif"):
-                Image.Exif().load(image.info["exif"])  # once more: what it said when the file was opened is gone
+            told = image.getexif().get(ExifTags.Base.Orientation)
         except Exception:  # its readers trip over damage in many ways
-            orientation, damaged = None, True
-    if damaged or (orientation is None and any(str(each.message).startswith(_LOST) for each in said)):
-        words = f"{name}: its EXIF is damaged and does not say which way is up, so it is read as stored"
-        warnings.warn(words, SubTokenWarning, stacklevel=4)
-    return next((side for side in range(1, 9) if side == orientation), 1)
+            return 1
+    return next((side for side in range(1, 9) if side == told), 1)
 
 
 def _flat(image: Image.Image) -> Image.Image:
@@ -79,34 +67,16 @@ def _flat(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Scale a deep grey to 8 bits, its transparent value to an alpha channel; other images are returned as they are."""
-    if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
+    """Scale a grey of 16 bits to 8, its transparent value to an alpha channel; return others as they are."""
+    if image.mode not in ("F", "I") and not image.mode.startswith("I;16"):
         return image
+    if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
+        raise PixelError("its numbers have no depth; save it with 8 or 16 bits a channel")
     values = np.asarray(image)
-    least, most = float(values.min()), float(values.max())  # NaN and infinity show in one of them
-    if not np.isfinite([least, most]).all():
-        raise PixelError("some of its pixels are NaN or infinite")
-    black, white = _range(image, least, most)
-    if black == white:
-        grey = np.full(values.shape, 128, np.uint8)
-    else:
-        grey = np.rint((values.astype(np.float64) - black) * (255 / (white - black))).astype(np.uint8)
-    shown = Image.fromarray(grey)
+    shown = Image.fromarray(np.rint(values.astype(np.float64) * (255 / _WHITE_16)).astype(np.uint8))
     if (clear := image.info.get("transparency")) is not None:
         shown.putalpha(Image.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
     return shown
-
-
-def _range(image: Image.Image, least: float, most: float) -> tuple[float, float]:
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        return 0, _WHITE_16
-    if image.mode == "F" and least >= 0 and most <= 1:
-        return 0, 1
-    if least >= 0 and most <= 255 and (image.mode == "I" or most >= _DIMMEST_8):
-        return 0, 255
-    if image.mode == "I" and least >= 0 and most <= _WHITE_16:
-        return 0, _WHITE_16
-    return least, most
 
 
 FP32_BYTES = 4
@@ -162,10 +132,7 @@ MOST_SIDE = 13_377  # pixels of a square's side: a larger one has more than Pill
 def check_square(height: int, width: int) -> None:
     """Raise ``ValueError`` if the square around a picture of these pixels would be too large to make."""
     if height != width and max(height, width) > MOST_SIDE:
-        raise ValueError(
-            f"an image of {width:,} x {height:,} pixels is padded to a square, whose side may have at most "
-            f"{MOST_SIDE:,} pixels; crop it, scale it down or drop the record"
-        )
+        raise ValueError(f"a square around {width:,} x {height:,} pixels is larger than {MOST_SIDE:,} a side; crop it")
 
 
 def pad_to_square(image: Image.Image, fill: tuple[int, int, int]) -> Image.Image:

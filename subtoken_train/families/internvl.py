@@ -48,11 +48,8 @@ class InternVLFamily(MergedTilesFamily):
         square = len({*vision.image_size}) == len({*vision.patch_size}) == 1
         layer = config.vision_feature_layer, config.vision_feature_select_strategy
         if not square or config.downsample_ratio != 0.5 or layer != (-1, "default"):
-            raise ValueError(
-                f"internvl with tiles of {vision.image_size}, patches of {vision.patch_size}, downsample_ratio "
-                f"{config.downsample_ratio}, vision_feature_layer {layer[0]} and vision_feature_select_strategy "
-                f"{layer[1]!r} is not supported; square ones, 0.5, -1 and 'default' are, as published"
-            )
+            found = f"tiles of {vision.image_size}, patches of {vision.patch_size}, ratio {config.downsample_ratio}"
+            raise ValueError(f"internvl with {found}, vision_feature_layer {layer[0]} ({layer[1]}) is not supported")
         self.side, self.high = int(vision.image_size[0]), int(vision.image_size[0] // vision.patch_size[0])
         tiler = tiling.GotOcr2ImageProcessorPil() if processor is None else processor.image_processor
         self.least_tiles, self.most_tiles = int(tiler.min_patches), int(tiler.max_patches)

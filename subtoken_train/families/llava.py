@@ -86,11 +86,8 @@ class LlavaFamily(Family):
         if statistics is None:
             return VisualStates(list(tokens_ITC))
         if not has_cls or indices[-1] == 0:
-            raise ValueError(
-                "a reducer in the tower needs a CLIP tower whose class token is dropped "
-                "(vision_feature_select_strategy: default) and a vision_feature_layer past the embeddings; this "
-                f"backbone has {chosen}, {config.vision_feature_select_strategy!r}"
-            )
+            found = f"vision_feature_layer {chosen}, strategy {config.vision_feature_select_strategy!r}"
+            raise ValueError(f"a tower's reducer needs a layer past the embeddings, strategy 'default'; found: {found}")
         whole = statistics == "unsplit"
         number = len(tower.encoder.layers) - 1 if whole else indices[-1] - 1
         layer = tower.encoder.layers[number]
@@ -203,10 +200,8 @@ class LlavaNextFamily(LlavaFamily):
         side, rows = self.layout.side, layouts_I3.tolist()
         expected = [self.layout.tiles(size) for _, *size in rows]
         if tuple(pixels.shape[1:]) != (3, side, side) or len(pixels) != sum(expected):
-            raise ValueError(
-                f"{len(pixels)} tiles of {tuple(pixels.shape[1:])} but this llava_next takes {sum(expected)} of "
-                f"{(3, side, side)} for images of {[tuple(size) for _, *size in rows]}; use the processor of the "
-                "same checkpoint"
-            )
+            found = f"{len(pixels)} tiles of {tuple(pixels.shape[1:])} but this llava_next takes {sum(expected)} of"
+            sizes = [tuple(size) for _, *size in rows]
+            raise ValueError(f"{found} {(3, side, side)} for images of {sizes}; use the checkpoint's own processor")
         if [count for count, *_ in rows] != expected:
             raise ValueError(f"the image processor cuts {rows} tiles but the model {expected}")

@@ -48,11 +48,8 @@ class LlavaOnevisionFamily(Family):
         super().__init__(model, processor)
         config = model.config
         if config.vision_config.model_type != "siglip_vision_model" or config.vision_feature_select_strategy != "full":
-            raise ValueError(
-                "LLaVA-OneVision is supported with a SigLIP tower, all of whose patches are read "
-                f"(vision_feature_select_strategy: full); this backbone has {config.vision_config.model_type}, "
-                f"{config.vision_feature_select_strategy!r}"
-            )
+            found = f"{config.vision_config.model_type}, strategy {config.vision_feature_select_strategy!r}"
+            raise ValueError(f"llava_onevision is read with a SigLIP tower, all of whose patches stay; found: {found}")
         self.layout = TileLayout.of(config, int(config.vision_aspect_ratio.removeprefix("anyres_max_")))
 
     def is_visual(self, ids: Tensor) -> Tensor:
@@ -112,10 +109,8 @@ class LlavaOnevisionFamily(Family):
             made["image_sizes"] = torch.tensor([row[1:] for _, row in images])
             made["batch_num_images"] = torch.tensor([len(images)])
         if len(lengths := {len(own) for own in videos}) > 1:
-            raise ValueError(
-                f"videos of {' and '.join(map(str, sorted(lengths)))} frames in one prompt; LLaVA-OneVision takes "
-                "videos of equally many frames, so sample as many of each"
-            )
+            counts = " and ".join(map(str, sorted(lengths)))
+            raise ValueError(f"videos of {counts} frames in one prompt; they must be as many: sample as many of each")
         return made | ({"pixel_values_videos": torch.stack(videos)} if videos else {})
 
     def image_bytes(self) -> int:
@@ -192,10 +187,8 @@ def _images(given: Mapping[str, Tensor], layout: TileLayout) -> Pictures:
             if max(tiles) <= pixels.shape[1]:
                 rows = [(count, height, width) for count, (height, width) in zip(tiles, sizes.tolist(), strict=True)]
                 return [own[:count] for own, count in zip(pixels, tiles, strict=True)], rows
-    raise ValueError(
-        "pixel_values of llava_onevision must be [images, tiles, 3, height, width] with image_sizes [images, 2] and, "
-        "for several images in a prompt, batch_num_images; pass the processor's whole output"
-    )
+    sizes = "image_sizes [images, 2] and batch_num_images"
+    raise ValueError(f"pixel_values must be [images, tiles, 3, height, width] with {sizes}; {UNCUT}")
 
 
 def _are_sizes(sizes: Tensor) -> bool:

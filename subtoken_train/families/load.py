@@ -57,10 +57,8 @@ def spread_memory(layout: Family, config: BackboneConfig, free: Sequence[int]) -
     if len(room) < 2 or needed <= room[0]:
         return None
     if needed > sum(room):
-        raise ValueError(
-            f"the weights of backbone {config.path!r} take {needed / gib:.1f} GiB, and {len(room)} GPUs have room for "
-            f"{sum(room) / gib:.1f} ({WEIGHTS:.0%} of their free memory); quantise the backbone (quantization: nf4)"
-        )
+        room_words = f"{len(room)} GPUs have room for {sum(room) / gib:.1f} ({WEIGHTS:.0%} of their free memory)"
+        raise ValueError(f"backbone {config.path!r} would take {needed / gib:.1f} GiB, and {room_words}; use nf4")
     return dict(enumerate(room))
 
 
@@ -78,18 +76,13 @@ def check_whole(model: Any, path: str) -> None:
     """Raise ``ValueError`` if accelerate left weights on the CPU or on disk."""
     left = sorted(name for name, place in getattr(model, "hf_device_map", {}).items() if place in ("cpu", "disk"))
     if left:
-        raise ValueError(
-            f"{path!r}: {len(left)} parts do not fit on the GPUs (first {left[0]}), which is not supported"
-        )
+        raise ValueError(f"{path!r}: {len(left)} parts do not fit on the GPUs (first {left[0]}); that is not supported")
 
 
 def check_on_one_device(model: Any, what: str) -> None:
     """Raise ``ValueError`` if a model is spread and ``what`` needs it on one device."""
     if is_spread(model):
-        raise ValueError(
-            f"{what} needs a backbone on one device, and this one is spread over several (device_map auto); name a "
-            "device (cuda:0), quantise the backbone, or train with a strategy that shards weights (fsdp2, deepspeed)"
-        )
+        raise ValueError(f"{what} needs a backbone on one device, and this one is spread over several; name cuda:0")
 
 
 def load_family(config: BackboneConfig, reducer: Reducer | None = None, memory: dict[int, int] | None = None) -> Family:
@@ -304,10 +297,9 @@ def _read_config(config: BackboneConfig) -> Any:
         content._attn_implementation = None  # the recipe says it; a file could name a kernel, code that the Hub gives
         return content
     except OSError as error:
-        raise ValueError(
-            f"backbone {config.path!r} is neither a folder with a config.json nor a model that the Hub returns; "
-            + ((is_hub_id(source) and silence()) or f"check the name, the network or HF_HOME ({type(error).__name__})")
-        ) from error
+        why = (is_hub_id(source) and silence()) or f"check the name, the network or HF_HOME ({type(error).__name__})"
+        neither = "is neither a folder with a config.json nor a model that the Hub returns"
+        raise ValueError(f"backbone {config.path!r} {neither}; {why}") from error
     except Exception as error:  # no such model_type, or values that its configuration does not take
         words = _words(error)
         if "custom code" in words:

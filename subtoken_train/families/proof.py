@@ -44,9 +44,8 @@ def check_structure(model: Any) -> None:
 
 def refusal(model: Any, why: str) -> ValueError:
     """Return the error for a model that is not served."""
-    return ValueError(
-        f"{model.config.model_type} ({type(model).__name__}) is not supported: {why}; use another backbone"
-    )
+    kind = type(model).__name__
+    return ValueError(f"{model.config.model_type} ({kind}) is not supported: {why}; use another backbone")
 
 
 def _of_the_whole(model: Any, config: Any) -> Iterator[str]:
@@ -126,11 +125,8 @@ def prove(family: DecoderStack) -> None:
     if not found <= bound:  # NaN is not
         after = float(error_BNV[:, PROMPT:].norm() / error_BNV.norm())
         where = "decoded from a packed cache" if after > 0.99 else "run layer by layer"
-        raise refusal(
-            model,
-            f"{where}, the logits of random tokens differ from transformers' (by {found:.2g}, at most "
-            f"{bound:.2g} is allowed)",
-        )
+        apart = f"(by {found:.2g}, at most {bound:.2g} is allowed)"
+        raise refusal(model, f"{where}, the logits of random tokens differ from transformers' {apart}")
 
 
 def _packed_logits(family: DecoderStack, ids_BN: Tensor) -> Tensor:

@@ -168,11 +168,10 @@ class QwenInputs(Family):
             counts.append(len(kinds) - before)
         if fit and all(next(each, None) is None for each in left):
             return kinds, counts
-        raise ValueError(
-            f"images of {[self.grid_tokens(grid) for each in rows for grid in each]} visual tokens but runs of "
-            f"{[length for prompt in runs for _, length in prompt]} image tokens in the batch of records "
-            f"{', '.join(names)}"
-        )
+        shown = [self.grid_tokens(grid) for each in rows for grid in each]
+        lengths = [length for prompt in runs for _, length in prompt]
+        words = f"images of {shown} visual tokens but runs of {lengths} image tokens"
+        raise ValueError(f"{words} in the batch of records {', '.join(names)}")
 
     def read_images(self, given: Mapping[str, Tensor], visual_BN: Tensor) -> GivenImages:
         """Read flattened patches and the grids that count them; images and videos in the order of the prompts."""

@@ -171,15 +171,11 @@ class MergedTilesFamily(Family):
     def check_tiles(self, pixels: Tensor) -> None:
         """Raise ``ValueError`` unless pixels are tiles of the model's size."""
         if tuple(pixels.shape[1:]) != (3, self.side, self.side):
-            raise ValueError(
-                f"tiles of {list(pixels.shape[1:])}: this {self.name} takes {[3, self.side, self.side]}; use the "
-                "processor of the same checkpoint, and pass its whole output"
-            )
+            takes = f"this {self.name} takes {[3, self.side, self.side]}"
+            raise ValueError(f"tiles of {list(pixels.shape[1:])}: {takes}; use the processor of the same checkpoint")
 
     def check_count(self, tiles: int, tokens: int) -> None:
         """Raise ``ValueError`` unless as many tiles take as many image tokens."""
         if tiles * self.tile_tokens != tokens:
-            raise ValueError(
-                f"{tokens} image tokens for {tiles} tiles: {self.name} takes {self.tile_tokens} for each tile; pass "
-                "the processor's whole output, made with the same images"
-            )
+            takes = f"{self.name} takes {self.tile_tokens} for each tile"
+            raise ValueError(f"{tokens} image tokens for {tiles} tiles: {takes}; {UNCUT}, made with the same images")

@@ -36,14 +36,9 @@ def build_selector(hidden_size: int, config: RoutingConfig) -> Selector:
     selector = SELECTORS.find(name)(hidden_size, config, *([] if own is None else [own]))
     routers = "a learned router (linear, mlp or bilinear)"
     if config.budget == "bytes" and not selector.learned:
-        raise ValueError(
-            f"budget 'bytes' needs a logit for every key, which selector {name!r} does not give: use {routers}, or "
-            "another budget"
-        )
+        raise ValueError(f"budget 'bytes' needs a logit for every key, and selector {name!r} gives none: use {routers}")
     if config.query_conditioned and selector.learned and not selector.query_conditioned:
-        raise ValueError(
-            f"query_conditioned does nothing with selector {name!r}, which reads no query: set it to false"
-        )
+        raise ValueError(f"query_conditioned does nothing with selector {name!r}, which reads no query")
     for setting in [] if selector.learned else config.of_routers():
         raise ValueError(f"{setting} needs {routers}, not {name!r}: use one of them, or leave {setting} out")
     return selector
@@ -67,10 +62,7 @@ def check_untrained(selector: str) -> None:
         return
     if selector not in SELECTORS:
         raise unknown_name("selector without training", selector, free)
-    raise ValueError(
-        f"selector {selector!r} is a router, which chooses by training: give an adapter that was trained with it, or "
-        f"use {', '.join(free)}"
-    )
+    raise ValueError(f"selector {selector!r} is a trained router: give an adapter with one, or use {', '.join(free)}")
 
 
 def untrained_routing(

@@ -349,10 +349,8 @@ class RouterBank(nn.Module):
         got = f"no tensor but {type(found).__name__}"
         if isinstance(found, Tensor):
             got = f"{str(found.dtype).removeprefix('torch.')} scores of shape {list(found.shape)}"
-        return ValueError(
-            f"selector {self.config.selector!r} gave {got} in layer {layer}; it must give float32 scores of shape "
-            f"{list(wanted)}: batch, tokens, groups"
-        )
+        must = f"it must give float32 scores of shape {list(wanted)}: batch, tokens, groups"
+        return ValueError(f"selector {self.config.selector!r} gave {got} in layer {layer}; {must}")
 
     def _choose(self, scores_BNS: Tensor, state: RoutingState, routed_BN: Tensor) -> Tensor:
         config = self.config

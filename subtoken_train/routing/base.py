@@ -6,7 +6,6 @@ Legend: B batch, N positions, D model width, S value groups, g channels of a gro
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, cast, get_args
 
@@ -93,13 +92,7 @@ class RoutingConfig:
             check_word("routing feature", name, get_args(FeatureName))
             if self.features.count(name) > 1:
                 raise ValueError(f"routing features names {name!r} twice; once is enough")
-        for name, gone, remedy in _RETIRED:
-            value = getattr(self, name)
-            if gone(value):
-                raise ValueError(
-                    f"routing {name} {value!r} is gone, since it brought nothing where we measured it; {remedy}, or "
-                    "use version 0.2, which has it"
-                )
+        check_word("balance_scope", self.balance_scope, ("sample",))
         check_word("fill", self.fill, get_args(Fill))
 
     def check(self, shape: KVShape) -> None:
@@ -114,8 +107,7 @@ class RoutingConfig:
         if self.budget == "bytes":
             return self._check_bytes(shape)
         for name in self._changed(_OF_BYTES):
-            own = f"{name} {getattr(self, name)!r} is a setting of budget 'bytes', and the budget is {self.budget!r}"
-            raise ValueError(f"{own}: use 'bytes', or leave {name} out")
+            raise ValueError(f"{name} is a setting of budget 'bytes', and the budget is {self.budget!r}: leave it out")
         idle = fill != "zero" and self.kept_groups == groups and not self.value_gate
         nothing = f"fill {fill!r} does nothing where kept_groups = num_groups = {groups}: no group is dropped"
         refuse((idle, f"{nothing}; keep fewer groups, or leave fill out"))
@@ -156,11 +148,9 @@ class RoutingConfig:
         spent = int(exact(self.byte_share) * tokens * costs.dense * heads)
         if needed > spent:
             unit = "head" if self.byte_pool == "head" else "layer"
-            raise ValueError(
-                f"byte_share {self.byte_share:.6g} of {tokens:,} tokens is {spent:,} bytes for a {unit}, "
-                f"less than the {needed:,} that sinks {self.sinks} and window {self.window} take with their index: "
-                "raise byte_share, or lower sinks or window"
-            )
+            share = f"byte_share {self.byte_share:.6g} of {tokens:,} tokens is {spent:,} bytes for a {unit}"
+            kept = f"less than the {needed:,} that sinks {self.sinks} and window {self.window} take"
+            raise ValueError(f"{share}, {kept}: raise byte_share, or lower sinks or window")
 
     @property
     def drops(self) -> bool:
@@ -202,16 +192,11 @@ _OF_ROUTERS = ("query_conditioned", "value_gate", "score_prior", "query_rank", "
 _RANGES = (
     ("balance_weight", 0, 10**6),
     ("query_rank", 1, 4096),
+    ("temperature", 1, 1),
     ("sinks", 0, MAX_TOKENS),
     ("window", 0, MAX_TOKENS),
     ("seed", 0, MAX_SEED),
 )
-_RETIRED: tuple[tuple[str, Callable[[object], bool], str], ...] = (
-    ("balance_scope", lambda value: value != "sample", "leave it out, or set it to 'sample'"),
-    ("temperature", lambda value: value != 1, "leave it out, or set it to 1.0"),
-    ("fill", lambda value: value == "learned", "use zero or mean"),
-)
-"""Settings of version 0.2, which of their values are gone, and what to write instead."""
 SelectorInput = View
 """Its name up to version 0.3."""
 

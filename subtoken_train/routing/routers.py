@@ -218,8 +218,5 @@ def _base_layer(projection: nn.Module) -> nn.Module:
     if not is_readable(layer):
         weight = getattr(layer, "weight", None)
         found = "no weight tensor" if weight is None else f"a weight of {str(weight.dtype).removeprefix('torch.')}"
-        raise ValueError(
-            f"output_norm needs output projections in floating point, nf4 or int8, but o_proj has {found}: leave it "
-            "unquantised, or use value_norm"
-        )
+        raise ValueError(f"output_norm needs an o_proj in floating point, nf4 or int8, not {found}: use value_norm")
     return layer

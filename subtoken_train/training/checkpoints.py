@@ -67,13 +67,8 @@ def read_marker(checkpoint: Path) -> Marker:
                 raise ValueError(f"step {marker.step} of {marker.world_size} processes")
             return marker
     except ValueError as error:
-        raise ValueError(
-            f"{path} cannot be read ({error}); remove {checkpoint} to continue from an older checkpoint"
-        ) from None
-    raise ValueError(
-        f"{checkpoint} was written in layout {version}; this version of subtoken_train reads up to {SCHEMA_VERSION}: "
-        "upgrade it"
-    )
+        raise ValueError(f"{path} cannot be read ({error}); remove {checkpoint} to use an older checkpoint") from None
+    raise ValueError(f"{checkpoint} was written in layout {version}, and this reads up to {SCHEMA_VERSION}: upgrade")
 
 
 def begin(folder: Path, step: int) -> Path:

@@ -103,10 +103,7 @@ def checked_loss(loss: Loss, view: LossInput) -> Tensor:
         problem = "NaN or infinity"
     else:
         return value
-    raise ValueError(
-        f"loss {loss.name!r} gave {problem}; it must give the sum over the targets: a finite scalar tensor with "
-        "gradient"
-    )
+    raise ValueError(f"loss {loss.name!r} gave {problem}; it must give a finite scalar tensor with gradient")
 
 
 @dataclass

@@ -256,10 +256,7 @@ class SubTokenModule(L.LightningModule):
     def check_first_stage(self, digest: str | None) -> None:
         """Raise ``ValueError`` unless a checkpoint stands on the stage 1 whose SHA-256 is ``digest``."""
         if digest != self.first_stage_digest:
-            raise ValueError(
-                "model.stage2.adapter is not the one that the checkpoint was trained on; put that one back, or start "
-                "over with --overwrite"
-            )
+            raise ValueError("model.stage2.adapter is not the one that the checkpoint was trained on; give that one")
 
     def _global_tokens(self, window_tokens: int) -> float:
         """Count the window's labelled tokens, averaged over processes, as their gradients are."""

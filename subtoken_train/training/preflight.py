@@ -47,10 +47,7 @@ def check_devices(devices: int | str | list[int], accelerator: str) -> None:
         return
     wanted = count_devices(devices, accelerator, num_nodes=1)
     if wanted > there:
-        raise ValueError(
-            f"trainer.devices asks for {wanted} process(es), one per device, but this machine has {there} {name}; "
-            "lower trainer.devices, raise trainer.accumulate_grad_batches as much, or choose trainer.accelerator"
-        )
+        raise ValueError(f"trainer.devices asks for {wanted} process(es), but this machine has {there} {name}")
 
 
 def check_cpus(devices: int | str | list[int], accelerator: str) -> None:
@@ -77,14 +74,10 @@ def nominal_prompt(family: Family, data: OrderedDataModule[Any]) -> NominalPromp
     """Return one image and as many text tokens as the paper's; for a language model a block of the recipe's corpus."""
     text, images = isinstance(data, CorpusDataModule | RecallDataModule), family.image_token_id is not None
     if images and text:
-        raise ValueError(
-            f"{family.name} reads images, but data names text without any; name instruction records in data.train_file"
-        )
+        raise ValueError(f"{family.name} reads images, but data names text without any; set data.train_file")
     if not images and not text:
-        raise ValueError(
-            f"{family.model.config.model_type} is a language model, but data names instruction records; name a corpus "
-            "in data.train (recipes/llama7b_quest25_s8k7.yaml shows one)"
-        )
+        kind = family.model.config.model_type
+        raise ValueError(f"{kind} is a language model, but data names records of images; name a corpus in data.train")
     if isinstance(data, RecallDataModule):
         regions = {"context": data.context_length}
         return NominalPrompt("KV budget of a context", f"{data.context_length:,} context tokens", "context", regions)

@@ -63,9 +63,8 @@ def check_archive(path: Path) -> None:
 
 
 def _unreadable(state: Path, reason: str) -> ValueError:
-    return ValueError(
-        f"{state} cannot be read as a checkpoint: {reason}; remove {state.parent} to use an older checkpoint"
-    )
+    older = f"remove {state.parent} to use an older checkpoint"
+    return ValueError(f"{state} cannot be read as a checkpoint: {reason}; {older}")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -111,25 +110,20 @@ def check_same_shapes(
     differing = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
     if differing:
         first = differing[0]
-        raise ValueError(
-            f"{where} does not fit this recipe: {len(differing)} trained tensors differ, first {first} (there "
-            f"{found.get(first)}, here {wanted.get(first)}); resume with the recipe that wrote it"
-        )
+        first = f"first {differing[0]} (there {found.get(differing[0])}, here {wanted.get(differing[0])})"
+        differ = f"{len(differing)} trained tensors differ, {first}; resume with the recipe that wrote it"
+        raise ValueError(f"{where} does not fit this recipe: {differ}")
 
 
 def check_resumable(checkpoint: Path, trainer: L.Trainer, here: dict[str, list[int]]) -> None:
     """Compare a checkpoint with the run that wants to go on from it, and read its state through."""
     marker, state, kind = read_marker(checkpoint), checkpoint / STATE, type(trainer.strategy).__name__
     if kind != marker.strategy and not {kind, marker.strategy} <= _ONE_FILE:
-        raise ValueError(
-            f"{checkpoint} was written by {marker.strategy} and cannot be read by {kind}; resume with the trainer."
-            "strategy that wrote it"
-        )
+        other = f"was written by {marker.strategy} and cannot be read by {kind}"
+        raise ValueError(f"{checkpoint} {other}; resume with the trainer.strategy that wrote it")
     if state.is_dir() and trainer.world_size != marker.world_size:
-        raise ValueError(
-            f"{checkpoint} holds the parts of {marker.world_size} process(es), this run has {trainer.world_size}; "
-            "resume with as many as wrote it"
-        )
+        parts = f"holds the parts of {marker.world_size} process(es), this run has {trainer.world_size}"
+        raise ValueError(f"{checkpoint} {parts}; resume with as many as wrote it")
     check_same_shapes(here, marker.trained, checkpoint)
     if state.is_dir() and marker.strategy not in _ONE_FILE:
         for part in sorted(state.rglob("*.pt")):

@@ -162,7 +162,7 @@ def test_absent_videos_are_counted(capsys, tiny, data_file):
     assert words in refused(capsys, [*tiny, "--data.train_file", str(data_file)])
     data = InstructionDataModule(str(data_file))
     data.read()
-    with pytest.raises(ValueError, match=r"3 of 3 videos \(folders of frames\) that .*train.json names are missing"):
+    with pytest.raises(ValueError, match=r"3 of 3 videos \(folders of frames\) of .*train.json are missing"):
         data.check_images(Qwen25VLFamily, build_reducer("none"))
     for i in range(3):
         (data_file.parent / f"clip{i}").mkdir()

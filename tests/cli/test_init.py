@@ -229,7 +229,7 @@ def test_short_chats_for_a_model_with_a_template(tmp_path, capsys, monkeypatch):
 
 
 def test_a_system_text_that_is_not_learnt_is_judged_by_how_the_backbone_learns(tmp_path, capsys, monkeypatch):
-    """In a template neither it nor a question is learnt; as a document the two are one text, which is learnt or not."""
+    """In a template neither it nor a question is learnt; as a document all would be."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     save_language_model(tmp_path / "chat", tokenizer=byte_level(CHATML))
     (tmp_path / "mine").mkdir()
@@ -237,15 +237,16 @@ def test_a_system_text_that_is_not_learnt_is_judged_by_how_the_backbone_learns(t
     talks = [[("user", f"What comes after {i} ?"), ("assistant", str(i + 1))] for i in range(60)]
     rows = [{"messages": [told, *({"role": role, "content": text} for role, text in talk)]} for talk in talks]
     (tmp_path / "mine/chat.json").write_text(json.dumps(rows))
-    said = "one text without a chat template, are not learnt alike; give both messages the same loss"
     line = refused(capsys, "init", "mine")
-    assert line.startswith("mine/chat.json, record '0': its system text")
-    assert line.endswith(f"{said}, or name a --backbone with a chat template")
+    assert line.startswith("mine/chat.json, record '0': a message is not to be learnt")
+    assert line.endswith("drop it, or use a backbone with a template")
     assert not (tmp_path / "mine_subtoken").exists()
     inits(capsys, "mine", "--backbone", "chat")
     recipe = ["--config", "mine_subtoken/mine.yaml", "--trainer.accelerator=cpu", "--model.backbone.dtype=float32"]
     assert "tokens of all 48 chats" in printed(capsys, "check", *recipe)
-    assert said in refused(capsys, "check", *recipe, "--model.backbone.path=checkpoints/tiny-llama", reports=True)
+    assert "a message is not to be learnt" in refused(
+        capsys, "check", *recipe, "--model.backbone.path=checkpoints/tiny-llama", reports=True
+    )
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def test_no_folder_and_an_empty_one(mine, capsys):
     (mine / ".hidden.csv").write_text("x")
     line = refused(capsys, "init", "mine")
     assert line.startswith("mine holds no data: no images, and no file that ends with one of .csv")
-    add = "save texts as .txt, or add pictures and a table of questions, then: subtoken-train init mine"
+    add = "add texts, or pictures and a table, then: subtoken-train init mine"
     assert line.endswith(f"(but README.md, about the data); {add}")
     (mine / "README.md").unlink()
     for name in ("a.pdf", "b.PDF", "c.html", "Makefile", "d.txt.gz", "e.rtf"):
@@ -104,17 +104,6 @@ def test_a_table_that_is_wrong(mine, tmp_path, capsys, content, words):
         (mine / folder / "twice.png").write_bytes((mine / "images/00.png").read_bytes())
     (mine / "questions.csv").write_text(content)
     assert words in refused(capsys, "init", "mine")
-
-
-@pytest.mark.parametrize("second", ["images/00.png", "copy.png"])
-def test_two_answers_to_one_question(mine, capsys, second):
-    names = pictures(mine)
-    (mine / "copy.png").write_bytes((mine / names[0]).read_bytes())
-    table(mine, [(names[0], "list .", "none"), (second, "list  .", "7"), *((name, "x", "y") for name in names)])
-    assert refused(capsys, "init", "mine") == (
-        "mine/questions.csv, line 3 answers a question about the same image otherwise than line 2 does ('7', 'none'); "
-        "keep one of them"
-    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from subtoken_train.datasets.corpus import (
     CorpusSource,
-    Document,
     iterate_blocks,
     iterate_documents,
     load_rows,
@@ -33,7 +32,7 @@ def write_jsonl(path, texts, column="text"):
 
 def documents(rows, source):
     """The texts of a corpus."""
-    return [document.text for document in iterate_documents(rows, source)]
+    return list(iterate_documents(rows, source))
 
 
 def stream(texts, tokenizer):
@@ -48,7 +47,7 @@ def test_blocks_are_the_stream_of_documents_and_ends(byte_tokenizer, bos, texts,
     tokenizer = byte_tokenizer(bos)
     rows = [{"text": text} for text in texts]
     made = iterate_blocks(iterate_documents(rows, CorpusSource("x")), tokenizer, block_length)
-    blocks = [block.input_ids for block in made]
+    blocks = list(made)
     assert all(len(block) == block_length for block in blocks)
     if bos:
         assert all(block[0] == BOS for block in blocks)
@@ -60,7 +59,7 @@ def test_blocks_are_the_stream_of_documents_and_ends(byte_tokenizer, bos, texts,
 
 def test_many_documents_are_tokenised_together_without_losing_any(byte_tokenizer):
     texts = [f"document {i}" for i in range(700)]
-    blocks = [block.input_ids for block in iterate_blocks(map(Document, texts), byte_tokenizer(), 16)]
+    blocks = list(iterate_blocks(texts, byte_tokenizer(), 16))
     joined = [i for block in blocks for i in block[1:]]
     assert joined == stream(texts, byte_tokenizer())[: len(joined)]
 
@@ -131,7 +130,7 @@ def test_a_text_that_is_weighed_or_not_learnt_is_refused(tmp_path, cache):
         given = ({"text": "a", "weight": 1, "label": 0, **each} for each in ({}, change))
         path.write_text("".join(json.dumps(row) + "\n" for row in given))
         rows = iterate_documents(load_rows(source), source)
-        assert next(rows).text == "a"
+        assert next(rows) == "a"
         with pytest.raises(ValueError, match=f"a.jsonl, document 2: {words}"):
             next(rows)
 
@@ -140,7 +139,7 @@ def test_errors_of_sources_and_tokenizers(tmp_path, cache, byte_tokenizer):
     tokenizer = byte_tokenizer()
     tokenizer.eos_token = None
     with pytest.raises(ValueError, match="no EOS token"):
-        list(iterate_blocks([Document("a")], tokenizer, 8))
+        list(iterate_blocks(["a"], tokenizer, 8))
     for pad, eos, found in ((0, 2, 0), (None, 2, 2)):
         assert padding_id(SimpleNamespace(pad_token_id=pad, eos_token_id=eos)) == found
     with pytest.raises(ValueError, match="neither a pad nor an EOS token"):

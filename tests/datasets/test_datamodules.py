@@ -250,7 +250,7 @@ def test_a_resumed_corpus_goes_on_where_it_was(source, reader, tmp_path, batches
 def test_blocks_are_shown_in_order_without_packing(source, byte_tokenizer):
     family = SimpleNamespace(tokenizer=byte_tokenizer())
     shown = [row for batch in corpus(source).samples(family, BLOCKS) for row in batch.input_ids_BN.tolist()]
-    assert shown == [block.input_ids for block in read_blocks(load_rows(source), source, byte_tokenizer(), 16)]
+    assert shown == list(read_blocks(load_rows(source), source, byte_tokenizer(), 16))
     with pytest.raises(ValueError, match=r"has 200 tokens, fewer than one block of block_length 999"):
         list(corpus(source, block_length=999).samples(family, 1))
 

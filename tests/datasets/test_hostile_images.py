@@ -15,7 +15,6 @@ from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.image_sources import EncodedImage, VideoSource, inside, open_image, open_video
 from subtoken_train.datasets.records import InstructionRecords
-from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Turn
@@ -120,14 +119,9 @@ def repeated(scans):
 
 def test_a_jpeg_that_is_written_over_and_over(monkeypatch):
     assert open_image(EncodedImage(lambda: repeated(sources.MAX_SCANS), "a")).getpixel((0, 0))[0] > 250
-    content = io.BytesIO()
-    Image.new("RGB", (64, 48), "red").save(content, "JPEG", comment=b"\xff\xda" * 500)  # what is no scan does not count
-    made = content.getvalue() + b"\xff\xda" * 500
-    assert open_image(EncodedImage(lambda: made, "a")).size == (64, 48)
     monkeypatch.setattr("subtoken_train.datasets.image_sources.rgb_pixels", lambda *given: pytest.fail("decoded"))
-    for scans in (sources.MAX_SCANS + 1, 2000):
-        with pytest.raises(ValueError, match=f"it is written in {scans:,} scans, at most 64 are read"):
-            open_image(EncodedImage(lambda scans=scans: repeated(scans), "a"))
+    with pytest.raises(ValueError, match="it has 65 scans, at most 64 are read"):
+        open_image(EncodedImage(lambda: repeated(sources.MAX_SCANS + 1), "a"))
     inside = io.BytesIO()
     Image.new("RGB", (64, 48), "red").save(inside, "TIFF", compression="jpeg")
     with pytest.raises(ValueError, match="it is a TIFF of JPEGs, which is not read; save it as JPEG or PNG"):
@@ -136,18 +130,14 @@ def test_a_jpeg_that_is_written_over_and_over(monkeypatch):
 
 def test_a_jpeg_whose_exif_is_in_pieces_has_a_bound(tmp_path):
     whole = repeated(1)
-    piece = b"\xff\xe1\x00\x09Exif\0\0x"
-    size = open_image(EncodedImage(lambda: whole, "b")).size
-    for pieces in (sources.MAX_EXIF, sources.MAX_EXIF + 1, 500_000):
+    for pieces in (sources.MAX_EXIF, sources.MAX_EXIF + 1):
         path = tmp_path / f"{pieces}.jpg"
-        path.write_bytes(whole[:2] + piece * pieces + whole[2:])
-        for source in (EncodedImage(path.read_bytes, "a"), path):
-            if pieces > sources.MAX_EXIF:
-                with pytest.raises(ValueError, match=f"its EXIF is in {pieces:,} pieces, at most 1,000 are read"):
-                    open_image(source)
-            else:
-                with pytest.warns(SubTokenWarning, match="its EXIF is damaged"):
-                    assert open_image(source).size == size
+        path.write_bytes(whole[:2] + b"\xff\xe1\x00\x09Exif\0\0x" * pieces + whole[2:])
+        if pieces > sources.MAX_EXIF:
+            with pytest.raises(ValueError, match="it has 1,001 pieces of EXIF, at most 1,000 are read"):
+                open_image(path)
+        else:
+            assert open_image(path).size == (64, 48)
 
 
 def talk(*values):

@@ -138,7 +138,7 @@ def test_every_batch_knows_its_windows_tokens_and_size(size, expected):
 
 def test_a_start_inside_a_window_is_refused():
     assert list(AccumulationWindows([], 2, lambda: 4)) == []
-    with pytest.raises(ValueError, match="micro-batch 5 of the epoch, inside an accumulation window of 2; resume from"):
+    with pytest.raises(ValueError, match="micro-batch 5 of the epoch, inside an accumulation window of 2; resume with"):
         list(AccumulationWindows([], 2, lambda: 5))
 
 

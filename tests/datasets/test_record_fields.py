@@ -6,9 +6,8 @@ import re
 import pytest
 
 from subtoken_train.datasets.collate import encode
-from subtoken_train.datasets.corpus import CorpusSource, iterate_blocks, iterate_documents, load_rows
+from subtoken_train.datasets.corpus import CorpusSource, iterate_documents, load_rows
 from subtoken_train.datasets.records import InstructionRecords
-from subtoken_train.datasets.text_batches import TextSample, collate_text
 from subtoken_train.types import Turn
 
 ASKED = {"role": "user", "content": "what ?"}
@@ -154,47 +153,13 @@ def test_an_answer_without_loss_is_read_and_not_learnt(tmp_path, tiny_family, fo
     assert sample.labels == [-100] * start + sample.input_ids[start:]
 
 
-def test_a_language_model_reads_without_loss_too(tmp_path, cache, byte_tokenizer):
+@pytest.mark.parametrize("row", [with_message(1, loss=False), {"system": "", **with_message(2, loss=False)}])
+def test_without_a_template_nothing_can_be_left_unlearnt(tmp_path, cache, row):
     path = tmp_path / "chat.jsonl"
-    rows = [with_message(1, loss=False), with_message(2, loss=False)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text(json.dumps(row))
     source = CorpusSource(str(path), documents="conversations")
-    documents = list(iterate_documents(load_rows(source), source))
-    text = "USER: what ? ASSISTANT: none\nUSER: what ? ASSISTANT: a 7"
-    assert [document.text for document in documents] == [text, text]
-    unlearnt = [[document.text[slice(*span)] for span in document.without_loss] for document in documents]
-    assert unlearnt == [[" none"], [" what ?"]]
-    tokenizer, length = byte_tokenizer(), 10
-    blocks = list(iterate_blocks(documents, tokenizer, length))
-    said = lambda ids: "".join(tokenizer.convert_ids_to_tokens(ids)).replace("Ġ", " ").replace("Ċ", "\n")  # noqa: E731
-    kept = "".join(
-        said([token for place, token in enumerate(block.input_ids) if place and place not in block.without_loss])
-        for block in blocks
-    )
-    stream = "".join(text[:23] + text[28:] + "</s>" if i == 0 else text[:34] + text[41:] + "</s>" for i in range(2))
-    assert stream.startswith(kept)
-    assert len(stream) - len(kept) < length + len("</s>")
-    masked = [[block.input_ids[place] for place in block.without_loss] for block in blocks]
-    assert said([token for of_block in masked for token in of_block]) == " none what ?"
-    batch = collate_text([TextSample(b.input_ids, 4, 2, "x", b.without_loss) for b in blocks], 0)
-    for row, block in enumerate(blocks):
-        labelled = [place for place in range(6, length) if place not in block.without_loss]
-        assert (batch.labels_BN[row] != -100).nonzero().flatten().tolist() == labelled
-
-
-SYSTEM = {"role": "system", "content": "Be short.", "loss": False}
-
-
-def test_a_system_text_shares_the_questions_switch_where_a_document_is_one_text(tmp_path, cache):
-    path = tmp_path / "chat.jsonl"
-    source = CorpusSource(str(path), documents="conversations")
-    path.write_text(json.dumps({"messages": [SYSTEM, *TALK]}))
-    assert len(InstructionRecords(path)) == 1  # questions are never learnt there
-    with pytest.raises(ValueError, match="record '0': its system text and its first question"):
+    with pytest.raises(ValueError, match="record '0': a message is not to be learnt, and without"):
         list(iterate_documents(load_rows(source), source))
-    path.write_text(json.dumps({"messages": [SYSTEM, {**ASKED, "loss": False}, *TALK[1:]]}))
-    (document,) = iterate_documents(load_rows(source), source)
-    assert [document.text[slice(*span)] for span in document.without_loss] == [" Be short.\n\nwhat ?"]
 
 
 def test_notes_and_empty_fields_are_left_alone(tmp_path):

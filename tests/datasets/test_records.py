@@ -106,7 +106,7 @@ def test_a_cut_cache_is_named(large, cache):
     InstructionRecords(large)
     (path,) = cache.rglob("*.arrow")
     path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(ValueError, match=f"rows kept below {cache} cannot be read .*; delete {cache}/generator, and"):
+    with pytest.raises(ValueError, match=f"rows kept below {cache} cannot be read .*; delete {cache}/generator"):
         InstructionRecords(large)
 
 
@@ -207,9 +207,9 @@ def test_a_language_model_reads_conversations_as_documents(tmp_path, cache):
         with pytest.raises(ValueError, match=f"record '1': {words}"):
             load_rows(source)
     path.write_text(json.dumps({"messages": talk}) + "\n")
-    documents = [document.text for document in iterate_documents(load_rows(source), source)]
+    documents = list(iterate_documents(load_rows(source), source))
     assert documents == ["USER: hi ASSISTANT: yes\nUSER: sure ? ASSISTANT: no"]
-    assert conversation_document(llava_form({"messages": talk}))[0] == documents[0]
+    assert conversation_document(llava_form({"messages": talk})) == documents[0]
     with pytest.raises(ValueError, match="its columns are messages; conversations are read with documents: conversat"):
         load_rows(CorpusSource(str(path)))
     (tmp_path / "a.txt").write_text("a")

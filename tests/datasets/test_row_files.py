@@ -64,7 +64,7 @@ def test_every_kind_of_file_is_read_everywhere(tmp_path, cache, kind):
     assert records.image_folder == path.parent
     assert InstructionRecords(path)[4] == records[4]
     source = CorpusSource(str(path), documents="conversations")
-    assert [each.text for each in iterate_documents(load_rows(source), source)][4] == "USER: what is 4 ? ASSISTANT: 4 é"
+    assert list(iterate_documents(load_rows(source), source))[4] == "USER: what is 4 ? ASSISTANT: 4 é"
 
 
 def test_texts_of_arrow_and_gzip_are_documents(tmp_path, cache):
@@ -72,7 +72,7 @@ def test_texts_of_arrow_and_gzip_are_documents(tmp_path, cache):
     zipped(tmp_path, text='{"text": "one"}\n{"text": "two"}\n')
     for name in ("set", "t.jsonl.gz"):
         source = CorpusSource(str(tmp_path / name))
-        assert [each.text for each in iterate_documents(load_rows(source), source)] == ["one", "two"]
+        assert list(iterate_documents(load_rows(source), source)) == ["one", "two"]
 
 
 def test_values_come_as_json_would_have_them(tmp_path):

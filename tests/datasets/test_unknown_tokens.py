@@ -11,7 +11,6 @@ from subtoken_train.cli.main import main
 from subtoken_train.datasets.corpus import CorpusSource
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import RecallDataModule
-from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.unknown_tokens import SomeTexts, say_unknown
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evaluation.runner.run import run_grid
@@ -50,18 +49,6 @@ def test_one_percent_is_said_and_more_is_a_warning(tokenizer):
         )
     with pytest.warns(SubTokenWarning, match=r"data: 1\.98 % of the text .* for instance 'cat', 'dog': the model can"):
         assert say_unknown(tokenizer, SomeTexts([known, "cat", "dog"], None), "data") is None
-
-
-@pytest.mark.slow
-def test_a_large_file_is_read_in_places(tmp_path):
-    path = tmp_path / "many.jsonl"
-    turn = '{{"conversations": [{{"from": "human", "value": "{}"}}, {{"from": "gpt", "value": "yes"}}]}}\n'
-    path.write_text("".join(turn.format(i) for i in range(2500)))
-    texts, total = InstructionRecords(path).some_texts()
-    assert (len(texts), total) == (1000, 2500)
-    assert texts[:3] == ["0\nyes", "2\nyes", "5\nyes"]
-    assert texts[-1] == "2497\nyes"
-    assert InstructionRecords(path).some_texts(2) == SomeTexts(["0\nyes", "1\nyes"], 2)
 
 
 def test_corpora_and_recall_have_texts(tmp_path):

@@ -321,7 +321,7 @@ def of(reducer=NONE, family=text_family, **changed):
 
 CUTS = {"name": "fastv", "keep_ratio": 0.5, "stage": "decoder"}
 REFUSED = [
-    (of(selector="value_norm"), "budget 'bytes' needs a logit for every key, which selector 'value_norm' does"),
+    (of(selector="value_norm"), "budget 'bytes' needs a logit for every key, and selector 'value_norm' gives"),
     (of(kept_groups=4), r"kept_groups=4 is another budget: set kept_groups to num_groups, 8"),
     (of(layout="per_head"), "groups, num_groups=8, span the 2 heads: use contiguous groups, as many as 2, 4, 8"),
     (of(num_groups=1, kept_groups=1), "num_groups=1, span the 2 heads"),
@@ -335,7 +335,7 @@ REFUSED = [
     (of(fill="mean"), "fill 'mean' is not stored under budget 'bytes'"),
     (of(sinks=-1), "routing sinks"),
     (of(warm_start="a.json", selector="mlp"), "warm_start 'a.json' is of linear nets, and selector 'mlp' is"),
-    (of(budget="global"), "byte_share 0.4 is a setting of budget 'bytes', and the budget is 'global'"),
+    (of(budget="global"), "byte_share is a setting of budget 'bytes', and the budget is 'global'"),
     (of(CUTS, family=gqa_family), "'fastv' cuts rows between layers: use one of stage embeds or tower"),
     (lambda _: asked(Compression(prefill_chunk=8), byte_pool="all"), "byte_pool 'all' runs a context twice"),
     (lambda _: asked(Compression(build_eviction("snapkv"), 0.5)), "'snapkv' does not go with budget 'bytes'"),

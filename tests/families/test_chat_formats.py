@@ -1,16 +1,12 @@
 """Chats: formats of families as text and spans, LLaVA's modes, tokenizers' templates, and templates that fail."""
 
-import json
-import sys
 from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.artifact.config import read_config
 from subtoken_train.datasets.collate import starts_within
-from subtoken_train.families import chat_template
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone
 from subtoken_train.families.chat_template import (
     asked_otherwise,
@@ -22,10 +18,8 @@ from subtoken_train.families.chat_template import (
 )
 from subtoken_train.families.literal_marks import hidden_specials, tokenise
 from subtoken_train.families.load import layout_family, load_family
-from subtoken_train.inference.pool import load_backbone
 from subtoken_train.types import Turn
 from tests.support.chats import CHATML, IM, LLAMA2, MARKED, MISTRAL, PHI3, PUBLISHED, THINKING, byte_level, published
-from tests.support.helpers import write_vlm_adapter
 from tests.support.text_families import text_family
 from tests.support.tiny import tiny_families
 from tests.support.tiny.llava import next_family
@@ -121,26 +115,13 @@ def learnt_of(tokenizer, rendered):
 def test_what_is_learnt_is_what_the_assistant_says_in_every_published_format(name, drawn):
     form, tokenizer = PUBLISHED[name], published(name)
     system, pairs = drawn
-    rendered = rendered_conversation(tokenizer, talk_of(system if form.system else None, pairs))
+    rendered = rendered_conversation(tokenizer, talk_of(system, pairs))
     for place, (said, (_, answer)) in enumerate(zip(learnt_of(tokenizer, rendered), pairs, strict=True)):
         is_last = place + 1 == len(pairs)
         lines = form.stripped == "lines" or (form.stripped == "last line" and is_last)
         shown = answer.lstrip("\n") if lines else answer.strip() if form.stripped is True else answer
         wanted = ((is_last and form.last) or form.learnt).replace("@", shown, 1)
         assert said in (wanted, f" {wanted}")  # a token may hold the space before a word
-
-
-def test_answers_of_which_a_template_leaves_nothing_are_ends_of_turns():
-    for name, answer, start in (
-        ("QwQ", "\n", ""),
-        ("SmolLM3", "\n", ""),
-        ("Qwen3", "<think>\n\n</think>\n\n", "<think>\n\n</think>\n\n"),
-    ):
-        rendered = rendered_conversation(published(name), talk_of(None, [("B", answer)]))
-        assert learnt_of(published(name), rendered) == [f"{start}{IM}"]
-    tokenizer = tokenizer_of(CHATML.replace("m.content +", "m.content.rstrip('\\n') +"))
-    rendered = rendered_conversation(tokenizer, talk_of(None, [("B", "B \n")]))
-    assert learnt_of(tokenizer, rendered) == [f"B {IM}"]
 
 
 def test_an_answer_in_one_token_with_the_space_before_it_is_learnt_at_the_end():
@@ -231,14 +212,11 @@ def test_only_variables_that_the_template_reads_are_given_to_it():
             checked_variables(tokenizer, variables)
 
 
-ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 REFUSED = {
     "raises": ("{{ raise_exception('roles must alternate') }}", TALK, "cannot be filled: roles must alternate"),
     "no system": (LLAMA2, [SYSTEM, *TALK], "cannot be filled: Only user and assistant roles"),
     "syntax": ("{% for %}", TALK, "cannot be filled"),
-    "without end": (ENDLESS, TALK, "cannot be filled: it does not end within 100,000 steps"),
     "itself": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", TALK, "cannot be filled"),
-    "too much": ("{{ 'ab' * 10000000 }}" + CHATML, TALK, "cannot be filled: it writes 20,000,"),
     "deaf": ("{{ bos_token }}hello", TALK, "does not write what the .* says"),
     "drops the system": (
         "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}",
@@ -250,13 +228,10 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_template_that_fails_is_one_message(name, monkeypatch):
-    monkeypatch.setattr(chat_template, "MAX_STEPS", 100_000)
+def test_a_template_that_fails_is_one_message(name):
     template, talk, words = REFUSED[name]
-    before = sys.gettrace()
     with pytest.raises(ValueError, match=f"^the tokenizer's chat template .*{words}"):
         rendered_conversation(tokenizer_of(template), talk)
-    assert sys.gettrace() is before
 
 
 USER = (
@@ -356,24 +331,6 @@ def test_plain_is_an_image_and_its_caption():
 )
 def test_nominal_prompts_have_the_formats_system_text(settings, system):
     assert layout_family(BackboneConfig(**settings)).nominal_text == system
-
-
-@pytest.mark.slow
-def test_an_adapter_remembers_its_mode(tmp_path):
-    folder = write_vlm_adapter(tmp_path)
-    prompt = [Turn("<image>\nwhat ?")]
-    assert read_config(folder).backbone.template is None  # what is not chosen is the family's own
-    path = folder / "subtoken_config.json"
-    written = json.loads(path.read_text())
-    path.write_text(json.dumps({**written, "backbone": {**written["backbone"], "system": "vicuna_v1"}}))
-    asked = load_backbone(folder).family.render(prompt).text
-    assert asked == f"<s>{USER}USER: <image>\nwhat ? ASSISTANT:"
-    older = {key: value for key, value in written["backbone"].items() if key not in ("template", "system")}
-    path.write_text(json.dumps({**written, "backbone": older}))
-    assert load_backbone(folder).family.render(prompt).text == "<s>USER: <image>\nwhat ? ASSISTANT:"
-    path.write_text(json.dumps({**written, "backbone": {**older, "template": "alpaca"}}))
-    with pytest.raises(ValueError, match=r"subtoken_config\.json: unknown template 'alpaca'"):
-        read_config(folder)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 from PIL import Image
 
 from subtoken_train.datasets.image_sources import EncodedImage, open_image
-from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.images import Video, pad_to_square, to_rgb
 from subtoken_train.inference.prompt_inputs import inputs_of
 from tests.support.tiny import tiny_families
@@ -69,36 +68,16 @@ def test_an_orientation_that_is_none_turns_nothing(orientation):
         assert np.array_equal(read(content(UPRIGHT, "PNG", exif=tagged(orientation))), UPRIGHT)
 
 
-DAMAGED = {
-    "cut": tagged(6).tobytes()[:-12],
-    "no tiff": b"Exif\x00\x00" + b"\x99" * 30,
-    "header alone": b"Exif\x00\x00MM",
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGED)
-def test_damaged_exif_leaves_the_picture_as_it_is_stored_and_says_so(damage):
-    encoded = content(UPRIGHT, "PNG", exif=DAMAGED[damage])
-    with pytest.warns(SubTokenWarning, match=r"^record 'one': image row 1: its EXIF is damaged .* as stored$"):
-        image = open_image(EncodedImage(lambda: encoded, "row 1"), "one")
-    assert np.array_equal(np.asarray(image), UPRIGHT)
-
-
-def test_damage_elsewhere_in_the_exif_hides_no_orientation():
-    exif = tagged(8)
-    exif[305] = "a program of so many letters"
-    whole = exif.tobytes()
-    encoded = content(STORED[8], "PNG", exif=whole[:-20])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", SubTokenWarning)
-        assert np.array_equal(read(encoded), UPRIGHT)
+def test_damaged_exif_leaves_the_picture_as_it_is_stored():
+    for damaged in (tagged(6).tobytes()[:-12], b"Exif\x00\x00" + b"\x99" * 30, b"Exif\x00\x00MM"):
+        assert np.array_equal(read(content(UPRIGHT, "PNG", exif=damaged)), UPRIGHT)
 
 
 GREY = np.array([[0, 1, 128, 129, 257, 385, 386, 32_768, 65_278, 65_535]])
 GREY_8 = np.array([[0, 0, 0, 1, 1, 1, 2, 128, 254, 255]])
 
 
-@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM", "<u2", ">u2", "<i4"])
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM", "<u2", ">u2"])
 def test_sixteen_bits_are_scaled_to_eight(kind):
     """In files and in memory."""
     if kind.isalpha():
@@ -107,35 +86,10 @@ def test_sixteen_bits_are_scaled_to_eight(kind):
         assert np.array_equal(np.asarray(to_rgb(Image.fromarray(GREY.astype(kind)), "it"))[..., 2], GREY_8)
 
 
-VALUES = {
-    "floats up to 1": (np.float32([0, 0.25, 0.5, 1]), [0, 64, 128, 255]),
-    "floats up to 255": (np.float32([0, 16.4, 100, 255]), [0, 16, 100, 255]),
-    "floats above 1, none a grey of 8 bits": (np.float32([0, 1, 2, 4]), [0, 64, 128, 255]),
-    "floats of both signs": (np.float32([-2, -1, 0, 2]), [0, 64, 128, 255]),
-    "large floats": (np.float32([-3e38, 0, 3e38, 3e38]), [0, 128, 255, 255]),
-    "half everywhere": (np.float32([0.5] * 4), [128] * 4),
-    "a thousand everywhere": (np.float32([1000] * 4), [128] * 4),
-    "whole numbers of 8 bits": (np.int32([0, 3, 7, 255]), [0, 3, 7, 255]),
-    "whole numbers of 17 bits": (np.int32([0, 1000, 50_000, 100_000]), [0, 3, 128, 255]),
-    "whole numbers below 0": (np.int32([-4, -3, -2, 0]), [0, 64, 128, 255]),
-    "one below 0": (np.int32([-7] * 4), [128] * 4),
-}
-
-
-@pytest.mark.parametrize("name", VALUES)
-def test_numbers_without_a_depth_tell_it_by_their_range(name):
-    values, expected = VALUES[name]
-    pixels = read(content(values.reshape(2, 2), "TIFF"))
-    assert np.array_equal(pixels, np.uint8(expected).reshape(2, 2, 1).repeat(3, 2))
-
-
-@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
-def test_what_is_no_number_is_refused_in_words(number):
-    image = Image.fromarray(np.float32([[0, 1], [number, 0.5]]))
-    with pytest.raises(ValueError, match=r"^image 2 cannot be read \(some of its pixels are NaN or infinite\)"):
-        to_rgb(image, "image 2")
-    encoded = content(np.float32([[0, 1], [number, 0.5]]), "TIFF")
-    with pytest.raises(ValueError, match=r"^record 'one': image row 1 cannot be read \(some of its pixels are NaN"):
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_numbers_without_a_depth_are_refused(kind):
+    encoded = content(np.zeros((2, 2), kind), "TIFF")
+    with pytest.raises(ValueError, match=r"^record 'one': image row 1 cannot be read \(its numbers have no depth"):
         open_image(EncodedImage(lambda: encoded, "row 1"), "one")
 
 
@@ -174,14 +128,6 @@ def test_one_transparent_colour_is_white_too(mode):
     image.save(buffer, "PNG", transparency=clear)
     shown = {"P": [255, 0, 90], "L": [255, 0, 9], "1": [255, 255, 255]}.get(mode, [255, 0, 255])
     assert read(buffer.getvalue())[0, :, 0].tolist() == shown
-
-
-def test_a_palette_with_an_alpha_of_its_own_shows_white():
-    image = Image.new("PA", (2, 1))
-    image.putpalette([9, 9, 9, 60, 60, 60])
-    image.putpixel((0, 0), (1, 0))
-    image.putpixel((1, 0), (1, 255))
-    assert np.asarray(to_rgb(image, "it"))[0, :, 0].tolist() == [255, 60]
 
 
 @pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "HSV", "LAB", "RGBX", "1", "L", "P"])
@@ -231,7 +177,7 @@ def test_what_is_no_video_is_refused_in_words(words):
 def test_a_square_that_would_take_all_memory_is_refused_before_it_is_made(size, monkeypatch):
     image = Image.new("RGB", size)
     monkeypatch.setattr(Image, "new", None)
-    words = rf"^an image of {size[0]:,} x {size[1]:,} pixels is padded to a square, whose side may have at most 13,377 "
+    words = rf"^a square around {size[0]:,} x {size[1]:,} pixels is larger than 13,377 a side"
     with pytest.raises(ValueError, match=words):
         pad_to_square(image, FILL)
 
@@ -251,7 +197,7 @@ TOKENS = {
     "qwen3_vl": [4, 6, 29, 29],
     "glm4v": [4, 6, 200, 200],
 }
-SQUARE = r"an image of 60,000 x 1 pixels is padded to a square, whose side may have at most 13,377"
+SQUARE = "a square around 60,000 x 1 pixels is larger than 13,377 a side"
 RATIO = r"an image of 1 x 60000 pixels: (qwen|glm).* takes sides of 1 to 200"
 SCALED = r"1 x 60000 pixels: mistral3 leaves nothing of its shorter side"
 REFUSED = {"llava": SQUARE, "mistral3": SCALED, "qwen2_vl": RATIO, "qwen2_5_vl": RATIO, "qwen3_vl": RATIO}

@@ -4,15 +4,12 @@ import json
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
-from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.images import Video
 from subtoken_train.families.llava_onevision import LlavaOnevisionFamily
-from subtoken_train.families.load import layout_family, load_family
+from subtoken_train.families.load import load_family
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region, Turn
 from tests.support.helpers import make_batch, save_backbone
@@ -123,10 +120,6 @@ def test_the_files_of_a_published_checkpoint_are_read_without_torchvision(tmp_pa
     assert torch.equal(read.process_images(images)[0], next_one.process_images(images)[0])
 
 
-OV_7B = "llava-hf/llava-onevision-qwen2-7b-ov-hf"
-PUBLISHED = layout_family(BackboneConfig(OV_7B))
-
-
 @pytest.fixture
 def family():
     return onevision_family()
@@ -134,15 +127,6 @@ def family():
 
 def video(frames, seed=0, size=(30, 44)):
     return Video(tuple(noise(*size, seed=seed + i) for i in range(frames)))
-
-
-@given(height=st.integers(1, 4000), width=st.integers(1, 4000))
-def test_counted_tokens_of_the_published_tiles_are_transformers(height, width):
-    layout = PUBLISHED
-    theirs = LlavaOnevisionProcessor.__new__(LlavaOnevisionProcessor)
-    theirs.num_image_tokens, theirs.vision_aspect_ratio = 729, "anyres_max_9"
-    theirs.image_processor = LlavaOnevisionFamily.auto_processor.image_reader()
-    assert layout.visual_tokens((height, width)) == theirs._get_number_of_features(height, width, 384, 384)
 
 
 @pytest.mark.parametrize("together", [1, 2, 3])
@@ -165,13 +149,6 @@ def test_a_videos_prompt_is_transformers(family):
     for name in theirs:
         assert torch.equal(mine[name], theirs[name]), name
     assert int(family.is_visual(mine["input_ids"]).sum()) == 3 * FRAME + 1
-
-
-def test_frames_are_scaled_to_a_tile_as_a_picture_s_whole_is(family):
-    shown = video(2)
-    pixels, grid = family.process_images([shown, shown.frames[0], shown.frames[1]], [1, 1, 1])
-    assert grid.tolist() == [[2, 0, 0], [5, 30, 44], [5, 30, 44]]
-    assert torch.equal(pixels[:2], pixels[[2, 7]])
 
 
 @torch.no_grad()

@@ -339,7 +339,10 @@ NOT_TAKEN = {
         lambda: built("llava_next llama").picture_text(Video((IMAGE,)), "<image>"),
         "llava_next takes images and no videos",
     ),
-    "next: processor": (lambda: spoiled("llava_next llama", image_grid_pinpoints=[[48, 24]]), "of the same checkpoint"),
+    "next: processor": (
+        lambda: spoiled("llava_next llama", image_grid_pinpoints=[[48, 24]]),
+        "the checkpoint's own proc",
+    ),
 }
 
 

@@ -152,7 +152,7 @@ def csv_text(rows: list[list[str]], header: str = "image,question,answer") -> by
 def csv_table(draw: random.Random, path: Path, names: list[str]) -> tuple[Spoilt, bytes]:
     rows = [[name, f"list {i} .", "none"] for i, name in enumerate(names)]
     whole = csv_text(rows)
-    kind = draw.choice(("header", "cell", "no text", "outside", "two answers", "bytes", "bytes", "whole"))
+    kind = draw.choice(("header", "cell", "no text", "outside", "bytes", "bytes", "whole"))
     path.write_bytes(whole)
     if kind in ("bytes", "whole"):
         return grammar.Document(notation=grammar.CSV).spoil(draw, path, kind), whole
@@ -160,13 +160,10 @@ def csv_table(draw: random.Random, path: Path, names: list[str]) -> tuple[Spoilt
         header = draw.choice(HEADERS)
         path.write_bytes(csv_text(rows, header))
         return (f"header {header!r}", Expect.REFUSED), whole
-    if kind == "two answers":
-        rows.append([names[0], "list 0 .", "7"])
-    else:
-        where = (0, 0) if kind == "outside" else (draw.randrange(len(rows)), draw.choice((1, 2)))
-        values = {"cell": PLAIN, "outside": OUTSIDE}.get(kind, ("", " ", "\x00", "\u200b", "\ufeff"))
-        rows[where[0]][where[1]] = draw.choice(values)
-        kind = f"{kind}: {shown(rows[where[0]][where[1]])}"
+    where = (0, 0) if kind == "outside" else (draw.randrange(len(rows)), draw.choice((1, 2)))
+    values = {"cell": PLAIN, "outside": OUTSIDE}.get(kind, ("", " ", "\x00", "\u200b", "\ufeff"))
+    rows[where[0]][where[1]] = draw.choice(values)
+    kind = f"{kind}: {shown(rows[where[0]][where[1]])}"
     path.write_bytes(content := csv_text(rows))
     if kind.startswith("cell"):
         return (kind, Expect.TAKEN), content

@@ -41,8 +41,7 @@ def rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16") or image.mode == "I":
         return Image.fromarray(np.clip(np.round(values / 257), 0, 255).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
-        eight = np.clip(np.round(values * (255 if values.max() <= 1 else 1)), 0, 255)
-        return Image.fromarray(eight.astype(np.uint8)).convert("RGB")
+        raise ValueError("numbers without a depth")
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         with_alpha = np.asarray(image.convert("RGBA")).astype(np.float64)
         alpha = with_alpha[..., 3:] / 255
@@ -176,9 +175,7 @@ def of_mode(draw: random.Random) -> Made:
         wide[0, :2] = 0, 65535
         picture = Image.fromarray(wide)
     elif mode == "F":
-        values = noise(draw).random((24, 40)).astype(np.float32)
-        values[0, :2] = 0.0, 1.0
-        picture = Image.fromarray(values)
+        picture = Image.fromarray(noise(draw).random((24, 40)).astype(np.float32))
     elif mode in ("RGBA", "LA"):
         picture = picture.convert(mode)
         picture.putalpha(Image.fromarray(noise(draw).choice([0, 255, 128], (24, 40)).astype(np.uint8)))

@@ -168,7 +168,7 @@ def test_a_selector_takes_the_place_of_the_routers(places, adapter):
 
 
 WRONG = {
-    "which chooses by training": ("routed", {"selector": "linear"}),
+    "is a trained router": ("routed", {"selector": "linear"}),
     "routes nothing": ("tokens", {"selector": "random"}),
     "has no adapter": ("backbone", {"selector": "random"}),
     "is not an adapter": ("backbone", {"backbone": "elsewhere"}),

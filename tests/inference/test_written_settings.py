@@ -168,7 +168,7 @@ def test_a_grid_names_them_and_their_anchors(backbone):
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (("8,2", "linear"), "selector 'linear' is a router, which chooses by training: give an adapter"),
+        (("8,2", "linear"), "selector 'linear' is a trained router: give an adapter"),
         (("8,2", "norm"), "unknown selector without training 'norm'.*Allowed: .*value_norm"),
         ((16,), "groups 16 must be two whole numbers, S and K, for instance 16,12"),
         (("8,2,1",), "must be two whole numbers"),

@@ -53,7 +53,7 @@ def test_statistics_come_from_the_layer_that_made_the_features(tiny_family):
 
 def test_a_tower_without_a_class_token_is_refused(tiny_family):
     tiny_family.model.config.vision_feature_select_strategy = "full"
-    with pytest.raises(ValueError, match="a reducer in the tower needs a CLIP tower"):
+    with pytest.raises(ValueError, match="a tower's reducer needs a layer past the embeddings"):
         tiny_family.visual_states(make_batch([(1, 5)], visual=65), "received")
 
 

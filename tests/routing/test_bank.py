@@ -264,6 +264,6 @@ def test_a_quantised_projection_is_refused(config, dtype, words):
     if dtype is not None:
         projection.weight = nn.Parameter(torch.zeros(64, 1, dtype=dtype), requires_grad=False)
     bank = RouterBank(config, 128, KVShape(1, 4, 32))
-    with pytest.raises(ValueError, match=rf"output_norm needs .* but o_proj has {words}: leave it "):
+    with pytest.raises(ValueError, match=rf"output_norm needs an o_proj .*, not {words}: use value_norm"):
         bank.attach([nn.Linear(128, 128)], [projection])
     RouterBank(RoutingConfig(), 128, KVShape(1, 4, 32)).attach([nn.Linear(128, 128)], [projection])

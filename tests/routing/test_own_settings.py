@@ -101,8 +101,8 @@ REFUSED = [
     ({"budget": "globl"}, r"unknown budget 'globl'\. Did you mean 'global'\?"),
     ({"score_prior": "value_nrm"}, r"unknown score_prior 'value_nrm'\. Did you mean 'value_norm'\?"),
     ({"balance_weight": -0.1}, r"routing balance_weight is -0\.1; it must be 0 to"),
-    ({"temperature": 2.0}, r"routing temperature 2\.0 is gone, .*; leave it out, or set it to 1\.0"),
-    ({"balance_scope": "batch"}, "routing balance_scope 'batch' is gone, .*; leave it out"),
+    ({"temperature": 2.0}, r"routing temperature is 2\.0; it must be 1 to 1"),
+    ({"balance_scope": "batch"}, r"unknown balance_scope 'batch'\. Allowed: sample"),
     ({"selector": "mlp", "query_rank": 4}, "query_rank 4 is the rank of selector 'bilinear', and 'mlp' has none: use"),
     ({"features": ("norms",)}, r"unknown routing feature 'norms'\. Did you mean 'norm'\?"),
     ({"features": ("norm", "norm")}, "routing features names 'norm' twice"),
@@ -110,7 +110,6 @@ REFUSED = [
     ({"num_groups": 12}, "num_groups=12 does not divide the value width 128"),
     ({"kept_groups": 16, "fill": "mean"}, "fill 'mean' does nothing where kept_groups = num_groups = 16"),
     ({"fill": "meen"}, r"unknown fill 'meen'\. Did you mean 'mean'\?"),
-    ({"fill": "learned"}, r"routing fill 'learned' is gone, .*; use zero or mean, or use version 0\.2"),
 ]
 OF_ROUTERS = {"query_conditioned": True, "value_gate": True, "score_prior": "value_norm", "query_rank": 4}
 OF_ROUTERS["features"] = ("norm",)

@@ -76,7 +76,6 @@ class Format(NamedTuple):
     learnt: str
     last: str = ""
     stripped: bool | str = False
-    system: bool = True
 
 
 def turns(user: str, assistant: str, ask: str = "", system: str = "", begin: str = "", end: str = "") -> str:
@@ -165,11 +164,6 @@ _FALCON = (
     "{{ ('User: ' if m.role == 'user' else 'Assistant: ' if m.role == 'assistant' else '') + m.content | trim }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '\\n\\nAssistant:' }}{% endif %}"
 )
-_OLMO2 = (
-    "{{ '<|endoftext|>' }}{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|assistant|>\\n' + m.content }}"
-    "{{ '<|endoftext|>' + ('' if loop.last else '\\n') }}{% else %}{{ '<|' + m.role + '|>\\n' + m.content + '\\n' }}"
-    "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
-)
 _SMOLLM3 = (
     _TOLD_FIRST + "{% if enable_thinking is not defined %}{% set enable_thinking = true %}{% endif %}"
     "{% if '/no_think' in told %}{% set enable_thinking = false %}{% endif %}"
@@ -195,13 +189,7 @@ _PHI3 = turns(
     "<|user|>\n@<|end|>\n", "<|assistant|>\n@<|end|>\n", "<|assistant|>\n", "<|system|>\n@<|end|>\n",
     end="<|endoftext|>",
 )  # fmt: skip
-_GEMMA = turns(
-    "<start_of_turn>user\n~<end_of_turn>\n", "<start_of_turn>model\n~<end_of_turn>\n", "<start_of_turn>model\n"
-)
 _ZEPHYR = turns("<|user|>\n@</s>\n", "<|assistant|>\n@</s>\n", "<|assistant|>\n", "<|system|>\n@</s>\n")
-_OPENCHAT = turns(
-    "GPT4 Correct User: @<|end_of_turn|>", "GPT4 Correct Assistant: @<|end_of_turn|>", "GPT4 Correct Assistant:"
-)
 _GLM4 = turns("<|user|>\n@", "<|assistant|>\n@", "<|assistant|>", "<|system|>\n@", "[gMASK]<sop>")
 PUBLISHED = {
     "ChatML": Format(_chatml(), IM, f"@{IM}"), "Qwen2.5": Format(CHATML, IM, f"@{IM}"),
@@ -223,15 +211,12 @@ PUBLISHED = {
         turns(*(f"{head}~<|eot_id|>" for head in _LLAMA3[:2]), _LLAMA3[1], f"{_LLAMA3[2]}~<|eot_id|>", "<s>"),
         "<|eot_id|>", "@<|eot_id|>", stripped=True,
     ),
-    "Gemma": Format(_GEMMA, "<eos>", "@<end_of_turn>", stripped=True, system=False),
     "Gemma-3": Format(_GEMMA3, "<eos>", "@<end_of_turn>", stripped=True),
-    "Mistral-v0.1": Format(turns("[INST] @ [/INST]", "@</s>", begin="<s>"), "</s>", "@</s>", system=False),
     "Mistral-v0.3": Format(_MISTRAL3, "</s>", " @</s>", stripped=True),
     "Falcon": Format(_FALCON, "<|endoftext|>", " @", stripped=True),
     "ChatQA": Format(
         turns("\n\nUser: ~", "\n\nAssistant: ~", "\n\nAssistant:\n", "System: ~"), "</s>", "@", stripped=True
     ),
-    "Vicuna": Format(turns("USER: ~\n", "ASSISTANT: ~</s>\n", "ASSISTANT:", "~\n\n"), "</s>", " @</s>", stripped=True),
     "Zephyr": Format(_ZEPHYR, "</s>", "@</s>"), "SmolLM3": Format(_SMOLLM3, IM, f"@{IM}", stripped="lines"),
     "Command-A": Format(  # which always opens an answer
         turns(
@@ -243,8 +228,6 @@ PUBLISHED = {
         _END_OF_TURN,
         f"@{_END_OF_TURN}",
     ),
-    "OLMo-2": Format(_OLMO2, "<|endoftext|>", "@<|endoftext|>"),
-    "OpenChat": Format(_OPENCHAT, "<|end_of_turn|>", " @<|end_of_turn|>", system=False),
     "GLM-4": Format(_GLM4, "<|endoftext|>", "\n@"),
     "gpt-oss": Format(_GPT_OSS, "<|return|>", "<|channel|>final<|message|>@", "<|channel|>final<|message|>@<|return|>"),
 }  # fmt: skip

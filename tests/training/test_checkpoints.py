@@ -230,7 +230,7 @@ MARKERS = {
 @pytest.mark.parametrize(("place", "value"), [(place, value) for place, own in MARKERS.items() for value in own])
 def test_markers_are_typed(checkpoint, place, value):
     put(checkpoint, "COMPLETE", place, value)
-    with pytest.raises(ValueError, match=r"COMPLETE cannot be read .* to continue from an older checkpoint"):
+    with pytest.raises(ValueError, match=r"COMPLETE cannot be read .* to use an older checkpoint"):
         read_marker(checkpoint)
 
 
@@ -239,7 +239,7 @@ def test_markers_are_typed(checkpoint, place, value):
 )
 def test_markers_of_other_versions(checkpoint, text):
     (checkpoint / "COMPLETE").write_text(text)
-    words = "written in layout 2; this version of subtoken_train reads up to 1" if "2" in text else "cannot be read"
+    words = "written in layout 2, and this reads up to 1" if "2" in text else "cannot be read"
     with pytest.raises(ValueError, match=words):
         checkpoints.state_path(checkpoint)
 

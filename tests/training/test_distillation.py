@@ -302,7 +302,7 @@ def test_cross_entropy_and_own_losses_take_any_number_of_targets(targets, dtype)
 )
 def test_what_is_no_loss_is_one_message(gives, words):
     view = view_of(torch.randn(3, 9, requires_grad=True))
-    with pytest.raises(ValueError, match=f"loss 'spoilt' {words}; it must give the sum over the targets"):
+    with pytest.raises(ValueError, match=f"loss 'spoilt' {words}; it must give a finite scalar"):
         checked_loss(Spoilt(gives=gives), view)
 
 
@@ -320,8 +320,8 @@ def test_names_and_settings_are_worded():
 def test_a_recipe_names_it_check_shows_it_and_a_bad_one_stops_before_a_step(tiny_run, capsys):
     assert main(tiny_run("--model.loss=spoilt", "--model.loss_options={gives: none}")) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "subtoken-train: error: loss 'spoilt' gave no tensor but NoneType; it must give the sum over the targets: a "
-        "finite scalar tensor with gradient"
+        "subtoken-train: error: loss 'spoilt' gave no tensor but NoneType; it must give a finite scalar tensor with "
+        "gradient"
     )
     argv = tiny_run("--model.loss=focal", "--model.loss_options.gamma=3", output="never")
     assert main(["check", *argv[1:], "--offline"]) == 0

@@ -164,15 +164,6 @@ def test_a_router_starts_as_kvzap_s_nets_and_its_adapter_needs_them_no_more(reci
     assert "is a setting of budget 'bytes'" in refused(capsys, "check", *recipe({"warm_start": str(file)}))
 
 
-@pytest.fixture(scope="module")
-def trained(backbone, tmp_path_factory):
-    """The adapter of a run of three steps."""
-    folder = tmp_path_factory.mktemp("run")
-    argv = text_recipe(folder / "recipe.yaml", backbone, reducer={"name": "none"}, routing=BYTES)
-    assert main(["fit", *argv]) == 0
-    return folder / "run" / "adapter"
-
-
 def test_the_anchor_keeps_as_many_bytes_in_whole_tokens(recipe, tmp_path, capsys):
     argv = recipe(reducer={"name": "quest", "keep_ratio": 1.0, "page_size": 4, "window": 8})
     assert main(["recipes", "anchor", argv[1], str(tmp_path / "anchor.yaml")]) == 0

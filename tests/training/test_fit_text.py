@@ -12,9 +12,7 @@ from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.english import documents
 from subtoken_train.forks import undoing
-from subtoken_train.training.run_folder import RunMarker
 from tests.support.chats import CHATML, byte_level
-from tests.support.commands import refused
 from tests.support.helpers import moved_by_fit
 from tests.support.sampling import sampled
 from tests.support.text_families import DECODERS, NAMED
@@ -39,17 +37,6 @@ def recipe(backbones, tmp_path):
         return text_recipe(tmp_path / "recipe.yaml", backbones / kind, data, routing=routing, **bands)
 
     return write
-
-
-@pytest.fixture
-def old_run(tmp_path):
-    """A run that is there; nothing may be lost of it."""
-    old = tmp_path / "run" / "adapter"
-    old.mkdir(parents=True)
-    (old / "kept").touch()
-    RunMarker.new().write(old.parent)
-    yield old
-    assert (old / "kept").exists()
 
 
 @pytest.fixture
@@ -132,20 +119,3 @@ def test_a_conversation_that_the_template_refuses_stops_in_words(recipe, backbon
             said = capsys.readouterr()
             assert "record 'b7': the tokenizer's chat template cannot be filled: no system here" in said.err
             assert "Traceback" not in said.err
-
-
-@sampled(
-    ("changed", "message"),
-    [
-        ({"context_length": 2000, "block_length": 4000, "train": {"name": "TINY"}}, "fewer than one block"),
-        ({"column": None, "train": {"name": "TEXT", "column": "body"}}, "body"),
-    ],
-    every=2,
-)
-@pytest.mark.usefixtures("old_run")
-def test_data_errors_lose_nothing(recipe, corpus, tmp_path, capsys, changed, message):
-    tiny = tmp_path / "tiny.jsonl"
-    tiny.write_text(json.dumps({"text": "too little"}))
-    data = {**corpus, **{key: value for key, value in changed.items() if value is not None}}
-    data["train"] = {**data["train"], "name": str(tiny if data["train"]["name"] == "TINY" else tmp_path / "text.jsonl")}
-    assert message in refused(capsys, "fit", *recipe(data=data), "--overwrite")

@@ -88,7 +88,7 @@ def test_strategies_divide_what_they_share(parts):
 
 @pytest.mark.parametrize("strategy", ["zero3", "zero3_offload", "fsdp2"])
 def test_quantised_weights_are_not_shared_out(strategy):
-    with pytest.raises(ValueError, match=rf"trainer\.strategy {strategy} divides the weights .* use ddp or zero2"):
+    with pytest.raises(ValueError, match=rf"trainer\.strategy {strategy} divides the weights, .* use ddp or zero2"):
         check_strategy("nf4", strategy)
     check_strategy("none", strategy)
     check_strategy("int8", "ddp")
@@ -105,18 +105,17 @@ def test_activations_grow_with_the_batch_and_shrink_with_checkpointing_and_reduc
 
 
 @sampled(
-    "name",
+    "case",
     [
-        "tiny-llava-bfloat16-fastv-routed-b2",
-        "llama-bfloat16-int8-quest-routed-b4-ckpt",
-        pytest.param("qwen2_5_vl-bfloat16-fastv-routed-b4-ckpt", marks=pytest.mark.slow),
-        pytest.param("qwen2-float32-nf4-quest-routed-b2-ckpt", marks=pytest.mark.slow),
+        training_memory.Case("tiny-llava", reducer="fastv"),
+        training_memory.Case("llama", quantization="int8", reducer="quest", batch=4, checkpointing=True),
+        training_memory.Case("qwen2_5_vl", reducer="fastv", batch=4, checkpointing=True),
+        training_memory.Case("qwen2", "float32", "nf4", reducer="quest", checkpointing=True),
     ],
     every=2,
 )
-def test_real_steps_hold_what_was_predicted(tmp_path, name):
+def test_real_steps_hold_what_was_predicted(tmp_path, case):
     pytest.importorskip("bitsandbytes")
-    case = next(case for case in training_memory.cases() if case.name == name)
     assert abs(training_memory.measure(case, tmp_path)["error"]) < 0.15
 
 

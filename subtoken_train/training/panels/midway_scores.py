@@ -95,10 +95,8 @@ class EarlyStoppingConfig:
     def checked_mode(self, scores: list[str]) -> str:
         """Return which is better, ``min`` or ``max``; ``scores`` names those that the run will have."""
         if not scores:
-            raise ValueError(
-                f"early_stopping.monitor is {self.monitor!r}, but the run makes no scores; add an evaluation band or "
-                "validation data (data.val_file, data.val)"
-            )
+            missing = "but the run makes no scores; add an evaluation band or validation data (data.val_file, data.val)"
+            raise ValueError(f"early_stopping.monitor is {self.monitor!r}, {missing}")
         if self.monitor not in scores:
             raise unknown_name("early_stopping.monitor", self.monitor, scores)
         return VALIDATION_SCORES.get(self.monitor, "max")

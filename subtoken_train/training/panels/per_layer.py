@@ -3,7 +3,6 @@
 Legend: B batch, N positions, S value groups.
 """
 
-import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -30,33 +29,6 @@ from subtoken_train.training.panels import (
     write,
 )
 
-_NAMED = 3
-
-
-class FirstGradients(Callback):
-    """Stops a run whose first step leaves a trained tensor without a (finite) gradient; not under DeepSpeed."""
-
-    def __init__(self) -> None:
-        self._checked = False
-
-    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
-        """Check once."""
-        if self._checked:
-            return
-        self._checked = True
-        gradients = gradients_of(trainer, pl_module)
-        missing = [name for name, gradient in gradients.items() if gradient is None]
-        if missing:
-            raise RuntimeError(f"no gradient reached {_some(missing, len(gradients))}")
-        if getattr(trainer.precision_plugin, "scaler", None) is not None:
-            return
-        broken = [name for name, norm in read_together(norms(gradients)).items() if not math.isfinite(norm)]
-        if broken:
-            raise ValueError(
-                f"the first step's gradient is not finite in {_some(broken, len(gradients))}; lower the learning rate, "
-                "use precision bf16-mixed or 32-true, and check the backbone's weights"
-            )
-
 
 class SilentTensors(Callback):
     """Warns once where routers or LoRA's B did not move, or got no gradient but zeros, in the first ``after`` steps."""
@@ -72,6 +44,7 @@ class SilentTensors(Callback):
         self._initial = {name: tensor.clone() for name, tensor in self._watched(pl_module).items()}
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
+        """Read gradients between accumulation and clipping."""
         if not self._initial or not (logs_next(trainer) or trainer.global_step + 1 == self._last):
             return
         gradients = gradients_of(trainer, pl_module)
@@ -99,11 +72,6 @@ class SilentTensors(Callback):
         assert isinstance(module, SubTokenModule)
         here = {name: each.detach() for name, each in module.trained().items() if each.numel()}
         return {name: whole(each) for name, each in here.items() if kind_and_layer(name)[0] in ("router", "lora_B")}
-
-
-def _some(names: list[str], of: int) -> str:
-    more = ", ..." if len(names) > _NAMED else ""
-    return f"{len(names)} of {of} trained tensors: {', '.join(names[:_NAMED])}{more}"
 
 
 def _layers_of(names: list[str]) -> str:

@@ -242,6 +242,4 @@ def check_kind(kind: type[Strategy], precision: str, module: Any) -> None:
 def check_parts(kind: type[Strategy], parts: CompressedBackbone) -> None:
     """Raise ``ValueError`` if a strategy's class cannot run a model (built or laid out)."""
     if issubclass(kind, Fsdp2Strategy) and parts.splits:  # it copies a layer's arguments, the split's notes among them
-        raise ValueError(
-            "trainer.strategy fsdp2 cannot train a language model whose context is compressed; use ddp, zero2 or zero3"
-        )
+        raise ValueError("trainer.strategy fsdp2 cannot train a language model's compressed context; use ddp")

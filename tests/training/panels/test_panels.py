@@ -14,7 +14,7 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.routing.bank import RoutingState
 from subtoken_train.training.module import StepRecord, SubTokenModule
 from subtoken_train.training.panels import logs_next, logs_now, stepped
-from subtoken_train.training.panels.per_layer import FirstGradients, RoutingPanel, SilentTensors, TrainedPanel
+from subtoken_train.training.panels.per_layer import RoutingPanel, SilentTensors, TrainedPanel
 from subtoken_train.training.panels.run_progress import BarProgress, LineProgress, SampleLog
 from subtoken_train.training.panels.throughput import Throughput, flops_of
 from tests.support.training_memory import Toy, fit_toy
@@ -169,25 +169,6 @@ def test_deepspeed_keeps_its_gradients(caplog):
     assert "gradient_norm is not logged" in caplog.text
     TrainedPanel().on_before_optimizer_step(trainer(1, strategy=strategy), pl, None)
     assert NOTES.taken() == {"weight_norm/router/layer_0": 2.0}  # stage 3 leaves empty tensors
-    FirstGradients().on_before_optimizer_step(trainer(0, strategy=strategy), pl, None)
-
-
-def test_a_tensor_without_a_gradient_ends_the_run():
-    names = [ROUTER.format(layer) for layer in range(5)]
-    pl = module(**{name: parameter([1.0], [0.0] if layer == 2 else None) for layer, name in enumerate(names)})
-    check = FirstGradients()
-    words = r"no gradient reached 4 of 5 trained tensors: .*selectors\.0.*selectors\.3.*\.\.\."
-    with pytest.raises(RuntimeError, match=words):
-        check.on_before_optimizer_step(trainer(0), pl, None)
-    check.on_before_optimizer_step(trainer(1), pl, None)  # the first step only
-
-
-def test_a_gradient_that_is_not_finite_ends_the_run():
-    name = LAYER.format(3, "v_proj", "A")
-    pl = module(**{name: parameter([1.0, 1.0], [1.0, float("nan")]), ROUTER.format(0): parameter([1.0], [0.0])})
-    with pytest.raises(ValueError, match=r"not finite in 1 of 2 trained tensors: .*layers\.3.*bf16-mixed"):
-        FirstGradients().on_before_optimizer_step(trainer(0), pl, None)
-    FirstGradients().on_before_optimizer_step(trainer(0, scaler=object()), pl, None)  # the scaler answers an overflow
 
 
 def test_silent_tensors_are_named_once(recwarn):

@@ -64,7 +64,7 @@ def test_deepspeed_is_not_installed(arena, capsys, monkeypatch):
 @pytest.mark.parametrize("devices", [3, "3", [0, 1, 2], "0,1,2"])
 def test_more_processes_than_gpus(monkeypatch, devices):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ValueError, match=r"asks for 3 process\(es\), one per device, but this machine has 2 GPU\(s\)"):
+    with pytest.raises(ValueError, match=r"asks for 3 process\(es\), but this machine has 2 GPU\(s\)"):
         check_devices(devices, "gpu")
     check_devices(2, "gpu")
     check_devices("auto", "gpu")

@@ -51,9 +51,21 @@ def test_zero3_equals_one_process_and_its_adapter_is_whole(arena):
     assert SubTokenModel.from_pretrained(str(run.folder / "adapter")) is not None
 
 
+EQUAL = [
+    ("ddp", "one", SHORT, {"torchrun": True}),
+    ("zero3_offload", "one", SHORT, {}),
+    *((strategy, "one", SHORT, {"processes": 1}) for strategy in ("zero2", "zero3", "fsdp2")),
+    *((strategy, "visionzip", VISIONZIP, {}) for strategy in ("zero3", "fsdp2")),  # reads the tower for texts, too
+    *((strategy, "arms", ARMS, {}) for strategy in ("ddp", "zero2", "zero3")),  # reads weights out of place
+    ("ddp", "distilled", [*WINDOWS, "--model.distillation={weight: 2.0, temperature: 2.0}"], {}),
+]
+
+
 @pytest.mark.slow
-def test_ddp_under_torchrun_equals_one_process(arena):
-    assert_same(arena.fit("ddp", "ddp-torchrun", *SHORT, torchrun=True), arena.reference("one", *SHORT))
+@pytest.mark.parametrize(("strategy", "name", "extra", "how"), EQUAL)
+def test_it_equals_one_process(arena, strategy, name, extra, how):
+    run = arena.fit(strategy, f"{name}-{strategy}", *extra, **how)
+    assert_same(run, arena.reference(name, *extra))
 
 
 @pytest.mark.slow
@@ -69,13 +81,6 @@ def test_accumulation_windows_equal_those_of_one_process(arena, strategy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["zero3", "fsdp2"])
-def test_visionzip_reads_the_tower_of_text_only_batches_too(arena, strategy):
-    run = arena.fit(strategy, f"visionzip-{strategy}", *VISIONZIP)
-    assert_same(run, arena.reference("visionzip", *VISIONZIP))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_mixed_precision_keeps_adapters_in_fp32(arena, strategy):
     run = arena.fit(strategy, f"half-{strategy}", *HALF)
@@ -86,37 +91,11 @@ def test_mixed_precision_keeps_adapters_in_fp32(arena, strategy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3"])
-def test_what_reads_weights_out_of_place(arena, strategy):
-    run = arena.fit(strategy, f"arms-{strategy}", *ARMS)
-    assert_same(run, arena.reference("arms", *ARMS))
-
-
-@pytest.mark.slow
-def test_a_teacher_beside_two_students_equals_one_process(arena):
-    distilled = [*WINDOWS, "--model.distillation={weight: 2.0, temperature: 2.0}"]
-    assert_same(arena.fit("ddp", "distilled-ddp", *distilled), arena.reference("distilled", *distilled))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_resuming_gives_the_weights_of_never_having_stopped(arena, strategy):
     whole = arena.fit(strategy, f"whole-{strategy}", *RESUMED)
     resumed = arena.resume(strategy, whole, 2, f"resumed-{strategy}", *RESUMED)
     assert all(torch.equal(tensor, whole.weights[name]) for name, tensor in resumed.weights.items())
-
-
-@pytest.mark.slow
-def test_offloaded_zero3_equals_one_process(arena):
-    run = arena.fit("zero3_offload", "offload", *SHORT)
-    assert_same(run, arena.reference("one", *SHORT))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["zero2", "zero3", "fsdp2"])
-def test_one_process_of_a_strategy_is_one_process(arena, strategy):
-    run = arena.fit(strategy, f"single-{strategy}", *SHORT, processes=1)
-    assert_same(run, arena.reference("one", *SHORT))
 
 
 @pytest.mark.slow
