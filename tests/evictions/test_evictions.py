@@ -239,12 +239,6 @@ def test_layers_keep_what_they_are_told():
     assert counts_of(PerLayer(KNorm(), (0.3, 0.2, 0.1)), 0.4)[0][:, 0].tolist() == [15, 10, 5]
 
 
-def test_what_a_layer_cannot_take_goes_to_the_others_and_none_is_empty():
-    counts, candidates = counts_of(PerLayer(KNorm(), (100, 0, 1)), 0.6)
-    assert counts[:, 0].tolist() == [25, 1, 19]
-    assert int(counts.sum()) == int(candidates.budget_LB.sum())
-
-
 def test_as_many_shares_as_layers():
     for chain in ("per_layer(knorm)", "ada(per_layer(knorm))"):
         with pytest.raises(ValueError, match="per_layer has 2 shares and the backbone 3 layers; give one each"):

@@ -201,19 +201,6 @@ def test_queries_keys_and_values_learn_as_without_it():
     assert all(torch.equal(own, other) for own, other in zip(*grads, strict=True))
 
 
-def test_bf16_states_under_autocast():
-    query, key, value, keep, visible, learns = made(7, torch.bfloat16)
-    seen, found = Seen(visible), {}
-    for dtype in (torch.float32, torch.bfloat16):
-        logits = torch.zeros(B, HEADS, K, requires_grad=True)
-        states = tuple(x.to(dtype) for x in (query, key, value))
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-            out = attention(*states, keep, seen)
-            with_key_gradient(out, logits, states, keep, learns, seen, SCALE, 4).float().pow(2).sum().backward()
-        found[dtype] = logits.grad
-    assert torch.allclose(found[torch.bfloat16], found[torch.float32], atol=2e-2, rtol=5e-2)
-
-
 def dense(query, key, keys, scale):
     """[B, H, N, N]: causal softmax over the marked keys in float64; rows that see none are 0."""
     length = query.shape[2]
