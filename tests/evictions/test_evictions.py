@@ -211,7 +211,7 @@ def test_what_a_method_says_of_itself_is_passed_on(name):
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_a_method_that_says_itself_what_stays_is_refused(name):
-    with pytest.raises(ValueError, match=f"own_sets says itself what stays, so {name} cannot be put around it"):
+    with pytest.raises(ValueError, match=f"own_sets decides itself what stays, so {name} cannot go around it"):
         around(name, OwnSets())
     with pytest.raises(ValueError, match=f"quest_steps keeps every entry and reads some, so {name} has nothing"):
         around(name, build_eviction("quest_steps"))

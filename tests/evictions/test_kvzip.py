@@ -369,7 +369,7 @@ def encoded(*numbers):
 
 FAULTS = {
     "no layers": ({"layers": []}, "layers must hold a net for every layer"),
-    "no base64": ({"layers": ["!"]}, r"layers\[0\] is no base64"),
+    "no base64": ({"layers": ["!"]}, r"layers\[0\] is not base64"),
     "too short": ({"layers": [encoded(1.0)]}, r"layers\[0\] has 4 bytes; a net of these widths has 12"),
     "another width": ({"hidden": 2}, r"layers\[0\] has 12 bytes; a net of these widths has"),
     "NaN": ({"layers": [encoded(1.0, math.nan, 0.0)]}, r"layers\[0\] holds NaN or infinity"),

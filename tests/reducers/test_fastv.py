@@ -344,25 +344,6 @@ def test_where_nothing_is_dropped_nothing_changes(tiny_family, stage):
             assert torch.equal(*made)
 
 
-@pytest.mark.parametrize("stage", ["embeds", "decoder"])
-def test_routers_and_embeddings_get_their_gradients(tiny_family, stage):
-    """Through the mean as well, should anything train the embeddings."""
-    routing = RoutingConfig(num_groups=16, kept_groups=4, budget="ranked")
-    settings_ = {"name": "fastv", "keep_ratio": 0.25, "layer": 1, "stage": stage, "merge_dropped": True}
-    backbone = compress(tiny_family, routing, **settings_).train()
-    batch, embed = make_batch(MERGED), tiny_family.embed
-    leaf = embed(batch).detach().requires_grad_()
-    tiny_family.embed = lambda batch, states=None: leaf
-    backbone.logits(backbone.run(batch)).float().pow(2).mean().backward()
-    cut = backbone.cut_layer
-    routers = [p for layer, bank in enumerate(backbone.bank.selectors) if layer >= cut for p in bank.parameters()]
-    assert routers
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in routers)
-    visual = batch.regions_BN == Region.VISUAL
-    assert leaf.grad.isfinite().all()
-    assert (leaf.grad[visual].abs().sum(-1) > 0).all()  # dropped ones too
-
-
 CELLS = [
     ("llava", "linear", "ranked", "snapkv", "three_left", "query_aware"),
     ("qwen3_vl", "none", "per_token", "none", "last_right", "query_aware"),

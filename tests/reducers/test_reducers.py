@@ -304,7 +304,7 @@ def test_cut_keys_are_cut_in_both():
     ("reducer", "match"),
     [
         (build_reducer("none"), "no token reducer"),
-        (build_reducer("prumerge", 0.25, adaptive=True), "another number of tokens"),
+        (build_reducer("prumerge", 0.25, adaptive=True), "a different number of tokens"),
     ],
 )
 def test_where_there_is_none_it_says_why(reducer, match):
