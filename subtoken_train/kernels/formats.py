@@ -1,6 +1,7 @@
 """Formats of stored keys and values: one object says how vectors are stored, read, counted and named.
 
-A new format is a class or a line here (and in ``KVDtype``), and its branch in ``kernels/triton_decode.py``.
+A new format is a class or a line here (and in ``KVDtype``), its name in ``settings.py``, and its branch in
+``kernels/triton_decode.py`` unless it is not ``fused``. Tests round by hand in ``tests/support/plain_parts.py``.
 
 Shapes of payloads: [R, c, M, d] with R rows of a block, c heads of a row, M entries, d channels. The pieces of values
 that are stored in part are [n, w], n pieces of w channels, whose scales are those of their entries.
@@ -89,14 +90,14 @@ class Format:
     def scale_shape(self, lead: Sequence[int], width: int, part: Part) -> tuple[int, ...]:
         """Return the shape of the scales of vectors of ``width`` channels, or of all pieces of an entry.
 
-        ``lead`` is (R, c, M).
+        ``lead`` is (R, c, M), or a number of vectors.
         """
         return (*lead, 1)
 
     def bytes_of(self, count: int, width: int, dtype: torch.dtype, part: Part) -> int:
         """Return the bytes of so many keys or whole values, scales included; keys take those of their runs evenly."""
-        each = self.code_width(width) * self.code_dtype(dtype).itemsize
-        return count * (each + 2 * self.rounds)
+        scales = math.prod(self.scale_shape((count,), width, part)) if self.rounds else 0
+        return count * self.code_width(width) * self.code_dtype(dtype).itemsize + 2 * scales
 
     def store(self, vectors: Tensor, largest: Tensor | None = None) -> Payload:
         """Store vectors [..., d].
@@ -229,9 +230,6 @@ class AboveZero(Format):
     def scale_shape(self, lead: Sequence[int], width: int, part: Part) -> tuple[int, ...]:
         return *lead, 1 if part == "pieces" else width // self.block(width), 2
 
-    def bytes_of(self, count: int, width: int, dtype: torch.dtype, part: Part) -> int:
-        return count * (self.code_width(width) + 4 * width // self.block(width))
-
     def store(self, vectors: Tensor, largest: Tensor | None = None) -> Payload:
         *lead, width = vectors.shape
         block = self.block(width)
@@ -309,10 +307,6 @@ class TurboQuant(AboveZero):
 
     def scale_shape(self, lead: Sequence[int], width: int, part: Part) -> tuple[int, ...]:
         return (*lead, 1) if part == "keys" else super().scale_shape(lead, width, part)
-
-    def bytes_of(self, count: int, width: int, dtype: torch.dtype, part: Part) -> int:
-        norm = count * (self.code_width(width) + 2)
-        return norm if part == "keys" else super().bytes_of(count, width, dtype, part)
 
     def store_keys(self, keys: Tensor, feedback: Tensor | None = None) -> Payload:
         self.check_width(keys.shape[-1], _pieces(keys))
