@@ -253,24 +253,6 @@ def test_blocks_are_the_dense_rows(problem, block, data):
     assert torch.allclose(matrix, expected, atol=1e-6)
 
 
-@given(problems(), st.data())
-def test_chosen_rows_are_the_dense_rows(problem, data):
-    """In any order, several times, or none (-1)."""
-    query, key, _, keys = problem
-    batch, heads, length, _ = query.shape
-    width = data.draw(st.integers(0, 5))
-    picks = st.lists(st.integers(-1, length - 1), min_size=batch * width, max_size=batch * width)
-    index = torch.tensor(data.draw(picks), dtype=torch.long).view(batch, width)
-    rows = attention_rows(query, key, index, keys, 0.7)
-    assert rows.dtype == torch.float32
-    assert rows.shape == (batch, heads, width, length)
-    expected = dense(query, key, keys, 0.7)
-    for sample, row in enumerate(index.tolist()):
-        for slot, place in enumerate(row):
-            wanted = expected[sample, :, place] if place >= 0 else torch.zeros(heads, length).double()
-            assert torch.allclose(rows[sample, :, slot].double(), wanted, atol=1e-6)
-
-
 def test_bf16_inputs_are_computed_in_fp32_and_large_scores_do_not_overflow():
     (query, key), everything = tensors(2, 4, 2, 20, dtype=torch.bfloat16), torch.ones(2, 20, dtype=torch.bool)
     places = torch.arange(20).expand(2, -1)
