@@ -1,17 +1,20 @@
 """Names that lead to code: built in, of other packages, and import paths of earlier versions."""
 
 import importlib
+import re
 import shutil
 import subprocess
 import sys
 
 import pytest
 
+from subtoken_train import evictions, reducers
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evaluation.tasks import TASKS
 from subtoken_train.evictions import EVICTIONS, WRAPPERS
 from subtoken_train.families import FAMILIES
 from subtoken_train.moved import MOVED
+from subtoken_train.reducers import REDUCERS
 from subtoken_train.registry import Registry
 from subtoken_train.routing import SELECTORS
 from subtoken_train.training.loss import LOSSES
@@ -160,3 +163,11 @@ def test_an_import_of_the_package_alone_brings_no_library():
     code = "import sys, subtoken_train; print({'torch', 'transformers', 'yaml'} & set(sys.modules))"
     ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert ran.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(("room", "table"), [(evictions, EVICTIONS), (evictions, WRAPPERS), (reducers, REDUCERS)])
+def test_a_room_says_in_which_file_each_method_is(room, table):
+    items = " ".join(room.__doc__.split()).split(" - ")
+    for place in table.builtin.values():
+        module, _, name = place.partition(":")
+        assert any(f"``{module}.py``" in item and re.search(rf"\b{name}\b", item) for item in items), place

@@ -147,7 +147,7 @@ class PackedCache(Cache):  # type: ignore[misc]
     def check_free(self) -> None:
         """Refuse to go on while steps have one shape."""
         if self.written is not None:
-            raise ValueError("a fixed step is open on this cache; leave its block before the cache is used otherwise")
+            raise ValueError("a fixed step is open on this cache; leave its `with` block first")
 
     def choose_pages(self, chooses: bool) -> None:
         """Let the next token read only the pages that it chooses, where there are pages, or everything."""

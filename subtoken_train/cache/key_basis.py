@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.functional.key_axes import mirrored
+from subtoken_train.kernels.formats import hadamard, parity
 
 LEAST = 0.1  # least size of a channel, of the head's mean one: a channel that is constant has nothing to divide by
 
@@ -35,19 +36,8 @@ def rotation(width: int, device: torch.device) -> Tensor:
 
     Its signs are Rudin's and Shapiro's, so that vectors whose channels are alike are spread too.
     """
-    block = width & -width
-    place = torch.arange(block)
-    hadamard = 1 - 2 * _parity(place[:, None] & place)
-    signs = 1 - 2 * _parity(place & place >> 1)
-    own = signs[:, None] * hadamard / block**0.5
-    return torch.kron(torch.eye(width // block), own).to(device)
-
-
-def _parity(numbers: Tensor) -> Tensor:
-    """Return 1 where an odd number of a number's bits is set, else 0; below 2^16."""
-    for shift in (8, 4, 2, 1):
-        numbers = numbers ^ numbers >> shift
-    return numbers & 1
+    place = torch.arange(width) % (width & -width)
+    return (1 - 2 * parity(place & place >> 1))[:, None].to(device) * hadamard(width, device)
 
 
 @dataclass(frozen=True)

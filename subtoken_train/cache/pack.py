@@ -103,8 +103,9 @@ def plan_marks(plan: LayerPlan, kv_heads: int, width: int, layout: Layout, form:
 def read_counts(
     plans: Sequence[LayerPlan], kv_heads: int, width: int, layout: Layout, form: Format = MODEL
 ) -> list[RowCounts]:
-    """Sort the entries of layers by how they are stored, and read how many there are from the device, all at once."""
-    marks = [plan_marks(plan, kv_heads, width, layout, form) for plan in plans]
+    """Sort the entries of all layers (or one) by how they are stored, and read how many there are, all at once."""
+    own = [form.in_layer(layer, len(plans)) for layer in range(len(plans))]
+    marks = [plan_marks(plan, kv_heads, width, layout, each) for plan, each in zip(plans, own, strict=True)]
     numbers = [each.numbers() for each in marks]
     if not numbers:
         return []

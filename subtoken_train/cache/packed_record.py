@@ -90,7 +90,7 @@ def check_pages(place: str, pages: PageIndex, parts: Sequence[BlockPart]) -> Non
         and int(pages.forced.sum(-1).max()) <= pages.count
     )
     if not fits:
-        raise ValueError(f"{place}: its pages are not those of its entries")
+        raise ValueError(f"{place}: its page index does not fit its entries")
 
 
 def _dtype(dtype: torch.dtype) -> str:

@@ -1,4 +1,19 @@
-"""KV eviction methods; a new one is a class and a line in ``EVICTIONS`` or ``WRAPPERS``."""
+"""KV eviction methods; a new one is a class and a line in ``EVICTIONS`` or ``WRAPPERS``.
+
+Which file holds which, by what it reads:
+
+- ``snapkv.py``, the prompt's last rows: SnapKV, PyramidKV, CAKE, HeadKV, SparseMM.
+- ``h2o.py``, all rows: H2O, LookM, MEDA, Elastic, PrefixKV.
+- ``queries.py``, one row, the question, each step, all queries, queries to come: TOVA, Finch, QuestSteps, QFilter,
+  ExpectedAttention.
+- ``vision.py``, text that looks at pictures: AirCache, VLCache, TGVKV.
+- ``kvzip.py`` and ``kvcompose.py``, the context said again: KVzip, KVzap; KVCompose.
+- ``duo_attention.py``, which heads or layers look far: DuoAttention, SimLayerKV.
+- ``keys.py``, no attention: StreamingLLM, RandomEviction, KNorm, KeyDiff, LagKV, CUR, Compactor.
+- ``wrappers.py``, around others: Ada, CriticalKV, ChunkKV, PerLayer, Pooled.
+
+They score; ``base.py`` (``Eviction.keep``) turns scores into what stays, ``budgets.py`` divides a budget.
+"""
 
 from __future__ import annotations
 
@@ -158,8 +173,8 @@ def check_online(method: Eviction | None, every: object, tokens: int | None) -> 
     if method.online is None:
         can = [name for name in EVICTIONS if EVICTIONS.find(name)().online is not None]
         raise ValueError(
-            f"eviction {method.name!r}, as it is set, cannot evict while tokens are decoded; with their own settings "
-            f"these can: {', '.join(can)}. Leave eviction_every out, or use one of them"
+            f"eviction {method.name!r} with these settings cannot evict while tokens are decoded; leave eviction_every "
+            f"out, or use one of {', '.join(can)}"
         )
     if tokens is not None and every > tokens:
         raise ValueError(

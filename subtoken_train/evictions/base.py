@@ -144,7 +144,7 @@ class Wrapper(Eviction):
         if base.reads:
             raise ValueError(f"{base.name} keeps every entry and reads some, so {kind.name} has nothing to choose")
         if type(base).keep is not Eviction.keep:
-            raise ValueError(f"{base.name} says itself what stays, so {kind.name} cannot be put around it")
+            raise ValueError(f"{base.name} decides itself what stays, so {kind.name} cannot go around it")
         own = {"name": f"{kind.name}({base.name})", "needs": kind.needs | base.needs}
         own |= {name: getattr(base, name) for name in ("needs_image", "needs_question", "merges", "second_pass_advice")}
         own |= {name: getattr(kind, name) or getattr(base, name) for name in ("heads_share", "heads_differ")}

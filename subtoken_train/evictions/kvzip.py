@@ -201,7 +201,7 @@ def _tensors(place: str, text: str, shapes: Sequence[tuple[int, ...]]) -> list[T
     try:
         held = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise ValueError(f"{place} is no base64") from None
+        raise ValueError(f"{place} is not base64") from None
     if len(held) != 4 * sum(sizes):
         raise ValueError(f"{place} has {len(held):,} bytes; a net of these widths has {4 * sum(sizes):,}")
     flat = torch.from_numpy(np.frombuffer(held, "<f4").astype(np.float32))

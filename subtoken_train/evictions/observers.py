@@ -7,6 +7,8 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, 
 """
 
 from collections.abc import Iterable
+from functools import reduce
+from itertools import starmap
 from typing import Any, Literal
 
 import torch
@@ -47,26 +49,18 @@ def _after_body(regions_BN: Tensor) -> Tensor:
 
 def column_sums(blocks: Blocks, weight_BN: Tensor | None = None) -> Tensor:
     """Attention that each key receives from the rows of ``blocks``, times the row's weight, [B, H, N] in fp32."""
-    total_BHN: Tensor | None = None
-    for index_BW, probability_BHWN in blocks:
+
+    def summed(index_BW: Tensor, probability_BHWN: Tensor) -> Tensor:
         if weight_BN is None:
-            sums_BHN = probability_BHWN.sum(2)
-        else:
-            weight_B1W1 = weight_BN.gather(1, index_BW.clamp(min=0))[:, None, :, None]
-            sums_BHN = (probability_BHWN * weight_B1W1).sum(2)
-        total_BHN = sums_BHN if total_BHN is None else total_BHN + sums_BHN
-    assert total_BHN is not None
-    return total_BHN
+            return probability_BHWN.sum(2)
+        return (probability_BHWN * weight_BN.gather(1, index_BW.clamp(min=0))[:, None, :, None]).sum(2)
+
+    return reduce(torch.add, starmap(summed, blocks))
 
 
 def column_largest(blocks: Blocks) -> Tensor:
     """The largest attention that each key receives from any row of ``blocks`` (at least one), [B, H, N] in fp32."""
-    largest_BHN: Tensor | None = None
-    for _, probability_BHWN in blocks:
-        block_BHN = probability_BHWN.amax(2)
-        largest_BHN = block_BHN if largest_BHN is None else torch.maximum(largest_BHN, block_BHN)
-    assert largest_BHN is not None
-    return largest_BHN
+    return reduce(torch.maximum, (probability_BHWN.amax(2) for _, probability_BHWN in blocks))
 
 
 def over_groups(scores_BHN: Tensor, kv_heads: int, how: GroupReduction = "mean") -> Tensor:

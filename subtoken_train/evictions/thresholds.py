@@ -125,15 +125,14 @@ def scale_of(method: Eviction) -> Scale:
     """Return the scale of a method's absolute scores; a worded ``ValueError`` where it has none."""
     if isinstance(method, Wrapper):
         raise ValueError(
-            f"eviction {method.name!r} divides a budget, and a threshold is none: each head keeps what reaches it; "
-            f"write {method.inside[-1].name}"
+            f"eviction {method.name!r} divides a budget, and eviction_keep is a threshold, which has no budget; use "
+            f"{method.inside[-1].name}"
         )
     if method.absolute is None:
         can = [name for name in EVICTIONS if EVICTIONS.find(name)().absolute is not None]
         raise ValueError(
-            f"eviction {method.name!r}, as it is set, has no scores that mean the same in every prompt, layer and "
-            f"head, so there is no threshold for them; with their own settings these have: {', '.join(can)}. Use "
-            "one of them, or give a share, for instance eviction_keep=0.2"
+            f"eviction {method.name!r} with these settings takes no threshold: its scores do not mean the same in "
+            f"every prompt, layer and head. Use one of {', '.join(can)}, or a share, for instance eviction_keep=0.2"
         )
     return method.absolute
 

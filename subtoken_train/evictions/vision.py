@@ -72,7 +72,8 @@ class AirCache(Eviction):
         if self.window == "visual":
             visual_BN = view.regions_BN == Region.VISUAL
             return last_marked(torch.where(visual_BN.any(-1, keepdim=True), visual_BN, text_BN), self.window_size)
-        return elite_tokens(view.rows(view.last_rows(1), text_BN)[:, :, 0].mean(1), text_BN, self.alpha)
+        attention_BN = view.rows(view.last_rows(1), text_BN)[:, :, 0].mean(1).masked_fill(~text_BN, 0.0)
+        return text_BN & (attention_BN >= self.alpha * attention_BN.amax(-1, keepdim=True))
 
     across_layers = by_settings(lambda self: self.budgets != "uniform")
 
@@ -81,12 +82,6 @@ class AirCache(Eviction):
         weight_LB = layer_weights(strength, skewness, self.budgets) * candidates.budget_LB
         least_LB = torch.ones_like(candidates.budget_LB)
         return divide_budget(weight_LB, candidates.budget_LB.sum(0), least_LB, competing_counts(candidates))
-
-
-def elite_tokens(attention_BN: Tensor, text_BN: Tensor, alpha: float) -> Tensor:
-    """Text to which the last token attends by ``alpha`` of its largest attention or more (equation 5), bool [B, N]."""
-    largest_B1 = attention_BN.masked_fill(~text_BN, 0.0).amax(-1, keepdim=True)
-    return text_BN & (attention_BN >= alpha * largest_B1)
 
 
 def importance(blocks: Blocks, observers_BN: Tensor, visual_BN: Tensor) -> Tensor:
@@ -252,7 +247,7 @@ class TGVKV(Eviction):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.released and (self.budgets, self.importance, self.first) != ("TV", "TV+TT", "text"):
-            raise ValueError("tgv_kv released=true imitates one code; leave budgets, importance and first out, or it")
+            raise ValueError("tgv_kv released=true has its own budgets, importance and first; leave them out")
 
     def score(self, view: View) -> Scores:
         """One order for all heads, [B, 1, N]: negative ranks; ``notes`` has the scores of ``text`` and ``visual``."""

@@ -128,7 +128,7 @@ class Compression:
 
     def _check_pairs(self) -> None:
         says, form, name = self.said, FORMATS[self.kv_dtype], f"kv_dtype {self.kv_dtype}"
-        mixing, sharing = (name if there else "" for there in (form.rotates, form.run > 1))
+        mixing, sharing = (name if there else "" for there in (form.mixes, form.run > 1))
         alone, shared = "use int4 or int8", f"there the keys of {form.run} entries share scales"
         threshold = "" if self.threshold is None else f"eviction_keep {self.threshold.label}"
         equal, instead = "equally many entries must stay in every", "use streaming_llm, snapkv or h2o"

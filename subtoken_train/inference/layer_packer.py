@@ -188,7 +188,7 @@ class LayerPacker:
         measured_BhM = entries_BM[:, None]
         if self.rerotation is not None:  # what does not stay has no place any more
             keys, measured_BhM = self.rerotation.closed_up(layer, keys, keep_BhM, position), keep_BhM
-        packing: Packing = self.packing
+        packing = replace(self.packing, form=self.packing.form.in_layer(layer, len(self.cache.layers)))
         basis: KeyBasis | None = None if self.moments is None else BalancedBasis.of(keys, measured_BhM)
         if here.cut_keys is not None and here.cut_keys.turn is not None:
             basis = MirroredBasis(**vars(here.cut_keys.turn))

@@ -201,8 +201,8 @@ class OnlineEviction:
             needs_B = gone_LR.any(0).view(-1, layers[0].heads).any(-1)
             if not bool(needs_B.any()):
                 return
-        for layer, keep_R1N in zip(layers, kept, strict=True):
+        for number, (layer, keep_R1N) in enumerate(zip(layers, kept, strict=True)):
             here = layer.place_RN.device
-            layer.keep(keep_R1N[:, 0].to(here), needs_B.to(here), self.form)
+            layer.keep(keep_R1N[:, 0].to(here), needs_B.to(here), self.form.in_layer(number, len(layers)))
         self.due = self.every
         self.evictions += 1

@@ -202,18 +202,14 @@ def _attend(
         hidden = reach.hidden(block, last_xTG.shape[1], own_q, scores.shape[2])
         scores = scores.masked_fill(hidden.expand(-1, block.heads, -1, -1).flatten(0, 1), -torch.inf)
     sizes = [*(part.entries for part in block.parts), last_xTG.shape[1]]
-    *weights, tail_xTG = _softmax(scores).split_with_sizes(sizes, 1)
+    single = scores.shape[2] == 1
+    if single:  # the last axis is the fast one
+        scores = scores.squeeze(2)
+    wide = scores.softmax(1, dtype=torch.float32).to(scores.dtype)
+    *weights, tail_xTG = (wide.unsqueeze(2) if single else wide).split_with_sizes(sizes, 1)
     held = [(part, weight) for part, weight in zip(block.parts, weights, strict=True) if part.entries]
     sums = [weighted_sums(weight, part.values) for part, weight in held]
     masses = [weight.sum(1)[..., None] for part, weight in held if filled and isinstance(part.values, RoutedValues)]
     if masses:
         sums.append(sum(masses[1:], masses[0]) * filled[0])
     return tail_xTG, sum(sums[1:], sums[0]) if sums else None
-
-
-def _softmax(scores_xNG: Tensor) -> Tensor:
-    (rows, length, columns), dtype = scores_xNG.shape, scores_xNG.dtype
-    if columns == 1:  # the last axis is the fast one
-        scores_xNG = scores_xNG.view(rows, length)
-    wide = scores_xNG.softmax(1) if dtype == torch.float32 else scores_xNG.softmax(1, dtype=torch.float32).to(dtype)
-    return wide.view(rows, length, columns)

@@ -1,6 +1,7 @@
 """Formats of stored keys and values: one object says how vectors are stored, read, counted and named.
 
-A new format is a class or a line here (and in ``KVDtype``), and its branch in ``kernels/triton_decode.py``.
+A new format is a class or a line here (and in ``KVDtype``), its name in ``settings.py``, and its branch in
+``kernels/triton_decode.py`` unless it is not ``fused``. Tests round by hand in ``tests/support/plain_parts.py``.
 
 Shapes of payloads: [R, c, M, d] with R rows of a block, c heads of a row, M entries, d channels. The pieces of values
 that are stored in part are [n, w], n pieces of w channels, whose scales are those of their entries.
@@ -11,12 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-KVDtype = Literal["model", "int8", "int4", "int4_rotated", "int8_channel", "kivi4", "kivi2"]
+KVDtype = Literal[
+    "model", "int8", "int4", "int4_rotated", "int8_channel", "kivi4", "kivi2", "turboquant4", "turboquant3"
+]
 Part = Literal["keys", "values", "pieces"]
 
 CHUNK = 2**20  # bytes of codes that are dequantised per call
@@ -27,7 +32,7 @@ BLOCK = 16  # channels of a rotated key whose errors are passed on at once
 LATEST = 32  # last entries of a row, at least, that a format with runs leaves in the model's dtype
 CHANNELS = 32
 """Channels of a value that share a scale and a zero point in such a format; fewer where they do not divide a head."""
-_COUNTS = {2: "two", 4: "four"}
+_COUNTS = {2: "two channels a byte", 4: "four channels a byte", 8: "eight channels in three bytes"}
 
 
 def places_of_pieces(stored_n: Tensor, per_head: int, entries: int) -> Tensor:
@@ -47,12 +52,15 @@ class Format:
 
     rounds = False  # true where vectors are stored as integer codes with scales
     rotates = False  # true where a layer's keys, its tail's too, and its queries are put into a basis of their own
+    mixes = False  # true where the channels of a stored key are mixed: none can be cut, and no page read by them
     run = 1  # consecutive entries of a head whose keys share scales
+    fused = True  # false where the fused kernels do not read it
+    left = 0  # first and last layers of a model that stay in its dtype, half of its layers at most
 
     @property
     def per_code(self) -> int:
-        """Channels of a stored number."""
-        return 8 // self.bits if self.rounds else 1
+        """Channels that fill whole stored numbers."""
+        return 8 // math.gcd(8, self.bits) if self.rounds else 1
 
     def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype of stored numbers in a model of ``dtype``."""
@@ -60,16 +68,20 @@ class Format:
 
     def code_width(self, width: int) -> int:
         """Return how many numbers store a vector of ``width`` channels."""
-        return width // self.per_code
+        return width * self.bits // 8 if self.rounds else width
 
     def width(self, code_width: int) -> int:
         """Return how many channels ``code_width`` stored numbers hold."""
-        return code_width * self.per_code
+        return code_width * 8 // self.bits if self.rounds else code_width
+
+    def in_layer(self, layer: int, layers: int) -> Format:
+        """Return the format of one of a model's layers."""
+        return MODEL if min(layer, layers - 1 - layer) < min(self.left, layers // 2) else self
 
     def check_width(self, width: int, cut: str) -> None:
         """Raise a ``ValueError`` that ends in ``cut`` unless vectors of ``width`` fill whole stored numbers."""
         if width % self.per_code:
-            raise ValueError(f"{self.name} stores {_COUNTS[self.per_code]} channels a byte, but {cut}")
+            raise ValueError(f"{self.name} stores {_COUNTS[self.per_code]}, but {cut}")
 
     def rounded(self, count: Tensor) -> Tensor:
         """Return how many of so many entries are stored in this format: the first; the others in the model's dtype."""
@@ -78,14 +90,14 @@ class Format:
     def scale_shape(self, lead: Sequence[int], width: int, part: Part) -> tuple[int, ...]:
         """Return the shape of the scales of vectors of ``width`` channels, or of all pieces of an entry.
 
-        ``lead`` is (R, c, M).
+        ``lead`` is (R, c, M), or a number of vectors.
         """
         return (*lead, 1)
 
     def bytes_of(self, count: int, width: int, dtype: torch.dtype, part: Part) -> int:
         """Return the bytes of so many keys or whole values, scales included; keys take those of their runs evenly."""
-        each = self.code_width(width) * self.code_dtype(dtype).itemsize
-        return count * (each + 2 * self.rounds)
+        scales = math.prod(self.scale_shape((count,), width, part)) if self.rounds else 0
+        return count * self.code_width(width) * self.code_dtype(dtype).itemsize + 2 * scales
 
     def store(self, vectors: Tensor, largest: Tensor | None = None) -> Payload:
         """Store vectors [..., d].
@@ -162,7 +174,7 @@ class Rotated(Symmetric):
     with weights.
     """
 
-    rotates = True
+    rotates = mixes = True
 
     def store_keys(self, keys: Tensor, feedback: Tensor | None = None) -> Payload:
         wide = keys.float()
@@ -194,18 +206,14 @@ class Rotated(Symmetric):
 
 
 @dataclass(frozen=True)
-class Kivi(Format):
-    """Integers above a zero point: keys by channel, 32 entries together, values by entry, 32 channels together.
+class AboveZero(Format):
+    """Integers above a zero point: of neighbouring channels of a value, or all stored pieces of an entry's head.
 
-    KIVI (Liu et al., 2024; section 3 and ``quant/new_pack.py`` of the release), and the same in 8 bits: zero point =
-    the least number of a block, scale = its range over the largest code; both fp16, beside each other: [..., 2]. Of
-    every head's kept entries all full runs before the last 32 are rounded, once, when the prompt is packed. Not theirs:
-    what follows a prompt is never rounded, as a cache can be cropped; pieces of routed values share one zero point and
-    scale per entry's head; blocks of values are smaller where 32 does not divide a head.
+    Zero point = the least number of a block, scale = its range over the largest code; both fp16, beside each other:
+    [..., 2].
     """
 
     rounds = True
-    run = 32
 
     @property
     def top(self) -> int:
@@ -215,28 +223,18 @@ class Kivi(Format):
     def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.uint8
 
-    def rounded(self, count: Tensor) -> Tensor:
-        return (count - LATEST).clamp(min=0) // self.run * self.run
+    def block(self, width: int) -> int:
+        """Return how many channels of a value share a scale and a zero point."""
+        return width
 
     def scale_shape(self, lead: Sequence[int], width: int, part: Part) -> tuple[int, ...]:
-        if part == "keys":
-            return *lead[:-1], lead[-1] // self.run, width, 2
-        return *lead, 1 if part == "pieces" else width // math.gcd(width, CHANNELS), 2
-
-    def bytes_of(self, count: int, width: int, dtype: torch.dtype, part: Part) -> int:
-        block = self.run if part == "keys" else math.gcd(width, CHANNELS)
-        return count * self.code_width(width) + 4 * count * width // block
+        return *lead, 1 if part == "pieces" else width // self.block(width), 2
 
     def store(self, vectors: Tensor, largest: Tensor | None = None) -> Payload:
         *lead, width = vectors.shape
-        block = math.gcd(width, CHANNELS)
+        block = self.block(width)
         low, high = vectors.reshape(*lead, width // block, block).aminmax(dim=-1)
         return self._stored(vectors, low, high)
-
-    def store_keys(self, keys: Tensor, feedback: Tensor | None = None) -> Payload:
-        *lead, entries, width = keys.shape
-        low, high = keys.reshape(*lead, entries // self.run, self.run, width).aminmax(dim=-2)
-        return self._stored(keys, low, high)
 
     def store_pieces(self, pieces_nw: Tensor, stored_n: Tensor, sizes: tuple[int, int, int], per_head: int) -> Payload:
         place_n = places_of_pieces(stored_n, per_head, sizes[2])
@@ -257,6 +255,108 @@ class Kivi(Format):
         assert payload.scale is not None
         codes, (step, zero) = unpacked_codes(payload.data, self.bits), _broadcast(payload.scale)
         return (_in_blocks(codes, payload.scale) * step + zero).to(payload.dtype).reshape(codes.shape)
+
+
+@dataclass(frozen=True)
+class Kivi(AboveZero):
+    """Keys by channel, 32 entries together, values by entry, 32 channels together.
+
+    KIVI (Liu et al., 2024; section 3 and ``quant/new_pack.py`` of the release), and the same in 8 bits. Of every head's
+    kept entries all full runs before the last 32 are rounded, once, when the prompt is packed. Not theirs: what follows
+    a prompt is never rounded, as a cache can be cropped; pieces of routed values share one zero point and scale per
+    entry's head; blocks of values are smaller where 32 does not divide a head.
+    """
+
+    run = 32
+
+    def rounded(self, count: Tensor) -> Tensor:
+        return (count - LATEST).clamp(min=0) // self.run * self.run
+
+    def block(self, width: int) -> int:
+        return math.gcd(width, CHANNELS)
+
+    def scale_shape(self, lead: Sequence[int], width: int, part: Part) -> tuple[int, ...]:
+        by_run = *lead[:-1], lead[-1] // self.run, width, 2
+        return by_run if part == "keys" else super().scale_shape(lead, width, part)
+
+    def bytes_of(self, count: int, width: int, dtype: torch.dtype, part: Part) -> int:
+        by_run = count * self.code_width(width) + 4 * count * width // self.run
+        return by_run if part == "keys" else super().bytes_of(count, width, dtype, part)
+
+    def store_keys(self, keys: Tensor, feedback: Tensor | None = None) -> Payload:
+        *lead, entries, width = keys.shape
+        low, high = keys.reshape(*lead, entries // self.run, self.run, width).aminmax(dim=-2)
+        return self._stored(keys, low, high)
+
+
+@dataclass(frozen=True)
+class TurboQuant(AboveZero):
+    """Keys by their norm and the nearest levels of their rotated channels, each value by its own range.
+
+    TurboQuant (Zandieh et al., 2025, arXiv 2504.19874) as vLLM ships it (#38479: ``turboquant_4bit_nc``, ``_3bit_nc``).
+    A key of length 1, turned by a Hadamard matrix, has nearly normal channels of variance 1 / d: each takes the nearest
+    of ``LEVELS``. What is read back has the key's norm (fp16) again. A value is not turned, and has one scale and zero
+    point. The first two layers and the last two stay in the model's dtype. Not theirs: values are rounded by the scale
+    as it is stored; widths that are no powers of 2 are turned in blocks; what follows a prompt is rounded by
+    ``eviction_every`` alone. Not offered: 8-bit keys, the residual bit (QJL). The fused kernels and those in C do not
+    read it.
+    """
+
+    mixes, fused = True, False
+    left = 2
+
+    def scale_shape(self, lead: Sequence[int], width: int, part: Part) -> tuple[int, ...]:
+        return (*lead, 1) if part == "keys" else super().scale_shape(lead, width, part)
+
+    def store_keys(self, keys: Tensor, feedback: Tensor | None = None) -> Payload:
+        self.check_width(keys.shape[-1], _pieces(keys))
+        wide, levels = keys.float(), _levels(self.bits, keys.device)
+        norm = wide.norm(dim=-1, keepdim=True)
+        turned = _turned(F.normalize(wide, dim=-1)) * keys.shape[-1] ** 0.5
+        codes = torch.bucketize(turned, (levels[1:] + levels[:-1]) / 2, out_int32=True, right=True)
+        most = torch.finfo(torch.float16).max
+        return Payload(packed_codes(codes.to(torch.uint8), self.bits), norm.clamp(max=most).half(), keys.dtype, self)
+
+    def read(self, payload: Payload) -> Tensor:
+        assert payload.scale is not None
+        if payload.scale.dim() > payload.data.dim():
+            return super().read(payload)
+        own = _levels(self.bits, payload.data.device)[unpacked_codes(payload.data, self.bits).int()]
+        return (_turned(F.normalize(own, dim=-1)) * payload.scale.float()).to(payload.dtype)
+
+
+LEVELS = {
+    3: (0.2451, 0.7560, 1.3439, 2.1520),
+    4: (0.1284, 0.3881, 0.6568, 0.9424, 1.2562, 1.6181, 2.0690, 2.7326),
+}
+"""By bits: levels above 0 that err least for a standard normal number (Max, 1960, table I); those below mirror them."""
+
+
+@lru_cache
+def _levels(bits: int, device: torch.device) -> Tensor:
+    above = torch.tensor(LEVELS[bits], device=device)
+    return torch.cat([-above.flip(0), above])
+
+
+@lru_cache
+def hadamard(width: int, device: torch.device) -> Tensor:
+    """Return Hadamard's orthogonal matrix, fp32 [width, width], in the largest blocks that divide it."""
+    block = width & -width
+    place = torch.arange(block)
+    own = (1 - 2 * parity(place[:, None] & place)) / block**0.5
+    return torch.kron(torch.eye(width // block), own).to(device)
+
+
+def parity(numbers: Tensor) -> Tensor:
+    """Return 1 where an odd number of a number's bits is set, else 0; below 2^16."""
+    for shift in (8, 4, 2, 1):
+        numbers = numbers ^ numbers >> shift
+    return numbers & 1
+
+
+def _turned(vectors: Tensor) -> Tensor:
+    with torch.autocast(vectors.device.type, enabled=False):
+        return vectors @ hadamard(vectors.shape[-1], vectors.device)
 
 
 def _scales(low: Tensor, high: Tensor, top: int) -> Tensor:
@@ -280,20 +380,24 @@ def _in_blocks(vectors: Tensor, scale: Tensor) -> Tensor:
 
 def packed_codes(codes: Tensor, bits: int) -> Tensor:
     """Pack codes below 2^bits of the last axis into bytes, the first in the lowest bits; uint8 both."""
-    per_code = 8 // bits
-    packed = codes[..., ::per_code].clone()
-    for place in range(1, per_code):
-        packed |= codes[..., place::per_code] << bits * place
-    return packed
+    per_word, size = 8 // math.gcd(8, bits), bits // math.gcd(8, bits)
+    words = codes[..., ::per_word].to(torch.uint8 if size == 1 else torch.int32, copy=True)
+    for place in range(1, per_word):
+        words |= codes[..., place::per_word].to(words.dtype) << bits * place
+    if size == 1:
+        return words
+    return torch.stack([(words >> 8 * byte & 255).to(torch.uint8) for byte in range(size)], -1).flatten(-2)
 
 
 def unpacked_codes(data: Tensor, bits: int) -> Tensor:
     """Return the codes of ``packed_codes``."""
     if bits == 8:
         return data
-    mask = (1 << bits) - 1
-    parts = [data & mask, *(data >> shift & mask for shift in range(bits, 8 - bits, bits)), data >> 8 - bits]
-    return torch.stack(parts, -1).flatten(-2)
+    size, mask = bits // math.gcd(8, bits), (1 << bits) - 1
+    words = data if size == 1 else sum(data[..., byte::size].int() << 8 * byte for byte in range(size))
+    assert isinstance(words, Tensor)
+    parts = [words & mask, *(words >> shift & mask for shift in range(bits, 8 * size - bits, bits))]
+    return torch.stack([*parts, words >> 8 * size - bits], -1).flatten(-2)
 
 
 def _pieces(vectors: Tensor) -> str:
@@ -304,7 +408,8 @@ def _pieces(vectors: Tensor) -> str:
 MODEL = Format("model", 0)
 _SYMMETRIC = Symmetric("int8", 8), Symmetric("int4", 4), Rotated("int4_rotated", 4)
 _ABOVE_ZERO = Kivi("int8_channel", 8), Kivi("kivi4", 4), Kivi("kivi2", 2)
-FORMATS: dict[KVDtype, Format] = {each.name: each for each in (MODEL, *_SYMMETRIC, *_ABOVE_ZERO)}
+_TURBO = TurboQuant("turboquant4", 4), TurboQuant("turboquant3", 3)
+FORMATS: dict[KVDtype, Format] = {each.name: each for each in (MODEL, *_SYMMETRIC, *_ABOVE_ZERO, *_TURBO)}
 
 
 @dataclass

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.kernels.choice import compiler
+from subtoken_train.kernels.formats import Symmetric
 from subtoken_train.kernels.storage import Block, BlockPart, RoutedValues, Tail
 
 SOURCE = Path(__file__).with_name("attention.c")
@@ -88,7 +89,7 @@ def serves(query_BHqd: Tensor, blocks: Sequence[Block], tail: Tail) -> bool:
 def _plain(block: Block, dtype: torch.dtype) -> bool:
     return block.channels is None and all(
         payload.dtype == dtype
-        and (payload.format.run == 1 if payload.format.rounds else payload.data.dtype == dtype)
+        and (isinstance(payload.format, Symmetric) if payload.format.rounds else payload.data.dtype == dtype)
         and payload.data.is_contiguous()
         for payload in block.payloads
     )

@@ -120,7 +120,8 @@ def unserved(blocks: Sequence[Block], query_BHqd: Tensor) -> str | None:
         return f"{query_BHqd.dtype}"
     if new == 1 and any(block.pages is not None for block in blocks):
         return "pages that each step chooses"
-    return None
+    own = [payload.format for block in blocks for payload in block.payloads if not payload.format.fused]
+    return f"kv_dtype {own[0].name}" if own else None
 
 
 def row_table(blocks: Sequence[Block], batch: int, kv_heads: int, width: int, fill: Fill | None = None) -> RowTable:

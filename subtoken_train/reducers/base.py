@@ -185,8 +185,8 @@ class Reducer(Method):
         """Raise a worded ``ValueError`` where no keep ratio has the bytes of a routed arm."""
         if not self.fixed_count:
             raise ValueError(
-                f"reducer {self.name!r} with {self._own()} keeps another number of tokens of every image, so no keep "
-                "ratio has the same bytes; fix the count (adaptive: false)"
+                f"reducer {self.name!r} with {self._own()} keeps a different number of tokens of each image, so no "
+                "keep ratio has the same bytes; fix the count (adaptive: false)"
             )
 
     def check_ranks(self) -> None:

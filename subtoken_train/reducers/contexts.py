@@ -209,21 +209,16 @@ def _remade(name: str, settings: dict[str, Any]) -> ScoredContext:
 
 
 def _check_serves(method: Eviction) -> None:
-    why = None
-    if method.reads:
-        why = "evicts nothing and chooses anew at every step of decoding, of which training has none"
-    elif method.needs_image:
-        why = "reads the attention between text and image, and a context reducer is for texts"
-    elif method.reads_question:
-        why = "reads the question's rows, which training predicts"
-    elif "inputs" in method.needs:
-        why = "reads what a layer projects, which a context reducer is not shown"
-    elif method.across_layers:
-        why = "divides its budget between layers or heads, and a context reducer keeps as many tokens in each"
-    elif method.merges != "none":
-        why = "merges what it evicts into what stays, and a training pass leaves it out"
-    if why is not None:
+    does_not_serve = (
+        (method.reads, "evicts nothing and chooses anew at every step of decoding, of which training has none"),
+        (method.needs_image, "reads the attention between text and image, and a context reducer is for texts"),
+        (method.reads_question, "reads the question's rows, which training predicts"),
+        ("inputs" in method.needs, "reads what a layer projects, which a context reducer is not shown"),
+        (method.across_layers, "divides its budget between layers or heads, and here all keep as many tokens"),
+        (method.merges != "none", "merges what it evicts into what stays, and a training pass leaves it out"),
+    )
+    if why := next((words for found, words in does_not_serve if found), ""):
         raise ValueError(
-            f"eviction {method.name!r} is no context reducer: it {why}; evict with it after training, or use kvzip, "
-            "snapkv, compactor or another one that scores a layer's context"
+            f"eviction {method.name!r} cannot be a token reducer: it {why}; evict with it after training, or use "
+            "kvzip, snapkv or compactor"
         )

@@ -177,12 +177,3 @@ def test_feedback_loses_less_of_what_queries_see(width, dtype):
     assert lost[1] < 0.6 * lost[0]
     none = ROTATED.store_keys(turned, torch.eye(width).expand(2, 2, -1, -1))
     assert torch.equal(none.data, plain.data)
-
-
-def test_feedback_is_each_heads_own():
-    key, draw = uneven(12, 2, 3, 9, 16), torch.Generator().manual_seed(13)
-    feedback = torch.eye(16) + torch.randn(2, 3, 16, 16, generator=draw).tril(-1) / 8
-    whole = ROTATED.store_keys(key, feedback)
-    alone = ROTATED.store_keys(key.flatten(0, 1)[:, None], feedback.flatten(0, 1)[:, None])
-    assert torch.equal(whole.data.flatten(0, 1), alone.data[:, 0])
-    assert ROTATED.store_keys(key[:, :, :0], feedback).read().shape == (2, 3, 0, 16)

@@ -137,7 +137,7 @@ def test_pages_are_those_of_the_entries(size, count, forced):
     low, marks = torch.zeros(2, 2, 2, 4), torch.zeros(2, 2, dtype=torch.bool)
     check_pages("0.0", PageIndex(2, 1, low, low, marks), [part()])
     marks[0, :forced] = True
-    with pytest.raises(ValueError, match="its pages are not those of its entries"):
+    with pytest.raises(ValueError, match="its page index does not fit its entries"):
         check_pages("0.0", PageIndex(size, count, low, low, marks), [part()])
 
 

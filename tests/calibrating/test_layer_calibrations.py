@@ -241,7 +241,7 @@ REFUSED = [
     ("threshold", {"keep": 0.0}, "keep=0 must lie between 0 and 1"),
     ("threshold", {"window": -1}, "window is -1"),
     ("threshold", {"protocol": "both"}, "protocol 'both'"),
-    ("threshold", {"eviction": "compactor"}, "'compactor', as it is set, has no scores"),
+    ("threshold", {"eviction": "compactor"}, "'compactor' with these settings takes no threshold"),
     ("threshold", {"eviction": "pooled(kvzip)"}, "divides a budget"),
     ("threshold", {"scope": "everything"}, "scope"),
 ]

@@ -143,7 +143,7 @@ REFUSED = [
     (["duo_attention", *X, "--option", "learning_rate=nan"], "duo_attention learning_rate"),
     (["prefixkv", "--backbone", "nowhere/at/all"], "nowhere/at/all"),
     (["threshold", *X, "--option", "keep=1"], "threshold keep=1 must lie between 0 and 1"),
-    (["threshold", *X, "--option", "eviction=h2o"], "'h2o', as it is set, has no scores that mean"),
+    (["threshold", *X, "--option", "eviction=h2o"], "'h2o' with these settings takes no threshold"),
     (["threshold", *X, "--option", "eviction_options=chunks=3"], "unknown setting of kvzip 'chunks'"),
     (["prefixkv", "--backbone", TINY, "--data", "english"], "calibrated on 'recall'"),
     (["kvzap", "--backbone", TINY, "--data", "no.txt"], "neither 'recall' nor a file"),

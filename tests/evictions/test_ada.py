@@ -14,7 +14,6 @@ from subtoken_train.evictions.wrappers import (
     NORM,
     Ada,
     CriticalKV,
-    blended,
     pair_counts,
     projected_norm,
     two_stages,
@@ -72,21 +71,6 @@ def test_counts_are_those_of_the_plain_choice(choice):
         assert int(counts[sample].sum()) == min(total, int(competes[sample].sum()) * scores.shape[1])
 
 
-@pytest.mark.slow
-@settings(deadline=None, max_examples=200)
-@given(choices(), st.sampled_from([0.0, 0.2, 0.5, 1.0]))
-def test_blended_counts_have_the_same_sum(choice, alpha):
-    scores, competes, protected, totals, _ = choice
-    won = pair_counts(scores, competes, protected, totals, torch.zeros_like(totals))
-    mixed = blended(won, competes, protected, alpha)
-    assert torch.equal(mixed.sum(-1), won.sum(-1))
-    equal = won.sum(-1, keepdim=True) / won.shape[1]
-    exact = (1 - alpha) * won + alpha * equal
-    assert ((mixed - exact).abs() < 1 + 1e-6).all()
-    if alpha == 0:
-        assert torch.equal(mixed, won)
-
-
 @pytest.mark.parametrize("safeguard", ["floor", "blend"])
 @pytest.mark.parametrize("base", ["knorm", "snapkv", "pyramidkv"])
 @pytest.mark.parametrize("keep", [0.05, 0.4, 1.0])
@@ -105,14 +89,6 @@ def test_a_layer_keeps_exactly_its_base_s_budget(safeguard, base, keep):
         assert (counts[layer] >= torch.minimum(protected.sum(-1), base_counts[layer])[:, None]).all()
         assert (counts[layer] >= (base_counts[layer] * 2 // 10)[:, None]).all()
     assert bool((counts[..., 0] != counts[..., 1]).any()) == (keep == 0.4)  # a tenth is no more than snapkv's window
-
-
-def test_heads_of_another_layer_budget_keep_their_own_sum():
-    """A base whose heads have counts already."""
-    base = build_eviction("kvcompose", structured=False, task="causal")
-    views = layer_views(list(PROMPTS.values()), base.needs)
-    scores, candidates = [base.score(view) for view in views], candidates_of(base, views, 0.4)
-    assert torch.equal(Ada(base).counts(scores, candidates).sum(-1), base.counts(scores, candidates).sum(-1))
 
 
 def test_sums_of_scores_below_0_are_refused():
@@ -262,14 +238,6 @@ def test_critical_ada_is_the_paper_s(chain, count):
         expected = released_critical_ada(its.scores_BhN[0], its.notes[NORM][0], count, 0.2, 0.5, 0.01)
         assert [set(places[row].tolist()) for row in kept[layer][0]] == expected
         assert sum(map(len, expected)) == KV_HEADS * count
-
-
-def test_heads_that_share_a_set_share_the_norm():
-    method = CriticalKV(build_eviction("streaming_llm"))
-    view = layer_views([PROMPTS["context"]], method.needs)[0]
-    norm = method.score(view).notes[NORM]
-    every = projected_norm(view.value_BhNd, view.output_weight())
-    assert torch.equal(norm, every.mean(1, keepdim=True))
 
 
 def test_scores_of_any_size_stay_numbers_in_their_order():

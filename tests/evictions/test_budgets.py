@@ -1,9 +1,7 @@
 """The contract of evictions, and budgets: divided by claims, from one pool, spent exactly by every method."""
 
 import itertools
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar
 
 import pytest
 import torch
@@ -11,15 +9,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from subtoken_train.evictions import EVICTIONS, build_eviction
-from subtoken_train.evictions.base import Eviction, keep_best_entries
+from subtoken_train.evictions.base import keep_best_entries
 from subtoken_train.evictions.budgets import divide_budget, pooled_counts
-from subtoken_train.evictions.observers import column_sums, task_rows, unasked
-from subtoken_train.functional.causal_attention import attention_blocks
+from subtoken_train.evictions.observers import task_rows, unasked
 from subtoken_train.types import Region
-from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import View
-from tests.support.helpers import random_mask, random_scores
-from tests.support.prompt_views import PROMPTS, by_head, candidates_of, dense_attention, layer_views, settings_for
+from tests.support.prompt_views import PROMPTS, by_head, candidates_of, layer_views, settings_for
 
 
 def view_of(regions, needs=(), dtype=torch.float32):
@@ -63,17 +58,6 @@ def test_best_entries_are_the_plain_ones(choice):
             assert set(kept[sample, head].nonzero()[:, 0].tolist()) == expected
 
 
-@pytest.mark.slow
-@settings(deadline=None, max_examples=100)
-@given(choices(), st.integers(0, 3))
-def test_heads_that_share_scores_can_keep_unlike_numbers(choice, least):
-    scores, competes, protected, counts = choice
-    each = torch.stack([counts, counts // 2, counts + 1], dim=-1)
-    kept = keep_best_entries(scores[:, :1], competes, protected, each, least)
-    alone = [keep_best_entries(scores[:, :1], competes, protected, count, least) for count in each.unbind(-1)]
-    assert torch.equal(kept.expand(-1, 3, -1), torch.cat(alone, 1))
-
-
 def test_a_score_that_is_no_number_is_a_fault():
     everything = torch.ones(1, 2, dtype=torch.bool)
     with pytest.raises(AssertionError):
@@ -106,47 +90,6 @@ def test_only_what_was_declared_is_given():
     assert view.query_BHNd.shape == (1, 4, 3, 4)
     assert view_of([[1, 2, 4]], ["values"]).value_BhNd.shape == (1, 2, 3, 4)
     assert view_of([[1, 2, 4]], ["value_norms"]).value_BhNd.shape == (1, 2, 3, 4)
-
-
-def test_statistics_see_entries_only():
-    view = view_of([[0, 1, 0, 4, 4]], ["rows", "blocks", "key_norms", "value_norms"], torch.bfloat16)
-    assert view.entries_BN.tolist() == [[False, True, False, True, True]]
-    rows = view.rows(torch.tensor([[4]]))
-    assert rows[..., [0, 2]].eq(0).all()
-    assert rows[..., [1, 3, 4]].gt(0).all()
-    (index, block), *_ = view.blocks(view.entries_BN)
-    assert index.tolist() == [[1, 3, 4]]
-    assert torch.allclose(block[:, :, 2], rows[:, :, 0])
-    narrow = view.rows(torch.tensor([[4]]), view.regions_BN == Region.QUERY)
-    assert narrow[..., [0, 1, 2]].eq(0).all()
-    assert view.key_norms().dtype == view.value_norms().dtype == torch.float32
-    assert torch.allclose(view.key_norms(), (view.key_BhNd.float() ** 2).sum(-1).sqrt())
-
-
-@dataclass(frozen=True)
-class Last(Eviction):
-    """Later entries first; layer 1 gives an entry to layer 0."""
-
-    name: ClassVar[str] = "last"
-
-    def score(self, view):
-        places = torch.arange(view.regions_BN.shape[1]).float()
-        return Scores(places.expand(len(view.regions_BN), 1, -1), torch.zeros_like(view.entries_BN))
-
-    def counts(self, scores, candidates):
-        return candidates.budget_LB + torch.tensor([[1], [-1]])
-
-
-def test_keep_joins_the_chosen_with_all_that_do_not_compete():
-    """Counts per layer and sample; padding is never kept; a sample without candidates keeps its entries."""
-    view = view_of([[1, 2, 2, 2, 4], [0, 1, 4, 4, 4]])
-    competes = view.regions_BN == Region.VISUAL
-    candidates = Candidates([view.regions_BN] * 2, [competes] * 2, torch.tensor([[1, 0], [1, 0]]))
-    kept = Last().keep([Last().score(view)] * 2, candidates)
-    assert [layer[:, 0].long().tolist() for layer in kept] == [
-        [[1, 0, 1, 1, 1], [0, 1, 1, 1, 1]],
-        [[1, 0, 0, 1, 1], [0, 1, 1, 1, 1]],
-    ]
 
 
 LAYER = st.tuples(st.integers(0, 9), st.integers(0, 6), st.integers(0, 30))
@@ -189,20 +132,6 @@ def divide(layers, total):
 @given(st.lists(LAYER, min_size=1, max_size=7), st.integers(0, 120))
 def test_equals_fractions(layers, total):
     assert divide(layers, total) == divide_plainly(layers, total)
-
-
-@given(st.lists(st.tuples(st.floats(0, 1e6), st.integers(0, 6), st.integers(0, 30)), min_size=1), st.integers(0, 400))
-def test_bounds_and_sum(layers, total):
-    counts = divide(layers, total)
-    least = [min(low, most) for _, low, most in layers]
-    assert all(low <= count <= most for low, count, (_, _, most) in zip(least, counts, layers, strict=True))
-    assert sum(counts) == min(max(total, sum(least)), sum(most for _, _, most in layers))
-
-
-def test_samples_are_divided_apart():
-    weight = torch.tensor([[1.0, 5.0], [3.0, 5.0]])
-    least, most = torch.ones(2, 2, dtype=torch.long), torch.full((2, 2), 9)
-    assert divide_budget(weight, torch.tensor([8, 4]), least, most).T.tolist() == [[2, 6], [2, 2]]
 
 
 def plain_pool(curves, total, lower_bound):
@@ -289,24 +218,3 @@ def test_prompts_without_a_question():
         codes = [[0] * left * (width - len(x)) + x + [0] * (1 - left) * (width - len(x)) for x in PROMPTS.values()]
         assert unasked(torch.tensor(codes)).tolist() == [name == "image last" for name in PROMPTS]
     assert not unasked(torch.zeros(1, 3, dtype=torch.long)).any()
-
-
-def test_rows_that_are_no_entry_do_not_ask():
-    assert task_rows(torch.tensor([[2, 4, 0, 4], [1, 2, 0, 0], [0, 0, 0, 0]])).tolist() == [
-        [False, True, False, True],
-        [False, True, False, False],
-        [False] * 4,
-    ]
-
-
-@pytest.mark.parametrize("block", [1, 3, 64])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_column_sums(block, weighted):
-    query, key = random_scores(1, 2, 4, 12, 6), random_scores(2, 2, 2, 12, 6)
-    rows, keys, weight = random_mask(3, 2, 12), random_mask(4, 2, 12), random_scores(5, 2, 12)
-    rows[0, 5:] = False
-    sums = column_sums(attention_blocks(query, key, rows, keys, 0.4, block), weight if weighted else None)
-    for i in range(2):
-        matrix = dense_attention(query[i], key[i], keys[i], 0.4)
-        factor = (weight[i] if weighted else torch.ones(12)) * rows[i]
-        assert torch.allclose(sums[i], (matrix * factor[:, None]).sum(1), atol=1e-5)

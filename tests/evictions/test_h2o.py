@@ -17,7 +17,6 @@ from subtoken_train.view.scores import Candidates
 from subtoken_train.view.view import View
 from tests.support.golden_cases import close, golden_view, keep_of, load, originals, record, same_places
 from tests.support.prompt_views import PROMPTS, WITH_IMAGE, DenseView, layer_views, plan, samples
-from tests.support.shards import LargestTensor
 from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of
 
 
@@ -90,14 +89,6 @@ def test_recent_entries_are_the_last_of_the_prompt():
     for head in range(2):
         best = scores.scores_BhN[1, head, :6].topk(2).indices
         assert kept[1, head, :6].nonzero()[:, 0].tolist() == sorted(best.tolist())
-
-
-def test_no_attention_matrix():
-    method = build_eviction("h2o")
-    view = layer_views([[4] * 1024], method.needs, layers=1)[0]
-    with LargestTensor() as largest:
-        method.score(view)
-    assert largest.elements == 4 * 128 * 1024  # heads, a block of rows, keys
 
 
 S, V, Q = int(Region.SYSTEM), int(Region.VISUAL), int(Region.QUERY)
@@ -318,14 +309,6 @@ def test_counts_equal_a_search_of_the_level(seed, layers, total, protected):
         more = [count - other for count, other in zip(found, expected, strict=True)]
         assert min(more) >= 0 or sum(lengths) <= total
         assert sum(more) == min(missing, sum(lengths) - sum(expected))
-
-
-def test_equal_curves_share_equally_and_ties_go_to_the_lower_layer():
-    scores = torch.tensor([[4.0, 3, 2, 1, 1, 1]])
-    whole = torch.ones_like(scores, dtype=torch.bool)
-    curves = [prefix_curve(scores, whole)] * 3
-    six = torch.full((3, 1), 6)
-    assert prefix_counts(curves, torch.tensor([11]), six * 0, six)[:, 0].tolist() == [4, 4, 3]
 
 
 def test_attention_of_nothing_is_an_even_budget_and_no_division_by_zero():

@@ -11,7 +11,6 @@ from subtoken_train.evictions.keys import (
     chunk_attention_sums,
     gaussian_sketch,
     lag_spread,
-    leverage,
     leverage_scores,
     standardised,
 )
@@ -57,13 +56,6 @@ def test_chance_is_reproducible_and_another_in_every_layer_head_and_seed():
     assert all(map(torch.equal, kept, again))
     sets = [tuple(row.tolist()) for layers in (kept, other) for layer in layers for row in layer[0]]
     assert len(set(sets)) == len(sets) == 8
-
-
-def test_every_entry_has_the_same_chance():
-    views = layer_views([[4] * 30], frozenset(), layers=2)
-    kept = [torch.stack(keep_of(build_eviction("random", seed=seed), views, 10)) for seed in range(150)]
-    share = torch.stack(kept).float().mean((0, 1, 2, 3))  # of 600 draws
-    assert (share - 1 / 3).abs().max() < 0.08
 
 
 def test_shortest_keys_stay_in_every_head():
@@ -219,14 +211,6 @@ def test_values_that_routing_dropped_say_nothing():
     plain = method.score(view).scores_BhN
     ratio = scores[..., :4] / plain[..., :4]
     assert torch.allclose(ratio, ratio[..., :1].expand_as(ratio))
-
-
-def test_no_rows_and_what_stands_in_padding():
-    nothing = leverage(torch.zeros(2, 3, 0, 4), torch.zeros(2, 0).bool(), torch.zeros(2, 0).long(), 4)
-    assert nothing.shape == (2, 3, 0)
-    states = torch.tensor([[[[float("nan")], [3.0], [4.0]]]])
-    entries = torch.tensor([[False, True, True]])
-    assert leverage(states, entries, entries.cumsum(-1) - 1, 2)[0, 0].tolist() == pytest.approx([0, 9 / 25, 16 / 25])
 
 
 RELEASED = {"scaled": False, "masked": False}

@@ -152,7 +152,7 @@ REFUSED = [
     ("random", {"sed": 1}, r"unknown setting of random 'sed'\. Did you mean 'seed'\? Allowed: seed"),
     ("kvcompose", {"adaptive": False, "structured": False}, r"adaptive=False needs structured=True"),
     ("kvzip", {"level": "head", "pool": "head"}, r"heads must share a budget"),
-    ("tgv_kv", {"released": True, "budgets": "VV"}, r"released=true imitates one code"),
+    ("tgv_kv", {"released": True, "budgets": "VV"}, r"released=true has its own budgets"),
     ("ada(streaming_llm)", {}, r"ada divides a budget between heads, and streaming_llm keeps one set for all heads"),
     ("critical(per_layer(chunk(knorm)))", {"shares": [1]}, r"chunk ranks chunks of them; write chunk\(critical"),
     ("per_layer(knorm)", {"shares": ()}, r"needs shares, a number for every layer: 4:3:2:1, or \[4, 3, 2, 1\] in"),

@@ -182,34 +182,6 @@ def test_exact_pyramid(case):
         assert counts == [budget] * layers
 
 
-@pytest.mark.slow
-@settings(deadline=None)
-@given(st.data())
-def test_exact_pyramid_of_unequal_layers(data):
-    """Layers of a shortened model: each has its own entries, budget and window, and two samples do not mix."""
-    layers = data.draw(st.integers(1, 12))
-    numbers = []
-    for _ in range(2):
-        entries = data.draw(st.lists(st.integers(1, 60), min_size=layers, max_size=layers))
-        budget = [data.draw(st.integers(1, most)) for most in entries]
-        window = [data.draw(st.integers(0, most)) for most in entries]
-        numbers.append(torch.tensor([budget, entries, window]))
-    together = exact_pyramid(*torch.stack(numbers, -1), 20)
-    for sample, (budget, entries, window) in enumerate(numbers):
-        counts = together[:, sample]
-        assert counts.sum() == budget.sum()
-        assert ((counts >= 1) & (counts <= entries)).all()
-        assert torch.equal(counts, exact_pyramid(budget[:, None], entries[:, None], window[:, None], 20)[:, 0])
-
-
-@pytest.mark.parametrize("budgets", ["exact", "original", "kvpress"])
-def test_one_layer_has_no_pyramid(budgets):
-    method = build_eviction("pyramidkv", budgets=budgets, window=4)
-    entries = torch.ones(1, 30, dtype=torch.bool)
-    scores = [Scores(torch.zeros(1, 1, 30), torch.arange(30)[None] >= 26)]
-    assert method.counts(scores, Candidates([entries.long()], [entries], torch.tensor([[10]]))).tolist() == [[10]]
-
-
 def test_window_counts_only_where_it_competes():
     """With all of the window outside of what competes, the whole budget forms the pyramid."""
     competes = torch.arange(60)[None] < 50

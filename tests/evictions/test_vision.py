@@ -26,7 +26,6 @@ from tests.support.prompt_views import (
     Q,
     V,
     check_budget,
-    check_padding,
     dense_attention,
     layer_views,
     samples,
@@ -382,16 +381,6 @@ def test_derived_example_of_tgv_kv(shared, set_name):
     record("tgv_kv", f"derived example {set_name}", worst)
 
 
-@pytest.mark.parametrize("knob", KNOBS)
-def test_a_sample_does_not_depend_on_its_batch_under_any_setting(knob):
-    check_padding(TGVKV(**knob), list(PROMPTS.values()), dropped=[(0, 0.3), (2, 1.0)])
-
-
 @pytest.mark.parametrize("keep", [0.3, 0.8, 1.0])
 def test_budgets_of_the_release_are_rounded_layer_by_layer(keep):
     check_budget(TGVKV(released=True), list(PROMPTS.values()), keep, slack=2)
-
-
-def test_a_prompt_without_an_image_shares_equally():
-    counts, candidates = check_budget(TGVKV(), [PROMPTS["no image"]], 0.5)
-    assert torch.equal(counts, candidates.budget_LB)

@@ -179,14 +179,6 @@ def test_budgets_equal_a_loop_and_their_sum(seed, heads, floor):
         assert all(abs(int(count) - each) < 1 for count, each in zip(found, wanted, strict=True))
 
 
-def test_what_a_head_cannot_take_goes_to_the_others():
-    of_four = torch.full((4, 1), 10), torch.full((4, 1), 2), torch.tensor([[16], [40], [40], [40]])
-    score = torch.tensor([[8.0], [2.0], [1.0], [1.0]])
-    assert head_budgets(score, 0.0, *of_four)[:, 0].tolist() == [16, 11, 7, 6]
-    assert head_budgets(score, 1.0, *of_four)[:, 0].tolist() == [10, 10, 10, 10]
-    assert head_budgets(torch.ones(4, 1), 0.0, *of_four)[:, 0].tolist() == [10, 10, 10, 10]
-
-
 def test_while_decoding_a_head_that_is_a_row_has_the_same_share():
     """Rows of the batch are heads of a sample then: the same numbers as heads of a layer."""
     method = build_eviction("headkv", window=3, **settings_for("headkv"))

@@ -201,19 +201,6 @@ def test_queries_keys_and_values_learn_as_without_it():
     assert all(torch.equal(own, other) for own, other in zip(*grads, strict=True))
 
 
-def test_bf16_states_under_autocast():
-    query, key, value, keep, visible, learns = made(7, torch.bfloat16)
-    seen, found = Seen(visible), {}
-    for dtype in (torch.float32, torch.bfloat16):
-        logits = torch.zeros(B, HEADS, K, requires_grad=True)
-        states = tuple(x.to(dtype) for x in (query, key, value))
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-            out = attention(*states, keep, seen)
-            with_key_gradient(out, logits, states, keep, learns, seen, SCALE, 4).float().pow(2).sum().backward()
-        found[dtype] = logits.grad
-    assert torch.allclose(found[torch.bfloat16], found[torch.float32], atol=2e-2, rtol=5e-2)
-
-
 def dense(query, key, keys, scale):
     """[B, H, N, N]: causal softmax over the marked keys in float64; rows that see none are 0."""
     length = query.shape[2]
@@ -264,24 +251,6 @@ def test_blocks_are_the_dense_rows(problem, block, data):
     matrix, times = collect(blocks, expected)
     assert torch.equal(times, rows.long())
     assert torch.allclose(matrix, expected, atol=1e-6)
-
-
-@given(problems(), st.data())
-def test_chosen_rows_are_the_dense_rows(problem, data):
-    """In any order, several times, or none (-1)."""
-    query, key, _, keys = problem
-    batch, heads, length, _ = query.shape
-    width = data.draw(st.integers(0, 5))
-    picks = st.lists(st.integers(-1, length - 1), min_size=batch * width, max_size=batch * width)
-    index = torch.tensor(data.draw(picks), dtype=torch.long).view(batch, width)
-    rows = attention_rows(query, key, index, keys, 0.7)
-    assert rows.dtype == torch.float32
-    assert rows.shape == (batch, heads, width, length)
-    expected = dense(query, key, keys, 0.7)
-    for sample, row in enumerate(index.tolist()):
-        for slot, place in enumerate(row):
-            wanted = expected[sample, :, place] if place >= 0 else torch.zeros(heads, length).double()
-            assert torch.allclose(rows[sample, :, slot].double(), wanted, atol=1e-6)
 
 
 def test_bf16_inputs_are_computed_in_fp32_and_large_scores_do_not_overflow():

@@ -64,26 +64,6 @@ def test_a_fill_stands_where_a_group_is_dropped(geometry, seed, dtype, fills, sc
     assert torch.equal(routed, torch.where(mask[..., owners(*geometry)], own, fill[:, None].expand_as(own)))
 
 
-@given(geometry=geometries(), seed=SEEDS)
-def test_gradients_are_those_of_the_repeated_mask_which_is_never_made(geometry, seed):
-    heads, head_dim, num_groups, layout = geometry
-    width = heads * head_dim
-    value, mask = random_scores(seed, 2, 3, width), random_scores(seed + 1, 2, 3, num_groups)
-    upstream, kept, gradients = random_scores(seed + 2, 2, 3, width), [], []
-    for product in (
-        lambda value, mask: apply_group_mask(value, mask, heads, layout),
-        lambda value, mask: value * expand_group_mask(mask, width, heads, layout),
-    ):
-        leaves = value.clone().requires_grad_(), mask.clone().requires_grad_()
-        noting = torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x)
-        with noting:
-            result = product(*leaves)
-        result.backward(upstream)
-        gradients.append([result.detach(), *(leaf.grad for leaf in leaves)])
-    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(*gradients, strict=True))
-    assert sorted(kept[:2]) == sorted([value.numel(), mask.numel()])
-
-
 REFUSED = {
     "contiguous": ((24, 1, "contiguous"), "num_groups=24 does not divide the value width 128.*4, 8, 16, 32$"),
     "per_head": ((24, 1, "per_head"), "num_groups=24 does not divide the value width 32.*4, 8, 16, 32$"),

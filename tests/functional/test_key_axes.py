@@ -253,24 +253,6 @@ def test_the_output_stays_and_a_group_s_length_is_what_it_adds(queries):
         assert torch.allclose(outputs / lengths, (outputs / lengths)[:1])
 
 
-def test_no_basis_holds_more_in_its_first_channels():
-    """Against random bases: the error of an output without the last channels of its values, summed over entries."""
-    values, weight = case(kv_heads=1, queries=2)
-    metric = output_metric(weight, 1, 6)
-    into, back = value_axes(moments(values), metric)
-
-    def error(into, back):
-        mapped = values[0] @ into.T
-        mapped[:, 3:] = 0
-        apart = values[0] - mapped @ back.T
-        return float((apart @ metric[0] * apart).sum())
-
-    best = error(into[0], back[0])
-    for seed in range(20):
-        basis = normal(6, 6, seed=seed)
-        assert error(basis, basis.inverse()) > best
-
-
 @pytest.mark.parametrize("what", ["values", "weight"])
 def test_heads_without_any_values_or_outputs_are_left_whole(what):
     values, weight = case()

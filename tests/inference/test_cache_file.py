@@ -39,6 +39,7 @@ KINDS = {
     "rotated": OWN | TWO | {"precision": "int4_rotated"},
     "kivi4": OWN | TWO | {"precision": "kivi4", "keys": "cut"},
     "kivi2": LINEAR | TWO | {"precision": "kivi2"},
+    "turboquant3": LINEAR | TWO | {"precision": "turboquant3"},
     "bf16": {"family": "llava", "eviction": "own_sets", "precision": "bf16"},
     "merged": {"family": "llama", **PLAIN, "eviction": "h2o", "merge": "weighted"},
 }

@@ -14,6 +14,7 @@ from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.cache_report import account, report
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import decode, open_prompts, prefill
+from subtoken_train.kernels.formats import FORMATS
 from subtoken_train.ledger.ledger import nominal_ledger
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.reducers.base import matched_reducer
@@ -39,7 +40,7 @@ def live_bytes() -> int:
     return sum(storages.values())
 
 
-@sampled("kv_dtype", ["model", "int8", "int4", "int4_rotated", "int8_channel", "kivi4", "kivi2"], every=3)
+@sampled("kv_dtype", FORMATS, every=3)
 @sampled("own_sets", [False, True], every=2)
 @torch.no_grad()
 def test_live_tensors_grow_by_what_is_reported(own_sets, kv_dtype):

@@ -107,7 +107,7 @@ def cell_of(**levels: str) -> dict[str, str]:
     return BASE | first | {"family": "llava_gqa", "batch": "three_left", "selector": "linear"} | levels
 
 
-@sampled("precision", ["int8", "int4", "int4_rotated"], every=2)
+@sampled("precision", ["int8", "int4", "int4_rotated", "turboquant4"], every=2)
 @sampled("eviction", ONLINE, every=5)
 def test_rounded_entries_are_selected_and_never_rounded_again(eviction, precision):
     """Every stored vector reads as it did when it was first stored; a tail is rounded once."""
@@ -195,7 +195,7 @@ def test_generate_and_the_report():
         assert f"{report.evictions} evictions while decoding, statistics {held:,} bytes" in str(report)
         sizes.append(report.total_bytes - report.slack_bytes)
     assert sizes[2] <= sizes[1] + 3 * shape.token_bytes  # the tail's length differs
-    with pytest.raises(ValueError, match="eviction_every lets tokens go for good"):
+    with pytest.raises(ValueError, match="eviction_every deletes tokens"):
         model.last.cache.crop(-1)
     with pytest.raises(ValueError, match="num_beams=2 does not go with eviction_every=4"):
         model.generate(**inputs, max_new_tokens=4, num_beams=2)
@@ -225,8 +225,11 @@ def test_what_is_longer_than_every_is_refused():
         ({"every": True}, "eviction_every=True must be a whole number"),
         ({"every": 11}, "eviction_every=11 is more than the budget, eviction_keep=10 tokens; use 10 or less"),
         ({"eviction": None, "keep": 1.0, "unit": "fraction"}, "eviction_every=4 needs an eviction method"),
-        ({"eviction": build_eviction("knorm")}, "'knorm', as it is set, cannot evict .* these can: streaming_llm, h2o"),
-        ({"eviction": build_eviction("kvcompose", structured=False)}, "'kvcompose', as it is set, cannot evict"),
+        (
+            {"eviction": build_eviction("knorm")},
+            "'knorm' with these settings cannot evict .*streaming_llm, h2o",
+        ),
+        ({"eviction": build_eviction("kvcompose", structured=False)}, "'kvcompose' with these settings cannot evict"),
     ],
 )
 def test_what_cannot_be_is_refused(settings, words):

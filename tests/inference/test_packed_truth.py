@@ -95,12 +95,15 @@ def test_the_comparison_notices_small_faults(change):
     assert corrupted(change) > 1e-3
 
 
+STORED = ["int8", "int4", "int4_rotated", "int8_channel", "kivi4", "kivi2", "turboquant4", "turboquant3"]
+
+
 def flip_last_bits(cache):
-    codes = cache.layers[0].blocks[0].parts[0].keys.data
+    codes = cache.layers[1].blocks[0].parts[0].keys.data
     codes[0, :, 0] ^= 1
 
 
-@pytest.mark.parametrize("precision", ["int8", "int4", "int4_rotated", "int8_channel", "kivi4", "kivi2"])
+@pytest.mark.parametrize("precision", STORED)
 def test_the_comparison_notices_the_last_bits_of_one_key(precision):
     levels = {"family": "mistral", "reducer": "none", "selector": "none", "precision": precision, "batch": "one"}
     assert corrupted(lambda cache: None, **levels) < 1e-4

@@ -15,7 +15,6 @@ from subtoken_train.artifact.folder import check_mergeable, read_adapter
 from subtoken_train.engine.attention_rows import row_attention
 from subtoken_train.engine.build import Stage2Config, assemble
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.engine.modes import without_lora
 from subtoken_train.families.family import Family
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.reducers import build_reducer
@@ -160,13 +159,6 @@ def test_every_sample_of_a_batch_ranks_its_own(tiny_family, stage, pad_left):
     assert [len(rows) for rows in together] == [2 + 16 + 9, 2 + 16 + 9, 2 + 32 + 7, 14]
 
 
-def test_the_deepest_layers_that_fit():
-    for own, cut in ({"layer": 4}, 0), ({"layer": 3, "stage": "decoder"}, 3):
-        reducer = build_reducer("fastv", **own)
-        reducer.check_fit("llava", sees_images=True, num_layers=4)
-        assert reducer.cut_layer(4) == cut
-
-
 PROMPTS = [(1, 9), (1, 12), (2, 7), (0, 12)]
 
 
@@ -224,24 +216,6 @@ def test_stage_2_ranks_without_either_lora(tiny_family):
     assert kept(parts, batch) == plain
     assert {name: x.requires_grad for name, x in parts.named_parameters()} == before
     assert sum("lora_" in name and not trained for name, trained in before.items()) > 0  # stage 1's stay frozen
-
-
-def test_lora_is_left_out_of_a_block_and_is_back_after_an_error(tiny_family):
-    parts = adapted(tiny_family)
-    projection = tiny_family.decoder.layers[1].self_attn.q_proj
-    inputs = torch.randn(2, 3, 128)
-    parts.eval()
-    with torch.no_grad():
-        with_lora = projection(inputs)
-        with without_lora(tiny_family.decoder):
-            with without_lora(tiny_family.decoder):  # the inner one leaves what it found
-                pass
-            assert torch.equal(projection(inputs), projection.base_layer(inputs))
-        assert torch.equal(projection(inputs), with_lora)
-        with pytest.raises(ValueError, match="shape"), without_lora(tiny_family.decoder):
-            raise ValueError("shape")
-        assert torch.equal(projection(inputs), with_lora)
-        assert not torch.equal(with_lora, projection.base_layer(inputs))
 
 
 @pytest.mark.parametrize(
@@ -368,31 +342,6 @@ def test_where_nothing_is_dropped_nothing_changes(tiny_family, stage):
                 for merged in (False, True)
             ]
             assert torch.equal(*made)
-
-
-@pytest.mark.parametrize("stage", ["embeds", "decoder"])
-def test_routers_and_embeddings_get_their_gradients(tiny_family, stage):
-    """Through the mean as well, should anything train the embeddings."""
-    routing = RoutingConfig(num_groups=16, kept_groups=4, budget="ranked")
-    settings_ = {"name": "fastv", "keep_ratio": 0.25, "layer": 1, "stage": stage, "merge_dropped": True}
-    backbone = compress(tiny_family, routing, **settings_).train()
-    batch, embed = make_batch(MERGED), tiny_family.embed
-    leaf = embed(batch).detach().requires_grad_()
-    tiny_family.embed = lambda batch, states=None: leaf
-    backbone.logits(backbone.run(batch)).float().pow(2).mean().backward()
-    cut = backbone.cut_layer
-    routers = [p for layer, bank in enumerate(backbone.bank.selectors) if layer >= cut for p in bank.parameters()]
-    assert routers
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in routers)
-    visual = batch.regions_BN == Region.VISUAL
-    assert leaf.grad.isfinite().all()
-    assert (leaf.grad[visual].abs().sum(-1) > 0).all()  # dropped ones too
-
-
-def test_its_bytes_are_those_of_whole_tokens():
-    plain, merged = (build_reducer("fastv", 0.15625, True, merge_dropped=merged) for merged in (False, True))
-    assert merged.layer_tokens(64, 6) == plain.layer_tokens(64, 6) == [10] * 6
-    assert merged.words == "stage embeds, L_f=2, one token of them the mean of what is dropped"
 
 
 CELLS = [

@@ -97,18 +97,6 @@ def test_stages_are_the_papers(stages, pad_left):
     assert [rows.visible_BM.sum(-1)[0] for _, _, rows in result.spans] == [75, 43, 27, 19][:number]
 
 
-@torch.no_grad()
-def test_a_prompt_that_ends_with_its_image_asks_with_its_last_row_and_keeps_it(tiny_family):
-    batch = make_batch([(1, 2)])
-    batch.regions_BN[0, -2:], batch.labels_BN[0] = Region.VISUAL, -100
-    batch.rank_position_B[0] = batch.regions_BN.shape[1] - 1
-    batch.regions_BN[0, 2:4] = Region.SYSTEM
-    result = compress(tiny_family, name="pyramiddrop", keep_ratio=0.3).run(batch)
-    assert all(rows.index_BM[0, -1] == batch.rank_position_B[0] for _, _, rows in result.spans)
-    batch.followed = True
-    assert compress(tiny_family, name="pyramiddrop", keep_ratio=0.3).run(batch).hidden_BMD.isfinite().all()
-
-
 @pytest.mark.parametrize("budget", ["per_token", "ranked"])
 def test_routers_act_from_the_first_cut_on_and_train(tiny_family, budget):
     config = RoutingConfig(num_groups=16, kept_groups=4, budget=budget)
@@ -161,17 +149,6 @@ def test_the_papers_counts():
     assert build_reducer("pyramiddrop", HALF, round_up=True).layer_tokens(576, 32) == counts
     assert stage_share((7, 7, 7, 7), Fraction(15, 32), False) == Fraction(1, 2)
     assert build_reducer("pyramiddrop", HALF).kept_words(576, 32) == "288 to 72"
-
-
-def test_a_matched_anchor_holds_the_same_share():
-    """Layers below the first cut hold all in both; the arm's others hold whole keys and a quarter of the values."""
-    arm = build_reducer("pyramiddrop", HALF)
-    held = Fraction(1, 4) + (arm.mean_share(32) - Fraction(1, 4)) * Fraction(5, 8)
-    anchor = arm.at_share(held, 32)
-    assert (anchor.keep_ratio, anchor.round_up) == (0.38671875, True)
-    assert sum(anchor.layer_tokens(576, 32)) / (576 * 32) >= held
-    with pytest.raises(ValueError, match=r"the first 8 of 32 layers hold every token"):
-        arm.at_share(Fraction(1, 5), 32)
 
 
 def test_stretches_of_different_rows_are_diagnosed(tiny_family):

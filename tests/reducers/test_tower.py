@@ -265,15 +265,6 @@ def test_nothing_is_merged_into_newlines(plus, ratio):
         assert torch.equal(merged.tokens[0], merged_tokens(alone.tokens[0], received[patch], keys[patch], chosen))
 
 
-def test_bf16_sums_are_taken_in_fp32():
-    states = VisualStates(
-        [torch.ones(301, 2, dtype=torch.bfloat16)], None, [torch.full((301,), 0.5)], [torch.ones(301, 2)]
-    )
-    merged = build_reducer("prumerge", 0.007).merge(states, unread(states)).tokens[0]
-    assert merged.dtype == torch.bfloat16
-    assert merged.tolist() == [[17, 17], [150, 150]]
-
-
 @pytest.mark.parametrize("feature_layer", [-1, -2])
 def test_statistics_are_the_last_layers_with_heads_unsplit(tiny_family, feature_layer):
     tiny_family.model.config.vision_feature_layer = feature_layer

@@ -10,7 +10,6 @@ from subtoken_train.families.towers import class_attention
 from subtoken_train.ledger.kv_budget import kept_count
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.tower import (
-    contextual_targets,
     contextual_tokens,
     dominant_tokens,
     tile_shares,
@@ -55,22 +54,6 @@ def test_a_tower_without_a_class_token_is_refused(tiny_family):
     tiny_family.model.config.vision_feature_select_strategy = "full"
     with pytest.raises(ValueError, match="a tower's reducer needs a layer past the embeddings"):
         tiny_family.visual_states(make_batch([(1, 5)], visual=65), "received")
-
-
-@pytest.mark.parametrize(("ratio", "kept", "contextual"), [(0.25, 16, 2), (0.125, 8, 1), (0.015625, 1, 0)])
-def test_kept_count_is_split_into_class_dominant_and_contextual(tiny_family, ratio, kept, contextual):
-    batch = make_batch([(1, 9)])
-    states = tiny_family.visual_states(batch, "received")
-    merged = build_reducer(name="visionzip", keep_ratio=ratio).merge(states, unread(states))
-    dominant = dominant_tokens(states.received[0], kept - contextual - 1)
-    rest = torch.ones(64, dtype=torch.bool)
-    rest[dominant] = False
-    targets = contextual_targets(int(rest.sum()), contextual)
-    expected = [states.cls[0][None], states.tokens[0][dominant]]
-    expected.append(contextual_tokens(states.tokens[0][rest], states.keys[0][rest], targets))
-    assert torch.equal(merged.tokens[0], torch.cat(expected))
-    assert merged.tokens[0].shape == (kept, 128)
-    assert merged.slots[0].nonzero()[:, 0].tolist() == list(range(kept))
 
 
 def test_without_a_class_token_rows_stay_in_raster_order_at_their_own_places():

@@ -17,23 +17,24 @@ from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.prompt_pass import layer_plan
 from subtoken_train.kernels import formats
-from subtoken_train.kernels.formats import FORMATS, Kivi
+from subtoken_train.kernels.formats import FORMATS, MODEL, Kivi, Symmetric, TurboQuant
 from subtoken_train.kernels.reference import reference_attention
 from subtoken_train.kernels.row_table import FusedState, Workspace
 from subtoken_train.kernels.storage import Block, CacheWindow, Fill, Tail
 from subtoken_train.types import CutKeys
 
-FORMAT_OF = {each.bits: each for each in FORMATS.values() if not each.rotates and each.run == 1}
+FORMAT_OF = {0: MODEL} | {own.bits: own for own in FORMATS.values() if isinstance(own, Symmetric) and not own.rotates}
 """Formats of keys as they are, by their bits."""
 SETS = ("all", "shared", "own")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def short_runs() -> Iterator[None]:
-    """KIVI's runs of 4 entries and 3 whole ones, as prompts of tests are short; import it."""
+    """KIVI's runs of 4 entries and 3 whole ones, TurboQuant's whole layers 1 and 1, as tests are small; import it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Kivi, "run", 4)
         patch.setattr(formats, "LATEST", 3)
+        patch.setattr(TurboQuant, "left", 1)
         yield
 
 

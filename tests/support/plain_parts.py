@@ -22,7 +22,7 @@ from subtoken_train.evictions.queries import QuestSteps
 from subtoken_train.families.family import Family
 from subtoken_train.inference.compression import Compression
 from subtoken_train.kernels import formats
-from subtoken_train.kernels.formats import FORMATS, SHARES, Format, Kivi
+from subtoken_train.kernels.formats import LEVELS, SHARES, AboveZero, Format, Kivi, TurboQuant
 from subtoken_train.reducers.base import RankingReducer
 from subtoken_train.reducers.staged import Cut, DecoderReducer
 from subtoken_train.types import Batch, Region
@@ -261,6 +261,22 @@ class Rounding:
             lost[channel] = read[channel] - key[channel]
         return read
 
+    def by_level(self, key: Tensor, bits: int) -> Tensor:
+        """One key of TurboQuant: its direction's channels, turned, at the nearest levels; as long as it was."""
+        if not bool(key.any()):
+            return key
+        turn, block = torch.ones(1, 1), len(key) & -len(key)
+        while len(turn) < block:  # Sylvester's
+            turn = torch.cat([torch.cat([turn, turn], 1), torch.cat([turn, -turn], 1)])
+        turned = key.view(-1, block) @ turn / block**0.5 / key.norm() * len(key) ** 0.5
+        levels = torch.tensor([sign * level for level in LEVELS[bits] for sign in (-1, 1)]).sort().values
+        found = torch.zeros_like(turned)
+        for place, number in enumerate(turned.flatten().tolist()):
+            near = sorted(levels.tolist(), key=lambda level: abs(number - level))
+            self.edge = min(self.edge, (abs(number - near[1]) - abs(number - near[0])) / 2 / float(turned.abs().max()))
+            found.view(-1)[place] = near[0]
+        return (found / found.norm() @ turn.T / block**0.5).flatten() * self._half(key.norm())
+
     def _codes(self, numbers: Tensor, scale: Tensor, extent: Tensor) -> Tensor:
         apart = (numbers - numbers.floor() - 0.5).abs().min() * scale
         self.edge = min(self.edge, float(apart / extent.clamp(min=LEAST)))
@@ -312,7 +328,7 @@ class PlainStorage:
 
     def _round(self, keys_Nd: Tensor, values_Nd: Tensor, there_Nd: Tensor, rows: list[int], head: int) -> None:
         bits, runs, rounding = self.form.bits, isinstance(self.form, Kivi), self.rounding
-        by = rounding.by_block if runs else rounding.by_vector
+        by = rounding.by_block if isinstance(self.form, AboveZero) else rounding.by_vector
         if runs:
             rows = rows[: max(len(rows) - formats.LATEST, 0) // self.form.run * self.form.run]
         for start in range(0, len(rows), self.form.run):
@@ -325,18 +341,25 @@ class PlainStorage:
                 values_Nd[row, own] = by(values_Nd[row, own], bits)
             if self.feedback_hdd is not None:
                 keys_Nd[row] = rounding.by_channel(keys_Nd[row], self.feedback_hdd[head], bits)
+            elif isinstance(self.form, TurboQuant):
+                keys_Nd[row] = rounding.by_level(keys_Nd[row], bits)
             elif not runs:
                 keys_Nd[row] = rounding.by_vector(keys_Nd[row], bits)
 
 
 def plain_storage(
-    name: str, layer: PackedLayer, feedback_Bhdd: Tensor | None, sample: int, cut_N: Tensor, turn: tuple[Tensor, Tensor]
+    form: Format,
+    layer: PackedLayer,
+    feedback_Bhdd: Tensor | None,
+    sample: int,
+    cut_N: Tensor,
+    turn: tuple[Tensor, Tensor],
 ) -> PlainStorage:
     """How a layer's entries of a sample are stored; what a basis is, is taken from the prompt's pass.
 
     ``turn``: centre and axes of cut keys that are turned, or two times None.
     """
-    storage = PlainStorage(FORMATS[name], cut_N)
+    storage = PlainStorage(form, cut_N)
     if isinstance(layer.basis, BalancedBasis):
         size_hd, turn_dd = layer.basis.size_Bh1d[sample, :, 0].float(), layer.basis.turn_dd
         storage.centre_h1d = layer.basis.centre_Bh1d[sample].float()

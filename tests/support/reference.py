@@ -22,6 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass
+from subtoken_train.kernels.formats import FORMATS
 from subtoken_train.reducers.staged import Cut
 from subtoken_train.types import Batch, LayerPlan, Plan, Region
 from tests.support import plain_parts
@@ -139,10 +140,13 @@ def truths(
 
 
 def rounded(samples: list[SampleTruth], name: str, cache: PackedCache, feedback: list[Tensor]) -> list[SampleTruth]:
+    depth = len(cache.layers)
+    whole = [place < FORMATS[name].left or place >= depth - FORMATS[name].left for place in range(depth)]
     for number, sample in enumerate(samples):
-        for layer, packed, own in zip(sample.layers, cache.layers, feedback or [None] * len(cache.layers), strict=True):
+        layers = zip(sample.layers, cache.layers, feedback or [None] * depth, whole, strict=True)
+        for layer, packed, own, _ in (each for each in layers if not each[3]):
             turn = layer.centre_h1d, layer.turn_hdd
-            layer.storage = plain_parts.plain_storage(name, packed, own, number, layer.cut_N, turn)
+            layer.storage = plain_parts.plain_storage(FORMATS[name], packed, own, number, layer.cut_N, turn)
     return samples
 
 

@@ -84,7 +84,8 @@ FACTORS = {
     "eviction": ["none", *models.OWN, *EVICTIONS, *models.CHAINS, *models.PAST], "scope": ["context", "all"],
     "batch": ["one", "three_left", "three_right", "text_left", "text_right", "last_left", "last_right"],
     "protocol": ["query_aware", "context_first"],
-    "precision": ["fp32", "bf16", "int8", "int4", "int4_rotated", "kivi4", "kivi2"], "keys": list(KEYS),
+    "precision": ["fp32", "bf16", "int8", "int4", "int4_rotated", "kivi4", "kivi2", "turboquant4", "turboquant3"],
+    "keys": list(KEYS),
     "merge": ["own", "none", "weighted", "pivot", "position"],
 }  # fmt: skip
 """``groups`` is S/K: 2 groups are heads or several of them, 8 and 16 are parts of a head."""
@@ -169,7 +170,8 @@ def _piece_fits(cell: Cell) -> bool:
 def _eviction_fits(cell: Cell) -> bool:
     if cell.get("precision") == "bf16" and cell.get("merge") in ("weighted", "pivot"):
         return False  # two passes in bf16 find other nearest keys
-    if cell.get("precision") == "int4_rotated" and cell.get("keys", "whole") != "whole":
+    form = FORMATS.get(cell.get("precision"))
+    if form is not None and form.mixes and cell.get("keys", "whole") != "whole":
         return False
     if cell.get("eviction") == "none" and (cell.get("scope") == "all" or cell.get("merge", "own") != "own"):
         return False
@@ -301,7 +303,16 @@ def batch_of(cell: Cell) -> Batch:
     )
 
 
-_TOPS = {"int8": 127, "int4": 7, "int4_rotated": 7, "int8_channel": 255, "kivi4": 15, "kivi2": 3}
+_TOPS = {
+    "int8": 127,
+    "int4": 7,
+    "int4_rotated": 7,
+    "int8_channel": 255,
+    "kivi4": 15,
+    "kivi2": 3,
+    "turboquant4": 7,
+    "turboquant3": 3,
+}
 STEPS = {name: 1 / top for name, top in _TOPS.items()}
 """Formats that round: a step of their codes, as a share of the largest number of a vector or block."""
 EXACT, EDGE, TIED, TIMES = 1e-4, 3e-6, 0.4, 2.0
