@@ -45,7 +45,7 @@ def check_regular(path: str | Path) -> int:
     except OSError as error:
         raise ValueError(system_words(error)) from None
     if not stat.S_ISREG(status.st_mode):
-        raise ValueError(f"{path} is not a regular file")
+        raise ValueError(f"{path} is not a regular file; name a file, no folder, pipe or device")
     return status.st_size
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import subtoken_train
 from subtoken_train.documents import MAX_DEPTH, parse_json, parse_yaml, read_json, read_text, read_yaml, real_path
-from subtoken_train.typed import Written, built, filled, keys_of, plan_of, typed, written_as
+from subtoken_train.typed import Written, built, filled, plan_of, typed, written_as
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -208,7 +208,6 @@ def test_texts_in_a_mapping_and_in_a_file():
 
 def test_nested_settings_are_filled_and_built():
     plan = plan_of(Built)
-    assert [key for key, is_group in keys_of(plan) if is_group] == ["inner", "outer"]
     values = filled(plan, {"inner": {"rate": 1}, "outer": {"rate": 2, "kind": "b"}})
     assert values.inner == {"rate": 1.0, "kind": "a"}
     assert built(plan, values).made == (Inner(1.0), Inner(2.0, "b"), 1, "")

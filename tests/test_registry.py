@@ -2,7 +2,6 @@
 
 import importlib
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -154,9 +153,3 @@ def test_a_method_s_own_module_of_earlier_versions_is_that_of_its_class(old, mon
 def test_a_name_that_never_was_is_still_refused():
     with pytest.raises(ModuleNotFoundError, match=r"subtoken_train\.evaluation\.results\.nothing"):
         importlib.import_module("subtoken_train.evaluation.results.nothing")
-
-
-def test_an_import_of_the_package_alone_brings_no_library():
-    code = "import sys, subtoken_train; print({'torch', 'transformers', 'yaml'} & set(sys.modules))"
-    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert ran.stdout.strip() == "set()"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from subtoken_train.cli.terminal import counter
+from subtoken_train.documents import read_json
 from subtoken_train.errors import check_package, check_word, plain
 from subtoken_train.outputs import check_new, write_whole
 
@@ -23,9 +24,9 @@ _RECORD = ".written.json"
 
 HELP = """Tables and curves from the results folders of 'subtoken-train evaluate'.
 
-Scores are recomputed from the stored answers. You can give several folders with different tasks, arms or seeds; arms
-whose names differ only in 'seedN' are shown as one, and its intervals include the spread between seeds. Every arm is
-compared with its matched token-only anchor, sample by sample. The HTML page is a single file that needs no other."""
+Scores are recomputed from the stored answers. Several folders may have different tasks, arms or seeds; arms whose names
+differ only in 'seedN' are shown as one, with the spread between seeds in its interval. Every arm is compared with its
+matched token-only anchor, sample by sample. The HTML page is a single file."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,8 +124,5 @@ def _summary(scores: ScoreTable) -> list[str]:
 
 
 def _recorded(folder: Path) -> dict[str, str]:
-    from subtoken_train.documents import read_json
-
-    path = folder / _RECORD
-    content = read_json(path) if path.is_file() else {}
+    content = read_json(folder / _RECORD) if (folder / _RECORD).is_file() else {}
     return content if isinstance(content, dict) else {}

@@ -24,7 +24,6 @@ from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
 from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.families.lora import LoraSettings
-from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
@@ -268,12 +267,6 @@ def check_logits(family: Family, given: Mapping[str, Tensor], batch: Batch, side
     forced = compress(family, name="fastv", keep_ratio=1.0)
     got = forced.logits(forced.run(batch, pad_left=side == "left", force_gather=True))[seen]
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
-
-
-def check_answers(family: Family, given: Mapping[str, Tensor], **settings: int) -> None:
-    asked = {**given, "max_new_tokens": 8, "do_sample": False, **settings}
-    expected = family.model.generate(**asked)
-    assert torch.equal(SubTokenModel.around(compress(family)).generate(**asked), expected)
 
 
 def eager_calls(tower: Any, attention: Any, run: Callable[[], Any], monkeypatch: Any) -> list[tuple[Tensor, Tensor]]:

@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from subtoken_train.cache.by_sample import select_samples
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.inference.prefill import decode, open_prompts
-from subtoken_train.kernels.storage import Block
 from subtoken_train.types import Region
 from tests.support.reference import recompute, tapped, truths
 
@@ -33,36 +31,6 @@ class OnlineRun:
     truths: list
     cache: PackedCache
     held: list[list[torch.Tensor]] = field(default_factory=list)
-
-
-def moved_codes(alone: PackedCache, together: PackedCache, sample: int) -> int:
-    """Stored whole numbers of a sample that are not the same in a batch: two at most, and none off by more than one.
-
-    Sums of a batch are rounded in another order, which can carry a number over to its neighbour.
-    """
-    moved = 0
-    for own, batched in zip(alone.layers, together.layers, strict=True):
-        codes, among = (
-            _codes(select_samples(layer.blocks, [number], layer.keys.shape[1]))
-            for layer, number in ((own, 0), (batched, sample))
-        )
-        assert codes.keys() == among.keys()
-        for key, mine in codes.items():
-            off = (mine.int() - among[key].int()).abs()
-            assert off.max() <= 1
-            moved += int(off.sum())
-    assert moved <= 2
-    return moved
-
-
-def _codes(blocks: list[Block]) -> dict[tuple[int, int, int], torch.Tensor]:
-    found = {}
-    for block in blocks:
-        for place, row in enumerate(range(block.num_rows) if block.rows is None else block.rows.tolist()):
-            for number, part in enumerate(block.parts):
-                rounded = [(side, payload) for side, payload in enumerate(part.payloads) if payload.scale is not None]
-                found |= {(row, number, side): payload.data[place] for side, payload in rounded}
-    return found
 
 
 def columns_of(tap, layer: int, sample: int) -> torch.Tensor:
