@@ -215,7 +215,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 STRICT_JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)

@@ -34,7 +34,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 REFUSED = {
     parse_json: [
         ("{", "invalid JSON (Expecting property name"), ('{"a": 1, "a": 2}', "key 'a' stands twice"),
-        ("[NaN]", "NaN is no JSON number"), ("[-Infinity]", "-Infinity is no JSON number"),
+        ("[NaN]", "NaN is not a JSON number"), ("[-Infinity]", "-Infinity is not a JSON number"),
         ("[" * 100_000, "nested deeper than 64"), ("[" * 65 + "]" * 65, "nested deeper than 64"),
         ("9" * 5_000, "invalid JSON"), (b"\xff", "not UTF-8 (byte 0)"),
     ],

@@ -78,7 +78,7 @@ def hourly_price(text: str) -> float:
     with suppress(ValueError):
         if 0 < (price := float(text)) < inf:
             return price
-    raise argparse.ArgumentTypeError(f"{text!r} is no price; give what one GPU costs an hour as a number, such as 2.5")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a price; give what a GPU costs an hour, such as 2.5")
 
 
 def check_unused(args: Namespace, names: Iterable[str], words: str, **defaults: object) -> None:

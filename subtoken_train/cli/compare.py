@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         recipe, out = read_recipe(folder / "recipe.yaml"), Path(args.out or folder / "compare")
         text, arms = own_text(recipe, args.text), arms_of(recipe, folder)
     else:
-        raise ValueError(f"{folder} holds no adapter; train it first: subtoken-train fit --config RECIPE.yaml")
+        raise ValueError(f"{folder} has no adapter; train it first: subtoken-train fit --config RECIPE.yaml")
     words = len(text.split())
     tasks: list[dict[str, Any]] = [{"name": "facts", "contexts": args.contexts, "facts": 4, "words": 400}]
     if words < _LEAST and not (alone and args.text is None):

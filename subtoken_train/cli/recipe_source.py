@@ -94,7 +94,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     """Read a saved recipe without the flags that version 0.1 saved; ``ValueError`` if it holds no keys."""
     content = parse_yaml(recipe_text(Path(path)), str(path))
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no keys; a recipe has the bands model, data and trainer")
+        raise ValueError(f"{path} has no keys; a recipe has the groups model, data and trainer")
     kept = {key: value for key, value in content.items() if key not in FLAGS}
     return _with_own(kept, str(_reducer(kept).get("name", DEFAULT_REDUCER)))
 
@@ -116,7 +116,7 @@ def _with_own(content: dict[str, Any], reducer: str) -> dict[str, Any]:
 def _read_file(path: str) -> dict[str, Any]:
     content = parse_yaml(recipe_text(named_recipe(path)), path)
     if not isinstance(content, dict) or not content:
-        raise ValueError(f"{path} holds no keys; a recipe has the bands model, data and trainer")
+        raise ValueError(f"{path} has no keys; a recipe has the groups model, data and trainer")
     instead = f"evaluate it: subtoken-train evaluate --config {shell_words(path)}"
     refuse(({"arms", "tasks"} <= content.keys(), f"{path} is a grid of arms and tasks, no recipe; {instead}"))
     for key, value in content.items():

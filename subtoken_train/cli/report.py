@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         check_package("matplotlib", "report", FILES["html"], "write the others: --format markdown,csv,latex")
     folders = [Path(name) for name in args.results]
     if empty := [folder for folder in folders if not any(folder.glob("*/*/manifest.json"))]:  # before heavy imports
-        raise ValueError(f"{empty[0]} holds no results (ARM/TASK/manifest.json; 'subtoken-train evaluate' writes them)")
+        raise ValueError(f"{empty[0]} holds no results; make them first: subtoken-train evaluate --out {empty[0]} ...")
     out = Path(args.out) if args.out else folders[0] / "report"
     paper = None if args.compare_paper is None else Path(args.compare_paper)
     report = write_report(folders, out, formats, args.overwrite, bool(args.out), paper)

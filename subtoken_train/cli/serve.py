@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     flagged_arm(args, adapter=args.adapter)
     _bytes("--context-memory", args.context_memory)
     if args.contexts is not None and not Path(args.contexts).is_dir():
-        raise ValueError(f"--contexts {args.contexts} is no folder; name the one where cache.save wrote")
+        raise ValueError(f"--contexts {args.contexts} is not a folder; name the folder that cache.save wrote to")
     from subtoken_train.serving.http_app import serve_chats, serve_on
 
     settings = _settings(args)

@@ -234,7 +234,7 @@ def slurm_script(runs: Sequence[SweepRun], folder: Path, name: str) -> str:
     tasks = "\n".join(f"  {number}) exec srun {command} ;;" for number, command in enumerate(commands))
     place, log = shell_words(folder), shell_words(folder / "slurm-%A_%a.log")
     if log.startswith("$"):
-        raise ValueError(f"the runs' folder {str(folder)!r} has a control character, which no #SBATCH line can name")
+        raise ValueError(f"the runs' folder {str(folder)!r} has a control character, which no #SBATCH line takes")
     return f"""#!/bin/bash
 #SBATCH --job-name={_UNSAFE.sub("_", name)}
 #SBATCH --array=0-{len(runs) - 1}
