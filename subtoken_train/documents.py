@@ -45,7 +45,7 @@ def check_regular(path: str | Path) -> int:
     except OSError as error:
         raise ValueError(system_words(error)) from None
     if not stat.S_ISREG(status.st_mode):
-        raise ValueError(f"{path} is not a regular file")
+        raise ValueError(f"{path} is not a regular file; name a file, no folder, pipe or device")
     return status.st_size
 
 
@@ -215,7 +215,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 STRICT_JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)

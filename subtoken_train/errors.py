@@ -101,17 +101,15 @@ def system_words(error: OSError) -> str:
 _ADVICE = {
     errno.ENOENT: "check its spelling, and the folder that you are in",
     errno.EEXIST: "name another place",
-    errno.EACCES: "this user may not; change its rights, or name another place",
-    errno.EPERM: "this user may not; change its rights, or name another place",
+    errno.EACCES: "change its permissions, or name another place",
+    errno.EPERM: "change its permissions, or name another place",
     errno.ENOTDIR: "a part of that path is a file; check its spelling",
     errno.EISDIR: "name a file",
     errno.ENAMETOOLONG: "no file has so long a name; look at the command for a missing space",
-    errno.ELOOP: "its links lead round in a circle; name the file itself",
+    errno.ELOOP: "its symbolic links form a loop; name the file itself",
     errno.EROFS: "nothing can be written there; name another place",
-    errno.ENXIO: "nobody answers there; name a regular file",
-    **dict.fromkeys(
-        (errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "nothing that was there is lost: make room, or write elsewhere"
-    ),
+    errno.ENXIO: "the pipe has no reader; name a regular file",
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "nothing was lost: make room, or write elsewhere"),
 }
 
 

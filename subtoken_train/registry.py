@@ -112,7 +112,7 @@ class Registry(MutableMapping[str, type[T]]):
             raise ValueError(f"{where} cannot be imported ({type(error).__name__}: {reason})") from error
         base = self._own(self._base)
         if not (isinstance(found, type) and issubclass(found, base)) or inspect.isabstract(found):
-            raise ValueError(f"{where} is no {base.__name__} with all its methods ({base.__module__})")
+            raise ValueError(f"{where} does not extend {base.__module__}.{base.__name__} with all its methods")
         if self._named and getattr(found, "name", None) != name:
             raise ValueError(f"{where} calls itself {getattr(found, 'name', None)!r}; the two names must be the same")
         return found

@@ -87,15 +87,6 @@ def group_of(hint: Any) -> SettingsPlan | None:
     return None if kind is None else plan_of(kind)  # type: ignore[arg-type]
 
 
-def keys_of(plan: SettingsPlan, prefix: str = "") -> Iterator[tuple[str, bool]]:
-    """Yield every dotted key of nested settings, and whether it is a group."""
-    for name, hint in plan.hints.items():
-        group = group_of(hint)
-        yield f"{prefix}{name}", group is not None
-        if group is not None:
-            yield from keys_of(group, f"{prefix}{name}.")
-
-
 class Written(str):
     """A text from a command line, of which only the wanted type says what value it writes."""
 

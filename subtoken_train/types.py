@@ -20,6 +20,8 @@ Fill = Literal["zero", "mean"]  # value that a dropped value group reads as (``r
 KeyAxes = Literal["own", "pca"]
 """Axes along which keys are cut: the channels that the model gives them, or their principal axes."""
 
+Quantization = Literal["none", "nf4", "int8"]  # of a decoder's linear layers, by bitsandbytes
+
 Protocol = Literal["query_aware", "context_first"]
 """Part of a prompt that its compression sees: all, or the context before its question (``inference/prefill.py``)."""
 

@@ -31,7 +31,9 @@ if FIRST:
 
 
 def pytest_collection_finish() -> None:
-    """Leave the checkout before the first fixture."""
+    """Leave the checkout before the first fixture; Lightning's logger keeps the stderr of its import: the run's own."""
+    import lightning.pytorch  # noqa: F401
+
     os.chdir(os.environ["HOME"])
 
 

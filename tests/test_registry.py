@@ -3,7 +3,6 @@
 import importlib
 import re
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -88,8 +87,8 @@ def test_a_built_in_goes_before_another_packages(install):
         ("newest = more_methods:Newest", "import no_such_module", r"cannot be imported \(ModuleNotFoundError: No mod"),
         ("newest = more_methods:Newest", "def broken(:", r"cannot be imported \(SyntaxError"),
         ("newest = more_methods:Absent", CLASSES, r"cannot be imported \(AttributeError"),
-        ("newest = json:dumps", CLASSES, r"\(json:dumps\) is no Eviction with all its methods"),
-        ("newest = subtoken_train.evictions.base:Eviction", CLASSES, "is no Eviction with all its methods"),
+        ("newest = json:dumps", CLASSES, r"\(json:dumps\) does not extend .*Eviction with all its methods"),
+        ("newest = subtoken_train.evictions.base:Eviction", CLASSES, "does not extend .*Eviction with all its methods"),
         ("newest = more_methods:Unnamed", CLASSES, "calls itself 'knorm'; the two names must be the same"),
     ],
 )
@@ -157,12 +156,6 @@ def test_a_method_s_own_module_of_earlier_versions_is_that_of_its_class(old, mon
 def test_a_name_that_never_was_is_still_refused():
     with pytest.raises(ModuleNotFoundError, match=r"subtoken_train\.evaluation\.results\.nothing"):
         importlib.import_module("subtoken_train.evaluation.results.nothing")
-
-
-def test_an_import_of_the_package_alone_brings_no_library():
-    code = "import sys, subtoken_train; print({'torch', 'transformers', 'yaml'} & set(sys.modules))"
-    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert ran.stdout.strip() == "set()"
 
 
 @pytest.mark.parametrize(("room", "table"), [(evictions, EVICTIONS), (evictions, WRAPPERS), (reducers, REDUCERS)])

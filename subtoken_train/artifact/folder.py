@@ -38,8 +38,8 @@ from subtoken_train.artifact.hub import adapter_in
 from subtoken_train.artifact.whole_folder import CONFIG_FILE, PICTURE_FILE, RECIPE_FILE, whole_folder
 from subtoken_train.engine.build import add_adapters
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.families.backbone_config import BackboneConfig, resolve
-from subtoken_train.families.backbone_files import gguf_digest, is_gguf
+from subtoken_train.families.backbone_config import BackboneConfig, is_gguf, resolve
+from subtoken_train.families.backbone_files import gguf_digest
 from subtoken_train.families.family import Family, shapes_digest
 from subtoken_train.families.load import layout_family, load_family
 from subtoken_train.families.lora import MAIN_ADAPTER, OUTPUT_ADAPTER, LoraSettings

@@ -26,7 +26,7 @@ from huggingface_hub.errors import (
 
 from subtoken_train.artifact.whole_folder import CONFIG_FILE, PICTURE_FILE, RECIPE_FILE
 from subtoken_train.errors import shell_words
-from subtoken_train.families.backbone_config import check_revision, is_hub_id, resolve
+from subtoken_train.families.backbone_config import check_revision, is_gguf, is_hub_id, resolve
 from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.resources import published_models
 
@@ -75,6 +75,16 @@ def check_fetched(path: str) -> None:
         raise ValueError(
             f"backbone {path} is not on this machine; get it ({model.megabytes:,} MB): "
             f"subtoken-train data {Path(path).name} --out {shell_words(path)}"
+        )
+
+
+def check_there(path: str) -> None:
+    """Raise ``ValueError`` unless a backbone's name is a folder or file that is there, or reads as a Hub id."""
+    check_fetched(path)
+    if not (is_hub_id(path) or is_gguf(path) or Path(resolve(path)).is_dir()):
+        raise ValueError(
+            f"backbone {path!r} is neither a folder with a config.json nor a model on the Hub (user/name); check its "
+            "spelling, and the folder that you are in"
         )
 
 
@@ -182,7 +192,8 @@ def worded(error: BaseException, repo_id: str, revision: str | None = None) -> s
         case LocalEntryNotFoundError(__cause__=cause):
             reason = worded(cause, repo_id, revision) if isinstance(cause, KNOWN) else offline
             name = repo_id if revision is None else f"{repo_id}@{revision}"
-            words = f"{name} is not in the local cache ({constants.HF_HUB_CACHE}): {reason}"
+            words = f"there is no folder {name} here, and {name} is not in the local cache ({constants.HF_HUB_CACHE})"
+            words = f"{words}: {reason}"
         case HfHubHTTPError():
             words = _status(error, repo_id)
     return words

@@ -86,8 +86,8 @@ def check_positions(family: Family, parts: PromptParts, new_tokens: int) -> None
     """Raise a worded ``ValueError`` where prompt and new tokens are more than the model's positions."""
     limit, needed = position_bound(family.decoder.config), parts.length + new_tokens
     if limit is not None and needed > limit:
-        asked = f"--lengths {parts.length} and --new-tokens {new_tokens}"
-        raise ValueError(f"{asked} need {needed} positions and the model has {limit}; give fewer of either")
+        asked = f"--lengths {parts.length} and --new-tokens {new_tokens} need {needed} positions"
+        raise ValueError(f"{asked} and the model has {limit}; give shorter prompts or fewer new tokens")
 
 
 def draw_prompts(family: Family, parts: PromptParts, batch_size: int, seed: int = 0) -> Batch:

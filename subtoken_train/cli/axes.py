@@ -10,11 +10,9 @@ from subtoken_train.outputs import check_place, new_folder
 
 HELP = """Write a copy of a model that answers as it did, and whose value groups lose less.
 
-A model's own value channels are much alike, so that whichever groups are left out, much is lost. The copy's values are
-turned to axes, found on some prompts, of which the first hold most of what values add to a layer's output; v_proj and
-o_proj hold what turns them and back, and nothing is paid while it runs. It is a plain transformers folder: train, ask
-and serve it like the model itself. Adapters and calibrations of the model do not fit the copy, and its do not fit the
-model.
+The copy's value channels are turned to axes, found on some prompts, of which the first hold most of what values add to
+a layer's output. It costs nothing while it runs. The copy is a plain transformers folder: train, ask and serve it like
+the model. Adapters and calibrations of the model do not fit the copy, nor those of the copy the model.
 
   subtoken-train axes checkpoints/smollm2 runs/smollm2-axes --data book.txt
   subtoken-train generate --backbone runs/smollm2-axes --groups 16,8 ...

@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.cli.command_line import add_compression_options, arm_options, check_counts, check_unused
+from subtoken_train.cli.command_line import add_compression_options, check_counts, check_unused, flagged_arm
 from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.errors import refuse
 from subtoken_train.outputs import check_new, write_whole
@@ -34,12 +34,10 @@ HELP = """Time prompts and decoding on this machine, and count bytes.
   subtoken-train benchmark --model llava-hf/llava-1.5-7b-hf --random --table8 --device cuda --out table8.json
   subtoken-train benchmark --model meta-llama/Llama-2-7b-hf --random --peak-memory --device cuda --out memory.json
 
-Times an adapter, a recipe (with untrained routers) or a backbone alone. In the same process and in turns with it, it
-also times the same tokens without routing, the matched token-only anchor, and transformers' DynamicCache and
-StaticCache on the whole prompt (on a GPU the latter's steps are compiled). Prompts are random words and pictures;
-every step runs, whether or not the model would have ended its answer. It prints medians and ratios with 95 % intervals
-over rounds; --out writes every figure as JSON, after each length and batch size. The time left is shown after the
-first run."""
+Times an adapter, a recipe (with untrained routers) or a backbone alone. In turns with it, in the same process, it times
+the same tokens without routing, the matched token-only anchor, and transformers' DynamicCache and StaticCache on the
+whole prompt. Prompts are random words and pictures, and every step runs. It prints medians and ratios with 95 %
+intervals over rounds; --out writes every figure as JSON after each length and batch size."""
 
 NEW_TOKENS, PAIRS = 32, 7
 
@@ -71,6 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _check(args)
+    backbone = args.backbone if args.adapter else args.model
+    spec = None if args.config else flagged_arm(args, adapter=args.adapter, backbone=backbone)
     quiet_libraries()
     from subtoken_train.benchmarking import paper_protocols as paper
     from subtoken_train.benchmarking.comparison import Subject
@@ -80,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
 
     device = device_of(args.device)
     choose_kernel(device.type)  # a forced path that cannot run
-    source = (_recipe if args.config else _named)(args, _settle(args, device.type == "cuda"))
+    shrink = _settle(args, device.type == "cuda")
+    source = _recipe(args, shrink) if spec is None else _named(args, shrink, spec)
     source.compression.check(source.layout.family)
     family = source.layout.family
     if args.table8:
@@ -225,13 +226,7 @@ class BenchmarkSource:
     load: Callable[[torch.device], CompressedBackbone]
 
 
-def _spec(args: argparse.Namespace, **model: Any) -> ArmSpec:
-    from subtoken_train.inference.arm_spec import ArmSpec
-
-    return ArmSpec(**{**arm_options(args), **model}, written="flag")
-
-
-def _named(args: argparse.Namespace, shrink: Shrink) -> BenchmarkSource:
+def _named(args: argparse.Namespace, shrink: Shrink, spec: ArmSpec) -> BenchmarkSource:
     """Return an adapter, or a backbone alone."""
     from subtoken_train.artifact.config import read_config
     from subtoken_train.artifact.hub import adapter_folder
@@ -240,7 +235,6 @@ def _named(args: argparse.Namespace, shrink: Shrink) -> BenchmarkSource:
     from subtoken_train.inference.pool import adapter_backbone
     from subtoken_train.reducers import build_reducer
 
-    spec = _spec(args, **({"adapter": args.adapter} if args.adapter else {"backbone": args.model}))
     if spec.overrides:
         words = "is an adapter with its own reducer and routers; leave --reducer, --keep-ratio and --selector out"
         raise ValueError(f"{args.adapter} {words}")
@@ -280,7 +274,7 @@ def _recipe(args: argparse.Namespace, shrink: Shrink) -> BenchmarkSource:
     overrides = [f"--model.backbone.{name}={value}" for name, value in loading.items()]
     module = RecipeCLI(["--config", args.config, *overrides]).model
     backbone = module.backbone_config
-    compression = _spec(args, backbone=backbone.path).compression()
+    compression = flagged_arm(args, backbone=backbone.path).compression()
 
     def load(device: torch.device) -> CompressedBackbone:
         drawn = module.lay_out(random_family(backbone, shrink, device))[0] if args.random else None

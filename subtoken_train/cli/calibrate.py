@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from subtoken_train.calibrating import CALIBRATORS
 from subtoken_train.cli.terminal import counter, quiet_libraries
+from subtoken_train.errors import check_word
 from subtoken_train.outputs import check_new
 
 if TYPE_CHECKING:
@@ -60,16 +61,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    kind, out = CALIBRATORS.find(args.method), Path(args.out)
+    out = Path(args.out)
+    check_word(CALIBRATORS.kind, args.method, CALIBRATORS)
     if args.adapter is None and args.backbone is None:
         raise ValueError("give --adapter DIR, or --backbone PATH for a model without one")
     check_new([out], args.overwrite)
+    from subtoken_train.artifact.hub import adapter_folder, check_there
 
+    if args.adapter is not None:
+        adapter_folder(args.adapter)
+    if args.backbone is not None:
+        check_there(args.backbone)
     quiet_libraries()
     from subtoken_train.calibrations import write_calibration
-    from subtoken_train.errors import check_word
     from subtoken_train.inference.compression import read_settings
 
+    kind = CALIBRATORS.find(args.method)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     settings = read_settings(fields, args.method, args.option)
     for name in settings:

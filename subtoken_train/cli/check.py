@@ -16,18 +16,14 @@ from subtoken_train.version import __version__
 HELP = """usage: subtoken-train check --config RECIPE.yaml [--KEY VALUE ...] [--offline]
        subtoken-train check --machine [--json]
 
-Pre-flight check of a recipe: its settings, what trains (exact counts), the KV budget per region and layer with the
-matched token-only anchor, an estimate of the memory, the data and the optimiser steps, and what all of it needs: GPU
-hours, disk, and what is missing here with the command that fetches it.
+Says before a run: the settings, what trains (exact counts), the KV budget per region and layer with the matched
+token-only anchor, memory, data, optimiser steps, GPU hours, disk, and what is missing with the command that fetches it.
 Any key of the recipe can be overridden after --config, as for fit; --config also takes a shipped recipe's name.
-The headers of a folder's weights are read, so truncated files and tensors that do not fit config.json are found.
---offline reads no data and no stage-1 adapter, and contacts no server. Without it, the data files are parsed, up to 200
-records are encoded for their lengths, and what stage 2 starts from is checked. If the folder holds 64 MiB of weights or
-less and training is to run on the CPU, the weights are loaded and four batches are timed to estimate a run.
+--offline reads no data and no stage-1 adapter, and contacts no server. Without it the data files are parsed and up to
+200 records encoded; weights of 64 MiB or less are loaded, and four batches timed, where training is to run on the CPU.
 
-Whatever fit would refuse is refused here (exit code 2); if a record that was read would stop fit, the report comes
-first. Otherwise the last line is 'ready: ...', or 'valid: ...' if the recipe is right but this machine, or something in
-its output folder, stands in the way, as the lines below it explain (exit code 0 either way).
+What fit would refuse is refused here (exit code 2). Otherwise the last line is 'ready: ...', or 'valid: ...' if the
+recipe is right but this machine or its output folder stands in the way, as the lines below it say (exit code 0).
 --machine, or 'subtoken-train env', prints versions and hardware alone, for bug reports; --json as one JSON object."""
 
 OFFLINE, MACHINE, JSON = "--offline", "--machine", "--json"
@@ -64,7 +60,8 @@ def run_raw(argv: list[str]) -> int:
     check_bytes(parts, prompt)
     check_ready(cli, parts, offline)
     step, reading = run_plan.training_step(cli, parts, prompt), run_plan.Reading()
-    memory = [*run_plan.memory_lines(estimate_memory(parts, step), step)]
+    estimate = estimate_memory(parts, step)
+    memory = [*run_plan.memory_lines(estimate, step)]
     if isinstance(cli.datamodule, RecallDataModule):
         memory.insert(0, "a sample is taken to be twice as long as its context")
     steps = (
@@ -81,7 +78,7 @@ def run_raw(argv: list[str]) -> int:
     if reading.stops:
         raise ValueError(f"fit would stop: {reading.stops[0]}")
     command = shell_words("subtoken-train", "fit", *recipe)
-    in_the_way = list(obstacles(cli))
+    in_the_way = list(obstacles(cli, estimate.total))
     print(f"{'valid' if in_the_way else 'ready'}: {command}", *in_the_way, sep="\n")
     return 0
 

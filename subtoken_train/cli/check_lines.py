@@ -12,7 +12,7 @@ import torch
 
 from subtoken_train.artifact.hub import check_name, check_published
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.cli.run_plan import Reading, on_cpu, percent, steps_of
+from subtoken_train.cli.run_plan import Reading, on_cpu, percent, size_words, steps_of
 from subtoken_train.cli.terminal import about
 from subtoken_train.cli.trainer_parts import KINDS
 from subtoken_train.datasets.chats import asked_words, chat_sample, reads_chats, wholly_read
@@ -29,6 +29,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import MAX_TOKENS, pip_line
 from subtoken_train.families.backbone_config import resolve
 from subtoken_train.families.family import Family
+from subtoken_train.families.load import machine_memory
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.base import POOLS
@@ -126,8 +127,8 @@ def check_ready(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Non
         data.training_order(world_size=devices, limit=trainer.limit_train_batches or 1.0)
 
 
-def obstacles(cli: RecipeCLI) -> Iterator[str]:
-    """Why this machine cannot run a valid recipe, and what lies where it would write; nothing where it can."""
+def obstacles(cli: RecipeCLI, peak: int) -> Iterator[str]:
+    """Why this machine cannot run a valid recipe, and what lies where it would write; ``peak``: bytes of a step."""
     trainer, model, cuda = cli.config.trainer, cli.model, torch.cuda.is_available()
     there = {"mps": torch.backends.mps.is_available(), "tpu": find_spec("torch_xla") is not None}
     zero = issubclass(KINDS["strategy"].names[cli.strategy], ZeroStrategy)
@@ -139,6 +140,9 @@ def obstacles(cli: RecipeCLI) -> Iterator[str]:
         why += _said(partial(check_devices, trainer.devices, trainer.accelerator))
     if zero and trainer.accelerator == "auto" and not cuda:
         why.append("trainer.strategy: ZeRO runs on CUDA GPUs, and this machine has none")
+    if on_cpu(trainer) and peak > (room := machine_memory()):
+        few = f"a step takes {size_words(peak)}, and there are {size_words(room)} of memory and no GPU"
+        why.append(f"{few}; a smaller model: subtoken-train data smollm2, or smaller batches: --data.batch_size 1")
     for needed, package, words in (
         (zero, "deepspeed", f"trainer.strategy needs DeepSpeed: {pip_line('deepspeed')}"),
         (eight_bit, "bitsandbytes", f"8-bit or 4-bit needs bitsandbytes: {pip_line('gpu')}"),

@@ -18,7 +18,7 @@ from subtoken_train.reducers import REDUCERS
 from subtoken_train.settings import ARM_SETTINGS, FLAGGED, ArmSettings
 
 if TYPE_CHECKING:
-    from subtoken_train.inference.model import SubTokenModel
+    from subtoken_train.inference.arm_spec import ArmSpec
 
 FLAGS = ("overwrite", "resume", "private")
 """Flags that only the command line may give; a recipe that gave them would act on its own."""
@@ -34,6 +34,8 @@ class Parser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise ``ValueError`` instead of printing the usage and exiting."""
+        if found := re.fullmatch(r"argument (\S+): invalid (int|float) value: (.*)", message):
+            message = f"{found[1]} is {found[3]}; it must be {'a whole number' if found[2] == 'int' else 'a number'}"
         raise ValueError(f"{message} (see '{self.prog} --help')")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -76,7 +78,7 @@ def hourly_price(text: str) -> float:
     with suppress(ValueError):
         if 0 < (price := float(text)) < inf:
             return price
-    raise argparse.ArgumentTypeError(f"{text!r} is no price; give what one GPU costs an hour as a number, such as 2.5")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a price; give what a GPU costs an hour, such as 2.5")
 
 
 def check_unused(args: Namespace, names: Iterable[str], words: str, **defaults: object) -> None:
@@ -161,17 +163,26 @@ def spelled_flag(name: str) -> str:
 
 def arm_options(args: Namespace) -> dict[str, Any]:
     """Return the options that are given, as ``ArmSpec`` names them; ``adapter`` is left to the command."""
-    from subtoken_train.inference.compression import parse_settings
-
     names = [name for name in FLAGGED if name not in ("adapter", "eviction_options")]
     given = {name: value for name in names if (value := getattr(args, name, None)) is not None}
     if args.eviction_option:
+        from subtoken_train.inference.compression import parse_settings
+
         given["eviction_options"] = parse_settings(args.eviction, args.eviction_option)
     return given
 
 
-def flagged_model(args: Namespace, adapter: str | None, device: str | None = None) -> SubTokenModel:
-    """Load an adapter (its backbone from ``--backbone``, if given) or ``--backbone`` alone, as the options say."""
+def flagged_arm(args: Namespace, **model: str | None) -> ArmSpec:
+    """Return the arm that the options name: an adapter, or ``--backbone`` alone; what is not there is refused here.
+
+    Call it before ``quiet_libraries``: a wrong name needs no torch.
+    """
+    from subtoken_train.artifact.hub import adapter_folder, check_there
     from subtoken_train.inference.arm_spec import ArmSpec
 
-    return ArmSpec(adapter=adapter, **arm_options(args), written="flag").load(device)
+    arm = ArmSpec(**{**arm_options(args), **model}, written="flag")
+    if arm.adapter is not None:
+        adapter_folder(arm.adapter)
+    if arm.backbone is not None:
+        check_there(arm.backbone)
+    return arm

@@ -21,11 +21,10 @@ HELP = """Compare a run with its anchor and with untrained rules at equal KV byt
   subtoken-train compare runs/mine
   subtoken-train compare checkpoints/smollm2     a model alone: untrained rules beside its full cache
 
-Arms: the full cache; the trained router; its token-only anchor (runs/mine_anchor where it is, else the run's own LoRA);
-value groups by norm and KVzip, untrained, in the same bytes; and bits alone, every token in the bits that come nearest.
-Tasks: the loss on the run's test texts, and facts in words that are hidden in them. Writes records, tables (Markdown,
-CSV, LaTeX) and a page with plots, and ends with one sentence about the arms of no more bytes than the run. The same
-command continues where it stopped."""
+Arms: the full cache; the trained router; its token-only anchor (runs/mine_anchor, else the run's own LoRA); untrained
+value groups and KVzip in the same bytes; bits alone. Tasks: the loss on the run's test texts, and facts in words that
+are hidden in them. It writes records, tables (Markdown, CSV, LaTeX) and a page with plots, and ends with one sentence
+of advice. The same command continues where it stopped."""
 BITS = {"int8": 66, "int4_rotated": 34}  # formats of bits alone: bytes of a vector of 64 numbers
 _LEAST = 400  # words of a test text below which facts alone are asked, among the sentences of Python's manual
 _ALIKE = 1.01  # times the run's bytes that another arm may take to be compared with it, as in a report's verdicts
@@ -51,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         recipe, out = read_recipe(folder / "recipe.yaml"), Path(args.out or folder / "compare")
         text, arms = own_text(recipe, args.text), arms_of(recipe, folder)
     else:
-        raise ValueError(f"{folder} holds no adapter; train it first: subtoken-train fit --config RECIPE.yaml")
+        raise ValueError(f"{folder} has no adapter; train it first: subtoken-train fit --config RECIPE.yaml")
     words = len(text.split())
     tasks: list[dict[str, Any]] = [{"name": "facts", "contexts": args.contexts, "facts": 4, "words": 400}]
     if words < _LEAST and not (alone and args.text is None):

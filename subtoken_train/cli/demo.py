@@ -11,10 +11,9 @@ HELP = """Ask backbone, anchor and routed model the same question about a pictur
   subtoken-train demo --adapter DIR --anchor DIR
   subtoken-train demo --backbone checkpoints/smollm2
 
-A backbone alone stands beside itself with the page's compression. The page shows the answers as they are made, the
-tokens and value groups that each layer keeps, and what each cache takes in bytes and seconds; an eviction and fewer
-bits can be put on top. It needs Gradio (the extra demo). Only this machine can reach it, unless
---host says otherwise. Ctrl-C ends it."""
+The page shows the answers as they are made, what each layer keeps, and what each cache takes in bytes and seconds; an
+eviction and fewer bits can be added. It needs Gradio (the extra demo). Only this machine can reach it, unless --host
+says otherwise. Ctrl-C ends it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

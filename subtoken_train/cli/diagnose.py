@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from subtoken_train.cli.command_line import EVICTION_SETTINGS, add_settings, arm_options, check_counts
+from subtoken_train.cli.command_line import EVICTION_SETTINGS, add_settings, check_counts, flagged_arm
 from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.errors import check_package, refuse
 from subtoken_train.outputs import check_place, new_folder
@@ -25,18 +25,14 @@ PRINTED += ["body_attention"]
 
 HELP = """Show what an adapter's routers, or a KV eviction, do with their budget on real prompts.
 
-Writes CSV tables and PNG pictures of the paper's Figure 1 (how many groups K_j tokens keep under a global budget, and
-how K_j varies with relevance, the mean attention of the query region to a token), and how much every group is used in
-each layer, with the entropy.
+Without --eviction it writes the paper's Figure 1 (how many groups K_j tokens keep under a global budget, and K_j beside
+the mean attention of the query region to a token) and how much each group is used in each layer, as CSV and PNG.
 
-With --eviction NAME it shows for each layer instead: the budget that the method gives it, how sparse attention is in
-the prompt and while generating (means over heads, and the correlation of the two over layers), how much of it goes to
-image or context, and how well the method predicts what generated tokens read: the share of the most-read entries that
-it keeps (hit rate), and the share of the attention that it keeps.
-Tokens are generated from the whole cache; nothing is evicted. This needs no adapter: --backbone is enough.
+With --eviction NAME it shows for each layer: the budget, how sparse attention is in the prompt and while generating,
+how much of it goes to the image or context, and how well the method predicts what generated tokens read (the share of
+the most-read entries that it keeps, and of the attention). Nothing is evicted; --backbone is enough.
 
-A vision-language model reads the prompts of a data file. A language model reads questions about facts in the English
-that ships with the project (512 tokens of context)."""
+A vision-language model reads the prompts of a data file; a language model reads questions about facts in English."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,19 +52,18 @@ def run(args: argparse.Namespace) -> int:
     asked = args.protocol or args.new_tokens
     refuse((args.eviction is None and asked, "--protocol and --new-tokens need --eviction NAME, for instance snapkv"))
     check_package("matplotlib", "report", "drawing a diagnosis")
+    spec = flagged_arm(args, adapter=args.adapter)
+    if args.adapter is None and args.eviction is None:
+        raise ValueError("a backbone alone has no routers to show: add --eviction NAME, for instance vl_cache")
     quiet_libraries()
     from subtoken_train.artifact.config import read_config
     from subtoken_train.artifact.hub import adapter_folder
-    from subtoken_train.inference.arm_spec import ArmSpec
 
-    spec = ArmSpec(**{**arm_options(args), "adapter": args.adapter}, written="flag")
     spec.compression()  # what is wrong with it comes out before weights are read
     name = Path(str(spec.backbone)).name
     if args.adapter is not None:
         adapter = adapter_folder(args.adapter)
         name = read_config(adapter).training.get("name", adapter.name)
-    elif args.eviction is None:
-        raise ValueError("a backbone alone has no routers to show: add --eviction NAME, for instance vl_cache")
     folder = Path(args.out or f"runs/diagnostics/{name}{'' if args.eviction is None else f'-{args.eviction}'}")
     if folder.exists():
         raise ValueError(f"{folder} exists; choose another --out")

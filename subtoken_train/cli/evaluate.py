@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,12 @@ from subtoken_train.cli.command_line import (
     check_counts,
     check_unused,
     flag_name,
+    flagged_arm,
     hourly_price,
 )
 from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.documents import parse_yaml
-from subtoken_train.errors import check_word, plain, shell_words
+from subtoken_train.errors import check_word, plain, refuse, shell_words
 from subtoken_train.outputs import check_place
 from subtoken_train.resources import named_recipe, recipe_text
 from subtoken_train.settings import FLAGGED
@@ -28,18 +30,18 @@ if TYPE_CHECKING:
     from subtoken_train.datasets.records import InstructionRecords
     from subtoken_train.evaluation.runner.data_file import Run
     from subtoken_train.evaluation.runner.spec import Grid
+    from subtoken_train.inference.arm_spec import ArmSpec
 
 
 HELP = """Score adapters, or a backbone alone, with reducer, routers and KV eviction.
 
   --data FILE          questions in LLaVA's instruction format: a table on the terminal
-  --tasks NAME,NAME    benchmarks, from files on disk or the Hub: writes records, one per sample, to a folder that a
+  --tasks NAME,NAME    benchmarks, from files on disk or the Hub: writes one record per sample to a folder, which a
   --config GRID.yaml   second call continues and 'subtoken-train report' reads; a grid has many arms
   --suite mini         the embedded models, minutes on two cores
 
-With --data, the last turn of every record is asked. Scores are exact match (for scene descriptions, F1 of the described
-objects), together with token accuracy and log-likelihood of the reference answers, and F1 by attribute for
-descriptions.
+--data asks the last turn of every record. Scores are exact match (F1 of the objects for scene descriptions), token
+accuracy and log-likelihood of the reference answers.
 On several devices: torchrun --nproc-per-node N -m subtoken_train evaluate --config GRID.yaml ..."""
 
 
@@ -86,6 +88,9 @@ def _run_file(args: argparse.Namespace) -> int:
         if os.path.lexists(args.out):
             raise ValueError(f"{args.out} exists; choose another --out")
         check_place(Path(args.out))
+    refuse((not Path(args.data).is_file(), f"data file {args.data} does not exist; check the path"))
+    adapters = args.adapter or [None]
+    arms = [flagged_arm(args, adapter=adapter) for adapter in adapters]
     quiet_libraries()
     from subtoken_train.artifact.card import score_rows
     from subtoken_train.benchmarking.comparison import aligned_columns
@@ -93,8 +98,7 @@ def _run_file(args: argparse.Namespace) -> int:
     from subtoken_train.evaluation.runner.data_file import column_of, write_runs, written_run
 
     records, asked = InstructionRecords(args.data, args.image_folder), Path(args.data).read_bytes()
-    adapters = args.adapter or [None]
-    runs = [_answer(adapter, records, asked, args) for adapter in adapters]
+    runs = [_answer(arm, records, asked, args) for arm in arms]
     print("in %, 95 % interval; KV nominal before eviction; KV bytes of the dense cache; log_likelihood: nats a token")
     print(*map(plain, aligned_columns(score_rows([column_of(run) for run in runs]))), sep="\n")
     for other in runs[1:]:
@@ -107,14 +111,13 @@ def _run_file(args: argparse.Namespace) -> int:
     return 0
 
 
-def _answer(adapter: str | None, records: InstructionRecords, asked: bytes, args: argparse.Namespace) -> Run:
-    from subtoken_train.cli.command_line import flagged_model
+def _answer(arm: ArmSpec, records: InstructionRecords, asked: bytes, args: argparse.Namespace) -> Run:
     from subtoken_train.datasets.unknown_tokens import say_unknown
     from subtoken_train.evaluation.runner.arms import adapter_name
     from subtoken_train.evaluation.runner.data_file import answer_records, run_of
 
-    model = flagged_model(args, adapter)
-    name = Path(args.backbone).name if adapter is None else adapter_name(adapter)
+    model = arm.load()
+    name = Path(str(arm.backbone)).name if arm.adapter is None else adapter_name(arm.adapter)
     if line := say_unknown(model.tokenizer, records.some_texts(args.limit), f"{name}: {args.data}"):
         _say(line)
     how: dict[str, Any] = {"limit": args.limit, "progress": counter("questions"), "compression": model.compression}
@@ -154,21 +157,28 @@ def _check_modes(args: argparse.Namespace) -> None:
 
 
 def _run_grids(args: argparse.Namespace) -> int:
-    if args.config is not None:  # what is no grid at all is said before anything heavy is imported
-        content = parse_yaml(recipe_text(path := named_recipe(args.config, "grid")), str(path))
-        for key in content if isinstance(content, dict) else ():
-            check_word(f"key of {path}", key, GRID_KEYS)
+    from subtoken_train.evaluation.runner.spec import SUITES
 
+    if args.config is not None:
+        content = parse_yaml(recipe_text(path := named_recipe(args.config, "grid")), str(path))
+        keys = content.keys() if isinstance(content, dict) else set()
+        instead = f"train it: subtoken-train fit --config {shell_words(args.config)}"
+        refuse((keys >= {"model", "data"}, f"{args.config} is a recipe, not a grid of arms and tasks; {instead}"))
+        for key in keys:
+            check_word(f"key of {path}", key, GRID_KEYS)
+    if args.suite is not None:
+        check_word("suite", args.suite, SUITES)
+    grids = [] if args.suite else _grids(args)  # a mistake in one is said before torch is loaded
     quiet_libraries()
     if args.check:
-        return _print_check(_grids(args)[0], args.config, args.price)  # suites, which have several, take no --check
+        return _print_check(grids[0], args.config, args.price)
     from subtoken_train.evaluation.runner.cell import Processes
     from subtoken_train.evaluation.runner.run import run_grid
     from subtoken_train.inference.pool import device_of
 
     if args.device is not None:
         device_of(args.device)  # before a suite writes its data
-    grids = _grids(args)
+    grids = grids or _grids(args)
     with Processes.from_environment() as processes:
         for grid in grids:
             try:
@@ -203,7 +213,6 @@ def _print_check(grid: Grid, config: str | None, price: float | None) -> int:
 
 
 def _grids(args: argparse.Namespace) -> list[Grid]:
-    from subtoken_train.evaluation.runner.arms import arm_name
     from subtoken_train.evaluation.runner.spec import Grid, TaskSpec, expand_arms, read_grid, suite
 
     shared: dict[str, Any] = {name: getattr(args, name) for name in ("limit", "batch_size", "max_length", "anchors")}
@@ -217,7 +226,13 @@ def _grids(args: argparse.Namespace) -> list[Grid]:
     tasks = tuple(TaskSpec(name.strip()) for name in args.tasks.split(","))
     named = {"adapter": args.adapter} if args.adapter else {}
     arms = tuple(expand_arms({**named, **arm_options(args)}, "flag"))
-    return [Grid(arms=arms, tasks=tasks, out=out or Path("results") / arm_name(arms[0]), **settings)]
+    grid = Grid(arms=arms, tasks=tasks, out=out or Path("results"), **settings)
+    if out is not None:
+        return [grid]
+    quiet_libraries()
+    from subtoken_train.evaluation.runner.arms import arm_name
+
+    return [replace(grid, out=grid.out / arm_name(arms[0]))]
 
 
 def _say(line: str) -> None:

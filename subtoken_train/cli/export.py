@@ -142,7 +142,7 @@ def find_source(path: Path) -> Source:
         if not folder.is_dir():
             raise ValueError(f"{path} is neither a run, a checkpoint of one, nor an adapter folder (no {CONFIG_FILE})")
         if (newest := newest_complete(folder)) is None:
-            raise ValueError(f"{path} holds no adapter and no complete checkpoint; train it first")
+            raise ValueError(f"{path} has neither an adapter nor a complete checkpoint; train it first")
         checkpoint = newest
     read_marker(checkpoint)
     if (recipe := _recipe_of(checkpoint.parent)) is None:
@@ -166,7 +166,7 @@ def _read_parts(source: Source, cli: Any, backbone: str | None) -> tuple[Adapter
             named = replace(named, path=backbone, revision=None)
         config, parts, peft_model = read_adapter(source.folder, named, layout=True)
         if peft_model is None:
-            raise ValueError(f"{source.folder} is merged and holds no LoRA; export what it was merged from")
+            raise ValueError(f"{source.folder} is merged and has no LoRA; export the folder that it was merged from")
         identity = replace(config.identity, path=named.path, revision=named.revision)
         return replace(config, backbone=named, identity=identity), parts, peft_model
     module = cli.model

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from subtoken_train.cli.command_line import (
     add_compression_options,
     add_settings,
-    arm_options,
     check_counts,
     check_unused,
+    flagged_arm,
     spelled_flag,
 )
 from subtoken_train.cli.terminal import counter, quiet_libraries
@@ -21,7 +21,7 @@ from subtoken_train.errors import COLD, refuse
 from subtoken_train.outputs import check_place, whole_file
 
 if TYPE_CHECKING:
-    from subtoken_train.families.images import Picture
+    from subtoken_train.inference.arm_spec import ArmSpec
     from subtoken_train.inference.model import SubTokenModel
 
 
@@ -29,33 +29,21 @@ HELP = """Answer one prompt with reducer, routers and KV eviction, and report th
 
   subtoken-train generate --adapter DIR --image a.png --prompt "what is this?"
   subtoken-train generate --backbone PATH --prompt - --eviction snapkv --eviction-keep 0.25 < long.txt
-
-If the language model has a chat template, it is used: the prompt is what the user says. With --raw, the model simply
-continues the text, as language models without a template always do.
-
-The prompt's keys and values are stored packed: what was dropped takes no memory. The answer is printed as it is
-generated, followed by a line with tokens, measured bytes, nominal and realised share, and seconds.
-
   subtoken-train generate --adapter DIR --prompts FILE.jsonl --output OUT.jsonl
 
-answers a file with one {"id", "prompt", "image" or "images"} per line, and writes one line for each: id, answer,
-tokens, seconds, bytes of its cache. For a conversation, give "messages" instead of "prompt":
-[{"role": "user", "content": "Hi"}, ...]. Run the same command again to continue where it stopped, even after Ctrl-C;
-OUT.jsonl.records holds what is finished."""
+The prompt is what the user says in the model's chat template. With --raw, or without a template, the model continues
+the text. The answer is printed as it is generated, then a line with tokens, bytes, shares and seconds.
 
-
-_FRAMES = 8
+FILE.jsonl has one {"id", "prompt", "image" or "images"} a line, or "messages": [{"role": "user", "content": "Hi"}, ...]
+instead of "prompt". OUT.jsonl gets a line for each: id, answer, tokens, seconds, bytes of its cache. Run the same
+command again to continue after Ctrl-C; OUT.jsonl.records holds what is finished."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--adapter", metavar="DIR|ID", help="adapter: folder or Hub id")
     add_settings(parser, "backbone")
-    for kind, metavar, words in (
-        ("image", "FILE", "image"),
-        ("video", "FOLDER", "a video's frames, one a second"),
-    ):
-        repeated = f"{words}; repeatable, one per <{kind}>"
-        parser.add_argument(f"--{kind}", action="append", default=[], metavar=metavar, help=repeated)
+    repeated = "image; repeatable, one per <image>"
+    parser.add_argument("--image", action="append", default=[], metavar="FILE", help=repeated)
     parser.add_argument("--prompt", metavar="TEXT", help="what to answer; - reads it from stdin")
     parser.add_argument("--raw", action="store_true", help="continue the text, without the model's chat template")
     variables = """for its chat template, as '{"enable_thinking": false}'"""
@@ -79,16 +67,17 @@ def run(args: argparse.Namespace) -> int:
     if any(getattr(args, name) for name in _OF_FILES):
         return _answer_file(args)
     _check_prompt(args)
+    arm = flagged_arm(args, adapter=args.adapter or None)
+    from subtoken_train.datasets.image_sources import open_image
+
+    images = [open_image(Path(path)) for path in args.image]
     quiet_libraries()
     from transformers import TextStreamer
 
-    from subtoken_train.families.images import Video
-
     prompt = sys.stdin.read().rstrip("\n") if args.prompt == "-" else args.prompt
-    pictures = _pictures(args, prompt)
-    model = _load(args)
+    model = _load(args, arm)
     layers = _layers(args.show_layers, model) if args.show else []
-    inputs: dict[str, Any] = model.inputs(prompt, pictures, raw=args.raw, chat_template_kwargs=_variables(args))
+    inputs: dict[str, Any] = model.inputs(prompt, images, raw=args.raw, chat_template_kwargs=_variables(args))
     sampling = {"do_sample": True, "temperature": args.temperature} if args.temperature > COLD else {"do_sample": False}
     streamer = TextStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True)
     sizes = {name: getattr(args, name) for name in ("context_length", "max_new_tokens")}
@@ -98,43 +87,17 @@ def run(args: argparse.Namespace) -> int:
         from subtoken_train.evaluation.picture import kept_picture
 
         assert model.last is not None
-        assert not isinstance(pictures[0], Video)
-        picture = kept_picture(pictures[0], model.backbone.family, model.last.batch, model.last.plan, layers)
+        picture = kept_picture(images[0], model.backbone.family, model.last.batch, model.last.plan, layers)
         with whole_file(Path(args.show), overwrite=False) as temporary:
             picture.save(temporary, "PNG")
         print(f"kept and dropped visual tokens of layers {', '.join(map(str, layers))} drawn in {args.show}")
     return 0
 
 
-def _pictures(args: argparse.Namespace, prompt: str) -> list[Picture]:
-    from subtoken_train.datasets.image_sources import VideoSource, open_image, open_video
-
-    images = [open_image(Path(path)) for path in args.image]
-    if not args.video:
-        return list(images)
-    from subtoken_train.artifact.hub import adapter_folder
-    from subtoken_train.families.literal_marks import picture_marks
-    from subtoken_train.inference.pool import family_named
-
-    family = family_named(adapter_folder(args.adapter) if args.adapter else str(args.backbone), args.backbone)
-    if not family.takes_videos:  # before its weights are read
-        raise family.no_video()
-    videos = [open_video(VideoSource(Path(path), 1.0), max_frames=_FRAMES) for path in args.video]
-    found = picture_marks(prompt)
-    if not images or not found:
-        return [*images, *videos]
-    places, given = (found.count("<image>"), found.count("<video>")), (len(images), len(videos))
-    said = f"{places[0]} <image> and {places[1]} <video> in the prompt, {given[0]} --image and {given[1]} --video"
-    refuse((places != given, f"{said}; write one for each"))
-    left_images, left_videos = iter(images), iter(videos)
-    return [next(left_images) if mark == "<image>" else next(left_videos) for mark in found]
-
-
-def _load(args: argparse.Namespace) -> SubTokenModel:
-    from subtoken_train.cli.command_line import flagged_model
+def _load(args: argparse.Namespace, arm: ArmSpec) -> SubTokenModel:
     from subtoken_train.evaluation.picture import check_drawable, check_places
 
-    model = flagged_model(args, args.adapter or None, args.device)
+    model = arm.load(args.device)
     if args.show:
         family = model.backbone.family
         words = f"--show draws visual tokens, but {family.name} has none; leave it out"
@@ -154,9 +117,9 @@ def _check_prompt(args: argparse.Namespace) -> None:
     )
     if not args.show:
         return
-    path, given = Path(args.show), f"{len(args.image)}{f' and {len(args.video)} videos' if args.video else ''}"
+    path, given = Path(args.show), len(args.image)
     refuse(
-        (given != "1", f"--show draws the visual tokens of one image, and {given} are given"),
+        (given != 1, f"--show draws the visual tokens of one image, and {given} are given"),
         (path.suffix.lower() != ".png", f"--show {path} must end in .png"),
         (path.exists(), f"{path} exists; choose another --show"),
     )
@@ -191,22 +154,21 @@ def _summary(model: SubTokenModel, tokens: int) -> str:
 
 
 _OF_FILES = ("prompts", "output", "batch_size", "images_outside_folder")
-_OF_ONE_PROMPT = ("prompt", "image", "video", "context_length", "temperature", "show", "show_layers")
+_OF_ONE_PROMPT = ("prompt", "image", "context_length", "temperature", "show", "show_layers")
 
 
 def _answer_file(args: argparse.Namespace) -> int:
     _check_file(args)
+    arm = flagged_arm(args, adapter=args.adapter or None)
     quiet_libraries()
     from subtoken_train.evaluation.runner.prompt_file import answer_file
-    from subtoken_train.inference.arm_spec import ArmSpec
     from subtoken_train.inference.pool import device_of
 
-    spec = ArmSpec(adapter=args.adapter or None, **arm_options(args), written="flag")
     how: dict[str, Any] = {name: getattr(args, name) for name in ("max_new_tokens", "images_outside_folder", "raw")}
     how |= {"device": str(device_of(args.device)), "batch_size": args.batch_size or 1}
     how |= {"chat_template_kwargs": _variables(args), "progress": counter("prompts")}
     try:
-        count = answer_file(Path(args.prompts), Path(args.output), spec, **how)
+        count = answer_file(Path(args.prompts), Path(args.output), arm, **how)
     except KeyboardInterrupt:
         if Path(args.output).exists():
             said = f"\nthe answers so far are in {args.output}; run the same command to continue from there"

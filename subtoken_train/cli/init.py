@@ -67,16 +67,14 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--out {out} and the data {args.folder} are inside each other; name a folder beside it")
     kind = FolderKind("a folder that init wrote", "subtoken-train init")
     check_target(out, args.overwrite, kind)
-    from subtoken_train.datasets.own_data import look_into
-
-    look_into(args.folder)  # before anything heavy is imported
-    quiet_libraries()
-    from subtoken_train.cli.init_recipe import chat_tokenizer, choose_backbone, own_recipe, own_recipe_text, said
-    from subtoken_train.cli.recipes import anchor_text
     from subtoken_train.datasets.own_data import read_own
 
     columns = {kind: getattr(args, f"{kind}_column") for kind in _KINDS}
     data = read_own(args.folder, args.table, columns, args.seed, counter("images"), args.question)
+    quiet_libraries()
+    from subtoken_train.cli.init_recipe import chat_tokenizer, choose_backbone, own_recipe, own_recipe_text, said
+    from subtoken_train.cli.recipes import anchor_text
+
     texts = [text for split in data.splits for text in said(data, split)]
     chosen = choose_backbone(args.backbone, data.kind == "images", texts)
     content, notes = own_recipe(data, chosen, args.folder, out, name)

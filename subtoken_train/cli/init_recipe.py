@@ -24,7 +24,7 @@ from subtoken_train.datasets.unknown_tokens import TOLERATED, SomeTexts, say_unk
 from subtoken_train.documents import read_yaml
 from subtoken_train.errors import MAX_TOKENS, refuse, shell_words, unknown_name
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone, is_hub_id, resolve
-from subtoken_train.families.load import layout_family, with_processor
+from subtoken_train.families.load import layout_family, machine_memory, with_processor
 from subtoken_train.families.positions import position_bound
 from subtoken_train.resources import recipe_files, with_schema
 
@@ -74,7 +74,7 @@ def borne(sees: bool) -> str:
     if torch.cuda.is_available():
         room, where = max(torch.cuda.mem_get_info(i)[1] for i in range(torch.cuda.device_count())), "GPU"
     else:
-        room, where = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "memory, no GPU"
+        room, where = machine_memory(), "memory, no GPU"
     sizes = {name: _step_bytes(_templates()[name][0]) for name in _backbone_names(sees)}
     known = sorted((size, name) for name, size in sizes.items() if size is not None)
     said = []

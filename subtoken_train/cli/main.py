@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from subtoken_train.cli.command_line import Parser, check_options
-from subtoken_train.cli.terminal import PROGRAM, guarded
+from subtoken_train.cli.terminal import PROGRAM, guarded, quiet_environment
 from subtoken_train.errors import unknown_name
 from subtoken_train.version import __version__
 
@@ -72,6 +72,7 @@ def run_command(name: str, argv: Sequence[str]) -> int:
         raise unknown_name("command", name, COMMANDS)
     if name == "env" and not set(argv) & set(HELP_OPTIONS):
         argv = ["--machine", *argv]
+    quiet_environment()
     module = command_module(name)
     if hasattr(module, "run_raw"):
         if argv and not set(argv) & set(HELP_OPTIONS):

@@ -15,11 +15,9 @@ from subtoken_train.types import Batch, Region
 
 HELP = """usage: subtoken-train preview --config RECIPE.yaml [--KEY VALUE ...] [--count N]
 
-Prints the first N (3) training samples of a recipe as the collator makes them. For each run of tokens it shows the
-region, whether it is trained (counts towards the loss) or masked, and the text; a run of image tokens is shown as one
-<image x COUNT>. Samples come in the order of a run on one device; those of a text corpus in the corpus's own order.
-It loads the tokenizer and the image processor, but no weights. Whatever fit would refuse (a sample that is cut inside
-its images or before its first answer, placeholders without images) is the same error here."""
+Prints the first N (3) training samples of a recipe as the loss sees them: for each run of tokens the region, trained
+(counts towards the loss) or masked, and the text; image tokens as one <image x COUNT>. It loads no weights. What fit
+would refuse (a sample cut inside its images or before its first answer, placeholders without images) is refused."""
 
 
 def run_raw(argv: list[str]) -> int:

@@ -130,7 +130,8 @@ class RecipeCLI:
         whole = dict[str, Any]()
         for content in (*self.source.contents, *self.source.pieces):
             whole = laid_over(whole, content)
-        given = (whole.get("model") or {}).get("reducer")
+        model = whole.get("model")
+        given = model.get("reducer") if isinstance(model, dict) else None
         own = [f"model.reducer.{key}" for key in self._plan.hints["model"].hints["reducer"].hints]
         for key in given if isinstance(given, dict) else ():  # another package's, which no shipped schema knows
             if f"model.reducer.{key}" not in own:

@@ -17,7 +17,7 @@ from subtoken_train.documents import InvalidYAML, parse_yaml
 from subtoken_train.errors import first_names, refuse, shell_words
 from subtoken_train.reducers import DEFAULT_REDUCER, split_settings
 from subtoken_train.resources import named_recipe, recipe_text, resource
-from subtoken_train.typed import Written, shown, unwritten
+from subtoken_train.typed import Written, shown, text_numbers, unwritten
 
 BANDS = ("model", "data", "trainer", "checkpoint", "evaluation", "early_stopping")
 KEYS = (*BANDS, "seed_everything", "output_dir", "push_to_hub")
@@ -25,6 +25,7 @@ KEYS = (*BANDS, "seed_everything", "output_dir", "push_to_hub")
 _OPTIONAL = ("evaluation", "early_stopping")
 _MAX_TEXT = 4096
 _COMMANDS = ("help", "h", "print_config")
+_OF_COMMANDS = ("config", "print_config", "anchor", "offline", "machine", "count")  # options that are no keys
 _EXAMPLE = "tiny_fastv25_s16k4"
 
 
@@ -61,31 +62,39 @@ def read_source(argv: list[str]) -> RecipeSource:
 
 
 def _check_keys(source: RecipeSource) -> None:
-    """Refuse a key that no recipe with this reducer and kind of data has; of another package's reducer none."""
+    """Refuse a key that no recipe with this reducer and kind of data has, and a text in the place of a number."""
     chosen = {"model": {"reducer": {"name": source.reducer}}, "data": {source.data_kind: None}}
-    keys = {*FLAGS, *dict(recipe_keys(shipped_schema(), chosen))}
-    if not any(key.startswith("model.reducer.") for key in keys):
-        keys.add("model.reducer")
+    keys = {**dict.fromkeys(FLAGS, ""), **dict(recipe_keys(shipped_schema(), chosen))}
+    if not any(key.startswith("model.reducer.") for key in keys):  # another package's, which no shipped schema knows
+        keys["model.reducer"] = ""
     for word, dashes, given in (("key", "", source.contents), ("option", "--", source.pieces)):
-        for key in (key for content in given for key in _strange(content, keys)):
-            raise ValueError(unknown_key(word, key, sorted(keys), prefix=dashes))
+        for key, value in (each for content in given for each in _leaves(content, keys)):
+            if not any(each == key or each.startswith(f"{key}.") for each in keys) and not key.startswith("trainer."):
+                raise ValueError(unknown_key(word, key, sorted(keys), prefix=dashes))
+            kind = keys.get(key, "").partition(" (")[0].removesuffix(" or null")
+            if kind in _NUMBERS and isinstance(unwritten(value), str) and not [*text_numbers(value)]:
+                config = "FILE" if not source.words.configs else shell_words(source.words.configs[0])
+                listed = f"'subtoken-train fit --config {config} --help' lists the keys and their types"
+                raise ValueError(f"{key} is {shown(value)}; it must be {_NUMBERS[kind]}; {listed}")
 
 
-def _strange(content: dict[str, Any], keys: set[str], prefix: str = "") -> Iterator[str]:
+_NUMBERS = {"whole number": "a whole number", "number": "a number"}
+
+
+def _leaves(content: dict[str, Any], keys: Iterable[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in content.items():
         key = f"{prefix}{name}"
-        is_group = any(each.startswith(f"{key}.") for each in keys)
-        if is_group and isinstance(value, dict) and key != "trainer":  # whose keys ``_check_content`` has looked at
-            yield from _strange(value, keys, f"{key}.")
-        elif not is_group and key not in keys:
-            yield key
+        if isinstance(value, dict) and any(each.startswith(f"{key}.") for each in keys):
+            yield from _leaves(value, keys, f"{key}.")
+        else:
+            yield key, value
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
     """Read a saved recipe without the flags that version 0.1 saved; ``ValueError`` if it holds no keys."""
     content = parse_yaml(recipe_text(Path(path)), str(path))
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no keys; a recipe has the bands model, data and trainer")
+        raise ValueError(f"{path} has no keys; a recipe has the groups model, data and trainer")
     kept = {key: value for key, value in content.items() if key not in FLAGS}
     return _with_own(kept, str(_reducer(kept).get("name", DEFAULT_REDUCER)))
 
@@ -107,7 +116,7 @@ def _with_own(content: dict[str, Any], reducer: str) -> dict[str, Any]:
 def _read_file(path: str) -> dict[str, Any]:
     content = parse_yaml(recipe_text(named_recipe(path)), path)
     if not isinstance(content, dict) or not content:
-        raise ValueError(f"{path} holds no keys; a recipe has the bands model, data and trainer")
+        raise ValueError(f"{path} has no keys; a recipe has the groups model, data and trainer")
     instead = f"evaluate it: subtoken-train evaluate --config {shell_words(path)}"
     refuse(({"arms", "tasks"} <= content.keys(), f"{path} is a grid of arms and tasks, no recipe; {instead}"))
     for key, value in content.items():
@@ -132,7 +141,7 @@ def _piece(key: str, text: str | None) -> dict[str, Any]:
     if names[0] == "trainer" and names[1:2] and names[1] in KINDS and (len(names) > 2 or key.endswith("+")):
         raise ValueError(f"--{key} is not read; write the whole: --trainer.{names[1]}='{{NAME: {{SETTING: VALUE}}}}'")
     if names[0] not in (*KEYS, *FLAGS) or key.endswith("+"):
-        raise ValueError(unknown_key("option", key, _known_keys(), prefix="--"))
+        raise ValueError(unknown_key("option", key, [*_known_keys(), *_OF_COMMANDS], prefix="--"))
     if text is None:
         raise ValueError(f"--{key} needs a value")
     value: Any = Written(text)

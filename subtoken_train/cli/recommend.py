@@ -11,12 +11,11 @@ from typing import Any
 
 from subtoken_train.errors import check_word, refuse, shell_words
 
-HELP = """Which compression of a text to take in a budget of bytes: what lost least on real models, and how to write it.
+HELP = """Which compression of a text lost least in a budget of bytes on real models, and how to write it.
 
-The context is compressed before anything is asked of it. Facts are six codes hidden in each of 60 contexts of WikiText,
-text is what follows the context there. RULER's tasks are longer: 20 samples of each of five, of those the full cache
-scores half of; the arm is what loses least at the length where it loses most. Losses are differences to the full
-cache, with 95 % intervals; a winner among many is somewhat flattered. docs/real_text.md has every measured method.
+The context is compressed before anything is asked of it. Facts are six codes hidden in each of 60 contexts of WikiText;
+text is what follows the context there; RULER's five tasks are longer (20 samples each). Losses are differences to the
+full cache with 95 % intervals; picking the best of many overstates it slightly. docs/real_text.md has every method.
 
   subtoken-train recommend --budget 0.25
   subtoken-train recommend --budget 0.125 --model smollm2"""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from subtoken_train.cli.terminal import counter
+from subtoken_train.documents import read_json
 from subtoken_train.errors import check_package, check_word, plain
 from subtoken_train.outputs import check_new, write_whole
 
@@ -23,9 +24,9 @@ _RECORD = ".written.json"
 
 HELP = """Tables and curves from the results folders of 'subtoken-train evaluate'.
 
-Scores are recomputed from the stored answers. You can give several folders with different tasks, arms or seeds; arms
-whose names differ only in 'seedN' are shown as one, and its intervals include the spread between seeds. Every arm is
-compared with its matched token-only anchor, sample by sample. The HTML page is a single file that needs no other."""
+Scores are recomputed from the stored answers. Several folders may have different tasks, arms or seeds; arms whose names
+differ only in 'seedN' are shown as one, with the spread between seeds in its interval. Every arm is compared with its
+matched token-only anchor, sample by sample. The HTML page is a single file."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         check_package("matplotlib", "report", FILES["html"], "write the others: --format markdown,csv,latex")
     folders = [Path(name) for name in args.results]
     if empty := [folder for folder in folders if not any(folder.glob("*/*/manifest.json"))]:  # before heavy imports
-        raise ValueError(f"{empty[0]} holds no results (ARM/TASK/manifest.json; 'subtoken-train evaluate' writes them)")
+        raise ValueError(f"{empty[0]} holds no results; make them first: subtoken-train evaluate --out {empty[0]} ...")
     out = Path(args.out) if args.out else folders[0] / "report"
     paper = None if args.compare_paper is None else Path(args.compare_paper)
     report = write_report(folders, out, formats, args.overwrite, bool(args.out), paper)
@@ -123,8 +124,5 @@ def _summary(scores: ScoreTable) -> list[str]:
 
 
 def _recorded(folder: Path) -> dict[str, str]:
-    from subtoken_train.documents import read_json
-
-    path = folder / _RECORD
-    content = read_json(path) if path.is_file() else {}
+    content = read_json(folder / _RECORD) if (folder / _RECORD).is_file() else {}
     return content if isinstance(content, dict) else {}

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.cli.command_line import add_compression_options, add_settings, arm_options, check_counts
+from subtoken_train.cli.command_line import add_compression_options, add_settings, check_counts, flagged_arm
 from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.demo.local_server import check_address
 from subtoken_train.documents import read_text
@@ -19,7 +19,6 @@ from subtoken_train.evictions import EVICTIONS
 from subtoken_train.typed import text_numbers
 
 if TYPE_CHECKING:
-    from subtoken_train.inference.arm_spec import ArmSpec
     from subtoken_train.serving.chat_request import Limits
     from subtoken_train.serving.http_app import ChatServer, ServerSettings
 
@@ -28,12 +27,10 @@ HELP = """Serve one model to clients of OpenAI's API, on compressed caches.
   subtoken-train serve --adapter DIR --contexts FOLDER
   subtoken-train serve --backbone PATH --eviction kvzip --eviction-keep 0.25 --allow-eviction kvzip,none
 
-POST /v1/chat/completions answers texts and pictures, streamed if asked; POST /v1/completions goes on with a text; GET
-/v1/models; GET /health. Requests wait in a line; those of equal settings that wait are answered together. A part of a
-message that carries "cache_control": {"type": "ephemeral"} ends a context, which is compressed once and kept for the
-next question. Only this machine can reach the server, unless --host says otherwise. Each request is a line on stderr.
-It needs Starlette and uvicorn (the extra serve).
-Ctrl-C ends it."""
+POST /v1/chat/completions answers texts and pictures, streamed if asked; POST /v1/completions continues a text; GET
+/v1/models; GET /health. Requests wait in line; those of equal settings are answered together. A part of a message with
+"cache_control": {"type": "ephemeral"} ends a context, which is compressed once and kept for the next question. Only
+this machine can reach the server, unless --host says otherwise. It needs the extra serve. Ctrl-C ends it."""
 _DEVICES = "where it runs; several, as cuda:0,cuda:1: a process on each (default: auto)"
 _OPTIONS: tuple[tuple[str, Any, str | None, str], ...] = (
     ("--name", None, "NAME", "what requests call the model (default: its folder's name)"),
@@ -76,9 +73,10 @@ def run(args: argparse.Namespace) -> int:
     check_address(args.host, args.port)
     check_counts(args, "queue", "batch", "max_new_tokens", "max_images", "max_image_pixels")
     check_range("--timeout", args.timeout, 1, 86400)
+    flagged_arm(args, adapter=args.adapter)
     _bytes("--context-memory", args.context_memory)
     if args.contexts is not None and not Path(args.contexts).is_dir():
-        raise ValueError(f"--contexts {args.contexts} is no folder; name the one where cache.save wrote")
+        raise ValueError(f"--contexts {args.contexts} is not a folder; name the folder that cache.save wrote to")
     from subtoken_train.serving.http_app import serve_chats, serve_on
 
     settings = _settings(args)
@@ -108,18 +106,12 @@ def _server(args: argparse.Namespace, device: str) -> ChatServer:
     log.setLevel(logging.INFO)
     if not log.handlers:
         log.addHandler(logging.StreamHandler())
-    spec = _spec(args)
+    spec = flagged_arm(args, adapter=args.adapter)
     store = ContextStore(_bytes("--context-memory", args.context_memory), args.contexts and Path(args.contexts))
     model = spec.load(device)
     if model.device.type == "cpu":
         native.library()  # compiled before the first answer
     return ChatServer(Answerer(model, spec, _limits(args), store), _settings(args))
-
-
-def _spec(args: argparse.Namespace) -> ArmSpec:
-    from subtoken_train.inference.arm_spec import ArmSpec
-
-    return ArmSpec(adapter=args.adapter, **arm_options(args), written="flag")
 
 
 def _say(name: str, url: str) -> None:
@@ -154,7 +146,7 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
     for origin in args.allow_origin:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
             raise ValueError(f"--allow-origin {origin} must be an origin, as https://example.org, or *")
-    spec = _spec(args)
+    spec = flagged_arm(args, adapter=args.adapter)
     name = args.name or Path(str(spec.adapter or spec.backbone)).name
     sizes = args.queue, args.timeout, _bytes("--max-body", args.max_body)
     hosts, origins = LOCAL if args.host in LOCAL else ("*",), tuple(args.allow_origin)

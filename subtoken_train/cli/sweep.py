@@ -34,12 +34,10 @@ HELP = """Train every combination of some overrides of a recipe, each in a folde
   subtoken-train sweep --grid table1_llava7b --dry-run
 
 --grid trains the adapters that a grid of 'evaluate' names and that are not there: runs/NAME/adapter by the recipe NAME,
-stage 1 before stage 2. Every combination is parsed and its model laid out before the first one runs; --dry-run lists
-the fits with their GPU hours, disk and downloads.
+stage 1 before stage 2. --dry-run lists the fits with their GPU hours, disk and downloads, after checking every one.
 
-When called again, it skips finished runs and resumes stopped ones from their last checkpoint; a run that fails is
-reported and the others continue. Write a list value in brackets: [0,1]. The exit code is 0 if all runs finished, 1 if
-one failed, and 130 after Ctrl-C."""
+A second call skips finished runs and resumes stopped ones; a run that fails is reported and the others continue. Write
+a list value in brackets: [0,1]. The exit code is 0 if all runs finished, 1 if one failed, and 130 after Ctrl-C."""
 
 INTERRUPTED = 130
 SCORES = ("train/loss", "val/loss", "val/token_accuracy", "eval/accuracy", "tokens_per_s/after")
@@ -236,7 +234,7 @@ def slurm_script(runs: Sequence[SweepRun], folder: Path, name: str) -> str:
     tasks = "\n".join(f"  {number}) exec srun {command} ;;" for number, command in enumerate(commands))
     place, log = shell_words(folder), shell_words(folder / "slurm-%A_%a.log")
     if log.startswith("$"):
-        raise ValueError(f"the runs' folder {str(folder)!r} has a control character, which no #SBATCH line can name")
+        raise ValueError(f"the runs' folder {str(folder)!r} has a control character, which no #SBATCH line takes")
     return f"""#!/bin/bash
 #SBATCH --job-name={_UNSAFE.sub("_", name)}
 #SBATCH --array=0-{len(runs) - 1}

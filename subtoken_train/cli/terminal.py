@@ -163,11 +163,16 @@ _LOGGERS = (
 )
 
 
-def quiet_libraries() -> None:
-    """Call before anything of ours that uses transformers or lightning."""
+def quiet_environment() -> None:
+    """Call before the Hub's client is imported, which reads this then."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+def quiet_libraries() -> None:
+    """Call before anything of ours that uses transformers or lightning."""
+    quiet_environment()
     for message in (
         ".*is_gradient_checkpointing. is deprecated",  # peft's call into transformers
         ".*gradient_checkpointing_enable. is deprecated",

@@ -197,12 +197,6 @@ def _devices(value: Any) -> str | None:
     return None if value == "auto" else _whole(1, 1024, also=-1)(value)
 
 
-def _accelerator(value: Any) -> str | None:
-    if isinstance(value, str):
-        check_word("trainer.accelerator", value, ACCELERATORS)
-    return None
-
-
 _FREE = (
     *("enable_progress_bar", "enable_model_summary", "enable_autolog_hparams", "default_root_dir", "model_registry"),
     *("deterministic", "benchmark", "inference_mode", "detect_anomaly", "sync_batchnorm", "use_distributed_sampler"),

@@ -146,7 +146,8 @@ def _is_text_part(part: Any, number: int) -> bool:
             return True
         if kind in _PICTURE_KINDS and (kind is not None or named) and not text:
             return False
-    raise ValueError(f"message {number} has a part {shown(part)}; a part is either a text or a picture")
+    kinds = "a part is either a text or a picture (type: text, image or image_url); videos are named in videos"
+    raise ValueError(f"message {number} has a part {shown(part)}; {kinds}")
 
 
 def _part_name(part: dict[str, Any], number: int) -> list[str]:

@@ -60,7 +60,12 @@ def read_own(
     if name is None and question is not None:
         raise ValueError(f"--question is asked of pictures with captions, but {folder} holds no table; leave it out")
     if name is not None:
-        data = _table_data(own, name, read_own_table(folder / name, columns, question), seed, show)
+        try:
+            read = read_own_table(folder / name, columns, question)
+        except ValueError as error:
+            again = "" if "subtoken-train init" in str(error) else f"; then: {_init(folder)}"
+            raise ValueError(f"{error}{again}") from None
+        data = _table_data(own, name, read, seed, show)
     elif named := [kind for kind, column in columns.items() if column is not None]:
         raise ValueError(f"--{named[0]}-column names a column, but {folder} holds no table")
     else:

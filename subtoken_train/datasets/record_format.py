@@ -279,6 +279,13 @@ _CHANGING = re.compile(
     r"(non_)?preferred_output|margin|objects|.*bbox.*|.*(input|token)_ids|labels|attention_mask)$"
 )  # matches columns of a table that would change what is learnt; the others are printed
 _LABELS = ("label", "kto_tag", "is_correct")  # of answers, good or bad
+_MEANT = {
+    rf"^({'|'.join(SWITCHES)})$": "write it in a message: true (trained on) or false (only read)",
+    r"labels|mask|weights|_ids": "single tokens cannot be switched; write loss: true or false in a message",
+    r"tool|function": "tool calls are not trained; drop the record, or its tools",
+    r"chosen|rejected|preferred": "preferences are not trained; write the answer to learn as the last message",
+}
+"""What to do about names that other trainers read."""
 _NUMBER = re.compile(r"[-+]?\d*\.?\d+(e[-+]?\d+)?")
 _NAMES = {place: frozenset(name for names in read for name in names) for place, read in READ.items()}
 
@@ -288,7 +295,8 @@ def check_fields(place: Place, found: Mapping[str, Any], said: str = "it") -> No
     for name in found:
         if name not in _NAMES[place] and not _NOTE.search(_plain(name)) and not _is_empty(found[name]):
             near = get_close_matches(_plain(name), sorted(_NAMES[place]), 1, 0.8)
-            meant = f"did you mean {near[0]!r}?" if near else "drop it, or put it into metadata"
+            own = (words for names, words in _MEANT.items() if re.search(names, _plain(name)))
+            meant = f"did you mean {near[0]!r}?" if near else next(own, "drop it, or put it into metadata")
             raise ValueError(f"{said} has {clipped(repr(name), 60)}, {shown(found[name])}: nothing reads it; {meant}")
 
 

@@ -105,7 +105,8 @@ def _listed(path: Path, content: bytes) -> list[Any]:
         words = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
         words = "nested too deep" if isinstance(error, RecursionError) else words
         is_lines = words == "Extra data" and text.lstrip().startswith("{")
-        hint = f"use the suffix .jsonl for one record a line{', which this is' * is_lines}"
+        suffix = f"use the suffix .jsonl for one record a line{', which this is' * is_lines}"
+        hint = suffix if line else "correct the file"
         raise ValueError(f"{path}{line}: invalid JSON ({words}); {hint}") from None
     if not isinstance(rows, list):
         one = "; put it in brackets, or name the file .jsonl" if isinstance(rows, dict) else ""

@@ -96,7 +96,7 @@ def build_eviction(notation: str, **options: Any) -> Eviction:
     ``options`` are settings by name, each of the one method that has it; ``expected_attention.epsilon`` names the
     method.
     """
-    names = _known_names(notation)
+    names = known_names(notation)
     given: dict[str, dict[str, Any]] = {name: {} for name in names}
     for option, value in options.items():
         owner, setting = _owner(notation, names, option)
@@ -112,7 +112,7 @@ def build_eviction(notation: str, **options: Any) -> Eviction:
 
 def setting_fields(notation: str) -> dict[str, dataclasses.Field[Any]]:
     """The settings of a notation by the names that ``build_eviction`` takes, with a method's name or without."""
-    names = _known_names(notation)
+    names = known_names(notation)
     found = {}
     for name in names:
         for key, field in _fields(name).items():
@@ -122,7 +122,8 @@ def setting_fields(notation: str) -> dict[str, dataclasses.Field[Any]]:
     return found
 
 
-def _known_names(notation: str) -> tuple[str, ...]:
+def known_names(notation: str) -> tuple[str, ...]:
+    """Return the names of a notation, as ``notation_names`` does; unknown ones are refused, and none is imported."""
     *around, inner = names = notation_names(notation)
     for name in around:
         check_word("eviction wrapper", name, WRAPPERS)

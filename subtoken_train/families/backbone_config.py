@@ -6,20 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-import torch
-
 from subtoken_train.errors import check_word, clipped
-from subtoken_train.families.backbone_files import is_gguf
 from subtoken_train.families.chat import check_chat
-from subtoken_train.functional.quantized import Quantization
 from subtoken_train.resources import resource_root
 from subtoken_train.typed import shown
+from subtoken_train.types import Quantization
 
 _LONGEST = 255  # bytes of a name that a file system takes
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _REVISION = re.compile(r"\w[\w.+/-]{0,199}")
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2")  # any other text could name a kernel on the Hub, which is code
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass
@@ -52,6 +49,11 @@ class BackboneConfig:
     template: str | None = None
     system: str | None = None
     image_aspect_ratio: str | None = None
+
+
+def is_gguf(path: str) -> bool:
+    """Return whether a backbone's name is that of a GGUF file."""
+    return path.lower().endswith(".gguf")
 
 
 def resolve(path: str) -> str:

@@ -199,11 +199,6 @@ _NAME = "model.gguf"
 _NO_ARCHITECTURES = ("general", "tokenizer")
 
 
-def is_gguf(path: str) -> bool:
-    """Return whether a backbone's name is that of a GGUF file."""
-    return path.lower().endswith(".gguf")
-
-
 def check_gguf(path: Path) -> None:
     """Raise ``ValueError`` unless a file is whole and of a language model that transformers reads, by its header."""
     if not path.exists():

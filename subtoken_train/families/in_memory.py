@@ -24,8 +24,8 @@ def family_in_memory(model: Any, processor: Any) -> Family:
         raise ValueError(f"the {name} is in training mode, where dropout acts; call model.eval() first")
     if getattr(model, "is_quantized", False):
         raise ValueError(f"the {name} is quantised; {_LOADED} with backbone=BackboneConfig(path, quantization='nf4')")
-    if model.dtype not in DTYPES.values():
-        raise ValueError(f"the {name} is in {str(model.dtype).removeprefix('torch.')}; allowed: {', '.join(DTYPES)}")
+    if (dtype := str(model.dtype).removeprefix("torch.")) not in DTYPES:
+        raise ValueError(f"the {name} is in {dtype}; allowed: {', '.join(DTYPES)}")
     path = str(model.config._name_or_path) or name
     check_whole(model, path)
     if any(weight.device.type == "meta" for weight in model.parameters()):

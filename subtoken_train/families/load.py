@@ -6,6 +6,7 @@ states between stretches of layers lie with the token embeddings. Tests run it o
 on several real GPUs.
 """
 
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -21,14 +22,13 @@ from transformers.integrations import deepspeed
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from subtoken_train.families import FAMILIES
-from subtoken_train.families.backbone_config import DTYPES, BackboneConfig, check_backbone, is_hub_id, resolve
+from subtoken_train.families.backbone_config import BackboneConfig, check_backbone, is_gguf, is_hub_id, resolve
 from subtoken_train.families.backbone_files import (
     check_finite_weights,
     check_format,
     check_gguf,
     check_local_files,
     check_report,
-    is_gguf,
     opened_gguf,
     read_headers,
 )
@@ -67,6 +67,27 @@ def free_memory() -> list[int]:
     return [torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())]
 
 
+def machine_memory() -> int:
+    """Return the bytes of memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def check_room(config: BackboneConfig) -> None:
+    """Raise ``ValueError`` where weights take more than the memory of a machine without a GPU; none is read."""
+    folder, gib = Path(resolve(config.path)), 2**30
+    if torch.cuda.is_available() or is_gguf(config.path):
+        return
+    weights = read_headers(folder).values() if folder.is_dir() else layout_family(config).model.parameters()
+    each = BYTES.get(config.quantization, getattr(torch, config.dtype).itemsize)
+    needed, room = int(each * sum(weight.numel() for weight in weights)), machine_memory()
+    if needed > room:
+        raise ValueError(
+            f"the weights of backbone {config.path!r} take {needed / gib:.1f} GiB in {config.dtype}, and this machine "
+            f"has {room / gib:.1f} GiB of memory and no GPU; take bfloat16, or a smaller model: subtoken-train data "
+            "smollm2"
+        )
+
+
 def is_spread(model: Any) -> bool:
     """Return whether a model's parts lie on several devices."""
     return len(set(getattr(model, "hf_device_map", {}).values())) > 1
@@ -103,7 +124,8 @@ def load_family(config: BackboneConfig, reducer: Reducer | None = None, memory: 
 def load_weights(family: type[Family], config: BackboneConfig, memory: dict[int, int] | None = None) -> Any:
     """Load the model alone, frozen, in evaluation mode, quantised if asked for."""
     model_config = check_weights(family, config)
-    quantised = quantization_config(config.quantization, DTYPES[config.dtype], family.unquantised)
+    check_room(config)
+    quantised = quantization_config(config.quantization, getattr(torch, config.dtype), family.unquantised)
     from_gguf = GgufConfig(dequantize=True) if is_gguf(config.path) else None
     if config.attention == "flash_attention_2" and find_spec("flash_attn") is None:
         raise ValueError("attention flash_attention_2 needs flash-attn, which is not installed; sdpa needs none")
@@ -113,7 +135,7 @@ def load_weights(family: type[Family], config: BackboneConfig, memory: dict[int,
             **further,
             config=model_config,
             trust_remote_code=False,
-            dtype=DTYPES[config.dtype],
+            dtype=getattr(torch, config.dtype),
             attn_implementation=config.attention,
             quantization_config=quantised or from_gguf,
             **({} if memory is None else {"device_map": "auto", "max_memory": memory}),
@@ -146,7 +168,7 @@ def check_weights(family: type[Family], config: BackboneConfig) -> Any:
                 None,
                 config=deepcopy(model_config),
                 state_dict=headers,
-                dtype=DTYPES[config.dtype],
+                dtype=getattr(torch, config.dtype),
                 device_map={"": "meta"},
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
@@ -188,7 +210,7 @@ def _lay_out(
     family: type[Family], model_config: Any, config: BackboneConfig, device: str | torch.device = "meta"
 ) -> Any:
     with _reading("the configuration", config), torch.device(device):
-        return family.auto_model.from_config(model_config, dtype=DTYPES[config.dtype])
+        return family.auto_model.from_config(model_config, dtype=getattr(torch, config.dtype))
 
 
 def family_class(config: BackboneConfig) -> type[Family]:

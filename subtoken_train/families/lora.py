@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from subtoken_train.errors import check_package, check_range
 from subtoken_train.families.decoder import FUSED, QV
 from subtoken_train.families.family import Family
-from subtoken_train.functional.quantized import Quantization, dense_weight, is_quantised
+from subtoken_train.functional.quantized import dense_weight, is_quantised
+from subtoken_train.types import Quantization
 
 MAIN_ADAPTER = "default"
 OUTPUT_ADAPTER = "output"  # peft saves it into a folder of its name

@@ -4,12 +4,13 @@ Nothing here needs bitsandbytes before such a weight is met.
 """
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-Quantization = Literal["none", "nf4", "int8"]
+from subtoken_train.types import Quantization
+
 _NF4_BLOCK, _NESTED_BLOCK = 64, 256
 _NF4_TABLES = 4 * (16 + 256 + 1)  # bytes of a weight's two code books and of its offset, fp32
 

@@ -4,22 +4,26 @@ A command's flags, a grid's YAML and a harness's ``key=value`` are front ends: e
 ``ArmSpec`` and says how its options are spelled in messages.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from subtoken_train.artifact.hub import adapter_folder
 from subtoken_train.documents import check_file_name
 from subtoken_train.errors import check_word, refuse
-from subtoken_train.evictions import build_eviction, notation_names
-from subtoken_train.families.backbone_config import DTYPES, BackboneConfig
-from subtoken_train.inference.compression import Compression, written_keep
-from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.pool import load_backbone
-from subtoken_train.reducers import build_reducer
-from subtoken_train.routing import RoutingConfig, untrained_routing
+from subtoken_train.evictions import EVICTIONS, build_eviction, known_names, notation_names
+from subtoken_train.families.backbone_config import DTYPES
+from subtoken_train.reducers import REDUCERS, build_reducer
 from subtoken_train.settings import ARM_SETTINGS, ArmSettings
 from subtoken_train.types import Protocol
+
+if TYPE_CHECKING:  # an arm is read without torch
+    from subtoken_train.families.backbone_config import BackboneConfig
+    from subtoken_train.inference.compression import Compression
+    from subtoken_train.inference.model import SubTokenModel
+    from subtoken_train.routing import RoutingConfig
 
 DRAWING = ("random", "static")
 """Reducers, selectors and evictions of these names take a seed."""
@@ -53,13 +57,18 @@ class ArmSpec(ArmSettings):
             check_word("dtype", self.dtype, DTYPES)
         if self.adapter is None:
             self._check_reducer()
-            untrained_routing(self.groups, self.selector, self.layout)
+            if any(getattr(self, name) is not None for name in ("groups", "selector", "layout")):
+                assert self.routing is not None
         else:
             for name in ("groups", "layout"):
                 own = f"{say(name)} is for a backbone alone; {self.adapter} is an adapter with its own"
                 refuse((getattr(self, name) is not None, own))
         given = self.eviction_keep is not None or self.eviction_every is not None or self.eviction_options or self.scope
         options = f"{', '.join(map(say, ('eviction_keep', 'eviction_every', 'eviction_options')))} and {say('scope')}"
+        if self.eviction is not None:
+            known_names(self.eviction)
+        if self.reducer is not None and self.reducer not in (*REDUCERS, *EVICTIONS):
+            REDUCERS.find(self.reducer)
         unsaid = self.eviction is not None and self.eviction_keep is None
         example = "for instance 0.1, 256tokens or 20MB"
         refuse(
@@ -84,11 +93,15 @@ class ArmSpec(ArmSettings):
     @property
     def routing(self) -> RoutingConfig | None:
         """Value groups of a backbone alone; None where it has none, and of an adapter."""
-        own = self.groups, self.selector, self.layout, self.seed
-        return untrained_routing(*own) if self.adapter is None else None
+        from subtoken_train.routing import untrained_routing
+
+        return untrained_routing(self.groups, self.selector, self.layout, self.seed) if self.adapter is None else None
 
     def compression(self, round_up: bool = False) -> Compression:
         """Build the compression that the arm asks for; ``round_up`` is for anchors."""
+        from subtoken_train.inference.compression import Compression, written_keep
+
+        own = ARM_SETTINGS.keys() - {"eviction"}
         options, seeded = dict(self.eviction_options), self.seed is not None and self.eviction is not None
         if seeded and (drawn := notation_names(str(self.eviction))[-1]) in DRAWING:
             options[f"{drawn}.seed"] = self.seed
@@ -97,13 +110,16 @@ class ArmSpec(ArmSettings):
         except TypeError as error:  # a text where a number belongs
             raise ValueError(f"eviction_options of {self.eviction}: {error}") from None
         settings = written_keep(1 if self.eviction_keep is None else self.eviction_keep)
-        settings |= {name: getattr(self, name) for name in _OF_CACHES}
+        settings |= {name: getattr(self, name) for name in Compression.__annotations__ if name in own}
         return Compression(method, round_up=round_up, every=self.eviction_every, **settings)
 
     def load(
         self, device: str | None = None, revision: str | None = None, backbone: BackboneConfig | None = None
     ) -> SubTokenModel:
         """Load the model in evaluation mode: an adapter under its own reducer and routers, or a backbone alone."""
+        from subtoken_train.inference.model import SubTokenModel
+        from subtoken_train.inference.pool import load_backbone
+
         self._check_reducer()
         compression, ratio = self.compression(), 1.0 if self.keep_ratio is None else self.keep_ratio
         reducer = None if self.reducer is None else build_reducer(self.reducer, ratio, **self.reducer_options)
@@ -138,5 +154,3 @@ _CHECKED_ELSEWHERE = ("eviction_keep", "prefill_chunk", "seed", "groups")
 """Settings whose types ``written_keep``, ``Compression`` and ``untrained_routing`` check, or of what draws."""
 _ALWAYS = ("key_channels", "rerotate", "reducer_options", "eviction_options")
 """Settings for which None is no value."""
-_OF_CACHES = tuple(name for name in ARM_SETTINGS if name in Compression.__annotations__ and name != "eviction")
-"""Settings that ``Compression`` calls by the same name."""

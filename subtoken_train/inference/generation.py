@@ -95,8 +95,8 @@ def settings_used(given: Mapping[str, Any], own: GenerationConfig) -> dict[str, 
         if (value is not None or name in asked) and not any(_same(value, each) for each in neutral):
             shown = f"={value!r}"[:60] if isinstance(value, bool | int | float | str) or value is None else ""
             place = "" if name in asked else "model.generation_config."
-            why = "takes a whole prompt once and then token after token, and returns logits alone"
-            raise ValueError(f"{place}{name}{shown} does not go with a compressed cache, which {why}; leave it out")
+            why = "the cache is SubTokenModel's own, takes one new token at a time, and gives logits alone"
+            raise ValueError(f"{place}{name}{shown} does not go with a compressed cache: {why}; leave it out")
     return {**whole, **further, **given}
 
 

@@ -239,7 +239,7 @@ def inputs_of(
     variables = checked_variables(tokenizer if reads else None, chat_template_kwargs)
     if family.image_token_id is None:
         refuse(
-            (images, f"{family.name} takes text, and no images"),
+            (images, f"{family.name} takes text, and no images; leave them out, or use a model that sees images"),
             (raw and not isinstance(one, str), "a raw prompt is one text to continue; give a text, or leave raw out"),
         )
         if isinstance(one, str) and (raw or not tokenizer.chat_template):

@@ -109,7 +109,7 @@ class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed wh
         for image in images:
             if not isinstance(image, Image.Image):
                 kind = type(image).__name__
-                raise ValueError(f"{question.place}: {kind} is no image; videos and sound are not offered")
+                raise ValueError(f"{question.place}: {kind} is not an image; videos and sound are not supported")
         prompt = question.text if "<image>" in question.text else "<image>\n" * len(images) + question.text
         sources = [EncodedImage(partial(_encoded, image, question.place), question.place) for image in images]
         return Record(question.place, list(sources), [Turn(prompt, answer)])

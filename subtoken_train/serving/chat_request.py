@@ -252,7 +252,7 @@ def _image(given: Any, place: int, limits: Limits) -> EncodedImage:
     scheme, _, rest = url.partition(":") if isinstance(url, str) else ("", "", "")
     head, comma, data = rest.partition(",")
     if scheme.lower() != "data" or not comma:
-        raise ValueError(f"image {name} is no data URL (data:image/png;base64,...); nothing is fetched here")
+        raise ValueError(f"image {name} is not a data URL (data:image/png;base64,...); the server downloads no images")
     content = unquote_to_bytes(data)
     if head.lower().endswith(";base64"):  # else the bytes themselves
         packed = b"".join(content.split()).rstrip(b"=")

@@ -16,8 +16,9 @@ from torch import nn
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import refuse
 from subtoken_train.families.images import FP32_BYTES
-from subtoken_train.functional.quantized import Quantization, dense_shape, quantised_bytes
+from subtoken_train.functional.quantized import dense_shape, quantised_bytes
 from subtoken_train.training.optimizer import MIN_8BIT_ELEMENTS, OptimizerName
+from subtoken_train.types import Quantization
 
 
 @dataclass(frozen=True)

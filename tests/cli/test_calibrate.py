@@ -132,7 +132,7 @@ def test_shipped_files_are_of_the_shipped_models(method, model, samples):
         check_calibration(made, other)
 
 
-X = ["--backbone", "X"]
+X = ["--backbone", str(TINY)]
 REFUSED = [
     (["nope", *X], "unknown method that is calibrated 'nope'"),
     (["prefixkv"], "give --adapter DIR, or --backbone PATH"),

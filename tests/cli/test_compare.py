@@ -56,7 +56,7 @@ def written(folder, recipe):
 
 
 def test_what_cannot_be_compared_is_said_in_one_line(tmp_path, capsys):
-    assert "holds no adapter; train it first" in refused(capsys, "compare", tmp_path)
+    assert "has no adapter; train it first" in refused(capsys, "compare", tmp_path)
     pictures = written(tmp_path / "a", {**RECIPE, "data": {"train_file": "x.json"}})
     assert "compare is for runs on texts; on pictures: subtoken-train evaluate" in refused(capsys, "compare", pictures)
     plain = written(tmp_path / "b", {**RECIPE, "model": {"backbone": {"path": "x"}}})

@@ -130,7 +130,7 @@ def test_merged_weights_give_the_same_logits(request, kind, tmp_path, capsys):
     ids = make_batch([(0, 5)]).input_ids_BN
     with torch.no_grad():
         assert torch.allclose(plain(input_ids=ids).logits, lora(input_ids=ids).logits, atol=1e-5)
-    assert "is merged and holds no LoRA" in refused(capsys, "export", moved, tmp_path / "again")
+    assert "is merged and has no LoRA" in refused(capsys, "export", moved, tmp_path / "again")
     with pytest.raises(ValueError, match="is merged and holds its own backbone; leave backbone out"):
         SubTokenModel.from_pretrained(moved, backbone=str(run.parent / "backbone"))
 

@@ -70,7 +70,7 @@ def test_mistakes_in_options(capsys, tmp_path, argv):
     assert IN_OPTIONS[argv] in refused(capsys, tmp_path, *argv.split())
 
 
-NO_KEYS = "holds no keys; a recipe has the bands model, data and trainer"
+NO_KEYS = "has no keys; a recipe has the groups model, data and trainer"
 NO_RECIPE = {
     "syntax": (b"model: [1, 2\ndata: 3\n", "line 2, column 5: invalid YAML (expected ',' or ']', but got ':')"),
     "empty": (b"", NO_KEYS),
@@ -116,7 +116,7 @@ ENDS = [
     (interrupted(2, "after step 5"), 130, "subtoken-train: SIGINT: stopped after step 5\n"),
     (interrupted(15, "after step 5"), 143, "subtoken-train: SIGTERM: stopped after step 5\n"),
     (RunStopped("the disk"), 1, "subtoken-train: the disk\n"),
-    (FULL, 1, "stopped: No space left on device: m.csv; nothing that was there is lost: make room, or"),
+    (FULL, 1, "stopped: No space left on device: m.csv; nothing was lost: make room, or"),
     (ConnectionError("api.wandb.ai"), 1, "subtoken-train: stopped: api.wandb.ai\n"),
 ]
 

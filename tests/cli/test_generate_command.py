@@ -133,12 +133,6 @@ def test_mistakes_that_the_model_finds(capsys, dummy_evictions, vlm_adapter, tex
     assert not (tmp_path / "a.png").exists()
 
 
-def test_videos_are_refused_before_weights_are_read(capsys, vlm_adapter, tmp_path, monkeypatch):
-    monkeypatch.setattr("subtoken_train.cli.generate._load", lambda args: pytest.fail("weights were read"))
-    wanted = "llava takes images and no videos; give its frames as images, one <image> each"
-    assert wanted in refused(capsys, "generate", "--adapter", vlm_adapter, "--video", tmp_path, "--prompt", "what ?")
-
-
 LINES = [
     {"id": "b", "prompt": "is there a 0 ?", "image": "a.png"},
     {"prompt": "where is <image> beside <image> ?", "images": ["a.png", "sub/b.png"]},

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 
@@ -12,7 +11,6 @@ import pytest
 import yaml
 
 from subtoken_train.cli.main import main
-from subtoken_train.resources import resource
 from tests.support.chats import CHATML, byte_level
 from tests.support.commands import printed, refused
 from tests.support.places import ROOT
@@ -278,19 +276,6 @@ def walk(say, folder: str) -> dict[str, str]:
         few = ["--trainer.max_steps=4", "--trainer.val_check_interval=2"] if name == "fit" else []
         said[f"{number} {name}"] = say(f"subtoken-train {line.removeprefix('subtoken-train ')}", *few)
     return said
-
-
-@pytest.mark.slow
-def test_the_commands_for_images_pasted(say, tmp_path):
-    shutil.copytree(resource("data/samples/mydata"), tmp_path / "mydata")
-    said = walk(say, "mydata")
-    assert list(said) == ["0 check", "1 fit", "2 fit", "3 evaluate", "4 generate"]
-    assert "ready: subtoken-train fit --config mydata_subtoken/mydata.yaml" in said["0 check"]
-    assert "expected time: about" in said["0 check"]
-    assert "mydata" in said["3 evaluate"]
-    assert said["4 generate"].strip()
-    for name, routed in (("mydata", True), ("mydata_anchor", False)):
-        assert (tmp_path / f"runs/{name}/adapter/router.safetensors").is_file() == routed
 
 
 @pytest.mark.slow

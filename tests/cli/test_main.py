@@ -119,40 +119,114 @@ def test_versions_and_hardware(capsys, monkeypatch):
 
 RECIPE = recipe("tiny_fastv25_s16k4")
 PROGRAM = """
-import resource, sys
+import json, sys
 from subtoken_train.cli.main import main
-code = main(sys.argv[1:])
-heavy = [name for name in ("torch", "transformers", "lightning", "datasets", "pandas") if name in sys.modules]
-used = resource.getrusage(resource.RUSAGE_SELF)
-print(code, heavy, used.ru_utime + used.ru_stime < 1)
+for words in json.load(sys.stdin):
+    code = main(words)
+    heavy = [name for name in ("torch", "transformers", "lightning", "pandas") if name in sys.modules]
+    print("@", code, heavy, " ".join(words), file=sys.__stdout__)
+    if heavy:
+        break
 """
-SLIPS = {
-    "no such recipe": ["fit", "--config", "nope.yaml"],
-    "broken": ["fit", "--config", "broken.yaml"],
-    "a key": ["check", "--offline", "--config", "key.yaml"],
-    "a key of the model": ["fit", "--config", str(RECIPE), "--model.routing.kept_group=3"],
-    "an option": ["fit", "--config", str(RECIPE), "--outputdir=x"],
-    "a class": ["fit", "--config", str(RECIPE), "--trainer.callbacks=os.system"],
-    "a sweep": ["sweep", "--config", "nope.yaml", "--set", "seed_everything=1,2"],
-    "no such run": ["export", "nope", "OUT"],
-    "no such grid": ["evaluate", "--config", "nope.yaml"],
-    "a key of a grid": ["evaluate", "--config", "key.yaml"],
-    "a line": ["serve", "--backbone", "nope", "--queue", "0"],
-    "a port": ["demo", "--adapter", "nope", "--port", "0"],
-    "a recipe's name": ["recipes", "show", "nope"],
-    "no such folder": ["init", "nope"],
-    "no results": ["report", "nope"],
-}
+NEEDS_NO_TENSORS = f"""
+0 --help
+0 recipes ls
+0 env
+2 fit --config nope.yaml
+2 fit --config broken.yaml
+2 fit --config {RECIPE} --model.routing.kept_group=3
+2 fit --config {RECIPE} --trainer.callbacks=os.system
+2 check --offline --config key.yaml
+2 preview --config {RECIPE} --outputdir=x
+2 sweep --config nope.yaml --set seed_everything=1,2
+2 sweep --config {RECIPE} --set model.routing.kept=2,4
+2 sweep --grid nope
+2 export nope OUT
+2 recipes show nope
+2 init nope
+2 init empty
+2 init captions
+2 init line
+2 report nope
+2 evaluate --config nope.yaml
+2 evaluate --config key.yaml
+2 evaluate --config {RECIPE}
+2 evaluate --check --config task.yaml
+2 evaluate --check --config arm.yaml
+2 evaluate --suite maxi
+2 evaluate --data nope.json --adapter nope
+2 evaluate --tasks recal --backbone checkpoints/tiny-llama
+2 compare nope
+2 generate --adapter nope --prompt x
+2 generate --backbone checkpoints/tiny-llama --prompt x --eviction snapkw --eviction-keep 0.5
+2 generate --backbone checkpoints/tiny-llava --prompt x --image nope.png
+2 serve
+2 serve --backbone nope --queue 0
+2 serve --adapter nope
+2 demo --adapter nope --port 0
+2 benchmark --model nope
+2 calibrate duo_attention --backbone nope --out x.json
+2 calibrate duo --backbone nope --out x.json
+2 data scense
+2 diagnose --backbone checkpoints/tiny-llama
+2 axes nope empty
+2 budget --keep-ratio 2 --num-groups 16 --kept-groups 4
+2 recommend --budget 0.001
+"""
 
 
-@pytest.mark.parametrize("argv", SLIPS.values(), ids=SLIPS)
-def test_nothing_heavy_is_imported_for_a_slip(tmp_path, argv):
-    (tmp_path / "broken.yaml").write_text("model: [1\n")
-    (tmp_path / "key.yaml").write_text("modle: {}\n")
-    command = [sys.executable, "-c", PROGRAM, *argv]
-    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout == "2 [] True\n", done.stderr
-    assert done.stderr.count("\n") == 1
+def test_what_needs_no_tensors_loads_no_torch(tmp_path):
+    files = {
+        "broken.yaml": "model: [1\n",
+        "key.yaml": "modle: {}\n",
+        "task.yaml": "{out: x, arms: [{backbone: checkpoints/tiny-llama}], tasks: [recal]}",
+        "arm.yaml": "{out: x, arms: [{backbone: checkpoints/tiny-llama, evictoin: x}], tasks: [recall]}",
+        "captions/a.csv": "file,caption\na.png,a dog\n",
+        "line/a.txt": "one line",
+        "empty/.hidden": "",
+    }
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    rows = [line.split() for line in NEEDS_NO_TENSORS.strip().splitlines()]
+    given, command = json.dumps([words for _, *words in rows]), [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, input=given)
+    said = [line for line in done.stdout.splitlines() if line.startswith("@")]
+    assert said == [f"@ {code} [] {' '.join(words)}" for code, *words in rows]
+    assert done.stderr.count("\n") == sum(code == "2" for code, *_ in rows), done.stderr
+
+
+LISTED = "'subtoken-train fit --config FILE --help' lists the keys and their types"
+BAD_INPUT = {
+    "init no": ({"no/a.bin": "x"}, "1 .bin; save texts as .txt, or add pictures and a table of questions, then: "),
+    "init line": ({"line/a.txt": "one line"}, "too few different documents (1), three at least; add some, then: "),
+    "init absent": ({"absent/a.csv": "file,caption\nx.png,a dog\n"}, "1 of 1 images are not in absent (first: 'x.png'"),
+    "init blank": ({"blank/a.csv": "question,answer\n,x\n"}, "line 2: column 'question' is empty; fill it, or drop"),
+    "fit --config FILE": (
+        {"FILE": RECIPE.read_text().replace("kept_groups: 4", "kept_groups: four")},
+        f"model.routing.kept_groups is 'four'; it must be a whole number; {LISTED}",
+    ),
+    "evaluate --config FILE": (
+        {"FILE": "{out: x, arms: [{backbone: x}], tasks: recall}"},
+        "FILE: tasks is 'recall'; it must be a list in brackets, such as [one, two]; 'subtoken-train recipes show",
+    ),
+    "generate --backbone checkpoints/tiny-llama --prompt x": (
+        {}, "GiB of memory and no GPU; take bfloat16, or a smaller model: subtoken-train data smollm2",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", BAD_INPUT)
+def test_what_newcomers_bring_is_one_line_with_the_command_to_type_next(tmp_path, monkeypatch, capsys, line):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("subtoken_train.families.load.machine_memory", lambda: 1000)
+    files, words = BAD_INPUT[line]
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    said = refused(capsys, *line.split())
+    assert words in said
+    assert not line.startswith("init") or said.endswith(f"then: subtoken-train {line}")
 
 
 def test_the_keys_of_a_grid():

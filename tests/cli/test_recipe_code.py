@@ -105,24 +105,6 @@ def test_what_is_not_listed_is_refused_with_what_to_write(value, words):
         named_parts("logger", yaml.safe_load(value) if value == "3" else value)
 
 
-HOSTILE = {  # of what YAML itself allows, and tests/test_documents.py refuses, two
-    "deep in a text": f"output_dir: '{'[' * 3000}{']' * 3000}'",
-    "a long text": f"output_dir: {'x' * 5000}",
-    "an object": "trainer: {strategy: !!python/object/apply:os.system ['touch SUNG']}",
-    "another file": "trainer: {strategy: !include x.yaml}",
-}
-
-
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_files_are_refused_in_words(tmp_path, sung, text):
-    path = tmp_path / "recipe.yaml"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"recipe\.yaml|output_dir|seed|key") as error:
-        read_source(["--config", str(path)])
-    assert len(str(error.value)) < 400 + len(str(tmp_path))
-    assert not sung.exists()
-
-
 CANARY = "recipe_canary"
 SINGER = f"{CANARY}.Bird"
 BIRD = {"class_path": SINGER}
@@ -160,6 +142,8 @@ WAYS = [
     ("trainer.logger", [{"mlflow": {"tracking_uri": POPEN}}]),
     ("model.lora", "{class_path: recipe_canary.Bird}"),
     ("allow_code", True),
+    ("output_dir", "x" * 5000),
+    ("output_dir", "[" * 3000),
 ]
 
 

@@ -188,7 +188,7 @@ def said_configs(said: str) -> list[str]:
 
 def test_a_price_is_a_number_and_needs_hours(capsys):
     for text in ("free", "-1", "0", "inf", "nan"):
-        words = f"argument --price: {text!r} is no price; give what one GPU costs an hour as a number, such as 2.5"
+        words = f"argument --price: {text!r} is not a price; give what a GPU costs an hour, such as 2.5"
         assert refused(capsys, "sweep", "--grid", "table1_llava7b", f"--price={text}").startswith(words)
     words = "--price needs --check, which predicts the GPU hours"
     assert refused(capsys, "evaluate", "--config", "table1_llava7b", "--price", "2") == words

@@ -94,7 +94,7 @@ def test_names_of_a_grid_are_no_commands_of_the_script(tmp_path, capsys):
     assert ran(tmp_path, f'subtoken-train() {{ srun "$@"; }}; {first}', 0) == ["fit", *words]
     grid["arms"] = [{"adapter": f"{EVIL}/tiny_fastv25/adapter"}]
     Path("grid.yaml").write_text(yaml.safe_dump(grid))
-    assert "which no #SBATCH line can name" in refused(capsys, "sweep", "--grid", "grid.yaml", "--slurm")
+    assert "which no #SBATCH line takes" in refused(capsys, "sweep", "--grid", "grid.yaml", "--slurm")
     assert not Path("CANARY").exists()
 
 

@@ -94,10 +94,13 @@ WRONG = {
     "it has 'Videos', ['a']: nothing reads it; did you mean 'videos'?": beside(Videos=["a"]),
     "it has 'sytem', 'Be short.': nothing reads it; did you mean 'system'?": beside(sytem="Be short."),
     "a part of message 1 has 'max_pixels', 99: nothing reads it": said([{**TEXT, "max_pixels": 99}], "a"),
-    **{f"it has {name!r}, 'x': nothing reads it": beside(**{name: "x"}) for name in (
-        "rejected", "tools", "audio", "objects", "input_ids", "mask_history", "history", "token_weights", "skip",
-        "loss", "loss_mask", "label", "kto_tag",
-    )},
+    **{f"it has {name!r}, 'x': nothing reads it; {said}": beside(**{name: "x"}) for said, names in {
+        "preferences are not trained; write": "rejected chosen",
+        "tool calls are not trained; drop": "tools functions",
+        "single tokens cannot be switched; write": "input_ids mask_history token_weights labels",
+        "write it in a message: true": "loss loss_mask weight",
+        "drop it, or put it into metadata": "audio objects history skip label kto_tag",
+    }.items() for name in names.split()},
     "kind is 5; a text is needed": beside(kind=5),
     "id is True; a text or a number is needed": beside(id=True),
 }  # fmt: skip

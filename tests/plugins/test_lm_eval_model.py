@@ -15,7 +15,9 @@ from lm_eval.models.huggingface import HFLM  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 
 from subtoken_train.datasets.english import documents  # noqa: E402
+from subtoken_train.inference.arm_spec import ArmSpec  # noqa: E402
 from subtoken_train.plugins.lm_eval_model import SubTokenLM  # noqa: E402
+from tests.support.chat_servers import serving_model  # noqa: E402
 from tests.support.sampling import sampled  # noqa: E402
 
 TEXTS = [" ".join(text.split()[: 30 + 6 * i]) for i, text in enumerate(documents("dev")[:8])]
@@ -178,3 +180,23 @@ def test_answers_that_leave_no_room_and_models_that_see_are_refused_and_model_ar
         model.generate_until([request("generate_until", "a", {"max_gen_toks": model.max_length})], True)
     with pytest.raises(ValueError, match="text tasks have none"):
         ours(str(vlm_adapter.parent / "backbone"))
+
+
+def test_the_harness_s_own_ways_to_a_model_answer_alike(backbone):
+    """``hf`` around the model, and ``local-completions`` through the server, which says no log-likelihoods."""
+    spec = ArmSpec(backbone=backbone, eviction="knorm", eviction_keep=0.5)
+    model, settings = spec.load("cpu"), {"until": ["\n"], "max_gen_toks": 6, "do_sample": False}
+    asked = [request("generate_until", text, settings) for text in TEXTS[:2]]
+    rows = [model.tokenizer(text, return_tensors="pt") for text in TEXTS[:2]]
+    new = [model.generate(**row, max_new_tokens=6, do_sample=False)[0, row["input_ids"].shape[1] :] for row in rows]
+    wanted = [model.tokenizer.decode(ids, skip_special_tokens=True).split("\n")[0] for ids in new]
+    assert HFLM(pretrained=model, tokenizer=model.tokenizer).generate_until(asked, disable_tqdm=True) == wanted
+    pytest.importorskip("tenacity")  # of the harness's clients of servers
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+    how = {"model": "tiny", "tokenizer": backbone, "tokenized_requests": False, "tokenizer_backend": "huggingface"}
+    with serving_model(spec, model=model) as served:
+        client = LocalCompletionsAPI(base_url=f"{served.url}/v1/completions", max_retries=1, **how)
+        assert client.generate_until(asked, disable_tqdm=True) == wanted
+        with pytest.raises(Exception, match="400 Client Error"):
+            client.loglikelihood([request("loglikelihood", "a", " b")], disable_tqdm=True)

@@ -218,7 +218,7 @@ def test_pictures_that_are_refused(llava, monkeypatch):
     for status, words, *parts in (
         (400, "it has 1,001 x 1,001 pixels, at most 1,000,000 are read", image_part(bomb(1001))),
         (400, "image 1 of the request cannot be read", image_part(bomb(60_000))),
-        (400, "image 2 of the request is no data URL", small, image_part("https://example.org/a.png")),
+        (400, "image 2 of the request is not a data URL", small, image_part("https://example.org/a.png")),
         (400, "is not base64", image_part("data:image/png;base64,@@")),
         (400, f"image 1 of the request cannot be read ({unknown}); send", image_part("data:image/png;base64,AAAA")),
         (413, "2 images at most", small, small, small),

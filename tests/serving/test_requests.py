@@ -102,7 +102,7 @@ def seen(part):
     return {"messages": [{"role": "user", "content": [part, text_part("What?")]}]}
 
 
-NO_URL, NO_PART = "image 1 of the request is no data URL", "message 1 has a part .*; parts are text or image_url"
+NO_URL, NO_PART = "image 1 of the request is not a data URL", "message 1 has a part .*; parts are text or image_url"
 REFUSED = {
     **{f"url {url}": (seen(image_part(url)), NO_URL) for url in ("", "data:", "data:a;base64", "file:///a,b", 3)},
     **{f"part {kind}": (seen({"type": kind, "text": "x"}), NO_PART) for kind in (["text"], None, "image", "video")},

@@ -13,7 +13,6 @@ import torch
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.inference.prefill import decode, open_prompts
-from subtoken_train.kernels.storage import Block
 from subtoken_train.types import Region
 from tests.support.reference import recompute, tapped, truths
 
@@ -32,16 +31,6 @@ class OnlineRun:
     truths: list
     cache: PackedCache
     held: list[list[torch.Tensor]] = field(default_factory=list)
-
-
-def _codes(blocks: list[Block]) -> dict[tuple[int, int, int], torch.Tensor]:
-    found = {}
-    for block in blocks:
-        for place, row in enumerate(range(block.num_rows) if block.rows is None else block.rows.tolist()):
-            for number, part in enumerate(block.parts):
-                rounded = [(side, payload) for side, payload in enumerate(part.payloads) if payload.scale is not None]
-                found |= {(row, number, side): payload.data[place] for side, payload in rounded}
-    return found
 
 
 def columns_of(tap, layer: int, sample: int) -> torch.Tensor:

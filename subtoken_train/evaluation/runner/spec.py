@@ -6,9 +6,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import check_range, check_word
+from subtoken_train.evaluation.tasks import TASKS
 from subtoken_train.inference.arm_spec import ArmSpec, Written
 from subtoken_train.outputs import locked
 from subtoken_train.resources import named_recipe, recipe_text, resource
@@ -59,6 +59,8 @@ class Grid:
             check_range(name, getattr(self, name), 1)
         check_word("anchors", self.anchors, get_args(Anchors))
         names = [task.name for task in self.tasks]
+        for name in names:
+            check_word("task", name, TASKS)
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"task {twice[0]!r} is listed twice; run its variants with --out folders of their own")
 
@@ -93,7 +95,10 @@ def expand_arms(content: object, written: Written = "key") -> list[ArmSpec]:
 def read_grid(path: Path, **overrides: Any) -> Grid:
     """Read a grid's YAML, keys as in ``Grid``; an override that is not None replaces what the file says."""
     content = parse_yaml(recipe_text(found := named_recipe(path, "grid")), str(found))
-    read = vars(typed(_File, content, str(path)))
+    try:
+        read = vars(typed(_File, content, str(path)))
+    except ValueError as error:
+        raise ValueError(f"{error}; 'subtoken-train recipes show mini_recall' prints a whole grid") from None
     if not read["out"]:
         raise ValueError(f"{path}: out must name the results folder")
     settings = {key: value for given in (read, overrides) for key, value in given.items() if value is not None}
@@ -120,6 +125,8 @@ def _task(entry: object) -> TaskSpec:
 
 def suite(name: str, out: Path, **overrides: Any) -> list[Grid]:
     """Return the grids of a suite, with one results folder for all; the scenes are written below it, once."""
+    from subtoken_train.datasets.scene_files import write_scene_split
+
     check_word("suite", name, SUITES)
     grids = [read_grid(resource(f"recipes/eval/{grid}.yaml"), out=out, **overrides) for grid in SUITES[name]]
     scenes = out / "data" / "scenes"

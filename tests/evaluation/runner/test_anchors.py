@@ -134,7 +134,6 @@ def test_what_is_read_in_part_is_promised_whole(pool):
         (ROUTED, "two arms are named"),
         (replace(ROUTED, selector="linnear"), "selector"),
         (replace(ROUTED, reducer_options={"stag": "decoder"}), "unknown setting of fastv 'stag'. Did you mean 'stage'"),
-        (replace(WHOLE, eviction="snapkvv", eviction_keep=0.1), "snapkvv"),
         (
             replace(WHOLE, eviction="aircache", eviction_keep=0.1, protocol="context_first"),
             "compresses before the question is seen",
