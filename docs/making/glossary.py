@@ -8,7 +8,15 @@ from pathlib import Path
 from making.links import outside_code
 
 PAGE = "glossary.md"
-_FORMS = {"entry": "(?:cache )?entries", "group": "value groups?", "index": "index bits", "region": None, "tail": None}
+_FORMS = {
+    "entry": "(?:cache )?entries",
+    "group": "value groups?",
+    "index": "index bits",
+    "region": None,
+    "fill": "(?:mean|learned|stored) fill",
+    "S16K4": r"S\d+K\d+",
+    "rotated values": "rotated values",
+}
 """Spellings of words that plain English has too; None: never linked."""
 _KEPT = re.compile(r"(?P<link>!?\[[^\]]*\]\([^)]*\))|`[^`\n]*`|<[^>]*>|^#.*$|^\|.*\|\n\|[-| :]+\|$", re.MULTILINE)
 _NOT_HERE = re.compile(r"glossary|api|cli|CHANGELOG|recipes/catalogue|papers/")
@@ -42,7 +50,7 @@ def with_definitions(page: str, text: str) -> str:
             return match[0]
         met.add(name)
         title = definitions()[name].replace('"', "'").replace("|", "/").rstrip(".")
-        return f'[{match[0]}]({target}#{name.replace(" ", "-")} "{title}")'
+        return f'[{match[0]}]({target}#{name.lower().replace(" ", "-")} "{title}")'
 
     def of_prose(prose: str) -> str:
         parts, place = [], 0

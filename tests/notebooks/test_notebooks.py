@@ -59,7 +59,6 @@ def test_smollm2(smollm2, capsys):
     scope, _ = run_notebook(FOLDER / "01_smollm2.ipynb")
     assert ": take kvzip" in capsys.readouterr().out
     assert scope["recalled"]["kvzip_42_int8"][1] > scope["recalled"]["snapkv_42_int8"][1] + 40
-    assert scope["recalled"]["kvzip_42_int8"][0] == pytest.approx(21.6, abs=0.2)
     assert scope["path"].stat().st_size < 0.25 * scope["whole"].cache_report().total_bytes
 
 

@@ -52,8 +52,8 @@ def article_words(page: str) -> list[str]:
 def keys(schema):
     """The names of all keys below a schema."""
     parts = schema if isinstance(schema, list) else schema.values() if isinstance(schema, dict) else ()
-    named = schema.get("properties", {}) if isinstance(schema, dict) else {}
-    return [*(named if isinstance(named, dict) else ()), *(name for part in parts for name in keys(part))]
+    named = schema.get("properties", ()) if isinstance(schema, dict) else ()
+    return [*named, *(name for part in parts for name in keys(part))]
 
 
 @pytest.fixture(scope="module")
@@ -138,5 +138,6 @@ def test_it_is_whole_and_asks_nobody(site):
     assert f'href="{ADDRESS}/blob/HEAD/recipes/tiny_fastv25_s16k4.yaml"' in catalogue
     install = (site / "install" / "index.html").read_text(encoding="utf-8")
     assert "Needs a network, a checkout:" in install
+    assert 'href="../glossary/#router" title="' in (site / "first_run/index.html").read_text(encoding="utf-8")
     torn = [name for name in pages if "<p>|" in (site / name).read_text(encoding="utf-8")]
     assert torn == []  # tables that were read as text
