@@ -165,7 +165,7 @@ def shipped(**parts: tuple[Mapping[str, str], Sequence[MeasuredArm]]) -> str:
 @styled
 def figure(records: Records) -> Figure:
     """Draw the facts that one model recalls over the bytes of its cache."""
-    made, (axes,) = axes_in_a_row(1, (7.2, 3.8))
+    made, (axes,) = axes_in_a_row(1, (5.4, 4.5))
     for number, (words, pattern) in enumerate(SERIES.items()):
         own = [(_size(each), np.mean(each["exact"])) for arm, each in records.items() if re.fullmatch(pattern, arm)]
         axes.plot(*zip(*sorted(own), strict=True), color=COLORS[number], marker=MARKERS[number], label=words)
@@ -174,7 +174,7 @@ def figure(records: Records) -> Figure:
     axes.set_xticks([0.06, 0.1, 0.22, 0.5], ["6 %", "10 %", "22 %", "50 %"])
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
     axes.minorticks_off()
-    axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.01, 0.5))
+    axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.48, -0.13), ncols=2)
     return made
 
 

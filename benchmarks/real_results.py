@@ -21,16 +21,14 @@ from benchmarks.real_ruler import FULL, RECORDS, judges
 from benchmarks.real_text import HALVES, NAMES, OUT, ROOT, TWELVE, by_arm, facts_above, full_caches, read, text_above
 from subtoken_train.evaluation.intervals import bootstrap_interval
 
-CSV = OUT / "arms.csv"
+CSV, IN_WORDS = OUT / "arms.csv", OUT / "words.csv"
 FIRST = f"first {HALVES.removesuffix(' by norm, values turned')}, values turned"
 README = {
-    FULL: "full cache",
-    "kvzip 42% in int8": "KVzip, int8",
+    FULL: "full cache", "kvzip 42% in int8": "KVzip, int8", "snapkv 21.9%": "SnapKV, bfloat16",
     f"int4_rotated of everything, {HALVES}": "all tokens, half of the value groups, 4 bits",
-    "snapkv 21.9%": "SnapKV, bfloat16",
     "kvzip 37.5% in int4_rotated": "KVzip, fewer whole tokens, 4 bits",
     f"kvzip 46.6% in int4_rotated, {HALVES}": "KVzip, half of the value groups, 4 bits",
-}
+}  # fmt: skip
 """Arms of README's table and their words; groups are of rotated values."""
 PAGE = {
     **README, f"int4_rotated of everything, {FIRST}": "all tokens, the same half for every token (`leading`), 4 bits",
@@ -53,6 +51,7 @@ TASKS = {
     "snapkv 0.219": README["snapkv 21.9%"],
 }  # fmt: skip
 """Of RULER's."""
+WORDS = "SmolLM2-135M: facts in words"  # recipes/real/word_facts.yaml
 Own = Mapping[str, Any]
 
 
@@ -117,13 +116,14 @@ def _ruler() -> Iterable[dict[str, Any]]:
 def facts_table(rows: pd.DataFrame, chosen: Mapping[str, str], losses: bool) -> str:
     """Write arms by size: facts recalled on each model, and with ``losses`` what a fact and a token of text lose."""
     codes = rows[rows["judge"] == "codes"].set_index(["model", "arm"])
-    kinds = ["facts recalled", *["facts, nats", "text, nats a token"] * losses]
-    head = ["cache", "bytes", *(f"{name}: {kind}" for name in NAMES.values() for kind in kinds)]
-    lines = []
+    kinds = ["codes recalled", *["codes, nats", "text, nats a token"] * losses]
+    head = ["cache", "bytes", *(f"{name}: {kind}" for name in NAMES.values() for kind in kinds), WORDS]
+    lines, told = [], pd.read_csv(IN_WORDS).set_index("arm")["value"]
     for arm, words in chosen.items():
         own = [codes.loc[model, arm] if (model, arm) in codes.index else None for model in NAMES]
         size = next(float(each["bytes"]) for each in own if each is not None)
-        lines.append((size, [words, f"{size:.1%}", *(cell for each in own for cell in _cells(each, losses))]))
+        cells = [cell for each in own for cell in _cells(each, losses)]
+        lines.append((size, [words, f"{size:.1%}", *cells, f"{told[words]:.0%}" if words in told else "not asked"]))
     return _markdown(head, [cells for _, cells in sorted(lines, key=lambda line: -line[0])])
 
 

@@ -3,11 +3,13 @@
 ``mkdocs.yml`` names this file; its own folder is on the path while it is loaded, so that ``making`` is found.
 """
 
+import re
 from functools import partial
 from pathlib import Path
 
 from making.catalogue import SHELVES, catalogue_page, shelf_page
 from making.commands import command_page, commands_page
+from making.glossary import with_definitions
 from making.kinds import CONTEXT_KIND, EVICTION_KINDS, VISUAL_KINDS, WRAPPER_KIND
 from making.links import Links
 from making.methods import (
@@ -34,8 +36,10 @@ SHOWN = (
     "recipes/grid.schema.json",
     "benchmarks/README.md",
     "benchmarks/results/pruners_scenes.svg",
+    "benchmarks/results/real_text/arms.csv",
     "benchmarks/results/real_text/frontier.svg",
     "benchmarks/results/real_text/needles.svg",
+    "benchmarks/results/real_text/words.csv",
     "checkpoints/README.md",
     "data/README.md",
     "CONTRIBUTING.md",
@@ -81,6 +85,8 @@ MOVED = {
 }
 """Pages, and the old addresses of what they hold now."""
 _PAGES = {*SHOWN, *CATALOGUE}
+_INTERVAL = re.compile(r"(?<= )\[[+-]?[\d.]+, [+-]?[\d.]+\](?=.*\|$)", re.MULTILINE)
+"""An interval in a table stays on one line."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -104,8 +110,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """The text as the site's reader takes it."""
     address = config.extra["repository"] or ""
-    markdown = markdown.replace("git+ADDRESS", f"git+{address}") if address else markdown
-    return Links(ROOT, _PAGES, address).page_text(page.file.src_uri, markdown)
+    markdown = markdown.replace("git+$REPOSITORY_URL", f"git+{address}") if address else markdown
+    text = Links(ROOT, _PAGES, address).page_text(page.file.src_uri, markdown)
+    text = with_definitions(page.file.src_uri, text)
+    return _INTERVAL.sub(lambda interval: interval[0].replace(" ", "\u00a0"), text)
 
 
 def on_post_build(config: MkDocsConfig) -> None:

@@ -2,10 +2,12 @@
 
 import argparse
 import os
+from typing import Any
 from unittest import mock
 
 from subtoken_train.cli.command_line import Parser
 from subtoken_train.cli.main import COMMANDS, command_module, help_of
+from subtoken_train.cli.recipe_source import shipped_schema
 from subtoken_train.cli.terminal import PROGRAM
 
 HEAD = f"""# Command line
@@ -26,7 +28,22 @@ def commands_page() -> str:
 
 def command_page(name: str) -> str:
     """Return the text of a command's page."""
-    return f"# {PROGRAM} {name}\n\n{_summary(name)} [All commands](../cli.md).\n\n{_block(command_help(name))}"
+    parts = _trainer_parts() if name == "fit" else ""
+    return f"# {PROGRAM} {name}\n\n{_summary(name)} [All commands](../cli.md).\n\n{_block(command_help(name))}{parts}"
+
+
+def _trainer_parts() -> str:
+    """Settings of Lightning's strategies, loggers and callbacks, which ``--help`` does not list."""
+    rows = []
+    for place, own in shipped_schema()["properties"]["trainer"]["properties"].items():
+        for kind, of_kind in ((kind, below) for part in own.get("anyOf", ()) for kind, below in _named(part).items()):
+            if settings := [name for part in (of_kind, *of_kind.get("anyOf", ())) for name in _named(part)]:
+                rows.append(f"| `trainer.{place}.{kind}` | {', '.join(f'`{name}`' for name in settings)} |\n")
+    return f"\n## Parts of the trainer\n\n| key | its settings |\n|---|---|\n{''.join(rows)}"
+
+
+def _named(schema: dict[str, Any]) -> dict[str, Any]:
+    return schema.get("properties", {})
 
 
 def _summary(name: str) -> str:

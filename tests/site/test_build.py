@@ -49,6 +49,13 @@ def article_words(page: str) -> list[str]:
     return [word for word in unescape(re.sub(r"<[^>]*>", " ", text)).split() if any(map(str.isalnum, word))]
 
 
+def keys(schema):
+    """The names of all keys below a schema."""
+    parts = schema if isinstance(schema, list) else schema.values() if isinstance(schema, dict) else ()
+    named = schema.get("properties", ()) if isinstance(schema, dict) else ()
+    return [*named, *(name for part in parts for name in keys(part))]
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """Build the site once for all tests here, strictly."""
@@ -119,6 +126,11 @@ def test_it_is_whole_and_asks_nobody(site):
     options = {name for command in COMMANDS for name in re.findall(r"(?<![\w-])--[a-z][a-z-]+", command_help(command))}
     assert len(options) > 80
     assert [name for name in sorted(options) if name not in searched] == []
+    recipe, grid = (
+        set(keys(json.loads((ROOT / f"recipes/{of}.schema.json").read_text()))) for of in ("recipe", "grid")
+    )
+    assert len(recipe) > 200
+    assert [name for name in sorted(recipe | grid) if name not in searched] == []
 
     contributing = (site / "CONTRIBUTING" / "index.html").read_text(encoding="utf-8")
     assert 'href="../architecture/"' in contributing
@@ -126,5 +138,6 @@ def test_it_is_whole_and_asks_nobody(site):
     assert f'href="{ADDRESS}/blob/HEAD/recipes/tiny_fastv25_s16k4.yaml"' in catalogue
     install = (site / "install" / "index.html").read_text(encoding="utf-8")
     assert "Needs a network, a checkout:" in install
+    assert 'href="../glossary/#router" title="' in (site / "first_run/index.html").read_text(encoding="utf-8")
     torn = [name for name in pages if "<p>|" in (site / name).read_text(encoding="utf-8")]
     assert torn == []  # tables that were read as text
