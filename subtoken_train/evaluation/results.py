@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from subtoken_train.documents import check_file_name, check_regular, parse_json, read_json
 from subtoken_train.errors import check_range
 from subtoken_train.evaluation.metrics.metric import Prediction
+from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.inference.cache_report import Measured
 from subtoken_train.outputs import append_whole, write_whole
 from subtoken_train.reducers import split_settings
@@ -117,11 +118,10 @@ class Manifest:
         content = {"schema": SCHEMA_VERSION, **asdict(self)}
         write_whole(folder / MANIFEST_FILE, json.dumps(content, indent=2) + "\n")
 
-    def join(self, folder: Path, digest_of: Callable[[int], str]) -> None:
+    def join(self, folder: Path, samples: Sequence[Sample]) -> None:
         """Write it into a folder; records of another arm, task or samples there are refused, more samples are not.
 
-        The anchor is no part of it: it only says whom the arm is compared with. ``digest_of`` is that of the first
-        samples, so many.
+        The anchor is no part of it: it only says whom the arm is compared with.
         """
         if (folder / MANIFEST_FILE).is_file():
             there, another = Manifest.read(folder), "choose another results folder"
@@ -134,7 +134,7 @@ class Manifest:
             if there.rows > self.rows:
                 asked = f"is of {there.rows:,} samples, and {self.rows:,} are asked"
                 raise ValueError(f"{folder} {asked}; raise limit, or {another}")
-            if there.samples_sha256 != digest_of(there.rows):
+            if there.samples_sha256 != samples_digest(samples[: there.rows]):
                 raise ValueError(f"{folder} holds answers to other samples than the task's files have now; {another}")
         self.write(folder)
 
@@ -214,13 +214,24 @@ class SampleRecord(Measured):
         return record
 
 
+def samples_digest(samples: Sequence[Sample]) -> str:
+    """Return the SHA-256 of what is asked and of the references, in hexadecimal; images are not in it."""
+    asked = [
+        [s.id, s.prompt, s.choices, dict(s.reference), s.context_characters, s.max_new_tokens, s.stop] for s in samples
+    ]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
 def prompt_digest(prompt: str, choices: tuple[str, ...] = ()) -> str:
     """Return the SHA-256 of what was asked, in hexadecimal."""
     return hashlib.sha256(json.dumps([prompt, *choices], ensure_ascii=False).encode()).hexdigest()
 
 
-def read_samples(folder: Path) -> dict[str, SampleRecord]:
-    """Read all finished samples of ``folder``, by id, from the files of all processes; no last line that is cut off."""
+def read_samples(folder: Path, asked: Mapping[str, str] | None = None) -> dict[str, SampleRecord]:
+    """Read all finished samples of ``folder``, by id, from the files of all processes; no last line that is cut off.
+
+    ``asked``: id -> ``prompt_digest``; samples of other ids and prompts are refused.
+    """
     found: dict[str, SampleRecord] = {}
     for path in sorted(folder.glob(SAMPLES_GLOB)):
         for number, line in enumerate(_lines(path), start=1):
@@ -229,6 +240,12 @@ def read_samples(folder: Path) -> dict[str, SampleRecord]:
                 if record.id in found:
                     raise ValueError(f"{path}, line {number}: sample {record.id!r} appears twice; remove one of them")
                 found[record.id] = record
+    for name, record in found.items() if asked is not None else ():
+        if name not in asked:
+            words = "which is not asked here; raise limit, or choose another folder"
+            raise ValueError(f"{folder} holds sample {name!r}, {words}")
+        if record.prompt_sha256 != asked[name]:
+            raise ValueError(f"{folder} holds sample {name!r} with another prompt; choose another folder")
     return found
 
 
