@@ -73,7 +73,7 @@ def comparison(subject: Subject, prompts: Batch, new_tokens: int) -> tuple[list[
     ours = PackedSide(subject.name, subject.words, family, prompts, subject.reducer, subject.bank, compression)
     sides: list[Side] = [ours]
     if subject.bank is None:
-        notes.append("it drops no value group: its token-only anchor and its same-tokens cache are it itself")
+        notes.append("it drops no value group, so it is its own token-only anchor and its own same-tokens cache")
     else:
         words = f"the same tokens, {_reducer(subject.reducer)}, whole values"
         sides.append(PackedSide(TOKEN_ONLY, words, family, prompts, subject.reducer, None, compression))
@@ -108,7 +108,7 @@ def run_row(
     notes += _bytes_apart(figures, subject.name)
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > cores:
-        notes.append(f"load average {load:.1f} on {cores} cores: other work ran beside it, so seconds are too many")
+        notes.append(f"load average {load:.1f} on {cores} cores: other programs ran, so the times are too long")
     for side in sides:
         side.close()
     return {
@@ -131,7 +131,7 @@ def _bytes_apart(figures: Mapping[str, SideFigures], ours: str) -> list[str]:
     apart = held[0] / held[1] - 1
     if abs(apart) <= ROUNDING:
         return []
-    return [f"the anchor holds {held[0]:,} bytes of the prompt, {apart:+.1%} of the {held[1]:,} it stands for"]
+    return [f"the anchor's prompt takes {held[0]:,} bytes, {apart:+.1%} against the arm's {held[1]:,}"]
 
 
 def _reducer(reducer: Reducer) -> str:

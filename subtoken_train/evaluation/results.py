@@ -132,7 +132,7 @@ class Manifest:
                         f"{folder} holds answers with {name} {before[name]!r}, and now it is {new!r}; {another}"
                     )
             if there.rows > self.rows:
-                asked = f"is of {there.rows:,} samples, and {self.rows:,} are asked"
+                asked = f"holds a run of {there.rows:,} samples, but only {self.rows:,} are asked for now"
                 raise ValueError(f"{folder} {asked}; raise limit, or {another}")
             if there.samples_sha256 != samples_digest(samples[: there.rows]):
                 raise ValueError(f"{folder} holds answers to other samples than the task's files have now; {another}")
@@ -242,10 +242,10 @@ def read_samples(folder: Path, asked: Mapping[str, str] | None = None) -> dict[s
                 found[record.id] = record
     for name, record in found.items() if asked is not None else ():
         if name not in asked:
-            words = "which is not asked here; raise limit, or choose another folder"
-            raise ValueError(f"{folder} holds sample {name!r}, {words}")
+            words = "which this run does not ask for; raise limit, or choose another folder"
+            raise ValueError(f"{folder} holds an answer to sample {name!r}, {words}")
         if record.prompt_sha256 != asked[name]:
-            raise ValueError(f"{folder} holds sample {name!r} with another prompt; choose another folder")
+            raise ValueError(f"{folder} holds an answer to sample {name!r} with another prompt; choose another folder")
     return found
 
 

@@ -68,7 +68,7 @@ SAID = {
         ["--model", TINY_LLAVA, "--random", "--layers", "2", "--reducer", "fastv", "--keep-ratio", "0.5"],
         [
             "random weights, without LoRA, 2 layers (--layers), float32", "\npacked ", "\ndynamic ",
-            "note: it drops no value group: its token-only anchor and its same-tokens cache are it itself",
+            "note: it drops no value group, so it is its own token-only anchor and its own same-tokens cache",
         ],
     ),
     "a recipe, untrained in another dtype": (
@@ -81,7 +81,7 @@ SAID = {
     # keys in the last window stay whole, here all of them, and the ledger takes half of their channels for gone
     "an anchor of other bytes": (
         ["--adapter", VLM, "--key-channels", "0.5"],
-        ["note: the anchor holds 165,888 bytes of the prompt, -7.4% of the 179,136 it stands for"],
+        ["note: the anchor's prompt takes 165,888 bytes, -7.4% against the arm's 179,136"],
     ),
 }  # fmt: skip
 
