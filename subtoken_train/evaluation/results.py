@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -227,10 +227,10 @@ def prompt_digest(prompt: str, choices: tuple[str, ...] = ()) -> str:
     return hashlib.sha256(json.dumps([prompt, *choices], ensure_ascii=False).encode()).hexdigest()
 
 
-def read_samples(folder: Path, asked: Mapping[str, str] | None = None) -> dict[str, SampleRecord]:
+def read_samples(folder: Path, asked: Sequence[Sample] | None = None) -> dict[str, SampleRecord]:
     """Read all finished samples of ``folder``, by id, from the files of all processes; no last line that is cut off.
 
-    ``asked``: id -> ``prompt_digest``; samples of other ids and prompts are refused.
+    Answers to other samples or prompts than those ``asked`` are refused.
     """
     found: dict[str, SampleRecord] = {}
     for path in sorted(folder.glob(SAMPLES_GLOB)):
@@ -240,12 +240,13 @@ def read_samples(folder: Path, asked: Mapping[str, str] | None = None) -> dict[s
                 if record.id in found:
                     raise ValueError(f"{path}, line {number}: sample {record.id!r} appears twice; remove one of them")
                 found[record.id] = record
+    digests = {sample.id: prompt_digest(sample.prompt, sample.choices) for sample in asked or ()}
     for name, record in found.items() if asked is not None else ():
-        if name not in asked:
-            words = "which this run does not ask for; raise limit, or choose another folder"
-            raise ValueError(f"{folder} holds an answer to sample {name!r}, {words}")
-        if record.prompt_sha256 != asked[name]:
-            raise ValueError(f"{folder} holds an answer to sample {name!r} with another prompt; choose another folder")
+        answer = f"{folder} holds an answer to sample {name!r}"
+        if name not in digests:
+            raise ValueError(f"{answer}, which this run does not ask for; raise limit, or choose another folder")
+        if record.prompt_sha256 != digests[name]:
+            raise ValueError(f"{answer} with another prompt; choose another folder")
     return found
 
 

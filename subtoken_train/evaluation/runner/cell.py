@@ -176,7 +176,7 @@ def run_cell(
     """
     writer = SampleWriter(folder, processes.rank, processes.count)
     processes.meet()  # the first process has cut torn lines, and nobody writes yet
-    done = read_samples(folder, {sample.id: prompt_digest(sample.prompt, sample.choices) for sample in cell.samples})
+    done = read_samples(folder, cell.samples)
     processes.meet()
     mine = [batch for n, batch in enumerate(plan_batches(cell.samples, batch_size)) if processes.mine(n)]
     left = [[sample for i in batch if (sample := cell.samples[i]).id not in done] for batch in mine]

@@ -153,7 +153,7 @@ def answer_file(
         try:
             run_cell(make_cell(arm, task, samples, backbone.family), folder, backbone, batch_size, ONE, progress)
         finally:
-            found = read_samples(folder)
+            found = read_samples(folder, samples)
             if lines := [_line(found[sample.id]) for sample in samples if sample.id in found]:
                 write_whole(output, "".join(lines))
     return len(found)
