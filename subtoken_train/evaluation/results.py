@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from typing import Any
 from subtoken_train.documents import check_file_name, check_regular, parse_json, read_json
 from subtoken_train.errors import check_range
 from subtoken_train.evaluation.metrics.metric import Prediction
-from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.inference.cache_report import Measured
 from subtoken_train.outputs import append_whole, write_whole
 from subtoken_train.reducers import split_settings
@@ -118,25 +117,23 @@ class Manifest:
         content = {"schema": SCHEMA_VERSION, **asdict(self)}
         write_whole(folder / MANIFEST_FILE, json.dumps(content, indent=2) + "\n")
 
-    def join(self, folder: Path, samples: Sequence[Sample]) -> None:
-        """Write it into a folder; records of another arm, task or samples there are refused, more samples are not.
+    def joined(self, folder: Path) -> Manifest | None:
+        """Return the manifest whose answers these join, if there is one; that of another arm or task is refused.
 
-        The anchor is no part of it: it only says whom the arm is compared with.
+        The anchor is no part of it: it only says whom the arm is compared with. Fewer samples are refused, too.
         """
-        if (folder / MANIFEST_FILE).is_file():
-            there, another = Manifest.read(folder), "choose another results folder"
-            before = there.pinned()
-            for name, new in self.pinned().items():
-                if before[name] != new:
-                    raise ValueError(
-                        f"{folder} holds answers with {name} {before[name]!r}, and now it is {new!r}; {another}"
-                    )
-            if there.rows > self.rows:
-                asked = f"holds a run of {there.rows:,} samples, but only {self.rows:,} are asked for now"
-                raise ValueError(f"{folder} {asked}; raise limit, or {another}")
-            if there.samples_sha256 != samples_digest(samples[: there.rows]):
-                raise ValueError(f"{folder} holds answers to other samples than the task's files have now; {another}")
-        self.write(folder)
+        if not (folder / MANIFEST_FILE).is_file():
+            return None
+        there, another = Manifest.read(folder), "choose another results folder"
+        before = there.pinned()
+        for name, new in self.pinned().items():
+            if before[name] != new:
+                words = f"{folder} holds answers with {name} {before[name]!r}, and now it is {new!r}"
+                raise ValueError(f"{words}; {another}")
+        if there.rows > self.rows:
+            asked = f"holds a run of {there.rows:,} samples, but only {self.rows:,} are asked for now"
+            raise ValueError(f"{folder} {asked}; raise limit, or {another}")
+        return there
 
     def pinned(self) -> dict[str, Any]:
         """Return what answers that stand side by side share."""
@@ -214,23 +211,15 @@ class SampleRecord(Measured):
         return record
 
 
-def samples_digest(samples: Sequence[Sample]) -> str:
-    """Return the SHA-256 of what is asked and of the references, in hexadecimal; images are not in it."""
-    asked = [
-        [s.id, s.prompt, s.choices, dict(s.reference), s.context_characters, s.max_new_tokens, s.stop] for s in samples
-    ]
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
-
-
 def prompt_digest(prompt: str, choices: tuple[str, ...] = ()) -> str:
     """Return the SHA-256 of what was asked, in hexadecimal."""
     return hashlib.sha256(json.dumps([prompt, *choices], ensure_ascii=False).encode()).hexdigest()
 
 
-def read_samples(folder: Path, asked: Sequence[Sample] | None = None) -> dict[str, SampleRecord]:
+def read_samples(folder: Path, asked: Mapping[str, str] | None = None) -> dict[str, SampleRecord]:
     """Read all finished samples of ``folder``, by id, from the files of all processes; no last line that is cut off.
 
-    Answers to other samples or prompts than those ``asked`` are refused.
+    ``asked``: id -> ``prompt_digest``; answers to other samples or prompts are refused.
     """
     found: dict[str, SampleRecord] = {}
     for path in sorted(folder.glob(SAMPLES_GLOB)):
@@ -240,12 +229,11 @@ def read_samples(folder: Path, asked: Sequence[Sample] | None = None) -> dict[st
                 if record.id in found:
                     raise ValueError(f"{path}, line {number}: sample {record.id!r} appears twice; remove one of them")
                 found[record.id] = record
-    digests = {sample.id: prompt_digest(sample.prompt, sample.choices) for sample in asked or ()}
     for name, record in found.items() if asked is not None else ():
         answer = f"{folder} holds an answer to sample {name!r}"
-        if name not in digests:
+        if name not in asked:
             raise ValueError(f"{answer}, which this run does not ask for; raise limit, or choose another folder")
-        if record.prompt_sha256 != digests[name]:
+        if record.prompt_sha256 != asked[name]:
             raise ValueError(f"{answer} with another prompt; choose another folder")
     return found
 

@@ -5,6 +5,7 @@ The cell's manifest is written before the first answer: only answers of the same
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -36,7 +37,6 @@ from subtoken_train.evaluation.results import (
     SampleWriter,
     prompt_digest,
     read_samples,
-    samples_digest,
 )
 from subtoken_train.evaluation.runner.arms import Arm
 from subtoken_train.evaluation.tasks.task import Modality, Sample, Task
@@ -176,7 +176,7 @@ def run_cell(
     """
     writer = SampleWriter(folder, processes.rank, processes.count)
     processes.meet()  # the first process has cut torn lines, and nobody writes yet
-    done = read_samples(folder, cell.samples)
+    done = finished(folder, cell.samples)
     processes.meet()
     mine = [batch for n, batch in enumerate(plan_batches(cell.samples, batch_size)) if processes.mine(n)]
     left = [[sample for i in batch if (sample := cell.samples[i]).id not in done] for batch in mine]
@@ -187,6 +187,11 @@ def run_cell(
         if progress is not None:
             progress(count, total)
     processes.meet()
+
+
+def finished(folder: Path, samples: Sequence[Sample]) -> dict[str, SampleRecord]:
+    """Read the samples that are answered already; answers to others than those that are asked are refused."""
+    return read_samples(folder, {sample.id: prompt_digest(sample.prompt, sample.choices) for sample in samples})
 
 
 def answered(
@@ -256,7 +261,19 @@ def write_manifest(
             "versions": {"subtoken_train": __version__, **{name: version(name) for name in ("torch", "transformers")}},
         },
     )
-    manifest.join(folder, samples)
+    there = manifest.joined(folder)
+    if there is not None and there.samples_sha256 != samples_digest(samples[: there.rows]):
+        words = "answers to other samples than the task's files have now; choose another results folder"
+        raise ValueError(f"{folder} holds {words}")
+    manifest.write(folder)
+
+
+def samples_digest(samples: Sequence[Sample]) -> str:
+    """Return the SHA-256 of what is asked and of the references, in hexadecimal; images are not in it."""
+    asked = [
+        [s.id, s.prompt, s.choices, dict(s.reference), s.context_characters, s.max_new_tokens, s.stop] for s in samples
+    ]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
 def _as_read(settings: dict[str, Any]) -> dict[str, Any]:

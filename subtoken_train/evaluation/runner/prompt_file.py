@@ -17,9 +17,9 @@ from typing import Any
 from subtoken_train.artifact.hub import adapter_folder
 from subtoken_train.datasets.image_sources import find_image
 from subtoken_train.evaluation.metrics.short_answers import Answered
-from subtoken_train.evaluation.results import SampleRecord, read_samples
+from subtoken_train.evaluation.results import SampleRecord
 from subtoken_train.evaluation.runner.arms import describe_arm, load_arm
-from subtoken_train.evaluation.runner.cell import ONE, Progress, alone, make_cell, run_cell, write_manifest
+from subtoken_train.evaluation.runner.cell import ONE, Progress, alone, finished, make_cell, run_cell, write_manifest
 from subtoken_train.evaluation.tasks.local import OwnLines, Paths, are_placed, listed
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.families.chat_template import checked_variables
@@ -153,7 +153,7 @@ def answer_file(
         try:
             run_cell(make_cell(arm, task, samples, backbone.family), folder, backbone, batch_size, ONE, progress)
         finally:
-            found = read_samples(folder, samples)
+            found = finished(folder, samples)
             if lines := [_line(found[sample.id]) for sample in samples if sample.id in found]:
                 write_whole(output, "".join(lines))
     return len(found)
