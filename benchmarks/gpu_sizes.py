@@ -37,7 +37,7 @@ class Sizes:
 FULL = Sizes(
     decode=(256, 1024, 4096, 8192, 32768, 131072), share=(32768, 131072), prompts=(2048, 8192, 32768), layers=8,
     cases={name: CASES[name] for name in ("llava-7b", "llama-7b")}, models=("llava-hf/llava-1.5-7b-hf",),
-    protocol=("--random", "--share-of-copy"), pairs=40, training_pairs=20,
+    protocol=("--random",), pairs=40, training_pairs=20,
 )  # fmt: skip
 SMALL = replace(
     CASES["llama-quest"], text="a Llama of the size of a test",

@@ -22,9 +22,11 @@ from benchmarks.run_records import add_run, has_run
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.evaluation.runner.cell import Cell
 from subtoken_train.evaluation.runner.data_file import Answers, answer_records, answer_samples, run_of, written_run
 from subtoken_train.evaluation.tasks.embedded_tasks import RecallScore
 from subtoken_train.inference.batched import in_batches
+from subtoken_train.inference.compression import Compression
 
 ROOT = Path(__file__).resolve().parents[1]
 FIRST_SCENES = Questions("test", 1, 4800)
@@ -94,8 +96,10 @@ def answer_recall(backbone: CompressedBackbone, task: RecallTask, asked: Questio
     """
     records = RecallRecords(task, asked.split, asked.count, asked.seed)
     samples, collate = recall_questions(records)
-    batches = list(in_batches(range(asked.count), batch_size))
-    return answer_samples(backbone, samples, RecallScore(), batches, collate, reference=recall_reference(records))
+    cell = Cell(
+        samples, RecallScore(), lambda batch: (collate(batch), []), Compression(), reference=recall_reference(records)
+    )
+    return answer_samples(backbone, cell, list(in_batches(range(asked.count), batch_size)))
 
 
 def recall_settings(arm: str) -> dict[str, int] | None:

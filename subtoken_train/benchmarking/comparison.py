@@ -1,10 +1,4 @@
-"""One row of a benchmark, and its table: an arm beside its anchor, the same tokens unrouted, and transformers' caches.
-
-``copy_shares`` times one layer's decode attention in turns with a copy of as many bytes as it reads (payload and
-index). A copy reads and writes, so its traffic is twice its size: at 100 % attention moves bytes as fast as the copy.
-
-Legend: B batch, H query heads, h key-value heads, d head width, q new tokens.
-"""
+"""One row of a benchmark: an arm beside its anchor, the same tokens unrouted, and transformers' caches; its table."""
 
 from __future__ import annotations
 
@@ -12,16 +6,11 @@ import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-
-from subtoken_train.benchmarking.rounds import WARMUP, SideFigures, cell, interleaved, measure, middle_ms, ratio, ratios
+from subtoken_train.benchmarking.rounds import WARMUP, SideFigures, cell, measure, middle_ms, ratios
 from subtoken_train.benchmarking.sides import PackedSide, Side, dense_sides
 from subtoken_train.benchmarking.synthetic_prompts import PromptParts, draw_prompts
-from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.family import Family
 from subtoken_train.inference.compression import Compression
@@ -29,59 +18,6 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer, matched_reducer
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.types import Batch, in_compressed_region
-
-CALLS = 20
-"""Calls of one measurement, which are longer than the clock's and the launch's own time."""
-
-
-@torch.no_grad()
-def copy_shares(sides: Sequence[Side], pairs: int) -> dict[str, dict[str, Any]]:
-    """By side: ``read_bytes``, seconds of attention and of the copy, and ``share`` (median, low, high)."""
-    actions: dict[str, Callable[[], object]] = {}
-    read: dict[str, int] = {}
-    for side in sides:
-        if side.name == "static":  # most of what it holds may be room
-            continue
-        with side.turn():
-            side.prefill()
-            attend, read[side.name] = _attention(side)
-        source = torch.empty(read[side.name], dtype=torch.uint8, device=side.prompts.input_ids_BN.device).random_()
-        target = torch.empty_like(source)
-        actions[side.name] = partial(_repeat, attend)
-        actions[f"{side.name} copy"] = partial(_repeat, partial(target.copy_, source))
-    seconds = interleaved(actions, pairs)
-    return {
-        name: {
-            "read_bytes": size,
-            "attention_seconds": [each / CALLS for each in seconds[name]],
-            "copy_seconds": [each / CALLS for each in seconds[f"{name} copy"]],
-            # bytes / attention over 2 bytes / copy
-            "share": tuple(each / 2 for each in ratio(seconds, f"{name} copy", name)),
-        }
-        for name, size in read.items()
-    }
-
-
-def _attention(side: Side) -> tuple[Callable[[], object], int]:
-    """One new token's attention in the middle layer, and the bytes that it reads."""
-    config = side.family.decoder.config
-    head_dim = side.family.shape.head_dim
-    layer: Any = side.cache.layers[side.family.shape.num_layers // 2]  # type: ignore[attr-defined]
-    shape = (len(layer.keys), config.num_attention_heads, 1, head_dim)
-    query_BHqd = torch.randn(shape, device=layer.keys.device).to(layer.keys.dtype)
-    if isinstance(side, PackedSide):
-        assert isinstance(layer, PackedLayer)
-        return partial(layer.attend, query_BHqd, head_dim**-0.5), layer.payload_bytes + layer.index_bytes
-    key, value = layer.keys, layer.values
-    grouped = key.shape[1] != query_BHqd.shape[1]
-    attend = partial(F.scaled_dot_product_attention, query_BHqd, key, value, enable_gqa=grouped)
-    return attend, key.nbytes + value.nbytes
-
-
-def _repeat(action: Callable[[], object]) -> None:
-    for _ in range(CALLS):
-        action()
-
 
 ROUTED, TOKEN_ONLY, ANCHOR, UNROUTED = "routed", "same_tokens", "anchor", "packed"
 """Names of the packed sides; ``packed`` is an arm that routes nothing."""
@@ -137,7 +73,7 @@ def comparison(subject: Subject, prompts: Batch, new_tokens: int) -> tuple[list[
     ours = PackedSide(subject.name, subject.words, family, prompts, subject.reducer, subject.bank, compression)
     sides: list[Side] = [ours]
     if subject.bank is None:
-        notes.append("it drops no value group: its token-only anchor and its same-tokens cache are it itself")
+        notes.append("it drops no value group, so it is its own token-only anchor and its own same-tokens cache")
     else:
         words = f"the same tokens, {_reducer(subject.reducer)}, whole values"
         sides.append(PackedSide(TOKEN_ONLY, words, family, prompts, subject.reducer, None, compression))
@@ -160,25 +96,19 @@ def run_row(
     batch_size: int,
     new_tokens: int,
     pairs: int,
-    share_of_copy: bool,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Measure one length and batch size; a record as JSON.
 
-    ``progress`` is called with (done, total) after every run of a side, and after the shares of a copy, which count as
-    one.
+    ``progress`` is called with (done, total) after every run of a side.
     """
     sides, notes = comparison(subject, draw_prompts(subject.family, parts, batch_size), new_tokens)
-    done, total = itertools.count(1), len(sides) * (1 + WARMUP + pairs) + share_of_copy
+    done, total = itertools.count(1), len(sides) * (1 + WARMUP + pairs)
     figures = measure(sides, new_tokens, pairs, ran=lambda: progress(next(done), total))
-    copies = {}
-    if share_of_copy:
-        copies["share_of_copy"] = copy_shares(sides, pairs)
-        progress(total, total)
     notes += _bytes_apart(figures, subject.name)
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > cores:
-        notes.append(f"load average {load:.1f} on {cores} cores: other work ran beside it, so seconds are too many")
+        notes.append(f"load average {load:.1f} on {cores} cores: other programs ran, so the times are too long")
     for side in sides:
         side.close()
     return {
@@ -191,7 +121,6 @@ def run_row(
         "sides": {name: asdict(found) for name, found in figures.items()},
         "ratios": ratios(figures, subject.name),
         "notes": notes,
-        **copies,
     }
 
 
@@ -202,7 +131,7 @@ def _bytes_apart(figures: Mapping[str, SideFigures], ours: str) -> list[str]:
     apart = held[0] / held[1] - 1
     if abs(apart) <= ROUNDING:
         return []
-    return [f"the anchor holds {held[0]:,} bytes of the prompt, {apart:+.1%} of the {held[1]:,} it stands for"]
+    return [f"the anchor's prompt takes {held[0]:,} bytes, {apart:+.1%} against the arm's {held[1]:,}"]
 
 
 def _reducer(reducer: Reducer) -> str:
@@ -233,18 +162,7 @@ def row_lines(row: Mapping[str, Any]) -> list[str]:
     rounds = f"{row['pairs']} rounds" if row["pairs"] > 1 else "1 round: no intervals"
     lines = [f"{title}, {rounds}", *aligned_columns(table)]
     lines += [f"{name}: {side['words']}; kernel: {side['kernel']}" for name, side in row["sides"].items()]
-    lines += _share_lines(row) if "share_of_copy" in row else []
     return lines + [f"note: {note}" for note in row["notes"]]
-
-
-def _share_lines(row: Mapping[str, Any]) -> list[str]:
-    table = [["one layer's attention", "reads MiB", "GB/s", "copy GB/s", "share of copy"]]
-    for name, found in row["share_of_copy"].items():
-        parts = (("attention", 1), ("copy", 2))
-        rates = [n * found["read_bytes"] / middle_ms(found[f"{part}_seconds"]) / 1e6 for part, n in parts]
-        share = "{:.1%} [{:.1%}, {:.1%}]".format(*found["share"]) if row["pairs"] > 1 else f"{found['share'][0]:.1%}"
-        table.append([name, f"{found['read_bytes'] / _MIB:.3f}", *(f"{rate:.2f}" for rate in rates), share])
-    return aligned_columns(table)
 
 
 def aligned_columns(table: Sequence[Sequence[str]]) -> list[str]:

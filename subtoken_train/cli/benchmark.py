@@ -60,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     memory = "the peak memory of the paper's appendix C.1: a language model's prefix of 2,048 tokens and a suffix of"
     arms = "one, whole, under Quest at 25 and 12.5 %%, and each with routing, in bfloat16; without a GPU scaled down"
     add("--peak-memory", action="store_true", help=f"{memory} {arms}")
-    add("--share-of-copy", action="store_true", help="one layer's rate of reading its cache over a device copy's")
     add("--device", default="auto", metavar="auto|cpu|cuda:0", help="where it runs (default: auto)")
     add("--out", metavar="JSON", help="write the record")
     add("--overwrite", action="store_true", help="replace it")
@@ -136,7 +135,7 @@ def _rows(
     for number, ((label, arm), parts, batch_size) in enumerate(cells, start=1):
         show = counter("runs" if len(cells) == 1 else f"runs of row {number} of {len(cells)}", timed=True)
         try:
-            row = run_row(arm, parts, batch_size, args.new_tokens, args.pairs, args.share_of_copy, show)
+            row = run_row(arm, parts, batch_size, args.new_tokens, args.pairs, show)
         except (RuntimeError, MemoryError) as error:  # on a CPU torch has no error type for it
             words = ("can't allocate memory", "Storage size calculation overflowed", "out of memory")
             if not isinstance(error, MemoryError) and not any(each in str(error) for each in words):
@@ -191,7 +190,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.table8 or args.peak_memory:
         fixed = ["lengths", "batch_sizes", "reducer", "keep_ratio", "selector", "groups", "eviction", "key_channels"]
         fixed += ["key_axes", "merge", "rerotate", "kv_dtype", "prefill_chunk"]
-        fixed += ["new_tokens", "pairs", "share_of_copy"] if args.peak_memory else []
+        fixed += ["new_tokens", "pairs"] if args.peak_memory else []
         protocol = "--peak-memory" if args.peak_memory else "--table8"
         check_unused(args, fixed, f"is set by {protocol}; leave one of them out", pairs=PAIRS)
     if args.out is not None:

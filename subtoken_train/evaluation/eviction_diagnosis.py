@@ -132,7 +132,9 @@ def watch_generation(
         raise ValueError(f"eviction_every={compression.every}: nothing is evicted while it is watched; leave it out")
     if compression.threshold is not None:
         label = compression.threshold.label
-        raise ValueError(f"eviction_keep {label}: what a budget lets go is watched; give a share, eviction_keep=0.2")
+        raise ValueError(
+            f"a budget is diagnosed, and eviction_keep {label} is a threshold; give a share, eviction_keep=0.2"
+        )
     layers: list[WatchedEntries] = []
     cache = PackedCache(backbone.family.shape.num_layers)
     packed = [WatchedLayer() for _ in cache.layers]
@@ -187,7 +189,7 @@ def diagnose_eviction(
             columns = [column.tolist() for column in layer_measures(watched)]
             rows += [PromptLayer(name, layer, *found) for name, *found in zip(batch.record_ids, *columns, strict=True)]
     if not any(row.generated_sparsity == row.generated_sparsity for row in rows):
-        raise ValueError("nothing is generated after any of the prompts but end-of-text; choose other prompts")
+        raise ValueError("the model answered every prompt with end-of-text alone; choose other prompts")
     return rows
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -117,26 +117,23 @@ class Manifest:
         content = {"schema": SCHEMA_VERSION, **asdict(self)}
         write_whole(folder / MANIFEST_FILE, json.dumps(content, indent=2) + "\n")
 
-    def join(self, folder: Path, digest_of: Callable[[int], str]) -> None:
-        """Write it into a folder; records of another arm, task or samples there are refused, more samples are not.
+    def joined(self, folder: Path) -> Manifest | None:
+        """Return the manifest whose answers these join, if there is one; that of another arm or task is refused.
 
-        The anchor is no part of it: it only says whom the arm is compared with. ``digest_of`` is that of the first
-        samples, so many.
+        The anchor is no part of it: it only says whom the arm is compared with. Fewer samples are refused, too.
         """
-        if (folder / MANIFEST_FILE).is_file():
-            there, another = Manifest.read(folder), "choose another results folder"
-            before = there.pinned()
-            for name, new in self.pinned().items():
-                if before[name] != new:
-                    raise ValueError(
-                        f"{folder} holds answers with {name} {before[name]!r}, and now it is {new!r}; {another}"
-                    )
-            if there.rows > self.rows:
-                asked = f"is of {there.rows:,} samples, and {self.rows:,} are asked"
-                raise ValueError(f"{folder} {asked}; raise limit, or {another}")
-            if there.samples_sha256 != digest_of(there.rows):
-                raise ValueError(f"{folder} holds answers to other samples than the task's files have now; {another}")
-        self.write(folder)
+        if not (folder / MANIFEST_FILE).is_file():
+            return None
+        there, another = Manifest.read(folder), "choose another results folder"
+        before = there.pinned()
+        for name, new in self.pinned().items():
+            if before[name] != new:
+                words = f"{folder} holds answers with {name} {before[name]!r}, and now it is {new!r}"
+                raise ValueError(f"{words}; {another}")
+        if there.rows > self.rows:
+            asked = f"holds a run of {there.rows:,} samples, but only {self.rows:,} are asked for now"
+            raise ValueError(f"{folder} {asked}; raise limit, or {another}")
+        return there
 
     def pinned(self) -> dict[str, Any]:
         """Return what answers that stand side by side share."""
@@ -219,8 +216,11 @@ def prompt_digest(prompt: str, choices: tuple[str, ...] = ()) -> str:
     return hashlib.sha256(json.dumps([prompt, *choices], ensure_ascii=False).encode()).hexdigest()
 
 
-def read_samples(folder: Path) -> dict[str, SampleRecord]:
-    """Read all finished samples of ``folder``, by id, from the files of all processes; no last line that is cut off."""
+def read_samples(folder: Path, asked: Mapping[str, str] | None = None) -> dict[str, SampleRecord]:
+    """Read all finished samples of ``folder``, by id, from the files of all processes; no last line that is cut off.
+
+    ``asked``: id -> ``prompt_digest``; answers to other samples or prompts are refused.
+    """
     found: dict[str, SampleRecord] = {}
     for path in sorted(folder.glob(SAMPLES_GLOB)):
         for number, line in enumerate(_lines(path), start=1):
@@ -229,6 +229,12 @@ def read_samples(folder: Path) -> dict[str, SampleRecord]:
                 if record.id in found:
                     raise ValueError(f"{path}, line {number}: sample {record.id!r} appears twice; remove one of them")
                 found[record.id] = record
+    for name, record in found.items() if asked is not None else ():
+        answer = f"{folder} holds an answer to sample {name!r}"
+        if name not in asked:
+            raise ValueError(f"{answer}, which this run does not ask for; raise limit, or choose another folder")
+        if record.prompt_sha256 != asked[name]:
+            raise ValueError(f"{answer} with another prompt; choose another folder")
     return found
 
 

@@ -21,8 +21,6 @@ from tests.support.sampling import sampled
 from tests.support.tiny.llava import next_family
 from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
 
-# Machado et al., severity 1: linear sRGB to linear sRGB
-
 
 def test_what_is_drawn_is_what_the_numbers_say():
     _, (bars, lines) = charts.axes_in_a_row(2)

@@ -53,7 +53,8 @@ def vlmevalkit_letter(text: str, options: Mapping[str, str]) -> str | None:
         return match[1].upper()
     if len(text) > 2 * sum(map(len, options.values())):
         return None
-    return _contained(text, options)
+    named = [letter for letter, option in options.items() if option.lower() in text.lower()]
+    return named[0] if len(named) == 1 else None
 
 
 READINGS: dict[str, Callable[[str, Mapping[str, str]], str | None]] = {
@@ -61,11 +62,6 @@ READINGS: dict[str, Callable[[str, Mapping[str, str]], str | None]] = {
     "vlmevalkit_": vlmevalkit_letter,
 }
 """The rules by the prefix that their scores have."""
-
-
-def _contained(text: str, options: Mapping[str, str]) -> str | None:
-    found = [letter for letter, option in options.items() if option.lower() in text.lower()]
-    return found[0] if len(found) == 1 else None
 
 
 def best_placed_letter(text: str, letters: Iterable[str]) -> str | None:

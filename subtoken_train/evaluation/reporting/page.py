@@ -96,10 +96,14 @@ def difference_chart(table: ScoreTable, column: str, series: Mapping[str, Series
     figure, axes = _figure(1.0 + 2.2 * LINE * len(rows))
     for place, (arm, its) in enumerate(rows):
         color = MOOT if its.moot else series[arm].color
-        _interval(axes, place, its, color, 2.5)
+        if its.low is not None and its.high is not None:
+            axes.hlines(place, 100 * its.low, 100 * its.high, color=color, linewidth=2.5, alpha=0.8)
         axes.plot(100 * its.value, place, color=color, marker=series[arm].marker, markersize=8, linestyle="")
     axes.axvline(0, color=INK, linewidth=1)
-    _names(axes, [series[arm].title for arm, _ in rows])
+    axes.set_yticks(range(len(rows)), [_lines(series[arm].title, 34) for arm, _ in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
     axes.set(xlabel="points of % above (+) or below (-) the anchor")
     _legend(figure, [], any(its.moot for _, its in rows))
     return figure
@@ -136,18 +140,6 @@ def map_chart(scores: KindScores, cells: Mapping[str, tuple[str, str]], titles: 
 def _figure(height: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     return figure, figure.subplots()
-
-
-def _interval(axes: Axes, y: float, its: Estimate, color: str, width: float) -> None:
-    if its.low is not None and its.high is not None:
-        axes.hlines(y, 100 * its.low, 100 * its.high, color=color, linewidth=width, alpha=0.8)
-
-
-def _names(axes: Axes, names: Sequence[str]) -> None:
-    axes.set_yticks(range(len(names)), [_lines(name, 34) for name in names])
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.grid(visible=False, axis="y")
-    axes.tick_params(axis="y", length=0)
 
 
 def _lines(words: str, width: int) -> str:

@@ -44,9 +44,10 @@ NOTES = (
     "resampled within each task. Differences (Δ) to the anchor are paired by sample and seed. A score without brackets "
     "is no mean over samples.",
     "Better and worse: the whole interval of the paired difference lies on one side of zero; level: it holds zero, so "
-    "these samples do not tell the two apart. Each interval is a 95 % one by itself.",
-    f"{MOOT} and grey: the cache was compressed after the prompt, whose pass gives the first token. One-word answers "
-    "and choices of one token come from there: such a score, or its part in a mean, says nothing of the compression.",
+    "these samples do not tell the two apart; not affected: compression could not change the score. Each interval is "
+    "a 95 % one by itself.",
+    f"{MOOT} and grey: compression acted after the prompt, whose pass already gives the first token. One-word answers "
+    "and one-token choices are that token, so such a score, or its part in a mean, does not measure the compression.",
     "KV nominal: what the ledger promises of the compressed region's bytes. KV measured: the same from the packed "
     "tensors; with index: and what finds the stored value groups; KV prompt: everything, the text included. Anchor KV "
     "over ours is of KV measured, and must not be below 1. A threshold promises nothing: nominal is the mean that was "
@@ -63,7 +64,7 @@ TIME_NOTE = (
 )
 MATCHED = 0.01
 """Budgets differ where nominal or measured bytes are further apart than this share; then no verdict is given."""
-_VERDICTS = ("better", "worse", "level", "without an interval", "nothing to say", "not paired")
+_VERDICTS = ("better", "worse", "level", "without an interval", "not affected", "not paired")
 
 
 @dataclass(frozen=True)
@@ -202,20 +203,20 @@ def _verdict(row: ArmRow, table: ScoreTable, report: Report) -> str:
     who = f"{report.titles[row.arm.name]} against {report.titles[row.anchor.name]}"
     apart = abs(its / ours - 1) if ours else 1.0
     if row.anchor_ratio is None or max(apart, abs(row.anchor_ratio - 1)) > MATCHED:
-        measured = "not measured" if row.anchor_ratio is None else f"measured, its over ours {row.anchor_ratio:.4f}"
+        measured = "not measured" if row.anchor_ratio is None else f"measured, anchor over arm {row.anchor_ratio:.4f}"
         shares = f"{share_words(ours)} against {share_words(its)}; {measured}"
         return f"{who}: no verdict, the budgets differ (nominal {shares})."
     found: dict[str, list[str]] = {}
     for column, heading in table.columns.items():
         cell = row.differences.get(column)
         if isinstance(cell, Estimate):
-            kind = "nothing to say" if cell.moot else cell.verdict or "without an interval"
+            kind = "not affected" if cell.moot else cell.verdict or "without an interval"
             numbers = f" ({cell_text(cell, cell.n)})" if kind in {"better", "worse"} else ""
             found.setdefault(kind, []).append(heading + numbers)
         elif cell is not None:
             found.setdefault("not paired", []).append(f"{heading} ({cell})")
     parts = [f"{kind} on {', '.join(found[kind])}" for kind in _VERDICTS if kind in found]
-    return f"{who}, both at {share_words(ours)} of the KV: {'; '.join(parts) or 'no task of both'}."
+    return f"{who}, both at {share_words(ours)} of the KV: {'; '.join(parts) or 'no task in common'}."
 
 
 def cell_text(cell: Cell, samples: int = 0) -> str:

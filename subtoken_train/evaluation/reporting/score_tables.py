@@ -346,12 +346,12 @@ def _flags(
     if anchor is not None and anchor.facts.nominal_kv < facts.nominal_kv:
         flags.append(f"the anchor keeps less: {anchor.facts.nominal_kv:.3%} of the KV against {facts.nominal_kv:.3%}")
     if ratio is not None and ratio < 1:
-        flags.append(f"measured, the anchor takes {1 - ratio:.2%} fewer bytes")
+        flags.append(f"the anchor takes {1 - ratio:.2%} fewer bytes (measured)")
     if facts.acts != "-" and sums["dense_kv_bytes"] and not cost.acted:
-        flags.append("compression did not act: nothing left the cache")
+        flags.append("compression did nothing: no entry left the cache")
     if sums["unread_bytes"]:
         read = 1 - sums["unread_bytes"] / sums["kv_bytes"]
-        flags.append(f"it frees nothing: a step of decoding reads {read:.1%} of the prompts' stored KV")
+        flags.append(f"it frees no memory: each decoding step reads {read:.1%} of the prompts' stored KV")
     if sums["emptied"]:
         of = len(cost.samples)
         flags.append(f"nothing is left of a whole region in some layer of {sums['emptied']:,} of {of:,} prompts")

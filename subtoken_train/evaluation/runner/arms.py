@@ -123,8 +123,8 @@ def resolve_arms(
     arms = prepare(specs, pool)
     for arm, task in product(arms, tasks):
         if task.modality != arm.modality:
-            model = f"the model of {arm.facts.name} reads {arm.modality}s"
-            raise ValueError(f"task {task.name} asks about {task.modality}s, and {model}; run them apart")
+            model = f"the model of arm {arm.facts.name} reads {arm.modality}s"
+            raise ValueError(f"task {task.name} asks about {task.modality}s, but {model}; run them separately")
         if task.options.get("chat") is True and arm.chat_template is False:
             whose = f"the tokenizer of {arm.facts.backbone} has no chat template"
             raise ValueError(f"task {task.name} has chat: true, and {whose}; leave chat out, or use an instruct model")

@@ -138,80 +138,77 @@ def recall_prompts(
 
 @dataclass(frozen=True)
 class Cell:
-    """One arm on one task: samples in the task's order, prompts of at most ``max_length`` tokens.
+    """What one arm is asked: samples in the task's order, and all that answering them needs beside the model.
 
-    The folder is the cell's own, with its manifest in it.
+    Attributes:
+        inputs: makes the prompts of a batch, and the token ids of its choices.
+        reference: token ids of a sample's reference answer, which is scored too; None: none is.
     """
 
-    arm: Arm
-    task: Task
     samples: Sequence[Sample]
-    folder: Path
-    batch_size: int
-    max_length: int | None = None
+    metric: TaskMetric
+    inputs: Callable[[Sequence[Sample]], tuple[Batch, Continuations]]
+    compression: Compression
+    protocol: Protocol = "query_aware"
+    reference: Callable[[Sample], Sequence[int]] | None = None
 
-    def finished(self) -> dict[str, SampleRecord]:
-        """Read the samples that are answered already."""
-        asked = {sample.id: sample for sample in self.samples}
-        found = read_samples(self.folder)
-        for name, record in found.items():
-            if name not in asked:
-                words = "which is not asked here; raise limit, or choose another folder"
-                raise ValueError(f"{self.folder} holds sample {name!r}, {words}")
-            if record.prompt_sha256 != prompt_digest(asked[name].prompt, asked[name].choices):
-                raise ValueError(f"{self.folder} holds sample {name!r} with another prompt; choose another folder")
-        return found
 
-    def answer(self, backbone: CompressedBackbone, processes: Processes, progress: Progress | None = None) -> None:
-        """Answer what is missing; finished samples are never answered again.
+def make_cell(arm: Arm, task: Task, samples: Sequence[Sample], family: Family, max_length: int | None = None) -> Cell:
+    """Return the cell of an arm on a task; prompts have at most ``max_length`` tokens."""
 
-        The batches are those of an uninterrupted run: a batch that was cut by a kill goes on with its missing samples.
-        """
-        writer = SampleWriter(self.folder, processes.rank, processes.count)
-        processes.meet()  # the first process has cut torn lines, and nobody writes yet
-        done = self.finished()
-        processes.meet()
-        mine = [batch for n, batch in enumerate(plan_batches(self.samples, self.batch_size)) if processes.mine(n)]
-        left = [[self.samples[i] for i in batch if self.samples[i].id not in done] for batch in mine]
-        total, count = sum(map(len, left)), 0
+    def inputs(batch: Sequence[Sample]) -> tuple[Batch, Continuations]:
+        return model_inputs(batch, family, task.modality, max_length)
 
-        def inputs(batch: Sequence[Sample]) -> tuple[Batch, Continuations]:
-            return model_inputs(batch, backbone.family, self.task.modality, self.max_length)
+    return Cell(samples, task.metric(), inputs, arm.compression(), arm.spec.protocol)
 
-        asked = filter(None, left)
-        compression, protocol = self.arm.compression(), self.arm.spec.protocol
-        for found in answered(backbone, asked, inputs, self.task.metric(), compression, protocol):
-            writer.append(record for record, _ in found)
-            count += len(found)
-            if progress is not None:
-                progress(count, total)
-        processes.meet()
+
+def run_cell(
+    cell: Cell,
+    folder: Path,
+    backbone: CompressedBackbone,
+    batch_size: int,
+    processes: Processes,
+    progress: Progress | None = None,
+) -> None:
+    """Answer what a folder lacks; finished samples are never answered again.
+
+    The batches are those of an uninterrupted run: a batch that was cut by a kill goes on with its missing samples.
+    """
+    writer = SampleWriter(folder, processes.rank, processes.count)
+    processes.meet()  # the first process has cut torn lines, and nobody writes yet
+    done = finished(folder, cell.samples)
+    processes.meet()
+    mine = [batch for n, batch in enumerate(plan_batches(cell.samples, batch_size)) if processes.mine(n)]
+    left = [[sample for i in batch if (sample := cell.samples[i]).id not in done] for batch in mine]
+    total, count = sum(map(len, left)), 0
+    for found in answered(cell, backbone, filter(None, left)):
+        writer.append(record for record, _ in found)
+        count += len(found)
+        if progress is not None:
+            progress(count, total)
+    processes.meet()
+
+
+def finished(folder: Path, samples: Sequence[Sample]) -> dict[str, SampleRecord]:
+    """Read the samples that are answered already; answers to others than those that are asked are refused."""
+    return read_samples(folder, {sample.id: prompt_digest(sample.prompt, sample.choices) for sample in samples})
 
 
 def answered(
-    backbone: CompressedBackbone,
-    batches: Iterable[Sequence[Sample]],
-    inputs: Callable[[Sequence[Sample]], tuple[Batch, Continuations]],
-    metric: TaskMetric,
-    compression: Compression,
-    protocol: Protocol = "query_aware",
-    reference: Callable[[Sample], Sequence[int]] | None = None,
+    cell: Cell, backbone: CompressedBackbone, batches: Iterable[Sequence[Sample]]
 ) -> Iterator[list[tuple[SampleRecord, Outcome]]]:
-    """Ask batch after batch; the samples of one ask for the same (``plan_batches``).
-
-    ``inputs`` makes a batch's prompts and continuations, ``reference`` the token ids of a sample's reference answer.
-    """
+    """Ask batch after batch; the samples of one ask for the same (``plan_batches``)."""
     for batch in batches:
-        prompts, continuations = inputs(batch)
+        prompts, continuations = cell.inputs(batch)
         prompts, first = move_data_to_device(prompts, backbone.family.device), batch[0]
-        how: dict[str, Any] = {"compression": compression, "protocol": protocol}
+        how: dict[str, Any] = {"compression": cell.compression, "protocol": cell.protocol}
         if first.choices:
             outcomes = score_batch(backbone, prompts, continuations, **how)
         else:
             how |= {"max_new_tokens": first.max_new_tokens, "stop": first.stop}
-            how["references"] = None if reference is None else list(map(reference, batch))
+            how["references"] = None if cell.reference is None else list(map(cell.reference, batch))
             outcomes = generate_batch(backbone, prompts, **how)
-        yield [(_record(*pair, metric), pair[1]) for pair in zip(batch, outcomes, strict=True)]
+        yield [(_record(*pair, cell.metric), pair[1]) for pair in zip(batch, outcomes, strict=True)]
 
 
 def _record(sample: Sample, outcome: Outcome, metric: TaskMetric) -> SampleRecord:
@@ -229,25 +226,33 @@ def _record(sample: Sample, outcome: Outcome, metric: TaskMetric) -> SampleRecor
     )
 
 
-def write_manifest(cell: Cell, backbone: CompressedBackbone, processes: Processes) -> None:
-    """Write the cell's manifest, or compare it with the one that is there."""
-    family, task, arm = backbone.family, cell.task, cell.arm
+def write_manifest(
+    arm: Arm,
+    task: Task,
+    samples: Sequence[Sample],
+    folder: Path,
+    family: Family,
+    batch_size: int,
+    max_length: int | None = None,
+    processes: int = 1,
+) -> None:
+    """Write the manifest of a cell's folder, or compare it with the one that is there."""
     manifest = Manifest(
         arm=arm.facts,
         task=task.name,
         options=_as_read(task.options),
         source=None if task.source is None else str(task.source),
-        rows=len(cell.samples),
+        rows=len(samples),
         expected_rows=task.expected_rows,
         primary=task.primary,
         points=sorted(task.metric().points),
-        samples_sha256=samples_digest(cell.samples),
+        samples_sha256=samples_digest(samples),
         settings={
-            "batch_size": cell.batch_size,
-            "max_length": cell.max_length,
+            "batch_size": batch_size,
+            "max_length": max_length,
             "dtype": str(family.model.dtype).removeprefix("torch."),
             "device": family.model.device.type,
-            "processes": processes.count,
+            "processes": processes,
             "adapter_sha256": arm.adapter_sha256,
             "reducer": _as_read(asdict(arm.reducer)),
             "eviction_options": _as_read(dict(arm.spec.eviction_options)),
@@ -256,7 +261,11 @@ def write_manifest(cell: Cell, backbone: CompressedBackbone, processes: Processe
             "versions": {"subtoken_train": __version__, **{name: version(name) for name in ("torch", "transformers")}},
         },
     )
-    manifest.join(cell.folder, lambda rows: samples_digest(cell.samples[:rows]))
+    there = manifest.joined(folder)
+    if there is not None and there.samples_sha256 != samples_digest(samples[: there.rows]):
+        words = "answers to other samples than the task's files have now; choose another results folder"
+        raise ValueError(f"{folder} holds {words}")
+    manifest.write(folder)
 
 
 def samples_digest(samples: Sequence[Sample]) -> str:

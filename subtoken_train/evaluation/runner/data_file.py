@@ -5,8 +5,8 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.metrics.metric import MeanScores
 from subtoken_train.evaluation.results import SampleRecord
 from subtoken_train.evaluation.runner.arms import groups_words
-from subtoken_train.evaluation.runner.cell import Progress, answered, model_inputs
+from subtoken_train.evaluation.runner.cell import Cell, Continuations, Progress, answered, model_inputs
 from subtoken_train.evaluation.tasks.embedded_tasks import SceneScore, instruction_samples
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.families.literal_marks import escaped
@@ -32,7 +32,7 @@ from subtoken_train.ledger.kv_budget import mean_deviation, share_words
 from subtoken_train.ledger.measure import emptied_words
 from subtoken_train.outputs import write_whole
 from subtoken_train.typed import checked, chosen, shown
-from subtoken_train.types import Batch, Protocol, Turn
+from subtoken_train.types import Batch, Turn
 
 MEASURES = {
     "token_accuracy": "token accuracy", "log_likelihood": "log-likelihood", "place_f1": "place F1",
@@ -87,42 +87,35 @@ def answer_records(
     order = sorted(range(len(samples)), key=lambda place: samples[place].kind in DESCRIPTION_KINDS)  # long answers last
     batches = list(in_batches(order, batch_size))
 
-    def collate(samples: Sequence[Sample]) -> Batch:
-        return model_inputs(samples, backbone.family, "image", max_length)[0]
+    def inputs(samples: Sequence[Sample]) -> tuple[Batch, Continuations]:
+        return model_inputs(samples, backbone.family, "image", max_length)
 
     def reference(sample: Sample) -> list[int]:
         turns = [*sample.earlier, Turn(sample.prompt, escaped(sample.reference["answer"]))]
         return answer_tokens(Record(sample.id, [], turns), backbone.family)
 
-    return answer_samples(backbone, samples, SceneScore(), batches, collate, progress, compression, reference=reference)
+    cell = Cell(samples, SceneScore(), inputs, compression or Compression(), reference=reference)
+    return answer_samples(backbone, cell, batches, progress)
 
 
 def answer_samples(
-    backbone: CompressedBackbone,
-    samples: Sequence[Sample],
-    metric: MeanScores,
-    batches: Sequence[Sequence[int]],
-    collate: Callable[[Sequence[Sample]], Batch],
-    progress: Progress | None = None,
-    compression: Compression | None = None,
-    protocol: Protocol = "query_aware",
-    reference: Callable[[Sample], Sequence[int]] | None = None,
+    backbone: CompressedBackbone, cell: Cell, batches: Sequence[Sequence[int]], progress: Progress | None = None
 ) -> Answers:
     """Answer samples without choices greedily, those together whose places are a batch; each is in one batch.
 
-    ``measures`` hold the metric's other figures and, where ``reference`` gives the token ids of a reference answer,
-    under teacher forcing: ``token_accuracy``, the share of them that are the greedy choice, and ``log_likelihood``,
-    their mean log-probability in nats. Both are read from the cache that the answer is decoded from, so that all
-    compression shows in them, but for the first token after an eviction of the whole prompt; with ``eviction_every``
-    no such cache is left.
+    ``measures`` hold the other figures of the cell's metric and, where the cell has references, under teacher forcing:
+    ``token_accuracy``, the share of their tokens that are the greedy choice, and ``log_likelihood``, their mean
+    log-probability in nats. Both are read from the cache that the answer is decoded from, so that all compression shows
+    in them, but for the first token after an eviction of the whole prompt; with ``eviction_every`` no such cache is
+    left.
     """
-    compression, clock = compression or Compression(), time.perf_counter()
+    samples, metric, compression, clock = cell.samples, cell.metric, cell.compression, time.perf_counter()
+    assert isinstance(metric, MeanScores)
     found: dict[int, SampleRecord] = {}
     figures: list[dict[str, float]] = [{} for _ in samples]
     kept = before = 0.0
     asked = ([samples[place] for place in places] for places in batches)
-    forced = None if compression.every is not None else reference
-    made = answered(backbone, asked, lambda batch: (collate(batch), []), metric, compression, protocol, forced)
+    made = answered(cell if compression.every is None else replace(cell, reference=None), backbone, asked)
     for places, pairs in zip(batches, made, strict=True):
         for place, (record, outcome) in zip(places, pairs, strict=True):
             kept += (outcome.keys_after + outcome.values_after) / 2

@@ -240,13 +240,12 @@ def check_lines(grid: Grid, checked: DryRun) -> list[str]:
         "arms (KV: share of the compressed region that the ledger promises)",
         *(f"  {_arm_words(arm)}" for arm in checked.arms),
         "",
-        "memory (weights, and the longest nominal compressed region of one batch, before and after compression, in the "
-        "model's dtype)",
+        "memory (weights; one batch of the longest contexts or images, whole and compressed, in the model's dtype)",
         *(f"  {_memory_words(arms, grid.batch_size)}" for arms in by_backbone.values()),
         *(["", *checked.notes] if checked.notes else []),
     ]
     wanted = [f"  {what}: {how}" for what, how in checked.wanted]
-    return [*lines, "", *(["wanted", *wanted] if wanted else ["nothing is missing: this can run"])]
+    return [*lines, "", *(["missing", *wanted] if wanted else ["nothing is missing: this can run"])]
 
 
 def _arm_words(planned: PlannedArm) -> str:

@@ -19,7 +19,7 @@ from subtoken_train.datasets.image_sources import find_image
 from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.results import SampleRecord
 from subtoken_train.evaluation.runner.arms import describe_arm, load_arm
-from subtoken_train.evaluation.runner.cell import ONE, Cell, Progress, alone, write_manifest
+from subtoken_train.evaluation.runner.cell import ONE, Progress, alone, finished, make_cell, run_cell, write_manifest
 from subtoken_train.evaluation.tasks.local import OwnLines, Paths, are_placed, listed
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.families.chat_template import checked_variables
@@ -144,16 +144,16 @@ def answer_file(
         if reads:
             task = replace(task, chat=True, chat_template_kwargs=variables)
             samples = task.samples()
-        cell = Cell(arm, task, [replace(sample, keep_space=raw) for sample in samples], folder, batch_size)
+        samples = [replace(sample, keep_space=raw) for sample in samples]
         try:
-            write_manifest(cell, backbone, ONE)
+            write_manifest(arm, task, samples, folder, backbone.family, batch_size)
         except ValueError as error:
             words = f"name another --output, or remove it and {folder.name}"
             raise ValueError(f"{output} was begun with other prompts or settings ({error}); {words}") from None
         try:
-            cell.answer(backbone, ONE, progress)
+            run_cell(make_cell(arm, task, samples, backbone.family), folder, backbone, batch_size, ONE, progress)
         finally:
-            found = cell.finished()
+            found = finished(folder, samples)
             if lines := [_line(found[sample.id]) for sample in samples if sample.id in found]:
                 write_whole(output, "".join(lines))
     return len(found)

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from subtoken_train.datasets.unknown_tokens import SomeTexts, say_unknown, spread
-from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.evaluation.results import read_samples
 from subtoken_train.evaluation.runner.arms import load_arm, resolve_arms
-from subtoken_train.evaluation.runner.cell import ONE, Cell, Processes, Progress, alone, write_manifest
+from subtoken_train.evaluation.runner.cell import ONE, Processes, Progress, alone, make_cell, run_cell, write_manifest
 from subtoken_train.evaluation.runner.spec import Grid
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.files import check_complete, check_samples
@@ -43,30 +43,25 @@ def run_grid(
         for arm in arms:
             backbone = load_arm(arm.spec, pool)
             for task, samples in tasks:
-                folder = grid.out / arm.facts.name / task.name
-                cell = Cell(arm, task, samples, folder, grid.batch_size, grid.max_length)
-                _run_cell(cell, backbone, processes, say, counter)
+                folder, name = grid.out / arm.facts.name / task.name, f"{arm.facts.name} / {task.name}"
+                if processes.first:
+                    sizes = grid.batch_size, grid.max_length, processes.count
+                    write_manifest(arm, task, samples, folder, backbone.family, *sizes)
+                    asked = [samples[place] for place in spread(len(samples))]
+                    texts = SomeTexts(["\n".join([each.prompt, *each.choices]) for each in asked], len(samples))
+                    if line := say_unknown(backbone.family.tokenizer, texts, name):
+                        say(line)
+                progress = counter(name) if counter is not None and processes.first else None
+                cell = make_cell(arm, task, samples, backbone.family, grid.max_length)
+                run_cell(cell, folder, backbone, grid.batch_size, processes, progress)
+                if processes.first:
+                    records = read_samples(folder)
+                    found = [record.emptied for record in records.values()]
+                    if words := emptied_words(found, *who_drops(arm.routing, arm.facts.eviction)):
+                        say(f"{name}: {words}")
+                    task.write_for_others(folder)
                 folders.append(folder)
         return folders
-
-
-def _run_cell(
-    cell: Cell, backbone: CompressedBackbone, processes: Processes, say: Say, counter: Counter | None
-) -> None:
-    name = f"{cell.arm.facts.name} / {cell.task.name}"
-    if processes.first:
-        write_manifest(cell, backbone, processes)
-        asked = [cell.samples[place] for place in spread(len(cell.samples))]
-        texts = SomeTexts(["\n".join([sample.prompt, *sample.choices]) for sample in asked], len(cell.samples))
-        if line := say_unknown(backbone.family.tokenizer, texts, name):
-            say(line)
-    cell.answer(backbone, processes, counter(name) if counter is not None and processes.first else None)
-    if not processes.first:
-        return
-    found = [record.emptied for record in cell.finished().values()]
-    if words := emptied_words(found, *who_drops(cell.arm.routing, cell.arm.facts.eviction)):
-        say(f"{name}: {words}")
-    cell.task.write_for_others(cell.folder)
 
 
 def read_tasks(grid: Grid) -> list[tuple[Task, Sequence[Sample]]]:

@@ -115,7 +115,7 @@ class OwnLines(Task):
     def images(self, names: Sequence[str], folder: Path) -> tuple[Path, ...]:
         """Return the images that a line names; a text task has none."""
         if names and self.modality == "text":
-            raise ValueError("there is an image, and the model reads texts alone; remove it, or use the task local")
+            raise ValueError("it has an image, but the model reads text; remove the image, or use the task local")
         return tuple(inside(folder, name, self.images_outside_folder) for name in names)
 
 

@@ -165,7 +165,7 @@ def test_flags_of_anchors(tmp_path):
     ):
         write_run(tmp_path, facts(name, share, anchor=anchor), "pope", answers(range(9)), **extra)
     less = "the anchor keeps less: 20.000% of the KV against 25.000%"
-    fewer = "measured, the anchor takes {} fewer bytes"
+    fewer = "the anchor takes {} fewer bytes (measured)"
     assert flags(tmp_path) == {
         "anchor": (), "fat": (less, fewer.format("20.00%")), "lean": (fewer.format("0.99%"),), "indexed": (),
         "alone": ("its anchor absent has no results here",),
@@ -190,8 +190,8 @@ def test_flags_of_compression_that_did_nothing(tmp_path):
     assert flags(tmp_path) == {
         "late": ("compression after prefill cannot change answers and choices of one token (pope)",),
         "first": (),
-        "off": ("compression did not act: nothing left the cache",),
-        "pages": ("it frees nothing: a step of decoding reads 75.0% of the prompts' stored KV",),
+        "off": ("compression did nothing: no entry left the cache",),
+        "pages": ("it frees no memory: each decoding step reads 75.0% of the prompts' stored KV",),
     }
 
 

@@ -130,8 +130,8 @@ def test_verdicts_say_what_the_intervals_say(compared):
     assert lines[f"{method} (better)"].startswith(f"{same}better on POPE (+37.50 [+")
     assert lines[f"{method} (worse)"].startswith(f"{same}worse on POPE (-37.50 [-")
     assert lines[f"{method} (level)"] == f"{same}level on POPE."
-    assert lines[f"{method} + SnapKV 25 %"] == f"{same}nothing to say on POPE."
-    fat = ": no verdict, the budgets differ (nominal 50.000% against 25.000%; measured, its over ours 0.5000)."
+    assert lines[f"{method} + SnapKV 25 %"] == f"{same}not affected on POPE."
+    fat = ": no verdict, the budgets differ (nominal 50.000% against 25.000%; measured, anchor over arm 0.5000)."
     assert lines["FastV 50 %"] == fat
     assert len(lines) == 5
     text = exports.report_markdown(compared)

@@ -14,7 +14,7 @@ from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.evaluation.reporting.runs import read_results
 from subtoken_train.evaluation.results import Manifest, read_samples
 from subtoken_train.evaluation.runner.arms import load_arm, prepare
-from subtoken_train.evaluation.runner.cell import ONE, Cell
+from subtoken_train.evaluation.runner.cell import ONE, make_cell, run_cell
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec, TaskSpec, read_grid
 from subtoken_train.evaluation.tasks import build_task
@@ -138,9 +138,9 @@ def asked(golden, shared):
 def answered(shared, tmp_path, asked, **settings):
     pool = ModelPool()
     (arm,) = prepare([ArmSpec(backbone=str(shared / "realdata/tinystories/hf"), **settings)], pool)
-    cell = Cell(arm, asked[0], asked[1], tmp_path / "cell", batch_size=4)
-    cell.answer(load_arm(arm.spec, pool), ONE)
-    return arm.facts, read_samples(cell.folder)
+    backbone = load_arm(arm.spec, pool)
+    run_cell(make_cell(arm, *asked, backbone.family), tmp_path / "cell", backbone, 4, ONE)
+    return arm.facts, read_samples(tmp_path / "cell")
 
 
 @pytest.mark.slow

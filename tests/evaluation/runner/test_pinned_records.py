@@ -140,7 +140,7 @@ def test_a_random_control_of_each_training_has_that_training_s_seed(tmp_path):
     ("late", "words"),
     [
         (replace(EVICTED, eviction="aircache", protocol="context_first"), "context_first compresses before"),
-        (ArmSpec(adapter=f"{ADAPTERS}/tinylm_lora_only"), "run them apart"),
+        (ArmSpec(adapter=f"{ADAPTERS}/tinylm_lora_only"), "run them separately"),
         (ArmSpec(backbone=f"{ADAPTERS}/tiny_lora_only"), "is an adapter; write adapter:"),
     ],
     every=3,

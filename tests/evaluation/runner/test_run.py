@@ -132,7 +132,7 @@ def test_what_cannot_run_is_said_before_files_are_read(scenes, tmp_path):
     from filelock import FileLock
 
     grid = scenes_grid(tmp_path / "nowhere", tmp_path / "out", ROUTED)
-    with pytest.raises(ValueError, match=r"asks about texts, and the model of .* reads images; run them apart"):
+    with pytest.raises(ValueError, match=r"asks about texts, but the model of arm .* reads images"):
         run_grid(replace(grid, tasks=(TaskSpec("recall", options={"contexts": 1}),)))
     with pytest.raises(ValueError, match="unknown task 'recal'"):
         run_grid(replace(grid, tasks=(*grid.tasks, TaskSpec("recal"))))

@@ -49,7 +49,7 @@ def test_modality_is_the_tasks(tmp_path):
     path = write(tmp_path, without("image"))
     assert build_task("local_text", path).samples()[0].prompt == "What is this?"
     refused("no line has an image; use the task local_text", "local", path)
-    refused(r"line 1: there is an image, .* use the task local$", "local_text", write(tmp_path, LINE))
+    refused(r"line 1: it has an image, .* use the task local$", "local_text", write(tmp_path, LINE))
     refused("line 2: id '1' appears twice, first in", "local", write(tmp_path, LINE, LINE | {"id": "1"}))
     refused(r"task local needs a source. write a .jsonl file", "local")
     (tmp_path / "questions.jsonl").unlink()
