@@ -18,7 +18,7 @@ from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import Cache
 
 from subtoken_train.benchmarking.synthetic_prompts import plain_inputs
-from subtoken_train.cache.cache import PackedCache
+from subtoken_train.cache.cache import RESERVED, PackedCache
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.decoder import CACHE, PREFIX
@@ -101,6 +101,7 @@ class PackedSide(Side):
     def prefill(self) -> Tensor:
         self.cache = PackedCache(self.family.shape.num_layers)
         self._opened = prefill(self._backbone, self.prompts, self.cache, self.compression)
+        self.cache.expected = RESERVED
         logits_BV: Tensor = self._opened.logits_BV
         return logits_BV
 
