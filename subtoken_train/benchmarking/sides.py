@@ -18,7 +18,7 @@ from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import Cache
 
 from subtoken_train.benchmarking.synthetic_prompts import plain_inputs
-from subtoken_train.cache.cache import RESERVED, PackedCache
+from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.decoder import CACHE, PREFIX
@@ -86,6 +86,7 @@ class PackedSide(Side):
     reducer: Reducer
     bank: RouterBank | None
     compression: Compression
+    new_tokens: int = 0  # that are expected: of more than a few, steps are captured on CUDA
     cache: Any = None
     _backbone: Any = None
     _opened: Any = None
@@ -101,7 +102,7 @@ class PackedSide(Side):
     def prefill(self) -> Tensor:
         self.cache = PackedCache(self.family.shape.num_layers)
         self._opened = prefill(self._backbone, self.prompts, self.cache, self.compression)
-        self.cache.expected = RESERVED
+        self.cache.expected = self.new_tokens
         logits_BV: Tensor = self._opened.logits_BV
         return logits_BV
 
