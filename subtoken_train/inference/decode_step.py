@@ -82,8 +82,12 @@ class CapturedStep:
 
         use_packed_attention(backbone.family.decoder.config)
         cache.choose_pages(True)
-        with cache.appending():
-            self.replay = capture(step, again, self.ids_B1.device)
+        try:
+            with cache.appending():
+                self.replay = capture(step, again, self.ids_B1.device)
+        except BaseException:
+            again()
+            raise
 
     @torch.no_grad()
     def __call__(self, ids_B1: Tensor, cache: PackedCache) -> Tensor:

@@ -181,6 +181,7 @@ def test_what_is_not_captured_goes_step_by_step_and_says_so_once(captures, monke
             got = decode(backbone, token_B1, cache)
         assert torch.equal(got, decode(backbone, token_B1, plain))
         assert cache.get_seq_length() == plain.get_seq_length()
+        assert torch.equal(cache.next_position, plain.next_position)
 
 
 def test_a_caller_that_leaves_leaves_a_good_graph(captures):
